@@ -1,0 +1,408 @@
+"""Builds the CIFAR-10 network: inputs, inference, loss, and the training of it.
+
+    images, labels = distorted_inputs()     # a batch of training images
+    logits = inference(images)              # the predictions for them
+    total_loss = loss(logits, labels)       # how wrong they are
+    train_op = train(total_loss, global_step)
+
+The network follows cuda-convnet's by Alex Krizhevsky (https://code.google.com/p/cuda-convnet/), apart from
+the top few layers: 1,068,298 parameters, 18.5 million multiply-adds an image, about 86 % of the test
+images right.
+"""
+import os
+import re
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+import cifar10_input
+from datasets import download
+from datasets import table
+from nets import lrn
+
+flags.DEFINE_integer('batch_size', 128, 'Number of images in a batch, per tower.', lower_bound=1)
+flags.DEFINE_enum('dataset', 'cifar10', list(table.TABLE), 'Which images to use.')
+flags.DEFINE_string('data_dir', '/tmp/cifar10_data', 'Folder of the data sets.')
+flags.DEFINE_string('data_url', None, 'Where to download the archive from: http, https or file. '
+                    'By default the place that the data set names.')
+flags.DEFINE_boolean('use_fp16', False, 'Compute in float16; variables stay in float32.')
+flags.DEFINE_float('min_fraction_of_examples_in_queue',
+                   cifar10_input.MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
+                   'Share of the training images that wait in the shuffle queue.',
+                   lower_bound=0.0, upper_bound=1.0)
+
+# TensorFlow's own wrapper parses the command line by itself where no `app.run` did.
+FLAGS = tf.app.flags.FLAGS
+
+# Facts about CIFAR-10.
+IMAGE_SIZE = cifar10_input.IMAGE_SIZE
+NUM_CLASSES = cifar10_input.NUM_CLASSES
+NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
+NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
+DATA_URL = table.CIFAR10.url
+
+# How the network is trained.
+MOVING_AVERAGE_DECAY = 0.9999
+NUM_EPOCHS_PER_DECAY = 350.0
+LEARNING_RATE_DECAY_FACTOR = 0.1
+INITIAL_LEARNING_RATE = 0.1
+
+# With several GPUs, the names of all operations of the copy on the first start with `tower_0/`, and so on.
+TOWER_NAME = 'tower'
+
+# float16 ends at 6e-8: gradients are computed of so many times the loss, and divided again in float32.
+# Micikevicius et al., "Mixed Precision Training" (2018), section 3.2.
+_LOSS_SCALE = 128.0
+
+_LOSS_AVERAGE_DECAY = 0.9
+
+
+def data_set():
+    """The row of the data-set table that `--dataset` names."""
+    return table.TABLE[FLAGS.dataset]
+
+
+def data_folder():
+    """Path of the folder that holds the record files of `--dataset`."""
+    return os.path.join(FLAGS.data_dir, data_set().folder)
+
+
+def maybe_download_and_extract():
+    """Sees to it that the record files are there and whole, downloading or drawing them if they are not.
+
+    Raises:
+        datasets.table.DataError: they could not be had, or something is wrong with one of them.
+    """
+    download.maybe_download_and_extract(data_set(), FLAGS.data_dir, FLAGS.data_url)
+
+
+def distorted_inputs():
+    """Distorted images for training, in random order, without end.
+
+    Returns:
+        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
+        labels: int32 [batch_size].
+
+    Raises:
+        FileNotFoundError: a record file is missing; see `maybe_download_and_extract`.
+    """
+    return cifar10_input.distorted_inputs(
+        data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue)
+
+
+def distorted_inputs_queue(capacity):
+    """The queue behind `distorted_inputs`, from which each of several towers dequeues its own batches.
+
+    Args:
+        capacity: number of batches to prepare ahead.
+
+    Returns:
+        A queue of (images, labels), see `distorted_inputs`.
+    """
+    return cifar10_input.distorted_inputs_queue(
+        data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue, capacity)
+
+
+def inputs(eval_data):
+    """Images for evaluation: each exactly once, in order; the last batch holds what is left.
+
+    Args:
+        eval_data: whether to read the test set, or else the training set.
+
+    Returns:
+        images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
+        labels: int32 [at most batch_size].
+    """
+    return cifar10_input.inputs(eval_data, data_folder(), FLAGS.batch_size, data_set())
+
+
+def num_examples(eval_data):
+    """Number of records that the files of the test set (or the training set) hold.
+
+    Where there is no folder yet, the number that the published files hold.
+    """
+    if os.path.isdir(data_folder()):
+        return data_set().count(data_folder(), eval_data)
+    return sum(data_set().split(eval_data).values())
+
+
+def inference(images):
+    """Builds the network.
+
+    Args:
+        images: float [batch, IMAGE_SIZE, IMAGE_SIZE, 3], as `distorted_inputs` or `inputs` return them.
+
+    Returns:
+        float32 [batch, classes], logits, not normalised: `loss` applies the softmax.
+    """
+    net = tf.cast(images, tf.float16 if FLAGS.use_fp16 else tf.float32)
+    net = _conv(net, 'conv1', 64, bias=0.0)  # [batch, 24, 24, 64]
+    net = _max_pool(net, 'pool1')  # [batch, 12, 12, 64]
+    net = _normalise(net, 'norm1')
+    net = _conv(net, 'conv2', 64, bias=0.1)  # [batch, 12, 12, 64]
+    net = _normalise(net, 'norm2')
+    net = _max_pool(net, 'pool2')  # [batch, 6, 6, 64]
+    net = _flatten(net)  # [batch, 2304]
+    net = _local(net, 'local3', 384)  # [batch, 384]
+    net = _local(net, 'local4', 192)  # [batch, 192]
+    return _linear(net, 'softmax_linear', data_set().num_classes)  # [batch, classes]
+
+
+def _conv(net, name, filters, bias):
+    """5x5 convolution, bias and ReLU; height and width are kept.
+
+    Args:
+        net: float [batch, height, width, channels].
+        name: variable scope, owner of `weights` and `biases`.
+        filters: number of output channels.
+        bias: initial value of every bias.
+
+    Returns:
+        float [batch, height, width, filters].
+    """
+    channels = net.shape.as_list()[-1]
+    with tf.variable_scope(name) as scope:
+        weights = _weights([5, 5, channels, filters], stddev=5e-2, dtype=net.dtype)
+        biases = _biases(filters, bias, net.dtype)
+        net = tf.nn.conv2d(net, weights, strides=[1, 1, 1, 1], padding='SAME')
+        net = tf.nn.relu(tf.nn.bias_add(net, biases), name=scope.name)
+    _activation_summary(net, name)
+    return net
+
+
+def _max_pool(net, name):
+    """Overlapping 3x3 max pooling; height and width are halved."""
+    return tf.nn.max_pool(net, ksize=[1, 3, 3, 1], strides=[1, 2, 2, 1], padding='SAME', name=name)
+
+
+def _normalise(net, name):
+    """Local response normalisation over nine channels."""
+    return lrn.lrn(net, depth_radius=4, bias=1.0, alpha=0.001 / 9.0, beta=0.75, name=name)
+
+
+def _flatten(net):
+    """[batch, ...] -> [batch, units], so that one matrix product serves each image."""
+    return tf.reshape(net, [-1, net.shape[1:].num_elements()])
+
+
+def _local(net, name, units):
+    """Fully connected layer with ReLU and decaying weights: [batch, inputs] -> [batch, units]."""
+    with tf.variable_scope(name) as scope:
+        weights = _weights(
+            [net.shape.as_list()[-1], units], stddev=0.04, dtype=net.dtype, decay=0.004)
+        biases = _biases(units, 0.1, net.dtype)
+        net = tf.nn.relu(tf.nn.bias_add(tf.matmul(net, weights), biases), name=scope.name)
+    _activation_summary(net, name)
+    return net
+
+
+def _linear(net, name, units):
+    """Fully connected layer as it is: [batch, inputs] -> float32 [batch, units]."""
+    inputs_ = net.shape.as_list()[-1]
+    with tf.variable_scope(name) as scope:
+        weights = _weights([inputs_, units], stddev=1.0 / inputs_, dtype=net.dtype)
+        biases = _biases(units, 0.0, net.dtype)
+        net = tf.nn.bias_add(tf.matmul(net, weights), biases)
+        net = tf.cast(net, tf.float32, name=scope.name)
+    _activation_summary(net, name)
+    return net
+
+
+def _weights(shape, stddev, dtype, decay=None):
+    """`weights` of the current variable scope, truncated normal; with `decay`, a loss of decay * |w|^2 / 2."""
+    weights = _variable_on_cpu('weights', shape, tf.truncated_normal_initializer(stddev=stddev), tf.float32)
+    if decay is not None:
+        tf.add_to_collection('losses', tf.multiply(tf.nn.l2_loss(weights), decay, name='weight_loss'))
+    return tf.cast(weights, dtype)
+
+
+def _biases(units, value, dtype):
+    """`biases` of the current variable scope, all of one value at first."""
+    return _variable_on_cpu('biases', [units], tf.constant_initializer(value), dtype)
+
+
+def _variable_on_cpu(name, shape, initializer, dtype):
+    """A float32 variable in the host's memory, where all towers share it, read as `dtype`.
+
+    A resource variable: its reads and writes have an order, which the moving averages rely on.
+    """
+    with tf.device('/cpu:0'):
+        variable = tf.get_variable(
+            name, shape, initializer=initializer, dtype=tf.float32, use_resource=True)
+        return tf.cast(variable, dtype)
+
+
+def loss(logits, labels):
+    """Mean cross entropy of the batch plus the weight decay of every layer that has one.
+
+    Each of them is in the collection `losses`. In a tower's name scope only that tower's are summed.
+
+    Args:
+        logits: float32 [batch, classes], from `inference`.
+        labels: int [batch], 0 to classes - 1.
+
+    Returns:
+        float32 [], the total loss.
+    """
+    cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=labels, logits=logits, name='cross_entropy_per_example')
+    tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
+    return tf.add_n(_losses_in_scope(), name='total_loss')
+
+
+def _losses_in_scope():
+    """The collection `losses` as far as it belongs to the current name scope."""
+    scope = tf.get_default_graph().get_name_scope()
+    return tf.get_collection('losses', scope + '/' if scope else None)
+
+
+def losses_by_name(total_loss):
+    """All losses of the current name scope and their total, by names without the tower's.
+
+    Args:
+        total_loss: float32 [], from `loss`.
+
+    Returns:
+        Dictionary from name, such as 'local3/weight_loss', to float32 [].
+    """
+    return {re.sub('^%s_[0-9]+/' % TOWER_NAME, '', loss_.op.name): loss_
+            for loss_ in _losses_in_scope() + [total_loss]}
+
+
+def train(total_loss, global_step):
+    """Adds what trains the network: descends the gradient and averages the variables.
+
+    Args:
+        total_loss: float32 [], from `loss`.
+        global_step: int [], the variable that counts the steps.
+
+    Returns:
+        An operation that makes one step.
+    """
+    gradients = compute_gradients(total_loss)
+    return tf.group(apply_gradients(gradients, global_step),
+                    loss_summaries(losses_by_name(total_loss)))
+
+
+def compute_gradients(total_loss):
+    """Gradients of the loss in float32.
+
+    Args:
+        total_loss: float32 [].
+
+    Returns:
+        List of (gradient, variable), a pair for each trainable variable; None for a gradient where the loss
+        does not depend on the variable.
+    """
+    variables = tf.trainable_variables()
+    scale = _LOSS_SCALE if FLAGS.use_fp16 else 1.0
+    gradients = tf.gradients(total_loss * scale, variables)
+    if FLAGS.use_fp16:
+        gradients = [None if gradient is None else gradient / scale for gradient in gradients]
+    return list(zip(gradients, variables))
+
+
+def apply_gradients(gradients, global_step, replicas=1):
+    """Updates every variable, then its moving average, and counts the step.
+
+    Args:
+        gradients: list of (gradient, variable).
+        global_step: int [], the variable that counts the steps.
+        replicas: on how many batches of `--batch_size` a step works, over all towers and workers.
+
+    Returns:
+        An operation that makes one step.
+    """
+    with tf.device('/cpu:0'):
+        rate = learning_rate(global_step, replicas)
+        _scalar_summary('learning_rate', rate)
+        tf.add_to_collection('learning_rate', rate)
+        descent = tf.train.GradientDescentOptimizer(rate).apply_gradients(gradients, global_step)
+        for gradient, variable in gradients:
+            _histogram_summary(variable.op.name, variable)
+            if gradient is not None:
+                _histogram_summary(variable.op.name + '/gradients', gradient)
+        # The averages take in the variables, and the count of steps, as this step leaves them.
+        with tf.control_dependencies([descent]):
+            averages = tf.train.ExponentialMovingAverage(
+                MOVING_AVERAGE_DECAY, num_updates=global_step.read_value())
+            return averages.apply(tf.trainable_variables())
+
+
+def learning_rate(global_step, replicas=1):
+    """A tenth of the rate after every 350 epochs, whatever the batch and the number of replicas.
+
+    Args:
+        global_step: int [].
+        replicas: on how many batches of `--batch_size` a step works.
+
+    Returns:
+        float32 [].
+    """
+    steps_an_epoch = num_examples(eval_data=False) / (FLAGS.batch_size * replicas)
+    return tf.train.exponential_decay(
+        INITIAL_LEARNING_RATE, global_step, max(1, int(steps_an_epoch * NUM_EPOCHS_PER_DECAY)),
+        LEARNING_RATE_DECAY_FACTOR, staircase=True)
+
+
+def variables_to_save():
+    """What a checkpoint holds, the same for every trainer: variables, their moving averages, global step."""
+    return tf.global_variables()
+
+
+def variables_to_restore(use_moving_averages):
+    """Which variable to restore from which name in a checkpoint: a dictionary from name to variable.
+
+    Args:
+        use_moving_averages: whether each variable takes its moving average's value, or else its own.
+    """
+    averages = tf.train.ExponentialMovingAverage(MOVING_AVERAGE_DECAY)
+    return {averages.average_name(variable) if use_moving_averages else variable.op.name: variable
+            for variable in tf.trainable_variables()}
+
+
+def loss_summaries(losses):
+    """Adds a summary of each loss, as it is and averaged over the last steps.
+
+    A raw loss jumps about from batch to batch; its average (decay 0.9) shows the trend. The averages start
+    at the first values, anew in every session: they are local variables, so no checkpoint holds them.
+
+    Args:
+        losses: dictionary from name to float32 [].
+
+    Returns:
+        An operation that updates the averages.
+    """
+    with tf.device('/cpu:0'), tf.name_scope('loss_averages'):
+        values = tf.stack(list(losses.values()))
+        averages = tf.get_variable(
+            'loss_averages', [len(losses)], initializer=tf.constant_initializer(float('nan')),
+            trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES], use_resource=True)
+        before = averages.read_value()
+        moved = before + (1 - _LOSS_AVERAGE_DECAY) * (values - before)
+        after = averages.assign(tf.where(tf.is_nan(before), values, moved), read_value=False)
+        with tf.control_dependencies([after]):
+            shown = averages.read_value()
+        for index, name in enumerate(losses):
+            _scalar_summary(name + ' (raw)', values[index])
+            _scalar_summary(name, shown[index])
+    return after
+
+
+def _activation_summary(net, name):
+    """Adds a histogram of a layer's activations, and how many of them are zero."""
+    _histogram_summary(name + '/activations', net)
+    _scalar_summary(name + '/sparsity', tf.nn.zero_fraction(net))
+
+
+# `tf.summary` would put a tower's name scope before the tag, and number what is there already: the
+# operations below take the tag as it is, so that curves of all trainers and towers lie on one another.
+def _scalar_summary(tag, value):
+    """Adds a curve of a scalar, shown as `tag`."""
+    tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.ScalarSummary(tags=tag, values=value))
+
+
+def _histogram_summary(tag, values):
+    """Adds a histogram of a tensor, shown as `tag`."""
+    values = tf.cast(values, tf.float32)
+    tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.HistogramSummary(tag=tag, values=values))

@@ -1,0 +1,82 @@
+"""Evaluates the checkpoints of a training run as they come.
+
+    python cifar10_eval.py
+
+Prints the precision @ 1 of each new checkpoint in --checkpoint_dir over the test set, every image once, with
+the moving averages of the variables. Runs beside the trainer; --run_once evaluates the latest and ends.
+"""
+from runtime import startup  # First: it imports TensorFlow quietly.
+
+import datetime
+
+import tensorflow.compat.v1 as tf
+from absl import app
+from absl import flags
+
+import cifar10
+from runtime import evaluation
+
+flags.DEFINE_string('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
+flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval'], 'Which images to evaluate on.')
+flags.DEFINE_string('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
+flags.DEFINE_integer('eval_interval_secs', 300, 'Look for a new checkpoint every so many seconds.',
+                     lower_bound=1)
+flags.DEFINE_integer('num_examples', 10000, 'Number of images to evaluate; at most, and if it is larger than '
+                     'the set, the whole set.', lower_bound=1)
+flags.DEFINE_boolean('run_once', False, 'Evaluate the latest checkpoint only.')
+flags.DEFINE_boolean('use_moving_averages', True,
+                     'Evaluate the moving averages of the variables instead of the variables themselves.')
+
+FLAGS = flags.FLAGS
+
+
+def evaluate():
+    """Evaluates each new checkpoint once, or with --run_once the latest.
+
+    Raises:
+        app.UsageError: --run_once, and there is no checkpoint; or one does not fit the network.
+    """
+    current = evaluation.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
+    writer = tf.summary.FileWriter(FLAGS.eval_dir, current.graph)
+    for checkpoint in _checkpoints():
+        try:
+            result = current.run(checkpoint, summarise=True)
+        except tf.errors.NotFoundError:
+            if FLAGS.run_once or tf.train.checkpoint_exists(checkpoint):
+                raise
+            print('%s is gone: the trainer keeps only the last few.' % checkpoint, flush=True)
+            continue
+        print('%s: precision @ 1 = %.3f' % (datetime.datetime.now(), result.precision), flush=True)
+        _write(writer, result)
+
+
+def _checkpoints():
+    """Yields paths of checkpoints, each when it comes."""
+    latest = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
+    if not FLAGS.run_once:
+        if latest is None:
+            print('Waiting for a checkpoint in %s.' % FLAGS.checkpoint_dir, flush=True)
+        yield from tf.train.checkpoints_iterator(FLAGS.checkpoint_dir, FLAGS.eval_interval_secs)
+    if latest is None:
+        raise app.UsageError('No checkpoint in %s: train first, or name the folder of a run with '
+                             '--checkpoint_dir' % FLAGS.checkpoint_dir)
+    yield latest
+
+
+def _write(writer, result):
+    """Writes the precision and the summaries of a result at the checkpoint's step."""
+    summary = tf.Summary()
+    summary.ParseFromString(result.summary)
+    summary.value.add(tag='Precision @ 1', simple_value=result.precision)
+    writer.add_summary(summary, result.step)
+    writer.flush()
+
+
+def main():
+    startup.visible_gpus()
+    cifar10.maybe_download_and_extract()
+    evaluate()
+
+
+if __name__ == '__main__':
+    startup.run(main, [startup, cifar10])

@@ -1,0 +1,264 @@
+"""Reads CIFAR records through queues and makes batches of images.
+
+    file names -> FixedLengthRecordReader -> shuffle queue of raw records -> crop, flip, brightness,
+    contrast, standardisation of a whole batch -> prefetch queue -> the network
+
+Reading, shuffling and distorting work on hundreds of records at a time: one record at a time, as in the
+original tutorial, the bookkeeping costs several times what the work does.
+"""
+import collections
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from datasets import table
+
+# The images are cropped to this size: it changes the whole architecture, and any model must be retrained.
+IMAGE_SIZE = 24
+
+NUM_CLASSES = 10
+NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = 50000
+NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = 10000
+
+# The share of an epoch that waits in the shuffle queue: large enough to mix well.
+MIN_FRACTION_OF_EXAMPLES_IN_QUEUE = 0.4
+
+_RECORDS_A_READ = 256
+_PREFETCHED_BATCHES = 4
+
+# The ranges of the distortions.
+_MAX_BRIGHTNESS_DELTA = 63.0
+_CONTRAST_RANGE = (0.2, 1.8)
+
+
+class CIFAR10Record:
+    """What `read_cifar10` returns; its docstring lists the fields."""
+
+
+def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
+    """Reads one record, or at most so many, from files of fixed-length records.
+
+    Args:
+        filename_queue: queue of strings, the names of the files to read.
+        records: None for one record a run; or the largest number of records a run, which then adds a
+            leading dimension to every tensor. A read stops at a file's end, so that it can be shorter.
+        data_set: row of the data-set table that tells the layout of a record.
+
+    Returns:
+        An object with the fields
+            height, width, depth: 32, 32 and 3
+            key: string [], file name and record number
+            record: uint8 [record_bytes], the record as it is in the file
+            label: int32 [1], 0 to num_classes - 1
+            uint8image: uint8 [height, width, depth]
+        each tensor with a leading dimension where `records` is given. Running them at the end of the files
+        raises `tf.errors.OutOfRangeError`; a file that ends within a record, `InvalidArgumentError`.
+    """
+    result = CIFAR10Record()
+    result.height, result.width, result.depth = table.HEIGHT, table.WIDTH, table.DEPTH
+    reader = tf.FixedLengthRecordReader(record_bytes=data_set.record_bytes)
+    if records is None:
+        result.key, value = reader.read(filename_queue)
+        leading = []
+    else:
+        result.key, value = reader.read_up_to(filename_queue, records)
+        leading = [None]
+    result.record = tf.decode_raw(value, tf.uint8)
+    result.record.set_shape(leading + [data_set.record_bytes])
+    result.label = _labels(result.record, data_set)
+    planes = tf.reshape(  # [..., depth, height, width]
+        result.record[..., data_set.label_bytes:],
+        tf.concat([tf.shape(result.record)[:-1], [table.DEPTH, table.HEIGHT, table.WIDTH]], axis=0))
+    axes = list(range(len(leading)))
+    result.uint8image = tf.transpose(planes, axes + [len(axes) + 1, len(axes) + 2, len(axes)])
+    result.uint8image.set_shape(leading + [table.HEIGHT, table.WIDTH, table.DEPTH])
+    return result
+
+
+def _labels(records, data_set):
+    """int32 [..., 1]: the label byte of uint8 [..., record_bytes]."""
+    return tf.cast(records[..., data_set.label_index:data_set.label_index + 1], tf.int32)
+
+
+def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
+                     min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE):
+    """Distorted training images, in random order, without end.
+
+    Args:
+        data_dir: folder of the record files.
+        batch_size: number of images a batch.
+        data_set: row of the data-set table.
+        min_fraction_of_examples_in_queue: the shuffle queue keeps at least this share of the records.
+
+    Returns:
+        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
+        labels: int32 [batch_size].
+
+    Raises:
+        FileNotFoundError: a file of the data set is missing in `data_dir`.
+    """
+    return distorted_inputs_queue(
+        data_dir, batch_size, data_set, min_fraction_of_examples_in_queue).dequeue()
+
+
+def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
+                           min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
+                           capacity=_PREFETCHED_BATCHES):
+    """The queue behind `distorted_inputs`, for several towers: each dequeues batches of its own.
+
+    Args:
+        capacity: how many batches to prepare ahead. The others are those of `distorted_inputs`.
+
+    Returns:
+        A queue of (images, labels) as `distorted_inputs` returns them.
+    """
+    with tf.name_scope('input'):
+        records = _shuffled_records(
+            data_dir, batch_size, data_set, min_fraction_of_examples_in_queue)
+        images = distort(records[:, data_set.label_bytes:], draw_distortions(batch_size))
+        labels = _labels(records, data_set)[:, 0]
+        queue = tf.FIFOQueue(capacity, [images.dtype, labels.dtype], [images.shape, labels.shape],
+                             name='prefetch_queue')
+        tf.train.add_queue_runner(tf.train.QueueRunner(queue, [queue.enqueue([images, labels])]))
+        fill = tf.cast(queue.size(), tf.float32) / capacity
+    tf.summary.image('images', images)
+    tf.summary.scalar('input/fraction_of_%d_full' % capacity, fill)
+    return queue
+
+
+def _shuffled_records(data_dir, batch_size, data_set, min_fraction):
+    """uint8 [batch_size, record_bytes] in random order, without end."""
+    count = data_set.count(data_dir, eval_data=False)
+    waiting = int(count * min_fraction)
+    print('Filling queue with %d %s images before starting to train.' % (
+        waiting, data_set.title))
+    files = tf.train.string_input_producer(data_set.paths(data_dir, eval_data=False))
+    read = read_cifar10(files, _RECORDS_A_READ, data_set)
+    return tf.train.shuffle_batch(
+        [read.record], batch_size, enqueue_many=True, min_after_dequeue=waiting,
+        capacity=waiting + 3 * max(batch_size, _RECORDS_A_READ))
+
+
+# The random numbers of a batch's distortions:
+#   offsets: int32 [batch, 2], the row and column of the crop's upper left corner
+#   flips: bool [batch], whether to mirror left and right
+#   brightness: float32 [batch], what to add to every pixel (pixels go from 0 to 255)
+#   contrast: float32 [batch], what to multiply each pixel's distance from its channel's mean by
+Distortions = collections.namedtuple('Distortions', 'offsets flips brightness contrast')
+
+
+def draw_distortions(batch_size):
+    """Draws the tutorial's distortions for a batch, uniformly: `Distortions` of `batch_size` images."""
+    room = table.HEIGHT - IMAGE_SIZE + 1  # Images are square.
+    return Distortions(
+        offsets=tf.random_uniform([batch_size, 2], maxval=room, dtype=tf.int32),
+        flips=tf.random_uniform([batch_size]) < 0.5,
+        brightness=tf.random_uniform([batch_size], -_MAX_BRIGHTNESS_DELTA, _MAX_BRIGHTNESS_DELTA),
+        contrast=tf.random_uniform([batch_size], *_CONTRAST_RANGE))
+
+
+def distort(planes, distortions):
+    """Crops, flips, brightens, changes the contrast of, and standardises a batch of images.
+
+    What `tf.image` does step by step has a closed form. With m the mean of a channel, f the contrast and
+    d the brightness, brightness and contrast make (x - m) f + m + d of a pixel x. Its mean over
+    the image is M + d, M the mean of the three m; its variance is f^2 (mean variance of the channels) +
+    (variance of the three m). Standardisation subtracts the one, and with it all that the brightness
+    did, and divides by the root of the other: one pass for the moments and one to apply them.
+
+    Args:
+        planes: uint8 [batch, 3 * 32 * 32], the pixels of each record.
+        distortions: `Distortions` for the batch.
+
+    Returns:
+        float32 [batch, IMAGE_SIZE, IMAGE_SIZE, 3].
+    """
+    pixels = tf.cast(_crop(planes, distortions.offsets, distortions.flips), tf.float32)
+    means, variances = tf.nn.moments(pixels, axes=[1], keep_dims=True)  # [batch, 1, 3]
+    contrast = distortions.contrast[:, tf.newaxis, tf.newaxis]
+    mean, variance_of_means = tf.nn.moments(means, axes=[2], keep_dims=True)  # [batch, 1, 1]
+    variance = tf.square(contrast) * tf.reduce_mean(variances, axis=2, keepdims=True)
+    scale = _reciprocal_deviation(variance + variance_of_means)
+    pixels = pixels * (contrast * scale) + ((1 - contrast) * means - mean) * scale
+    return tf.reshape(pixels, [-1, IMAGE_SIZE, IMAGE_SIZE, table.DEPTH])
+
+
+def standardise(planes):
+    """Crops images at the centre and standardises them, as evaluation does.
+
+    Args:
+        planes: uint8 [batch, 3 * 32 * 32], the pixels of each record.
+
+    Returns:
+        float32 [batch, IMAGE_SIZE, IMAGE_SIZE, 3], each image of mean 0 and standard deviation 1.
+    """
+    batch = tf.shape(planes)[0]
+    centre = [(table.HEIGHT - IMAGE_SIZE) // 2, (table.WIDTH - IMAGE_SIZE) // 2]
+    pixels = tf.cast(_crop(planes, tf.tile([centre], [batch, 1]), tf.zeros([batch], tf.bool)), tf.float32)
+    mean, variance = tf.nn.moments(pixels, axes=[1, 2], keep_dims=True)
+    pixels = (pixels - mean) * _reciprocal_deviation(variance)
+    return tf.reshape(pixels, [-1, IMAGE_SIZE, IMAGE_SIZE, table.DEPTH])
+
+
+def _reciprocal_deviation(variance):
+    """1 / standard deviation, bounded for images of one colour as `tf.image.per_image_standardization` is."""
+    return tf.rsqrt(tf.maximum(variance, 1.0 / (IMAGE_SIZE * IMAGE_SIZE * table.DEPTH)))
+
+
+def _crop(planes, offsets, flips):
+    """Crops and mirrors a batch, and puts the channels last, by one gather.
+
+    Args:
+        planes: uint8 [batch, 3 * 32 * 32].
+        offsets: int32 [batch, 2], row and column of the upper left corner.
+        flips: bool [batch].
+
+    Returns:
+        uint8 [batch, IMAGE_SIZE * IMAGE_SIZE, 3].
+    """
+    at_origin = _crop_indices()
+    rows = tf.gather(tf.constant(at_origin), tf.cast(flips, tf.int32))
+    indices = rows + offsets[:, :1] * table.WIDTH + offsets[:, 1:]
+    pixels = tf.gather(planes, indices, batch_dims=1)
+    return tf.reshape(pixels, [-1, IMAGE_SIZE * IMAGE_SIZE, table.DEPTH])
+
+
+def _crop_indices():
+    """int32 [2, IMAGE_SIZE * IMAGE_SIZE * 3]: where in a record's planes the crop at (0, 0) finds its pixels.
+
+    Row 0 is the crop as it is, row 1 the same mirrored; both go by row, column, channel.
+    """
+    planes = np.arange(table.IMAGE_BYTES, dtype=np.int32)
+    image = planes.reshape(table.DEPTH, table.HEIGHT, table.WIDTH).transpose(1, 2, 0)
+    crop = image[:IMAGE_SIZE, :IMAGE_SIZE]  # [height, width, channel]
+    return np.stack([crop.ravel(), crop[:, ::-1].ravel()])
+
+
+def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10):
+    """Images for evaluation: every record exactly once, in order; the last batch holds the rest.
+
+    The number of epochs is a local variable, so run `tf.local_variables_initializer()` first. After the
+    last batch a run raises `tf.errors.OutOfRangeError`.
+
+    Args:
+        eval_data: whether to read the test files, or else the training files.
+        data_dir: folder of the record files.
+        batch_size: number of images a batch.
+        data_set: row of the data-set table.
+
+    Returns:
+        images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
+        labels: int32 [at most batch_size].
+    """
+    with tf.name_scope('input'):
+        files = tf.train.string_input_producer(
+            data_set.paths(data_dir, eval_data), num_epochs=1, shuffle=False)
+        read = read_cifar10(files, _RECORDS_A_READ, data_set)
+        # Reads end with a file, batches must not; one thread keeps the order.
+        records = tf.train.batch([read.record], batch_size, num_threads=1, enqueue_many=True,
+                                 capacity=4 * max(batch_size, _RECORDS_A_READ),
+                                 allow_smaller_final_batch=True)
+        images = standardise(records[:, data_set.label_bytes:])
+        labels = _labels(records, data_set)[:, 0]
+    tf.summary.image('images', images)
+    return images, labels

@@ -1,0 +1,131 @@
+"""Trains the CIFAR-10 network on several GPUs at once, with synchronous updates.
+
+    python cifar10_multi_gpu_train.py --num_gpus=2
+
+Each GPU holds a copy of the network, a tower, and takes a batch of its own; the variables lie in the host's
+memory and are updated with the mean of the towers' gradients. With fewer GPUs than towers, towers share them,
+or the CPU. Checkpoints are those of cifar10_train.py.
+"""
+from runtime import startup  # First: it imports TensorFlow quietly.
+
+import re
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+import cifar10
+from runtime import training
+
+flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one for each GPU.', lower_bound=1)
+
+FLAGS = flags.FLAGS
+
+
+def tower_loss(scope, images, labels):
+    """Builds one tower.
+
+    Args:
+        scope: name scope of the tower, such as 'tower_0/'.
+        images: float32 [batch, height, width, 3].
+        labels: int32 [batch].
+
+    Returns:
+        float32 [], the total loss of the tower's batch.
+    """
+    with tf.name_scope(scope):
+        return cifar10.loss(cifar10.inference(images), labels)
+
+
+def average_gradients(tower_grads):
+    """Averages the gradient of each variable over all towers, which so wait for one another.
+
+    Args:
+        tower_grads: list over towers of lists of (gradient, variable), all in the same order.
+
+    Returns:
+        List of (mean gradient, variable). A variable that no tower has a gradient for is left out.
+
+    Raises:
+        ValueError: only some of the towers have a gradient for a variable.
+    """
+    averages = []
+    for pairs in zip(*tower_grads):
+        gradients = [gradient for gradient, _ in pairs if gradient is not None]
+        variable = pairs[0][1]  # All towers share it.
+        if not gradients:
+            continue
+        if len(gradients) < len(pairs):
+            raise ValueError('%d of %d towers have a gradient for %s, wanted: all or none' % (
+                len(gradients), len(pairs), variable.op.name))
+        averages.append((tf.add_n(gradients) / len(gradients), variable))
+    return averages
+
+
+def _build_towers(batch_queue):
+    """Builds `--num_gpus` towers, which share their variables; each dequeues batches of its own.
+
+    Returns:
+        losses: list over towers of dictionaries from name to float32 [].
+        gradients: list over towers of lists of (gradient, variable).
+    """
+    losses, gradients = [], []
+    for i in range(FLAGS.num_gpus):
+        with tf.variable_scope(tf.get_variable_scope(), reuse=i > 0), \
+                tf.name_scope('%s_%d' % (cifar10.TOWER_NAME, i)) as scope:
+            images, labels = batch_queue.dequeue()
+            with tf.device('/gpu:%d' % i):
+                total_loss = tower_loss(scope, images, labels)
+                gradients.append(cifar10.compute_gradients(total_loss))
+            losses.append(cifar10.losses_by_name(total_loss))
+    return losses, gradients
+
+
+def _mean_losses(losses):
+    """Means over towers: dictionary from name to float32 []."""
+    return {name: tf.add_n([tower[name] for tower in losses]) / len(losses) for name in losses[0]}
+
+
+def _summaries():
+    """All summaries but those of the second tower and later ones: they show what the first one's show."""
+    later_tower = re.compile('%s_[1-9]' % cifar10.TOWER_NAME)
+    return tf.summary.merge([summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
+                             if not later_tower.match(summary.op.name)])
+
+
+def train():
+    """Builds the towers and runs them until --max_steps, from the latest checkpoint if there is one."""
+    with tf.Graph().as_default(), tf.device('/cpu:0'):
+        global_step = tf.train.get_or_create_global_step()
+        batch_queue = cifar10.distorted_inputs_queue(capacity=2 * FLAGS.num_gpus)
+        losses, tower_grads = _build_towers(batch_queue)
+        losses = _mean_losses(losses)
+        train_op = tf.group(
+            cifar10.apply_gradients(average_gradients(tower_grads), global_step, FLAGS.num_gpus),
+            cifar10.loss_summaries(losses))
+        with training.session(losses['total_loss'], FLAGS.batch_size * FLAGS.num_gpus,
+                              _summaries()) as session:
+            while not session.should_stop():
+                session.run(train_op)
+
+
+def _devices():
+    """One line that tells where the towers will be."""
+    gpus = startup.visible_gpus()
+    if not gpus:
+        where = 'no GPU is visible: all of them on the CPU'
+    elif gpus < FLAGS.num_gpus:
+        where = 'only %d visible: the towers share them' % gpus
+    else:
+        where = 'one on each of /gpu:0 to /gpu:%d' % (FLAGS.num_gpus - 1)
+    return 'Towers: %d, %s. Variables and input: the CPU.' % (FLAGS.num_gpus, where)
+
+
+def main():
+    print(_devices(), flush=True)
+    cifar10.maybe_download_and_extract()
+    train()
+
+
+if __name__ == '__main__':
+    FLAGS.set_default('max_steps', 1000000)
+    startup.run(main, [startup, cifar10, training])

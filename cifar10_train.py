@@ -1,0 +1,39 @@
+"""Trains the CIFAR-10 network on one device.
+
+    python cifar10_train.py
+
+Reaches about 86 percent after 100,000 steps (256 epochs). Training goes on from the latest checkpoint in
+--train_dir; --restart starts over. Evaluate with cifar10_eval.py, watch with tensorboard --logdir.
+"""
+from runtime import startup  # First: it imports TensorFlow quietly.
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+import cifar10
+from runtime import training
+
+FLAGS = flags.FLAGS
+
+
+def train():
+    """Builds the graph and runs it until --max_steps, from the latest checkpoint if there is one."""
+    with tf.Graph().as_default():
+        global_step = tf.train.get_or_create_global_step()
+        with tf.device('/cpu:0'):  # Reading and distorting on the host leaves the GPU to the network.
+            images, labels = cifar10.distorted_inputs()
+        loss = cifar10.loss(cifar10.inference(images), labels)
+        train_op = cifar10.train(loss, global_step)
+        with training.session(loss, examples_per_step=FLAGS.batch_size) as session:
+            while not session.should_stop():
+                session.run(train_op)
+
+
+def main():
+    startup.visible_gpus()
+    cifar10.maybe_download_and_extract()
+    train()
+
+
+if __name__ == '__main__':
+    startup.run(main, [startup, cifar10, training])

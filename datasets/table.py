@@ -1,0 +1,140 @@
+"""The data sets: one row for each, and the check of a folder of record files.
+
+A record is `label_bytes` bytes of labels and 3,072 bytes of pixels: the red plane of a 32 x 32 image,
+then the green, then the blue, each row by row. A file is a sequence of records and nothing else.
+https://www.cs.toronto.edu/~kriz/cifar.html
+"""
+import dataclasses
+import os
+from typing import Mapping, Optional, Tuple
+
+import numpy as np
+
+HEIGHT, WIDTH, DEPTH = 32, 32, 3
+IMAGE_BYTES = HEIGHT * WIDTH * DEPTH
+_RECORDS_A_READ = 8192  # 25 MB: large enough to be fast, small beside what training needs.
+
+
+class DataError(ValueError):
+    """A data folder, file or archive is not as it should be; the message is one line for the user."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """A row of the table.
+
+    Attributes:
+        name: what `--dataset` takes.
+        title: what its images are called on the console.
+        folder: name of the folder that holds the files, below the data folder.
+        train_files: name -> number of records in the published file; yours may hold any number.
+        test_files: the same for evaluation.
+        classes: names of the classes; a label is an index into them.
+        label_bytes: how many bytes precede the pixels.
+        label_index: which of them is the label.
+        url: where the archive is, or None where the files are drawn by `synthetic.py`.
+        archive_bytes: size of the archive in bytes.
+        sha256: checksum of the archive, in hexadecimal.
+    """
+
+    name: str
+    title: str
+    folder: str
+    train_files: Mapping[str, int]
+    test_files: Mapping[str, int]
+    classes: Tuple[str, ...]
+    label_bytes: int = 1
+    label_index: int = 0
+    url: Optional[str] = None
+    archive_bytes: int = 0
+    sha256: str = ''
+
+    @property
+    def num_classes(self):
+        return len(self.classes)
+
+    @property
+    def record_bytes(self):
+        return self.label_bytes + IMAGE_BYTES
+
+    @property
+    def files(self):
+        """All files of the set: name -> number of records in the published file."""
+        return {**self.train_files, **self.test_files}
+
+    def split(self, eval_data):
+        """The files of one split: the test files if `eval_data`, else the training files."""
+        return self.test_files if eval_data else self.train_files
+
+    def paths(self, folder, eval_data):
+        """Paths in `folder` of the test files if `eval_data`, else of the training files."""
+        return [os.path.join(folder, name) for name in self.split(eval_data)]
+
+    def count(self, folder, eval_data):
+        """Number of whole records in the files of one split.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+        """
+        sizes = [os.path.getsize(path) for path in self.paths(folder, eval_data)]
+        return sum(size // self.record_bytes for size in sizes)
+
+    def check(self, folder):
+        """Reads every file of the set once and checks it.
+
+        Raises:
+            DataError: a file is missing, empty or unreadable, ends within a record, or holds a label that
+                is no class. The message names the file, what was found and wanted, and what to do.
+        """
+        for name in self.files:
+            path = os.path.join(folder, name)
+            try:
+                fault = self._fault(path)
+            except OSError as error:
+                fault = 'cannot be read (%s)' % error.strerror
+            if fault:
+                raise DataError('%s %s. %s' % (path, fault, self._remedy(folder)))
+
+    def _fault(self, path):
+        """What is wrong with a file, in words, or None."""
+        if not os.path.exists(path):
+            return 'is missing'
+        size = os.path.getsize(path)
+        if size == 0 or size % self.record_bytes:
+            return 'has %d bytes; wanted: whole records of %d bytes, at least one' % (
+                size, self.record_bytes)
+        with open(path, 'rb') as stream:
+            for first in range(0, size // self.record_bytes, _RECORDS_A_READ):
+                block = np.frombuffer(stream.read(_RECORDS_A_READ * self.record_bytes), np.uint8)
+                labels = block.reshape(-1, self.record_bytes)[:, self.label_index]
+                if labels.max() >= self.num_classes:
+                    worst = int(np.argmax(labels >= self.num_classes))
+                    return 'has label %d in record %d (counted from 0); wanted: 0 to %d' % (
+                        labels[worst], first + worst, self.num_classes - 1)
+        return None
+
+    def _remedy(self, folder):
+        source = 'download it again' if self.url else 'have it drawn again'
+        return 'Put a whole file there, or move %s away and run again to %s.' % (folder, source)
+
+
+CIFAR10 = DataSet(
+    name='cifar10',
+    title='CIFAR',
+    folder='cifar-10-batches-bin',
+    train_files={'data_batch_%d.bin' % i: 10000 for i in range(1, 6)},
+    test_files={'test_batch.bin': 10000},
+    classes=('airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck'),
+    url='https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz',
+    archive_bytes=170052171,
+    sha256='c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd')
+
+SYNTHETIC = DataSet(
+    name='synthetic',
+    title='synthetic',
+    folder='synthetic-batches-bin',
+    train_files={'data_batch_1.bin': 10000},
+    test_files={'test_batch.bin': 2000},
+    classes=('disc', 'square', 'triangle', 'ring', 'cross', 'bars', 'columns', 'slope', 'checks', 'dots'))
+
+TABLE = {row.name: row for row in (CIFAR10, SYNTHETIC)}

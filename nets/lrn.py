@@ -1,0 +1,62 @@
+"""Local response normalisation as a product with a band matrix, with its own gradient.
+
+Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks" (2012), section 3.3,
+divide each activation by a power of the sum of squares of its neighbouring channels. `tf.nn.lrn` and its
+gradient take a third of a training step on a CPU; a matrix product that sums the neighbours does the
+same for almost nothing, on any device.
+"""
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+
+def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
+    """The same function as `tf.nn.lrn`, with the same defaults, faster.
+
+    y[c] = x[c] / (bias + alpha * sum of x[i]^2 over |i - c| <= depth_radius) ^ beta
+
+    Computed in float32 whatever comes in: the square of a float16 overflows above 255.
+
+    Args:
+        net: float [..., channels], the last dimension known.
+        depth_radius: how many channels to each side are summed.
+        bias: added to the sum; positive.
+        alpha: factor of the sum.
+        beta: exponent.
+        name: name scope of the operations.
+
+    Returns:
+        What `net` is in shape and type.
+    """
+    channels = net.shape.as_list()[-1]
+    with tf.name_scope(name):
+        neighbours = tf.constant(_band(channels, depth_radius), name='neighbours')
+
+        @tf.custom_gradient
+        def normalise(x):
+            total = bias + alpha * tf.matmul(tf.square(x), neighbours)
+            scale = _negative_power(total, beta)
+            y = x * scale
+
+            def gradient(dy):
+                # d y[j] / d x[c] = [j = c] scale[c] - 2 alpha beta x[c] (x scale / total)[j] for neighbours.
+                shared = tf.matmul(dy * y / total, neighbours)
+                return dy * scale - (2 * alpha * beta) * x * shared
+
+            return y, gradient
+
+        rows = tf.reshape(tf.cast(net, tf.float32), [-1, channels])
+        return tf.cast(tf.reshape(normalise(rows), tf.shape(net)), net.dtype)
+
+
+def _band(channels, depth_radius):
+    """float32 [channels, channels]: 1 where the two channels are neighbours, else 0."""
+    index = np.arange(channels)
+    return (abs(index[:, np.newaxis] - index) <= depth_radius).astype(np.float32)
+
+
+def _negative_power(total, beta):
+    """total ^ -beta; for the usual 0.75 by reciprocal square roots, much cheaper than `tf.pow`."""
+    if beta == 0.75:
+        root = tf.rsqrt(total)
+        return root * tf.sqrt(root)
+    return tf.pow(total, -beta)

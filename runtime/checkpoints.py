@@ -1,0 +1,45 @@
+"""Reads checkpoints: which step, whether they fit, and their values into variables."""
+import tensorflow.compat.v1 as tf
+from absl import app
+
+
+def step(path):
+    """The global step of a checkpoint, also where the original multi-GPU script stored it as a float.
+
+    Args:
+        path: of the checkpoint, without `.index`.
+
+    Raises:
+        app.UsageError: the checkpoint has no `global_step`.
+    """
+    reader = tf.train.load_checkpoint(path)
+    if not reader.has_tensor('global_step'):
+        raise app.UsageError('%s has no global_step: it is no checkpoint of a training run' % path)
+    return int(reader.get_tensor('global_step'))
+
+
+def load(path, variables, session):
+    """Gives variables the values that a checkpoint holds, converted to their types.
+
+    What else the checkpoint holds is ignored.
+
+    Args:
+        path: of the checkpoint, without `.index`.
+        variables: dictionary from name in the checkpoint to variable.
+        session: the session whose variables are set.
+
+    Raises:
+        app.UsageError: variables are missing in the checkpoint or have another shape there; names them all.
+    """
+    reader = tf.train.load_checkpoint(path)
+    shapes = reader.get_variable_to_shape_map()
+    faults = ['%s is missing' % name for name in sorted(variables) if name not in shapes]
+    faults += ['%s has shape %s, wanted %s' % (name, shapes[name], variables[name].shape.as_list())
+               for name in sorted(variables)
+               if name in shapes and shapes[name] != variables[name].shape.as_list()]
+    if faults:
+        raise app.UsageError('%s does not fit this network: %s' % (path, '; '.join(faults)))
+    for name, variable in variables.items():
+        dtype = variable.dtype.base_dtype.as_numpy_dtype
+        variable.load(reader.get_tensor(name).astype(dtype), session)
+

@@ -1,0 +1,119 @@
+"""Counts how many images of a set a checkpoint classifies rightly."""
+import collections
+import contextlib
+
+import tensorflow.compat.v1 as tf
+
+import cifar10
+from runtime import checkpoints
+from runtime import startup
+
+# What an evaluation found:
+#   precision: float, the share of images whose top prediction is their label (precision @ 1)
+#   correct, total: int, the numbers behind it
+#   step: int, the global step of the checkpoint
+#   summary: a serialised `Summary` of the first batch, or None
+Result = collections.namedtuple('Result', 'precision correct total step summary')
+
+
+class Evaluation:
+    """The graph that evaluates one set; `run` it on as many checkpoints as there are.
+
+    Attributes:
+        graph: a `tf.Graph` of its own.
+        total: number of images to count.
+    """
+
+    def __init__(self, eval_data='test', use_moving_averages=True, num_examples=None):
+        """Builds the graph.
+
+        Args:
+            eval_data: 'test', or 'train_eval' for the training images, not distorted.
+            use_moving_averages: whether to use the moving averages of the variables.
+            num_examples: how many images to count, from the first; None or too many means the set.
+
+        Raises:
+            FileNotFoundError: a record file is missing.
+        """
+        use_test_set = eval_data == 'test'
+        size = cifar10.num_examples(use_test_set)
+        self.total = size if num_examples is None else min(num_examples, size)
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            with tf.device('/cpu:0'):
+                images, labels = cifar10.inputs(use_test_set)
+            logits = cifar10.inference(images)
+            # One prediction an image: `in_top_k` would call every class of a tie the top one.
+            predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
+            self._correct = tf.equal(predictions, labels)
+            self._summary = tf.summary.merge_all()
+            self._variables = cifar10.variables_to_restore(use_moving_averages)
+            self._initialiser = tf.local_variables_initializer()
+            self.graph.finalize()
+
+    def run(self, checkpoint, summarise=False):
+        """Evaluates a checkpoint.
+
+        Args:
+            checkpoint: path of the checkpoint, without `.index`.
+            summarise: whether to make summaries, of the first batch.
+
+        Returns:
+            A `Result`.
+
+        Raises:
+            app.UsageError: the checkpoint does not fit; names the variables.
+            tf.errors.NotFoundError: the checkpoint was deleted in the meantime.
+        """
+        step = checkpoints.step(checkpoint)
+        with tf.Session(graph=self.graph, config=startup.session_config()) as session:
+            session.run(self._initialiser)
+            checkpoints.load(checkpoint, self._variables, session)
+            with _queues_running(session):
+                correct, total, summary = self._count(session, summarise)
+        return Result(correct / total, correct, total, step, summary)
+
+    def _count(self, session, summarise):
+        """Number of right predictions, number of images, and the summary or None."""
+        correct, total, summary = 0, 0, None
+        while total < self.total:
+            fetches = {'correct': self._correct}
+            if summarise and total == 0:
+                fetches['summary'] = self._summary
+            results = session.run(fetches)
+            batch = results['correct'][:self.total - total]
+            correct += int(batch.sum())
+            total += len(batch)
+            summary = results.get('summary', summary)
+        return correct, total, summary
+
+
+@contextlib.contextmanager
+def _queues_running(session):
+    """Runs the graph's queue runners; an exception of theirs is raised in place of "queue is closed"."""
+    coordinator = tf.train.Coordinator()
+    threads = tf.train.start_queue_runners(session, coordinator)
+    try:
+        yield
+    finally:
+        coordinator.request_stop()
+        coordinator.join(threads)
+
+
+def precision(checkpoint_dir, **options):
+    """Precision @ 1 of the latest checkpoint in a folder.
+
+    Args:
+        checkpoint_dir: the folder.
+        **options: those of `Evaluation`.
+
+    Returns:
+        float, 0 to 1.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+    """
+    latest = tf.train.latest_checkpoint(checkpoint_dir)
+    if latest is None:
+        raise FileNotFoundError('No checkpoint in %s' % checkpoint_dir)
+    return Evaluation(**options).run(latest).precision

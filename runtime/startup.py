@@ -1,0 +1,133 @@
+"""What every script does first: import TensorFlow quietly, parse flags, turn mistakes into one line.
+
+Import this module before TensorFlow. Set TF_CPP_MIN_LOG_LEVEL (0 to 3) to see all that TensorFlow says.
+"""
+import contextlib
+import os
+import sys
+import tempfile
+
+from absl import app
+from absl import flags
+
+_QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
+_LOG_LEVEL = '3'  # "failed call to cuInit", for one, comes as an error on every machine without a GPU.
+
+
+@contextlib.contextmanager
+def _standard_error_held_back():
+    """Keeps what is written to file descriptor 2 off the screen, unless an exception ends the block.
+
+    TensorFlow's C++ libraries write there while they are loaded, before any log level counts.
+    """
+    screen = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(screen, held.read())
+            raise
+        finally:
+            os.dup2(screen, 2)
+            os.close(screen)
+
+
+if _QUIET:
+    os.environ['TF_CPP_MIN_LOG_LEVEL'] = _LOG_LEVEL
+    with _standard_error_held_back():
+        import tensorflow.compat.v1 as tf
+    tf.logging.set_verbosity(tf.logging.ERROR)
+else:
+    import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+
+from datasets import table  # noqa: E402, after the import that is held back: it loads NumPy only.
+
+flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
+                  'Where to compute: on the GPUs if there are any, only on the CPU, or only on GPUs.')
+
+FLAGS = flags.FLAGS
+
+# What a user, the data or the machine did: one line says it all. Anything else is a fault of ours, and
+# shows its traceback.
+_MISTAKES = (app.UsageError, table.DataError, FloatingPointError, OSError, tf.errors.NotFoundError,
+             tf.errors.PermissionDeniedError, tf.errors.ResourceExhaustedError, tf.errors.DataLossError)
+
+
+def run(main, modules=()):
+    """Parses the command line, runs `main`, and exits.
+
+    Exit codes: 0 done; 1 a mistake, told in one line on standard error; 130 interrupted by Ctrl-C.
+
+    Args:
+        main: function without arguments.
+        modules: imported modules whose flags the script takes besides its own.
+    """
+    for module in modules:
+        for flag in FLAGS.get_key_flags_for_module(module):
+            FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # So that --help lists it.
+    app.run(lambda _: _without_traceback(main), flags_parser=_parse)
+
+
+def _parse(argv):
+    if any(word in ('--help', '-help', '-h', '-?', '--helpshort') for word in argv[1:]):
+        app.usage(shorthelp=True, writeto_stdout=True, exitcode=0)
+    try:
+        stray = FLAGS(argv)[1:]
+    except flags.Error as error:
+        sys.exit('%s: %s (--help lists the flags)' % (_script(), ' '.join(str(error).split())))
+    if stray:
+        sys.exit('%s: "%s" is no flag; a flag is written as --name=value (--help lists them)' % (
+            _script(), stray[0]))
+    return argv[:1]
+
+
+def _without_traceback(main):
+    try:
+        return main()
+    except _MISTAKES as error:
+        message = error.message if isinstance(error, tf.errors.OpError) else str(error)
+        sys.exit('%s: %s' % (_script(), message.splitlines()[0]))
+    except KeyboardInterrupt:
+        print('%s: interrupted' % _script(), file=sys.stderr)
+        return 130
+
+
+def _script():
+    return os.path.basename(sys.argv[0])
+
+
+def session_config(log_device_placement=False):
+    """Settings of a session on the devices that `--device` allows.
+
+    Towers ask for GPUs whatever the machine has: soft placement moves them. Memory of a GPU is taken as it is
+    needed, so that an evaluation fits beside a trainer.
+
+    Args:
+        log_device_placement: whether TensorFlow prints the device of every operation.
+
+    Returns:
+        A `tf.ConfigProto`.
+    """
+    config = tf.ConfigProto(allow_soft_placement=True, log_device_placement=log_device_placement)
+    config.gpu_options.allow_growth = True
+    if FLAGS.device == 'cpu':
+        config.device_count['GPU'] = 0
+    return config
+
+
+def visible_gpus():
+    """How many GPUs `--device` lets the script use.
+
+    Raises:
+        app.UsageError: `--device=gpu`, and there is none.
+    """
+    if FLAGS.device == 'cpu':
+        return 0
+    count = len(tf.config.list_physical_devices('GPU'))
+    if FLAGS.device == 'gpu' and not count:
+        raise app.UsageError('--device=gpu, but TensorFlow sees no GPU here: check the driver, install '
+                             'tensorflow[and-cuda], or use --device=auto')
+    return count

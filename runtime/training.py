@@ -1,0 +1,281 @@
+"""What all trainers share: the flags of a run, its folder, and the session with its hooks.
+
+A training script builds its graph and then reads
+
+    with training.session(loss, examples_per_step) as session:
+        while not session.should_stop():
+            session.run(train_op)
+"""
+import contextlib
+import datetime
+import json
+import os
+import re
+import signal
+import threading
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import app
+from absl import flags
+
+import cifar10
+from runtime import checkpoints
+from runtime import startup
+
+flags.DEFINE_string('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
+flags.DEFINE_integer('max_steps', 100000, 'Number of batches to run, over all starts.', lower_bound=0)
+flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
+flags.DEFINE_integer('log_frequency', 10, 'Print a line every so many steps.', lower_bound=1)
+flags.DEFINE_integer('save_checkpoint_secs', 600, 'Save a checkpoint every so many seconds.', lower_bound=1)
+flags.DEFINE_integer('save_checkpoint_steps', None,
+                     'Save a checkpoint every so many steps, instead of by time.', lower_bound=1)
+flags.DEFINE_boolean('restart', False, 'Remove what an earlier run left in --train_dir and start over.')
+
+FLAGS = flags.FLAGS
+
+SUMMARY_STEPS = 100
+CHECKPOINTS_KEPT = 5
+
+# What a run writes into its folder; --restart removes this and nothing else.
+_OWN_FILES = re.compile(
+    r'checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt|run\.json(\.part)?')
+
+
+@contextlib.contextmanager
+def session(loss, examples_per_step, summary_op=None):
+    """A session that trains in `--train_dir` until `--max_steps`: made anew, or resumed.
+
+    Prints the tutorial's console line, writes summaries and checkpoints. Ctrl-C and SIGTERM let the running
+    step end and save a checkpoint; then they raise KeyboardInterrupt and SystemExit (143).
+
+    Args:
+        loss: float [], the total loss; shown, and watched for NaN.
+        examples_per_step: number of images that a step takes, over all replicas.
+        summary_op: string [], merged summaries; by default all of the graph's.
+
+    Yields:
+        A `MonitoredSession` whose `should_stop()` tells when to end.
+
+    Raises:
+        app.UsageError: `--train_dir` holds a run with other data or another network.
+        FloatingPointError: the loss or a variable is not finite any more.
+    """
+    _prepare_folder(examples_per_step)
+    variables = cifar10.variables_to_save()
+    scaffold = tf.train.Scaffold(
+        saver=tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT),
+        summary_op=summary_op if summary_op is not None else tf.summary.merge_all(),
+        init_fn=lambda scaffold, session: _resume(session, scaffold.saver, variables))
+    caught = []
+    hooks = [
+        _StopHook(FLAGS.max_steps, caught),
+        _LossHook(loss, examples_per_step),
+        _SummaryHook(scaffold),
+        tf.train.StepCounterHook(SUMMARY_STEPS, output_dir=FLAGS.train_dir),
+        tf.train.CheckpointSaverHook(
+            FLAGS.train_dir, saver=scaffold.saver,
+            save_secs=None if FLAGS.save_checkpoint_steps else FLAGS.save_checkpoint_secs,
+            save_steps=FLAGS.save_checkpoint_steps,
+            listeners=[_SaveListener(variables)]),
+    ]
+    with _signals_caught(caught):
+        # The hooks above do what MonitoredTrainingSession would do by itself, on exact steps.
+        with tf.train.MonitoredTrainingSession(
+                scaffold=scaffold, hooks=hooks, config=startup.session_config(FLAGS.log_device_placement),
+                save_checkpoint_secs=None, save_summaries_steps=None) as monitored:
+            yield monitored
+    if caught:
+        raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
+
+
+def _prepare_folder(examples_per_step):
+    """Makes `--train_dir`, or checks that the run in it is this one, and notes the run in `run.json`."""
+    os.makedirs(FLAGS.train_dir, exist_ok=True)
+    if FLAGS.restart:
+        _remove_own_files(FLAGS.train_dir)
+    path = os.path.join(FLAGS.train_dir, 'run.json')
+    run = {'dataset': FLAGS.dataset, 'net': 'tutorial', 'settings': {
+        'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
+        'max_steps': FLAGS.max_steps, 'use_fp16': FLAGS.use_fp16,
+        'data_dir': FLAGS.data_dir, 'tensorflow': tf.version.VERSION}}
+    if os.path.exists(path):
+        _check_same_run(path, run)
+    with open(path + '.part', 'w') as stream:
+        json.dump(run, stream, indent=2, sort_keys=True)
+        stream.write('\n')
+    os.replace(path + '.part', path)
+
+
+def _check_same_run(path, run):
+    """Raises `app.UsageError` if the run noted in a file has other data or another network."""
+    try:
+        with open(path) as stream:
+            earlier = json.load(stream)
+        different = [key for key in ('dataset', 'net') if earlier[key] != run[key]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise app.UsageError('%s is damaged (%r): remove it to go on, or start over with --restart' % (
+            path, error)) from error
+    if different:
+        key = different[0]
+        raise app.UsageError(
+            '%s holds a run with --%s=%s, not %s: name another --train_dir, or start over with --restart' % (
+                FLAGS.train_dir, key, earlier[key], run[key]))
+
+
+def _remove_own_files(folder):
+    for entry in os.scandir(folder):
+        if _OWN_FILES.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
+            os.remove(entry.path)
+
+
+def _resume(session_, saver, variables):
+    """Loads the latest checkpoint, if there is one, and goes on counting those to keep."""
+    state = tf.train.get_checkpoint_state(FLAGS.train_dir)
+    latest = tf.train.latest_checkpoint(FLAGS.train_dir)
+    if latest:
+        print('Resuming from %s.' % latest, flush=True)
+        checkpoints.load(latest, {variable.op.name: variable for variable in variables}, session_)
+        saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
+
+
+def _diverged(session_, step, what):
+    """The exception to raise when training has left the finite numbers at a step."""
+    rate = session_.run(tf.get_collection('learning_rate')[0])
+    return FloatingPointError(
+        'Training diverged at step %d: %s, at learning rate %g. The last good checkpoint is %s' % (
+            step, what, rate, tf.train.latest_checkpoint(FLAGS.train_dir)))
+
+
+@contextlib.contextmanager
+def _signals_caught(caught):
+    """Appends SIGINT and SIGTERM to the list `caught` instead of letting them end the process.
+
+    A second one ends it at once. Outside of the main thread, which alone can do this, nothing changes.
+    """
+    def catch(number, frame):
+        caught.append(number)
+        for each in earlier:
+            signal.signal(each, signal.SIG_DFL)
+        os.write(2, b'\nStopping after this step; again to stop at once.\n')
+
+    earlier = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            earlier[number] = signal.signal(number, catch)
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+class _StepHook(tf.train.SessionRunHook):
+    """Counts steps: `step` is the number of the one that runs, from 0 over all starts."""
+
+    def begin(self):
+        self._global_step = tf.train.get_global_step()
+
+    def after_create_session(self, session, coord):
+        self.step = int(session.run(self._global_step))
+
+    def after_run(self, run_context, run_values):
+        self.step += 1
+
+
+class _StopHook(_StepHook):
+    """Stops when so many steps are made, also if they were made already, or when a signal came."""
+
+    def __init__(self, max_steps, caught):
+        self._max_steps = max_steps
+        self._caught = caught
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        if self.step >= self._max_steps:
+            print('Nothing to do: %d steps are made, --max_steps=%d.' % (self.step, self._max_steps),
+                  flush=True)
+            coord.request_stop()
+
+    def after_run(self, run_context, run_values):
+        super().after_run(run_context, run_values)
+        if self.step >= self._max_steps or self._caught:
+            run_context.request_stop()
+
+
+class _LossHook(_StepHook):
+    """Prints the loss and the speed, and stops training when the loss is not finite.
+
+    The speed is that of all steps since the line before, or since the session began.
+    """
+
+    def __init__(self, loss, examples_per_step):
+        self._loss = loss
+        self._examples_per_step = examples_per_step
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        self._mark()
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs(self._loss)
+
+    def after_run(self, run_context, run_values):
+        loss = run_values.results
+        if not np.isfinite(loss):
+            raise _diverged(run_context.session, self.step, 'the loss is %s' % loss)
+        shown = self.step
+        super().after_run(run_context, run_values)
+        if shown % FLAGS.log_frequency == 0:
+            seconds = (time.perf_counter() - self._marked_time) / (self.step - self._marked_step)
+            print('%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)' % (
+                datetime.datetime.now(), shown, loss, self._examples_per_step / seconds, seconds),
+                flush=True)
+            self._mark()
+
+    def _mark(self):
+        """The next line's interval begins now, with the step that comes next."""
+        self._marked_step = self.step
+        self._marked_time = time.perf_counter()
+
+
+class _SummaryHook(_StepHook):
+    """Writes the summaries of every hundredth step, counted over all starts."""
+
+    def __init__(self, scaffold):
+        self._scaffold = scaffold
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        self._writer = tf.summary.FileWriterCache.get(FLAGS.train_dir)
+        # TensorBoard then drops what a run that was killed wrote beyond its last checkpoint.
+        self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), self.step)
+
+    def before_run(self, run_context):
+        if self.step % SUMMARY_STEPS == 0:
+            return tf.train.SessionRunArgs(self._scaffold.summary_op)
+        return None
+
+    def after_run(self, run_context, run_values):
+        if run_values.results is not None:
+            self._writer.add_summary(run_values.results, self.step)
+        super().after_run(run_context, run_values)
+
+    def end(self, session):
+        self._writer.flush()
+
+
+class _SaveListener(tf.train.CheckpointSaverListener):
+    """Refuses to save variables that are not finite: the latest checkpoint stays good. Tells of the last."""
+
+    def __init__(self, variables):
+        self._variables = variables
+
+    def before_save(self, session, global_step_value):
+        for variable, value in zip(self._variables, session.run(self._variables)):
+            if not np.all(np.isfinite(value)):
+                raise _diverged(session, global_step_value, '%s is not finite' % variable.op.name)
+
+    def end(self, session, global_step_value):
+        print('Saved step %d in %s.' % (global_step_value, FLAGS.train_dir), flush=True)
