@@ -5,9 +5,9 @@
     total_loss = loss(logits, labels)       # how wrong they are
     train_op = train(total_loss, global_step)
 
-The network follows cuda-convnet's by Alex Krizhevsky (https://code.google.com/p/cuda-convnet/), apart from
-the top few layers: 1,068,298 parameters, 18.5 million multiply-adds an image, about 86 % of the test
-images right.
+The network follows Alex Krizhevsky's (https://code.google.com/p/cuda-convnet/) apart from the top
+few layers. It has 1,068,298 parameters, takes 18.5 million multiply-adds an image, and gets about
+86 % of the test images right.
 """
 import os
 import re
@@ -47,11 +47,11 @@ NUM_EPOCHS_PER_DECAY = 350.0
 LEARNING_RATE_DECAY_FACTOR = 0.1
 INITIAL_LEARNING_RATE = 0.1
 
-# With several GPUs, the names of all operations of the copy on the first start with `tower_0/`, and so on.
+# Each GPU holds a copy of the network; its operations' names start with `tower_0/`, `tower_1/` ...
 TOWER_NAME = 'tower'
 
-# float16 ends at 6e-8: gradients are computed of so many times the loss, and divided again in float32.
-# Micikevicius et al., "Mixed Precision Training" (2018), section 3.2.
+# float16 ends at 6e-8. Gradients are computed of so many times the loss, and divided again in
+# float32. Micikevicius et al., "Mixed Precision Training" (2018), section 3.2.
 _LOSS_SCALE = 128.0
 
 _LOSS_AVERAGE_DECAY = 0.9
@@ -68,7 +68,7 @@ def data_folder():
 
 
 def maybe_download_and_extract():
-    """Sees to it that the record files are there and whole, downloading or drawing them if they are not.
+    """Sees to it that the record files are there and whole; downloads or draws them if need be.
 
     Raises:
         datasets.table.DataError: they could not be had, or something is wrong with one of them.
@@ -91,7 +91,7 @@ def distorted_inputs():
 
 
 def distorted_inputs_queue(capacity):
-    """The queue behind `distorted_inputs`, from which each of several towers dequeues its own batches.
+    """The queue behind `distorted_inputs`, from which each of several towers takes batches.
 
     Args:
         capacity: number of batches to prepare ahead.
@@ -100,7 +100,8 @@ def distorted_inputs_queue(capacity):
         A queue of (images, labels), see `distorted_inputs`.
     """
     return cifar10_input.distorted_inputs_queue(
-        data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue, capacity)
+        data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue,
+        capacity)
 
 
 def inputs(eval_data):
@@ -130,7 +131,7 @@ def inference(images):
     """Builds the network.
 
     Args:
-        images: float [batch, IMAGE_SIZE, IMAGE_SIZE, 3], as `distorted_inputs` or `inputs` return them.
+        images: float [batch, IMAGE_SIZE, IMAGE_SIZE, 3], as `distorted_inputs` returns them.
 
     Returns:
         float32 [batch, classes], logits, not normalised: `loss` applies the softmax.
@@ -209,10 +210,15 @@ def _linear(net, name, units):
 
 
 def _weights(shape, stddev, dtype, decay=None):
-    """`weights` of the current variable scope, truncated normal; with `decay`, a loss of decay * |w|^2 / 2."""
-    weights = _variable_on_cpu('weights', shape, tf.truncated_normal_initializer(stddev=stddev), tf.float32)
+    """`weights` of the current variable scope, drawn from a truncated normal distribution.
+
+    With `decay`, a loss of decay * |weights|^2 / 2 is added to the collection `losses`.
+    """
+    initializer = tf.truncated_normal_initializer(stddev=stddev)
+    weights = _variable_on_cpu('weights', shape, initializer, tf.float32)
     if decay is not None:
-        tf.add_to_collection('losses', tf.multiply(tf.nn.l2_loss(weights), decay, name='weight_loss'))
+        weight_loss = tf.multiply(tf.nn.l2_loss(weights), decay, name='weight_loss')
+        tf.add_to_collection('losses', weight_loss)
     return tf.cast(weights, dtype)
 
 
@@ -235,7 +241,7 @@ def _variable_on_cpu(name, shape, initializer, dtype):
 def loss(logits, labels):
     """Mean cross entropy of the batch plus the weight decay of every layer that has one.
 
-    Each of them is in the collection `losses`. In a tower's name scope only that tower's are summed.
+    They are in the collection `losses`; in a tower's name scope only that tower's count.
 
     Args:
         logits: float32 [batch, classes], from `inference`.
@@ -265,7 +271,7 @@ def losses_by_name(total_loss):
     Returns:
         Dictionary from name, such as 'local3/weight_loss', to float32 [].
     """
-    return {re.sub('^%s_[0-9]+/' % TOWER_NAME, '', loss_.op.name): loss_
+    return {re.sub(f'^{TOWER_NAME}_[0-9]+/', '', loss_.op.name): loss_
             for loss_ in _losses_in_scope() + [total_loss]}
 
 
@@ -291,8 +297,8 @@ def compute_gradients(total_loss):
         total_loss: float32 [].
 
     Returns:
-        List of (gradient, variable), a pair for each trainable variable; None for a gradient where the loss
-        does not depend on the variable.
+        List of (gradient, variable), one pair for each trainable variable; the gradient is None
+        where the loss does not depend on the variable.
     """
     variables = tf.trainable_variables()
     scale = _LOSS_SCALE if FLAGS.use_fp16 else 1.0
@@ -346,15 +352,15 @@ def learning_rate(global_step, replicas=1):
 
 
 def variables_to_save():
-    """What a checkpoint holds, the same for every trainer: variables, their moving averages, global step."""
+    """What a checkpoint of any trainer holds: variables, their moving averages, the global step."""
     return tf.global_variables()
 
 
 def variables_to_restore(use_moving_averages):
-    """Which variable to restore from which name in a checkpoint: a dictionary from name to variable.
+    """The network's variables by the names under which a checkpoint holds the values to use.
 
     Args:
-        use_moving_averages: whether each variable takes its moving average's value, or else its own.
+        use_moving_averages: whether to use the variables' moving averages or their own values.
     """
     averages = tf.train.ExponentialMovingAverage(MOVING_AVERAGE_DECAY)
     return {averages.average_name(variable) if use_moving_averages else variable.op.name: variable
@@ -364,8 +370,8 @@ def variables_to_restore(use_moving_averages):
 def loss_summaries(losses):
     """Adds a summary of each loss, as it is and averaged over the last steps.
 
-    A raw loss jumps about from batch to batch; its average (decay 0.9) shows the trend. The averages start
-    at the first values, anew in every session: they are local variables, so no checkpoint holds them.
+    A raw loss jumps about from batch to batch; its average (decay 0.9) shows the trend. Averages
+    start at the first values of a session: they are local variables, so no checkpoint holds them.
 
     Args:
         losses: dictionary from name to float32 [].
@@ -396,13 +402,14 @@ def _activation_summary(net, name):
 
 
 # `tf.summary` would put a tower's name scope before the tag, and number what is there already: the
-# operations below take the tag as it is, so that curves of all trainers and towers lie on one another.
+# operations below take the tag as it is, so that all trainers' curves lie on one another.
 def _scalar_summary(tag, value):
     """Adds a curve of a scalar, shown as `tag`."""
-    tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.ScalarSummary(tags=tag, values=value))
+    tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.ScalarSummary(
+        tags=tag, values=value))
 
 
 def _histogram_summary(tag, values):
     """Adds a histogram of a tensor, shown as `tag`."""
-    values = tf.cast(values, tf.float32)
-    tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.HistogramSummary(tag=tag, values=values))
+    tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.HistogramSummary(
+        tag=tag, values=tf.cast(values, tf.float32)))

@@ -2,8 +2,9 @@
 
     python cifar10_eval.py
 
-Prints the precision @ 1 of each new checkpoint in --checkpoint_dir over the test set, every image once, with
-the moving averages of the variables. Runs beside the trainer; --run_once evaluates the latest and ends.
+Prints the precision @ 1 of each new checkpoint in --checkpoint_dir over the test set, every image
+once, with the moving averages of the variables. Runs beside the trainer; --run_once evaluates the
+latest and ends.
 """
 from runtime import startup  # First: it imports TensorFlow quietly.
 
@@ -19,13 +20,13 @@ from runtime import evaluation
 flags.DEFINE_string('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval'], 'Which images to evaluate on.')
 flags.DEFINE_string('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
-flags.DEFINE_integer('eval_interval_secs', 300, 'Look for a new checkpoint every so many seconds.',
+flags.DEFINE_integer('eval_interval_secs', 300, 'Evaluate at most every so many seconds.',
                      lower_bound=1)
-flags.DEFINE_integer('num_examples', 10000, 'Number of images to evaluate; at most, and if it is larger than '
-                     'the set, the whole set.', lower_bound=1)
-flags.DEFINE_boolean('run_once', False, 'Evaluate the latest checkpoint only.')
-flags.DEFINE_boolean('use_moving_averages', True,
-                     'Evaluate the moving averages of the variables instead of the variables themselves.')
+flags.DEFINE_integer('num_examples', 10000, 'Number of images to evaluate; more than the set holds '
+                     'means the set.', lower_bound=1)
+flags.DEFINE_boolean('run_once', False, 'Evaluate the latest checkpoint only, and end.')
+flags.DEFINE_boolean('use_moving_averages', True, 'Evaluate the moving averages of the variables, '
+                     'not the variables themselves.')
 
 FLAGS = flags.FLAGS
 
@@ -44,9 +45,9 @@ def evaluate():
         except tf.errors.NotFoundError:
             if FLAGS.run_once or tf.train.checkpoint_exists(checkpoint):
                 raise
-            print('%s is gone: the trainer keeps only the last few.' % checkpoint, flush=True)
+            print(f'{checkpoint} is gone: the trainer keeps only the last few.', flush=True)
             continue
-        print('%s: precision @ 1 = %.3f' % (datetime.datetime.now(), result.precision), flush=True)
+        print(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}', flush=True)
         _write(writer, result)
 
 
@@ -55,11 +56,11 @@ def _checkpoints():
     latest = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
     if not FLAGS.run_once:
         if latest is None:
-            print('Waiting for a checkpoint in %s.' % FLAGS.checkpoint_dir, flush=True)
+            print(f'Waiting for a checkpoint in {FLAGS.checkpoint_dir}.', flush=True)
         yield from tf.train.checkpoints_iterator(FLAGS.checkpoint_dir, FLAGS.eval_interval_secs)
     if latest is None:
-        raise app.UsageError('No checkpoint in %s: train first, or name the folder of a run with '
-                             '--checkpoint_dir' % FLAGS.checkpoint_dir)
+        raise app.UsageError(f'No checkpoint in {FLAGS.checkpoint_dir}: train first, or name the '
+                             'folder of a run with --checkpoint_dir')
     yield latest
 
 

@@ -3,7 +3,7 @@
     file names -> FixedLengthRecordReader -> shuffle queue of raw records -> crop, flip, brightness,
     contrast, standardisation of a whole batch -> prefetch queue -> the network
 
-Reading, shuffling and distorting work on hundreds of records at a time: one record at a time, as in the
+Reading, shuffling and distorting work on hundreds of records at a time. One at a time, as in the
 original tutorial, the bookkeeping costs several times what the work does.
 """
 import collections
@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from datasets import table
 
-# The images are cropped to this size: it changes the whole architecture, and any model must be retrained.
+# Images are cropped to this size. Another size makes another network: train it anew.
 IMAGE_SIZE = 24
 
 NUM_CLASSES = 10
@@ -40,8 +40,8 @@ def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
 
     Args:
         filename_queue: queue of strings, the names of the files to read.
-        records: None for one record a run; or the largest number of records a run, which then adds a
-            leading dimension to every tensor. A read stops at a file's end, so that it can be shorter.
+        records: None for one record a run, or how many at most; every tensor then has a leading
+            dimension, which is shorter where a file ends.
         data_set: row of the data-set table that tells the layout of a record.
 
     Returns:
@@ -51,8 +51,8 @@ def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
             record: uint8 [record_bytes], the record as it is in the file
             label: int32 [1], 0 to num_classes - 1
             uint8image: uint8 [height, width, depth]
-        each tensor with a leading dimension where `records` is given. Running them at the end of the files
-        raises `tf.errors.OutOfRangeError`; a file that ends within a record, `InvalidArgumentError`.
+        A run raises `tf.errors.OutOfRangeError` at the end of the files, and
+        `tf.errors.InvalidArgumentError` for a file that ends within a record.
     """
     result = CIFAR10Record()
     result.height, result.width, result.depth = table.HEIGHT, table.WIDTH, table.DEPTH
@@ -88,7 +88,7 @@ def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
         data_dir: folder of the record files.
         batch_size: number of images a batch.
         data_set: row of the data-set table.
-        min_fraction_of_examples_in_queue: the shuffle queue keeps at least this share of the records.
+        min_fraction_of_examples_in_queue: share of the records that the shuffle queue keeps.
 
     Returns:
         images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
@@ -130,8 +130,8 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction):
     """uint8 [batch_size, record_bytes] in random order, without end."""
     count = data_set.count(data_dir, eval_data=False)
     waiting = int(count * min_fraction)
-    print('Filling queue with %d %s images before starting to train.' % (
-        waiting, data_set.title))
+    print(f'Filling queue with {waiting} {data_set.title} images before starting to train.',
+          flush=True)
     files = tf.train.string_input_producer(data_set.paths(data_dir, eval_data=False))
     read = read_cifar10(files, _RECORDS_A_READ, data_set)
     return tf.train.shuffle_batch(
@@ -148,7 +148,7 @@ Distortions = collections.namedtuple('Distortions', 'offsets flips brightness co
 
 
 def draw_distortions(batch_size):
-    """Draws the tutorial's distortions for a batch, uniformly: `Distortions` of `batch_size` images."""
+    """Draws the tutorial's `Distortions` for `batch_size` images, each uniform in its range."""
     room = table.HEIGHT - IMAGE_SIZE + 1  # Images are square.
     return Distortions(
         offsets=tf.random_uniform([batch_size, 2], maxval=room, dtype=tf.int32),
@@ -160,11 +160,12 @@ def draw_distortions(batch_size):
 def distort(planes, distortions):
     """Crops, flips, brightens, changes the contrast of, and standardises a batch of images.
 
-    What `tf.image` does step by step has a closed form. With m the mean of a channel, f the contrast and
-    d the brightness, brightness and contrast make (x - m) f + m + d of a pixel x. Its mean over
-    the image is M + d, M the mean of the three m; its variance is f^2 (mean variance of the channels) +
-    (variance of the three m). Standardisation subtracts the one, and with it all that the brightness
-    did, and divides by the root of the other: one pass for the moments and one to apply them.
+    What `tf.image` does step by step has a closed form. With m the mean of a channel, f the
+    contrast and d the brightness, brightness and contrast make (x - m) f + m + d of a pixel x. Its
+    mean over the image is M + d, M the mean of the three m; its variance is f^2 (mean variance of
+    the channels) + (variance of the three m). Standardisation subtracts the one, and with it all
+    that the brightness did, and divides by the root of the other. So one pass for the moments and
+    one to apply them do it all.
 
     Args:
         planes: uint8 [batch, 3 * 32 * 32], the pixels of each record.
@@ -193,15 +194,16 @@ def standardise(planes):
         float32 [batch, IMAGE_SIZE, IMAGE_SIZE, 3], each image of mean 0 and standard deviation 1.
     """
     batch = tf.shape(planes)[0]
-    centre = [(table.HEIGHT - IMAGE_SIZE) // 2, (table.WIDTH - IMAGE_SIZE) // 2]
-    pixels = tf.cast(_crop(planes, tf.tile([centre], [batch, 1]), tf.zeros([batch], tf.bool)), tf.float32)
+    centre = [[(table.HEIGHT - IMAGE_SIZE) // 2, (table.WIDTH - IMAGE_SIZE) // 2]]
+    pixels = _crop(planes, tf.tile(centre, [batch, 1]), tf.zeros([batch], tf.bool))
+    pixels = tf.cast(pixels, tf.float32)
     mean, variance = tf.nn.moments(pixels, axes=[1, 2], keep_dims=True)
     pixels = (pixels - mean) * _reciprocal_deviation(variance)
     return tf.reshape(pixels, [-1, IMAGE_SIZE, IMAGE_SIZE, table.DEPTH])
 
 
 def _reciprocal_deviation(variance):
-    """1 / standard deviation, bounded for images of one colour as `tf.image.per_image_standardization` is."""
+    """1 / standard deviation, bounded as in `tf.image.per_image_standardization`."""
     return tf.rsqrt(tf.maximum(variance, 1.0 / (IMAGE_SIZE * IMAGE_SIZE * table.DEPTH)))
 
 
@@ -224,9 +226,10 @@ def _crop(planes, offsets, flips):
 
 
 def _crop_indices():
-    """int32 [2, IMAGE_SIZE * IMAGE_SIZE * 3]: where in a record's planes the crop at (0, 0) finds its pixels.
+    """Where in a record's planes the crop at (0, 0) finds its pixels, by row, column and channel.
 
-    Row 0 is the crop as it is, row 1 the same mirrored; both go by row, column, channel.
+    Returns:
+        int32 [2, IMAGE_SIZE * IMAGE_SIZE * 3]: the crop as it is, and the crop mirrored.
     """
     planes = np.arange(table.IMAGE_BYTES, dtype=np.int32)
     image = planes.reshape(table.DEPTH, table.HEIGHT, table.WIDTH).transpose(1, 2, 0)
@@ -237,8 +240,8 @@ def _crop_indices():
 def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10):
     """Images for evaluation: every record exactly once, in order; the last batch holds the rest.
 
-    The number of epochs is a local variable, so run `tf.local_variables_initializer()` first. After the
-    last batch a run raises `tf.errors.OutOfRangeError`.
+    The number of epochs is a local variable, so run `tf.local_variables_initializer()` first. After
+    the last batch a run raises `tf.errors.OutOfRangeError`.
 
     Args:
         eval_data: whether to read the test files, or else the training files.

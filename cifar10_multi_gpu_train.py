@@ -2,9 +2,9 @@
 
     python cifar10_multi_gpu_train.py --num_gpus=2
 
-Each GPU holds a copy of the network, a tower, and takes a batch of its own; the variables lie in the host's
-memory and are updated with the mean of the towers' gradients. With fewer GPUs than towers, towers share them,
-or the CPU. Checkpoints are those of cifar10_train.py.
+Each GPU holds a copy of the network, a tower, and takes a batch of its own; the variables lie in
+the host's memory and are updated with the mean of the towers' gradients. With fewer GPUs than
+towers, towers share them, or the CPU. Checkpoints are those of cifar10_train.py.
 """
 from runtime import startup  # First: it imports TensorFlow quietly.
 
@@ -71,9 +71,9 @@ def _build_towers(batch_queue):
     losses, gradients = [], []
     for i in range(FLAGS.num_gpus):
         with tf.variable_scope(tf.get_variable_scope(), reuse=i > 0), \
-                tf.name_scope('%s_%d' % (cifar10.TOWER_NAME, i)) as scope:
+                tf.name_scope(f'{cifar10.TOWER_NAME}_{i}') as scope:
             images, labels = batch_queue.dequeue()
-            with tf.device('/gpu:%d' % i):
+            with tf.device(f'/gpu:{i}'):
                 total_loss = tower_loss(scope, images, labels)
                 gradients.append(cifar10.compute_gradients(total_loss))
             losses.append(cifar10.losses_by_name(total_loss))
@@ -86,14 +86,14 @@ def _mean_losses(losses):
 
 
 def _summaries():
-    """All summaries but those of the second tower and later ones: they show what the first one's show."""
-    later_tower = re.compile('%s_[1-9]' % cifar10.TOWER_NAME)
+    """All summaries but those of later towers, which would show the first tower's curves again."""
+    later_tower = re.compile(f'{cifar10.TOWER_NAME}_[1-9]')
     return tf.summary.merge([summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
                              if not later_tower.match(summary.op.name)])
 
 
 def train():
-    """Builds the towers and runs them until --max_steps, from the latest checkpoint if there is one."""
+    """Builds the towers and runs them until --max_steps, resuming if there is a checkpoint."""
     with tf.Graph().as_default(), tf.device('/cpu:0'):
         global_step = tf.train.get_or_create_global_step()
         batch_queue = cifar10.distorted_inputs_queue(capacity=2 * FLAGS.num_gpus)
@@ -112,12 +112,12 @@ def _devices():
     """One line that tells where the towers will be."""
     gpus = startup.visible_gpus()
     if not gpus:
-        where = 'no GPU is visible: all of them on the CPU'
+        where = 'but no GPU is visible: all of them on the CPU'
     elif gpus < FLAGS.num_gpus:
-        where = 'only %d visible: the towers share them' % gpus
+        where = f'only {gpus} GPUs are visible: the towers share them'
     else:
-        where = 'one on each of /gpu:0 to /gpu:%d' % (FLAGS.num_gpus - 1)
-    return 'Towers: %d, %s. Variables and input: the CPU.' % (FLAGS.num_gpus, where)
+        where = f'one on each of /gpu:0 to /gpu:{FLAGS.num_gpus - 1}'
+    return f'{FLAGS.num_gpus} towers, {where}. Variables and input on the CPU.'
 
 
 def main():

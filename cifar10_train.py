@@ -2,8 +2,9 @@
 
     python cifar10_train.py
 
-Reaches about 86 percent after 100,000 steps (256 epochs). Training goes on from the latest checkpoint in
---train_dir; --restart starts over. Evaluate with cifar10_eval.py, watch with tensorboard --logdir.
+Reaches about 86 percent after 100,000 steps (256 epochs). Training goes on from the latest
+checkpoint in --train_dir; --restart starts over. Evaluate with cifar10_eval.py, watch with
+tensorboard --logdir.
 """
 from runtime import startup  # First: it imports TensorFlow quietly.
 
@@ -17,10 +18,11 @@ FLAGS = flags.FLAGS
 
 
 def train():
-    """Builds the graph and runs it until --max_steps, from the latest checkpoint if there is one."""
+    """Builds the graph and runs it until --max_steps, from the latest checkpoint if there is
+    one."""
     with tf.Graph().as_default():
         global_step = tf.train.get_or_create_global_step()
-        with tf.device('/cpu:0'):  # Reading and distorting on the host leaves the GPU to the network.
+        with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             images, labels = cifar10.distorted_inputs()
         loss = cifar10.loss(cifar10.inference(images), labels)
         train_op = cifar10.train(loss, global_step)

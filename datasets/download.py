@@ -1,11 +1,10 @@
 """Fetches a data set's archive, verifies it and unpacks it.
 
-What is trusted is the archive's SHA-256, not the host that it came from. Whatever goes wrong, what was
-downloaded stays in a `.part` file, where the next attempt goes on; only a file that is complete and has the
-wrong checksum is thrown away.
+What is trusted is the archive's SHA-256, not the host that it came from. Whatever goes wrong, what
+was downloaded stays in a `.part` file, where the next attempt goes on; only a file that is complete
+and has the wrong checksum is thrown away.
 """
 import contextlib
-import errno
 import fcntl
 import gzip
 import hashlib
@@ -26,15 +25,15 @@ from datasets import table
 _TIMEOUT_SECONDS = 30.0  # To connect, and between two reads.
 _PAUSE_SECONDS = 1.0  # Before going on after a connection that was cut.
 _BLOCK_BYTES = 1 << 18
-_ARCHIVE_MARGIN_BYTES = 1 << 24  # What an archive may hold besides the files wanted: a read-me, padding.
+_ARCHIVE_MARGIN_BYTES = 1 << 24  # An archive holds more than the files wanted: a read-me, padding.
 
 
 def maybe_download_and_extract(data_set, data_dir, url=None):
     """Sees to it that a data set's folder is there and its files are whole.
 
-    A folder that is there is used as it is. Else the archive that lies in `data_dir` is unpacked; if none
-    does, it is downloaded first. A data set without a URL is drawn instead. Processes that ask at the
-    same time wait for the first of them.
+    A folder that is there is used as it is. Else the archive that lies in `data_dir` is unpacked;
+    if none does, it is downloaded first. A data set without a URL is drawn instead. Processes that
+    ask at the same time wait for the first of them.
 
     Args:
         data_set: row of the data-set table.
@@ -49,7 +48,7 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
         url = url or data_set.url
         try:
             os.makedirs(data_dir, exist_ok=True)
-            with _locked(os.path.join(data_dir, '.%s.lock' % data_set.folder)):
+            with _locked(os.path.join(data_dir, f'.{data_set.folder}.lock')):
                 if not os.path.isdir(folder):  # Else another process made it while this one waited.
                     _make_folder(data_set, data_dir, url)
         except (OSError, http.client.HTTPException, table.DataError) as error:
@@ -59,7 +58,7 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
 
 def _make_folder(data_set, data_dir, url):
     if data_set.url is None:
-        print('Drawing the %s images in %s.' % (data_set.title, data_dir))
+        print(f'Drawing the {data_set.title} images in {data_dir}.')
         synthetic.write(data_set, data_dir)
         return
     archive = os.path.join(data_dir, os.path.basename(data_set.url))
@@ -74,13 +73,13 @@ def _failure(data_set, data_dir, url, error):
     """One line: what was wanted, why it failed, and the ways on."""
     if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
         error = error.reason  # What lies below, without "<urlopen error ...>".
-    reason = str(error) or type(error).__name__
+    reason = ' '.join(str(error).split()) or type(error).__name__
     if data_set.url is None:
-        return ('Cannot draw the %s images in %s: %s. Name another folder with --data_dir.'
-                % (data_set.title, data_dir, reason))
-    return ('Cannot get %s into %s: %s. Run again to go on from what is there, put the right %s there by '
-            'hand, or try --dataset=synthetic.' % (
-                url, data_dir, reason, os.path.basename(data_set.url)))
+        return (f'Cannot draw the {data_set.title} images in {data_dir}: {reason}. '
+                'Name another folder with --data_dir.')
+    archive = os.path.basename(data_set.url)
+    return (f'Cannot get {url} into {data_dir}: {reason}. Run again to go on from what is there, '
+            f'put the right {archive} there by hand, or try --dataset=synthetic.')
 
 
 @contextlib.contextmanager
@@ -96,7 +95,8 @@ def _locked(path):
 
 
 def _open_own(path):
-    """Opens a file of ours for appending, made if missing; never through a link that somebody put there."""
+    """Opens a file of ours for appending, made if missing; never through a link that somebody put
+    there."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
 
 
@@ -118,19 +118,17 @@ def download(url, archive, data_set):
     if urllib.parse.urlsplit(url).scheme not in ('http', 'https', 'file'):
         raise table.DataError('the URL starts with neither http:, https: nor file:')
     part = archive + '.part'
-    with os.fdopen(_open_own(part), 'ab') as stream:
+    with os.fdopen(_open_own(part), 'ab', buffering=0) as stream:
         progress = _Progress(os.path.basename(archive), stream.tell(), data_set.archive_bytes)
         while stream.tell() < data_set.archive_bytes:
             before = stream.tell()
             try:
                 _append(url, stream, data_set.archive_bytes, progress)
-            except (OSError, http.client.HTTPException) as error:
-                if stream.tell() == before or getattr(error, 'errno', None) in (
-                        errno.ENOSPC, errno.EDQUOT):
+            except (OSError, http.client.HTTPException):
+                if stream.tell() == before:
                     raise
                 time.sleep(_PAUSE_SECONDS)
         progress.close()
-        stream.flush()
         os.fsync(stream.fileno())
     try:
         _verify(part, data_set)
@@ -143,21 +141,25 @@ def download(url, archive, data_set):
 def _append(url, stream, size, progress):
     """Appends to a part what one request brings, up to `size` bytes in all.
 
-    A server that ignores the range sends the file from its beginning: what is here already is read past.
+    A server that ignores the range sends the file from its beginning: what is here already is read
+        past.
     """
     start = stream.tell()
     headers = {'User-Agent': 'cifar10-tutorial', 'Accept-Encoding': 'identity'}
     if start:
         headers['Range'] = 'bytes=%d-' % start
-    with _opener().open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_SECONDS) as response:
+    request = urllib.request.Request(url, headers=headers)
+    with _opener().open(request, timeout=_TIMEOUT_SECONDS) as response:
         position = _check_offer(response, start, size)
         while stream.tell() < size:
-            block = response.read(min(_BLOCK_BYTES, size - position))
+            # Not `read`, which loses what it has when the connection breaks.
+            block = response.read1(min(_BLOCK_BYTES, size - position))
             if not block:
-                raise ConnectionError('the connection ended after %d of %d bytes' % (stream.tell(), size))
-            new = block[max(0, start - position):]
-            stream.write(new)
-            stream.flush()
+                raise ConnectionError(
+                    f'the connection ended after {stream.tell()} of {size} bytes')
+            new = memoryview(block)[max(0, start - position):]
+            while new:  # A disk that is nearly full takes less than it is given.
+                new = new[stream.write(new):]
             position += len(block)
             progress.update(stream.tell())
 
@@ -182,13 +184,14 @@ def _check_offer(response, start, size):
     position = start if response.getcode() == 206 else 0
     if response.getcode() == 206:
         offered = re.match(r'bytes (\d+)-\d+/(\d+|\*)$', response.headers.get('Content-Range', ''))
-        if not offered or int(offered.group(1)) != start or offered.group(2) not in ('*', str(size)):
-            raise table.DataError('asked for bytes from %d of %d, the server sent "%s"' % (
-                start, size, response.headers.get('Content-Range')))
+        if (not offered or int(offered.group(1)) != start
+                or offered.group(2) not in ('*', str(size))):
+            raise table.DataError(f'asked for bytes from {start} of {size}, the server sent '
+                                  f'"{response.headers.get("Content-Range")}"')
     length = response.headers.get('Content-Length')
     if length is not None and position + int(length) != size:
-        raise table.DataError('the file has %d bytes, the server offers one of %d' % (
-            size, position + int(length)))
+        raise table.DataError(
+            f'the file has {size} bytes, the server offers one of {position + int(length)}')
     return position
 
 
@@ -201,7 +204,7 @@ class _Progress:
         self._shown_tenth, self._shown_time = 10 * done // total, 0.0
         self._bar = sys.stdout.isatty()
         if done:
-            print('Going on with %s after %.1f MB.' % (name, done / 1e6), flush=True)
+            print(f'Going on with {name} after {done / 1e6:.1f} MB.', flush=True)
 
     def update(self, done):
         """Shows `done` bytes, counted from the file's beginning, where it is time to."""
@@ -213,7 +216,7 @@ class _Progress:
             print('\r%-20.20s [%-20s] %s' % (self._name, bar, self._figures(done, now)),
                   end='', flush=True)
         elif not self._bar and tenth > self._shown_tenth:
-            print('%s: %s' % (self._name, self._figures(done, now)), flush=True)
+            print(f'{self._name}: {self._figures(done, now)}', flush=True)
         self._shown_tenth = tenth
 
     def _figures(self, done, now):
@@ -242,12 +245,12 @@ def _verify(path, data_set):
         for block in iter(lambda: stream.read(_BLOCK_BYTES), b''):
             digest.update(block)
     if digest.hexdigest() != data_set.sha256:
-        raise table.DataError('%s has SHA-256 %s; wanted: %s' % (
-            path, digest.hexdigest(), data_set.sha256))
+        raise table.DataError(f'{path} has SHA-256 {digest.hexdigest()}; wanted: {data_set.sha256}')
 
 
 def extract(archive, data_dir, data_set):
-    """Unpacks a data set's files, and nothing else, into its folder below `data_dir`, all or nothing.
+    """Unpacks a data set's files, and nothing else, into its folder below `data_dir`, all or
+    nothing.
 
     Each file is found by its exact name and size and written under a name that is ours; links,
     directories and other names in the archive are passed over.
@@ -258,7 +261,8 @@ def extract(archive, data_dir, data_set):
         data_set: row of the data-set table.
 
     Raises:
-        table.DataError: the archive is damaged, lacks a file, or is far larger than the files wanted.
+        table.DataError: the archive is damaged, lacks a file, or is far larger than the files
+        wanted.
         OSError: the disk failed.
     """
     folder = os.path.join(data_dir, data_set.folder)
@@ -268,11 +272,11 @@ def extract(archive, data_dir, data_set):
     try:
         missing = _unpack(archive, partial, data_set)
         if missing:
-            raise table.DataError('%s lacks %s' % (archive, ', '.join(
-                '%s/%s of %d bytes' % (data_set.folder, name, size) for name, size in missing.items())))
+            wanted = [f'{data_set.folder}/{name} of {size} bytes' for name, size in missing.items()]
+            raise table.DataError(f'{archive} lacks {", ".join(wanted)}')
         os.rename(partial, folder)
     except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise table.DataError('%s is damaged (%s)' % (archive, error)) from error
+        raise table.DataError(f'{archive} is damaged ({error})') from error
     finally:
         _remove_folder(partial)
 
@@ -281,10 +285,11 @@ def _unpack(archive, folder, data_set):
     """Writes the files wanted into `folder`; returns name -> size of those that were not found."""
     missing = {name: count * data_set.record_bytes for name, count in data_set.files.items()}
     limit = sum(missing.values()) + _ARCHIVE_MARGIN_BYTES
-    with gzip.open(archive) as stream, tarfile.open(fileobj=_Limited(stream, limit), mode='r|') as tar:
+    with gzip.open(archive) as stream, \
+            tarfile.open(fileobj=_Limited(stream, limit), mode='r|') as tar:
         for member in tar:
             name = member.name[len(data_set.folder) + 1:]
-            if (member.isreg() and member.name == '%s/%s' % (data_set.folder, name)
+            if (member.isreg() and member.name == f'{data_set.folder}/{name}'
                     and missing.get(name) == member.size):
                 with open(os.path.join(folder, name), 'xb') as target:
                     shutil.copyfileobj(tar.extractfile(member), target, _BLOCK_BYTES)
@@ -297,7 +302,8 @@ def _unpack(archive, folder, data_set):
 
 
 class _Limited:
-    """A stream that ends in an error after `limit` bytes: a few kilobytes of gzip may hold terabytes."""
+    """A stream that ends in an error after `limit` bytes: a few kilobytes of gzip may hold
+    terabytes."""
 
     def __init__(self, stream, limit):
         self._stream, self._left = stream, limit

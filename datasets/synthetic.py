@@ -1,10 +1,11 @@
 """Draws the synthetic data sets: shapes and textures in random colours, with noise.
 
-A class is known by its form alone. Where a form lies, how large it is and which two colours it has are
-drawn anew for every image, so that no class has a mean colour of its own. None of them changes when it
-is mirrored, as training does.
+A class is known by its form alone. Where a form lies, how large it is and which two colours it has
+are drawn anew for every image, so that no class has a mean colour of its own. None of them changes
+when it is mirrored, as training does.
 
-The same seed gives the same bytes everywhere: NumPy keeps the stream of `RandomState` for good (NEP 19),
+The same seed gives the same bytes everywhere: NumPy keeps the stream of `RandomState` for good (NEP
+    19),
 and only operations that IEEE 754 rounds exactly are used (no sine, no normal distribution).
 """
 import os
@@ -61,7 +62,8 @@ def draw(count, num_classes, seed):
 
 
 def _images(random, labels):
-    """uint8 [len(labels), 3, height, width]: forms in one colour on a ground of another, with noise."""
+    """uint8 [len(labels), 3, height, width]: forms in one colour on a ground of another, with
+    noise."""
     masks = np.empty([len(labels), 1, _SIDE, _SIDE], bool)
     for label in np.unique(labels):
         chosen = np.flatnonzero(labels == label)
@@ -81,8 +83,9 @@ def _colours(random, count):
 class _Canvas:
     """Coordinates about a random centre, and a random size, for each of `count` images.
 
-    `x` is float32 [count, 1, 32], `y` [count, 32, 1], `size` (6 to 9 pixels) [count, 1, 1]: forms stay
-    within the central 24 x 24 crop. `phase_x`, `phase_y` and `period` shift and scale the textures.
+    `x` is float32 [count, 1, 32], `y` [count, 32, 1], `size` (6 to 9 pixels) [count, 1, 1]: forms
+    stay within the central 24 x 24 crop. `phase_x`, `phase_y` and `period` shift and scale the
+    textures.
     """
 
     def __init__(self, random, count):

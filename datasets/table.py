@@ -1,12 +1,12 @@
 """The data sets: one row for each, and the check of a folder of record files.
 
-A record is `label_bytes` bytes of labels and 3,072 bytes of pixels: the red plane of a 32 x 32 image,
-then the green, then the blue, each row by row. A file is a sequence of records and nothing else.
-https://www.cs.toronto.edu/~kriz/cifar.html
+A record is `label_bytes` bytes of labels and 3,072 bytes of pixels: the red plane of a 32 x 32
+image, then the green, then the blue, each row by row. A file is a sequence of records and nothing
+else. https://www.cs.toronto.edu/~kriz/cifar.html
 """
 import dataclasses
 import os
-from typing import Mapping, Optional, Tuple
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,7 +16,7 @@ _RECORDS_A_READ = 8192  # 25 MB: large enough to be fast, small beside what trai
 
 
 class DataError(ValueError):
-    """A data folder, file or archive is not as it should be; the message is one line for the user."""
+    """A data folder, file or archive is not as it should be; the message is a line for the user."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +42,10 @@ class DataSet:
     folder: str
     train_files: Mapping[str, int]
     test_files: Mapping[str, int]
-    classes: Tuple[str, ...]
+    classes: tuple[str, ...]
     label_bytes: int = 1
     label_index: int = 0
-    url: Optional[str] = None
+    url: str | None = None
     archive_bytes: int = 0
     sha256: str = ''
 
@@ -83,17 +83,18 @@ class DataSet:
         """Reads every file of the set once and checks it.
 
         Raises:
-            DataError: a file is missing, empty or unreadable, ends within a record, or holds a label that
-                is no class. The message names the file, what was found and wanted, and what to do.
+            DataError: a file is missing, empty or unreadable, ends within a record, or holds a
+                label that is no class. The message names the file, what was found and wanted, and
+                what to do.
         """
         for name in self.files:
             path = os.path.join(folder, name)
             try:
                 fault = self._fault(path)
             except OSError as error:
-                fault = 'cannot be read (%s)' % error.strerror
+                fault = f'cannot be read ({error.strerror})'
             if fault:
-                raise DataError('%s %s. %s' % (path, fault, self._remedy(folder)))
+                raise DataError(f'{path} {fault}. {self._remedy(folder)}')
 
     def _fault(self, path):
         """What is wrong with a file, in words, or None."""
@@ -114,8 +115,8 @@ class DataSet:
         return None
 
     def _remedy(self, folder):
-        source = 'download it again' if self.url else 'have it drawn again'
-        return 'Put a whole file there, or move %s away and run again to %s.' % (folder, source)
+        source = 'download it anew' if self.url else 'have it drawn anew'
+        return f'Put a whole file there, or move {folder} away and run again to {source}.'
 
 
 CIFAR10 = DataSet(
@@ -124,7 +125,8 @@ CIFAR10 = DataSet(
     folder='cifar-10-batches-bin',
     train_files={'data_batch_%d.bin' % i: 10000 for i in range(1, 6)},
     test_files={'test_batch.bin': 10000},
-    classes=('airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck'),
+    classes=('airplane', 'automobile', 'bird', 'cat', 'deer',
+             'dog', 'frog', 'horse', 'ship', 'truck'),
     url='https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz',
     archive_bytes=170052171,
     sha256='c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd')
@@ -135,6 +137,7 @@ SYNTHETIC = DataSet(
     folder='synthetic-batches-bin',
     train_files={'data_batch_1.bin': 10000},
     test_files={'test_batch.bin': 2000},
-    classes=('disc', 'square', 'triangle', 'ring', 'cross', 'bars', 'columns', 'slope', 'checks', 'dots'))
+    classes=('disc', 'square', 'triangle', 'ring', 'cross',
+             'bars', 'columns', 'slope', 'checks', 'dots'))
 
 TABLE = {row.name: row for row in (CIFAR10, SYNTHETIC)}

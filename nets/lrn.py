@@ -1,9 +1,9 @@
 """Local response normalisation as a product with a band matrix, with its own gradient.
 
-Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks" (2012), section 3.3,
-divide each activation by a power of the sum of squares of its neighbouring channels. `tf.nn.lrn` and its
-gradient take a third of a training step on a CPU; a matrix product that sums the neighbours does the
-same for almost nothing, on any device.
+Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks" (2012), section
+3.3, divide each activation by a power of the sum of squares of its neighbouring channels.
+`tf.nn.lrn` and its gradient take a third of a training step on a CPU; a matrix product that sums
+the neighbours does the same for almost nothing, on any device.
 """
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -38,7 +38,8 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
             y = x * scale
 
             def gradient(dy):
-                # d y[j] / d x[c] = [j = c] scale[c] - 2 alpha beta x[c] (x scale / total)[j] for neighbours.
+                # d y[j] / d x[c] = [j = c] scale[c] - 2 alpha beta x[c] (x scale / total)[j] for
+                # neighbours.
                 shared = tf.matmul(dy * y / total, neighbours)
                 return dy * scale - (2 * alpha * beta) * x * shared
 

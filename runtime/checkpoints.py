@@ -4,7 +4,8 @@ from absl import app
 
 
 def step(path):
-    """The global step of a checkpoint, also where the original multi-GPU script stored it as a float.
+    """The global step of a checkpoint, also where the original multi-GPU script stored it as a
+    float.
 
     Args:
         path: of the checkpoint, without `.index`.
@@ -14,7 +15,7 @@ def step(path):
     """
     reader = tf.train.load_checkpoint(path)
     if not reader.has_tensor('global_step'):
-        raise app.UsageError('%s has no global_step: it is no checkpoint of a training run' % path)
+        raise app.UsageError(f'{path} has no global_step: it is no checkpoint of a training run')
     return int(reader.get_tensor('global_step'))
 
 
@@ -29,16 +30,17 @@ def load(path, variables, session):
         session: the session whose variables are set.
 
     Raises:
-        app.UsageError: variables are missing in the checkpoint or have another shape there; names them all.
+        app.UsageError: variables are missing in the checkpoint or have another shape there; names
+        them all.
     """
     reader = tf.train.load_checkpoint(path)
     shapes = reader.get_variable_to_shape_map()
-    faults = ['%s is missing' % name for name in sorted(variables) if name not in shapes]
-    faults += ['%s has shape %s, wanted %s' % (name, shapes[name], variables[name].shape.as_list())
+    faults = [f'{name} is missing' for name in sorted(variables) if name not in shapes]
+    faults += [f'{name} has shape {shapes[name]}, wanted {variables[name].shape.as_list()}'
                for name in sorted(variables)
                if name in shapes and shapes[name] != variables[name].shape.as_list()]
     if faults:
-        raise app.UsageError('%s does not fit this network: %s' % (path, '; '.join(faults)))
+        raise app.UsageError('{} does not fit this network: {}'.format(path, '; '.join(faults)))
     for name, variable in variables.items():
         dtype = variable.dtype.base_dtype.as_numpy_dtype
         variable.load(reader.get_tensor(name).astype(dtype), session)

@@ -90,7 +90,8 @@ class Evaluation:
 
 @contextlib.contextmanager
 def _queues_running(session):
-    """Runs the graph's queue runners; an exception of theirs is raised in place of "queue is closed"."""
+    """Runs the graph's queue runners; an exception of theirs is raised in place of "queue is
+    closed"."""
     coordinator = tf.train.Coordinator()
     threads = tf.train.start_queue_runners(session, coordinator)
     try:
@@ -115,5 +116,5 @@ def precision(checkpoint_dir, **options):
     """
     latest = tf.train.latest_checkpoint(checkpoint_dir)
     if latest is None:
-        raise FileNotFoundError('No checkpoint in %s' % checkpoint_dir)
+        raise FileNotFoundError(f'No checkpoint in {checkpoint_dir}')
     return Evaluation(**options).run(latest).precision

@@ -1,6 +1,8 @@
-"""What every script does first: import TensorFlow quietly, parse flags, turn mistakes into one line.
+"""What every script does first: import TensorFlow quietly, parse flags, turn mistakes into one
+line.
 
-Import this module before TensorFlow. Set TF_CPP_MIN_LOG_LEVEL (0 to 3) to see all that TensorFlow says.
+Import this module before TensorFlow. Set TF_CPP_MIN_LOG_LEVEL (0 to 3) to see all that TensorFlow
+says.
 """
 import contextlib
 import os
@@ -11,12 +13,13 @@ from absl import app
 from absl import flags
 
 _QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
-_LOG_LEVEL = '3'  # "failed call to cuInit", for one, comes as an error on every machine without a GPU.
+_LOG_LEVEL = '3'  # On a machine without a GPU, that it has none is logged as an error.
 
 
 @contextlib.contextmanager
 def _standard_error_held_back():
-    """Keeps what is written to file descriptor 2 off the screen, unless an exception ends the block.
+    """Keeps what is written to file descriptor 2 off the screen, unless an exception ends the
+    block.
 
     TensorFlow's C++ libraries write there while they are loaded, before any log level counts.
     """
@@ -46,14 +49,15 @@ tf.disable_v2_behavior()
 from datasets import table  # noqa: E402, after the import that is held back: it loads NumPy only.
 
 flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
-                  'Where to compute: on the GPUs if there are any, only on the CPU, or only on GPUs.')
+                  'Compute on the GPUs if there are any, on the CPU only, or insist on a GPU.')
 
 FLAGS = flags.FLAGS
 
-# What a user, the data or the machine did: one line says it all. Anything else is a fault of ours, and
-# shows its traceback.
-_MISTAKES = (app.UsageError, table.DataError, FloatingPointError, OSError, tf.errors.NotFoundError,
-             tf.errors.PermissionDeniedError, tf.errors.ResourceExhaustedError, tf.errors.DataLossError)
+# What a user, the data or the machine did: one line says it all. Anything else is a fault of ours,
+# and shows its traceback.
+_MISTAKES = (app.UsageError, table.DataError, FloatingPointError, OSError,
+             tf.errors.NotFoundError, tf.errors.PermissionDeniedError,
+             tf.errors.ResourceExhaustedError, tf.errors.DataLossError)
 
 
 def run(main, modules=()):
@@ -77,10 +81,11 @@ def _parse(argv):
     try:
         stray = FLAGS(argv)[1:]
     except flags.Error as error:
-        sys.exit('%s: %s (--help lists the flags)' % (_script(), ' '.join(str(error).split())))
+        message = ' '.join(str(error).split())
+        sys.exit(f'{_script()}: {message} (--help lists the flags)')
     if stray:
-        sys.exit('%s: "%s" is no flag; a flag is written as --name=value (--help lists them)' % (
-            _script(), stray[0]))
+        sys.exit(f'{_script()}: "{stray[0]}" is no flag; flags are written --name=value '
+                 '(--help lists them)')
     return argv[:1]
 
 
@@ -89,9 +94,9 @@ def _without_traceback(main):
         return main()
     except _MISTAKES as error:
         message = error.message if isinstance(error, tf.errors.OpError) else str(error)
-        sys.exit('%s: %s' % (_script(), message.splitlines()[0]))
+        sys.exit(f'{_script()}: {message.splitlines()[0]}')
     except KeyboardInterrupt:
-        print('%s: interrupted' % _script(), file=sys.stderr)
+        print(f'{_script()}: interrupted', file=sys.stderr)
         return 130
 
 
@@ -102,7 +107,8 @@ def _script():
 def session_config(log_device_placement=False):
     """Settings of a session on the devices that `--device` allows.
 
-    Towers ask for GPUs whatever the machine has: soft placement moves them. Memory of a GPU is taken as it is
+    Towers ask for GPUs whatever the machine has: soft placement moves them. Memory of a GPU is
+        taken as it is
     needed, so that an evaluation fits beside a trainer.
 
     Args:
@@ -128,6 +134,6 @@ def visible_gpus():
         return 0
     count = len(tf.config.list_physical_devices('GPU'))
     if FLAGS.device == 'gpu' and not count:
-        raise app.UsageError('--device=gpu, but TensorFlow sees no GPU here: check the driver, install '
-                             'tensorflow[and-cuda], or use --device=auto')
+        raise app.UsageError('--device=gpu, but TensorFlow sees no GPU here: check the driver, '
+                             'install tensorflow[and-cuda], or use --device=auto')
     return count

@@ -25,13 +25,16 @@ from runtime import checkpoints
 from runtime import startup
 
 flags.DEFINE_string('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
-flags.DEFINE_integer('max_steps', 100000, 'Number of batches to run, over all starts.', lower_bound=0)
+flags.DEFINE_integer('max_steps', 100000, 'Number of steps to make, over all starts.',
+                     lower_bound=0)
 flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
 flags.DEFINE_integer('log_frequency', 10, 'Print a line every so many steps.', lower_bound=1)
-flags.DEFINE_integer('save_checkpoint_secs', 600, 'Save a checkpoint every so many seconds.', lower_bound=1)
+flags.DEFINE_integer('save_checkpoint_secs', 600, 'Save a checkpoint every so many seconds.',
+                     lower_bound=1)
 flags.DEFINE_integer('save_checkpoint_steps', None,
                      'Save a checkpoint every so many steps, instead of by time.', lower_bound=1)
-flags.DEFINE_boolean('restart', False, 'Remove what an earlier run left in --train_dir and start over.')
+flags.DEFINE_boolean('restart', False,
+                     'Remove what an earlier run left in --train_dir and start over.')
 
 FLAGS = flags.FLAGS
 
@@ -47,8 +50,8 @@ _OWN_FILES = re.compile(
 def session(loss, examples_per_step, summary_op=None):
     """A session that trains in `--train_dir` until `--max_steps`: made anew, or resumed.
 
-    Prints the tutorial's console line, writes summaries and checkpoints. Ctrl-C and SIGTERM let the running
-    step end and save a checkpoint; then they raise KeyboardInterrupt and SystemExit (143).
+    Prints the tutorial's console line, writes summaries and checkpoints. Ctrl-C and SIGTERM let the
+    running step end and save a checkpoint; then they raise KeyboardInterrupt and SystemExit (143).
 
     Args:
         loss: float [], the total loss; shown, and watched for NaN.
@@ -83,15 +86,15 @@ def session(loss, examples_per_step, summary_op=None):
     with _signals_caught(caught):
         # The hooks above do what MonitoredTrainingSession would do by itself, on exact steps.
         with tf.train.MonitoredTrainingSession(
-                scaffold=scaffold, hooks=hooks, config=startup.session_config(FLAGS.log_device_placement),
-                save_checkpoint_secs=None, save_summaries_steps=None) as monitored:
+                scaffold=scaffold, hooks=hooks,
+                config=startup.session_config(FLAGS.log_device_placement)) as monitored:
             yield monitored
     if caught:
         raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
 
 
 def _prepare_folder(examples_per_step):
-    """Makes `--train_dir`, or checks that the run in it is this one, and notes the run in `run.json`."""
+    """Makes `--train_dir`, or checks that it holds this run, and notes the run in `run.json`."""
     os.makedirs(FLAGS.train_dir, exist_ok=True)
     if FLAGS.restart:
         _remove_own_files(FLAGS.train_dir)
@@ -115,13 +118,13 @@ def _check_same_run(path, run):
             earlier = json.load(stream)
         different = [key for key in ('dataset', 'net') if earlier[key] != run[key]]
     except (ValueError, TypeError, KeyError) as error:
-        raise app.UsageError('%s is damaged (%r): remove it to go on, or start over with --restart' % (
-            path, error)) from error
+        raise app.UsageError(f'{path} is damaged ({error!r}): remove it to go on, or start over '
+                             'with --restart') from error
     if different:
         key = different[0]
         raise app.UsageError(
-            '%s holds a run with --%s=%s, not %s: name another --train_dir, or start over with --restart' % (
-                FLAGS.train_dir, key, earlier[key], run[key]))
+            f'{FLAGS.train_dir} holds a run with --{key}={earlier[key]}, not {run[key]}: '
+            'name another --train_dir, or start over with --restart')
 
 
 def _remove_own_files(folder):
@@ -135,7 +138,7 @@ def _resume(session_, saver, variables):
     state = tf.train.get_checkpoint_state(FLAGS.train_dir)
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
     if latest:
-        print('Resuming from %s.' % latest, flush=True)
+        print(f'Resuming from {latest}.', flush=True)
         checkpoints.load(latest, {variable.op.name: variable for variable in variables}, session_)
         saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
 
@@ -144,15 +147,16 @@ def _diverged(session_, step, what):
     """The exception to raise when training has left the finite numbers at a step."""
     rate = session_.run(tf.get_collection('learning_rate')[0])
     return FloatingPointError(
-        'Training diverged at step %d: %s, at learning rate %g. The last good checkpoint is %s' % (
-            step, what, rate, tf.train.latest_checkpoint(FLAGS.train_dir)))
+        f'Training diverged at step {step}: {what}, at learning rate {rate:g}. '
+        f'The last good checkpoint is {tf.train.latest_checkpoint(FLAGS.train_dir)}')
 
 
 @contextlib.contextmanager
 def _signals_caught(caught):
     """Appends SIGINT and SIGTERM to the list `caught` instead of letting them end the process.
 
-    A second one ends it at once. Outside of the main thread, which alone can do this, nothing changes.
+    A second one ends it at once. Outside of the main thread, which alone can do this, nothing
+    changes.
     """
     def catch(number, frame):
         caught.append(number)
@@ -194,7 +198,7 @@ class _StopHook(_StepHook):
     def after_create_session(self, session, coord):
         super().after_create_session(session, coord)
         if self.step >= self._max_steps:
-            print('Nothing to do: %d steps are made, --max_steps=%d.' % (self.step, self._max_steps),
+            print(f'Nothing to do: {self.step} of {self._max_steps} steps are made already.',
                   flush=True)
             coord.request_stop()
 
@@ -224,14 +228,14 @@ class _LossHook(_StepHook):
     def after_run(self, run_context, run_values):
         loss = run_values.results
         if not np.isfinite(loss):
-            raise _diverged(run_context.session, self.step, 'the loss is %s' % loss)
+            raise _diverged(run_context.session, self.step, f'the loss is {loss}')
         shown = self.step
         super().after_run(run_context, run_values)
         if shown % FLAGS.log_frequency == 0:
             seconds = (time.perf_counter() - self._marked_time) / (self.step - self._marked_step)
-            print('%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)' % (
-                datetime.datetime.now(), shown, loss, self._examples_per_step / seconds, seconds),
-                flush=True)
+            print(f'{datetime.datetime.now()}: step {shown}, loss = {loss:.2f} '
+                  f'({self._examples_per_step / seconds:.1f} examples/sec; '
+                  f'{seconds:.3f} sec/batch)', flush=True)
             self._mark()
 
     def _mark(self):
@@ -267,7 +271,8 @@ class _SummaryHook(_StepHook):
 
 
 class _SaveListener(tf.train.CheckpointSaverListener):
-    """Refuses to save variables that are not finite: the latest checkpoint stays good. Tells of the last."""
+    """Refuses to save variables that are not finite: the latest checkpoint stays good. Tells of the
+    last."""
 
     def __init__(self, variables):
         self._variables = variables
@@ -275,7 +280,7 @@ class _SaveListener(tf.train.CheckpointSaverListener):
     def before_save(self, session, global_step_value):
         for variable, value in zip(self._variables, session.run(self._variables)):
             if not np.all(np.isfinite(value)):
-                raise _diverged(session, global_step_value, '%s is not finite' % variable.op.name)
+                raise _diverged(session, global_step_value, f'{variable.op.name} is not finite')
 
     def end(self, session, global_step_value):
-        print('Saved step %d in %s.' % (global_step_value, FLAGS.train_dir), flush=True)
+        print(f'Saved step {global_step_value} in {FLAGS.train_dir}.', flush=True)

@@ -1,0 +1,46 @@
+"""Makes record files for the tests, and runs scripts on them."""
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def write(path, labelled_images, label_bytes=1):
+    """Writes records of uint8 [height, width, depth] images: label bytes, then the planes."""
+    with open(path, 'wb') as stream:
+        for label, image in labelled_images:
+            stream.write(bytes([label] * label_bytes))
+            stream.write(np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes())
+
+
+def half_bright(count, seed):
+    """(label, image) pairs: label k % 2, the upper or the lower half bright, with noise."""
+    random = np.random.RandomState(seed)
+    for k in range(count):
+        image = random.randint(0, 60, [32, 32, 3])
+        half = slice(0, 16) if k % 2 == 0 else slice(16, 32)
+        image[half] += 150
+        yield k % 2, image.astype(np.uint8)
+
+
+def noise(count, seed, num_classes=10):
+    """(label, image) pairs of noise."""
+    random = np.random.RandomState(seed)
+    for _ in range(count):
+        yield random.randint(num_classes), random.randint(0, 256, [32, 32, 3]).astype(np.uint8)
+
+
+def run_script(name, *arguments, **options):
+    """Runs a script in a process of its own, as a user does: a `subprocess.CompletedProcess`."""
+    return subprocess.run([sys.executable, ROOT / name, *arguments], capture_output=True, text=True,
+                          timeout=120, env={**os.environ, **options.pop('env', {})}, **options)
+
+
+def start_script(name, *arguments):
+    """Starts a script in a process of its own: a `subprocess.Popen`."""
+    return subprocess.Popen([sys.executable, ROOT / name, *arguments], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)

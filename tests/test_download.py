@@ -1,0 +1,417 @@
+"""Downloads from a real server on loopback, and unpacks archives made to do harm."""
+import contextlib
+import functools
+import gzip
+import hashlib
+import http.server
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+
+import numpy as np
+import pytest
+import records
+
+from datasets import download
+from datasets import table
+
+FILES = {'data_batch_1.bin': 40, 'test_batch.bin': 10}
+CONTENTS = {name: np.random.RandomState(count).randint(0, 10, 3073 * count).astype(np.uint8).tobytes()
+            for name, count in FILES.items()}
+
+
+def tar(members):
+    """Bytes of a .tar.gz of (TarInfo, bytes) pairs."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode='w') as archive:
+        for info, data in members:
+            archive.addfile(info, io.BytesIO(data))
+    return gzip.compress(stream.getvalue(), mtime=0)  # The same bytes in every process.
+
+
+def member(name, data=b'', **fields):
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info, data
+
+
+GOOD = [member(f'small/{name}', data) for name, data in CONTENTS.items()]
+ARCHIVE = tar(GOOD)
+
+
+def row(url, archive=ARCHIVE):
+    return table.DataSet(
+        'small', 'small', 'small', {'data_batch_1.bin': 40}, {'test_batch.bin': 10},
+        classes=table.CIFAR10.classes, url=url, archive_bytes=len(archive),
+        sha256=hashlib.sha256(archive).hexdigest())
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves ARCHIVE, misbehaving as the server's `behaviour` says."""
+
+    def do_GET(self):
+        self.server.requests.append((self.path, self.headers.get('Range')))
+        getattr(self, '_' + self.server.behaviour)()
+
+    def _send(self, code, body, cut=None, **headers):
+        self.send_response(code)
+        for name, value in {'Content-Length': len(body), **headers}.items():
+            if value is not None:
+                self.send_header(name.replace('_', '-'), str(value))
+        self.end_headers()
+        self.wfile.write(body[:cut])
+
+    def _start(self):
+        return int((self.headers.get('Range') or 'bytes=0-')[6:-1])
+
+    def _good(self, cut=None):
+        start = self._start()
+        if start:
+            last = len(ARCHIVE) - 1
+            self._send(206, ARCHIVE[start:], cut, Content_Range=f'bytes {start}-{last}/{last + 1}')
+        else:
+            self._send(200, ARCHIVE, cut)
+
+    def _cut(self):
+        """Ends each connection after 10,000 bytes."""
+        self._good(cut=10000)
+
+    def _cut_once(self):
+        """Ends the first connection after 10,000 bytes, and sends nothing later."""
+        self._good(cut=10000 if len(self.server.requests) == 1 else 0)
+
+    def _stall(self):
+        """Sends 10,000 bytes, then nothing more for a second."""
+        self._good(cut=10000)
+        self.wfile.flush()
+        threading.Event().wait(1)
+
+    def _slow(self):
+        threading.Event().wait(1)
+        self._good()
+
+    def _without_range(self):
+        self._send(200, ARCHIVE)
+
+    def _without_length(self):
+        self._send(200, ARCHIVE, Content_Length=None)
+
+    def _wrong_range(self):
+        self._send(206, ARCHIVE[5:], Content_Range=f'bytes 5-{len(ARCHIVE) - 1}/{len(ARCHIVE)}')
+
+    def _other_bytes(self):
+        self._send(200, bytes(len(ARCHIVE)))
+
+    def _page(self):
+        self._send(200, b'<html>Log in first</html>')
+
+    def _missing(self):
+        self._send(404, b'')
+
+    def _too_far(self):
+        self._send(416, b'')
+
+    def _redirected(self):
+        self._send(302, b'', Location=self.path)
+
+    def _to_a_file(self):
+        self._send(302, b'', Location='file:///etc/passwd')
+
+    def log_message(self, *arguments):
+        pass
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """A server on loopback that notes (path, Range) of each request."""
+
+    def __init__(self):
+        super().__init__(('127.0.0.1', 0), Handler)
+        self.behaviour, self.requests = 'good', []
+        self.url = f'http://127.0.0.1:{self.server_port}/small.tar.gz'
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(download, '_PAUSE_SECONDS', 0.0)
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={'poll_interval': 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def assert_whole(data_dir):
+    for name, data in CONTENTS.items():
+        assert (data_dir / 'small' / name).read_bytes() == data
+    assert sorted(path.name for path in data_dir.iterdir()) == [
+        '.small.lock', 'small', 'small.tar.gz']
+
+
+def failure(data_dir, url, **options):
+    """The one line that a download ends in."""
+    with pytest.raises(table.DataError) as error:
+        download.maybe_download_and_extract(row(url, **options), str(data_dir))
+    message = str(error.value)
+    assert '\n' not in message
+    assert url in message
+    assert str(data_dir) in message
+    assert '--dataset=synthetic' in message
+    assert not (data_dir / 'small').exists()
+    return message
+
+
+def test_fresh_then_without_network(server, tmp_path):
+    download.maybe_download_and_extract(row(server.url), str(tmp_path / 'new'))
+    assert_whole(tmp_path / 'new')
+    (tmp_path / 'new' / 'small.tar.gz').unlink()
+    download.maybe_download_and_extract(row(server.url), str(tmp_path / 'new'))
+    assert server.requests == [('/small.tar.gz', None)]
+
+
+def test_another_url(server, tmp_path):
+    download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path),
+                                        server.url)
+    assert_whole(tmp_path)
+
+
+def test_file_url(tmp_path):
+    (tmp_path / 'there.tar.gz').write_bytes(ARCHIVE)
+    (tmp_path / 'data').mkdir()
+    (tmp_path / 'data' / 'small.tar.gz.part').write_bytes(ARCHIVE[:100])
+    download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'),
+                                        str(tmp_path / 'data'), f'file://{tmp_path}/there.tar.gz')
+    assert_whole(tmp_path / 'data')
+
+
+def test_archive_put_there_by_hand(tmp_path):
+    (tmp_path / 'small.tar.gz').write_bytes(ARCHIVE)
+    with download._locked(str(tmp_path / '.small.lock')):
+        pass
+    download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path))
+    assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize('wrong', [b'', b'<html>', ARCHIVE[:-1], bytes(len(ARCHIVE))])
+def test_wrong_archive_of_the_users_stays(tmp_path, wrong):
+    (tmp_path / 'small.tar.gz').write_bytes(wrong)
+    assert 'small.tar.gz has' in failure(tmp_path, 'http://nowhere.invalid/small.tar.gz')
+    assert (tmp_path / 'small.tar.gz').read_bytes() == wrong
+
+
+def test_goes_on_from_a_part(server, tmp_path):
+    (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE[:5000])
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert server.requests == [('/small.tar.gz', 'bytes=5000-')]
+    assert_whole(tmp_path)
+
+
+def test_complete_part_needs_no_request(server, tmp_path):
+    (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE)
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert server.requests == []
+    assert_whole(tmp_path)
+
+
+def test_cut_connections_are_made_again(server, tmp_path):
+    server.behaviour = 'cut'
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert len(server.requests) == -(-len(ARCHIVE) // 10000) > 2
+    assert server.requests[2] == ('/small.tar.gz', 'bytes=20000-')
+    assert_whole(tmp_path)
+
+
+def test_what_came_before_a_cut_is_kept(server, tmp_path):
+    server.behaviour = 'cut_once'
+    assert f'10000 of {len(ARCHIVE)} bytes' in failure(tmp_path, server.url)
+    assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:10000]
+
+
+def test_stalled_server_times_out(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, '_TIMEOUT_SECONDS', 0.2)
+    server.behaviour = 'stall'
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert len(server.requests) > 2
+    assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize('behaviour', ['without_range', 'without_length'])
+def test_server_without_ranges(server, tmp_path, behaviour):
+    server.behaviour = behaviour
+    (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE[:5000])
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize('behaviour, reason', [
+    ('missing', '404'), ('too_far', '416'), ('page', 'the server offers one of 25'),
+    ('wrong_range', 'the server sent "bytes 5-'), ('redirected', 'infinite loop'),
+    ('to_a_file', 'not allowed')])
+def test_refusals_keep_the_part(server, tmp_path, behaviour, reason):
+    server.behaviour = behaviour
+    (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE[:5000])
+    assert reason in failure(tmp_path, server.url)
+    assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:5000]
+
+
+def test_wrong_checksum_is_thrown_away(server, tmp_path):
+    server.behaviour = 'other_bytes'
+    assert 'SHA-256' in failure(tmp_path, server.url)
+    assert [path.name for path in tmp_path.iterdir()] == ['.small.lock']
+
+
+def test_nobody_listens(tmp_path):
+    with Server() as closed:
+        url = closed.url
+    assert 'refused' in failure(tmp_path, url)
+
+
+@pytest.mark.parametrize('url', ['ftp://127.0.0.1/small.tar.gz', 'small.tar.gz', '/etc/passwd'])
+def test_other_schemes(tmp_path, url):
+    assert 'neither http:' in failure(tmp_path, url)
+
+
+def test_proxy_variables_are_honoured(server, tmp_path, monkeypatch):
+    monkeypatch.setenv('http_proxy', server.url)
+    monkeypatch.delenv('no_proxy', raising=False)
+    download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path))
+    assert server.requests == [('http://nowhere.invalid/small.tar.gz', None)]
+
+
+def test_unwritable_folder(tmp_path):
+    (tmp_path / 'file').write_text('in the way')
+    assert 'file' in failure(tmp_path / 'file' / 'data', 'http://nowhere.invalid/small.tar.gz')
+
+
+def test_link_in_the_place_of_the_part_is_not_followed(server, tmp_path):
+    (tmp_path / 'precious').write_text('mine')
+    (tmp_path / 'small.tar.gz.part').symlink_to(tmp_path / 'precious')
+    failure(tmp_path, server.url)
+    assert (tmp_path / 'precious').read_text() == 'mine'
+
+
+def _in_process(statement, **options):
+    """Starts Python with `row` and the module `download` at hand."""
+    code = 'import sys; sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests"]\n' + \
+        'from test_download import *\n' + statement
+    return subprocess.Popen([sys.executable, '-c', code, str(records.ROOT)], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def test_full_disk_keeps_the_part(server, tmp_path):
+    """A limit on the size of files stands for the disk: it takes so many bytes and no more."""
+    process = _in_process(
+        'import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n'
+        f'download.maybe_download_and_extract(row("{server.url}"), "{tmp_path}")\n')
+    error = process.communicate()[1]
+    assert process.returncode == 1
+    assert 'File too large' in error
+    assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:20000]
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert_whole(tmp_path)
+
+
+def test_two_processes_make_one_download(server, tmp_path):
+    server.behaviour = 'slow'  # Slow enough for the second to come while the first is at it.
+    statement = f'download.maybe_download_and_extract(row("{server.url}"), "{tmp_path}")\n'
+    processes = [_in_process(statement) for _ in range(2)]
+    outputs = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert server.requests == [('/small.tar.gz', None)]
+    assert sum('Waiting for another process' in output for output, _ in outputs) == 1
+    assert_whole(tmp_path)
+
+
+def test_progress_in_a_log(server, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(download, '_BLOCK_BYTES', 1000)
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert lines[0].startswith('small.tar.gz:  10 %, ')
+    assert lines[-1].startswith('small.tar.gz: 100 %, ')
+    assert all(len(line) < 80 for line in lines)
+
+
+def _extract(tmp_path, archive):
+    (tmp_path / 'hostile.tar.gz').write_bytes(archive)
+    data_dir = tmp_path / 'data'
+    data_dir.mkdir()
+    download.extract(str(tmp_path / 'hostile.tar.gz'), str(data_dir), row('http://x/small.tar.gz'))
+    return data_dir
+
+
+def test_only_what_is_wanted_is_unpacked(tmp_path):
+    data_dir = _extract(tmp_path, tar([
+        member('../outside', b'x'), member('/tmp/outside-absolute', b'x'),
+        member('small/../../outside', b'x'), member('small/readme.html', b'x'),
+        member('small', type=tarfile.DIRTYPE), *GOOD,
+        member('small/data_batch_1.bin', bytes(len(CONTENTS['data_batch_1.bin'])))]))
+    assert [path.name for path in data_dir.iterdir()] == ['small']
+    assert {path.name: path.read_bytes() for path in (data_dir / 'small').iterdir()} == CONTENTS
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['data', 'hostile.tar.gz']
+    assert not os.path.exists('/tmp/outside-absolute')
+
+
+@pytest.mark.parametrize('type_', [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE,
+                                   tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])
+def test_no_link_or_device_stands_for_a_file(tmp_path, type_):
+    (tmp_path / 'secret').write_bytes(CONTENTS['test_batch.bin'])
+    special = member('small/test_batch.bin', type=type_, linkname=str(tmp_path / 'secret'))
+    with pytest.raises(table.DataError, match='lacks small/test_batch.bin of 30730 bytes'):
+        _extract(tmp_path, tar([GOOD[0], special]))
+    assert list((tmp_path / 'data').iterdir()) == []
+
+
+def test_link_in_the_place_of_the_folder_reaches_nothing(tmp_path):
+    link = member('small', type=tarfile.SYMTYPE, linkname=str(tmp_path))
+    data_dir = _extract(tmp_path, tar([link, *GOOD]))
+    assert not (data_dir / 'small').is_symlink()
+    assert not (tmp_path / 'test_batch.bin').exists()
+
+
+@pytest.mark.parametrize('size', [0, 30729, 30731])
+def test_wrong_size_in_an_archive(tmp_path, size):
+    with pytest.raises(table.DataError, match='lacks'):
+        _extract(tmp_path, tar([GOOD[0], member('small/test_batch.bin', bytes(size))]))
+
+
+@pytest.mark.parametrize('archive', [b'', b'no archive', ARCHIVE[:1000], ARCHIVE[:-20]])
+def test_damaged_archive(tmp_path, archive):
+    with pytest.raises(table.DataError):
+        _extract(tmp_path, archive)
+    assert list((tmp_path / 'data').iterdir()) == []
+
+
+@functools.cache
+def _bomb(kind):
+    """A few kilobytes of gzip that hold 32 MB of zeros: a member, or a header."""
+    zeros = bytes(32 << 20)
+    if kind == 'member':
+        return tar([member('zeros', zeros), *GOOD])
+    return tar([member('zeros', zeros, type=tarfile.XHDTYPE), *GOOD])
+
+
+@pytest.mark.parametrize('kind', ['member', 'header'])
+def test_bomb(tmp_path, kind):
+    with pytest.raises(table.DataError, match='far more than the files wanted'):
+        _extract(tmp_path, _bomb(kind))
+    assert list((tmp_path / 'data').iterdir()) == []
+
+
+def test_what_a_killed_extraction_left_is_no_hindrance(tmp_path):
+    (tmp_path / 'data' / 'small.part').mkdir(parents=True)
+    (tmp_path / 'data' / 'small.part' / 'test_batch.bin').write_bytes(b'torn')
+    (tmp_path / 'a.tar.gz').write_bytes(ARCHIVE)
+    download.extract(str(tmp_path / 'a.tar.gz'), str(tmp_path / 'data'), row('http://x/a.tar.gz'))
+    assert [path.name for path in (tmp_path / 'data').iterdir()] == ['small']
+
+
+def test_extraction_into_a_read_only_place(tmp_path):
+    (tmp_path / 'a.tar.gz').write_bytes(ARCHIVE)
+    with contextlib.suppress(table.DataError), pytest.raises(OSError):
+        download.extract(str(tmp_path / 'a.tar.gz'), '/proc', row('http://x/a.tar.gz'))

@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from nets import lrn
+
+TUTORIAL = {'depth_radius': 4, 'bias': 1.0, 'alpha': 0.001 / 9.0, 'beta': 0.75}
+
+
+def test_by_hand():
+    """Three channels, radius 1: 1 / (1 + 1 + 4), 2 / (1 + 1 + 4 + 9), 3 / (1 + 4 + 9)."""
+    net = tf.constant([[1.0, 2.0, 3.0]])
+    with tf.Session() as session:
+        result = session.run(lrn.lrn(net, depth_radius=1, bias=1.0, alpha=1.0, beta=1.0))
+    np.testing.assert_allclose(result, [[1 / 6, 2 / 15, 3 / 14]], rtol=1e-6)
+
+
+@pytest.mark.parametrize('options', [TUTORIAL, {'depth_radius': 2, 'bias': 0.5, 'alpha': 0.3, 'beta': 0.4}])
+@pytest.mark.parametrize('channels', [1, 7, 64])
+def test_equals_tensorflows(options, channels):
+    random = np.random.RandomState(channels)
+    net = tf.constant(10 * random.normal(size=[3, 5, 4, channels]).astype(np.float32))
+    upstream = tf.constant(random.normal(size=[3, 5, 4, channels]).astype(np.float32))
+    ours, theirs = lrn.lrn(net, **options), tf.nn.lrn(net, **options)
+    with tf.Session() as session:
+        (y, dx), (y_wanted, dx_wanted) = session.run(
+            [[out, tf.gradients(out, net, upstream)[0]] for out in (ours, theirs)])
+    np.testing.assert_allclose(y, y_wanted, atol=1e-5 * abs(y_wanted).max())
+    np.testing.assert_allclose(dx, dx_wanted, atol=1e-5 * abs(dx_wanted).max())
+
+
+def test_float16_does_not_overflow():
+    net = tf.fill([1, 9], tf.constant(1000.0, tf.float16))
+    result = lrn.lrn(net, **TUTORIAL)
+    assert result.dtype == tf.float16
+    with tf.Session() as session:
+        middle = session.run(result)[0, 4]
+    np.testing.assert_allclose(middle, 1000 / (1 + 9e6 * 0.001 / 9) ** 0.75, rtol=1e-3)

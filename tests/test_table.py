@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+import records
+
+from datasets import table
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """CIFAR-10's files with three records each."""
+    for index, name in enumerate(table.CIFAR10.files):
+        records.write(tmp_path / name, records.noise(3, seed=index))
+    return tmp_path
+
+
+def test_published_facts():
+    row = table.CIFAR10
+    assert row.record_bytes == 3073
+    assert row.num_classes == 10
+    assert sum(row.train_files.values()) == 50000
+    assert sum(row.test_files.values()) == 10000
+    assert row.url == 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
+
+
+def test_whole_files_pass_and_are_counted(folder):
+    table.CIFAR10.check(folder)
+    assert table.CIFAR10.count(folder, eval_data=False) == 15
+    assert table.CIFAR10.count(folder, eval_data=True) == 3
+
+
+def _fault(folder, name):
+    with pytest.raises(table.DataError) as error:
+        table.CIFAR10.check(folder)
+    message = str(error.value)
+    assert str(folder / name) in message
+    assert '\n' not in message
+    return message
+
+
+def test_missing_file_is_named(folder):
+    (folder / 'data_batch_3.bin').unlink()
+    assert 'is missing' in _fault(folder, 'data_batch_3.bin')
+
+
+@pytest.mark.parametrize('size', [0, 1, 3072, 3 * 3073 - 1, 3 * 3073 + 1])
+def test_partial_records_are_found(folder, size):
+    (folder / 'test_batch.bin').write_bytes(bytes(size))
+    message = _fault(folder, 'test_batch.bin')
+    assert f'{size} bytes' in message
+    assert '3073' in message
+
+
+def test_folder_in_the_place_of_a_file(folder):
+    (folder / 'test_batch.bin').unlink()
+    (folder / 'test_batch.bin').mkdir()
+    _fault(folder, 'test_batch.bin')
+
+
+def test_label_out_of_range_names_the_record(folder):
+    """Also behind the first block that is read, 8,192 records."""
+    data = np.zeros([9000, 3073], np.uint8)
+    data[8500, 0] = 10
+    data.tofile(folder / 'data_batch_2.bin')
+    message = _fault(folder, 'data_batch_2.bin')
+    assert 'label 10 in record 8500' in message
+    assert '0 to 9' in message
+
+
+def test_label_byte_is_the_one_that_the_row_names(tmp_path):
+    row = table.DataSet('fine', 'fine', 'fine', {'a.bin': 2}, {'b.bin': 2}, classes=('x', 'y'),
+                        label_bytes=2, label_index=1)
+    data = np.zeros([2, 3074], np.uint8)
+    data[:, 0] = 200  # The coarse label, which is not looked at.
+    data.tofile(tmp_path / 'a.bin')
+    data[1, 1] = 2
+    data.tofile(tmp_path / 'b.bin')
+    with pytest.raises(table.DataError, match='b.bin has label 2 in record 1'):
+        row.check(tmp_path)
