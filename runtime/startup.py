@@ -6,6 +6,7 @@ says.
 """
 import contextlib
 import os
+import re
 import sys
 import tempfile
 
@@ -42,9 +43,11 @@ if _QUIET:
     with _standard_error_held_back():
         import tensorflow.compat.v1 as tf
     tf.logging.set_verbosity(tf.logging.ERROR)
+    del os.environ['TF_CPP_MIN_LOG_LEVEL']  # It was read once; a child process decides for itself.
 else:
     import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
+tf.enable_resource_variables()  # Also for the global step: reads and writes then have an order.
 
 from datasets import table  # noqa: E402, after the import that is held back: it loads NumPy only.
 
@@ -93,11 +96,18 @@ def _without_traceback(main):
     try:
         return main()
     except _MISTAKES as error:
-        message = error.message if isinstance(error, tf.errors.OpError) else str(error)
-        sys.exit(f'{_script()}: {message.splitlines()[0]}')
+        sys.exit(f'{_script()}: {_one_line(error)}')
     except KeyboardInterrupt:
         print(f'{_script()}: interrupted', file=sys.stderr)
         return 130
+
+
+def _one_line(error):
+    """What an exception says, on one line; of an operation's error the reason alone."""
+    if isinstance(error, tf.errors.OpError):  # '... Node: 'name'\nreason\n...'
+        reason = re.search(r"^Node: .*\n(.*)", error.message, re.MULTILINE)
+        return reason.group(1) if reason else error.message.splitlines()[0]
+    return ' '.join(str(error).split())
 
 
 def _script():

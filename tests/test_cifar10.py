@@ -1,0 +1,254 @@
+import subprocess
+import sys
+
+import numpy as np
+import plain
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+
+import cifar10
+
+FLAGS = flags.FLAGS
+IMAGES = np.random.RandomState(3).normal(size=[13, 24, 24, 3]).astype(np.float32)
+LABELS = np.random.RandomState(4).randint(0, 10, 13).astype(np.int32)
+
+
+def build():
+    """(logits, total loss) of the network on 13 images."""
+    logits = cifar10.inference(tf.constant(IMAGES))
+    return logits, cifar10.loss(logits, tf.constant(LABELS))
+
+
+def load(session, values):
+    for variable in tf.trainable_variables():
+        variable.load(values[variable.op.name], session)
+
+
+def test_facts():
+    assert cifar10.IMAGE_SIZE == 24
+    assert cifar10.NUM_CLASSES == 10
+    assert cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN == 50000
+    assert cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL == 10000
+    assert cifar10.MOVING_AVERAGE_DECAY == 0.9999
+    assert cifar10.NUM_EPOCHS_PER_DECAY == 350.0
+    assert cifar10.LEARNING_RATE_DECAY_FACTOR == 0.1
+    assert cifar10.INITIAL_LEARNING_RATE == 0.1
+    assert cifar10.TOWER_NAME == 'tower'
+    assert cifar10.DATA_URL == 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
+
+
+def test_variables_and_their_first_values():
+    build()
+    variables = {variable.op.name: variable for variable in tf.trainable_variables()}
+    assert {name: variable.shape.as_list() for name, variable in variables.items()} == plain.SHAPES
+    assert sum(variable.shape.num_elements() for variable in variables.values()) == 1068298
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        values = session.run(variables)
+    # A normal distribution cut at two deviations keeps 0.88 of its deviation.
+    for name, stddev in [('conv1', 5e-2), ('conv2', 5e-2), ('local3', 0.04), ('local4', 0.04),
+                         ('softmax_linear', 1 / 192)]:
+        weights = values[name + '/weights']
+        np.testing.assert_allclose(weights.std(), 0.88 * stddev, rtol=0.05)
+        assert abs(weights).max() <= 2 * stddev
+    for name, bias in [('conv1', 0.0), ('conv2', 0.1), ('local3', 0.1), ('local4', 0.1),
+                       ('softmax_linear', 0.0)]:
+        assert set(values[name + '/biases']) == {np.float32(bias)}
+
+
+def test_equals_the_plain_network():
+    """Logits, loss and every gradient, on the same weights."""
+    logits, loss = build()
+    values = plain.weights(seed=5, scale=2.0)
+    constants = {name: tf.constant(value) for name, value in values.items()}
+    plain_logits = plain.logits(tf.constant(IMAGES), constants)
+    plain_loss = plain.loss(plain_logits, LABELS, constants)
+    pairs = cifar10.compute_gradients(loss)
+    names = [variable.op.name for _, variable in pairs]
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        load(session, values)
+        ours = session.run([logits, loss, [gradient for gradient, _ in pairs]])
+        wanted = session.run([plain_logits, plain_loss, tf.gradients(
+            plain_loss, [constants[name] for name in names])])
+    assert abs(wanted[0]).max() > 0.5  # Not all zero.
+    np.testing.assert_allclose(ours[0], wanted[0], atol=1e-4)
+    np.testing.assert_allclose(ours[1], wanted[1], atol=1e-5)
+    for name, got, gradient in zip(names, ours[2], wanted[2]):
+        assert abs(got - gradient).max() <= 1e-4 * abs(gradient).max(), name
+
+
+def test_loss_by_hand():
+    """Logits of zero give log(10); weights of all ones of 2 x 3 would decay by 0.004 * 6 / 2."""
+    with tf.variable_scope('layer'):
+        weights = cifar10._weights([2, 3], stddev=1.0, dtype=tf.float32, decay=0.004)
+    loss = cifar10.loss(tf.zeros([4, 10]), tf.constant([0, 1, 2, 9]))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        tf.trainable_variables()[0].load(np.ones([2, 3], np.float32), session)
+        assert session.run(weights).sum() == 6
+        np.testing.assert_allclose(session.run(loss), np.log(10) + 0.012, rtol=1e-6)
+
+
+def test_only_local_weights_decay():
+    build()
+    assert sorted(loss.op.name for loss in tf.get_collection('losses')) == [
+        'cross_entropy', 'local3/weight_loss', 'local4/weight_loss']
+
+
+@pytest.mark.parametrize('batch_size, replicas, decay_steps', [
+    (128, 1, 136718), (128, 2, 68359), (64, 2, 136718), (100, 1, 175000), (100, 4, 43750)])
+def test_learning_rate_counts_images(batch_size, replicas, decay_steps):
+    """int(50000 / (batch * replicas) * 350) steps at 0.1, as many at 0.01, and so on."""
+    step = tf.placeholder(tf.int64, [])
+    with flagsaver.flagsaver(batch_size=batch_size, data_dir='/nonexistent'):
+        rate = cifar10.learning_rate(step, replicas)
+    with tf.Session() as session:
+        rates = [session.run(rate, {step: value}) for value in (
+            0, decay_steps - 1, decay_steps, decay_steps + 1, 2 * decay_steps)]
+    np.testing.assert_allclose(rates, [0.1, 0.1, 0.01, 0.01, 0.001], rtol=1e-5)
+
+
+def test_learning_rate_counts_the_records_of_the_files(half_bright):
+    """80 records in batches of 8: 10 steps an epoch, 3,500 a rate."""
+    step = tf.placeholder(tf.int64, [])
+    rate = cifar10.learning_rate(step)
+    with tf.Session() as session:
+        rates = [session.run(rate, {step: value}) for value in (3499, 3500)]
+    np.testing.assert_allclose(rates, [0.1, 0.01], rtol=1e-5)
+
+
+def test_update_and_average_by_hand():
+    """A gradient of 2 at rate 0.1: w = 1, 0.8, 0.6, ...; the average then moves by 1 - decay.
+
+    decay is (1 + step) / (10 + step) as long as that is below 0.9999, with the step that was made.
+    """
+    with tf.variable_scope('layer'):
+        cifar10._variable_on_cpu('weights', [1], tf.constant_initializer(1.0), tf.float32)
+    variable, = tf.trainable_variables()
+    global_step = tf.train.get_or_create_global_step()
+    train_op = cifar10.apply_gradients([(tf.constant([2.0]), variable)], global_step)
+    average = [v for v in tf.global_variables() if 'ExponentialMovingAverage' in v.op.name][0]
+    assert average.op.name == 'layer/weights/ExponentialMovingAverage'
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        wanted = 1.0
+        for made, weight in enumerate([0.8, 0.6, 0.4, 0.2], start=1):
+            session.run(train_op)
+            decay = (1 + made) / (10 + made)
+            wanted = decay * wanted + (1 - decay) * weight
+            got = session.run([variable, average, global_step])
+            np.testing.assert_allclose(got[0], [weight], atol=1e-6)
+            np.testing.assert_allclose(got[1], [wanted], atol=1e-6)
+            assert got[2] == made
+
+
+def test_loss_averages_by_hand():
+    """The first value, then 0.9 of the average and 0.1 of the value; beside the raw value."""
+    value = tf.placeholder(tf.float32, [])
+    update = cifar10.loss_summaries({'cross_entropy': value})
+    summary = tf.summary.merge_all()
+    shown = []
+    with tf.Session() as session:
+        session.run(tf.local_variables_initializer())
+        for fed in (4.0, 2.0, 1.0):
+            _, text = session.run([update, summary], {value: fed})
+            shown.append({v.tag: v.simple_value for v in tf.Summary.FromString(text).value})
+    assert [tags['cross_entropy (raw)'] for tags in shown] == [4.0, 2.0, 1.0]
+    np.testing.assert_allclose([tags['cross_entropy'] for tags in shown], [4.0, 3.8, 3.52], rtol=1e-6)
+    assert tf.global_variables() == []
+
+
+def test_summaries_of_a_training_graph():
+    _, loss = build()
+    cifar10.train(loss, tf.train.get_or_create_global_step())
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
+    tags = [value.tag for value in summary.value]
+    layers = ['conv1', 'conv2', 'local3', 'local4', 'softmax_linear']
+    wanted = [f'{layer}/{what}' for layer in layers for what in ('activations', 'sparsity')]
+    wanted += list(plain.SHAPES) + [name + '/gradients' for name in plain.SHAPES]
+    for name in ('cross_entropy', 'local3/weight_loss', 'local4/weight_loss', 'total_loss'):
+        wanted += [name, name + ' (raw)']
+    assert sorted(tags) == sorted(wanted + ['learning_rate'])
+
+
+def test_checkpoint_names():
+    _, loss = build()
+    cifar10.train(loss, tf.train.get_or_create_global_step())
+    wanted = list(plain.SHAPES) + [name + '/ExponentialMovingAverage' for name in plain.SHAPES]
+    variables = {variable.op.name: variable for variable in cifar10.variables_to_save()}
+    assert sorted(variables) == sorted(wanted + ['global_step'])
+    assert variables['global_step'].dtype.base_dtype == tf.int64
+
+
+def test_float16_learns_and_keeps_float32_variables():
+    """50 steps on eight images: the loss stays finite and falls."""
+    with flagsaver.flagsaver(use_fp16=True):
+        logits = cifar10.inference(tf.constant(IMAGES[:8]))
+        loss = cifar10.loss(logits, tf.constant(LABELS[:8]))
+        train_op = cifar10.train(loss, tf.train.get_or_create_global_step())
+    types = {op.type: op.get_attr('T') for op in tf.get_default_graph().get_operations()
+             if op.type in ('Conv2D', 'SparseSoftmaxCrossEntropyWithLogits')}
+    assert types == {'Conv2D': tf.float16, 'SparseSoftmaxCrossEntropyWithLogits': tf.float32}
+    assert {v.dtype.base_dtype for v in tf.trainable_variables()} == {tf.float32}
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        losses = [session.run([loss, train_op])[0] for _ in range(50)]
+    assert np.all(np.isfinite(losses))
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_float16_gradients_are_scaled():
+    """2e-8 is below the smallest float16, 6e-8: without scaling the gradient would be zero."""
+    cifar10._variable_on_cpu('weights', [], tf.constant_initializer(1.0), tf.float32)
+    half = tf.cast(tf.trainable_variables()[0], tf.float16)
+    loss = 2e-8 * tf.cast(half, tf.float32)
+    with flagsaver.flagsaver(use_fp16=True):
+        (gradient, _), = cifar10.compute_gradients(loss)
+    assert gradient.dtype == tf.float32
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        np.testing.assert_allclose(session.run(gradient), 2e-8, rtol=0.05)
+
+
+def test_every_variable_is_pinned_to_the_cpu():
+    with tf.device('/gpu:0'):
+        _, loss = build()
+        cifar10.train(loss, tf.train.get_or_create_global_step())
+    for variable in tf.trainable_variables():
+        assert variable.device == '/device:CPU:0', variable.op.name
+    conv, = [op for op in tf.get_default_graph().get_operations() if op.name == 'conv1/Conv2D']
+    assert conv.device == '/device:GPU:0'
+
+
+def test_code_written_against_the_tutorial_needs_no_app_run(half_bright):
+    """A program of its own imports the module, reads flags and trains a step."""
+    program = '''
+import sys; sys.path.insert(0, sys.argv.pop(1))
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+import cifar10
+print(cifar10.FLAGS.batch_size)
+cifar10.maybe_download_and_extract()
+global_step = tf.Variable(0, trainable=False)
+images, labels = cifar10.distorted_inputs()
+loss = cifar10.loss(cifar10.inference(images), labels)
+train_op = cifar10.train(loss, global_step)
+with tf.Session() as session:
+    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    tf.train.start_queue_runners(session)
+    for _ in range(2):
+        session.run(train_op)
+    print(session.run(global_step))
+'''
+    done = subprocess.run(
+        [sys.executable, '-c', program, str(records.ROOT), '--batch_size=4',
+         f'--data_dir={half_bright.parent}'], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == '4'
+    assert done.stdout.split()[-1] == '2'

@@ -1,0 +1,214 @@
+import numpy as np
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+
+import cifar10_input
+from datasets import table
+
+SMALL = table.DataSet('small', 'small', '', {'a.bin': 0, 'b.bin': 0}, {'c.bin': 0},
+                      classes=table.CIFAR10.classes)
+
+
+def write_small(folder, a=0, b=0, c=0):
+    """Writes the files of SMALL; returns uint8 [a + b + c, 3073]."""
+    for index, (name, count) in enumerate([('a.bin', a), ('b.bin', b), ('c.bin', c)]):
+        records.write(folder / name, records.noise(count, seed=index))
+    return np.concatenate([np.fromfile(folder / name, np.uint8).reshape(-1, 3073)
+                           for name in ('a.bin', 'b.bin', 'c.bin')])
+
+
+class Running:
+    """A session with the queue runners of the default graph."""
+
+    def __enter__(self):
+        self.session = tf.Session()
+        self.session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        self.coordinator = tf.train.Coordinator()
+        self.threads = tf.train.start_queue_runners(self.session, self.coordinator)
+        return self.session
+
+    def __exit__(self, *exception):
+        self.coordinator.request_stop()
+        self.coordinator.join(self.threads)
+        self.session.close()
+
+
+def test_three_records(tmp_path):
+    """Labels, and red, green and blue of the right pixel, one record a run, then the end."""
+    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
+    images = [np.broadcast_to(np.array(colour, np.uint8), [32, 32, 3]).copy() for colour in colours]
+    images[1][2, 5] = (7, 8, 9)
+    records.write(tmp_path / 'three.bin', zip((3, 9, 0), images))
+    queue = tf.FIFOQueue(99, [tf.string], shapes=())
+    result = cifar10_input.read_cifar10(queue)
+    assert (result.height, result.width, result.depth) == (32, 32, 3)
+    assert result.label.shape == [1] and result.label.dtype == tf.int32
+    assert result.uint8image.shape == [32, 32, 3]
+    with tf.Session() as session:
+        session.run(queue.enqueue([str(tmp_path / 'three.bin')]))
+        session.run(queue.close())
+        for index, label in enumerate((3, 9, 0)):
+            key, got, image = session.run([result.key, result.label, result.uint8image])
+            assert key.decode() == f'{tmp_path}/three.bin:{index}'
+            assert got.tolist() == [label]
+            np.testing.assert_array_equal(image, images[index])
+        with pytest.raises(tf.errors.OutOfRangeError):
+            session.run([result.key, result.uint8image])
+
+
+def test_in_bulk_reads_are_short_at_a_files_end(tmp_path):
+    wanted = write_small(tmp_path, a=5, b=3)
+    queue = tf.FIFOQueue(99, [tf.string], shapes=())
+    result = cifar10_input.read_cifar10(queue, records=4)
+    assert result.label.shape.as_list() == [None, 1]
+    assert result.uint8image.shape.as_list() == [None, 32, 32, 3]
+    got = []
+    with tf.Session() as session:
+        session.run(queue.enqueue_many([[str(tmp_path / name) for name in ('a.bin', 'b.bin')]]))
+        session.run(queue.close())
+        with pytest.raises(tf.errors.OutOfRangeError):
+            while True:
+                got.append(session.run([result.record, result.label, result.uint8image]))
+    assert [len(read[0]) for read in got] == [4, 1, 3]
+    np.testing.assert_array_equal(np.concatenate([read[0] for read in got]), wanted)
+    np.testing.assert_array_equal(np.concatenate([read[1] for read in got]), wanted[:, :1])
+    np.testing.assert_array_equal(np.concatenate([read[2] for read in got]),
+                                  wanted[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+
+
+def test_two_label_bytes(tmp_path):
+    """The second of two label bytes, and a label of shape [1]."""
+    row = table.DataSet('fine', 'fine', '', {'a.bin': 1}, {'a.bin': 1}, classes=('x',) * 100,
+                        label_bytes=2, label_index=1)
+    (tmp_path / 'a.bin').write_bytes(bytes([13, 77]) + bytes(range(256)) * 12)
+    queue = tf.FIFOQueue(9, [tf.string], shapes=())
+    result = cifar10_input.read_cifar10(queue, data_set=row)
+    with tf.Session() as session:
+        session.run(queue.enqueue([str(tmp_path / 'a.bin')]))
+        label, image = session.run([result.label, result.uint8image])
+    assert label.tolist() == [77]
+    assert image[0, 1].tolist() == [1, 1, 1]  # Planes are 1,024 bytes apart, and 256 divides that.
+
+
+def test_distortion_equals_tf_image_step_by_step():
+    random = np.random.RandomState(0)
+    images = random.randint(0, 256, [13, 32, 32, 3]).astype(np.uint8)
+    images[0] = 100  # One colour: nothing is left, and the bound keeps it from being 0 / 0.
+    images[1, :, :, 0] = 3
+    drawn = cifar10_input.Distortions(
+        offsets=random.randint(0, 9, [13, 2]).astype(np.int32), flips=random.rand(13) < 0.5,
+        brightness=random.uniform(-63, 63, 13).astype(np.float32),
+        contrast=random.uniform(0.2, 1.8, 13).astype(np.float32))
+    drawn.offsets[2], drawn.offsets[3] = (0, 8), (8, 0)
+    planes = images.transpose(0, 3, 1, 2).reshape(13, -1)
+    ours = cifar10_input.distort(
+        tf.constant(planes), cifar10_input.Distortions(*map(tf.constant, drawn)))
+    assert ours.shape.as_list() == [13, 24, 24, 3]
+    theirs = []
+    for image, (row, column), flip, brightness, contrast in zip(images, *drawn):
+        net = tf.cast(image, tf.float32)[row:row + 24, column:column + 24]
+        net = tf.image.flip_left_right(net) if flip else net
+        net = tf.image.adjust_brightness(net, brightness)
+        net = tf.image.adjust_contrast(net, contrast)
+        theirs.append(tf.image.per_image_standardization(net))
+    with tf.Session() as session:
+        got, wanted = session.run([ours, theirs])
+    np.testing.assert_allclose(got[1:], wanted[1:], atol=1e-4)
+    np.testing.assert_allclose(got[0], 0, atol=5e-3)  # Rounding of 100, times 1 / the bound.
+
+
+def test_draws_are_uniform_in_their_ranges():
+    with tf.Session() as session:
+        drawn = session.run(cifar10_input.draw_distortions(20000))
+    assert drawn.offsets.shape == (20000, 2)
+    for axis in (0, 1):
+        counts = np.bincount(drawn.offsets[:, axis], minlength=9)
+        assert len(counts) == 9
+        np.testing.assert_allclose(counts / 20000, 1 / 9, atol=0.012)  # Five deviations.
+    assert abs(np.corrcoef(drawn.offsets.T)[0, 1]) < 0.04
+    assert abs(drawn.flips.mean() - 0.5) < 0.018
+    for values, low, high in [(drawn.brightness, -63, 63), (drawn.contrast, 0.2, 1.8)]:
+        counts, _ = np.histogram(values, bins=10, range=(low, high))
+        assert values.min() >= low and values.max() <= high
+        np.testing.assert_allclose(counts / 20000, 0.1, atol=0.011)
+
+
+def test_evaluation_crops_the_centre_and_standardises():
+    random = np.random.RandomState(0)
+    images = random.randint(0, 256, [7, 32, 32, 3]).astype(np.uint8)
+    planes = images.transpose(0, 3, 1, 2).reshape(7, -1)
+    ours = cifar10_input.standardise(tf.constant(planes))
+    theirs = tf.image.per_image_standardization(tf.cast(images[:, 4:28, 4:28], tf.float32))
+    with tf.Session() as session:
+        got, wanted = session.run([ours, theirs])
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize('eval_data', [True, False])
+def test_evaluation_takes_each_record_once_in_order(tmp_path, eval_data):
+    """130 records in batches of 64; also where they lie in two files that end within a batch."""
+    written = write_small(tmp_path, a=100, b=30, c=130)
+    wanted = written[130:] if eval_data else written[:130]
+    images, labels = cifar10_input.inputs(eval_data, str(tmp_path), 64, SMALL)
+    got = []
+    with Running() as session, pytest.raises(tf.errors.OutOfRangeError):
+        while True:
+            got.append(session.run([images, labels]))
+    assert [len(batch[1]) for batch in got] == [64, 64, 2]
+    assert np.concatenate([batch[1] for batch in got]).tolist() == wanted[:, 0].tolist()
+    centre = wanted[:, 1:].reshape(-1, 3, 32, 32)[:, :, 4:28, 4:28].transpose(0, 2, 3, 1)
+    centre = centre.astype(np.float64)
+    means = centre.mean(axis=(1, 2, 3), keepdims=True)
+    deviations = centre.std(axis=(1, 2, 3), keepdims=True)
+    np.testing.assert_allclose(np.concatenate([batch[0] for batch in got]),
+                               (centre - means) / deviations, atol=1e-4)
+
+
+def test_training_mixes_all_records_without_end(tmp_path, capsys):
+    """More images than there are records, all of their labels, never in the order of the file."""
+    with open(tmp_path / 'a.bin', 'wb') as stream, open(tmp_path / 'b.bin', 'wb') as other:
+        for index in range(100):
+            (stream if index < 60 else other).write(bytes([index]) + bytes(3072))
+    row = table.DataSet('row', 'row', '', SMALL.train_files, {}, classes=('x',) * 100)
+    images, labels = cifar10_input.distorted_inputs(str(tmp_path), 32, row)
+    assert images.shape.as_list() == [32, 24, 24, 3]
+    assert labels.shape.as_list() == [32]
+    assert 'Filling queue with 40 row images before starting to train.' in capsys.readouterr().out
+    with Running() as session:
+        seen = np.concatenate([session.run(labels) for _ in range(40)])
+    assert set(seen) == set(range(100))
+    assert np.corrcoef(seen[:-1], seen[1:])[0, 1] < 0.5
+
+
+@pytest.mark.parametrize('fraction, waiting', [(0.4, 80), (0.0, 0), (1.0, 200)])
+def test_the_shuffle_queue_keeps_its_share(tmp_path, fraction, waiting):
+    """What is left after a dequeue: `min_after_dequeue` of the queue itself."""
+    write_small(tmp_path, a=150, b=50)
+    cifar10_input.distorted_inputs(str(tmp_path), 16, SMALL, fraction)
+    graph = tf.get_default_graph().as_graph_def()
+    queue, = [node for node in graph.node if node.op == 'RandomShuffleQueueV2']
+    assert queue.attr['min_after_dequeue'].i == waiting
+    assert queue.attr['capacity'].i >= waiting + 16
+    assert queue.attr['component_types'].list.type == [tf.uint8.as_datatype_enum]
+
+
+def test_summaries_show_images_and_the_fill_of_the_queues(tmp_path):
+    write_small(tmp_path, a=150, b=50)
+    cifar10_input.distorted_inputs(str(tmp_path), 16, SMALL)
+    with Running() as session:
+        summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
+    tags = {value.tag for value in summary.value}
+    assert 'images/image/0' in tags
+    assert any('fraction_over_80_of' in tag for tag in tags), tags
+    assert 'input/fraction_of_4_full' in tags
+
+
+def test_a_readers_exception_is_raised_as_itself(tmp_path):
+    write_small(tmp_path, a=10, b=10)
+    images, _ = cifar10_input.distorted_inputs(str(tmp_path), 8, SMALL)
+    (tmp_path / 'b.bin').unlink()
+    with pytest.raises(tf.errors.NotFoundError, match='b.bin'):
+        with tf.train.MonitoredSession() as session:
+            for _ in range(1000):
+                session.run(images)
