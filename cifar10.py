@@ -235,7 +235,7 @@ def _variable_on_cpu(name, shape, initializer, dtype):
     with tf.device('/cpu:0'):
         variable = tf.get_variable(
             name, shape, initializer=initializer, dtype=tf.float32, use_resource=True)
-        return tf.cast(variable, dtype)
+        return tf.cast(variable.read_value(), dtype)
 
 
 def loss(logits, labels):

@@ -37,6 +37,9 @@ def evaluate():
     Raises:
         app.UsageError: --run_once, and there is no checkpoint; or one does not fit the network.
     """
+    if FLAGS.run_once and tf.train.latest_checkpoint(FLAGS.checkpoint_dir) is None:
+        raise app.UsageError(f'No checkpoint in {FLAGS.checkpoint_dir}: train first, or name the '
+                             'folder of a run with --checkpoint_dir')
     current = evaluation.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
     writer = tf.summary.FileWriter(FLAGS.eval_dir, current.graph)
     for checkpoint in _checkpoints():
@@ -47,21 +50,19 @@ def evaluate():
                 raise
             print(f'{checkpoint} is gone: the trainer keeps only the last few.', flush=True)
             continue
-        print(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}', flush=True)
         _write(writer, result)
+        print(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}', flush=True)
 
 
 def _checkpoints():
-    """Yields paths of checkpoints, each when it comes."""
+    """Yields the path of the latest checkpoint; without --run_once of each that comes."""
     latest = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
-    if not FLAGS.run_once:
-        if latest is None:
-            print(f'Waiting for a checkpoint in {FLAGS.checkpoint_dir}.', flush=True)
-        yield from tf.train.checkpoints_iterator(FLAGS.checkpoint_dir, FLAGS.eval_interval_secs)
+    if FLAGS.run_once:
+        yield latest
+        return
     if latest is None:
-        raise app.UsageError(f'No checkpoint in {FLAGS.checkpoint_dir}: train first, or name the '
-                             'folder of a run with --checkpoint_dir')
-    yield latest
+        print(f'Waiting for a checkpoint in {FLAGS.checkpoint_dir}.', flush=True)
+    yield from tf.train.checkpoints_iterator(FLAGS.checkpoint_dir, FLAGS.eval_interval_secs)
 
 
 def _write(writer, result):

@@ -51,8 +51,8 @@ def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
             record: uint8 [record_bytes], the record as it is in the file
             label: int32 [1], 0 to num_classes - 1
             uint8image: uint8 [height, width, depth]
-        A run raises `tf.errors.OutOfRangeError` at the end of the files. What is left at a file's end
-        and is no whole record is passed over: `DataSet.check` finds that.
+        A run raises `tf.errors.OutOfRangeError` at the end of the files. A part of a record at a
+        file's end is passed over; `DataSet.check` finds it.
     """
     result = CIFAR10Record()
     result.height, result.width, result.depth = table.HEIGHT, table.WIDTH, table.DEPTH

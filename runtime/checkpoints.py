@@ -40,7 +40,9 @@ def load(path, variables, session):
                for name in sorted(variables)
                if name in shapes and shapes[name] != variables[name].shape.as_list()]
     if faults:
-        raise app.UsageError('{} does not fit this network: {}'.format(path, '; '.join(faults)))
+        hint = ('. --use_moving_averages=false does without averages'
+                if 'ExponentialMovingAverage is missing' in faults[-1] else '')
+        raise app.UsageError(f'{path} does not fit this network: {"; ".join(faults)}{hint}')
     for name, variable in variables.items():
         dtype = variable.dtype.base_dtype.as_numpy_dtype
         variable.load(reader.get_tensor(name).astype(dtype), session)

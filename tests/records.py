@@ -1,10 +1,15 @@
 """Makes record files for the tests, and runs scripts on them."""
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import numpy as np
+
+# The tutorial's console line; the groups are the images and the seconds.
+LINE = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step \d+, loss = \d+\.\d\d '
+                  r'\((\d+\.\d) examples/sec; (\d+\.\d{3}) sec/batch\)')
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

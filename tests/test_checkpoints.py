@@ -25,7 +25,7 @@ def test_no_step(tmp_path):
 
 
 def test_load_converts_and_ignores_the_rest(tmp_path):
-    path = _save(tmp_path / 'a', w=np.ones([2, 3], np.float16), step=np.float32(7), extra=np.zeros(3))
+    path = _save(tmp_path / 'a', w=np.ones([2, 3], np.float16), step=np.float32(7), x=np.zeros(3))
     w = tf.get_variable('w', [2, 3])
     step = tf.get_variable('step', [], tf.int64, initializer=tf.zeros_initializer())
     with tf.Session() as session:

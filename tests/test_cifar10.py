@@ -158,7 +158,8 @@ def test_loss_averages_by_hand():
             _, text = session.run([update, summary], {value: fed})
             shown.append({v.tag: v.simple_value for v in tf.Summary.FromString(text).value})
     assert [tags['cross_entropy (raw)'] for tags in shown] == [4.0, 2.0, 1.0]
-    np.testing.assert_allclose([tags['cross_entropy'] for tags in shown], [4.0, 3.8, 3.52], rtol=1e-6)
+    np.testing.assert_allclose([tags['cross_entropy'] for tags in shown], [4.0, 3.8, 3.52],
+                               rtol=1e-6)
     assert tf.global_variables() == []
 
 

@@ -18,8 +18,8 @@ from datasets import download
 from datasets import table
 
 FILES = {'data_batch_1.bin': 40, 'test_batch.bin': 10}
-CONTENTS = {name: np.random.RandomState(count).randint(0, 10, 3073 * count).astype(np.uint8).tobytes()
-            for name, count in FILES.items()}
+CONTENTS = {name: np.random.RandomState(count).randint(0, 10, 3073 * count).astype(np.uint8)
+            .tobytes() for name, count in FILES.items()}
 
 
 def tar(members):

@@ -15,7 +15,8 @@ def test_by_hand():
     np.testing.assert_allclose(result, [[1 / 6, 2 / 15, 3 / 14]], rtol=1e-6)
 
 
-@pytest.mark.parametrize('options', [TUTORIAL, {'depth_radius': 2, 'bias': 0.5, 'alpha': 0.3, 'beta': 0.4}])
+@pytest.mark.parametrize('options', [
+    TUTORIAL, {'depth_radius': 2, 'bias': 0.5, 'alpha': 0.3, 'beta': 0.4}])
 @pytest.mark.parametrize('channels', [1, 7, 64])
 def test_equals_tensorflows(options, channels):
     random = np.random.RandomState(channels)

@@ -1,0 +1,102 @@
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+from absl.testing import flagsaver
+
+import cifar10_eval
+import cifar10_train
+
+FLAGS = flags.FLAGS
+
+
+def values(tag):
+    """step -> value of a scalar in the event file of the evaluation, which may be growing."""
+    found = {}
+    with contextlib.suppress(tf.errors.DataLossError):
+        for event in tf.train.summary_iterator(event_file()):
+            for value in event.summary.value:
+                if value.tag == tag:
+                    found[event.step] = value.simple_value
+    return found
+
+
+def tags():
+    return {value.tag for event in tf.train.summary_iterator(event_file())
+            for value in event.summary.value}
+
+
+def event_file():
+    name, = os.listdir(FLAGS.eval_dir)
+    return os.path.join(FLAGS.eval_dir, name)
+
+
+def test_run_once(half_bright, capsys):
+    cifar10_train.train()
+    capsys.readouterr()
+    with flagsaver.flagsaver(run_once=True):
+        cifar10_eval.evaluate()
+    line = capsys.readouterr().out.splitlines()[-1]
+    precision = float(line.split(': precision @ 1 = ')[1])
+    assert values('Precision @ 1').keys() == {10}
+    np.testing.assert_allclose(values('Precision @ 1')[10], precision, atol=5e-4)
+    assert {'images/image/0', 'conv1/activations', 'local4/sparsity'} <= tags()
+
+
+def test_run_once_without_a_checkpoint(half_bright):
+    with flagsaver.flagsaver(run_once=True), pytest.raises(app.UsageError, match='No checkpoint'):
+        cifar10_eval.evaluate()
+    assert not os.path.exists(FLAGS.eval_dir)
+
+
+def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
+    """The evaluation starts on an empty folder; training comes after it, and again later."""
+    process = subprocess.Popen(
+        [sys.executable, records.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
+         f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}',
+         '--eval_interval_secs=1'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == f'Waiting for a checkpoint in {FLAGS.train_dir}.\n'
+        seen = []
+        for max_steps in (10, 12):
+            with flagsaver.flagsaver(max_steps=max_steps):
+                cifar10_train.train()
+            while max_steps not in seen:  # Step 0 may have been seen as well.
+                assert 'precision @ 1' in process.stdout.readline()
+                seen = list(values('Precision @ 1'))
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest, error = process.communicate(timeout=30)
+    assert rest == ''  # Nothing a second time.
+    assert process.returncode == 130
+    assert error == 'cifar10_eval.py: interrupted\n'
+
+
+def test_a_folder_of_another_network_is_one_line(half_bright, tmp_path):
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.Variable(0, name='global_step')
+        session.run(tf.global_variables_initializer())
+        os.makedirs(FLAGS.train_dir)
+        tf.train.Saver().save(session, FLAGS.train_dir + '/model.ckpt')
+    done = records.run_script('cifar10_eval.py', f'--data_dir={FLAGS.data_dir}', '--run_once',
+                              f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}')
+    assert done.returncode == 1
+    assert done.stderr.count('\n') == 1
+    assert 'conv1/weights/ExponentialMovingAverage is missing' in done.stderr
+
+
+def test_evaluating_leaves_earlier_event_files(half_bright):
+    cifar10_train.train()
+    os.makedirs(FLAGS.eval_dir)
+    earlier = os.path.join(FLAGS.eval_dir, 'events.out.tfevents.1.mine')
+    open(earlier, 'w').close()
+    with flagsaver.flagsaver(run_once=True):
+        cifar10_eval.evaluate()
+    assert os.path.exists(earlier)

@@ -1,0 +1,158 @@
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+
+import cifar10
+import cifar10_eval
+import cifar10_multi_gpu_train
+import cifar10_train
+from runtime import startup
+
+FLAGS = flags.FLAGS
+
+
+def test_average_gradients_by_hand():
+    v, w, x = (tf.get_variable(name, [2]) for name in 'vwx')
+    towers = [[(tf.constant([1.0, 2.0]), v), (None, w), (tf.constant([0.0, -3.0]), x)],
+              [(tf.constant([3.0, 4.0]), v), (None, w), (tf.constant([3.0, 0.0]), x)],
+              [(tf.constant([5.0, 0.0]), v), (None, w), (tf.constant([0.0, 0.0]), x)]]
+    averages = cifar10_multi_gpu_train.average_gradients(towers)
+    assert [variable for _, variable in averages] == [v, x]
+    with tf.Session() as session:
+        got = session.run([gradient for gradient, _ in averages])
+    np.testing.assert_allclose(got, [[3, 2], [1, -1]])
+
+
+def test_a_gradient_that_some_towers_lack_is_an_error():
+    v = tf.get_variable('layer/v', [2])
+    with pytest.raises(ValueError, match='1 of 2 towers have a gradient for layer/v'):
+        cifar10_multi_gpu_train.average_gradients([[(tf.constant([1.0, 2.0]), v)], [(None, v)]])
+
+
+@pytest.fixture
+def two_towers(half_bright):
+    """The graph of two towers."""
+    with flagsaver.flagsaver(num_gpus=2), tf.device('/cpu:0'):
+        queue = cifar10.distorted_inputs_queue(capacity=4)
+        losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
+        cifar10.apply_gradients(cifar10_multi_gpu_train.average_gradients(gradients),
+                                tf.train.get_or_create_global_step(), 2)
+        yield tf.get_default_graph(), losses, gradients
+
+
+def run(fetches):
+    """Runs a part of the default graph, queues and all, on what devices there are."""
+    creator = tf.train.ChiefSessionCreator(config=startup.session_config())
+    with tf.train.MonitoredSession(creator) as session:
+        return session.run(fetches)
+
+
+def test_devices_and_names_of_two_towers(two_towers):
+    graph = two_towers[0]
+    operations = graph.get_operations()
+    assert [v.op.name for v in tf.trainable_variables()] == [
+        f'{layer}/{what}' for layer in ('conv1', 'conv2', 'local3', 'local4', 'softmax_linear')
+        for what in ('weights', 'biases')]
+    for op in operations:
+        if op.type in ('Conv2D', 'Conv2DBackpropFilter', 'Conv2DBackpropInput', 'MatMul', 'Relu',
+                       'BiasAdd', 'MaxPool', 'MaxPoolGrad', 'SparseSoftmaxCrossEntropyWithLogits'):
+            tower = op.name.split('/')[0]
+            assert op.device == {'tower_0': '/device:GPU:0', 'tower_1': '/device:GPU:1'}[tower], op
+        elif op.type in ('VarHandleOp', 'ResourceApplyGradientDescent', 'RandomShuffleQueueV2',
+                         'FIFOQueueV2', 'ReaderReadUpToV2', 'QueueDequeueV2', 'QueueDequeueManyV2',
+                         'QueueEnqueueV2', 'GatherV2'):
+            assert op.device == '/device:CPU:0', op
+        elif op.type in ('ReadVariableOp', 'AssignSubVariableOp', 'AssignAddVariableOp'):
+            # Without a device, these go where the variable is.
+            assert op.device in ('/device:CPU:0', ''), op
+    assert {f'tower_{i}/conv1/Conv2D' for i in (0, 1)} <= {op.name for op in operations}
+
+
+def test_each_tower_dequeues_its_own_batch_from_one_queue(two_towers):
+    prefetched = [op for op in two_towers[0].get_operations() if op.type == 'QueueDequeueV2'
+                  and 'prefetch_queue' in op.inputs[0].op.name]
+    assert [op.name.split('/')[0] for op in prefetched] == ['tower_0', 'tower_1']
+    assert len({op.inputs[0].op.name for op in prefetched}) == 1
+
+
+def test_a_tower_sums_its_own_losses(two_towers):
+    """Decay is the same in each tower; the total is not the sum over both."""
+    _, losses, _ = two_towers
+    assert [list(tower) for tower in losses] == 2 * [
+        ['local3/weight_loss', 'local4/weight_loss', 'cross_entropy', 'total_loss']]
+    values = run(losses)
+    for tower in values:
+        parts = [value for name, value in tower.items() if name != 'total_loss']
+        np.testing.assert_allclose(tower['total_loss'], sum(parts), rtol=1e-6)
+    assert values[0]['local3/weight_loss'] == values[1]['local3/weight_loss']
+
+
+def test_two_towers_take_the_step_of_one_with_both_batches():
+    """Two towers of 8 images and one network of the 16: the same gradients."""
+    random = np.random.RandomState(0)
+    images = tf.constant(random.normal(size=[16, 24, 24, 3]).astype(np.float32))
+    labels = tf.constant(random.randint(0, 10, 16).astype(np.int32))
+    queue = tf.FIFOQueue(2, [tf.float32, tf.int32], [[8, 24, 24, 3], [8]])
+    fill = queue.enqueue_many([tf.reshape(images, [2, 8, 24, 24, 3]), tf.reshape(labels, [2, 8])])
+    with flagsaver.flagsaver(num_gpus=2):
+        losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
+    averages = cifar10_multi_gpu_train.average_gradients(gradients)
+    mean = cifar10_multi_gpu_train._mean_losses(losses)['total_loss']
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True), tf.name_scope('both') as scope:
+        total = cifar10_multi_gpu_train.tower_loss(scope, images, labels)
+        wanted = cifar10.compute_gradients(total)
+    with tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as session:
+        session.run(tf.global_variables_initializer())
+        session.run(fill)
+        got, got_loss = session.run([[gradient for gradient, _ in averages], mean])
+        want, want_loss = session.run([[gradient for gradient, _ in wanted], total])
+    np.testing.assert_allclose(got_loss, want_loss, rtol=1e-6)
+    for ours, theirs in zip(got, want):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * abs(theirs).max())
+
+
+def test_summaries_bear_no_towers_names(two_towers):
+    cifar10.loss_summaries(cifar10_multi_gpu_train._mean_losses(two_towers[1]))
+    merged = cifar10_multi_gpu_train._summaries()
+    summary = tf.Summary.FromString(run(merged))
+    tags = [value.tag for value in summary.value]
+    assert len(tags) == len(set(tags))
+    assert not any('tower' in tag or tag.endswith('_1') for tag in tags), tags
+    assert {'conv1/activations', 'total_loss', 'total_loss (raw)', 'conv1/weights/gradients',
+            'learning_rate', 'images/image/0'} <= set(tags)
+
+
+def test_trains_and_is_evaluated_and_resumed_by_the_others(half_bright, capsys):
+    with flagsaver.flagsaver(num_gpus=2, max_steps=30):
+        cifar10_multi_gpu_train.train()
+    with flagsaver.flagsaver(run_once=True):
+        cifar10_eval.evaluate()
+    assert 'precision @ 1 = 1.000' in capsys.readouterr().out
+    latest = tf.train.latest_checkpoint(FLAGS.train_dir)
+    by_towers = tf.train.list_variables(latest)
+    assert tf.train.load_variable(latest, 'global_step') == 30
+    with flagsaver.flagsaver(max_steps=31):
+        cifar10_train.train()
+    latest = tf.train.latest_checkpoint(FLAGS.train_dir)
+    assert latest.endswith('model.ckpt-31')
+    assert tf.train.list_variables(latest) == by_towers
+
+
+def test_speed_counts_all_towers(half_bright, capsys):
+    """Images a second times seconds a step: the batches of both towers."""
+    with flagsaver.flagsaver(num_gpus=2, max_steps=1):
+        cifar10_multi_gpu_train.train()
+    line = [line for line in capsys.readouterr().out.splitlines() if ': step 0' in line][0]
+    rate, seconds = (float(word.split()[0]) for word in line.split('(')[1].split('; '))
+    np.testing.assert_allclose(rate * seconds, 16, rtol=0.01)
+
+
+def test_what_is_said_of_devices():
+    if tf.config.list_physical_devices('GPU'):
+        pytest.skip('this machine has a GPU')
+    with flagsaver.flagsaver(num_gpus=3):
+        assert cifar10_multi_gpu_train._devices() == (
+            '3 towers, but no GPU is visible: all of them on the CPU. '
+            'Variables and input on the CPU.')

@@ -1,0 +1,72 @@
+import os
+
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+
+import cifar10_train
+from runtime import evaluation
+
+FLAGS = flags.FLAGS
+
+
+def test_learns_separable_images_then_resumes(half_bright):
+    """Half-bright images survive crops, flips and standardisation."""
+    for max_steps in (30, 31):  # The second run starts from the first's checkpoint.
+        with flagsaver.flagsaver(max_steps=max_steps, batch_size=16):
+            cifar10_train.train()
+    assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-31')
+    assert evaluation.precision(FLAGS.train_dir) == 1.0
+
+
+def test_the_scripts_work_as_a_user_runs_them(tmp_path):
+    """Drawn images, some steps, an evaluation; nothing but the tutorial's lines on the screen."""
+    folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic', '--batch_size=32']
+    trained = records.run_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
+                                 '--max_steps=11')
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stderr == ''
+    lines = trained.stdout.splitlines()
+    assert lines[0] == f'Drawing the synthetic images in {tmp_path}/data.'
+    assert lines[1] == 'Filling queue with 4000 synthetic images before starting to train.'
+    assert [bool(records.LINE.fullmatch(line)) for line in lines[2:4]] == [True, True]
+    assert lines[4:] == [f'Saved step 11 in {tmp_path}/train.']
+    evaluated = records.run_script(
+        'cifar10_eval.py', *folders, '--run_once', f'--checkpoint_dir={tmp_path}/train',
+        f'--eval_dir={tmp_path}/eval')
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert evaluated.stderr == ''
+    assert evaluated.stdout.count('\n') == 1
+    assert ': precision @ 1 = 0.' in evaluated.stdout
+
+
+def test_mistakes_touch_nothing(half_bright, tmp_path):
+    (half_bright / 'data_batch_4.bin').write_bytes(b'torn')
+    done = records.run_script('cifar10_train.py', f'--data_dir={FLAGS.data_dir}',
+                              f'--train_dir={FLAGS.train_dir}')
+    assert done.returncode == 1
+    assert done.stderr.count('\n') == 1
+    assert 'data_batch_4.bin has 4 bytes' in done.stderr
+    assert not os.path.exists(FLAGS.train_dir)
+
+
+def test_a_file_in_the_place_of_train_dir(half_bright, tmp_path):
+    (tmp_path / 'train').write_text('mine')
+    done = records.run_script('cifar10_train.py', f'--data_dir={FLAGS.data_dir}',
+                              f'--train_dir={FLAGS.train_dir}')
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"cifar10_train.py: [Errno 17] File exists: '{FLAGS.train_dir}'\n")
+    assert (tmp_path / 'train').read_text() == 'mine'
+
+
+@pytest.mark.slow
+def test_synthetic_images_are_learned_in_300_steps(tmp_path):
+    """At least 0.90 on the test set."""
+    folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic']
+    assert records.run_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
+                              '--max_steps=300').returncode == 0
+    with flagsaver.flagsaver(data_dir=f'{tmp_path}/data', dataset='synthetic'):
+        assert evaluation.precision(f'{tmp_path}/train') >= 0.90

@@ -1,0 +1,133 @@
+import os
+
+import numpy as np
+import plain
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+from absl.testing import flagsaver
+
+from datasets import table
+from runtime import evaluation
+
+FLAGS = flags.FLAGS
+
+
+@pytest.fixture
+def noisy(tmp_path):
+    """Flags for a CIFAR-10 folder of noise: 5 x 30 training records and 130 test records."""
+    folder = tmp_path / 'data' / 'cifar-10-batches-bin'
+    folder.mkdir(parents=True)
+    for index, name in enumerate(table.CIFAR10.files):
+        records.write(folder / name, records.noise(130 if 'test' in name else 30, seed=index))
+    with flagsaver.flagsaver(data_dir=str(tmp_path / 'data'), batch_size=128):
+        yield folder
+
+
+def save_plain_checkpoint(folder):
+    """A checkpoint as TF1 code wrote it: variables, averages that differ, other things besides.
+
+    Returns:
+        (raw, averaged): dictionaries from name of a variable to its value.
+    """
+    raw, averaged = plain.weights(seed=1, scale=2.0), plain.weights(seed=2, scale=2.0)
+    os.makedirs(folder, exist_ok=True)
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, value in raw.items():
+            tf.Variable(value, name=name, use_resource=False)
+            tf.Variable(averaged[name], name=name + '/ExponentialMovingAverage', use_resource=False)
+        tf.Variable(123.0, name='global_step', use_resource=False)
+        tf.Variable(0.5, name='local3/weight_loss/avg', use_resource=False)
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, os.path.join(folder, 'model.ckpt'), global_step=123)
+    return raw, averaged
+
+
+def plain_correct(paths, values):
+    """bool [count]: which records of the files the plain network classifies rightly."""
+    data = np.concatenate([np.fromfile(path, np.uint8).reshape(-1, 3073) for path in paths])
+    images = data[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)[:, 4:28, 4:28]
+    with tf.Graph().as_default(), tf.Session() as session:
+        net = tf.image.per_image_standardization(tf.cast(images, tf.float32))
+        logits = session.run(plain.logits(net, {k: tf.constant(v) for k, v in values.items()}))
+    return logits.argmax(axis=1) == data[:, 0]
+
+
+@pytest.mark.parametrize('use_moving_averages', [True, False])
+@pytest.mark.parametrize('eval_data', ['test', 'train_eval'])
+def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
+        noisy, tmp_path, eval_data, use_moving_averages):
+    """130 (or 150) records in batches of 128: each counts once."""
+    values = save_plain_checkpoint(tmp_path / 'train')[use_moving_averages]
+    names = table.CIFAR10.split(eval_data == 'test')
+    correct = plain_correct([noisy / name for name in names], values)
+    current = evaluation.Evaluation(eval_data, use_moving_averages)
+    result = current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
+    assert result.total == current.total == len(correct) == (130 if eval_data == 'test' else 150)
+    assert result.correct == correct.sum() > 0
+    assert result.precision == correct.sum() / len(correct)
+    assert result.step == 123
+    again = current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
+    assert again == result
+
+
+@pytest.mark.parametrize('num_examples, total', [(1, 1), (128, 128), (129, 129), (10000, 130)])
+def test_num_examples(noisy, tmp_path, num_examples, total):
+    raw, _ = save_plain_checkpoint(tmp_path / 'train')
+    correct = plain_correct([noisy / 'test_batch.bin'], raw)[:total]
+    result = evaluation.Evaluation('test', False, num_examples).run(
+        str(tmp_path / 'train' / 'model.ckpt-123'))
+    assert (result.correct, result.total) == (correct.sum(), total)
+
+
+def test_a_tie_is_no_success(noisy, tmp_path):
+    """All logits alike: one class is predicted, not every class rightly."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, shape in plain.SHAPES.items():
+            tf.Variable(np.zeros(shape, np.float32), name=name)
+        tf.Variable(0, name='global_step')
+        session.run(tf.global_variables_initializer())
+        path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
+    labels = np.fromfile(noisy / 'test_batch.bin', np.uint8).reshape(-1, 3073)[:, 0]
+    result = evaluation.Evaluation(use_moving_averages=False).run(path)
+    assert result.correct == (labels == 0).sum()
+
+
+def test_a_checkpoint_that_does_not_fit_names_the_variables(noisy, tmp_path):
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, shape in plain.SHAPES.items():
+            tf.Variable(np.zeros(shape if name != 'conv2/biases' else [3], np.float32), name=name)
+        tf.Variable(0, name='global_step')
+        session.run(tf.global_variables_initializer())
+        path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
+    with pytest.raises(app.UsageError) as error:
+        evaluation.Evaluation(use_moving_averages=False).run(path)
+    assert str(error.value).endswith('network: conv2/biases has shape [3], wanted [64]')
+    with pytest.raises(app.UsageError) as error:
+        evaluation.Evaluation().run(path)
+    assert str(error.value).count('ExponentialMovingAverage is missing') == 10
+    assert '--use_moving_averages=false' in str(error.value)
+
+
+def test_a_readers_exception_is_raised_as_itself(noisy, tmp_path):
+    save_plain_checkpoint(tmp_path / 'train')
+    current = evaluation.Evaluation()
+    (noisy / 'test_batch.bin').unlink()
+    with pytest.raises(tf.errors.NotFoundError, match='test_batch.bin'):
+        current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
+
+
+def test_fewer_records_than_counted_are_an_error(noisy, tmp_path):
+    """The file was replaced after it was checked: no precision of something else is told."""
+    save_plain_checkpoint(tmp_path / 'train')
+    current = evaluation.Evaluation()
+    with open(noisy / 'test_batch.bin', 'r+b') as stream:
+        stream.truncate(3073 * 100)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
+
+
+def test_no_checkpoint(noisy, tmp_path):
+    with pytest.raises(FileNotFoundError, match='No checkpoint in'):
+        evaluation.precision(str(tmp_path / 'nothing'))

@@ -1,0 +1,220 @@
+import json
+import os
+import pathlib
+import signal
+import time
+
+import numpy as np
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+from absl.testing import flagsaver
+
+import cifar10
+import cifar10_train
+from runtime import checkpoints
+from runtime import evaluation
+from runtime import training
+
+FLAGS = flags.FLAGS
+
+
+def latest():
+    return tf.train.latest_checkpoint(FLAGS.train_dir)
+
+
+def events():
+    """All (step, event) of the run, in the order of the event files."""
+    paths = sorted(os.path.join(FLAGS.train_dir, name) for name in os.listdir(FLAGS.train_dir)
+                   if name.startswith('events'))
+    return [(event.step, event) for path in paths for event in tf.train.summary_iterator(path)]
+
+
+def scalars(tag):
+    """step -> value of a scalar."""
+    return {step: value.simple_value for step, event in events()
+            for value in event.summary.value if value.tag == tag}
+
+
+def test_resumes_exactly_and_stops_exactly(half_bright, capsys):
+    for max_steps, steps in [(10, '0 '), (10, ''), (9, ''), (12, '10 '), (21, '20 ')]:
+        with flagsaver.flagsaver(max_steps=max_steps):
+            cifar10_train.train()
+        out = capsys.readouterr().out
+        assert [line.split('step ')[1].split(',')[0] + ' ' for line in out.splitlines()
+                if ': step ' in line] == steps.split(',') * bool(steps), out
+    assert checkpoints.step(latest()) == 21
+    assert latest().endswith('model.ckpt-21')
+
+
+def test_done_already_is_one_line(half_bright, capsys):
+    cifar10_train.train()
+    before = os.stat(latest() + '.index').st_ino, checkpoints.step(latest())
+    capsys.readouterr()
+    with flagsaver.flagsaver(max_steps=4):
+        cifar10_train.train()
+    assert 'Nothing to do: 10 of 4 steps are made already.' in capsys.readouterr().out
+    assert before[1] == checkpoints.step(latest()) == 10
+
+
+def test_the_tutorials_line(half_bright, capsys):
+    cifar10_train.train()
+    line, = [line for line in capsys.readouterr().out.splitlines() if ': step ' in line]
+    assert records.LINE.fullmatch(line), line
+
+
+def test_speed_is_of_whole_intervals_in_images(half_bright, capsys):
+    """A line every second step, steps of 0.2 s: at most 40 images/s of batch 8."""
+    with tf.Graph().as_default():
+        count = tf.train.get_or_create_global_step().assign_add(1)
+        with flagsaver.flagsaver(log_frequency=2, max_steps=5), \
+                training.session(tf.constant(1.0), examples_per_step=8) as session:
+            while not session.should_stop():
+                time.sleep(0.2)
+                session.run(count)
+    lines = [line for line in capsys.readouterr().out.splitlines() if ': step ' in line]
+    assert len(lines) == 3
+    for line in lines[1:]:
+        rate, seconds = (float(word) for word in records.LINE.fullmatch(line).groups())
+        assert 30 < rate <= 40
+        assert 0.2 <= seconds < 0.27
+
+
+def test_five_checkpoints_are_kept_over_a_restart(half_bright):
+    with flagsaver.flagsaver(save_checkpoint_steps=2):
+        cifar10_train.train()
+        with flagsaver.flagsaver(max_steps=14):
+            cifar10_train.train()
+    kept = sorted(int(name.split('-')[1].split('.')[0]) for name in os.listdir(FLAGS.train_dir)
+                  if name.endswith('.index'))
+    assert kept == [6, 8, 10, 12, 14]
+
+
+def test_summaries_every_hundred_steps_over_all_starts(half_bright, monkeypatch):
+    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.001)  # 0.1 is too much for one image.
+    with flagsaver.flagsaver(batch_size=1, save_checkpoint_steps=60):
+        for max_steps in (60, 102):
+            with flagsaver.flagsaver(max_steps=max_steps):
+                cifar10_train.train()
+    assert sorted(scalars('total_loss (raw)')) == [0, 100]
+    np.testing.assert_allclose(scalars('learning_rate')[100], 0.001, rtol=1e-6)
+    starts = [step for step, event in events() if event.session_log.status == tf.SessionLog.START]
+    assert starts == [0, 60]
+    assert any(event.graph_def for _, event in events())
+
+
+def test_run_json_and_another_data_set(half_bright):
+    cifar10_train.train()
+    path = pathlib.Path(FLAGS.train_dir, 'run.json')
+    run = json.loads(path.read_text())
+    assert (run['dataset'], run['net']) == ('cifar10', 'tutorial')
+    assert run['settings']['batch_size'] == 8
+    run['dataset'] = 'synthetic'
+    path.write_text(json.dumps(run))
+    before = sorted(os.listdir(FLAGS.train_dir))
+    with flagsaver.flagsaver(max_steps=20), pytest.raises(
+            app.UsageError, match='--dataset=synthetic, not cifar10: .* --restart'):
+        cifar10_train.train()
+    assert sorted(os.listdir(FLAGS.train_dir)) == before
+    path.write_text('{')
+    with pytest.raises(app.UsageError, match='damaged'):
+        training._prepare_folder(8)
+
+
+def test_restart_removes_only_a_runs_own_files(half_bright, tmp_path):
+    cifar10_train.train()
+    precious = tmp_path / 'precious'
+    precious.write_text('mine')
+    folder = tmp_path / 'train'
+    (folder / 'notes.txt').write_text('mine')
+    (folder / 'model.ckpt-best').write_text('mine')
+    (folder / 'events.out.tfevents.1.x').symlink_to(precious)
+    (folder / 'model.ckpt-7.d').mkdir()
+    with flagsaver.flagsaver(restart=True, max_steps=3):
+        cifar10_train.train()
+    names = os.listdir(folder)
+    assert {'notes.txt', 'model.ckpt-best', 'model.ckpt-7.d', 'model.ckpt-3.index'} <= set(names)
+    assert 'model.ckpt-10.index' not in names
+    assert precious.read_text() == 'mine'
+    assert checkpoints.step(latest()) == 3
+
+
+def test_nan_stops_and_the_last_good_checkpoint_stays(half_bright, monkeypatch):
+    with flagsaver.flagsaver(save_checkpoint_steps=1, max_steps=3):
+        cifar10_train.train()
+    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 1e30)
+    with flagsaver.flagsaver(save_checkpoint_steps=1, max_steps=30), \
+            pytest.raises(FloatingPointError) as error:
+        cifar10_train.train()
+    message = str(error.value)
+    good = checkpoints.step(latest())
+    assert 'learning rate 1e+30' in message
+    assert f'The last good checkpoint is {latest()}' in message
+    assert 3 <= good < 6
+    for name, _ in tf.train.list_variables(latest()):
+        assert np.all(np.isfinite(tf.train.load_variable(latest(), name))), name
+
+
+def test_variables_that_are_not_finite_are_not_saved(half_bright):
+    """The loss of the step that spoils them is still finite: it is one step late."""
+    with tf.Graph().as_default():
+        variable = tf.get_variable('w', [2], initializer=tf.ones_initializer(), use_resource=True)
+        step = tf.train.get_or_create_global_step()
+        tf.add_to_collection('learning_rate', tf.constant(0.1))
+        spoil = tf.group(variable.assign([1.0, np.inf]), step.assign_add(1))
+        with pytest.raises(FloatingPointError, match='step 1: w is not finite, at learning rate'):
+            with training.session(tf.constant(1.0), 8) as session:
+                session.run(spoil)
+    assert checkpoints.step(latest()) == 0
+
+
+def test_a_checkpoint_of_the_original_multi_gpu_script(half_bright):
+    """Its global step is a float32, and it holds averages of losses."""
+    cifar10_train.train()
+    reader = tf.train.load_checkpoint(latest())
+    with tf.Graph().as_default(), tf.Session() as session:
+        variables = [tf.Variable(reader.get_tensor(name), name=name)
+                     for name in reader.get_variable_to_shape_map() if name != 'global_step']
+        variables.append(tf.Variable(10.0, name='global_step'))
+        variables.append(tf.Variable(2.3, name='cross_entropy/avg'))
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, os.path.join(FLAGS.train_dir, 'model.ckpt'), global_step=10)
+    assert tf.train.load_variable(latest(), 'global_step').dtype == np.float32
+    with flagsaver.flagsaver(max_steps=12):
+        cifar10_train.train()
+    assert tf.train.load_variable(latest(), 'global_step') == 12
+    assert tf.train.load_variable(latest(), 'global_step').dtype == np.int64
+    assert 'cross_entropy/avg' not in dict(tf.train.list_variables(latest()))
+
+
+def test_a_missing_record_file_ends_training_as_itself(half_bright):
+    """The reading thread's exception, not that a queue is closed."""
+    with pytest.raises(tf.errors.NotFoundError, match='data_batch_2.bin'):
+        with tf.Graph().as_default():
+            step = tf.train.get_or_create_global_step()
+            images, labels = cifar10.distorted_inputs()
+            loss = cifar10.loss(cifar10.inference(images), labels)
+            train_op = cifar10.train(loss, step)
+            (half_bright / 'data_batch_2.bin').unlink()
+            with flagsaver.flagsaver(max_steps=1000), training.session(loss, 8) as session:
+                while not session.should_stop():
+                    session.run(train_op)
+
+
+@pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_stops(half_bright, number, code):
+    process = records.start_script(
+        'cifar10_train.py', f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}',
+        '--batch_size=4', '--log_frequency=1')
+    for line in process.stdout:
+        if 'step 5,' in line:
+            break
+    process.send_signal(number)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == code, error
+    assert 'Traceback' not in error
+    reached = int(out.split('Saved step ')[1].split()[0])
+    assert reached >= 6
+    assert checkpoints.step(latest()) == reached
+    assert evaluation.precision(FLAGS.train_dir) >= 0
