@@ -91,7 +91,7 @@ def distorted_inputs():
 
 
 def distorted_inputs_queue(capacity):
-    """The queue behind `distorted_inputs`, from which each of several towers takes batches.
+    """The queue behind `distorted_inputs`, for `cifar10_input.dequeue` in each of several towers.
 
     Args:
         capacity: number of batches to prepare ahead.

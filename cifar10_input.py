@@ -97,14 +97,14 @@ def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
     Raises:
         FileNotFoundError: a file of the data set is missing in `data_dir`.
     """
-    return distorted_inputs_queue(
-        data_dir, batch_size, data_set, min_fraction_of_examples_in_queue).dequeue()
+    return dequeue(distorted_inputs_queue(
+        data_dir, batch_size, data_set, min_fraction_of_examples_in_queue))
 
 
 def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
                            min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
                            capacity=_PREFETCHED_BATCHES):
-    """The queue behind `distorted_inputs`, for several towers: each dequeues batches of its own.
+    """The queue behind `distorted_inputs`, from which each of several towers can `dequeue`.
 
     Args:
         capacity: how many batches to prepare ahead. The others are those of `distorted_inputs`.
@@ -121,9 +121,25 @@ def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
                              name='prefetch_queue')
         tf.train.add_queue_runner(tf.train.QueueRunner(queue, [queue.enqueue([images, labels])]))
         fill = tf.cast(queue.size(), tf.float32) / capacity
-    tf.summary.image('images', images)
-    tf.summary.scalar('input/fraction_of_%d_full' % capacity, fill)
+    tf.summary.scalar(f'input/fraction_of_{capacity}_full', fill)
     return queue
+
+
+def dequeue(queue):
+    """Takes a batch from the queue of `distorted_inputs_queue`, and shows its first images.
+
+    Returns:
+        (images, labels) as `distorted_inputs` returns them.
+    """
+    images, labels = queue.dequeue()
+    _image_summary(images)
+    return images, labels
+
+
+def _image_summary(images):
+    """Adds a summary of the first images, under a tag without the name scope of a tower."""
+    tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.ImageSummary(
+        tag='images', tensor=images, max_images=3))
 
 
 def _shuffled_records(data_dir, batch_size, data_set, min_fraction):
@@ -263,5 +279,5 @@ def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10):
                                  allow_smaller_final_batch=True)
         images = standardise(records[:, data_set.label_bytes:])
         labels = _labels(records, data_set)[:, 0]
-    tf.summary.image('images', images)
+    _image_summary(images)
     return images, labels

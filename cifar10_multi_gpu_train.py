@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
+import cifar10_input
 from runtime import training
 
 flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one for each GPU.', lower_bound=1)
@@ -72,7 +73,7 @@ def _build_towers(batch_queue):
     for i in range(FLAGS.num_gpus):
         with tf.variable_scope(tf.get_variable_scope(), reuse=i > 0), \
                 tf.name_scope(f'{cifar10.TOWER_NAME}_{i}') as scope:
-            images, labels = batch_queue.dequeue()
+            images, labels = cifar10_input.dequeue(batch_queue)
             with tf.device(f'/gpu:{i}'):
                 total_loss = tower_loss(scope, images, labels)
                 gradients.append(cifar10.compute_gradients(total_loss))
@@ -122,8 +123,9 @@ def _devices():
 
 def main():
     print(_devices(), flush=True)
-    cifar10.maybe_download_and_extract()
-    train()
+    if training.steps_left():
+        cifar10.maybe_download_and_extract()
+        train()
 
 
 if __name__ == '__main__':

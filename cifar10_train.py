@@ -21,8 +21,8 @@ def train():
     """Builds the graph and runs it until --max_steps, from the latest checkpoint if there is
     one."""
     with tf.Graph().as_default():
-        global_step = tf.train.get_or_create_global_step()
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
+            global_step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs()
         loss = cifar10.loss(cifar10.inference(images), labels)
         train_op = cifar10.train(loss, global_step)
@@ -33,8 +33,9 @@ def train():
 
 def main():
     startup.visible_gpus()
-    cifar10.maybe_download_and_extract()
-    train()
+    if training.steps_left():
+        cifar10.maybe_download_and_extract()
+        train()
 
 
 if __name__ == '__main__':

@@ -83,14 +83,25 @@ def session(loss, examples_per_step, summary_op=None):
             save_steps=FLAGS.save_checkpoint_steps,
             listeners=[_SaveListener(variables)]),
     ]
-    with _signals_caught(caught):
-        # The hooks above do what MonitoredTrainingSession would do by itself, on exact steps.
-        with tf.train.MonitoredTrainingSession(
+    try:
+        # The hooks do what MonitoredTrainingSession would do by itself, on exact steps.
+        with _signals_caught(caught), tf.train.MonitoredTrainingSession(
                 scaffold=scaffold, hooks=hooks,
                 config=startup.session_config(FLAGS.log_device_placement)) as monitored:
             yield monitored
+    finally:
+        tf.summary.FileWriterCache.clear()  # Closes the event file: what ended the run is in it.
     if caught:
         raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
+
+
+def steps_left():
+    """Whether the run in `--train_dir` has steps to make; if not, says so in one line."""
+    latest = tf.train.latest_checkpoint(FLAGS.train_dir)
+    if latest is None or FLAGS.restart or checkpoints.step(latest) < FLAGS.max_steps:
+        return True
+    print(f'Nothing to do: {latest} has made --max_steps={FLAGS.max_steps} already.')
+    return False
 
 
 def _prepare_folder(examples_per_step):
@@ -198,8 +209,6 @@ class _StopHook(_StepHook):
     def after_create_session(self, session, coord):
         super().after_create_session(session, coord)
         if self.step >= self._max_steps:
-            print(f'Nothing to do: {self.step} of {self._max_steps} steps are made already.',
-                  flush=True)
             coord.request_stop()
 
     def after_run(self, run_context, run_values):
@@ -264,10 +273,8 @@ class _SummaryHook(_StepHook):
     def after_run(self, run_context, run_values):
         if run_values.results is not None:
             self._writer.add_summary(run_values.results, self.step)
+            self._writer.flush()  # TensorBoard shows it at once, and a kill does not lose it.
         super().after_run(run_context, run_values)
-
-    def end(self, session):
-        self._writer.flush()
 
 
 class _SaveListener(tf.train.CheckpointSaverListener):

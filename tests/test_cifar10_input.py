@@ -193,9 +193,12 @@ def test_the_shuffle_queue_keeps_its_share(tmp_path, fraction, waiting):
     assert queue.attr['component_types'].list.type == [tf.uint8.as_datatype_enum]
 
 
-def test_summaries_show_images_and_the_fill_of_the_queues(tmp_path):
+def test_summaries_show_the_batchs_own_images_and_the_fill_of_the_queues(tmp_path):
+    """The images of the step's batch: a summary does not take a batch that nobody trains on."""
     write_small(tmp_path, a=150, b=50)
-    cifar10_input.distorted_inputs(str(tmp_path), 16, SMALL)
+    images, _ = cifar10_input.distorted_inputs(str(tmp_path), 16, SMALL)
+    shown, = [op for op in tf.get_default_graph().get_operations() if op.type == 'ImageSummary']
+    assert shown.inputs[1] is images
     with Running() as session:
         summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
     tags = {value.tag for value in summary.value}

@@ -48,14 +48,17 @@ def test_resumes_exactly_and_stops_exactly(half_bright, capsys):
     assert latest().endswith('model.ckpt-21')
 
 
-def test_done_already_is_one_line(half_bright, capsys):
+@pytest.mark.parametrize('max_steps', [10, 4])
+def test_done_already_is_one_line(half_bright, capsys, max_steps):
     cifar10_train.train()
-    before = os.stat(latest() + '.index').st_ino, checkpoints.step(latest())
+    before = {path: path.stat().st_mtime_ns for path in pathlib.Path(FLAGS.train_dir).iterdir()}
     capsys.readouterr()
-    with flagsaver.flagsaver(max_steps=4):
-        cifar10_train.train()
-    assert 'Nothing to do: 10 of 4 steps are made already.' in capsys.readouterr().out
-    assert before[1] == checkpoints.step(latest()) == 10
+    with flagsaver.flagsaver(max_steps=max_steps):
+        cifar10_train.main()
+    assert capsys.readouterr().out == (
+        f'Nothing to do: {latest()} has made --max_steps={max_steps} already.\n')
+    assert before == {
+        path: path.stat().st_mtime_ns for path in pathlib.Path(FLAGS.train_dir).iterdir()}
 
 
 def test_the_tutorials_line(half_bright, capsys):

@@ -1,0 +1,184 @@
+"""Measures one thing in a process of its own and prints it as a line of JSON.
+
+    python -m benchmarks.measure --what=train --side=ours --steps=200
+
+`python -m benchmarks` starts these in turn. Each starts cold: what another measurement left in
+memory or in TensorFlow's threads does not count.
+"""
+from runtime import startup  # First: it imports TensorFlow quietly.
+
+import contextlib
+import datetime
+import importlib.util
+import io
+import json
+import resource
+import tempfile
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+
+import cifar10
+import cifar10_multi_gpu_train
+import cifar10_train
+from benchmarks import floor
+from benchmarks import tutorial
+from runtime import evaluation
+
+flags.DEFINE_enum('what', 'train', ['input', 'step', 'train', 'evaluate'], 'What to measure.')
+flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial', 'towers'],
+                  'This project, the tutorial as it was, or this project with --num_gpus towers.')
+flags.DEFINE_integer('steps', 200, 'Number of steps to train.', lower_bound=1)
+flags.DEFINE_float('seconds', 5.0, 'For how long to read input.', lower_bound=0.1)
+flags.DEFINE_integer('rounds', 10, 'How often to take turns.', lower_bound=1)
+
+FLAGS = flags.FLAGS
+
+_STEPS_A_TURN = 5
+
+
+@contextlib.contextmanager
+def _queues_running(session):
+    coordinator = tf.train.Coordinator()
+    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    threads = tf.train.start_queue_runners(session, coordinator)
+    yield
+    coordinator.request_stop()
+    coordinator.join(threads)
+
+
+def measure_input(side):
+    """Images/s of the input alone, after a second of warming up, and seconds to the first batch."""
+    images, labels = {'ours': cifar10.distorted_inputs, 'tutorial': lambda: (
+        tutorial.distorted_inputs(cifar10.data_folder(), FLAGS.batch_size))}[side]()
+    batch = tf.group(images, labels)
+    with tf.Session(config=startup.session_config()) as session, _queues_running(session):
+        start = time.perf_counter()
+        session.run(batch)
+        first = time.perf_counter() - start
+        _run_for(session, batch, 1.0)
+        count, seconds = _run_for(session, batch, FLAGS.seconds)
+    return {'images_per_second': count * FLAGS.batch_size / seconds, 'first_batch_seconds': first}
+
+
+def _run_for(session, operation, seconds):
+    """Runs an operation again and again: how often, and in how many seconds."""
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        session.run(operation)
+        count += 1
+    return count, time.perf_counter() - start
+
+
+def _train_op(module, images, labels):
+    loss = module.loss(module.inference(images), labels)
+    return module.train(loss, tf.train.get_or_create_global_step())
+
+
+def _stepper(build):
+    """A function that makes a step of a graph, in a session of its own, and returns its seconds."""
+    graph = tf.Graph()
+    with graph.as_default():
+        operation = build()
+        session = tf.Session(config=startup.session_config())
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+
+    def step():
+        start = time.perf_counter()
+        session.run(operation)
+        return time.perf_counter() - start
+    return step
+
+
+def _fixed_batch():
+    random = np.random.RandomState(0)
+    images = random.normal(size=[FLAGS.batch_size, 24, 24, 3]).astype(np.float32)
+    return (tf.Variable(images, trainable=False, use_resource=True).read_value(),
+            tf.constant(random.randint(0, 10, FLAGS.batch_size), tf.int32))
+
+
+def measure_step(_):
+    """Seconds of a step on a fixed batch, of all sides in turn: name -> list."""
+    steppers = {
+        'ours': _stepper(lambda: _train_op(cifar10, *_fixed_batch())),
+        'tutorial': _stepper(lambda: _train_op(tutorial, *_fixed_batch())),
+        'floor': _stepper(lambda: floor.operation(FLAGS.batch_size)),
+        'ours, forward': _stepper(lambda: cifar10.inference(_fixed_batch()[0])),
+        'tutorial, forward': _stepper(lambda: tutorial.inference(_fixed_batch()[0])),
+        'floor, forward': _stepper(lambda: floor.operation(FLAGS.batch_size, backward=False))}
+    if importlib.util.find_spec('torch'):
+        from benchmarks import torch_net
+        for compiled in (False, True):
+            name = 'PyTorch, compiled' if compiled else 'PyTorch'
+            steppers[name] = torch_net.Trainer(FLAGS.batch_size, compiled).step
+    for stepper in steppers.values():
+        for _ in range(_STEPS_A_TURN):
+            stepper()
+    seconds = {name: [] for name in steppers}
+    for _ in range(FLAGS.rounds):
+        for name, stepper in steppers.items():
+            stepper()  # The caches hold what the side before has left there.
+            seconds[name] += [stepper() for _ in range(_STEPS_A_TURN)]
+    return seconds
+
+
+def measure_train(side):
+    """Training end to end by the script itself: when each step's line was printed, and memory."""
+    cifar10.maybe_download_and_extract()
+    train = {'ours': cifar10_train.train, 'towers': cifar10_multi_gpu_train.train,
+             'tutorial': _train_tutorial}[side]
+    return {'ended': _train(train, FLAGS.steps),
+            'peak_megabytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def _train(train, steps, folder=None):
+    """Trains in `folder`, or in one that is removed: the time of each step's line, in seconds."""
+    out = io.StringIO()
+    with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stdout(out), \
+            flagsaver.flagsaver(train_dir=folder or temporary, max_steps=steps, log_frequency=1):
+        train()
+    return [datetime.datetime.fromisoformat(line.split(': step ')[0]).timestamp()
+            for line in out.getvalue().splitlines() if ': step ' in line]
+
+
+def _train_tutorial():
+    """Trains as the tutorial does."""
+    with tf.Graph().as_default():
+        global_step = tf.train.get_or_create_global_step()
+        with tf.device('/cpu:0'):
+            images, labels = tutorial.distorted_inputs(cifar10.data_folder(), FLAGS.batch_size)
+        loss = tutorial.loss(tutorial.inference(images), labels)
+        train_op = tutorial.train(loss, global_step)
+        with tutorial.session(loss, FLAGS.train_dir, FLAGS.max_steps, FLAGS.batch_size,
+                              FLAGS.log_frequency) as session:
+            while not session.should_stop():
+                session.run(train_op)
+
+
+def measure_evaluate(side):
+    """Seconds to evaluate the test set with a checkpoint, graph and all, without imports."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        _train(cifar10_train.train, 1, folder)
+        checkpoint = tf.train.latest_checkpoint(folder)
+        start = time.perf_counter()
+        if side == 'ours':
+            precision = evaluation.Evaluation().run(checkpoint).precision
+        else:
+            precision = tutorial.evaluate(cifar10.data_folder(), checkpoint, FLAGS.batch_size)
+        seconds = time.perf_counter() - start
+    return {'seconds': seconds, 'precision': precision}
+
+
+_MEASUREMENTS = {'input': measure_input, 'step': measure_step, 'train': measure_train,
+                 'evaluate': measure_evaluate}
+
+
+def main():
+    print(json.dumps(_MEASUREMENTS[FLAGS.what](FLAGS.side)))
+
+
+if __name__ == '__main__':
+    startup.run(main, [startup, cifar10, cifar10_multi_gpu_train])

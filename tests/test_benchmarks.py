@@ -1,0 +1,91 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import plain
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+import cifar10
+from benchmarks import floor
+from benchmarks import tutorial
+
+FLAGS = flags.FLAGS
+
+
+def test_the_yardstick_computes_the_same_function():
+    """Logits, loss and the variables and averages after a step, on the same weights."""
+    random = np.random.RandomState(0)
+    images = random.normal(size=[5, 24, 24, 3]).astype(np.float32)
+    labels = random.randint(0, 10, 5).astype(np.int32)
+    values = plain.weights(seed=1, scale=2.0)
+    results = []
+    for module in (cifar10, tutorial):
+        with tf.Graph().as_default(), tf.Session() as session:
+            logits = module.inference(tf.constant(images))
+            loss = module.loss(logits, tf.constant(labels))
+            train_op = module.train(loss, tf.train.get_or_create_global_step())
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            saved = {v.op.name: v for v in tf.global_variables() if not v.op.name.endswith('/avg')}
+            for name, value in values.items():
+                saved[name].load(value, session)
+                saved[name + '/ExponentialMovingAverage'].load(value, session)
+            before = session.run([logits, loss])
+            session.run(train_op)
+            results.append((before, session.run(saved)))
+    (ours, variables), (theirs, wanted) = results
+    np.testing.assert_allclose(ours[0], theirs[0], atol=1e-4)
+    np.testing.assert_allclose(ours[1], theirs[1], atol=1e-5)
+    assert variables.keys() == wanted.keys()
+    for name in wanted:
+        np.testing.assert_allclose(variables[name], wanted[name], atol=1e-4, err_msg=name)
+
+
+def test_the_yardsticks_evaluation_input_is_the_same(half_bright):
+    ours, labels = cifar10.inputs(eval_data=True)
+    theirs, their_labels = tutorial.inputs(str(half_bright), 8)
+    with tf.train.MonitoredSession() as session:
+        got = session.run([ours, labels, tf.reduce_sum(ours, axis=[1, 2, 3])])
+        wanted = session.run([theirs, their_labels])
+    assert got[0].shape == wanted[0].shape == (8, 24, 24, 3)
+    assert set(got[1]) == set(wanted[1]) == {0, 1}
+    for label in (0, 1):  # 16 threads mix the order; the two classes do not look alike.
+        np.testing.assert_allclose(got[0][got[1] == label].mean(axis=(0, 3)),
+                                   wanted[0][wanted[1] == label].mean(axis=(0, 3)), atol=0.5)
+
+
+def test_the_floor_runs_all_products_one_after_another():
+    result = floor.operation(batch_size=2)
+    counts = {}
+    for op in tf.get_default_graph().get_operations():
+        counts[op.type] = counts.get(op.type, 0) + 1
+    assert counts['Conv2D'] == 2
+    assert counts['Conv2DBackpropFilter'] == 2
+    assert counts['Conv2DBackpropInput'] == 1
+    assert counts['MatMul'] == 9
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        assert np.isfinite(session.run(result))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_table(half_bright, tmp_path):
+    """The command of the documentation, on small files and few steps."""
+    done = subprocess.run(
+        [sys.executable, '-m', 'benchmarks', f'--data_dir={FLAGS.data_dir}', '--turns=1',
+         '--steps=40', f'--json={tmp_path}/figures.json'],
+        capture_output=True, text=True, cwd=records.ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert 'TensorFlow ' in done.stdout.splitlines()[0]
+    figures = json.loads((tmp_path / 'figures.json').read_text())
+    whats = [row['what'] for row in figures['rows']]
+    for what in ("input alone", "step on a fixed batch", "step, beside the floor",
+                 'training, end to end', 'evaluation of the test set', 'start to the end of step 0'):
+        assert what in whats
+        assert what in done.stdout
+    for row in figures['rows']:
+        assert row['ours'] and row['tutorial'], row
