@@ -41,7 +41,7 @@ NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAI
 NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
 DATA_URL = table.CIFAR10.url
 
-# How the network is trained.
+# How the network is trained: the tutorial's constants.
 MOVING_AVERAGE_DECAY = 0.9999
 NUM_EPOCHS_PER_DECAY = 350.0
 LEARNING_RATE_DECAY_FACTOR = 0.1
@@ -50,11 +50,11 @@ INITIAL_LEARNING_RATE = 0.1
 # Each GPU holds a copy of the network; its operations' names start with `tower_0/`, `tower_1/` ...
 TOWER_NAME = 'tower'
 
-# float16 ends at 6e-8. Gradients are computed of so many times the loss, and divided again in
-# float32. Micikevicius et al., "Mixed Precision Training" (2018), section 3.2.
+# The loss is multiplied by this before it is differentiated, since float16 ends at 6e-8; gradients
+# are divided by it in float32. Micikevicius et al., "Mixed Precision Training" (2018), section 3.2.
 _LOSS_SCALE = 128.0
 
-_LOSS_AVERAGE_DECAY = 0.9
+_LOSS_AVERAGE_DECAY = 0.9  # The tutorial's, of the losses shown in TensorBoard.
 
 
 def data_set():
@@ -98,6 +98,9 @@ def distorted_inputs_queue(capacity):
 
     Returns:
         A queue of (images, labels), see `distorted_inputs`.
+
+    Raises:
+        FileNotFoundError: a record file is missing.
     """
     return cifar10_input.distorted_inputs_queue(
         data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue,
@@ -113,6 +116,8 @@ def inputs(eval_data):
     Returns:
         images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
         labels: int32 [at most batch_size].
+
+    A record file that is missing raises `tf.errors.NotFoundError` when it is read.
     """
     return cifar10_input.inputs(eval_data, data_folder(), FLAGS.batch_size, data_set())
 
@@ -121,6 +126,9 @@ def num_examples(eval_data):
     """Number of records that the files of the test set (or the training set) hold.
 
     Where there is no folder yet, the number that the published files hold.
+
+    Raises:
+        FileNotFoundError: there is a folder, but a record file is missing in it.
     """
     if os.path.isdir(data_folder()):
         return data_set().count(data_folder(), eval_data)
@@ -135,7 +143,13 @@ def inference(images):
 
     Returns:
         float32 [batch, classes], logits, not normalised: `loss` applies the softmax.
+
+    Raises:
+        ValueError: the images have another size, which would make another network.
     """
+    if images.shape.as_list()[1:] != [IMAGE_SIZE, IMAGE_SIZE, 3]:
+        raise ValueError(f'images have shape {images.shape}, wanted: '
+                         f'[batch, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]')
     net = tf.cast(images, tf.float16 if FLAGS.use_fp16 else tf.float32)
     net = _conv(net, 'conv1', 64, bias=0.0)  # [batch, 24, 24, 64]
     net = _max_pool(net, 'pool1')  # [batch, 12, 12, 64]
@@ -344,6 +358,9 @@ def learning_rate(global_step, replicas=1):
 
     Returns:
         float32 [].
+
+    Raises:
+        FileNotFoundError: a record file is missing.
     """
     steps_an_epoch = num_examples(eval_data=False) / (FLAGS.batch_size * replicas)
     return tf.train.exponential_decay(
@@ -410,6 +427,11 @@ def _scalar_summary(tag, value):
 
 
 def _histogram_summary(tag, values):
-    """Adds a histogram of a tensor, shown as `tag`."""
+    """Adds a histogram of a tensor, shown as `tag`.
+
+    What is not finite counts as zero: the operation would fail, before anybody sees the loss.
+    """
+    values = tf.cast(values, tf.float32)
+    values = tf.where(tf.is_finite(values), values, tf.zeros_like(values))
     tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.HistogramSummary(
-        tag=tag, values=tf.cast(values, tf.float32)))
+        tag=tag, values=values))

@@ -9,6 +9,7 @@ latest and ends.
 from runtime import startup  # First: it imports TensorFlow quietly.
 
 import datetime
+import os
 
 import tensorflow.compat.v1 as tf
 from absl import app
@@ -40,18 +41,27 @@ def evaluate():
     if FLAGS.run_once and tf.train.latest_checkpoint(FLAGS.checkpoint_dir) is None:
         raise app.UsageError(f'No checkpoint in {FLAGS.checkpoint_dir}: train first, or name the '
                              'folder of a run with --checkpoint_dir')
+    cifar10.maybe_download_and_extract()
     current = evaluation.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
-    writer = tf.summary.FileWriter(FLAGS.eval_dir, current.graph)
-    for checkpoint in _checkpoints():
-        try:
-            result = current.run(checkpoint, summarise=True)
-        except tf.errors.NotFoundError:
-            if FLAGS.run_once or tf.train.checkpoint_exists(checkpoint):
-                raise
-            print(f'{checkpoint} is gone: the trainer keeps only the last few.', flush=True)
-            continue
-        _write(writer, result)
-        print(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}', flush=True)
+    os.makedirs(FLAGS.eval_dir, exist_ok=True)
+    with tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
+        for checkpoint in _checkpoints():
+            result = _run_unless_gone(current, checkpoint)
+            if result is not None:
+                _write(writer, result)
+                print(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}',
+                      flush=True)
+
+
+def _run_unless_gone(current, checkpoint):
+    """Evaluates a checkpoint; None if the trainer has deleted it in the meantime."""
+    try:
+        return current.run(checkpoint, summarise=True)
+    except (tf.errors.OpError, RuntimeError):  # Either, where a file vanishes while it is read.
+        if FLAGS.run_once or tf.train.checkpoint_exists(checkpoint):
+            raise
+        print(f'{checkpoint} is gone: the trainer keeps only the last few.', flush=True)
+        return None
 
 
 def _checkpoints():
@@ -76,7 +86,6 @@ def _write(writer, result):
 
 def main():
     startup.visible_gpus()
-    cifar10.maybe_download_and_extract()
     evaluate()
 
 

@@ -26,7 +26,7 @@ MIN_FRACTION_OF_EXAMPLES_IN_QUEUE = 0.4
 _RECORDS_A_READ = 256
 _PREFETCHED_BATCHES = 4
 
-# The ranges of the distortions.
+# The ranges of the distortions, the tutorial's.
 _MAX_BRIGHTNESS_DELTA = 63.0
 _CONTRAST_RANGE = (0.2, 1.8)
 

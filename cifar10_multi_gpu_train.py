@@ -109,20 +109,24 @@ def train():
                 session.run(train_op)
 
 
-def _devices():
-    """One line that tells where the towers will be."""
-    gpus = startup.visible_gpus()
-    if not gpus:
-        where = 'but no GPU is visible: all of them on the CPU'
-    elif gpus < FLAGS.num_gpus:
-        where = f'only {gpus} GPUs are visible: the towers share them'
-    else:
-        where = f'one on each of /gpu:0 to /gpu:{FLAGS.num_gpus - 1}'
-    return f'{FLAGS.num_gpus} towers, {where}. Variables and input on the CPU.'
+def devices(towers, gpus):
+    """Where the towers will be, in a line for the user.
+
+    Args:
+        towers: how many there are.
+        gpus: how many GPUs may be used.
+    """
+    asked = 'Asked for 1 GPU' if towers == 1 else f'Asked for {towers} GPUs'
+    if gpus >= towers:
+        used = ', '.join(f'/gpu:{i}' for i in range(towers))
+        return f'{asked}, using {used}. Variables and input are on the CPU.'
+    if gpus:
+        return f'{asked}, only {gpus} to be had: the {towers} towers share what there is.'
+    return f'{asked}, none to be had: {towers} tower{"s" * (towers > 1)} on the CPU.'
 
 
 def main():
-    print(_devices(), flush=True)
+    print(devices(FLAGS.num_gpus, startup.visible_gpus()), flush=True)
     if training.steps_left():
         cifar10.maybe_download_and_extract()
         train()

@@ -51,7 +51,7 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
             with _locked(os.path.join(data_dir, f'.{data_set.folder}.lock')):
                 if not os.path.isdir(folder):  # Else another process made it while this one waited.
                     _make_folder(data_set, data_dir, url)
-        except (OSError, http.client.HTTPException, table.DataError) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:  # Or a URL that is none.
             raise table.DataError(_failure(data_set, data_dir, url, error)) from error
     data_set.check(folder)
 
@@ -63,7 +63,10 @@ def _make_folder(data_set, data_dir, url):
         return
     archive = os.path.join(data_dir, os.path.basename(data_set.url))
     if os.path.lexists(archive):
-        _verify(archive, data_set)
+        try:
+            _verify(archive, data_set)
+        except table.DataError as error:
+            raise table.DataError(f'{error}; replace it, or remove it to download it') from error
     else:
         download(url, archive, data_set)
     extract(archive, data_dir, data_set)
@@ -79,7 +82,8 @@ def _failure(data_set, data_dir, url, error):
                 'Name another folder with --data_dir.')
     archive = os.path.basename(data_set.url)
     return (f'Cannot get {url} into {data_dir}: {reason}. Run again to go on from what is there, '
-            f'put the right {archive} there by hand, or try --dataset=synthetic.')
+            f'put the right {archive} there by hand, name another folder with --data_dir, or try '
+            '--dataset=synthetic.')
 
 
 @contextlib.contextmanager
@@ -120,15 +124,10 @@ def download(url, archive, data_set):
     part = archive + '.part'
     with os.fdopen(_open_own(part), 'ab', buffering=0) as stream:
         progress = _Progress(os.path.basename(archive), stream.tell(), data_set.archive_bytes)
-        while stream.tell() < data_set.archive_bytes:
-            before = stream.tell()
-            try:
-                _append(url, stream, data_set.archive_bytes, progress)
-            except (OSError, http.client.HTTPException):
-                if stream.tell() == before:
-                    raise
-                time.sleep(_PAUSE_SECONDS)
-        progress.close()
+        try:
+            _complete(url, stream, data_set.archive_bytes, progress)
+        finally:
+            progress.close()
         os.fsync(stream.fileno())
     try:
         _verify(part, data_set)
@@ -138,11 +137,23 @@ def download(url, archive, data_set):
     os.rename(part, archive)
 
 
+def _complete(url, stream, size, progress):
+    """Appends to a part until it has `size` bytes, by as many requests as bring something."""
+    while stream.tell() < size:
+        before = stream.tell()
+        try:
+            _append(url, stream, size, progress)
+        except (OSError, http.client.HTTPException):
+            if stream.tell() == before:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+
+
 def _append(url, stream, size, progress):
     """Appends to a part what one request brings, up to `size` bytes in all.
 
-    A server that ignores the range sends the file from its beginning: what is here already is read
-        past.
+    A server that ignores the range sends the file from its beginning: what is here already is
+    read past.
     """
     start = stream.tell()
     headers = {'User-Agent': 'cifar10-tutorial', 'Accept-Encoding': 'identity'}
@@ -213,7 +224,7 @@ class _Progress:
         if self._bar and (now - self._shown_time >= 0.2 or done == self._total):
             self._shown_time = now
             bar = '=' * (2 * tenth) + '>' * (tenth < 10)
-            print('\r%-20.20s [%-20s] %s' % (self._name, bar, self._figures(done, now)),
+            print(f'\r{self._name:.20} [{bar:20}] {self._figures(done, now)}\x1b[K',  # To the end.
                   end='', flush=True)
         elif not self._bar and tenth > self._shown_tenth:
             print(f'{self._name}: {self._figures(done, now)}', flush=True)
@@ -222,7 +233,7 @@ class _Progress:
     def _figures(self, done, now):
         rate = (done - self._start) / max(now - self._start_time, 1e-3)
         left = int((self._total - done) / max(rate, 1.0))
-        return '%3d %%, %.2f MB/s, %d:%02d left ' % (
+        return '%3d %%, %.2f MB/s, %d:%02d left' % (
             100 * done // self._total, rate / 1e6, left // 60, left % 60)
 
     def close(self):

@@ -4,9 +4,8 @@ A class is known by its form alone. Where a form lies, how large it is and which
 are drawn anew for every image, so that no class has a mean colour of its own. None of them changes
 when it is mirrored, as training does.
 
-The same seed gives the same bytes everywhere: NumPy keeps the stream of `RandomState` for good (NEP
-    19),
-and only operations that IEEE 754 rounds exactly are used (no sine, no normal distribution).
+The same seed gives the same bytes everywhere: NumPy keeps the stream of `RandomState` for good
+(NEP 19), and only operations that IEEE 754 rounds exactly are used: no sine, no normal numbers.
 """
 import os
 import shutil
@@ -15,7 +14,7 @@ import numpy as np
 
 SEED = 20151111
 _SIDE = 32
-_IMAGES_A_BLOCK = 1000  # Bounds the memory for the float images to some ten megabytes.
+_IMAGES_A_BLOCK = 1000  # Bounds the memory for the noise to some 25 megabytes.
 
 
 def write(data_set, data_dir):

@@ -38,8 +38,8 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
             y = x * scale
 
             def gradient(dy):
-                # d y[j] / d x[c] = [j = c] scale[c] - 2 alpha beta x[c] (x scale / total)[j] for
-                # neighbours.
+                # dy[j] / dx[c] is scale[c] where j = c, less 2 alpha beta x[c] y[j] / total[j]
+                # where j is a neighbour of c.
                 shared = tf.matmul(dy * y / total, neighbours)
                 return dy * scale - (2 * alpha * beta) * x * shared
 

@@ -1,4 +1,5 @@
 """Reads checkpoints: which step, whether they fit, and their values into variables."""
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app
 
@@ -19,7 +20,7 @@ def step(path):
     return int(reader.get_tensor('global_step'))
 
 
-def load(path, variables, session):
+def load(path, variables, session, advice):
     """Gives variables the values that a checkpoint holds, converted to their types.
 
     What else the checkpoint holds is ignored.
@@ -28,10 +29,11 @@ def load(path, variables, session):
         path: of the checkpoint, without `.index`.
         variables: dictionary from name in the checkpoint to variable.
         session: the session whose variables are set.
+        advice: what to do about a checkpoint that cannot be used: ends the error's message.
 
     Raises:
-        app.UsageError: variables are missing in the checkpoint or have another shape there; names
-        them all.
+        app.UsageError: variables are missing in the checkpoint, have another shape there, or hold
+            values that are not finite; names them all.
     """
     reader = tf.train.load_checkpoint(path)
     shapes = reader.get_variable_to_shape_map()
@@ -40,10 +42,11 @@ def load(path, variables, session):
                for name in sorted(variables)
                if name in shapes and shapes[name] != variables[name].shape.as_list()]
     if faults:
-        hint = ('. --use_moving_averages=false does without averages'
-                if 'ExponentialMovingAverage is missing' in faults[-1] else '')
-        raise app.UsageError(f'{path} does not fit this network: {"; ".join(faults)}{hint}')
+        raise app.UsageError(f'{path} does not fit this network: {"; ".join(faults)}. {advice}')
+    values = {name: reader.get_tensor(name) for name in variables}
+    broken = sorted(name for name, value in values.items() if not np.all(np.isfinite(value)))
+    if broken:
+        raise app.UsageError(f'{path} is no use, not finite: {", ".join(broken)}. {advice}')
     for name, variable in variables.items():
-        dtype = variable.dtype.base_dtype.as_numpy_dtype
-        variable.load(reader.get_tensor(name).astype(dtype), session)
+        variable.load(values[name].astype(variable.dtype.base_dtype.as_numpy_dtype), session)
 

@@ -35,6 +35,9 @@ class Evaluation:
         Raises:
             FileNotFoundError: a record file is missing.
         """
+        self._advice = (
+            '--use_moving_averages=false evaluates without averages' if use_moving_averages else
+            'Name the folder of another run with --checkpoint_dir')
         use_test_set = eval_data == 'test'
         size = cifar10.num_examples(use_test_set)
         self.total = size if num_examples is None else min(num_examples, size)
@@ -68,7 +71,7 @@ class Evaluation:
         step = checkpoints.step(checkpoint)
         with tf.Session(graph=self.graph, config=startup.session_config()) as session:
             session.run(self._initialiser)
-            checkpoints.load(checkpoint, self._variables, session)
+            checkpoints.load(checkpoint, self._variables, session, self._advice)
             with _queues_running(session):
                 correct, total, summary = self._count(session, summarise)
         return Result(correct / total, correct, total, step, summary)

@@ -117,9 +117,8 @@ def _script():
 def session_config(log_device_placement=False):
     """Settings of a session on the devices that `--device` allows.
 
-    Towers ask for GPUs whatever the machine has: soft placement moves them. Memory of a GPU is
-        taken as it is
-    needed, so that an evaluation fits beside a trainer.
+    Towers ask for GPUs whatever the machine has: soft placement moves them. A GPU's memory is taken
+    as it is needed, so that an evaluation fits beside a trainer.
 
     Args:
         log_device_placement: whether TensorFlow prints the device of every operation.

@@ -38,12 +38,14 @@ flags.DEFINE_boolean('restart', False,
 
 FLAGS = flags.FLAGS
 
+NET = 'tutorial'
 SUMMARY_STEPS = 100
 CHECKPOINTS_KEPT = 5
 
 # What a run writes into its folder; --restart removes this and nothing else.
 _OWN_FILES = re.compile(
-    r'checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt|run\.json(\.part)?')
+    r'checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt'
+    r'|run\.json(\.part)?')
 
 
 @contextlib.contextmanager
@@ -97,11 +99,18 @@ def session(loss, examples_per_step, summary_op=None):
 
 def steps_left():
     """Whether the run in `--train_dir` has steps to make; if not, says so in one line."""
+    if FLAGS.restart:
+        return True
+    _check_same_run(_run_path())
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
-    if latest is None or FLAGS.restart or checkpoints.step(latest) < FLAGS.max_steps:
+    if latest is None or checkpoints.step(latest) < FLAGS.max_steps:
         return True
     print(f'Nothing to do: {latest} has made --max_steps={FLAGS.max_steps} already.')
     return False
+
+
+def _run_path():
+    return os.path.join(FLAGS.train_dir, 'run.json')
 
 
 def _prepare_folder(examples_per_step):
@@ -109,33 +118,43 @@ def _prepare_folder(examples_per_step):
     os.makedirs(FLAGS.train_dir, exist_ok=True)
     if FLAGS.restart:
         _remove_own_files(FLAGS.train_dir)
-    path = os.path.join(FLAGS.train_dir, 'run.json')
-    run = {'dataset': FLAGS.dataset, 'net': 'tutorial', 'settings': {
+    path = _run_path()
+    earlier = _check_same_run(path)
+    if earlier and earlier.get('examples_per_step') not in (None, examples_per_step):
+        print(f'Steps were of {earlier["examples_per_step"]} images and are of {examples_per_step} '
+              'now; the schedule counts all of them as the latter.', flush=True)
+    run = {'dataset': FLAGS.dataset, 'net': NET, 'settings': {
         'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
         'max_steps': FLAGS.max_steps, 'use_fp16': FLAGS.use_fp16,
+        'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
         'data_dir': FLAGS.data_dir, 'tensorflow': tf.version.VERSION}}
-    if os.path.exists(path):
-        _check_same_run(path, run)
     with open(path + '.part', 'w') as stream:
         json.dump(run, stream, indent=2, sort_keys=True)
         stream.write('\n')
     os.replace(path + '.part', path)
 
 
-def _check_same_run(path, run):
-    """Raises `app.UsageError` if the run noted in a file has other data or another network."""
+def _check_same_run(path):
+    """The settings of the run noted in a file, or None if there is no file.
+
+    Raises:
+        app.UsageError: that run has other data or another network.
+    """
+    if not os.path.exists(path):
+        return None
     try:
         with open(path) as stream:
-            earlier = json.load(stream)
-        different = [key for key in ('dataset', 'net') if earlier[key] != run[key]]
+            run = json.load(stream)
+        earlier, settings = (run['net'], run['dataset']), dict(run['settings'])
     except (ValueError, TypeError, KeyError) as error:
         raise app.UsageError(f'{path} is damaged ({error!r}): remove it to go on, or start over '
                              'with --restart') from error
-    if different:
-        key = different[0]
+    if earlier != (NET, FLAGS.dataset):
         raise app.UsageError(
-            f'{FLAGS.train_dir} holds a run with --{key}={earlier[key]}, not {run[key]}: '
-            'name another --train_dir, or start over with --restart')
+            f'{FLAGS.train_dir} holds a run of the net "{earlier[0]}" with --dataset={earlier[1]}, '
+            f'not of "{NET}" with --dataset={FLAGS.dataset}: name another --train_dir, or start '
+            'over with --restart')
+    return settings
 
 
 def _remove_own_files(folder):
@@ -150,7 +169,8 @@ def _resume(session_, saver, variables):
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
     if latest:
         print(f'Resuming from {latest}.', flush=True)
-        checkpoints.load(latest, {variable.op.name: variable for variable in variables}, session_)
+        checkpoints.load(latest, {variable.op.name: variable for variable in variables}, session_,
+                         'Name another --train_dir, or start over with --restart')
         saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
 
 
@@ -164,30 +184,47 @@ def _diverged(session_, step, what):
 
 @contextlib.contextmanager
 def _signals_caught(caught):
-    """Appends SIGINT and SIGTERM to the list `caught` instead of letting them end the process.
+    """Appends the first SIGINT or SIGTERM to the list `caught`; a second ends the process at once.
 
-    A second one ends it at once. Outside of the main thread, which alone can do this, nothing
-    changes.
+    Python runs its handlers between bytecodes of the main thread, which may be deep in a step or in
+    one that hangs. So the signal's number is written to a pipe, and a thread listens there.
+    Outside of the main thread, which alone can change handlers, nothing is caught.
     """
-    def catch(number, frame):
-        caught.append(number)
-        for each in earlier:
-            signal.signal(each, signal.SIG_DFL)
-        os.write(2, b'\nStopping after this step; again to stop at once.\n')
-
-    earlier = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            earlier[number] = signal.signal(number, catch)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    threading.Thread(target=_listen, args=(read_end, caught), daemon=True).start()
+    earlier = {number: signal.signal(number, lambda *_: None)
+               for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier_end = signal.set_wakeup_fd(write_end)
     try:
         yield
     finally:
+        signal.set_wakeup_fd(earlier_end)
         for number, handler in earlier.items():
             signal.signal(number, handler)
+        os.close(write_end)  # Which ends the thread.
+
+
+def _listen(read_end, caught):
+    """Reads numbers of signals from a pipe until it is closed."""
+    with open(read_end, 'rb', buffering=0) as pipe:
+        while number := pipe.read(1):
+            if number[0] not in (signal.SIGINT, signal.SIGTERM):
+                continue
+            if caught:
+                os._exit(128 + number[0])
+            caught.append(number[0])
+            os.write(2, b'\nStopping after this step; once more stops at once.\n')
 
 
 class _StepHook(tf.train.SessionRunHook):
-    """Counts steps: `step` is the number of the one that runs, from 0 over all starts."""
+    """Counts steps: `step` is the number of the one that runs, from 0 over all starts.
+
+    Every run of the session is a step; what else is to run, `run_step_fn` runs past the hooks.
+    """
 
     def begin(self):
         self._global_step = tf.train.get_global_step()
@@ -220,7 +257,8 @@ class _StopHook(_StepHook):
 class _LossHook(_StepHook):
     """Prints the loss and the speed, and stops training when the loss is not finite.
 
-    The speed is that of all steps since the line before, or since the session began.
+    The speed is that of all steps since the line before. A session's first step, which also sets
+    everything up, counts only where its own line shows it.
     """
 
     def __init__(self, loss, examples_per_step):
@@ -229,6 +267,7 @@ class _LossHook(_StepHook):
 
     def after_create_session(self, session, coord):
         super().after_create_session(session, coord)
+        self._first_step = self.step
         self._mark()
 
     def before_run(self, run_context):
@@ -245,6 +284,7 @@ class _LossHook(_StepHook):
             print(f'{datetime.datetime.now()}: step {shown}, loss = {loss:.2f} '
                   f'({self._examples_per_step / seconds:.1f} examples/sec; '
                   f'{seconds:.3f} sec/batch)', flush=True)
+        if shown % FLAGS.log_frequency == 0 or shown == self._first_step:
             self._mark()
 
     def _mark(self):

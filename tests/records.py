@@ -39,13 +39,19 @@ def noise(count, seed, num_classes=10):
         yield random.randint(num_classes), random.randint(0, 256, [32, 32, 3]).astype(np.uint8)
 
 
+def environment():
+    """This process's, without proxies: servers on loopback are asked directly."""
+    return {name: value for name, value in os.environ.items()
+            if not name.lower().endswith('_proxy')}
+
+
 def run_script(name, *arguments, **options):
     """Runs a script in a process of its own, as a user does: a `subprocess.CompletedProcess`."""
     return subprocess.run([sys.executable, ROOT / name, *arguments], capture_output=True, text=True,
-                          timeout=120, env={**os.environ, **options.pop('env', {})}, **options)
+                          timeout=options.pop('timeout', 120), env=environment(), **options)
 
 
 def start_script(name, *arguments):
     """Starts a script in a process of its own: a `subprocess.Popen`."""
     return subprocess.Popen([sys.executable, ROOT / name, *arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+                            stderr=subprocess.PIPE, text=True, env=environment())

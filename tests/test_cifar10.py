@@ -193,10 +193,10 @@ def test_float16_learns_and_keeps_float32_variables():
         logits = cifar10.inference(tf.constant(IMAGES[:8]))
         loss = cifar10.loss(logits, tf.constant(LABELS[:8]))
         train_op = cifar10.train(loss, tf.train.get_or_create_global_step())
-    types = {op.type: op.get_attr('T') for op in tf.get_default_graph().get_operations()
+    types = {(op.type, op.get_attr('T')) for op in tf.get_default_graph().get_operations()
              if op.type in ('Conv2D', 'SparseSoftmaxCrossEntropyWithLogits')}
-    assert types == {'Conv2D': tf.float16, 'SparseSoftmaxCrossEntropyWithLogits': tf.float32}
-    assert {v.dtype.base_dtype for v in tf.trainable_variables()} == {tf.float32}
+    assert types == {('Conv2D', tf.float16), ('SparseSoftmaxCrossEntropyWithLogits', tf.float32)}
+    assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32, tf.int64}
     with tf.Session() as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         losses = [session.run([loss, train_op])[0] for _ in range(50)]
@@ -217,11 +217,16 @@ def test_float16_gradients_are_scaled():
         np.testing.assert_allclose(session.run(gradient), 2e-8, rtol=0.05)
 
 
+def test_images_of_another_size_are_refused():
+    with pytest.raises(ValueError, match=r'\(7, 32, 32, 3\), wanted: \[batch, 24, 24, 3\]'):
+        cifar10.inference(tf.zeros([7, 32, 32, 3]))
+
+
 def test_every_variable_is_pinned_to_the_cpu():
     with tf.device('/gpu:0'):
         _, loss = build()
         cifar10.train(loss, tf.train.get_or_create_global_step())
-    for variable in tf.trainable_variables():
+    for variable in tf.trainable_variables() + tf.moving_average_variables():
         assert variable.device == '/device:CPU:0', variable.op.name
     conv, = [op for op in tf.get_default_graph().get_operations() if op.name == 'conv1/Conv2D']
     assert conv.device == '/device:GPU:0'

@@ -13,6 +13,7 @@ from absl.testing import flagsaver
 
 import cifar10_eval
 import cifar10_train
+from runtime import evaluation
 
 FLAGS = flags.FLAGS
 
@@ -54,6 +55,37 @@ def test_run_once_without_a_checkpoint(half_bright):
     with flagsaver.flagsaver(run_once=True), pytest.raises(app.UsageError, match='No checkpoint'):
         cifar10_eval.evaluate()
     assert not os.path.exists(FLAGS.eval_dir)
+
+
+def test_run_once_without_a_checkpoint_asks_for_no_data(tmp_path):
+    done = records.run_script('cifar10_eval.py', f'--data_dir={tmp_path}/data', '--run_once',
+                              f'--checkpoint_dir={tmp_path}/train', f'--eval_dir={tmp_path}/eval')
+    assert done.returncode == 1
+    assert done.stdout == ''
+    assert done.stderr == (f'cifar10_eval.py: No checkpoint in {tmp_path}/train: train first, or '
+                           'name the folder of a run with --checkpoint_dir\n')
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_eval_dir(half_bright, tmp_path):
+    cifar10_train.train()
+    (tmp_path / 'eval').write_text('mine')
+    with flagsaver.flagsaver(run_once=True), pytest.raises(FileExistsError):
+        cifar10_eval.evaluate()
+    assert (tmp_path / 'eval').read_text() == 'mine'
+
+
+@pytest.mark.parametrize('gone', ['.data-00000-of-00001', '.index'])
+def test_a_checkpoint_that_the_trainer_deletes_is_skipped(half_bright, capsys, gone):
+    cifar10_train.train()
+    latest = tf.train.latest_checkpoint(FLAGS.train_dir)
+    current = evaluation.Evaluation()
+    assert cifar10_eval._run_unless_gone(current, latest).total == 130
+    os.remove(latest + gone)
+    if gone != '.index':
+        os.remove(latest + '.index')
+    assert cifar10_eval._run_unless_gone(current, latest) is None
+    assert f'{latest} is gone' in capsys.readouterr().out
 
 
 def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):

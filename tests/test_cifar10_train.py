@@ -1,4 +1,5 @@
 import os
+import signal
 import socket
 
 import pytest
@@ -75,11 +76,32 @@ def test_a_file_in_the_place_of_train_dir(half_bright, tmp_path):
     assert (tmp_path / 'train').read_text() == 'mine'
 
 
+def test_training_and_evaluation_start_together_on_an_empty_folder(tmp_path):
+    folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic', '--batch_size=8']
+    train = records.start_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
+                                 '--max_steps=2')
+    evaluate = records.start_script(
+        'cifar10_eval.py', *folders, f'--checkpoint_dir={tmp_path}/train',
+        f'--eval_dir={tmp_path}/eval', '--eval_interval_secs=1', '--num_examples=8')
+    out, error = train.communicate(timeout=60)
+    assert train.returncode == 0, error
+    for line in evaluate.stdout:
+        out += line
+        if 'precision @ 1' in line:
+            break
+    evaluate.send_signal(signal.SIGINT)
+    evaluate.communicate(timeout=60)
+    assert evaluate.returncode == 130
+    assert out.count('Drawing the synthetic images') == 1
+    assert 'precision @ 1' in out
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_synthetic_images_are_learned_in_300_steps(tmp_path):
     """At least 0.90 on the test set."""
     folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic']
     assert records.run_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
-                              '--max_steps=300').returncode == 0
+                              '--max_steps=300', timeout=600).returncode == 0
     with flagsaver.flagsaver(data_dir=f'{tmp_path}/data', dataset='synthetic'):
         assert evaluation.precision(f'{tmp_path}/train') >= 0.90

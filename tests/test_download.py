@@ -5,6 +5,8 @@ import hashlib
 import http.server
 import io
 import os
+import pty
+import re
 import subprocess
 import sys
 import tarfile
@@ -59,7 +61,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _send(self, code, body, cut=None, **headers):
         self.send_response(code)
-        for name, value in {'Content-Length': len(body), **headers}.items():
+        for name, value in {'Content_Length': len(body), **headers}.items():
             if value is not None:
                 self.send_header(name.replace('_', '-'), str(value))
         self.end_headers()
@@ -100,6 +102,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _without_length(self):
         self._send(200, ARCHIVE, Content_Length=None)
 
+    def _wrong_length(self):
+        self._send(200, ARCHIVE, Content_Length='abc')
+
     def _wrong_range(self):
         self._send(206, ARCHIVE[5:], Content_Range=f'bytes 5-{len(ARCHIVE) - 1}/{len(ARCHIVE)}')
 
@@ -132,6 +137,12 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(('127.0.0.1', 0), Handler)
         self.behaviour, self.requests = 'good', []
         self.url = f'http://127.0.0.1:{self.server_port}/small.tar.gz'
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    for name in [name for name in os.environ if name.lower().endswith('_proxy')]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -199,7 +210,9 @@ def test_archive_put_there_by_hand(tmp_path):
 @pytest.mark.parametrize('wrong', [b'', b'<html>', ARCHIVE[:-1], bytes(len(ARCHIVE))])
 def test_wrong_archive_of_the_users_stays(tmp_path, wrong):
     (tmp_path / 'small.tar.gz').write_bytes(wrong)
-    assert 'small.tar.gz has' in failure(tmp_path, 'http://nowhere.invalid/small.tar.gz')
+    message = failure(tmp_path, 'http://nowhere.invalid/small.tar.gz')
+    assert 'small.tar.gz has' in message
+    assert 'replace it, or remove it' in message
     assert (tmp_path / 'small.tar.gz').read_bytes() == wrong
 
 
@@ -249,7 +262,8 @@ def test_server_without_ranges(server, tmp_path, behaviour):
 
 @pytest.mark.parametrize('behaviour, reason', [
     ('missing', '404'), ('too_far', '416'), ('page', 'the server offers one of 25'),
-    ('wrong_range', 'the server sent "bytes 5-'), ('redirected', 'infinite loop'),
+    ('wrong_length', 'abc'), ('wrong_range', 'the server sent "bytes 5-'),
+    ('redirected', 'infinite loop'),
     ('to_a_file', 'not allowed')])
 def test_refusals_keep_the_part(server, tmp_path, behaviour, reason):
     server.behaviour = behaviour
@@ -275,9 +289,14 @@ def test_other_schemes(tmp_path, url):
     assert 'neither http:' in failure(tmp_path, url)
 
 
+@pytest.mark.parametrize('url', ['http://[::1/x', 'http://127.0.0.1:0x/x', 'http://a..b/x',
+                                 'http://127.0.0.1:1/\u00e4', 'http:///x'])
+def test_urls_that_are_none(tmp_path, url):
+    failure(tmp_path, url)
+
+
 def test_proxy_variables_are_honoured(server, tmp_path, monkeypatch):
     monkeypatch.setenv('http_proxy', server.url)
-    monkeypatch.delenv('no_proxy', raising=False)
     download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path))
     assert server.requests == [('http://nowhere.invalid/small.tar.gz', None)]
 
@@ -334,6 +353,22 @@ def test_progress_in_a_log(server, tmp_path, capsys, monkeypatch):
     assert lines[0].startswith('small.tar.gz:  10 %, ')
     assert lines[-1].startswith('small.tar.gz: 100 %, ')
     assert all(len(line) < 80 for line in lines)
+
+
+def test_progress_on_a_terminal(server, tmp_path, monkeypatch):
+    """A line that is drawn over itself, under 80 columns, and ended before a failure is told."""
+    server.behaviour = 'cut_once'
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, 'w') as terminal:
+        monkeypatch.setattr(sys, 'stdout', terminal)
+        monkeypatch.setattr(download, '_BLOCK_BYTES', 4000)
+        failure(tmp_path, server.url)
+    shown = os.read(ours, 1 << 16).decode()
+    assert shown.endswith('\x1b[K\r\n')
+    last = shown.split('\r')[-2]
+    assert re.fullmatch(
+        r'small.tar.gz \[=*> *\] +\d+ %, \d+\.\d\d MB/s, \d+:\d\d left\x1b\[K', last)
+    assert len(last) < 80
 
 
 def _extract(tmp_path, archive):

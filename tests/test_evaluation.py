@@ -103,7 +103,7 @@ def test_a_checkpoint_that_does_not_fit_names_the_variables(noisy, tmp_path):
         path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
     with pytest.raises(app.UsageError) as error:
         evaluation.Evaluation(use_moving_averages=False).run(path)
-    assert str(error.value).endswith('network: conv2/biases has shape [3], wanted [64]')
+    assert 'network: conv2/biases has shape [3], wanted [64]. Name' in str(error.value)
     with pytest.raises(app.UsageError) as error:
         evaluation.Evaluation().run(path)
     assert str(error.value).count('ExponentialMovingAverage is missing') == 10

@@ -33,6 +33,13 @@ def test_wrong_flags_are_refused(arguments, words):
     assert words in _refused('cifar10_train.py', *arguments)
 
 
+@pytest.mark.parametrize('script, flag', [
+    ('cifar10_multi_gpu_train.py', '--num_gpus=0'), ('cifar10_multi_gpu_train.py', '--num_gpu=2'),
+    ('cifar10_eval.py', '--num_examples=0'), ('cifar10_eval.py', '--run_one')])
+def test_the_other_scripts_refuse_wrong_flags(script, flag):
+    assert flag[2:].split('=')[0] in _refused(script, flag)
+
+
 @pytest.mark.parametrize('script', SCRIPTS)
 def test_no_gpu_is_one_line(script, tmp_path):
     if tf.config.list_physical_devices('GPU'):
@@ -107,7 +114,7 @@ def test_faults_of_ours_keep_their_traceback():
 def test_session_config():
     with flagsaver.flagsaver(device='cpu'):
         config = startup.session_config()
-        assert config.device_count['GPU'] == 0
+        assert dict(config.device_count) == {'GPU': 0}
         assert startup.visible_gpus() == 0
     assert 'GPU' not in startup.session_config().device_count
     assert config.allow_soft_placement

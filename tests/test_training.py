@@ -2,6 +2,8 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -14,7 +16,6 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_train
 from runtime import checkpoints
-from runtime import evaluation
 from runtime import training
 
 FLAGS = flags.FLAGS
@@ -84,6 +85,27 @@ def test_speed_is_of_whole_intervals_in_images(half_bright, capsys):
         assert 0.2 <= seconds < 0.27
 
 
+def test_the_first_line_after_a_resume_leaves_out_the_start(half_bright, capsys):
+    """Resumed at step 3, a line at step 4: the time of step 4, not that of starting."""
+    for max_steps, wait in ((3, 0.0), (5, 0.2)):
+        with tf.Graph().as_default(), flagsaver.flagsaver(log_frequency=4, max_steps=max_steps):
+            count = tf.train.get_or_create_global_step().assign_add(1)
+            with training.session(tf.constant(1.0), examples_per_step=8) as session:
+                time.sleep(3 * wait)
+                while not session.should_stop():
+                    session.run(count)
+                    time.sleep(wait)
+    line = [line for line in capsys.readouterr().out.splitlines() if ': step 4,' in line][0]
+    assert 0.2 <= float(records.LINE.fullmatch(line).group(2)) < 0.6
+
+
+def test_another_size_of_steps_is_told(half_bright, capsys):
+    cifar10_train.train()
+    with flagsaver.flagsaver(batch_size=4, max_steps=11):
+        cifar10_train.train()
+    assert 'Steps were of 8 images and are of 4 now' in capsys.readouterr().out
+
+
 def test_five_checkpoints_are_kept_over_a_restart(half_bright):
     with flagsaver.flagsaver(save_checkpoint_steps=2):
         cifar10_train.train()
@@ -117,8 +139,10 @@ def test_run_json_and_another_data_set(half_bright):
     path.write_text(json.dumps(run))
     before = sorted(os.listdir(FLAGS.train_dir))
     with flagsaver.flagsaver(max_steps=20), pytest.raises(
-            app.UsageError, match='--dataset=synthetic, not cifar10: .* --restart'):
+            app.UsageError, match='with --dataset=synthetic, not .*=cifar10: .* --restart'):
         cifar10_train.train()
+    with pytest.raises(app.UsageError, match='with --dataset=synthetic, not'):
+        training.steps_left()  # Also where there is nothing to do.
     assert sorted(os.listdir(FLAGS.train_dir)) == before
     path.write_text('{')
     with pytest.raises(app.UsageError, match='damaged'):
@@ -157,6 +181,27 @@ def test_nan_stops_and_the_last_good_checkpoint_stays(half_bright, monkeypatch):
     assert 3 <= good < 6
     for name, _ in tf.train.list_variables(latest()):
         assert np.all(np.isfinite(tf.train.load_variable(latest(), name))), name
+
+
+def test_nan_at_a_step_with_summaries(half_bright, monkeypatch):
+    """Histograms of NaN would fail by themselves, before anybody sees the loss."""
+    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 1e30)
+    monkeypatch.setattr(training, 'SUMMARY_STEPS', 1)
+    with pytest.raises(FloatingPointError, match='Training diverged at step'):
+        cifar10_train.train()
+
+
+def test_resuming_from_a_nan_is_refused(half_bright):
+    cifar10_train.train()
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, _ in tf.train.list_variables(latest()):
+            value = tf.train.load_variable(latest(), name)
+            tf.Variable(value if name != 'conv1/biases' else value + np.nan, name=name)
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, latest())
+    with flagsaver.flagsaver(max_steps=20), pytest.raises(
+            app.UsageError, match='not finite: conv1/biases. Name another --train_dir'):
+        cifar10_train.train()
 
 
 def test_variables_that_are_not_finite_are_not_saved(half_bright):
@@ -216,8 +261,37 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
     process.send_signal(number)
     out, error = process.communicate(timeout=60)
     assert process.returncode == code, error
-    assert 'Traceback' not in error
+    assert error == '\nStopping after this step; once more stops at once.\n' + (
+        'cifar10_train.py: interrupted\n' if number == signal.SIGINT else '')
     reached = int(out.split('Saved step ')[1].split()[0])
     assert reached >= 6
     assert checkpoints.step(latest()) == reached
-    assert evaluation.precision(FLAGS.train_dir) >= 0
+    with flagsaver.flagsaver(max_steps=reached + 1, batch_size=4):
+        cifar10_train.train()
+    assert checkpoints.step(latest()) == reached + 1
+
+
+HANGING = '''
+import sys; sys.path.insert(0, sys.argv.pop(1))
+from runtime import startup, training
+import tensorflow.compat.v1 as tf
+step = tf.train.get_or_create_global_step()
+never = tf.FIFOQueue(1, [tf.float32], [[]]).dequeue()
+def main():
+    with training.session(tf.constant(1.0), 8) as session:
+        print('hanging', flush=True)
+        session.run(never)
+startup.run(main, [startup, training])
+'''
+
+
+def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
+    process = subprocess.Popen([sys.executable, '-c', HANGING, records.ROOT,
+                                f'--train_dir={tmp_path}'], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == 'hanging\n'
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=5) == 130
