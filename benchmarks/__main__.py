@@ -2,46 +2,20 @@
 
     python -m benchmarks --data_dir=/tmp/cifar10_data
 
-Takes about five minutes. The two run in turn, A B A B, so that the machine's drift meets both. A
+Takes about six minutes. The two run in turn, A B A B, so that the machine's drift meets both. A
 figure is the median of n, with the range of the middle half. Let nothing else run meanwhile.
 """
 import argparse
 import collections
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 
+from benchmarks import children
+
 Row = collections.namedtuple('Row', 'what unit ours tutorial larger_is_better')
-
-_WARM_UP_STEPS = 30
-
-
-def measure(what, side, options, **flags):
-    """What one process of `benchmarks.measure` found, and the time when it was started."""
-    started = time.time()
-    command = [sys.executable, '-m', 'benchmarks.measure', f'--what={what}', f'--side={side}',
-               f'--data_dir={options.data_dir}', f'--dataset={options.dataset}']
-    command += [f'--{name}={value}' for name, value in flags.items()]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.returncode)  # It has said why on standard error.
-    return {**json.loads(done.stdout.splitlines()[-1]), 'started': started}
-
-
-def in_turn(what, options, sides=('ours', 'tutorial'), **flags):
-    """Measures the sides in turn: dictionary from side to the list of what was found."""
-    found = {side: [] for side in sides}
-    for turn in range(options.turns):
-        for side in sides:
-            print(f'\r{what}: {turn + 1} of {options.turns}, {side} ', end='', file=sys.stderr)
-            found[side].append(measure(what, side, options, **flags))
-    print('\r' + 40 * ' ' + '\r', end='', file=sys.stderr)
-    return found
-
 
 def import_seconds():
     """Seconds that a process takes to import TensorFlow and nothing else."""
@@ -52,7 +26,7 @@ def import_seconds():
 
 
 def input_rows(options):
-    found = in_turn('input', options)
+    found = children.in_turn('input', options)
     return [
         Row('input alone', 'images/s', *_of(found, lambda run: run['images_per_second']), True),
         Row('first batch of the input', 's', *_of(found, lambda run: run['first_batch_seconds']),
@@ -61,7 +35,7 @@ def input_rows(options):
 
 def step_rows(options):
     """The rows of a step, with the floor and PyTorch in the tutorial's column as well."""
-    found = measure('step', 'ours', options, rounds=10 * options.turns)
+    found = children.measure('step', 'ours', options, rounds=10 * options.turns)
     pairs = [('step on a fixed batch', 'ours', 'tutorial'),
              ('its forward part', 'ours, forward', 'tutorial, forward'),
              ('step, beside the floor', 'ours', 'floor'),
@@ -74,23 +48,30 @@ def step_rows(options):
 
 def train_rows(options):
     imports = [import_seconds() for _ in range(options.turns)]
-    found = in_turn('train', options, steps=options.steps)
-
-    def rate(run):
-        seconds = run['ended'][-1] - run['ended'][_WARM_UP_STEPS]
-        return options.batch_size * (len(run['ended']) - 1 - _WARM_UP_STEPS) / seconds
-
+    found = children.in_turn('train', options, steps=options.steps)
     start = _of(found, lambda run: run['ended'][0] - run['started'])
     return [
-        Row('training, end to end', 'images/s', *_of(found, rate), True),
+        Row('training, end to end', 'images/s', *_of(found, children.rate), True),
         Row('peak memory of it', 'MB', *_of(found, lambda run: run['peak_megabytes']), False),
         Row('start to the end of step 0', 's', *start, False),
         Row('the same without importing TensorFlow', 's', *(
             [each - statistics.median(imports) for each in side] for side in start), False)]
 
 
+def tower_rows(options):
+    """Two towers, in the first column, beside one of twice the batch."""
+    towers, single = [], []
+    for _ in range(options.turns):
+        towers.append(children.rate(children.measure(
+            'train', 'towers', options, steps=options.steps // 2, num_gpus=2)))
+        single.append(children.rate(children.measure(
+            'train', 'ours', options, steps=options.steps // 2,
+            batch_size=2 * options.batch_size)))
+    return [Row('two towers, beside one of twice the batch', 'images/s', towers, single, True)]
+
+
 def evaluate_rows(options):
-    found = in_turn('evaluate', options)
+    found = children.in_turn('evaluate', options)
     return [Row('evaluation of the test set', 's', *_of(found, lambda run: run['seconds']), False)]
 
 
@@ -112,17 +93,6 @@ def _ratio(row):
     return ours / other if row.larger_is_better else other / ours
 
 
-def heading():
-    """Hardware and versions."""
-    import numpy
-    from importlib import metadata
-    with open('/proc/cpuinfo') as stream:
-        names = [line.split(': ')[1].strip() for line in stream if line.startswith('model name')]
-    return (f'{names[0] if names else platform.processor()}, {len(os.sched_getaffinity(0))} cores; '
-            f'TensorFlow {metadata.version("tensorflow")}, NumPy {numpy.__version__}, '
-            f'Python {platform.python_version()}, {platform.system()} {platform.release()}')
-
-
 def main():
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks', description=__doc__,
@@ -134,19 +104,20 @@ def main():
     parser.add_argument('--steps', type=int, default=150, help='steps of a training run')
     parser.add_argument('--json', metavar='FILE', help='write all figures to a file, too')
     options = parser.parse_args()
-    rows = [row for rows in (input_rows, step_rows, train_rows, evaluate_rows)
+    rows = [row for rows in (input_rows, step_rows, train_rows, tower_rows,
+                                  evaluate_rows)
             for row in rows(options)]
-    print(heading())
+    print(children.heading())
     print(f'batch {options.batch_size}, {options.dataset}; median (middle half) of n\n')
-    line = '{:38}{:>20}{:>22}{:>7}  {}'
+    line = '{:52}{:>18}{:>18}{:>7}  {}'
     print(line.format('', 'this project', 'the other', 'ratio', 'n'))
     for row in rows:
         print(line.format(f'{row.what}, {row.unit}', _figure(row.ours), _figure(row.tutorial),
                           f'{_ratio(row):.2f}', len(row.ours)))
     if options.json:
+        found = {'heading': children.heading(), 'rows': [row._asdict() for row in rows]}
         with open(options.json, 'w') as stream:
-            json.dump({'heading': heading(), 'rows': [row._asdict() for row in rows]}, stream,
-                      indent=1)
+            json.dump(found, stream, indent=1)
 
 
 if __name__ == '__main__':

@@ -130,7 +130,9 @@ def measure_train(side):
     cifar10.maybe_download_and_extract()
     train = {'ours': cifar10_train.train, 'towers': cifar10_multi_gpu_train.train,
              'tutorial': _train_tutorial}[side]
-    return {'ended': _train(train, FLAGS.steps),
+    towers = FLAGS.num_gpus if FLAGS.side == 'towers' else 1
+    return {'ended': _train(train, FLAGS.steps), 'finished': time.time(),
+            'images_per_step': FLAGS.batch_size * towers,
             'peak_megabytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
