@@ -40,6 +40,7 @@ FLAGS = flags.FLAGS
 
 NET = 'tutorial'
 SUMMARY_STEPS = 100
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a machine's end, a terminal's.
 CHECKPOINTS_KEPT = 5
 
 # What a run writes into its folder; --restart removes this and nothing else.
@@ -52,8 +53,9 @@ _OWN_FILES = re.compile(
 def session(loss, examples_per_step, summary_op=None):
     """A session that trains in `--train_dir` until `--max_steps`: made anew, or resumed.
 
-    Prints the tutorial's console line, writes summaries and checkpoints. Ctrl-C and SIGTERM let the
-    running step end and save a checkpoint; then they raise KeyboardInterrupt and SystemExit (143).
+    Prints the tutorial's console line, writes summaries and checkpoints. Ctrl-C, SIGTERM and SIGHUP
+    let the running step end and save a checkpoint; then they raise KeyboardInterrupt or SystemExit
+    (128 + the signal's number).
 
     Args:
         loss: float [], the total loss; shown, and watched for NaN.
@@ -184,11 +186,12 @@ def _diverged(session_, step, what):
 
 @contextlib.contextmanager
 def _signals_caught(caught):
-    """Appends the first SIGINT or SIGTERM to the list `caught`; a second ends the process at once.
+    """Appends the first signal to stop to the list `caught`; a second ends the process at once.
 
     Python runs its handlers between bytecodes of the main thread, which may be deep in a step or in
     one that hangs. So the signal's number is written to a pipe, and a thread listens there.
-    Outside of the main thread, which alone can change handlers, nothing is caught.
+    A signal that the process was started to ignore, as by `nohup` or in the background of a script,
+    stays ignored. Outside of the main thread, which alone can change handlers, nothing is caught.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -196,8 +199,8 @@ def _signals_caught(caught):
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     threading.Thread(target=_listen, args=(read_end, caught), daemon=True).start()
-    earlier = {number: signal.signal(number, lambda *_: None)
-               for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS
+               if signal.getsignal(number) is not signal.SIG_IGN}
     earlier_end = signal.set_wakeup_fd(write_end)
     try:
         yield
@@ -212,7 +215,7 @@ def _listen(read_end, caught):
     """Reads numbers of signals from a pipe until it is closed."""
     with open(read_end, 'rb', buffering=0) as pipe:
         while number := pipe.read(1):
-            if number[0] not in (signal.SIGINT, signal.SIGTERM):
+            if number[0] not in _SIGNALS:
                 continue
             if caught:
                 os._exit(128 + number[0])

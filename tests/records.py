@@ -2,6 +2,7 @@
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -52,6 +53,12 @@ def run_script(name, *arguments, **options):
 
 
 def start_script(name, *arguments):
-    """Starts a script in a process of its own: a `subprocess.Popen`."""
-    return subprocess.Popen([sys.executable, ROOT / name, *arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env=environment())
+    """Starts a script as from a terminal, where Ctrl-C works: a `subprocess.Popen`."""
+    return start([ROOT / name, *arguments])
+
+
+def start(arguments, interrupt=signal.SIG_DFL):
+    """Starts Python with SIGINT handled as by default, or ignored."""
+    return subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment(), preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt))

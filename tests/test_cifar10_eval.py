@@ -1,8 +1,6 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -90,10 +88,9 @@ def test_a_checkpoint_that_the_trainer_deletes_is_skipped(half_bright, capsys, g
 
 def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
     """The evaluation starts on an empty folder; training comes after it, and again later."""
-    process = subprocess.Popen(
-        [sys.executable, records.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
-         f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}',
-         '--eval_interval_secs=1'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = records.start_script(
+        'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}', f'--checkpoint_dir={FLAGS.train_dir}',
+        f'--eval_dir={FLAGS.eval_dir}', '--eval_interval_secs=1')
     try:
         assert process.stdout.readline() == f'Waiting for a checkpoint in {FLAGS.train_dir}.\n'
         seen = []

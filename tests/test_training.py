@@ -2,8 +2,6 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -250,7 +248,8 @@ def test_a_missing_record_file_ends_training_as_itself(half_bright):
                     session.run(train_op)
 
 
-@pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize('number, code', [
+    (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_stops(half_bright, number, code):
     process = records.start_script(
         'cifar10_train.py', f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}',
@@ -286,12 +285,25 @@ startup.run(main, [startup, training])
 
 
 def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
-    process = subprocess.Popen([sys.executable, '-c', HANGING, records.ROOT,
-                                f'--train_dir={tmp_path}'], text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = records.start(['-c', HANGING, records.ROOT, f'--train_dir={tmp_path}'])
     assert process.stdout.readline() == 'hanging\n'
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=5) == 130
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
+    """As in the background of a shell script: Ctrl-C is meant for others."""
+    process = records.start(['-c', HANGING, records.ROOT, f'--train_dir={tmp_path}'],
+                            interrupt=signal.SIG_IGN)
+    assert process.stdout.readline() == 'hanging\n'
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=5) == 143
