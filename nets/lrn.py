@@ -29,21 +29,24 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
     """
     channels = net.shape.as_list()[-1]
     with tf.name_scope(name):
-        neighbours = tf.constant(_band(channels, depth_radius), name='neighbours')
+        neighbours = _band(channels, depth_radius)
 
         @tf.custom_gradient
         def normalise(x):
-            total = bias + alpha * tf.matmul(tf.square(x), neighbours)
+            # Factors lie in the matrices, the bias in the product's kernel: each would cost a pass
+            # over all activations.
+            squares = tf.matmul(tf.square(x), alpha * neighbours)
+            total = tf.nn.bias_add(squares, [bias] * channels)
             scale = _negative_power(total, beta)
-            y = x * scale
 
             def gradient(dy):
                 # dy[j] / dx[c] is scale[c] where j = c, less 2 alpha beta x[c] y[j] / total[j]
                 # where j is a neighbour of c.
-                shared = tf.matmul(dy * y / total, neighbours)
-                return dy * scale - (2 * alpha * beta) * x * shared
+                scaled = dy * scale
+                shared = tf.matmul(scaled * x / total, (2 * alpha * beta) * neighbours)
+                return scaled - x * shared
 
-            return y, gradient
+            return x * scale, gradient
 
         rows = tf.reshape(tf.cast(net, tf.float32), [-1, channels])
         return tf.cast(tf.reshape(normalise(rows), tf.shape(net)), net.dtype)
@@ -56,8 +59,7 @@ def _band(channels, depth_radius):
 
 
 def _negative_power(total, beta):
-    """total ^ -beta; for the usual 0.75 by reciprocal square roots, much cheaper than `tf.pow`."""
+    """total ^ -beta; for the usual 0.75 by square roots, much cheaper than `tf.pow`."""
     if beta == 0.75:
-        root = tf.rsqrt(total)
-        return root * tf.sqrt(root)
+        return tf.rsqrt(total * tf.sqrt(total))
     return tf.pow(total, -beta)
