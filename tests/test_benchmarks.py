@@ -1,6 +1,9 @@
+import argparse
 import json
+import statistics
 import subprocess
 import sys
+import time
 
 import numpy as np
 import plain
@@ -10,8 +13,10 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
+from benchmarks import children
 from benchmarks import floor
 from benchmarks import tutorial
+from datasets import table
 
 FLAGS = flags.FLAGS
 
@@ -69,6 +74,27 @@ def test_the_floor_runs_all_products_one_after_another():
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         assert np.isfinite(session.run(result))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_input_is_four_times_as_fast_and_starts_within_half_a_second(tmp_path):
+    """On files of CIFAR-10's size, full of noise; and checking all of them takes half a second."""
+    folder = tmp_path / table.CIFAR10.folder
+    folder.mkdir()
+    for index, (name, count) in enumerate(table.CIFAR10.files.items()):
+        data = np.random.RandomState(index).randint(0, 256, [count, 3073], np.uint8)
+        data[:, 0] %= 10
+        data.tofile(folder / name)
+    start = time.perf_counter()
+    table.CIFAR10.check(folder)
+    assert time.perf_counter() - start < 0.5
+    options = argparse.Namespace(data_dir=tmp_path, dataset='cifar10', batch_size=128, turns=2)
+    found = children.in_turn('input', options, seconds=2)
+    ours, theirs = (statistics.median(run['images_per_second'] for run in found[side])
+                    for side in ('ours', 'tutorial'))
+    assert ours > 4 * theirs
+    assert min(run['first_batch_seconds'] for run in found['ours']) < 0.5
 
 
 @pytest.mark.slow
