@@ -5,7 +5,6 @@
 Takes about six minutes. The two run in turn, A B A B, so that the machine's drift meets both. A
 figure is the median of n, with the range of the middle half. Let nothing else run meanwhile.
 """
-import argparse
 import collections
 import json
 import statistics
@@ -94,12 +93,7 @@ def _ratio(row):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks', description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--data_dir', default='/tmp/cifar10_data', help='folder of the data sets')
-    parser.add_argument('--dataset', default='cifar10', help='which of them')
-    parser.add_argument('--batch_size', type=int, default=128, help='images in a batch')
+    parser = children.parser('benchmarks', __doc__)
     parser.add_argument('--turns', type=int, default=3, help='how often each side runs')
     parser.add_argument('--steps', type=int, default=150, help='steps of a training run')
     parser.add_argument('--json', metavar='FILE', help='write all figures to a file, too')
@@ -109,7 +103,7 @@ def main():
             for row in rows(options)]
     print(children.heading())
     print(f'batch {options.batch_size}, {options.dataset}; median (middle half) of n\n')
-    line = '{:52}{:>18}{:>18}{:>7}  {}'
+    line = '{:52}{:>23}{:>23}{:>7}  {}'
     print(line.format('', 'this project', 'the other', 'ratio', 'n'))
     for row in rows:
         print(line.format(f'{row.what}, {row.unit}', _figure(row.ours), _figure(row.tutorial),

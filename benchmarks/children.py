@@ -1,4 +1,5 @@
 """Starts processes of `benchmarks.measure`, one at a time, and reads what they found."""
+import argparse
 import json
 import os
 import platform
@@ -9,6 +10,16 @@ from importlib import metadata
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _WARM_UP_SHARE = 0.2  # Of a training run's steps: they come while queues fill and memory grows.
+
+
+def parser(module, description):
+    """An argument parser with what all benchmarks take."""
+    result = argparse.ArgumentParser(prog=f'python -m {module}', description=description,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument('--data_dir', default='/tmp/cifar10_data', help='folder of the data sets')
+    result.add_argument('--dataset', default='cifar10', help='which of them')
+    result.add_argument('--batch_size', type=int, default=128, help='images in a batch')
+    return result
 
 
 def measure(what, side, options, **flags):

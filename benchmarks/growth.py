@@ -4,7 +4,6 @@
 
 Takes about five minutes, and Matplotlib for the picture.
 """
-import argparse
 import os
 import statistics
 
@@ -46,7 +45,7 @@ def _plot(path, heading, batches, cores, towers):
     figure, axes = pyplot.subplots(1, 4, figsize=(14, 3.6), layout='constrained')
     for axis, rows, label, column in (
             (axes[0], batches, 'batch size', 0), (axes[1], cores, 'cores', 0),
-            (axes[2], towers, 'towers of 128 on the CPU', 0), (axes[3], batches, 'batch size', 1)):
+            (axes[2], towers, 'towers on the CPU', 0), (axes[3], batches, 'batch size', 1)):
         keys = list(rows)
         axis.plot(keys, [rows[key][column] for key in keys], marker='o')
         axis.set_xscale('log', base=2)
@@ -60,23 +59,18 @@ def _plot(path, heading, batches, cores, towers):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.growth', description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--data_dir', default='/tmp/cifar10_data', help='folder of the data sets')
-    parser.add_argument('--dataset', default='cifar10', help='which of them')
+    parser = children.parser('benchmarks.growth', __doc__)
     parser.add_argument('--turns', type=int, default=1, help='runs for each figure')
     parser.add_argument('--png', metavar='FILE', help='draw the picture, too')
     options = parser.parse_args()
-    options.batch_size = 128
     heading = children.heading()
     print(heading)
     batches = {size: _measure(options, batch_size=size) for size in _BATCHES}
     _table('batch', batches)
-    cores = {count: _measure(options, cores=count, batch_size=128)
+    cores = {count: _measure(options, cores=count, batch_size=options.batch_size)
              for count in range(1, len(os.sched_getaffinity(0)) + 1)}
     _table('cores', cores)
-    towers = {count: _measure(options, 'towers', batch_size=128, num_gpus=count)
+    towers = {count: _measure(options, 'towers', batch_size=options.batch_size, num_gpus=count)
               for count in _TOWERS}
     _table('towers', towers)
     if options.png:

@@ -6,19 +6,13 @@ The time beyond the median step, summed over the steps that write summaries and 
 the last step (its checkpoint), as a share of the whole run. A line is printed at every step, ten
 times as often as by default.
 """
-import argparse
 import statistics
 
 from benchmarks import children
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.overhead', description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--data_dir', default='/tmp/cifar10_data', help='folder of the data sets')
-    parser.add_argument('--dataset', default='cifar10', help='which of them')
-    parser.add_argument('--batch_size', type=int, default=128, help='images in a batch')
+    parser = children.parser('benchmarks.overhead', __doc__)
     parser.add_argument('--steps', type=int, default=1000, help='steps of a run')
     options = parser.parse_args()
     print(children.heading())
