@@ -50,7 +50,7 @@ def _plot(path, heading, batches, cores, towers):
         axis.plot(keys, [rows[key][column] for key in keys], marker='o')
         axis.set_xscale('log', base=2)
         axis.set_xticks(keys, [str(key) for key in keys])
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.1 * max(row[column] for row in rows.values()))
         axis.set_xlabel(label)
         axis.set_ylabel('peak memory, MB' if column else 'images/s')
         axis.grid(alpha=0.3)
