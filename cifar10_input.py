@@ -23,7 +23,8 @@ NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = 10000
 # The share of an epoch that waits in the shuffle queue: large enough to mix well.
 MIN_FRACTION_OF_EXAMPLES_IN_QUEUE = 0.4
 
-_RECORDS_A_READ = 256
+_RECORDS_A_READ = 512
+_RECORDS_A_DISTORTION = 512
 _PREFETCHED_BATCHES = 4
 _DISTORTING_THREADS = 2
 
@@ -114,13 +115,16 @@ def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
         A queue of (images, labels) as `distorted_inputs` returns them.
     """
     with tf.name_scope('input'):
+        batches = -(-_RECORDS_A_DISTORTION // batch_size)  # Several at once where they are small.
         records = _shuffled_records(
-            data_dir, batch_size, data_set, min_fraction_of_examples_in_queue)
-        images = distort(records[:, data_set.label_bytes:], draw_distortions(batch_size))
+            data_dir, batches * batch_size, data_set, min_fraction_of_examples_in_queue)
+        images = distort(records[:, data_set.label_bytes:], draw_distortions(batches * batch_size))
         labels = _labels(records, data_set)[:, 0]
-        queue = tf.FIFOQueue(capacity, [images.dtype, labels.dtype], [images.shape, labels.shape],
+        batch_shape = [batch_size] + images.shape.as_list()[1:]
+        queue = tf.FIFOQueue(capacity, [images.dtype, labels.dtype], [batch_shape, [batch_size]],
                              name='prefetch_queue')
-        enqueue = queue.enqueue([images, labels])
+        enqueue = tf.group(*[queue.enqueue(batch) for batch in zip(
+            tf.split(images, batches), tf.split(labels, batches))])
         tf.train.add_queue_runner(tf.train.QueueRunner(queue, _DISTORTING_THREADS * [enqueue]))
         fill = tf.cast(queue.size(), tf.float32) / capacity
     tf.summary.scalar(f'input/fraction_of_{capacity}_full', fill)
@@ -275,11 +279,10 @@ def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10):
         files = tf.train.string_input_producer(
             data_set.paths(data_dir, eval_data), num_epochs=1, shuffle=False)
         read = read_cifar10(files, _RECORDS_A_READ, data_set)
+        images = standardise(read.record[:, data_set.label_bytes:])
         # Reads end with a file, batches must not; one thread keeps the order.
-        records = tf.train.batch([read.record], batch_size, num_threads=1, enqueue_many=True,
-                                 capacity=4 * max(batch_size, _RECORDS_A_READ),
-                                 allow_smaller_final_batch=True)
-        images = standardise(records[:, data_set.label_bytes:])
-        labels = _labels(records, data_set)[:, 0]
+        images, labels = tf.train.batch(
+            [images, read.label[:, 0]], batch_size, num_threads=1, enqueue_many=True,
+            capacity=4 * max(batch_size, _RECORDS_A_READ), allow_smaller_final_batch=True)
     _image_summary(images)
     return images, labels
