@@ -82,8 +82,14 @@ def _labels(records, data_set):
     return tf.cast(records[..., data_set.label_index:data_set.label_index + 1], tf.int32)
 
 
+def distort_at_random(planes):
+    """`distort` by random numbers drawn anew in each run."""
+    return distort(planes, draw_distortions(planes.shape.as_list()[0]))
+
+
 def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
-                     min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE):
+                     min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
+                     augment=distort_at_random):
     """Distorted training images, in random order, without end.
 
     Args:
@@ -91,21 +97,23 @@ def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
         batch_size: number of images a batch.
         data_set: row of the data-set table.
         min_fraction_of_examples_in_queue: share of the records that the shuffle queue keeps.
+        augment: what makes images of pixels: from uint8 [records, 3 * 32 * 32], planes as they are
+            in a record, to float32 [records, height, width, 3].
 
     Returns:
-        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
+        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `augment`'s size.
         labels: int32 [batch_size].
 
     Raises:
         FileNotFoundError: a file of the data set is missing in `data_dir`.
     """
     return dequeue(distorted_inputs_queue(
-        data_dir, batch_size, data_set, min_fraction_of_examples_in_queue))
+        data_dir, batch_size, data_set, min_fraction_of_examples_in_queue, augment))
 
 
 def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
                            min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
-                           capacity=_PREFETCHED_BATCHES):
+                           augment=distort_at_random, capacity=_PREFETCHED_BATCHES):
     """The queue behind `distorted_inputs`, from which each of several towers can `dequeue`.
 
     Args:
@@ -118,7 +126,7 @@ def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
         batches = -(-_RECORDS_A_DISTORTION // batch_size)  # Several at once where they are small.
         records = _shuffled_records(
             data_dir, batches * batch_size, data_set, min_fraction_of_examples_in_queue)
-        images = distort(records[:, data_set.label_bytes:], draw_distortions(batches * batch_size))
+        images = augment(records[:, data_set.label_bytes:])
         labels = _labels(records, data_set)[:, 0]
         batch_shape = [batch_size] + images.shape.as_list()[1:]
         queue = tf.FIFOQueue(capacity, [images.dtype, labels.dtype], [batch_shape, [batch_size]],
@@ -259,7 +267,7 @@ def _column_selections():
     return selected.astype(np.float32)
 
 
-def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10):
+def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10, prepare=standardise):
     """Images for evaluation: every record exactly once, in order; the last batch holds the rest.
 
     The number of epochs is a local variable, so run `tf.local_variables_initializer()` first. After
@@ -270,16 +278,17 @@ def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10):
         data_dir: folder of the record files.
         batch_size: number of images a batch.
         data_set: row of the data-set table.
+        prepare: what makes images of pixels, without chance; see `augment` of `distorted_inputs`.
 
     Returns:
-        images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
+        images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `prepare`'s size.
         labels: int32 [at most batch_size].
     """
     with tf.name_scope('input'):
         files = tf.train.string_input_producer(
             data_set.paths(data_dir, eval_data), num_epochs=1, shuffle=False)
         read = read_cifar10(files, _RECORDS_A_READ, data_set)
-        images = standardise(read.record[:, data_set.label_bytes:])
+        images = prepare(read.record[:, data_set.label_bytes:])
         # Reads end with a file, batches must not; one thread keeps the order.
         images, labels = tf.train.batch(
             [images, read.label[:, 0]], batch_size, num_threads=1, enqueue_many=True,
