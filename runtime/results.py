@@ -70,7 +70,7 @@ def read_metrics(path):
 
 
 def _text(name, value):
-    """A figure as it stands in the file: as many digits as a float32 has, times to a millisecond."""
+    """A figure as the file has it: as many digits as a float32 holds, times to a millisecond."""
     if value is None:
         return ''
     if name == 'step':
