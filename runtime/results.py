@@ -55,16 +55,16 @@ def read_metrics(path):
         List of dictionaries from column to int (`step`), float, or None where there is no figure.
     """
     try:
-        with open(path, newline='') as stream:
-            lines = stream.read().splitlines(keepends=True)
+        with open(path, errors='replace') as stream:  # A crash may leave any bytes.
+            lines = stream.readlines()
     except FileNotFoundError:
         return []
     rows = []
-    for words in csv.reader(line for line in lines[1:] if line.endswith('\n')):
+    for line in (line[:-1] for line in lines[1:] if line.endswith('\n')):
         try:
-            values = [float(word) if word else None for word in words]
+            values = [float(word) if word else None for word in line.split(',')]
             rows.append({**dict(zip(COLUMNS, values, strict=True)), 'step': int(values[0])})
-        except (ValueError, TypeError):  # A line that no run of ours has finished.
+        except (ValueError, TypeError, OverflowError):  # No line that a run of ours has finished.
             continue
     return rows
 
