@@ -243,8 +243,8 @@ def test_a_missing_record_file_ends_training_as_itself(half_bright):
             images, labels = cifar10.distorted_inputs()
             loss = cifar10.loss(cifar10.inference(images), labels)
             train_op = cifar10.train(loss, step)
-            (half_bright / 'data_batch_2.bin').unlink()
             with flagsaver.flagsaver(max_steps=1000), training.session(loss, 8) as session:
+                (half_bright / 'data_batch_2.bin').unlink()
                 while not session.should_stop():
                     session.run(train_op)
 
