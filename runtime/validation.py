@@ -51,8 +51,9 @@ class Validation:
             `Errors`.
         """
         values = session.run(self._variables)
-        errors = Errors(*(1.0 - self._evaluation.count(values, averaged).precision
-                          for averaged in (False, True)))
+        raw, averaged = (self._evaluation.count(values, use) for use in (False, True))
+        errors = Errors((raw.total - raw.correct) / raw.total,
+                        (averaged.total - averaged.correct) / averaged.total)
         self._best.offer(session, step, *errors)
         console.line(f'{datetime.datetime.now()}: step {step}, validation error = '
                      f'{errors.raw:.4f} ({errors.averaged:.4f} averaged)')
