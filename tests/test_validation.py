@@ -58,13 +58,16 @@ def errors(step):
 
 
 def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
-    """The tutorial's net, at a rate at which it is not perfect in two epochs and a half."""
+    """The tutorial's net, at a low rate; every tenth label is one that no training image has."""
+    images = [image for _, image in records.half_bright(130, seed=0)]
+    records.write(half_bright / 'test_batch.bin',
+                  [(5 if k % 10 == 0 else k % 2, image) for k, image in enumerate(images)])
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.002)
     with flagsaver.flagsaver(validate_every=1, max_steps=25, save_checkpoint_steps=5,
                              log_frequency=1):
         cifar10_train.train()
     wanted = {step: errors(step) for step in (10, 20, 25)}
-    assert any(0 < error < 1 for error, _ in wanted.values())
+    assert all(0.09 < error < 1 for error, _ in wanted.values())
     np.testing.assert_allclose(
         [(scalars('validation/error')[step], scalars('validation/error_averaged')[step])
          for step in wanted], list(wanted.values()), rtol=1e-6)
