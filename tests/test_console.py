@@ -23,6 +23,10 @@ console.line('step 7')
 console.progress('0123456789' * 3)
 console.progress('epoch 1', keep=True)
 console.line('done')
+console.progress('epoch 2')
+console.end()
+console.end()
+print('an error')
 '''
 
 
@@ -59,14 +63,16 @@ def test_progress_is_overwritten_and_cut():
     shown = on_a_terminal(['-c', LINES])
     assert shown == (
         f'{CLEAR}epoch 0.5{CLEAR}epoch 0.6{CLEAR}step 6\nstep 7\n'
-        f'{CLEAR}0123456789012345678{CLEAR}epoch 1\ndone\n')  # 19 of 20 columns: none is wrapped.
-    assert left_on_screen(shown) == ['step 6', 'step 7', 'epoch 1', 'done', '']
+        f'{CLEAR}0123456789012345678{CLEAR}epoch 1\ndone\n'
+        f'{CLEAR}epoch 2\nan error\n')  # 19 of 20 columns: none is wrapped.
+    assert left_on_screen(shown) == [
+        'step 6', 'step 7', 'epoch 1', 'done', 'epoch 2', 'an error', '']
 
 
 def test_a_pipe_gets_the_lines_alone():
     done = subprocess.run([sys.executable, '-c', LINES], cwd=records.ROOT, capture_output=True,
                           env=records.environment(), text=True, check=True)
-    assert done.stdout == 'step 6\nstep 7\ndone\n'
+    assert done.stdout == 'step 6\nstep 7\ndone\nan error\n'
 
 
 def arguments(half_bright):
