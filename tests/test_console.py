@@ -77,8 +77,8 @@ def test_a_pipe_gets_the_lines_alone():
 
 def arguments(half_bright):
     """Of a run of two epochs and a half, 80 images each."""
-    return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=8',
-            '--max_steps=25', '--log_frequency=100', '--validate_every=1', '--device=cpu']
+    return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=40',
+            '--max_steps=5', '--log_frequency=100', '--validate_every=1', '--device=cpu']
 
 
 def test_a_runs_progress_on_a_terminal(half_bright):
@@ -87,12 +87,12 @@ def test_a_runs_progress_on_a_terminal(half_bright):
         [str(records.ROOT / 'cifar10_train.py'), *arguments(half_bright)], columns=100)
     lines = left_on_screen(shown)
     epochs = [line for line in lines if line.startswith('epoch ')]
-    wanted = (r'epoch {}\.00: step {} of 25, \d+ images/s, loss \d+\.\d\d, 0:00:\d\d left')
+    wanted = (r'epoch {}\.00: step {} of 5, \d+ images/s, loss \d+\.\d\d, 0:00:\d\d left')
     assert len(epochs) == 2
     for index, line in enumerate(epochs, 1):
-        assert re.fullmatch(wanted.format(index, 10 * index), line), line
-    assert lines[-2:] == [f'Saved step 25 in {FLAGS.train_dir}.', '']
-    for step in (10, 20, 25):
+        assert re.fullmatch(wanted.format(index, 2 * index), line), line
+    assert lines[-2:] == [f'Saved step 5 in {FLAGS.train_dir}.', '']
+    for step in (2, 4, 5):
         line, = [line for line in lines if f': step {step}, validation error = ' in line]
         assert re.match(r'\d{4}-', line)
 
