@@ -154,6 +154,24 @@ def inference(images):
     Raises:
         ValueError: the images have another size, which would make another network.
     """
+    net = convolutions(images)  # [batch, 6, 6, 64]
+    net = _local(_flatten(net), 'local3', 384)  # [batch, 384]
+    net = _local(net, 'local4', 192)  # [batch, 192]
+    return softmax_linear(net)  # [batch, classes]
+
+
+def convolutions(images):
+    """The network's lower half, which others share.
+
+    Args:
+        images: float [batch, IMAGE_SIZE, IMAGE_SIZE, 3].
+
+    Returns:
+        float [batch, 6, 6, 64], float16 with `--use_fp16`.
+
+    Raises:
+        ValueError: the images have another size.
+    """
     if images.shape.as_list()[1:] != [IMAGE_SIZE, IMAGE_SIZE, 3]:
         raise ValueError(f'images have shape {images.shape}, wanted: '
                          f'[batch, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]')
@@ -162,11 +180,12 @@ def inference(images):
     net = _normalise(net, 'norm1')
     net = _conv(net, 'conv2', 64, bias=0.1)  # [batch, 12, 12, 64]
     net = _normalise(net, 'norm2')
-    net = _max_pool(net, 'pool2')  # [batch, 6, 6, 64]
-    net = _flatten(net)  # [batch, 2304]
-    net = _local(net, 'local3', 384)  # [batch, 384]
-    net = _local(net, 'local4', 192)  # [batch, 192]
-    return _linear(net, 'softmax_linear', data_set().num_classes)  # [batch, classes]
+    return _max_pool(net, 'pool2')  # [batch, 6, 6, 64]
+
+
+def softmax_linear(net):
+    """The last layer: float [batch, ...] -> float32 [batch, classes], logits."""
+    return _linear(_flatten(net), 'softmax_linear', data_set().num_classes)
 
 
 def _conv(net, name, filters, bias):
@@ -184,7 +203,7 @@ def _conv(net, name, filters, bias):
     with tf.variable_scope(name) as scope:
         net, biases = _convolve(net, filters, bias)
         net = tf.nn.relu(tf.nn.bias_add(net, biases), name=scope.name)
-    _activation_summary(net, name)
+    activation_summary(net, name)
     return net
 
 
@@ -208,7 +227,7 @@ def _pooled_conv(net, name, pool_name, filters, bias):
     with tf.variable_scope(name) as scope:
         net, biases = _convolve(net, filters, bias)
         activations = tf.nn.relu(tf.nn.bias_add(net, biases), name=scope.name)
-    _activation_summary(activations, name)
+    activation_summary(activations, name)
     return tf.nn.relu(tf.nn.bias_add(_max_pool(net, pool_name), biases))
 
 
@@ -242,7 +261,7 @@ def _local(net, name, units):
             [net.shape.as_list()[-1], units], stddev=0.04, dtype=net.dtype, decay=0.004)
         biases = _biases(units, 0.1, net.dtype)
         net = tf.nn.relu(tf.nn.bias_add(tf.matmul(net, weights), biases), name=scope.name)
-    _activation_summary(net, name)
+    activation_summary(net, name)
     return net
 
 
@@ -254,7 +273,7 @@ def _linear(net, name, units):
         biases = _biases(units, 0.0, net.dtype)
         net = tf.nn.bias_add(tf.matmul(net, weights), biases)
         net = tf.cast(net, tf.float32, name=scope.name)
-    _activation_summary(net, name)
+    activation_summary(net, name)
     return net
 
 
@@ -482,7 +501,7 @@ def loss_summaries(losses):
     return after
 
 
-def _activation_summary(net, name):
+def activation_summary(net, name):
     """Adds a histogram of a layer's activations, and how many of them are zero."""
     _histogram_summary(name + '/activations', net)
     _scalar_summary(name + '/sparsity', tf.nn.zero_fraction(net))

@@ -10,6 +10,7 @@ from absl import flags
 
 import cifar10
 import cifar10_input
+from nets import local
 from nets import resnet
 
 flags.DEFINE_string('net', 'tutorial', 'Which network.')
@@ -59,6 +60,17 @@ def _tutorial_inference(images, training):
     return cifar10.inference(images)
 
 
+def _local_inference(images, training):
+    """The tutorial's convolutions below locally connected layers; 2,112,970 parameters for ten
+    classes."""
+    del training
+    net = cifar10.convolutions(images)  # [batch, 6, 6, 64]
+    for name, filters in local.LAYERS:  # [batch, 6, 6, 64], then [batch, 6, 6, 32]
+        net = local.layer(net, name, filters)
+        cifar10.activation_summary(net, name)
+    return cifar10.softmax_linear(net)
+
+
 def _resnet23_inference(images, training):
     return resnet.inference(images, cifar10.data_set().num_classes, training,
                             tf.float16 if FLAGS.use_fp16 else tf.float32)
@@ -72,14 +84,17 @@ def _resnet23_schedule(global_step, replicas):
         multiple if multiple and not rest else 1, FLAGS.warmup_epochs)
 
 
+_TUTORIAL = Net(
+    name='tutorial',
+    inference=_tutorial_inference,
+    augment=cifar10_input.distort_at_random,
+    prepare=cifar10_input.standardise,
+    schedule=cifar10.learning_rate,
+    optimizer=tf.train.GradientDescentOptimizer,
+    batch_size=128)
+
 TABLE = {row.name: row for row in (
-    Net(name='tutorial',
-        inference=_tutorial_inference,
-        augment=cifar10_input.distort_at_random,
-        prepare=cifar10_input.standardise,
-        schedule=cifar10.learning_rate,
-        optimizer=tf.train.GradientDescentOptimizer,
-        batch_size=128),
+    _TUTORIAL,
     Net(name='resnet23',
         inference=_resnet23_inference,
         augment=resnet.augment,
@@ -88,7 +103,8 @@ TABLE = {row.name: row for row in (
         optimizer=tf.train.AdamOptimizer,
         batch_size=resnet.BATCH_SIZE,
         epochs=resnet.EPOCHS,
-        validate_every=1))}
+        validate_every=1),
+    dataclasses.replace(_TUTORIAL, name='local', inference=_local_inference))}
 
 
 @flags.validator('net')

@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from absl.testing import flagsaver
+
+import cifar10
+from nets import local
+from nets import table as nets
+
+
+def plain(net, weights):
+    """One position, one neighbour after the other."""
+    height, width, rows, columns, _, filters = weights.shape
+    result = np.zeros([len(net), height, width, filters])
+    for y, x, row, column in np.ndindex(height, width, rows, columns):
+        from_y, from_x = y + row - rows // 2, x + column - columns // 2
+        if 0 <= from_y < height and 0 <= from_x < width:
+            result[:, y, x] += net[:, from_y, from_x] @ weights[y, x, row, column]
+    return result
+
+
+def plain_gradients(net, weights, upstream):
+    """Of the sum of result x upstream, by net and by weights; the result is linear in each."""
+    height, width, rows, columns, _, _ = weights.shape
+    by_net, by_weights = np.zeros(net.shape), np.zeros(weights.shape)
+    for y, x, row, column in np.ndindex(height, width, rows, columns):
+        from_y, from_x = y + row - rows // 2, x + column - columns // 2
+        if 0 <= from_y < height and 0 <= from_x < width:
+            by_net[:, from_y, from_x] += upstream[:, y, x] @ weights[y, x, row, column].T
+            by_weights[y, x, row, column] = net[:, from_y, from_x].T @ upstream[:, y, x]
+    return by_net, by_weights
+
+
+@pytest.mark.parametrize('batch, height, width, rows, columns, channels, filters', [
+    (3, 5, 7, 3, 3, 4, 2), (2, 4, 3, 1, 5, 1, 3), (1, 1, 1, 3, 3, 2, 2), (5, 2, 9, 5, 3, 3, 1)])
+def test_equals_plain_numpy(batch, height, width, rows, columns, channels, filters):
+    """Values and both gradients, on sizes that tell the axes apart."""
+    random = np.random.RandomState(1)
+    net = random.normal(size=[batch, height, width, channels]).astype(np.float32)
+    weights = random.normal(
+        size=[height, width, rows, columns, channels, filters]).astype(np.float32)
+    upstream = random.normal(size=[batch, height, width, filters]).astype(np.float32)
+    fed = tf.placeholder(tf.float32, [None, height, width, channels])
+    variable = tf.constant(weights)
+    result = local.locally_connected(fed, variable)
+    gradients = tf.gradients(result, [fed, variable], upstream)
+    with tf.Session() as session:
+        got = session.run([result, *gradients], {fed: net})
+    wanted = plain(net, weights), *plain_gradients(net, weights, upstream)
+    for value, wanted_value in zip(got, wanted):
+        np.testing.assert_allclose(value, wanted_value, atol=1e-5)
+
+
+def test_a_layer_adds_its_biases_and_cuts_at_zero():
+    """With weights of zero, relu(bias) at every position."""
+    result = local.layer(tf.ones([2, 3, 4, 5]), 'layer', 6)
+    weights, biases = tf.trainable_variables()
+    assert weights.shape.as_list() == [3, 4, 3, 3, 5, 6]
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        assert (session.run(biases) == np.float32(0.1)).all()
+        assert 0.03 < session.run(weights).std() < 0.04  # Of a normal cut at two deviations.
+        values = np.random.RandomState(1).normal(size=[3, 4, 6]).astype(np.float32)
+        biases.load(values, session)
+        weights.load(np.zeros(weights.shape, np.float32), session)
+        np.testing.assert_array_equal(session.run(result), [np.maximum(values, 0)] * 2)
+
+
+def test_weight_decay_by_hand():
+    """0.004 * (2 * 1 * 9 * 3 * 2 ones) / 2."""
+    local.layer(tf.ones([1, 2, 1, 3]), 'layer', 2)
+    decay, = tf.get_collection('losses')
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        tf.trainable_variables()[0].load(np.ones([2, 1, 3, 3, 3, 2], np.float32), session)
+        np.testing.assert_allclose(session.run(decay), 0.004 * 108 / 2, rtol=1e-6)
+
+
+def test_the_net():
+    """conv1 25 x 3 x 64 + 64 and conv2 25 x 64 x 64 + 64, as in the tutorial; of 36 positions each
+    9 x 64 x 64 + 64 and 9 x 64 x 32 + 32; 36 x 32 x 10 + 10."""
+    logits = nets.TABLE['local'].inference(tf.zeros([7, 24, 24, 3]), training=True)
+    assert logits.shape.as_list() == [7, 10]
+    counts = {variable.op.name: variable.shape.num_elements()
+              for variable in tf.trainable_variables()}
+    assert counts == {
+        'conv1/weights': 4800, 'conv1/biases': 64, 'conv2/weights': 102400, 'conv2/biases': 64,
+        'local3/weights': 1327104, 'local3/biases': 2304,
+        'local4/weights': 663552, 'local4/biases': 1152,
+        'softmax_linear/weights': 11520, 'softmax_linear/biases': 10}
+    assert sum(counts.values()) == 2112970
+    assert sorted(loss.op.name for loss in tf.get_collection('losses')) == [
+        'local3/weight_loss', 'local4/weight_loss']
+    assert all(variable.device == '/device:CPU:0' for variable in tf.trainable_variables())
+
+
+@pytest.mark.parametrize('use_fp16', [False, True])
+def test_the_net_learns(use_fp16):
+    """Eight images by heart; the rate is a tenth of the tutorial's."""
+    images = np.random.RandomState(1).normal(size=[8, 24, 24, 3]).astype(np.float32)
+    with flagsaver.flagsaver(use_fp16=use_fp16):
+        logits = nets.TABLE['local'].inference(tf.constant(images), training=True)
+        loss = cifar10.loss(logits, tf.range(8))
+        train_op = cifar10.train(loss, tf.train.get_or_create_global_step(),
+                                 lambda step, replicas: tf.constant(0.01))
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        losses = [session.run([loss, train_op])[0] for _ in range(30)]
+    assert losses[-1] < losses[0] - 0.3, losses
