@@ -16,13 +16,15 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10_input
+from datasets import custom
 from datasets import download
 from datasets import table
 from nets import lrn
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images in a batch, per tower.', lower_bound=1)
-flags.DEFINE_enum('dataset', 'cifar10', list(table.TABLE), 'Which images to use.')
-flags.DEFINE_string('data_dir', '/tmp/cifar10_data', 'Folder of the data sets.')
+flags.DEFINE_string('dataset', 'cifar10', f'Which images to use: {", ".join(table.TABLE)}, or a '
+                    'folder that cifar10_convert.py made.')
+flags.DEFINE_string('data_dir', '/tmp/cifar10_data', 'Folder of the data sets that have a name.')
 flags.DEFINE_string('data_url', None, 'Where to download the archive from: http, https or file. '
                     'By default the place that the data set names.')
 flags.DEFINE_boolean('use_fp16', False, 'Compute in float16; variables stay in float32.')
@@ -57,13 +59,23 @@ _LOSS_SCALE = 128.0
 _LOSS_AVERAGE_DECAY = 0.9  # The tutorial's, of the losses shown in TensorBoard.
 
 
+@flags.validator('dataset')
+def _check_dataset(name):
+    try:
+        custom.find(name)
+    except table.DataError as error:
+        raise flags.ValidationError(str(error)) from error
+    return True
+
+
 def data_set():
-    """The row of the data-set table that `--dataset` names."""
-    return table.TABLE[FLAGS.dataset]
+    """The row of the data-set table that `--dataset` names, or that of the folder it names."""
+    return custom.find(FLAGS.dataset)
 
 
 def data_folder():
-    """Path of the folder that holds the record files of `--dataset`."""
+    """Path of the folder that holds the record files of `--dataset`: one of the user's own is an
+    absolute path, and `--data_dir` does not count."""
     return os.path.join(FLAGS.data_dir, data_set().folder)
 
 

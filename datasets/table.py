@@ -26,7 +26,8 @@ class DataSet:
     Attributes:
         name: what `--dataset` takes.
         title: what its images are called on the console.
-        folder: name of the folder that holds the files, below the data folder.
+        folder: name of the folder that holds the files, below the data folder; or an absolute
+            path, of a set of the user's own.
         train_files: name -> number of records in the published file; yours may hold any number.
         test_files: the same for evaluation.
         classes: names of the classes; a label is an index into them.
@@ -115,6 +116,8 @@ class DataSet:
         return None
 
     def _remedy(self, folder):
+        if os.path.isabs(self.folder):
+            return 'Put a whole file there, or make the data set anew with cifar10_convert.py.'
         source = 'download it anew' if self.url else 'have it drawn anew'
         return f'Put a whole file there, or move {folder} away and run again to {source}.'
 

@@ -34,3 +34,10 @@ def progress(text, keep=False):
     width = shutil.get_terminal_size().columns
     print(_CLEAR + text[:width - 1], end='\n' if keep else '', flush=True)
     _progress_shown = not keep
+
+
+def printable(text):
+    """Text without what a console would take for a command, or cannot encode: "?" stands there."""
+    encoding = sys.stdout.encoding or 'ascii'
+    shown = ''.join(sign if sign.isprintable() else '?' for sign in text)
+    return shown.encode(encoding, 'replace').decode(encoding)

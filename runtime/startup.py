@@ -5,6 +5,7 @@ Import this module before TensorFlow. Set TF_CPP_MIN_LOG_LEVEL (0 to 3) to see a
 says.
 """
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -64,33 +65,48 @@ _MISTAKES = (app.UsageError, table.DataError, FloatingPointError, OSError,
              tf.errors.ResourceExhaustedError, tf.errors.DataLossError)
 
 
-def run(main, modules=()):
+def run(main, modules=(), words=None):
     """Parses the command line, runs `main`, and exits.
 
     Exit codes: 0 done; 1 a mistake, told in one line on standard error; 130 interrupted by Ctrl-C.
 
     Args:
-        main: function without arguments.
+        main: function without arguments; or with `words`, of the list of those given. What it
+            returns is the exit code, None is 0.
         modules: imported modules whose flags the script takes besides its own.
+        words: what the script takes besides flags, before, between or behind them; such as
+            'IMAGE...', at least one, or 'FOLDER DATA_DIR', exactly two. None: flags only.
     """
     for module in modules:
         for flag in FLAGS.get_key_flags_for_module(module):
             FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # So that --help lists it.
-    app.run(lambda _: _without_traceback(main), flags_parser=_parse)
+    app.run(lambda argv: _without_traceback(functools.partial(main, argv[1:]) if words else main),
+            flags_parser=functools.partial(_parse, words))
 
 
-def _parse(argv):
+def _parse(words, argv):
     if any(word in ('--help', '-help', '-h', '-?', '--helpshort') for word in argv[1:]):
         app.usage(shorthelp=True, writeto_stdout=True, exitcode=0)
+    FLAGS.set_gnu_getopt(words is not None)
     try:
-        stray = FLAGS(argv)[1:]
+        given = FLAGS(argv)[1:]
     except flags.Error as error:
         message = ' '.join(str(error).split())
         sys.exit(f'{_script()}: {message} (--help lists the flags)')
-    if stray:
-        sys.exit(f'{_script()}: "{stray[0]}" is no flag; flags are written --name=value '
+    if given and words is None:
+        sys.exit(f'{_script()}: "{given[0]}" is no flag; flags are written --name=value '
                  '(--help lists them)')
-    return argv[:1]
+    if words is not None and not _fit(given, words):
+        sys.exit(f'{_script()}: wanted {words}, not {" ".join(given) or "nothing"} '
+                 '(--help tells more)')
+    return argv[:1] + given
+
+
+def _fit(given, words):
+    """Whether as many words were given as a script takes."""
+    if words.endswith('...'):
+        return len(given) >= len(words.split())
+    return len(given) == len(words.split())
 
 
 def _without_traceback(main):

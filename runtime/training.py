@@ -164,7 +164,7 @@ def _prepare_folder(examples_per_step):
     if earlier and earlier.get('examples_per_step') not in (None, examples_per_step):
         print(f'Steps were of {earlier["examples_per_step"]} images and are of {examples_per_step} '
               'now; the schedule counts all of them as the latter.', flush=True)
-    run = {'dataset': FLAGS.dataset, 'net': FLAGS.net, 'settings': {
+    run = {'dataset': cifar10.data_set().name, 'net': FLAGS.net, 'settings': {
         'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
         'max_steps': FLAGS.max_steps, 'use_fp16': FLAGS.use_fp16,
         'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
@@ -173,7 +173,7 @@ def _prepare_folder(examples_per_step):
 
 
 def _check_same_run():
-    return checkpoints.check_run(FLAGS.train_dir, FLAGS.net, FLAGS.dataset,
+    return checkpoints.check_run(FLAGS.train_dir, FLAGS.net, cifar10.data_set().name,
                                  'name another --train_dir, or start over with --restart')
 
 

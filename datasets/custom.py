@@ -1,0 +1,138 @@
+"""Data sets of your own: a folder of record files, and a JSON file that is their row of the table.
+
+    {"name": "pets", "classes": ["cat", "dog"],
+     "train_files": {"train.bin": 1000}, "test_files": {"test.bin": 200}}
+
+A label is an index into the classes. The file is meant to be edited: names of classes may change,
+record files may be added. The numbers of records are for people: the files count.
+"""
+import json
+import os
+
+import numpy as np
+
+from datasets import table
+
+FILE = 'dataset.json'
+MAX_CLASSES = 256  # A label is one byte.
+
+
+def find(name):
+    """The row of a data set: one of the table by its name, or else that of a folder.
+
+    Raises:
+        table.DataError: it is neither, or the folder's JSON file is not as it should be.
+    """
+    return table.TABLE.get(name) or read(name)
+
+
+def read(folder):
+    """The row of a folder that `write` filled, and somebody may have edited.
+
+    Args:
+        folder: path of the folder.
+
+    Returns:
+        A `table.DataSet` whose `folder` is an absolute path, so that no data folder counts.
+
+    Raises:
+        table.DataError: there is no JSON file, or it is not as it should be.
+    """
+    path = os.path.join(folder, FILE)
+    try:
+        with open(path, encoding='utf-8') as stream:
+            found = json.load(stream)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise table.DataError(
+            f'"{folder}" is none of {", ".join(table.TABLE)}, nor a folder with a {FILE}, as '
+            'cifar10_convert.py makes one') from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise table.DataError(f'{path} cannot be read as JSON ({error})') from error
+    _check(path, found)
+    return table.DataSet(title=found['name'], folder=os.path.abspath(folder),
+                         **{**found, 'classes': tuple(found['classes'])})
+
+
+def _check(path, found):
+    """Raises `table.DataError` where what the JSON file holds is no row."""
+    if not isinstance(found, dict) or set(found) != set(_FIELDS):
+        keys = ', '.join(map(str, found)) if isinstance(found, dict) else 'no object'
+        raise table.DataError(f'{path} holds {keys}; wanted: {", ".join(_FIELDS)}')
+    for field, (fits, wanted) in _FIELDS.items():
+        if not fits(found[field]):
+            shown = json.dumps(found[field])
+            shown = shown if len(shown) <= 80 else shown[:80] + '...'
+            raise table.DataError(f'{path}: "{field}" is {shown}; wanted: {wanted}')
+
+
+def is_name(value):
+    """Whether something can be a class's name: text that a console shows as it is."""
+    return isinstance(value, str) and value != '' and value.isprintable()
+
+
+def _is_new_name(value):
+    return is_name(value) and value not in table.TABLE
+
+
+def _are_classes(value):
+    return (isinstance(value, list) and 2 <= len(value) <= MAX_CLASSES
+            and all(map(is_name, value)) and len(set(value)) == len(value))
+
+
+def _are_files(value):
+    return isinstance(value, dict) and value != {} and all(
+        is_name(name) and name == os.path.basename(name) and type(count) is int and count > 0
+        for name, count in value.items())
+
+
+_FIELDS = {
+    'name': (_is_new_name, f'a name other than {", ".join(table.TABLE)}'),
+    'classes': (_are_classes, f'a list of 2 to {MAX_CLASSES} different names'),
+    'train_files': (_are_files, 'names of files in this folder, each with its number of records'),
+    'test_files': (_are_files, 'names of files in this folder, each with its number of records')}
+
+
+def write(folder, name, classes, train, test):
+    """Writes record files and their JSON file into an empty folder.
+
+    Args:
+        folder: path of the folder.
+        name: what its images are called on the console, and its runs in their `run.json`.
+        classes: list of their names, 2 to `MAX_CLASSES`.
+        train: iterable of blocks of records, uint8 [records, 3073].
+        test: the same for evaluation.
+
+    Returns:
+        (number of training records, number of test records).
+
+    Raises:
+        table.DataError: the name is taken, there is no test image, or a class has no training
+            image.
+    """
+    if not _is_new_name(name):
+        raise table.DataError(f'"{name}" cannot be the name of a data set; wanted: '
+                              f'{_FIELDS["name"][1]}. Name another folder')
+    trained, tested = (_write_records(os.path.join(folder, file), blocks)
+                       for file, blocks in (('train.bin', train), ('test.bin', test)))
+    missing = [label for label, count in zip(classes, trained) if count == 0]
+    if missing:
+        raise table.DataError(f'no training image of {", ".join(missing)} can be read')
+    if not tested.any():
+        raise table.DataError('no test image can be read')
+    counts = int(trained.sum()), int(tested.sum())
+    row = {'name': name, 'classes': list(classes), 'train_files': {'train.bin': counts[0]},
+           'test_files': {'test.bin': counts[1]}}
+    with open(os.path.join(folder, FILE), 'w', encoding='utf-8') as stream:
+        json.dump(row, stream, indent=2, ensure_ascii=False)
+        stream.write('\n')
+    return counts
+
+
+def _write_records(path, blocks):
+    """Writes a record file; returns the number of records of each label, int [256]."""
+    counts = np.zeros(MAX_CLASSES, int)
+    with open(path, 'wb') as stream:
+        for block in blocks:
+            block.tofile(stream)
+            counts += np.bincount(block[:, 0], minlength=MAX_CLASSES)
+    return counts
