@@ -12,24 +12,20 @@ import datetime
 import os
 
 import tensorflow.compat.v1 as tf
-from absl import app
 from absl import flags
 
 import cifar10
 from nets import table as nets
-from runtime import checkpoints
 from runtime import evaluation
+from runtime import trained
 
 flags.DEFINE_string('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval'], 'Which images to evaluate on.')
-flags.DEFINE_string('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
 flags.DEFINE_integer('eval_interval_secs', 300, 'Evaluate at most every so many seconds.',
                      lower_bound=1)
 flags.DEFINE_integer('num_examples', 10000, 'Number of images to evaluate; more than the set holds '
                      'means the set.', lower_bound=1)
 flags.DEFINE_boolean('run_once', False, 'Evaluate the latest checkpoint only, and end.')
-flags.DEFINE_boolean('use_moving_averages', True, 'Evaluate the moving averages of the variables, '
-                     'not the variables themselves.')
 
 FLAGS = flags.FLAGS
 
@@ -40,11 +36,9 @@ def evaluate():
     Raises:
         app.UsageError: --run_once, and there is no checkpoint; or one does not fit the network.
     """
-    if FLAGS.run_once and tf.train.latest_checkpoint(FLAGS.checkpoint_dir) is None:
-        raise app.UsageError(f'No checkpoint in {FLAGS.checkpoint_dir}: train first, or name the '
-                             'folder of a run with --checkpoint_dir')
-    checkpoints.check_run(FLAGS.checkpoint_dir, FLAGS.net, FLAGS.dataset,
-                          'give those flags, or name another --checkpoint_dir')
+    if FLAGS.run_once:
+        trained.checkpoint()  # Before any data is fetched.
+    trained.check_run()
     cifar10.maybe_download_and_extract()
     current = evaluation.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
     os.makedirs(FLAGS.eval_dir, exist_ok=True)
@@ -70,13 +64,12 @@ def _run_unless_gone(current, checkpoint):
 
 def _checkpoints():
     """Yields the path of the latest checkpoint; without --run_once of each that comes."""
-    latest = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
     if FLAGS.run_once:
-        yield latest
+        yield trained.checkpoint()
         return
-    if latest is None:
-        print(f'Waiting for a checkpoint in {FLAGS.checkpoint_dir}.', flush=True)
-    yield from tf.train.checkpoints_iterator(FLAGS.checkpoint_dir, FLAGS.eval_interval_secs)
+    if tf.train.latest_checkpoint(trained.folder()) is None:
+        print(f'Waiting for a checkpoint in {trained.folder()}.', flush=True)
+    yield from tf.train.checkpoints_iterator(trained.folder(), FLAGS.eval_interval_secs)
 
 
 def _write(writer, result):
@@ -94,4 +87,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, nets])
+    startup.run(main, [startup, cifar10, nets, trained])

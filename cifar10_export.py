@@ -1,0 +1,87 @@
+"""Writes a trained network as a SavedModel, for TensorFlow Serving, TensorFlow Lite and others.
+
+    python cifar10_export.py --checkpoint_dir=/tmp/cifar10_train --export_dir=/tmp/cifar10_model/1
+
+The signature `serving_default` takes `images`, uint8 [batch, 32, 32, 3], and gives `logits`,
+`probabilities` (both float32 [batch, classes]) and `classes` (int64 [batch], the most probable):
+what the evaluation does to images is part of the model. The variables are constants in it. The
+names of the classes are in assets.extra/labels.txt, a line each. --export_dir must not be there
+yet, or be empty. TensorFlow Serving wants a folder named by a number, as here.
+"""
+from runtime import startup  # First: it imports TensorFlow quietly.
+
+import os
+
+import tensorflow.compat.v1 as tf
+from absl import app
+from absl import flags
+
+import cifar10
+from nets import table as nets
+from runtime import output
+from runtime import trained
+
+flags.DEFINE_string('export_dir', None, 'Folder to make for the SavedModel.')
+
+FLAGS = flags.FLAGS
+
+
+def export():
+    """Writes the checkpoint that the flags name to --export_dir, whole or not at all.
+
+    Raises:
+        app.UsageError: no --export_dir, or it is not empty; no checkpoint, or one that does not
+            fit.
+    """
+    if not FLAGS.export_dir:
+        raise app.UsageError('Where to? Name a new folder with --export_dir')
+    checkpoint = trained.checkpoint()
+    trained.check_run()
+    with output.new_folder(FLAGS.export_dir, '--export_dir') as partial:
+        model = trained.Model()
+        with model.session(checkpoint) as session:
+            graph_def = _frozen(model, session)
+        _save(graph_def, model, partial)
+        _write_labels(partial)
+    print(f'{FLAGS.export_dir} holds {checkpoint} as a SavedModel.')
+
+
+def _frozen(model, session):
+    """The part of the graph that leads to the outputs, with the variables as constants.
+
+    Neither summaries nor devices go along, nor the gradient of local response normalisation, which
+    only this process knows.
+    """
+    graph_def = tf.graph_util.convert_variables_to_constants(
+        session, model.graph.as_graph_def(), [out.op.name for out in model.outputs.values()])
+    for node in graph_def.node:
+        node.device = ''
+        node.attr.pop('_gradient_op_type', None)
+    return graph_def
+
+
+def _save(graph_def, model, folder):
+    """Writes a SavedModel of a frozen graph, which has the model's names."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.import_graph_def(graph_def, name='')
+        images, *outputs = (session.graph.get_tensor_by_name(tensor.name)
+                            for tensor in (model.images, *model.outputs.values()))
+        tf.saved_model.simple_save(
+            session, folder, {'images': images}, dict(zip(model.outputs, outputs)))
+
+
+def _write_labels(folder):
+    """Writes the classes' names where TensorFlow lets a SavedModel's user put files."""
+    extra = os.path.join(folder, 'assets.extra')
+    os.mkdir(extra)
+    with open(os.path.join(extra, 'labels.txt'), 'w', encoding='utf-8') as stream:
+        stream.writelines(f'{name}\n' for name in cifar10.data_set().classes)
+
+
+def main():
+    startup.visible_gpus()
+    export()
+
+
+if __name__ == '__main__':
+    startup.run(main, [startup, cifar10, nets, trained])
