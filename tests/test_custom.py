@@ -1,0 +1,127 @@
+import json
+import os
+
+import numpy as np
+import pytest
+import records
+from absl import flags
+from absl.testing import flagsaver
+
+import cifar10
+from datasets import custom
+from datasets import table
+
+FLAGS = flags.FLAGS
+ROW = {'name': 'pets', 'classes': ['cat', 'dög'], 'train_files': {'train.bin': 3},
+       'test_files': {'test.bin': 2}}
+
+
+def blocks(*labels):
+    """A block of records of noise for each label."""
+    return [np.full([1, 3073], label, np.uint8) for label in labels]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / 'pets'
+    path.mkdir()
+    assert custom.write(path, 'pets', ['cat', 'dög'], blocks(0, 1, 1), blocks(1, 0)) == (3, 2)
+    return path
+
+
+def test_what_is_written(folder):
+    assert json.loads((folder / 'dataset.json').read_text(encoding='utf-8')) == ROW
+    assert (folder / 'train.bin').read_bytes() == b''.join(bytes([k]) * 3073 for k in (0, 1, 1))
+    assert (folder / 'test.bin').read_bytes() == b''.join(bytes([k]) * 3073 for k in (1, 0))
+
+
+def test_the_row_is_one_like_those_of_the_table(folder):
+    row = custom.find(folder)
+    row.check(folder)
+    assert (row.name, row.title, row.num_classes, row.record_bytes) == ('pets', 'pets', 2, 3073)
+    assert row.classes == ('cat', 'dög')
+    assert (row.count(folder, eval_data=False), row.count(folder, eval_data=True)) == (3, 2)
+
+
+def test_the_flag_takes_a_name_or_a_folder(folder, monkeypatch):
+    assert cifar10.data_set() is table.CIFAR10
+    monkeypatch.chdir(folder.parent)
+    for name in (str(folder), 'pets', './pets/'):
+        with flagsaver.flagsaver(dataset=name, data_dir='/nonexistent'):
+            assert cifar10.data_set().classes == ('cat', 'dög')
+            assert cifar10.data_folder() == str(folder)
+            assert cifar10.num_examples(eval_data=True) == 2
+            cifar10.maybe_download_and_extract()
+
+
+def test_a_name_of_the_table_is_no_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    folder.rename('synthetic')
+    assert custom.find('synthetic') is table.SYNTHETIC
+    assert custom.find('./synthetic').name == 'pets'
+
+
+@pytest.mark.parametrize('name', ['pets', '', '/dev/null'])
+def test_neither_name_nor_folder(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(flags.IllegalFlagValueError, match=(
+            f'"{name}" is none of cifar10, cifar100, synthetic, synthetic100, nor a folder with a '
+            'dataset.json')):
+        FLAGS.dataset = name
+
+
+@pytest.mark.parametrize('change, words', [
+    ({'name': ''}, '"name" is ""; wanted: a name other than cifar10'),
+    ({'name': 'cifar10'}, '"name" is "cifar10"'),
+    ({'name': 'a\nb'}, '"name" is'),
+    ({'classes': ['cat']}, '"classes" is ["cat"]; wanted: a list of 2 to 256 different names'),
+    ({'classes': ['cat', 'cat']}, '"classes" is'),
+    ({'classes': ['cat', 7]}, '"classes" is'),
+    ({'classes': ['cat', '\x1b[2J']}, '"classes" is'),
+    ({'classes': [str(k) for k in range(257)]}, '"classes" is'),
+    ({'classes': 'cat'}, '"classes" is "cat"'),
+    ({'train_files': {}}, '"train_files" is {}; wanted: names of files in this folder'),
+    ({'train_files': ['train.bin']}, '"train_files" is'),
+    ({'test_files': {'../test.bin': 2}}, '"test_files" is'),
+    ({'test_files': {'test.bin': 0}}, '"test_files" is'),
+    ({'test_files': {'test.bin': True}}, '"test_files" is'),
+    ({'url': 'x'}, 'holds name, classes, train_files, test_files, url; wanted: name, classes')])
+def test_an_edited_file_is_checked(folder, change, words):
+    (folder / 'dataset.json').write_text(json.dumps({**ROW, **change}))
+    with pytest.raises(table.DataError) as error:
+        custom.read(folder)
+    assert words in str(error.value)
+    assert str(error.value).startswith(f'{folder}/dataset.json')
+    assert '\n' not in str(error.value) and len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize('text', ['', '{', '[]', 'null', '[' * 100000, b'\xff\xfe'])
+def test_what_is_no_row_at_all(folder, text):
+    (folder / 'dataset.json').write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(table.DataError, match='dataset.json (cannot be read as JSON|holds no obj)'):
+        custom.read(folder)
+
+
+def test_a_changed_file_is_told_with_a_way_out(folder):
+    (folder / 'train.bin').write_bytes(b'\2' * 3073)
+    with flagsaver.flagsaver(dataset=str(folder)), pytest.raises(
+            table.DataError, match='has label 2 in record 0.*anew with cifar10_convert.py'):
+        cifar10.maybe_download_and_extract()
+
+
+@pytest.mark.parametrize('name, train, test, words', [
+    ('pets', blocks(1, 1), blocks(0), 'no training image of cat can be read'),
+    ('pets', blocks(0, 1), [], 'no test image can be read'),
+    ('cifar10', blocks(0, 1), blocks(0), '"cifar10" cannot be the name of a data set')])
+def test_what_is_no_data_set_gets_no_json(tmp_path, name, train, test, words):
+    with pytest.raises(table.DataError, match=words):
+        custom.write(tmp_path, name, ['cat', 'dog'], train, test)
+    assert 'dataset.json' not in os.listdir(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_script_says_it_in_one_line(folder):
+    (folder / 'dataset.json').write_text('{')
+    done = records.run_script('cifar10_train.py', f'--dataset={folder}')
+    assert (done.returncode, done.stdout, done.stderr.count('\n')) == (1, '', 1)
+    assert 'dataset.json cannot be read as JSON' in done.stderr

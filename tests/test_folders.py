@@ -1,0 +1,107 @@
+import os
+
+import pytest
+
+from datasets import folders
+from datasets import table
+
+
+def fill(folder, **counts):
+    """Makes empty files named as images, so many for each class."""
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            (folder / name / f'{index}.png').touch()
+
+
+def of(labelled_paths, label):
+    return {os.path.basename(path) for label_, path in labelled_paths if label_ == label}
+
+
+@pytest.mark.parametrize('count, tested', [(1, 0), (2, 1), (5, 1), (6, 1), (11, 1), (12, 2)])
+def test_a_sixth_of_each_class_is_for_testing(tmp_path, count, tested):
+    fill(tmp_path, dog=12, cat=count)
+    found = folders.find(tmp_path)
+    assert found.classes == ('cat', 'dog')
+    assert len(of(found.test, 0)) == tested and len(of(found.test, 1)) == 2
+    for label, total in ((0, count), (1, 12)):
+        train, test = of(found.train, label), of(found.test, label)
+        assert not train & test and len(train | test) == total
+    assert found.passed_over == []
+
+
+def test_the_split_is_always_the_same_and_mixed(tmp_path):
+    fill(tmp_path / 'a', cat=60, dog=60)
+    fill(tmp_path / 'b', dog=60, cat=60)
+    found, again = folders.find(tmp_path / 'a'), folders.find(tmp_path / 'b')
+    for pairs, pairs_again in ((found.train, again.train), (found.test, again.test)):
+        assert [(label, os.path.basename(path)) for label, path in pairs] == [
+            (label, os.path.basename(path)) for label, path in pairs_again]
+    assert {label for label, _ in found.train[:10]} == {0, 1}
+    assert of(found.test, 0) != {f'{index}.png' for index in range(10)}
+    assert of(found.test, 0) != of(found.test, 1)
+
+
+@pytest.mark.parametrize('name, other', [('test', 'val'), ('val', None)])
+def test_a_split_that_is_there_counts(tmp_path, name, other):
+    fill(tmp_path / 'train', dog=3, cat=2)
+    fill(tmp_path / name, dog=1)
+    if other:
+        fill(tmp_path / other, dog=1)
+    found = folders.find(tmp_path)
+    assert found.classes == ('cat', 'dog')
+    assert (len(of(found.train, 0)), len(of(found.train, 1))) == (2, 3)
+    assert found.test == [(1, f'{tmp_path}/{name}/dog/0.png')]
+    assert found.passed_over == ([f'{tmp_path}/{other}'] if other else [])
+
+
+def test_train_and_test_may_be_classes(tmp_path):
+    """CIFAR-100 has trains."""
+    fill(tmp_path, train=6, test=6)
+    assert folders.find(tmp_path).classes == ('test', 'train')
+
+
+def test_a_class_that_is_tested_only(tmp_path):
+    fill(tmp_path / 'train', dog=3, cat=2)
+    fill(tmp_path / 'test', cow=1)
+    with pytest.raises(table.DataError, match='test has cow, which .*/train has not'):
+        folders.find(tmp_path)
+
+
+def test_what_is_passed_over(tmp_path):
+    fill(tmp_path, cat=6, dog=6)
+    (tmp_path / 'notes.txt').touch()
+    (tmp_path / 'cat' / 'list.csv').touch()
+    (tmp_path / 'cat' / '.hidden.png').touch()
+    (tmp_path / 'cat' / 'more').mkdir()
+    (tmp_path / 'cat' / 'more' / '1.png').touch()
+    (tmp_path / '.git').mkdir()
+    found = folders.find(tmp_path)
+    assert len(found.train) + len(found.test) == 12
+    assert found.passed_over == [
+        f'{tmp_path}/cat/list.csv', f'{tmp_path}/cat/more', f'{tmp_path}/notes.txt']
+
+
+def test_links_are_followed(tmp_path):
+    fill(tmp_path / 'kept', cat=6, dog=6)
+    (tmp_path / 'images').mkdir()
+    (tmp_path / 'images' / 'cat').symlink_to(tmp_path / 'kept' / 'cat')
+    (tmp_path / 'images' / 'dog').mkdir()
+    (tmp_path / 'images' / 'dog' / '1.png').symlink_to(tmp_path / 'kept' / 'dog' / '1.png')
+    (tmp_path / 'images' / 'dog' / '2.png').symlink_to(tmp_path / 'nowhere')
+    (tmp_path / 'images' / 'dog' / 'loop').symlink_to(tmp_path / 'images')
+    found = folders.find(tmp_path / 'images')
+    assert len(found.train) + len(found.test) == 7
+    assert [os.path.basename(path) for path in found.passed_over] == ['2.png', 'loop']
+
+
+@pytest.mark.parametrize('counts, words', [
+    ({}, 'has 0 folders; wanted: one for each class, 2 to 256'),
+    ({'cat': 9}, 'has 1 folders'),
+    ({f'c{index}': 1 for index in range(257)}, 'has 257 folders'),
+    ({'cat': 9, 'dog': 0}, r'dog has no image \(.jpg, .jpeg, .png, .gif, .bmp\)'),
+    ({'cat': 9, 'd\x1b[31mog': 9}, r"folder named 'd\\x1b\[31mog'")])
+def test_folders_that_are_no_classes(tmp_path, counts, words):
+    fill(tmp_path, **counts)
+    with pytest.raises(table.DataError, match=words):
+        folders.find(tmp_path)

@@ -1,0 +1,59 @@
+import os
+
+import pytest
+from absl import app
+
+from runtime import output
+
+
+def test_it_is_there_when_the_block_is_done(tmp_path):
+    path = tmp_path / 'new' / 'one'
+    with output.new_folder(path, '--there') as partial:
+        open(os.path.join(partial, 'file'), 'w').close()
+        assert not path.exists()
+    assert os.listdir(path) == ['file']
+    assert os.listdir(path.parent) == ['one']
+
+
+@pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt])
+def test_what_fails_leaves_nothing(tmp_path, error):
+    with pytest.raises(error):
+        with output.new_folder(tmp_path / 'one', '--there') as partial:
+            open(os.path.join(partial, 'file'), 'w').close()
+            raise error
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_empty_folder_is_taken_also_through_a_link(tmp_path):
+    (tmp_path / 'one').mkdir()
+    (tmp_path / 'link').symlink_to(tmp_path / 'one')
+    with output.new_folder(tmp_path / 'link', '--there') as partial:
+        open(os.path.join(partial, 'file'), 'w').close()
+    assert os.listdir(tmp_path / 'one') == ['file']
+
+
+@pytest.mark.parametrize('kind', ['file', 'folder', 'link to nothing that can be made'])
+def test_what_is_there_stays(tmp_path, kind):
+    path = tmp_path / 'one'
+    if kind == 'file':
+        path.write_text('mine')
+    elif kind == 'folder':
+        path.mkdir()
+        (path / '.mine').touch()
+    else:
+        (tmp_path / 'in the way').touch()
+        path.symlink_to(tmp_path / 'in the way' / 'one')
+    before = sorted(os.walk(tmp_path))
+    with pytest.raises((app.UsageError, OSError)):
+        with output.new_folder(path, '--there'):
+            pytest.fail('must not get here')
+    assert sorted(os.walk(tmp_path)) == before
+
+
+def test_what_comes_in_between_stays(tmp_path):
+    with pytest.raises(OSError):
+        with output.new_folder(tmp_path / 'one', '--there'):
+            (tmp_path / 'one').mkdir()
+            (tmp_path / 'one' / 'theirs').touch()
+    assert os.listdir(tmp_path) == ['one']
+    assert os.listdir(tmp_path / 'one') == ['theirs']
