@@ -123,12 +123,14 @@ def _load(session):
     """
     try:
         loaded = tf.saved_model.load(session, ['serve'], FLAGS.saved_model)
-        signature = loaded.signature_def['serving_default']
-        return (session.graph.get_tensor_by_name(signature.inputs['images'].name),
-                session.graph.get_tensor_by_name(signature.outputs['probabilities'].name))
-    except (RuntimeError, KeyError) as error:  # Of another tag, signature, input or output.
-        raise app.UsageError(f'{FLAGS.saved_model} is no SavedModel of cifar10_export.py '
-                             f'({error})') from error
+    except RuntimeError as error:  # It serves no one.
+        raise app.UsageError(f'{FLAGS.saved_model} is no SavedModel for serving') from error
+    signature = loaded.signature_def['serving_default']
+    names = signature.inputs['images'].name, signature.outputs['probabilities'].name
+    if '' in names:  # What a message lacks is an empty one.
+        raise app.UsageError(f'{FLAGS.saved_model} is no SavedModel of cifar10_export.py: it takes '
+                             'no images, or gives no probabilities')
+    return [session.graph.get_tensor_by_name(name) for name in names]
 
 
 def _labels(folder, count):

@@ -1,4 +1,6 @@
 """The network in TensorFlow's own operations, one after another: what the tests compare with."""
+import os
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -46,3 +48,22 @@ def loss(logits_, labels, variables):
     decay = [0.004 * tf.reduce_sum(tf.square(variables[name + '/weights'])) / 2
              for name in ('local3', 'local4')]
     return tf.reduce_mean(cross_entropy) + decay[0] + decay[1]
+
+
+def save_checkpoint(folder):
+    """A checkpoint as TF1 code wrote it: variables, averages that differ, other things besides.
+
+    Returns:
+        (raw, averaged): dictionaries from name of a variable to its value.
+    """
+    raw, averaged = weights(seed=1, scale=2.0), weights(seed=2, scale=2.0)
+    os.makedirs(folder, exist_ok=True)
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, value in raw.items():
+            tf.Variable(value, name=name, use_resource=False)
+            tf.Variable(averaged[name], name=name + '/ExponentialMovingAverage', use_resource=False)
+        tf.Variable(123.0, name='global_step', use_resource=False)
+        tf.Variable(0.5, name='local3/weight_loss/avg', use_resource=False)
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, os.path.join(folder, 'model.ckpt'), global_step=123)
+    return raw, averaged

@@ -1,5 +1,3 @@
-import os
-
 import numpy as np
 import plain
 import pytest
@@ -25,25 +23,6 @@ def noisy(tmp_path):
         yield folder
 
 
-def save_plain_checkpoint(folder):
-    """A checkpoint as TF1 code wrote it: variables, averages that differ, other things besides.
-
-    Returns:
-        (raw, averaged): dictionaries from name of a variable to its value.
-    """
-    raw, averaged = plain.weights(seed=1, scale=2.0), plain.weights(seed=2, scale=2.0)
-    os.makedirs(folder, exist_ok=True)
-    with tf.Graph().as_default(), tf.Session() as session:
-        for name, value in raw.items():
-            tf.Variable(value, name=name, use_resource=False)
-            tf.Variable(averaged[name], name=name + '/ExponentialMovingAverage', use_resource=False)
-        tf.Variable(123.0, name='global_step', use_resource=False)
-        tf.Variable(0.5, name='local3/weight_loss/avg', use_resource=False)
-        session.run(tf.global_variables_initializer())
-        tf.train.Saver().save(session, os.path.join(folder, 'model.ckpt'), global_step=123)
-    return raw, averaged
-
-
 def plain_correct(paths, values):
     """bool [count]: which records of the files the plain network classifies rightly."""
     data = np.concatenate([np.fromfile(path, np.uint8).reshape(-1, 3073) for path in paths])
@@ -59,7 +38,7 @@ def plain_correct(paths, values):
 def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
         noisy, tmp_path, eval_data, use_moving_averages):
     """130 (or 150) records in batches of 128: each counts once."""
-    values = save_plain_checkpoint(tmp_path / 'train')[use_moving_averages]
+    values = plain.save_checkpoint(tmp_path / 'train')[use_moving_averages]
     names = table.CIFAR10.split(eval_data == 'test')
     correct = plain_correct([noisy / name for name in names], values)
     current = evaluation.Evaluation(eval_data, use_moving_averages)
@@ -74,7 +53,7 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
 
 @pytest.mark.parametrize('num_examples, total', [(1, 1), (128, 128), (129, 129), (10000, 130)])
 def test_num_examples(noisy, tmp_path, num_examples, total):
-    raw, _ = save_plain_checkpoint(tmp_path / 'train')
+    raw, _ = plain.save_checkpoint(tmp_path / 'train')
     correct = plain_correct([noisy / 'test_batch.bin'], raw)[:total]
     result = evaluation.Evaluation('test', False, num_examples).run(
         str(tmp_path / 'train' / 'model.ckpt-123'))
@@ -111,7 +90,7 @@ def test_a_checkpoint_that_does_not_fit_names_the_variables(noisy, tmp_path):
 
 
 def test_a_readers_exception_is_raised_as_itself(noisy, tmp_path):
-    save_plain_checkpoint(tmp_path / 'train')
+    plain.save_checkpoint(tmp_path / 'train')
     current = evaluation.Evaluation()
     (noisy / 'test_batch.bin').unlink()
     with pytest.raises(tf.errors.NotFoundError, match='test_batch.bin'):
@@ -120,7 +99,7 @@ def test_a_readers_exception_is_raised_as_itself(noisy, tmp_path):
 
 def test_fewer_records_than_counted_are_an_error(noisy, tmp_path):
     """The file was replaced after it was checked: no precision of something else is told."""
-    save_plain_checkpoint(tmp_path / 'train')
+    plain.save_checkpoint(tmp_path / 'train')
     current = evaluation.Evaluation()
     with open(noisy / 'test_batch.bin', 'r+b') as stream:
         stream.truncate(3073 * 100)

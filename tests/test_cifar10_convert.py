@@ -1,0 +1,133 @@
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pictures
+import pytest
+import records
+from absl import app
+from absl.testing import flagsaver
+
+import cifar10_convert
+import cifar10_predict
+import cifar10_train
+from datasets import custom
+from datasets import table
+from runtime import evaluation
+
+NAMES = ['upper half', 'ünten']  # Bright ones, see `records.half_bright`.
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of 2 x 42 images: 2 x 35 for training, 2 x 7 for testing."""
+    for index, (label, image) in enumerate(records.half_bright(84, seed=1)):
+        path = tmp_path / 'my images' / NAMES[label]
+        path.mkdir(parents=True, exist_ok=True)
+        pictures.bmp(path / f'{index}.bmp', image)
+    return tmp_path / 'my images'
+
+
+def test_it_trains_evaluates_and_predicts(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr('cifar10.INITIAL_LEARNING_RATE', 0.03)
+    (folder / NAMES[0] / 'broken.png').write_text('text')
+    (folder / NAMES[0] / 'notes.txt').write_text('text')
+    data = tmp_path / 'data' / 'halves'
+    cifar10_convert.convert(str(folder), str(data))
+    assert capsys.readouterr().out.splitlines() == [
+        'Passed over, 2:',
+        f'{folder}/{NAMES[0]}/notes.txt is no image by its name',
+        f'{folder}/{NAMES[0]}/broken.png is no JPEG, PNG, GIF or BMP',
+        f'{data} holds 70 training and 14 test images of 2 classes: train with --dataset={data}']
+    assert custom.read(data).classes == tuple(NAMES)
+    with flagsaver.flagsaver(
+            dataset=str(data), data_dir='/nonexistent', train_dir=str(tmp_path / 'train'),
+            checkpoint_dir=str(tmp_path / 'train'), batch_size=8, max_steps=30, json=True):
+        cifar10_train.train()
+        assert evaluation.precision(str(tmp_path / 'train')) == 1.0
+        run = json.loads((tmp_path / 'train' / 'run.json').read_text())
+        assert run['dataset'] == 'halves'
+        capsys.readouterr()
+        for label, name in enumerate(NAMES):
+            assert cifar10_predict.predict([str(folder / name)]) == 1 - label  # One is broken.
+            lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+            assert [line['predictions'][0]['class'] for line in lines] == 42 * [name]
+            assert len(lines[0]['predictions']) == 2
+    with flagsaver.flagsaver(dataset='synthetic', checkpoint_dir=str(tmp_path / 'train')):
+        with pytest.raises(app.UsageError, match='--dataset=halves, not with .*=synthetic'):
+            cifar10_predict.predict([str(folder / NAMES[0])])
+
+
+def test_each_image_has_its_label_and_its_pixels(folder, tmp_path):
+    cifar10_convert.convert(str(folder), str(tmp_path / 'halves'))
+    wanted = {image.transpose(2, 0, 1).tobytes(): label
+              for label, image in records.half_bright(84, seed=1)}
+    found = np.concatenate([np.fromfile(tmp_path / 'halves' / name, np.uint8).reshape(-1, 3073)
+                            for name in ('train.bin', 'test.bin')])
+    assert {record[1:].tobytes(): record[0] for record in found} == wanted
+
+
+def test_the_same_folder_twice(folder, tmp_path):
+    cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
+    before = (tmp_path / 'one' / 'train.bin').read_bytes()
+    with pytest.raises(app.UsageError, match='one is there already.*name another DATA_DIR'):
+        cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
+    cifar10_convert.convert(str(folder), str(tmp_path / 'two'))
+    assert (tmp_path / 'two' / 'train.bin').read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ['my images', 'one', 'two']
+
+
+def test_a_class_of_broken_files_makes_no_data_set(tmp_path, capsys):
+    for name in ('cat', 'dog'):
+        (tmp_path / 'images' / name).mkdir(parents=True)
+        (tmp_path / 'images' / name / '1.png').write_text('text')
+    with pytest.raises(table.DataError, match='no training image of cat, dog can be read'):
+        cifar10_convert.convert(str(tmp_path / 'images'), str(tmp_path / 'data'))
+    assert capsys.readouterr().out.startswith('Passed over, 2:\n')
+    assert os.listdir(tmp_path) == ['images']
+
+
+def test_svhn(tmp_path, capsys):
+    io = pytest.importorskip('scipy.io')
+    random = np.random.RandomState(1)
+    for name, count in (('train', 20), ('test', 4)):
+        io.savemat(tmp_path / f'{name}_32x32.mat', {
+            'X': random.randint(0, 256, [32, 32, 3, count]).astype(np.uint8),
+            'y': (np.arange(count) % 10 + 1)[:, np.newaxis].astype(np.uint8)})
+    cifar10_convert.convert(str(tmp_path), str(tmp_path / 'svhn'))
+    assert 'holds 20 training and 4 test images of 10 classes' in capsys.readouterr().out
+    labels = np.fromfile(tmp_path / 'svhn' / 'train.bin', np.uint8).reshape(-1, 3073)[:, 0]
+    assert labels.tolist() == 2 * [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+    row = custom.read(tmp_path / 'svhn')
+    row.check(tmp_path / 'svhn')
+    assert row.classes[3] == '3'
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing(folder, tmp_path):
+    """Stopped while a fifo keeps it from reading on."""
+    os.mkfifo(tmp_path / 'fifo')
+    (folder / NAMES[0] / 'slow.png').symlink_to(tmp_path / 'fifo')
+    process = records.start_script('cifar10_convert.py', folder, tmp_path / 'data')
+    deadline = time.monotonic() + 60
+    while not any(entry.suffix == '.part' for entry in tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, 'cifar10_convert.py: interrupted\n')
+    assert sorted(os.listdir(tmp_path)) == ['fifo', 'my images']
+
+
+@pytest.mark.slow
+def test_as_a_user(folder, tmp_path):
+    done = records.run_script('cifar10_convert.py', folder)
+    assert (done.returncode, done.stdout) == (1, '')
+    assert done.stderr == (
+        f'cifar10_convert.py: wanted FOLDER DATA_DIR, not {folder} (--help tells more)\n')
+    done = records.run_script('cifar10_convert.py', folder / NAMES[0], tmp_path / 'data')
+    assert (done.returncode, done.stderr.count('\n')) == (1, 1)
+    assert 'has 0 folders; wanted: one for each class' in done.stderr
+    assert os.listdir(tmp_path) == ['my images']

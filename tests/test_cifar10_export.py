@@ -1,0 +1,134 @@
+import json
+import os
+import subprocess
+import sys
+
+import plain
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+from absl.testing import flagsaver
+
+import cifar10
+import cifar10_export
+import cifar10_train
+from runtime import evaluation
+
+FLAGS = flags.FLAGS
+
+# What a user writes who has TensorFlow, and not this project: counts with a SavedModel, converts it
+# to TensorFlow Lite and compares. Arguments: a SavedModel and a record file.
+PROGRAM = '''
+import json, os, sys
+os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+import numpy as np
+import tensorflow as tf
+
+assert not any('cifar10' in path or os.path.exists(os.path.join(path, 'cifar10.py'))
+               for path in sys.path)
+records = np.fromfile(sys.argv[2], np.uint8).reshape(-1, 3073)
+labels, images = records[:, 0], records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+model = tf.saved_model.load(sys.argv[1])
+outputs = model.signatures['serving_default'](images=tf.constant(images))
+outputs = {name: value.numpy() for name, value in outputs.items()}
+lite = tf.lite.Interpreter(
+    model_content=tf.lite.TFLiteConverter.from_saved_model(sys.argv[1]).convert())
+lite = lite.get_signature_runner('serving_default')
+one, several = lite(images=images[:1]), lite(images=images[:7])
+print(json.dumps({
+    'correct': int((outputs['classes'] == labels).sum()),
+    'types': {name: [str(value.dtype), list(value.shape)] for name, value in outputs.items()},
+    'softmax': float(abs(
+        tf.nn.softmax(outputs['logits']).numpy() - outputs['probabilities']).max()),
+    'lite': [float(abs(got[name] - outputs[name][:len(got[name])]).max())
+             for got in (one, several) for name in ('classes', 'probabilities')]}))
+'''
+
+
+@pytest.fixture
+def noisy(tmp_path):
+    """Flags for a CIFAR-10 folder of noise, and for a checkpoint of the tutorial's network."""
+    folder = tmp_path / 'data' / 'cifar-10-batches-bin'
+    folder.mkdir(parents=True)
+    for index in range(1, 6):
+        records.write(folder / f'data_batch_{index}.bin', records.noise(1, seed=index))
+    records.write(folder / 'test_batch.bin', records.noise(130, seed=0))
+    plain.save_checkpoint(tmp_path / 'train')
+    with flagsaver.flagsaver(
+            data_dir=str(tmp_path / 'data'), checkpoint_dir=str(tmp_path / 'train'),
+            export_dir=str(tmp_path / 'model' / '1')):
+        yield folder
+
+
+def use_elsewhere(model, path, tmp_path):
+    """What `PROGRAM` finds, in a process that knows nothing of this project."""
+    done = subprocess.run(
+        [sys.executable, '-I', '-c', PROGRAM, str(model), str(path)], capture_output=True,
+        text=True, cwd=tmp_path, timeout=110)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('net', ['tutorial', 'local', 'resnet23'])
+def test_used_elsewhere_it_counts_what_the_evaluation_counts(noisy, tmp_path, net):
+    """130 images; and it runs in TensorFlow Lite by its own operations, whatever the batch."""
+    with flagsaver.flagsaver(net=net, batch_size=8, max_steps=2, validate_every=0):
+        if net != 'tutorial':  # Whose averages are checked to differ from the variables.
+            FLAGS.train_dir = FLAGS.checkpoint_dir = str(tmp_path / net)
+            cifar10_train.train()
+        cifar10_export.export()
+        wanted = evaluation.Evaluation().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
+    found = use_elsewhere(tmp_path / 'model' / '1', noisy / 'test_batch.bin', tmp_path)
+    assert found['correct'] == wanted.correct > 0
+    assert found['types'] == {'logits': ['float32', [130, 10]], 'classes': ['int64', [130]],
+                              'probabilities': ['float32', [130, 10]]}
+    assert found['softmax'] < 1e-5
+    assert found['lite'][0] == found['lite'][2] == 0
+    assert max(found['lite']) < 1e-5
+
+
+def test_what_is_in_it(noisy, tmp_path, capsys):
+    """Neither summaries, devices, variables nor a gradient that only one process knows."""
+    cifar10_export.export()
+    folder = tmp_path / 'model' / '1'
+    assert capsys.readouterr().out == (
+        f'{folder} holds {tmp_path}/train/model.ckpt-123 as a SavedModel.\n')
+    assert sorted(os.listdir(folder)) == ['assets.extra', 'saved_model.pb', 'variables']
+    assert (folder / 'assets.extra' / 'labels.txt').read_text().split('\n') == [
+        *cifar10.data_set().classes, '']
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        loaded = tf.saved_model.load(session, ['serve'], str(folder))
+        nodes = graph.as_graph_def().node
+    assert not [node.name for node in nodes if 'Summary' in node.op or 'Variable' in node.op
+                or node.device or '_gradient_op_type' in node.attr]
+    signature = loaded.signature_def['serving_default']
+    assert list(signature.inputs) == ['images']
+    assert sorted(signature.outputs) == ['classes', 'logits', 'probabilities']
+
+
+def test_what_is_there_stays(noisy, tmp_path):
+    (tmp_path / 'model' / '1').mkdir(parents=True)
+    (tmp_path / 'model' / '1' / 'mine').touch()
+    with pytest.raises(app.UsageError, match='model/1 is there already.* name another --export_d'):
+        cifar10_export.export()
+    assert os.listdir(tmp_path / 'model' / '1') == ['mine']
+    assert os.listdir(tmp_path / 'model') == ['1']
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_nothing(noisy, tmp_path):
+    with flagsaver.flagsaver(dataset='cifar100'), pytest.raises(
+            app.UsageError, match='softmax_linear.* --net and --dataset'):
+        cifar10_export.export()
+    assert os.listdir(tmp_path / 'model') == []
+
+
+@pytest.mark.parametrize('flags_, words', [
+    ({'export_dir': None}, 'Name a new folder with --export_dir'),
+    ({'checkpoint_dir': '/nonexistent'}, 'No checkpoint in /nonexistent: train first'),
+    ({'best': True}, 'train/best: train with --validate_every, or leave --best out')])
+def test_mistakes(noisy, tmp_path, flags_, words):
+    with flagsaver.flagsaver(**flags_), pytest.raises(app.UsageError, match=words):
+        cifar10_export.export()
+    assert not (tmp_path / 'model').exists()

@@ -1,0 +1,193 @@
+import json
+import os
+
+import numpy as np
+import pictures
+import plain
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+from absl.testing import flagsaver
+
+import cifar10_export
+import cifar10_predict
+import cifar10_train
+
+FLAGS = flags.FLAGS
+IMAGES = [image for _, image in records.noise(7, seed=3)]
+
+
+@pytest.fixture
+def network(tmp_path):
+    """Flags that name a checkpoint with random weights; returns those, raw and averaged."""
+    values = plain.save_checkpoint(tmp_path / 'train')
+    with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'train'), batch_size=3, json=True):
+        yield values
+
+
+@pytest.fixture
+def pictures_(tmp_path):
+    """Paths of files with `IMAGES`, in a folder of their own."""
+    (tmp_path / 'pictures').mkdir()
+    paths = [tmp_path / 'pictures' / f'{index}.png' for index in range(len(IMAGES))]
+    for path, image in zip(paths, IMAGES):
+        pictures.png(path, image)
+    return [str(path) for path in paths]
+
+
+def plain_probabilities(values):
+    """float32 [images, 10] for `IMAGES`, by TensorFlow's own operations."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        net = tf.image.per_image_standardization(
+            tf.cast(np.stack(IMAGES)[:, 4:28, 4:28], tf.float32))
+        return session.run(tf.nn.softmax(plain.logits(
+            net, {name: tf.constant(value) for name, value in values.items()})))
+
+
+def check(out, paths, wanted, top_k=3):
+    """Checks lines of JSON against probabilities, float [images, 10]."""
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [line['image'] for line in found] == paths
+    for line, probabilities in zip(found, wanted):
+        order = np.argsort(-probabilities)[:top_k].tolist()
+        assert [one['label'] for one in line['predictions']] == order
+        assert [one['class'] for one in line['predictions']] == [
+            CLASSES[label] for label in order]
+        np.testing.assert_allclose([one['probability'] for one in line['predictions']],
+                                   probabilities[order], atol=1e-5)
+
+
+CLASSES = ['airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck']
+
+
+@pytest.mark.parametrize('use_moving_averages', [False, True])
+def test_probabilities_are_the_plain_networks(network, pictures_, capsys, use_moving_averages):
+    """Seven images in batches of three."""
+    with flagsaver.flagsaver(use_moving_averages=use_moving_averages):
+        assert cifar10_predict.predict(pictures_) == 0
+    check(capsys.readouterr().out, pictures_, plain_probabilities(network[use_moving_averages]))
+
+
+def test_a_saved_model_needs_neither_checkpoint_nor_data_set(
+        network, pictures_, tmp_path, capsys):
+    with flagsaver.flagsaver(export_dir=str(tmp_path / 'model')):
+        cifar10_export.export()
+    capsys.readouterr()
+    with flagsaver.flagsaver(saved_model=str(tmp_path / 'model'), checkpoint_dir='/nonexistent',
+                             dataset='cifar100', top_k=99):
+        assert cifar10_predict.predict(pictures_) == 0
+    check(capsys.readouterr().out, pictures_, plain_probabilities(network[1]), top_k=10)
+
+
+def test_the_best_checkpoint(half_bright, pictures_, capsys):
+    with flagsaver.flagsaver(validate_every=1, json=True):
+        cifar10_train.train()
+        os.rename(os.path.join(FLAGS.train_dir, 'checkpoint'), FLAGS.train_dir + '/moved')
+        with pytest.raises(app.UsageError, match=f'No checkpoint in {FLAGS.train_dir}: train'):
+            cifar10_predict.predict(pictures_)
+        capsys.readouterr()
+        with flagsaver.flagsaver(best=True):
+            assert cifar10_predict.predict(pictures_[:1]) == 0
+        assert json.loads(capsys.readouterr().out)['image'] == pictures_[0]
+        os.remove(os.path.join(FLAGS.train_dir, 'best', 'checkpoint'))
+        with flagsaver.flagsaver(best=True), pytest.raises(
+                app.UsageError, match='train/best: train with --validate_every'):
+            cifar10_predict.predict(pictures_)
+
+
+def test_a_run_of_another_net_is_refused(network, pictures_, tmp_path):
+    (tmp_path / 'train' / 'run.json').write_text(
+        json.dumps({'net': 'local', 'dataset': 'cifar10', 'settings': {}}))
+    with pytest.raises(app.UsageError, match='--net=local --dataset=cifar10, not with --net=tuto'):
+        cifar10_predict.predict(pictures_)
+
+
+def test_folders_and_patterns(network, pictures_, tmp_path, capsys):
+    folder = tmp_path / 'pictures'
+    (folder / 'notes.txt').write_text('none')
+    (folder / 'Näme with [brackets].png').write_bytes((folder / '0.png').read_bytes())
+    words = [str(folder), str(folder / '[12].png'), str(folder / 'Näme with [brackets].png'),
+             pictures_[3], pictures_[3]]
+    assert cifar10_predict.predict(words) == 0
+    found = [json.loads(line)['image'] for line in capsys.readouterr().out.splitlines()]
+    assert found == [*pictures_, words[2], *pictures_[1:3], words[2], *words[3:]]
+
+
+@pytest.mark.parametrize('word', ['', '*.png'])
+def test_nothing_in_a_folder_or_for_a_pattern(network, tmp_path, word):
+    (tmp_path / 'notes.txt').touch()
+    with pytest.raises(app.UsageError, match='No image in .*: wanted files named .jpg'):
+        cifar10_predict.predict([os.path.join(tmp_path, word)])
+
+
+def test_the_others_go_on(network, pictures_, capsys):
+    for index, data in ((1, b'text'), (3, b''), (4, b''), (5, b'')):  # A whole batch, too.
+        with open(pictures_[index], 'wb') as stream:
+            stream.write(data)
+    assert cifar10_predict.predict([*pictures_, '/nonexistent.png']) == 1
+    out, err = capsys.readouterr()
+    assert [json.loads(line)['image'] for line in out.splitlines()] == [
+        pictures_[0], pictures_[2], pictures_[6]]
+    assert [line.split(' is ')[0].split(' cannot ')[0] for line in err.splitlines()] == [
+        f'cifar10_predict.py: {path}' for path in
+        [pictures_[1], *pictures_[3:6], '/nonexistent.png']]
+
+
+def test_the_table_has_80_columns(network, pictures_, tmp_path, capsys):
+    long = tmp_path / ('long ' * 20 + 'x.png')
+    strange = tmp_path / 'str\x1b[2Jange.png'
+    for path in (long, strange):
+        pictures.png(path, IMAGES[0])
+    with flagsaver.flagsaver(json=False, top_k=2):
+        assert cifar10_predict.predict([str(long), str(strange)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and max(map(len, lines)) <= 80
+    assert lines[0].split() == ['image', 'probability', 'class']
+    assert lines[1].startswith('...') and ' long x.png  ' in lines[1]
+    assert 'str?[2Jange.png  ' in lines[3]
+    probabilities = plain_probabilities(network[1])[0]
+    first, second = np.argsort(-probabilities)[:2]
+    assert lines[1].split()[-2:] == [f'{probabilities[first]:.4f}', CLASSES[first]]
+    assert lines[2].split() == [f'{probabilities[second]:.4f}', CLASSES[second]]
+
+
+def test_long_names_of_classes_fit(capsys):
+    cifar10_predict._table(['x' * 50], ['y' * 90])('x' * 50, [(0, 'y' * 90, 0.5)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [len(line) for line in lines] == [60, 80]
+    assert lines[1].endswith('yyy...')
+
+
+@pytest.mark.parametrize('content, words', [
+    (None, 'SavedModel file does not exist'), (b'text', 'Cannot parse')])
+def test_what_is_no_saved_model(pictures_, tmp_path, content, words):
+    if content:
+        (tmp_path / 'saved_model.pb').write_bytes(content)
+    with flagsaver.flagsaver(saved_model=str(tmp_path)), pytest.raises(OSError, match=words):
+        cifar10_predict.predict(pictures_)
+
+
+def test_a_saved_model_of_others(pictures_, tmp_path):
+    with tf.Graph().as_default(), tf.Session() as session:
+        one = tf.placeholder(tf.float32, [None])
+        tf.saved_model.simple_save(session, str(tmp_path / 'model'), {'x': one}, {'y': 2 * one})
+    with flagsaver.flagsaver(saved_model=str(tmp_path / 'model')), pytest.raises(
+            app.UsageError, match='is no SavedModel of cifar10_export.py: it takes no images'):
+        cifar10_predict.predict(pictures_)
+
+
+@pytest.mark.slow
+def test_as_a_user(network, pictures_, tmp_path):
+    """Words before and behind flags; the exit code tells of a broken image."""
+    (tmp_path / 'text.jpg').write_text('text')
+    done = records.run_script(
+        'cifar10_predict.py', pictures_[0], '--top_k=1', str(tmp_path / 'text.jpg'),
+        f'--checkpoint_dir={FLAGS.checkpoint_dir}')
+    assert done.returncode == 1
+    assert done.stderr == (
+        f'cifar10_predict.py: {tmp_path}/text.jpg is no JPEG, PNG, GIF or BMP\n')
+    assert len(done.stdout.splitlines()) == 2
+    done = records.run_script('cifar10_predict.py')
+    assert (done.returncode, done.stdout) == (1, '')
+    assert done.stderr == 'cifar10_predict.py: wanted IMAGE..., not nothing (--help tells more)\n'
