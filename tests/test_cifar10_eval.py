@@ -55,6 +55,18 @@ def test_run_once_without_a_checkpoint(half_bright):
     assert not os.path.exists(FLAGS.eval_dir)
 
 
+def test_the_best_checkpoint(half_bright, capsys):
+    """It has another step than the latest: the event file tells which was evaluated."""
+    with flagsaver.flagsaver(validate_every=1):
+        cifar10_train.train()
+    best = os.path.join(FLAGS.train_dir, 'best')
+    os.rename(os.path.join(FLAGS.train_dir, 'checkpoint'), FLAGS.train_dir + '/moved')
+    with flagsaver.flagsaver(run_once=True, best=True):
+        cifar10_eval.evaluate()
+    step, = values('Precision @ 1')
+    assert tf.train.latest_checkpoint(best) == f'{best}/model.ckpt-{step}'
+
+
 def test_run_once_without_a_checkpoint_asks_for_no_data(tmp_path):
     done = records.run_script('cifar10_eval.py', f'--data_dir={tmp_path}/data', '--run_once',
                               f'--checkpoint_dir={tmp_path}/train', f'--eval_dir={tmp_path}/eval')

@@ -1,4 +1,5 @@
 import fcntl
+import io
 import os
 import pty
 import re
@@ -9,6 +10,8 @@ import termios
 
 import records
 from absl import flags
+
+from runtime import console
 
 FLAGS = flags.FLAGS
 
@@ -102,3 +105,10 @@ def test_a_runs_log_is_clean(half_bright):
     assert done.returncode == 0, done.stderr
     assert '\r' not in done.stdout and '\x1b' not in done.stdout and 'epoch ' not in done.stdout
     assert len(done.stdout.splitlines()) == 6  # Queue, step 0, three validations, saved.
+
+
+def test_printable_shows_names_as_they_are_and_no_commands(monkeypatch):
+    assert console.printable('a käfer 猫.png') == 'a käfer 猫.png'
+    assert console.printable('a\x1b[2J\n\udcff.png') == 'a?[2J??.png'
+    monkeypatch.setattr('sys.stdout', io.TextIOWrapper(io.BytesIO(), encoding='ascii'))
+    assert console.printable('käfer') == 'k?fer'

@@ -65,6 +65,42 @@ def test_help_lists_the_scripts_flags(script, own):
     assert f"(default: '{default}')" in done.stdout or script == 'cifar10_eval.py'
 
 
+@pytest.mark.parametrize('script, own', [
+    ('cifar10_predict.py', ['saved_model', 'top_k', 'json', 'checkpoint_dir', 'best', 'net']),
+    ('cifar10_export.py', ['export_dir', 'checkpoint_dir', 'use_moving_averages', 'dataset'])])
+def test_help_of_those_that_use_a_network(script, own):
+    done = records.run_script(script, '--help')
+    assert (done.returncode, done.stderr) == (0, '')
+    assert 'python ' + script in done.stdout
+    for flag in own:
+        assert f'--{flag}:' in done.stdout or f'--[no]{flag}:' in done.stdout
+    assert '--train_dir:' not in done.stdout
+
+
+def test_a_trainer_refuses_the_flags_that_name_a_trained_network():
+    assert "Unknown command line flag 'checkpoint_dir'" in _refused(
+        'cifar10_train.py', '--checkpoint_dir=x')
+
+
+@pytest.mark.parametrize('words, given, code', [
+    ('IMAGE...', ['a', '--device=cpu', 'b'], ['a', 'b']),
+    ('IMAGE...', [], 'wanted IMAGE..., not nothing (--help tells more)'),
+    ('FOLDER DATA_DIR', ['a', '--', '--b'], ['a', '--b']),
+    ('FOLDER DATA_DIR', ['a'], 'wanted FOLDER DATA_DIR, not a (--help tells more)'),
+    ('FOLDER DATA_DIR', ['a', 'b', 'c'], 'wanted FOLDER DATA_DIR, not a b c (--help tells more)'),
+    ('IMAGE...', ['--devise=cpu'], "Unknown command line flag 'devise'. Did you mean: device")])
+def test_words_before_between_and_behind_flags(words, given, code):
+    try:
+        if isinstance(code, list):
+            assert startup._parse(words, ['x.py', *given]) == ['x.py', *code]
+        else:
+            with pytest.raises(SystemExit) as exit_:
+                startup._parse(words, ['x.py', *given])
+            assert code in exit_.value.code
+    finally:
+        startup.FLAGS.set_gnu_getopt(False)
+
+
 def _python(program, **env):
     quiet = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
     return subprocess.run([sys.executable, '-c', program], capture_output=True, text=True,
