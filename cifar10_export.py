@@ -49,13 +49,12 @@ def export():
 def _frozen(model, session):
     """The part of the graph that leads to the outputs, with the variables as constants.
 
-    Neither summaries nor devices go along, nor the gradient of local response normalisation, which
-    only this process knows.
+    Summaries do not go along, nor the gradient of local response normalisation, which only this
+    process knows. `simple_save` leaves out the devices.
     """
     graph_def = tf.graph_util.convert_variables_to_constants(
         session, model.graph.as_graph_def(), [out.op.name for out in model.outputs.values()])
     for node in graph_def.node:
-        node.device = ''
         node.attr.pop('_gradient_op_type', None)
     return graph_def
 
