@@ -5,6 +5,7 @@ server, and operations with the same keys meet. On CPUs they pass parts of the d
 over gRPC, so that each of n workers sends and receives 2 (n - 1) / n of it (Patarasu and Yuan,
 "Bandwidth optimal all-reduce algorithms", 2009); on GPUs it is NCCL.
 
+A process builds one graph with them: its server remembers the shape that came with a key.
 Operations of a step may start in another order on each worker: over gRPC none of them holds a
 thread while it waits, so that they cannot block one another.
 """

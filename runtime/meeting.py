@@ -28,6 +28,7 @@ from absl import app
 from absl import flags
 
 from runtime import cluster as cluster_
+from runtime import startup
 
 FLAGS = flags.FLAGS
 
@@ -416,7 +417,7 @@ class Meeting:
         elif self._lost:
             self.end(self._lost)
         else:
-            self.fail(' '.join(str(error).split()) or kind.__name__)
+            self.fail(startup.one_line(error) or kind.__name__)
 
     def agree(self, stage, facts=None):
         """Waits, as long as it takes, until all workers have come to the same stage.

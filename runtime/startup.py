@@ -96,13 +96,13 @@ def _without_traceback(main):
     try:
         return main()
     except _MISTAKES as error:
-        sys.exit(f'{_script()}: {_one_line(error)}')
+        sys.exit(f'{_script()}: {one_line(error)}')
     except KeyboardInterrupt:
         print(f'{_script()}: interrupted', file=sys.stderr)
         return 130
 
 
-def _one_line(error):
+def one_line(error):
     """What an exception says, on one line; of an operation's error the reason alone."""
     if isinstance(error, tf.errors.OpError):  # '... Node: 'name'\nreason\n...'
         reason = re.search(r"^Node: .*\n(.*)", error.message, re.MULTILINE)
