@@ -1,3 +1,4 @@
+import contextlib
 import json
 import signal
 import socket
@@ -187,26 +188,24 @@ def test_a_worker_of_another_job_is_turned_away_and_harms_nobody():
     + b'\n', json.dumps({'protocol': meeting._PROTOCOL, 'job': 'j', 'rank': 1, 'size': 2,
                          'address': 'a:b', 'facts': {}}).encode() + b'\n', b''])
 def test_strangers_are_dropped(sent):
+    """Before the last worker comes."""
     clusters = workers(2)
+    dropped = threading.Event()
 
     def stranger():
         time.sleep(0.2)
-        host, port = cluster.split_address(clusters[0].meeting)
-        with socket.create_connection((host, port)) as socket_:
-            try:
+        with socket.create_connection(cluster.split_address(clusters[0].meeting), 3.0) as socket_:
+            with contextlib.suppress(ConnectionError):
                 socket_.sendall(sent)
-                if sent:
-                    socket_.settimeout(3.0)
-                    while socket_.recv(100):
-                        pass
-            except ConnectionError:
-                pass
-    met = together(lambda: meeting.join(clusters[0], {}), stranger,
-                   lambda: time.sleep(0.6) or meeting.join(clusters[1], {}))
-    assert isinstance(met[0], meeting.Meeting), met
-    assert met[1] is None
-    assert isinstance(met[2], meeting.Meeting)
-    together(met[0].leave, met[2].leave)
+                while sent and socket_.recv(100):
+                    pass
+        dropped.set()
+    results = together(lambda: meeting.join(clusters[0], {}), stranger,
+                       lambda: dropped.wait(5.0) and meeting.join(clusters[1], {}))
+    assert isinstance(results[0], meeting.Meeting), results
+    assert results[1] is None
+    assert isinstance(results[2], meeting.Meeting)
+    together(results[0].leave, results[2].leave)
 
 
 def test_what_answers_is_no_worker_0():
@@ -250,8 +249,8 @@ try:
             workers.addresses[0] = '127.0.0.1:1'
             workers.reach_all()
         if what == 'long':
-            for _ in range(5):
-                time.sleep(1.5 if rank == 1 else 0.1)
+            for _ in range(3):
+                time.sleep(3.0 if rank == 1 else 0.1)
                 workers.agree('a step')
         else:
             time.sleep(30)
@@ -321,7 +320,7 @@ def test_a_workers_failure_is_told_to_all(what, words):
 
 @pytest.mark.slow
 def test_who_takes_long_is_not_lost():
-    """7.5 seconds, where 2 of silence would be too many."""
+    """3 seconds for a step, where 2 of silence would be too many."""
     processes, _ = start_three('long')
     assert ends(processes, 20.0) == [(0, '')] * 3
 

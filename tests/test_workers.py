@@ -1,10 +1,14 @@
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 import records
+
+from runtime import workers
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +32,15 @@ def main():
         return me.rank * 0
     if what == 'fail' and me.rank == 1:
         raise OSError('disk full')
+    if what == 'count':
+        caught = []
+        signal.signal(signal.SIGINT, lambda *_: caught.append(1))
+        print('ready', flush=True)
+        while not caught:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        print('caught', len(caught), flush=True)
+        return 130
     try:
         time.sleep(60)
     except SystemExit:
@@ -100,12 +113,24 @@ def test_one_worker_that_stops_in_order_leaves_the_others_their_time(tmp_path):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
     os.kill(numbers[1], signal.SIGTERM)
-    time.sleep(1.0)
+    time.sleep(workers._GRACE + 1)
     assert process.poll() is None
     assert runs(numbers[0])
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 143
+
+
+def test_ctrl_c_reaches_each_worker_once(tmp_path):
+    """A terminal sends it to the whole group of processes; a second one would stop the saving."""
+    process = subprocess.Popen(
+        [sys.executable, '-c', PROGRAM, records.ROOT, 'count', tmp_path, '--num_workers=2'],
+        stdout=subprocess.PIPE, text=True, start_new_session=True, env=records.environment())
+    assert process.stdout.readline() == 'out of 0\n'
+    assert process.stdout.readline() == 'ready\n'
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=30)[0] == 'caught 1\n'
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
