@@ -76,25 +76,30 @@ def maybe_download_and_extract():
     download.maybe_download_and_extract(data_set(), FLAGS.data_dir, FLAGS.data_url)
 
 
-def distorted_inputs():
+def distorted_inputs(augment=cifar10_input.distort_at_random):
     """Distorted images for training, in random order, without end.
 
+    Args:
+        augment: what makes images of a record's pixels, see `cifar10_input.distorted_inputs`.
+
     Returns:
-        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
+        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `augment`'s size.
         labels: int32 [batch_size].
 
     Raises:
         FileNotFoundError: a record file is missing; see `maybe_download_and_extract`.
     """
     return cifar10_input.distorted_inputs(
-        data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue)
+        data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue,
+        augment)
 
 
-def distorted_inputs_queue(capacity):
+def distorted_inputs_queue(capacity, augment=cifar10_input.distort_at_random):
     """The queue behind `distorted_inputs`, for `cifar10_input.dequeue` in each of several towers.
 
     Args:
         capacity: number of batches to prepare ahead.
+        augment: see `distorted_inputs`.
 
     Returns:
         A queue of (images, labels), see `distorted_inputs`.
@@ -104,22 +109,24 @@ def distorted_inputs_queue(capacity):
     """
     return cifar10_input.distorted_inputs_queue(
         data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue,
-        capacity)
+        augment, capacity)
 
 
-def inputs(eval_data):
+def inputs(eval_data, prepare=cifar10_input.standardise):
     """Images for evaluation: each exactly once, in order; the last batch holds what is left.
 
     Args:
         eval_data: whether to read the test set, or else the training set.
+        prepare: what makes images of a record's pixels, see `cifar10_input.inputs`.
 
     Returns:
-        images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
+        images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `prepare`'s size.
         labels: int32 [at most batch_size].
 
     A record file that is missing raises `tf.errors.NotFoundError` when it is read.
     """
-    return cifar10_input.inputs(eval_data, data_folder(), FLAGS.batch_size, data_set())
+    return cifar10_input.inputs(
+        eval_data, data_folder(), FLAGS.batch_size, data_set(), prepare)
 
 
 def num_examples(eval_data):
@@ -285,6 +292,8 @@ def loss(logits, labels):
 
     They are in the collection `losses`; in a tower's name scope only that tower's count.
 
+    The share of images whose top prediction is wrong goes to the collection `errors`.
+
     Args:
         logits: float32 [batch, classes], from `inference`.
         labels: int [batch], 0 to classes - 1.
@@ -292,6 +301,9 @@ def loss(logits, labels):
     Returns:
         float32 [], the total loss.
     """
+    predictions = tf.argmax(logits, axis=1, output_type=labels.dtype)
+    wrong = tf.cast(tf.not_equal(predictions, labels), tf.float32)
+    tf.add_to_collection('errors', tf.reduce_mean(wrong, name='error'))
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=labels, logits=logits, name='cross_entropy_per_example')
     tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
@@ -317,18 +329,50 @@ def losses_by_name(total_loss):
             for loss_ in _losses_in_scope() + [total_loss]}
 
 
-def train(total_loss, global_step):
+def learning_rate(global_step, replicas=1):
+    """A tenth of the rate after every 350 epochs, whatever the batch and the number of replicas.
+
+    Args:
+        global_step: int [].
+        replicas: on how many batches of `--batch_size` a step works.
+
+    Returns:
+        float32 [].
+
+    Raises:
+        FileNotFoundError: a record file is missing.
+    """
+    steps = int(steps_per_epoch(replicas) * NUM_EPOCHS_PER_DECAY)
+    return tf.train.exponential_decay(INITIAL_LEARNING_RATE, global_step, max(1, steps),
+                                      LEARNING_RATE_DECAY_FACTOR, staircase=True)
+
+
+def steps_per_epoch(replicas=1):
+    """In how many steps every image is seen once: float, not a whole number of steps.
+
+    Args:
+        replicas: on how many batches of `--batch_size` a step works.
+
+    Raises:
+        FileNotFoundError: a record file is missing.
+    """
+    return num_examples(eval_data=False) / (FLAGS.batch_size * replicas)
+
+
+def train(total_loss, global_step, schedule=learning_rate,
+          optimizer=tf.train.GradientDescentOptimizer):
     """Adds what trains the network: descends the gradient and averages the variables.
 
     Args:
         total_loss: float32 [], from `loss`.
         global_step: int [], the variable that counts the steps.
+        schedule, optimizer: see `apply_gradients`.
 
     Returns:
         An operation that makes one step.
     """
     gradients = compute_gradients(total_loss)
-    return tf.group(apply_gradients(gradients, global_step),
+    return tf.group(apply_gradients(gradients, global_step, 1, schedule, optimizer),
                     loss_summaries(losses_by_name(total_loss)))
 
 
@@ -350,22 +394,27 @@ def compute_gradients(total_loss):
     return list(zip(gradients, variables))
 
 
-def apply_gradients(gradients, global_step, replicas=1):
+def apply_gradients(gradients, global_step, replicas=1, schedule=learning_rate,
+                    optimizer=tf.train.GradientDescentOptimizer):
     """Updates every variable, then its moving average, and counts the step.
+
+    So are the statistics of batch norms, in the collection `UPDATE_OPS`: those of the first tower.
 
     Args:
         gradients: list of (gradient, variable).
         global_step: int [], the variable that counts the steps.
         replicas: on how many batches of `--batch_size` a step works, over all towers and workers.
+        schedule: function from (global_step, replicas) to the learning rate, float32 [].
+        optimizer: function from the learning rate to a `tf.train.Optimizer`.
 
     Returns:
         An operation that makes one step.
     """
     with tf.device('/cpu:0'):
-        rate = learning_rate(global_step, replicas)
+        rate = schedule(global_step, replicas)
         _scalar_summary('learning_rate', rate)
         tf.add_to_collection('learning_rate', rate)
-        descent = tf.train.GradientDescentOptimizer(rate).apply_gradients(gradients, global_step)
+        descent = optimizer(rate).apply_gradients(gradients, global_step)
         for gradient, variable in gradients:
             _histogram_summary(variable.op.name, variable)
             if gradient is not None:
@@ -374,26 +423,14 @@ def apply_gradients(gradients, global_step, replicas=1):
         with tf.control_dependencies([descent]):
             averages = tf.train.ExponentialMovingAverage(
                 MOVING_AVERAGE_DECAY, num_updates=global_step.read_value())
-            return averages.apply(tf.trainable_variables())
+            averaged = averages.apply(tf.trainable_variables())
+    return tf.group(averaged, *of_first_tower(tf.get_collection(tf.GraphKeys.UPDATE_OPS)))
 
 
-def learning_rate(global_step, replicas=1):
-    """A tenth of the rate after every 350 epochs, whatever the batch and the number of replicas.
-
-    Args:
-        global_step: int [].
-        replicas: on how many batches of `--batch_size` a step works.
-
-    Returns:
-        float32 [].
-
-    Raises:
-        FileNotFoundError: a record file is missing.
-    """
-    steps_an_epoch = num_examples(eval_data=False) / (FLAGS.batch_size * replicas)
-    return tf.train.exponential_decay(
-        INITIAL_LEARNING_RATE, global_step, max(1, int(steps_an_epoch * NUM_EPOCHS_PER_DECAY)),
-        LEARNING_RATE_DECAY_FACTOR, staircase=True)
+def of_first_tower(nodes):
+    """Those operations or tensors of a list that are not in the name scope of a later tower."""
+    later = re.compile(f'{TOWER_NAME}_[1-9]')
+    return [node for node in nodes if not later.match(node.name)]
 
 
 def variables_to_save():
@@ -404,12 +441,17 @@ def variables_to_save():
 def variables_to_restore(use_moving_averages):
     """The network's variables by the names under which a checkpoint holds the values to use.
 
+    For a graph that only infers. Statistics of batch norms, averages themselves, have no others.
+
     Args:
         use_moving_averages: whether to use the variables' moving averages or their own values.
     """
-    averages = tf.train.ExponentialMovingAverage(MOVING_AVERAGE_DECAY)
-    return {averages.average_name(variable) if use_moving_averages else variable.op.name: variable
-            for variable in tf.trainable_variables()}
+    variables = {variable.op.name: variable for variable in tf.global_variables()}
+    if use_moving_averages:
+        averages = tf.train.ExponentialMovingAverage(MOVING_AVERAGE_DECAY)
+        for variable in tf.trainable_variables():
+            variables[averages.average_name(variable)] = variables.pop(variable.op.name)
+    return variables
 
 
 def loss_summaries(losses):

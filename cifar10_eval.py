@@ -16,6 +16,8 @@ from absl import app
 from absl import flags
 
 import cifar10
+from nets import table as nets
+from runtime import checkpoints
 from runtime import evaluation
 
 flags.DEFINE_string('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
@@ -41,6 +43,8 @@ def evaluate():
     if FLAGS.run_once and tf.train.latest_checkpoint(FLAGS.checkpoint_dir) is None:
         raise app.UsageError(f'No checkpoint in {FLAGS.checkpoint_dir}: train first, or name the '
                              'folder of a run with --checkpoint_dir')
+    checkpoints.check_run(FLAGS.checkpoint_dir, FLAGS.net, FLAGS.dataset,
+                          'give those flags, or name another --checkpoint_dir')
     cifar10.maybe_download_and_extract()
     current = evaluation.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
     os.makedirs(FLAGS.eval_dir, exist_ok=True)
@@ -90,4 +94,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10])
+    startup.run(main, [startup, cifar10, nets])

@@ -23,7 +23,8 @@ NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = 10000
 # The share of an epoch that waits in the shuffle queue: large enough to mix well.
 MIN_FRACTION_OF_EXAMPLES_IN_QUEUE = 0.4
 
-_RECORDS_A_READ = 256
+_RECORDS_A_READ = 512
+_RECORDS_A_DISTORTION = 512
 _PREFETCHED_BATCHES = 4
 _DISTORTING_THREADS = 2
 
@@ -81,8 +82,14 @@ def _labels(records, data_set):
     return tf.cast(records[..., data_set.label_index:data_set.label_index + 1], tf.int32)
 
 
+def distort_at_random(planes):
+    """`distort` by random numbers drawn anew in each run."""
+    return distort(planes, draw_distortions(planes.shape.as_list()[0]))
+
+
 def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
-                     min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE):
+                     min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
+                     augment=distort_at_random):
     """Distorted training images, in random order, without end.
 
     Args:
@@ -90,21 +97,23 @@ def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
         batch_size: number of images a batch.
         data_set: row of the data-set table.
         min_fraction_of_examples_in_queue: share of the records that the shuffle queue keeps.
+        augment: what makes images of pixels: from uint8 [records, 3 * 32 * 32], planes as they are
+            in a record, to float32 [records, height, width, 3].
 
     Returns:
-        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
+        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `augment`'s size.
         labels: int32 [batch_size].
 
     Raises:
         FileNotFoundError: a file of the data set is missing in `data_dir`.
     """
     return dequeue(distorted_inputs_queue(
-        data_dir, batch_size, data_set, min_fraction_of_examples_in_queue))
+        data_dir, batch_size, data_set, min_fraction_of_examples_in_queue, augment))
 
 
 def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
                            min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
-                           capacity=_PREFETCHED_BATCHES):
+                           augment=distort_at_random, capacity=_PREFETCHED_BATCHES):
     """The queue behind `distorted_inputs`, from which each of several towers can `dequeue`.
 
     Args:
@@ -114,13 +123,16 @@ def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
         A queue of (images, labels) as `distorted_inputs` returns them.
     """
     with tf.name_scope('input'):
+        batches = -(-_RECORDS_A_DISTORTION // batch_size)  # Several at once where they are small.
         records = _shuffled_records(
-            data_dir, batch_size, data_set, min_fraction_of_examples_in_queue)
-        images = distort(records[:, data_set.label_bytes:], draw_distortions(batch_size))
+            data_dir, batches * batch_size, data_set, min_fraction_of_examples_in_queue)
+        images = augment(records[:, data_set.label_bytes:])
         labels = _labels(records, data_set)[:, 0]
-        queue = tf.FIFOQueue(capacity, [images.dtype, labels.dtype], [images.shape, labels.shape],
+        batch_shape = [batch_size] + images.shape.as_list()[1:]
+        queue = tf.FIFOQueue(capacity, [images.dtype, labels.dtype], [batch_shape, [batch_size]],
                              name='prefetch_queue')
-        enqueue = queue.enqueue([images, labels])
+        enqueue = tf.group(*[queue.enqueue(batch) for batch in zip(
+            tf.split(images, batches), tf.split(labels, batches))])
         tf.train.add_queue_runner(tf.train.QueueRunner(queue, _DISTORTING_THREADS * [enqueue]))
         fill = tf.cast(queue.size(), tf.float32) / capacity
     tf.summary.scalar(f'input/fraction_of_{capacity}_full', fill)
@@ -255,7 +267,7 @@ def _column_selections():
     return selected.astype(np.float32)
 
 
-def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10):
+def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10, prepare=standardise):
     """Images for evaluation: every record exactly once, in order; the last batch holds the rest.
 
     The number of epochs is a local variable, so run `tf.local_variables_initializer()` first. After
@@ -266,20 +278,20 @@ def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10):
         data_dir: folder of the record files.
         batch_size: number of images a batch.
         data_set: row of the data-set table.
+        prepare: what makes images of pixels, without chance; see `augment` of `distorted_inputs`.
 
     Returns:
-        images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
+        images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `prepare`'s size.
         labels: int32 [at most batch_size].
     """
     with tf.name_scope('input'):
         files = tf.train.string_input_producer(
             data_set.paths(data_dir, eval_data), num_epochs=1, shuffle=False)
         read = read_cifar10(files, _RECORDS_A_READ, data_set)
+        images = prepare(read.record[:, data_set.label_bytes:])
         # Reads end with a file, batches must not; one thread keeps the order.
-        records = tf.train.batch([read.record], batch_size, num_threads=1, enqueue_many=True,
-                                 capacity=4 * max(batch_size, _RECORDS_A_READ),
-                                 allow_smaller_final_batch=True)
-        images = standardise(records[:, data_set.label_bytes:])
-        labels = _labels(records, data_set)[:, 0]
+        images, labels = tf.train.batch(
+            [images, read.label[:, 0]], batch_size, num_threads=1, enqueue_many=True,
+            capacity=4 * max(batch_size, _RECORDS_A_READ), allow_smaller_final_batch=True)
     _image_summary(images)
     return images, labels

@@ -1,4 +1,4 @@
-"""Trains the CIFAR-10 network on several GPUs at once, with synchronous updates.
+"""Trains a network on several GPUs at once, with synchronous updates.
 
     python cifar10_multi_gpu_train.py --num_gpus=2
 
@@ -8,13 +8,12 @@ towers, towers share them, or the CPU. Checkpoints are those of cifar10_train.py
 """
 from runtime import startup  # First: it imports TensorFlow quietly.
 
-import re
-
 import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
 import cifar10_input
+from nets import table as nets
 from runtime import training
 
 flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one for each GPU.', lower_bound=1)
@@ -34,7 +33,7 @@ def tower_loss(scope, images, labels):
         float32 [], the total loss of the tower's batch.
     """
     with tf.name_scope(scope):
-        return cifar10.loss(cifar10.inference(images), labels)
+        return cifar10.loss(nets.net().inference(images, training=True), labels)
 
 
 def average_gradients(tower_grads):
@@ -88,20 +87,20 @@ def _mean_losses(losses):
 
 def _summaries():
     """All summaries but those of later towers, which would show the first tower's curves again."""
-    later_tower = re.compile(f'{cifar10.TOWER_NAME}_[1-9]')
-    return tf.summary.merge([summary for summary in tf.get_collection(tf.GraphKeys.SUMMARIES)
-                             if not later_tower.match(summary.op.name)])
+    return tf.summary.merge(cifar10.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES)))
 
 
 def train():
     """Builds the towers and runs them until --max_steps, resuming if there is a checkpoint."""
+    net = nets.net()
     with tf.Graph().as_default(), tf.device('/cpu:0'):
         global_step = tf.train.get_or_create_global_step()
-        batch_queue = cifar10.distorted_inputs_queue(capacity=2 * FLAGS.num_gpus)
+        batch_queue = cifar10.distorted_inputs_queue(2 * FLAGS.num_gpus, net.augment)
         losses, tower_grads = _build_towers(batch_queue)
         losses = _mean_losses(losses)
         train_op = tf.group(
-            cifar10.apply_gradients(average_gradients(tower_grads), global_step, FLAGS.num_gpus),
+            cifar10.apply_gradients(average_gradients(tower_grads), global_step, FLAGS.num_gpus,
+                                    net.schedule, net.optimizer),
             cifar10.loss_summaries(losses))
         with training.session(losses['total_loss'], FLAGS.batch_size * FLAGS.num_gpus,
                               _summaries()) as session:
@@ -127,6 +126,7 @@ def devices(towers, gpus):
 
 def main():
     print(devices(FLAGS.num_gpus, startup.visible_gpus()), flush=True)
+    training.use_recipe(FLAGS.num_gpus)
     if training.steps_left():
         cifar10.maybe_download_and_extract()
         train()
@@ -134,4 +134,4 @@ def main():
 
 if __name__ == '__main__':
     FLAGS.set_default('max_steps', 1000000)
-    startup.run(main, [startup, cifar10, training])
+    startup.run(main, [startup, cifar10, nets, training])

@@ -1,4 +1,4 @@
-"""Trains the CIFAR-10 network on one device.
+"""Trains a network on one device.
 
     python cifar10_train.py
 
@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
+from nets import table as nets
 from runtime import training
 
 FLAGS = flags.FLAGS
@@ -20,12 +21,13 @@ FLAGS = flags.FLAGS
 def train():
     """Builds the graph and runs it until --max_steps, from the latest checkpoint if there is
     one."""
+    net = nets.net()
     with tf.Graph().as_default():
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             global_step = tf.train.get_or_create_global_step()
-            images, labels = cifar10.distorted_inputs()
-        loss = cifar10.loss(cifar10.inference(images), labels)
-        train_op = cifar10.train(loss, global_step)
+            images, labels = cifar10.distorted_inputs(net.augment)
+        loss = cifar10.loss(net.inference(images, training=True), labels)
+        train_op = cifar10.train(loss, global_step, net.schedule, net.optimizer)
         with training.session(loss, examples_per_step=FLAGS.batch_size) as session:
             while not session.should_stop():
                 session.run(train_op)
@@ -33,10 +35,11 @@ def train():
 
 def main():
     startup.visible_gpus()
+    training.use_recipe()
     if training.steps_left():
         cifar10.maybe_download_and_extract()
         train()
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, training])
+    startup.run(main, [startup, cifar10, nets, training])

@@ -4,6 +4,9 @@
 
 Takes about six minutes. The two run in turn, A B A B, so that the machine's drift meets both. A
 figure is the median of n, with the range of the middle half. Let nothing else run meanwhile.
+
+Another --net has no counterpart in the tutorial: its steps alone are measured, in half a minute,
+beside the floor of its own convolutions.
 """
 import collections
 import json
@@ -98,11 +101,13 @@ def main():
     parser.add_argument('--steps', type=int, default=150, help='steps of a training run')
     parser.add_argument('--json', metavar='FILE', help='write all figures to a file, too')
     options = parser.parse_args()
-    rows = [row for rows in (input_rows, step_rows, train_rows, tower_rows,
-                                  evaluate_rows)
-            for row in rows(options)]
+    measurements = [input_rows, step_rows, train_rows, tower_rows, evaluate_rows]
+    if options.net != 'tutorial':
+        measurements = [step_rows]
+    rows = [row for rows in measurements for row in rows(options)]
     print(children.heading())
-    print(f'batch {options.batch_size}, {options.dataset}; median (middle half) of n\n')
+    print(f'{options.net}, batch {options.batch_size}, {options.dataset}; '
+          'median (middle half) of n\n')
     line = '{:52}{:>23}{:>23}{:>7}  {}'
     print(line.format('', 'this project', 'the other', 'ratio', 'n'))
     for row in rows:

@@ -19,6 +19,7 @@ def parser(module, description):
     result.add_argument('--data_dir', default='/tmp/cifar10_data', help='folder of the data sets')
     result.add_argument('--dataset', default='cifar10', help='which of them')
     result.add_argument('--batch_size', type=int, default=128, help='images in a batch')
+    result.add_argument('--net', default='tutorial', help='which network')
     return result
 
 
@@ -26,7 +27,8 @@ def measure(what, side, options, **flags):
     """What one process of `benchmarks.measure` found, and the time when it was started."""
     started = time.time()
     command = [sys.executable, '-m', 'benchmarks.measure', f'--what={what}', f'--side={side}',
-               f'--data_dir={options.data_dir}', f'--dataset={options.dataset}']
+               f'--data_dir={options.data_dir}', f'--dataset={options.dataset}',
+               f'--net={options.net}']
     flags.setdefault('batch_size', options.batch_size)
     command += [f'--{name}={value}' for name, value in flags.items()]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=_ROOT)

@@ -6,16 +6,34 @@ nothing asks for it.
 """
 import tensorflow.compat.v1 as tf
 
-# Shape of the input without the batch, shape of the weights, whether the input needs a gradient.
-_CONVOLUTIONS = (([24, 24, 3], [5, 5, 3, 64], False), ([12, 12, 64], [5, 5, 64, 64], True))
-_PRODUCTS = ((2304, 384), (384, 192), (192, 10))
 
 
-def operation(batch_size, backward=True):
+def _tutorial():
+    convolutions = [([24, 24, 3], [5, 5, 3, 64], False), ([12, 12, 64], [5, 5, 64, 64], True)]
+    return convolutions, [(2304, 384), (384, 192), (192, 10)]
+
+
+def _resnet23(channels=64):
+    convolutions = [([32, 32, 3], [3, 3, 3, channels], False)]
+    half = channels // 2
+    for side in (32, 32, 16, 16, 8, 8, 4):
+        convolutions += [([side, side, channels], [1, 1, channels, half], True),
+                         ([side, side, half], [3, 3, half, half], True),
+                         ([side, side, half], [1, 1, half, channels], True)]
+    return convolutions, [(channels, 10)]
+
+
+# For ten classes. A convolution is the shape of its input without the batch, the shape of its
+# weights, and whether the input needs a gradient; a product is its inputs and outputs.
+_LAYERS = {'tutorial': _tutorial, 'resnet23': _resnet23}
+
+
+def operation(batch_size, backward=True, net='tutorial'):
     """An operation that runs them all, each when the one before it has ended.
 
     Args:
         batch_size: number of images.
+        net: name of the net.
         backward: whether to run those of the gradients, too.
 
     Returns:
@@ -28,7 +46,8 @@ def operation(batch_size, backward=True):
             # One element is used, so that TensorFlow does not drop the product as unused.
             results.append(tf.reshape(product(*arguments, **options), [-1])[0])
 
-    for shape, weights_shape, needs_gradient in _CONVOLUTIONS:
+    convolutions, products = _LAYERS[net]()
+    for shape, weights_shape, needs_gradient in convolutions:
         net, weights = _noise([batch_size, *shape]), _noise(weights_shape)
         out = _noise([batch_size, *shape[:2], weights_shape[-1]])
         same = {'strides': [1, 1, 1, 1], 'padding': 'SAME'}
@@ -37,7 +56,7 @@ def operation(batch_size, backward=True):
             run(tf.nn.conv2d_backprop_filter, net, weights_shape, out, **same)
         if backward and needs_gradient:
             run(tf.nn.conv2d_backprop_input, [batch_size, *shape], weights, out, **same)
-    for inputs, units in _PRODUCTS:
+    for inputs, units in products:
         net, weights, out = (_noise(shape) for shape in (
             [batch_size, inputs], [inputs, units], [batch_size, units]))
         run(tf.matmul, net, weights)

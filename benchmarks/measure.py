@@ -26,6 +26,7 @@ import cifar10_multi_gpu_train
 import cifar10_train
 from benchmarks import floor
 from benchmarks import tutorial
+from nets import table as nets
 from runtime import evaluation
 
 flags.DEFINE_enum('what', 'train', ['input', 'step', 'train', 'evaluate'], 'What to measure.')
@@ -73,9 +74,15 @@ def _run_for(session, operation, seconds):
     return count, time.perf_counter() - start
 
 
-def _train_op(module, images, labels):
-    loss = module.loss(module.inference(images), labels)
-    return module.train(loss, tf.train.get_or_create_global_step())
+def _train_op(images, labels):
+    net = nets.net()
+    loss = cifar10.loss(net.inference(images, training=True), labels)
+    return cifar10.train(loss, tf.train.get_or_create_global_step(), net.schedule, net.optimizer)
+
+
+def _tutorial_train_op(images, labels):
+    loss = tutorial.loss(tutorial.inference(images), labels)
+    return tutorial.train(loss, tf.train.get_or_create_global_step())
 
 
 def _stepper(build):
@@ -95,7 +102,9 @@ def _stepper(build):
 
 def _fixed_batch():
     random = np.random.RandomState(0)
-    images = random.normal(size=[FLAGS.batch_size, 24, 24, 3]).astype(np.float32)
+    pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
+    with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
+        images = session.run(nets.net().prepare(tf.constant(pixels)))
     return (tf.Variable(images, trainable=False, use_resource=True).read_value(),
             tf.constant(random.randint(0, 10, FLAGS.batch_size), tf.int32))
 
@@ -103,13 +112,16 @@ def _fixed_batch():
 def measure_step(_):
     """Seconds of a step on a fixed batch, of all sides in turn: name -> list."""
     steppers = {
-        'ours': _stepper(lambda: _train_op(cifar10, *_fixed_batch())),
-        'tutorial': _stepper(lambda: _train_op(tutorial, *_fixed_batch())),
-        'floor': _stepper(lambda: floor.operation(FLAGS.batch_size)),
-        'ours, forward': _stepper(lambda: cifar10.inference(_fixed_batch()[0])),
-        'tutorial, forward': _stepper(lambda: tutorial.inference(_fixed_batch()[0])),
-        'floor, forward': _stepper(lambda: floor.operation(FLAGS.batch_size, backward=False))}
-    if importlib.util.find_spec('torch'):
+        'ours': _stepper(lambda: _train_op(*_fixed_batch())),
+        'floor': _stepper(lambda: floor.operation(FLAGS.batch_size, net=FLAGS.net)),
+        'ours, forward': _stepper(
+            lambda: nets.net().inference(_fixed_batch()[0], training=False)),
+        'floor, forward': _stepper(
+            lambda: floor.operation(FLAGS.batch_size, backward=False, net=FLAGS.net))}
+    if FLAGS.net == 'tutorial':
+        steppers['tutorial'] = _stepper(lambda: _tutorial_train_op(*_fixed_batch()))
+        steppers['tutorial, forward'] = _stepper(lambda: tutorial.inference(_fixed_batch()[0]))
+    if FLAGS.net == 'tutorial' and importlib.util.find_spec('torch'):
         from benchmarks import torch_net
         for compiled in (False, True):
             name = 'PyTorch, compiled' if compiled else 'PyTorch'
@@ -183,4 +195,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, cifar10_multi_gpu_train])
+    startup.run(main, [startup, cifar10, nets, cifar10_multi_gpu_train])

@@ -1,8 +1,11 @@
 """Draws the synthetic data sets: shapes and textures in random colours, with noise.
 
 A class is known by its form alone. Where a form lies, how large it is and which two colours it has
-are drawn anew for every image, so that no class has a mean colour of its own. None of them changes
-when it is mirrored, as training does.
+are drawn anew for every image, so that no class has a mean colour of its own. What training does to
+images makes none of them look like another: neither mirroring nor a turn by a quarter of a radian.
+
+With two label bytes an image holds two forms, each in its own colours, one above the other: ten
+times ten classes, which can be learned from few images of each since they share their forms.
 
 The same seed gives the same bytes everywhere: NumPy keeps the stream of `RandomState` for good
 (NEP 19), and only operations that IEEE 754 rounds exactly are used: no sine, no normal numbers.
@@ -15,13 +18,21 @@ import numpy as np
 SEED = 20151111
 _SIDE = 32
 _IMAGES_A_BLOCK = 1000  # Bounds the memory for the noise to some 25 megabytes.
+_AXIS = np.arange(_SIDE, dtype=np.float32) - (_SIDE - 1) / 2  # Coordinates of rows and columns.
+
+# Where two forms share an image, each is two thirds as large, and lies a pixel nearer to the other
+# than the middle of its half does: less of it is lost to the crop.
+_SMALL = np.float32(1.5)
+_UPPER_ROWS = _SMALL * (_AXIS[:_SIDE // 2] + 7)
+_LOWER_ROWS = _SMALL * (_AXIS[_SIDE // 2:] - 7)
 
 
 def write(data_set, data_dir):
     """Writes a data set's files into its folder below `data_dir`, all or nothing.
 
     Args:
-        data_set: a row of the table; its classes are drawn by the functions of `FORMS` in order.
+        data_set: a row of the table; its classes are drawn by the functions of `FORMS` in order,
+            or with two label bytes by all pairs of them.
         data_dir: the data folder, made if missing.
 
     Raises:
@@ -33,42 +44,56 @@ def write(data_set, data_dir):
     os.makedirs(partial)
     try:
         for index, (name, count) in enumerate(data_set.files.items()):
-            draw(count, data_set.num_classes, SEED + index).tofile(os.path.join(partial, name))
+            records = draw(count, data_set.num_classes, SEED + index, data_set.label_bytes)
+            records.tofile(os.path.join(partial, name))
         os.rename(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
-def draw(count, num_classes, seed):
+def draw(count, num_classes, seed, label_bytes=1):
     """Draws records of equally frequent classes in random order.
 
     Args:
         count: number of records.
-        num_classes: classes 0 to `num_classes` - 1, at most as many as there are `FORMS`.
+        num_classes: classes 0 to `num_classes` - 1, at most as many as there are `FORMS`, or with
+            two label bytes as there are pairs of them.
         seed: of the random numbers.
+        label_bytes: 1, and the label is the form; or 2, the upper form and then the label, which
+            is ten times the upper form plus the lower.
 
     Returns:
-        uint8 [count, 1 + 3 * 32 * 32]: the label, then the red, green and blue planes.
+        uint8 [count, label_bytes + 3 * 32 * 32]: labels, then the red, green and blue planes.
     """
     random = np.random.RandomState(seed)
     labels = random.permutation(np.arange(count) % num_classes).astype(np.uint8)
+    paint, header = _images, [labels]
+    if label_bytes == 2:
+        paint, header = _pairs, [labels // len(FORMS), labels]
     images = np.empty([count, 3, _SIDE, _SIDE], np.uint8)
     for start in range(0, count, _IMAGES_A_BLOCK):
         block = slice(start, start + _IMAGES_A_BLOCK)
-        images[block] = _images(random, labels[block])
-    return np.concatenate([labels[:, np.newaxis], images.reshape(count, -1)], axis=1)
+        images[block] = paint(random, labels[block])
+    return np.concatenate([np.stack(header, axis=1), images.reshape(count, -1)], axis=1)
 
 
-def _images(random, labels):
-    """uint8 [len(labels), 3, height, width]: forms in one colour on a ground of another, with
+def _pairs(random, labels):
+    """uint8 [len(labels), 3, 32, 32]: two forms, one above the other, each in its own colours."""
+    return np.concatenate([
+        _images(random, labels // len(FORMS), _UPPER_ROWS, _SMALL * _AXIS),
+        _images(random, labels % len(FORMS), _LOWER_ROWS, _SMALL * _AXIS)], axis=2)
+
+
+def _images(random, forms, rows=_AXIS, columns=_AXIS):
+    """uint8 [len(forms), 3, len(rows), 32]: forms in one colour on a ground of another, with
     noise."""
-    masks = np.empty([len(labels), 1, _SIDE, _SIDE], bool)
-    for label in np.unique(labels):
-        chosen = np.flatnonzero(labels == label)
-        masks[chosen, 0] = FORMS[label](_Canvas(random, len(chosen)))
-    ground, colour = _colours(random, len(labels))
-    noise = random.randint(-24, 25, size=[len(labels), 3, _SIDE, _SIDE]).astype(np.int16)
+    masks = np.empty([len(forms), 1, len(rows), _SIDE], bool)
+    for form in np.unique(forms):
+        chosen = np.flatnonzero(forms == form)
+        masks[chosen, 0] = FORMS[form](_Canvas(random, len(chosen), rows, columns))
+    ground, colour = _colours(random, len(forms))
+    noise = random.randint(-24, 25, size=[len(forms), 3, len(rows), _SIDE]).astype(np.int16)
     return np.clip(np.where(masks, colour, ground) + noise, 0, 255).astype(np.uint8)
 
 
@@ -82,22 +107,20 @@ def _colours(random, count):
 class _Canvas:
     """Coordinates about a random centre, and a random size, for each of `count` images.
 
-    `x` is float32 [count, 1, 32], `y` [count, 32, 1], `size` (6 to 9 pixels) [count, 1, 1]: forms
-    stay within the central 24 x 24 crop. `phase_x`, `phase_y` and `period` shift and scale the
-    textures.
+    `x` is float32 [count, 1, columns], `y` [count, rows, 1], `size` (6 to 9) [count, 1, 1]: forms
+    that have an image to themselves stay within the central 24 x 24 crop. `phase_x`, `phase_y` and
+    `period` shift and scale the textures, in pixels.
     """
 
-    def __init__(self, random, count):
+    def __init__(self, random, count, rows, columns):
         centre = random.randint(-3, 4, size=[2, count, 1, 1]).astype(np.float32)
-        axis = np.arange(_SIDE, dtype=np.float32) - (_SIDE - 1) / 2
-        self.x = axis[np.newaxis, np.newaxis, :] - centre[0]
-        self.y = axis[np.newaxis, :, np.newaxis] - centre[1]
+        self.x = columns[np.newaxis, np.newaxis, :] - centre[0]
+        self.y = rows[np.newaxis, :, np.newaxis] - centre[1]
         self.size = random.randint(6, 10, size=[count, 1, 1]).astype(np.float32)
-        pixel = np.arange(_SIDE)
         shift = random.randint(0, 8, size=[2, count, 1, 1])
         self.period = random.randint(3, 6, size=[count, 1, 1])
-        self.phase_x = pixel[np.newaxis, np.newaxis, :] + shift[0]
-        self.phase_y = pixel[np.newaxis, :, np.newaxis] + shift[1]
+        self.phase_x = np.arange(len(columns))[np.newaxis, np.newaxis, :] + shift[0]
+        self.phase_y = np.arange(len(rows))[np.newaxis, :, np.newaxis] + shift[1]
 
 
 def _disc(c):

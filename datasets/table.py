@@ -131,6 +131,34 @@ CIFAR10 = DataSet(
     archive_bytes=170052171,
     sha256='c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd')
 
+# The coarse label, one of 20 groups of classes, precedes the fine label and is not used. The names
+# are those in the archive's `fine_label_names.txt`.
+CIFAR100 = DataSet(
+    name='cifar100',
+    title='CIFAR-100',
+    folder='cifar-100-binary',
+    train_files={'train.bin': 50000},
+    test_files={'test.bin': 10000},
+    classes=('apple', 'aquarium_fish', 'baby', 'bear', 'beaver', 'bed', 'bee', 'beetle',
+             'bicycle', 'bottle', 'bowl', 'boy', 'bridge', 'bus', 'butterfly', 'camel',
+             'can', 'castle', 'caterpillar', 'cattle', 'chair', 'chimpanzee', 'clock',
+             'cloud', 'cockroach', 'couch', 'crab', 'crocodile', 'cup', 'dinosaur',
+             'dolphin', 'elephant', 'flatfish', 'forest', 'fox', 'girl', 'hamster', 'house',
+             'kangaroo', 'keyboard', 'lamp', 'lawn_mower', 'leopard', 'lion', 'lizard',
+             'lobster', 'man', 'maple_tree', 'motorcycle', 'mountain', 'mouse', 'mushroom',
+             'oak_tree', 'orange', 'orchid', 'otter', 'palm_tree', 'pear', 'pickup_truck',
+             'pine_tree', 'plain', 'plate', 'poppy', 'porcupine', 'possum', 'rabbit',
+             'raccoon', 'ray', 'road', 'rocket', 'rose', 'sea', 'seal', 'shark', 'shrew',
+             'skunk', 'skyscraper', 'snail', 'snake', 'spider', 'squirrel', 'streetcar',
+             'sunflower', 'sweet_pepper', 'table', 'tank', 'telephone', 'television',
+             'tiger', 'tractor', 'train', 'trout', 'tulip', 'turtle', 'wardrobe', 'whale',
+             'willow_tree', 'wolf', 'woman', 'worm'),
+    label_bytes=2,
+    label_index=1,
+    url='https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
+    archive_bytes=168513733,
+    sha256='58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec')
+
 SYNTHETIC = DataSet(
     name='synthetic',
     title='synthetic',
@@ -140,4 +168,16 @@ SYNTHETIC = DataSet(
     classes=('disc', 'square', 'triangle', 'ring', 'cross',
              'bars', 'columns', 'slope', 'checks', 'dots'))
 
-TABLE = {row.name: row for row in (CIFAR10, SYNTHETIC)}
+# Two of `synthetic`'s forms an image, in the layout of CIFAR-100: the upper is the coarse label.
+SYNTHETIC100 = DataSet(
+    name='synthetic100',
+    title='synthetic100',
+    folder='synthetic-100-batches-bin',
+    train_files={'train.bin': 5000},
+    test_files={'test.bin': 1000},
+    classes=tuple(f'{upper}_above_{lower}'
+                  for upper in SYNTHETIC.classes for lower in SYNTHETIC.classes),
+    label_bytes=2,
+    label_index=1)
+
+TABLE = {row.name: row for row in (CIFAR10, CIFAR100, SYNTHETIC, SYNTHETIC100)}

@@ -1,23 +1,25 @@
-"""Counts how many images of a set a checkpoint classifies rightly."""
+"""Counts how many images of a set a checkpoint, or a session that trains, classifies rightly."""
 import collections
 import contextlib
 
 import tensorflow.compat.v1 as tf
 
 import cifar10
+from nets import table as nets
 from runtime import checkpoints
 from runtime import startup
 
 # What an evaluation found:
 #   precision: float, the share of images whose top prediction is their label (precision @ 1)
 #   correct, total: int, the numbers behind it
-#   step: int, the global step of the checkpoint
+#   step: int, the global step of the checkpoint; None for other values
 #   summary: a serialised `Summary` of the first batch, or None
 Result = collections.namedtuple('Result', 'precision correct total step summary')
 
 
 class Evaluation:
-    """The graph that evaluates one set; `run` it on as many checkpoints as there are.
+    """The graph that evaluates one set; `run` it on as many checkpoints as there are, or `count`
+    with values from elsewhere.
 
     Attributes:
         graph: a `tf.Graph` of its own.
@@ -29,12 +31,13 @@ class Evaluation:
 
         Args:
             eval_data: 'test', or 'train_eval' for the training images, not distorted.
-            use_moving_averages: whether to use the moving averages of the variables.
+            use_moving_averages: whether `run` uses the moving averages of the variables.
             num_examples: how many images to count, from the first; None or too many means the set.
 
         Raises:
             FileNotFoundError: a record file is missing.
         """
+        self._use_moving_averages = use_moving_averages
         self._advice = (
             '--use_moving_averages=false evaluates without averages' if use_moving_averages else
             'Name the folder of another run with --checkpoint_dir')
@@ -44,13 +47,14 @@ class Evaluation:
         self.graph = tf.Graph()
         with self.graph.as_default():
             with tf.device('/cpu:0'):
-                images, labels = cifar10.inputs(use_test_set)
-            logits = cifar10.inference(images)
+                images, labels = cifar10.inputs(use_test_set, nets.net().prepare)
+            logits = nets.net().inference(images, training=False)
             # One prediction an image: `in_top_k` would call every class of a tie the top one.
             predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
             self._correct = tf.equal(predictions, labels)
             self._summary = tf.summary.merge_all()
-            self._variables = cifar10.variables_to_restore(use_moving_averages)
+            self._variables = {
+                averaged: cifar10.variables_to_restore(averaged) for averaged in (False, True)}
             self._initialiser = tf.local_variables_initializer()
             self.graph.finalize()
 
@@ -69,9 +73,28 @@ class Evaluation:
             tf.errors.NotFoundError: the checkpoint was deleted in the meantime.
         """
         step = checkpoints.step(checkpoint)
+        variables = self._variables[self._use_moving_averages]
+        return self._run(lambda session: checkpoints.load(
+            checkpoint, variables, session, self._advice), step, summarise)
+
+    def count(self, values, use_moving_averages):
+        """Evaluates values that another session holds.
+
+        Args:
+            values: dictionary from name of a variable or average to its value; may hold more.
+            use_moving_averages: whether to use the averages.
+
+        Returns:
+            A `Result` without step and summary.
+        """
+        variables = self._variables[use_moving_averages]
+        return self._run(lambda session: checkpoints.assign(values, variables, session))
+
+    def _run(self, load, step=None, summarise=False):
+        """Counts in a new session, whose variables the function `load` sets."""
         with tf.Session(graph=self.graph, config=startup.session_config()) as session:
             session.run(self._initialiser)
-            checkpoints.load(checkpoint, self._variables, session, self._advice)
+            load(session)
             with _queues_running(session):
                 correct, total, summary = self._count(session, summarise)
         return Result(correct / total, correct, total, step, summary)

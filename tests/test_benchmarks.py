@@ -17,6 +17,7 @@ from benchmarks import children
 from benchmarks import floor
 from benchmarks import tutorial
 from datasets import table
+from nets import table as nets
 
 FLAGS = flags.FLAGS
 
@@ -76,6 +77,26 @@ def test_the_floor_runs_all_products_one_after_another():
         assert np.isfinite(session.run(result))
 
 
+@pytest.mark.parametrize('net', ['tutorial', 'resnet23'])
+def test_the_floor_has_the_shapes_of_the_net(net):
+    """Kernels and input sizes of every convolution, forward and backward, as the net has them."""
+    def convolutions(graph):
+        return sorted(
+            (op.type, op.outputs[0].shape.as_list(), [each.shape.as_list() for each in op.inputs
+                                                      if each.shape.rank == 4])
+            for op in graph.get_operations() if op.type.startswith('Conv2D')
+            and op.outputs[0].shape[-1] != 3)  # The images' own gradient: built, but never run.
+
+    with tf.Graph().as_default() as wanted:
+        side = {'tutorial': 24, 'resnet23': 32}[net]
+        images = tf.zeros([2, side, side, 3])
+        logits = nets.TABLE[net].inference(images, training=True)
+        tf.gradients(logits, tf.trainable_variables())
+    with tf.Graph().as_default() as got:
+        floor.operation(batch_size=2, net=net)
+    assert convolutions(got) == convolutions(wanted)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_input_is_four_times_as_fast_and_starts_within_half_a_second(tmp_path):
@@ -89,7 +110,8 @@ def test_input_is_four_times_as_fast_and_starts_within_half_a_second(tmp_path):
     start = time.perf_counter()
     table.CIFAR10.check(folder)
     assert time.perf_counter() - start < 0.5
-    options = argparse.Namespace(data_dir=tmp_path, dataset='cifar10', batch_size=128, turns=2)
+    options = argparse.Namespace(
+        data_dir=tmp_path, dataset='cifar10', net='tutorial', batch_size=128, turns=2)
     found = children.in_turn('input', options, seconds=2)
     ours, theirs = (statistics.median(run['images_per_second'] for run in found[side])
                     for side in ('ours', 'tutorial'))

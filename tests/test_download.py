@@ -1,5 +1,6 @@
 """Downloads from a real server on loopback, and unpacks archives made to do harm."""
 import contextlib
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -206,6 +207,21 @@ def test_archive_put_there_by_hand(tmp_path):
         pass
     download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path))
     assert_whole(tmp_path)
+
+
+def test_hundred_classes(tmp_path):
+    """CIFAR-100's archive: two files of records of two label bytes, and files of names."""
+    contents = {'train.bin': bytes([19, 99]) * 1537 * 4, 'test.bin': bytes(3074)}
+    archive = tar([member(f'cifar-100-binary/{name}', data) for name, data in {
+        'fine_label_names.txt': b'apple', 'coarse_label_names.txt': b'fish', **contents}.items()])
+    (tmp_path / 'there.tar.gz').write_bytes(archive)
+    published = dataclasses.replace(
+        table.CIFAR100, train_files={'train.bin': 4}, test_files={'test.bin': 1},
+        archive_bytes=len(archive), sha256=hashlib.sha256(archive).hexdigest())
+    download.maybe_download_and_extract(published, str(tmp_path), f'file://{tmp_path}/there.tar.gz')
+    assert (tmp_path / 'cifar-100-binary.tar.gz').read_bytes() == archive
+    folder = tmp_path / 'cifar-100-binary'
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
 
 
 @pytest.mark.parametrize('wrong', [b'', b'<html>', ARCHIVE[:-1], bytes(len(ARCHIVE))])

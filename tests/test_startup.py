@@ -28,7 +28,7 @@ def _refused(script, *arguments):
     (['--batch_size=0'], '--batch_size=0: 0 is not a positive integer'),
     (['--max_steps=-1'], '--max_steps=-1'),
     (['stray'], '"stray" is no flag'),
-    (['--dataset=imagenet'], 'cifar10|synthetic')])
+    (['--dataset=imagenet'], 'cifar10|cifar100|synthetic')])
 def test_wrong_flags_are_refused(arguments, words):
     assert words in _refused('cifar10_train.py', *arguments)
 

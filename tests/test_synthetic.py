@@ -7,32 +7,51 @@ import pytest
 from datasets import synthetic
 from datasets import table
 
-# SHA-256 of draw(100, 10, seed=7).
-DIGEST = '3e545b6ca3d652d99868ec43ba40e11d81b4c75e65f6cbb5a48a9f5a183c8b44'
+# (number of classes, label bytes) -> SHA-256 of 100 records of seed 7.
+DIGESTS = {
+    (10, 1): '3e545b6ca3d652d99868ec43ba40e11d81b4c75e65f6cbb5a48a9f5a183c8b44',
+    (100, 2): '70b59288e29dea5dedc51ce57c4f577b92d8b516d70bd827077b6dfa2d2c68bd'}
 
 
-def test_same_bytes_everywhere():
+@pytest.mark.parametrize('num_classes, label_bytes', DIGESTS)
+def test_same_bytes_everywhere(num_classes, label_bytes):
     """Set down once: another NumPy or processor must draw the same images."""
-    drawn = synthetic.draw(100, 10, seed=7)
-    assert hashlib.sha256(drawn.tobytes()).hexdigest() == DIGEST
-    assert not np.array_equal(drawn, synthetic.draw(100, 10, seed=8))
+    drawn = synthetic.draw(100, num_classes, 7, label_bytes)
+    assert hashlib.sha256(drawn.tobytes()).hexdigest() == DIGESTS[num_classes, label_bytes]
+    assert not np.array_equal(drawn, synthetic.draw(100, num_classes, 8, label_bytes))
 
 
-def test_written_in_three_seconds_and_whole(tmp_path):
+@pytest.mark.parametrize('row', [table.SYNTHETIC, table.SYNTHETIC100])
+def test_written_in_three_seconds_and_whole(tmp_path, row):
     start = time.perf_counter()
-    synthetic.write(table.SYNTHETIC, tmp_path)
+    synthetic.write(row, tmp_path)
     assert time.perf_counter() - start < 3
-    folder = tmp_path / 'synthetic-batches-bin'
-    assert sorted(path.name for path in folder.iterdir()) == ['data_batch_1.bin', 'test_batch.bin']
-    table.SYNTHETIC.check(folder)
-    assert table.SYNTHETIC.count(folder, eval_data=False) == 10000
-    assert table.SYNTHETIC.count(folder, eval_data=True) == 2000
+    folder = tmp_path / row.folder
+    assert {path.name for path in folder.iterdir()} == set(row.files)
+    row.check(folder)
+    for eval_data in (False, True):
+        assert row.count(folder, eval_data) == sum(row.split(eval_data).values())
 
 
 def test_classes_are_balanced_in_random_order():
     labels = synthetic.draw(1000, 10, seed=1)[:, 0]
     assert np.array_equal(np.bincount(labels), [100] * 10)
     assert len(np.unique(labels[:50])) == 10
+
+
+def test_label_names_the_upper_and_the_lower_form():
+    """Told by the forms that are of one colour along rows, or along columns."""
+    drawn = synthetic.draw(4000, 100, 1, label_bytes=2)
+    coarse, fine = drawn[:, 0], drawn[:, 1]
+    assert np.array_equal(np.bincount(fine), [40] * 100)
+    assert np.array_equal(coarse, fine // 10)
+    images = drawn[:, 2:].reshape(-1, 3, 32, 32).astype(np.float32)
+    bars, columns = (table.SYNTHETIC.classes.index(name) for name in ('bars', 'columns'))
+    for half, form in [(images[:, :, :16], fine // 10), (images[:, :, 16:], fine % 10)]:
+        along = half.std(axis=3).mean(axis=(1, 2))  # Noise alone in each row of bars: 14 levels.
+        across = half.std(axis=2).mean(axis=(1, 2))
+        assert along[form == bars].max() < 16 < 25 < along[form == columns].min()
+        assert across[form == columns].max() < 16 < 25 < across[form == bars].min()
 
 
 def test_mean_colour_does_not_tell_the_class():

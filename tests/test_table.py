@@ -22,6 +22,32 @@ def test_published_facts():
     assert row.url == 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 
 
+@pytest.mark.parametrize('row, records_, bytes_', [
+    (table.CIFAR100, (50000, 10000), 168513733), (table.SYNTHETIC100, (5000, 1000), 0)])
+def test_hundred_classes(row, records_, bytes_):
+    assert row.record_bytes == 3074
+    assert row.label_index == 1
+    assert row.train_files == {'train.bin': records_[0]}
+    assert row.test_files == {'test.bin': records_[1]}
+    assert row.archive_bytes == bytes_
+    assert len(set(row.classes)) == row.num_classes == 100
+    assert table.TABLE[row.name] is row
+
+
+def test_names_of_the_hundred_classes():
+    """CIFAR-100's are sorted, so that a name too few or too many shows in those that follow."""
+    names = table.CIFAR100.classes
+    assert names == tuple(sorted(names))
+    assert [names[label] for label in (0, 1, 39, 50, 60, 99)] == [
+        'apple', 'aquarium_fish', 'keyboard', 'mouse', 'plain', 'worm']
+    assert table.SYNTHETIC100.classes[0] == 'disc_above_disc'
+    assert table.SYNTHETIC100.classes[38] == 'ring_above_checks'
+
+
+def test_folders_are_different():
+    assert len({row.folder for row in table.TABLE.values()}) == len(table.TABLE)
+
+
 def test_whole_files_pass_and_are_counted(folder):
     table.CIFAR10.check(folder)
     assert table.CIFAR10.count(folder, eval_data=False) == 15
@@ -67,12 +93,14 @@ def test_label_out_of_range_names_the_record(folder):
 
 
 def test_label_byte_is_the_one_that_the_row_names(tmp_path):
-    row = table.DataSet('fine', 'fine', 'fine', {'a.bin': 2}, {'b.bin': 2}, classes=('x', 'y'),
-                        label_bytes=2, label_index=1)
-    data = np.zeros([2, 3074], np.uint8)
-    data[:, 0] = 200  # The coarse label, which is not looked at.
-    data.tofile(tmp_path / 'a.bin')
-    data[1, 1] = 2
-    data.tofile(tmp_path / 'b.bin')
-    with pytest.raises(table.DataError, match='b.bin has label 2 in record 1'):
-        row.check(tmp_path)
+    """The fine label must be a class; the coarse label is not looked at."""
+    data = np.zeros([3, 3074], np.uint8)
+    data[:, 0] = 200
+    data[:, 1] = 99
+    data.tofile(tmp_path / 'train.bin')
+    data.tofile(tmp_path / 'test.bin')
+    table.CIFAR100.check(tmp_path)
+    data[1, 1] = 100
+    data.tofile(tmp_path / 'test.bin')
+    with pytest.raises(table.DataError, match='test.bin has label 100 in record 1 .* 0 to 99'):
+        table.CIFAR100.check(tmp_path)

@@ -1,0 +1,289 @@
+"""What happens in a training session besides the steps: hooks, each for one thing."""
+import datetime
+import os
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from runtime import console
+from runtime import results
+
+SUMMARY_STEPS = 100
+_PROGRESS_SECONDS = 0.25
+
+
+def _diverged(session, folder, step, what):
+    """The exception to raise when training has left the finite numbers at a step."""
+    rate = session.run(tf.get_collection('learning_rate')[0])
+    return FloatingPointError(
+        f'Training diverged at step {step}: {what}, at learning rate {rate:g}. '
+        f'The last good checkpoint is {tf.train.latest_checkpoint(folder)}')
+
+
+class StepHook(tf.train.SessionRunHook):
+    """Counts steps: `step` is the number of the one that runs, from 0 over all starts.
+
+    Every run of the session is a step; what else is to run, `run_step_fn` runs past the hooks.
+    """
+
+    def begin(self):
+        self._global_step = tf.train.get_global_step()
+
+    def after_create_session(self, session, coord):
+        self.step = int(session.run(self._global_step))
+
+    def after_run(self, run_context, run_values):
+        self.step += 1
+
+
+class StopHook(StepHook):
+    """Stops when so many steps are made, also if they were made already, or when a signal came."""
+
+    def __init__(self, max_steps, caught):
+        self._max_steps = max_steps
+        self._caught = caught
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        if self.step >= self._max_steps:
+            coord.request_stop()
+
+    def after_run(self, run_context, run_values):
+        super().after_run(run_context, run_values)
+        if self.step >= self._max_steps or self._caught:
+            run_context.request_stop()
+
+
+class LossHook(StepHook):
+    """Prints the loss and the speed, and stops training when the loss is not finite.
+
+    The speed is that of all steps since the line before. A session's first step, which also sets
+    everything up, counts only where its own line shows it.
+    """
+
+    def __init__(self, loss, examples_per_step, log_frequency, folder):
+        """Makes the hook.
+
+        Args:
+            loss: float [].
+            examples_per_step: number of images that a step takes, over all replicas.
+            log_frequency: print a line every so many steps.
+            folder: where the run's checkpoints are.
+        """
+        self._loss = loss
+        self._examples_per_step = examples_per_step
+        self._log_frequency = log_frequency
+        self._folder = folder
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        self._first_step = self.step
+        self._mark()
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs(self._loss)
+
+    def after_run(self, run_context, run_values):
+        loss = run_values.results
+        if not np.isfinite(loss):
+            raise _diverged(run_context.session, self._folder, self.step, f'the loss is {loss}')
+        shown = self.step
+        super().after_run(run_context, run_values)
+        if shown % self._log_frequency == 0:
+            seconds = (time.perf_counter() - self._marked_time) / (self.step - self._marked_step)
+            console.line(f'{datetime.datetime.now()}: step {shown}, loss = {loss:.2f} '
+                         f'({self._examples_per_step / seconds:.1f} examples/sec; '
+                         f'{seconds:.3f} sec/batch)')
+        if shown % self._log_frequency == 0 or shown == self._first_step:
+            self._mark()
+
+    def _mark(self):
+        """The next line's interval begins now, with the step that comes next."""
+        self._marked_step = self.step
+        self._marked_time = time.perf_counter()
+
+
+class SummaryHook(StepHook):
+    """Writes the summaries of every hundredth step, counted over all starts."""
+
+    def __init__(self, scaffold, folder):
+        self._scaffold = scaffold
+        self._folder = folder
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        self._writer = tf.summary.FileWriterCache.get(self._folder)
+        # TensorBoard then drops what a run that was killed wrote beyond its last checkpoint.
+        self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), self.step)
+
+    def before_run(self, run_context):
+        if self.step % SUMMARY_STEPS == 0:
+            return tf.train.SessionRunArgs(self._scaffold.summary_op)
+        return None
+
+    def after_run(self, run_context, run_values):
+        if run_values.results is not None:
+            self._writer.add_summary(run_values.results, self.step)
+            self._writer.flush()  # TensorBoard shows it at once, and a kill does not lose it.
+        super().after_run(run_context, run_values)
+
+
+class MetricsHook(StepHook):
+    """Writes the run's metrics, and validates where a whole number of epochs has ended.
+
+    There is a row every hundred steps, at each validation, and, by `write_row`, before each
+    checkpoint. Further: on a terminal the progress of the epoch.
+    """
+
+    def __init__(self, loss, error, rate, examples_per_step, examples_per_epoch, max_steps, folder,
+                 validation=None):
+        """Makes the hook.
+
+        Args:
+            loss: float [].
+            error: float [], share of wrong predictions in the batch; None if unknown.
+            rate: float [], the learning rate; None if unknown.
+            examples_per_step: number of images that a step takes, over all replicas.
+            examples_per_epoch: number of training images.
+            max_steps: number of steps to make.
+            folder: of the run.
+            validation: a `Validation`, or None.
+        """
+        values = {'training_loss': loss, 'training_error': error, 'learning_rate': rate}
+        self._fetches = {name: value for name, value in values.items() if value is not None}
+        self._epochs_a_step = examples_per_step / examples_per_epoch
+        self._examples_per_step = examples_per_step
+        self._max_steps = max_steps
+        self._folder = folder
+        self._validation = validation
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        self._first_step = self.step
+        self._table = results.Metrics(self._folder, self.step)
+        self._writer = tf.summary.FileWriterCache.get(self._folder)
+        self._progress = _Progress(self._epochs_a_step, self._examples_per_step, self._max_steps)
+        self._begin_row()
+
+    def _begin_row(self):
+        self._values = {name: [] for name in self._fetches}
+        self._row_time = time.perf_counter()
+        self._row_step = self.step
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs(self._fetches)
+
+    def after_run(self, run_context, run_values):
+        for name, value in run_values.results.items():
+            self._values[name].append(float(value))
+        epochs_before = int(self.step * self._epochs_a_step)
+        super().after_run(run_context, run_values)
+        epochs = int(self.step * self._epochs_a_step)
+        self._progress.update(self.step, float(run_values.results['training_loss']))
+        if self._validation and epochs > epochs_before and self._validation.is_due(epochs):
+            self._validate(run_context.session)
+        elif self.step % SUMMARY_STEPS == 0:
+            self.write_row()
+
+    def end(self, session):
+        """Validates the last step, unless that has been done, or a signal ended the run early."""
+        made = self.step > self._first_step
+        if self._validation and made and self.step >= self._max_steps \
+                and self._validation.step != self.step:
+            self._validate(session)
+
+    def _validate(self, session):
+        seconds = time.perf_counter() - self._row_time
+        training_error = self._mean('training_error')
+        errors = self._validation.run(session, self.step)
+        self._row_time = time.perf_counter() - seconds  # What validation takes is no training.
+        values = {'validation/error': errors.raw, 'validation/error_averaged': errors.averaged}
+        if training_error is not None:
+            values['training/error'] = training_error
+        self._writer.add_summary(tf.Summary(value=[
+            tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]),
+            self.step)
+        self._writer.flush()
+        self.write_row(errors.raw)
+
+    def write_row(self, validation_error=None):
+        """Adds a row on the steps since the row before, if there are any."""
+        steps = self.step - self._row_step
+        if not steps and validation_error is None:
+            return
+        seconds = time.perf_counter() - self._row_time
+        self._table.append(
+            step=self.step, epoch=self.step * self._epochs_a_step, wall_time=time.time(),
+            learning_rate=self._values.get('learning_rate', [None])[-1],
+            training_loss=self._mean('training_loss'), training_error=self._mean('training_error'),
+            validation_error=validation_error,
+            images_per_second=steps * self._examples_per_step / seconds)
+        self._begin_row()
+
+    def _mean(self, name):
+        """Mean over the steps since the last row; None where there is no figure."""
+        return float(np.mean(self._values[name])) if self._values.get(name) else None
+
+
+class ParametersHook(tf.train.SessionRunHook):
+    """Writes `params.h5` at the end."""
+
+    def __init__(self, variables, folder):
+        self._variables = variables
+        self._folder = folder
+
+    def end(self, session):
+        results.write_parameters(
+            os.path.join(self._folder, 'params.h5'), self._variables, session)
+
+
+class _Progress:
+    """The line on a terminal that tells how far the epoch is; the last of an epoch stays."""
+
+    def __init__(self, epochs_a_step, examples_per_step, max_steps):
+        self._epochs_a_step = epochs_a_step
+        self._examples_per_step = examples_per_step
+        self._max_steps = max_steps
+        self._shown_time = self._start_time = time.perf_counter()
+        self._start_step = None
+
+    def update(self, step, loss):
+        """Shows step and loss, a few times a second and at an epoch's end."""
+        now = time.perf_counter()
+        if self._start_step is None:  # The first step sets everything up: no measure of speed.
+            self._start_step, self._start_time = step, now
+            return
+        ended = int(step * self._epochs_a_step) > int((step - 1) * self._epochs_a_step)
+        if not ended and now - self._shown_time < _PROGRESS_SECONDS:
+            return
+        self._shown_time = now
+        rate = (step - self._start_step) / max(now - self._start_time, 1e-9)
+        left = datetime.timedelta(seconds=int((self._max_steps - step) / rate))
+        console.progress(
+            f'epoch {step * self._epochs_a_step:.2f}: step {step} of {self._max_steps}, '
+            f'{rate * self._examples_per_step:.0f} images/s, loss {loss:.2f}, {left} left',
+            keep=ended)
+
+
+class SaveListener(tf.train.CheckpointSaverListener):
+    """Refuses to save variables that are not finite: the latest checkpoint stays good. Tells of the
+    last.
+
+    What a checkpoint covers is in the metrics first, so that a run that goes on from it has no gap.
+    """
+
+    def __init__(self, variables, metrics, folder):
+        self._variables = variables
+        self._metrics = metrics
+        self._folder = folder
+
+    def before_save(self, session, global_step_value):
+        for variable, value in zip(self._variables, session.run(self._variables)):
+            if not np.all(np.isfinite(value)):
+                raise _diverged(session, self._folder, global_step_value,
+                                f'{variable.op.name} is not finite')
+        self._metrics.write_row()
+
+    def end(self, session, global_step_value):
+        console.line(f'Saved step {global_step_value} in {self._folder}.')

@@ -1,0 +1,61 @@
+"""Validation while training: the error on the whole test set, and the best checkpoint so far."""
+import collections
+import datetime
+
+from runtime import console
+from runtime import evaluation
+from runtime import results
+
+# Errors of one validation, each float, 0 to 1: with the variables, and with their moving averages.
+Errors = collections.namedtuple('Errors', 'raw averaged')
+
+
+class Validation:
+    """Counts the test set with a training session's variables, and keeps the best of them.
+
+    The evaluation has a graph and session of its own: training's queues and random numbers go on as
+    if nothing had been. Make it in the training graph, before that is finalized.
+
+    Attributes:
+        step: of the last validation, None before the first.
+    """
+
+    def __init__(self, train_dir, variables, every):
+        """Builds the evaluation's graph.
+
+        Args:
+            train_dir: folder of the run, which gets the folder `best`.
+            variables: list of the variables that a checkpoint holds.
+            every: how many epochs apart validations are.
+
+        Raises:
+            FileNotFoundError: a record file of the test set is missing.
+        """
+        self.step = None
+        self._every = every
+        self._variables = {variable.op.name: variable for variable in variables}
+        self._best = results.Best(train_dir, variables)
+        self._evaluation = evaluation.Evaluation()
+
+    def is_due(self, epochs):
+        """Whether to validate when so many epochs have ended: int."""
+        return epochs % self._every == 0
+
+    def run(self, session, step):
+        """Validates, prints a line, and keeps the variables where they are the best so far.
+
+        Args:
+            session: the training session.
+            step: the global step.
+
+        Returns:
+            `Errors`.
+        """
+        values = session.run(self._variables)
+        errors = Errors(*(1.0 - self._evaluation.count(values, averaged).precision
+                          for averaged in (False, True)))
+        self.step = step
+        self._best.offer(session, step, *errors)
+        console.line(f'{datetime.datetime.now()}: step {step}, validation error = '
+                     f'{errors.raw:.4f} ({errors.averaged:.4f} averaged)')
+        return errors

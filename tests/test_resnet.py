@@ -1,0 +1,321 @@
+import numpy as np
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+
+from nets import resnet
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def elu(x):
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+
+
+class Reference:
+    """The network in NumPy, layer by layer as its description says; keeps the batches' statistics.
+
+    Attributes:
+        values: name of a variable -> its value.
+        statistics: scope of a batch norm -> mean and unbiased variance of each channel's input.
+    """
+
+    def __init__(self, values, activation, training):
+        self.values = {name: value.astype(np.float64) for name, value in values.items()}
+        self.activation, self.training, self.statistics = activation, training, {}
+
+    def logits(self, images):
+        net = self.activation(self.conv(images.astype(np.float64), 'conv1'))
+        for number in range(2, 9):
+            net = self.unit(net, f'conv{number}')
+            if number in (3, 5, 7):
+                net = self.pool(net)
+        return net.mean(axis=(1, 2)) @ self.values['affine/weights'] + self.values['affine/biases']
+
+    def unit(self, net, scope):
+        inner = self.activation(self.conv(net, scope + '/conv1'))
+        inner = self.activation(self.conv(inner, scope + '/conv2'))
+        return self.activation(self.conv(inner, scope + '/conv3') + net)
+
+    def conv(self, net, scope):
+        weights = self.values[scope + '/weights']
+        size = len(weights)
+        _, height, width, _ = net.shape
+        padded = np.pad(net, [(0, 0), (size // 2, size // 2), (size // 2, size // 2), (0, 0)])
+        net = sum(padded[:, i:i + height, j:j + width] @ weights[i, j]
+                  for i in range(size) for j in range(size))
+        return self.batch_norm(net, scope + '/bn/')
+
+    def batch_norm(self, net, scope):
+        mean, variance = net.mean(axis=(0, 1, 2)), net.var(axis=(0, 1, 2))
+        self.statistics[scope] = mean, net.var(axis=(0, 1, 2), ddof=1)
+        if not self.training:
+            mean = self.values[scope + 'moving_mean']
+            variance = self.values[scope + 'moving_variance']
+        net = (net - mean) / np.sqrt(variance + 1e-5)
+        return net * self.values[scope + 'gamma'] + self.values[scope + 'beta']
+
+    @staticmethod
+    def pool(net):
+        net = net[:, :net.shape[1] // 2 * 2, :net.shape[2] // 2 * 2]
+        return np.max([net[:, i::2, j::2] for i in (0, 1) for j in (0, 1)], axis=0)
+
+
+def load_noise(session):
+    """Gives every variable of the graph random values, variances positive ones; returns them."""
+    random = np.random.RandomState(0)
+    values = {}
+    for variable in tf.global_variables():
+        value = random.normal(scale=0.5, size=variable.shape.as_list())
+        if variable.op.name.endswith(('gamma', 'moving_variance')):
+            value = 0.5 + abs(value)
+        variable.load(value, session)
+        values[variable.op.name] = value
+    return values
+
+
+@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize('activation, reference', [(tf.nn.relu, relu), (tf.nn.elu, elu)])
+def test_equals_numpy(training, activation, reference):
+    """Three images of an odd size and few channels, all variables random."""
+    images = np.random.RandomState(1).normal(size=[3, 29, 21, 3]).astype(np.float32)
+    logits = resnet._network(tf.constant(images), 7, 6, activation, training)
+    with tf.Session() as session:
+        values = load_noise(session)
+        got = session.run(logits)
+    wanted = Reference(values, reference, training).logits(images)
+    assert got.shape == (3, 7)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * abs(wanted).max())
+
+
+@pytest.mark.parametrize('classes, activation', [(10, relu), (100, elu)])
+def test_inference_equals_numpy(classes, activation):
+    """The whole network, as it is at the start, on pixels from 0 to 255."""
+    images = np.random.RandomState(1).randint(0, 256, [3, 32, 32, 3]).astype(np.float32)
+    logits = resnet.inference(tf.constant(images), classes, training=True)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        values, got = session.run([{v.op.name: v for v in tf.global_variables()}, logits])
+    wanted = Reference(values, activation, True).logits(images)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * abs(wanted).max())
+
+
+@pytest.mark.parametrize('classes, parameters', [(10, 97482), (11, 97482 + 65), (100, 3415012)])
+def test_number_of_parameters(classes, parameters):
+    resnet.inference(tf.zeros([1, 32, 32, 3]), classes, training=True)
+    assert sum(v.shape.num_elements() for v in tf.trainable_variables()) == parameters
+    others = set(tf.global_variables()) - set(tf.trainable_variables())
+    assert {v.op.name.split('/')[-1] for v in others} == {'moving_mean', 'moving_variance'}
+    assert len(others) == 2 * 22
+
+
+def test_names():
+    resnet.inference(tf.zeros([1, 32, 32, 3]), 10, training=False)
+    names = [v.op.name for v in tf.global_variables()]
+    assert names[:6] == ['conv1/weights', 'conv1/bn/gamma', 'conv1/bn/beta', 'conv1/bn/moving_mean',
+                         'conv1/bn/moving_variance', 'conv2/conv1/weights']
+    assert names[-3:] == ['conv8/conv3/bn/moving_variance', 'affine/weights', 'affine/biases']
+
+
+def test_initial_values():
+    """Uniform within the square root of 6 / (inputs + outputs), each times the kernel's size."""
+    resnet.inference(tf.zeros([1, 32, 32, 3]), 10, training=False)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        values = session.run({v.op.name: v for v in tf.global_variables()})
+    for name, bound in [('conv1/weights', 6 / (9 * (3 + 64))), ('affine/weights', 6 / (64 + 10)),
+                        ('conv5/conv2/weights', 6 / (9 * (32 + 32)))]:
+        largest, deviation = abs(values[name]).max(), values[name].std()
+        assert 0.95 * bound ** 0.5 < largest <= bound ** 0.5
+        np.testing.assert_allclose(deviation, (bound / 3) ** 0.5, rtol=0.1)
+    for name, value in [('gamma', 1), ('beta', 0), ('moving_mean', 0), ('moving_variance', 1)]:
+        assert np.array_equal(values['conv5/conv2/bn/' + name], [value] * 32)
+    assert np.array_equal(values['affine/biases'], [0] * 10)
+
+
+def test_moving_statistics_after_one_update():
+    """0.9 of what they were and 0.1 of the batch's, the variance of which is the unbiased one."""
+    images = np.random.RandomState(1).normal(size=[3, 13, 19, 3]).astype(np.float32)
+    logits = resnet._network(tf.constant(images), 7, 6, tf.nn.relu, training=True)
+    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    with tf.Session() as session:
+        values = load_noise(session)
+        session.run([logits, updates])
+        moved = session.run({v.op.name: v for v in tf.global_variables()})
+    reference = Reference(values, relu, training=True)
+    reference.logits(images)
+    assert len(reference.statistics) == 22
+    for scope, (mean, variance) in reference.statistics.items():
+        np.testing.assert_allclose(
+            moved.pop(scope + 'moving_mean'), 0.9 * values[scope + 'moving_mean'] + 0.1 * mean,
+            rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            moved.pop(scope + 'moving_variance'),
+            0.9 * values[scope + 'moving_variance'] + 0.1 * variance, rtol=1e-4)
+    for name, value in moved.items():
+        np.testing.assert_array_equal(value, values[name].astype(np.float32))
+
+
+def test_evaluation_updates_nothing():
+    resnet.inference(tf.zeros([1, 32, 32, 3]), 10, training=False)
+    assert tf.get_collection(tf.GraphKeys.UPDATE_OPS) == []
+
+
+def test_towers_share_variables_and_keep_their_updates_apart():
+    images = tf.random_uniform([2, 32, 32, 3], maxval=255.0)
+    logits = []
+    for tower in (0, 1):
+        with tf.name_scope(f'tower_{tower}') as scope, tf.device(f'/gpu:{tower}'):
+            with tf.variable_scope(tf.get_variable_scope(), reuse=tower > 0):
+                logits.append(resnet.inference(images, 10, training=True))
+        updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS, scope)
+        assert len(updates) == 2 * 22
+        assert all(update.device == '/device:CPU:0' for update in updates)
+    assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 2 * 2 * 22
+    assert len(tf.global_variables()) == 22 * 5 + 2
+    assert logits[1].device == '/device:GPU:1'
+    for operation in tf.get_default_graph().get_operations():
+        if operation.type in ('VarHandleOp', 'ReadVariableOp', 'AssignVariableOp'):
+            assert operation.device == '/device:CPU:0', operation.name
+    with tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as session:
+        session.run(tf.global_variables_initializer())
+        first, second = session.run(logits)
+    np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('shape', [[2, 24, 24, 3], [2, 3, 32, 32], [2, 32, 32, 1]])
+def test_other_images_are_refused(shape):
+    with pytest.raises(ValueError, match=r'images have shape .*, wanted: \[batch, 32, 32, 3\]'):
+        resnet.inference(tf.zeros(shape), 10, training=True)
+
+
+def test_float16():
+    """Computes nearly the same; variables and logits stay in float32."""
+    images = tf.constant(np.random.RandomState(1).randint(0, 256, [5, 32, 32, 3]), tf.float32)
+    logits = [resnet.inference(images, 10, training=True)]
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        logits.append(resnet.inference(images, 10, training=True, dtype=tf.float16))
+    assert logits[1].dtype == tf.float32
+    assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32}
+    assert any(tensor.dtype == tf.float16 for op in tf.get_default_graph().get_operations()
+               if op.type == 'Conv2D' for tensor in op.outputs)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        wanted, got = session.run(logits)
+    np.testing.assert_allclose(got, wanted, atol=0.01 * abs(wanted).max())
+    assert not np.array_equal(got, wanted)
+
+
+def test_learns_and_evaluates_with_the_moving_statistics():
+    """Images that are bright above or below, told apart after 60 steps of a narrow network."""
+    labels, images = zip(*records.half_bright(32, seed=0))
+    images = tf.constant(np.stack(images), tf.float32)
+    logits = resnet._network(images, 2, 8, tf.nn.elu, training=True)
+    loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        evaluated = resnet._network(images, 2, 8, tf.nn.elu, training=False)
+    step = [tf.train.AdamOptimizer(resnet.LEARNING_RATE).minimize(loss),
+            tf.get_collection(tf.GraphKeys.UPDATE_OPS)]
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(60):
+            session.run(step)
+        assert session.run(evaluated).argmax(axis=1).tolist() == list(labels)
+
+
+def turned(image, angle, flip):
+    """`image` mirrored, then turned counterclockwise about its centre, pixel by pixel."""
+    image = (image[:, ::-1] if flip else image).astype(np.float64)
+    result = np.empty_like(image)
+    for row, column in np.ndindex(32, 32):
+        y, x = row - 15.5, column - 15.5
+        y, x = np.cos(angle) * y + np.sin(angle) * x, np.cos(angle) * x - np.sin(angle) * y
+        y, x = np.clip([y + 15.5, x + 15.5], 0, 31)  # Outside, the nearest pixel of the border.
+        top, left = min(int(y), 30), min(int(x), 30)
+        down, right = y - top, x - left
+        result[row, column] = (
+            (1 - down) * ((1 - right) * image[top, left] + right * image[top, left + 1])
+            + down * ((1 - right) * image[top + 1, left] + right * image[top + 1, left + 1]))
+    return result
+
+
+def rotate_and_flip(images, angles, flips):
+    """`resnet.rotate_and_flip` of uint8 [batch, 32, 32, 3]."""
+    planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+    result = resnet.rotate_and_flip(tf.constant(planes), resnet.Augmentation(
+        tf.constant(angles, tf.float32), tf.constant(flips)))
+    assert result.shape.as_list() == [len(images), 32, 32, 3]
+    with tf.Session() as session:
+        return session.run(result)
+
+
+def test_augmentation_equals_numpy():
+    images = np.random.RandomState(0).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
+    angles, flips = [0.25, -0.25, 0.1, -0.17, 0.0, 0.0], [False, False, True, True, True, False]
+    wanted = [turned(*each) for each in zip(images, angles, flips)]
+    got = rotate_and_flip(images, angles, flips)
+    np.testing.assert_allclose(got, wanted, atol=0.01)
+    np.testing.assert_array_equal(got[4], images[4][:, ::-1])
+    np.testing.assert_array_equal(got[5], images[5])
+
+
+def test_a_positive_angle_turns_counterclockwise():
+    images = np.random.RandomState(0).randint(0, 256, [2, 32, 32, 3]).astype(np.uint8)
+    got = rotate_and_flip(images, [np.pi / 2, -np.pi / 2], [False, True])
+    np.testing.assert_allclose(got[0], np.rot90(images[0]), atol=0.01)
+    np.testing.assert_allclose(got[1], np.rot90(images[1][:, ::-1], -1), atol=0.01)
+
+
+def test_the_border_is_repeated():
+    """The corners come from outside: from the border, which is bright."""
+    images = np.full([1, 32, 32, 3], 200, np.uint8)
+    images[0, 1:-1, 1:-1] = 10
+    got = rotate_and_flip(images, [0.25], [False])[0]
+    assert got.min() == 10
+    np.testing.assert_allclose(got[[0, 0, 31, 31], [0, 31, 0, 31]], 200, atol=0.01)
+
+
+def test_draws_are_uniform_in_their_ranges():
+    with tf.Session() as session:
+        drawn = session.run(resnet.draw_augmentation(20000))
+    assert drawn.angles.min() >= -0.25 and drawn.angles.max() <= 0.25
+    counts, _ = np.histogram(drawn.angles, bins=10, range=(-0.25, 0.25))
+    np.testing.assert_allclose(counts / 20000, 0.1, atol=0.011)  # Five deviations.
+    assert abs(drawn.flips.mean() - 0.5) < 0.018
+    assert abs(np.corrcoef(drawn.angles, drawn.flips)[0, 1]) < 0.04
+
+
+def test_augment_draws_for_each_image_and_run():
+    planes = np.tile(np.random.RandomState(0).randint(0, 256, 3072), [4, 1]).astype(np.uint8)
+    fed = tf.placeholder(tf.uint8, [None, 3072])
+    augmented = resnet.augment(fed)
+    assert augmented.dtype == tf.float32
+    assert augmented.shape.as_list() == [None, 32, 32, 3]
+    with tf.Session() as session:
+        images = np.concatenate([session.run(augmented, {fed: planes}) for _ in range(2)])
+    assert len(np.unique(images.reshape(8, -1), axis=0)) == 8
+
+
+def test_prepare_only_reorders():
+    images = np.random.RandomState(0).randint(0, 256, [5, 32, 32, 3]).astype(np.uint8)
+    prepared = resnet.prepare(tf.constant(images.transpose(0, 3, 1, 2).reshape(5, -1)))
+    assert prepared.dtype == tf.float32
+    assert prepared.shape.as_list() == [5, 32, 32, 3]
+    with tf.Session() as session:
+        np.testing.assert_array_equal(session.run(prepared), images)
+
+
+@pytest.mark.parametrize('multiple, warmup_epochs, rates', [
+    (1, 5, {0: 1e-3, 25: 1e-3, 50: 1e-3, 1000: 1e-3}),
+    (4, 5, {0: 1e-3, 1: 1.06e-3, 25: 2.5e-3, 49: 3.94e-3, 50: 4e-3, 51: 4e-3, 1000: 4e-3}),
+    (4, 0, {0: 4e-3, 1: 4e-3}), (1, 0, {0: 1e-3})])
+def test_learning_rate(multiple, warmup_epochs, rates):
+    """Ten steps an epoch, before, in, at the end of and after the warm-up."""
+    step = tf.placeholder(tf.int64, [])
+    rate = resnet.learning_rate(step, 10, multiple, warmup_epochs)
+    assert rate.dtype == tf.float32
+    with tf.Session() as session:
+        for at, wanted in rates.items():
+            np.testing.assert_allclose(session.run(rate, {step: at}), wanted, rtol=1e-6)

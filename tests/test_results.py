@@ -1,0 +1,240 @@
+import csv
+import json
+import pathlib
+
+import h5py
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from runtime import results
+
+HEADER = ('step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
+          'images_per_second\n')
+
+
+def row(step, **figures):
+    return {'step': step, 'epoch': step / 10, 'wall_time': 1700000000.25, 'learning_rate': 0.1,
+            'training_loss': 2.5, 'training_error': 0.75, 'validation_error': None,
+            'images_per_second': 1234.5, **figures}
+
+
+LINE = '{},{},1700000000.250,0.1,2.5,0.75,,1234.5\n'
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Of a `metrics.csv` with rows of steps 10, 20 and 30."""
+    metrics = results.Metrics(tmp_path, 0)
+    for step in (10, 20, 30):
+        metrics.append(**row(step))
+    return tmp_path / 'metrics.csv'
+
+
+def steps(path):
+    return [found['step'] for found in results.read_metrics(path)]
+
+
+def test_a_new_file_has_a_header_and_is_whole(tmp_path):
+    results.Metrics(tmp_path, 0)
+    assert (tmp_path / 'metrics.csv').read_text() == HEADER
+    assert [entry.name for entry in tmp_path.iterdir()] == ['metrics.csv']
+
+
+def test_rows_as_they_stand_in_the_file(path):
+    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(30, 3)
+
+
+def test_digits(tmp_path):
+    """A float32's seven; a step whole, however large."""
+    results.Metrics(tmp_path, 0).append(**row(
+        12345678, epoch=1 / 3, training_loss=123456789.0, validation_error=0.0))
+    assert (tmp_path / 'metrics.csv').read_text().splitlines()[1] == (
+        '12345678,0.3333333,1700000000.250,0.1,1.234568e+08,0.75,0,1234.5')
+
+
+def test_read_metrics(path):
+    assert results.read_metrics(path)[1] == row(20)
+    assert results.read_metrics(path.with_name('none.csv')) == []
+    path.write_text('')
+    assert results.read_metrics(path) == []
+
+
+def test_a_run_that_goes_on_drops_the_steps_to_be_made_again(path):
+    metrics = results.Metrics(path.parent, 20)
+    assert steps(path) == [10, 20]
+    metrics.append(**row(25))
+    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(
+        25, 2.5)
+
+
+def test_reading_and_writing_again_changes_nothing(path):
+    results.Metrics(path.parent, 30).append(**row(33, validation_error=0.1 + 0.2))
+    before = path.read_bytes()
+    results.Metrics(path.parent, 33)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize('length', range(1, len(LINE.format(30, 3)) + 1))
+def test_a_torn_last_line_is_dropped(path, length):
+    """Also one that lacks nothing but its end, whose last figure may have had more digits."""
+    path.write_bytes(path.read_bytes()[:-length])
+    results.Metrics(path.parent, 30).append(**row(30))
+    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(30, 3)
+
+
+@pytest.mark.parametrize('length', range(len(HEADER)))
+def test_a_torn_header(tmp_path, length):
+    (tmp_path / 'metrics.csv').write_text(HEADER[:length])
+    results.Metrics(tmp_path, 0)
+    assert (tmp_path / 'metrics.csv').read_text() == HEADER
+
+
+@pytest.mark.parametrize('garbage', [
+    b'\n', b'notes\n', b'15,1.5\n', b'15,1,1,1,1,1,1,1,1\n', b',1,1,1,1,1,1,1\n', b'\0\0\0\0\n',
+    b'inf,1,1,1,1,1,1,1\n', b'nan,1,1,1,1,1,1,1\n', b'\xff\xfe,1\n', b'"15,1\n'])
+def test_a_line_that_is_no_row_is_dropped(path, garbage):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b''.join(lines[:2]) + garbage + b''.join(lines[2:]))
+    results.Metrics(path.parent, 30)
+    assert path.read_bytes() == b''.join(lines)
+
+
+def test_a_spreadsheet_and_numpy_can_read_it(path):
+    with open(path, newline='') as stream:
+        rows = list(csv.DictReader(stream))
+    assert [found['step'] for found in rows] == ['10', '20', '30']
+    assert rows[0]['validation_error'] == '' and rows[0]['training_error'] == '0.75'
+    table = np.genfromtxt(path, delimiter=',', names=True)
+    assert table.dtype.names == results.COLUMNS
+    assert table['epoch'].tolist() == [1, 2, 3]
+    assert np.isnan(table['validation_error']).all()
+
+
+@pytest.fixture
+def session():
+    """A session after one step of Adam on `w`, with averages and a batch norm's statistics."""
+    step = tf.train.get_or_create_global_step()
+    weights = tf.get_variable('layer/weights', initializer=[[1.0, 2.0], [3.0, 4.0]])
+    for name in ('moving_mean', 'moving_variance'):
+        tf.get_variable(f'layer/bn/{name}', initializer=[5.0, 6.0], trainable=False)
+    step_op = tf.train.AdamOptimizer(0.5).minimize(tf.reduce_sum(weights), step)
+    with tf.control_dependencies([step_op]):
+        train_op = tf.train.ExponentialMovingAverage(0.5).apply([weights])
+    with tf.Session() as session_:
+        session_.run(tf.global_variables_initializer())
+        session_.run(train_op)
+        yield session_
+
+
+def test_parameters(session, tmp_path):
+    """Adam's first step is its rate, 0.5; the average is halfway between 1 and 0.5."""
+    path = tmp_path / 'params.h5'
+    results.write_parameters(str(path), tf.global_variables(), session)
+    assert [entry.name for entry in tmp_path.iterdir()] == ['params.h5']
+    names = []
+    with h5py.File(path) as stream:
+        stream.visititems(lambda name, node: names.append(name) if hasattr(node, 'shape') else None)
+        assert sorted(names) == [
+            'averages/layer/weights', 'statistics/layer/bn/moving_mean',
+            'statistics/layer/bn/moving_variance', 'weights/layer/weights']
+        np.testing.assert_allclose(stream['weights/layer/weights'], [[0.5, 1.5], [2.5, 3.5]],
+                                   rtol=1e-6)
+        np.testing.assert_allclose(stream['averages/layer/weights'], [[0.75, 1.75], [2.75, 3.75]],
+                                   rtol=1e-6)
+        assert stream['statistics/layer/bn/moving_mean'][:].tolist() == [5, 6]
+        assert stream['weights/layer/weights'].dtype == np.float32
+        assert dict(stream.attrs) == {'global_step': 1}
+
+
+def test_parameters_replace_an_earlier_file(session, tmp_path):
+    (tmp_path / 'params.h5').write_text('earlier')
+    (tmp_path / 'params.h5.part').write_text('what a kill left')
+    results.write_parameters(str(tmp_path / 'params.h5'), tf.global_variables(), session)
+    assert [entry.name for entry in tmp_path.iterdir()] == ['params.h5']
+    assert h5py.is_hdf5(tmp_path / 'params.h5')
+
+
+@pytest.fixture
+def best(session, tmp_path):
+    """A `Best` to which step 10 was offered with error 0.5."""
+    best_ = results.Best(str(tmp_path), tf.global_variables())
+    assert (best_.error, best_.step) == (np.inf, None)
+    assert not (tmp_path / 'best').exists()  # Nothing is made before there is something.
+    best_.offer(session, 10, 0.5, 0.625)
+    return best_
+
+
+def read_error(folder):
+    return json.loads(pathlib.Path(folder, 'best', 'error.json').read_text())
+
+
+def checkpoint_files(step):
+    return [f'model.ckpt-{step}.data-00000-of-00001', f'model.ckpt-{step}.index']
+
+
+def kept(folder):
+    return sorted(entry.name for entry in pathlib.Path(folder, 'best').iterdir())
+
+
+def test_the_first_is_the_best(best, tmp_path):
+    assert (best.error, best.step) == (0.5, 10)
+    assert read_error(tmp_path) == {'step': 10, 'error': 0.5, 'averaged_error': 0.625,
+                                    'checkpoint': 'model.ckpt-10'}
+    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(10), 'params.h5']
+    assert tf.train.latest_checkpoint(str(tmp_path / 'best')).endswith('model.ckpt-10')
+
+
+def test_a_lower_error_replaces_it(best, session, tmp_path):
+    session.run(tf.trainable_variables()[0].assign(np.full([2, 2], 7.0)))
+    best.offer(session, 20, 0.25, 0.75)
+    assert read_error(tmp_path) == {'step': 20, 'error': 0.25, 'averaged_error': 0.75,
+                                    'checkpoint': 'model.ckpt-20'}
+    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(20), 'params.h5']
+    latest = tf.train.latest_checkpoint(str(tmp_path / 'best'))
+    assert latest.endswith('model.ckpt-20')
+    assert (tf.train.load_variable(latest, 'layer/weights') == 7).all()
+    with h5py.File(tmp_path / 'best' / 'params.h5') as stream:
+        assert (stream['weights/layer/weights'][:] == 7).all()
+
+
+@pytest.mark.parametrize('error', [0.5, 0.75])
+def test_no_lower_error_changes_nothing(best, session, tmp_path, error):
+    def contents():
+        return {entry.name: entry.read_bytes() for entry in (tmp_path / 'best').iterdir()}
+    before = contents()
+    best.offer(session, 20, error, 0.0)
+    assert contents() == before
+    assert (best.error, best.step) == (0.5, 10)
+
+
+def test_a_resumed_run_knows_the_best(best, session, tmp_path):
+    again = results.Best(str(tmp_path), tf.global_variables())
+    assert (again.error, again.step) == (0.5, 10)
+    again.offer(session, 20, 0.75, 0.75)
+    assert read_error(tmp_path)['step'] == 10
+    again.offer(session, 30, 0.25, 0.25)
+    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(30), 'params.h5']
+
+
+@pytest.mark.parametrize('text', ['', '{', '[]', '{"error": 0.1}', '{"error": "?", "step": 10}'])
+def test_a_damaged_error_json_is_none(best, session, tmp_path, text):
+    (tmp_path / 'best' / 'error.json').write_text(text)
+    again = results.Best(str(tmp_path), tf.global_variables())
+    assert (again.error, again.step) == (np.inf, None)
+    again.offer(session, 20, 0.75, 0.75)
+    assert read_error(tmp_path)['step'] == 20
+    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(20), 'params.h5']
+
+
+def test_an_error_without_its_checkpoint_is_none(best, tmp_path):
+    for name in checkpoint_files(10):
+        (tmp_path / 'best' / name).unlink()
+    assert results.Best(str(tmp_path), tf.global_variables()).error == np.inf
+
+
+def test_others_files_stay(best, session, tmp_path):
+    for name in ('notes.txt', 'model.ckpt-best.index'):
+        (tmp_path / 'best' / name).write_text('mine')
+    best.offer(session, 20, 0.25, 0.25)
+    assert {'notes.txt', 'model.ckpt-best.index'} <= set(kept(tmp_path))
