@@ -152,18 +152,18 @@ class MetricsHook(StepHook):
         """
         values = {'training_loss': loss, 'training_error': error, 'learning_rate': rate}
         self._fetches = {name: value for name, value in values.items() if value is not None}
-        self._epochs_a_step = examples_per_step / examples_per_epoch
         self._examples_per_step = examples_per_step
+        self._examples_per_epoch = examples_per_epoch
         self._max_steps = max_steps
         self._folder = folder
         self._validation = validation
 
     def after_create_session(self, session, coord):
         super().after_create_session(session, coord)
-        self._first_step = self.step
         self._table = results.Metrics(self._folder, self.step)
         self._writer = tf.summary.FileWriterCache.get(self._folder)
-        self._progress = _Progress(self._epochs_a_step, self._examples_per_step, self._max_steps)
+        self._progress = _Progress(
+            self._examples_per_step, self._examples_per_epoch, self._max_steps)
         self._begin_row()
 
     def _begin_row(self):
@@ -177,21 +177,18 @@ class MetricsHook(StepHook):
     def after_run(self, run_context, run_values):
         for name, value in run_values.results.items():
             self._values[name].append(float(value))
-        epochs_before = int(self.step * self._epochs_a_step)
         super().after_run(run_context, run_values)
-        epochs = int(self.step * self._epochs_a_step)
         self._progress.update(self.step, float(run_values.results['training_loss']))
-        if self._validation and epochs > epochs_before and self._validation.is_due(epochs):
+        if self._validation and self._is_due():
             self._validate(run_context.session)
         elif self.step % SUMMARY_STEPS == 0:
             self.write_row()
 
-    def end(self, session):
-        """Validates the last step, unless that has been done, or a signal ended the run early."""
-        made = self.step > self._first_step
-        if self._validation and made and self.step >= self._max_steps \
-                and self._validation.step != self.step:
-            self._validate(session)
+    def _is_due(self):
+        """Whether to validate after this step: epochs have ended with it, or it is the last."""
+        before, now = (step * self._examples_per_step // self._examples_per_epoch
+                       for step in (self.step - 1, self.step))
+        return self._validation.is_due(before, now) or self.step >= self._max_steps
 
     def _validate(self, session):
         seconds = time.perf_counter() - self._row_time
@@ -210,11 +207,12 @@ class MetricsHook(StepHook):
     def write_row(self, validation_error=None):
         """Adds a row on the steps since the row before, if there are any."""
         steps = self.step - self._row_step
-        if not steps and validation_error is None:
+        if not steps:
             return
         seconds = time.perf_counter() - self._row_time
         self._table.append(
-            step=self.step, epoch=self.step * self._epochs_a_step, wall_time=time.time(),
+            step=self.step, wall_time=time.time(),
+            epoch=self.step * self._examples_per_step / self._examples_per_epoch,
             learning_rate=self._values.get('learning_rate', [None])[-1],
             training_loss=self._mean('training_loss'), training_error=self._mean('training_error'),
             validation_error=validation_error,
@@ -241,9 +239,9 @@ class ParametersHook(tf.train.SessionRunHook):
 class _Progress:
     """The line on a terminal that tells how far the epoch is; the last of an epoch stays."""
 
-    def __init__(self, epochs_a_step, examples_per_step, max_steps):
-        self._epochs_a_step = epochs_a_step
+    def __init__(self, examples_per_step, examples_per_epoch, max_steps):
         self._examples_per_step = examples_per_step
+        self._examples_per_epoch = examples_per_epoch
         self._max_steps = max_steps
         self._shown_time = self._start_time = time.perf_counter()
         self._start_step = None
@@ -254,14 +252,15 @@ class _Progress:
         if self._start_step is None:  # The first step sets everything up: no measure of speed.
             self._start_step, self._start_time = step, now
             return
-        ended = int(step * self._epochs_a_step) > int((step - 1) * self._epochs_a_step)
+        examples = step * self._examples_per_step
+        ended = examples % self._examples_per_epoch < self._examples_per_step
         if not ended and now - self._shown_time < _PROGRESS_SECONDS:
             return
         self._shown_time = now
         rate = (step - self._start_step) / max(now - self._start_time, 1e-9)
         left = datetime.timedelta(seconds=int((self._max_steps - step) / rate))
         console.progress(
-            f'epoch {step * self._epochs_a_step:.2f}: step {step} of {self._max_steps}, '
+            f'epoch {examples / self._examples_per_epoch:.2f}: step {step} of {self._max_steps}, '
             f'{rate * self._examples_per_step:.0f} images/s, loss {loss:.2f}, {left} left',
             keep=ended)
 

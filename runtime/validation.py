@@ -15,9 +15,6 @@ class Validation:
 
     The evaluation has a graph and session of its own: training's queues and random numbers go on as
     if nothing had been. Make it in the training graph, before that is finalized.
-
-    Attributes:
-        step: of the last validation, None before the first.
     """
 
     def __init__(self, train_dir, variables, every):
@@ -31,15 +28,17 @@ class Validation:
         Raises:
             FileNotFoundError: a record file of the test set is missing.
         """
-        self.step = None
         self._every = every
         self._variables = {variable.op.name: variable for variable in variables}
         self._best = results.Best(train_dir, variables)
         self._evaluation = evaluation.Evaluation()
 
-    def is_due(self, epochs):
-        """Whether to validate when so many epochs have ended: int."""
-        return epochs % self._every == 0
+    def is_due(self, before, now):
+        """Whether to validate after a step with which the epochs ended went from `before` to `now`.
+
+        A step may be larger than an epoch.
+        """
+        return before // self._every < now // self._every
 
     def run(self, session, step):
         """Validates, prints a line, and keeps the variables where they are the best so far.
@@ -52,9 +51,9 @@ class Validation:
             `Errors`.
         """
         values = session.run(self._variables)
-        errors = Errors(*(1.0 - self._evaluation.count(values, averaged).precision
-                          for averaged in (False, True)))
-        self.step = step
+        raw, averaged = (self._evaluation.count(values, use) for use in (False, True))
+        errors = Errors((raw.total - raw.correct) / raw.total,
+                        (averaged.total - averaged.correct) / averaged.total)
         self._best.offer(session, step, *errors)
         console.line(f'{datetime.datetime.now()}: step {step}, validation error = '
                      f'{errors.raw:.4f} ({errors.averaged:.4f} averaged)')

@@ -14,6 +14,7 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_train
 from runtime import checkpoints
+from runtime import hooks
 from runtime import training
 
 FLAGS = flags.FLAGS
@@ -137,9 +138,9 @@ def test_run_json_and_another_data_set(half_bright):
     path.write_text(json.dumps(run))
     before = sorted(os.listdir(FLAGS.train_dir))
     with flagsaver.flagsaver(max_steps=20), pytest.raises(
-            app.UsageError, match='with --dataset=synthetic, not .*=cifar10: .* --restart'):
+            app.UsageError, match='--dataset=synthetic, not .*=cifar10: .* --restart'):
         cifar10_train.train()
-    with pytest.raises(app.UsageError, match='with --dataset=synthetic, not'):
+    with pytest.raises(app.UsageError, match='--dataset=synthetic, not'):
         training.steps_left()  # Also where there is nothing to do.
     assert sorted(os.listdir(FLAGS.train_dir)) == before
     path.write_text('{')
@@ -184,7 +185,7 @@ def test_nan_stops_and_the_last_good_checkpoint_stays(half_bright, monkeypatch):
 def test_nan_at_a_step_with_summaries(half_bright, monkeypatch):
     """Histograms of NaN would fail by themselves, before anybody sees the loss."""
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 1e30)
-    monkeypatch.setattr(training, 'SUMMARY_STEPS', 1)
+    monkeypatch.setattr(hooks, 'SUMMARY_STEPS', 1)
     with pytest.raises(FloatingPointError, match='Training diverged at step'):
         cifar10_train.train()
 
@@ -242,8 +243,8 @@ def test_a_missing_record_file_ends_training_as_itself(half_bright):
             images, labels = cifar10.distorted_inputs()
             loss = cifar10.loss(cifar10.inference(images), labels)
             train_op = cifar10.train(loss, step)
-            (half_bright / 'data_batch_2.bin').unlink()
             with flagsaver.flagsaver(max_steps=1000), training.session(loss, 8) as session:
+                (half_bright / 'data_batch_2.bin').unlink()
                 while not session.should_stop():
                     session.run(train_op)
 

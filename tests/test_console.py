@@ -1,0 +1,98 @@
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import records
+from absl import flags
+
+FLAGS = flags.FLAGS
+
+CLEAR = '\r\x1b[K'
+
+LINES = '''
+from runtime import console
+console.progress('epoch 0.5')
+console.progress('epoch 0.6')
+console.line('step 6')
+console.line('step 7')
+console.progress('0123456789' * 3)
+console.progress('epoch 1', keep=True)
+console.line('done')
+'''
+
+
+def on_a_terminal(arguments, columns=20):
+    """What Python shows on a terminal that is so wide."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
+    environment = {name: value for name, value in records.environment().items()
+                   if name not in ('COLUMNS', 'LINES')}
+    with subprocess.Popen([sys.executable, *arguments], stdout=theirs, stderr=subprocess.PIPE,
+                          cwd=records.ROOT, env=environment) as process:
+        os.close(theirs)
+        shown = b''
+        while True:
+            try:
+                block = os.read(ours, 65536)
+            except OSError:  # Linux's way to say that the other end is closed.
+                block = b''
+            if not block:
+                break
+            shown += block
+        error = process.stderr.read()
+    os.close(ours)
+    assert process.returncode == 0, error
+    return shown.decode().replace('\r\n', '\n')
+
+
+def left_on_screen(shown):
+    """The lines of a terminal after it has shown a text: each as it was last overwritten."""
+    return [line.split(CLEAR)[-1] for line in shown.split('\n')]
+
+
+def test_progress_is_overwritten_and_cut():
+    shown = on_a_terminal(['-c', LINES])
+    assert shown == (
+        f'{CLEAR}epoch 0.5{CLEAR}epoch 0.6{CLEAR}step 6\nstep 7\n'
+        f'{CLEAR}0123456789012345678{CLEAR}epoch 1\ndone\n')  # 19 of 20 columns: none is wrapped.
+    assert left_on_screen(shown) == ['step 6', 'step 7', 'epoch 1', 'done', '']
+
+
+def test_a_pipe_gets_the_lines_alone():
+    done = subprocess.run([sys.executable, '-c', LINES], cwd=records.ROOT, capture_output=True,
+                          env=records.environment(), text=True, check=True)
+    assert done.stdout == 'step 6\nstep 7\ndone\n'
+
+
+def arguments(half_bright):
+    """Of a run of two epochs and a half, 80 images each."""
+    return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=8',
+            '--max_steps=25', '--log_frequency=100', '--validate_every=1', '--device=cpu']
+
+
+def test_a_runs_progress_on_a_terminal(half_bright):
+    """Each epoch leaves one line; validations and what else is said have lines of their own."""
+    shown = on_a_terminal(
+        [str(records.ROOT / 'cifar10_train.py'), *arguments(half_bright)], columns=100)
+    lines = left_on_screen(shown)
+    epochs = [line for line in lines if line.startswith('epoch ')]
+    wanted = (r'epoch {}\.00: step {} of 25, \d+ images/s, loss \d+\.\d\d, 0:00:\d\d left')
+    assert len(epochs) == 2
+    for index, line in enumerate(epochs, 1):
+        assert re.fullmatch(wanted.format(index, 10 * index), line), line
+    assert lines[-2:] == [f'Saved step 25 in {FLAGS.train_dir}.', '']
+    for step in (10, 20, 25):
+        line, = [line for line in lines if f': step {step}, validation error = ' in line]
+        assert re.match(r'\d{4}-', line)
+
+
+def test_a_runs_log_is_clean(half_bright):
+    done = records.run_script('cifar10_train.py', *arguments(half_bright))
+    assert done.returncode == 0, done.stderr
+    assert '\r' not in done.stdout and '\x1b' not in done.stdout and 'epoch ' not in done.stdout
+    assert len(done.stdout.splitlines()) == 6  # Queue, step 0, three validations, saved.

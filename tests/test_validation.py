@@ -1,0 +1,288 @@
+import json
+import os
+import pathlib
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+import tiny
+from absl import app, flags
+from absl.testing import flagsaver
+
+import cifar10
+import cifar10_eval
+import cifar10_train
+from nets import table as nets
+from runtime import evaluation
+from runtime import hooks
+from runtime import results
+from runtime import training
+from runtime import validation
+
+FLAGS = flags.FLAGS
+
+
+@pytest.fixture
+def tiny_net(half_bright, monkeypatch):
+    """The small net of `tiny` on the half-bright images: 10 steps an epoch."""
+    monkeypatch.setitem(nets.TABLE, 'tiny', tiny.NET)
+    with flagsaver.flagsaver(net='tiny', validate_every=1, max_steps=25):
+        yield
+
+
+def folder(*names):
+    return pathlib.Path(FLAGS.train_dir, *names)
+
+
+def rows():
+    """(step, validation error) of each row of the metrics."""
+    return [(row['step'], row['validation_error'])
+            for row in results.read_metrics(folder('metrics.csv'))]
+
+
+def scalars(tag):
+    """step -> value of a scalar in the event files."""
+    return {event.step: value.simple_value for path in sorted(folder().glob('events*'))
+            for event in tf.train.summary_iterator(str(path))
+            for value in event.summary.value if value.tag == tag}
+
+
+def errors(step):
+    """Errors of the checkpoint at a step, as an evaluation by itself finds them."""
+    path = str(folder(f'model.ckpt-{step}'))
+    found = [evaluation.Evaluation(use_moving_averages=averaged).run(path)
+             for averaged in (False, True)]
+    return [(result.total - result.correct) / result.total for result in found]
+
+
+def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
+    """The tutorial's net, at a low rate; every tenth label is one that no training image has."""
+    images = [image for _, image in records.half_bright(130, seed=0)]
+    records.write(half_bright / 'test_batch.bin',
+                  [(5 if k % 10 == 0 else k % 2, image) for k, image in enumerate(images)])
+    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.002)
+    with flagsaver.flagsaver(validate_every=1, max_steps=25, save_checkpoint_steps=5,
+                             log_frequency=1):
+        cifar10_train.train()
+    wanted = {step: errors(step) for step in (10, 20, 25)}
+    assert all(0.1 <= error < 1 for error, _ in wanted.values())
+    np.testing.assert_allclose(
+        [(scalars('validation/error')[step], scalars('validation/error_averaged')[step])
+         for step in wanted], list(wanted.values()), rtol=1e-6)
+    assert sorted(scalars('validation/error')) == sorted(scalars('training/error')) == [10, 20, 25]
+    # A row at each validation, and before each checkpoint.
+    assert [step for step, _ in rows()] == [5, 10, 15, 20, 25]
+    np.testing.assert_allclose([error for _, error in rows() if error is not None],
+                               [raw for raw, _ in wanted.values()], rtol=1e-6)
+    best = min(wanted, key=lambda step: wanted[step][0])
+    assert json.loads(folder('best', 'error.json').read_text()) == {
+        'step': best, 'error': wanted[best][0], 'averaged_error': wanted[best][1],
+        'checkpoint': f'model.ckpt-{best}'}
+    with h5py.File(folder('params.h5')) as stream:
+        assert stream.attrs['global_step'] == 25
+        np.testing.assert_array_equal(
+            stream['weights/conv1/weights'],
+            tf.train.load_variable(str(folder('model.ckpt-25')), 'conv1/weights'))
+
+
+def test_after_each_epoch_and_the_last_step(tiny_net, capsys):
+    cifar10_train.train()
+    assert [step for step, _ in rows()] == [10, 20, 25]
+    assert all(error is not None for _, error in rows())
+    out = capsys.readouterr().out
+    assert [line.split(': step ')[1].split(',')[0] for line in out.splitlines()
+            if 'validation error = ' in line] == ['10', '20', '25']
+
+
+def test_every_second_epoch(tiny_net):
+    with flagsaver.flagsaver(validate_every=2, max_steps=45):
+        cifar10_train.train()
+    assert [step for step, _ in rows()] == [20, 40, 45]
+
+
+def test_a_last_step_that_ends_an_epoch_is_validated_once(tiny_net, capsys):
+    with flagsaver.flagsaver(max_steps=20):
+        cifar10_train.train()
+    assert [step for step, _ in rows()] == [10, 20]
+    assert capsys.readouterr().out.count('validation error') == 2
+
+
+def test_a_last_step_that_is_saved_by_its_number(tiny_net):
+    """Its row is written once, with the error in it."""
+    with flagsaver.flagsaver(save_checkpoint_steps=5, max_steps=15):
+        cifar10_train.train()
+    assert [(step, error is None) for step, error in rows()] == [
+        (5, True), (10, False), (15, False)]
+
+
+@pytest.mark.parametrize('examples_per_step, every, due', [
+    (8, 1, [10, 20, 25]),
+    (8, 9, [25]),
+    (7, 1, [12, 23, 25]),  # 84 and 161 images.
+    (120, 2, [2, 3, 4, 6, 7, 8, 9]),  # 1.5 epochs each; after 1, 3, 4, 6, 7, 9, 10, 12, 13.
+    (7, 63, [720, 1000]),  # Though 720 * (7 / 80) is less than 63 in floating point.
+])
+def test_when_it_is_due(tiny_net, examples_per_step, every, due):
+    """With 80 images an epoch; the last step is due always."""
+    tf.train.get_or_create_global_step()
+    nets.net().inference(tf.zeros([8, 16, 16, 3]), training=False)
+    hook = hooks.MetricsHook(
+        tf.constant(1.0), None, None, examples_per_step, 80, due[-1], FLAGS.train_dir,
+        validation.Validation(FLAGS.train_dir, tf.global_variables(), every))
+    found = []
+    for step in range(1, due[-1] + 1):
+        hook.step = step
+        found += [step] if hook._is_due() else []
+    assert found == due
+
+
+def test_a_resumed_run_goes_on(tiny_net):
+    for max_steps in (15, 25):
+        with flagsaver.flagsaver(max_steps=max_steps):
+            cifar10_train.train()
+    assert [step for step, _ in rows()] == [10, 15, 20, 25]
+    epochs = [row['epoch'] for row in results.read_metrics(folder('metrics.csv'))]
+    assert epochs == [1, 1.5, 2, 2.5]
+
+
+def test_after_a_kill_no_step_is_doubled_or_missing(tiny_net):
+    """The latest checkpoint is that of step 12; rows up to 22 and half a line were written."""
+    with flagsaver.flagsaver(max_steps=12, save_checkpoint_steps=4):
+        cifar10_train.train()
+    kept = folder('metrics.csv').read_text()
+    assert [step for step, _ in rows()] == [4, 8, 10, 12]
+    shutil.copytree(folder(), folder().with_name('killed'))
+    with flagsaver.flagsaver(train_dir=str(folder().with_name('killed'))):
+        with open(folder('metrics.csv'), 'a') as stream:
+            stream.write('20,2,1.0,0.01,9,9,9,9\n22,2.2,1.0,0.01,9,9,9,9\n24,2.')
+        cifar10_train.train()
+        assert [step for step, _ in rows()] == [4, 8, 10, 12, 20, 25]
+        assert folder('metrics.csv').read_text().startswith(kept)
+        assert 9 not in [error for _, error in rows()]
+
+
+def test_training_figures_are_means_since_the_last_row(half_bright):
+    """Losses 0, 1, 2 ... at a rate of a tenth of them: rows at steps 4, 8 and 10."""
+    step = tf.train.get_or_create_global_step()
+    made = tf.cast(step.read_value(), tf.float32)
+    tf.add_to_collection('errors', made / 16)
+    tf.add_to_collection('errors', 3 * made / 16)  # Of two towers: a mean of step / 8.
+    tf.add_to_collection('learning_rate', made / 10)
+    with tf.control_dependencies([made]):
+        count = step.assign_add(1)
+    with flagsaver.flagsaver(save_checkpoint_steps=4, validate_every=0), \
+            training.session(made, examples_per_step=16) as session:
+        while not session.should_stop():
+            session.run(count)
+    found = results.read_metrics(folder('metrics.csv'))
+    assert [row['step'] for row in found] == [4, 8, 10]
+    assert [row['epoch'] for row in found] == [0.8, 1.6, 2]  # 16 of 80 images.
+    assert [row['training_loss'] for row in found] == [1.5, 5.5, 8.5]
+    assert [row['training_error'] for row in found] == [0.1875, 0.6875, 1.0625]
+    np.testing.assert_allclose([row['learning_rate'] for row in found], [0.3, 0.7, 0.9], rtol=1e-6)
+    assert all(row['images_per_second'] > 0 for row in found)
+    assert [row['validation_error'] for row in found] == 3 * [None]
+
+
+def test_a_run_that_knows_no_error_leaves_the_figure_out(half_bright):
+    count = tf.train.get_or_create_global_step().assign_add(1)
+    with training.session(tf.constant(2.0), examples_per_step=8) as session:
+        while not session.should_stop():
+            session.run(count)
+    row, = results.read_metrics(folder('metrics.csv'))
+    assert (row['training_loss'], row['training_error'], row['learning_rate']) == (2, None, None)
+
+
+def test_off(half_bright):
+    """--net=tutorial by default: neither best/ nor an error in the row."""
+    training.use_recipe()
+    assert FLAGS.validate_every == 0
+    cifar10_train.train()
+    assert rows() == [(10, None)]
+    assert not folder('best').exists()
+    assert scalars('validation/error') == scalars('training/error') == {}
+    assert folder('params.h5').exists()
+
+
+def test_the_best_is_evaluated_like_a_run(tiny_net, capsys):
+    cifar10_train.train()
+    best = json.loads(folder('best', 'error.json').read_text())
+    capsys.readouterr()
+    with flagsaver.flagsaver(run_once=True, checkpoint_dir=str(folder('best')),
+                             use_moving_averages=False):
+        cifar10_eval.evaluate()
+    assert f': precision @ 1 = {1 - best["error"]:.3f}' in capsys.readouterr().out
+    with h5py.File(folder('best', 'params.h5')) as stream:
+        assert stream.attrs['global_step'] == best['step']
+
+
+def test_random_numbers_and_queues_go_on_as_if_nothing_had_been(tiny_net):
+    """20 steps draw the same numbers, and take the same from a queue, validated or not."""
+    def drawn(train_dir, every):
+        with tf.Graph().as_default(), flagsaver.flagsaver(
+                train_dir=train_dir, validate_every=every, max_steps=20):
+            tf.set_random_seed(5)
+            step = tf.train.get_or_create_global_step()
+            queued = tf.train.range_input_producer(1000, shuffle=True, seed=3).dequeue()
+            images = tf.random_uniform([8, 16, 16, 3], 0, 255)
+            loss = cifar10.loss(nets.net().inference(images, training=True),
+                                tf.zeros([8], tf.int32))
+            train_op = cifar10.train(loss, step, nets.net().schedule, nets.net().optimizer)
+            found = []
+            with training.session(loss, examples_per_step=8) as session:
+                while not session.should_stop():
+                    found.append(session.run([queued, loss, train_op])[:2])
+        return found
+    with_, without = (drawn(str(folder(f'every{every}')), every) for every in (1, 0))
+    assert len(with_) == 20
+    np.testing.assert_array_equal(with_, without)
+    assert folder('every1', 'best').exists() and not folder('every0', 'best').exists()
+
+
+def test_restart_removes_a_runs_own_results(tiny_net):
+    cifar10_train.train()
+    for path in (folder('best', 'notes.txt'), folder('best', 'model.ckpt-mine')):
+        path.write_text('mine')
+    folder('best', 'model.ckpt-9.d').mkdir()
+    training._remove_own_files(FLAGS.train_dir)
+    assert sorted(os.listdir(folder())) == ['best']
+    assert sorted(os.listdir(folder('best'))) == ['model.ckpt-9.d', 'model.ckpt-mine', 'notes.txt']
+
+
+def test_restart_forgets_the_best(tiny_net):
+    """Of the run before, that is: an error of 0 would never be replaced."""
+    cifar10_train.train()
+    assert json.loads(folder('best', 'error.json').read_text())['error'] == 0
+    with flagsaver.flagsaver(restart=True, max_steps=3):
+        cifar10_train.train()
+    assert [step for step, _ in rows()] == [3]
+    assert json.loads(folder('best', 'error.json').read_text())['step'] == 3
+
+
+def test_restart_follows_no_link(tiny_net, tmp_path):
+    folder().mkdir()
+    elsewhere = tmp_path / 'elsewhere'
+    elsewhere.mkdir()
+    for name in ('params.h5', 'error.json'):
+        (elsewhere / name).write_text('mine')
+    folder('best').symlink_to(elsewhere)
+    folder('metrics.csv').symlink_to(elsewhere / 'params.h5')
+    training._remove_own_files(FLAGS.train_dir)
+    assert sorted(os.listdir(elsewhere)) == ['error.json', 'params.h5']
+    assert os.listdir(folder()) == ['best']
+
+
+def test_a_run_of_another_net_is_refused(tiny_net):
+    with flagsaver.flagsaver(max_steps=1):
+        cifar10_train.train()
+    with flagsaver.flagsaver(net='tutorial', run_once=True), pytest.raises(
+            app.UsageError, match='holds a run with --net=tiny .* not with --net=tutorial '):
+        cifar10_eval.evaluate()
+    done = records.run_script('cifar10_eval.py', '--run_once', f'--data_dir={FLAGS.data_dir}',
+                              f'--checkpoint_dir={FLAGS.train_dir}')
+    assert done.returncode == 1
+    assert done.stderr.count('\n') == 1
+    assert 'holds a run with --net=tiny' in done.stderr and 'give those flags' in done.stderr

@@ -1,0 +1,37 @@
+"""A third net and its recipe, for tests: as much as a user writes to add one."""
+import tensorflow.compat.v1 as tf
+
+from nets import table
+
+SIZE = 16  # Of its images.
+
+
+def inference(images, training):
+    """Batch norm of the images without a scale, and one layer: logits of ten classes."""
+    moving_mean = tf.get_variable(
+        'bn/moving_mean', [3], initializer=tf.zeros_initializer(), trainable=False)
+    weights = tf.get_variable(
+        'linear/weights', [SIZE * SIZE * 3, 10], initializer=tf.zeros_initializer())
+    mean = tf.reduce_mean(images, axis=[0, 1, 2]) if training else moving_mean
+    if training:
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(
+            moving_mean, 0.9 * moving_mean + 0.1 * mean))
+    return tf.matmul(tf.reshape((images - mean) / 100, [-1, SIZE * SIZE * 3]), weights)
+
+
+def prepare(planes):
+    """Every second pixel, 0 to 255: float32 [batch, 16, 16, 3]."""
+    images = tf.transpose(tf.reshape(planes, [-1, 3, 32, 32]), [0, 2, 3, 1])
+    return tf.cast(images[:, ::2, ::2], tf.float32)
+
+
+def augment(planes):
+    """`prepare`, and images brighter or darker at random."""
+    images = prepare(planes)
+    return images + tf.random_uniform([tf.shape(images)[0], 1, 1, 1], -20, 20)
+
+
+NET = table.Net(
+    name='tiny', inference=inference, augment=augment, prepare=prepare,
+    schedule=lambda global_step, replicas: tf.constant(0.01), optimizer=tf.train.AdamOptimizer,
+    batch_size=16, epochs=6, validate_every=1)
