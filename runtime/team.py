@@ -65,16 +65,18 @@ class Team:
         return [_BroadcastHook(self._group, self._peers),
                 _StopTogetherHook(self._ask, self._asked, caught, self.signals)]
 
-    def hooks_after(self, epochs_a_step, validate_every):
+    def hooks_after(self, examples_per_step, examples_per_epoch, validate_every):
         """Hooks that go after all others.
 
         Args:
-            epochs_a_step: float, the part of an epoch that is one step.
+            examples_per_step: number of images that a step takes, over all workers.
+            examples_per_epoch: number of training images.
             validate_every: worker 0 validates every so many epochs; 0 is never.
         """
         if not validate_every:
             return []
-        return [_AwaitValidationHook(self._peers, epochs_a_step, validate_every)]
+        return [_AwaitValidationHook(
+            self._peers, examples_per_step, validate_every * examples_per_epoch)]
 
     def end(self):
         """Waits until worker 0 has saved the last step, and parts."""
@@ -120,14 +122,14 @@ class _StopTogetherHook(tf.train.SessionRunHook):
 class _AwaitValidationHook(hooks.StepHook):
     """Waits, as long as it takes, where worker 0 validates: a step has a time limit."""
 
-    def __init__(self, peers, epochs_a_step, every):
+    def __init__(self, peers, examples_per_step, every):
         self._peers = peers
-        self._epochs_a_step = epochs_a_step
+        self._examples_per_step = examples_per_step
         self._every = every
 
     def after_run(self, run_context, run_values):
-        epochs_before = int(self.step * self._epochs_a_step)
         super().after_run(run_context, run_values)
-        epochs = int(self.step * self._epochs_a_step)
-        if epochs > epochs_before and epochs % self._every == 0:
+        before, now = (step * self._examples_per_step // self._every
+                       for step in (self.step - 1, self.step))
+        if now > before:
             self._peers.agree('validated')

@@ -102,12 +102,12 @@ def _monitored_session(loss, examples_per_step, scaffold, variables, caught, tea
             hooks=[hooks.StopHook(FLAGS.max_steps, caught),
                    *_leaders_hooks(loss, examples_per_step, scaffold, variables)],
             config=startup.session_config(FLAGS.log_device_placement))
-    epochs_a_step = examples_per_step / cifar10.num_examples(eval_data=False)
     hooks_ = [
         *team.hooks(caught),  # First: the others read the step that comes with the broadcast.
         hooks.StopHook(FLAGS.max_steps, []),  # A signal here stops all workers, not this one.
         *(_leaders_hooks(loss, examples_per_step, scaffold, variables) if team.leads else []),
-        *team.hooks_after(epochs_a_step, FLAGS.validate_every)]
+        *team.hooks_after(examples_per_step, cifar10.num_examples(eval_data=False),
+                          FLAGS.validate_every)]
     # MonitoredTrainingSession would take a lost worker for a preemption, and rebuild for ever.
     return tf.train.SingularMonitoredSession(
         scaffold=scaffold, hooks=hooks_, master=team.master, config=team.config)
