@@ -13,6 +13,14 @@ def line(text):
     _progress_shown = False
 
 
+def end():
+    """Goes on below the progress, if it is shown: something else is to be printed, by others."""
+    global _progress_shown
+    if _progress_shown:
+        print(flush=True)
+    _progress_shown = False
+
+
 def progress(text, keep=False):
     """Shows how far something is, in place of what was shown before; on a terminal only.
 

@@ -50,6 +50,7 @@ tf.disable_v2_behavior()
 tf.enable_resource_variables()  # Also for the global step: reads and writes then have an order.
 
 from datasets import table  # noqa: E402, after the import that is held back: it loads NumPy only.
+from runtime import console  # noqa: E402
 
 flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
                   'Compute on the GPUs if there are any, on the CPU only, or insist on a GPU.')
@@ -96,8 +97,10 @@ def _without_traceback(main):
     try:
         return main()
     except _MISTAKES as error:
+        console.end()
         sys.exit(f'{_script()}: {one_line(error)}')
     except KeyboardInterrupt:
+        console.end()
         print(f'{_script()}: interrupted', file=sys.stderr)
         return 130
 

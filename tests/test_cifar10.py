@@ -118,7 +118,7 @@ def test_learning_rate_counts_the_records_of_the_files(half_bright):
     rate = cifar10.learning_rate(step)
     with tf.Session() as session:
         rates = [session.run(rate, {step: value}) for value in (3499, 3500)]
-    np.testing.assert_allclose(rates, [0.1, 0.01], rtol=1e-5)
+    np.testing.assert_allclose(rates, [0.03, 0.003], rtol=1e-5)
 
 
 def test_update_and_average_by_hand():

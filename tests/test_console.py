@@ -23,6 +23,10 @@ console.line('step 7')
 console.progress('0123456789' * 3)
 console.progress('epoch 1', keep=True)
 console.line('done')
+console.progress('epoch 2')
+console.end()
+console.end()
+print('an error')
 '''
 
 
@@ -59,20 +63,22 @@ def test_progress_is_overwritten_and_cut():
     shown = on_a_terminal(['-c', LINES])
     assert shown == (
         f'{CLEAR}epoch 0.5{CLEAR}epoch 0.6{CLEAR}step 6\nstep 7\n'
-        f'{CLEAR}0123456789012345678{CLEAR}epoch 1\ndone\n')  # 19 of 20 columns: none is wrapped.
-    assert left_on_screen(shown) == ['step 6', 'step 7', 'epoch 1', 'done', '']
+        f'{CLEAR}0123456789012345678{CLEAR}epoch 1\ndone\n'
+        f'{CLEAR}epoch 2\nan error\n')  # 19 of 20 columns: none is wrapped.
+    assert left_on_screen(shown) == [
+        'step 6', 'step 7', 'epoch 1', 'done', 'epoch 2', 'an error', '']
 
 
 def test_a_pipe_gets_the_lines_alone():
     done = subprocess.run([sys.executable, '-c', LINES], cwd=records.ROOT, capture_output=True,
                           env=records.environment(), text=True, check=True)
-    assert done.stdout == 'step 6\nstep 7\ndone\n'
+    assert done.stdout == 'step 6\nstep 7\ndone\nan error\n'
 
 
 def arguments(half_bright):
     """Of a run of two epochs and a half, 80 images each."""
-    return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=8',
-            '--max_steps=25', '--log_frequency=100', '--validate_every=1', '--device=cpu']
+    return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=40',
+            '--max_steps=5', '--log_frequency=100', '--validate_every=1', '--device=cpu']
 
 
 def test_a_runs_progress_on_a_terminal(half_bright):
@@ -81,12 +87,12 @@ def test_a_runs_progress_on_a_terminal(half_bright):
         [str(records.ROOT / 'cifar10_train.py'), *arguments(half_bright)], columns=100)
     lines = left_on_screen(shown)
     epochs = [line for line in lines if line.startswith('epoch ')]
-    wanted = (r'epoch {}\.00: step {} of 25, \d+ images/s, loss \d+\.\d\d, 0:00:\d\d left')
+    wanted = (r'epoch {}\.00: step {} of 5, \d+ images/s, loss \d+\.\d\d, 0:00:\d\d left')
     assert len(epochs) == 2
     for index, line in enumerate(epochs, 1):
-        assert re.fullmatch(wanted.format(index, 10 * index), line), line
-    assert lines[-2:] == [f'Saved step 25 in {FLAGS.train_dir}.', '']
-    for step in (10, 20, 25):
+        assert re.fullmatch(wanted.format(index, 2 * index), line), line
+    assert lines[-2:] == [f'Saved step 5 in {FLAGS.train_dir}.', '']
+    for step in (2, 4, 5):
         line, = [line for line in lines if f': step {step}, validation error = ' in line]
         assert re.match(r'\d{4}-', line)
 
