@@ -28,7 +28,7 @@ from runtime import workers
 
 FLAGS = flags.FLAGS
 
-# Flags that must be the same for all workers.
+# Flags that must be the same for all workers; the first that differs is told.
 _COMMON_FLAGS = ('net', 'dataset', 'batch_size', 'max_steps', 'validate_every', 'use_fp16',
                  'bucket_mb', 'overlap', 'warmup_epochs', 'step_timeout')
 

@@ -316,7 +316,7 @@ class _Arrivals:
 
 def _difference(name, theirs, ours):
     """Line that tells how the facts of a worker differ from worker 0's, or None."""
-    for key in sorted({*theirs, *ours}):
+    for key in [*ours, *sorted({*theirs} - {*ours})]:
         if theirs.get(key) != ours.get(key):
             return (f'{name} differs from worker 0: {_text(key)} is {_text(theirs.get(key))}, not '
                     f'{_text(ours.get(key))}')
@@ -521,7 +521,7 @@ class Meeting:
         are whole.
         """
         sys.stdout.flush()
-        os.write(2, f'{os.path.basename(sys.argv[0])}: {line}\n'.encode())
+        startup.say(line)
         os._exit(1)
 
     def _name(self, peer):

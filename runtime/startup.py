@@ -113,6 +113,11 @@ def one_line(error):
     return ' '.join(str(error).split())
 
 
+def say(line):
+    """Writes a line under the script's name to standard error; from any thread, at any time."""
+    os.write(2, f'{_script()}: {line}\n'.encode())
+
+
 def _script():
     return os.path.basename(sys.argv[0])
 

@@ -11,6 +11,7 @@ import time
 
 from runtime import cluster
 from runtime import meeting
+from runtime import startup
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -94,17 +95,21 @@ def _pass_on(processes, number):
 
 
 def _wait(processes):
-    """Waits for all; kills those that outlive the first failure for long."""
-    first, deadline = 0, None
+    """Waits for all; kills those that outlive the first failure for long, and says so."""
+    first, failure, deadline = 0, None, None
     while True:
-        codes = [process.poll() for process in processes]
-        ended = [code if code >= 0 else 128 - code for code in codes if code is not None]
-        first = first or next((code for code in ended if code), 0)
+        codes = {rank: process.poll() for rank, process in enumerate(processes)}
+        ended = {rank: code if code >= 0 else 128 - code for rank, code in codes.items()
+                 if code is not None}
+        first = first or next((code for code in ended.values() if code), 0)
         if len(ended) == len(codes):
             return first
-        if deadline is None and any(code is not None and code not in _ORDERLY for code in codes):
+        if failure is None:
+            failure = next((f'worker {rank} ended with exit code {code}'
+                            for rank, code in ended.items() if code not in _ORDERLY), None)
             deadline = time.monotonic() + _GRACE
-        if deadline is not None and time.monotonic() > deadline:
+        elif time.monotonic() > deadline:
+            startup.say(f'{failure}, and others did not end by themselves: killed')
             _kill(processes)
         time.sleep(_POLL)
 

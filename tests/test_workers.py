@@ -96,8 +96,10 @@ def test_a_worker_that_is_killed(tmp_path):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
     os.kill(numbers[2], signal.SIGKILL)
-    process.communicate(timeout=30)
+    _, error = process.communicate(timeout=30)
     assert process.returncode == 137
+    assert ('-c: worker 2 ended with exit code 137, and others did not end by themselves: killed'
+            in error.splitlines())
     assert not any(runs(pid) for pid in numbers)
 
 
