@@ -25,12 +25,12 @@ def networks():
         for name in names:
             _ip('netns', 'add', name)
             made.append(name)
-        _ip('link', 'add', DEVICE, 'netns', names[0], 'type', 'veth',
+        _ip('link', 'add', 'name', DEVICE, 'netns', names[0], 'type', 'veth',
             'peer', 'name', DEVICE, 'netns', names[1])
         for name, address in zip(names, addresses):
             _ip('-n', name, 'addr', 'add', f'{address}/24', 'dev', DEVICE)
             for device in ('lo', DEVICE):
-                _ip('-n', name, 'link', 'set', device, 'up')
+                _ip('-n', name, 'link', 'set', 'dev', device, 'up')
         yield names, addresses
     finally:
         for name in made:
@@ -39,7 +39,7 @@ def networks():
 
 def cut(name):
     """Cuts the link at the end that is in a namespace."""
-    _ip('-n', name, 'link', 'set', DEVICE, 'down')
+    _ip('-n', name, 'link', 'set', 'dev', DEVICE, 'down')
 
 
 def shape(name):

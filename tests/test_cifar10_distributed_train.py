@@ -22,6 +22,7 @@ from benchmarks import link
 from runtime import evaluation
 
 FLAGS = flags.FLAGS
+NAME = 'cifar10_distributed_train.py'
 
 # The script itself, at a rate that suits batches as small as these.
 SCRIPT = f'''
@@ -30,7 +31,7 @@ sys.path.insert(0, {str(records.ROOT)!r})
 from runtime import startup
 import cifar10
 cifar10.INITIAL_LEARNING_RATE = float(sys.argv.pop(1))
-runpy.run_path({str(records.ROOT / 'cifar10_distributed_train.py')!r}, run_name='__main__')
+runpy.run_path({str(records.ROOT / NAME)!r}, run_name='__main__')
 '''
 
 
@@ -71,7 +72,8 @@ from runtime import cluster, collectives, meeting, team as team_, training, work
 
 def steps(me, group, peers):
     random = np.random.RandomState(0)
-    images = random.normal(size=[12, 24, 24, 3]).astype(np.float32)
+    edge = 24 if tf.app.flags.FLAGS.net == 'tutorial' else 32
+    images = random.normal(size=[12, edge, edge, 3]).astype(np.float32)
     labels = random.randint(0, 10, 12).astype(np.int32)
     own = slice(me.rank * 12 // me.size, (me.rank + 1) * 12 // me.size)
     tf.set_random_seed(1)
@@ -239,9 +241,9 @@ def test_a_loss_that_is_not_finite_is_told_to_all(half_bright):
     assert process.returncode == 1
     lines = sorted(error.splitlines(), key=len)
     assert len(lines) == 2, error
-    assert re.match(r'-c: Training diverged at step \d+: ', lines[0])
-    assert re.match(r'\[worker 1\] -c: worker 0 \(127.0.0.1:\d+\) failed: Training diverged at '
-                    r'step \d+: ', lines[1])
+    assert re.match(NAME + r': Training diverged at step \d+: ', lines[0])
+    assert re.match(r'\[worker 1\] ' + NAME + r': worker 0 \(127.0.0.1:\d+\) failed: Training '
+                    r'diverged at step \d+: ', lines[1])
 
 
 @pytest.mark.slow
@@ -265,7 +267,8 @@ def test_a_validation_may_take_longer_than_a_step(half_bright):
 def test_a_worker_with_another_net_or_other_data_ends_both(half_bright, difference, words):
     for code, _, line in ends(start_by_hand(each=((), [difference]))):
         assert code == 1
-        assert re.fullmatch(r'-c: worker 1 \(127.0.0.1:\d+\) differs from worker 0: ' + words, line)
+        assert re.fullmatch(
+            NAME + r': worker 1 \(127.0.0.1:\d+\) differs from worker 0: ' + words, line)
     assert not os.path.exists(FLAGS.train_dir)
 
 
@@ -322,8 +325,9 @@ def test_a_cut_link_ends_both(half_bright):
         link.cut(names[0])
         for rank, (code, _, line) in enumerate(ends(processes, 20)):
             assert code == 1
-            assert line == (f'-c: worker {1 - rank} ({addresses[1 - rank]}:2222) was lost: no sign '
-                            'of life for 4 seconds; it is frozen, or the network is cut')
+            assert line == (
+                f'{NAME}: worker {1 - rank} ({addresses[1 - rank]}:2222) was lost: no sign of life '
+                'for 4 seconds; it is frozen, or the network is cut')
 
 
 def mpirun():
