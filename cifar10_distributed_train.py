@@ -93,12 +93,7 @@ def facts():
             'TensorFlow': tf.version.VERSION, 'a GPU': bool(startup.visible_gpus())}
 
 
-def main():
-    workers.end_with_parent()
-    count = cluster.workers_to_start()
-    if count:
-        return workers.start(count)
-    me = cluster.resolve()
+def main(me):
     if me.rank:
         sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, until the end of the process.
     training.use_recipe(me.size)
@@ -106,7 +101,7 @@ def main():
         if training.steps_left():
             cifar10.maybe_download_and_extract()
             train()
-        return None
+        return
     group = collectives.Group(me.rank, me.size, bool(startup.visible_gpus()))
     with meeting.join(me, facts()) as peers, collectives.failures_of(peers):
         if me.rank == 0:
@@ -114,8 +109,7 @@ def main():
         cifar10.maybe_download_and_extract()
         peers.agree('the data', {'training images': cifar10.num_examples(eval_data=False)})
         train(me, group, peers)
-    return None
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, nets, training, cluster, collectives])
+    startup.run(lambda: workers.run(main), [startup, cifar10, nets, training, cluster, collectives])

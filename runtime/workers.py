@@ -24,6 +24,23 @@ _POLL = 0.1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+def run(work):
+    """Runs `work` as the worker that this process is, or starts those of `--num_workers`.
+
+    Args:
+        work: function of the `cluster.Cluster`.
+
+    Returns:
+        What `work` returns, or the exit code of `start`.
+
+    Raises:
+        app.UsageError, FileNotFoundError: see `cluster.resolve`.
+    """
+    end_with_parent()
+    count = cluster.workers_to_start()
+    return start(count) if count else work(cluster.resolve())
+
+
 def start(count):
     """Runs this process's own command as so many workers, and waits for them.
 

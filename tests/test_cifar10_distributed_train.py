@@ -90,18 +90,13 @@ def steps(me, group, peers):
                 {v.op.name.replace('/', '|'): v for v in tf.global_variables()}))
     np.savez(f'{folder}/{me.size}-{me.rank}.npz', **values)
 
-def main():
-    workers.end_with_parent()
-    count = cluster.workers_to_start()
-    if count:
-        return workers.start(count)
-    me = cluster.resolve()
+def main(me):
     group = collectives.Group(me.rank, me.size)
     if me.size == 1:
         return steps(me, group, None)
     with meeting.join(me, {}) as peers, collectives.failures_of(peers):
         steps(me, group, peers)
-startup.run(main, [startup, cifar10, nets, training, cluster, collectives])
+startup.run(lambda: workers.run(main), [startup, cifar10, nets, training, cluster, collectives])
 '''
 
 

@@ -17,12 +17,7 @@ import sys; sys.path.insert(0, sys.argv.pop(1))
 import os, pathlib, signal, time
 from runtime import startup, cluster, workers
 what, folder = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1))
-def main():
-    workers.end_with_parent()
-    count = cluster.workers_to_start()
-    if count:
-        return workers.start(count)
-    me = cluster.resolve()
+def main(me):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print('out of', me.rank, flush=True)
     print('error of', me.rank, file=sys.stderr, flush=True)
@@ -49,7 +44,7 @@ def main():
         time.sleep(me.rank == 0)  # Saves.
         print('saved', me.rank, flush=True)
         raise
-startup.run(main, [startup, cluster])
+startup.run(lambda: workers.run(main), [startup, cluster])
 '''
 
 
