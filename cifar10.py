@@ -88,11 +88,12 @@ def maybe_download_and_extract():
     download.maybe_download_and_extract(data_set(), FLAGS.data_dir, FLAGS.data_url)
 
 
-def distorted_inputs(augment=cifar10_input.distort_at_random):
+def distorted_inputs(augment=cifar10_input.distort_at_random, shard=(0, 1)):
     """Distorted images for training, in random order, without end.
 
     Args:
         augment: what makes images of a record's pixels, see `cifar10_input.distorted_inputs`.
+        shard: (index, count) of the records to use, see there.
 
     Returns:
         images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `augment`'s size.
@@ -103,7 +104,7 @@ def distorted_inputs(augment=cifar10_input.distort_at_random):
     """
     return cifar10_input.distorted_inputs(
         data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue,
-        augment)
+        augment, shard)
 
 
 def distorted_inputs_queue(capacity, augment=cifar10_input.distort_at_random):

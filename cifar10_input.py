@@ -7,6 +7,7 @@ Reading, shuffling and distorting work on hundreds of records at a time. One at 
 original tutorial, the bookkeeping costs several times what the work does.
 """
 import collections
+import os
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -89,7 +90,7 @@ def distort_at_random(planes):
 
 def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
                      min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
-                     augment=distort_at_random):
+                     augment=distort_at_random, shard=(0, 1)):
     """Distorted training images, in random order, without end.
 
     Args:
@@ -99,6 +100,8 @@ def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
         min_fraction_of_examples_in_queue: share of the records that the shuffle queue keeps.
         augment: what makes images of pixels: from uint8 [records, 3 * 32 * 32], planes as they are
             in a record, to float32 [records, height, width, 3].
+        shard: (index, count): use every count-th record only, from the one of that index. The
+            records of the files in the order of the table are numbered from 0.
 
     Returns:
         images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `augment`'s size.
@@ -106,14 +109,16 @@ def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
 
     Raises:
         FileNotFoundError: a file of the data set is missing in `data_dir`.
+        ValueError: there are fewer records than shards.
     """
     return dequeue(distorted_inputs_queue(
-        data_dir, batch_size, data_set, min_fraction_of_examples_in_queue, augment))
+        data_dir, batch_size, data_set, min_fraction_of_examples_in_queue, augment, shard=shard))
 
 
 def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
                            min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
-                           augment=distort_at_random, capacity=_PREFETCHED_BATCHES):
+                           augment=distort_at_random, capacity=_PREFETCHED_BATCHES,
+                           shard=(0, 1)):
     """The queue behind `distorted_inputs`, from which each of several towers can `dequeue`.
 
     Args:
@@ -125,7 +130,7 @@ def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
     with tf.name_scope('input'):
         batches = -(-_RECORDS_A_DISTORTION // batch_size)  # Several at once where they are small.
         records = _shuffled_records(
-            data_dir, batches * batch_size, data_set, min_fraction_of_examples_in_queue)
+            data_dir, batches * batch_size, data_set, min_fraction_of_examples_in_queue, shard)
         images = augment(records[:, data_set.label_bytes:])
         labels = _labels(records, data_set)[:, 0]
         batch_shape = [batch_size] + images.shape.as_list()[1:]
@@ -156,17 +161,45 @@ def _image_summary(images):
         tag='images', tensor=images, max_images=3))
 
 
-def _shuffled_records(data_dir, batch_size, data_set, min_fraction):
-    """uint8 [batch_size, record_bytes] in random order, without end."""
-    count = data_set.count(data_dir, eval_data=False)
+def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard):
+    """uint8 [batch_size, record_bytes] of a shard in random order, without end."""
+    index, shards = shard
+    records = data_set.count(data_dir, eval_data=False)
+    count = len(range(index, records, shards))
+    if not count:
+        raise ValueError(f'{records} records cannot be shared out to {shards} workers')
     waiting = int(count * min_fraction)
     print(f'Filling queue with {waiting} {data_set.title} images before starting to train.',
           flush=True)
     files = tf.train.string_input_producer(data_set.paths(data_dir, eval_data=False))
-    read = read_cifar10(files, _RECORDS_A_READ, data_set)
+    read = read_cifar10(files, shards * _RECORDS_A_READ, data_set)
+    record = read.record
+    if shards > 1:
+        numbers = _record_numbers(read.key, data_dir, data_set)
+        record = tf.boolean_mask(record, tf.equal(numbers % shards, index))
     return tf.train.shuffle_batch(
-        [read.record], batch_size, enqueue_many=True, min_after_dequeue=waiting,
+        [record], batch_size, enqueue_many=True, min_after_dequeue=waiting,
         capacity=waiting + 3 * max(batch_size, _RECORDS_A_READ))
+
+
+def _record_numbers(keys, data_dir, data_set):
+    """Numbers of training records, counted on from file to file: int64 [records].
+
+    Files come in another order on each worker and in each epoch; numbers stay the same.
+
+    Args:
+        keys: string [records], 'file:number' from a reader; the same file in all of them.
+        data_dir: folder of the record files.
+        data_set: row of the data-set table.
+    """
+    paths = data_set.paths(data_dir, eval_data=False)
+    sizes = [os.path.getsize(path) // data_set.record_bytes for path in paths]
+    before = np.cumsum([0] + sizes[:-1])
+    of_this_file = tf.equal(paths, tf.strings.regex_replace(keys[0], ':[0-9]+$', ''))
+    start = tf.reduce_sum(tf.where(of_this_file, tf.constant(before, tf.int64),
+                                   tf.zeros([len(paths)], tf.int64)))
+    return start + tf.strings.to_number(
+        tf.strings.regex_replace(keys, '^.*:', ''), tf.int64)
 
 
 # The random numbers of a batch's distortions:

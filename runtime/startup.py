@@ -114,19 +114,24 @@ def _without_traceback(main):
         return main()
     except _MISTAKES as error:
         console.end()
-        sys.exit(f'{_script()}: {_one_line(error)}')
+        sys.exit(f'{_script()}: {one_line(error)}')
     except KeyboardInterrupt:
         console.end()
         print(f'{_script()}: interrupted', file=sys.stderr)
         return 130
 
 
-def _one_line(error):
+def one_line(error):
     """What an exception says, on one line; of an operation's error the reason alone."""
     if isinstance(error, tf.errors.OpError):  # '... Node: 'name'\nreason\n...'
         reason = re.search(r"^Node: .*\n(.*)", error.message, re.MULTILINE)
         return reason.group(1) if reason else error.message.splitlines()[0]
     return ' '.join(str(error).split())
+
+
+def say(line):
+    """Writes a line under the script's name to standard error; from any thread, at any time."""
+    os.write(2, f'{_script()}: {line}\n'.encode())
 
 
 def _script():

@@ -50,7 +50,7 @@ _OWN_BEST_FILES = re.compile(results.BEST_FILES)
 
 
 @contextlib.contextmanager
-def session(loss, examples_per_step, summary_op=None):
+def session(loss, examples_per_step, summary_op=None, team=None):
     """A session that trains in `--train_dir` until `--max_steps`: made anew, or resumed.
 
     Prints the tutorial's console line, writes summaries and checkpoints. Ctrl-C, SIGTERM and SIGHUP
@@ -61,6 +61,8 @@ def session(loss, examples_per_step, summary_op=None):
         loss: float [], the total loss; shown, and watched for NaN.
         examples_per_step: number of images that a step takes, over all replicas.
         summary_op: string [], merged summaries; by default all of the graph's.
+        team: a `team.Team` where several workers train; only its leader then touches `--train_dir`
+            and prints, and all stop after the same step, whichever of them got a signal.
 
     Yields:
         A `MonitoredSession` whose `should_stop()` tells when to end.
@@ -69,28 +71,50 @@ def session(loss, examples_per_step, summary_op=None):
         app.UsageError: `--train_dir` holds a run with other data or another network.
         FloatingPointError: the loss or a variable is not finite any more.
     """
-    _prepare_folder(examples_per_step)
+    if team is None or team.leads:
+        _prepare_folder(examples_per_step)
     variables = cifar10.variables_to_save()
     scaffold = tf.train.Scaffold(
         saver=tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT),
         summary_op=summary_op if summary_op is not None else tf.summary.merge_all(),
-        init_fn=lambda scaffold, session: _resume(session, scaffold.saver, variables))
+        init_fn=lambda scaffold, session: _resume(session, scaffold.saver, variables)
+        if team is None or team.leads else None)
     caught = []
-    hooks_ = _hooks(loss, examples_per_step, scaffold, variables, caught)
     try:
-        # The hooks do what MonitoredTrainingSession would do by itself, on exact steps.
-        with _signals_caught(caught), tf.train.MonitoredTrainingSession(
-                scaffold=scaffold, hooks=hooks_,
-                config=startup.session_config(FLAGS.log_device_placement)) as monitored:
+        with _signals_caught(caught), _monitored_session(
+                loss, examples_per_step, scaffold, variables, caught, team) as monitored:
             yield monitored
     finally:
         tf.summary.FileWriterCache.clear()  # Closes the event file: what ended the run is in it.
+    if team:
+        team.end()
+        caught = caught or team.signals
     if caught:
         raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
 
 
-def _hooks(loss, examples_per_step, scaffold, variables, caught):
-    """All hooks of a session, in the order in which they look at a step."""
+def _monitored_session(loss, examples_per_step, scaffold, variables, caught, team):
+    """The session alone or of a team, with its hooks."""
+    if team is None:
+        # The hooks do what MonitoredTrainingSession would do by itself, on exact steps.
+        return tf.train.MonitoredTrainingSession(
+            scaffold=scaffold,
+            hooks=[hooks.StopHook(FLAGS.max_steps, caught),
+                   *_leaders_hooks(loss, examples_per_step, scaffold, variables)],
+            config=startup.session_config(FLAGS.log_device_placement))
+    hooks_ = [
+        *team.hooks(caught),  # First: the others read the step that comes with the broadcast.
+        hooks.StopHook(FLAGS.max_steps, []),  # A signal here stops all workers, not this one.
+        *(_leaders_hooks(loss, examples_per_step, scaffold, variables) if team.leads else []),
+        *team.hooks_after(examples_per_step, cifar10.num_examples(eval_data=False),
+                          FLAGS.validate_every)]
+    # MonitoredTrainingSession would take a lost worker for a preemption, and rebuild for ever.
+    return tf.train.SingularMonitoredSession(
+        scaffold=scaffold, hooks=hooks_, master=team.master, config=team.config)
+
+
+def _leaders_hooks(loss, examples_per_step, scaffold, variables):
+    """Hooks that print and write, in the order in which they look at a step."""
     folder = FLAGS.train_dir
     metrics = hooks.MetricsHook(
         loss, _mean_error(), *tf.get_collection('learning_rate')[:1] or [None], examples_per_step,
@@ -98,7 +122,6 @@ def _hooks(loss, examples_per_step, scaffold, variables, caught):
         validation.Validation(folder, variables, FLAGS.validate_every)
         if FLAGS.validate_every else None)
     return [
-        hooks.StopHook(FLAGS.max_steps, caught),
         hooks.LossHook(loss, examples_per_step, FLAGS.log_frequency, folder),
         hooks.SummaryHook(scaffold, folder),
         tf.train.StepCounterHook(hooks.SUMMARY_STEPS, output_dir=folder),

@@ -8,7 +8,8 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
-import cifar10_eval  # noqa: F401, all scripts in one process: no flag is defined twice.
+import cifar10_distributed_train  # noqa: F401, all scripts at once: no flag is defined twice.
+import cifar10_eval  # noqa: F401
 import cifar10_export  # noqa: F401
 import cifar10_multi_gpu_train  # noqa: F401
 import cifar10_predict  # noqa: F401

@@ -1,0 +1,97 @@
+"""What averaging over workers costs here, and from that, on paper, what many machines give.
+
+    python -m benchmarks.scaling --num_workers=2
+
+The first table is measured, between workers on this machine. The second is reasoning, no
+measurement: a step takes its forward pass, and then the longer one of the backward pass and the
+averaging under it. A ring of n workers makes 2 (n - 1) passes; each takes the latency of a small
+message, as measured, and moves an n-th of the gradients over the link.
+"""
+from runtime import startup  # First: it imports TensorFlow quietly.
+
+import statistics
+import time
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+from benchmarks import children
+from runtime import cluster
+from runtime import collectives
+from runtime import meeting
+from runtime import workers
+
+flags.DEFINE_list('step_ms', ['48', '111'], 'Milliseconds of a step of one worker: of the '
+                  "tutorial's net with batches of 128, of ResNet-23 with batches of 64.")
+
+FLAGS = flags.FLAGS
+
+_BYTES = (4, 4 * 2**10, 4 * 2**16, 4 * 2**20, 16 * 2**20)
+_REPEATS = 50
+_NETS = (('tutorial', 4 * 1068298), ('ResNet-23', 4 * 97482))  # Bytes of the gradients.
+_FORWARD_SHARE = 1 / 3  # Of a step: the backward pass has two products for each of the forward's.
+_WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_LINKS = {'10 Gbit/s': 10e9 / 8, '100 Gbit/s': 100e9 / 8}  # Bytes a second.
+
+
+def main(me):
+    with meeting.join(me, {}) as peers, collectives.failures_of(peers):
+        seconds = _measure(collectives.Group(me.rank, me.size), peers)
+    if me.rank == 0:
+        print(children.heading())
+        _print_measured(me.size, seconds)
+        _print_reasoning(min(seconds.values()) / (2 * (me.size - 1)))
+
+
+def _measure(group, peers):
+    """Median seconds of averaging so many bytes: dictionary from bytes."""
+    config = startup.session_config()
+    collectives.configure(config, group)
+    gradients = [(tf.ones([size // 4]), tf.get_variable(f'v{size}', [1])) for size in _BYTES]
+    means = collectives.all_reduce_mean(gradients, group, bucket_mb=0)
+    server = collectives.serve(peers, config)
+    seconds = {}
+    with tf.Session(server.target, config=config) as session:
+        for size, (mean, _) in zip(_BYTES, means):
+            seconds[size] = statistics.median(_time(session, mean.op) for _ in range(_REPEATS))
+        peers.agree('the end')
+    peers.leave()
+    return seconds
+
+
+def _time(session, operation):
+    start = time.perf_counter()
+    session.run(operation)
+    return time.perf_counter() - start
+
+
+def _print_measured(size, seconds):
+    print(f'\n| bytes | ms, {size} workers here, median of {_REPEATS} |\n| --- | --- |')
+    for count, taken in seconds.items():
+        print(f'| {count} | {1000 * taken:.2f} |')
+
+
+def _print_reasoning(latency):
+    """Table of step times for so many seconds a small message."""
+    print(f'\nOn paper, with {1e6 * latency:.0f} microseconds a message:\n\n| workers |'
+          + ''.join(f' {net}, {link}: ms a step, times one worker |'
+                    for net, _ in _NETS for link in _LINKS))
+    print('| --- |' + len(_NETS) * len(_LINKS) * ' --- |')
+    for count in _WORKERS:
+        row = []
+        for milliseconds, (_, size) in zip(map(float, FLAGS.step_ms), _NETS):
+            for bandwidth in _LINKS.values():
+                step = 1000 * _step(milliseconds / 1000, size, count, latency, bandwidth)
+                row.append(f' {step:.0f}, {count * milliseconds / step:.0f} x |')
+        print(f'| {count} |' + ''.join(row))
+
+
+def _step(alone, size, count, latency, bandwidth):
+    """Seconds of a step with so many workers, from that of one alone."""
+    averaging = 2 * (count - 1) * (latency + size / count / bandwidth)
+    forward = _FORWARD_SHARE * alone
+    return forward + max(alone - forward, averaging)
+
+
+if __name__ == '__main__':
+    startup.run(lambda: workers.run(main), [startup, cluster, collectives])

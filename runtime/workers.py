@@ -1,0 +1,138 @@
+"""Starts the workers of `--num_workers` on this machine, and sees to it that they end together."""
+import ctypes
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from runtime import cluster
+from runtime import meeting
+from runtime import startup
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# Exit codes of workers that ended in order: done, or stopped by one of the signals. Those that are
+# left then end by themselves, and worker 0 may still be saving.
+_ORDERLY = {0, *(128 + number for number in _SIGNALS)}
+
+_GRACE = 10.0  # Seconds in which the others may tell of a failure themselves.
+_POLL = 0.1
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def run(work):
+    """Runs `work` as the worker that this process is, or starts those of `--num_workers`.
+
+    Args:
+        work: function of the `cluster.Cluster`.
+
+    Returns:
+        What `work` returns, or the exit code of `start`.
+
+    Raises:
+        app.UsageError, FileNotFoundError: see `cluster.resolve`.
+    """
+    end_with_parent()
+    count = cluster.workers_to_start()
+    return start(count) if count else work(cluster.resolve())
+
+
+def start(count):
+    """Runs this process's own command as so many workers, and waits for them.
+
+    What worker 0 prints goes to the console, and what others print to standard error, line by line
+    with their numbers; they have nothing else to say. Signals are passed on.
+
+    Args:
+        count: how many.
+
+    Returns:
+        0, or the exit code of the worker that failed first (128 + number for a signal).
+    """
+    # Reserved until all have ended: worker 0 listens there.
+    with meeting.reserve(host='127.0.0.1') as port:
+        told = {'size': count, 'meeting': f'127.0.0.1:{port.getsockname()[1]}',
+                'job': secrets.token_hex(16), 'parent': os.getpid()}
+        processes, threads = [], []
+        earlier = {number: signal.signal(number, lambda number, _: _pass_on(processes, number))
+                   for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
+        try:
+            for rank in range(count):
+                processes.append(_start_one(rank, told))
+                if rank:
+                    threads.append(_show(rank, processes[rank].stderr))
+            return _wait(processes)
+        finally:
+            _kill(processes)
+            for thread in threads:
+                thread.join()
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+
+def end_with_parent():
+    """Has Linux kill this process when the one that started it ends, however that ends.
+
+    First thing in a worker; without effect in a process that no `start` has started.
+    """
+    if cluster.VARIABLE not in os.environ:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != json.loads(os.environ[cluster.VARIABLE])['parent']:
+        os._exit(1)  # It ended before.
+
+
+def _start_one(rank, told):
+    """In a session of its own, so that Ctrl-C reaches it once, from here."""
+    others = {} if rank == 0 else {
+        'stdin': subprocess.DEVNULL, 'stdout': subprocess.DEVNULL, 'stderr': subprocess.PIPE}
+    return subprocess.Popen(
+        [sys.executable, *sys.orig_argv[1:]], start_new_session=True,
+        env={**os.environ, cluster.VARIABLE: json.dumps({'rank': rank, **told})}, **others)
+
+
+def _show(rank, stream):
+    """Copies lines to standard error, in a thread of its own, which it returns."""
+    def copy():
+        for line in stream:
+            if line.strip():
+                os.write(2, b'[worker %d] %s\n' % (rank, line.rstrip(b'\n')))
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    return thread
+
+
+def _pass_on(processes, number):
+    for process in processes:
+        process.send_signal(number)
+
+
+def _wait(processes):
+    """Waits for all; kills those that outlive the first failure for long, and says so."""
+    first, failure, deadline = 0, None, None
+    while True:
+        codes = {rank: process.poll() for rank, process in enumerate(processes)}
+        ended = {rank: code if code >= 0 else 128 - code for rank, code in codes.items()
+                 if code is not None}
+        first = first or next((code for code in ended.values() if code), 0)
+        if len(ended) == len(codes):
+            return first
+        if failure is None:
+            failure = next((f'worker {rank} ended with exit code {code}'
+                            for rank, code in ended.items() if code not in _ORDERLY), None)
+            deadline = time.monotonic() + _GRACE
+        elif time.monotonic() > deadline:
+            startup.say(f'{failure}, and others did not end by themselves: killed')
+            _kill(processes)
+        time.sleep(_POLL)
+
+
+def _kill(processes):
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

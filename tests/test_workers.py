@@ -1,0 +1,159 @@
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import records
+
+from runtime import workers
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = '''
+import sys; sys.path.insert(0, sys.argv.pop(1))
+import os, pathlib, signal, time
+from runtime import startup, cluster, workers
+what, folder = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1))
+def main(me):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    print('out of', me.rank, flush=True)
+    print('error of', me.rank, file=sys.stderr, flush=True)
+    (folder / f'{me.rank}.part').write_text(str(os.getpid()))
+    (folder / f'{me.rank}.part').rename(folder / str(me.rank))
+    if what == 'done':
+        return me.rank * 0
+    if what == 'fail' and me.rank == 1:
+        raise OSError('disk full')
+    if what == 'count':
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end)  # Counts those that Python's handlers would merge.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        print('ready', flush=True)
+        caught = os.read(read_end, 1)
+        time.sleep(0.5)
+        os.write(write_end, b'.')
+        print('caught', len(caught + os.read(read_end, 10)) - 1, flush=True)
+        return 130
+    try:
+        time.sleep(60)
+    except SystemExit:
+        time.sleep(me.rank == 0)  # Saves.
+        print('saved', me.rank, flush=True)
+        raise
+startup.run(lambda: workers.run(main), [startup, cluster])
+'''
+
+
+def start(what, folder, count=3):
+    return records.start(['-c', PROGRAM, str(records.ROOT), what, str(folder),
+                          f'--num_workers={count}'])
+
+
+def pids(folder, count=3):
+    """The workers' process numbers, once all are there."""
+    deadline = time.monotonic() + 60
+    while not all((folder / str(rank)).exists() for rank in range(count)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return [int((folder / str(rank)).read_text()) for rank in range(count)]
+
+
+def runs(pid):
+    """Whether a process is there and is no zombie."""
+    try:
+        return pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] != 'Z'
+    except FileNotFoundError:
+        return False
+
+
+def test_all_run_and_worker_0_has_the_console(tmp_path):
+    process = start('done', tmp_path)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out == 'out of 0\n'
+    assert sorted(error.splitlines()) == [
+        '[worker 1] error of 1', '[worker 2] error of 2', 'error of 0']
+
+
+def test_the_first_failure_ends_all_and_gives_the_exit_code(tmp_path):
+    process = start('fail', tmp_path)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert '[worker 1] -c: disk full' in error.splitlines()
+    assert not any(runs(pid) for pid in pids(tmp_path))
+
+
+def test_a_worker_that_is_killed(tmp_path):
+    process = start('sleep', tmp_path)
+    numbers = pids(tmp_path)
+    os.kill(numbers[2], signal.SIGKILL)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 137
+    assert ('-c: worker 2 ended with exit code 137, and others did not end by themselves: killed'
+            in error.splitlines())
+    assert not any(runs(pid) for pid in numbers)
+
+
+def test_a_signal_is_passed_on_and_worker_0_may_save(tmp_path):
+    process = start('sleep', tmp_path)
+    numbers = pids(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert out == 'out of 0\nsaved 0\n'
+    assert not any(runs(pid) for pid in numbers)
+
+
+def test_one_worker_that_stops_in_order_leaves_the_others_their_time(tmp_path):
+    process = start('sleep', tmp_path)
+    numbers = pids(tmp_path)
+    os.kill(numbers[1], signal.SIGTERM)
+    time.sleep(workers._GRACE + 1)
+    assert process.poll() is None
+    assert runs(numbers[0])
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+
+
+def test_ctrl_c_reaches_each_worker_once(tmp_path):
+    """A terminal sends it to the whole group of processes; a second one would stop the saving."""
+    process = subprocess.Popen(
+        [sys.executable, '-c', PROGRAM, records.ROOT, 'count', tmp_path, '--num_workers=2'],
+        stdout=subprocess.PIPE, text=True, start_new_session=True, env=records.environment())
+    assert process.stdout.readline() == 'out of 0\n'
+    assert process.stdout.readline() == 'ready\n'
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=30)[0] == 'caught 1\n'
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+def test_no_orphans_when_the_parent_is_killed(tmp_path, number):
+    """Also if it stood still before."""
+    process = start('sleep', tmp_path)
+    numbers = pids(tmp_path)
+    process.send_signal(number)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 5
+    while any(runs(pid) for pid in numbers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_worker_whose_parent_ended_first_ends(tmp_path):
+    program = '''
+import os, sys; sys.path.insert(0, sys.argv[1])
+from runtime import cluster, workers
+os.environ[cluster.VARIABLE] = '{"parent": 1}'
+workers.end_with_parent()
+print('still here')
+'''
+    process = records.start(['-c', program, str(records.ROOT)])
+    assert process.communicate(timeout=60)[0] == ''
+    assert process.returncode == 1
