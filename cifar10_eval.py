@@ -4,7 +4,7 @@
 
 Prints the precision @ 1 of each new checkpoint in --checkpoint_dir over the test set, every image
 once, with the moving averages of the variables. Runs beside the trainer; --run_once evaluates the
-latest and ends.
+latest and ends. --per_class tells how each class fares, and which are taken for which.
 """
 from runtime import startup  # First: it imports TensorFlow quietly.
 
@@ -18,6 +18,7 @@ from absl import flags
 import cifar10
 from nets import table as nets
 from runtime import checkpoints
+from runtime import confusion
 from runtime import evaluation
 
 flags.DEFINE_string('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
@@ -30,6 +31,8 @@ flags.DEFINE_integer('num_examples', 10000, 'Number of images to evaluate; more 
 flags.DEFINE_boolean('run_once', False, 'Evaluate the latest checkpoint only, and end.')
 flags.DEFINE_boolean('use_moving_averages', True, 'Evaluate the moving averages of the variables, '
                      'not the variables themselves.')
+flags.DEFINE_boolean('per_class', False, 'Also print recall and precision of each class and the '
+                     'confusion matrix, and show them in TensorBoard.')
 
 FLAGS = flags.FLAGS
 
@@ -55,6 +58,13 @@ def evaluate():
                 _write(writer, result)
                 print(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}',
                       flush=True)
+                if FLAGS.per_class:
+                    _print_classes(result.confusion)
+
+
+def _print_classes(matrix):
+    names = cifar10.data_set().classes
+    print(confusion.table(matrix, names), confusion.matrix(matrix, names), sep='\n\n', flush=True)
 
 
 def _run_unless_gone(current, checkpoint):
@@ -84,6 +94,8 @@ def _write(writer, result):
     summary = tf.Summary()
     summary.ParseFromString(result.summary)
     summary.value.add(tag='Precision @ 1', simple_value=result.precision)
+    if FLAGS.per_class:
+        summary.MergeFrom(confusion.summary(result.confusion, cifar10.data_set().classes))
     writer.add_summary(summary, result.step)
     writer.flush()
 
