@@ -42,7 +42,7 @@ class Evaluation:
         self._use_moving_averages = use_moving_averages
         self._advice = (
             '--use_moving_averages=false evaluates without averages' if use_moving_averages else
-            'Name the folder of another run with --checkpoint_dir')
+            'Name the folder of another run')
         use_test_set = eval_data == 'test'
         size = cifar10.num_examples(use_test_set)
         self.total = size if num_examples is None else min(num_examples, size)

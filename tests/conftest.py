@@ -10,6 +10,7 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_eval  # noqa: F401, all scripts in one process: no flag is defined twice.
 import cifar10_multi_gpu_train  # noqa: F401
+import cifar10_plot  # noqa: F401
 import cifar10_train  # noqa: F401
 
 flags.FLAGS(['pytest'])
