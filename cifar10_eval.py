@@ -94,6 +94,9 @@ def _write(writer, result):
     summary = tf.Summary()
     summary.ParseFromString(result.summary)
     summary.value.add(tag='Precision @ 1', simple_value=result.precision)
+    if FLAGS.eval_data == 'test':  # The tag of training's validation, which measures the same.
+        summary.value.add(tag='validation/error' + '_averaged' * FLAGS.use_moving_averages,
+                          simple_value=1 - result.precision)
     if FLAGS.per_class:
         summary.MergeFrom(confusion.summary(result.confusion, cifar10.data_set().classes))
     writer.add_summary(summary, result.step)

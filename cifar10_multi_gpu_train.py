@@ -57,7 +57,8 @@ def average_gradients(tower_grads):
         if len(gradients) < len(pairs):
             raise ValueError('%d of %d towers have a gradient for %s, wanted: all or none' % (
                 len(gradients), len(pairs), variable.op.name))
-        averages.append((tf.add_n(gradients) / len(gradients), variable))
+        with tf.name_scope(f'average_gradients/{variable.op.name}/'):
+            averages.append((tf.add_n(gradients) / len(gradients), variable))
     return averages
 
 
@@ -82,7 +83,9 @@ def _build_towers(batch_queue):
 
 def _mean_losses(losses):
     """Means over towers: dictionary from name to float32 []."""
-    return {name: tf.add_n([tower[name] for tower in losses]) / len(losses) for name in losses[0]}
+    with tf.name_scope('mean_losses'):
+        return {name: tf.add_n([tower[name] for tower in losses]) / len(losses)
+                for name in losses[0]}
 
 
 def _summaries():

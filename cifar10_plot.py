@@ -119,7 +119,7 @@ def curves(path):
     for number, run in enumerate(FLAGS.runs):
         name = os.path.relpath(run, common)
         rows = results.read_metrics(os.path.join(run, 'metrics.csv'))
-        evaluated = results.read_scalars(run, 'Precision @ 1')
+        evaluated = {} if rows else results.read_scalars(run, 'Precision @ 1')
         if not rows and not evaluated:
             raise app.UsageError(f'{run} has no metrics.csv of a training run and no event file of '
                                  'an evaluation: name other folders with --runs')

@@ -51,11 +51,12 @@ class Evaluation:
             with tf.device('/cpu:0'):
                 images, labels = cifar10.inputs(use_test_set, nets.net().prepare)
             logits = nets.net().inference(images, training=False)
-            # One prediction an image: `in_top_k` would call every class of a tie the top one.
-            predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
             self._classes = cifar10.data_set().num_classes
-            # A cell of the confusion matrix for each image, row by row.
-            self._cells = labels * self._classes + predictions
+            with tf.name_scope('confusion'):
+                # One prediction an image: `in_top_k` would call every class of a tie the top one.
+                predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
+                # A cell of the confusion matrix for each image, row by row.
+                self._cells = labels * self._classes + predictions
             self._summary = tf.summary.merge_all()
             self._variables = {
                 averaged: cifar10.variables_to_restore(averaged) for averaged in (False, True)}
