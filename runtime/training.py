@@ -34,6 +34,8 @@ flags.DEFINE_integer('save_checkpoint_steps', None,
                      'Save a checkpoint every so many steps, instead of by time.', lower_bound=1)
 flags.DEFINE_integer('validate_every', None, 'Measure the error on the test set every so many '
                      'epochs; 0 is never. By default what the recipe of --net says.', lower_bound=0)
+flags.DEFINE_integer('profile', None, 'Trace this step: timeline-STEP.json in --train_dir is for '
+                     'chrome://tracing, and TensorBoard shows it on the graph.', lower_bound=0)
 flags.DEFINE_boolean('restart', False,
                      'Remove what an earlier run left in --train_dir and start over.')
 
@@ -45,7 +47,7 @@ CHECKPOINTS_KEPT = 5
 # What a run writes into its folder; --restart removes this and nothing else.
 _OWN_FILES = re.compile(
     r'checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt'
-    r'|run\.json(\.part)?|' + results.FILES)
+    r'|run\.json(\.part)?|' + results.FILES + '|' + hooks.ProfileHook.FILES)
 _OWN_BEST_FILES = re.compile(results.BEST_FILES)
 
 
@@ -108,13 +110,16 @@ def _hooks(loss, examples_per_step, scaffold, variables, caught):
             save_secs=None if FLAGS.save_checkpoint_steps else FLAGS.save_checkpoint_secs,
             save_steps=FLAGS.save_checkpoint_steps,
             listeners=[hooks.SaveListener(variables, metrics, folder)]),
-        hooks.ParametersHook(variables, folder)]
+        hooks.ParametersHook(variables, folder),
+        *([hooks.ProfileHook(FLAGS.profile, FLAGS.max_steps, folder)]
+          if FLAGS.profile is not None else [])]
 
 
 def _mean_error():
     """Share of wrong predictions over all towers, float []; None where `cifar10.loss` made none."""
     errors = tf.get_collection('errors')
-    return tf.add_n(errors) / len(errors) if errors else None
+    with tf.name_scope('mean_error'):
+        return tf.add_n(errors) / len(errors) if errors else None
 
 
 def use_recipe(replicas=1):
