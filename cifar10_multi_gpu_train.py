@@ -97,6 +97,7 @@ def train():
     """Builds the towers and runs them until --max_steps, resuming if there is a checkpoint."""
     net = nets.net()
     with tf.Graph().as_default(), tf.device('/cpu:0'):
+        training.use_seed()
         global_step = tf.train.get_or_create_global_step()
         batch_queue = cifar10.distorted_inputs_queue(2 * FLAGS.num_gpus, net.augment)
         losses, tower_grads = _build_towers(batch_queue)

@@ -12,6 +12,7 @@ import re
 import signal
 import threading
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import flags
 
@@ -36,6 +37,10 @@ flags.DEFINE_integer('validate_every', None, 'Measure the error on the test set 
                      'epochs; 0 is never. By default what the recipe of --net says.', lower_bound=0)
 flags.DEFINE_integer('profile', None, 'Trace this step: timeline-STEP.json in --train_dir is for '
                      'chrome://tracing, and TensorBoard shows it on the graph.', lower_bound=0)
+flags.DEFINE_integer('seed', None, 'Begin with random numbers of this seed: the same command then '
+                     'begins with the same variables, and most likely the same batches, but '
+                     'threads and towers may exchange them. A run that goes on draws others.',
+                     lower_bound=0)
 flags.DEFINE_boolean('restart', False,
                      'Remove what an earlier run left in --train_dir and start over.')
 
@@ -148,6 +153,18 @@ def use_recipe(replicas=1):
               flush=True)
 
 
+def use_seed():
+    """Seeds the random numbers of the default graph by `--seed`, if it is given.
+
+    Call it before the graph is built. A run that goes on draws other numbers than it began with:
+    they depend on the step, too.
+    """
+    if FLAGS.seed is not None:
+        latest = None if FLAGS.restart else tf.train.latest_checkpoint(FLAGS.train_dir)
+        step = checkpoints.step(latest) if latest else 0
+        tf.set_random_seed(int(np.random.SeedSequence([FLAGS.seed, step]).generate_state(1)[0]))
+
+
 def steps_left():
     """Whether the run in `--train_dir` has steps to make; if not, says so in one line."""
     if FLAGS.restart:
@@ -173,7 +190,7 @@ def _prepare_folder(examples_per_step):
         'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
         'max_steps': FLAGS.max_steps, 'use_fp16': FLAGS.use_fp16,
         'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
-        'data_dir': FLAGS.data_dir, 'tensorflow': tf.version.VERSION}}
+        'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed, 'tensorflow': tf.version.VERSION}}
     checkpoints.write_run(FLAGS.train_dir, run)
 
 

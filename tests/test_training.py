@@ -149,6 +149,34 @@ def test_run_json_and_another_data_set(half_bright):
         training._prepare_folder(8)
 
 
+@pytest.mark.parametrize('train', [cifar10_train.train, cifar10_multi_gpu_train.train])
+def test_runs_of_one_seed_begin_alike(half_bright, tmp_path, train):
+    """The same seed, another, and none: the variables before the first step."""
+    begun = []
+    for name, seed in [('a', 3), ('b', 3), ('c', 4), ('d', None), ('e', None)]:
+        with flagsaver.flagsaver(train_dir=str(tmp_path / name), seed=seed, max_steps=1):
+            train()
+        begun.append(tf.train.load_variable(str(tmp_path / name / 'model.ckpt-0'), 'conv1/weights'))
+    np.testing.assert_array_equal(begun[0], begun[1])
+    assert all((begun[i] != begun[j]).any() for i in range(2, 5) for j in range(i))
+
+
+def graphs_seed():
+    with tf.Graph().as_default() as graph:
+        training.use_seed()
+        return graph.seed
+
+
+def test_a_run_that_goes_on_draws_other_numbers(half_bright):
+    with flagsaver.flagsaver(seed=3):
+        first = graphs_seed()
+        cifar10_train.train()
+        assert graphs_seed() == graphs_seed() != first
+        with flagsaver.flagsaver(restart=True):
+            assert graphs_seed() == first
+    assert graphs_seed() is None
+
+
 def traced_operations(step):
     """Names of the operations in a step's trace."""
     with open(os.path.join(FLAGS.train_dir, f'timeline-{step}.json')) as stream:
