@@ -216,7 +216,7 @@ def _conv(net, name, filters, bias):
     with tf.variable_scope(name) as scope:
         net, biases = _convolve(net, filters, bias)
         net = tf.nn.relu(tf.nn.bias_add(net, biases), name=scope.name)
-    activation_summary(net, name)
+        activation_summary(net, name)
     return net
 
 
@@ -240,8 +240,9 @@ def _pooled_conv(net, name, pool_name, filters, bias):
     with tf.variable_scope(name) as scope:
         net, biases = _convolve(net, filters, bias)
         activations = tf.nn.relu(tf.nn.bias_add(net, biases), name=scope.name)
-    activation_summary(activations, name)
-    return tf.nn.relu(tf.nn.bias_add(_max_pool(net, pool_name), biases))
+        activation_summary(activations, name)
+    with tf.name_scope(pool_name):
+        return tf.nn.relu(tf.nn.bias_add(_max_pool(net, 'max_pool'), biases))
 
 
 def _convolve(net, filters, bias):
@@ -264,7 +265,7 @@ def _normalise(net, name):
 
 def _flatten(net):
     """[batch, ...] -> [batch, units], so that one matrix product serves each image."""
-    return tf.reshape(net, [-1, net.shape[1:].num_elements()])
+    return tf.reshape(net, [-1, net.shape[1:].num_elements()], name='flatten')
 
 
 def _local(net, name, units):
@@ -274,7 +275,7 @@ def _local(net, name, units):
             [net.shape.as_list()[-1], units], stddev=0.04, dtype=net.dtype, decay=0.004)
         biases = _biases(units, 0.1, net.dtype)
         net = tf.nn.relu(tf.nn.bias_add(tf.matmul(net, weights), biases), name=scope.name)
-    activation_summary(net, name)
+        activation_summary(net, name)
     return net
 
 
@@ -286,7 +287,7 @@ def _linear(net, name, units):
         biases = _biases(units, 0.0, net.dtype)
         net = tf.nn.bias_add(tf.matmul(net, weights), biases)
         net = tf.cast(net, tf.float32, name=scope.name)
-    activation_summary(net, name)
+        activation_summary(net, name)
     return net
 
 
@@ -333,9 +334,10 @@ def loss(logits, labels):
     Returns:
         float32 [], the total loss.
     """
-    predictions = tf.argmax(logits, axis=1, output_type=labels.dtype)
-    wrong = tf.cast(tf.not_equal(predictions, labels), tf.float32)
-    tf.add_to_collection('errors', tf.reduce_mean(wrong, name='error'))
+    with tf.name_scope('error'):
+        predictions = tf.argmax(logits, axis=1, output_type=labels.dtype)
+        wrong = tf.cast(tf.not_equal(predictions, labels), tf.float32)
+        tf.add_to_collection('errors', tf.reduce_mean(wrong))
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=labels, logits=logits, name='cross_entropy_per_example')
     tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
@@ -420,9 +422,10 @@ def compute_gradients(total_loss):
     """
     variables = tf.trainable_variables()
     scale = _LOSS_SCALE if FLAGS.use_fp16 else 1.0
-    gradients = tf.gradients(total_loss * scale, variables)
-    if FLAGS.use_fp16:
-        gradients = [None if gradient is None else gradient / scale for gradient in gradients]
+    with tf.name_scope('gradients'):
+        gradients = tf.gradients(total_loss * scale, variables)
+        if FLAGS.use_fp16:
+            gradients = [None if gradient is None else gradient / scale for gradient in gradients]
     return list(zip(gradients, variables))
 
 
@@ -443,16 +446,18 @@ def apply_gradients(gradients, global_step, replicas=1, schedule=learning_rate,
         An operation that makes one step.
     """
     with tf.device('/cpu:0'):
-        rate = schedule(global_step, replicas)
-        _scalar_summary('learning_rate', rate)
+        with tf.name_scope('learning_rate'):
+            rate = schedule(global_step, replicas)
+            _scalar_summary('learning_rate', rate)
         tf.add_to_collection('learning_rate', rate)
         descent = optimizer(rate).apply_gradients(gradients, global_step)
-        for gradient, variable in gradients:
-            _histogram_summary(variable.op.name, variable)
-            if gradient is not None:
-                _histogram_summary(variable.op.name + '/gradients', gradient)
+        with tf.name_scope('summaries'):
+            for gradient, variable in gradients:
+                _histogram_summary(variable.op.name, variable)
+                if gradient is not None:
+                    _histogram_summary(variable.op.name + '/gradients', gradient)
         # The averages take in the variables, and the count of steps, as this step leaves them.
-        with tf.control_dependencies([descent]):
+        with tf.name_scope('moving_averages'), tf.control_dependencies([descent]):
             averages = tf.train.ExponentialMovingAverage(
                 MOVING_AVERAGE_DECAY, num_updates=global_step.read_value())
             averaged = averages.apply(tf.trainable_variables())
@@ -501,8 +506,9 @@ def loss_summaries(losses):
     with tf.device('/cpu:0'), tf.name_scope('loss_averages'):
         values = tf.stack(list(losses.values()))
         averages = tf.get_variable(
-            'loss_averages', [len(losses)], initializer=tf.constant_initializer(float('nan')),
-            trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES], use_resource=True)
+            'loss_averages/averages', [len(losses)], trainable=False, use_resource=True,
+            initializer=tf.constant_initializer(float('nan')),
+            collections=[tf.GraphKeys.LOCAL_VARIABLES])
         before = averages.read_value()
         moved = before + (1 - _LOSS_AVERAGE_DECAY) * (values - before)
         after = averages.assign(tf.where(tf.is_nan(before), values, moved), read_value=False)
@@ -516,8 +522,9 @@ def loss_summaries(losses):
 
 def activation_summary(net, name):
     """Adds a histogram of a layer's activations, and how many of them are zero."""
-    _histogram_summary(name + '/activations', net)
-    _scalar_summary(name + '/sparsity', tf.nn.zero_fraction(net))
+    with tf.name_scope('summaries'):
+        _histogram_summary(name + '/activations', net)
+        _scalar_summary(name + '/sparsity', tf.nn.zero_fraction(net))
 
 
 # `tf.summary` would put a tower's name scope before the tag, and number what is there already: the

@@ -4,7 +4,7 @@
 
 Prints the precision @ 1 of each new checkpoint in --checkpoint_dir over the test set, every image
 once, with the moving averages of the variables. Runs beside the trainer; --run_once evaluates the
-latest and ends.
+latest and ends. --per_class tells how each class fares, and which are taken for which.
 """
 from runtime import startup  # First: it imports TensorFlow quietly.
 
@@ -16,6 +16,7 @@ from absl import flags
 
 import cifar10
 from nets import table as nets
+from runtime import confusion
 from runtime import evaluation
 from runtime import trained
 
@@ -26,6 +27,8 @@ flags.DEFINE_integer('eval_interval_secs', 300, 'Evaluate at most every so many 
 flags.DEFINE_integer('num_examples', 10000, 'Number of images to evaluate; more than the set holds '
                      'means the set.', lower_bound=1)
 flags.DEFINE_boolean('run_once', False, 'Evaluate the latest checkpoint only, and end.')
+flags.DEFINE_boolean('per_class', False, 'Also print recall and precision of each class and the '
+                     'confusion matrix, and show them in TensorBoard.')
 
 FLAGS = flags.FLAGS
 
@@ -49,6 +52,13 @@ def evaluate():
                 _write(writer, result)
                 print(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}',
                       flush=True)
+                if FLAGS.per_class:
+                    _print_classes(result.confusion)
+
+
+def _print_classes(matrix):
+    names = cifar10.data_set().classes
+    print(confusion.table(matrix, names), confusion.matrix(matrix, names), sep='\n\n', flush=True)
 
 
 def _run_unless_gone(current, checkpoint):
@@ -77,6 +87,11 @@ def _write(writer, result):
     summary = tf.Summary()
     summary.ParseFromString(result.summary)
     summary.value.add(tag='Precision @ 1', simple_value=result.precision)
+    if FLAGS.eval_data == 'test':  # The tag of training's validation, which measures the same.
+        summary.value.add(tag='validation/error' + '_averaged' * FLAGS.use_moving_averages,
+                          simple_value=1 - result.precision)
+    if FLAGS.per_class:
+        summary.MergeFrom(confusion.summary(result.confusion, cifar10.data_set().classes))
     writer.add_summary(summary, result.step)
     writer.flush()
 

@@ -157,8 +157,9 @@ def dequeue(queue):
 
 def _image_summary(images):
     """Adds a summary of the first images, under a tag without the name scope of a tower."""
-    tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.ImageSummary(
-        tag='images', tensor=images, max_images=3))
+    with tf.name_scope('image_summary'):
+        tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.ImageSummary(
+            tag='images', tensor=images, max_images=3))
 
 
 def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard):

@@ -57,7 +57,8 @@ def average_gradients(tower_grads):
         if len(gradients) < len(pairs):
             raise ValueError('%d of %d towers have a gradient for %s, wanted: all or none' % (
                 len(gradients), len(pairs), variable.op.name))
-        averages.append((tf.add_n(gradients) / len(gradients), variable))
+        with tf.name_scope(f'average_gradients/{variable.op.name}/'):
+            averages.append((tf.add_n(gradients) / len(gradients), variable))
     return averages
 
 
@@ -82,7 +83,9 @@ def _build_towers(batch_queue):
 
 def _mean_losses(losses):
     """Means over towers: dictionary from name to float32 []."""
-    return {name: tf.add_n([tower[name] for tower in losses]) / len(losses) for name in losses[0]}
+    with tf.name_scope('mean_losses'):
+        return {name: tf.add_n([tower[name] for tower in losses]) / len(losses)
+                for name in losses[0]}
 
 
 def _summaries():
@@ -94,6 +97,7 @@ def train():
     """Builds the towers and runs them until --max_steps, resuming if there is a checkpoint."""
     net = nets.net()
     with tf.Graph().as_default(), tf.device('/cpu:0'):
+        training.use_seed()
         global_step = tf.train.get_or_create_global_step()
         batch_queue = cifar10.distorted_inputs_queue(2 * FLAGS.num_gpus, net.augment)
         losses, tower_grads = _build_towers(batch_queue)

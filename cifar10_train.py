@@ -23,6 +23,7 @@ def train():
     one."""
     net = nets.net()
     with tf.Graph().as_default():
+        training.use_seed()
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             global_step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(net.augment)

@@ -15,17 +15,17 @@ _BIAS = 0.1
 _WEIGHT_DECAY = 0.004
 
 
-def layer(net, name, filters):
+def layer(net, name, filters, summarise):
     """3x3 locally connected layer with ReLU; height and width are kept.
 
-    Adds its weight decay, 0.004 |weights|^2 / 2, to the collection `losses`. Summaries are left to
-    the caller.
+    Adds its weight decay, 0.004 |weights|^2 / 2, to the collection `losses`.
 
     Args:
         net: float [batch, height, width, channels]; all but `batch` known.
         name: variable scope, owner of `weights` [height, width, 3, 3, channels, filters] and of
             `biases` [height, width, filters], float32 in the host's memory.
         filters: number of output channels.
+        summarise: function of the activations and `name`, for summaries.
 
     Returns:
         float [batch, height, width, filters], of `net`'s type.
@@ -39,7 +39,9 @@ def layer(net, name, filters):
         tf.add_to_collection('losses', tf.multiply(
             tf.nn.l2_loss(weights), _WEIGHT_DECAY, name='weight_loss'))
         net = locally_connected(net, tf.cast(weights, net.dtype))
-        return tf.nn.relu(net + tf.cast(biases, net.dtype), name=scope.name)
+        net = tf.nn.relu(net + tf.cast(biases, net.dtype), name=scope.name)
+        summarise(net, name)
+    return net
 
 
 def locally_connected(net, weights):

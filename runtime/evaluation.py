@@ -2,6 +2,7 @@
 import collections
 import contextlib
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import cifar10
@@ -12,9 +13,10 @@ from runtime import startup
 # What an evaluation found:
 #   precision: float, the share of images whose top prediction is their label (precision @ 1)
 #   correct, total: int, the numbers behind it
+#   confusion: int64 [classes, classes], how many images of each label (row) got each prediction
 #   step: int, the global step of the checkpoint; None for other values
 #   summary: a serialised `Summary` of the first batch, or None
-Result = collections.namedtuple('Result', 'precision correct total step summary')
+Result = collections.namedtuple('Result', 'precision correct total confusion step summary')
 
 
 class Evaluation:
@@ -40,7 +42,7 @@ class Evaluation:
         self._use_moving_averages = use_moving_averages
         self._advice = (
             '--use_moving_averages=false evaluates without averages' if use_moving_averages else
-            'Name the folder of another run with --checkpoint_dir')
+            'Name the folder of another run')
         use_test_set = eval_data == 'test'
         size = cifar10.num_examples(use_test_set)
         self.total = size if num_examples is None else min(num_examples, size)
@@ -49,9 +51,12 @@ class Evaluation:
             with tf.device('/cpu:0'):
                 images, labels = cifar10.inputs(use_test_set, nets.net().prepare)
             logits = nets.net().inference(images, training=False)
-            # One prediction an image: `in_top_k` would call every class of a tie the top one.
-            predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
-            self._correct = tf.equal(predictions, labels)
+            self._classes = cifar10.data_set().num_classes
+            with tf.name_scope('confusion'):
+                # One prediction an image: `in_top_k` would call every class of a tie the top one.
+                predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
+                # A cell of the confusion matrix for each image, row by row.
+                self._cells = labels * self._classes + predictions
             self._summary = tf.summary.merge_all()
             self._variables = {
                 averaged: cifar10.variables_to_restore(averaged) for averaged in (False, True)}
@@ -96,22 +101,23 @@ class Evaluation:
             session.run(self._initialiser)
             load(session)
             with _queues_running(session):
-                correct, total, summary = self._count(session, summarise)
-        return Result(correct / total, correct, total, step, summary)
+                confusion, summary = self._count(session, summarise)
+        correct, total = int(np.trace(confusion)), int(confusion.sum())
+        return Result(correct / total, correct, total, confusion, step, summary)
 
     def _count(self, session, summarise):
-        """Number of right predictions, number of images, and the summary or None."""
-        correct, total, summary = 0, 0, None
+        """The confusion matrix of the first `total` images, and the summary or None."""
+        confusion, total, summary = np.zeros(self._classes ** 2, np.int64), 0, None
         while total < self.total:
-            fetches = {'correct': self._correct}
+            fetches = {'cells': self._cells}
             if summarise and total == 0:
                 fetches['summary'] = self._summary
             results = session.run(fetches)
-            batch = results['correct'][:self.total - total]
-            correct += int(batch.sum())
-            total += len(batch)
+            cells = results['cells'][:self.total - total]
+            confusion += np.bincount(cells, minlength=len(confusion))
+            total += len(cells)
             summary = results.get('summary', summary)
-        return correct, total, summary
+        return confusion.reshape(self._classes, self._classes), summary
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from tensorflow.python.client import timeline  # TensorFlow has no public name for it.
 
 from runtime import console
 from runtime import results
@@ -129,6 +130,44 @@ class SummaryHook(StepHook):
         super().after_run(run_context, run_values)
 
 
+class ProfileHook(StepHook):
+    """Traces one step: what each operation took, and where.
+
+    `timeline-STEP.json` is for chrome://tracing or https://ui.perfetto.dev; TensorBoard's graph has
+    the tag `step_STEP`. `tf.train.ProfilerHook` traces every so many steps; it knows no single one.
+    """
+
+    FILES = r'timeline-\d+\.json'  # For `--restart`.
+
+    def __init__(self, traced_step, max_steps, folder):
+        self._traced_step = traced_step
+        self._max_steps = max_steps
+        self._folder = folder
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        if not self.step <= self._traced_step < self._max_steps:
+            console.line(f'Step {self._traced_step} will not be traced: this run makes steps '
+                         f'{self.step} to {self._max_steps - 1}.')
+
+    def before_run(self, run_context):
+        if self.step == self._traced_step:
+            return tf.train.SessionRunArgs(
+                None, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
+        return None
+
+    def after_run(self, run_context, run_values):
+        if self.step == self._traced_step:
+            path = os.path.join(self._folder, f'timeline-{self.step}.json')
+            with open(path, 'w') as stream:
+                stream.write(timeline.Timeline(
+                    run_values.run_metadata.step_stats).generate_chrome_trace_format())
+            tf.summary.FileWriterCache.get(self._folder).add_run_metadata(
+                run_values.run_metadata, f'step_{self.step}', self.step)
+            console.line(f'Traced step {self.step} in {path}: open it in chrome://tracing')
+        super().after_run(run_context, run_values)
+
+
 class MetricsHook(StepHook):
     """Writes the run's metrics, and validates where a whole number of epochs has ended.
 
@@ -210,11 +249,16 @@ class MetricsHook(StepHook):
         if not steps:
             return
         seconds = time.perf_counter() - self._row_time
+        training_error = self._mean('training_error')
+        if training_error is not None and self.step % SUMMARY_STEPS == 0:
+            # By the tag of the evaluation's, so that TensorBoard shows both in one chart.
+            self._writer.add_summary(tf.Summary(value=[tf.Summary.Value(
+                tag='Precision @ 1', simple_value=1 - training_error)]), self.step)
         self._table.append(
             step=self.step, wall_time=time.time(),
             epoch=self.step * self._examples_per_step / self._examples_per_epoch,
             learning_rate=self._values.get('learning_rate', [None])[-1],
-            training_loss=self._mean('training_loss'), training_error=self._mean('training_error'),
+            training_loss=self._mean('training_loss'), training_error=training_error,
             validation_error=validation_error,
             images_per_second=steps * self._examples_per_step / seconds)
         self._begin_row()

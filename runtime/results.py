@@ -1,5 +1,7 @@
 """The files that a run leaves for people: `metrics.csv`, `params.h5`, and `best/`."""
+import contextlib
 import csv
+import glob
 import io
 import json
 import os
@@ -67,6 +69,22 @@ def read_metrics(path):
         except (ValueError, TypeError, OverflowError):  # No line that a run of ours has finished.
             continue
     return rows
+
+
+def read_scalars(folder, tag):
+    """A curve of the event files in a folder, in the order of their time; other files are ignored.
+
+    Returns:
+        Dictionary from step to float, by step; empty where there is none.
+    """
+    found = {}
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), 'events.out.tfevents.*'))):
+        with contextlib.suppress(tf.errors.DataLossError):  # The end of one that is being written.
+            for event in tf.train.summary_iterator(path):
+                for value in event.summary.value:
+                    if value.tag == tag:
+                        found[event.step] = value.simple_value
+    return dict(sorted(found.items()))
 
 
 def _text(name, value):

@@ -12,6 +12,7 @@ import re
 import signal
 import threading
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import flags
 
@@ -34,6 +35,12 @@ flags.DEFINE_integer('save_checkpoint_steps', None,
                      'Save a checkpoint every so many steps, instead of by time.', lower_bound=1)
 flags.DEFINE_integer('validate_every', None, 'Measure the error on the test set every so many '
                      'epochs; 0 is never. By default what the recipe of --net says.', lower_bound=0)
+flags.DEFINE_integer('profile', None, 'Trace this step: timeline-STEP.json in --train_dir is for '
+                     'chrome://tracing, and TensorBoard shows it on the graph.', lower_bound=0)
+flags.DEFINE_integer('seed', None, 'Begin with random numbers of this seed: the same command then '
+                     'begins with the same variables, and most likely the same batches, but '
+                     'threads and towers may exchange them. A run that goes on draws others.',
+                     lower_bound=0)
 flags.DEFINE_boolean('restart', False,
                      'Remove what an earlier run left in --train_dir and start over.')
 
@@ -45,7 +52,7 @@ CHECKPOINTS_KEPT = 5
 # What a run writes into its folder; --restart removes this and nothing else.
 _OWN_FILES = re.compile(
     r'checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt'
-    r'|run\.json(\.part)?|' + results.FILES)
+    r'|run\.json(\.part)?|' + results.FILES + '|' + hooks.ProfileHook.FILES)
 _OWN_BEST_FILES = re.compile(results.BEST_FILES)
 
 
@@ -131,13 +138,16 @@ def _leaders_hooks(loss, examples_per_step, scaffold, variables):
             save_secs=None if FLAGS.save_checkpoint_steps else FLAGS.save_checkpoint_secs,
             save_steps=FLAGS.save_checkpoint_steps,
             listeners=[hooks.SaveListener(variables, metrics, folder)]),
-        hooks.ParametersHook(variables, folder)]
+        hooks.ParametersHook(variables, folder),
+        *([hooks.ProfileHook(FLAGS.profile, FLAGS.max_steps, folder)]
+          if FLAGS.profile is not None else [])]
 
 
 def _mean_error():
     """Share of wrong predictions over all towers, float []; None where `cifar10.loss` made none."""
     errors = tf.get_collection('errors')
-    return tf.add_n(errors) / len(errors) if errors else None
+    with tf.name_scope('mean_error'):
+        return tf.add_n(errors) / len(errors) if errors else None
 
 
 def use_recipe(replicas=1):
@@ -166,6 +176,18 @@ def use_recipe(replicas=1):
               flush=True)
 
 
+def use_seed():
+    """Seeds the random numbers of the default graph by `--seed`, if it is given.
+
+    Call it before the graph is built. A run that goes on draws other numbers than it began with:
+    they depend on the step, too.
+    """
+    if FLAGS.seed is not None:
+        latest = None if FLAGS.restart else tf.train.latest_checkpoint(FLAGS.train_dir)
+        step = checkpoints.step(latest) if latest else 0
+        tf.set_random_seed(int(np.random.SeedSequence([FLAGS.seed, step]).generate_state(1)[0]))
+
+
 def steps_left():
     """Whether the run in `--train_dir` has steps to make; if not, says so in one line."""
     if FLAGS.restart:
@@ -191,7 +213,7 @@ def _prepare_folder(examples_per_step):
         'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
         'max_steps': FLAGS.max_steps, 'use_fp16': FLAGS.use_fp16,
         'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
-        'data_dir': FLAGS.data_dir, 'tensorflow': tf.version.VERSION}}
+        'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed, 'tensorflow': tf.version.VERSION}}
     checkpoints.write_run(FLAGS.train_dir, run)
 
 

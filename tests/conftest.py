@@ -12,6 +12,7 @@ import cifar10_distributed_train  # noqa: F401, all scripts at once: no flag is 
 import cifar10_eval  # noqa: F401
 import cifar10_export  # noqa: F401
 import cifar10_multi_gpu_train  # noqa: F401
+import cifar10_plot  # noqa: F401
 import cifar10_predict  # noqa: F401
 import cifar10_train  # noqa: F401
 

@@ -141,3 +141,19 @@ def test_evaluating_leaves_earlier_event_files(half_bright):
     with flagsaver.flagsaver(run_once=True):
         cifar10_eval.evaluate()
     assert os.path.exists(earlier)
+
+
+def test_per_class(half_bright, capsys):
+    """Of 130 images 65 are of each of the first two classes; no other is there."""
+    with flagsaver.flagsaver(max_steps=30, batch_size=16):
+        cifar10_train.train()
+    capsys.readouterr()
+    with flagsaver.flagsaver(run_once=True, per_class=True):
+        cifar10_eval.evaluate()
+    out = capsys.readouterr().out
+    assert 'airplane        65         65      65   1.000      1.000\n' in out
+    assert 'bird             0          0       0       -          -\n' in out
+    assert '1 automobile    0   65    0    0    0    0    0    0    0    0\n' in out
+    assert values('classes/automobile/recall') == {30: 1.0}
+    assert {'confusion_matrix', 'Precision @ 1'} <= tags()
+    assert 'classes/bird/recall' not in tags()

@@ -53,7 +53,7 @@ def test_equals_plain_numpy(batch, height, width, rows, columns, channels, filte
 
 def test_a_layer_adds_its_biases_and_cuts_at_zero():
     """With weights of zero, relu(bias) at every position."""
-    result = local.layer(tf.ones([2, 3, 4, 5]), 'layer', 6)
+    result = local.layer(tf.ones([2, 3, 4, 5]), 'layer', 6, lambda *_: None)
     weights, biases = tf.trainable_variables()
     assert weights.shape.as_list() == [3, 4, 3, 3, 5, 6]
     with tf.Session() as session:
@@ -68,7 +68,7 @@ def test_a_layer_adds_its_biases_and_cuts_at_zero():
 
 def test_weight_decay_by_hand():
     """0.004 * (2 * 1 * 9 * 3 * 2 ones) / 2."""
-    local.layer(tf.ones([1, 2, 1, 3]), 'layer', 2)
+    local.layer(tf.ones([1, 2, 1, 3]), 'layer', 2, lambda *_: None)
     decay, = tf.get_collection('losses')
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())

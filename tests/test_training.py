@@ -12,6 +12,7 @@ from absl import app, flags
 from absl.testing import flagsaver
 
 import cifar10
+import cifar10_multi_gpu_train
 import cifar10_train
 from runtime import checkpoints
 from runtime import hooks
@@ -146,6 +147,73 @@ def test_run_json_and_another_data_set(half_bright):
     path.write_text('{')
     with pytest.raises(app.UsageError, match='damaged'):
         training._prepare_folder(8)
+
+
+@pytest.mark.parametrize('train', [cifar10_train.train, cifar10_multi_gpu_train.train])
+def test_runs_of_one_seed_begin_alike(half_bright, tmp_path, train):
+    """The same seed, another, and none: the variables before the first step."""
+    begun = []
+    for name, seed in [('a', 3), ('b', 3), ('c', 4), ('d', None), ('e', None)]:
+        with flagsaver.flagsaver(train_dir=str(tmp_path / name), seed=seed, max_steps=1):
+            train()
+        begun.append(tf.train.load_variable(str(tmp_path / name / 'model.ckpt-0'), 'conv1/weights'))
+    np.testing.assert_array_equal(begun[0], begun[1])
+    assert all((begun[i] != begun[j]).any() for i in range(2, 5) for j in range(i))
+
+
+def graphs_seed():
+    with tf.Graph().as_default() as graph:
+        training.use_seed()
+        return graph.seed
+
+
+def test_a_run_that_goes_on_draws_other_numbers(half_bright):
+    with flagsaver.flagsaver(seed=3):
+        first = graphs_seed()
+        cifar10_train.train()
+        assert graphs_seed() == graphs_seed() != first
+        with flagsaver.flagsaver(restart=True):
+            assert graphs_seed() == first
+    assert graphs_seed() is None
+
+
+def traced_operations(step):
+    """Names of the operations in a step's trace."""
+    with open(os.path.join(FLAGS.train_dir, f'timeline-{step}.json')) as stream:
+        trace = json.load(stream)['traceEvents']
+    return {event['args']['name'] for event in trace
+            if event['ph'] == 'X' and event['dur'] > 0 and 'name' in event['args']}
+
+
+def test_profile_traces_one_step_and_restart_removes_it(half_bright, capsys):
+    with flagsaver.flagsaver(profile=7):
+        cifar10_train.train()
+    assert f'Traced step 7 in {FLAGS.train_dir}/timeline-7.json' in capsys.readouterr().out
+    assert {'conv1/Conv2D', 'gradients/gradients/local3/MatMul_grad/MatMul_1'} <= (
+        traced_operations(7))
+    tagged = [(step, event.tagged_run_metadata) for step, event in events()
+              if event.HasField('tagged_run_metadata')]
+    assert [(step, metadata.tag) for step, metadata in tagged] == [(7, 'step_7')]
+    stats = tf.RunMetadata.FromString(tagged[0][1].run_metadata).step_stats
+    assert any(node.node_name == 'conv1/Conv2D'
+               for device in stats.dev_stats for node in device.node_stats)
+    with flagsaver.flagsaver(restart=True, max_steps=1):
+        cifar10_train.train()
+    assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
+
+
+def test_profile_of_two_towers(half_bright):
+    with flagsaver.flagsaver(profile=1, num_gpus=2, max_steps=2):
+        cifar10_multi_gpu_train.train()
+    assert {'tower_0/conv1/Conv2D', 'tower_1/conv1/Conv2D'} <= traced_operations(1)
+
+
+def test_profile_of_a_step_that_is_not_made_is_one_line(half_bright, capsys):
+    with flagsaver.flagsaver(profile=10):
+        cifar10_train.train()
+    assert capsys.readouterr().out.count(
+        'Step 10 will not be traced: this run makes steps 0 to 9.\n') == 1
+    assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
 
 
 def test_restart_removes_only_a_runs_own_files(half_bright, tmp_path):

@@ -1,0 +1,195 @@
+"""Draws what a network sees and what it has learned, as PNG files.
+
+    python cifar10_plot.py --picture=samples --output=samples.png
+
+--picture is one of
+
+    samples     training images of each class
+    distorted   training images and what the network gets instead of them
+    filters     the kernels of the first layer, conv1/weights, of a run's latest checkpoint
+    confusion   which test images a run's latest checkpoint takes for which class
+    curves      loss and error by step, of one or several runs: of training and of its validation,
+                and of the folders that cifar10_eval.py writes to
+
+The runs are named with --runs. Matplotlib draws all but `confusion`: pip install matplotlib
+"""
+from runtime import startup  # First: it imports TensorFlow quietly.
+
+import os
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import app
+from absl import flags
+
+import cifar10
+from datasets import table
+from nets import table as nets
+from runtime import checkpoints
+from runtime import confusion
+from runtime import evaluation
+from runtime import pictures
+from runtime import results
+
+flags.DEFINE_string('output', None, 'PNG file to write. By default the name of the picture, in the '
+                    'current folder.')
+flags.DEFINE_list('runs', '/tmp/cifar10_train', 'Folders of runs, with commas between them: for '
+                  'curves as many as there are, else one.')
+
+FLAGS = flags.FLAGS
+
+_COLUMNS = 10
+_DISTORTED_IMAGES = 8
+
+
+def samples(path):
+    """Draws training images of each class, the first ones in the file."""
+    labels, planes = _records()
+    data_set = cifar10.data_set()
+    title = f'{data_set.title} training images'
+    images = [_images(planes[labels == k][:_COLUMNS]) for k in range(data_set.num_classes)]
+    if data_set.num_classes <= _COLUMNS:
+        rows = [[(image, None) for image in row] for row in images]
+        pictures.grid(path, rows, title, data_set.classes)
+    else:
+        cells = [(row[0], name) for row, name in zip(images, data_set.classes) if len(row)]
+        pictures.grid(path, _rows(cells), title)
+
+
+def distorted(path):
+    """Draws training images, and beside them what training makes of them, by chance."""
+    labels, planes = _records()
+    labels, planes = labels[:_DISTORTED_IMAGES], planes[:_DISTORTED_IMAGES]
+    with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
+        made = session.run(nets.net().augment(tf.constant(np.repeat(planes, _COLUMNS - 1, axis=0))))
+    made = pictures.scaled(made).reshape(len(planes), _COLUMNS - 1, *made.shape[1:])
+    rows = [[(image, None) for image in (original, *distortions)]
+            for original, distortions in zip(_images(planes), made)]
+    pictures.grid(
+        path, rows, f'Left: images as they are. Right: as {FLAGS.net} gets them in training',
+        [cifar10.data_set().classes[label] for label in labels])
+
+
+def filters(path):
+    """Draws the kernels of a checkpoint's first layer, by their moving averages if it has them.
+
+    Raises:
+        app.UsageError: there is no checkpoint, or no such layer of colour images in it.
+    """
+    checkpoint = _latest()
+    reader = tf.train.load_checkpoint(checkpoint)
+    name = next((name for name in ('conv1/weights/ExponentialMovingAverage', 'conv1/weights')
+                 if reader.has_tensor(name)), None)
+    weights = reader.get_tensor(name) if name else np.empty([0])
+    if weights.ndim != 4 or weights.shape[2] != 3:
+        raise app.UsageError(f'{checkpoint} has no conv1/weights of three colours to draw: name '
+                             'the folder of another run with --runs')
+    height, width, _, count = weights.shape
+    largest = np.percentile(abs(weights), 99.5)
+    kernels = np.clip(0.5 + weights.transpose([3, 0, 1, 2]) / (2 * largest), 0, 1)
+    pictures.grid(path, _rows([(kernel, None) for kernel in kernels], columns=int(count ** 0.5)),
+                  f'conv1: {count} filters of {height} x {width} pixels after '
+                  f'{checkpoints.step(checkpoint)} steps (grey is 0)')
+
+
+def confused(path):
+    """Draws the confusion matrix of the test set.
+
+    Raises:
+        app.UsageError: there is no checkpoint, or it does not fit --net and --dataset.
+    """
+    checkpoint = _latest()
+    checkpoints.check_run(FLAGS.runs[0], FLAGS.net, FLAGS.dataset,
+                          'give those flags, or name the folder of another run with --runs')
+    cifar10.maybe_download_and_extract()
+    averaged = any(name.endswith('/ExponentialMovingAverage')
+                   for name, _ in tf.train.list_variables(checkpoint))
+    result = evaluation.Evaluation(use_moving_averages=averaged).run(checkpoint)
+    confusion.picture(result.confusion, cifar10.data_set().classes).save(path, 'PNG')
+
+
+def curves(path):
+    """Draws losses and errors of all runs.
+
+    Raises:
+        app.UsageError: a run has no figures.
+    """
+    losses, errors = [], []
+    common = os.path.commonpath([os.path.abspath(os.path.dirname(run)) for run in FLAGS.runs])
+    for number, run in enumerate(FLAGS.runs):
+        name = os.path.relpath(run, common)
+        rows = results.read_metrics(os.path.join(run, 'metrics.csv'))
+        evaluated = {} if rows else results.read_scalars(run, 'Precision @ 1')
+        if not rows and not evaluated:
+            raise app.UsageError(f'{run} has no metrics.csv of a training run and no event file of '
+                                 'an evaluation: name other folders with --runs')
+        for lines, what, column, marker in (
+                (losses, 'training', 'training_loss', None),
+                (errors, 'training', 'training_error', None),
+                (errors, 'validation', 'validation_error', 'o')):
+            points = {row['step']: row[column] for row in rows if row[column] is not None}
+            if points:
+                lines.append((f'{name}, {what}', number, marker, points))
+        if evaluated:
+            errors.append((f'{name}, evaluation', number, 's',
+                           {step: 1 - value for step, value in evaluated.items()}))
+    pictures.curves(path, losses, errors)
+
+
+def _records():
+    """Labels, int [records], and pixels, uint8 [records, 3 * 32 * 32], of the first training
+    file."""
+    cifar10.maybe_download_and_extract()
+    data_set = cifar10.data_set()
+    first = data_set.paths(cifar10.data_folder(), eval_data=False)[0]
+    records = np.fromfile(first, np.uint8).reshape(-1, data_set.record_bytes)
+    return records[:, data_set.label_index], records[:, data_set.label_bytes:]
+
+
+def _images(planes):
+    """uint8 [count, 3 * 32 * 32] -> float [count, 32, 32, 3], 0 to 1."""
+    planes = planes.reshape(-1, table.DEPTH, table.HEIGHT, table.WIDTH)
+    return planes.transpose([0, 2, 3, 1]) / 255
+
+
+def _rows(cells, columns=_COLUMNS):
+    return [cells[i:i + columns] for i in range(0, len(cells), columns)]
+
+
+def _latest():
+    """Path of the latest checkpoint of the one run that `--runs` names."""
+    if len(FLAGS.runs) != 1:
+        raise app.UsageError(f'--picture={FLAGS.picture} is of one run; --runs names '
+                             f'{len(FLAGS.runs)}: {", ".join(FLAGS.runs)}')
+    latest = tf.train.latest_checkpoint(FLAGS.runs[0])
+    if latest is None:
+        raise app.UsageError(f'No checkpoint in {FLAGS.runs[0]}: train first, or name the folder '
+                             'of a run with --runs')
+    return latest
+
+
+_PICTURES = {'samples': samples, 'distorted': distorted, 'filters': filters, 'confusion': confused,
+             'curves': curves}
+flags.DEFINE_enum('picture', None, list(_PICTURES), 'What to draw.')
+
+
+def plot():
+    """Writes the picture, whole or not at all.
+
+    Raises:
+        app.UsageError: flags or a run that do not do, or Matplotlib is missing.
+    """
+    if FLAGS.picture is None:
+        raise app.UsageError(f'Say what to draw: --picture={"|".join(_PICTURES)}')
+    if FLAGS.picture != 'confusion':
+        pictures.require_matplotlib()
+    path = FLAGS.output or f'{FLAGS.picture}.png'
+    if not path.lower().endswith('.png'):
+        raise app.UsageError(f'--output={path}, wanted: a name that ends with .png')
+    _PICTURES[FLAGS.picture](path + '.part')
+    os.replace(path + '.part', path)
+    print(f'Wrote {path}.')
+
+
+if __name__ == '__main__':
+    startup.run(plot, [startup, cifar10, nets])

@@ -1,0 +1,100 @@
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import records
+import tensorflow.compat.v1 as tf
+from absl import app, flags
+from absl.testing import flagsaver
+from PIL import Image
+
+import cifar10_eval
+import cifar10_plot
+import cifar10_train
+
+FLAGS = flags.FLAGS
+
+
+def plot(path, picture, **options):
+    """The picture's pixels, uint8 [height, width, 3]."""
+    with flagsaver.flagsaver(picture=picture, output=str(path), **options):
+        cifar10_plot.plot()
+    assert [name for name in os.listdir(path.parent) if name.endswith('.part')] == []
+    return np.asarray(Image.open(path).convert('RGB'))
+
+
+def test_samples_and_distorted_show_the_images(half_bright, tmp_path):
+    """Images are bright in one half: as they are up to 209, distorted up to white."""
+    for picture, brightest in (('samples', 209), ('distorted', 255)):
+        image = plot(tmp_path / f'{picture}.png', picture)
+        shown = image[(np.ptp(image.astype(int), axis=2) > 20)]  # In colour: no text, no ground.
+        assert len(shown) > 10000
+        assert abs(int(shown.max()) - brightest) <= 1
+
+
+def test_a_trained_run(half_bright, tmp_path, capsys):
+    """All pictures of a run that learned to tell its two classes."""
+    cifar10_train.train()
+    with flagsaver.flagsaver(run_once=True):
+        cifar10_eval.evaluate()
+    run, evaluated = FLAGS.train_dir, FLAGS.eval_dir
+    capsys.readouterr()
+    assert plot(tmp_path / 'filters.png', 'filters', runs=[run]).shape[1] == 640
+    assert plot(tmp_path / 'confusion.png', 'confusion', runs=[run]).std() > 20
+    both = plot(tmp_path / 'curves.png', 'curves', runs=[run, evaluated])
+    for colour in ([0x00, 0x72, 0xB2], [0xD5, 0x5E, 0x00]):  # Training's, evaluation's.
+        assert (both == colour).all(axis=2).any()
+    assert capsys.readouterr().out.splitlines() == [
+        f'Wrote {tmp_path}/{name}.png.' for name in ('filters', 'confusion', 'curves')]
+
+
+def test_filters_are_the_averaged_weights(tmp_path):
+    """Averages of one filter: full red above, none (grey) below; the weights are all green."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        weights = np.zeros([2, 2, 3, 1], np.float32)
+        weights[..., 1, :] = 1
+        averages = np.zeros([2, 2, 3, 1], np.float32)
+        averages[0, :, 0] = 0.1
+        tf.Variable(weights, name='conv1/weights')
+        tf.Variable(averages, name='conv1/weights/ExponentialMovingAverage')
+        tf.Variable(5, name='global_step')
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
+    image = plot(tmp_path / 'a.png', 'filters', runs=[str(tmp_path)]).astype(int)
+    assert (abs(image - [255, 127, 127]) <= 1).all(axis=2).sum() > 1000
+    assert (abs(image - [127, 127, 127]) <= 1).all(axis=2).sum() > 1000
+    assert not (image == [127, 255, 127]).all(axis=2).any()
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'picture': None}, 'Say what to draw: --picture=samples'),
+    ({'picture': 'filters', 'runs': ['a', 'b']}, 'is of one run; --runs names 2: a, b'),
+    ({'picture': 'filters', 'runs': ['nowhere']}, 'No checkpoint in nowhere'),
+    ({'picture': 'curves', 'runs': ['nowhere']}, 'nowhere has no metrics.csv'),
+    ({'picture': 'samples', 'output': 'a.pdf'}, '--output=a.pdf, wanted: a name that ends')])
+def test_mistakes(options, message):
+    with flagsaver.flagsaver(**options), pytest.raises(app.UsageError, match=message):
+        cifar10_plot.plot()
+
+
+@pytest.mark.slow
+def test_without_matplotlib_is_one_line(tmp_path):
+    code = ("import runpy, sys; sys.modules['matplotlib'] = None; sys.argv[1:] = "
+            "['--picture=samples']; runpy.run_path('cifar10_plot.py', run_name='__main__')")
+    done = subprocess.run([sys.executable, '-c', code], cwd=records.ROOT, capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.endswith('This picture is drawn by Matplotlib, which is not installed: '
+                                'pip install matplotlib\n')
+    assert done.stderr.count('\n') == 1
+
+
+@pytest.mark.slow
+def test_the_script_as_a_user_runs_it(tmp_path):
+    done = records.run_script('cifar10_plot.py', f'--data_dir={tmp_path}', '--dataset=synthetic100',
+                              '--picture=samples', cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, '')
+    assert done.stdout.endswith('Wrote samples.png.\n')
+    assert (tmp_path / 'samples.png').exists()

@@ -1,0 +1,67 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from datasets import table
+from runtime import confusion
+
+# Four cats, three of them taken for dogs; two dogs, both right; no bird, and none predicted.
+NAMES = ('cat', 'dog', 'bird')
+MATRIX = np.array([[1, 3, 0], [0, 2, 0], [0, 0, 0]])
+
+
+def test_shares_by_hand():
+    recall, precision = confusion.shares(MATRIX)
+    np.testing.assert_array_equal(recall, [1 / 4, 2 / 2, np.nan])
+    np.testing.assert_array_equal(precision, [1 / 1, 2 / 5, np.nan])
+
+
+def test_the_table_begins_with_the_best_recall():
+    assert confusion.table(MATRIX, NAMES).splitlines()[:4] == [
+        'class  images  predicted   right  recall  precision',
+        'dog         2          5       2   1.000      0.400',
+        'cat         4          1       1   0.250      1.000',
+        'bird        0          0       0       -          -']
+
+
+def test_the_matrix_has_labels_in_rows():
+    assert confusion.matrix(MATRIX, NAMES).splitlines()[1:] == [
+        '          0    1    2',
+        '0 cat     1    3    0',
+        '1 dog     0    2    0',
+        '2 bird    0    0    0']
+
+
+@pytest.mark.parametrize('name', list(table.TABLE))
+def test_text_fits_80_columns(name):
+    """With 10,000 images of each class; a matrix that would not fit is left out."""
+    names = table.TABLE[name].classes
+    matrix = np.full([len(names)] * 2, 10000 // len(names))
+    text = confusion.table(matrix, names) + '\n' + confusion.matrix(matrix, names)
+    assert max(map(len, text.splitlines())) <= 80
+    assert ('too wide' in text) == (len(names) == 100)
+
+
+def test_summary_has_a_group_of_curves_and_a_picture():
+    values = {value.tag: value for value in confusion.summary(MATRIX, NAMES).value}
+    picture = values.pop('confusion_matrix').image
+    drawn = Image.open(io.BytesIO(picture.encoded_image_string))
+    assert drawn.size == (picture.width, picture.height)
+    assert {tag: value.simple_value for tag, value in values.items()} == pytest.approx({
+        'classes/cat/recall': 0.25, 'classes/cat/precision': 1.0,
+        'classes/dog/recall': 1.0, 'classes/dog/precision': 0.4})
+
+
+@pytest.mark.parametrize('classes', [3, 100])
+def test_the_picture_is_dark_where_the_images_are(classes):
+    """All images of class 0 are taken for class 2: one cell of the first row is dark."""
+    matrix = np.zeros([classes, classes], int)
+    matrix[0, 2] = 7
+    pixels = np.asarray(confusion.picture(matrix, [''] * classes))
+    dark = np.argwhere((pixels == [8, 48, 107]).all(axis=2))  # The colour of a share of 1.
+    cell = 520 // 3 if classes == 3 else 12
+    first = dark.min(axis=0)
+    np.testing.assert_allclose(dark.max(axis=0) - first, cell, atol=2)
+    np.testing.assert_allclose(first[1] - first[0], 2 * cell, atol=2)

@@ -1,0 +1,44 @@
+import numpy as np
+from PIL import Image
+
+from runtime import pictures
+
+
+def pixels(path):
+    return np.asarray(Image.open(path).convert('RGB')).astype(int)
+
+
+def middle_of(image, colour):
+    """(row, column) of the middle of all pixels of a colour, as shares of height and width."""
+    found = np.argwhere((image == colour).all(axis=2))
+    assert len(found) > 50
+    return found.mean(axis=0) / image.shape[:2]
+
+
+def test_grid_has_rows_and_columns_where_they_belong(tmp_path):
+    """Red, green | blue: the second row is shorter."""
+    red, green, blue = (np.tile(row.astype(float), [4, 4, 1]) for row in np.eye(3))
+    pictures.grid(tmp_path / 'a.png', [[(red, 'r'), (green, None)], [(blue, None)]], 'Title',
+                  ['first', 'second'])
+    image = pixels(tmp_path / 'a.png')
+    (r_row, r_column), (g_row, g_column), (b_row, b_column) = (
+        middle_of(image, colour) for colour in 255 * np.eye(3))
+    assert abs(r_row - g_row) < 0.02 and r_row < 0.5 < b_row
+    assert abs(r_column - b_column) < 0.02 and r_column < g_column
+
+
+def test_scaled_by_hand():
+    """Of 101 values 0 to 100, 1 becomes black and 99 white."""
+    got = pictures.scaled(np.arange(101.0))
+    np.testing.assert_allclose(got[[0, 1, 50, 99, 100]], [0, 0, 0.5, 1, 1])
+
+
+def test_images_of_one_colour_are_no_division_by_zero():
+    np.testing.assert_array_equal(pictures.scaled(np.full([2, 2, 3], 7.0)), np.zeros([2, 2, 3]))
+
+
+def test_curves_have_a_colour_for_each_run(tmp_path):
+    pictures.curves(tmp_path / 'a.png', [('a', 0, None, {1: 2.0, 3: 1.0})],
+                    [('a', 0, 's', {1: 0.5}), ('b', 1, 'o', {1: 0.5, 3: 0.4})])
+    image = pixels(tmp_path / 'a.png')
+    assert middle_of(image, [0x00, 0x72, 0xB2])[1] < middle_of(image, [0xD5, 0x5E, 0x00])[1]

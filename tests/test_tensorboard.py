@@ -1,0 +1,85 @@
+"""Asks a real TensorBoard server what it shows of a run."""
+import json
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+import records
+from absl import flags
+from absl.testing import flagsaver
+
+import cifar10_eval
+import cifar10_multi_gpu_train
+
+FLAGS = flags.FLAGS
+
+
+@pytest.fixture
+def served(half_bright, tmp_path):
+    """A function from path and query to what a server answers on a run of two towers and its
+    evaluation."""
+    with flagsaver.flagsaver(num_gpus=2, max_steps=100, batch_size=4, profile=3, validate_every=5):
+        cifar10_multi_gpu_train.train()
+    with flagsaver.flagsaver(run_once=True, per_class=True):
+        cifar10_eval.evaluate()
+    process = records.start(['-m', 'tensorboard.main', '--host=127.0.0.1', '--port=0',
+                             f'--logdir={tmp_path}'])
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        for line in process.stderr:
+            url = re.search(r'http://127\.0\.0\.1:\d+/', line)
+            if url:
+                break
+        yield lambda path, **query: opener.open(
+            f'{url.group()}data/{path}?{urllib.parse.urlencode(query)}', timeout=30).read()
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def wait_for_both(ask):
+    """Scalars by run, when the server has read both runs to their ends."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        tags = {run: set(found) for run, found in json.loads(ask('plugin/scalars/tags')).items()}
+        if 'Precision @ 1' in tags.get('eval', ()) and 'Precision @ 1' in tags.get('train', ()):
+            return tags
+        time.sleep(0.2)
+    raise AssertionError(f'the server shows {tags}')
+
+
+@pytest.mark.slow
+def test_what_tensorboard_shows(served):
+    scalars = wait_for_both(served)
+    assert {'total_loss', 'total_loss (raw)', 'learning_rate', 'conv1/sparsity',
+            'validation/error_averaged', 'training/error'} <= scalars['train']
+    assert {'validation/error_averaged', 'classes/airplane/recall'} <= scalars['eval']
+    points = json.loads(served('plugin/scalars/scalars', run='eval', tag='Precision @ 1'))
+    assert [step for _, step, _ in points] == [100]
+    images = json.loads(served('plugin/images/tags'))
+    assert 'images/image/0' in images['train']
+    assert {'images/image/0', 'confusion_matrix'} <= set(images['eval'])
+    histograms = json.loads(served('plugin/histograms/tags'))
+    assert {'conv1/activations', 'conv1/weights', 'local3/weights/gradients'} <= set(
+        histograms['train'])
+    assert not [tag for kind in (images, histograms, scalars) for tags in kind.values()
+                for tag in tags if 'tower' in tag or tag.endswith('_1')]
+    graphs = json.loads(served('plugin/graphs/info'))
+    assert graphs['train']['run_graph'] and graphs['eval']['run_graph']
+    assert graphs['train']['tags']['step_3']['profile']
+
+
+@pytest.mark.slow
+def test_the_graph_has_few_boxes_at_top_level(served):
+    wait_for_both(served)
+    boxes = {}
+    for run in ('train', 'eval'):
+        graph = served('plugin/graphs/graph', run=run).decode()
+        boxes[run] = {name.split('/')[0] for name in re.findall(r'^  name: "(.*)"', graph, re.M)}
+    assert {'input', 'tower_0', 'tower_1', 'average_gradients', 'learning_rate', 'summaries',
+            'moving_averages'} <= boxes['train']
+    assert {'input', 'conv1', 'pool1', 'norm1', 'local4', 'confusion'} <= boxes['eval']
+    assert len(boxes['train']) < 40 and len(boxes['eval']) < 20, boxes
