@@ -73,6 +73,7 @@ def train(me=None, group=None, peers=None):
     """
     me, group = me or cluster.Cluster(), group or collectives.Group()
     with tf.Graph().as_default():
+        training.use_seed(me.rank)
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(nets.net().augment, (me.rank, me.size))

@@ -176,16 +176,21 @@ def use_recipe(replicas=1):
               flush=True)
 
 
-def use_seed():
+def use_seed(rank=0):
     """Seeds the random numbers of the default graph by `--seed`, if it is given.
 
     Call it before the graph is built. A run that goes on draws other numbers than it began with:
-    they depend on the step, too.
+    they depend on the step, too; but for workers other than 0, who do not look into `--train_dir`.
+
+    Args:
+        rank: which of several workers this is; each draws its own numbers.
     """
     if FLAGS.seed is not None:
-        latest = None if FLAGS.restart else tf.train.latest_checkpoint(FLAGS.train_dir)
+        latest = (None if FLAGS.restart or rank
+                  else tf.train.latest_checkpoint(FLAGS.train_dir))
         step = checkpoints.step(latest) if latest else 0
-        tf.set_random_seed(int(np.random.SeedSequence([FLAGS.seed, step]).generate_state(1)[0]))
+        entropy = np.random.SeedSequence([FLAGS.seed, step, rank])
+        tf.set_random_seed(int(entropy.generate_state(1)[0]))
 
 
 def steps_left():

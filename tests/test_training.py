@@ -161,17 +161,18 @@ def test_runs_of_one_seed_begin_alike(half_bright, tmp_path, train):
     assert all((begun[i] != begun[j]).any() for i in range(2, 5) for j in range(i))
 
 
-def graphs_seed():
+def graphs_seed(rank=0):
     with tf.Graph().as_default() as graph:
-        training.use_seed()
+        training.use_seed(rank)
         return graph.seed
 
 
 def test_a_run_that_goes_on_draws_other_numbers(half_bright):
     with flagsaver.flagsaver(seed=3):
-        first = graphs_seed()
+        first, of_worker_1 = graphs_seed(), graphs_seed(1)
         cifar10_train.train()
         assert graphs_seed() == graphs_seed() != first
+        assert graphs_seed(1) == of_worker_1 not in (first, graphs_seed())
         with flagsaver.flagsaver(restart=True):
             assert graphs_seed() == first
     assert graphs_seed() is None
