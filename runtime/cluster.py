@@ -112,14 +112,26 @@ def _launcher():
         ('--worker_hosts', bool(FLAGS.worker_hosts)),
         ('--num_workers', FLAGS.num_workers is not None),
         ('mpirun', 'OMPI_COMM_WORLD_SIZE' in os.environ),
-        ('TF_CONFIG', '"cluster"' in os.environ.get('TF_CONFIG', '')),
+        ('TF_CONFIG', _tf_config_has_cluster()),
         # A batch script is told about the tasks of its job as well, but only steps have this one.
         ('srun', os.environ.get('SLURM_STEP_NUM_TASKS', '1') != '1')) if present]
     if len(said) > 1 and said[0].startswith('--'):
         raise app.UsageError(f'{said[0]} and {said[1]} both say who the workers are: leave one out')
     if FLAGS.task_index is not None and '--worker_hosts' not in said:
         raise app.UsageError('--task_index is an index into --worker_hosts, which is not given')
+    if not said and os.environ.get('PMI_SIZE', '1') != '1':  # Each would train alone.
+        raise app.UsageError("this mpirun is not Open MPI's: use that, or say who the workers are "
+                             'with --worker_hosts and --task_index')
     return said[0] if said else None
+
+
+def _tf_config_has_cluster():
+    """Whether TF_CONFIG speaks of several tasks; some set it without."""
+    text = os.environ.get('TF_CONFIG', '').strip()
+    try:
+        return bool(text) and 'cluster' in json.loads(text)
+    except (ValueError, TypeError) as error:
+        raise app.UsageError(f'TF_CONFIG is no JSON object: {error}') from error
 
 
 def _by_hand():

@@ -146,8 +146,8 @@ class _Connection:
 def _parse(line):
     try:
         message = json.loads(line)
-    except RecursionError as error:  # Of a thousand brackets.
-        raise ValueError('a line is nested too deeply') from error
+    except (ValueError, RecursionError) as error:  # Or a thousand brackets.
+        raise ValueError('what came is not JSON') from error
     if not isinstance(message, dict):
         raise ValueError('a line is no JSON object')
     return message

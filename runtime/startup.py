@@ -8,14 +8,32 @@ import contextlib
 import functools
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 
 from absl import app
 from absl import flags
 
 _QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
 _LOG_LEVEL = '3'  # On a machine without a GPU, that it has none is logged as an error.
+
+
+@contextlib.contextmanager
+def _ended_by_interrupts():
+    """Lets Ctrl-C end the process at once, as it ends C programs: an import that raises
+    KeyboardInterrupt half-way shows a long traceback."""
+    earlier = signal.getsignal(signal.SIGINT)
+    can_change = (earlier is signal.default_int_handler
+                  and threading.current_thread() is threading.main_thread())
+    if can_change:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if can_change:
+            signal.signal(signal.SIGINT, earlier)
 
 
 @contextlib.contextmanager
@@ -41,7 +59,7 @@ def _standard_error_held_back():
 
 if _QUIET:
     os.environ['TF_CPP_MIN_LOG_LEVEL'] = _LOG_LEVEL
-    with _standard_error_held_back():
+    with _ended_by_interrupts(), _standard_error_held_back():
         import tensorflow.compat.v1 as tf
     tf.logging.set_verbosity(tf.logging.ERROR)
     del os.environ['TF_CPP_MIN_LOG_LEVEL']  # It was read once; a child process decides for itself.

@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 
+from absl import app
+
 from runtime import cluster
 from runtime import meeting
 from runtime import startup
@@ -19,7 +21,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # left then end by themselves, and worker 0 may still be saving.
 _ORDERLY = {0, *(128 + number for number in _SIGNALS)}
 
-_GRACE = 10.0  # Seconds in which the others may tell of a failure themselves.
+_GRACE = 5.0  # Seconds in which the others may tell of a failure themselves.
 _POLL = 0.1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -34,10 +36,15 @@ def run(work):
         What `work` returns, or the exit code of `start`.
 
     Raises:
-        app.UsageError, FileNotFoundError: see `cluster.resolve`.
+        app.UsageError: there are more workers than GPUs; or see `cluster.resolve`.
+        FileNotFoundError: see `cluster.resolve`.
     """
     end_with_parent()
     count = cluster.workers_to_start()
+    gpus = startup.visible_gpus()
+    if count > gpus > 0:
+        raise app.UsageError(f'--num_workers={count}, but there are {gpus} GPUs, one for each '
+                             'worker: ask for fewer, or for --device=cpu')
     return start(count) if count else work(cluster.resolve())
 
 
