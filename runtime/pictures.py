@@ -68,9 +68,10 @@ def curves(path, losses, errors):
     for axes, lines, what in zip(panels, (losses, errors), (
             'loss: cross entropy + weight decay', 'error: 1 - precision @ 1')):
         for name, run, marker, points in lines:
-            axes.plot(list(points), list(points.values()), label=name, marker=marker, markersize=4,
-                      color=_COLOURS[run % len(_COLOURS)], linewidth=2 if marker else 1.2,
-                      linestyle='--' if marker == 'o' else '-')
+            lone = 's' if len(points) == 1 else None  # One point makes no line to see.
+            axes.plot(list(points), list(points.values()), label=name, marker=marker or lone,
+                      markersize=4, color=_COLOURS[run % len(_COLOURS)],
+                      linewidth=2 if marker else 1.2, linestyle='--' if marker == 'o' else '-')
         axes.set_title(what, fontsize=11)
         axes.set_xlabel('step')
         axes.grid(alpha=0.3)
