@@ -5,7 +5,8 @@
 The first table is measured, between workers on this machine. The second is reasoning, no
 measurement: a step takes its forward pass, and then the longer one of the backward pass and the
 averaging under it. A ring of n workers makes 2 (n - 1) passes; each takes the latency of a small
-message, as measured, and moves an n-th of the gradients over the link.
+message, as measured, and moves an n-th of the gradients, as fast as the runtime does here, or as
+fast as a link can.
 """
 from runtime import startup  # First: it imports TensorFlow quietly.
 
@@ -31,7 +32,7 @@ _REPEATS = 50
 _NETS = (('tutorial', 4 * 1068298), ('ResNet-23', 4 * 97482))  # Bytes of the gradients.
 _FORWARD_SHARE = 1 / 3  # Of a step: the backward pass has two products for each of the forward's.
 _WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_LINKS = {'10 Gbit/s': 10e9 / 8, '100 Gbit/s': 100e9 / 8}  # Bytes a second.
+_LINKS = {'10 Gbit/s': 10e9 / 8, '100 Gbit/s': 100e9 / 8}  # Bytes a second, if it is filled.
 
 
 def main(me):
@@ -40,7 +41,7 @@ def main(me):
     if me.rank == 0:
         print(children.heading())
         _print_measured(me.size, seconds)
-        _print_reasoning(min(seconds.values()) / (2 * (me.size - 1)))
+        _print_reasoning(*_latency_and_bandwidth(me.size, seconds))
 
 
 def _measure(group, peers):
@@ -71,17 +72,26 @@ def _print_measured(size, seconds):
         print(f'| {count} | {1000 * taken:.2f} |')
 
 
-def _print_reasoning(latency):
-    """Table of step times for so many seconds a small message."""
-    print(f'\nOn paper, with {1e6 * latency:.0f} microseconds a message:\n\n| workers |'
+def _latency_and_bandwidth(size, seconds):
+    """Seconds of a pass with next to nothing, and bytes a second of the passes of large ones."""
+    passes = 2 * (size - 1)
+    *_, middle, large = _BYTES
+    return (min(seconds.values()) / passes,
+            (large - middle) / size * passes / (seconds[large] - seconds[middle]))
+
+
+def _print_reasoning(latency, bandwidth):
+    """Table of step times for so many seconds a pass, and bytes a second of this runtime."""
+    links = {f'{8e-9 * bandwidth:.1f} Gbit/s, as here': bandwidth, **_LINKS}
+    print(f'\nOn paper, with {1e6 * latency:.0f} microseconds a pass:\n\n| workers |'
           + ''.join(f' {net}, {link}: ms a step, times one worker |'
-                    for net, _ in _NETS for link in _LINKS))
-    print('| --- |' + len(_NETS) * len(_LINKS) * ' --- |')
+                    for net, _ in _NETS for link in links))
+    print('| --- |' + len(_NETS) * len(links) * ' --- |')
     for count in _WORKERS:
         row = []
         for milliseconds, (_, size) in zip(map(float, FLAGS.step_ms), _NETS):
-            for bandwidth in _LINKS.values():
-                step = 1000 * _step(milliseconds / 1000, size, count, latency, bandwidth)
+            for rate in links.values():
+                step = 1000 * _step(milliseconds / 1000, size, count, latency, rate)
                 row.append(f' {step:.0f}, {count * milliseconds / step:.0f} x |')
         print(f'| {count} |' + ''.join(row))
 

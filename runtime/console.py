@@ -1,4 +1,5 @@
 """Lines on the console, and on a terminal a line below them that tells how far a run is."""
+import os
 import shutil
 import sys
 
@@ -29,8 +30,8 @@ def progress(text, keep=False):
         keep: whether to leave it there and go on in the next line.
     """
     global _progress_shown
-    if not sys.stdout.isatty():
-        return
+    if not sys.stdout.isatty() or not os.get_terminal_size(sys.stdout.fileno()).columns:
+        return  # mpirun gives its children a terminal without columns where it has none itself.
     width = shutil.get_terminal_size().columns
     print(_CLEAR + text[:width - 1], end='\n' if keep else '', flush=True)
     _progress_shown = not keep

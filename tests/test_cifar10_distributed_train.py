@@ -287,6 +287,20 @@ def test_a_worker_that_is_lost_at_the_start_ends_the_other(half_bright, rank, nu
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize('rank', [0, 1])
+def test_a_worker_that_is_lost_before_the_first_step_ends_the_other(half_bright, rank, number):
+    process = start('--max_steps=100000')
+    assert process.stdout.readline().startswith('Filling queue')
+    pids = children_of(process)
+    os.kill(pids[rank], number)
+    _, error = process.communicate(timeout=40)
+    assert process.returncode not in (0, None)
+    assert f'worker {rank}' in error and 'was lost' in error, error
+    assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize('rank', [0, 1])
 def test_a_worker_that_is_lost_while_worker_0_saves_harms_no_checkpoint(half_bright, rank, number):
     process = start('--max_steps=100000', '--save_checkpoint_steps=1')
     pids = workers_of(process)

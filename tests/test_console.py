@@ -78,6 +78,11 @@ def test_a_pipe_gets_the_lines_alone():
     assert done.stdout == 'step 6\nstep 7\ndone\nan error\n'
 
 
+def test_a_terminal_without_columns_is_taken_for_a_pipe():
+    """mpirun's, where its own output goes to a file."""
+    assert on_a_terminal(['-c', LINES], columns=0) == 'step 6\nstep 7\ndone\nan error\n'
+
+
 def arguments(half_bright):
     """Of a run of two epochs and a half, 80 images each."""
     return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=40',

@@ -116,7 +116,7 @@ def test_other_facts():
 
 
 def test_another_size():
-    line = lines(meet(workers(2, w1={'size': 3, 'rank': 2}) + [], seconds=1.0))
+    line = lines(meet(workers(2, w1={'size': 3, 'rank': 2}), seconds=1.0))
     assert line.startswith('worker 2 (127.0.0.1:')
     assert line.endswith('counts 3 workers, worker 0 counts 2')
 
