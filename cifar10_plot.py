@@ -123,17 +123,24 @@ def curves(path):
         if not rows and not evaluated:
             raise app.UsageError(f'{run} has no metrics.csv of a training run and no event file of '
                                  'an evaluation: name other folders with --runs')
-        for lines, what, column, marker in (
-                (losses, 'training', 'training_loss', None),
-                (errors, 'training', 'training_error', None),
-                (errors, 'validation', 'validation_error', 'o')):
-            points = {row['step']: row[column] for row in rows if row[column] is not None}
+        means = _of_many_steps(rows)
+        for lines, what, column, marker, shown in (
+                (losses, 'training', 'training_loss', None, means),
+                (errors, 'training', 'training_error', None, means),
+                (errors, 'validation', 'validation_error', 'o', rows)):
+            points = {row['step']: row[column] for row in shown if row[column] is not None}
             if points:
                 lines.append((f'{name}, {what}', number, marker, points))
         if evaluated:
             errors.append((f'{name}, evaluation', number, 's',
                            {step: 1 - value for step, value in evaluated.items()}))
     pictures.curves(path, losses, errors)
+
+
+def _of_many_steps(rows):
+    """Rows without those that are means over few steps, up to a checkpoint and from it on."""
+    steps = np.diff([0] + [row['step'] for row in rows])
+    return [row for row, count in zip(rows, steps) if 2 * count >= np.median(steps)]
 
 
 def _records():

@@ -50,6 +50,14 @@ def test_a_trained_run(half_bright, tmp_path, capsys):
         f'Wrote {tmp_path}/{name}.png.' for name in ('filters', 'confusion', 'curves')]
 
 
+def test_means_over_few_steps_are_left_out():
+    """A checkpoint at step 290 leaves ten steps for the row at 300."""
+    rows = [{'step': step} for step in (100, 200, 290, 300, 400)]
+    assert [row['step'] for row in cifar10_plot._of_many_steps(rows)] == [100, 200, 290, 400]
+    assert cifar10_plot._of_many_steps(rows[:1]) == rows[:1]
+    assert cifar10_plot._of_many_steps([]) == []
+
+
 def test_filters_are_the_averaged_weights(tmp_path):
     """Averages of one filter: full red above, none (grey) below; the weights are all green."""
     with tf.Graph().as_default(), tf.Session() as session:
