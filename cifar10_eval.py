@@ -15,7 +15,9 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
+from datasets import ownership
 from nets import table as nets
+from runtime import checkpoints
 from runtime import confusion
 from runtime import evaluation
 from runtime import trained
@@ -44,6 +46,7 @@ def evaluate():
     trained.check_run()
     cifar10.maybe_download_and_extract()
     current = evaluation.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
+    ownership.check(FLAGS.eval_dir)
     os.makedirs(FLAGS.eval_dir, exist_ok=True)
     with tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
         for checkpoint in _checkpoints():
@@ -77,9 +80,9 @@ def _checkpoints():
     if FLAGS.run_once:
         yield trained.checkpoint()
         return
-    if tf.train.latest_checkpoint(trained.folder()) is None:
+    if not checkpoints.candidates(trained.folder()):
         print(f'Waiting for a checkpoint in {trained.folder()}.', flush=True)
-    yield from tf.train.checkpoints_iterator(trained.folder(), FLAGS.eval_interval_secs)
+    yield from checkpoints.as_they_come(trained.folder(), FLAGS.eval_interval_secs)
 
 
 def _write(writer, result):

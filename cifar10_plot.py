@@ -168,7 +168,7 @@ def _latest():
     if len(FLAGS.runs) != 1:
         raise app.UsageError(f'--picture={FLAGS.picture} is of one run; --runs names '
                              f'{len(FLAGS.runs)}: {", ".join(FLAGS.runs)}')
-    latest = tf.train.latest_checkpoint(FLAGS.runs[0])
+    latest = checkpoints.latest(FLAGS.runs[0])
     if latest is None:
         raise app.UsageError(f'No checkpoint in {FLAGS.runs[0]}: train first, or name the folder '
                              'of a run with --runs')

@@ -19,6 +19,7 @@ import zlib
 
 from six.moves import urllib
 
+from datasets import ownership
 from datasets import synthetic
 from datasets import table
 
@@ -42,10 +43,12 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
 
     Raises:
         table.DataError: one line that says what failed, where, and what to do.
+        PermissionError: the data folder is to be made or filled, and others could change it.
     """
     folder = os.path.join(data_dir, data_set.folder)
     if not os.path.isdir(folder):
         url = url or data_set.url
+        ownership.check(data_dir)
         try:
             os.makedirs(data_dir, exist_ok=True)
             with _locked(os.path.join(data_dir, f'.{data_set.folder}.lock')):

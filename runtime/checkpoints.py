@@ -1,10 +1,16 @@
 """Reads checkpoints: of which run and step, whether they fit, and their values into variables."""
 import json
 import os
+import re
+import time
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app
+
+from runtime import startup
+
+_INDEX = re.compile(r'model\.ckpt-(\d+)\.index')  # Which is written last.
 
 
 def write_run(folder, run):
@@ -47,6 +53,94 @@ def check_run(folder, net, dataset, advice):
             f'{folder} holds a run with --net={earlier[0]} --dataset={earlier[1]}, not with '
             f'--net={net} --dataset={dataset}: {advice}')
     return settings
+
+
+def latest(folder, tell=True):
+    """Path of the newest checkpoint in a folder that is whole, without `.index`.
+
+    The file `checkpoint` says which is the latest. Where that one cannot be read to its end, or the
+    file is damaged, the one with the highest step that can is taken, and a line says so. Nothing is
+    removed.
+
+    Args:
+        folder: of the checkpoints; may be missing.
+        tell: whether to print that line.
+
+    Returns:
+        str, or None where there is no checkpoint at all.
+
+    Raises:
+        app.UsageError: there are some, and none is whole; tells why.
+    """
+    faults, paths = [], candidates(folder)
+    for path in paths:
+        fault = _fault(path)
+        if fault is None:
+            if faults and tell:
+                print(f'{"; ".join(faults)}: taking {os.path.basename(path)}.', flush=True)
+            return path
+        faults.append(f'{path} is damaged ({fault})' if not faults else
+                      f'{os.path.basename(path)}, too')
+    if faults:
+        if candidates(folder) != paths:  # A trainer has written or removed some meanwhile.
+            return latest(folder, tell)
+        raise app.UsageError(f'{"; ".join(faults)}: no checkpoint in {folder} is whole. Put one '
+                             'there, or start over in another folder')
+    return None
+
+
+def candidates(folder):
+    """Paths of a folder's checkpoints, the latest first: as the file `checkpoint` says, then by
+    step."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    steps = {int(match.group(1)) for match in map(_INDEX.fullmatch, names) if match}
+    paths = [os.path.join(folder, f'model.ckpt-{step_}') for step_ in sorted(steps, reverse=True)]
+    try:
+        state = tf.train.get_checkpoint_state(folder)
+    except ValueError:  # An empty file, or one that is no text; of another fault it makes None.
+        state = None
+    first = [state.model_checkpoint_path] if state and state.model_checkpoint_path else []
+    return first + [path for path in paths if path not in first]
+
+
+def as_they_come(folder, seconds):
+    """Yields the newest whole checkpoint of a folder, then each that comes, without end.
+
+    In place of `tf.train.checkpoints_iterator`, which knows no damage.
+
+    Args:
+        folder: of the checkpoints; may be missing at first.
+        seconds: how long to wait at least from one to the next.
+
+    Raises:
+        app.UsageError: see `latest`.
+    """
+    seen = yielded = None
+    while True:
+        started = time.monotonic()
+        newest = candidates(folder)[:1]
+        path = latest(folder) if newest != seen else yielded
+        seen = newest
+        if path not in (None, yielded):
+            yielded = path
+            yield path
+            time.sleep(max(0, started + seconds - time.monotonic()))
+        else:
+            time.sleep(1)
+
+
+def _fault(path):
+    """Why a checkpoint cannot be read to its end, or None."""
+    try:
+        reader = tf.train.load_checkpoint(path)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+        return startup.one_line(error)
+    return None
 
 
 def step(path):

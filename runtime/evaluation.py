@@ -146,7 +146,7 @@ def precision(checkpoint_dir, **options):
     Raises:
         FileNotFoundError: there is no checkpoint.
     """
-    latest = tf.train.latest_checkpoint(checkpoint_dir)
+    latest = checkpoints.latest(checkpoint_dir)
     if latest is None:
         raise FileNotFoundError(f'No checkpoint in {checkpoint_dir}')
     return Evaluation(**options).run(latest).precision

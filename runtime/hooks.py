@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client import timeline  # TensorFlow has no public name for it.
 
+from runtime import checkpoints
 from runtime import console
 from runtime import results
 
@@ -19,7 +20,7 @@ def _diverged(session, folder, step, what):
     rate = session.run(tf.get_collection('learning_rate')[0])
     return FloatingPointError(
         f'Training diverged at step {step}: {what}, at learning rate {rate:g}. '
-        f'The last good checkpoint is {tf.train.latest_checkpoint(folder)}')
+        f'The last good checkpoint is {checkpoints.latest(folder, tell=False)}')
 
 
 class StepHook(tf.train.SessionRunHook):

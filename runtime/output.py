@@ -5,6 +5,8 @@ import shutil
 
 from absl import app
 
+from datasets import ownership
+
 
 @contextlib.contextmanager
 def new_folder(path, flag):
@@ -18,8 +20,9 @@ def new_folder(path, flag):
 
     Raises:
         app.UsageError: there is something at `path` already.
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written, or others could change it.
     """
+    ownership.check(path)
     path = os.path.realpath(path)
     if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
         raise app.UsageError(f'{path} is there already, and is not an empty folder: remove it, or '

@@ -36,7 +36,7 @@ def checkpoint():
     Raises:
         app.UsageError: there is none.
     """
-    latest = tf.train.latest_checkpoint(folder())
+    latest = checkpoints.latest(folder())
     if latest is None:
         advice = ('train with --validate_every, or leave --best out' if FLAGS.best else
                   'train first, or name the folder of a run with --checkpoint_dir')

@@ -8,7 +8,6 @@ A training script builds its graph and then reads
 """
 import contextlib
 import os
-import re
 import signal
 import threading
 
@@ -20,7 +19,7 @@ import cifar10
 from nets import table as nets
 from runtime import checkpoints
 from runtime import hooks
-from runtime import results
+from runtime import run_folder
 from runtime import startup
 from runtime import validation
 
@@ -49,12 +48,6 @@ FLAGS = flags.FLAGS
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a machine's end, a terminal's.
 CHECKPOINTS_KEPT = 5
 
-# What a run writes into its folder; --restart removes this and nothing else.
-_OWN_FILES = re.compile(
-    r'checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt'
-    r'|run\.json(\.part)?|' + results.FILES + '|' + hooks.ProfileHook.FILES)
-_OWN_BEST_FILES = re.compile(results.BEST_FILES)
-
 
 @contextlib.contextmanager
 def session(loss, examples_per_step, summary_op=None, team=None):
@@ -75,24 +68,28 @@ def session(loss, examples_per_step, summary_op=None, team=None):
         A `MonitoredSession` whose `should_stop()` tells when to end.
 
     Raises:
-        app.UsageError: `--train_dir` holds a run with other data or another network.
+        app.UsageError: `--train_dir` holds a run with other data or another network, another
+            trainer is at work there, or none of its checkpoints is whole.
+        OSError: it cannot be written, or is not safe: see `ownership.check`.
         FloatingPointError: the loss or a variable is not finite any more.
     """
-    if team is None or team.leads:
-        _prepare_folder(examples_per_step)
+    leads = team is None or team.leads
     variables = cifar10.variables_to_save()
     scaffold = tf.train.Scaffold(
         saver=tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT),
         summary_op=summary_op if summary_op is not None else tf.summary.merge_all(),
         init_fn=lambda scaffold, session: _resume(session, scaffold.saver, variables)
-        if team is None or team.leads else None)
+        if leads else None)
     caught = []
-    try:
-        with _signals_caught(caught), _monitored_session(
-                loss, examples_per_step, scaffold, variables, caught, team) as monitored:
-            yield monitored
-    finally:
-        tf.summary.FileWriterCache.clear()  # Closes the event file: what ended the run is in it.
+    with run_folder.held(FLAGS.train_dir) if leads else contextlib.nullcontext():
+        if leads:
+            _prepare_folder(examples_per_step)
+        try:
+            with _signals_caught(caught), _monitored_session(
+                    loss, examples_per_step, scaffold, variables, caught, team) as monitored:
+                yield monitored
+        finally:
+            tf.summary.FileWriterCache.clear()  # Closes the event file, with what ended the run.
     if team:
         team.end()
         caught = caught or team.signals
@@ -187,7 +184,7 @@ def use_seed(rank=0):
     """
     if FLAGS.seed is not None:
         latest = (None if FLAGS.restart or rank
-                  else tf.train.latest_checkpoint(FLAGS.train_dir))
+                  else checkpoints.latest(FLAGS.train_dir, tell=False))
         step = checkpoints.step(latest) if latest else 0
         entropy = np.random.SeedSequence([FLAGS.seed, step, rank])
         tf.set_random_seed(int(entropy.generate_state(1)[0]))
@@ -198,7 +195,7 @@ def steps_left():
     if FLAGS.restart:
         return True
     _check_same_run()
-    latest = tf.train.latest_checkpoint(FLAGS.train_dir)
+    latest = checkpoints.latest(FLAGS.train_dir, tell=False)
     if latest is None or checkpoints.step(latest) < FLAGS.max_steps:
         return True
     print(f'Nothing to do: {latest} has made --max_steps={FLAGS.max_steps} already.')
@@ -206,10 +203,9 @@ def steps_left():
 
 
 def _prepare_folder(examples_per_step):
-    """Makes `--train_dir`, or checks that it holds this run, and notes the run in `run.json`."""
-    os.makedirs(FLAGS.train_dir, exist_ok=True)
+    """Checks that `--train_dir` holds this run, or nothing, and notes the run in `run.json`."""
     if FLAGS.restart:
-        _remove_own_files(FLAGS.train_dir)
+        run_folder.remove_own_files(FLAGS.train_dir)
     earlier = _check_same_run()
     if earlier and earlier.get('examples_per_step') not in (None, examples_per_step):
         print(f'Steps were of {earlier["examples_per_step"]} images and are of {examples_per_step} '
@@ -227,25 +223,15 @@ def _check_same_run():
                                  'name another --train_dir, or start over with --restart')
 
 
-def _remove_own_files(folder):
-    for entry in os.scandir(folder):
-        if _OWN_FILES.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
-            os.remove(entry.path)
-        elif entry.name == 'best' and entry.is_dir(follow_symlinks=False):
-            for best in os.scandir(entry.path):
-                if _OWN_BEST_FILES.fullmatch(best.name) and not best.is_dir(follow_symlinks=False):
-                    os.remove(best.path)
-
-
 def _resume(session_, saver, variables):
     """Loads the latest checkpoint, if there is one, and goes on counting those to keep."""
-    state = tf.train.get_checkpoint_state(FLAGS.train_dir)
-    latest = tf.train.latest_checkpoint(FLAGS.train_dir)
+    latest = checkpoints.latest(FLAGS.train_dir)
     if latest:
         print(f'Resuming from {latest}.', flush=True)
         checkpoints.load(latest, {variable.op.name: variable for variable in variables}, session_,
                          'Name another --train_dir, or start over with --restart')
-        saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
+        older = checkpoints.candidates(FLAGS.train_dir)  # And before it those that are damaged.
+        saver.recover_last_checkpoints(older[older.index(latest):][::-1])
 
 
 @contextlib.contextmanager

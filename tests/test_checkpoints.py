@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -50,3 +52,98 @@ def test_values_that_are_not_finite_are_refused(tmp_path):
     variables = {'v': tf.get_variable('v', [2]), 'w': tf.get_variable('w', [])}
     with tf.Session() as session, pytest.raises(app.UsageError, match='not finite: v, w. Do this'):
         checkpoints.load(path, variables, session, 'Do this.')
+
+
+def _save_steps(folder, *steps):
+    """Checkpoints as a run leaves them, with the file `checkpoint`; returns their paths."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        step = tf.Variable(0, dtype=tf.int64, name='global_step')
+        weights = tf.Variable(tf.random.uniform([1000]), name='w')
+        saver = tf.train.Saver([step, weights])
+        session.run(weights.initializer)
+        paths = []
+        for value in steps:
+            step.load(value, session)
+            paths.append(saver.save(session, str(folder / 'model.ckpt'), global_step=value))
+        return paths
+
+
+def _overwrite(path, change):
+    data = bytearray(path.read_bytes())
+    path.write_bytes(change(data))
+
+
+# What may happen to a folder with the checkpoints 5 and 7: dictionary from name to function of it.
+_DAMAGES = {
+    'data truncated': lambda folder: _overwrite(
+        folder / 'model.ckpt-7.data-00000-of-00001', lambda data: data[:-100]),
+    'data zeroed': lambda folder: _overwrite(
+        folder / 'model.ckpt-7.data-00000-of-00001', lambda data: bytes(len(data))),
+    'data empty': lambda folder: _overwrite(
+        folder / 'model.ckpt-7.data-00000-of-00001', lambda data: b''),
+    'data missing': lambda folder: (folder / 'model.ckpt-7.data-00000-of-00001').unlink(),
+    'index truncated': lambda folder: _overwrite(
+        folder / 'model.ckpt-7.index', lambda data: data[:20]),
+    'index zeroed': lambda folder: _overwrite(
+        folder / 'model.ckpt-7.index', lambda data: bytes(len(data))),
+    'index missing': lambda folder: (folder / 'model.ckpt-7.index').unlink()}
+
+
+@pytest.mark.parametrize('damage', _DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys, damage):
+    fifth, seventh = _save_steps(tmp_path, 5, 7)
+    assert checkpoints.latest(str(tmp_path)) == seventh
+    _DAMAGES[damage](tmp_path)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert checkpoints.latest(str(tmp_path)) == fifth
+    line, = capsys.readouterr().out.splitlines()
+    assert line.startswith(f'{seventh} is damaged (')
+    assert line.endswith('): taking model.ckpt-5.')
+    assert checkpoints.latest(str(tmp_path), tell=False) == fifth
+    assert capsys.readouterr().out == ''
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+@pytest.mark.parametrize('state', [
+    b'', bytes(50), b'model_checkpoint_path: "model.ckpt-9"\n', b'\xff\xfe nonsense', None])
+def test_a_file_checkpoint_that_is_no_help(tmp_path, state):
+    _, seventh = _save_steps(tmp_path, 5, 7)
+    (tmp_path / 'checkpoint').unlink()
+    if state is not None:
+        (tmp_path / 'checkpoint').write_bytes(state)
+    assert checkpoints.latest(str(tmp_path)) == seventh
+
+
+def test_the_file_checkpoint_may_name_an_earlier_one(tmp_path):
+    """Somebody wants to go back."""
+    fifth, _ = _save_steps(tmp_path, 5, 7)
+    (tmp_path / 'checkpoint').write_text('model_checkpoint_path: "model.ckpt-5"\n')
+    assert checkpoints.latest(str(tmp_path)) == fifth
+
+
+def test_checkpoints_as_they_come(tmp_path, capsys):
+    """The second is damaged: nothing new; the third comes from a run that has deleted the first."""
+    fifth, = _save_steps(tmp_path, 5)
+    coming = checkpoints.as_they_come(str(tmp_path), 0.1)
+    assert next(coming) == fifth
+    _save_steps(tmp_path, 6)
+    _overwrite(tmp_path / 'model.ckpt-6.index', lambda data: data[:20])
+    threading.Timer(1.5, lambda: _save_steps(tmp_path, 7)).start()
+    assert next(coming) == str(tmp_path / 'model.ckpt-7')
+    assert 'model.ckpt-6 is damaged' in capsys.readouterr().out
+
+
+def test_no_whole_checkpoint(tmp_path):
+    _save_steps(tmp_path, 5, 7)
+    for step in (5, 7):
+        _overwrite(tmp_path / f'model.ckpt-{step}.index', lambda data: bytes(len(data)))
+    with pytest.raises(app.UsageError, match=r'model.ckpt-7 is damaged \(.*\); model.ckpt-5, too: '
+                                             f'no checkpoint in {tmp_path} is whole'):
+        checkpoints.latest(str(tmp_path))
+
+
+def test_no_checkpoint_at_all(tmp_path):
+    assert checkpoints.latest(str(tmp_path / 'missing')) is None
+    assert checkpoints.latest(str(tmp_path)) is None
+    (tmp_path / 'checkpoint').write_bytes(b'')
+    assert checkpoints.latest(str(tmp_path)) is None

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 
 import numpy as np
 import pictures
@@ -83,14 +84,17 @@ def test_a_saved_model_needs_neither_checkpoint_nor_data_set(
 def test_the_best_checkpoint(half_bright, pictures_, capsys):
     with flagsaver.flagsaver(validate_every=1, json=True):
         cifar10_train.train()
-        os.rename(os.path.join(FLAGS.train_dir, 'checkpoint'), FLAGS.train_dir + '/moved')
+        for name in os.listdir(FLAGS.train_dir):
+            if name.startswith('model.ckpt'):
+                os.remove(os.path.join(FLAGS.train_dir, name))
+        os.remove(os.path.join(FLAGS.train_dir, 'checkpoint'))
         with pytest.raises(app.UsageError, match=f'No checkpoint in {FLAGS.train_dir}: train'):
             cifar10_predict.predict(pictures_)
         capsys.readouterr()
         with flagsaver.flagsaver(best=True):
             assert cifar10_predict.predict(pictures_[:1]) == 0
         assert json.loads(capsys.readouterr().out)['image'] == pictures_[0]
-        os.remove(os.path.join(FLAGS.train_dir, 'best', 'checkpoint'))
+        shutil.rmtree(os.path.join(FLAGS.train_dir, 'best'))
         with flagsaver.flagsaver(best=True), pytest.raises(
                 app.UsageError, match='train/best: train with --validate_every'):
             cifar10_predict.predict(pictures_)

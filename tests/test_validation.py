@@ -19,6 +19,7 @@ from nets import table as nets
 from runtime import evaluation
 from runtime import hooks
 from runtime import results
+from runtime import run_folder
 from runtime import training
 from runtime import validation
 
@@ -247,8 +248,8 @@ def test_restart_removes_a_runs_own_results(tiny_net):
     for path in (folder('best', 'notes.txt'), folder('best', 'model.ckpt-mine')):
         path.write_text('mine')
     folder('best', 'model.ckpt-9.d').mkdir()
-    training._remove_own_files(FLAGS.train_dir)
-    assert sorted(os.listdir(folder())) == ['best']
+    run_folder.remove_own_files(FLAGS.train_dir)
+    assert sorted(os.listdir(folder())) == ['.lock', 'best']
     assert sorted(os.listdir(folder('best'))) == ['model.ckpt-9.d', 'model.ckpt-mine', 'notes.txt']
 
 
@@ -270,7 +271,7 @@ def test_restart_follows_no_link(tiny_net, tmp_path):
         (elsewhere / name).write_text('mine')
     folder('best').symlink_to(elsewhere)
     folder('metrics.csv').symlink_to(elsewhere / 'params.h5')
-    training._remove_own_files(FLAGS.train_dir)
+    run_folder.remove_own_files(FLAGS.train_dir)
     assert sorted(os.listdir(elsewhere)) == ['error.json', 'params.h5']
     assert os.listdir(folder()) == ['best']
 

@@ -1,0 +1,71 @@
+"""The folder of a training run: whose it is, what the run wrote there, one trainer at a time."""
+import contextlib
+import fcntl
+import os
+import re
+
+from absl import app
+
+from datasets import ownership
+from runtime import hooks
+from runtime import results
+
+# What a run writes into its folder; `--restart` removes this and nothing else.
+_OWN_FILES = re.compile(
+    r'checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt'
+    r'|run\.json(\.part)?|' + results.FILES + '|' + hooks.ProfileHook.FILES)
+_OWN_BEST_FILES = re.compile(results.BEST_FILES)
+_LOCK = '.lock'
+
+
+@contextlib.contextmanager
+def held(folder):
+    """Makes a run's folder if it is missing, and keeps other trainers out of it.
+
+    The lock ends with the process, however that ends; its file, with the number of the process,
+    stays.
+
+    Args:
+        folder: path of the folder.
+
+    Raises:
+        app.UsageError: another trainer holds it, which is told by its process; or it is no folder.
+        OSError: it cannot be written, or is not safe: see `ownership.check`.
+    """
+    ownership.check(folder)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise app.UsageError(f'{folder} is, or lies below, something that is no folder: name '
+                             'another --train_dir') from error
+    path = os.path.join(folder, _LOCK)
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), 'r+') as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = stream.read().strip() or 'unknown'
+            raise app.UsageError(f'{folder} is in use: process {holder} trains there. Name another '
+                                 '--train_dir, or end that one first') from error
+        stream.truncate(0)
+        stream.write(f'{os.getpid()}\n')
+        stream.flush()
+        yield
+
+
+def remove_own_files(folder):
+    """Removes what a run wrote, and tells what else is there and stays; links are not followed."""
+    for path in _own_files(folder, _OWN_FILES):
+        os.remove(path)
+    best = os.path.join(folder, 'best')
+    if os.path.isdir(best) and not os.path.islink(best):
+        for path in _own_files(best, _OWN_BEST_FILES):
+            os.remove(path)
+    others = sorted(set(os.listdir(folder)) - {_LOCK, 'best'})
+    if others:
+        print(f'--restart leaves {", ".join(others[:5])}{" and more" * (len(others) > 5)} in '
+              f'{folder}: no run wrote that.', flush=True)
+
+
+def _own_files(folder, names):
+    return [entry.path for entry in os.scandir(folder)
+            if names.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False)]

@@ -1,0 +1,75 @@
+import os
+import subprocess
+import sys
+
+import pytest
+import records
+from absl import app
+
+from runtime import run_folder
+
+
+def test_one_trainer_at_a_time_which_is_named(tmp_path):
+    program = ('import sys; from runtime import run_folder\n'
+               'with run_folder.held(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
+    with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=records.ROOT,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == 'held\n'
+        with pytest.raises(app.UsageError, match=f'in use: process {first.pid} trains there'):
+            with run_folder.held(tmp_path / 'run'):
+                pass
+        first.kill()  # Nobody gives the lock back.
+        first.wait()
+        for _ in range(2):
+            with run_folder.held(tmp_path / 'run'):
+                assert (tmp_path / 'run' / '.lock').read_text() == f'{os.getpid()}\n'
+
+
+@pytest.mark.parametrize('name', ['file', 'file/run'])
+def test_what_is_no_folder(tmp_path, name):
+    (tmp_path / 'file').write_text('x')
+    with pytest.raises(app.UsageError, match=f'{name} is, or lies below, something that is no'):
+        with run_folder.held(tmp_path / name):
+            pass
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    (tmp_path / 'precious').write_text('x')
+    (tmp_path / '.lock').symlink_to(tmp_path / 'precious')
+    with pytest.raises(OSError):
+        with run_folder.held(tmp_path):
+            pass
+    assert (tmp_path / 'precious').read_text() == 'x'
+
+
+def test_only_what_a_run_wrote_is_removed(tmp_path, capsys):
+    """Links go, what they lead to stays; what is no run's stays, and is told."""
+    outside = tmp_path / 'outside'
+    outside.mkdir()
+    for name in ('model.ckpt-1.index', 'keep'):
+        (outside / name).write_text('x')
+    run = tmp_path / 'run'
+    (run / 'best').mkdir(parents=True)
+    for name in ('checkpoint', 'model.ckpt-7.index', 'model.ckpt-7.data-00000-of-00001',
+                 'metrics.csv', 'run.json', 'timeline-3.json', '.lock', 'best/error.json',
+                 'notes.txt', 'best/mine', 'my.ckpt-1.index'):
+        (run / name).write_text('x')
+    (run / 'model.ckpt-8.index').symlink_to(outside / 'keep')
+    (run / 'model.ckpt-9.index').mkdir()
+    run_folder.remove_own_files(run)
+    assert sorted(os.listdir(run)) == [
+        '.lock', 'best', 'model.ckpt-9.index', 'my.ckpt-1.index', 'notes.txt']
+    assert os.listdir(run / 'best') == ['mine']
+    assert (outside / 'keep').read_text() == 'x'
+    assert capsys.readouterr().out == (
+        f'--restart leaves model.ckpt-9.index, my.ckpt-1.index, notes.txt in {run}: '
+        'no run wrote that.\n')
+
+
+def test_a_folder_best_that_is_a_link_is_not_followed(tmp_path):
+    (tmp_path / 'outside').mkdir()
+    (tmp_path / 'outside' / 'checkpoint').write_text('x')
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'best').symlink_to(tmp_path / 'outside')
+    run_folder.remove_own_files(tmp_path / 'run')
+    assert os.listdir(tmp_path / 'outside') == ['checkpoint']
