@@ -6,8 +6,8 @@
     train_op = train(total_loss, global_step)
 
 The network follows Alex Krizhevsky's (https://code.google.com/p/cuda-convnet/) apart from the top
-few layers. It has 1,068,298 parameters, takes 18.5 million multiply-adds an image, and gets about
-86 % of the test images right.
+few layers. It has 1,068,298 parameters and takes 18.5 million multiply-adds an image; the tutorial
+reports that it gets about 86 % of the test images right.
 """
 import os
 import re

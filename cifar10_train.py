@@ -2,8 +2,8 @@
 
     python cifar10_train.py
 
-Reaches about 86 percent after 100,000 steps (256 epochs). Training goes on from the latest
-checkpoint in --train_dir; --restart starts over. Evaluate with cifar10_eval.py, watch with
+The tutorial reports about 86 percent after 100,000 steps (256 epochs). Training goes on from the
+latest checkpoint in --train_dir; --restart starts over. Evaluate with cifar10_eval.py, watch with
 tensorboard --logdir.
 """
 from runtime import startup  # First: it imports TensorFlow quietly.
