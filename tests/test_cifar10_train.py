@@ -72,7 +72,8 @@ def test_a_file_in_the_place_of_train_dir(half_bright, tmp_path):
                               f'--train_dir={FLAGS.train_dir}')
     assert done.returncode == 1
     assert done.stderr == (
-        f"cifar10_train.py: [Errno 17] File exists: '{FLAGS.train_dir}'\n")
+        f'cifar10_train.py: {FLAGS.train_dir} is, or lies below, something that is no folder: name '
+        'another --train_dir\n')
     assert (tmp_path / 'train').read_text() == 'mine'
 
 
