@@ -58,7 +58,12 @@ def start_script(name, *arguments):
 
 
 def start(arguments, interrupt=signal.SIG_DFL):
-    """Starts Python with SIGINT handled as by default, or ignored."""
+    """Starts Python with SIGINT handled as by default, or ignored; SIGHUP also where the tests
+    themselves were started by nohup."""
+    def restore():
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     return subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment(), preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt))
+        env=environment(), preexec_fn=restore)
