@@ -187,6 +187,7 @@ def test_checkpoint_names():
     assert variables['global_step'].dtype.base_dtype == tf.int64
 
 
+@pytest.mark.slow
 def test_float16_learns_and_keeps_float32_variables():
     """50 steps on eight images: the loss stays finite and falls."""
     with flagsaver.flagsaver(use_fp16=True):

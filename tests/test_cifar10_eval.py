@@ -98,6 +98,7 @@ def test_a_checkpoint_that_the_trainer_deletes_is_skipped(half_bright, capsys, g
     assert f'{latest} is gone' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
     """The evaluation starts on an empty folder; training comes after it, and again later."""
     process = records.start_script(

@@ -160,6 +160,7 @@ def test_what_is_said_of_devices(towers, gpus, line):
     assert cifar10_multi_gpu_train.devices(towers, gpus) == line
 
 
+@pytest.mark.slow
 def test_the_script_as_a_user_runs_it(half_bright):
     done = records.run_script(
         'cifar10_multi_gpu_train.py', '--num_gpus=2', '--max_steps=2', '--batch_size=4',

@@ -77,6 +77,7 @@ def test_a_file_in_the_place_of_train_dir(half_bright, tmp_path):
     assert (tmp_path / 'train').read_text() == 'mine'
 
 
+@pytest.mark.slow
 def test_training_and_evaluation_start_together_on_an_empty_folder(tmp_path):
     folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic', '--batch_size=8']
     train = records.start_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 
+import pytest
 import records
 from absl import flags
 
@@ -89,6 +90,7 @@ def arguments(half_bright):
             '--max_steps=5', '--log_frequency=100', '--validate_every=1', '--device=cpu']
 
 
+@pytest.mark.slow
 def test_a_runs_progress_on_a_terminal(half_bright):
     """Each epoch leaves one line; validations and what else is said have lines of their own."""
     shown = on_a_terminal(
@@ -105,6 +107,7 @@ def test_a_runs_progress_on_a_terminal(half_bright):
         assert re.match(r'\d{4}-', line)
 
 
+@pytest.mark.slow
 def test_a_runs_log_is_clean(half_bright):
     done = records.run_script('cifar10_train.py', *arguments(half_bright))
     assert done.returncode == 0, done.stderr

@@ -149,6 +149,7 @@ def test_run_json_and_another_data_set(half_bright):
         training._prepare_folder(8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('train', [cifar10_train.train, cifar10_multi_gpu_train.train])
 def test_runs_of_one_seed_begin_alike(half_bright, tmp_path, train):
     """The same seed, another, and none: the variables before the first step."""
