@@ -41,15 +41,14 @@ def evaluate():
     Raises:
         app.UsageError: --run_once, and there is no checkpoint; or one does not fit the network.
     """
-    if FLAGS.run_once:
-        trained.checkpoint()  # Before any data is fetched.
+    only = [trained.checkpoint()] if FLAGS.run_once else None  # Before any data is fetched.
     trained.check_run()
     cifar10.maybe_download_and_extract()
     current = evaluation.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
     ownership.check(FLAGS.eval_dir)
     os.makedirs(FLAGS.eval_dir, exist_ok=True)
     with tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
-        for checkpoint in _checkpoints():
+        for checkpoint in only or _checkpoints():
             result = _run_unless_gone(current, checkpoint)
             if result is not None:
                 _write(writer, result)
@@ -76,10 +75,7 @@ def _run_unless_gone(current, checkpoint):
 
 
 def _checkpoints():
-    """Yields the path of the latest checkpoint; without --run_once of each that comes."""
-    if FLAGS.run_once:
-        yield trained.checkpoint()
-        return
+    """Yields the path of each checkpoint that comes, the latest first."""
     if not checkpoints.candidates(trained.folder()):
         print(f'Waiting for a checkpoint in {trained.folder()}.', flush=True)
     yield from checkpoints.as_they_come(trained.folder(), FLAGS.eval_interval_secs)

