@@ -20,6 +20,7 @@ from nets import table as nets
 from runtime import checkpoints
 from runtime import confusion
 from runtime import evaluation
+from runtime import output
 from runtime import trained
 
 flags.DEFINE_string('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
@@ -47,7 +48,8 @@ def evaluate():
     current = evaluation.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
     ownership.check(FLAGS.eval_dir)
     os.makedirs(FLAGS.eval_dir, exist_ok=True)
-    with tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
+    with output.full_disk_told(FLAGS.eval_dir), \
+            tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
         for checkpoint in only or _checkpoints():
             result = _run_unless_gone(current, checkpoint)
             if result is not None:
@@ -92,7 +94,7 @@ def _write(writer, result):
     if FLAGS.per_class:
         summary.MergeFrom(confusion.summary(result.confusion, cifar10.data_set().classes))
     writer.add_summary(summary, result.step)
-    writer.flush()
+    output.flush(writer, FLAGS.eval_dir)
 
 
 def main():

@@ -8,6 +8,7 @@ original tutorial, the bookkeeping costs several times what the work does.
 """
 import collections
 import os
+import re
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -54,8 +55,9 @@ def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
             record: uint8 [record_bytes], the record as it is in the file
             label: int32 [1], 0 to num_classes - 1
             uint8image: uint8 [height, width, depth]
-        A run raises `tf.errors.OutOfRangeError` at the end of the files. A part of a record at a
-        file's end is passed over; `DataSet.check` finds it.
+        A run raises `tf.errors.OutOfRangeError` at the end of the files, and
+        `tf.errors.InvalidArgumentError` where a label is no class: see `fault_of`. A part of a
+        record at a file's end is passed over; `DataSet.check` finds it.
     """
     result = CIFAR10Record()
     result.height, result.width, result.depth = table.HEIGHT, table.WIDTH, table.DEPTH
@@ -68,6 +70,7 @@ def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
         leading = [None]
     result.record = tf.decode_raw(value, tf.uint8)
     result.record.set_shape(leading + [data_set.record_bytes])
+    result.record = _checked(result.record, result.key, data_set)
     result.label = _labels(result.record, data_set)
     planes = tf.reshape(  # [..., depth, height, width]
         result.record[..., data_set.label_bytes:],
@@ -76,6 +79,29 @@ def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
     result.uint8image = tf.transpose(planes, axes + [len(axes) + 1, len(axes) + 2, len(axes)])
     result.uint8image.set_shape(leading + [table.HEIGHT, table.WIDTH, table.DEPTH])
     return result
+
+
+def _checked(records, keys, data_set):
+    """`records`, or an error where a label among them is no class.
+
+    Files are checked before they are read; this is for those that are replaced afterwards.
+    """
+    labels = tf.reshape(_labels(records, data_set), [-1])
+    worst = tf.argmax(labels)
+    key = tf.reshape(keys, [-1])[worst]
+    message = tf.strings.join([
+        tf.strings.regex_replace(key, ':[0-9]+$', ''), ' has label ', tf.as_string(labels[worst]),
+        ' in record ', tf.strings.regex_replace(key, '^.*:', ''),
+        f' (counted from 0); wanted: 0 to {data_set.num_classes - 1}'])
+    with tf.control_dependencies([tf.debugging.Assert(
+            labels[worst] < data_set.num_classes, [message])]):
+        return tf.identity(records)
+
+
+def fault_of(error):
+    """What an error of a session says of a record that was read, in one line; else None."""
+    found = re.search(r'assertion failed: \[(.* in record .*)\]', str(error))
+    return found and found.group(1)
 
 
 def _labels(records, data_set):

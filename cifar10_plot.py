@@ -28,6 +28,7 @@ from nets import table as nets
 from runtime import checkpoints
 from runtime import confusion
 from runtime import evaluation
+from runtime import output
 from runtime import pictures
 from runtime import results
 
@@ -193,8 +194,8 @@ def plot():
     path = FLAGS.output or f'{FLAGS.picture}.png'
     if not path.lower().endswith('.png'):
         raise app.UsageError(f'--output={path}, wanted: a name that ends with .png')
-    _PICTURES[FLAGS.picture](path + '.part')
-    os.replace(path + '.part', path)
+    with output.new_file(path) as partial:
+        _PICTURES[FLAGS.picture](partial)
     print(f'Wrote {path}.')
 
 

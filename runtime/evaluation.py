@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import cifar10
+from datasets import table
 from nets import table as nets
 from runtime import checkpoints
 from runtime import startup
@@ -82,37 +83,47 @@ class Evaluation:
         return self._run(lambda session: checkpoints.load(
             checkpoint, variables, session, self._advice), step, summarise)
 
-    def count(self, values, use_moving_averages):
+    def count(self, values, use_moving_averages, caught=()):
         """Evaluates values that another session holds.
 
         Args:
             values: dictionary from name of a variable or average to its value; may hold more.
             use_moving_averages: whether to use the averages.
+            caught: list that gets a signal which is to end this.
 
         Returns:
-            A `Result` without step and summary.
+            A `Result` without step and summary; None where a signal came before the end.
         """
         variables = self._variables[use_moving_averages]
-        return self._run(lambda session: checkpoints.assign(values, variables, session))
+        return self._run(lambda session: checkpoints.assign(values, variables, session),
+                         caught=caught)
 
-    def _run(self, load, step=None, summarise=False):
+    def _run(self, load, step=None, summarise=False, caught=()):
         """Counts in a new session, whose variables the function `load` sets."""
         with tf.Session(graph=self.graph, config=startup.session_config()) as session:
             session.run(self._initialiser)
             load(session)
             with _queues_running(session):
-                confusion, summary = self._count(session, summarise)
+                confusion, summary = self._count(session, summarise, caught)
+        if caught:
+            return None
         correct, total = int(np.trace(confusion)), int(confusion.sum())
         return Result(correct / total, correct, total, confusion, step, summary)
 
-    def _count(self, session, summarise):
-        """The confusion matrix of the first `total` images, and the summary or None."""
+    def _count(self, session, summarise, caught):
+        """The confusion matrix of the first `total` images, and the summary or None; less where a
+        signal is caught."""
         confusion, total, summary = np.zeros(self._classes ** 2, np.int64), 0, None
-        while total < self.total:
+        while total < self.total and not caught:
             fetches = {'cells': self._cells}
             if summarise and total == 0:
                 fetches['summary'] = self._summary
-            results = session.run(fetches)
+            try:
+                results = session.run(fetches)
+            except tf.errors.OutOfRangeError as error:
+                raise table.DataError(
+                    f'{cifar10.data_folder()} held {self.total} images or more at the start, and '
+                    f'holds {total} now: start again to count those') from error
             cells = results['cells'][:self.total - total]
             confusion += np.bincount(cells, minlength=len(confusion))
             total += len(cells)

@@ -9,6 +9,7 @@ from tensorflow.python.client import timeline  # TensorFlow has no public name f
 
 from runtime import checkpoints
 from runtime import console
+from runtime import output
 from runtime import results
 
 SUMMARY_STEPS = 100
@@ -55,6 +56,40 @@ class StopHook(StepHook):
         super().after_run(run_context, run_values)
         if self.step >= self._max_steps or self._caught:
             run_context.request_stop()
+
+
+class DataHook(StepHook):
+    """Checks the record files again when one has changed: no wrong label is trained in silence."""
+
+    def __init__(self, data_set, folder):
+        """Makes the hook.
+
+        Args:
+            data_set: row of the data-set table.
+            folder: of the record files.
+        """
+        self._data_set = data_set
+        self._folder = folder
+        self._seen = self._states()
+
+    def after_run(self, run_context, run_values):
+        super().after_run(run_context, run_values)
+        if self.step % SUMMARY_STEPS == 0 and self._states() != self._seen:
+            self._seen = self._states()
+            self._data_set.check(self._folder)
+            console.line(f'Record files in {self._folder} have changed; all are whole.')
+
+    def _states(self):
+        """What tells whether files have changed: their numbers, sizes and times."""
+        return [(found.st_ino, found.st_size, found.st_mtime_ns) if found else None
+                for found in map(_stat, self._data_set.paths(self._folder, eval_data=False))]
+
+
+def _stat(path):
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
 
 
 class LossHook(StepHook):
@@ -127,7 +162,8 @@ class SummaryHook(StepHook):
     def after_run(self, run_context, run_values):
         if run_values.results is not None:
             self._writer.add_summary(run_values.results, self.step)
-            self._writer.flush()  # TensorBoard shows it at once, and a kill does not lose it.
+            # TensorBoard shows it at once, and a kill does not lose it.
+            output.flush(self._writer, self._folder)
         super().after_run(run_context, run_values)
 
 
@@ -235,13 +271,15 @@ class MetricsHook(StepHook):
         training_error = self._mean('training_error')
         errors = self._validation.run(session, self.step)
         self._row_time = time.perf_counter() - seconds  # What validation takes is no training.
+        if errors is None:  # The row comes with the checkpoint.
+            return
         values = {'validation/error': errors.raw, 'validation/error_averaged': errors.averaged}
         if training_error is not None:
             values['training/error'] = training_error
         self._writer.add_summary(tf.Summary(value=[
             tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]),
             self.step)
-        self._writer.flush()
+        output.flush(self._writer, self._folder)
         self.write_row(errors.raw)
 
     def write_row(self, validation_error=None):

@@ -1,11 +1,67 @@
-"""Folders that are there whole, or not at all."""
+"""What is written: whole or not at all, and what is said where there is no room."""
 import contextlib
+import errno
 import os
+import re
 import shutil
 
+import tensorflow.compat.v1 as tf
 from absl import app
 
 from datasets import ownership
+
+_FULL = re.compile('|'.join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))))
+
+
+@contextlib.contextmanager
+def full_disk_told(folder):
+    """Turns what Python, HDF5 and TensorFlow's writers say of a full disk into one line.
+
+    Args:
+        folder: where the block writes.
+
+    Raises:
+        OSError: there was no room; names the folder.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, tf.errors.OpError) as error:
+        reason = _FULL.search(str(error))
+        if not reason:
+            raise
+        raise OSError(f'{reason.group()} in {folder}. What was saved there before is whole: make '
+                      'room, then run the same command again') from error
+
+
+def flush(writer, folder):
+    """Flushes a `tf.summary.FileWriter`; where the disk is full then, events may be lost.
+
+    TensorFlow's writer fails for small events alone, and ignores that a large one did not fit.
+
+    Raises:
+        OSError, RuntimeError: there was no room: within `full_disk_told`.
+    """
+    writer.flush()
+    room = os.statvfs(folder)
+    if room.f_blocks and not (room.f_bavail if os.geteuid() else room.f_bfree):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+
+
+@contextlib.contextmanager
+def new_file(path):
+    """Yields the name of a file to write, which becomes `path` when the block is done.
+
+    Raises:
+        OSError: it cannot be written, or the disk is full.
+    """
+    partial = path + '.part'
+    try:
+        with full_disk_told(os.path.dirname(os.path.abspath(path))):
+            yield partial
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # As it is after the renaming.
+            os.remove(partial)
 
 
 @contextlib.contextmanager
@@ -20,7 +76,7 @@ def new_folder(path, flag):
 
     Raises:
         app.UsageError: there is something at `path` already.
-        OSError: the folder cannot be written, or others could change it.
+        OSError: the folder cannot be written, the disk is full, or others could change it.
     """
     ownership.check(path)
     path = os.path.realpath(path)
@@ -31,7 +87,8 @@ def new_folder(path, flag):
     partial = f'{path}.{os.getpid()}.part'
     os.mkdir(partial)
     try:
-        yield partial
+        with full_disk_told(os.path.dirname(path)):
+            yield partial
         os.rename(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # After the renaming there is nothing to remove.

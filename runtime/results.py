@@ -134,6 +134,16 @@ def write_parameters(path, variables, session):
     os.replace(path + '.part', path)
 
 
+def parameters_step(path):
+    """The number of steps behind an HDF5 file of `write_parameters`; None where there is none."""
+    import h5py
+    try:
+        with h5py.File(path) as stream:
+            return int(stream.attrs['global_step'])
+    except (OSError, KeyError):  # Missing, or damaged.
+        return None
+
+
 class Best:
     """The checkpoint with the lowest validation error so far, in the folder `best`.
 

@@ -14,6 +14,7 @@ from runtime import results
 _OWN_FILES = re.compile(
     r'checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt'
     r'|run\.json(\.part)?|' + results.FILES + '|' + hooks.ProfileHook.FILES)
+_HALF_WRITTEN = re.compile(r'model\.ckpt-\d+\..*\.tempstate\d+')  # TensorFlow's names.
 _OWN_BEST_FILES = re.compile(results.BEST_FILES)
 _LOCK = '.lock'
 
@@ -50,6 +51,13 @@ def held(folder):
         stream.write(f'{os.getpid()}\n')
         stream.flush()
         yield
+
+
+def remove_half_written(folder):
+    """Removes what is left of checkpoints that were being written when a start was killed, or when
+    the disk was full; for the one who holds the folder."""
+    for path in _own_files(folder, _HALF_WRITTEN):
+        os.remove(path)
 
 
 def remove_own_files(folder):

@@ -57,18 +57,26 @@ def _standard_error_held_back():
             os.close(screen)
 
 
+def _leave_out_event_writers(failure):
+    """Shows the exception of a thread, but for that of a `FileWriter`: its next call raises it."""
+    if failure.thread is None or failure.thread.name != 'EventLoggerThread':
+        threading.__excepthook__(failure)
+
+
 if _QUIET:
     os.environ['TF_CPP_MIN_LOG_LEVEL'] = _LOG_LEVEL
     with _ended_by_interrupts(), _standard_error_held_back():
         import tensorflow.compat.v1 as tf
-    tf.logging.set_verbosity(tf.logging.ERROR)
+    tf.logging.set_verbosity(tf.logging.FATAL)  # What it logs as an error, it raises, too.
     del os.environ['TF_CPP_MIN_LOG_LEVEL']  # It was read once; a child process decides for itself.
 else:
     import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
+threading.excepthook = _leave_out_event_writers
 tf.enable_resource_variables()  # Also for the global step: reads and writes then have an order.
 
-from datasets import table  # noqa: E402, after the import that is held back: it loads NumPy only.
+import cifar10_input  # noqa: E402, after the import that is held back.
+from datasets import table  # noqa: E402
 from runtime import console  # noqa: E402
 
 flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
@@ -133,6 +141,12 @@ def _without_traceback(main):
     except _MISTAKES as error:
         console.end()
         sys.exit(f'{_script()}: {one_line(error)}')
+    except tf.errors.InvalidArgumentError as error:
+        console.end()
+        fault = cifar10_input.fault_of(error)
+        if fault is None:
+            raise
+        sys.exit(f'{_script()}: {fault}')
     except KeyboardInterrupt:
         console.end()
         print(f'{_script()}: interrupted', file=sys.stderr)

@@ -19,6 +19,8 @@ import cifar10
 from nets import table as nets
 from runtime import checkpoints
 from runtime import hooks
+from runtime import output
+from runtime import results
 from runtime import run_folder
 from runtime import startup
 from runtime import validation
@@ -70,7 +72,8 @@ def session(loss, examples_per_step, summary_op=None, team=None):
     Raises:
         app.UsageError: `--train_dir` holds a run with other data or another network, another
             trainer is at work there, or none of its checkpoints is whole.
-        OSError: it cannot be written, or is not safe: see `ownership.check`.
+        OSError: it cannot be written, the disk is full, or it is not safe: see `ownership.check`.
+        table.DataError: a record file was replaced by one that is not whole.
         FloatingPointError: the loss or a variable is not finite any more.
     """
     leads = team is None or team.leads
@@ -81,7 +84,8 @@ def session(loss, examples_per_step, summary_op=None, team=None):
         init_fn=lambda scaffold, session: _resume(session, scaffold.saver, variables)
         if leads else None)
     caught = []
-    with run_folder.held(FLAGS.train_dir) if leads else contextlib.nullcontext():
+    with output.full_disk_told(FLAGS.train_dir), (
+            run_folder.held(FLAGS.train_dir) if leads else contextlib.nullcontext()):
         if leads:
             _prepare_folder(examples_per_step)
         try:
@@ -104,12 +108,15 @@ def _monitored_session(loss, examples_per_step, scaffold, variables, caught, tea
         return tf.train.MonitoredTrainingSession(
             scaffold=scaffold,
             hooks=[hooks.StopHook(FLAGS.max_steps, caught),
-                   *_leaders_hooks(loss, examples_per_step, scaffold, variables)],
+                   hooks.DataHook(cifar10.data_set(), cifar10.data_folder()),
+                   *_leaders_hooks(loss, examples_per_step, scaffold, variables, caught)],
             config=startup.session_config(FLAGS.log_device_placement))
     hooks_ = [
         *team.hooks(caught),  # First: the others read the step that comes with the broadcast.
         hooks.StopHook(FLAGS.max_steps, []),  # A signal here stops all workers, not this one.
-        *(_leaders_hooks(loss, examples_per_step, scaffold, variables) if team.leads else []),
+        hooks.DataHook(cifar10.data_set(), cifar10.data_folder()),
+        *(_leaders_hooks(loss, examples_per_step, scaffold, variables, caught)
+          if team.leads else []),
         *team.hooks_after(examples_per_step, cifar10.num_examples(eval_data=False),
                           FLAGS.validate_every)]
     # MonitoredTrainingSession would take a lost worker for a preemption, and rebuild for ever.
@@ -117,13 +124,13 @@ def _monitored_session(loss, examples_per_step, scaffold, variables, caught, tea
         scaffold=scaffold, hooks=hooks_, master=team.master, config=team.config)
 
 
-def _leaders_hooks(loss, examples_per_step, scaffold, variables):
+def _leaders_hooks(loss, examples_per_step, scaffold, variables, caught):
     """Hooks that print and write, in the order in which they look at a step."""
     folder = FLAGS.train_dir
     metrics = hooks.MetricsHook(
         loss, _mean_error(), *tf.get_collection('learning_rate')[:1] or [None], examples_per_step,
         cifar10.num_examples(eval_data=False), FLAGS.max_steps, folder,
-        validation.Validation(folder, variables, FLAGS.validate_every)
+        validation.Validation(folder, variables, FLAGS.validate_every, caught)
         if FLAGS.validate_every else None)
     return [
         hooks.LossHook(loss, examples_per_step, FLAGS.log_frequency, folder),
@@ -196,14 +203,18 @@ def steps_left():
         return True
     _check_same_run()
     latest = checkpoints.latest(FLAGS.train_dir, tell=False)
-    if latest is None or checkpoints.step(latest) < FLAGS.max_steps:
+    step = checkpoints.step(latest) if latest else 0
+    if latest is None or step < FLAGS.max_steps:
         return True
+    if results.parameters_step(os.path.join(FLAGS.train_dir, 'params.h5')) != step:
+        return True  # What ended the last start came before the last of its files.
     print(f'Nothing to do: {latest} has made --max_steps={FLAGS.max_steps} already.')
     return False
 
 
 def _prepare_folder(examples_per_step):
     """Checks that `--train_dir` holds this run, or nothing, and notes the run in `run.json`."""
+    run_folder.remove_half_written(FLAGS.train_dir)
     if FLAGS.restart:
         run_folder.remove_own_files(FLAGS.train_dir)
     earlier = _check_same_run()

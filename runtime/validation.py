@@ -17,18 +17,20 @@ class Validation:
     if nothing had been. Make it in the training graph, before that is finalized.
     """
 
-    def __init__(self, train_dir, variables, every):
+    def __init__(self, train_dir, variables, every, caught=()):
         """Builds the evaluation's graph.
 
         Args:
             train_dir: folder of the run, which gets the folder `best`.
             variables: list of the variables that a checkpoint holds.
             every: how many epochs apart validations are.
+            caught: list that gets a signal which stops the run: a validation then ends, too.
 
         Raises:
             FileNotFoundError: a record file of the test set is missing.
         """
         self._every = every
+        self._caught = caught
         self._variables = {variable.op.name: variable for variable in variables}
         self._best = results.Best(train_dir, variables)
         self._evaluation = evaluation.Evaluation()
@@ -48,10 +50,14 @@ class Validation:
             step: the global step.
 
         Returns:
-            `Errors`.
+            `Errors`, or None where a signal came before the end.
         """
         values = session.run(self._variables)
-        raw, averaged = (self._evaluation.count(values, use) for use in (False, True))
+        raw, averaged = (self._evaluation.count(values, use, self._caught)
+                         for use in (False, True))
+        if raw is None or averaged is None:
+            console.line(f'The validation at step {step} is left out.')
+            return None
         errors = Errors((raw.total - raw.correct) / raw.total,
                         (averaged.total - averaged.correct) / averaged.total)
         self._best.offer(session, step, *errors)

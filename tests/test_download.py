@@ -2,144 +2,21 @@
 import contextlib
 import dataclasses
 import functools
-import gzip
 import hashlib
-import http.server
-import io
 import os
 import pty
 import re
 import subprocess
 import sys
 import tarfile
-import threading
 
-import numpy as np
 import pytest
 import records
 
 from datasets import download
 from datasets import table
-
-FILES = {'data_batch_1.bin': 40, 'test_batch.bin': 10}
-CONTENTS = {name: np.random.RandomState(count).randint(0, 10, 3073 * count).astype(np.uint8)
-            .tobytes() for name, count in FILES.items()}
-
-
-def tar(members):
-    """Bytes of a .tar.gz of (TarInfo, bytes) pairs."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode='w') as archive:
-        for info, data in members:
-            archive.addfile(info, io.BytesIO(data))
-    return gzip.compress(stream.getvalue(), mtime=0)  # The same bytes in every process.
-
-
-def member(name, data=b'', **fields):
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    for key, value in fields.items():
-        setattr(info, key, value)
-    return info, data
-
-
-GOOD = [member(f'small/{name}', data) for name, data in CONTENTS.items()]
-ARCHIVE = tar(GOOD)
-
-
-def row(url, archive=ARCHIVE):
-    return table.DataSet(
-        'small', 'small', 'small', {'data_batch_1.bin': 40}, {'test_batch.bin': 10},
-        classes=table.CIFAR10.classes, url=url, archive_bytes=len(archive),
-        sha256=hashlib.sha256(archive).hexdigest())
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves ARCHIVE, misbehaving as the server's `behaviour` says."""
-
-    def do_GET(self):
-        self.server.requests.append((self.path, self.headers.get('Range')))
-        getattr(self, '_' + self.server.behaviour)()
-
-    def _send(self, code, body, cut=None, **headers):
-        self.send_response(code)
-        for name, value in {'Content_Length': len(body), **headers}.items():
-            if value is not None:
-                self.send_header(name.replace('_', '-'), str(value))
-        self.end_headers()
-        self.wfile.write(body[:cut])
-
-    def _start(self):
-        return int((self.headers.get('Range') or 'bytes=0-')[6:-1])
-
-    def _good(self, cut=None):
-        start = self._start()
-        if start:
-            last = len(ARCHIVE) - 1
-            self._send(206, ARCHIVE[start:], cut, Content_Range=f'bytes {start}-{last}/{last + 1}')
-        else:
-            self._send(200, ARCHIVE, cut)
-
-    def _cut(self):
-        """Ends each connection after 10,000 bytes."""
-        self._good(cut=10000)
-
-    def _cut_once(self):
-        """Ends the first connection after 10,000 bytes, and sends nothing later."""
-        self._good(cut=10000 if len(self.server.requests) == 1 else 0)
-
-    def _stall(self):
-        """Sends 10,000 bytes, then nothing more for a second."""
-        self._good(cut=10000)
-        self.wfile.flush()
-        threading.Event().wait(1)
-
-    def _slow(self):
-        threading.Event().wait(1)
-        self._good()
-
-    def _without_range(self):
-        self._send(200, ARCHIVE)
-
-    def _without_length(self):
-        self._send(200, ARCHIVE, Content_Length=None)
-
-    def _wrong_length(self):
-        self._send(200, ARCHIVE, Content_Length='abc')
-
-    def _wrong_range(self):
-        self._send(206, ARCHIVE[5:], Content_Range=f'bytes 5-{len(ARCHIVE) - 1}/{len(ARCHIVE)}')
-
-    def _other_bytes(self):
-        self._send(200, bytes(len(ARCHIVE)))
-
-    def _page(self):
-        self._send(200, b'<html>Log in first</html>')
-
-    def _missing(self):
-        self._send(404, b'')
-
-    def _too_far(self):
-        self._send(416, b'')
-
-    def _redirected(self):
-        self._send(302, b'', Location=self.path)
-
-    def _to_a_file(self):
-        self._send(302, b'', Location='file:///etc/passwd')
-
-    def log_message(self, *arguments):
-        pass
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """A server on loopback that notes (path, Range) of each request."""
-
-    def __init__(self):
-        super().__init__(('127.0.0.1', 0), Handler)
-        self.behaviour, self.requests = 'good', []
-        self.url = f'http://127.0.0.1:{self.server_port}/small.tar.gz'
-
+from drills.archives import ARCHIVE, CONTENTS, GOOD, member, row, tar
+from drills.downloads import Server
 
 @pytest.fixture(autouse=True)
 def _no_proxy(monkeypatch):
@@ -150,12 +27,8 @@ def _no_proxy(monkeypatch):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(download, '_PAUSE_SECONDS', 0.0)
-    with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={'poll_interval': 0.01})
-        thread.start()
+    with Server().running() as running:
         yield running
-        running.shutdown()
-        thread.join()
 
 
 def assert_whole(data_dir):
@@ -332,8 +205,8 @@ def test_link_in_the_place_of_the_part_is_not_followed(server, tmp_path):
 
 def _in_process(statement, **options):
     """Starts Python with `row` and the module `download` at hand."""
-    code = 'import sys; sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests"]\n' + \
-        'from test_download import *\n' + statement
+    code = 'import sys; sys.path.insert(0, sys.argv[1])\n' + \
+        'from datasets import download\nfrom drills.archives import row\n' + statement
     return subprocess.Popen([sys.executable, '-c', code, str(records.ROOT)], text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
 
+import cifar10_input
 from datasets import table
 from runtime import evaluation
 
@@ -121,8 +122,31 @@ def test_fewer_records_than_counted_are_an_error(noisy, tmp_path):
     current = evaluation.Evaluation()
     with open(noisy / 'test_batch.bin', 'r+b') as stream:
         stream.truncate(3073 * 100)
-    with pytest.raises(tf.errors.OutOfRangeError):
+    with pytest.raises(table.DataError, match='held 130 images or more .* holds 100 now'):
         current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
+
+
+def test_a_label_that_is_none_is_told_by_file_and_record(noisy, tmp_path):
+    """Also where the file was replaced after it was checked."""
+    plain.save_checkpoint(tmp_path / 'train')
+    current = evaluation.Evaluation()
+    with open(noisy / 'test_batch.bin', 'r+b') as stream:
+        stream.seek(3073 * 77)
+        stream.write(b'\x0a')
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+        current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
+    assert cifar10_input.fault_of(error.value) == (
+        f'{noisy}/test_batch.bin has label 10 in record 77 (counted from 0); wanted: 0 to 9')
+    assert cifar10_input.fault_of(ValueError('something else')) is None
+
+
+def test_a_signal_ends_counting(noisy, tmp_path):
+    plain.save_checkpoint(tmp_path / 'train')
+    values = tf.train.load_checkpoint(str(tmp_path / 'train' / 'model.ckpt-123'))
+    values = {name: values.get_tensor(name) for name in values.get_variable_to_shape_map()}
+    current = evaluation.Evaluation()
+    assert current.count(values, False).total == 130
+    assert current.count(values, False, caught=[15]) is None
 
 
 def test_no_checkpoint(noisy, tmp_path):

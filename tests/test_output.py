@@ -1,6 +1,8 @@
+import errno
 import os
 
 import pytest
+import tensorflow.compat.v1 as tf
 from absl import app
 
 from runtime import output
@@ -22,6 +24,35 @@ def test_what_fails_leaves_nothing(tmp_path, error):
             open(os.path.join(partial, 'file'), 'w').close()
             raise error
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize('error', [
+    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), OSError('h5: No space left on device, half'),
+    RuntimeError('events; No space left on device\n\tFailed'),
+    tf.errors.ResourceExhaustedError(None, None, 'x.tempstate1; Disk quota exceeded')])
+def test_a_full_disk_is_told_by_its_folder(error):
+    with pytest.raises(OSError, match='^(No space left on device|Disk quota exceeded) in /a/b. '):
+        with output.full_disk_told('/a/b'):
+            raise error
+
+
+@pytest.mark.parametrize('error', [OSError(errno.EACCES, 'no'), RuntimeError('x'), KeyError('x')])
+def test_other_errors_stay_as_they_are(error):
+    with pytest.raises(type(error)) as raised:
+        with output.full_disk_told('/a/b'):
+            raise error
+    assert raised.value is error
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+    with pytest.raises(ValueError), output.new_file(str(tmp_path / 'one')) as partial:
+        open(partial, 'w').close()
+        raise ValueError
+    assert os.listdir(tmp_path) == []
+    with output.new_file(str(tmp_path / 'one')) as partial:
+        open(partial, 'w').close()
+        assert not (tmp_path / 'one').exists()
+    assert os.listdir(tmp_path) == ['one']
 
 
 def test_an_empty_folder_is_taken_also_through_a_link(tmp_path):

@@ -14,8 +14,11 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
+from datasets import table
 from runtime import checkpoints
 from runtime import hooks
+from runtime import results
+from runtime import run_folder
 from runtime import training
 
 FLAGS = flags.FLAGS
@@ -317,6 +320,52 @@ def test_a_missing_record_file_ends_training_as_itself(half_bright):
                 (half_bright / 'data_batch_2.bin').unlink()
                 while not session.should_stop():
                     session.run(train_op)
+
+
+def test_a_replaced_record_file_is_checked_again(half_bright, capsys):
+    """The file lacks a byte: were it read on, all labels behind would be pixels."""
+    with pytest.raises(table.DataError, match='data_batch_2.bin has 49167 bytes'):
+        _train_and_change(half_bright / 'data_batch_2.bin', lambda data: data[:100] + data[101:])
+
+
+def test_a_replaced_record_file_that_is_whole_is_told(half_bright, capsys):
+    _train_and_change(half_bright / 'data_batch_2.bin', lambda data: data + data[:3073])
+    assert f'Record files in {half_bright} have changed; all are whole.' in capsys.readouterr().out
+
+
+def _train_and_change(path, change):
+    """Trains 101 steps; before the last but one a file changes, which has been read by then."""
+    with flagsaver.flagsaver(max_steps=101), tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        loss = tf.get_variable('loss', [], initializer=tf.ones_initializer())
+        tf.add_to_collection('learning_rate', tf.constant(0.1))
+        train_op = step.assign_add(1)
+        with training.session(loss, 8) as session:
+            while not session.should_stop():
+                if session.run(train_op) == 99:
+                    path.write_bytes(change(path.read_bytes()))
+
+
+def test_params_are_made_up_for(half_bright, capsys):
+    """A start that ended between its last checkpoint and params.h5 is not done."""
+    cifar10_train.train()
+    path = os.path.join(FLAGS.train_dir, 'params.h5')
+    assert not training.steps_left()
+    os.remove(path)
+    assert training.steps_left()
+    cifar10_train.train()
+    assert results.parameters_step(path) == 10
+    assert checkpoints.step(latest()) == 10
+    assert not training.steps_left()
+
+
+def test_half_written_checkpoints_are_removed(half_bright):
+    os.makedirs(FLAGS.train_dir)
+    for name in ('model.ckpt-5.data-00000-of-00001.tempstate123', 'model.ckpt-5.index',
+                 'mine.tempstate1'):
+        open(os.path.join(FLAGS.train_dir, name), 'w').close()
+    run_folder.remove_half_written(FLAGS.train_dir)
+    assert sorted(os.listdir(FLAGS.train_dir)) == ['mine.tempstate1', 'model.ckpt-5.index']
 
 
 @pytest.mark.parametrize('number, code', [

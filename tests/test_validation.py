@@ -2,6 +2,8 @@ import json
 import os
 import pathlib
 import shutil
+import signal
+import time
 
 import h5py
 import numpy as np
@@ -117,6 +119,25 @@ def test_a_last_step_that_is_saved_by_its_number(tiny_net):
         cifar10_train.train()
     assert [(step, error is None) for step, error in rows()] == [
         (5, True), (10, False), (15, False)]
+
+
+def test_a_signal_leaves_out_the_validation_and_saves(tiny_net, capsys):
+    """At step 10 an epoch ends; the signal came during that step."""
+    with flagsaver.flagsaver(max_steps=20), tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        images, labels = cifar10.distorted_inputs(nets.net().augment)
+        loss = cifar10.loss(nets.net().inference(images, training=True), labels)
+        train_op = cifar10.train(loss, step, nets.net().schedule, nets.net().optimizer)
+        with pytest.raises(SystemExit), training.session(loss, 8) as session:
+            while not session.should_stop():
+                if session.run_step_fn(lambda step_context: step_context.session.run(step)) == 9:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(0.5)  # Until the thread that listens has it.
+                session.run(train_op)
+    out = capsys.readouterr().out
+    assert 'The validation at step 10 is left out.' in out
+    assert 'Saved step 10' in out
+    assert rows() == [(10, None)]
 
 
 @pytest.mark.parametrize('examples_per_step, every, due', [
