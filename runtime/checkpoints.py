@@ -122,7 +122,7 @@ def as_they_come(folder, seconds):
     while True:
         started = time.monotonic()
         newest = candidates(folder)[:1]
-        path = latest(folder) if newest != seen else yielded
+        path = _latest_unless_gone(folder) if newest != seen else yielded
         seen = newest
         if path not in (None, yielded):
             yielded = path
@@ -130,6 +130,16 @@ def as_they_come(folder, seconds):
             time.sleep(max(0, started + seconds - time.monotonic()))
         else:
             time.sleep(1)
+
+
+def _latest_unless_gone(folder):
+    """`latest`, or None where all were removed, though the file `checkpoint` names one."""
+    try:
+        return latest(folder)
+    except app.UsageError:
+        if any(os.path.exists(path + '.index') for path in candidates(folder)):
+            raise
+        return None
 
 
 def _fault(path):

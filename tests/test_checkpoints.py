@@ -133,6 +133,14 @@ def test_checkpoints_as_they_come(tmp_path, capsys):
     assert 'model.ckpt-6 is damaged' in capsys.readouterr().out
 
 
+def test_checkpoints_that_are_all_removed_are_waited_for(tmp_path):
+    """The file `checkpoint` names one that is gone: no damage, as others are to come."""
+    _save_steps(tmp_path, 5)
+    (tmp_path / 'model.ckpt-5.index').unlink()
+    threading.Timer(1.5, lambda: _save_steps(tmp_path, 7)).start()
+    assert next(checkpoints.as_they_come(str(tmp_path), 0.1)) == str(tmp_path / 'model.ckpt-7')
+
+
 def test_no_whole_checkpoint(tmp_path):
     _save_steps(tmp_path, 5, 7)
     for step in (5, 7):
