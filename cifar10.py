@@ -21,7 +21,8 @@ from datasets import download
 from datasets import table
 from nets import lrn
 
-flags.DEFINE_integer('batch_size', 128, 'Number of images in a batch, per tower.', lower_bound=1)
+flags.DEFINE_integer('batch_size', 128, 'Number of images in a batch, per tower.', lower_bound=1,
+                     upper_bound=1 << 16)
 flags.DEFINE_string('dataset', 'cifar10', f'Which images to use: {", ".join(table.TABLE)}, or a '
                     'folder that cifar10_convert.py made.')
 flags.DEFINE_string('data_dir', '/tmp/cifar10_data', 'Folder of the data sets that have a name.')
@@ -57,6 +58,13 @@ TOWER_NAME = 'tower'
 _LOSS_SCALE = 128.0
 
 _LOSS_AVERAGE_DECAY = 0.9  # The tutorial's, of the losses shown in TensorBoard.
+
+
+@flags.validator('data_url')
+def _check_data_url(url):
+    if url is not None and not download.is_url(url):
+        raise flags.ValidationError(f'"{url}" starts with neither http:, https: nor file:')
+    return True
 
 
 @flags.validator('dataset')

@@ -26,9 +26,9 @@ from runtime import trained
 flags.DEFINE_string('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval'], 'Which images to evaluate on.')
 flags.DEFINE_integer('eval_interval_secs', 300, 'Evaluate at most every so many seconds.',
-                     lower_bound=1)
+                     lower_bound=1, upper_bound=10**9)
 flags.DEFINE_integer('num_examples', 10000, 'Number of images to evaluate; more than the set holds '
-                     'means the set.', lower_bound=1)
+                     'means the set.', lower_bound=1, upper_bound=10**9)
 flags.DEFINE_boolean('run_once', False, 'Evaluate the latest checkpoint only, and end.')
 flags.DEFINE_boolean('per_class', False, 'Also print recall and precision of each class and the '
                      'confusion matrix, and show them in TensorBoard.')

@@ -16,7 +16,8 @@ import cifar10_input
 from nets import table as nets
 from runtime import training
 
-flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one for each GPU.', lower_bound=1)
+flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one for each GPU.', lower_bound=1,
+                     upper_bound=256)
 
 FLAGS = flags.FLAGS
 

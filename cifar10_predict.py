@@ -34,7 +34,7 @@ from runtime import trained
 flags.DEFINE_string('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
                     '--net, --dataset and --checkpoint_dir do not count then.')
 flags.DEFINE_integer('top_k', 3, 'Show so many of the most probable classes; more than there '
-                     'are means all.', lower_bound=1)
+                     'are means all.', lower_bound=1, upper_bound=10**9)
 flags.DEFINE_boolean('json', False, 'Print a JSON object for each image, one a line, not a table.')
 
 FLAGS = flags.FLAGS

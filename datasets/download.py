@@ -59,6 +59,11 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
     data_set.check(folder)
 
 
+def is_url(text):
+    """Whether a text names a place that `download` can read."""
+    return text.startswith(('http:', 'https:', 'file:'))
+
+
 def _make_folder(data_set, data_dir, url):
     if data_set.url is None:
         print(f'Drawing the {data_set.title} images in {data_dir}.')
@@ -122,7 +127,7 @@ def download(url, archive, data_set):
         table.DataError: the server offers another file (the part stays), or what came has the wrong
             checksum (the part is removed).
     """
-    if urllib.parse.urlsplit(url).scheme not in ('http', 'https', 'file'):
+    if not is_url(url):
         raise table.DataError('the URL starts with neither http:, https: nor file:')
     part = archive + '.part'
     with os.fdopen(_open_own(part), 'ab', buffering=0) as stream:

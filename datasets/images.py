@@ -1,4 +1,5 @@
 """Image files of any size become images of 32 x 32, as the data sets hold them."""
+import contextlib
 import os
 import struct
 
@@ -71,10 +72,24 @@ class Decoder:
         if fault:
             raise ImageError(f'{path} {fault}')
         try:
-            return self._session.run(
-                self._fitted[0 if data.startswith(b'BM') else 3], {self._data: data})
+            with _libjpeg_silenced():
+                return self._session.run(
+                    self._fitted[0 if data.startswith(b'BM') else 3], {self._data: data})
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             raise ImageError(f'{path} {_DAMAGED}') from error
+
+
+@contextlib.contextmanager
+def _libjpeg_silenced():
+    """Drops what libjpeg writes to file descriptor 2 about a damaged file: one line tells of it."""
+    screen, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(screen, 2)
+        os.close(screen)
+        os.close(nothing)
 
 
 def _fault(data):

@@ -27,9 +27,6 @@ from runtime import checkpoints
 _MB = 1 << 20
 _NO_SPACE = 'No space left on device'
 _RUN = ('--data_dir=OUT/data', '--checkpoint_dir=OUT/train')
-_BMP = (b'BM' + (54 + 32 * 32 * 3).to_bytes(4, 'little') + bytes(4) + (54).to_bytes(4, 'little')
-        + (40).to_bytes(4, 'little') + 2 * (32).to_bytes(4, 'little') + b'\1\0\x18\0' + bytes(24)
-        + bytes(range(256)) * 12)  # 32 x 32 pixels of 24 bits.
 
 
 def main():
@@ -144,11 +141,7 @@ def _write(script, *arguments):
         trained = small_data.train(out, '--max_steps=1')
         if trained.returncode:
             raise trial.Fault(trained.stderr)
-    for label in 'ab':
-        os.makedirs(f'{out}/images/{label}')
-        for number in range(6):
-            with open(f'{out}/images/{label}/{number}.bmp', 'wb') as stream:
-                stream.write(_BMP)
+    small_data.write_images(f'{out}/images')
     arguments = [word.replace('DISK', disk).replace('OUT', out) for word in arguments]
     with _disk(disk, 100 * _MB):
         filler = _fill(disk, 1 << 13)

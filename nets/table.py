@@ -15,7 +15,8 @@ from nets import resnet
 
 flags.DEFINE_string('net', 'tutorial', 'Which network.')
 flags.DEFINE_float('warmup_epochs', resnet.WARMUP_EPOCHS, 'Epochs in which the learning rate of a '
-                   'batch several times the recipe\'s rises; resnet23 only.', lower_bound=0.0)
+                   'batch several times the recipe\'s rises; resnet23 only.', lower_bound=0.0,
+                   upper_bound=1e6)
 
 FLAGS = flags.FLAGS
 

@@ -25,17 +25,19 @@ from absl import flags
 from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import expand_hostlist
 
 flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the others reach it.')
-flags.DEFINE_integer('task_index', None, 'Which of --worker_hosts this is, from 0.', lower_bound=0)
-flags.DEFINE_integer('num_workers', None, 'Start so many workers on this machine.', lower_bound=1)
+flags.DEFINE_integer('task_index', None, 'Which of --worker_hosts this is, from 0.', lower_bound=0,
+                     upper_bound=10**6)
+flags.DEFINE_integer('num_workers', None, 'Start so many workers on this machine.', lower_bound=1,
+                     upper_bound=256)
 flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 awaits the others, with mpirun '
                     "and srun. By default on the job's first host.")
 flags.DEFINE_string('hostfile', None, 'The file that mpirun got as --hostfile: worker 0 is on its '
                     'first host.')
 flags.DEFINE_float('start_timeout', 60.0, 'Seconds in which all workers must have come.',
-                   lower_bound=1.0)
+                   lower_bound=1.0, upper_bound=1e6)
 flags.DEFINE_float('step_timeout', 60.0, 'Seconds in which a worker that fails, freezes or cannot '
                    'be reached ends all of them. A step, and what worker 0 saves after it, must '
-                   'take less.', lower_bound=1.0)
+                   'take less.', lower_bound=1.0, upper_bound=1e6)
 
 FLAGS = flags.FLAGS
 
@@ -94,9 +96,6 @@ def resolve():
         told = json.loads(os.environ[VARIABLE])
         return Cluster(told['rank'], told['size'], told['rank'], told['meeting'], job=told['job'])
     launcher = _launcher()
-    for name in ('coordinator', 'hostfile'):
-        if FLAGS[name].value and launcher not in ('mpirun', 'srun'):
-            raise app.UsageError(f'--{name} is for workers that mpirun or srun starts')
     readers = {'--worker_hosts': _by_hand, 'mpirun': _open_mpi, 'TF_CONFIG': _tf_config,
                'srun': _slurm}
     return readers.get(launcher, Cluster)()
@@ -119,6 +118,9 @@ def _launcher():
         raise app.UsageError(f'{said[0]} and {said[1]} both say who the workers are: leave one out')
     if FLAGS.task_index is not None and '--worker_hosts' not in said:
         raise app.UsageError('--task_index is an index into --worker_hosts, which is not given')
+    for name in ('coordinator', 'hostfile'):
+        if FLAGS[name].value is not None and not {'mpirun', 'srun'} & set(said):
+            raise app.UsageError(f'--{name} is for workers that mpirun or srun starts')
     if not said and os.environ.get('PMI_SIZE', '1') != '1':  # Each would train alone.
         raise app.UsageError("this mpirun is not Open MPI's: use that, or say who the workers are "
                              'with --worker_hosts and --task_index')

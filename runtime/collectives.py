@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 flags.DEFINE_float('bucket_mb', 4.0, 'Gradients are averaged in portions of at most so many '
-                   'megabytes (2^20 bytes).', lower_bound=0.0)
+                   'megabytes (2^20 bytes).', lower_bound=0.0, upper_bound=1e6)
 flags.DEFINE_boolean('overlap', True, 'Average gradients while others are still computed.')
 
 FLAGS = flags.FLAGS

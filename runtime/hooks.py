@@ -41,7 +41,7 @@ class StepHook(tf.train.SessionRunHook):
 
 
 class StopHook(StepHook):
-    """Stops when so many steps are made, also if they were made already, or when a signal came."""
+    """Stops when so many steps are made or a signal came, also where that was before the first."""
 
     def __init__(self, max_steps, caught):
         self._max_steps = max_steps
@@ -49,7 +49,7 @@ class StopHook(StepHook):
 
     def after_create_session(self, session, coord):
         super().after_create_session(session, coord)
-        if self.step >= self._max_steps:
+        if self.step >= self._max_steps or self._caught:
             coord.request_stop()
 
     def after_run(self, run_context, run_values):

@@ -6,6 +6,7 @@ says.
 """
 import contextlib
 import functools
+import math
 import os
 import re
 import signal
@@ -116,6 +117,7 @@ def _parse(words, argv):
     FLAGS.set_gnu_getopt(words is not None)
     try:
         given = FLAGS(argv)[1:]
+        _refuse_nothing()
     except flags.Error as error:
         message = ' '.join(str(error).split())
         sys.exit(f'{_script()}: {message} (--help lists the flags)')
@@ -126,6 +128,21 @@ def _parse(words, argv):
         sys.exit(f'{_script()}: wanted {words}, not {" ".join(given) or "nothing"} '
                  '(--help tells more)')
     return argv[:1] + given
+
+
+def _refuse_nothing():
+    """Refuses values that absl's parsers and bounds let through: empty ones, as of a variable that
+    a shell does not know, and NaN.
+
+    Raises:
+        flags.ValidationError: names the flag.
+    """
+    for name in FLAGS:
+        value = FLAGS[name].value
+        if FLAGS[name].present and value in ('', []):
+            raise flags.ValidationError(f'flag --{name}= has no value')
+        if isinstance(value, float) and math.isnan(value):
+            raise flags.ValidationError(f'flag --{name}={value} is no number')
 
 
 def _fit(given, words):

@@ -27,21 +27,25 @@ from runtime import validation
 
 flags.DEFINE_string('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
 flags.DEFINE_integer('max_steps', 100000, 'Number of steps to make, over all starts.',
-                     lower_bound=0)
+                     lower_bound=0, upper_bound=10**9)
 flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
-flags.DEFINE_integer('log_frequency', 10, 'Print a line every so many steps.', lower_bound=1)
+flags.DEFINE_integer('log_frequency', 10, 'Print a line every so many steps.', lower_bound=1,
+                     upper_bound=10**9)
 flags.DEFINE_integer('save_checkpoint_secs', 600, 'Save a checkpoint every so many seconds.',
-                     lower_bound=1)
+                     lower_bound=1, upper_bound=10**9)
 flags.DEFINE_integer('save_checkpoint_steps', None,
-                     'Save a checkpoint every so many steps, instead of by time.', lower_bound=1)
+                     'Save a checkpoint every so many steps, instead of by time.', lower_bound=1,
+                     upper_bound=10**9)
 flags.DEFINE_integer('validate_every', None, 'Measure the error on the test set every so many '
-                     'epochs; 0 is never. By default what the recipe of --net says.', lower_bound=0)
+                     'epochs; 0 is never. By default what the recipe of --net says.', lower_bound=0,
+                     upper_bound=10**9)
 flags.DEFINE_integer('profile', None, 'Trace this step: timeline-STEP.json in --train_dir is for '
-                     'chrome://tracing, and TensorBoard shows it on the graph.', lower_bound=0)
+                     'chrome://tracing, and TensorBoard shows it on the graph.', lower_bound=0,
+                     upper_bound=10**9)
 flags.DEFINE_integer('seed', None, 'Begin with random numbers of this seed: the same command then '
                      'begins with the same variables, and most likely the same batches, but '
                      'threads and towers may exchange them. A run that goes on draws others.',
-                     lower_bound=0)
+                     lower_bound=0, upper_bound=2**63 - 1)
 flags.DEFINE_boolean('restart', False,
                      'Remove what an earlier run left in --train_dir and start over.')
 

@@ -1,0 +1,259 @@
+"""Reads random files of each kind that a user may bring, ten thousand of each.
+
+    python -m drills.fuzz records
+    python -m drills.fuzz checkpoints
+    python -m drills.fuzz images
+
+Files are whole ones with bytes changed, cut out, doubled or added, or bytes without any sense.
+Child processes read them, so that a crash of TensorFlow's is seen and counted. Wanted of record
+files: `DataSet.check` refuses those with a label that is no class or a part of a record, and the
+reader never yields such a label. Of an index file: `checkpoints.latest` takes the checkpoint
+before. Of an image file: pixels, or one line.
+"""
+import collections
+import os
+import random
+import signal
+import sys
+import tempfile
+
+import numpy as np
+
+from runtime import startup
+
+import tensorflow.compat.v1 as tf
+
+import cifar10_input
+from datasets import images
+from datasets import table
+from drills import small_data
+from drills import trial
+from runtime import checkpoints
+
+_A_PROCESS = 100  # Files that a child process reads.
+_SECONDS = 60  # For those.
+_RECORD = small_data.RECORD_BYTES
+
+
+def main():
+    parser = trial.parser('fuzz', __doc__)
+    parser.add_argument('kind', choices=_KINDS, help='of the files')
+    parser.add_argument('count', type=int, nargs='?', default=10000, help='how many')
+    options = parser.parse_args()
+    return fuzz(options.kind, options.count, options.seed)
+
+
+def fuzz(kind, count, seed=1):
+    """Reads so many files; returns the exit code, 0 where nothing else came than should."""
+    outcomes = collections.Counter()
+    with tempfile.TemporaryDirectory(prefix='drill-fuzz-') as folder:
+        read = _KINDS[kind](folder)
+        done = 0
+        while done < count:
+            found = _in_a_child(read, range(done, min(done + _A_PROCESS, count)), seed)
+            for number, outcome in enumerate(found, done):
+                outcomes[outcome] += 1
+                if outcome.startswith('FAILED'):
+                    print(f'{kind} {number}: {outcome}', flush=True)
+            done += len(found)
+    tally = ', '.join(f'{number} {outcome[:60]}' for outcome, number in outcomes.most_common())
+    print(f'Fuzz, {kind}: {done} tried: {tally}.')
+    return int(any(outcome.startswith(('FAILED', 'a crash')) for outcome in outcomes))
+
+
+def _in_a_child(read, numbers, seed):
+    """What came of files in a forked process, up to one that ended it: list of words."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(read_end)
+        signal.alarm(_SECONDS)
+        with os.fdopen(write_end, 'w', buffering=1) as stream:
+            for number in numbers:
+                try:
+                    outcome = read(random.Random(f'{seed} {number}'))
+                except Exception as error:
+                    outcome = f'FAILED: {type(error).__name__} {startup.one_line(error)}'
+                stream.write(outcome + '\n')
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as stream:
+        found = stream.read().splitlines()
+    _, status = os.waitpid(pid, 0)
+    if status:
+        found.append(f'a crash, exit code {os.waitstatus_to_exitcode(status)}')
+    return found
+
+
+def mutated(draw, data):
+    """Bytes of a file, changed in one to eight places; now and then none of them is left."""
+    if draw.random() < 0.05:
+        return draw.randbytes(draw.randrange(2 * len(data)))
+    data = bytearray(data)
+    for _ in range(draw.randint(1, 8)):
+        start = draw.randrange(len(data) + 1)
+        end = min(len(data), start + int(draw.paretovariate(0.5)))
+        data[start:end] = draw.choice([
+            draw.randbytes(end - start), b'', 2 * data[start:end], bytes(end - start),
+            (end - start) * b'\xff', draw.randbytes(draw.randint(1, 8))])
+        if len(data) > 1 << 20:
+            del data[1 << 20:]
+    return bytes(data)
+
+
+def _write(path, data):
+    with open(path, 'wb') as stream:
+        stream.write(data)
+
+
+def _records(folder):
+    """Reads a set of one file of records, and checks by hand what came of it."""
+    row = table.DataSet('fuzz', 'fuzz', folder, {'a.bin': 20}, {}, table.CIFAR10.classes)
+    path = os.path.join(folder, 'a.bin')
+    random_ = np.random.RandomState(1)
+    rows = random_.randint(0, 256, [20, _RECORD]).astype(np.uint8)
+    rows[:, 0] %= 10
+    graph = tf.Graph()
+    with graph.as_default():
+        files = tf.train.string_input_producer([path], num_epochs=1)
+        label = cifar10_input.read_cifar10(files, 8, row).label
+        initialiser = tf.local_variables_initializer()
+
+    def read(draw):
+        data = mutated(draw, rows.tobytes())
+        _write(path, data)
+        labels = list(data[:len(data) // _RECORD * _RECORD:_RECORD])
+        is_whole = bool(data) and len(data) % _RECORD == 0 and max(labels) < 10
+        _expect(is_whole, _fault_of_records(row, folder), path)
+        seen, fault = _read_labels(graph, label, initialiser)
+        first_bad = next((k for k, value in enumerate(labels) if value > 9), len(labels))
+        is_read = first_bad == len(labels)  # Else a read of eight ends with the bad one's.
+        if seen != (labels if is_read else labels[:first_bad // 8 * 8]):
+            raise trial.Fault(f'labels {seen}, in the file {labels}')
+        if not is_read and f'{path} has label ' not in (fault or ''):
+            raise trial.Fault(f'a label out of range was told as {fault}')
+        return 'whole' if is_whole else 'refused in one line'
+
+    return read
+
+
+def _fault_of_records(row, folder):
+    try:
+        row.check(folder)
+    except table.DataError as error:
+        return str(error)
+    return None
+
+
+def _expect(is_whole, fault, path):
+    if (fault is None) != is_whole or (fault and ('\n' in fault or path not in fault)):
+        raise trial.Fault(f'wanted a whole file: {is_whole}; came {fault}')
+
+
+def _read_labels(graph, label, initialiser):
+    """Labels that the reader yields, and what it says of one that is none."""
+    seen, fault = [], None
+    with tf.Session(graph=graph, config=tf.ConfigProto(
+            intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)) as session:
+        session.run(initialiser)
+        coordinator = tf.train.Coordinator()
+        threads = tf.train.start_queue_runners(session, coordinator)
+        try:
+            while True:
+                seen += [int(value) for value in session.run(label).ravel()]
+        except tf.errors.OutOfRangeError:
+            pass
+        except tf.errors.InvalidArgumentError as error:
+            fault = cifar10_input.fault_of(error)
+        coordinator.request_stop()
+        coordinator.join(threads)
+    return seen, fault
+
+
+def _checkpoints(folder):
+    """Looks for the latest of two checkpoints, of which the later one's index is damaged."""
+    _in_its_own_process(lambda: _save_checkpoints(folder))
+    index = os.path.join(folder, 'model.ckpt-7.index')
+    with open(index, 'rb') as stream:
+        whole = stream.read()
+
+    def read(draw):
+        _write(index, mutated(draw, whole))
+        path = checkpoints.latest(folder, tell=False)
+        if path.endswith('-5'):
+            return 'taken for damaged'
+        step = checkpoints.step(path)
+        return 'read as it was' if step == 7 else 'read, with another step'
+
+    return read
+
+
+def _save_checkpoints(folder):
+    with tf.Graph().as_default(), tf.Session() as session:
+        step = tf.Variable(0, dtype=tf.int64, name='global_step')
+        variables = [step, *(tf.Variable(tf.random.uniform([10, 100]), name=f'conv{k}/weights')
+                             for k in range(10))]
+        session.run(tf.variables_initializer(variables))
+        saver = tf.train.Saver(variables)
+        for value in (5, 7):
+            step.load(value, session)
+            saver.save(session, os.path.join(folder, 'model.ckpt'), global_step=value)
+
+
+def _in_its_own_process(work):
+    """Sessions have threads, and a process that is to be forked must have none."""
+    pid = os.fork()
+    if not pid:
+        work()
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        raise trial.Fault('the whole files could not be made')
+
+
+def _images(folder):
+    """Decodes image files, each of one kind."""
+    _in_its_own_process(lambda: _save_images(folder))
+    whole = []
+    for name in sorted(os.listdir(folder)):
+        with open(os.path.join(folder, name), 'rb') as stream:
+            whole.append((stream.read(), os.path.splitext(name)[1]))
+    decoders = []  # One a process, made by the first file.
+
+    def read(draw):
+        if not decoders:
+            decoders.append(images.Decoder())
+        data, ending = draw.choice(whole)
+        path = os.path.join(folder, 'fuzz' + ending)
+        _write(path, mutated(draw, data))
+        try:
+            found = decoders[0].read(path)
+        except images.ImageError as error:
+            if '\n' in str(error) or path not in str(error):
+                raise trial.Fault(str(error)) from error
+            return 'refused in one line'
+        if found.shape != (32, 32, 3) or found.dtype != np.uint8:
+            raise trial.Fault(f'came {found.dtype} {found.shape}')
+        return 'read'
+
+    return read
+
+
+def _save_images(folder):
+    pixels = np.random.RandomState(1).randint(0, 256, [40, 48, 3]).astype(np.uint8)
+    grey = pixels[:, :, :1]
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, made in (
+                ('a.jpg', tf.io.encode_jpeg(pixels)), ('b.png', tf.io.encode_png(pixels)),
+                ('c.png', tf.io.encode_png(grey.astype(np.uint16))),
+                ('d.jpg', tf.io.encode_jpeg(grey, progressive=True))):
+            _write(os.path.join(folder, name), session.run(made))
+    _write(os.path.join(folder, 'e.bmp'), small_data.BMP)
+    _write(os.path.join(folder, 'f.gif'), small_data.GIF)
+
+
+_KINDS = {'records': _records, 'checkpoints': _checkpoints, 'images': _images}
+
+
+if __name__ == '__main__':
+    sys.exit(main())
