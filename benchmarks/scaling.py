@@ -1,6 +1,7 @@
 """What averaging over workers costs here, and from that, on paper, what many machines give.
 
     python -m benchmarks.scaling --num_workers=2
+    python -m benchmarks.scaling --num_workers=2 --chunk_kb=4
 
 The first table is measured, between workers on this machine. The second is reasoning, no
 measurement: a step takes its forward pass, and then the longer one of the backward pass and the
@@ -25,6 +26,9 @@ from runtime import workers
 flags.DEFINE_list('step_ms', ['48', '111'], 'Milliseconds of a step of one worker: of the '
                   "tutorial's net with batches of 128, of ResNet-23 with batches of 64.")
 
+flags.DEFINE_integer('chunk_kb', None, 'Kilobytes of the pieces in which gRPC copies, in place of '
+                     "the trainers'.", lower_bound=1)
+
 FLAGS = flags.FLAGS
 
 _BYTES = (4, 4 * 2**10, 4 * 2**16, 4 * 2**20, 16 * 2**20)
@@ -37,27 +41,32 @@ _LINKS = {'10 Gbit/s': 10e9 / 8, '100 Gbit/s': 100e9 / 8}  # Bytes a second, if 
 
 def main(me):
     with meeting.join(me, {}) as peers, collectives.failures_of(peers):
-        seconds = _measure(collectives.Group(me.rank, me.size), peers)
+        seconds, busy = _measure(collectives.Group(me.rank, me.size), peers)
     if me.rank == 0:
         print(children.heading())
-        _print_measured(me.size, seconds)
+        _print_measured(me.size, seconds, busy)
         _print_reasoning(*_latency_and_bandwidth(me.size, seconds))
 
 
 def _measure(group, peers):
-    """Median seconds of averaging so many bytes: dictionary from bytes."""
+    """Median seconds of averaging so many bytes, and this process's processor time: two
+    dictionaries from bytes."""
     config = startup.session_config()
     collectives.configure(config, group)
+    if FLAGS.chunk_kb:
+        config.experimental.recv_buf_max_chunk = FLAGS.chunk_kb << 10
     gradients = [(tf.ones([size // 4]), tf.get_variable(f'v{size}', [1])) for size in _BYTES]
     means = collectives.all_reduce_mean(gradients, group, bucket_mb=0)
     server = collectives.serve(peers, config)
-    seconds = {}
+    seconds, busy = {}, {}
     with tf.Session(server.target, config=config) as session:
         for size, (mean, _) in zip(_BYTES, means):
+            started = time.process_time()
             seconds[size] = statistics.median(_time(session, mean.op) for _ in range(_REPEATS))
+            busy[size] = (time.process_time() - started) / _REPEATS
         peers.agree('the end')
     peers.leave()
-    return seconds
+    return seconds, busy
 
 
 def _time(session, operation):
@@ -66,10 +75,11 @@ def _time(session, operation):
     return time.perf_counter() - start
 
 
-def _print_measured(size, seconds):
-    print(f'\n| bytes | ms, {size} workers here, median of {_REPEATS} |\n| --- | --- |')
+def _print_measured(size, seconds, busy):
+    print(f'\n| bytes | ms, {size} workers here, median of {_REPEATS} | ms of processor time of '
+          'worker 0, mean |\n| --- | --- | --- |')
     for count, taken in seconds.items():
-        print(f'| {count} | {1000 * taken:.2f} |')
+        print(f'| {count} | {1000 * taken:.2f} | {1000 * busy[count]:.2f} |')
 
 
 def _latency_and_bandwidth(size, seconds):
