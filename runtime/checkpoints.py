@@ -148,8 +148,8 @@ def _fault(path):
         reader = tf.train.load_checkpoint(path)
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
-    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
-        return startup.one_line(error)
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
+        return startup.one_line(error)  # Of memory: a damaged index may tell of exabytes.
     return None
 
 

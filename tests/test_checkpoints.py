@@ -86,7 +86,14 @@ _DAMAGES = {
         folder / 'model.ckpt-7.index', lambda data: data[:20]),
     'index zeroed': lambda folder: _overwrite(
         folder / 'model.ckpt-7.index', lambda data: bytes(len(data))),
+    'index of exabytes': lambda folder: _overwrite(
+        folder / 'model.ckpt-7.index', lambda data: data[:-48] + _FOOTER + data[-8:]),
     'index missing': lambda folder: (folder / 'model.ckpt-7.index').unlink()}
+
+# An index file is a table of LevelDB's. Its last 48 bytes are offset and size of two blocks, as
+# numbers of seven bits a byte, the lowest first, padding to 40, and eight bytes of a mark. Here the
+# block that all others are found by has 2^60 bytes.
+_FOOTER = bytes([0, 0, 0, *8 * [0x80], 0x10]).ljust(40, b'\0')
 
 
 @pytest.mark.parametrize('damage', _DAMAGES)

@@ -25,9 +25,12 @@ def _refused(script, *arguments):
 
 @pytest.mark.parametrize('arguments, words', [
     (['--batch_siz=1'], "Unknown command line flag 'batch_siz'. Did you mean: batch_size"),
-    (['--batch_size=0'], '--batch_size=0: 0 is not a positive integer'),
+    (['--batch_size=0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
     (['--max_steps=-1'], '--max_steps=-1'),
     (['stray'], '"stray" is no flag'),
+    (['--train_dir='], '--train_dir= has no value'),
+    (['--warmup_epochs=nan'], '--warmup_epochs=nan is no number'),
+    (['--data_url=ftp://x'], '"ftp://x" starts with neither http:, https: nor file:'),
     (['--dataset=imagenet'], 'none of cifar10, cifar100, synthetic')])
 def test_wrong_flags_are_refused(arguments, words):
     assert words in _refused('cifar10_train.py', *arguments)
