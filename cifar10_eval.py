@@ -53,11 +53,11 @@ def evaluate():
         for checkpoint in only or _checkpoints():
             result = _run_unless_gone(current, checkpoint)
             if result is not None:
-                _write(writer, result)
                 print(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}',
                       flush=True)
                 if FLAGS.per_class:
                     _print_classes(result.confusion)
+                _write(writer, result)
 
 
 def _print_classes(matrix):

@@ -108,6 +108,8 @@ class DataSet:
         with open(path, 'rb') as stream:
             for first in range(0, size // self.record_bytes, _RECORDS_A_READ):
                 block = np.frombuffer(stream.read(_RECORDS_A_READ * self.record_bytes), np.uint8)
+                if not len(block) or len(block) % self.record_bytes:
+                    return 'was changed while it was read'
                 labels = block.reshape(-1, self.record_bytes)[:, self.label_index]
                 if labels.max() >= self.num_classes:
                     worst = int(np.argmax(labels >= self.num_classes))

@@ -1,4 +1,4 @@
-"""Damages a run's latest checkpoint, and starts each script that reads one.
+"""Damages a run's latest checkpoint, and starts training, evaluation and export.
 
     python -m drills.damage
 
@@ -10,8 +10,11 @@ import functools
 import os
 import sys
 
+from runtime import startup  # noqa: F401, first: it imports TensorFlow quietly.
+
 from drills import small_data
 from drills import trial
+from runtime import results
 
 _STEPS = (10, 20, 30)
 _DATA = 'data-00000-of-00001'
@@ -118,6 +121,12 @@ def _reads(script, folder, step, tells):
     if step is None:
         trial.wanted_one_line(done, 'damaged', 'no checkpoint', f'{folder}/train')
         return 'refused in one line'
+    if 'eval' in script:
+        found = list(results.read_scalars(f'{folder}/eval', 'Precision @ 1'))
+        if found != [step]:
+            raise trial.Fault(f'wanted step {step}, evaluated were {found}')
+    if 'export' in script and f'model.ckpt-{step} as a SavedModel' not in done.stdout:
+        raise trial.Fault(f'wanted step {step}, came {done.stdout}')
     said = f'taking model.ckpt-{step}.' in done.stdout
     resumed = f'Resuming from {folder}/train/model.ckpt-{step}.' in done.stdout
     if done.returncode or said != tells or ('train' in script and not resumed):

@@ -42,7 +42,7 @@ def cases():
         yield f'{kind} for train_dir', functools.partial(_shared, kind)
 
 
-def _start(script, folder, *flags, log):
+def _start(script, *flags, log):
     with open(log, 'w') as stream:
         return subprocess.Popen(
             [sys.executable, script, *flags], cwd=trial.ROOT, stdout=stream, stderr=stream,
@@ -51,34 +51,28 @@ def _start(script, folder, *flags, log):
 
 def _second_trainer(script, flags, folder):
     small_data.write(f'{folder}/data')
-    first = _start('cifar10_train.py', folder, *small_data.train_flags(folder), log=f'{folder}/log')
-    try:
+    first = _start('cifar10_train.py', *small_data.train_flags(folder), log=f'{folder}/log')
+    with trial.killed_at_the_end(first):
         trial.await_text(f'{folder}/log', 'step 10, ', first)
         files = set(os.listdir(f'{folder}/train'))
         second = trial.script(script, *small_data.train_flags(folder), *flags)
-        lines = [line for line in second.stderr.splitlines() if not line.startswith('[worker 1]')]
-        trial.wanted_one_line(subprocess.CompletedProcess(
-            [], second.returncode, '', ''.join(line + '\n' for line in lines)),
-            f'{folder}/train', f'process {first.pid}')
+        trial.wanted_one_line(second, f'{folder}/train', f'process {first.pid}')
         if files - set(os.listdir(f'{folder}/train')) or first.poll() is not None:
             raise trial.Fault('the first trainer was disturbed')
         first.send_signal(signal.SIGTERM)
         if first.wait(timeout=30) != 143:
             raise trial.Fault(f'the first trainer ended with code {first.returncode}')
-    finally:
-        first.kill()
-        first.wait()
     return 'refused in one line with the first one\'s number'
 
 
 def _removed_under_an_evaluation(folder):
     small_data.write(f'{folder}/data')
-    train = _start('cifar10_train.py', folder, *small_data.train_flags(folder),
+    train = _start('cifar10_train.py', *small_data.train_flags(folder),
                    '--save_checkpoint_steps=10', log=f'{folder}/log')
     evaluate = _start(
-        'cifar10_eval.py', folder, f'--data_dir={folder}/data', f'--checkpoint_dir={folder}/train',
+        'cifar10_eval.py', f'--data_dir={folder}/data', f'--checkpoint_dir={folder}/train',
         f'--eval_dir={folder}/eval', '--eval_interval_secs=1', log=f'{folder}/eval.log')
-    try:
+    with trial.killed_at_the_end(train), trial.killed_at_the_end(evaluate):
         trial.await_text(f'{folder}/eval.log', 'precision @ 1', evaluate)
         until = time.monotonic() + 20
         while time.monotonic() < until:
@@ -100,10 +94,6 @@ def _removed_under_an_evaluation(folder):
             text = stream.read()
         if text.count('precision @ 1') <= before or 'Traceback' in text:
             raise trial.Fault(f'it did not go on: {text[-2000:]}')
-    finally:
-        for process in (train, evaluate):
-            process.kill()
-            process.wait()
     return 'passed over, and went on'
 
 
@@ -174,8 +164,10 @@ def _shared(kind, folder):
     os.mkdir(real)
     os.mkdir(shared)
     os.chmod(shared, 0o1777 if kind.startswith('a link') else 0o777)
-    os.symlink(real, f'{shared}/train') if kind.startswith('a link') else os.mkdir(
-        f'{shared}/train')
+    if kind.startswith('a link'):
+        os.symlink(real, f'{shared}/train')
+    else:
+        os.mkdir(f'{shared}/train')
     done = small_data.train(folder, f'--train_dir={shared}/train', '--max_steps=1')
     trial.wanted_one_line(done, shared)
     if os.listdir(real) or os.listdir(f'{shared}/train'):

@@ -94,13 +94,12 @@ def _train(flags, free, folder, script='cifar10_train.py'):
         with open(f'{folder}/log', 'w') as log:
             process = subprocess.Popen(
                 command, cwd=trial.ROOT, stdout=log, stderr=subprocess.PIPE, text=True)
-            trial.await_text(log.name, 'step 30, ', process)
-            filler = _fill(disk, free)
-            error = process.communicate(timeout=60)[1]
+            with trial.killed_at_the_end(process):
+                trial.await_text(log.name, 'step 30, ', process)
+                filler = _fill(disk, free)
+                error = process.communicate(timeout=60)[1]
         saved = checkpoints.latest(train_dir, tell=False)
-        first = ''.join(
-            line for line in error.splitlines(True) if not line.startswith('[worker 1]'))
-        trial.wanted_one_line(subprocess.CompletedProcess([], process.returncode, '', first),
+        trial.wanted_one_line(subprocess.CompletedProcess([], process.returncode, '', error),
                               train_dir, 'make room')
         os.remove(filler)
         again = subprocess.run(command, cwd=trial.ROOT, capture_output=True, text=True, check=False)

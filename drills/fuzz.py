@@ -30,6 +30,7 @@ from drills import small_data
 from drills import trial
 from runtime import checkpoints
 
+_COUNT = 10000
 _A_PROCESS = 100  # Files that a child process reads.
 _SECONDS = 60  # For those.
 _RECORD = small_data.RECORD_BYTES
@@ -38,12 +39,11 @@ _RECORD = small_data.RECORD_BYTES
 def main():
     parser = trial.parser('fuzz', __doc__)
     parser.add_argument('kind', choices=_KINDS, help='of the files')
-    parser.add_argument('count', type=int, nargs='?', default=10000, help='how many')
     options = parser.parse_args()
-    return fuzz(options.kind, options.count, options.seed)
+    return fuzz(options.kind, options.sample or _COUNT, options.seed, options.verbose)
 
 
-def fuzz(kind, count, seed=1):
+def fuzz(kind, count, seed, verbose):
     """Reads so many files; returns the exit code, 0 where nothing else came than should."""
     outcomes = collections.Counter()
     with tempfile.TemporaryDirectory(prefix='drill-fuzz-') as folder:
@@ -53,7 +53,7 @@ def fuzz(kind, count, seed=1):
             found = _in_a_child(read, range(done, min(done + _A_PROCESS, count)), seed)
             for number, outcome in enumerate(found, done):
                 outcomes[outcome] += 1
-                if outcome.startswith('FAILED'):
+                if verbose or outcome.startswith('FAILED'):
                     print(f'{kind} {number}: {outcome}', flush=True)
             done += len(found)
     tally = ', '.join(f'{number} {outcome[:60]}' for outcome, number in outcomes.most_common())
@@ -68,14 +68,7 @@ def _in_a_child(read, numbers, seed):
     if not pid:
         os.close(read_end)
         signal.alarm(_SECONDS)
-        with os.fdopen(write_end, 'w', buffering=1) as stream:
-            for number in numbers:
-                try:
-                    outcome = read(random.Random(f'{seed} {number}'))
-                except Exception as error:
-                    outcome = f'FAILED: {type(error).__name__} {startup.one_line(error)}'
-                stream.write(outcome + '\n')
-        os._exit(0)
+        _run_in_a_fork(lambda: _read_all(read, numbers, seed, write_end))
     os.close(write_end)
     with os.fdopen(read_end) as stream:
         found = stream.read().splitlines()
@@ -83,6 +76,27 @@ def _in_a_child(read, numbers, seed):
     if status:
         found.append(f'a crash, exit code {os.waitstatus_to_exitcode(status)}')
     return found
+
+
+def _run_in_a_fork(work):
+    """Ends the process that does the work; nothing of its parent is cleaned up here."""
+    code = 1
+    try:
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _read_all(read, numbers, seed, pipe):
+    """Writes a line for each file to a pipe."""
+    with os.fdopen(pipe, 'w', buffering=1) as stream:
+        for number in numbers:
+            try:
+                outcome = read(random.Random(f'{seed} {number}'))
+            except Exception as error:
+                outcome = f'FAILED: {type(error).__name__} {startup.one_line(error)}'
+            stream.write(outcome + '\n')
 
 
 def mutated(draw, data):
@@ -182,8 +196,8 @@ def _checkpoints(folder):
         path = checkpoints.latest(folder, tell=False)
         if path.endswith('-5'):
             return 'taken for damaged'
-        step = checkpoints.step(path)
-        return 'read as it was' if step == 7 else 'read, with another step'
+        _wanted_the_same(os.path.join(folder, 'whole', 'model.ckpt-7'), path)
+        return 'read as it was'
 
     return read
 
@@ -195,17 +209,27 @@ def _save_checkpoints(folder):
                              for k in range(10))]
         session.run(tf.variables_initializer(variables))
         saver = tf.train.Saver(variables)
-        for value in (5, 7):
+        os.mkdir(os.path.join(folder, 'whole'))
+        for value, place in ((5, folder), (7, folder), (7, os.path.join(folder, 'whole'))):
             step.load(value, session)
-            saver.save(session, os.path.join(folder, 'model.ckpt'), global_step=value)
+            saver.save(session, os.path.join(place, 'model.ckpt'), global_step=value)
+
+
+def _wanted_the_same(whole, path):
+    """Checks that two checkpoints hold the same values."""
+    wanted, found = (tf.train.load_checkpoint(name) for name in (whole, path))
+    names = wanted.get_variable_to_shape_map()
+    for name in names:
+        if not found.has_tensor(name) or not np.array_equal(
+                wanted.get_tensor(name), found.get_tensor(name)):
+            raise trial.Fault(f'{name} has other values')
 
 
 def _in_its_own_process(work):
     """Sessions have threads, and a process that is to be forked must have none."""
     pid = os.fork()
     if not pid:
-        work()
-        os._exit(0)
+        _run_in_a_fork(work)
     _, status = os.waitpid(pid, 0)
     if status:
         raise trial.Fault('the whole files could not be made')

@@ -75,12 +75,14 @@ def _kill(options, run_folder, moment, draw):
              f'--save_checkpoint_steps={_INTERVAL}', '--batch_size=32', f'--max_steps={last}',
              *shlex.split(options.flags)],
             cwd=trial.ROOT, stdout=log, stderr=log, preexec_fn=trial.signals_as_in_a_terminal)
-        _await(moment, process, run_folder, before, last, draw, options.longest)
-        target = draw.choice([process.pid, *_children(process.pid)])
-        os.kill(target, getattr(signal, f'SIG{options.signal}'))
-        began = time.monotonic()
-        code = process.wait(timeout=120)
-        seconds = time.monotonic() - began
+        with trial.killed_at_the_end(process):
+            _await(moment, process, run_folder, before, last, draw, options.longest)
+            if process.poll() is None:  # Else it has ended by itself.
+                target = draw.choice([process.pid, *_children(process.pid)])
+                os.kill(target, getattr(signal, f'SIG{options.signal}'))
+            began = time.monotonic()
+            code = process.wait(timeout=120)
+            seconds = time.monotonic() - began
         log.seek(0)
         out = log.read()
     steps = [int(step) for step in _STEP.findall(out)]
@@ -88,8 +90,10 @@ def _kill(options, run_folder, moment, draw):
     after = checkpoints.latest(run_folder, tell=False)
     faults = _faults(before, [after] == newest or not newest, _step(after), steps)
     faults += _faults_of_metrics(run_folder, _step(after))
-    if options.signal != 'KILL' and steps and code:  # Code 0: it had ended by itself.
+    if options.signal != 'KILL' and (code or moment != 'the end'):  # Code 0: it was done.
         faults += _faults_of_signal(code, options.signal, seconds, _step(after), steps)
+    if 'Traceback' in out:
+        faults.append('there is a traceback')
     if faults:
         raise trial.Fault('; '.join(faults) + f', after\n{out[-2000:]}')
     return _how_far(steps, moment, last)
@@ -159,7 +163,7 @@ def _faults_of_signal(code, name, seconds, saved, steps):
         faults.append(f'exit code {code}, wanted {128 + number}')
     if seconds > 5:
         faults.append(f'it took {seconds:.1f} seconds to end')
-    if saved != steps[-1] + 1:
+    if steps and saved != steps[-1] + 1:
         faults.append(f'{steps[-1] + 1} steps were made, {saved} are saved')
     return faults
 

@@ -7,6 +7,7 @@ Start it again after whatever ended it. Each start adds to the same run, in the 
 When the last step is done it prints what the run came to.
 """
 import argparse
+import contextlib
 import csv
 import os
 import signal
@@ -14,7 +15,11 @@ import subprocess
 import sys
 import time
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from runtime import startup  # noqa: F401, first: it imports TensorFlow quietly.
+
+from drills import trial
+from runtime import results
+
 _EVERY = 30.0  # Seconds between looks at the processes.
 _FIELDS = ['time', 'start', 'step', 'who', 'rss_mb', 'open_files', 'threads']
 
@@ -24,19 +29,43 @@ def main():
     os.makedirs(options.folder, exist_ok=True)
     data = [f'--data_dir={options.data_dir}', f'--dataset={options.dataset}']
     train_dir = os.path.join(options.folder, 'train')
+    eval_dir = os.path.join(options.folder, 'eval')
     training = _start(options.folder, 'train', [
         'cifar10_train.py', *data, f'--train_dir={train_dir}', f'--max_steps={options.max_steps}'])
     evaluation = _start(options.folder, 'eval', [
-        'cifar10_eval.py', *data, f'--checkpoint_dir={train_dir}',
-        f'--eval_dir={os.path.join(options.folder, "eval")}',
+        'cifar10_eval.py', *data, f'--checkpoint_dir={train_dir}', f'--eval_dir={eval_dir}',
         f'--eval_interval_secs={options.eval_interval_secs}'])
     signal.signal(signal.SIGTERM, lambda *_: training.terminate())
-    try:
+    with trial.killed_at_the_end(evaluation), trial.killed_at_the_end(training):
         _watch(options.folder, {'train': training, 'eval': evaluation})
-    finally:
-        training.terminate()
-        evaluation.terminate()
-    return training.wait()
+        ended_early = evaluation.poll() is not None
+    if training.returncode or ended_early:
+        print(f'Training ended with code {training.returncode}, '
+              f'{"so did" if ended_early else "not"} the evaluation: see the logs in '
+              f'{options.folder}.')
+        return 1
+    trial.script('cifar10_eval.py', *data, f'--checkpoint_dir={train_dir}',  # Of the last step.
+                 f'--eval_dir={eval_dir}', '--run_once', seconds=600)
+    _tell(options.folder, eval_dir)
+    return 0
+
+
+def _tell(folder, eval_dir):
+    """Prints the precisions, and what the training processes used."""
+    print('| step | precision @ 1 |\n| --- | --- |')
+    for step, precision in results.read_scalars(eval_dir, 'Precision @ 1').items():
+        print(f'| {step} | {precision:.3f} |')
+    with open(os.path.join(folder, 'usage.csv'), newline='') as stream:
+        rows = [row for row in csv.DictReader(stream) if row['who'] == 'train']
+    for start in sorted({row['start'] for row in rows}):
+        # The first looks find a process that imports, or fills its queue.
+        used = [row for row in rows if row['start'] == start][3:]
+        if used:
+            memory = [float(row['rss_mb']) for row in used]
+            print(f'{used[0]["step"]} to {used[-1]["step"]}: {memory[0]:.0f} MB at first, '
+                  f'{max(memory):.0f} at most; open files '
+                  f'{sorted({int(row["open_files"]) for row in used})}, threads '
+                  f'{sorted({int(row["threads"]) for row in used})}')
 
 
 def _options():
@@ -54,7 +83,7 @@ def _options():
 def _start(folder, who, command):
     """A process whose output goes on in a log file of the folder."""
     with open(os.path.join(folder, f'{who}.log'), 'a') as log:
-        return subprocess.Popen([sys.executable, *command], cwd=_ROOT, stdout=log, stderr=log)
+        return subprocess.Popen([sys.executable, *command], cwd=trial.ROOT, stdout=log, stderr=log)
 
 
 def _watch(folder, processes):
@@ -72,16 +101,14 @@ def _watch(folder, processes):
                 if process.poll() is None:
                     rows.writerow([int(time.time()), started, step, who, *_usage(process.pid)])
             stream.flush()
-            time.sleep(_EVERY)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                processes['train'].wait(timeout=_EVERY)
 
 
 def _step(path):
-    """The last step in a run's metrics, or ''."""
-    try:
-        with open(path) as stream:
-            return stream.readlines()[-1].split(',')[0]
-    except (FileNotFoundError, IndexError):
-        return ''
+    """The last step in a run's metrics, or 0."""
+    rows = results.read_metrics(path)
+    return rows[-1]['step'] if rows else 0
 
 
 def _usage(pid):

@@ -106,7 +106,7 @@ def _while_training(change, is_whole, folder):
             [sys.executable, 'cifar10_train.py', *small_data.train_flags(folder)],
             cwd=trial.ROOT, stdout=log, stderr=subprocess.PIPE, text=True,
             preexec_fn=trial.signals_as_in_a_terminal)
-        try:
+        with trial.killed_at_the_end(process):
             trial.await_text(log.name, 'step 50, ', process)
             _change(path, change)
             if is_whole:
@@ -114,8 +114,6 @@ def _while_training(change, is_whole, folder):
                 time.sleep(1)
                 process.send_signal(signal.SIGINT)
             error = process.communicate(timeout=60)[1]
-        finally:
-            process.kill()
     if is_whole:
         if process.returncode != 130:
             raise trial.Fault(f'code {process.returncode}: {error[-2000:]}')

@@ -8,15 +8,14 @@ import collections
 import contextlib
 import io
 import os
-import platform
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from importlib import metadata
 
 # What makes root's processes subject to permissions, as those of other users are.
 UNPRIVILEGED = ('setpriv', '--bounding-set=-all') if os.getuid() == 0 else ()
@@ -72,16 +71,21 @@ def run(title, cases, options):
             print(f'{name}: {outcome}', flush=True)
         elif sys.stderr.isatty():
             print(f'\r{title}: {count} ', end='', file=sys.stderr)
+    if not outcomes:
+        failed = 1
     tally = ', '.join(f'{number} {outcome}' for outcome, number in sorted(outcomes.items()))
     print(f'{title}: {sum(outcomes.values())} tried: {tally}. {failed} failed.', flush=True)
     return int(failed > 0)
 
 
-def heading():
-    """System and versions."""
-    return (f'TensorFlow {metadata.version("tensorflow")}, NumPy {metadata.version("numpy")}, '
-            f'Python {platform.python_version()}, {platform.system()} {platform.release()}, '
-            f'{len(os.sched_getaffinity(0))} cores')
+@contextlib.contextmanager
+def killed_at_the_end(process):
+    """Sees to it that a process has ended, however the block ends."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def script(name, *arguments, seconds=120, command=(), **options):
@@ -135,22 +139,26 @@ def await_text(path, text, process, seconds=60):
 def wanted_one_line(done, *words):
     """Checks that a script ended with exit code 1 and one line, which holds these words.
 
+    Each worker of `--num_workers` may add a line of its own.
+
     Raises:
         Fault: it did not.
     """
-    if (done.returncode != 1 or done.stderr.count('\n') != 1
-            or not all(word in done.stderr for word in words)):
+    lines = collections.Counter(
+        re.match(r'(\[worker \d+\] )?', line).group() for line in done.stderr.splitlines())
+    first = next((line for line in done.stderr.splitlines() if not line.startswith('[worker ')), '')
+    if (done.returncode != 1 or set(lines.values()) != {1} or '' not in lines
+            or not all(word in first for word in words)):
         raise Fault(f'wanted exit code 1 and one line with {words}; came code {done.returncode} '
                     f'and\n{done.stderr[-3000:]}')
 
 
 def contents(folder):
-    """What is in a folder: dictionary from path below it to bytes, of a link where it leads, of
-    all else the kind."""
+    """What is in a folder: dictionary from path to bytes, of a link where it leads, of all else the
+    kind."""
     found = {}
-    for place, _, names in os.walk(folder):
-        for name in [*names, '']:
-            path = os.path.join(place, name)
+    for place, folders, names in os.walk(folder):
+        for path in (os.path.join(place, name) for name in [*folders, *names]):
             if os.path.islink(path):
                 found[path] = os.readlink(path)
             elif os.path.isfile(path):

@@ -67,10 +67,14 @@ class DataHook(StepHook):
         Args:
             data_set: row of the data-set table.
             folder: of the record files.
+
+        Raises:
+            table.DataError: a file is not whole.
         """
         self._data_set = data_set
         self._folder = folder
         self._seen = self._states()
+        data_set.check(folder)  # It may have changed since it was checked at the start.
 
     def after_run(self, run_context, run_values):
         super().after_run(run_context, run_values)
@@ -82,7 +86,8 @@ class DataHook(StepHook):
     def _states(self):
         """What tells whether files have changed: their numbers, sizes and times."""
         return [(found.st_ino, found.st_size, found.st_mtime_ns) if found else None
-                for found in map(_stat, self._data_set.paths(self._folder, eval_data=False))]
+                for found in (_stat(os.path.join(self._folder, name))
+                              for name in self._data_set.files)]
 
 
 def _stat(path):

@@ -52,11 +52,13 @@ def new_file(path):
     """Yields the name of a file to write, which becomes `path` when the block is done.
 
     Raises:
-        OSError: it cannot be written, or the disk is full.
+        OSError: it cannot be written, the disk is full, or others could change the folder.
     """
-    partial = path + '.part'
+    folder = os.path.dirname(os.path.abspath(path))
+    ownership.check(folder)
+    partial = f'{path}.{os.getpid()}.part'
     try:
-        with full_disk_told(os.path.dirname(os.path.abspath(path))):
+        with full_disk_told(folder):
             yield partial
         os.replace(partial, path)
     finally:

@@ -140,7 +140,7 @@ def parameters_step(path):
     try:
         with h5py.File(path) as stream:
             return int(stream.attrs['global_step'])
-    except (OSError, KeyError):  # Missing, or damaged.
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError):  # Missing, or damaged.
         return None
 
 

@@ -56,8 +56,10 @@ def held(folder):
 def remove_half_written(folder):
     """Removes what is left of checkpoints that were being written when a start was killed, or when
     the disk was full; for the one who holds the folder."""
-    for path in _own_files(folder, _HALF_WRITTEN):
-        os.remove(path)
+    for place in (folder, os.path.join(folder, 'best')):
+        if os.path.isdir(place) and not (place != folder and os.path.islink(place)):
+            for path in _own_files(place, _HALF_WRITTEN):
+                os.remove(path)
 
 
 def remove_own_files(folder):

@@ -218,10 +218,10 @@ def steps_left():
 
 def _prepare_folder(examples_per_step):
     """Checks that `--train_dir` holds this run, or nothing, and notes the run in `run.json`."""
-    run_folder.remove_half_written(FLAGS.train_dir)
     if FLAGS.restart:
         run_folder.remove_own_files(FLAGS.train_dir)
     earlier = _check_same_run()
+    run_folder.remove_half_written(FLAGS.train_dir)
     if earlier and earlier.get('examples_per_step') not in (None, examples_per_step):
         print(f'Steps were of {earlier["examples_per_step"]} images and are of {examples_per_step} '
               'now; the schedule counts all of them as the latter.', flush=True)
