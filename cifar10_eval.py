@@ -53,16 +53,18 @@ def evaluate():
         for checkpoint in only or _checkpoints():
             result = _run_unless_gone(current, checkpoint)
             if result is not None:
-                print(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}',
-                      flush=True)
-                if FLAGS.per_class:
-                    _print_classes(result.confusion)
-                _write(writer, result)
+                try:
+                    _write(writer, result)
+                finally:  # A full disk does not take what was counted.
+                    _print(result)
 
 
-def _print_classes(matrix):
-    names = cifar10.data_set().classes
-    print(confusion.table(matrix, names), confusion.matrix(matrix, names), sep='\n\n', flush=True)
+def _print(result):
+    print(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}', flush=True)
+    if FLAGS.per_class:
+        names = cifar10.data_set().classes
+        print(confusion.table(result.confusion, names), confusion.matrix(result.confusion, names),
+              sep='\n\n', flush=True)
 
 
 def _run_unless_gone(current, checkpoint):

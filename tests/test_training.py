@@ -15,6 +15,7 @@ import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
 from datasets import table
+from drills import small_data
 from runtime import checkpoints
 from runtime import hooks
 from runtime import results
@@ -404,9 +405,16 @@ startup.run(main, [startup, training])
 '''
 
 
-def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
-    process = records.start(['-c', HANGING, records.ROOT, f'--train_dir={tmp_path}'])
+def _start_hanging(folder, **options):
+    small_data.write(folder / 'data')
+    process = records.start(['-c', HANGING, records.ROOT, f'--train_dir={folder}/train',
+                             f'--data_dir={folder}/data'], **options)
     assert process.stdout.readline() == 'hanging\n'
+    return process
+
+
+def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
+    process = _start_hanging(tmp_path)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert process.poll() is None
@@ -416,9 +424,7 @@ def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
 
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     """As in the background of a shell script: Ctrl-C is meant for others."""
-    process = records.start(['-c', HANGING, records.ROOT, f'--train_dir={tmp_path}'],
-                            interrupt=signal.SIG_IGN)
-    assert process.stdout.readline() == 'hanging\n'
+    process = _start_hanging(tmp_path, interrupt=signal.SIG_IGN)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
