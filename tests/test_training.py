@@ -369,6 +369,7 @@ def test_half_written_checkpoints_are_removed(half_bright):
     assert sorted(os.listdir(FLAGS.train_dir)) == ['mine.tempstate1', 'model.ckpt-5.index']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('number, code', [
     (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_stops(half_bright, number, code):
@@ -413,6 +414,7 @@ def _start_hanging(folder, **options):
     return process
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
     process = _start_hanging(tmp_path)
     process.send_signal(signal.SIGINT)
@@ -422,6 +424,7 @@ def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
     assert process.wait(timeout=5) == 130
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     """As in the background of a shell script: Ctrl-C is meant for others."""
     process = _start_hanging(tmp_path, interrupt=signal.SIG_IGN)
