@@ -2,10 +2,10 @@
 
     python -m drills.full_disk
 
-The disk is a small tmpfs; as a user other than root, in a name space of one's own. Wanted of
-training: one line that names the folder, exit code 1, the latest checkpoint whole, and the same
-command goes on as soon as there is room. Of a download and of an extraction: the same line, and the
-next attempt makes the folder whole. Of all else that writes: the line, and nothing half there.
+The disk is a small tmpfs, which root alone can mount. Wanted of training: one line that names the
+folder, exit code 1, the latest checkpoint whole, and the same command goes on as soon as there is
+room. Of a download and of an extraction: the same line, and the next attempt makes the folder
+whole. Of all else that writes: the line, and nothing half there.
 """
 import contextlib
 import functools
