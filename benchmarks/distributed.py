@@ -36,7 +36,7 @@ def main():
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         sys.exit('benchmarks.distributed: wants two cores')
-    cases = {'1 worker': {}, '2 workers': {'size': 2},
+    cases = {'1 worker': {}, '2 runs that share nothing': {'runs': 2}, '2 workers': {'size': 2},
              '2 workers, --overlap=false': {'size': 2, 'overlap': False},
              '2 workers, each on both cores': {'size': 2, 'pinned': False},
              **{f'2 workers, --bucket_mb={size:g}': {'size': 2, 'bucket_mb': size}
@@ -47,9 +47,9 @@ def main():
         found = {name: [] for name in cases}
         for turn in range(options.turns):
             for name, case in cases.items():
-                print(f'\r{turn + 1} of {options.turns}, {name} ', end='', file=sys.stderr)
                 found[name].append(_run(options, hosts, cores, **case))
-    print('\r' + 60 * ' ' + '\r', end='', file=sys.stderr)
+                print(f'{turn + 1} of {options.turns}, {name}: {found[name][-1][0]:.0f}',
+                      file=sys.stderr)
     _table(found)
 
 
@@ -76,8 +76,18 @@ def _table(found):
               f'{len(rates)} | {statistics.median(sent for _, sent in runs) / 1e6:.2f} |')
 
 
-def _run(options, hosts, cores, size=1, pinned=True, **flags):
-    """(median images/s of all workers, bytes that a worker sends a step) of one run."""
+def _run(options, hosts, cores, size=1, runs=1, pinned=True, **flags):
+    """(median images/s of all workers, bytes that a worker sends a step).
+
+    Args:
+        options: the parsed command line.
+        hosts: of each worker its address, and what runs a command there.
+        cores: the two to use.
+        size: number of workers.
+        runs: number of runs of one worker each, side by side; images/s are then those of all.
+        pinned: whether each worker has one core, or all have both.
+        **flags: of the trainer.
+    """
     flags.update({'data_dir': options.data_dir, 'dataset': options.dataset, 'net': options.net,
                   'batch_size': options.batch_size, 'max_steps': options.steps,
                   'validate_every': 0})
@@ -85,21 +95,31 @@ def _run(options, hosts, cores, size=1, pinned=True, **flags):
         flags['worker_hosts'] = ','.join(f'{host}:{_free_port()}' for host, _ in hosts)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         processes = []
-        for rank in range(size):
-            its = {**flags, 'train_dir': folder, **({'task_index': rank} if size > 1 else {})}
+        for rank in range(max(size, runs)):
+            its = {**flags, 'train_dir': os.path.join(folder, str(rank if runs > 1 else 0)),
+                   **({'task_index': rank} if size > 1 else {})}
             processes.append(stack.enter_context(_worker(
                 hosts[rank][1], cores[rank:rank + 1] if pinned else cores, its)))
-        rates, marks = [], []
-        for line in processes[0].stdout:
-            match = _LINE.search(line)
-            if match and int(match.group(1)) >= _WARM_UP_STEPS:
-                rates.append(float(match.group(2)))
-                marks.append((int(match.group(1)), _sent(hosts[0][1])))
-        if [process.wait() for process in processes] != [0] * size:
+        marks = []
+        rates = [_rate(processes[0].stdout,
+                       lambda step: marks.append((step, _sent(hosts[0][1]))))]
+        rates += [_rate(process.stdout) for process in processes[1:runs]]
+        if any([process.wait() for process in processes]):
             sys.exit('benchmarks.distributed: a worker failed')
     (first, before), (last, after) = marks[0], marks[-1]
     shared = 1 if options.link else size  # All workers send over the one loopback.
-    return statistics.median(rates), (after - before) / (last - first) / shared
+    return sum(rates), (after - before) / (last - first) / shared
+
+
+def _rate(lines, at_step=lambda step: None):
+    """Median images/s by a trainer's lines; calls `at_step` with the number of each step shown."""
+    rates = []
+    for line in lines:
+        match = _LINE.search(line)
+        if match and int(match.group(1)) >= _WARM_UP_STEPS:
+            rates.append(float(match.group(2)))
+            at_step(int(match.group(1)))
+    return statistics.median(rates)
 
 
 @contextlib.contextmanager
