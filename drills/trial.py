@@ -48,6 +48,7 @@ def run(title, cases, options):
     Returns:
         The exit code: 0 where all came out as they should, else 1.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Ends children, too.
     if options.sample:
         cases = list(cases)
         cases = random.Random(options.seed).sample(cases, min(options.sample, len(cases)))

@@ -79,6 +79,7 @@ tf.enable_resource_variables()  # Also for the global step: reads and writes the
 import cifar10_input  # noqa: E402, after the import that is held back.
 from datasets import table  # noqa: E402
 from runtime import console  # noqa: E402
+from runtime import cores  # noqa: E402
 
 flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
                   'Compute on the GPUs if there are any, on the CPU only, or insist on a GPU.')
@@ -191,7 +192,8 @@ def session_config(log_device_placement=False):
     """Settings of a session on the devices that `--device` allows.
 
     Towers ask for GPUs whatever the machine has: soft placement moves them. A GPU's memory is taken
-    as it is needed, so that an evaluation fits beside a trainer.
+    as it is needed, so that an evaluation fits beside a trainer. There are as many threads as
+    cores, or as a container's quota is worth.
 
     Args:
         log_device_placement: whether TensorFlow prints the device of every operation.
@@ -201,6 +203,9 @@ def session_config(log_device_placement=False):
     """
     config = tf.ConfigProto(allow_soft_placement=True, log_device_placement=log_device_placement)
     config.gpu_options.allow_growth = True
+    threads = cores.by_quota()
+    if threads:
+        config.intra_op_parallelism_threads = config.inter_op_parallelism_threads = threads
     if FLAGS.device == 'cpu':
         config.device_count['GPU'] = 0
     return config
