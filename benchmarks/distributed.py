@@ -11,6 +11,7 @@ send, and whatever else uses it counts too.
 import contextlib
 import os
 import re
+import signal
 import socket
 import statistics
 import subprocess
@@ -33,6 +34,7 @@ def main():
                         help='compare these sizes of portions, too')
     parser.add_argument('--link', action='store_true', help='over a link of 1 Gbit/s; needs root')
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Ends workers, too.
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         sys.exit('benchmarks.distributed: wants two cores')
