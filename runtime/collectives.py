@@ -16,6 +16,8 @@ import os
 import tensorflow.compat.v1 as tf
 from absl import flags
 
+from runtime import cores
+
 flags.DEFINE_float('bucket_mb', 4.0, 'Gradients are averaged in portions of at most so many '
                    'megabytes (2^20 bytes).', lower_bound=0.0, upper_bound=1e6)
 flags.DEFINE_boolean('overlap', True, 'Average gradients while others are still computed.')
@@ -213,6 +215,9 @@ def configure(config, group, local_rank=0, gpus=0):
     config.experimental.collective_nccl = group.on_gpu
     # What goes over gRPC is copied in pieces; the default is 4 kB.
     config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
+    if (config.inter_op_parallelism_threads or cores.in_sight()) == 1:
+        # A single thread, that of a single core, starts no portion before the backward pass ends.
+        config.inter_op_parallelism_threads = 2
     if gpus > 1:
         config.gpu_options.visible_device_list = str(local_rank % gpus)
 

@@ -1,6 +1,13 @@
-"""The processor time that a container leaves to this process."""
+"""The processor cores that this process may use."""
 import math
 import os
+
+
+def in_sight():
+    """Number of cores that `taskset` or a cpuset leaves, as TensorFlow counts them."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # Not on Linux.
 
 
 def by_quota(membership='/proc/self/cgroup', mounts='/sys/fs/cgroup'):
@@ -14,13 +21,10 @@ def by_quota(membership='/proc/self/cgroup', mounts='/sys/fs/cgroup'):
         mounts: folder where control groups are mounted.
 
     Returns:
-        None where there is no quota, or none below the cores that `taskset` or a cpuset leave:
-        TensorFlow counts those by itself.
+        None where there is no quota, or none below the cores in sight.
     """
-    if not hasattr(os, 'sched_getaffinity'):  # Not on Linux.
-        return None
     cores = min((math.ceil(quota) for quota in _quotas(membership, mounts)), default=None)
-    return cores if cores and cores < len(os.sched_getaffinity(0)) else None
+    return cores if cores and cores < in_sight() else None
 
 
 def _quotas(membership, mounts):

@@ -197,6 +197,25 @@ def test_trains_is_evaluated_and_resumes(half_bright):
 
 
 @pytest.mark.slow
+def test_on_one_core_gradients_are_averaged_under_the_rest_of_the_backward_pass(half_bright):
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [min(before)])  # Children inherit it, as with `taskset`.
+    try:
+        process = start('--max_steps=12', '--profile=10', '--batch_size=64')
+    finally:
+        os.sched_setaffinity(0, before)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    with open(f'{FLAGS.train_dir}/timeline-10.json') as stream:
+        events = [event for event in json.load(stream)['traceEvents'] if event['ph'] == 'X']
+    started = sorted(event['ts'] for event in events if event['name'] == 'CollectiveReduceV2')
+    last_gradient = max(event['ts'] + event['dur'] for event in events
+                        if 'BackpropFilter' in event['name'])
+    assert len(started) == 3  # Losses, the last layers' gradients, the convolutions'.
+    assert started[1] < last_gradient
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize('rank', [0, 1])
 def test_a_worker_that_is_lost_ends_all(half_bright, rank, number):

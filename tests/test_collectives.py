@@ -11,6 +11,7 @@ import records
 import tensorflow.compat.v1 as tf
 
 from runtime import collectives
+from runtime import cores
 
 ALONE = collectives.Group()
 
@@ -115,6 +116,14 @@ def test_settings():
     config = tf.ConfigProto()
     collectives.configure(config, collectives.Group(0, 2), local_rank=0, gpus=1)
     assert config.gpu_options.visible_device_list == ''
+
+
+@pytest.mark.parametrize('in_sight, by_quota, threads', [(1, 0, 2), (8, 1, 2), (8, 0, 0), (8, 4, 4)])
+def test_a_single_core_has_a_second_thread(monkeypatch, in_sight, by_quota, threads):
+    monkeypatch.setattr(cores, 'in_sight', lambda: in_sight)
+    config = tf.ConfigProto(inter_op_parallelism_threads=by_quota)
+    collectives.configure(config, collectives.Group(0, 2))
+    assert config.inter_op_parallelism_threads == threads
 
 
 PROGRAM = '''
