@@ -106,7 +106,7 @@ def _run(options, hosts, cores, size=1, runs=1, pinned=True, **flags):
         rates = [_rate(processes[0].stdout,
                        lambda step: marks.append((step, _sent(hosts[0][1]))))]
         rates += [_rate(process.stdout) for process in processes[1:runs]]
-        if any([process.wait() for process in processes]):
+        if any(process.wait() for process in processes):
             sys.exit('benchmarks.distributed: a worker failed')
     (first, before), (last, after) = marks[0], marks[-1]
     shared = 1 if options.link else size  # All workers send over the one loopback.

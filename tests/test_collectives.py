@@ -118,7 +118,8 @@ def test_settings():
     assert config.gpu_options.visible_device_list == ''
 
 
-@pytest.mark.parametrize('in_sight, by_quota, threads', [(1, 0, 2), (8, 1, 2), (8, 0, 0), (8, 4, 4)])
+@pytest.mark.parametrize('in_sight, by_quota, threads',
+                         [(1, 0, 2), (8, 1, 2), (8, 0, 0), (8, 4, 4)])
 def test_a_single_core_has_a_second_thread(monkeypatch, in_sight, by_quota, threads):
     monkeypatch.setattr(cores, 'in_sight', lambda: in_sight)
     config = tf.ConfigProto(inter_op_parallelism_threads=by_quota)
