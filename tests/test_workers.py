@@ -32,7 +32,7 @@ def main(me):
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end)  # Counts those that Python's handlers would merge.
         signal.signal(signal.SIGINT, lambda *_: None)
-        print('ready', flush=True)
+        (folder / f'ready {me.rank}').touch()
         caught = os.read(read_end, 1)
         time.sleep(0.5)
         os.write(write_end, b'.')
@@ -126,7 +126,9 @@ def test_ctrl_c_reaches_each_worker_once(tmp_path):
         [sys.executable, '-c', PROGRAM, records.ROOT, 'count', tmp_path, '--num_workers=2'],
         stdout=subprocess.PIPE, text=True, start_new_session=True, env=records.environment())
     assert process.stdout.readline() == 'out of 0\n'
-    assert process.stdout.readline() == 'ready\n'
+    while not all((tmp_path / f'ready {rank}').exists() for rank in range(2)):
+        assert process.poll() is None
+        time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=30)[0] == 'caught 1\n'
     assert process.returncode == 130
