@@ -4,10 +4,10 @@ import subprocess
 import sys
 
 import pytest
+import records
 
 from runtime import cores
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CPU = '/sys/fs/cgroup/cpu'
 
 
@@ -80,5 +80,5 @@ def test_a_session_in_a_real_group_has_so_many_threads():
     with _a_group_with_one_core() as members:
         done = subprocess.run(
             ['sh', '-c', 'echo $$ > "$0" && exec "$1" -c "$2"', members, sys.executable, program],
-            cwd=ROOT, capture_output=True, text=True, check=False)
+            cwd=records.ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ['1', '1'], done
