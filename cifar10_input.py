@@ -52,7 +52,8 @@ def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
         An object with the fields
             height, width, depth: 32, 32 and 3
             key: string [], file name and record number
-            record: uint8 [record_bytes], the record as it is in the file
+            value: string [], the record as it is in the file
+            record: uint8 [record_bytes], the bytes of `value`
             label: int32 [1], 0 to num_classes - 1
             uint8image: uint8 [height, width, depth]
         A run raises `tf.errors.OutOfRangeError` at the end of the files, and
@@ -68,9 +69,8 @@ def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
     else:
         result.key, value = reader.read_up_to(filename_queue, records)
         leading = [None]
-    result.record = tf.decode_raw(value, tf.uint8)
-    result.record.set_shape(leading + [data_set.record_bytes])
-    result.record = _checked(result.record, result.key, data_set)
+    result.value = _checked(value, result.key, data_set)
+    result.record = _decoded(result.value, data_set)
     result.label = _labels(result.record, data_set)
     planes = tf.reshape(  # [..., depth, height, width]
         result.record[..., data_set.label_bytes:],
@@ -81,12 +81,13 @@ def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
     return result
 
 
-def _checked(records, keys, data_set):
-    """`records`, or an error where a label among them is no class.
+def _checked(values, keys, data_set):
+    """`values`, strings of a record each, or an error where a label among them is no class.
 
     Files are checked before they are read; this is for those that are replaced afterwards.
     """
-    labels = tf.reshape(_labels(records, data_set), [-1])
+    labels = tf.reshape(tf.cast(tf.decode_raw(
+        tf.strings.substr(values, data_set.label_index, 1), tf.uint8), tf.int32), [-1])
     worst = tf.argmax(labels)
     key = tf.reshape(keys, [-1])[worst]
     message = tf.strings.join([
@@ -95,13 +96,20 @@ def _checked(records, keys, data_set):
         f' (counted from 0); wanted: 0 to {data_set.num_classes - 1}'])
     with tf.control_dependencies([tf.debugging.Assert(
             labels[worst] < data_set.num_classes, [message])]):
-        return tf.identity(records)
+        return tf.identity(values)
 
 
 def fault_of(error):
     """What an error of a session says of a record that was read, in one line; else None."""
     found = re.search(r'assertion failed: \[(.* in record .*)\]', str(error))
     return found and found.group(1)
+
+
+def _decoded(values, data_set):
+    """The bytes of records: string [...] -> uint8 [..., record_bytes]."""
+    records = tf.decode_raw(values, tf.uint8)
+    records.set_shape(values.shape.as_list() + [data_set.record_bytes])
+    return records
 
 
 def _labels(records, data_set):
@@ -189,7 +197,11 @@ def _image_summary(images):
 
 
 def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard):
-    """uint8 [batch_size, record_bytes] of a shard in random order, without end."""
+    """uint8 [batch_size, record_bytes] of a shard in random order, without end.
+
+    Records wait as strings. As tensors, whose memory is aligned, 20,000 of them that come and go at
+    random leave holes in the heap, and the process grows for hours (docs/reliability.md).
+    """
     index, shards = shard
     records = data_set.count(data_dir, eval_data=False)
     count = len(range(index, records, shards))
@@ -200,13 +212,13 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard):
           flush=True)
     files = tf.train.string_input_producer(data_set.paths(data_dir, eval_data=False))
     read = read_cifar10(files, shards * _RECORDS_A_READ, data_set)
-    record = read.record
+    values = read.value
     if shards > 1:
         numbers = _record_numbers(read.key, data_dir, data_set)
-        record = tf.boolean_mask(record, tf.equal(numbers % shards, index))
-    return tf.train.shuffle_batch(
-        [record], batch_size, enqueue_many=True, min_after_dequeue=waiting,
-        capacity=waiting + 3 * max(batch_size, _RECORDS_A_READ))
+        values = tf.boolean_mask(values, tf.equal(numbers % shards, index))
+    return _decoded(tf.train.shuffle_batch(
+        [values], batch_size, enqueue_many=True, min_after_dequeue=waiting,
+        capacity=waiting + 3 * max(batch_size, _RECORDS_A_READ)), data_set)
 
 
 def _record_numbers(keys, data_dir, data_set):

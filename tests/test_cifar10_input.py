@@ -69,7 +69,8 @@ def test_in_bulk_reads_are_short_at_a_files_end(tmp_path):
         session.run(queue.close())
         with pytest.raises(tf.errors.OutOfRangeError):
             while True:
-                got.append(session.run([result.record, result.label, result.uint8image]))
+                got.append(session.run(
+                    [result.record, result.label, result.uint8image, result.value]))
     assert [len(read[0]) for read in got] == [4, 1, 3]
     np.testing.assert_array_equal(np.concatenate([read[0] for read in got]), wanted)
     np.testing.assert_array_equal(np.concatenate([read[1] for read in got]), wanted[:, :1])
@@ -190,7 +191,7 @@ def test_the_shuffle_queue_keeps_its_share(tmp_path, fraction, waiting):
     queue, = [node for node in graph.node if node.op == 'RandomShuffleQueueV2']
     assert queue.attr['min_after_dequeue'].i == waiting
     assert queue.attr['capacity'].i >= waiting + 16
-    assert queue.attr['component_types'].list.type == [tf.uint8.as_datatype_enum]
+    assert queue.attr['component_types'].list.type == [tf.string.as_datatype_enum]
 
 
 def test_summaries_show_the_batchs_own_images_and_the_fill_of_the_queues(tmp_path):
