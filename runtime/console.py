@@ -1,6 +1,13 @@
-"""Lines on the console, and on a terminal a line below them that tells how far a run is."""
+"""Lines on the console, and on a terminal a line below them that tells how far a run is.
+
+A console that is gone, as a terminal that was closed or a pipe whose reader has ended, is told to the
+process as a closed terminal is, by SIGHUP: a trainer then saves, or goes on if it was started by
+`nohup`. Nothing is shown from then on.
+"""
+import contextlib
 import os
 import shutil
+import signal
 import sys
 
 _CLEAR = '\r\x1b[K'  # To the line's beginning, and erase what is there.
@@ -10,7 +17,7 @@ _progress_shown = False
 def line(text):
     """Prints a line; the progress, if it is shown, is overwritten until it is shown again."""
     global _progress_shown
-    print((_CLEAR if _progress_shown else '') + text, flush=True)
+    _show((_CLEAR if _progress_shown else '') + text)
     _progress_shown = False
 
 
@@ -18,7 +25,7 @@ def end():
     """Goes on below the progress, if it is shown: something else is to be printed, by others."""
     global _progress_shown
     if _progress_shown:
-        print(flush=True)
+        _show('')
     _progress_shown = False
 
 
@@ -33,8 +40,21 @@ def progress(text, keep=False):
     if not sys.stdout.isatty() or not os.get_terminal_size(sys.stdout.fileno()).columns:
         return  # mpirun gives its children a terminal without columns where it has none itself.
     width = shutil.get_terminal_size().columns
-    print(_CLEAR + text[:width - 1], end='\n' if keep else '', flush=True)
+    _show(_CLEAR + text[:width - 1], end='\n' if keep else '')
     _progress_shown = not keep
+
+
+def _show(text, end='\n'):
+    try:
+        print(text, end=end, flush=True)
+    except OSError as error:
+        # In place of the console, since what could not be written is tried again at the end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        with contextlib.suppress(OSError):  # It may have gone the same way.
+            print(f'\nThe console is gone: {error.strerror}.', file=sys.stderr, flush=True)
+        signal.raise_signal(signal.SIGHUP)
 
 
 def printable(text):

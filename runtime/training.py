@@ -251,7 +251,8 @@ def _resume(session_, saver, variables):
 
 @contextlib.contextmanager
 def _signals_caught(caught):
-    """Appends the first signal to stop to the list `caught`; a second ends the process at once.
+    """Appends the first signal to stop to the list `caught`; a second ends the process at once, but
+    for SIGHUP.
 
     Python runs its handlers between bytecodes of the main thread, which may be deep in a step or in
     one that hangs. So the signal's number is written to a pipe, and a thread listens there.
@@ -282,7 +283,9 @@ def _listen(read_end, caught):
         while number := pipe.read(1):
             if number[0] not in _SIGNALS:
                 continue
-            if caught:
+            if not caught:
+                caught.append(number[0])
+                with contextlib.suppress(OSError):  # Standard error may be gone, too.
+                    os.write(2, b'\nStopping after this step; once more stops at once.\n')
+            elif number[0] != signal.SIGHUP:  # Which comes from the system, the shell and `console`.
                 os._exit(128 + number[0])
-            caught.append(number[0])
-            os.write(2, b'\nStopping after this step; once more stops at once.\n')

@@ -55,17 +55,17 @@ def run_script(name, *arguments, **options):
                           timeout=options.pop('timeout', 120), env=environment(), **options)
 
 
-def start_script(name, *arguments):
+def start_script(name, *arguments, **options):
     """Starts a script as from a terminal, where Ctrl-C works: a `subprocess.Popen`."""
-    return start([ROOT / name, *arguments])
+    return start([ROOT / name, *arguments], **options)
 
 
-def start(arguments, interrupt=signal.SIG_DFL):
-    """Starts Python with SIGINT handled as by default, or ignored; SIGHUP also where the tests
-    themselves were started by nohup."""
+def start(arguments, interrupt=signal.SIG_DFL, hang_up=signal.SIG_DFL):
+    """Starts Python with SIGINT and SIGHUP handled as by default, or ignored, however the tests
+    themselves were started."""
     def restore():
         signal.signal(signal.SIGINT, interrupt)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, hang_up)
 
     return subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -1,7 +1,12 @@
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import signal
+import subprocess
+import sys
+import termios
 import time
 
 import numpy as np
@@ -390,6 +395,49 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
     with flagsaver.flagsaver(max_steps=reached + 1, batch_size=4):
         cifar10_train.train()
     assert checkpoints.step(latest()) == reached + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('inherited, code', [(signal.SIG_DFL, 129), (signal.SIG_IGN, 0)])
+def test_a_log_whose_reader_is_gone_saves_and_stops_or_goes_on_after_nohup(
+        half_bright, inherited, code):
+    process = records.start_script(
+        'cifar10_train.py', f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}',
+        '--batch_size=4', '--log_frequency=1', '--max_steps=200', hang_up=inherited)
+    for line in process.stdout:
+        if 'step 5,' in line:
+            break
+    process.stdout.close()
+    error = process.stderr.read()
+    assert process.wait(timeout=60) == code, error
+    assert error == '\nThe console is gone: Broken pipe.\n' + (
+        '\nStopping after this step; once more stops at once.\n' if code else '')
+    assert 6 <= checkpoints.step(latest()) <= 200
+    assert (checkpoints.step(latest()) == 200) == (code == 0)
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_saves_and_stops(half_bright):
+    """SIGHUP comes, from the system and from the first line that has no terminal to go to."""
+    def control():
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, records.ROOT / 'cifar10_train.py', f'--data_dir={FLAGS.data_dir}',
+         f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'],
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=control,
+        env=records.environment())
+    os.close(theirs)
+    shown = b''
+    while b'step 5,' not in shown:
+        shown += os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(timeout=60) == 129
+    assert checkpoints.step(latest()) >= 6
+    path = os.path.join(FLAGS.train_dir, 'params.h5')
+    assert results.parameters_step(path) == checkpoints.step(latest())
 
 
 HANGING = '''
