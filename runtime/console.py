@@ -1,8 +1,8 @@
 """Lines on the console, and on a terminal a line below them that tells how far a run is.
 
-A console that is gone, as a terminal that was closed or a pipe whose reader has ended, is told to the
-process as a closed terminal is, by SIGHUP: a trainer then saves, or goes on if it was started by
-`nohup`. Nothing is shown from then on.
+A console that is gone, as a terminal that was closed or a pipe whose reader has ended, is told to
+the process as a closed terminal is, by SIGHUP: a trainer then saves, or goes on if it was started
+by `nohup`. Nothing is shown from then on. The system and the shell send SIGHUP as well.
 """
 import contextlib
 import os

@@ -287,5 +287,5 @@ def _listen(read_end, caught):
                 caught.append(number[0])
                 with contextlib.suppress(OSError):  # Standard error may be gone, too.
                     os.write(2, b'\nStopping after this step; once more stops at once.\n')
-            elif number[0] != signal.SIGHUP:  # Which comes from the system, the shell and `console`.
+            elif number[0] != signal.SIGHUP:  # It comes several times: see `console`.
                 os._exit(128 + number[0])
