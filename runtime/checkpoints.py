@@ -91,7 +91,11 @@ def latest(folder, tell=True):
 
 def candidates(folder):
     """Paths of a folder's checkpoints, the latest first: as the file `checkpoint` says, then by
-    step."""
+    step.
+
+    That file may name them by absolute paths, which stay as they are when a run is copied or moved:
+    what counts is the name in this folder, not whose run lies there now.
+    """
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -102,7 +106,8 @@ def candidates(folder):
         state = tf.train.get_checkpoint_state(folder)
     except ValueError:  # An empty file, or one that is no text; of another fault it makes None.
         state = None
-    first = [state.model_checkpoint_path] if state and state.model_checkpoint_path else []
+    named = os.path.basename(state.model_checkpoint_path) if state else ''
+    first = [os.path.join(folder, named)] if named else []
     return first + [path for path in paths if path not in first]
 
 

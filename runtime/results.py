@@ -159,7 +159,8 @@ class Best:
         """
         self._folder = os.path.join(train_dir, 'best')
         self._variables = variables
-        self._saver = tf.train.Saver(variables, max_to_keep=None)  # `offer` removes them.
+        self._saver = tf.train.Saver(  # `offer` removes them.
+            variables, max_to_keep=None, save_relative_paths=True)
         self.error, self.step = self._read()
 
     def _read(self):

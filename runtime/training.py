@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -52,6 +53,7 @@ flags.DEFINE_boolean('restart', False,
 FLAGS = flags.FLAGS
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a machine's end, a terminal's.
+_TOGETHER = 0.25  # Seconds within which signals are one: `timeout`, for one, sends two.
 CHECKPOINTS_KEPT = 5
 
 
@@ -83,7 +85,7 @@ def session(loss, examples_per_step, summary_op=None, team=None):
     leads = team is None or team.leads
     variables = cifar10.variables_to_save()
     scaffold = tf.train.Scaffold(
-        saver=tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT),
+        saver=tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True),
         summary_op=summary_op if summary_op is not None else tf.summary.merge_all(),
         init_fn=lambda scaffold, session: _resume(session, scaffold.saver, variables)
         if leads else None)
@@ -251,8 +253,8 @@ def _resume(session_, saver, variables):
 
 @contextlib.contextmanager
 def _signals_caught(caught):
-    """Appends the first signal to stop to the list `caught`; a second ends the process at once, but
-    for SIGHUP.
+    """Appends the first signal to stop to the list `caught`; a later one ends the process at once,
+    but for SIGHUP, which comes from the system, the shell and `console`.
 
     Python runs its handlers between bytecodes of the main thread, which may be deep in a step or in
     one that hangs. So the signal's number is written to a pipe, and a thread listens there.
@@ -285,7 +287,8 @@ def _listen(read_end, caught):
                 continue
             if not caught:
                 caught.append(number[0])
+                first_time = time.monotonic()
                 with contextlib.suppress(OSError):  # Standard error may be gone, too.
                     os.write(2, b'\nStopping after this step; once more stops at once.\n')
-            elif number[0] != signal.SIGHUP:  # It comes several times: see `console`.
+            elif number[0] != signal.SIGHUP and time.monotonic() - first_time > _TOGETHER:
                 os._exit(128 + number[0])

@@ -1,3 +1,4 @@
+import shutil
 import threading
 
 import numpy as np
@@ -66,6 +67,18 @@ def _save_steps(folder, *steps):
             step.load(value, session)
             paths.append(saver.save(session, str(folder / 'model.ckpt'), global_step=value))
         return paths
+
+
+def test_a_copied_run_is_its_own(tmp_path):
+    """The file `checkpoint` names them by absolute paths, where another run may lie now."""
+    first, second = tmp_path / 'first', tmp_path / 'second'
+    first.mkdir()
+    _save_steps(first, 5, 7)
+    assert f'"{first}/model.ckpt-7"' in (first / 'checkpoint').read_text()
+    shutil.copytree(first, second)
+    assert checkpoints.latest(str(second)) == f'{second}/model.ckpt-7'
+    assert checkpoints.candidates(str(second)) == [
+        f'{second}/model.ckpt-7', f'{second}/model.ckpt-5']
 
 
 def _overwrite(path, change):

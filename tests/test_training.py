@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -365,6 +366,20 @@ def test_params_are_made_up_for(half_bright, capsys):
     assert not training.steps_left()
 
 
+def test_a_moved_run_goes_on_and_a_copied_one_is_left_alone(half_bright, tmp_path):
+    """TensorFlow keeps the last five of those that it thinks its own."""
+    cifar10_train.train()
+    first = pathlib.Path(FLAGS.train_dir)
+    before = sorted(path.name for path in first.iterdir())
+    assert str(first) not in (first / 'checkpoint').read_text()
+    shutil.copytree(first, tmp_path / 'second')
+    with flagsaver.flagsaver(train_dir=str(tmp_path / 'second'), max_steps=20,
+                             save_checkpoint_steps=1):
+        cifar10_train.train()
+        assert checkpoints.step(latest()) == 20
+    assert sorted(path.name for path in first.iterdir()) == before
+
+
 def test_half_written_checkpoints_are_removed(half_bright):
     os.makedirs(FLAGS.train_dir)
     for name in ('model.ckpt-5.data-00000-of-00001.tempstate123', 'model.ckpt-5.index',
@@ -466,10 +481,27 @@ def _start_hanging(folder, **options):
 def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
     process = _start_hanging(tmp_path)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    time.sleep(1)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=5) == 130
+
+
+@pytest.mark.slow
+def test_two_signals_at_once_are_one(half_bright):
+    """`timeout` sends SIGTERM to the process, and then to its group."""
+    process = records.start_script(
+        'cifar10_train.py', f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}',
+        '--batch_size=4', '--log_frequency=1')
+    for line in process.stdout:
+        if 'step 5,' in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.01)  # Sent at once, the kernel itself would make them one.
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert checkpoints.step(latest()) >= 6
 
 
 @pytest.mark.slow
@@ -478,9 +510,9 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     process = _start_hanging(tmp_path, interrupt=signal.SIG_IGN)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        time.sleep(1)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    time.sleep(1)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=5) == 143
