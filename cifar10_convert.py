@@ -38,17 +38,18 @@ def convert(folder, data_dir):
         OSError: one of them cannot be read, or written.
     """
     faults = []
-    with output.new_folder(data_dir, 'DATA_DIR') as partial:
-        try:
+    try:
+        with output.new_folder(data_dir, 'DATA_DIR') as partial:
             write = _write_svhn if svhn.found(folder) else _write_images
             classes, counts = write(
                 folder, partial, os.path.basename(os.path.abspath(data_dir)), faults)
-        finally:
-            if faults:
-                console.line(f'Passed over, {len(faults)}:')
-                print('\n'.join(console.printable(fault) for fault in faults), flush=True)
-    print(f'{data_dir} holds {counts[0]} training and {counts[1]} test images of {len(classes)} '
-          f'classes: train with --dataset={data_dir}')
+    finally:  # When the folder stands: a console that is gone must not cost it.
+        if faults:
+            console.line(f'Passed over, {len(faults)}:')
+            for fault in faults:
+                console.line(console.printable(fault))
+    console.line(f'{data_dir} holds {counts[0]} training and {counts[1]} test images of '
+                 f'{len(classes)} classes: train with --dataset={data_dir}')
 
 
 def _write_svhn(folder, partial, name, faults):

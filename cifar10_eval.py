@@ -72,7 +72,7 @@ def _run_unless_gone(current, checkpoint):
     try:
         return current.run(checkpoint, summarise=True)
     except (tf.errors.OpError, RuntimeError):  # Either, where a file vanishes while it is read.
-        if FLAGS.run_once or tf.train.checkpoint_exists(checkpoint):
+        if FLAGS.run_once or os.path.exists(checkpoint + '.index'):
             raise
         print(f'{checkpoint} is gone: the trainer keeps only the last few.', flush=True)
         return None

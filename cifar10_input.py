@@ -143,7 +143,7 @@ def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
 
     Raises:
         FileNotFoundError: a file of the data set is missing in `data_dir`.
-        ValueError: there are fewer records than shards.
+        table.DataError: there are fewer records than shards.
     """
     return dequeue(distorted_inputs_queue(
         data_dir, batch_size, data_set, min_fraction_of_examples_in_queue, augment, shard=shard))
@@ -206,7 +206,7 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard):
     records = data_set.count(data_dir, eval_data=False)
     count = len(range(index, records, shards))
     if not count:
-        raise ValueError(f'{records} records cannot be shared out to {shards} workers')
+        raise table.DataError(f'{records} records cannot be shared out to {shards} workers')
     waiting = int(count * min_fraction)
     print(f'Filling queue with {waiting} {data_set.title} images before starting to train.',
           flush=True)

@@ -74,12 +74,12 @@ def latest(folder, tell=True):
     """
     faults, paths = [], candidates(folder)
     for path in paths:
-        fault = _fault(path)
-        if fault is None:
+        reason = fault(path)
+        if reason is None:
             if faults and tell:
                 print(f'{"; ".join(faults)}: taking {os.path.basename(path)}.', flush=True)
             return path
-        faults.append(f'{path} is damaged ({fault})' if not faults else
+        faults.append(f'{path} is damaged ({reason})' if not faults else
                       f'{os.path.basename(path)}, too')
     if faults:
         if candidates(folder) != paths:  # A trainer has written or removed some meanwhile.
@@ -147,8 +147,8 @@ def _latest_unless_gone(folder):
         return None
 
 
-def _fault(path):
-    """Why a checkpoint cannot be read to its end, or None."""
+def fault(path):
+    """Why a checkpoint, by its path without `.index`, cannot be read to its end; or None."""
     try:
         reader = tf.train.load_checkpoint(path)
         for name in reader.get_variable_to_shape_map():

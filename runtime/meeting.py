@@ -520,7 +520,8 @@ class Meeting:
         worker that is gone. What is saved is safe, checkpoints appear under their names when they
         are whole.
         """
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # Nothing may keep it here, not a console that is gone.
+            sys.stdout.flush()
         startup.say(line)
         os._exit(1)
 

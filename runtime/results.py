@@ -10,11 +10,14 @@ import re
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from runtime import checkpoints
+from runtime import console
+
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
            'validation_error', 'images_per_second')
 
 # The names of all files that these functions write, for `--restart`.
-FILES = r'metrics\.csv(\.part)?|params\.h5(\.part)?'
+FILES = r'metrics\.csv(\.part|\.old)?|params\.h5(\.part)?'
 BEST_FILES = r'params\.h5(\.part)?|error\.json(\.part)?|checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*'
 _CHECKPOINT_FILES = re.compile(r'model\.ckpt-(\d+)\..*')
 
@@ -30,14 +33,20 @@ class Metrics:
         """Goes on with the file in a folder, or makes it.
 
         Rows of steps that were made after the checkpoint at `step`, and are to be made again, are
-        dropped, and so is a line that a crash has cut short.
+        dropped, and so are lines that are no rows: one that a crash has cut short, or what a
+        spreadsheet saved. A line says so, and the file as it was stays as `metrics.csv.old`.
 
         Args:
             folder: where the file is.
             step: at which the run starts.
         """
         self._path = os.path.join(folder, 'metrics.csv')
-        rows = [row for row in read_metrics(self._path) if row['step'] <= step]
+        rows = read_metrics(self._path)
+        if _count_lines(self._path) > 1 + len(rows):
+            os.replace(self._path, self._path + '.old')
+            console.line(f'{self._path} has lines that are no rows of a run: as it was it is now '
+                         f'{self._path}.old.')
+        rows = [row for row in rows if row['step'] <= step]
         out = io.StringIO(newline='')
         writer = csv.DictWriter(out, COLUMNS, lineterminator='\n')
         writer.writeheader()
@@ -48,6 +57,15 @@ class Metrics:
         """Adds a row, by column; None where there is no figure."""
         with open(self._path, 'a') as stream:
             stream.write(','.join(_text(name, row[name]) for name in COLUMNS) + '\n')
+
+
+def _count_lines(path):
+    """The number of whole lines of a file, 0 where there is none."""
+    try:
+        with open(path, 'rb') as stream:
+            return sum(line.endswith(b'\n') for line in stream)
+    except FileNotFoundError:
+        return 0
 
 
 def read_metrics(path):
@@ -164,18 +182,15 @@ class Best:
         self.error, self.step = self._read()
 
     def _read(self):
-        """Error and step of the best so far; (infinity, None) where there is none."""
+        """Error and step of the best so far; (infinity, None) where there is none that is whole."""
         try:
             with open(os.path.join(self._folder, 'error.json')) as stream:
                 found = json.load(stream)
             error, step = float(found['error']), int(found['step'])
         except (OSError, ValueError, TypeError, KeyError):
             return np.inf, None
-        whole = tf.train.checkpoint_exists(self._checkpoint(step))
-        return (error, step) if whole else (np.inf, None)
-
-    def _checkpoint(self, step):
-        return os.path.join(self._folder, f'model.ckpt-{step}')
+        damaged = checkpoints.fault(os.path.join(self._folder, f'model.ckpt-{step}'))
+        return (np.inf, None) if damaged else (error, step)
 
     def offer(self, session, step, error, averaged_error):
         """Keeps the variables if their error is lower than any before.

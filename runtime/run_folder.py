@@ -17,6 +17,7 @@ _OWN_FILES = re.compile(
 _HALF_WRITTEN = re.compile(r'model\.ckpt-\d+\..*\.tempstate\d+')  # TensorFlow's names.
 _OWN_BEST_FILES = re.compile(results.BEST_FILES)
 _LOCK = '.lock'
+_PATTERN_SIGNS = frozenset('*?[\\')
 
 
 @contextlib.contextmanager
@@ -30,9 +31,14 @@ def held(folder):
         folder: path of the folder.
 
     Raises:
-        app.UsageError: another trainer holds it, which is told by its process; or it is no folder.
+        app.UsageError: another trainer holds it, which is told by its process; it is no folder, or
+            its path reads as a pattern.
         OSError: it cannot be written, or is not safe: see `ownership.check`.
     """
+    if set(os.fspath(folder)) & _PATTERN_SIGNS:
+        raise app.UsageError(f'{folder} holds one of {" ".join(sorted(_PATTERN_SIGNS))}, by which '
+                             'TensorFlow would take it for a pattern of names, and remove other '
+                             "runs' checkpoints: name another --train_dir")
     ownership.check(folder)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -66,11 +72,12 @@ def remove_own_files(folder):
     """Removes what a run wrote, and tells what else is there and stays; links are not followed."""
     for path in _own_files(folder, _OWN_FILES):
         os.remove(path)
+    others = sorted(set(os.listdir(folder)) - {_LOCK, 'best'})
     best = os.path.join(folder, 'best')
     if os.path.isdir(best) and not os.path.islink(best):
         for path in _own_files(best, _OWN_BEST_FILES):
             os.remove(path)
-    others = sorted(set(os.listdir(folder)) - {_LOCK, 'best'})
+        others += sorted(f'best/{name}' for name in os.listdir(best))
     if others:
         print(f'--restart leaves {", ".join(others[:5])}{" and more" * (len(others) > 5)} in '
               f'{folder}: no run wrote that.', flush=True)

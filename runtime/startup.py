@@ -180,8 +180,10 @@ def one_line(error):
 
 
 def say(line):
-    """Writes a line under the script's name to standard error; from any thread, at any time."""
-    os.write(2, f'{_script()}: {line}\n'.encode())
+    """Writes a line under the script's name to standard error; from any thread, at any time, also
+    where nobody reads it any more."""
+    with contextlib.suppress(OSError):
+        os.write(2, f'{_script()}: {line}\n'.encode())
 
 
 def _script():

@@ -106,6 +106,17 @@ def test_svhn(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_console_that_is_gone_does_not_cost_the_data_set(folder, tmp_path):
+    (folder / NAMES[0] / 'broken.png').write_text('text')
+    process = records.start_script('cifar10_convert.py', folder, tmp_path / 'data')
+    process.stdout.close()
+    error = process.stderr.read()
+    assert process.wait(timeout=60) == -signal.SIGHUP
+    assert error == '\nThe console is gone: Broken pipe.\n'
+    assert custom.read(tmp_path / 'data').classes == tuple(NAMES)
+
+
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing(folder, tmp_path):
     image = next((folder / NAMES[0]).iterdir())
     for index in range(20000):  # Which keep it busy for seconds.

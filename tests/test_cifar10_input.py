@@ -208,6 +208,12 @@ def test_summaries_show_the_batchs_own_images_and_the_fill_of_the_queues(tmp_pat
     assert 'input/fraction_of_4_full' in tags
 
 
+def test_more_workers_than_records(tmp_path):
+    write_small(tmp_path, a=2, b=1)
+    with pytest.raises(table.DataError, match='3 records cannot be shared out to 4 workers'):
+        cifar10_input.distorted_inputs(str(tmp_path), 8, SMALL, shard=(3, 4))
+
+
 def test_a_readers_exception_is_raised_as_itself(tmp_path):
     write_small(tmp_path, a=10, b=10)
     images, _ = cifar10_input.distorted_inputs(str(tmp_path), 8, SMALL)

@@ -93,11 +93,24 @@ def test_a_torn_header(tmp_path, length):
 @pytest.mark.parametrize('garbage', [
     b'\n', b'notes\n', b'15,1.5\n', b'15,1,1,1,1,1,1,1,1\n', b',1,1,1,1,1,1,1\n', b'\0\0\0\0\n',
     b'inf,1,1,1,1,1,1,1\n', b'nan,1,1,1,1,1,1,1\n', b'\xff\xfe,1\n', b'"15,1\n'])
-def test_a_line_that_is_no_row_is_dropped(path, garbage):
+def test_a_line_that_is_no_row_is_kept_elsewhere(path, garbage, capsys):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b''.join(lines[:2]) + garbage + b''.join(lines[2:]))
+    before = path.read_bytes()
     results.Metrics(path.parent, 30)
     assert path.read_bytes() == b''.join(lines)
+    assert (path.parent / 'metrics.csv.old').read_bytes() == before
+    assert capsys.readouterr().out == (
+        f'{path} has lines that are no rows of a run: as it was it is now {path}.old.\n')
+
+
+def test_a_line_that_a_crash_cut_short_is_no_matter(path, capsys):
+    before = path.read_bytes()
+    path.write_bytes(before + b'40,1,17')
+    results.Metrics(path.parent, 30)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in path.parent.iterdir()] == ['metrics.csv']
+    assert capsys.readouterr().out == ''
 
 
 def test_a_spreadsheet_and_numpy_can_read_it(path):
@@ -231,6 +244,16 @@ def test_an_error_without_its_checkpoint_is_none(best, tmp_path):
     for name in checkpoint_files(10):
         (tmp_path / 'best' / name).unlink()
     assert results.Best(str(tmp_path), tf.global_variables()).error == np.inf
+
+
+def test_an_error_with_a_damaged_checkpoint_is_none(best, session, tmp_path):
+    """After a loss of power, say: the next one is better than that."""
+    data = tmp_path / 'best' / 'model.ckpt-10.data-00000-of-00001'
+    data.write_bytes(bytes(data.stat().st_size))
+    again = results.Best(str(tmp_path), tf.global_variables())
+    assert (again.error, again.step) == (np.inf, None)
+    again.offer(session, 20, 0.75, 0.75)
+    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(20), 'params.h5']
 
 
 def test_others_files_stay(best, session, tmp_path):

@@ -42,6 +42,14 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     assert (tmp_path / 'precious').read_text() == 'x'
 
 
+def test_a_folder_that_reads_as_a_pattern_is_refused(tmp_path):
+    """TensorFlow would remove the checkpoints of `run1` for those of `run[1]`."""
+    with pytest.raises(app.UsageError, match=r'run\[1\] holds one of .*name another --train_dir'):
+        with run_folder.held(str(tmp_path / 'run[1]')):
+            pass
+    assert os.listdir(tmp_path) == []
+
+
 def test_only_what_a_run_wrote_is_removed(tmp_path, capsys):
     """Links go, what they lead to stays; what is no run's stays, and is told."""
     outside = tmp_path / 'outside'
@@ -62,8 +70,8 @@ def test_only_what_a_run_wrote_is_removed(tmp_path, capsys):
     assert os.listdir(run / 'best') == ['mine']
     assert (outside / 'keep').read_text() == 'x'
     assert capsys.readouterr().out == (
-        f'--restart leaves model.ckpt-9.index, my.ckpt-1.index, notes.txt in {run}: '
-        'no run wrote that.\n')
+        f'--restart leaves model.ckpt-9.index, my.ckpt-1.index, notes.txt, best/mine in '
+        f'{run}: no run wrote that.\n')
 
 
 def test_a_folder_best_that_is_a_link_is_not_followed(tmp_path):
