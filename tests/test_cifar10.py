@@ -255,7 +255,8 @@ with tf.Session() as session:
 '''
     done = subprocess.run(
         [sys.executable, '-c', program, str(records.ROOT), '--batch_size=4',
-         f'--data_dir={half_bright.parent}'], capture_output=True, text=True, timeout=120)
+         f'--data_dir={half_bright.parent}'],
+        capture_output=True, text=True, timeout=records.PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == '4'
     assert done.stdout.split()[-1] == '2'

@@ -111,7 +111,7 @@ def test_a_console_that_is_gone_does_not_cost_the_data_set(folder, tmp_path):
     process = records.start_script('cifar10_convert.py', folder, tmp_path / 'data')
     process.stdout.close()
     error = process.stderr.read()
-    assert process.wait(timeout=60) == -signal.SIGHUP
+    assert process.wait(timeout=records.PATIENCE) == -signal.SIGHUP
     assert error == '\nThe console is gone: Broken pipe.\n'
     assert custom.read(tmp_path / 'data').classes == tuple(NAMES)
 
@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_nothing(folder, tmp_path):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=records.PATIENCE)
     assert (process.returncode, error) == (130, 'cifar10_convert.py: interrupted\n')
     assert os.listdir(tmp_path) == ['my images']
 

@@ -23,16 +23,6 @@ from runtime import evaluation
 FLAGS = flags.FLAGS
 NAME = 'cifar10_distributed_train.py'
 
-# The script itself, at a rate that suits batches as small as these.
-SCRIPT = f'''
-import runpy, sys
-sys.path.insert(0, {str(records.ROOT)!r})
-from runtime import startup
-import cifar10
-cifar10.INITIAL_LEARNING_RATE = float(sys.argv.pop(1))
-runpy.run_path({str(records.ROOT / NAME)!r}, run_name='__main__')
-'''
-
 
 @pytest.mark.parametrize('count', [2, 3])
 def test_shards_are_disjoint_and_complete(half_bright, count):
@@ -105,7 +95,7 @@ def variables_after(tmp_path, size, steps=20, net='tutorial'):
         '-c', PROGRAM, str(records.ROOT), str(tmp_path), f'--num_workers={size}', f'--net={net}',
         f'--batch_size={12 // size}', f'--max_steps={steps}', f'--data_dir={FLAGS.data_dir}',
         f'--train_dir={tmp_path}/train-{size}', '--bucket_mb=1', '--validate_every=0'])
-    _, error = process.communicate(timeout=90)
+    _, error = process.communicate(timeout=records.PATIENCE)
     assert process.returncode == 0, error
     return [{name.replace('|', '/'): value
              for name, value in np.load(tmp_path / f'{size}-{rank}.npz').items()}
@@ -142,21 +132,22 @@ def test_workers_are_equal_to_the_bit_after_200_steps_but_for_batch_statistics(
 
 def flags_of_a_run(*arguments):
     return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=8',
-            '--step_timeout=8', '--start_timeout=20', *arguments]
+            '--step_timeout=20', '--start_timeout=60', *arguments]
 
 
-def start(*arguments, size=2, rate='0.03'):
-    return records.start(['-c', SCRIPT, rate, f'--num_workers={size}', *flags_of_a_run(*arguments)])
+def start(*arguments, size=2, rate=0.03):
+    return records.start([
+        *records.gently(NAME, rate), f'--num_workers={size}', *flags_of_a_run(*arguments)])
 
 
 def start_by_hand(*arguments, each=((), ())):
     """Starts two workers, which know each other's addresses, with further flags for each."""
     hosts = ','.join(f'127.0.0.1:{records.free_port()}' for _ in each)
-    return [records.start(['-c', SCRIPT, '0.03', f'--worker_hosts={hosts}', f'--task_index={rank}',
+    return [records.start([*records.gently(NAME), f'--worker_hosts={hosts}', f'--task_index={rank}',
                            *flags_of_a_run(*arguments, *more)]) for rank, more in enumerate(each)]
 
 
-def ends(processes, seconds=60):
+def ends(processes, seconds=records.PATIENCE):
     """Exit code, standard output and last line of standard error of each."""
     deadline = time.monotonic() + seconds
     found = []
@@ -189,7 +180,7 @@ def children_of(process):
 def test_trains_is_evaluated_and_resumes(half_bright):
     for steps in ('30', '32'):
         process = start(f'--max_steps={steps}')
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=records.PATIENCE)
         assert process.returncode == 0, error
         assert error == ''
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-32')
@@ -204,7 +195,7 @@ def test_on_one_core_gradients_are_averaged_under_the_rest_of_the_backward_pass(
         process = start('--max_steps=12', '--profile=10', '--batch_size=64')
     finally:
         os.sched_setaffinity(0, before)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=records.PATIENCE)
     assert process.returncode == 0, error
     with open(f'{FLAGS.train_dir}/timeline-10.json') as stream:
         events = [event for event in json.load(stream)['traceEvents'] if event['ph'] == 'X']
@@ -223,9 +214,9 @@ def test_a_worker_that_is_lost_ends_all(half_bright, rank, number):
     pids = workers_of(process)
     os.kill(pids[rank], number)
     begun = time.monotonic()
-    _, error = process.communicate(timeout=40)
+    _, error = process.communicate(timeout=records.PATIENCE)
     assert process.returncode not in (0, None)
-    assert time.monotonic() - begun < 8 + 12  # --step_timeout, and what `workers` leaves a frozen.
+    assert time.monotonic() - begun < 20 + 20  # --step_timeout, and what `workers` leaves a frozen.
     assert f'worker {rank}' in error and 'was lost' in error, error
     assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
 
@@ -235,7 +226,7 @@ def test_a_worker_that_is_lost_ends_all(half_bright, rank, number):
 def test_sigterm_to_one_worker_lets_worker_0_save(half_bright, rank):
     process = start('--max_steps=100000')
     os.kill(workers_of(process)[rank], signal.SIGTERM)
-    out, error = process.communicate(timeout=40)
+    out, error = process.communicate(timeout=records.PATIENCE)
     assert process.returncode == 143, error
     saved = int(re.search(r'Saved step (\d+) in', out).group(1))
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith(f'model.ckpt-{saved}')
@@ -243,8 +234,8 @@ def test_sigterm_to_one_worker_lets_worker_0_save(half_bright, rank):
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_told_to_all(half_bright):
-    process = start('--max_steps=100', rate='1e20')
-    _, error = process.communicate(timeout=60)
+    process = start('--max_steps=100', rate=1e20)
+    _, error = process.communicate(timeout=records.PATIENCE)
     assert process.returncode == 1
     lines = sorted(error.splitlines(), key=len)
     assert len(lines) == 2, error
@@ -255,15 +246,15 @@ def test_a_loss_that_is_not_finite_is_told_to_all(half_bright):
 
 @pytest.mark.slow
 def test_a_validation_may_take_longer_than_a_step(half_bright):
-    """Of 30,000 images, with steps of less than three seconds."""
+    """Of 60,000 images, with steps of less than six seconds."""
     one = (half_bright / 'test_batch.bin').read_bytes()
-    (half_bright / 'test_batch.bin').write_bytes(one * 231)
+    (half_bright / 'test_batch.bin').write_bytes(one * 462)
     begun = time.monotonic()
-    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=3')
-    out, error = process.communicate(timeout=90)
+    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=6')
+    out, error = process.communicate(timeout=records.PATIENCE)
     assert process.returncode == 0, error
     assert re.findall(r'step (\d+), validation error', out) == ['5', '6']
-    assert time.monotonic() - begun > 2 * 3
+    assert time.monotonic() - begun > 2 * 6
 
 
 @pytest.mark.slow
@@ -304,7 +295,7 @@ def test_a_worker_that_is_lost_before_the_first_step_ends_the_other(half_bright,
     assert process.stdout.readline().startswith('Filling queue')
     pids = children_of(process)
     os.kill(pids[rank], number)
-    _, error = process.communicate(timeout=40)
+    _, error = process.communicate(timeout=records.PATIENCE)
     assert process.returncode not in (0, None)
     assert f'worker {rank}' in error and 'was lost' in error, error
     assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
@@ -319,13 +310,13 @@ def test_a_worker_that_is_lost_while_worker_0_saves_harms_no_checkpoint(half_bri
     while not any('temp' in name for name in os.listdir(FLAGS.train_dir)):
         assert process.poll() is None
     os.kill(pids[rank], number)
-    _, error = process.communicate(timeout=40)
+    _, error = process.communicate(timeout=records.PATIENCE)
     assert process.returncode not in (0, None)
     assert f'worker {rank}' in error and 'was lost' in error, error
     saved = int(tf.train.latest_checkpoint(FLAGS.train_dir).rsplit('-', 1)[1])
     assert 0.0 <= evaluation.precision(FLAGS.train_dir) <= 1.0  # It can be read.
     process = start(f'--max_steps={saved + 2}')
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=records.PATIENCE)
     assert process.returncode == 0, error
     assert f'Resuming from {FLAGS.train_dir}/model.ckpt-{saved}.' in out
 
@@ -337,7 +328,7 @@ def test_a_cut_link_ends_both(half_bright):
     with link.networks() as (names, addresses):
         hosts = ','.join(f'{address}:2222' for address in addresses)
         processes = [subprocess.Popen(
-            ['ip', 'netns', 'exec', name, sys.executable, '-c', SCRIPT, '0.03',
+            ['ip', 'netns', 'exec', name, sys.executable, *records.gently(NAME),
              f'--worker_hosts={hosts}', f'--task_index={rank}',
              *flags_of_a_run('--max_steps=100000')],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=records.environment())
@@ -354,9 +345,9 @@ def test_a_cut_link_ends_both(half_bright):
 @pytest.mark.slow
 def test_mpirun_starts_it(half_bright):
     done = subprocess.run(
-        [*records.mpirun(2), sys.executable, '-c', SCRIPT, '0.03',
+        [*records.mpirun(2), sys.executable, *records.gently(NAME),
          *flags_of_a_run('--max_steps=11')],
-        capture_output=True, text=True, timeout=60, env=records.environment())
+        capture_output=True, text=True, timeout=records.PATIENCE, env=records.environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('Filling queue') == 1
     assert f'Saved step 11 in {FLAGS.train_dir}.' in done.stdout
@@ -381,7 +372,7 @@ def slurm(rank, ports):
 def test_an_environment_says_who_the_workers_are(half_bright, variables):
     ports = [records.free_port(), records.free_port()]
     processes = [subprocess.Popen(
-        [sys.executable, '-c', SCRIPT, '0.03', *flags_of_a_run('--max_steps=11')],
+        [sys.executable, *records.gently(NAME), *flags_of_a_run('--max_steps=11')],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**records.environment(), **variables(rank, ports)}) for rank in range(2)]
     (first, out, line), (second, nothing, other_line) = ends(processes)

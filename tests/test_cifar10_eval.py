@@ -115,7 +115,7 @@ def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
                 seen = list(values('Precision @ 1'))
     finally:
         process.send_signal(signal.SIGINT)
-        rest, error = process.communicate(timeout=30)
+        rest, error = process.communicate(timeout=records.PATIENCE)
     assert rest == ''  # Nothing a second time.
     assert process.returncode == 130
     assert error == 'cifar10_eval.py: interrupted\n'

@@ -65,7 +65,7 @@ def use_elsewhere(model, path, tmp_path):
     """What `PROGRAM` finds, in a process that knows nothing of this project."""
     done = subprocess.run(
         [sys.executable, '-I', '-c', PROGRAM, str(model), str(path)], capture_output=True,
-        text=True, cwd=tmp_path, timeout=110)
+        text=True, cwd=tmp_path, timeout=records.PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -92,7 +92,7 @@ def test_without_matplotlib_is_one_line(tmp_path):
     code = ("import runpy, sys; sys.modules['matplotlib'] = None; sys.argv[1:] = "
             "['--picture=samples']; runpy.run_path('cifar10_plot.py', run_name='__main__')")
     done = subprocess.run([sys.executable, '-c', code], cwd=records.ROOT, capture_output=True,
-                          text=True, timeout=60)
+                          text=True, timeout=records.PATIENCE)
     assert done.returncode == 1
     assert done.stderr.endswith('This picture is drawn by Matplotlib, which is not installed: '
                                 'pip install matplotlib\n')

@@ -85,21 +85,21 @@ def test_training_and_evaluation_start_together_on_an_empty_folder(tmp_path):
     evaluate = records.start_script(
         'cifar10_eval.py', *folders, f'--checkpoint_dir={tmp_path}/train',
         f'--eval_dir={tmp_path}/eval', '--eval_interval_secs=1', '--num_examples=8')
-    out, error = train.communicate(timeout=60)
+    out, error = train.communicate(timeout=records.PATIENCE)
     assert train.returncode == 0, error
     for line in evaluate.stdout:
         out += line
         if 'precision @ 1' in line:
             break
     evaluate.send_signal(signal.SIGINT)
-    evaluate.communicate(timeout=60)
+    evaluate.communicate(timeout=records.PATIENCE)
     assert evaluate.returncode == 130
     assert out.count('Drawing the synthetic images') == 1
     assert 'precision @ 1' in out
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_synthetic_images_are_learned_in_300_steps(tmp_path):
     """At least 0.90 on the test set."""
     folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic']

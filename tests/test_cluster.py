@@ -30,7 +30,6 @@ def resolve(monkeypatch, environment, options):
         return cluster.resolve()
 
 
-
 @pytest.mark.parametrize('environment, options, rank, size, local_rank, meeting, hosts', [
     ({}, {}, 0, 1, 0, None, ()),
     ({}, {'worker_hosts': ['a:1', 'b:2', 'a:3'], 'task_index': 2}, 2, 3, 1, 'a:1',

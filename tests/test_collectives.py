@@ -244,7 +244,7 @@ def results(processes):
     """The objects that each process printed, having ended well."""
     found = []
     for process in processes:
-        out, error = process.communicate(timeout=60)
+        out, error = process.communicate(timeout=records.PATIENCE)
         assert (process.returncode, error) == (0, '')
         found.append([json.loads(line) for line in out.splitlines()])
     return found
@@ -293,8 +293,8 @@ def started(processes):
 @pytest.mark.slow
 @pytest.mark.parametrize('victim', [0, 1])
 @pytest.mark.parametrize('number, words, seconds', [
-    (signal.SIGKILL, 'it ended without a word', 4.0),
-    (signal.SIGSTOP, 'no sign of life for 4 seconds', 8.0)])
+    (signal.SIGKILL, 'it ended without a word', 4 + 20),
+    (signal.SIGSTOP, 'no sign of life for 4 seconds', 8 + 20)])
 def test_a_lost_worker_ends_the_others_in_mid_step(victim, number, words, seconds):
     processes = start(3, 'endless', '--step_timeout=8')
     try:
@@ -318,11 +318,11 @@ def test_a_lost_worker_ends_the_others_in_mid_step(victim, number, words, second
 def test_a_worker_that_lives_but_makes_no_step():
     processes = start(2, 'slow', '--step_timeout=4')
     try:
-        _, error = processes[0].communicate(timeout=60)
+        _, error = processes[0].communicate(timeout=records.PATIENCE)
         assert processes[0].returncode == 1
         assert 'a step took longer than --step_timeout=4' in error
         assert error.count('\n') == 1
-        _, error = processes[1].communicate(timeout=10)
+        _, error = processes[1].communicate(timeout=records.PATIENCE)
         assert processes[1].returncode == 1
         assert error.startswith('-c: worker 0 (127.0.0.1:')
         assert 'failed: a step took longer' in error

@@ -37,7 +37,7 @@ def _can_mount(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize('module, count', [
     ('archives', 27), ('downloads', 45), ('damage', 4), ('full_disk', 4), ('records', 8),
     ('folders', 5), ('flags', 60)])
@@ -50,7 +50,7 @@ def test_a_drill_in_short(tmp_path, module, count):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize('signal', ['KILL', 'TERM'])
 def test_kills_in_short(tmp_path, signal):
     small_data.write(tmp_path)
@@ -60,14 +60,12 @@ def test_kills_in_short(tmp_path, signal):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize('kind', ['records', 'checkpoints', 'images'])
 def test_fuzz_in_short(kind):
     assert f'Fuzz, {kind}: 200 tried: ' in drill('drills.fuzz', kind, '--sample=200')
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_long_run_in_short(tmp_path):
     """It goes on where it was, and ends when all steps are made."""
     small_data.write(tmp_path / 'data')

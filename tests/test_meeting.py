@@ -127,14 +127,14 @@ def test_a_rank_that_is_none():
 def test_one_is_missing():
     started = time.monotonic()
     line = lines(meet(workers(3)[:2], seconds=3.0))
-    assert time.monotonic() - started < 3.5
+    assert time.monotonic() - started < 3 + 10  # For a busy machine.
     assert line.startswith('worker 2 did not come to worker 0 at 127.0.0.1:')
 
 
 def test_worker_0_is_missing():
     started = time.monotonic()
     line = lines(meet(workers(2)[1:], seconds=1.0))
-    assert 0.9 < time.monotonic() - started < 3.0
+    assert 0.9 < time.monotonic() - started < 1 + 10
     assert line.startswith('worker 1 has waited 1 seconds for worker 0 at 127.0.0.1:')
     assert line.endswith('Connection refused')
 
@@ -230,7 +230,7 @@ import sys; sys.path.insert(0, sys.argv.pop(1))
 import os, time
 from absl import app, flags
 from runtime import cluster, meeting
-flags.FLAGS(sys.argv[:1] + ['--start_timeout=20', '--step_timeout=4'])
+flags.FLAGS(sys.argv[:1] + ['--start_timeout=60', '--step_timeout=4'])
 rank, port, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 try:
     with meeting.join(cluster.Cluster(rank, 3, rank, '127.0.0.1:' + port), {}) as workers:
@@ -288,11 +288,11 @@ def test_a_lost_worker_ends_the_others_by_name(victim, number, words):
     processes[victim].send_signal(number)
     try:
         others = [process for process in processes if process is not processes[victim]]
-        for code, line in ends(others, 4.0):
+        for code, line in ends(others, 4 + 20):
             assert code == 1
             assert f'worker {victim} ({addresses[victim]}) {words}' in line
         processes[victim].send_signal(signal.SIGCONT)  # It finds that the others have gone.
-        code, line = ends([processes[victim]], 4.0)[0]
+        code, line = ends([processes[victim]], 4 + 20)[0]
         assert code == (1 if number == signal.SIGSTOP else -signal.SIGKILL)
     finally:
         processes[victim].kill()
@@ -306,7 +306,7 @@ def test_a_lost_worker_ends_the_others_by_name(victim, number, words):
 def test_a_workers_failure_is_told_to_all(what, words):
     processes, addresses = start_three(what)
     words = words.replace('ADDRESS2', addresses[2]).replace('ADDRESS', addresses[1])
-    found = ends(processes, 4.0)
+    found = ends(processes, 4 + 20)
     assert [code for code, _ in found] == [1, 1, 1]
     own = 1 if what != 'differ' else None
     for rank, (_, line) in enumerate(found):
@@ -317,7 +317,7 @@ def test_a_workers_failure_is_told_to_all(what, words):
 def test_who_takes_long_is_not_lost():
     """3 seconds for a step, where 2 of silence would be too many."""
     processes, _ = start_three('long')
-    assert ends(processes, 20.0) == [(0, '')] * 3
+    assert ends(processes, records.PATIENCE) == [(0, '')] * 3
 
 
 @pytest.mark.slow
@@ -328,7 +328,7 @@ def test_a_job_that_stood_still_as_a_whole_goes_on():
     time.sleep(4.0)
     for process in processes:
         process.send_signal(signal.SIGCONT)
-    assert ends(processes, 20.0) == [(0, '')] * 3
+    assert ends(processes, records.PATIENCE) == [(0, '')] * 3
 
 
 MPI_PROGRAM = '''
@@ -348,7 +348,7 @@ def mpirun(*arguments, options=()):
     """Runs the program by the real Open MPI, where there is one."""
     return subprocess.run(
         [*records.mpirun(3), *options, sys.executable, '-c', MPI_PROGRAM,
-         records.ROOT, *arguments], capture_output=True, text=True, timeout=60,
+         records.ROOT, *arguments], capture_output=True, text=True, timeout=records.PATIENCE,
         env=records.environment())
 
 

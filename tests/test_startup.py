@@ -107,7 +107,7 @@ def test_words_before_between_and_behind_flags(words, given, code):
 def _python(program, **env):
     quiet = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
     return subprocess.run([sys.executable, '-c', program], capture_output=True, text=True,
-                          cwd=records.ROOT, env={**quiet, **env}, timeout=120)
+                          cwd=records.ROOT, env={**quiet, **env}, timeout=records.PATIENCE)
 
 
 def test_import_is_quiet_unless_asked():

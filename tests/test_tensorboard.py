@@ -37,7 +37,7 @@ def served(half_bright, tmp_path):
             f'{url.group()}data/{path}?{urllib.parse.urlencode(query)}', timeout=30).read()
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=records.PATIENCE)
 
 
 def wait_for_both(ask):

@@ -393,14 +393,14 @@ def test_half_written_checkpoints_are_removed(half_bright):
 @pytest.mark.parametrize('number, code', [
     (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_stops(half_bright, number, code):
-    process = records.start_script(
-        'cifar10_train.py', f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}',
-        '--batch_size=4', '--log_frequency=1')
+    process = records.start([
+        *records.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+        f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'])
     for line in process.stdout:
         if 'step 5,' in line:
             break
     process.send_signal(number)
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=records.PATIENCE)
     assert process.returncode == code, error
     assert error == '\nStopping after this step; once more stops at once.\n' + (
         'cifar10_train.py: interrupted\n' if number == signal.SIGINT else '')
@@ -416,15 +416,16 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
 @pytest.mark.parametrize('inherited, code', [(signal.SIG_DFL, 129), (signal.SIG_IGN, 0)])
 def test_a_log_whose_reader_is_gone_saves_and_stops_or_goes_on_after_nohup(
         half_bright, inherited, code):
-    process = records.start_script(
-        'cifar10_train.py', f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}',
-        '--batch_size=4', '--log_frequency=1', '--max_steps=200', hang_up=inherited)
+    process = records.start([
+        *records.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+        f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1',
+        '--max_steps=200'], hang_up=inherited)
     for line in process.stdout:
         if 'step 5,' in line:
             break
     process.stdout.close()
     error = process.stderr.read()
-    assert process.wait(timeout=60) == code, error
+    assert process.wait(timeout=records.PATIENCE) == code, error
     assert error == '\nThe console is gone: Broken pipe.\n' + (
         '\nStopping after this step; once more stops at once.\n' if code else '')
     assert 6 <= checkpoints.step(latest()) <= 200
@@ -440,7 +441,7 @@ def test_a_closed_terminal_saves_and_stops(half_bright):
 
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, records.ROOT / 'cifar10_train.py', f'--data_dir={FLAGS.data_dir}',
+        [sys.executable, *records.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
          f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=control,
         env=records.environment())
@@ -449,7 +450,7 @@ def test_a_closed_terminal_saves_and_stops(half_bright):
     while b'step 5,' not in shown:
         shown += os.read(ours, 65536)
     os.close(ours)
-    assert process.wait(timeout=60) == 129
+    assert process.wait(timeout=records.PATIENCE) == 129
     assert checkpoints.step(latest()) >= 6
     path = os.path.join(FLAGS.train_dir, 'params.h5')
     assert results.parameters_step(path) == checkpoints.step(latest())
@@ -484,22 +485,22 @@ def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
     time.sleep(1)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=5) == 130
+    assert process.wait(timeout=records.PATIENCE) == 130
 
 
 @pytest.mark.slow
 def test_two_signals_at_once_are_one(half_bright):
     """`timeout` sends SIGTERM to the process, and then to its group."""
-    process = records.start_script(
-        'cifar10_train.py', f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}',
-        '--batch_size=4', '--log_frequency=1')
+    process = records.start([
+        *records.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+        f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'])
     for line in process.stdout:
         if 'step 5,' in line:
             break
     process.send_signal(signal.SIGTERM)
     time.sleep(0.01)  # Sent at once, the kernel itself would make them one.
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=records.PATIENCE)
     assert process.returncode == 143
     assert checkpoints.step(latest()) >= 6
 
@@ -515,4 +516,4 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     process.send_signal(signal.SIGTERM)
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=5) == 143
+    assert process.wait(timeout=records.PATIENCE) == 143
