@@ -335,11 +335,11 @@ def test_a_cut_link_ends_both(half_bright):
             for rank, name in enumerate(names)]
         await_steps(processes[0])
         link.cut(names[0])
-        for rank, (code, _, line) in enumerate(ends(processes, 20)):
+        for rank, (code, _, line) in enumerate(ends(processes, 20 + 20)):
             assert code == 1
             assert line == (
                 f'{NAME}: worker {1 - rank} ({addresses[1 - rank]}:2222) was lost: no sign of life '
-                'for 4 seconds; it is frozen, or the network is cut')
+                'for 10 seconds; it is frozen, or the network is cut')
 
 
 @pytest.mark.slow
