@@ -79,20 +79,21 @@ def test_the_tutorials_line(half_bright, capsys):
 
 
 def test_speed_is_of_whole_intervals_in_images(half_bright, capsys):
-    """A line every second step, steps of 0.2 s: at most 40 images/s of batch 8."""
+    """A line every second step, steps of 0.5 s: at most 16 images/s of batch 8. Of half or
+    two intervals it would be the double or the half; a busy machine may take some time more."""
     with tf.Graph().as_default():
         count = tf.train.get_or_create_global_step().assign_add(1)
         with flagsaver.flagsaver(log_frequency=2, max_steps=5), \
                 training.session(tf.constant(1.0), examples_per_step=8) as session:
             while not session.should_stop():
-                time.sleep(0.2)
+                time.sleep(0.5)
                 session.run(count)
     lines = [line for line in capsys.readouterr().out.splitlines() if ': step ' in line]
     assert len(lines) == 3
     for line in lines[1:]:
         rate, seconds = (float(word) for word in records.LINE.fullmatch(line).groups())
-        assert 30 < rate <= 40
-        assert 0.2 <= seconds < 0.27
+        assert 8.5 < rate <= 16
+        assert 0.5 <= seconds < 0.95
 
 
 def test_the_first_line_after_a_resume_leaves_out_the_start(half_bright, capsys):
