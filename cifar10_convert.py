@@ -16,6 +16,7 @@ from runtime import startup  # First: it imports TensorFlow quietly.
 import os
 
 import numpy as np
+from absl import app
 
 from datasets import custom
 from datasets import folders
@@ -33,14 +34,17 @@ def convert(folder, data_dir):
         data_dir: path of the folder to make.
 
     Raises:
-        app.UsageError: `data_dir` is not empty.
+        app.UsageError: `data_dir` is not empty, or lies among the images.
         table.DataError: `folder` holds no data set.
         OSError: one of them cannot be read, or written.
     """
     faults = []
+    write = _write_svhn if svhn.found(folder) else _write_images
+    if write is _write_images and _lies_in(data_dir, folder):
+        raise app.UsageError(f'{data_dir} lies in {folder}, where each folder is a class: name '
+                             'another DATA_DIR')
     try:
         with output.new_folder(data_dir, 'DATA_DIR') as partial:
-            write = _write_svhn if svhn.found(folder) else _write_images
             classes, counts = write(
                 folder, partial, os.path.basename(os.path.abspath(data_dir)), faults)
     finally:  # When the folder stands: a console that is gone must not cost it.
@@ -50,6 +54,11 @@ def convert(folder, data_dir):
                 console.line(console.printable(fault))
     console.line(f'{data_dir} holds {counts[0]} training and {counts[1]} test images of '
                  f'{len(classes)} classes: train with --dataset={data_dir}')
+
+
+def _lies_in(path, folder):
+    path, folder = os.path.realpath(path), os.path.realpath(folder)
+    return path != folder and os.path.commonpath([path, folder]) == folder
 
 
 def _write_svhn(folder, partial, name, faults):

@@ -109,7 +109,9 @@ def main(me):
         if me.rank == 0:
             training.steps_left()  # If none are left, all workers stop before the first.
         cifar10.maybe_download_and_extract()
-        peers.agree('the data', {'training images': cifar10.num_examples(eval_data=False)})
+        peers.agree('the data', {
+            'training images': cifar10.num_examples(eval_data=False),
+            **{f'label {label}': name for label, name in enumerate(cifar10.data_set().classes)}})
         train(me, group, peers)
 
 

@@ -46,6 +46,9 @@ def evaluate():
     trained.check_run()
     cifar10.maybe_download_and_extract()
     current = evaluation.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
+    if not current.whole:
+        print(f'Of {current.size} images the first {current.total} count; see --num_examples.',
+              flush=True)
     ownership.check(FLAGS.eval_dir)
     os.makedirs(FLAGS.eval_dir, exist_ok=True)
     with output.full_disk_told(FLAGS.eval_dir), \
@@ -54,7 +57,7 @@ def evaluate():
             result = _run_unless_gone(current, checkpoint)
             if result is not None:
                 try:
-                    _write(writer, result)
+                    _write(writer, result, current.whole)
                 finally:  # A full disk does not take what was counted.
                     _print(result)
 
@@ -85,12 +88,12 @@ def _checkpoints():
     yield from checkpoints.as_they_come(trained.folder(), FLAGS.eval_interval_secs)
 
 
-def _write(writer, result):
+def _write(writer, result, whole):
     """Writes the precision and the summaries of a result at the checkpoint's step."""
     summary = tf.Summary()
     summary.ParseFromString(result.summary)
     summary.value.add(tag='Precision @ 1', simple_value=result.precision)
-    if FLAGS.eval_data == 'test':  # The tag of training's validation, which measures the same.
+    if FLAGS.eval_data == 'test' and whole:  # As training's validation measures by this tag.
         summary.value.add(tag='validation/error' + '_averaged' * FLAGS.use_moving_averages,
                           simple_value=1 - result.precision)
     if FLAGS.per_class:

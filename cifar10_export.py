@@ -61,7 +61,7 @@ def _frozen(model, session):
 
 def _save(graph_def, model, folder):
     """Writes a SavedModel of a frozen graph, which has the model's names."""
-    with tf.Graph().as_default(), tf.Session() as session:
+    with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
         tf.import_graph_def(graph_def, name='')
         images, *outputs = (session.graph.get_tensor_by_name(tensor.name)
                             for tensor in (model.images, *model.outputs.values()))

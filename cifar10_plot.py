@@ -100,7 +100,7 @@ def confused(path):
         app.UsageError: there is no checkpoint, or it does not fit --net and --dataset.
     """
     checkpoint = _latest()
-    checkpoints.check_run(FLAGS.runs[0], FLAGS.net, cifar10.data_set().name,
+    checkpoints.check_run(FLAGS.runs[0], FLAGS.net, cifar10.data_set(),
                           'give those flags, or name the folder of another run with --runs')
     cifar10.maybe_download_and_extract()
     averaged = any(name.endswith('/ExponentialMovingAverage')

@@ -142,6 +142,8 @@ def _labels(folder, count):
             names = stream.read().splitlines()
     except FileNotFoundError:
         return [str(label) for label in range(count)]
+    except UnicodeDecodeError as error:
+        raise app.UsageError(f'{path} is no text in UTF-8: save it as that') from error
     if len(names) != count:
         raise app.UsageError(f'{path} has {len(names)} lines; wanted: {count}, one for each class')
     return names

@@ -11,7 +11,7 @@ from datasets import table
 ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp')  # Of the files that a folder is searched for.
 
 # What is larger is refused before it is decoded: a small file may hold a picture that takes all
-# memory. Decoded, so many pixels take 400 megabytes; of an animation, each frame.
+# memory. Decoded, so many pixels take 400 megabytes; all frames of an animation count.
 MAX_FILE_BYTES = 1 << 26
 MAX_PIXELS = 1 << 27
 
@@ -75,7 +75,8 @@ class Decoder:
             with _libjpeg_silenced():
                 return self._session.run(
                     self._fitted[0 if data.startswith(b'BM') else 3], {self._data: data})
-        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError,
+                tf.errors.ResourceExhaustedError) as error:
             raise ImageError(f'{path} {_DAMAGED}') from error
 
 
@@ -125,7 +126,7 @@ def _jpeg_size(data):
 
 
 def _size_at(position, layout):
-    """A function from a file's bytes to the two numbers that lie there; (0, 0) where it ends."""
+    """A function from a file's bytes to the numbers that lie there; zeros where it ends."""
     def size(data):
         part = data[position:position + struct.calcsize(layout)]
         return struct.unpack(layout, part.ljust(struct.calcsize(layout), b'\0'))
@@ -137,11 +138,35 @@ def _bmp_size(data):
     return width, abs(height)  # Negative where the rows go downwards.
 
 
+def _gif_size(data):
+    """(width of the widest frame, all heights together): every frame is decoded, and none need keep
+    to the screen of the header. https://www.w3.org/Graphics/GIF/spec-gif89a.txt"""
+    width, height = _size_at(6, '<HH')(data)
+    flags = data[10:11] or b'\0'
+    position, heights = 13 + _gif_palette(flags[0]), 0
+    while data[position:position + 1] in (b',', b'!'):
+        if data[position] == ord(','):
+            wide, high, flags = _size_at(position + 5, '<HHB')(data)
+            width, heights = max(width, wide), heights + high
+            position += 10 + _gif_palette(flags) + 1
+        else:
+            position += 2
+        while position < len(data) and data[position]:
+            position += 1 + data[position]
+        position += 1
+    return width, max(height, heights)
+
+
+def _gif_palette(flags):
+    """Bytes of the palette that follows, by the flags before it."""
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
 _DAMAGED = 'is damaged or cut short'
 
 # How a file of each kind begins, and what tells (width, height) by its header.
 _KINDS = {b'\xff\xd8\xff': _jpeg_size, b'\x89PNG\r\n\x1a\n': _size_at(16, '>II'),
-          b'GIF87a': _size_at(6, '<HH'), b'GIF89a': _size_at(6, '<HH'), b'BM': _bmp_size}
+          b'GIF87a': _gif_size, b'GIF89a': _gif_size, b'BM': _bmp_size}
 
 
 def _bmp_fault(data):

@@ -7,6 +7,8 @@ its `local3` and `local4`.
 """
 import tensorflow.compat.v1 as tf
 
+from nets import variables
+
 LAYERS = (('local3', 64), ('local4', 32))  # Name and number of maps, from the lower to the upper.
 
 _SIZE = 3
@@ -32,10 +34,11 @@ def layer(net, name, filters, summarise):
     """
     height, width, channels = net.shape.as_list()[1:]
     with tf.variable_scope(name) as scope:
-        weights = _variable_on_cpu('weights', [height, width, _SIZE, _SIZE, channels, filters],
-                                   tf.truncated_normal_initializer(stddev=_STDDEV))
-        biases = _variable_on_cpu(
-            'biases', [height, width, filters], tf.constant_initializer(_BIAS))
+        weights = variables.read(variables.on_cpu(
+            'weights', [height, width, _SIZE, _SIZE, channels, filters],
+            tf.truncated_normal_initializer(stddev=_STDDEV)))
+        biases = variables.read(variables.on_cpu(
+            'biases', [height, width, filters], tf.constant_initializer(_BIAS)))
         tf.add_to_collection('losses', tf.multiply(
             tf.nn.l2_loss(weights), _WEIGHT_DECAY, name='weight_loss'))
         net = locally_connected(net, tf.cast(weights, net.dtype))
@@ -71,10 +74,3 @@ def locally_connected(net, weights):
                     tf.reshape(neighbourhoods, [positions, inputs, -1]), transpose_a=True)
     net = tf.reshape(net, [height, width, filters, -1])
     return tf.transpose(net, [3, 0, 1, 2])
-
-
-def _variable_on_cpu(name, shape, initializer):
-    """The value of a float32 variable in the host's memory, where all towers share it."""
-    with tf.device('/cpu:0'):
-        return tf.get_variable(name, shape, initializer=initializer, dtype=tf.float32,
-                               use_resource=True).read_value()

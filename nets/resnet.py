@@ -11,6 +11,7 @@ import functools
 import tensorflow.compat.v1 as tf
 
 from datasets import table
+from nets import variables
 
 # How the network is trained, with Adam at its default settings. The example's constants.
 BATCH_SIZE = 64
@@ -135,13 +136,13 @@ def _batch_norm(net, name, training):
     """
     shape = net.shape.as_list()[-1:]
     with tf.variable_scope(name):
-        gamma = _read(_variable_on_cpu('gamma', shape, tf.ones_initializer()))
-        beta = _read(_variable_on_cpu('beta', shape, tf.zeros_initializer()))
+        gamma = variables.read(variables.on_cpu('gamma', shape, tf.ones_initializer()))
+        beta = variables.read(variables.on_cpu('beta', shape, tf.zeros_initializer()))
         moving = [
-            _variable_on_cpu('moving_mean', shape, tf.zeros_initializer(), trainable=False),
-            _variable_on_cpu('moving_variance', shape, tf.ones_initializer(), trainable=False)]
+            variables.on_cpu('moving_mean', shape, tf.zeros_initializer(), trainable=False),
+            variables.on_cpu('moving_variance', shape, tf.ones_initializer(), trainable=False)]
         net, *moved = tf.nn.fused_batch_norm(
-            net, gamma, beta, *map(_read, moving), epsilon=_EPSILON, is_training=training,
+            net, gamma, beta, *map(variables.read, moving), epsilon=_EPSILON, is_training=training,
             exponential_avg_factor=1.0 - _MOMENTUM if training else 1.0)
         if training:
             for variable, value in zip(moving, moved):
@@ -155,27 +156,14 @@ def _affine(net, name, units):
     """Fully connected layer with a bias: float [batch, inputs] -> float32 [batch, units]."""
     with tf.variable_scope(name):
         weights = _weights([net.shape.as_list()[-1], units])
-        biases = _read(_variable_on_cpu('biases', [units], tf.zeros_initializer()))
+        biases = variables.read(variables.on_cpu('biases', [units], tf.zeros_initializer()))
         net = tf.matmul(net, tf.cast(weights, net.dtype))
         return tf.nn.bias_add(tf.cast(net, tf.float32), biases)
 
 
 def _weights(shape):
     """`weights` of the current variable scope, uniform after Glorot and Bengio (2010)."""
-    return _read(_variable_on_cpu('weights', shape, tf.glorot_uniform_initializer()))
-
-
-def _variable_on_cpu(name, shape, initializer, trainable=True):
-    """A float32 variable in the host's memory, where all towers share it."""
-    with tf.device('/cpu:0'):
-        return tf.get_variable(name, shape, initializer=initializer, dtype=tf.float32,
-                               trainable=trainable, use_resource=True)
-
-
-def _read(variable):
-    """The value of a variable of `_variable_on_cpu`, read where it is."""
-    with tf.device('/cpu:0'):
-        return variable.read_value()
+    return variables.read(variables.on_cpu('weights', shape, tf.glorot_uniform_initializer()))
 
 
 # The random numbers of a batch's augmentation:

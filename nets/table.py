@@ -13,7 +13,7 @@ import cifar10_input
 from nets import local
 from nets import resnet
 
-flags.DEFINE_string('net', 'tutorial', 'Which network.')
+flags.DEFINE_string('net', 'tutorial', 'Which network: tutorial, resnet23 or local.')
 flags.DEFINE_float('warmup_epochs', resnet.WARMUP_EPOCHS, 'Epochs in which the learning rate of a '
                    'batch several times the recipe\'s rises; resnet23 only.', lower_bound=0.0,
                    upper_bound=1e6)

@@ -18,7 +18,8 @@ def write_run(folder, run):
 
     Args:
         folder: of the checkpoints.
-        run: dictionary of what JSON can hold: `net`, `dataset`, and the dictionary `settings`.
+        run: dictionary of what JSON can hold: `net`, `dataset`, `classes`, and the dictionary
+            `settings`.
     """
     path = os.path.join(folder, 'run.json')
     with open(path + '.part', 'w') as stream:
@@ -27,12 +28,14 @@ def write_run(folder, run):
     os.replace(path + '.part', path)
 
 
-def check_run(folder, net, dataset, advice):
+def check_run(folder, net, data_set, advice):
     """The settings of the run noted in a folder, or None if nothing is noted.
 
     Args:
         folder: of the checkpoints.
-        net, dataset: what the run is to be of.
+        net: name of the network that the run is to be of.
+        data_set: the `table.DataSet` that it is to be of. Classes may have got other names since,
+            but none may have got the name of another: the labels would be others.
         advice: what to do if it is not: ends the error's message.
 
     Raises:
@@ -45,13 +48,19 @@ def check_run(folder, net, dataset, advice):
         with open(path) as stream:
             run = json.load(stream)
         earlier, settings = (run['net'], run['dataset']), dict(run['settings'])
+        classes = list(run.get('classes', data_set.classes))  # Earlier versions did not note them.
     except (ValueError, TypeError, KeyError) as error:
         raise app.UsageError(f'{path} is damaged ({error!r}): remove it to go on, or {advice}'
                              ) from error
-    if earlier != (net, dataset):
+    if earlier != (net, data_set.name):
         raise app.UsageError(
             f'{folder} holds a run with --net={earlier[0]} --dataset={earlier[1]}, not with '
-            f'--net={net} --dataset={dataset}: {advice}')
+            f'--net={net} --dataset={data_set.name}: {advice}')
+    for label, (then, now) in enumerate(zip(classes, data_set.classes)):
+        if then != now and now in classes:
+            raise app.UsageError(
+                f'{folder} holds a run whose label {label} was {then}, and in '
+                f'--dataset={data_set.name} it is {now}, another class of that run: {advice}')
     return settings
 
 

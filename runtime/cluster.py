@@ -227,7 +227,7 @@ def _number(variable):
 
 def _first_host(hostfile):
     """The first host of lines like `node1 slots=4`, `user@node1` or `node1:4`."""
-    with open(hostfile) as stream:
+    with open(hostfile, encoding='utf-8', errors='replace') as stream:
         for line in stream:
             words = line.split('#')[0].split()
             if words:

@@ -27,6 +27,7 @@ class Evaluation:
     Attributes:
         graph: a `tf.Graph` of its own.
         total: number of images to count.
+        size: number of images in the set.
     """
 
     def __init__(self, eval_data='test', use_moving_averages=True, num_examples=None):
@@ -45,8 +46,8 @@ class Evaluation:
             '--use_moving_averages=false evaluates without averages' if use_moving_averages else
             'Name the folder of another run')
         use_test_set = eval_data == 'test'
-        size = cifar10.num_examples(use_test_set)
-        self.total = size if num_examples is None else min(num_examples, size)
+        self.size = cifar10.num_examples(use_test_set)
+        self.total = self.size if num_examples is None else min(num_examples, self.size)
         self.graph = tf.Graph()
         with self.graph.as_default():
             with tf.device('/cpu:0'):
@@ -63,6 +64,11 @@ class Evaluation:
                 averaged: cifar10.variables_to_restore(averaged) for averaged in (False, True)}
             self._initialiser = tf.local_variables_initializer()
             self.graph.finalize()
+
+    @property
+    def whole(self):
+        """Whether all images of the set count."""
+        return self.total == self.size
 
     def run(self, checkpoint, summarise=False):
         """Evaluates a checkpoint.
@@ -142,22 +148,3 @@ def _queues_running(session):
     finally:
         coordinator.request_stop()
         coordinator.join(threads)
-
-
-def precision(checkpoint_dir, **options):
-    """Precision @ 1 of the latest checkpoint in a folder.
-
-    Args:
-        checkpoint_dir: the folder.
-        **options: those of `Evaluation`.
-
-    Returns:
-        float, 0 to 1.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint.
-    """
-    latest = checkpoints.latest(checkpoint_dir)
-    if latest is None:
-        raise FileNotFoundError(f'No checkpoint in {checkpoint_dir}')
-    return Evaluation(**options).run(latest).precision

@@ -14,6 +14,21 @@ from runtime import results
 
 SUMMARY_STEPS = 100
 _PROGRESS_SECONDS = 0.25
+_KEPT_SECONDS = 2.0
+
+
+def completes(step, examples_per_step, examples):
+    """Whether a multiple of so many examples, such as an epoch, is complete with a step.
+
+    All workers have to agree on it: worker 0 validates then, and the others wait.
+
+    Args:
+        step: counted from 1.
+        examples_per_step: number of images that a step takes; may be more than `examples`.
+        examples: of how many.
+    """
+    before, now = (made * examples_per_step // examples for made in (step - 1, step))
+    return now > before
 
 
 def _diverged(session, folder, step, what):
@@ -267,9 +282,8 @@ class MetricsHook(StepHook):
 
     def _is_due(self):
         """Whether to validate after this step: epochs have ended with it, or it is the last."""
-        before, now = (step * self._examples_per_step // self._examples_per_epoch
-                       for step in (self.step - 1, self.step))
-        return self._validation.is_due(before, now) or self.step >= self._max_steps
+        return self.step >= self._max_steps or completes(
+            self.step, self._examples_per_step, self._validation.every * self._examples_per_epoch)
 
     def _validate(self, session):
         seconds = time.perf_counter() - self._row_time
@@ -325,13 +339,15 @@ class ParametersHook(tf.train.SessionRunHook):
 
 
 class _Progress:
-    """The line on a terminal that tells how far the epoch is; the last of an epoch stays."""
+    """The line on a terminal that tells how far the epoch is; the last of an epoch stays, but of
+    small data sets, whose epochs take a moment, one every two seconds."""
 
     def __init__(self, examples_per_step, examples_per_epoch, max_steps):
         self._examples_per_step = examples_per_step
         self._examples_per_epoch = examples_per_epoch
         self._max_steps = max_steps
         self._shown_time = self._start_time = time.perf_counter()
+        self._kept_time = -_KEPT_SECONDS
         self._start_step = None
 
     def update(self, step, loss):
@@ -340,17 +356,20 @@ class _Progress:
         if self._start_step is None:  # The first step sets everything up: no measure of speed.
             self._start_step, self._start_time = step, now
             return
-        examples = step * self._examples_per_step
-        ended = examples % self._examples_per_epoch < self._examples_per_step
-        if not ended and now - self._shown_time < _PROGRESS_SECONDS:
+        ended = completes(step, self._examples_per_step, self._examples_per_epoch)
+        keep = ended and now - self._kept_time >= _KEPT_SECONDS
+        if not keep and now - self._shown_time < _PROGRESS_SECONDS:
             return
         self._shown_time = now
+        if keep:
+            self._kept_time = now
         rate = (step - self._start_step) / max(now - self._start_time, 1e-9)
         left = datetime.timedelta(seconds=int((self._max_steps - step) / rate))
         console.progress(
-            f'epoch {examples / self._examples_per_epoch:.2f}: step {step} of {self._max_steps}, '
+            f'epoch {step * self._examples_per_step / self._examples_per_epoch:.2f}: '
+            f'step {step} of {self._max_steps}, '
             f'{rate * self._examples_per_step:.0f} images/s, loss {loss:.2f}, {left} left',
-            keep=ended)
+            keep=keep)
 
 
 class SaveListener(tf.train.CheckpointSaverListener):
@@ -366,8 +385,8 @@ class SaveListener(tf.train.CheckpointSaverListener):
         self._folder = folder
 
     def before_save(self, session, global_step_value):
-        for variable, value in zip(self._variables, session.run(self._variables)):
-            if not np.all(np.isfinite(value)):
+        for variable in self._variables:  # One at a time takes less memory than all at once.
+            if not np.all(np.isfinite(session.run(variable))):
                 raise _diverged(session, self._folder, global_step_value,
                                 f'{variable.op.name} is not finite')
         self._metrics.write_row()

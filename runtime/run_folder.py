@@ -69,18 +69,24 @@ def remove_half_written(folder):
 
 
 def remove_own_files(folder):
-    """Removes what a run wrote, and tells what else is there and stays; links are not followed."""
-    for path in _own_files(folder, _OWN_FILES):
-        os.remove(path)
-    others = sorted(set(os.listdir(folder)) - {_LOCK, 'best'})
+    """Removes what a run wrote; where there is something else, which stays, tells first what goes.
+
+    Links are not followed.
+    """
+    own = _own_files(folder, _OWN_FILES)
     best = os.path.join(folder, 'best')
+    there = [os.path.join(folder, name) for name in {*os.listdir(folder)} - {_LOCK, 'best'}]
     if os.path.isdir(best) and not os.path.islink(best):
-        for path in _own_files(best, _OWN_BEST_FILES):
-            os.remove(path)
-        others += sorted(f'best/{name}' for name in os.listdir(best))
+        own += _own_files(best, _OWN_BEST_FILES)
+        there += [os.path.join(best, name) for name in os.listdir(best)]
+    others = set(there) - set(own)
     if others:
-        print(f'--restart leaves {", ".join(others[:5])}{" and more" * (len(others) > 5)} in '
-              f'{folder}: no run wrote that.', flush=True)
+        stays, goes = (', '.join(sorted(os.path.relpath(path, folder) for path in paths))
+                       for paths in (others, own))
+        print(f'--restart leaves in {folder} what no run wrote: {stays}. It removes '
+              f'{goes or "nothing"}.', flush=True)
+    for path in own:
+        os.remove(path)
 
 
 def _own_files(folder, names):

@@ -129,7 +129,5 @@ class _AwaitValidationHook(hooks.StepHook):
 
     def after_run(self, run_context, run_values):
         super().after_run(run_context, run_values)
-        before, now = (step * self._examples_per_step // self._every
-                       for step in (self.step - 1, self.step))
-        if now > before:
+        if hooks.completes(self.step, self._examples_per_step, self._every):
             self._peers.agree('validated')

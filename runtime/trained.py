@@ -50,7 +50,7 @@ def check_run():
     Raises:
         app.UsageError: it is of others.
     """
-    checkpoints.check_run(FLAGS.checkpoint_dir, FLAGS.net, cifar10.data_set().name,
+    checkpoints.check_run(FLAGS.checkpoint_dir, FLAGS.net, cifar10.data_set(),
                           'give those flags, or name another --checkpoint_dir')
 
 

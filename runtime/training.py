@@ -87,22 +87,23 @@ def session(loss, examples_per_step, summary_op=None, team=None):
     scaffold = tf.train.Scaffold(
         saver=tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True),
         summary_op=summary_op if summary_op is not None else tf.summary.merge_all(),
-        init_fn=lambda scaffold, session: _resume(session, scaffold.saver, variables)
-        if leads else None)
+        init_fn=lambda scaffold, session: (
+            _resume(session, scaffold.saver, variables) if leads else None))
     caught = []
     with output.full_disk_told(FLAGS.train_dir), (
             run_folder.held(FLAGS.train_dir) if leads else contextlib.nullcontext()):
         if leads:
             _prepare_folder(examples_per_step)
         try:
-            with _signals_caught(caught), _monitored_session(
-                    loss, examples_per_step, scaffold, variables, caught, team) as monitored:
-                yield monitored
+            with _signals_caught(caught):
+                with _monitored_session(
+                        loss, examples_per_step, scaffold, variables, caught, team) as monitored:
+                    yield monitored
+                if team:
+                    team.end()  # A signal to one of those who wait here must not cost the save.
         finally:
             tf.summary.FileWriterCache.clear()  # Closes the event file, with what ended the run.
-    if team:
-        team.end()
-        caught = caught or team.signals
+    caught = caught or (team.signals if team else [])
     if caught:
         raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
 
@@ -227,7 +228,8 @@ def _prepare_folder(examples_per_step):
     if earlier and earlier.get('examples_per_step') not in (None, examples_per_step):
         print(f'Steps were of {earlier["examples_per_step"]} images and are of {examples_per_step} '
               'now; the schedule counts all of them as the latter.', flush=True)
-    run = {'dataset': cifar10.data_set().name, 'net': FLAGS.net, 'settings': {
+    data_set = cifar10.data_set()
+    run = {'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net, 'settings': {
         'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
         'max_steps': FLAGS.max_steps, 'use_fp16': FLAGS.use_fp16,
         'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
@@ -236,7 +238,7 @@ def _prepare_folder(examples_per_step):
 
 
 def _check_same_run():
-    return checkpoints.check_run(FLAGS.train_dir, FLAGS.net, cifar10.data_set().name,
+    return checkpoints.check_run(FLAGS.train_dir, FLAGS.net, cifar10.data_set(),
                                  'name another --train_dir, or start over with --restart')
 
 

@@ -15,6 +15,9 @@ class Validation:
 
     The evaluation has a graph and session of its own: training's queues and random numbers go on as
     if nothing had been. Make it in the training graph, before that is finalized.
+
+    Attributes:
+        every: how many epochs apart validations are.
     """
 
     def __init__(self, train_dir, variables, every, caught=()):
@@ -29,18 +32,11 @@ class Validation:
         Raises:
             FileNotFoundError: a record file of the test set is missing.
         """
-        self._every = every
+        self.every = every
         self._caught = caught
         self._variables = {variable.op.name: variable for variable in variables}
         self._best = results.Best(train_dir, variables)
         self._evaluation = evaluation.Evaluation()
-
-    def is_due(self, before, now):
-        """Whether to validate after a step with which the epochs ended went from `before` to `now`.
-
-        A step may be larger than an epoch.
-        """
-        return before // self._every < now // self._every
 
     def run(self, session, step):
         """Validates, prints a line, and keeps the variables where they are the best so far.

@@ -64,14 +64,23 @@ def start(count):
     with meeting.reserve(host='127.0.0.1') as port:
         told = {'size': count, 'meeting': f'127.0.0.1:{port.getsockname()[1]}',
                 'job': secrets.token_hex(16), 'parent': os.getpid()}
-        processes, threads = [], []
-        earlier = {number: signal.signal(number, lambda number, _: _pass_on(processes, number))
-                   for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
+        processes, threads, caught = [], [], []
+
+        def pass_on(number, _):
+            caught.append(number)
+            for process in processes:
+                process.send_signal(number)
+
+        earlier = {number: signal.signal(number, pass_on) for number in _SIGNALS
+                   if signal.getsignal(number) is not signal.SIG_IGN}
         try:
             for rank in range(count):
                 processes.append(_start_one(rank, told))
                 if rank:
                     threads.append(_show(rank, processes[rank].stderr))
+                if caught:  # Perhaps while this one was not among them yet.
+                    processes[rank].send_signal(caught[0])
+                    break
             return _wait(processes)
         finally:
             _kill(processes)
@@ -111,11 +120,6 @@ def _show(rank, stream):
     thread = threading.Thread(target=copy, daemon=True)
     thread.start()
     return thread
-
-
-def _pass_on(processes, number):
-    for process in processes:
-        process.send_signal(number)
 
 
 def _wait(processes):

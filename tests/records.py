@@ -11,6 +11,9 @@ import sys
 import numpy as np
 import pytest
 
+from runtime import checkpoints
+from runtime import evaluation
+
 # The tutorial's console line; the groups are the images and the seconds.
 LINE = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step \d+, loss = \d+\.\d\d '
                   r'\((\d+\.\d) examples/sec; (\d+\.\d{3}) sec/batch\)')
@@ -66,6 +69,11 @@ runpy.run_path(sys.argv.pop(1), run_name='__main__')
 def gently(name, rate=0.03):
     """Python's arguments for a trainer with another learning rate."""
     return ['-c', _GENTLY, str(rate), str(ROOT / name)]
+
+
+def precision(train_dir, **options):
+    """Precision @ 1 of a run's latest checkpoint; `options` are those of `Evaluation`."""
+    return evaluation.Evaluation(**options).run(checkpoints.latest(train_dir)).precision
 
 
 def run_script(name, *arguments, **options):

@@ -15,7 +15,6 @@ import cifar10_predict
 import cifar10_train
 from datasets import custom
 from datasets import table
-from runtime import evaluation
 
 NAMES = ['upper half', 'ünten']  # Bright ones, see `records.half_bright`.
 
@@ -46,7 +45,7 @@ def test_it_trains_evaluates_and_predicts(folder, tmp_path, capsys, monkeypatch)
             dataset=str(data), data_dir='/nonexistent', train_dir=str(tmp_path / 'train'),
             checkpoint_dir=str(tmp_path / 'train'), batch_size=8, max_steps=30, json=True):
         cifar10_train.train()
-        assert evaluation.precision(str(tmp_path / 'train')) == 1.0
+        assert records.precision(str(tmp_path / 'train')) == 1.0
         run = json.loads((tmp_path / 'train' / 'run.json').read_text())
         assert run['dataset'] == 'halves'
         capsys.readouterr()
@@ -77,6 +76,13 @@ def test_the_same_folder_twice(folder, tmp_path):
     cifar10_convert.convert(str(folder), str(tmp_path / 'two'))
     assert (tmp_path / 'two' / 'train.bin').read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ['my images', 'one', 'two']
+
+
+def test_among_the_images(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with pytest.raises(app.UsageError, match=r'^set lies in \., where each folder is a class'):
+        cifar10_convert.convert('.', 'set')
+    assert sorted(os.listdir(folder)) == sorted(NAMES)
 
 
 def test_a_class_of_broken_files_makes_no_data_set(tmp_path, capsys):

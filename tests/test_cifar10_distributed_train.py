@@ -18,7 +18,6 @@ from absl.testing import flagsaver
 import cifar10_distributed_train
 import cifar10_input
 from benchmarks import link
-from runtime import evaluation
 
 FLAGS = flags.FLAGS
 NAME = 'cifar10_distributed_train.py'
@@ -45,7 +44,7 @@ def test_alone_it_trains_as_one_worker(half_bright):
     with flagsaver.flagsaver(max_steps=30, batch_size=16):
         cifar10_distributed_train.train()
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-30')
-    assert evaluation.precision(FLAGS.train_dir) == 1.0
+    assert records.precision(FLAGS.train_dir) == 1.0
 
 
 # Runs 20 steps on fixed images, rank by rank in slices, and writes what the variables are then.
@@ -184,7 +183,7 @@ def test_trains_is_evaluated_and_resumes(half_bright):
         assert process.returncode == 0, error
         assert error == ''
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-32')
-    assert evaluation.precision(FLAGS.train_dir) == 1.0
+    assert records.precision(FLAGS.train_dir) == 1.0
 
 
 @pytest.mark.slow
@@ -258,6 +257,22 @@ def test_a_validation_may_take_longer_than_a_step(half_bright):
 
 
 @pytest.mark.slow
+def test_sigterm_while_worker_0_validates_the_last_step_costs_nothing(half_bright):
+    """Of 60,000 images, which takes it longer than it would wait for a lost worker's goodbye."""
+    one = (half_bright / 'test_batch.bin').read_bytes()
+    (half_bright / 'test_batch.bin').write_bytes(one * 462)
+    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=6')
+    for line in process.stdout:
+        if 'step 5, validation error' in line:
+            break
+    time.sleep(2)  # For the last step.
+    os.kill(children_of(process)[1], signal.SIGTERM)
+    out, error = process.communicate(timeout=records.PATIENCE)
+    assert process.returncode == 143, error
+    assert 'step 6, validation error' in out and 'Saved step 6 in' in out, error
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('difference, words', [
     ('--net=resnet23', '--net is resnet23, not tutorial'),
     ('--batch_size=4', '--batch_size is 4, not 8'),
@@ -314,7 +329,7 @@ def test_a_worker_that_is_lost_while_worker_0_saves_harms_no_checkpoint(half_bri
     assert process.returncode not in (0, None)
     assert f'worker {rank}' in error and 'was lost' in error, error
     saved = int(tf.train.latest_checkpoint(FLAGS.train_dir).rsplit('-', 1)[1])
-    assert 0.0 <= evaluation.precision(FLAGS.train_dir) <= 1.0  # It can be read.
+    assert 0.0 <= records.precision(FLAGS.train_dir) <= 1.0  # It can be read.
     process = start(f'--max_steps={saved + 2}')
     out, error = process.communicate(timeout=records.PATIENCE)
     assert process.returncode == 0, error

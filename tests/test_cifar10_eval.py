@@ -49,6 +49,17 @@ def test_run_once(half_bright, capsys):
     assert {'images/image/0', 'conv1/activations', 'local4/sparsity'} <= tags()
 
 
+def test_a_part_of_the_images_is_told_and_no_validation(half_bright, capsys):
+    """Of the 130 images of the test set."""
+    cifar10_train.train()
+    capsys.readouterr()
+    with flagsaver.flagsaver(run_once=True, num_examples=100):
+        cifar10_eval.evaluate()
+    assert 'Of 130 images the first 100 count; see --num_examples.\n' in capsys.readouterr().out
+    assert 'Precision @ 1' in tags()
+    assert not any(tag.startswith('validation/') for tag in tags())
+
+
 def test_run_once_without_a_checkpoint(half_bright):
     with flagsaver.flagsaver(run_once=True), pytest.raises(app.UsageError, match='No checkpoint'):
         cifar10_eval.evaluate()

@@ -78,7 +78,11 @@ def test_a_saved_model_needs_neither_checkpoint_nor_data_set(
     with flagsaver.flagsaver(saved_model=str(tmp_path / 'model'), checkpoint_dir='/nonexistent',
                              dataset='cifar100', top_k=99):
         assert cifar10_predict.predict(pictures_) == 0
-    check(capsys.readouterr().out, pictures_, plain_probabilities(network[1]), top_k=10)
+        check(capsys.readouterr().out, pictures_, plain_probabilities(network[1]), top_k=10)
+        labels = tmp_path / 'model' / 'assets.extra' / 'labels.txt'
+        labels.write_text('Käfer\n', encoding='latin-1')
+        with pytest.raises(app.UsageError, match='labels.txt is no text in UTF-8'):
+            cifar10_predict.predict(pictures_)
 
 
 def test_the_best_checkpoint(half_bright, pictures_, capsys):

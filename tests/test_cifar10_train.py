@@ -9,7 +9,6 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10_train
-from runtime import evaluation
 
 FLAGS = flags.FLAGS
 
@@ -20,7 +19,7 @@ def test_learns_separable_images_then_resumes(half_bright):
         with flagsaver.flagsaver(max_steps=max_steps, batch_size=16):
             cifar10_train.train()
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-31')
-    assert evaluation.precision(FLAGS.train_dir) == 1.0
+    assert records.precision(FLAGS.train_dir) == 1.0
 
 
 def test_the_scripts_work_as_a_user_runs_them(tmp_path):
@@ -106,4 +105,4 @@ def test_synthetic_images_are_learned_in_300_steps(tmp_path):
     assert records.run_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
                               '--max_steps=300', timeout=600).returncode == 0
     with flagsaver.flagsaver(data_dir=f'{tmp_path}/data', dataset='synthetic'):
-        assert evaluation.precision(f'{tmp_path}/train') >= 0.90
+        assert records.precision(f'{tmp_path}/train') >= 0.90

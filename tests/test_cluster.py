@@ -69,10 +69,10 @@ def test_the_port_is_the_same_for_a_job_and_another_for_the_next(monkeypatch):
 
 
 @pytest.mark.parametrize('text', [
-    'node1 slots=2\nnode2\n', '# two\n\n  root@node1:4\nnode2\n', 'node1'])
+    'node1 slots=2\nnode2\n', '# für zwei\n\n  root@node1:4\nnode2\n', 'node1'])
 def test_the_hostfiles_first_host(monkeypatch, tmp_path, text):
     path = tmp_path / 'hosts'
-    path.write_text(text)
+    path.write_text(text, encoding='latin-1')
     found = resolve(monkeypatch, MPI_SPREAD, {'hostfile': str(path)})
     assert found.meeting.startswith('node1:')
 

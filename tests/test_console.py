@@ -1,5 +1,6 @@
 import fcntl
 import io
+import itertools
 import os
 import pty
 import re
@@ -7,12 +8,14 @@ import struct
 import subprocess
 import sys
 import termios
+import types
 
 import pytest
 import records
 from absl import flags
 
 from runtime import console
+from runtime import hooks
 
 FLAGS = flags.FLAGS
 
@@ -85,26 +88,36 @@ def test_a_terminal_without_columns_is_taken_for_a_pipe():
 
 
 def arguments(half_bright):
-    """Of a run of two epochs and a half, 80 images each."""
+    """Of a run of an epoch and a half, of 80 images."""
     return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=40',
-            '--max_steps=5', '--log_frequency=100', '--validate_every=1', '--device=cpu']
+            '--max_steps=3', '--log_frequency=100', '--validate_every=1', '--device=cpu']
 
 
 @pytest.mark.slow
 def test_a_runs_progress_on_a_terminal(half_bright):
-    """Each epoch leaves one line; validations and what else is said have lines of their own."""
+    """An epoch leaves one line; validations and what else is said have lines of their own."""
     shown = on_a_terminal(
         [str(records.ROOT / 'cifar10_train.py'), *arguments(half_bright)], columns=100)
     lines = left_on_screen(shown)
-    epochs = [line for line in lines if line.startswith('epoch ')]
-    wanted = (r'epoch {}\.00: step {} of 5, \d+ images/s, loss \d+\.\d\d, 0:00:\d\d left')
-    assert len(epochs) == 2
-    for index, line in enumerate(epochs, 1):
-        assert re.fullmatch(wanted.format(index, 2 * index), line), line
-    assert lines[-2:] == [f'Saved step 5 in {FLAGS.train_dir}.', '']
-    for step in (2, 4, 5):
+    epoch, = [line for line in lines if line.startswith('epoch ')]
+    assert re.fullmatch(
+        r'epoch 1\.00: step 2 of 3, \d+ images/s, loss \d+\.\d\d, 0:00:\d\d left', epoch), epoch
+    assert lines[-2:] == [f'Saved step 3 in {FLAGS.train_dir}.', '']
+    for step in (2, 3):
         line, = [line for line in lines if f': step {step}, validation error = ' in line]
         assert re.match(r'\d{4}-', line)
+
+
+def test_epochs_of_a_moment_leave_a_line_every_two_seconds(monkeypatch):
+    """50 steps, of an epoch each, eight a second; the first is no measure of speed."""
+    shown, seconds = [], itertools.count(step=0.125)
+    monkeypatch.setattr(hooks, 'time', types.SimpleNamespace(perf_counter=lambda: next(seconds)))
+    monkeypatch.setattr(console, 'progress', lambda text, keep: shown.append((text, keep)))
+    progress = hooks._Progress(examples_per_step=128, examples_per_epoch=128, max_steps=50)
+    for step in range(1, 51):
+        progress.update(step, loss=1.0)
+    assert [text.split()[3] for text, keep in shown if keep] == ['2', '18', '34', '50']
+    assert len(shown) == 25  # Four a second.
 
 
 @pytest.mark.slow
@@ -112,7 +125,7 @@ def test_a_runs_log_is_clean(half_bright):
     done = records.run_script('cifar10_train.py', *arguments(half_bright))
     assert done.returncode == 0, done.stderr
     assert '\r' not in done.stdout and '\x1b' not in done.stdout and 'epoch ' not in done.stdout
-    assert len(done.stdout.splitlines()) == 6  # Queue, step 0, three validations, saved.
+    assert len(done.stdout.splitlines()) == 5  # Queue, step 0, two validations, saved.
 
 
 def test_printable_shows_names_as_they_are_and_no_commands(monkeypatch):

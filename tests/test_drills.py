@@ -51,11 +51,15 @@ def test_a_drill_in_short(tmp_path, module, count):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize('signal', ['KILL', 'TERM'])
-def test_kills_in_short(tmp_path, signal):
+@pytest.mark.parametrize('count, options', [
+    (6, ['--signal=KILL']), (6, ['--signal=TERM']), (2, ['--signal=INT']),
+    (2, ['--script=cifar10_multi_gpu_train.py', '--flags=--num_gpus=2']),
+    (2, ['--script=cifar10_distributed_train.py',
+         '--flags=--num_workers=2 --step_timeout=20 --start_timeout=60'])])
+def test_kills_in_short(tmp_path, count, options):
     small_data.write(tmp_path)
-    last = drill('drills.kills', '6', f'--signal={signal}', f'--data_dir={tmp_path}')
-    assert ': 6 tried: ' in last
+    last = drill('drills.kills', str(count), *options, f'--data_dir={tmp_path}')
+    assert f': {count} tried: ' in last
     assert last.endswith(' 0 failed.')
 
 

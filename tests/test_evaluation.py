@@ -147,8 +147,3 @@ def test_a_signal_ends_counting(noisy, tmp_path):
     current = evaluation.Evaluation()
     assert current.count(values, False).total == 130
     assert current.count(values, False, caught=[15]) is None
-
-
-def test_no_checkpoint(noisy, tmp_path):
-    with pytest.raises(FileNotFoundError, match='No checkpoint in'):
-        evaluation.precision(str(tmp_path / 'nothing'))

@@ -44,7 +44,7 @@ def test_one_device(tiny_net, capsys):
         'tiny is trained with --batch_size=16 --max_steps=30 where you give no other.')
     assert value('global_step') == 30
     for use_moving_averages in (True, False):
-        assert evaluation.precision(
+        assert records.precision(
             FLAGS.train_dir, use_moving_averages=use_moving_averages) == 1.0
     rows = results.read_metrics(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
     assert [row['step'] for row in rows] == [5, 10, 15, 20, 25, 30]
@@ -224,7 +224,7 @@ def test_the_tutorials_net_learns_fine_labels(hundred, monkeypatch):
     """Test images have the labels 0 and 99: a coarse label would be wrong."""
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.01)  # 0.1 is much for 8 such images.
     cifar10_train.train()
-    assert evaluation.precision(FLAGS.train_dir) == 1.0
+    assert records.precision(FLAGS.train_dir) == 1.0
     assert value('softmax_linear/weights').shape == (192, 100)
 
 

@@ -30,7 +30,23 @@ def test_a_folder_of_another_user(tmp_path):
     os.chown(tmp_path / 'run', 65534, -1)
     with pytest.raises(PermissionError, match='run belongs to user 65534, not to you'):
         ownership.check(tmp_path / 'run')
-    ownership.check(tmp_path / 'run' / 'ours')
+    ownership.check(tmp_path / 'run' / 'ours')  # As root may work below somebody's home.
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='takes root to give a folder away')
+@pytest.mark.parametrize('mode', [0o755, 0o1777])
+def test_below_a_folder_of_another_user_in_a_shared_one(tmp_path, mode):
+    """Its owner could put a link to another run of ours there, or exchange what we write."""
+    theirs = tmp_path / 'shared' / 'theirs'
+    theirs.mkdir(parents=True)
+    (theirs / 'run').symlink_to(tmp_path)
+    (theirs / 'ours').mkdir()
+    theirs.chmod(mode)
+    os.chown(theirs, 65534, -1)
+    (tmp_path / 'shared').chmod(0o1777)
+    for below in ('run', 'ours', 'ours/run', 'new'):
+        with pytest.raises(PermissionError, match='run is a link|theirs belongs to user 65534'):
+            ownership.check(theirs / below)
 
 
 @pytest.mark.parametrize('below', ['', 'run'])

@@ -51,7 +51,7 @@ def test_a_folder_that_reads_as_a_pattern_is_refused(tmp_path):
 
 
 def test_only_what_a_run_wrote_is_removed(tmp_path, capsys):
-    """Links go, what they lead to stays; what is no run's stays, and is told."""
+    """Links go, what they lead to stays; what is no run's stays, and all is told."""
     outside = tmp_path / 'outside'
     outside.mkdir()
     for name in ('model.ckpt-1.index', 'keep'):
@@ -70,8 +70,10 @@ def test_only_what_a_run_wrote_is_removed(tmp_path, capsys):
     assert os.listdir(run / 'best') == ['mine']
     assert (outside / 'keep').read_text() == 'x'
     assert capsys.readouterr().out == (
-        f'--restart leaves model.ckpt-9.index, my.ckpt-1.index, notes.txt, best/mine in '
-        f'{run}: no run wrote that.\n')
+        f'--restart leaves in {run} what no run wrote: best/mine, model.ckpt-9.index, '
+        'my.ckpt-1.index, notes.txt. It removes best/error.json, checkpoint, metrics.csv, '
+        'model.ckpt-7.data-00000-of-00001, model.ckpt-7.index, model.ckpt-8.index, run.json, '
+        'timeline-3.json.\n')
 
 
 def test_a_folder_best_that_is_a_link_is_not_followed(tmp_path):

@@ -1,3 +1,5 @@
+import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -145,6 +147,7 @@ def test_run_json_and_another_data_set(half_bright):
     path = pathlib.Path(FLAGS.train_dir, 'run.json')
     run = json.loads(path.read_text())
     assert (run['dataset'], run['net']) == ('cifar10', 'tutorial')
+    assert tuple(run['classes']) == table.CIFAR10.classes
     assert run['settings']['batch_size'] == 8
     run['dataset'] = 'synthetic'
     path.write_text(json.dumps(run))
@@ -158,6 +161,19 @@ def test_run_json_and_another_data_set(half_bright):
     path.write_text('{')
     with pytest.raises(app.UsageError, match='damaged'):
         training._prepare_folder(8)
+
+
+@pytest.mark.parametrize('classes, told', [
+    (['cat', 'dog'], None), (['tom', 'dog'], None),  # Names may change.
+    (['dog', 'cat'], 'label 0 was cat, and in --dataset=pets it is dog, another class'),
+    (['ant', 'cat'], 'label 1 was dog, and in --dataset=pets it is cat')])
+def test_a_run_whose_labels_meant_something_else(tmp_path, classes, told):
+    """As when a class's folder got another name and the images were converted anew."""
+    checkpoints.write_run(tmp_path, {
+        'net': 'local', 'dataset': 'pets', 'classes': ['cat', 'dog'], 'settings': {}})
+    now = dataclasses.replace(table.CIFAR10, name='pets', classes=tuple(classes))
+    with pytest.raises(app.UsageError, match=told) if told else contextlib.nullcontext():
+        checkpoints.check_run(tmp_path, 'local', now, 'go away')
 
 
 @pytest.mark.slow

@@ -44,6 +44,14 @@ def main(me):
         time.sleep(me.rank == 0)  # Saves.
         print('saved', me.rank, flush=True)
         raise
+start_one = workers._start_one
+def start_one_and_be_stopped(rank, told):
+    process = start_one(rank, told)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return process
+if what == 'stopped early':
+    workers._start_one = start_one_and_be_stopped
 startup.run(lambda: workers.run(main), [startup, cluster])
 '''
 
@@ -68,6 +76,13 @@ def runs(pid):
         return pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] != 'Z'
     except FileNotFoundError:
         return False
+
+
+def test_a_signal_while_they_are_started_reaches_all_and_starts_no_more(tmp_path):
+    process = start('stopped early', tmp_path)
+    process.communicate(timeout=records.PATIENCE)
+    assert process.returncode == 143
+    assert not (tmp_path / '1').exists() and not (tmp_path / '2').exists()
 
 
 def test_all_run_and_worker_0_has_the_console(tmp_path):
