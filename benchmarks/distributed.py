@@ -219,13 +219,15 @@ class _Trainer:
 
     def _read(self):
         """Puts a mark into the queue for each line about a step, and None at the end."""
-        with self._process.stdout as lines:
-            for line in lines:
+        try:
+            for line in self._process.stdout:
                 match = _LINE.search(line)
                 if match:
                     self._marks.put(_Mark(time.monotonic(), int(match.group(1)), self._used(),
                                           _sent(self._inside)))
-        self._marks.put(None)
+        finally:  # Also where what it counts cannot be read: nobody is to wait for the next mark.
+            self._process.stdout.close()
+            self._marks.put(None)
 
     def _used(self):
         """Seconds of processor time of all its threads so far."""
