@@ -20,6 +20,7 @@ from datasets import custom
 from datasets import download
 from datasets import table
 from nets import lrn
+from program import errors
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images in a batch, per tower.', lower_bound=1,
                      upper_bound=1 << 16)
@@ -71,7 +72,7 @@ def _check_data_url(url):
 def _check_dataset(name):
     try:
         custom.find(name)
-    except table.DataError as error:
+    except errors.DataError as error:
         raise flags.ValidationError(str(error)) from error
     return True
 
@@ -91,7 +92,7 @@ def maybe_download_and_extract():
     """Sees to it that the record files are there and whole; downloads or draws them if need be.
 
     Raises:
-        datasets.table.DataError: they could not be had, or something is wrong with one of them.
+        errors.DataError: they could not be had, or something is wrong with one of them.
     """
     download.maybe_download_and_extract(data_set(), FLAGS.data_dir, FLAGS.data_url)
 

@@ -11,7 +11,7 @@ centre is kept. FOLDER may also hold SVHN's train_32x32.mat and test_32x32.mat, 
 DATA_DIR is made: train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes and
 the classes' names. Files that are no images are passed over, and listed at the end.
 """
-from runtime import startup  # First: it imports TensorFlow quietly.
+from program import startup  # First: it imports TensorFlow quietly.
 
 import os
 
@@ -22,8 +22,8 @@ from datasets import custom
 from datasets import folders
 from datasets import images
 from datasets import svhn
-from runtime import console
-from runtime import output
+from program import console
+from program import files
 
 
 def convert(folder, data_dir):
@@ -35,7 +35,7 @@ def convert(folder, data_dir):
 
     Raises:
         app.UsageError: `data_dir` is not empty, or lies among the images.
-        table.DataError: `folder` holds no data set.
+        errors.DataError: `folder` holds no data set.
         OSError: one of them cannot be read, or written.
     """
     faults = []
@@ -44,7 +44,7 @@ def convert(folder, data_dir):
         raise app.UsageError(f'{data_dir} lies in {folder}, where each folder is a class: name '
                              'another DATA_DIR')
     try:
-        with output.new_folder(data_dir, 'DATA_DIR') as partial:
+        with files.new_folder(data_dir, 'DATA_DIR') as partial:
             classes, counts = write(
                 folder, partial, os.path.basename(os.path.abspath(data_dir)), faults)
     finally:  # When the folder stands: a console that is gone must not cost it.

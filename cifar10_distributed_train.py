@@ -9,7 +9,7 @@ and a share of the images; a step averages the gradients of all of them. Worker 
 validates and writes; its checkpoints are those of cifar10_train.py. When a worker is lost, all end
 with a line that names it; the same command goes on from the latest checkpoint.
 """
-from runtime import startup  # First: it imports TensorFlow quietly.
+from program import startup  # First: it imports TensorFlow quietly.
 
 import os
 import sys
@@ -18,13 +18,13 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
-from nets import table as nets
-from runtime import cluster
-from runtime import collectives
-from runtime import meeting
-from runtime import team as team_
-from runtime import training
-from runtime import workers
+import recipes
+from training import session as training
+from workers import cluster
+from workers import collectives
+from workers import launch
+from workers import rendezvous
+from workers import team as team_
 
 FLAGS = flags.FLAGS
 
@@ -47,7 +47,7 @@ def build(images, labels, group, team=None):
         total_loss: float32 [], mean over all workers.
         gradients: list of (gradient, variable), this worker's.
     """
-    net = nets.net()
+    net = recipes.net()
     global_step = tf.train.get_or_create_global_step()
     loss = cifar10.loss(net.inference(images, training=True), labels)
     gradients = cifar10.compute_gradients(loss)
@@ -69,14 +69,14 @@ def train(me=None, group=None, peers=None):
     Args:
         me: the `cluster.Cluster`; by default a worker alone.
         group: the `collectives.Group` that it belongs to.
-        peers: the `meeting.Meeting`, None for a worker alone.
+        peers: the `rendezvous.Meeting`, None for a worker alone.
     """
     me, group = me or cluster.Cluster(), group or collectives.Group()
     with tf.Graph().as_default():
         training.use_seed(me.rank)
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             tf.train.get_or_create_global_step()
-            images, labels = cifar10.distorted_inputs(nets.net().augment, (me.rank, me.size))
+            images, labels = cifar10.distorted_inputs(recipes.net().augment, (me.rank, me.size))
         team = team_.Team(group, peers) if peers else None
         train_op, loss, gradients = build(images, labels, group, team)
         if team:
@@ -105,7 +105,7 @@ def main(me):
             train()
         return
     group = collectives.Group(me.rank, me.size, bool(startup.visible_gpus()))
-    with meeting.join(me, facts()) as peers, collectives.failures_of(peers):
+    with rendezvous.join(me, facts()) as peers, collectives.failures_of(peers):
         if me.rank == 0:
             training.steps_left()  # If none are left, all workers stop before the first.
         cifar10.maybe_download_and_extract()
@@ -116,4 +116,5 @@ def main(me):
 
 
 if __name__ == '__main__':
-    startup.run(lambda: workers.run(main), [startup, cifar10, nets, training, cluster, collectives])
+    startup.run(lambda: launch.run(main),
+                [startup, cifar10, recipes, training, cluster, collectives])

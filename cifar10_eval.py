@@ -6,7 +6,7 @@ Prints the precision @ 1 of each new checkpoint in --checkpoint_dir over the tes
 once, with the moving averages of the variables. Runs beside the trainer; --run_once evaluates the
 latest and ends. --per_class tells how each class fares, and which are taken for which.
 """
-from runtime import startup  # First: it imports TensorFlow quietly.
+from program import startup  # First: it imports TensorFlow quietly.
 
 import datetime
 import os
@@ -15,13 +15,13 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
-from datasets import ownership
-from nets import table as nets
-from runtime import checkpoints
-from runtime import confusion
-from runtime import evaluation
-from runtime import output
-from runtime import trained
+from evaluation import confusion
+from evaluation import counting
+from evaluation import model
+from program import files
+from program import ownership
+import recipes
+from runs import checkpoints
 
 flags.DEFINE_string('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval'], 'Which images to evaluate on.')
@@ -42,16 +42,16 @@ def evaluate():
     Raises:
         app.UsageError: --run_once, and there is no checkpoint; or one does not fit the network.
     """
-    only = [trained.checkpoint()] if FLAGS.run_once else None  # Before any data is fetched.
-    trained.check_run()
+    only = [model.checkpoint()] if FLAGS.run_once else None  # Before any data is fetched.
+    model.check_run()
     cifar10.maybe_download_and_extract()
-    current = evaluation.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
+    current = counting.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
     if not current.whole:
         print(f'Of {current.size} images the first {current.total} count; see --num_examples.',
               flush=True)
     ownership.check(FLAGS.eval_dir)
     os.makedirs(FLAGS.eval_dir, exist_ok=True)
-    with output.full_disk_told(FLAGS.eval_dir), \
+    with files.full_disk_told(FLAGS.eval_dir), \
             tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
         for checkpoint in only or _checkpoints():
             result = _run_unless_gone(current, checkpoint)
@@ -83,9 +83,9 @@ def _run_unless_gone(current, checkpoint):
 
 def _checkpoints():
     """Yields the path of each checkpoint that comes, the latest first."""
-    if not checkpoints.candidates(trained.folder()):
-        print(f'Waiting for a checkpoint in {trained.folder()}.', flush=True)
-    yield from checkpoints.as_they_come(trained.folder(), FLAGS.eval_interval_secs)
+    if not checkpoints.candidates(model.folder()):
+        print(f'Waiting for a checkpoint in {model.folder()}.', flush=True)
+    yield from checkpoints.as_they_come(model.folder(), FLAGS.eval_interval_secs)
 
 
 def _write(writer, result, whole):
@@ -99,7 +99,7 @@ def _write(writer, result, whole):
     if FLAGS.per_class:
         summary.MergeFrom(confusion.summary(result.confusion, cifar10.data_set().classes))
     writer.add_summary(summary, result.step)
-    output.flush(writer, FLAGS.eval_dir)
+    files.flush(writer, FLAGS.eval_dir)
 
 
 def main():
@@ -108,4 +108,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, nets, trained])
+    startup.run(main, [startup, cifar10, recipes, model])

@@ -8,7 +8,7 @@ what the evaluation does to images is part of the model. The variables are const
 names of the classes are in assets.extra/labels.txt, a line each. --export_dir must not be there
 yet, or be empty. TensorFlow Serving wants a folder named by a number, as here.
 """
-from runtime import startup  # First: it imports TensorFlow quietly.
+from program import startup  # First: it imports TensorFlow quietly.
 
 import os
 
@@ -17,9 +17,9 @@ from absl import app
 from absl import flags
 
 import cifar10
-from nets import table as nets
-from runtime import output
-from runtime import trained
+from evaluation import model
+from program import files
+import recipes
 
 flags.DEFINE_string('export_dir', None, 'Folder to make for the SavedModel.')
 
@@ -35,38 +35,39 @@ def export():
     """
     if not FLAGS.export_dir:
         raise app.UsageError('Where to? Name a new folder with --export_dir')
-    checkpoint = trained.checkpoint()
-    trained.check_run()
-    with output.new_folder(FLAGS.export_dir, '--export_dir') as partial:
-        model = trained.Model()
-        with model.session(checkpoint) as session:
-            graph_def = _frozen(model, session)
-        _save(graph_def, model, partial)
+    checkpoint = model.checkpoint()
+    model.check_run()
+    with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
+        classifier = model.Model()
+        with classifier.session(checkpoint) as session:
+            graph_def = _frozen(classifier, session)
+        _save(graph_def, classifier, partial)
         _write_labels(partial)
     print(f'{FLAGS.export_dir} holds {checkpoint} as a SavedModel.')
 
 
-def _frozen(model, session):
+def _frozen(classifier, session):
     """The part of the graph that leads to the outputs, with the variables as constants.
 
     Summaries do not go along, nor the gradient of local response normalisation, which only this
     process knows. `simple_save` leaves out the devices.
     """
     graph_def = tf.graph_util.convert_variables_to_constants(
-        session, model.graph.as_graph_def(), [out.op.name for out in model.outputs.values()])
+        session, classifier.graph.as_graph_def(),
+        [out.op.name for out in classifier.outputs.values()])
     for node in graph_def.node:
         node.attr.pop('_gradient_op_type', None)
     return graph_def
 
 
-def _save(graph_def, model, folder):
+def _save(graph_def, classifier, folder):
     """Writes a SavedModel of a frozen graph, which has the model's names."""
     with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
         tf.import_graph_def(graph_def, name='')
         images, *outputs = (session.graph.get_tensor_by_name(tensor.name)
-                            for tensor in (model.images, *model.outputs.values()))
+                            for tensor in (classifier.images, *classifier.outputs.values()))
         tf.saved_model.simple_save(
-            session, folder, {'images': images}, dict(zip(model.outputs, outputs)))
+            session, folder, {'images': images}, dict(zip(classifier.outputs, outputs)))
 
 
 def _write_labels(folder):
@@ -83,4 +84,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, nets, trained])
+    startup.run(main, [startup, cifar10, recipes, model])

@@ -8,12 +8,12 @@ original tutorial, the bookkeeping costs several times what the work does.
 """
 import collections
 import os
-import re
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from datasets import table
+from program import errors
 
 # Images are cropped to this size. Another size makes another network: train it anew.
 IMAGE_SIZE = 24
@@ -57,8 +57,9 @@ def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
             label: int32 [1], 0 to num_classes - 1
             uint8image: uint8 [height, width, depth]
         A run raises `tf.errors.OutOfRangeError` at the end of the files, and
-        `tf.errors.InvalidArgumentError` where a label is no class: see `fault_of`. A part of a
-        record at a file's end is passed over; `DataSet.check` finds it.
+        `tf.errors.InvalidArgumentError` where a label is not a class: see
+        `errors.record_fault`. A part of a record at a file's end is skipped; `DataSet.check`
+        finds it.
     """
     result = CIFAR10Record()
     result.height, result.width, result.depth = table.HEIGHT, table.WIDTH, table.DEPTH
@@ -99,12 +100,6 @@ def _checked(values, keys, data_set):
         return tf.identity(values)
 
 
-def fault_of(error):
-    """What an error of a session says of a record that was read, in one line; else None."""
-    found = re.search(r'assertion failed: \[(.* in record .*)\]', str(error))
-    return found and found.group(1)
-
-
 def _decoded(values, data_set):
     """The bytes of records: string [...] -> uint8 [..., record_bytes]."""
     records = tf.decode_raw(values, tf.uint8)
@@ -143,7 +138,7 @@ def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
 
     Raises:
         FileNotFoundError: a file of the data set is missing in `data_dir`.
-        table.DataError: there are fewer records than shards.
+        errors.DataError: there are fewer records than shards.
     """
     return dequeue(distorted_inputs_queue(
         data_dir, batch_size, data_set, min_fraction_of_examples_in_queue, augment, shard=shard))
@@ -206,7 +201,7 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard):
     records = data_set.count(data_dir, eval_data=False)
     count = len(range(index, records, shards))
     if not count:
-        raise table.DataError(f'{records} records cannot be shared out to {shards} workers')
+        raise errors.DataError(f'{records} records cannot be shared out to {shards} workers')
     waiting = int(count * min_fraction)
     print(f'Filling queue with {waiting} {data_set.title} images before starting to train.',
           flush=True)

@@ -6,15 +6,15 @@ Each GPU holds a copy of the network, a tower, and takes a batch of its own; the
 the host's memory and are updated with the mean of the towers' gradients. With fewer GPUs than
 towers, towers share them, or the CPU. Checkpoints are those of cifar10_train.py.
 """
-from runtime import startup  # First: it imports TensorFlow quietly.
+from program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
 import cifar10_input
-from nets import table as nets
-from runtime import training
+import recipes
+from training import session as training
 
 flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one for each GPU.', lower_bound=1,
                      upper_bound=256)
@@ -34,7 +34,7 @@ def tower_loss(scope, images, labels):
         float32 [], the total loss of the tower's batch.
     """
     with tf.name_scope(scope):
-        return cifar10.loss(nets.net().inference(images, training=True), labels)
+        return cifar10.loss(recipes.net().inference(images, training=True), labels)
 
 
 def average_gradients(tower_grads):
@@ -96,7 +96,7 @@ def _summaries():
 
 def train():
     """Builds the towers and runs them until --max_steps, resuming if there is a checkpoint."""
-    net = nets.net()
+    net = recipes.net()
     with tf.Graph().as_default(), tf.device('/cpu:0'):
         training.use_seed()
         global_step = tf.train.get_or_create_global_step()
@@ -139,4 +139,4 @@ def main():
 
 if __name__ == '__main__':
     FLAGS.set_default('max_steps', 1000000)
-    startup.run(main, [startup, cifar10, nets, training])
+    startup.run(main, [startup, cifar10, recipes, training])

@@ -13,7 +13,7 @@
 
 The runs are named with --runs. Matplotlib draws all but `confusion`: pip install matplotlib
 """
-from runtime import startup  # First: it imports TensorFlow quietly.
+from program import startup  # First: it imports TensorFlow quietly.
 
 import os
 
@@ -24,13 +24,13 @@ from absl import flags
 
 import cifar10
 from datasets import table
-from nets import table as nets
-from runtime import checkpoints
-from runtime import confusion
-from runtime import evaluation
-from runtime import output
-from runtime import pictures
-from runtime import results
+from evaluation import confusion
+from evaluation import counting
+from evaluation import pictures
+from program import files
+import recipes
+from runs import checkpoints
+from runs import results
 
 flags.DEFINE_string('output', None, 'PNG file to write. By default the name of the picture, in the '
                     'current folder.')
@@ -62,7 +62,8 @@ def distorted(path):
     labels, planes = _records()
     labels, planes = labels[:_DISTORTED_IMAGES], planes[:_DISTORTED_IMAGES]
     with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
-        made = session.run(nets.net().augment(tf.constant(np.repeat(planes, _COLUMNS - 1, axis=0))))
+        repeated = tf.constant(np.repeat(planes, _COLUMNS - 1, axis=0))
+        made = session.run(recipes.net().augment(repeated))
     made = pictures.scaled(made).reshape(len(planes), _COLUMNS - 1, *made.shape[1:])
     rows = [[(image, None) for image in (original, *distortions)]
             for original, distortions in zip(_images(planes), made)]
@@ -105,7 +106,7 @@ def confused(path):
     cifar10.maybe_download_and_extract()
     averaged = any(name.endswith('/ExponentialMovingAverage')
                    for name, _ in tf.train.list_variables(checkpoint))
-    result = evaluation.Evaluation(use_moving_averages=averaged).run(checkpoint)
+    result = counting.Evaluation(use_moving_averages=averaged).run(checkpoint)
     confusion.picture(result.confusion, cifar10.data_set().classes).save(path, 'PNG')
 
 
@@ -194,10 +195,10 @@ def plot():
     path = FLAGS.output or f'{FLAGS.picture}.png'
     if not path.lower().endswith('.png'):
         raise app.UsageError(f'--output={path}, wanted: a name that ends with .png')
-    with output.new_file(path) as partial:
+    with files.new_file(path) as partial:
         _PICTURES[FLAGS.picture](partial)
     print(f'Wrote {path}.')
 
 
 if __name__ == '__main__':
-    startup.run(plot, [startup, cifar10, nets])
+    startup.run(plot, [startup, cifar10, recipes])

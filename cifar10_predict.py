@@ -12,7 +12,7 @@ read is told by its name, the others go on, and the exit code is 1.
 The network is the latest checkpoint in --checkpoint_dir with its moving averages, the best one with
 --best, or a SavedModel of cifar10_export.py. A SavedModel is a program: load those you trust.
 """
-from runtime import startup  # First: it imports TensorFlow quietly.
+from program import startup  # First: it imports TensorFlow quietly.
 
 import contextlib
 import glob
@@ -27,9 +27,9 @@ from absl import flags
 
 import cifar10
 from datasets import images
-from nets import table as nets
-from runtime import console
-from runtime import trained
+from evaluation import model
+from program import console
+import recipes
 
 flags.DEFINE_string('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
                     '--net, --dataset and --checkpoint_dir do not count then.')
@@ -107,11 +107,12 @@ def _network():
             names = _labels(FLAGS.saved_model, probabilities.shape.as_list()[-1])
             yield lambda batch: session.run(probabilities, {images_: batch}), names
         return
-    checkpoint = trained.checkpoint()
-    trained.check_run()
-    model = trained.Model()
-    with model.session(checkpoint) as session:
-        yield (lambda batch: session.run(model.outputs['probabilities'], {model.images: batch}),
+    checkpoint = model.checkpoint()
+    model.check_run()
+    classifier = model.Model()
+    with classifier.session(checkpoint) as session:
+        probabilities = classifier.outputs['probabilities']
+        yield (lambda batch: session.run(probabilities, {classifier.images: batch}),
                cifar10.data_set().classes)
 
 
@@ -182,4 +183,4 @@ def main(words):
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, nets, trained], words='IMAGE...')
+    startup.run(main, [startup, cifar10, recipes, model], words='IMAGE...')

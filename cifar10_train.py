@@ -6,14 +6,14 @@ The tutorial reports about 86 percent after 100,000 steps (256 epochs). Training
 latest checkpoint in --train_dir; --restart starts over. Evaluate with cifar10_eval.py, watch with
 tensorboard --logdir.
 """
-from runtime import startup  # First: it imports TensorFlow quietly.
+from program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
-from nets import table as nets
-from runtime import training
+import recipes
+from training import session as training
 
 FLAGS = flags.FLAGS
 
@@ -21,7 +21,7 @@ FLAGS = flags.FLAGS
 def train():
     """Builds the graph and runs it until --max_steps, from the latest checkpoint if there is
     one."""
-    net = nets.net()
+    net = recipes.net()
     with tf.Graph().as_default():
         training.use_seed()
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
@@ -43,4 +43,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, nets, training])
+    startup.run(main, [startup, cifar10, recipes, training])

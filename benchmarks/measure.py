@@ -5,7 +5,7 @@
 `python -m benchmarks` starts these in turn. Each starts cold: what another measurement left in
 memory or in TensorFlow's threads does not count.
 """
-from runtime import startup  # First: it imports TensorFlow quietly.
+from program import startup  # First: it imports TensorFlow quietly.
 
 import contextlib
 import datetime
@@ -21,13 +21,13 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
+from benchmarks import floor
+from benchmarks import tutorial
 import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
-from benchmarks import floor
-from benchmarks import tutorial
-from nets import table as nets
-from runtime import evaluation
+from evaluation import counting
+import recipes
 
 flags.DEFINE_enum('what', 'train', ['input', 'step', 'train', 'evaluate'], 'What to measure.')
 flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial', 'towers'],
@@ -75,7 +75,7 @@ def _run_for(session, operation, seconds):
 
 
 def _train_op(images, labels):
-    net = nets.net()
+    net = recipes.net()
     loss = cifar10.loss(net.inference(images, training=True), labels)
     return cifar10.train(loss, tf.train.get_or_create_global_step(), net.schedule, net.optimizer)
 
@@ -104,7 +104,7 @@ def _fixed_batch():
     random = np.random.RandomState(0)
     pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
     with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
-        images = session.run(nets.net().prepare(tf.constant(pixels)))
+        images = session.run(recipes.net().prepare(tf.constant(pixels)))
     return (tf.Variable(images, trainable=False, use_resource=True).read_value(),
             tf.constant(random.randint(0, 10, FLAGS.batch_size), tf.int32))
 
@@ -115,7 +115,7 @@ def measure_step(_):
         'ours': _stepper(lambda: _train_op(*_fixed_batch())),
         'floor': _stepper(lambda: floor.operation(FLAGS.batch_size, net=FLAGS.net)),
         'ours, forward': _stepper(
-            lambda: nets.net().inference(_fixed_batch()[0], training=False)),
+            lambda: recipes.net().inference(_fixed_batch()[0], training=False)),
         'floor, forward': _stepper(
             lambda: floor.operation(FLAGS.batch_size, backward=False, net=FLAGS.net))}
     if FLAGS.net == 'tutorial':
@@ -179,7 +179,7 @@ def measure_evaluate(side):
         checkpoint = tf.train.latest_checkpoint(folder)
         start = time.perf_counter()
         if side == 'ours':
-            precision = evaluation.Evaluation().run(checkpoint).precision
+            precision = counting.Evaluation().run(checkpoint).precision
         else:
             precision = tutorial.evaluate(cifar10.data_folder(), checkpoint, FLAGS.batch_size)
         seconds = time.perf_counter() - start
@@ -195,4 +195,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, nets, cifar10_multi_gpu_train])
+    startup.run(main, [startup, cifar10, recipes, cifar10_multi_gpu_train])

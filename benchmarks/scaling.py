@@ -9,7 +9,7 @@ averaging under it. A ring of n workers makes 2 (n - 1) passes; each takes the l
 message, as measured, and moves an n-th of the gradients, as fast as the runtime does here, or as
 fast as a link can.
 """
-from runtime import startup  # First: it imports TensorFlow quietly.
+from program import startup  # First: it imports TensorFlow quietly.
 
 import statistics
 import time
@@ -18,10 +18,10 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 from benchmarks import children
-from runtime import cluster
-from runtime import collectives
-from runtime import meeting
-from runtime import workers
+from workers import cluster
+from workers import collectives
+from workers import launch
+from workers import rendezvous
 
 flags.DEFINE_list('step_ms', ['48', '111'], 'Milliseconds of a step of one worker: of the '
                   "tutorial's net with batches of 128, of ResNet-23 with batches of 64.")
@@ -40,7 +40,7 @@ _LINKS = {'10 Gbit/s': 10e9 / 8, '100 Gbit/s': 100e9 / 8}  # Bytes a second, if 
 
 
 def main(me):
-    with meeting.join(me, {}) as peers, collectives.failures_of(peers):
+    with rendezvous.join(me, {}) as peers, collectives.failures_of(peers):
         seconds, busy = _measure(collectives.Group(me.rank, me.size), peers)
     if me.rank == 0:
         print(children.heading())
@@ -115,4 +115,4 @@ def _step(alone, size, count, latency, bandwidth):
 
 
 if __name__ == '__main__':
-    startup.run(lambda: workers.run(main), [startup, cluster, collectives])
+    startup.run(lambda: launch.run(main), [startup, cluster, collectives])

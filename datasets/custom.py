@@ -12,6 +12,7 @@ import os
 import numpy as np
 
 from datasets import table
+from program import errors
 
 FILE = 'dataset.json'
 MAX_CLASSES = 256  # A label is one byte.
@@ -21,7 +22,7 @@ def find(name):
     """The row of a data set: one of the table by its name, or else that of a folder.
 
     Raises:
-        table.DataError: it is neither, or the folder's JSON file is not as it should be.
+        errors.DataError: it is neither, or the folder's JSON file is not as it should be.
     """
     return table.TABLE.get(name) or read(name)
 
@@ -36,33 +37,33 @@ def read(folder):
         A `table.DataSet` whose `folder` is an absolute path, so that no data folder counts.
 
     Raises:
-        table.DataError: there is no JSON file, or it is not as it should be.
+        errors.DataError: there is no JSON file, or it is not as it should be.
     """
     path = os.path.join(folder, FILE)
     try:
         with open(path, encoding='utf-8') as stream:
             found = json.load(stream)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise table.DataError(
+        raise errors.DataError(
             f'"{folder}" is none of {", ".join(table.TABLE)}, nor a folder with a {FILE}, as '
             'cifar10_convert.py makes one') from error
     except (OSError, ValueError, RecursionError) as error:
-        raise table.DataError(f'{path} cannot be read as JSON ({error})') from error
+        raise errors.DataError(f'{path} cannot be read as JSON ({error})') from error
     _check(path, found)
     return table.DataSet(title=found['name'], folder=os.path.abspath(folder),
                          **{**found, 'classes': tuple(found['classes'])})
 
 
 def _check(path, found):
-    """Raises `table.DataError` where what the JSON file holds is no row."""
+    """Raises `errors.DataError` where what the JSON file holds is no row."""
     if not isinstance(found, dict) or set(found) != set(_FIELDS):
         keys = ', '.join(map(str, found)) if isinstance(found, dict) else 'no object'
-        raise table.DataError(f'{path} holds {keys}; wanted: {", ".join(_FIELDS)}')
+        raise errors.DataError(f'{path} holds {keys}; wanted: {", ".join(_FIELDS)}')
     for field, (fits, wanted) in _FIELDS.items():
         if not fits(found[field]):
             shown = json.dumps(found[field])
             shown = shown if len(shown) <= 80 else shown[:80] + '...'
-            raise table.DataError(f'{path}: "{field}" is {shown}; wanted: {wanted}')
+            raise errors.DataError(f'{path}: "{field}" is {shown}; wanted: {wanted}')
 
 
 def is_name(value):
@@ -106,19 +107,19 @@ def write(folder, name, classes, train, test):
         (number of training records, number of test records).
 
     Raises:
-        table.DataError: the name is taken, there is no test image, or a class has no training
+        errors.DataError: the name is taken, there is no test image, or a class has no training
             image.
     """
     if not _is_new_name(name):
-        raise table.DataError(f'"{name}" cannot be the name of a data set; wanted: '
+        raise errors.DataError(f'"{name}" cannot be the name of a data set; wanted: '
                               f'{_FIELDS["name"][1]}. Name another folder')
     trained, tested = (_write_records(os.path.join(folder, file), blocks)
                        for file, blocks in (('train.bin', train), ('test.bin', test)))
     missing = [label for label, count in zip(classes, trained) if count == 0]
     if missing:
-        raise table.DataError(f'no training image of {", ".join(missing)} can be read')
+        raise errors.DataError(f'no training image of {", ".join(missing)} can be read')
     if not tested.any():
-        raise table.DataError('no test image can be read')
+        raise errors.DataError('no test image can be read')
     counts = int(trained.sum()), int(tested.sum())
     row = {'name': name, 'classes': list(classes), 'train_files': {'train.bin': counts[0]},
            'test_files': {'test.bin': counts[1]}}

@@ -19,9 +19,9 @@ import zlib
 
 from six.moves import urllib
 
-from datasets import ownership
 from datasets import synthetic
-from datasets import table
+from program import errors
+from program import ownership
 
 _TIMEOUT_SECONDS = 30.0  # To connect, and between two reads.
 _PAUSE_SECONDS = 1.0  # Before going on after a connection that was cut.
@@ -42,7 +42,7 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
         url: where to download from instead of the place that the row names.
 
     Raises:
-        table.DataError: one line that says what failed, where, and what to do.
+        errors.DataError: one line that says what failed, where, and what to do.
         PermissionError: the data folder is to be made or filled, and others could change it.
     """
     folder = os.path.join(data_dir, data_set.folder)
@@ -55,7 +55,7 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
                 if not os.path.isdir(folder):  # Else another process made it while this one waited.
                     _make_folder(data_set, data_dir, url)
         except (OSError, http.client.HTTPException, ValueError) as error:  # Or a URL that is none.
-            raise table.DataError(_failure(data_set, data_dir, url, error)) from error
+            raise errors.DataError(_failure(data_set, data_dir, url, error)) from error
     data_set.check(folder)
 
 
@@ -73,8 +73,8 @@ def _make_folder(data_set, data_dir, url):
     if os.path.lexists(archive):
         try:
             _verify(archive, data_set)
-        except table.DataError as error:
-            raise table.DataError(f'{error}; replace it, or remove it to download it') from error
+        except errors.DataError as error:
+            raise errors.DataError(f'{error}; replace it, or remove it to download it') from error
     else:
         download(url, archive, data_set)
     extract(archive, data_dir, data_set)
@@ -124,11 +124,11 @@ def download(url, archive, data_set):
 
     Raises:
         OSError, http.client.HTTPException: the server or the disk failed; the part stays.
-        table.DataError: the server offers another file (the part stays), or what came has the wrong
-            checksum (the part is removed).
+        errors.DataError: the server offers another file (the part stays), or what came has the
+            wrong checksum (the part is removed).
     """
     if not is_url(url):
-        raise table.DataError('the URL starts with neither http:, https: nor file:')
+        raise errors.DataError('the URL starts with neither http:, https: nor file:')
     part = archive + '.part'
     with os.fdopen(_open_own(part), 'ab', buffering=0) as stream:
         progress = _Progress(os.path.basename(archive), stream.tell(), data_set.archive_bytes)
@@ -139,7 +139,7 @@ def download(url, archive, data_set):
         os.fsync(stream.fileno())
     try:
         _verify(part, data_set)
-    except table.DataError:
+    except errors.DataError:
         os.remove(part)
         raise
     os.rename(part, archive)
@@ -198,18 +198,18 @@ def _check_offer(response, start, size):
     """Where in the file a response begins.
 
     Raises:
-        table.DataError: its length or range shows that it is not the file wanted.
+        errors.DataError: its length or range shows that it is not the file wanted.
     """
     position = start if response.getcode() == 206 else 0
     if response.getcode() == 206:
         offered = re.match(r'bytes (\d+)-\d+/(\d+|\*)$', response.headers.get('Content-Range', ''))
         if (not offered or int(offered.group(1)) != start
                 or offered.group(2) not in ('*', str(size))):
-            raise table.DataError(f'asked for bytes from {start} of {size}, the server sent '
+            raise errors.DataError(f'asked for bytes from {start} of {size}, the server sent '
                                   f'"{response.headers.get("Content-Range")}"')
     length = response.headers.get('Content-Length')
     if length is not None and position + int(length) != size:
-        raise table.DataError(
+        raise errors.DataError(
             f'the file has {size} bytes, the server offers one of {position + int(length)}')
     return position
 
@@ -254,17 +254,18 @@ def _verify(path, data_set):
     """Checks an archive's size and SHA-256.
 
     Raises:
-        table.DataError: it is another file.
+        errors.DataError: it is another file.
     """
     size = os.path.getsize(path)
     if size != data_set.archive_bytes:
-        raise table.DataError('%s has %d bytes; wanted: %d' % (path, size, data_set.archive_bytes))
+        raise errors.DataError('%s has %d bytes; wanted: %d' % (path, size, data_set.archive_bytes))
     digest = hashlib.sha256()
     with open(path, 'rb') as stream:
         for block in iter(lambda: stream.read(_BLOCK_BYTES), b''):
             digest.update(block)
     if digest.hexdigest() != data_set.sha256:
-        raise table.DataError(f'{path} has SHA-256 {digest.hexdigest()}; wanted: {data_set.sha256}')
+        raise errors.DataError(
+            f'{path} has SHA-256 {digest.hexdigest()}; wanted: {data_set.sha256}')
 
 
 def extract(archive, data_dir, data_set):
@@ -280,7 +281,7 @@ def extract(archive, data_dir, data_set):
         data_set: row of the data-set table.
 
     Raises:
-        table.DataError: the archive is damaged, lacks a file, or is far larger than the files
+        errors.DataError: the archive is damaged, lacks a file, or is far larger than the files
         wanted.
         OSError: the disk failed.
     """
@@ -292,10 +293,10 @@ def extract(archive, data_dir, data_set):
         missing = _unpack(archive, partial, data_set)
         if missing:
             wanted = [f'{data_set.folder}/{name} of {size} bytes' for name, size in missing.items()]
-            raise table.DataError(f'{archive} lacks {", ".join(wanted)}')
+            raise errors.DataError(f'{archive} lacks {", ".join(wanted)}')
         os.rename(partial, folder)
     except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise table.DataError(f'{archive} is damaged ({error})') from error
+        raise errors.DataError(f'{archive} is damaged ({error})') from error
     finally:
         _remove_folder(partial)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from datasets import custom
 from datasets import images
-from datasets import table
+from program import errors
 
 SEED = 20151111
 TEST_SHARE = 6  # One image of so many is for testing.
@@ -33,8 +33,8 @@ def find(folder):
         `Found`. The same files give the same lists.
 
     Raises:
-        table.DataError: there are fewer than two classes or more than a label can tell, one without
-            images, or one in `test` that is not in `train`.
+        errors.DataError: there are fewer than two classes or more than a label can tell, one
+            without images, or one in `test` that is not in `train`.
         OSError: the folder cannot be read.
     """
     passed_over = []
@@ -50,7 +50,7 @@ def find(folder):
         by_test_class = _images_by_class(test_folder, passed_over)
         unknown = [name for name in by_test_class if name not in by_class]
         if unknown:
-            raise table.DataError(
+            raise errors.DataError(
                 f'{test_folder} has {", ".join(unknown)}, which {train_folder} has not')
         train = [by_class[name] for name in classes]
         test = [by_test_class.get(name, []) for name in classes]
@@ -94,15 +94,15 @@ def _visible(folder):
 def _checked(folder, by_class):
     """The names of the classes, sorted, if they can be those of a data set."""
     if not 2 <= len(by_class) <= custom.MAX_CLASSES:
-        raise table.DataError(
+        raise errors.DataError(
             f'{folder} has {len(by_class)} folders; wanted: one for each class, 2 to '
             f'{custom.MAX_CLASSES}, with its images in it')
     for name, paths in by_class.items():
         if not custom.is_name(name):
-            raise table.DataError(f'{folder} has a folder named {name!r}: a class needs a name '
+            raise errors.DataError(f'{folder} has a folder named {name!r}: a class needs a name '
                                   'that a console can show')
         if not paths:
-            raise table.DataError(f'{os.path.join(folder, name)} has no image '
+            raise errors.DataError(f'{os.path.join(folder, name)} has no image '
                                   f'({", ".join(images.ENDINGS)}): fill it, or remove it')
     return tuple(sorted(by_class))
 

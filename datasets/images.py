@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from datasets import table
+from program import errors
 
 ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp')  # Of the files that a folder is searched for.
 
@@ -16,7 +17,7 @@ MAX_FILE_BYTES = 1 << 26
 MAX_PIXELS = 1 << 27
 
 
-class ImageError(table.DataError):
+class ImageError(errors.DataError):
     """A file is no image that can be read; the message names the file."""
 
 

@@ -8,6 +8,7 @@ import os
 import numpy as np
 
 from datasets import table
+from program import errors
 
 TRAIN_FILE, TEST_FILE = 'train_32x32.mat', 'test_32x32.mat'
 CLASSES = tuple('0123456789')
@@ -17,12 +18,12 @@ def found(folder):
     """Whether a folder holds SVHN's files.
 
     Raises:
-        table.DataError: it holds one of the two.
+        errors.DataError: it holds one of the two.
     """
     missing = [name for name in (TRAIN_FILE, TEST_FILE)
                if not os.path.exists(os.path.join(folder, name))]
     if len(missing) == 1:
-        raise table.DataError(f'{folder} lacks {missing[0]}: SVHN is two files, '
+        raise errors.DataError(f'{folder} lacks {missing[0]}: SVHN is two files, '
                               f'{TRAIN_FILE} and {TEST_FILE}')
     return not missing
 
@@ -39,12 +40,12 @@ def read(path):
         Records, uint8 [count, 1 + 3 * 32 * 32]: labels 0 to 9, and the planes of the images.
 
     Raises:
-        table.DataError: SciPy is not installed, or the file is another.
+        errors.DataError: SciPy is not installed, or the file is another.
     """
     try:
         import scipy.io  # Only here: nothing else needs it.
     except ImportError as error:
-        raise table.DataError(
+        raise errors.DataError(
             f'SciPy reads {path}, and is not installed: pip install scipy') from error
     try:
         content = scipy.io.loadmat(path, variable_names=['X', 'y'])
@@ -53,7 +54,7 @@ def read(path):
     except OSError:
         raise
     except Exception as error:  # Of many kinds, in a file that is damaged or another.
-        raise table.DataError(f'{path} is not as SVHN\'s are ({error!r})') from error
+        raise errors.DataError(f'{path} is not as SVHN\'s are ({error!r})') from error
     planes = pixels.transpose(3, 2, 0, 1).reshape(len(labels), -1)
     return np.concatenate([(labels % 10).astype(np.uint8)[:, np.newaxis], planes], axis=1)
 

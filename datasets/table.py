@@ -10,13 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from program import errors
+
 HEIGHT, WIDTH, DEPTH = 32, 32, 3
 IMAGE_BYTES = HEIGHT * WIDTH * DEPTH
 _RECORDS_A_READ = 8192  # 25 MB: large enough to be fast, small beside what training needs.
-
-
-class DataError(ValueError):
-    """A data folder, file or archive is not as it should be; the message is a line for the user."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +82,8 @@ class DataSet:
         """Reads every file of the set once and checks it.
 
         Raises:
-            DataError: a file is missing, empty or unreadable, ends within a record, or holds a
-                label that is no class. The message names the file, what was found and wanted, and
+            errors.DataError: a file is missing, empty or unreadable, ends within a record, or holds
+                a label that is no class. The message names the file, what was found and wanted, and
                 what to do.
         """
         for name in self.files:
@@ -95,7 +93,7 @@ class DataSet:
             except OSError as error:
                 fault = f'cannot be read ({error.strerror})'
             if fault:
-                raise DataError(f'{path} {fault}. {self._remedy(folder)}')
+                raise errors.DataError(f'{path} {fault}. {self._remedy(folder)}')
 
     def _fault(self, path):
         """What is wrong with a file, in words, or None."""

@@ -23,6 +23,7 @@ import numpy as np
 from datasets import download
 from datasets import table
 from drills import trial
+from program import errors
 
 _FILES = {'data_batch_1.bin': 40, 'test_batch.bin': 10}
 CONTENTS = {name: np.random.RandomState(count).randint(0, 10, 3073 * count).astype(np.uint8)
@@ -188,7 +189,7 @@ def extract(archive, data_dir):
     resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
     try:
         download.extract(archive, data_dir, row())
-    except table.DataError as error:
+    except errors.DataError as error:
         print(error, file=sys.stderr)
         sys.exit(3)
     finally:

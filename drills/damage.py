@@ -10,11 +10,11 @@ import functools
 import os
 import sys
 
-from runtime import startup  # noqa: F401, first: it imports TensorFlow quietly.
+from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 from drills import small_data
 from drills import trial
-from runtime import results
+from runs import results
 
 _STEPS = (10, 20, 30)
 _DATA = 'data-00000-of-00001'

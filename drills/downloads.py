@@ -14,9 +14,9 @@ import threading
 import time
 
 from datasets import download
-from datasets import table
 from drills import archives
 from drills import trial
+from program import errors
 
 ARCHIVE = archives.ARCHIVE
 _CUTS = 20
@@ -209,7 +209,7 @@ def _attempt(url, folder):
     """What the one line says, or None where all files are right afterwards."""
     try:
         download.maybe_download_and_extract(archives.row(url), folder)
-    except table.DataError as error:
+    except errors.DataError as error:
         if '\n' in str(error) or url not in str(error) or folder not in str(error):
             raise trial.Fault(f'wanted one line with {url} and {folder}; came {error}') from error
         if os.path.lexists(os.path.join(folder, 'small')):

@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 
-from runtime import startup  # noqa: F401, first: it imports TensorFlow quietly.
+from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 from drills import small_data
 from drills import trial

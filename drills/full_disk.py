@@ -14,15 +14,15 @@ import os
 import subprocess
 import sys
 
-from runtime import startup  # noqa: F401, first: it imports TensorFlow quietly.
+from program import errors
+from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 from datasets import download
-from datasets import table
 from drills import archives
 from drills import downloads
 from drills import small_data
 from drills import trial
-from runtime import checkpoints
+from runs import checkpoints
 
 _MB = 1 << 20
 _NO_SPACE = 'No space left on device'
@@ -117,7 +117,7 @@ def _download(size, folder):
         row = archives.row(server.url)
         try:
             download.maybe_download_and_extract(row, disk)
-        except table.DataError as error:
+        except errors.DataError as error:
             if '\n' in str(error) or disk not in str(error) or _NO_SPACE not in str(error):
                 raise trial.Fault(f'it said {error}') from error
         else:

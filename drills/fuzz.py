@@ -19,7 +19,7 @@ import tempfile
 
 import numpy as np
 
-from runtime import startup
+from program import errors
 
 import tensorflow.compat.v1 as tf
 
@@ -28,7 +28,7 @@ from datasets import images
 from datasets import table
 from drills import small_data
 from drills import trial
-from runtime import checkpoints
+from runs import checkpoints
 
 _COUNT = 10000
 _A_PROCESS = 100  # Files that a child process reads.
@@ -95,7 +95,7 @@ def _read_all(read, numbers, seed, pipe):
             try:
                 outcome = read(random.Random(f'{seed} {number}'))
             except Exception as error:
-                outcome = f'FAILED: {type(error).__name__} {startup.one_line(error)}'
+                outcome = f'FAILED: {type(error).__name__} {errors.one_line(error)}'
             stream.write(outcome + '\n')
 
 
@@ -154,7 +154,7 @@ def _records(folder):
 def _fault_of_records(row, folder):
     try:
         row.check(folder)
-    except table.DataError as error:
+    except errors.DataError as error:
         return str(error)
     return None
 

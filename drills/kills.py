@@ -24,11 +24,11 @@ import sys
 import tempfile
 import time
 
-from runtime import startup  # noqa: F401, first: it imports TensorFlow quietly.
+from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 from drills import trial
-from runtime import checkpoints
-from runtime import results
+from runs import checkpoints
+from runs import results
 
 _STEP = re.compile(r': step (\d+), loss')
 _INTERVAL = 20  # Steps between checkpoints.

@@ -15,10 +15,10 @@ import subprocess
 import sys
 import time
 
-from runtime import startup  # noqa: F401, first: it imports TensorFlow quietly.
+from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 from drills import trial
-from runtime import results
+from runs import results
 
 _EVERY = 30.0  # Seconds between looks at the processes.
 _FIELDS = ['time', 'start', 'step', 'who', 'rss_mb', 'open_files', 'threads']

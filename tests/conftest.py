@@ -1,5 +1,5 @@
 """What the tests share: TensorFlow 1 behaviour, parsed flags, a fresh graph, small record files."""
-from runtime import startup  # noqa: F401, first: it imports TensorFlow quietly.
+from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 import pytest
 import records

@@ -11,8 +11,8 @@ import sys
 import numpy as np
 import pytest
 
-from runtime import checkpoints
-from runtime import evaluation
+from evaluation import counting
+from runs import checkpoints
 
 # The tutorial's console line; the groups are the images and the seconds.
 LINE = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step \d+, loss = \d+\.\d\d '
@@ -59,8 +59,8 @@ PATIENCE = 300
 _GENTLY = f'''
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
-from runtime import startup
 import cifar10
+from program import startup
 cifar10.INITIAL_LEARNING_RATE = float(sys.argv.pop(1))
 runpy.run_path(sys.argv.pop(1), run_name='__main__')
 '''
@@ -73,7 +73,7 @@ def gently(name, rate=0.03):
 
 def precision(train_dir, **options):
     """Precision @ 1 of a run's latest checkpoint; `options` are those of `Evaluation`."""
-    return evaluation.Evaluation(**options).run(checkpoints.latest(train_dir)).precision
+    return counting.Evaluation(**options).run(checkpoints.latest(train_dir)).precision
 
 
 def run_script(name, *arguments, **options):

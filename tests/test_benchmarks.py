@@ -11,13 +11,13 @@ import pytest
 import records
 import tensorflow.compat.v1 as tf
 
-import cifar10
 from benchmarks import children
 from benchmarks import floor
 from benchmarks import tutorial
+import cifar10
 from datasets import synthetic
 from datasets import table
-from nets import table as nets
+import recipes
 
 
 def test_the_yardstick_computes_the_same_function():
@@ -88,7 +88,7 @@ def test_the_floor_has_the_shapes_of_the_net(net):
     with tf.Graph().as_default() as wanted:
         side = {'tutorial': 24, 'resnet23': 32}[net]
         images = tf.zeros([2, side, side, 3])
-        logits = nets.TABLE[net].inference(images, training=True)
+        logits = recipes.TABLE[net].inference(images, training=True)
         tf.gradients(logits, tf.trainable_variables())
     with tf.Graph().as_default() as got:
         floor.operation(batch_size=2, net=net)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from absl import app
 
-from runtime import checkpoints
+from runs import checkpoints
 
 
 def _save(path, **values):

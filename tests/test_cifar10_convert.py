@@ -14,7 +14,7 @@ import cifar10_convert
 import cifar10_predict
 import cifar10_train
 from datasets import custom
-from datasets import table
+from program import errors
 
 NAMES = ['upper half', 'ünten']  # Bright ones, see `records.half_bright`.
 
@@ -89,7 +89,7 @@ def test_a_class_of_broken_files_makes_no_data_set(tmp_path, capsys):
     for name in ('cat', 'dog'):
         (tmp_path / 'images' / name).mkdir(parents=True)
         (tmp_path / 'images' / name / '1.png').write_text('text')
-    with pytest.raises(table.DataError, match='no training image of cat, dog can be read'):
+    with pytest.raises(errors.DataError, match='no training image of cat, dog can be read'):
         cifar10_convert.convert(str(tmp_path / 'images'), str(tmp_path / 'data'))
     assert capsys.readouterr().out.startswith('Passed over, 2:\n')
     assert os.listdir(tmp_path) == ['images']

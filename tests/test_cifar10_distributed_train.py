@@ -15,9 +15,9 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
+from benchmarks import link
 import cifar10_distributed_train
 import cifar10_input
-from benchmarks import link
 
 FLAGS = flags.FLAGS
 NAME = 'cifar10_distributed_train.py'
@@ -51,12 +51,12 @@ def test_alone_it_trains_as_one_worker(half_bright):
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 folder = sys.argv.pop(1)
-from runtime import startup
+from program import startup
 import numpy as np
 import tensorflow.compat.v1 as tf
-import cifar10, cifar10_distributed_train as script
-from nets import table as nets
-from runtime import cluster, collectives, meeting, team as team_, training, workers
+import cifar10, cifar10_distributed_train as script, recipes
+from training import session as training
+from workers import cluster, collectives, launch, rendezvous, team as team_
 
 def steps(me, group, peers):
     random = np.random.RandomState(0)
@@ -82,9 +82,9 @@ def main(me):
     group = collectives.Group(me.rank, me.size)
     if me.size == 1:
         return steps(me, group, None)
-    with meeting.join(me, {}) as peers, collectives.failures_of(peers):
+    with rendezvous.join(me, {}) as peers, collectives.failures_of(peers):
         steps(me, group, peers)
-startup.run(lambda: workers.run(main), [startup, cifar10, nets, training, cluster, collectives])
+startup.run(lambda: launch.run(main), [startup, cifar10, recipes, training, cluster, collectives])
 '''
 
 

@@ -11,7 +11,7 @@ from absl.testing import flagsaver
 
 import cifar10_eval
 import cifar10_train
-from runtime import evaluation
+from evaluation import counting
 
 FLAGS = flags.FLAGS
 
@@ -100,7 +100,7 @@ def test_a_file_in_the_place_of_eval_dir(half_bright, tmp_path):
 def test_a_checkpoint_that_the_trainer_deletes_is_skipped(half_bright, capsys, gone):
     cifar10_train.train()
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
-    current = evaluation.Evaluation()
+    current = counting.Evaluation()
     assert cifar10_eval._run_unless_gone(current, latest).total == 130
     os.remove(latest + gone)
     if gone != '.index':

@@ -13,7 +13,7 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_export
 import cifar10_train
-from runtime import evaluation
+from evaluation import counting
 
 FLAGS = flags.FLAGS
 
@@ -79,7 +79,7 @@ def test_used_elsewhere_it_counts_what_the_evaluation_counts(noisy, tmp_path, ne
             FLAGS.train_dir = FLAGS.checkpoint_dir = str(tmp_path / net)
             cifar10_train.train()
         cifar10_export.export()
-        wanted = evaluation.Evaluation().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
+        wanted = counting.Evaluation().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
     found = use_elsewhere(tmp_path / 'model' / '1', noisy / 'test_batch.bin', tmp_path)
     assert found['correct'] == wanted.correct > 0
     assert found['types'] == {'logits': ['float32', [130, 10]], 'classes': ['int64', [130]],

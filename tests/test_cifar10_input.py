@@ -5,6 +5,7 @@ import tensorflow.compat.v1 as tf
 
 import cifar10_input
 from datasets import table
+from program import errors
 
 SMALL = table.DataSet('small', 'small', '', {'a.bin': 0, 'b.bin': 0}, {'c.bin': 0},
                       classes=table.CIFAR10.classes)
@@ -210,7 +211,7 @@ def test_summaries_show_the_batchs_own_images_and_the_fill_of_the_queues(tmp_pat
 
 def test_more_workers_than_records(tmp_path):
     write_small(tmp_path, a=2, b=1)
-    with pytest.raises(table.DataError, match='3 records cannot be shared out to 4 workers'):
+    with pytest.raises(errors.DataError, match='3 records cannot be shared out to 4 workers'):
         cifar10_input.distorted_inputs(str(tmp_path), 8, SMALL, shard=(3, 4))
 
 

@@ -9,7 +9,7 @@ import cifar10
 import cifar10_eval
 import cifar10_multi_gpu_train
 import cifar10_train
-from runtime import startup
+from program import startup
 
 FLAGS = flags.FLAGS
 

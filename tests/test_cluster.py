@@ -4,7 +4,7 @@ import pytest
 from absl import app
 from absl.testing import flagsaver
 
-from runtime import cluster
+from workers import cluster
 
 MPI = {'OMPI_COMM_WORLD_RANK': '1', 'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_LOCAL_RANK': '1',
        'OMPI_COMM_WORLD_LOCAL_SIZE': '4', 'PMIX_NAMESPACE': 'prterun-a-1@1'}

@@ -10,8 +10,8 @@ import pytest
 import records
 import tensorflow.compat.v1 as tf
 
-from runtime import collectives
-from runtime import cores
+from program import cores
+from workers import collectives
 
 ALONE = collectives.Group()
 
@@ -129,11 +129,11 @@ def test_a_single_core_has_a_second_thread(monkeypatch, in_sight, by_quota, thre
 
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
-from runtime import startup
+from program import startup
 import json, os, time
 import numpy as np
 import tensorflow.compat.v1 as tf
-from runtime import cluster, collectives, meeting
+from workers import cluster, collectives, rendezvous
 
 rank, size, port, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 del sys.argv[1:5]
@@ -214,7 +214,7 @@ def run(server, config, graph, fetches, times):
         return found
 
 def main():
-    with meeting.join(cluster.Cluster(rank, size, rank, '127.0.0.1:' + port), {}) as workers:
+    with rendezvous.join(cluster.Cluster(rank, size, rank, '127.0.0.1:' + port), {}) as workers:
         with collectives.failures_of(workers):
             config = startup.session_config()
             collectives.configure(config, group)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from datasets import table
-from runtime import confusion
+from evaluation import confusion
 
 # Four cats, three of them taken for dogs; two dogs, both right; no bird, and none predicted.
 NAMES = ('cat', 'dog', 'bird')

@@ -14,15 +14,15 @@ import pytest
 import records
 from absl import flags
 
-from runtime import console
-from runtime import hooks
+from program import console
+from training import hooks
 
 FLAGS = flags.FLAGS
 
 CLEAR = '\r\x1b[K'
 
 LINES = '''
-from runtime import console
+from program import console
 console.progress('epoch 0.5')
 console.progress('epoch 0.6')
 console.line('step 6')

@@ -6,7 +6,7 @@ import sys
 import pytest
 import records
 
-from runtime import cores
+from program import cores
 
 CPU = '/sys/fs/cgroup/cpu'
 
@@ -74,7 +74,7 @@ def _a_group_with_one_core():
 
 @pytest.mark.slow
 def test_a_session_in_a_real_group_has_so_many_threads():
-    program = ('from runtime import startup; import os; os.sched_getaffinity = lambda _: {1, 2}; '
+    program = ('from program import startup; import os; os.sched_getaffinity = lambda _: {1, 2}; '
                'startup.FLAGS(["x"]); config = startup.session_config(); '
                'print(config.intra_op_parallelism_threads, config.inter_op_parallelism_threads)')
     with _a_group_with_one_core() as members:

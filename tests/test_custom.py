@@ -10,6 +10,7 @@ from absl.testing import flagsaver
 import cifar10
 from datasets import custom
 from datasets import table
+from program import errors
 
 FLAGS = flags.FLAGS
 ROW = {'name': 'pets', 'classes': ['cat', 'dög'], 'train_files': {'train.bin': 3},
@@ -88,7 +89,7 @@ def test_neither_name_nor_folder(tmp_path, monkeypatch, name):
     ({'url': 'x'}, 'holds name, classes, train_files, test_files, url; wanted: name, classes')])
 def test_an_edited_file_is_checked(folder, change, words):
     (folder / 'dataset.json').write_text(json.dumps({**ROW, **change}))
-    with pytest.raises(table.DataError) as error:
+    with pytest.raises(errors.DataError) as error:
         custom.read(folder)
     assert words in str(error.value)
     assert str(error.value).startswith(f'{folder}/dataset.json')
@@ -98,14 +99,14 @@ def test_an_edited_file_is_checked(folder, change, words):
 @pytest.mark.parametrize('text', ['', '{', '[]', 'null', '[' * 100000, b'\xff\xfe'])
 def test_what_is_no_row_at_all(folder, text):
     (folder / 'dataset.json').write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(table.DataError, match='dataset.json (cannot be read as JSON|holds no obj)'):
+    with pytest.raises(errors.DataError, match='dataset.json (cannot be read as JSON|holds no o)'):
         custom.read(folder)
 
 
 def test_a_changed_file_is_told_with_a_way_out(folder):
     (folder / 'train.bin').write_bytes(b'\2' * 3073)
     with flagsaver.flagsaver(dataset=str(folder)), pytest.raises(
-            table.DataError, match='has label 2 in record 0.*anew with cifar10_convert.py'):
+            errors.DataError, match='has label 2 in record 0.*anew with cifar10_convert.py'):
         cifar10.maybe_download_and_extract()
 
 
@@ -114,7 +115,7 @@ def test_a_changed_file_is_told_with_a_way_out(folder):
     ('pets', blocks(0, 1), [], 'no test image can be read'),
     ('cifar10', blocks(0, 1), blocks(0), '"cifar10" cannot be the name of a data set')])
 def test_what_is_no_data_set_gets_no_json(tmp_path, name, train, test, words):
-    with pytest.raises(table.DataError, match=words):
+    with pytest.raises(errors.DataError, match=words):
         custom.write(tmp_path, name, ['cat', 'dog'], train, test)
     assert 'dataset.json' not in os.listdir(tmp_path)
 

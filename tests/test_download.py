@@ -15,6 +15,7 @@ import records
 
 from datasets import download
 from datasets import table
+from program import errors
 from drills.archives import ARCHIVE, CONTENTS, GOOD, member, row, tar
 from drills.downloads import Server
 
@@ -40,7 +41,7 @@ def assert_whole(data_dir):
 
 def failure(data_dir, url, **options):
     """The one line that a download ends in."""
-    with pytest.raises(table.DataError) as error:
+    with pytest.raises(errors.DataError) as error:
         download.maybe_download_and_extract(row(url, **options), str(data_dir))
     message = str(error.value)
     assert '\n' not in message
@@ -289,7 +290,7 @@ def test_only_what_is_wanted_is_unpacked(tmp_path):
 def test_no_link_or_device_stands_for_a_file(tmp_path, type_):
     (tmp_path / 'secret').write_bytes(CONTENTS['test_batch.bin'])
     special = member('small/test_batch.bin', type=type_, linkname=str(tmp_path / 'secret'))
-    with pytest.raises(table.DataError, match='lacks small/test_batch.bin of 30730 bytes'):
+    with pytest.raises(errors.DataError, match='lacks small/test_batch.bin of 30730 bytes'):
         _extract(tmp_path, tar([GOOD[0], special]))
     assert list((tmp_path / 'data').iterdir()) == []
 
@@ -303,13 +304,13 @@ def test_link_in_the_place_of_the_folder_reaches_nothing(tmp_path):
 
 @pytest.mark.parametrize('size', [0, 30729, 30731])
 def test_wrong_size_in_an_archive(tmp_path, size):
-    with pytest.raises(table.DataError, match='lacks'):
+    with pytest.raises(errors.DataError, match='lacks'):
         _extract(tmp_path, tar([GOOD[0], member('small/test_batch.bin', bytes(size))]))
 
 
 @pytest.mark.parametrize('archive', [b'', b'no archive', ARCHIVE[:1000], ARCHIVE[:-20]])
 def test_damaged_archive(tmp_path, archive):
-    with pytest.raises(table.DataError):
+    with pytest.raises(errors.DataError):
         _extract(tmp_path, archive)
     assert list((tmp_path / 'data').iterdir()) == []
 
@@ -325,7 +326,7 @@ def _bomb(kind):
 
 @pytest.mark.parametrize('kind', ['member', 'header'])
 def test_bomb(tmp_path, kind):
-    with pytest.raises(table.DataError, match='far more than the files wanted'):
+    with pytest.raises(errors.DataError, match='far more than the files wanted'):
         _extract(tmp_path, _bomb(kind))
     assert list((tmp_path / 'data').iterdir()) == []
 

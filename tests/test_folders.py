@@ -3,7 +3,7 @@ import os
 import pytest
 
 from datasets import folders
-from datasets import table
+from program import errors
 
 
 def fill(folder, **counts):
@@ -64,7 +64,7 @@ def test_train_and_test_may_be_classes(tmp_path):
 def test_a_class_that_is_tested_only(tmp_path):
     fill(tmp_path / 'train', dog=3, cat=2)
     fill(tmp_path / 'test', cow=1)
-    with pytest.raises(table.DataError, match='test has cow, which .*/train has not'):
+    with pytest.raises(errors.DataError, match='test has cow, which .*/train has not'):
         folders.find(tmp_path)
 
 
@@ -103,5 +103,5 @@ def test_links_are_followed(tmp_path):
     ({'cat': 9, 'd\x1b[31mog': 9}, r"folder named 'd\\x1b\[31mog'")])
 def test_folders_that_are_no_classes(tmp_path, counts, words):
     fill(tmp_path, **counts)
-    with pytest.raises(table.DataError, match=words):
+    with pytest.raises(errors.DataError, match=words):
         folders.find(tmp_path)

@@ -5,7 +5,7 @@ from absl.testing import flagsaver
 
 import cifar10
 from nets import local
-from nets import table as nets
+import recipes
 
 
 def plain(net, weights):
@@ -79,7 +79,7 @@ def test_weight_decay_by_hand():
 def test_the_net():
     """conv1 25 x 3 x 64 + 64 and conv2 25 x 64 x 64 + 64, as in the tutorial; of 36 positions each
     9 x 64 x 64 + 64 and 9 x 64 x 32 + 32; 36 x 32 x 10 + 10."""
-    logits = nets.TABLE['local'].inference(tf.zeros([7, 24, 24, 3]), training=True)
+    logits = recipes.TABLE['local'].inference(tf.zeros([7, 24, 24, 3]), training=True)
     assert logits.shape.as_list() == [7, 10]
     counts = {variable.op.name: variable.shape.num_elements()
               for variable in tf.trainable_variables()}
@@ -99,7 +99,7 @@ def test_the_net_learns(use_fp16):
     """Eight images by heart; the rate is a tenth of the tutorial's."""
     images = np.random.RandomState(1).normal(size=[8, 24, 24, 3]).astype(np.float32)
     with flagsaver.flagsaver(use_fp16=use_fp16):
-        logits = nets.TABLE['local'].inference(tf.constant(images), training=True)
+        logits = recipes.TABLE['local'].inference(tf.constant(images), training=True)
         loss = cifar10.loss(logits, tf.range(8))
         train_op = cifar10.train(loss, tf.train.get_or_create_global_step(),
                                  lambda step, replicas: tf.constant(0.01))

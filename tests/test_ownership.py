@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from datasets import ownership
+from program import ownership
 
 
 def test_our_own_folder_and_one_to_be_made_will_do(tmp_path):

@@ -1,7 +1,7 @@
 import numpy as np
 from PIL import Image
 
-from runtime import pictures
+from evaluation import pictures
 
 
 def pixels(path):

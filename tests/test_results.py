@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runtime import results
+from runs import results
 
 HEADER = ('step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
           'images_per_second\n')

@@ -6,11 +6,11 @@ import pytest
 import records
 from absl import app
 
-from runtime import run_folder
+from runs import folder as run_folder
 
 
 def test_one_trainer_at_a_time_which_is_named(tmp_path):
-    program = ('import sys; from runtime import run_folder\n'
+    program = ('import sys; from runs import folder as run_folder\n'
                'with run_folder.held(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
     with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=records.ROOT,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:

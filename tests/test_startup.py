@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from absl import app
 from absl.testing import flagsaver
 
-from runtime import startup
+from program import startup
 
 SCRIPTS = ['cifar10_train.py', 'cifar10_multi_gpu_train.py', 'cifar10_eval.py']
 
@@ -111,7 +111,7 @@ def _python(program, **env):
 
 
 def test_import_is_quiet_unless_asked():
-    program = 'from runtime import startup; startup.tf.Session(); print("done")'
+    program = 'from program import startup; startup.tf.Session(); print("done")'
     done = _python(program)
     assert (done.stdout, done.stderr) == ('done\n', '')
     assert 'tensorflow' in _python(program, TF_CPP_MIN_LOG_LEVEL='0').stderr.lower()
@@ -121,7 +121,7 @@ def test_a_failing_import_shows_what_was_held_back(tmp_path):
     (tmp_path / 'tensorflow').mkdir()
     (tmp_path / 'tensorflow' / '__init__.py').write_text(
         'import os; os.write(2, b"library is broken"); raise ImportError("no luck")')
-    done = _python('from runtime import startup', PYTHONPATH=str(tmp_path))
+    done = _python('from program import startup', PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert 'library is broken' in done.stderr
     assert 'no luck' in done.stderr

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from datasets import svhn
-from datasets import table
+from program import errors
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_records(write):
     {'X': PIXELS, 'y': np.array([[11], [1], [2], [3], [4]])}])
 def test_other_arrays_are_refused(write, arrays):
     path = write(**arrays)
-    with pytest.raises(table.DataError, match=f"{path} is not as SVHN's are"):
+    with pytest.raises(errors.DataError, match=f"{path} is not as SVHN's are"):
         svhn.read(path)
 
 
@@ -47,7 +47,7 @@ def test_other_arrays_are_refused(write, arrays):
 def test_other_files_are_refused(tmp_path, data):
     pytest.importorskip('scipy.io')
     (tmp_path / 'train_32x32.mat').write_bytes(data)
-    with pytest.raises(table.DataError, match="is not as SVHN's are"):
+    with pytest.raises(errors.DataError, match="is not as SVHN's are"):
         svhn.read(str(tmp_path / 'train_32x32.mat'))
 
 
@@ -58,14 +58,14 @@ def test_scipy_is_asked_for(tmp_path, monkeypatch):
     (tmp_path / 'scipy').mkdir()
     (tmp_path / 'scipy' / '__init__.py').write_text('raise ImportError')
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(table.DataError, match='SciPy reads x.mat, .* pip install scipy'):
+    with pytest.raises(errors.DataError, match='SciPy reads x.mat, .* pip install scipy'):
         svhn.read('x.mat')
 
 
 def test_which_folders_are_svhns(tmp_path):
     assert not svhn.found(tmp_path)
     (tmp_path / 'test_32x32.mat').touch()
-    with pytest.raises(table.DataError, match='lacks train_32x32.mat'):
+    with pytest.raises(errors.DataError, match='lacks train_32x32.mat'):
         svhn.found(tmp_path)
     (tmp_path / 'train_32x32.mat').touch()
     assert svhn.found(tmp_path)

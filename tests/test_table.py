@@ -3,6 +3,7 @@ import pytest
 import records
 
 from datasets import table
+from program import errors
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_whole_files_pass_and_are_counted(folder):
 
 
 def _fault(folder, name):
-    with pytest.raises(table.DataError) as error:
+    with pytest.raises(errors.DataError) as error:
         table.CIFAR10.check(folder)
     message = str(error.value)
     assert str(folder / name) in message
@@ -102,5 +103,5 @@ def test_label_byte_is_the_one_that_the_row_names(tmp_path):
     table.CIFAR100.check(tmp_path)
     data[1, 1] = 100
     data.tofile(tmp_path / 'test.bin')
-    with pytest.raises(table.DataError, match='test.bin has label 100 in record 1 .* 0 to 99'):
+    with pytest.raises(errors.DataError, match='test.bin has label 100 in record 1 .* 0 to 99'):
         table.CIFAR100.check(tmp_path)

@@ -17,13 +17,13 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_eval
 import cifar10_train
-from nets import table as nets
-from runtime import evaluation
-from runtime import hooks
-from runtime import results
-from runtime import run_folder
-from runtime import training
-from runtime import validation
+from evaluation import counting
+from evaluation import validation
+import recipes
+from runs import folder as run_folder
+from runs import results
+from training import hooks
+from training import session as training
 
 FLAGS = flags.FLAGS
 
@@ -31,7 +31,7 @@ FLAGS = flags.FLAGS
 @pytest.fixture
 def tiny_net(half_bright, monkeypatch):
     """The small net of `tiny` on the half-bright images: 10 steps an epoch."""
-    monkeypatch.setitem(nets.TABLE, 'tiny', tiny.NET)
+    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.NET)
     with flagsaver.flagsaver(net='tiny', validate_every=1, max_steps=25):
         yield
 
@@ -56,7 +56,7 @@ def scalars(tag):
 def errors(step):
     """Errors of the checkpoint at a step, as an evaluation by itself finds them."""
     path = str(folder(f'model.ckpt-{step}'))
-    found = [evaluation.Evaluation(use_moving_averages=averaged).run(path)
+    found = [counting.Evaluation(use_moving_averages=averaged).run(path)
              for averaged in (False, True)]
     return [(result.total - result.correct) / result.total for result in found]
 
@@ -125,9 +125,9 @@ def test_a_signal_leaves_out_the_validation_and_saves(tiny_net, capsys):
     """At step 10 an epoch ends; the signal came during that step."""
     with flagsaver.flagsaver(max_steps=20), tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
-        images, labels = cifar10.distorted_inputs(nets.net().augment)
-        loss = cifar10.loss(nets.net().inference(images, training=True), labels)
-        train_op = cifar10.train(loss, step, nets.net().schedule, nets.net().optimizer)
+        images, labels = cifar10.distorted_inputs(recipes.net().augment)
+        loss = cifar10.loss(recipes.net().inference(images, training=True), labels)
+        train_op = cifar10.train(loss, step, recipes.net().schedule, recipes.net().optimizer)
         with pytest.raises(SystemExit), training.session(loss, 8) as session:
             while not session.should_stop():
                 if session.run_step_fn(lambda step_context: step_context.session.run(step)) == 9:
@@ -150,7 +150,7 @@ def test_a_signal_leaves_out_the_validation_and_saves(tiny_net, capsys):
 def test_when_it_is_due(tiny_net, examples_per_step, every, due):
     """With 80 images an epoch; the last step is due always."""
     tf.train.get_or_create_global_step()
-    nets.net().inference(tf.zeros([8, 16, 16, 3]), training=False)
+    recipes.net().inference(tf.zeros([8, 16, 16, 3]), training=False)
     hook = hooks.MetricsHook(
         tf.constant(1.0), None, None, examples_per_step, 80, due[-1], FLAGS.train_dir,
         validation.Validation(FLAGS.train_dir, tf.global_variables(), every))
@@ -250,9 +250,9 @@ def test_random_numbers_and_queues_go_on_as_if_nothing_had_been(tiny_net):
             step = tf.train.get_or_create_global_step()
             queued = tf.train.range_input_producer(1000, shuffle=True, seed=3).dequeue()
             images = tf.random_uniform([8, 16, 16, 3], 0, 255)
-            loss = cifar10.loss(nets.net().inference(images, training=True),
+            loss = cifar10.loss(recipes.net().inference(images, training=True),
                                 tf.zeros([8], tf.int32))
-            train_op = cifar10.train(loss, step, nets.net().schedule, nets.net().optimizer)
+            train_op = cifar10.train(loss, step, recipes.net().schedule, recipes.net().optimizer)
             found = []
             with training.session(loss, examples_per_step=8) as session:
                 while not session.should_stop():

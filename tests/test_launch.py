@@ -8,14 +8,14 @@ import time
 import pytest
 import records
 
-from runtime import workers
+from workers import launch
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import os, pathlib, signal, time
-from runtime import startup, cluster, workers
+from program import startup; from workers import cluster, launch
 what, folder = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1))
 def main(me):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -44,15 +44,15 @@ def main(me):
         time.sleep(me.rank == 0)  # Saves.
         print('saved', me.rank, flush=True)
         raise
-start_one = workers._start_one
+start_one = launch._start_one
 def start_one_and_be_stopped(rank, told):
     process = start_one(rank, told)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
     return process
 if what == 'stopped early':
-    workers._start_one = start_one_and_be_stopped
-startup.run(lambda: workers.run(main), [startup, cluster])
+    launch._start_one = start_one_and_be_stopped
+startup.run(lambda: launch.run(main), [startup, cluster])
 '''
 
 
@@ -127,7 +127,7 @@ def test_one_worker_that_stops_in_order_leaves_the_others_their_time(tmp_path):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
     os.kill(numbers[1], signal.SIGTERM)
-    time.sleep(workers._GRACE + 1)
+    time.sleep(launch._GRACE + 1)
     assert process.poll() is None
     assert runs(numbers[0])
     process.send_signal(signal.SIGTERM)
@@ -166,9 +166,9 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path, number):
 def test_a_worker_whose_parent_ended_first_ends(tmp_path):
     program = '''
 import os, sys; sys.path.insert(0, sys.argv[1])
-from runtime import cluster, workers
+from workers import cluster, launch
 os.environ[cluster.VARIABLE] = '{"parent": 1}'
-workers.end_with_parent()
+launch.end_with_parent()
 print('still here')
 '''
     process = records.start(['-c', program, str(records.ROOT)])

@@ -13,8 +13,8 @@ import records
 from absl import app
 from absl.testing import flagsaver
 
-from runtime import cluster
-from runtime import meeting
+from workers import cluster
+from workers import rendezvous
 
 
 def together(*calls):
@@ -46,7 +46,8 @@ def meet(clusters, facts=None, seconds=5.0):
     """Lets workers meet; returns their `Meeting`s or what they raised."""
     facts = facts or [{'net': 'tutorial'}] * len(clusters)
     with flagsaver.flagsaver(start_timeout=seconds):
-        return together(*[lambda pair=pair: meeting.join(*pair) for pair in zip(clusters, facts)])
+        return together(*[
+            lambda pair=pair: rendezvous.join(*pair) for pair in zip(clusters, facts)])
 
 
 def lines(errors):
@@ -84,20 +85,20 @@ def test_given_addresses_are_kept_and_worker_0s_port_is_free_after_the_meeting()
     hosts = tuple(f'127.0.0.1:{port}' for port in ports)
     met = meet([cluster.Cluster(rank, 2, rank, hosts[0], hosts) for rank in range(2)])
     assert tuple(met[0].addresses) == tuple(met[1].addresses) == hosts
-    with meeting.reserve(ports[0]) as server:  # While connections that came by it are open.
+    with rendezvous.reserve(ports[0]) as server:  # While connections that came by it are open.
         server.listen()
     together(*[worker.leave for worker in met])
 
 
 def test_a_reserved_port_can_be_had_by_who_asks_for_it():
-    with meeting.reserve() as port:
+    with rendezvous.reserve() as port:
         number = port.getsockname()[1]
         with socket.socket() as stranger, pytest.raises(OSError, match='in use'):
             stranger.bind(('', number))
-        with meeting.reserve(number) as server:
+        with rendezvous.reserve(number) as server:
             server.listen()
             with pytest.raises(OSError, match='in use'):
-                meeting.reserve(number)
+                rendezvous.reserve(number)
 
 
 def test_other_facts():
@@ -147,7 +148,7 @@ def test_a_host_that_does_not_resolve():
 
 def test_worker_0s_port_is_in_use():
     clusters = workers(2)
-    with meeting.reserve(int(clusters[0].meeting.split(':')[1])) as other:
+    with rendezvous.reserve(int(clusters[0].meeting.split(':')[1])) as other:
         other.listen()
         first, second = meet(clusters, seconds=1.0)
     assert 'cannot await the others at 127.0.0.1:' in str(first)
@@ -156,7 +157,7 @@ def test_worker_0s_port_is_in_use():
 
 
 def test_another_workers_port_is_in_use():
-    with meeting.reserve() as other:
+    with rendezvous.reserve() as other:
         other.listen()
         hosts = (f'127.0.0.1:{records.free_port()}', f'127.0.0.1:{other.getsockname()[1]}')
         line = lines(meet([cluster.Cluster(rank, 2, rank, hosts[0], hosts) for rank in range(2)]))
@@ -168,19 +169,20 @@ def test_a_worker_of_another_job_is_turned_away_and_harms_nobody():
     clusters.insert(0, cluster.Cluster(0, 2, 0, clusters[0].meeting, job='j'))
     clusters[1] = cluster.Cluster(1, 2, 1, clusters[0].meeting, job='j')
     results = together(
-        lambda: meeting.join(clusters[0], {}),
-        lambda: time.sleep(1.0) or meeting.join(clusters[1], {}),
-        lambda: meeting.join(clusters[2], {}))
-    assert isinstance(results[0], meeting.Meeting)
-    assert isinstance(results[1], meeting.Meeting)
+        lambda: rendezvous.join(clusters[0], {}),
+        lambda: time.sleep(1.0) or rendezvous.join(clusters[1], {}),
+        lambda: rendezvous.join(clusters[2], {}))
+    assert isinstance(results[0], rendezvous.Meeting)
+    assert isinstance(results[1], rendezvous.Meeting)
     assert str(results[2]) == 'worker 0 turned this one away: it belongs to another job'
     together(results[0].leave, results[1].leave)
 
 
 @pytest.mark.parametrize('sent', [
     b'GET / HTTP/1.1\r\n\r\n', b'\xff\xfe\n', b'[1]\n', b'[' * 100000 + b'\n', b'{}\n',
-    b'x' * (2 << 20), json.dumps({'protocol': meeting._PROTOCOL, 'job': 'j', 'rank': 'x'}).encode()
-    + b'\n', json.dumps({'protocol': meeting._PROTOCOL, 'job': 'j', 'rank': 1, 'size': 2,
+    b'x' * (2 << 20),
+    json.dumps({'protocol': rendezvous._PROTOCOL, 'job': 'j', 'rank': 'x'}).encode() + b'\n',
+    json.dumps({'protocol': rendezvous._PROTOCOL, 'job': 'j', 'rank': 1, 'size': 2,
                          'address': 'a:b', 'facts': {}}).encode() + b'\n', b''])
 def test_strangers_are_dropped(sent):
     """Before the last worker comes."""
@@ -195,17 +197,17 @@ def test_strangers_are_dropped(sent):
                 while sent and socket_.recv(100):
                     pass
         dropped.set()
-    results = together(lambda: meeting.join(clusters[0], {}), stranger,
-                       lambda: dropped.wait(5.0) and meeting.join(clusters[1], {}))
-    assert isinstance(results[0], meeting.Meeting), results
+    results = together(lambda: rendezvous.join(clusters[0], {}), stranger,
+                       lambda: dropped.wait(5.0) and rendezvous.join(clusters[1], {}))
+    assert isinstance(results[0], rendezvous.Meeting), results
     assert results[1] is None
-    assert isinstance(results[2], meeting.Meeting)
+    assert isinstance(results[2], rendezvous.Meeting)
     together(results[0].leave, results[2].leave)
 
 
 def test_what_answers_is_no_worker_0():
     clusters = workers(2)
-    with meeting.reserve(int(clusters[0].meeting.split(':')[1])) as listener:
+    with rendezvous.reserve(int(clusters[0].meeting.split(':')[1])) as listener:
         listener.listen()
 
         def answer():
@@ -219,7 +221,7 @@ def test_what_answers_is_no_worker_0():
 
 def test_addresses_seen_from_outside():
     """Who came over loopback is on worker 0's machine."""
-    seen = meeting._seen_from_outside
+    seen = rendezvous._seen_from_outside
     assert seen(['a:1', '127.0.0.1:2']) == ['a:1', '127.0.0.1:2']
     assert seen(['a:1', '127.0.1.1:2', '10.0.0.2:3']) == ['a:1', 'a:2', '10.0.0.2:3']
 
@@ -229,11 +231,11 @@ PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import os, time
 from absl import app, flags
-from runtime import cluster, meeting
+from workers import cluster, rendezvous
 flags.FLAGS(sys.argv[:1] + ['--start_timeout=60', '--step_timeout=4'])
 rank, port, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 try:
-    with meeting.join(cluster.Cluster(rank, 3, rank, '127.0.0.1:' + port), {}) as workers:
+    with rendezvous.join(cluster.Cluster(rank, 3, rank, '127.0.0.1:' + port), {}) as workers:
         workers.agree('start')
         print('started', workers.addresses[rank], flush=True)
         if what == 'differ':
@@ -333,10 +335,11 @@ def test_a_job_that_stood_still_as_a_whole_goes_on():
 
 MPI_PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
-from runtime import startup, cluster, meeting
+from program import startup; from workers import cluster, rendezvous
 def main():
     me = cluster.resolve()
-    with meeting.join(me, {'odd': me.rank % 2 if sys.argv[1:] == ['--step_timeout=9'] else 0}) as w:
+    odd = me.rank % 2 if sys.argv[1:] == ['--step_timeout=9'] else 0
+    with rendezvous.join(me, {'odd': odd}) as w:
         w.agree('end')
         w.leave()
     print(f'{me.rank} of {me.size}, {me.local_rank} here: {len(set(w.addresses))} addresses')

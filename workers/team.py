@@ -3,8 +3,8 @@ import signal
 
 import tensorflow.compat.v1 as tf
 
-from runtime import collectives
-from runtime import hooks
+from training import hooks
+from workers import collectives
 
 
 class Team:
@@ -29,7 +29,7 @@ class Team:
 
         Args:
             group: a `collectives.Group` of several workers.
-            peers: the `meeting.Meeting`.
+            peers: the `rendezvous.Meeting`.
         """
         self.leads = group.rank == 0
         self.signals = []

@@ -24,11 +24,12 @@ import cifar10_multi_gpu_train
 import cifar10_train
 from datasets import table
 from drills import small_data
-from runtime import checkpoints
-from runtime import hooks
-from runtime import results
-from runtime import run_folder
-from runtime import training
+from program import errors
+from runs import checkpoints
+from runs import folder as run_folder
+from runs import results
+from training import hooks
+from training import session as training
 
 FLAGS = flags.FLAGS
 
@@ -348,7 +349,7 @@ def test_a_missing_record_file_ends_training_as_itself(half_bright):
 
 def test_a_replaced_record_file_is_checked_again(half_bright, capsys):
     """The file lacks a byte: were it read on, all labels behind would be pixels."""
-    with pytest.raises(table.DataError, match='data_batch_2.bin has 49167 bytes'):
+    with pytest.raises(errors.DataError, match='data_batch_2.bin has 49167 bytes'):
         _train_and_change(half_bright / 'data_batch_2.bin', lambda data: data[:100] + data[101:])
 
 
@@ -475,7 +476,7 @@ def test_a_closed_terminal_saves_and_stops(half_bright):
 
 HANGING = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
-from runtime import startup, training
+from program import startup; from training import session as training
 import tensorflow.compat.v1 as tf
 step = tf.train.get_or_create_global_step()
 never = tf.FIFOQueue(1, [tf.float32], [[]]).dequeue()

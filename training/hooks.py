@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client import timeline  # TensorFlow has no public name for it.
 
-from runtime import checkpoints
-from runtime import console
-from runtime import output
-from runtime import results
+from program import console
+from program import files
+from runs import checkpoints
+from runs import results
 
 SUMMARY_STEPS = 100
 _PROGRESS_SECONDS = 0.25
@@ -84,7 +84,7 @@ class DataHook(StepHook):
             folder: of the record files.
 
         Raises:
-            table.DataError: a file is not whole.
+            errors.DataError: a file is not whole.
         """
         self._data_set = data_set
         self._folder = folder
@@ -183,7 +183,7 @@ class SummaryHook(StepHook):
         if run_values.results is not None:
             self._writer.add_summary(run_values.results, self.step)
             # TensorBoard shows it at once, and a kill does not lose it.
-            output.flush(self._writer, self._folder)
+            files.flush(self._writer, self._folder)
         super().after_run(run_context, run_values)
 
 
@@ -193,8 +193,6 @@ class ProfileHook(StepHook):
     `timeline-STEP.json` is for chrome://tracing or https://ui.perfetto.dev; TensorBoard's graph has
     the tag `step_STEP`. `tf.train.ProfilerHook` traces every so many steps; it knows no single one.
     """
-
-    FILES = r'timeline-\d+\.json'  # For `--restart`.
 
     def __init__(self, traced_step, max_steps, folder):
         self._traced_step = traced_step
@@ -298,7 +296,7 @@ class MetricsHook(StepHook):
         self._writer.add_summary(tf.Summary(value=[
             tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]),
             self.step)
-        output.flush(self._writer, self._folder)
+        files.flush(self._writer, self._folder)
         self.write_row(errors.raw)
 
     def write_row(self, validation_error=None):

@@ -8,7 +8,8 @@ from absl.testing import flagsaver
 
 import cifar10_input
 from datasets import table
-from runtime import evaluation
+from evaluation import counting
+from program import errors
 
 FLAGS = flags.FLAGS
 
@@ -47,7 +48,7 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
     values = plain.save_checkpoint(tmp_path / 'train')[use_moving_averages]
     names = table.CIFAR10.split(eval_data == 'test')
     correct = plain_correct([noisy / name for name in names], values)
-    current = evaluation.Evaluation(eval_data, use_moving_averages)
+    current = counting.Evaluation(eval_data, use_moving_averages)
     result = current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
     assert result.total == current.total == len(correct) == (130 if eval_data == 'test' else 150)
     assert result.correct == correct.sum() > 0
@@ -62,7 +63,7 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
 def test_num_examples(noisy, tmp_path, num_examples, total):
     raw, _ = plain.save_checkpoint(tmp_path / 'train')
     correct = plain_correct([noisy / 'test_batch.bin'], raw)[:total]
-    result = evaluation.Evaluation('test', False, num_examples).run(
+    result = counting.Evaluation('test', False, num_examples).run(
         str(tmp_path / 'train' / 'model.ckpt-123'))
     assert (result.correct, result.total) == (correct.sum(), total)
 
@@ -72,7 +73,7 @@ def test_the_confusion_matrix_has_labels_in_rows(noisy, tmp_path):
     wanted = np.zeros([10, 10], np.int64)
     for label, prediction in zip(*plain_predictions([noisy / 'test_batch.bin'], raw)):
         wanted[label, prediction] += 1
-    result = evaluation.Evaluation(use_moving_averages=False).run(
+    result = counting.Evaluation(use_moving_averages=False).run(
         str(tmp_path / 'train' / 'model.ckpt-123'))
     assert (wanted != wanted.T).any()
     assert result.confusion.dtype == np.int64
@@ -88,7 +89,7 @@ def test_a_tie_is_no_success(noisy, tmp_path):
         session.run(tf.global_variables_initializer())
         path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
     labels = np.fromfile(noisy / 'test_batch.bin', np.uint8).reshape(-1, 3073)[:, 0]
-    result = evaluation.Evaluation(use_moving_averages=False).run(path)
+    result = counting.Evaluation(use_moving_averages=False).run(path)
     assert result.correct == (labels == 0).sum()
 
 
@@ -100,17 +101,17 @@ def test_a_checkpoint_that_does_not_fit_names_the_variables(noisy, tmp_path):
         session.run(tf.global_variables_initializer())
         path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
     with pytest.raises(app.UsageError) as error:
-        evaluation.Evaluation(use_moving_averages=False).run(path)
+        counting.Evaluation(use_moving_averages=False).run(path)
     assert 'network: conv2/biases has shape [3], wanted [64]. Name' in str(error.value)
     with pytest.raises(app.UsageError) as error:
-        evaluation.Evaluation().run(path)
+        counting.Evaluation().run(path)
     assert str(error.value).count('ExponentialMovingAverage is missing') == 10
     assert '--use_moving_averages=false' in str(error.value)
 
 
 def test_a_readers_exception_is_raised_as_itself(noisy, tmp_path):
     plain.save_checkpoint(tmp_path / 'train')
-    current = evaluation.Evaluation()
+    current = counting.Evaluation()
     (noisy / 'test_batch.bin').unlink()
     with pytest.raises(tf.errors.NotFoundError, match='test_batch.bin'):
         current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
@@ -119,17 +120,17 @@ def test_a_readers_exception_is_raised_as_itself(noisy, tmp_path):
 def test_fewer_records_than_counted_are_an_error(noisy, tmp_path):
     """The file was replaced after it was checked: no precision of something else is told."""
     plain.save_checkpoint(tmp_path / 'train')
-    current = evaluation.Evaluation()
+    current = counting.Evaluation()
     with open(noisy / 'test_batch.bin', 'r+b') as stream:
         stream.truncate(3073 * 100)
-    with pytest.raises(table.DataError, match='held 130 images or more .* holds 100 now'):
+    with pytest.raises(errors.DataError, match='held 130 images or more .* holds 100 now'):
         current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
 
 
 def test_a_label_that_is_none_is_told_by_file_and_record(noisy, tmp_path):
     """Also where the file was replaced after it was checked."""
     plain.save_checkpoint(tmp_path / 'train')
-    current = evaluation.Evaluation()
+    current = counting.Evaluation()
     with open(noisy / 'test_batch.bin', 'r+b') as stream:
         stream.seek(3073 * 77)
         stream.write(b'\x0a')
@@ -144,6 +145,6 @@ def test_a_signal_ends_counting(noisy, tmp_path):
     plain.save_checkpoint(tmp_path / 'train')
     values = tf.train.load_checkpoint(str(tmp_path / 'train' / 'model.ckpt-123'))
     values = {name: values.get_tensor(name) for name in values.get_variable_to_shape_map()}
-    current = evaluation.Evaluation()
+    current = counting.Evaluation()
     assert current.count(values, False).total == 130
     assert current.count(values, False, caught=[15]) is None

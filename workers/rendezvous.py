@@ -1,6 +1,6 @@
 """Where workers meet: they say who they are, agree, and from then on watch over one another.
 
-    with meeting.join(cluster, facts) as workers:            # waits until all are there
+    with rendezvous.join(cluster, facts) as workers:         # waits until all are there
         workers.agree('the gradients', {'shapes': digest})   # waits until all have come so far
         ...
         workers.agree('the end')
@@ -27,8 +27,8 @@ import time
 from absl import app
 from absl import flags
 
-from runtime import cluster as cluster_
-from runtime import startup
+from program import errors
+from workers import cluster as cluster_
 
 FLAGS = flags.FLAGS
 
@@ -417,7 +417,7 @@ class Meeting:
         elif self._lost:
             self.end(self._lost)
         else:
-            self.fail(startup.one_line(error) or kind.__name__)
+            self.fail(errors.one_line(error) or kind.__name__)
 
     def agree(self, stage, facts=None):
         """Waits, as long as it takes, until all workers have come to the same stage.
@@ -522,7 +522,7 @@ class Meeting:
         """
         with contextlib.suppress(OSError):  # Nothing may keep it here, not a console that is gone.
             sys.stdout.flush()
-        startup.say(line)
+        errors.say(line)
         os._exit(1)
 
     def _name(self, peer):

@@ -10,14 +10,14 @@ import re
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from runtime import checkpoints
-from runtime import console
+from program import console
+from runs import checkpoints
 
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
            'validation_error', 'images_per_second')
 
 # The names of all files that these functions write, for `--restart`.
-FILES = r'metrics\.csv(\.part|\.old)?|params\.h5(\.part)?'
+FILES = r'metrics\.csv(\.part|\.old)?|params\.h5(\.part)?|timeline-\d+\.json'
 BEST_FILES = r'params\.h5(\.part)?|error\.json(\.part)?|checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*'
 _CHECKPOINT_FILES = re.compile(r'model\.ckpt-(\d+)\..*')
 

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import math
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -76,10 +75,9 @@ tf.disable_v2_behavior()
 threading.excepthook = _leave_out_event_writers
 tf.enable_resource_variables()  # Also for the global step: reads and writes then have an order.
 
-import cifar10_input  # noqa: E402, after the import that is held back.
-from datasets import table  # noqa: E402
-from runtime import console  # noqa: E402
-from runtime import cores  # noqa: E402
+from program import console  # noqa: E402, after the import that is held back.
+from program import cores  # noqa: E402
+from program import errors  # noqa: E402
 
 flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
                   'Compute on the GPUs if there are any, on the CPU only, or insist on a GPU.')
@@ -88,7 +86,7 @@ FLAGS = flags.FLAGS
 
 # What a user, the data or the machine did: one line says it all. Anything else is a fault of ours,
 # and shows its traceback.
-_MISTAKES = (app.UsageError, table.DataError, FloatingPointError, OSError,
+_MISTAKES = (app.UsageError, errors.DataError, FloatingPointError, OSError,
              tf.errors.NotFoundError, tf.errors.PermissionDeniedError,
              tf.errors.ResourceExhaustedError, tf.errors.DataLossError)
 
@@ -121,12 +119,12 @@ def _parse(words, argv):
         _refuse_nothing()
     except flags.Error as error:
         message = ' '.join(str(error).split())
-        sys.exit(f'{_script()}: {message} (--help lists the flags)')
+        sys.exit(f'{errors.script()}: {message} (--help lists the flags)')
     if given and words is None:
-        sys.exit(f'{_script()}: "{given[0]}" is no flag; flags are written --name=value '
+        sys.exit(f'{errors.script()}: "{given[0]}" is no flag; flags are written --name=value '
                  '(--help lists them)')
     if words is not None and not _fit(given, words):
-        sys.exit(f'{_script()}: wanted {words}, not {" ".join(given) or "nothing"} '
+        sys.exit(f'{errors.script()}: wanted {words}, not {" ".join(given) or "nothing"} '
                  '(--help tells more)')
     return argv[:1] + given
 
@@ -158,36 +156,17 @@ def _without_traceback(main):
         return main()
     except _MISTAKES as error:
         console.end()
-        sys.exit(f'{_script()}: {one_line(error)}')
+        sys.exit(f'{errors.script()}: {errors.one_line(error)}')
     except tf.errors.InvalidArgumentError as error:
         console.end()
-        fault = cifar10_input.fault_of(error)
+        fault = errors.record_fault(error)
         if fault is None:
             raise
-        sys.exit(f'{_script()}: {fault}')
+        sys.exit(f'{errors.script()}: {fault}')
     except KeyboardInterrupt:
         console.end()
-        print(f'{_script()}: interrupted', file=sys.stderr)
+        print(f'{errors.script()}: interrupted', file=sys.stderr)
         return 130
-
-
-def one_line(error):
-    """What an exception says, on one line; of an operation's error the reason alone."""
-    if isinstance(error, tf.errors.OpError):  # '... Node: 'name'\nreason\n...'
-        reason = re.search(r"^Node: .*\n(.*)", error.message, re.MULTILINE)
-        return reason.group(1) if reason else error.message.splitlines()[0]
-    return ' '.join(str(error).split())
-
-
-def say(line):
-    """Writes a line under the script's name to standard error; from any thread, at any time, also
-    where nobody reads it any more."""
-    with contextlib.suppress(OSError):
-        os.write(2, f'{_script()}: {line}\n'.encode())
-
-
-def _script():
-    return os.path.basename(sys.argv[0])
 
 
 def session_config(log_device_placement=False):

@@ -16,7 +16,7 @@ import os
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from runtime import cores
+from program import cores
 
 flags.DEFINE_float('bucket_mb', 4.0, 'Gradients are averaged in portions of at most so many '
                    'megabytes (2^20 bytes).', lower_bound=0.0, upper_bound=1e6)
@@ -226,7 +226,7 @@ def serve(workers, config):
     """Starts this worker's server, and waits until all workers reach one another.
 
     Args:
-        workers: the `meeting.Meeting`.
+        workers: the `rendezvous.Meeting`.
         config: a `tf.ConfigProto` that `configure` has seen.
 
     Returns:
@@ -261,7 +261,7 @@ def failures_of(workers):
     """Turns TensorFlow's errors for the failure of another worker into one that names it.
 
     Args:
-        workers: the `meeting.Meeting`.
+        workers: the `rendezvous.Meeting`.
 
     Raises:
         ConnectionError: a worker was lost; tells which, and how.

@@ -6,14 +6,13 @@ import re
 
 from absl import app
 
-from datasets import ownership
-from runtime import hooks
-from runtime import results
+from program import ownership
+from runs import results
 
 # What a run writes into its folder; `--restart` removes this and nothing else.
 _OWN_FILES = re.compile(
     r'checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt'
-    r'|run\.json(\.part)?|' + results.FILES + '|' + hooks.ProfileHook.FILES)
+    r'|run\.json(\.part)?|' + results.FILES)
 _HALF_WRITTEN = re.compile(r'model\.ckpt-\d+\..*\.tempstate\d+')  # TensorFlow's names.
 _OWN_BEST_FILES = re.compile(results.BEST_FILES)
 _LOCK = '.lock'

@@ -41,7 +41,7 @@ flags.DEFINE_float('step_timeout', 60.0, 'Seconds in which a worker that fails, 
 
 FLAGS = flags.FLAGS
 
-# Tells a worker that `runtime/workers.py` started who it is. An environment variable, since all
+# Tells a worker that `workers/launch.py` started who it is. An environment variable, since all
 # users of a machine can read a command line, and this holds the token of the job.
 VARIABLE = 'CIFAR10_WORKER'
 

@@ -6,10 +6,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import cifar10
-from datasets import table
-from nets import table as nets
-from runtime import checkpoints
-from runtime import startup
+from program import errors
+from program import startup
+import recipes
+from runs import checkpoints
 
 # What an evaluation found:
 #   precision: float, the share of images whose top prediction is their label (precision @ 1)
@@ -51,8 +51,8 @@ class Evaluation:
         self.graph = tf.Graph()
         with self.graph.as_default():
             with tf.device('/cpu:0'):
-                images, labels = cifar10.inputs(use_test_set, nets.net().prepare)
-            logits = nets.net().inference(images, training=False)
+                images, labels = cifar10.inputs(use_test_set, recipes.net().prepare)
+            logits = recipes.net().inference(images, training=False)
             self._classes = cifar10.data_set().num_classes
             with tf.name_scope('confusion'):
                 # One prediction an image: `in_top_k` would call every class of a tie the top one.
@@ -127,7 +127,7 @@ class Evaluation:
             try:
                 results = session.run(fetches)
             except tf.errors.OutOfRangeError as error:
-                raise table.DataError(
+                raise errors.DataError(
                     f'{cifar10.data_folder()} held {self.total} images or more at the start, and '
                     f'holds {total} now: start again to count those') from error
             cells = results['cells'][:self.total - total]

@@ -12,9 +12,9 @@ from absl import flags
 
 import cifar10
 from datasets import table
-from nets import table as nets
-from runtime import checkpoints
-from runtime import startup
+from program import startup
+import recipes
+from runs import checkpoints
 
 flags.DEFINE_string('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
 flags.DEFINE_boolean('best', False, 'Take the best checkpoint of a validated run, in '
@@ -73,7 +73,7 @@ class Model:
             # No transposition: of uint8 oneDNN has none, and says so as an error.
             planes = tf.reshape(tf.stack(tf.unstack(self.images, axis=3), axis=1),
                                 [-1, table.IMAGE_BYTES])
-            net = nets.net()
+            net = recipes.net()
             logits = net.inference(net.prepare(planes), training=False)
             self.outputs = {'logits': tf.identity(logits, name='logits'),
                             'probabilities': tf.nn.softmax(logits, name='probabilities'),

@@ -8,7 +8,7 @@ import shutil
 import tensorflow.compat.v1 as tf
 from absl import app
 
-from datasets import ownership
+from program import ownership
 
 _FULL = re.compile('|'.join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))))
 

@@ -2,9 +2,9 @@
 import collections
 import datetime
 
-from runtime import console
-from runtime import evaluation
-from runtime import results
+from evaluation import counting
+from program import console
+from runs import results
 
 # Errors of one validation, each float, 0 to 1: with the variables, and with their moving averages.
 Errors = collections.namedtuple('Errors', 'raw averaged')
@@ -36,7 +36,7 @@ class Validation:
         self._caught = caught
         self._variables = {variable.op.name: variable for variable in variables}
         self._best = results.Best(train_dir, variables)
-        self._evaluation = evaluation.Evaluation()
+        self._evaluation = counting.Evaluation()
 
     def run(self, session, step):
         """Validates, prints a line, and keeps the variables where they are the best so far.

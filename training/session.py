@@ -17,14 +17,14 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
-from nets import table as nets
-from runtime import checkpoints
-from runtime import hooks
-from runtime import output
-from runtime import results
-from runtime import run_folder
-from runtime import startup
-from runtime import validation
+from evaluation import validation
+from program import files
+from program import startup
+import recipes
+from runs import checkpoints
+from runs import folder as run_folder
+from runs import results
+from training import hooks
 
 flags.DEFINE_string('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
 flags.DEFINE_integer('max_steps', 100000, 'Number of steps to make, over all starts.',
@@ -79,7 +79,7 @@ def session(loss, examples_per_step, summary_op=None, team=None):
         app.UsageError: `--train_dir` holds a run with other data or another network, another
             trainer is at work there, or none of its checkpoints is whole.
         OSError: it cannot be written, the disk is full, or it is not safe: see `ownership.check`.
-        table.DataError: a record file was replaced by one that is not whole.
+        errors.DataError: a record file was replaced by one that is not whole.
         FloatingPointError: the loss or a variable is not finite any more.
     """
     leads = team is None or team.leads
@@ -90,7 +90,7 @@ def session(loss, examples_per_step, summary_op=None, team=None):
         init_fn=lambda scaffold, session: (
             _resume(session, scaffold.saver, variables) if leads else None))
     caught = []
-    with output.full_disk_told(FLAGS.train_dir), (
+    with files.full_disk_told(FLAGS.train_dir), (
             run_folder.held(FLAGS.train_dir) if leads else contextlib.nullcontext()):
         if leads:
             _prepare_folder(examples_per_step)
@@ -169,7 +169,7 @@ def use_recipe(replicas=1):
     Args:
         replicas: on how many batches of `--batch_size` a step works.
     """
-    recipe = nets.net()
+    recipe = recipes.net()
     replaced = []
 
     def replace(name, value):

@@ -15,10 +15,10 @@ import cifar10_eval
 import cifar10_input
 import cifar10_multi_gpu_train
 import cifar10_train
-from nets import table as nets
-from runtime import evaluation
-from runtime import results
-from runtime import training
+from evaluation import counting
+import recipes
+from runs import results
+from training import session as training
 
 FLAGS = flags.FLAGS
 
@@ -26,7 +26,7 @@ FLAGS = flags.FLAGS
 @pytest.fixture
 def tiny_net(half_bright, monkeypatch):
     """A row of the table, and nothing else, makes the net known."""
-    monkeypatch.setitem(nets.TABLE, 'tiny', tiny.NET)
+    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.NET)
     with flagsaver.flagsaver(net='tiny'):
         for name in ('batch_size', 'max_steps', 'validate_every'):
             FLAGS[name].unparse()  # As if no test had given them.
@@ -91,13 +91,13 @@ def test_a_recipe_is_trained_as_it_says(half_bright, monkeypatch):
         seen['replicas'] = replicas
         return tf.constant(0.25)
 
-    monkeypatch.setitem(nets.TABLE, 'tiny', dataclasses.replace(
+    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(
         tiny.NET, inference=inference, schedule=schedule,
         augment=lambda planes: tiny.prepare(planes) * 0 + 7,
         optimizer=tf.train.GradientDescentOptimizer))
     with flagsaver.flagsaver(net='tiny', max_steps=1, validate_every=0, num_gpus=2):
         cifar10_multi_gpu_train.train()
-        evaluation.Evaluation()
+        counting.Evaluation()
     assert seen['replicas'] == 2
     assert seen[True].shape.as_list() == [8, 16, 16, 3]
     assert seen[False].shape.as_list()[1:] == [16, 16, 3]
@@ -116,7 +116,7 @@ def test_the_moving_statistics_are_the_first_towers(half_bright, monkeypatch):
         batches.append(images)
         return tiny.inference(images, training)
 
-    monkeypatch.setitem(nets.TABLE, 'tiny', dataclasses.replace(tiny.NET, inference=inference))
+    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(tiny.NET, inference=inference))
     queue = tf.FIFOQueue(2, [tf.float32, tf.int32], [[4, 16, 16, 3], [4]])
     fill = queue.enqueue_many([
         tf.stack([tf.ones([4, 16, 16, 3]), 3 * tf.ones([4, 16, 16, 3])]),
@@ -181,7 +181,7 @@ def test_resnet23_warms_up(tmp_path, batch_size, replicas, rates):
     epochs = [0, 2.5, 6]
     with flagsaver.flagsaver(data_dir=str(tmp_path), batch_size=batch_size):
         steps = [round(epoch * 50000 / (batch_size * replicas)) for epoch in epochs]
-        found = [nets.TABLE['resnet23'].schedule(tf.constant(step, tf.int64), replicas)
+        found = [recipes.TABLE['resnet23'].schedule(tf.constant(step, tf.int64), replicas)
                  for step in steps]
     with tf.Session() as session:
         np.testing.assert_allclose(session.run(found), rates, rtol=1e-3)
@@ -214,7 +214,7 @@ def hundred(tmp_path):
 @pytest.mark.parametrize('net, size', [('tutorial', 24), ('resnet23', 32)])
 def test_a_hundred_logits(dataset, net, size):
     with flagsaver.flagsaver(dataset=dataset, net=net):
-        logits = nets.net().inference(tf.zeros([2, size, size, 3]), training=False)
+        logits = recipes.net().inference(tf.zeros([2, size, size, 3]), training=False)
         assert cifar10.data_set().num_classes == 100
     assert logits.shape.as_list() == [2, 100]
     assert (cifar10.NUM_CLASSES, cifar10_input.NUM_CLASSES) == (10, 10)

@@ -11,9 +11,10 @@ import time
 
 from absl import app
 
-from runtime import cluster
-from runtime import meeting
-from runtime import startup
+from program import errors
+from program import startup
+from workers import cluster
+from workers import rendezvous
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -61,7 +62,7 @@ def start(count):
         0, or the exit code of the worker that failed first (128 + number for a signal).
     """
     # Reserved until all have ended: worker 0 listens there.
-    with meeting.reserve(host='127.0.0.1') as port:
+    with rendezvous.reserve(host='127.0.0.1') as port:
         told = {'size': count, 'meeting': f'127.0.0.1:{port.getsockname()[1]}',
                 'job': secrets.token_hex(16), 'parent': os.getpid()}
         processes, threads, caught = [], [], []
@@ -137,7 +138,7 @@ def _wait(processes):
                             for rank, code in ended.items() if code not in _ORDERLY), None)
             deadline = time.monotonic() + _GRACE
         elif time.monotonic() > deadline:
-            startup.say(f'{failure}, and others did not end by themselves: killed')
+            errors.say(f'{failure}, and others did not end by themselves: killed')
             _kill(processes)
         time.sleep(_POLL)
 

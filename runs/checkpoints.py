@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app
 
-from runtime import startup
+from program import errors
 
 _INDEX = re.compile(r'model\.ckpt-(\d+)\.index')  # Which is written last.
 
@@ -163,7 +163,7 @@ def fault(path):
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
-        return startup.one_line(error)  # Of memory: a damaged index may tell of exabytes.
+        return errors.one_line(error)  # Of memory: a damaged index may tell of exabytes.
     return None
 
 

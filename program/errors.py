@@ -1,0 +1,36 @@
+"""What a user is told of a failure: one line under the script's name."""
+import contextlib
+import os
+import re
+import sys
+
+
+class DataError(ValueError):
+    """A data folder, file or archive is not as it should be; the message is a line for the user."""
+
+
+def one_line(error):
+    """What an exception says, on one line; of an operation's error the reason alone."""
+    message = getattr(error, 'message', None)
+    if isinstance(message, str):  # TensorFlow's '... Node: 'name'\nreason\n...'
+        reason = re.search(r"^Node: .*\n(.*)", message, re.MULTILINE)
+        return reason.group(1) if reason else message.splitlines()[0]
+    return ' '.join(str(error).split())
+
+
+def record_fault(error):
+    """What an error of a session says of a record that was read, in one line; else None."""
+    found = re.search(r'assertion failed: \[(.* in record .*)\]', str(error))
+    return found and found.group(1)
+
+
+def say(line):
+    """Writes a line under the script's name to standard error; from any thread, at any time, also
+    where nobody reads it any more."""
+    with contextlib.suppress(OSError):
+        os.write(2, f'{script()}: {line}\n'.encode())
+
+
+def script():
+    """The name of the script that runs, without its folder."""
+    return os.path.basename(sys.argv[0])
