@@ -2,11 +2,11 @@
 
     python -m benchmarks --data_dir=/tmp/cifar10_data
 
-Takes about six minutes. The two run in turn, A B A B, so that the machine's drift meets both. A
+Takes about ten minutes. The two run in turn, A B A B, so that the machine's drift meets both. A
 figure is the median of n, with the range of the middle half. Let nothing else run meanwhile.
 
-Another --net has no counterpart in the tutorial: its steps alone are measured, in half a minute,
-beside the floor of its own convolutions.
+Another --net has no counterpart in the tutorial: only its steps are measured, beside the floor of
+its own convolutions, and the time that it takes to start. That takes about two minutes.
 """
 import collections
 import json
@@ -18,6 +18,8 @@ import time
 from benchmarks import children
 
 Row = collections.namedtuple('Row', 'what unit ours tutorial larger_is_better')
+
+_NETS = ('tutorial', 'resnet23', 'local')  # Those of recipes.py, which needs TensorFlow.
 
 def import_seconds():
     """Seconds that a process takes to import TensorFlow and nothing else."""
@@ -58,6 +60,19 @@ def train_rows(options):
         Row('start to the end of step 0', 's', *start, False),
         Row('the same without importing TensorFlow', 's', *(
             [each - statistics.median(imports) for each in side] for side in start), False)]
+
+
+def start_rows(options):
+    """Seconds until the line of step 0: one process, beside two workers."""
+    rows = []
+    for net in _NETS if options.net == 'tutorial' else [options.net]:
+        alone, together = [], []
+        for _ in range(options.turns):
+            alone.append(children.seconds_to_step_0('cifar10_train.py', options, net=net))
+            together.append(children.seconds_to_step_0(
+                'cifar10_distributed_train.py', options, net=net, num_workers=2))
+        rows.append(Row(f'start to step 0, {net}, beside two workers', 's', alone, together, False))
+    return rows
 
 
 def tower_rows(options):
@@ -101,9 +116,9 @@ def main():
     parser.add_argument('--steps', type=int, default=150, help='steps of a training run')
     parser.add_argument('--json', metavar='FILE', help='write all figures to a file, too')
     options = parser.parse_args()
-    measurements = [input_rows, step_rows, train_rows, tower_rows, evaluate_rows]
+    measurements = [input_rows, step_rows, train_rows, start_rows, tower_rows, evaluate_rows]
     if options.net != 'tutorial':
-        measurements = [step_rows]
+        measurements = [step_rows, start_rows]
     rows = [row for rows in measurements for row in rows(options)]
     print(children.heading())
     print(f'{options.net}, batch {options.batch_size}, {options.dataset}; '

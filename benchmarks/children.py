@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from importlib import metadata
 
@@ -46,6 +47,27 @@ def in_turn(what, options, sides=('ours', 'tutorial'), **flags):
             found[side].append(measure(what, side, options, **flags))
     print('\r' + 40 * ' ' + '\r', end='', file=sys.stderr)
     return found
+
+
+def seconds_to_step_0(script, options, **flags):
+    """Seconds from the start of a training script to its line for step 0, in a folder of its own.
+
+    Args:
+        script: such as 'cifar10_train.py'.
+        options: the parsed command line.
+        **flags: of the script.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        flags = {'data_dir': options.data_dir, 'dataset': options.dataset, 'max_steps': 1,
+                 'validate_every': 0, 'train_dir': os.path.join(folder, 'train'), **flags}
+        started = time.time()
+        with subprocess.Popen(
+                [sys.executable, script, *(f'--{name}={value}' for name, value in flags.items())],
+                stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
+            times = [time.time() for line in process.stdout if ': step 0, ' in line]
+    if process.returncode:
+        sys.exit(process.returncode)  # It has said why on standard error.
+    return times[0] - started
 
 
 def rate(run):

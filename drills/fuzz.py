@@ -178,7 +178,7 @@ def _read_labels(graph, label, initialiser):
         except tf.errors.OutOfRangeError:
             pass
         except tf.errors.InvalidArgumentError as error:
-            fault = cifar10_input.fault_of(error)
+            fault = errors.record_fault(error)
         coordinator.request_stop()
         coordinator.join(threads)
     return seen, fault

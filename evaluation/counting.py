@@ -62,6 +62,7 @@ class Evaluation:
             self._summary = tf.summary.merge_all()
             self._variables = {
                 averaged: cifar10.variables_to_restore(averaged) for averaged in (False, True)}
+            self._loader = checkpoints.Loader(tf.global_variables())
             self._initialiser = tf.local_variables_initializer()
             self.graph.finalize()
 
@@ -86,7 +87,7 @@ class Evaluation:
         """
         step = checkpoints.step(checkpoint)
         variables = self._variables[self._use_moving_averages]
-        return self._run(lambda session: checkpoints.load(
+        return self._run(lambda session: self._loader.load(
             checkpoint, variables, session, self._advice), step, summarise)
 
     def count(self, values, use_moving_averages, caught=()):
@@ -101,7 +102,7 @@ class Evaluation:
             A `Result` without step and summary; None where a signal came before the end.
         """
         variables = self._variables[use_moving_averages]
-        return self._run(lambda session: checkpoints.assign(values, variables, session),
+        return self._run(lambda session: self._loader.assign(values, variables, session),
                          caught=caught)
 
     def _run(self, load, step=None, summarise=False, caught=()):

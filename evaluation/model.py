@@ -79,6 +79,7 @@ class Model:
                             'probabilities': tf.nn.softmax(logits, name='probabilities'),
                             'classes': tf.argmax(logits, axis=1, name='classes')}
             self._variables = cifar10.variables_to_restore(FLAGS.use_moving_averages)
+            self._loader = checkpoints.Loader(tf.global_variables())
             self.graph.finalize()
 
     @contextlib.contextmanager
@@ -92,7 +93,7 @@ class Model:
             app.UsageError: the checkpoint does not fit; names the variables.
         """
         with tf.Session(graph=self.graph, config=startup.session_config()) as session:
-            checkpoints.load(path, self._variables, session,
-                             'Name its network and data with --net and --dataset, or take the '
-                             'variables themselves with --use_moving_averages=false')
+            self._loader.load(path, self._variables, session,
+                              'Name its network and data with --net and --dataset, or use the '
+                              'raw weights with --use_moving_averages=false')
             yield session

@@ -183,16 +183,61 @@ def step(path):
     return int(reader.get_tensor('global_step'))
 
 
-def load(path, variables, session, advice):
-    """Gives variables the values that a checkpoint holds, converted to their types.
+class Loader:
+    """Sets variables to values that come from outside of TensorFlow, all in one run.
 
-    What else the checkpoint holds is ignored.
+    Build it before the graph is finalized. `variable.load` runs one operation per variable, and
+    TensorFlow optimises the whole graph for each of them: 40 seconds for ResNet-23.
+    """
+
+    def __init__(self, variables):
+        """Builds the operation.
+
+        Args:
+            variables: list of variables.
+        """
+        with tf.device('/cpu:0'), tf.name_scope('load'):
+            self._placeholders = {variable.op.name: tf.placeholder(
+                variable.dtype.base_dtype, variable.shape) for variable in variables}
+            self._assign = tf.group(*[
+                variable.assign(self._placeholders[variable.op.name], read_value=False)
+                for variable in variables])
+
+    def load(self, path, variables, session, advice):
+        """Sets the variables to what a checkpoint holds.
+
+        Args:
+            path, variables, advice: see `read`; the variables are those of the loader.
+            session: whose variables are set.
+
+        Raises:
+            app.UsageError: see `read`.
+        """
+        self.assign(read(path, variables, advice), variables, session)
+
+    def assign(self, values, variables, session):
+        """Sets the variables to values, converted to their types.
+
+        Args:
+            values: dictionary from name to array; may hold more.
+            variables: dictionary from those names to the variables of the loader.
+            session: whose variables are set.
+        """
+        session.run(self._assign, {
+            self._placeholders[variable.op.name]: values[name]
+            for name, variable in variables.items()})
+
+
+def read(path, variables, advice):
+    """Reads the values that a checkpoint holds for variables; what else it holds is ignored.
 
     Args:
         path: of the checkpoint, without `.index`.
         variables: dictionary from name in the checkpoint to variable.
-        session: the session whose variables are set.
         advice: what to do about a checkpoint that cannot be used: ends the error's message.
+
+    Returns:
+        Dictionary from name in the checkpoint to array.
 
     Raises:
         app.UsageError: variables are missing in the checkpoint, have another shape there, or hold
@@ -210,11 +255,5 @@ def load(path, variables, session, advice):
     broken = sorted(name for name, value in values.items() if not np.all(np.isfinite(value)))
     if broken:
         raise app.UsageError(f'{path} is no use, not finite: {", ".join(broken)}. {advice}')
-    assign(values, variables, session)
-
-
-def assign(values, variables, session):
-    """Gives variables values, converted to their types; both are dictionaries by the same names."""
-    for name, variable in variables.items():
-        variable.load(values[name].astype(variable.dtype.base_dtype.as_numpy_dtype), session)
+    return values
 

@@ -11,6 +11,7 @@ import pytest
 import records
 import tensorflow.compat.v1 as tf
 
+from benchmarks import __main__ as benchmarks_main
 from benchmarks import children
 from benchmarks import floor
 from benchmarks import tutorial
@@ -116,6 +117,10 @@ def test_input_is_four_times_as_fast_and_starts_within_half_a_second(tmp_path):
     assert min(run['first_batch_seconds'] for run in found['ours']) < 0.5
 
 
+def test_the_start_of_every_net_is_measured():
+    assert set(benchmarks_main._NETS) == set(recipes.TABLE)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_table(tmp_path):
@@ -133,7 +138,8 @@ def test_the_table(tmp_path):
     figures = json.loads((tmp_path / 'figures.json').read_text())
     whats = [row['what'] for row in figures['rows']]
     for what in ('input alone', 'step on a fixed batch', 'step, beside the floor',
-                 'training, end to end', 'evaluation of the test set'):
+                 'training, end to end', 'evaluation of the test set',
+                 'start to step 0, resnet23, beside two workers'):
         assert what in whats
         assert what in done.stdout
     for row in figures['rows']:

@@ -32,7 +32,7 @@ def test_load_converts_and_ignores_the_rest(tmp_path):
     w = tf.get_variable('w', [2, 3])
     step = tf.get_variable('step', [], tf.int64, initializer=tf.zeros_initializer())
     with tf.Session() as session:
-        checkpoints.load(path, {'w': w, 'step': step}, session, '')
+        checkpoints.Loader([w, step]).load(path, {'w': w, 'step': step}, session, '')
         assert session.run(w).tolist() == [[1, 1, 1], [1, 1, 1]]
         assert session.run(step) == 7
 
@@ -41,8 +41,8 @@ def test_all_that_does_not_fit_is_named(tmp_path):
     path = _save(tmp_path / 'a', w=np.ones([2, 3], np.float32), fine=np.float32(0))
     variables = {'w': tf.get_variable('w', [3, 2]), 'v': tf.get_variable('v', []),
                  'fine': tf.get_variable('fine', [])}
-    with tf.Session() as session, pytest.raises(app.UsageError) as error:
-        checkpoints.load(path, variables, session, 'Do this.')
+    with pytest.raises(app.UsageError) as error:
+        checkpoints.read(path, variables, 'Do this.')
     assert str(error.value) == (
         f'{path} does not fit this network: v is missing; w has shape [2, 3], wanted [3, 2]. '
         'Do this.')
@@ -51,8 +51,8 @@ def test_all_that_does_not_fit_is_named(tmp_path):
 def test_values_that_are_not_finite_are_refused(tmp_path):
     path = _save(tmp_path / 'a', v=np.array([1, np.nan], np.float32), w=np.float32(np.inf))
     variables = {'v': tf.get_variable('v', [2]), 'w': tf.get_variable('w', [])}
-    with tf.Session() as session, pytest.raises(app.UsageError, match='not finite: v, w. Do this'):
-        checkpoints.load(path, variables, session, 'Do this.')
+    with pytest.raises(app.UsageError, match='not finite: v, w. Do this'):
+        checkpoints.read(path, variables, 'Do this.')
 
 
 def _save_steps(folder, *steps):

@@ -6,7 +6,6 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
 
-import cifar10_input
 from datasets import table
 from evaluation import counting
 from program import errors
@@ -136,9 +135,9 @@ def test_a_label_that_is_none_is_told_by_file_and_record(noisy, tmp_path):
         stream.write(b'\x0a')
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
-    assert cifar10_input.fault_of(error.value) == (
+    assert errors.record_fault(error.value) == (
         f'{noisy}/test_batch.bin has label 10 in record 77 (counted from 0); wanted: 0 to 9')
-    assert cifar10_input.fault_of(ValueError('something else')) is None
+    assert errors.record_fault(ValueError('something else')) is None
 
 
 def test_a_signal_ends_counting(noisy, tmp_path):

@@ -84,11 +84,12 @@ def session(loss, examples_per_step, summary_op=None, team=None):
     """
     leads = team is None or team.leads
     variables = cifar10.variables_to_save()
+    loader = checkpoints.Loader(variables)
     scaffold = tf.train.Scaffold(
         saver=tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True),
         summary_op=summary_op if summary_op is not None else tf.summary.merge_all(),
         init_fn=lambda scaffold, session: (
-            _resume(session, scaffold.saver, variables) if leads else None))
+            _resume(session, scaffold.saver, loader, variables) if leads else None))
     caught = []
     with files.full_disk_told(FLAGS.train_dir), (
             run_folder.held(FLAGS.train_dir) if leads else contextlib.nullcontext()):
@@ -242,13 +243,13 @@ def _check_same_run():
                                  'name another --train_dir, or start over with --restart')
 
 
-def _resume(session_, saver, variables):
+def _resume(session_, saver, loader, variables):
     """Loads the latest checkpoint, if there is one, and goes on counting those to keep."""
     latest = checkpoints.latest(FLAGS.train_dir)
     if latest:
         print(f'Resuming from {latest}.', flush=True)
-        checkpoints.load(latest, {variable.op.name: variable for variable in variables}, session_,
-                         'Name another --train_dir, or start over with --restart')
+        loader.load(latest, {variable.op.name: variable for variable in variables}, session_,
+                    'Name another --train_dir, or start over with --restart')
         older = checkpoints.candidates(FLAGS.train_dir)  # And before it those that are damaged.
         saver.recover_last_checkpoints(older[older.index(latest):][::-1])
 
