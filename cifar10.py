@@ -29,6 +29,8 @@ flags.DEFINE_string('dataset', 'cifar10', f'Which images to use: {", ".join(tabl
 flags.DEFINE_string('data_dir', '/tmp/cifar10_data', 'Folder of the data sets that have a name.')
 flags.DEFINE_string('data_url', None, 'Where to download the archive from: http, https or file. '
                     'By default the place that the data set names.')
+flags.DEFINE_enum('validate_on', 'test', ['test', 'held_out'], 'Images that --validate_every uses: '
+                  'the test set, or every tenth training image, which is then not trained on.')
 flags.DEFINE_boolean('use_fp16', False, 'Compute in float16; variables stay in float32.')
 flags.DEFINE_float('min_fraction_of_examples_in_queue',
                    cifar10_input.MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
@@ -113,7 +115,7 @@ def distorted_inputs(augment=cifar10_input.distort_at_random, shard=(0, 1)):
     """
     return cifar10_input.distorted_inputs(
         data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue,
-        augment, shard)
+        augment, shard, _holds_out())
 
 
 def distorted_inputs_queue(capacity, augment=cifar10_input.distort_at_random):
@@ -131,15 +133,16 @@ def distorted_inputs_queue(capacity, augment=cifar10_input.distort_at_random):
     """
     return cifar10_input.distorted_inputs_queue(
         data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue,
-        augment, capacity)
+        augment, capacity, held_out=_holds_out())
 
 
-def inputs(eval_data, prepare=cifar10_input.standardise):
+def inputs(eval_data, prepare=cifar10_input.standardise, held_out=False):
     """Images for evaluation: each exactly once, in order; the last batch holds what is left.
 
     Args:
         eval_data: whether to read the test set, or else the training set.
         prepare: what makes images of a record's pixels, see `cifar10_input.inputs`.
+        held_out: with `eval_data` False, whether to read the held-out training images only.
 
     Returns:
         images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `prepare`'s size.
@@ -148,20 +151,39 @@ def inputs(eval_data, prepare=cifar10_input.standardise):
     A record file that is missing raises `tf.errors.NotFoundError` when it is read.
     """
     return cifar10_input.inputs(
-        eval_data, data_folder(), FLAGS.batch_size, data_set(), prepare)
+        eval_data, data_folder(), FLAGS.batch_size, data_set(), prepare, held_out)
 
 
 def num_examples(eval_data):
-    """Number of records that the files of the test set (or the training set) hold.
+    """Number of images in the test set, or of those to train on: all, or with
+    `--validate_on=held_out` nine tenths.
 
     Where there is no folder yet, the number that the published files hold.
 
     Raises:
         FileNotFoundError: there is a folder, but a record file is missing in it.
     """
+    records = _num_records(eval_data)
+    return records if eval_data or not _holds_out() else records - num_held_out()
+
+
+def num_held_out():
+    """Number of training images that are left for validation with `--validate_on=held_out`.
+
+    Raises:
+        FileNotFoundError: see `num_examples`.
+    """
+    return cifar10_input.num_held_out(_num_records(eval_data=False))
+
+
+def _num_records(eval_data):
     if os.path.isdir(data_folder()):
         return data_set().count(data_folder(), eval_data)
     return sum(data_set().split(eval_data).values())
+
+
+def _holds_out():
+    return FLAGS.validate_on == 'held_out'
 
 
 def inference(images):

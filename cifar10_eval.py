@@ -12,6 +12,7 @@ import datetime
 import os
 
 import tensorflow.compat.v1 as tf
+from absl import app
 from absl import flags
 
 import cifar10
@@ -24,7 +25,9 @@ import recipes
 from runs import checkpoints
 
 flags.DEFINE_string('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
-flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval'], 'Which images to evaluate on.')
+flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],
+                  'Which images to evaluate on; held_out are the training images that '
+                  '--validate_on=held_out did not train on.')
 flags.DEFINE_integer('eval_interval_secs', 300, 'Evaluate at most every so many seconds.',
                      lower_bound=1, upper_bound=10**9)
 flags.DEFINE_integer('num_examples', 10000, 'Number of images to evaluate; more than the set holds '
@@ -43,11 +46,14 @@ def evaluate():
         app.UsageError: --run_once, and there is no checkpoint; or one does not fit the network.
     """
     only = [model.checkpoint()] if FLAGS.run_once else None  # Before any data is fetched.
-    model.check_run()
+    validated_on = (model.check_run() or {}).get('validate_on', 'test')
+    if FLAGS.eval_data == 'held_out' != validated_on:
+        raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without --validate_on=held_out: '
+                             'it has seen all training images, so none are held out')
     cifar10.maybe_download_and_extract()
     current = counting.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
     if not current.whole:
-        print(f'Of {current.size} images the first {current.total} count; see --num_examples.',
+        print(f'Evaluating the first {current.total} of {current.size} images; see --num_examples.',
               flush=True)
     ownership.check(FLAGS.eval_dir)
     os.makedirs(FLAGS.eval_dir, exist_ok=True)
@@ -57,7 +63,7 @@ def evaluate():
             result = _run_unless_gone(current, checkpoint)
             if result is not None:
                 try:
-                    _write(writer, result, current.whole)
+                    _write(writer, result, current.whole and FLAGS.eval_data == validated_on)
                 finally:  # A full disk does not take what was counted.
                     _print(result)
 
@@ -73,6 +79,9 @@ def _print(result):
 def _run_unless_gone(current, checkpoint):
     """Evaluates a checkpoint; None if the trainer has deleted it in the meantime."""
     try:
+        weights = 'averaged' if FLAGS.use_moving_averages else 'raw'
+        print(f'Evaluating {checkpoint} (step {checkpoints.step(checkpoint)}, {weights} weights) '
+              f'on {current.total} images.', flush=True)
         return current.run(checkpoint, summarise=True)
     except (tf.errors.OpError, RuntimeError):  # Either, where a file vanishes while it is read.
         if FLAGS.run_once or os.path.exists(checkpoint + '.index'):
@@ -88,12 +97,19 @@ def _checkpoints():
     yield from checkpoints.as_they_come(model.folder(), FLAGS.eval_interval_secs)
 
 
-def _write(writer, result, whole):
-    """Writes the precision and the summaries of a result at the checkpoint's step."""
+def _write(writer, result, like_training):
+    """Writes the precision and the summaries of a result at the checkpoint's step.
+
+    Args:
+        writer: a `tf.summary.FileWriter`.
+        result: a `counting.Result`.
+        like_training: whether the images are those that training validates on: the error is then
+            shown under training's tag.
+    """
     summary = tf.Summary()
     summary.ParseFromString(result.summary)
     summary.value.add(tag='Precision @ 1', simple_value=result.precision)
-    if FLAGS.eval_data == 'test' and whole:  # As training's validation measures by this tag.
+    if like_training:
         summary.value.add(tag='validation/error' + '_averaged' * FLAGS.use_moving_averages,
                           simple_value=1 - result.precision)
     if FLAGS.per_class:

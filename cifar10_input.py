@@ -25,6 +25,10 @@ NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = 10000
 # The share of an epoch that waits in the shuffle queue: large enough to mix well.
 MIN_FRACTION_OF_EXAMPLES_IN_QUEUE = 0.4
 
+# With `held_out`, every tenth training record is for validation, not for training: 5,000 of
+# CIFAR-10's, as many as He et al., "Deep Residual Learning" (2016), section 4.2, hold out.
+_HELD_OUT_EVERY = 10
+
 _RECORDS_A_READ = 512
 _RECORDS_A_DISTORTION = 512
 _PREFETCHED_BATCHES = 4
@@ -119,7 +123,7 @@ def distort_at_random(planes):
 
 def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
                      min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
-                     augment=distort_at_random, shard=(0, 1)):
+                     augment=distort_at_random, shard=(0, 1), held_out=False):
     """Distorted training images, in random order, without end.
 
     Args:
@@ -131,6 +135,7 @@ def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
             in a record, to float32 [records, height, width, 3].
         shard: (index, count): use every count-th record only, from the one of that index. The
             records of the files in the order of the table are numbered from 0.
+        held_out: whether to leave out every tenth record, for validation: see `num_held_out`.
 
     Returns:
         images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `augment`'s size.
@@ -141,13 +146,14 @@ def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
         errors.DataError: there are fewer records than shards.
     """
     return dequeue(distorted_inputs_queue(
-        data_dir, batch_size, data_set, min_fraction_of_examples_in_queue, augment, shard=shard))
+        data_dir, batch_size, data_set, min_fraction_of_examples_in_queue, augment, shard=shard,
+        held_out=held_out))
 
 
 def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
                            min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
                            augment=distort_at_random, capacity=_PREFETCHED_BATCHES,
-                           shard=(0, 1)):
+                           shard=(0, 1), held_out=False):
     """The queue behind `distorted_inputs`, from which each of several towers can `dequeue`.
 
     Args:
@@ -159,7 +165,8 @@ def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
     with tf.name_scope('input'):
         batches = -(-_RECORDS_A_DISTORTION // batch_size)  # Several at once where they are small.
         records = _shuffled_records(
-            data_dir, batches * batch_size, data_set, min_fraction_of_examples_in_queue, shard)
+            data_dir, batches * batch_size, data_set, min_fraction_of_examples_in_queue, shard,
+            held_out)
         images = augment(records[:, data_set.label_bytes:])
         labels = _labels(records, data_set)[:, 0]
         batch_shape = [batch_size] + images.shape.as_list()[1:]
@@ -191,7 +198,12 @@ def _image_summary(images):
             tag='images', tensor=images, max_images=3))
 
 
-def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard):
+def num_held_out(records):
+    """How many of a number of training records are for validation: those numbered 9, 19, 29 ..."""
+    return records // _HELD_OUT_EVERY
+
+
+def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_out):
     """uint8 [batch_size, record_bytes] of a shard in random order, without end.
 
     Records wait as strings. As tensors, whose memory is aligned, 20,000 of them that come and go at
@@ -199,6 +211,7 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard):
     """
     index, shards = shard
     records = data_set.count(data_dir, eval_data=False)
+    records -= num_held_out(records) if held_out else 0
     count = len(range(index, records, shards))
     if not count:
         raise errors.DataError(f'{records} records cannot be shared out to {shards} workers')
@@ -208,12 +221,26 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard):
     files = tf.train.string_input_producer(data_set.paths(data_dir, eval_data=False))
     read = read_cifar10(files, shards * _RECORDS_A_READ, data_set)
     values = read.value
-    if shards > 1:
+    if shards > 1 or held_out:
         numbers = _record_numbers(read.key, data_dir, data_set)
-        values = tf.boolean_mask(values, tf.equal(numbers % shards, index))
+        values = tf.boolean_mask(values, _to_train_on(numbers, shard, held_out))
     return _decoded(tf.train.shuffle_batch(
         [values], batch_size, enqueue_many=True, min_after_dequeue=waiting,
         capacity=waiting + 3 * max(batch_size, _RECORDS_A_READ)), data_set)
+
+
+def _to_train_on(numbers, shard, held_out):
+    """Whether records, by their numbers, are in a shard and not held out: bool [records]."""
+    index, shards = shard
+    if not held_out:
+        return tf.equal(numbers % shards, index)
+    # The records that are left are numbered anew, so that shards are of equal size.
+    in_shard = tf.equal((numbers - numbers // _HELD_OUT_EVERY) % shards, index)
+    return in_shard & ~_is_held_out(numbers)
+
+
+def _is_held_out(numbers):
+    return tf.equal(numbers % _HELD_OUT_EVERY, _HELD_OUT_EVERY - 1)
 
 
 def _record_numbers(keys, data_dir, data_set):
@@ -334,7 +361,8 @@ def _column_selections():
     return selected.astype(np.float32)
 
 
-def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10, prepare=standardise):
+def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10, prepare=standardise,
+           held_out=False):
     """Images for evaluation: every record exactly once, in order; the last batch holds the rest.
 
     The number of epochs is a local variable, so run `tf.local_variables_initializer()` first. After
@@ -346,6 +374,8 @@ def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10, prepare=stan
         batch_size: number of images a batch.
         data_set: row of the data-set table.
         prepare: what makes images of pixels, without chance; see `augment` of `distorted_inputs`.
+        held_out: with `eval_data` False, whether to read only every tenth record: those that
+            `distorted_inputs` leaves out.
 
     Returns:
         images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `prepare`'s size.
@@ -355,10 +385,14 @@ def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10, prepare=stan
         files = tf.train.string_input_producer(
             data_set.paths(data_dir, eval_data), num_epochs=1, shuffle=False)
         read = read_cifar10(files, _RECORDS_A_READ, data_set)
-        images = prepare(read.record[:, data_set.label_bytes:])
+        records, labels = read.record, read.label[:, 0]
+        if held_out:
+            chosen = _is_held_out(_record_numbers(read.key, data_dir, data_set))
+            records, labels = (tf.boolean_mask(each, chosen) for each in (records, labels))
+        images = prepare(records[:, data_set.label_bytes:])
         # Reads end with a file, batches must not; one thread keeps the order.
         images, labels = tf.train.batch(
-            [images, read.label[:, 0]], batch_size, num_threads=1, enqueue_many=True,
+            [images, labels], batch_size, num_threads=1, enqueue_many=True,
             capacity=4 * max(batch_size, _RECORDS_A_READ), allow_smaller_final_batch=True)
     _image_summary(images)
     return images, labels

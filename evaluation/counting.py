@@ -34,24 +34,29 @@ class Evaluation:
         """Builds the graph.
 
         Args:
-            eval_data: 'test', or 'train_eval' for the training images, not distorted.
+            eval_data: 'test'; for the training images, not distorted, 'train_eval' (all of them) or
+                'held_out' (every tenth: those that `--validate_on=held_out` does not train on).
             use_moving_averages: whether `run` uses the moving averages of the variables.
             num_examples: how many images to count, from the first; None or too many means the set.
 
         Raises:
             FileNotFoundError: a record file is missing.
+            errors.DataError: there are too few training images to hold some out.
         """
         self._use_moving_averages = use_moving_averages
         self._advice = (
             '--use_moving_averages=false evaluates without averages' if use_moving_averages else
             'Name the folder of another run')
-        use_test_set = eval_data == 'test'
-        self.size = cifar10.num_examples(use_test_set)
+        use_test_set, held_out = eval_data == 'test', eval_data == 'held_out'
+        self.size = cifar10.num_held_out() if held_out else cifar10.num_examples(use_test_set)
+        if not self.size:
+            raise errors.DataError(f'{cifar10.data_folder()} has fewer than 10 training images: '
+                                   'none can be held out; use --validate_on=test')
         self.total = self.size if num_examples is None else min(num_examples, self.size)
         self.graph = tf.Graph()
         with self.graph.as_default():
             with tf.device('/cpu:0'):
-                images, labels = cifar10.inputs(use_test_set, recipes.net().prepare)
+                images, labels = cifar10.inputs(use_test_set, recipes.net().prepare, held_out)
             logits = recipes.net().inference(images, training=False)
             self._classes = cifar10.data_set().num_classes
             with tf.name_scope('confusion'):

@@ -47,11 +47,14 @@ def checkpoint():
 def check_run():
     """Checks that `--checkpoint_dir` is of `--net` and `--dataset`, where it says what it is of.
 
+    Returns:
+        The run's settings, see `checkpoints.check_run`; None where nothing is noted.
+
     Raises:
         app.UsageError: it is of others.
     """
-    checkpoints.check_run(FLAGS.checkpoint_dir, FLAGS.net, cifar10.data_set(),
-                          'give those flags, or name another --checkpoint_dir')
+    return checkpoints.check_run(FLAGS.checkpoint_dir, FLAGS.net, cifar10.data_set(),
+                                 'give those flags, or name another --checkpoint_dir')
 
 
 class Model:

@@ -1,4 +1,4 @@
-"""Validation while training: the error on the whole test set, and the best checkpoint so far."""
+"""Validation while training: the error on images not trained on, and the best checkpoint so far."""
 import collections
 import datetime
 
@@ -11,7 +11,10 @@ Errors = collections.namedtuple('Errors', 'raw averaged')
 
 
 class Validation:
-    """Counts the test set with a training session's variables, and keeps the best of them.
+    """Measures the error of a training session's variables, and keeps the best of them.
+
+    Choosing on the test set makes the lowest error optimistic as an estimate of the error on new
+    images; `held_out` leaves the test set for one last evaluation.
 
     The evaluation has a graph and session of its own: training's queues and random numbers go on as
     if nothing had been. Make it in the training graph, before that is finalized.
@@ -20,23 +23,25 @@ class Validation:
         every: how many epochs apart validations are.
     """
 
-    def __init__(self, train_dir, variables, every, caught=()):
+    def __init__(self, train_dir, variables, every, images='test', caught=()):
         """Builds the evaluation's graph.
 
         Args:
             train_dir: folder of the run, which gets the folder `best`.
             variables: list of the variables that a checkpoint holds.
             every: how many epochs apart validations are.
+            images: 'test' or 'held_out', see `counting.Evaluation`.
             caught: list that gets a signal which stops the run: a validation then ends, too.
 
         Raises:
-            FileNotFoundError: a record file of the test set is missing.
+            FileNotFoundError: a record file is missing.
+            errors.DataError: there are too few training images to hold some out.
         """
         self.every = every
         self._caught = caught
         self._variables = {variable.op.name: variable for variable in variables}
-        self._best = results.Best(train_dir, variables)
-        self._evaluation = counting.Evaluation()
+        self._best = results.Best(train_dir, variables, images)
+        self._evaluation = counting.Evaluation(images)
 
     def run(self, session, step):
         """Validates, prints a line, and keeps the variables where they are the best so far.
@@ -48,6 +53,7 @@ class Validation:
         Returns:
             `Errors`, or None where a signal came before the end.
         """
+        console.progress(f'step {step}: validating on {self._evaluation.total} images')
         values = session.run(self._variables)
         raw, averaged = (self._evaluation.count(values, use, self._caught)
                          for use in (False, True))
@@ -56,7 +62,7 @@ class Validation:
             return None
         errors = Errors((raw.total - raw.correct) / raw.total,
                         (averaged.total - averaged.correct) / averaged.total)
-        self._best.offer(session, step, *errors)
+        self._best.offer(session, step, errors.raw, errors.averaged)
         console.line(f'{datetime.datetime.now()}: step {step}, validation error = '
                      f'{errors.raw:.4f} ({errors.averaged:.4f} averaged)')
         return errors

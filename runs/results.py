@@ -1,8 +1,7 @@
 """The files that a run leaves for people: `metrics.csv`, `params.h5`, and `best/`."""
 import contextlib
-import csv
 import glob
-import io
+import itertools
 import json
 import os
 import re
@@ -15,9 +14,10 @@ from runs import checkpoints
 
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
            'validation_error', 'images_per_second')
+_HEADER = ','.join(COLUMNS) + '\n'
 
 # The names of all files that these functions write, for `--restart`.
-FILES = r'metrics\.csv(\.part|\.old)?|params\.h5(\.part)?|timeline-\d+\.json'
+FILES = r'metrics\.csv(\.part|\.old(\.\d+)?)?|params\.h5(\.part)?|timeline-\d+\.json'
 BEST_FILES = r'params\.h5(\.part)?|error\.json(\.part)?|checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*'
 _CHECKPOINT_FILES = re.compile(r'model\.ckpt-(\d+)\..*')
 
@@ -30,63 +30,72 @@ class Metrics:
     """
 
     def __init__(self, folder, step):
-        """Goes on with the file in a folder, or makes it.
+        """Continues the file in a folder, or makes it.
 
-        Rows of steps that were made after the checkpoint at `step`, and are to be made again, are
-        dropped, and so are lines that are no rows: one that a crash has cut short, or what a
-        spreadsheet saved. A line says so, and the file as it was stays as `metrics.csv.old`.
+        Rows of steps after the checkpoint at `step` are dropped: these steps are made again. So are
+        lines that are not rows, such as those that a spreadsheet saved; the file as it was is then
+        kept as `metrics.csv.old`, `metrics.csv.old.1` and so on.
 
         Args:
             folder: where the file is.
             step: at which the run starts.
         """
         self._path = os.path.join(folder, 'metrics.csv')
-        rows = read_metrics(self._path)
-        if _count_lines(self._path) > 1 + len(rows):
-            os.replace(self._path, self._path + '.old')
-            console.line(f'{self._path} has lines that are no rows of a run: as it was it is now '
-                         f'{self._path}.old.')
+        rows, others = _read_lines(self._path)
+        if others:
+            kept = _unused(self._path + '.old')
+            os.rename(self._path, kept)
+            console.line(f'{self._path} has lines that are not rows of a run; the file as it was '
+                         f'is now {kept}.')
         rows = [row for row in rows if row['step'] <= step]
-        out = io.StringIO(newline='')
-        writer = csv.DictWriter(out, COLUMNS, lineterminator='\n')
-        writer.writeheader()
-        writer.writerows({name: _text(name, row[name]) for name in COLUMNS} for row in rows)
-        _write(self._path, out.getvalue().encode())
+        _write(self._path, ''.join([_HEADER, *map(_line, rows)]).encode())
 
     def append(self, **row):
         """Adds a row, by column; None where there is no figure."""
         with open(self._path, 'a') as stream:
-            stream.write(','.join(_text(name, row[name]) for name in COLUMNS) + '\n')
+            if not stream.tell():  # Somebody has removed or emptied it while training.
+                stream.write(_HEADER)
+            stream.write(_line(row))
 
 
-def _count_lines(path):
-    """The number of whole lines of a file, 0 where there is none."""
-    try:
-        with open(path, 'rb') as stream:
-            return sum(line.endswith(b'\n') for line in stream)
-    except FileNotFoundError:
-        return 0
+def _line(row):
+    return ','.join(_text(name, row[name]) for name in COLUMNS) + '\n'
+
+
+def _unused(path):
+    """A path where nothing is yet: PATH, PATH.1, PATH.2 and so on."""
+    paths = itertools.chain([path], (f'{path}.{number}' for number in itertools.count(1)))
+    return next(each for each in paths if not os.path.lexists(each))
 
 
 def read_metrics(path):
-    """The whole rows of a `metrics.csv`, none where there is no file.
+    """The rows of a `metrics.csv`, none where there is no file.
 
     Returns:
         List of dictionaries from column to int (`step`), float, or None where there is no figure.
     """
+    return _read_lines(path)[0]
+
+
+def _read_lines(path):
+    """The rows of a file, and how many other lines it has besides the header.
+
+    A crash may leave any bytes. A last line without an end was cut short by one, and does not
+    count.
+    """
     try:
-        with open(path, errors='replace') as stream:  # A crash may leave any bytes.
-            lines = stream.readlines()
+        with open(path, encoding='utf-8', errors='replace') as stream:
+            lines = [line for line in stream if line.endswith('\n')]
     except FileNotFoundError:
-        return []
-    rows = []
-    for line in (line[:-1] for line in lines[1:] if line.endswith('\n')):
+        return [], 0
+    rows, others = [], 0
+    for number, line in enumerate(lines):
         try:
-            values = [float(word) if word else None for word in line.split(',')]
+            values = [float(word) if word else None for word in line[:-1].split(',')]
             rows.append({**dict(zip(COLUMNS, values, strict=True)), 'step': int(values[0])})
-        except (ValueError, TypeError, OverflowError):  # No line that a run of ours has finished.
-            continue
-    return rows
+        except (ValueError, TypeError, OverflowError):
+            others += number > 0 or line != _HEADER
+    return rows, others
 
 
 def read_scalars(folder, tag):
@@ -165,16 +174,20 @@ def parameters_step(path):
 class Best:
     """The checkpoint with the lowest validation error so far, in the folder `best`.
 
-    `error.json` tells which it is and its error; `params.h5` holds its variables.
+    The error is that of the moving averages: by default, they are what `--best` evaluates,
+    predicts with and exports. `error.json` holds step and errors; `params.h5` the variables.
     """
 
-    def __init__(self, train_dir, variables):
+    def __init__(self, train_dir, variables, images='test'):
         """Looks for what an earlier start has left.
 
         Args:
             train_dir: folder of the run.
             variables: list of the variables that a checkpoint holds.
+            images: what the errors are measured on, 'test' or 'held_out': errors on others do not
+                compare, so that a best one by them does not count.
         """
+        self._images = images
         self._folder = os.path.join(train_dir, 'best')
         self._variables = variables
         self._saver = tf.train.Saver(  # `offer` removes them.
@@ -186,14 +199,16 @@ class Best:
         try:
             with open(os.path.join(self._folder, 'error.json')) as stream:
                 found = json.load(stream)
-            error, step = float(found['error']), int(found['step'])
+            error, step = float(found['averaged_error']), int(found['step'])
+            if found.get('validated_on', 'test') != self._images:
+                return np.inf, None
         except (OSError, ValueError, TypeError, KeyError):
             return np.inf, None
         damaged = checkpoints.fault(os.path.join(self._folder, f'model.ckpt-{step}'))
         return (np.inf, None) if damaged else (error, step)
 
     def offer(self, session, step, error, averaged_error):
-        """Keeps the variables if their error is lower than any before.
+        """Keeps the variables if the error of their moving averages is lower than any before.
 
         The new checkpoint is whole before `error.json` names it, and the one before is removed only
         then: whenever the process is killed, the file names a checkpoint that is there.
@@ -201,19 +216,19 @@ class Best:
         Args:
             session: where the variables' values are.
             step: the global step.
-            error: float, 0 to 1, on the whole test set.
-            averaged_error: the same with the variables' moving averages.
+            error: float, 0 to 1, of the raw weights.
+            averaged_error: the same of their moving averages.
         """
-        if error >= self.error:
+        if averaged_error >= self.error:
             return
         os.makedirs(self._folder, exist_ok=True)
         self._saver.save(session, os.path.join(self._folder, 'model.ckpt'), global_step=step,
                          write_meta_graph=False)
         write_parameters(os.path.join(self._folder, 'params.h5'), self._variables, session)
         found = {'step': step, 'error': error, 'averaged_error': averaged_error,
-                 'checkpoint': f'model.ckpt-{step}'}
+                 'validated_on': self._images, 'checkpoint': f'model.ckpt-{step}'}
         _write(os.path.join(self._folder, 'error.json'), (json.dumps(found) + '\n').encode())
-        self.error, self.step = error, step
+        self.error, self.step = averaged_error, step
         for entry in os.scandir(self._folder):
             match = _CHECKPOINT_FILES.fullmatch(entry.name)
             if match and int(match.group(1)) != step:

@@ -42,11 +42,27 @@ def test_run_once(half_bright, capsys):
     capsys.readouterr()
     with flagsaver.flagsaver(run_once=True):
         cifar10_eval.evaluate()
-    line = capsys.readouterr().out.splitlines()[-1]
+    *_, evaluating, line = capsys.readouterr().out.splitlines()
+    assert evaluating == (f'Evaluating {FLAGS.train_dir}/model.ckpt-10 (step 10, averaged weights) '
+                          'on 130 images.')
     precision = float(line.split(': precision @ 1 = ')[1])
     assert values('Precision @ 1').keys() == {10}
     np.testing.assert_allclose(values('Precision @ 1')[10], precision, atol=5e-4)
     assert {'images/image/0', 'conv1/activations', 'local4/sparsity'} <= tags()
+
+
+def test_held_out_images(half_bright, capsys):
+    """Of 80 training images 8 are held out, of a run that says so; others have seen all 80."""
+    cifar10_train.train()
+    with flagsaver.flagsaver(run_once=True, eval_data='held_out'):
+        with pytest.raises(app.UsageError, match='trained without --validate_on=held_out'):
+            cifar10_eval.evaluate()
+        FLAGS.restart, FLAGS.validate_on = True, 'held_out'
+        cifar10_train.train()
+        FLAGS.validate_on = 'test'  # The evaluation does not take that flag.
+        cifar10_eval.evaluate()
+    assert 'on 8 images.' in capsys.readouterr().out
+    assert 'validation/error_averaged' in tags()
 
 
 def test_a_part_of_the_images_is_told_and_no_validation(half_bright, capsys):
@@ -55,7 +71,8 @@ def test_a_part_of_the_images_is_told_and_no_validation(half_bright, capsys):
     capsys.readouterr()
     with flagsaver.flagsaver(run_once=True, num_examples=100):
         cifar10_eval.evaluate()
-    assert 'Of 130 images the first 100 count; see --num_examples.\n' in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert 'Evaluating the first 100 of 130 images; see --num_examples.\n' in out
     assert 'Precision @ 1' in tags()
     assert not any(tag.startswith('validation/') for tag in tags())
 
@@ -122,6 +139,7 @@ def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
             with flagsaver.flagsaver(max_steps=max_steps):
                 cifar10_train.train()
             while max_steps not in seen:  # Step 0 may have been seen as well.
+                assert '(step ' in process.stdout.readline()
                 assert 'precision @ 1' in process.stdout.readline()
                 seen = list(values('Precision @ 1'))
     finally:

@@ -183,6 +183,24 @@ def test_training_mixes_all_records_without_end(tmp_path, capsys):
     assert np.corrcoef(seen[:-1], seen[1:])[0, 1] < 0.5
 
 
+def test_held_out_images_are_validated_and_never_trained_on(tmp_path):
+    """100 records in two files; each is its own label. Two workers share what is left."""
+    with open(tmp_path / 'a.bin', 'wb') as stream, open(tmp_path / 'b.bin', 'wb') as other:
+        for index in range(100):
+            (stream if index < 65 else other).write(bytes([index]) + bytes(3072))
+    row = table.DataSet('row', 'row', '', SMALL.train_files, {}, classes=('x',) * 100)
+    shards = [cifar10_input.distorted_inputs(str(tmp_path), 8, row, shard=(k, 2), held_out=True)[1]
+              for k in range(2)]
+    _, held_out = cifar10_input.inputs(False, str(tmp_path), 64, row, held_out=True)
+    with Running() as session:
+        assert session.run(held_out).tolist() == [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]
+        first, second = ({label for _ in range(40) for label in session.run(labels)}
+                         for labels in shards)
+    assert cifar10_input.num_held_out(100) == 10
+    assert len(first) == len(second) == 45
+    assert first | second == {index for index in range(100) if index % 10 != 9}
+
+
 @pytest.mark.parametrize('fraction, waiting', [(0.4, 80), (0.0, 0), (1.0, 200)])
 def test_the_shuffle_queue_keeps_its_share(tmp_path, fraction, waiting):
     """What is left after a dequeue: `min_after_dequeue` of the queue itself."""

@@ -1,5 +1,6 @@
 import csv
 import json
+import os
 import pathlib
 
 import h5py
@@ -101,7 +102,37 @@ def test_a_line_that_is_no_row_is_kept_elsewhere(path, garbage, capsys):
     assert path.read_bytes() == b''.join(lines)
     assert (path.parent / 'metrics.csv.old').read_bytes() == before
     assert capsys.readouterr().out == (
-        f'{path} has lines that are no rows of a run: as it was it is now {path}.old.\n')
+        f'{path} has lines that are not rows of a run; the file as it was is now {path}.old.\n')
+
+
+def test_files_kept_elsewhere_are_never_replaced(path, capsys):
+    """By three starts, each with other notes in the file."""
+    for number in range(3):
+        with open(path, 'a') as stream:
+            stream.write(f'note {number}\n')
+        results.Metrics(path.parent, 30)
+    kept = [path.with_name(f'metrics.csv.old{end}') for end in ('', '.1', '.2')]
+    assert [file.read_text().splitlines()[-1] for file in kept] == ['note 0', 'note 1', 'note 2']
+    assert steps(path) == [10, 20, 30]
+    assert set(os.listdir(path.parent)) == {path.name, *(file.name for file in kept)}
+
+
+@pytest.mark.parametrize('remove', [lambda path: path.unlink(), lambda path: path.write_text('')])
+def test_a_file_removed_while_training_returns_with_its_header(path, remove, capsys):
+    metrics = results.Metrics(path.parent, 30)
+    remove(path)
+    metrics.append(**row(40))
+    metrics.append(**row(50))
+    assert path.read_text() == HEADER + LINE.format(40, 4) + LINE.format(50, 5)
+    results.Metrics(path.parent, 50)
+    assert steps(path) == [40, 50]
+
+
+def test_a_file_without_a_header_keeps_its_rows(path):
+    """As an earlier version left it where the file was removed while training."""
+    path.write_text(LINE.format(10, 1) + LINE.format(20, 2))
+    results.Metrics(path.parent, 30)
+    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2)
 
 
 def test_a_line_that_a_crash_cut_short_is_no_matter(path, capsys):
@@ -170,11 +201,11 @@ def test_parameters_replace_an_earlier_file(session, tmp_path):
 
 @pytest.fixture
 def best(session, tmp_path):
-    """A `Best` to which step 10 was offered with error 0.5."""
+    """A `Best` to which step 10 was offered with an averaged error of 0.5."""
     best_ = results.Best(str(tmp_path), tf.global_variables())
     assert (best_.error, best_.step) == (np.inf, None)
     assert not (tmp_path / 'best').exists()  # Nothing is made before there is something.
-    best_.offer(session, 10, 0.5, 0.625)
+    best_.offer(session, 10, 0.625, 0.5)
     return best_
 
 
@@ -192,17 +223,17 @@ def kept(folder):
 
 def test_the_first_is_the_best(best, tmp_path):
     assert (best.error, best.step) == (0.5, 10)
-    assert read_error(tmp_path) == {'step': 10, 'error': 0.5, 'averaged_error': 0.625,
-                                    'checkpoint': 'model.ckpt-10'}
+    assert read_error(tmp_path) == {'step': 10, 'error': 0.625, 'averaged_error': 0.5,
+                                    'validated_on': 'test', 'checkpoint': 'model.ckpt-10'}
     assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(10), 'params.h5']
     assert tf.train.latest_checkpoint(str(tmp_path / 'best')).endswith('model.ckpt-10')
 
 
 def test_a_lower_error_replaces_it(best, session, tmp_path):
     session.run(tf.trainable_variables()[0].assign(np.full([2, 2], 7.0)))
-    best.offer(session, 20, 0.25, 0.75)
-    assert read_error(tmp_path) == {'step': 20, 'error': 0.25, 'averaged_error': 0.75,
-                                    'checkpoint': 'model.ckpt-20'}
+    best.offer(session, 20, 0.75, 0.25)
+    assert read_error(tmp_path) == {'step': 20, 'error': 0.75, 'averaged_error': 0.25,
+                                    'validated_on': 'test', 'checkpoint': 'model.ckpt-20'}
     assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(20), 'params.h5']
     latest = tf.train.latest_checkpoint(str(tmp_path / 'best'))
     assert latest.endswith('model.ckpt-20')
@@ -216,7 +247,7 @@ def test_no_lower_error_changes_nothing(best, session, tmp_path, error):
     def contents():
         return {entry.name: entry.read_bytes() for entry in (tmp_path / 'best').iterdir()}
     before = contents()
-    best.offer(session, 20, error, 0.0)
+    best.offer(session, 20, 0.0, error)
     assert contents() == before
     assert (best.error, best.step) == (0.5, 10)
 
@@ -230,7 +261,8 @@ def test_a_resumed_run_knows_the_best(best, session, tmp_path):
     assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(30), 'params.h5']
 
 
-@pytest.mark.parametrize('text', ['', '{', '[]', '{"error": 0.1}', '{"error": "?", "step": 10}'])
+@pytest.mark.parametrize('text', ['', '{', '[]', '{"error": 0.1}',
+                                  '{"averaged_error": "?", "step": 10}'])
 def test_a_damaged_error_json_is_none(best, session, tmp_path, text):
     (tmp_path / 'best' / 'error.json').write_text(text)
     again = results.Best(str(tmp_path), tf.global_variables())
@@ -238,6 +270,15 @@ def test_a_damaged_error_json_is_none(best, session, tmp_path, text):
     again.offer(session, 20, 0.75, 0.75)
     assert read_error(tmp_path)['step'] == 20
     assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(20), 'params.h5']
+
+
+def test_an_error_on_other_images_does_not_count(best, session, tmp_path):
+    """A worse one on the held-out images replaces the best one on the test set."""
+    again = results.Best(str(tmp_path), tf.global_variables(), 'held_out')
+    assert (again.error, again.step) == (np.inf, None)
+    again.offer(session, 20, 0.75, 0.75)
+    assert read_error(tmp_path)['validated_on'] == 'held_out'
+    assert results.Best(str(tmp_path), tf.global_variables(), 'held_out').step == 20
 
 
 def test_an_error_without_its_checkpoint_is_none(best, tmp_path):

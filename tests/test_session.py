@@ -69,7 +69,8 @@ def test_a_run_does_not_optimise_the_graph_once_per_variable(half_bright, monkey
     run = BaseSession._do_run
 
     def listed(self, handle, targets, fetches, *rest):
-        different.add((self.graph, *(str(getattr(each, 'name', each)) for each in targets + fetches)))
+        names = [str(getattr(each, 'name', each)) for each in targets + fetches]
+        different.add((self.graph, *names))
         return run(self, handle, targets, fetches, *rest)
 
     monkeypatch.setattr(BaseSession, '_do_run', listed)

@@ -229,6 +229,26 @@ def test_off(half_bright):
     assert folder('params.h5').exists()
 
 
+def test_held_out_images_are_not_trained_on(tiny_net, capsys):
+    """Of 80 training images 8: an epoch is 72, 9 steps of 8; the eight are validated."""
+    with flagsaver.flagsaver(validate_on='held_out', max_steps=9, validate_every=1):
+        cifar10_train.train()
+    (step, error), = rows()
+    assert step == 9 and (error * 8).is_integer()
+    assert results.read_metrics(folder('metrics.csv'))[0]['epoch'] == 1.0
+    assert json.loads(pathlib.Path(folder('best', 'error.json')).read_text())[
+        'validated_on'] == 'held_out'
+    assert ': step 9, validation error = ' in capsys.readouterr().out
+
+
+def test_a_run_that_has_seen_all_images_cannot_hold_some_out(tiny_net):
+    with flagsaver.flagsaver(max_steps=1, validate_every=0):
+        cifar10_train.train()
+    with flagsaver.flagsaver(validate_on='held_out', max_steps=2):
+        with pytest.raises(app.UsageError, match='trained on all training images'):
+            cifar10_train.train()
+
+
 def test_the_best_is_evaluated_like_a_run(tiny_net, capsys):
     cifar10_train.train()
     best = json.loads(folder('best', 'error.json').read_text())

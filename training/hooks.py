@@ -362,11 +362,13 @@ class _Progress:
         if keep:
             self._kept_time = now
         rate = (step - self._start_step) / max(now - self._start_time, 1e-9)
-        left = datetime.timedelta(seconds=int((self._max_steps - step) / rate))
+        left = ''
+        if step < self._max_steps:  # After the last step comes the last validation, and saving.
+            left = f', {datetime.timedelta(seconds=int((self._max_steps - step) / rate))} left'
         console.progress(
             f'epoch {step * self._examples_per_step / self._examples_per_epoch:.2f}: '
             f'step {step} of {self._max_steps}, '
-            f'{rate * self._examples_per_step:.0f} images/s, loss {loss:.2f}, {left} left',
+            f'{rate * self._examples_per_step:.0f} images/s, loss {loss:.2f}{left}',
             keep=keep)
 
 
@@ -395,6 +397,7 @@ class SaveListener(tf.train.CheckpointSaverListener):
                 tf.reduce_all(tf.is_finite(variable.read_value())) for variable in self._checked])
 
     def before_save(self, session, global_step_value):
+        console.progress(f'step {global_step_value}: saving a checkpoint')
         for variable, finite in zip(self._checked, session.run(self._finite)):
             if not finite:
                 raise _diverged(session, self._folder, global_step_value,

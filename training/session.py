@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from absl import app
 from absl import flags
 
 import cifar10
@@ -37,9 +38,9 @@ flags.DEFINE_integer('save_checkpoint_secs', 600, 'Save a checkpoint every so ma
 flags.DEFINE_integer('save_checkpoint_steps', None,
                      'Save a checkpoint every so many steps, instead of by time.', lower_bound=1,
                      upper_bound=10**9)
-flags.DEFINE_integer('validate_every', None, 'Measure the error on the test set every so many '
-                     'epochs; 0 is never. By default what the recipe of --net says.', lower_bound=0,
-                     upper_bound=10**9)
+flags.DEFINE_integer('validate_every', None, 'Measure the error every N epochs on the '
+                     'images of --validate_on; 0 is never. The default is that of --net.',
+                     lower_bound=0, upper_bound=10**9)
 flags.DEFINE_integer('profile', None, 'Trace this step: timeline-STEP.json in --train_dir is for '
                      'chrome://tracing, and TensorBoard shows it on the graph.', lower_bound=0,
                      upper_bound=10**9)
@@ -138,7 +139,7 @@ def _leaders_hooks(loss, examples_per_step, scaffold, variables, caught):
     metrics = hooks.MetricsHook(
         loss, _mean_error(), *tf.get_collection('learning_rate')[:1] or [None], examples_per_step,
         cifar10.num_examples(eval_data=False), FLAGS.max_steps, folder,
-        validation.Validation(folder, variables, FLAGS.validate_every, caught)
+        validation.Validation(folder, variables, FLAGS.validate_every, FLAGS.validate_on, caught)
         if FLAGS.validate_every else None)
     return [
         hooks.LossHook(loss, examples_per_step, FLAGS.log_frequency, folder),
@@ -234,13 +235,23 @@ def _prepare_folder(examples_per_step):
         'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
         'max_steps': FLAGS.max_steps, 'use_fp16': FLAGS.use_fp16,
         'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
-        'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed, 'tensorflow': tf.version.VERSION}}
+        'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
+        'tensorflow': tf.version.VERSION}}
     checkpoints.write_run(FLAGS.train_dir, run)
 
 
 def _check_same_run():
-    return checkpoints.check_run(FLAGS.train_dir, FLAGS.net, cifar10.data_set(),
-                                 'name another --train_dir, or start over with --restart')
+    """The settings of the run in `--train_dir`, None where nothing is noted there.
+
+    Raises:
+        app.UsageError: this run cannot continue it.
+    """
+    advice = 'name another --train_dir, or start over with --restart'
+    settings = checkpoints.check_run(FLAGS.train_dir, FLAGS.net, cifar10.data_set(), advice)
+    if settings and settings.get('validate_on', 'test') != 'held_out' == FLAGS.validate_on:
+        raise app.UsageError(f'{FLAGS.train_dir} holds a run that trained on all training images, '
+                             f'so --validate_on=held_out has none that it has not seen: {advice}')
+    return settings
 
 
 def _resume(session_, saver, loader, variables):
