@@ -80,10 +80,10 @@ def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
     assert [step for step, _ in rows()] == [5, 10, 15, 20, 25]
     np.testing.assert_allclose([error for _, error in rows() if error is not None],
                                [raw for raw, _ in wanted.values()], rtol=1e-6)
-    best = min(wanted, key=lambda step: wanted[step][0])
+    best = min(wanted, key=lambda step: wanted[step][1])
     assert json.loads(folder('best', 'error.json').read_text()) == {
         'step': best, 'error': wanted[best][0], 'averaged_error': wanted[best][1],
-        'checkpoint': f'model.ckpt-{best}'}
+        'validated_on': 'test', 'checkpoint': f'model.ckpt-{best}'}
     with h5py.File(folder('params.h5')) as stream:
         assert stream.attrs['global_step'] == 25
         np.testing.assert_array_equal(
