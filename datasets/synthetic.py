@@ -42,7 +42,8 @@ def write(data_set, data_dir):
     with files.new_folder(os.path.join(data_dir, data_set.folder), '--data_dir') as partial:
         for index, (name, count) in enumerate(data_set.files.items()):
             records = draw(count, data_set.num_classes, SEED + index, data_set.label_bytes)
-            records.tofile(os.path.join(partial, name))
+            with open(os.path.join(partial, name), 'wb') as stream:
+                stream.write(records)  # NumPy's `tofile` does not report a full disk as such.
 
 
 def draw(count, num_classes, seed, label_bytes=1):

@@ -40,7 +40,7 @@ def cases():
     for kind in ('no permission', 'no permission above', 'read only'):
         yield f'{kind} for train_dir', functools.partial(_without_permission, kind)
     for kind in ('a link in a shared folder', 'a folder that everybody can write in',
-                 'a folder that a group can write in'):
+                 *(['a folder that a group can write in'] if os.geteuid() == 0 else [])):
         yield f'{kind} for train_dir', functools.partial(_shared, kind)
 
 

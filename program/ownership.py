@@ -152,9 +152,19 @@ def _writers(path):
         return ''
     if found.st_mode & stat.S_IWOTH:
         return 'everybody'
+    if found.st_mode & stat.S_IWGRP and _has_list(path):
+        return 'its access control list'
     if found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid, _trusted(path)):
         return f'group {found.st_gid}'
     return ''
+
+
+def _has_list(path):
+    """Whether an access control list names users; the mode's bits for the group are its mask."""
+    try:
+        return bool(os.getxattr(path, 'system.posix_acl_access'))
+    except OSError:  # None, or the file system has no lists.
+        return False
 
 
 def _is_private(group, trusted):

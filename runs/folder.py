@@ -7,6 +7,7 @@ import re
 from absl import app
 
 from program import files
+from program import ownership
 from runs import results
 
 # What a run writes into its folder; `--restart` removes this and nothing else.
@@ -43,6 +44,7 @@ def held(folder):
                              "runs' checkpoints: name another --train_dir")
     try:
         files.own_folder(folder)
+        ownership.check(os.path.join(folder, 'best'))  # Now, not after the first validation.
     except (FileExistsError, NotADirectoryError) as error:
         raise app.UsageError(f'{folder} is, or lies below, something that is no folder: name '
                              'another --train_dir') from error

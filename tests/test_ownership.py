@@ -2,6 +2,7 @@ import contextlib
 import os
 import pwd
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -158,6 +159,19 @@ def test_refused_where_tensorflow_chooses_the_names(place, entries, path, user, 
         raise PermissionError(verdict(ownership.check, f'{place}/{path}', user))
     with flagsaver.flagsaver(allow_shared_folders=True):
         assert verdict(ownership.check, f'{place}/{path}', user) == ''
+
+
+def test_an_access_control_list(tmp_path):
+    entries = (1, 7, -1), (2, 7, BOB), (4, 5, -1), (0x10, 7, -1), (0x20, 5, -1)  # As setfacl's.
+    try:
+        os.setxattr(tmp_path, 'system.posix_acl_access', struct.pack('<I', 2) + b''.join(
+            struct.pack('<HHi', *entry) for entry in entries))
+    except OSError:
+        pytest.skip('this file system has no access control lists')
+    with pytest.raises(PermissionError, match='can be changed by its access control list'):
+        ownership.check(tmp_path)
+    tmp_path.chmod(0o755)  # As the message says: the list still names BOB, but the mask counts.
+    ownership.check(tmp_path)
 
 
 def test_relative_paths_and_those_of_a_user_who_is_not_root(tmp_path, monkeypatch):

@@ -34,6 +34,14 @@ def test_what_is_no_folder(tmp_path, name):
             pass
 
 
+def test_a_folder_best_that_others_can_change_is_refused_at_the_start(tmp_path):
+    (tmp_path / 'best').mkdir()
+    (tmp_path / 'best').chmod(0o777)
+    with pytest.raises(PermissionError, match='best can be changed by everybody'):
+        with run_folder.held(tmp_path):
+            pass
+
+
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / 'precious').write_text('x')
     (tmp_path / '.lock').symlink_to(tmp_path / 'precious')
