@@ -24,6 +24,7 @@ from datasets import images
 from datasets import svhn
 from program import console
 from program import files
+from program import ownership
 
 
 def convert(folder, data_dir):
@@ -105,4 +106,4 @@ def main(words):
 
 
 if __name__ == '__main__':
-    startup.run(main, words='FOLDER DATA_DIR')
+    startup.run(main, [ownership], words='FOLDER DATA_DIR')

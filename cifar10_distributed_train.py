@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
+from program import ownership
 import recipes
 from training import session as training
 from workers import cluster
@@ -117,4 +118,4 @@ def main(me):
 
 if __name__ == '__main__':
     startup.run(lambda: launch.run(main),
-                [startup, cifar10, recipes, training, cluster, collectives])
+                [startup, cifar10, recipes, training, cluster, collectives, ownership])

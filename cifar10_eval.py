@@ -55,8 +55,7 @@ def evaluate():
     if not current.whole:
         print(f'Evaluating the first {current.total} of {current.size} images; see --num_examples.',
               flush=True)
-    ownership.check(FLAGS.eval_dir)
-    os.makedirs(FLAGS.eval_dir, exist_ok=True)
+    files.own_folder(FLAGS.eval_dir)
     with files.full_disk_told(FLAGS.eval_dir), \
             tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
         for checkpoint in only or _checkpoints():
@@ -124,4 +123,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, model])
+    startup.run(main, [startup, cifar10, recipes, model, ownership])

@@ -19,6 +19,7 @@ from absl import flags
 import cifar10
 from evaluation import model
 from program import files
+from program import ownership
 import recipes
 
 flags.DEFINE_string('export_dir', None, 'Folder to make for the SavedModel.')
@@ -84,4 +85,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, model])
+    startup.run(main, [startup, cifar10, recipes, model, ownership])

@@ -13,6 +13,7 @@ from absl import flags
 
 import cifar10
 import cifar10_input
+from program import ownership
 import recipes
 from training import session as training
 
@@ -139,4 +140,4 @@ def main():
 
 if __name__ == '__main__':
     FLAGS.set_default('max_steps', 1000000)
-    startup.run(main, [startup, cifar10, recipes, training])
+    startup.run(main, [startup, cifar10, recipes, training, ownership])

@@ -28,6 +28,7 @@ from evaluation import confusion
 from evaluation import counting
 from evaluation import pictures
 from program import files
+from program import ownership
 import recipes
 from runs import checkpoints
 from runs import results
@@ -43,7 +44,7 @@ _COLUMNS = 10
 _DISTORTED_IMAGES = 8
 
 
-def samples(path):
+def samples(stream):
     """Draws training images of each class, the first ones in the file."""
     labels, planes = _records()
     data_set = cifar10.data_set()
@@ -51,13 +52,13 @@ def samples(path):
     images = [_images(planes[labels == k][:_COLUMNS]) for k in range(data_set.num_classes)]
     if data_set.num_classes <= _COLUMNS:
         rows = [[(image, None) for image in row] for row in images]
-        pictures.grid(path, rows, title, data_set.classes)
+        pictures.grid(stream, rows, title, data_set.classes)
     else:
         cells = [(row[0], name) for row, name in zip(images, data_set.classes) if len(row)]
-        pictures.grid(path, _rows(cells), title)
+        pictures.grid(stream, _rows(cells), title)
 
 
-def distorted(path):
+def distorted(stream):
     """Draws training images, and beside them what training makes of them, by chance."""
     labels, planes = _records()
     labels, planes = labels[:_DISTORTED_IMAGES], planes[:_DISTORTED_IMAGES]
@@ -68,11 +69,11 @@ def distorted(path):
     rows = [[(image, None) for image in (original, *distortions)]
             for original, distortions in zip(_images(planes), made)]
     pictures.grid(
-        path, rows, f'Left: images as they are. Right: as {FLAGS.net} gets them in training',
+        stream, rows, f'Left: images as they are. Right: as {FLAGS.net} gets them in training',
         [cifar10.data_set().classes[label] for label in labels])
 
 
-def filters(path):
+def filters(stream):
     """Draws the kernels of a checkpoint's first layer, by their moving averages if it has them.
 
     Raises:
@@ -89,12 +90,12 @@ def filters(path):
     height, width, _, count = weights.shape
     largest = np.percentile(abs(weights), 99.5)
     kernels = np.clip(0.5 + weights.transpose([3, 0, 1, 2]) / (2 * largest), 0, 1)
-    pictures.grid(path, _rows([(kernel, None) for kernel in kernels], columns=int(count ** 0.5)),
+    pictures.grid(stream, _rows([(kernel, None) for kernel in kernels], columns=int(count ** 0.5)),
                   f'conv1: {count} filters of {height} x {width} pixels after '
                   f'{checkpoints.step(checkpoint)} steps (grey is 0)')
 
 
-def confused(path):
+def confused(stream):
     """Draws the confusion matrix of the test set.
 
     Raises:
@@ -107,10 +108,10 @@ def confused(path):
     averaged = any(name.endswith('/ExponentialMovingAverage')
                    for name, _ in tf.train.list_variables(checkpoint))
     result = counting.Evaluation(use_moving_averages=averaged).run(checkpoint)
-    confusion.picture(result.confusion, cifar10.data_set().classes).save(path, 'PNG')
+    confusion.picture(result.confusion, cifar10.data_set().classes).save(stream, 'PNG')
 
 
-def curves(path):
+def curves(stream):
     """Draws losses and errors of all runs.
 
     Raises:
@@ -136,7 +137,7 @@ def curves(path):
         if evaluated:
             errors.append((f'{name}, evaluation', number, 's',
                            {step: 1 - value for step, value in evaluated.items()}))
-    pictures.curves(path, losses, errors)
+    pictures.curves(stream, losses, errors)
 
 
 def _of_many_steps(rows):
@@ -195,10 +196,10 @@ def plot():
     path = FLAGS.output or f'{FLAGS.picture}.png'
     if not path.lower().endswith('.png'):
         raise app.UsageError(f'--output={path}, wanted: a name that ends with .png')
-    with files.new_file(path) as partial:
-        _PICTURES[FLAGS.picture](partial)
+    with files.new_file(path) as stream:
+        _PICTURES[FLAGS.picture](stream)
     print(f'Wrote {path}.')
 
 
 if __name__ == '__main__':
-    startup.run(plot, [startup, cifar10, recipes])
+    startup.run(plot, [startup, cifar10, recipes, ownership])

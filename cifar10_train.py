@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
+from program import ownership
 import recipes
 from training import session as training
 
@@ -43,4 +44,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, training])
+    startup.run(main, [startup, cifar10, recipes, training, ownership])

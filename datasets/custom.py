@@ -134,6 +134,6 @@ def _write_records(path, blocks):
     counts = np.zeros(MAX_CLASSES, int)
     with open(path, 'wb') as stream:
         for block in blocks:
-            block.tofile(stream)
+            stream.write(np.ascontiguousarray(block))  # `tofile` hides that a disk is full.
             counts += np.bincount(block[:, 0], minlength=MAX_CLASSES)
     return counts

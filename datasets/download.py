@@ -21,6 +21,7 @@ from six.moves import urllib
 
 from datasets import synthetic
 from program import errors
+from program import files
 from program import ownership
 
 _TIMEOUT_SECONDS = 30.0  # To connect, and between two reads.
@@ -48,9 +49,9 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
     folder = os.path.join(data_dir, data_set.folder)
     if not os.path.isdir(folder):
         url = url or data_set.url
-        ownership.check(data_dir)
+        ownership.check_place(data_dir)
         try:
-            os.makedirs(data_dir, exist_ok=True)
+            files.make_folder(data_dir)
             with _locked(os.path.join(data_dir, f'.{data_set.folder}.lock')):
                 if not os.path.isdir(folder):  # Else another process made it while this one waited.
                     _make_folder(data_set, data_dir, url)
@@ -97,19 +98,13 @@ def _failure(data_set, data_dir, url, error):
 @contextlib.contextmanager
 def _locked(path):
     """Holds a lock on a file; it ends with the process, however that ends. The file stays."""
-    with os.fdopen(_open_own(path), 'ab') as stream:
+    with os.fdopen(files.open_own(path), 'ab') as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print('Waiting for another process to fetch the data.', flush=True)
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
-
-
-def _open_own(path):
-    """Opens a file of ours for appending, made if missing; never through a link that somebody put
-    there."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
 
 
 def download(url, archive, data_set):
@@ -130,7 +125,7 @@ def download(url, archive, data_set):
     if not is_url(url):
         raise errors.DataError('the URL starts with neither http:, https: nor file:')
     part = archive + '.part'
-    with os.fdopen(_open_own(part), 'ab', buffering=0) as stream:
+    with os.fdopen(files.open_own(part, os.O_APPEND), 'ab', buffering=0) as stream:
         progress = _Progress(os.path.basename(archive), stream.tell(), data_set.archive_bytes)
         try:
             _complete(url, stream, data_set.archive_bytes, progress)
@@ -285,20 +280,15 @@ def extract(archive, data_dir, data_set):
         wanted.
         OSError: the disk failed.
     """
-    folder = os.path.join(data_dir, data_set.folder)
-    partial = folder + '.part'
-    _remove_folder(partial)
-    os.mkdir(partial)
     try:
-        missing = _unpack(archive, partial, data_set)
-        if missing:
-            wanted = [f'{data_set.folder}/{name} of {size} bytes' for name, size in missing.items()]
-            raise errors.DataError(f'{archive} lacks {", ".join(wanted)}')
-        os.rename(partial, folder)
+        with files.new_folder(os.path.join(data_dir, data_set.folder), '--data_dir') as partial:
+            missing = _unpack(archive, partial, data_set)
+            if missing:
+                wanted = [f'{data_set.folder}/{name} of {size} bytes'
+                          for name, size in missing.items()]
+                raise errors.DataError(f'{archive} lacks {", ".join(wanted)}')
     except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise errors.DataError(f'{archive} is damaged ({error})') from error
-    finally:
-        _remove_folder(partial)
 
 
 def _unpack(archive, folder, data_set):
@@ -313,8 +303,6 @@ def _unpack(archive, folder, data_set):
                     and missing.get(name) == member.size):
                 with open(os.path.join(folder, name), 'xb') as target:
                     shutil.copyfileobj(tar.extractfile(member), target, _BLOCK_BYTES)
-                    target.flush()
-                    os.fsync(target.fileno())
                 del missing[name]
             if not missing:
                 break
@@ -334,9 +322,3 @@ class _Limited:
         if self._left < 0:
             raise tarfile.ReadError('it holds far more than the files wanted')
         return block
-
-
-def _remove_folder(path):
-    """Removes a folder of ours, with what is in it, if it is there."""
-    if os.path.lexists(path):
-        shutil.rmtree(path)

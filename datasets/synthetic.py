@@ -11,9 +11,10 @@ The same seed gives the same bytes everywhere: NumPy keeps the stream of `Random
 (NEP 19), and only operations that IEEE 754 rounds exactly are used: no sine, no normal numbers.
 """
 import os
-import shutil
 
 import numpy as np
+
+from program import files
 
 SEED = 20151111
 _SIDE = 32
@@ -38,18 +39,11 @@ def write(data_set, data_dir):
     Raises:
         OSError: the folder cannot be written.
     """
-    folder = os.path.join(data_dir, data_set.folder)
-    partial = folder + '.part'
-    shutil.rmtree(partial, ignore_errors=True)
-    os.makedirs(partial)
-    try:
+    with files.new_folder(os.path.join(data_dir, data_set.folder), '--data_dir') as partial:
         for index, (name, count) in enumerate(data_set.files.items()):
             records = draw(count, data_set.num_classes, SEED + index, data_set.label_bytes)
-            records.tofile(os.path.join(partial, name))
-        os.rename(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+            with open(os.path.join(partial, name), 'wb') as stream:
+                stream.write(records)  # NumPy's `tofile` does not report a full disk as such.
 
 
 def draw(count, num_classes, seed, label_bytes=1):

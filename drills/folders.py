@@ -4,10 +4,11 @@
 
 Two trainers in one folder; an evaluation whose checkpoints are removed while it reads; files from
 the future; something else in the place of a folder; folders without permission, as a user who is
-not root; links in folders that everybody can write in.
+not root; folders that others can write in, and links there.
 """
 import functools
 import glob
+import grp
 import os
 import signal
 import subprocess
@@ -38,7 +39,8 @@ def cases():
         yield f'{kind} for data_dir', functools.partial(_in_the_place, 'data', kind)
     for kind in ('no permission', 'no permission above', 'read only'):
         yield f'{kind} for train_dir', functools.partial(_without_permission, kind)
-    for kind in ('a link in a shared folder', 'a folder that everybody can write in'):
+    for kind in ('a link in a shared folder', 'a folder that everybody can write in',
+                 *(['a folder that a group can write in'] if os.geteuid() == 0 else [])):
         yield f'{kind} for train_dir', functools.partial(_shared, kind)
 
 
@@ -163,7 +165,10 @@ def _shared(kind, folder):
     shared, real = f'{folder}/shared', f'{folder}/real'
     os.mkdir(real)
     os.mkdir(shared)
-    os.chmod(shared, 0o1777 if kind.startswith('a link') else 0o777)
+    if kind.endswith('a group can write in'):
+        os.chown(shared, -1, grp.getgrnam('daemon').gr_gid)
+    os.chmod(shared, {'a link in a shared folder': 0o1777,
+                      'a folder that everybody can write in': 0o777}.get(kind, 0o775))
     if kind.startswith('a link'):
         os.symlink(real, f'{shared}/train')
     else:

@@ -27,11 +27,11 @@ def require_matplotlib():
                              'pip install matplotlib')
 
 
-def grid(path, rows, title, row_names=None):
-    """Writes a PNG file of images in rows.
+def grid(stream, rows, title, row_names=None):
+    """Writes a PNG of images in rows.
 
     Args:
-        path: of the file.
+        stream: binary stream to write to, or a path.
         rows: list of rows, each a list of (image, name): float [height, width, 3], 0 to 1, whose
             pixels stay squares, and what stands above it, or None.
         title: above all of them.
@@ -51,14 +51,14 @@ def grid(path, rows, title, row_names=None):
             cell.set_title(textwrap.fill((name or '').replace('_', ' '), 13), fontsize=7, pad=2)
         if row_names:
             axes[i, 0].set_ylabel(row_names[i], rotation=0, ha='right', va='center', fontsize=9)
-    figure.savefig(path, format='png')
+    figure.savefig(stream, format='png')
 
 
-def curves(path, losses, errors):
-    """Writes a PNG file of losses and of errors by step.
+def curves(stream, losses, errors):
+    """Writes a PNG of losses and of errors by step.
 
     Args:
-        path: of the file.
+        stream: binary stream to write to, or a path.
         losses, errors: lists of (name, run, marker, points): the curve's name, the number of the
             run, which decides its colour, a Matplotlib marker or None for a line alone, and the
             dictionary from step to value.
@@ -79,7 +79,7 @@ def curves(path, losses, errors):
             axes.legend(fontsize=8)
     panels[0].set_ylabel('mean over the steps since the row before')
     panels[1].set_ylabel('share of images')
-    figure.savefig(path, format='png')
+    figure.savefig(stream, format='png')
 
 
 def _figure(size):

@@ -103,6 +103,7 @@ def run(main, modules=(), words=None):
         words: what the script takes besides flags, before, between or behind them; such as
             'IMAGE...', at least one, or 'FOLDER DATA_DIR', exactly two. None: flags only.
     """
+    os.umask(os.umask(0o022) | 0o022)  # Others cannot write TensorFlow's files, either.
     for module in modules:
         for flag in FLAGS.get_key_flags_for_module(module):
             FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # So that --help lists it.

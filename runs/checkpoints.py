@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from absl import app
 
 from program import errors
+from program import files
 
 _INDEX = re.compile(r'model\.ckpt-(\d+)\.index')  # Which is written last.
 
@@ -21,11 +22,8 @@ def write_run(folder, run):
         run: dictionary of what JSON can hold: `net`, `dataset`, `classes`, and the dictionary
             `settings`.
     """
-    path = os.path.join(folder, 'run.json')
-    with open(path + '.part', 'w') as stream:
-        json.dump(run, stream, indent=2, sort_keys=True)
-        stream.write('\n')
-    os.replace(path + '.part', path)
+    with files.new_file(os.path.join(folder, 'run.json')) as stream:
+        stream.write((json.dumps(run, indent=2, sort_keys=True) + '\n').encode())
 
 
 def check_run(folder, net, data_set, advice):

@@ -6,15 +6,19 @@ import re
 
 from absl import app
 
+from program import files
 from program import ownership
 from runs import results
 
 # What a run writes into its folder; `--restart` removes this and nothing else.
-_OWN_FILES = re.compile(
-    r'checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt'
-    r'|run\.json(\.part)?|' + results.FILES)
-_HALF_WRITTEN = re.compile(r'model\.ckpt-\d+\..*\.tempstate\d+')  # TensorFlow's names.
-_OWN_BEST_FILES = re.compile(results.BEST_FILES)
+_FILES = (r'checkpoint|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt|run\.json|'
+          + results.FILES)
+# How the names of files end while they are written: ours, and TensorFlow's.
+_UNTIL_WRITTEN = rf'(?:{files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+)'
+_OWN_FILES, _OWN_BEST_FILES = (
+    re.compile(rf'(?:{names})(?:{_UNTIL_WRITTEN}|\.part)?')  # `.part`: of earlier versions.
+    for names in (_FILES, results.BEST_FILES))
+_HALF_WRITTEN = re.compile(f'(?:{_FILES}|{results.BEST_FILES}){_UNTIL_WRITTEN}')
 _LOCK = '.lock'
 _PATTERN_SIGNS = frozenset('*?[\\')
 
@@ -38,14 +42,14 @@ def held(folder):
         raise app.UsageError(f'{folder} holds one of {" ".join(sorted(_PATTERN_SIGNS))}, by which '
                              'TensorFlow would take it for a pattern of names, and remove other '
                              "runs' checkpoints: name another --train_dir")
-    ownership.check(folder)
     try:
-        os.makedirs(folder, exist_ok=True)
+        files.own_folder(folder)
+        ownership.check(os.path.join(folder, 'best'))  # Now, not after the first validation.
     except (FileExistsError, NotADirectoryError) as error:
         raise app.UsageError(f'{folder} is, or lies below, something that is no folder: name '
                              'another --train_dir') from error
     path = os.path.join(folder, _LOCK)
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), 'r+') as stream:
+    with os.fdopen(files.open_own(path), 'r+') as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -59,8 +63,8 @@ def held(folder):
 
 
 def remove_half_written(folder):
-    """Removes what is left of checkpoints that were being written when a start was killed, or when
-    the disk was full; for the one who holds the folder."""
+    """Removes files that were being written when a start was killed, or when the disk was full;
+    to be called by the process that holds the folder."""
     for place in (folder, os.path.join(folder, 'best')):
         if os.path.isdir(place) and not (place != folder and os.path.islink(place)):
             for path in _own_files(place, _HALF_WRITTEN):

@@ -1,6 +1,7 @@
 """The files that a run leaves for people: `metrics.csv`, `params.h5`, and `best/`."""
 import contextlib
 import glob
+import io
 import itertools
 import json
 import os
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from program import console
+from program import files
 from runs import checkpoints
 
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
@@ -17,8 +19,8 @@ COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'trai
 _HEADER = ','.join(COLUMNS) + '\n'
 
 # The names of all files that these functions write, for `--restart`.
-FILES = r'metrics\.csv(\.part|\.old(\.\d+)?)?|params\.h5(\.part)?|timeline-\d+\.json'
-BEST_FILES = r'params\.h5(\.part)?|error\.json(\.part)?|checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*'
+FILES = r'metrics\.csv(\.old(\.\d+)?)?|params\.h5|timeline-\d+\.json'
+BEST_FILES = r'params\.h5|error\.json|checkpoint|model\.ckpt-\d+\..*'
 _CHECKPOINT_FILES = re.compile(r'model\.ckpt-(\d+)\..*')
 
 
@@ -124,12 +126,9 @@ def _text(name, value):
 
 
 def _write(path, data):
-    """Writes a file whole or not at all."""
-    with open(path + '.part', 'wb') as stream:
+    """Writes a file completely or not at all."""
+    with files.new_file(path) as stream:
         stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(path + '.part', path)
 
 
 def write_parameters(path, variables, session):
@@ -148,7 +147,8 @@ def write_parameters(path, variables, session):
     values = session.run({variable.op.name: variable for variable in variables})
     trainable = {variable.op.name for variable in variables if variable.trainable}
     average = '/ExponentialMovingAverage'
-    with h5py.File(path + '.part', 'w') as stream:
+    image = io.BytesIO()  # Not the file: HDF5 opens by name, and hides a full disk's error.
+    with h5py.File(image, 'w') as stream:
         for name, value in values.items():
             if name == 'global_step':
                 stream.attrs[name] = int(value)
@@ -158,7 +158,7 @@ def write_parameters(path, variables, session):
                 stream[f'averages/{name.removesuffix(average)}'] = value
             elif name.rpartition('/')[2] in ('moving_mean', 'moving_variance'):
                 stream[f'statistics/{name}'] = value
-    os.replace(path + '.part', path)
+    _write(path, image.getbuffer())
 
 
 def parameters_step(path):
@@ -221,7 +221,7 @@ class Best:
         """
         if averaged_error >= self.error:
             return
-        os.makedirs(self._folder, exist_ok=True)
+        files.own_folder(self._folder)
         self._saver.save(session, os.path.join(self._folder, 'model.ckpt'), global_step=step,
                          write_meta_graph=False)
         write_parameters(os.path.join(self._folder, 'params.h5'), self._variables, session)

@@ -204,6 +204,17 @@ def test_link_in_the_place_of_the_part_is_not_followed(server, tmp_path):
     assert (tmp_path / 'precious').read_text() == 'mine'
 
 
+@pytest.mark.parametrize('name', ['.small.lock', 'small.tar.gz.part'])
+def test_files_of_other_users_are_not_written_to(server, tmp_path, name):
+    """They may lie there where everybody can make files, as in /tmp."""
+    if os.geteuid() != 0:
+        pytest.skip('only root can give files away')
+    (tmp_path / name).write_bytes(b'theirs')
+    os.chown(tmp_path / name, 65534, -1)
+    assert f'{name} belongs to user 65534, not to you: remove it' in failure(tmp_path, server.url)
+    assert (tmp_path / name).read_bytes() == b'theirs'
+
+
 def _in_process(statement, **options):
     """Starts Python with `row` and the module `download` at hand."""
     code = 'import sys; sys.path.insert(0, sys.argv[1])\n' + \
@@ -332,8 +343,9 @@ def test_bomb(tmp_path, kind):
 
 
 def test_what_a_killed_extraction_left_is_no_hindrance(tmp_path):
-    (tmp_path / 'data' / 'small.part').mkdir(parents=True)
-    (tmp_path / 'data' / 'small.part' / 'test_batch.bin').write_bytes(b'torn')
+    partial = tmp_path / 'data' / 'small.0123456789abcdef.part'
+    partial.mkdir(parents=True)
+    (partial / 'test_batch.bin').write_bytes(b'torn')
     (tmp_path / 'a.tar.gz').write_bytes(ARCHIVE)
     download.extract(str(tmp_path / 'a.tar.gz'), str(tmp_path / 'data'), row('http://x/a.tar.gz'))
     assert [path.name for path in (tmp_path / 'data').iterdir()] == ['small']

@@ -1,7 +1,12 @@
+import contextlib
 import errno
 import os
+import signal
+import time
+import traceback
 
 import pytest
+import records
 import tensorflow.compat.v1 as tf
 from absl import app
 
@@ -45,12 +50,12 @@ def test_other_errors_stay_as_they_are(error):
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):
-    with pytest.raises(ValueError), files.new_file(str(tmp_path / 'one')) as partial:
-        open(partial, 'w').close()
+    with pytest.raises(ValueError), files.new_file(str(tmp_path / 'one')) as stream:
+        stream.write(b'half')
         raise ValueError
     assert os.listdir(tmp_path) == []
-    with files.new_file(str(tmp_path / 'one')) as partial:
-        open(partial, 'w').close()
+    with files.new_file(str(tmp_path / 'one')) as stream:
+        stream.write(b'whole')
         assert not (tmp_path / 'one').exists()
     assert os.listdir(tmp_path) == ['one']
 
@@ -88,3 +93,164 @@ def test_what_comes_in_between_stays(tmp_path):
             (tmp_path / 'one' / 'theirs').touch()
     assert os.listdir(tmp_path) == ['one']
     assert os.listdir(tmp_path / 'one') == ['theirs']
+
+
+def test_folders_are_ours_alone_whatever_the_umask(tmp_path):
+    """What the first start makes, the second does not refuse."""
+    earlier = os.umask(0)
+    try:
+        for _ in range(2):
+            files.own_folder(tmp_path / 'a' / 'b')
+            with files.new_folder(tmp_path / 'c' / f'd{_}', '--there'):
+                pass
+            with files.new_file(tmp_path / 'file'):
+                pass
+            os.close(files.open_own(tmp_path / 'lock'))
+    finally:
+        os.umask(earlier)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob('*')}
+    assert modes == {'a': 0o755, 'b': 0o755, 'c': 0o755, 'd0': 0o755, 'd1': 0o755, 'file': 0o644,
+                     'lock': 0o644}
+
+
+def test_a_stricter_umask_holds(tmp_path):
+    earlier = os.umask(0o077)
+    try:
+        files.own_folder(tmp_path / 'a')
+        with files.new_file(tmp_path / 'a' / 'file'):
+            pass
+    finally:
+        os.umask(earlier)
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.rglob('*')] == [0o700, 0o600]
+
+
+def test_planted_links_are_replaced_not_followed(tmp_path):
+    (tmp_path / 'victim').write_text('mine')
+    for name in ('run.json', 'run.json.part', f'run.json.{os.getpid()}.part'):
+        (tmp_path / name).symlink_to('victim')
+    with files.new_file(tmp_path / 'run.json') as stream:
+        stream.write(b'{}')
+    assert (tmp_path / 'victim').read_text() == 'mine'
+    assert not (tmp_path / 'run.json').is_symlink()
+    assert (tmp_path / 'run.json').read_text() == '{}'
+
+
+@pytest.mark.parametrize('make', [os.mkfifo, os.mkdir, lambda path: os.symlink('victim', path)])
+def test_a_lock_is_a_regular_file_of_ours(tmp_path, make):
+    (tmp_path / 'victim').write_text('mine')
+    make(tmp_path / 'lock')
+    with pytest.raises(OSError, match='lock'):
+        files.open_own(tmp_path / 'lock')
+    assert (tmp_path / 'victim').read_text() == 'mine'
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root can give files away')
+def test_a_lock_of_another_user_is_refused(tmp_path):
+    (tmp_path / 'lock').touch()
+    os.chown(tmp_path / 'lock', 65534, -1)
+    with pytest.raises(PermissionError, match='lock belongs to user 65534, not to you: remove it'):
+        files.open_own(tmp_path / 'lock')
+
+
+@contextlib.contextmanager
+def forked(work):
+    """Runs a function in another process; yields a pipe that it can write to.
+
+    A fork, as starting Python and importing TensorFlow takes seconds.
+    """
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work(write_end)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    os.close(write_end)
+    try:
+        yield read_end
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(read_end)
+
+
+def writer(make, *arguments):
+    """A process in the middle of `new_file` or `new_folder`, which it does not end by itself."""
+    def work(write_end):
+        with make(*arguments) as made:
+            if make is files.new_folder:
+                open(os.path.join(made, 'half'), 'w').close()
+            else:
+                made.write(b'half')
+                made.flush()
+            os.write(write_end, b'.')
+            time.sleep(records.PATIENCE)
+
+    return forked(work)
+
+
+def leftovers(folder):
+    return [entry.name for entry in folder.iterdir() if entry.name.endswith('.part')]
+
+
+def test_leftovers_of_killed_writers_are_removed_and_those_of_live_ones_are_not(tmp_path):
+    """Process IDs do not count: in a container every writer may have the same."""
+    for name in ('file.part', 'file.1.part', 'other.0123456789abcdef.part'):
+        (tmp_path / name).touch()  # Perhaps the user's.
+    users = set(leftovers(tmp_path))
+    writers = ((files.new_file, tmp_path / 'file'), (files.new_folder, tmp_path / 'folder', 'x'))
+    with contextlib.ExitStack() as live:
+        for arguments in writers:
+            os.read(live.enter_context(writer(*arguments)), 1)
+        of_live = set(leftovers(tmp_path)) - users
+        for arguments in writers:
+            with writer(*arguments) as pipe:
+                os.read(pipe, 1)
+        assert len(leftovers(tmp_path)) == 3 + 2 + 2
+        with files.new_file(tmp_path / 'file'), files.new_folder(tmp_path / 'folder', 'x'):
+            assert len(leftovers(tmp_path)) == 3 + 2 + 2
+        assert set(leftovers(tmp_path)) == users | of_live
+    os.rmdir(tmp_path / 'folder')
+    with files.new_file(tmp_path / 'file'), files.new_folder(tmp_path / 'folder', 'x'):
+        pass
+    assert set(leftovers(tmp_path)) == users
+
+
+def test_writers_that_remove_leftovers_do_not_disturb_each_other(tmp_path):
+    """Between making a file and locking it, another process may take it for a leftover."""
+    def work(write_end):
+        for _ in range(100):
+            with files.new_file(tmp_path / 'file') as stream:
+                stream.write(b'whole')
+            partial, number = files._new_partial(tmp_path / 'folder', files._make_folder)
+            files._remove_leftovers(tmp_path / 'folder')
+            os.rmdir(partial)
+            os.close(number)
+        os.write(write_end, b'.')
+
+    with contextlib.ExitStack() as stack:
+        pipes = [stack.enter_context(forked(work)) for _ in range(4)]
+        assert [os.read(pipe, 1) for pipe in pipes] == [b'.'] * 4
+    assert leftovers(tmp_path) == []
+    assert (tmp_path / 'file').read_text() == 'whole'
+
+
+def test_a_planted_leftover_is_left_alone(tmp_path):
+    (tmp_path / 'precious').mkdir()
+    (tmp_path / 'file.0123456789abcdef.part').symlink_to('precious')
+    os.mkfifo(tmp_path / 'file.0123456789abcde0.part')
+    if os.geteuid() == 0:
+        (tmp_path / 'file.0123456789abcde1.part').mkdir()
+        os.chown(tmp_path / 'file.0123456789abcde1.part', 65534, -1)
+    before = set(os.listdir(tmp_path))
+    with files.new_file(tmp_path / 'file'):
+        pass
+    assert set(os.listdir(tmp_path)) == before | {'file'}
+
+
+def test_a_mount_point_cannot_be_replaced():
+    with pytest.raises(app.UsageError, match='/proc is a mount point, .* below it as --there'):
+        with files.new_folder('/proc', '--there'):
+            pytest.fail('must not get here')

@@ -1,62 +1,255 @@
+import contextlib
 import os
+import pwd
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
 
 import pytest
+import records
+from absl.testing import flagsaver
 
 from program import ownership
 
+ALICE, BOB, TEAM = 41001, 41002, 41003  # Numbers of users, and of a group, that have no names.
+DAEMON = pwd.getpwnam('daemon')  # With a group of its own.
 
-def test_our_own_folder_and_one_to_be_made_will_do(tmp_path):
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason='only root can give folders away')
+
+
+@pytest.fixture
+def place():
+    """An empty folder that other users can reach, unlike `tmp_path`."""
+    folder = os.path.realpath(tempfile.mkdtemp())
+    os.chmod(folder, 0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def fill(place, entries):
+    """Makes folders, {path: (user, group, mode)}, and links, {path: (user, target)}."""
+    for path, entry in entries.items():
+        path = os.path.join(place, path)
+        if isinstance(entry[1], str):
+            os.symlink(entry[1].replace('PLACE', place), path)
+            os.chown(path, entry[0], -1, follow_symlinks=False)
+        else:
+            os.mkdir(path)
+            os.chown(path, *entry[:2])
+            os.chmod(path, entry[2])
+
+
+def verdict(check, path, user=0):
+    """What a check says of a path to a process of a user: '' or the refusal."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        said = 'it did not come to a verdict'
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            check(path)
+            said = ''
+        except PermissionError as error:
+            said = str(error)
+        finally:
+            os.write(write_end, said.encode())
+            os._exit(0)
+    os.close(write_end)
+    with open(read_end) as stream:
+        said = stream.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+def row(situation, entries, path, user=0, refusal=''):
+    return pytest.param(entries, path, user, refusal, id=situation)
+
+
+# The table of docs/reliability.md. Paths are relative to a folder of root's with mode 0755.
+ACCEPTED = [
+    row('our folder', {'run': (ALICE, ALICE, 0o755)}, 'run', ALICE),
+    row('a missing folder', {'home': (ALICE, ALICE, 0o755)}, 'home/not/there', ALICE),
+    row("our group's folder", {'run': (DAEMON.pw_uid, DAEMON.pw_gid, 0o775)}, 'run',
+        DAEMON.pw_uid),
+    row("root's group's folder", {'run': (0, 0, 0o775)}, 'run'),
+    row("a folder of a group without a name, as Kubernetes' fsGroup", {
+        'run': (0, TEAM, 0o2775)}, 'run', ALICE),
+    row('our folder in a sticky one', {
+        'tmp': (0, 0, 0o1777), 'tmp/run': (ALICE, ALICE, 0o755)}, 'tmp/run', ALICE),
+    row('a missing folder in a sticky one', {'tmp': (0, 0, 0o1777)}, 'tmp/run', ALICE),
+    row("below another user's home", {'home': (BOB, BOB, 0o755)}, 'home/run'),
+    row('a link in our folder', {
+        'run': (ALICE, ALICE, 0o755), 'home': (ALICE, ALICE, 0o755),
+        'home/link': (ALICE, '../run')}, 'home/link', ALICE),
+    row('our link in our folder', {
+        'run': (ALICE, ALICE, 0o755), 'run/link': (ALICE, 'PLACE')}, 'run', ALICE)]
+REFUSED = [
+    row('everybody can write', {'run': (ALICE, ALICE, 0o777)}, 'run', ALICE,
+        'run can be changed by everybody: .*chmod go-w '),
+    row('everybody can write above', {'share': (ALICE, ALICE, 0o777)}, 'share/run', ALICE,
+        'share can be changed by everybody'),
+    row('a group can write', {'run': (ALICE, DAEMON.pw_gid, 0o775)}, 'run', ALICE,
+        f'run can be changed by group {DAEMON.pw_gid}'),
+    row('a group can write above', {
+        'lab': (0, DAEMON.pw_gid, 0o2775), 'lab/run': (ALICE, DAEMON.pw_gid, 0o755)}, 'lab/run',
+        ALICE, f'lab can be changed by group {DAEMON.pw_gid}'),
+    row("another user's folder", {'run': (BOB, BOB, 0o755)}, 'run', 0,
+        f'run belongs to user {BOB}, not to you'),
+    row("another user's folder in a sticky one", {
+        'tmp': (0, 0, 0o1777), 'tmp/run': (BOB, BOB, 0o1777)}, 'tmp/run', ALICE,
+        f'run belongs to user {BOB}'),
+    row("below another user's folder in a sticky one", {
+        'tmp': (0, 0, 0o1777), 'tmp/theirs': (BOB, BOB, 0o755),
+        'tmp/theirs/run': (ALICE, ALICE, 0o755)}, 'tmp/theirs/run', ALICE,
+        f'theirs belongs to user {BOB}'),
+    row('a link in a sticky folder', {
+        'run': (ALICE, ALICE, 0o755), 'tmp': (0, 0, 0o1777), 'tmp/link': (BOB, '../run')},
+        'tmp/link', ALICE, 'link is a link in a folder that everybody can write in'),
+    row('below a link in a sticky folder', {
+        'run': (ALICE, ALICE, 0o755), 'tmp': (0, 0, 0o1777), 'tmp/link': (ALICE, '../run')},
+        'tmp/link/below', ALICE, 'link is a link in a folder that everybody can write in'),
+    row('our link that leads to where everybody can write', {
+        'share': (0, 0, 0o777), 'share/run': (ALICE, ALICE, 0o755),
+        'home': (ALICE, ALICE, 0o755), 'home/link': (ALICE, 'PLACE/share/run')}, 'home/link',
+        ALICE, 'share can be changed by everybody'),
+    row('our link to a link in a sticky folder', {
+        'run': (ALICE, ALICE, 0o755), 'tmp': (0, 0, 0o1777), 'tmp/link': (BOB, '../run'),
+        'home': (ALICE, ALICE, 0o755), 'home/link': (ALICE, '../tmp/link')}, 'home/link', ALICE,
+        'tmp/link is a link in a folder'),
+    row('up again from a link in a sticky folder', {
+        'run': (ALICE, ALICE, 0o755), 'tmp': (0, 0, 0o1777), 'tmp/link': (BOB, '../run')},
+        'tmp/link/../run', ALICE, 'tmp/link is a link in a folder')]
+OURS_ALONE = [
+    row('the sticky folder itself', {'tmp': (0, 0, 0o1777)}, 'tmp', ALICE,
+        'everybody can make files in .*tmp: name a folder below it'),
+    row('a planted link for an event file', {
+        'run': (ALICE, ALICE, 0o755), 'run/events.out.tfevents.1.host': (BOB, 'PLACE/precious')},
+        'run', ALICE, 'tfevents.1.host is a link that another user made: remove it')]
+
+
+@as_root
+@pytest.mark.parametrize('entries, path, user, refusal', ACCEPTED)
+def test_accepted(place, entries, path, user, refusal):
+    fill(place, entries)
+    assert verdict(ownership.check, f'{place}/{path}', user) == refusal
+    assert verdict(ownership.check_place, f'{place}/{path}', user) == refusal
+
+
+@as_root
+@pytest.mark.parametrize('entries, path, user, refusal', REFUSED)
+def test_refused_unless_the_flag_allows_it(place, entries, path, user, refusal):
+    fill(place, entries)
+    for check in (ownership.check, ownership.check_place):
+        with pytest.raises(PermissionError, match=f'{refusal}.* pass --allow_shared_folders'):
+            raise PermissionError(verdict(check, f'{place}/{path}', user))
+        with flagsaver.flagsaver(allow_shared_folders=True):
+            assert verdict(check, f'{place}/{path}', user) == ''
+
+
+@as_root
+@pytest.mark.parametrize('entries, path, user, refusal', OURS_ALONE)
+def test_refused_where_tensorflow_chooses_the_names(place, entries, path, user, refusal):
+    fill(place, entries)
+    assert verdict(ownership.check_place, f'{place}/{path}', user) == ''
+    with pytest.raises(PermissionError, match=refusal):
+        raise PermissionError(verdict(ownership.check, f'{place}/{path}', user))
+    with flagsaver.flagsaver(allow_shared_folders=True):
+        assert verdict(ownership.check, f'{place}/{path}', user) == ''
+
+
+def test_an_access_control_list(tmp_path):
+    entries = (1, 7, -1), (2, 7, BOB), (4, 5, -1), (0x10, 7, -1), (0x20, 5, -1)  # As setfacl's.
+    try:
+        os.setxattr(tmp_path, 'system.posix_acl_access', struct.pack('<I', 2) + b''.join(
+            struct.pack('<HHi', *entry) for entry in entries))
+    except OSError:
+        pytest.skip('this file system has no access control lists')
+    with pytest.raises(PermissionError, match='can be changed by its access control list'):
+        ownership.check(tmp_path)
+    tmp_path.chmod(0o755)  # As the message says: the list still names BOB, but the mask counts.
     ownership.check(tmp_path)
-    ownership.check(tmp_path / 'not' / 'there')
-    (tmp_path / 'group').mkdir()
-    (tmp_path / 'group').chmod(0o775)
-    ownership.check(tmp_path / 'group')
 
 
-@pytest.mark.parametrize('below', ['', 'run'])
-def test_a_folder_that_everybody_can_change(tmp_path, below):
-    shared = tmp_path / 'shared'
-    shared.mkdir()
-    shared.chmod(0o777)
-    with pytest.raises(PermissionError, match=f'{shared} can be changed by everybody.*chmod o-w'):
-        ownership.check(shared / below)
-    shared.chmod(0o1777)  # As /tmp is.
-    ownership.check(shared / below)
+def test_relative_paths_and_those_of_a_user_who_is_not_root(tmp_path, monkeypatch):
+    (tmp_path / 'share').mkdir()
+    monkeypatch.chdir(tmp_path)
+    ownership.check('share')
+    ownership.check('new')
+    (tmp_path / 'share').chmod(0o777)
+    for path in ('share', './share/run', 'share/../share'):
+        with pytest.raises(PermissionError, match=f'{tmp_path}/share can be changed by everybody'):
+            ownership.check(path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason='takes root to give a folder away')
-def test_a_folder_of_another_user(tmp_path):
-    (tmp_path / 'run').mkdir()
-    os.chown(tmp_path / 'run', 65534, -1)
-    with pytest.raises(PermissionError, match='run belongs to user 65534, not to you'):
-        ownership.check(tmp_path / 'run')
-    ownership.check(tmp_path / 'run' / 'ours')  # As root may work below somebody's home.
+def test_links_in_a_circle_end(tmp_path):
+    (tmp_path / 'one').symlink_to('two')
+    (tmp_path / 'two').symlink_to('one')
+    ownership.check(tmp_path / 'one' / 'run')  # Nothing can be made there.
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason='takes root to give a folder away')
-@pytest.mark.parametrize('mode', [0o755, 0o1777])
-def test_below_a_folder_of_another_user_in_a_shared_one(tmp_path, mode):
-    """Its owner could put a link to another run of ours there, or exchange what we write."""
-    theirs = tmp_path / 'shared' / 'theirs'
-    theirs.mkdir(parents=True)
-    (theirs / 'run').symlink_to(tmp_path)
-    (theirs / 'ours').mkdir()
-    theirs.chmod(mode)
-    os.chown(theirs, 65534, -1)
-    (tmp_path / 'shared').chmod(0o1777)
-    for below in ('run', 'ours', 'ours/run', 'new'):
-        with pytest.raises(PermissionError, match='run is a link|theirs belongs to user 65534'):
-            ownership.check(theirs / below)
+def can_unshare(*options):
+    return subprocess.run(['unshare', *options, 'true'], capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize('below', ['', 'run'])
-def test_a_link_in_a_shared_folder(tmp_path, below):
-    """It leads to a folder of ours; in a folder of ours the link would do."""
-    (tmp_path / 'ours').mkdir()
-    (tmp_path / 'shared').mkdir()
-    for folder in (tmp_path, tmp_path / 'shared'):
-        (folder / 'link').symlink_to(tmp_path / 'ours')
-    (tmp_path / 'shared').chmod(0o1777)
-    ownership.check(tmp_path / 'link' / below)
-    with pytest.raises(PermissionError, match='link is a link in a folder that everybody can'):
-        ownership.check(tmp_path / 'shared' / 'link' / below)
+def in_namespaces(options, commands, path, user):
+    """What `check` says of a path to a process of a user in new namespaces after mounting there."""
+    code = ('import os, sys; from program import ownership\n'
+            'os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))\n'
+            'ownership.check(sys.argv[1])')
+    script = ' && '.join([*commands, 'exec "$@"'])
+    done = subprocess.run(
+        ['unshare', *options, 'sh', '-c', script, 'sh', sys.executable, '-c', code, path,
+         str(user)], cwd=records.ROOT, text=True, capture_output=True, check=False)
+    with contextlib.suppress(IndexError):
+        return done.stderr.splitlines()[-1]
+    return ''
+
+
+CONTAINER = ('--mount', '--pid', '--fork', '--mount-proc')
+EMPTY_DIR = 'mount -t tmpfs -o mode=0777 tmpfs volume'
+BIND = 'mount --bind host volume'
+HOST = {'host': (BOB, BOB, 0o755), 'host/run': (BOB, BOB, 0o755)}
+
+
+@as_root
+@pytest.mark.parametrize('entries, commands, path, user, inside, outside', [
+    pytest.param({}, [EMPTY_DIR], 'volume', ALICE, '', 'volume can be changed by everybody',
+                 id="Kubernetes' emptyDir"),
+    pytest.param({}, [EMPTY_DIR], 'volume/run', ALICE, '', 'volume can be changed by everybody',
+                 id='below an emptyDir'),
+    pytest.param(HOST, [BIND], 'volume', 0, '', f'volume belongs to user {BOB}',
+                 id="a bind mount of a user's folder, for root"),
+    pytest.param(HOST, [BIND], 'volume/run', 0, '', f'run belongs to user {BOB}',
+                 id='a folder in such a bind mount'),
+    pytest.param(HOST, [BIND, 'chown 41004 host/run'], 'volume/run', 0,
+                 'run belongs to user 41004', 'run belongs to user 41004',
+                 id="a third user's folder in a bind mount"),
+    pytest.param({}, [EMPTY_DIR, 'mkdir volume/run', f'chown {BOB} volume/run'], 'volume/run',
+                 ALICE, f'run belongs to user {BOB}', 'volume can be changed by everybody',
+                 id="another user's folder in an emptyDir"),
+    pytest.param({}, [EMPTY_DIR, 'ln -s /root volume/run'], 'volume/run', ALICE,
+                 'volume/run is a link in', 'volume can be changed by everybody',
+                 id='a link in an emptyDir'),
+    pytest.param({}, [EMPTY_DIR, 'mkdir -m 777 volume/run'], 'volume/run', 0,
+                 'run can be changed by everybody', 'volume can be changed by everybody',
+                 id='a folder for everybody in a volume'),
+    pytest.param({'image': (0, 0, 0o777)}, [], 'image', ALICE, 'image can be changed by everybody',
+                 'image can be changed by everybody', id='a folder for everybody in an image'),
+    pytest.param(HOST, ['mkdir "$PWD/a b"', 'mount --bind host "$PWD/a b"'], 'a b/run', 0, '',
+                 f'run belongs to user {BOB}', id='a volume whose name has a space')])
+def test_volumes_of_containers(place, entries, commands, path, user, inside, outside):
+    """A container is a PID namespace; outside of one the same mounts are not trusted."""
+    if not can_unshare(*CONTAINER):
+        pytest.skip('namespaces cannot be made here')
+    fill(place, {'volume': (0, 0, 0o755), **entries})
+    commands = [f'cd {place}', *commands, f'cd {records.ROOT}']
+    said = in_namespaces(CONTAINER, commands, f'{place}/{path}', user)
+    assert inside in said if inside else said == ''
+    if os.stat('/proc/self/ns/pid').st_ino != ownership._HOST_PID_NAMESPACE:
+        return  # The test itself runs in a container.
+    shutil.rmtree(f'{place}/a b', ignore_errors=True)
+    assert outside in in_namespaces(('--mount',), commands, f'{place}/{path}', user)

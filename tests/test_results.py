@@ -193,7 +193,7 @@ def test_parameters(session, tmp_path):
 
 def test_parameters_replace_an_earlier_file(session, tmp_path):
     (tmp_path / 'params.h5').write_text('earlier')
-    (tmp_path / 'params.h5.part').write_text('what a kill left')
+    (tmp_path / 'params.h5.0123456789abcdef.part').write_text('what a kill left')
     results.write_parameters(str(tmp_path / 'params.h5'), tf.global_variables(), session)
     assert [entry.name for entry in tmp_path.iterdir()] == ['params.h5']
     assert h5py.is_hdf5(tmp_path / 'params.h5')

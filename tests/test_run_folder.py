@@ -6,6 +6,7 @@ import pytest
 import records
 from absl import app
 
+from program import files
 from runs import folder as run_folder
 
 
@@ -33,6 +34,14 @@ def test_what_is_no_folder(tmp_path, name):
             pass
 
 
+def test_a_folder_best_that_others_can_change_is_refused_at_the_start(tmp_path):
+    (tmp_path / 'best').mkdir()
+    (tmp_path / 'best').chmod(0o777)
+    with pytest.raises(PermissionError, match='best can be changed by everybody'):
+        with run_folder.held(tmp_path):
+            pass
+
+
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / 'precious').write_text('x')
     (tmp_path / '.lock').symlink_to(tmp_path / 'precious')
@@ -48,6 +57,43 @@ def test_a_folder_that_reads_as_a_pattern_is_refused(tmp_path):
         with run_folder.held(str(tmp_path / 'run[1]')):
             pass
     assert os.listdir(tmp_path) == []
+
+
+# Names that TensorFlow and ours give to what is being written, as a kill leaves them.
+UNFINISHED = {
+    'checkpoint.tmp0123456789abcdef0123456789abcdef', 'graph.pbtxt.tmp' + 32 * '0',
+    'model.ckpt-7.meta.tmp' + 32 * 'f', 'model.ckpt-7.index.tempstate123',
+    'model.ckpt-7.data-00000-of-00001.tempstate456', 'run.json.0123456789abcdef.part',
+    'metrics.csv.0123456789abcdef.part', 'params.h5.0123456789abcdef.part',
+    'timeline-3.json.0123456789abcdef.part'}
+UNFINISHED_BEST = {
+    'checkpoint.tmp0123456789abcdef0123456789abcdef', 'model.ckpt-7.index.tempstate123',
+    'params.h5.0123456789abcdef.part', 'error.json.0123456789abcdef.part'}
+
+
+@pytest.mark.parametrize('remove', [run_folder.remove_half_written, run_folder.remove_own_files])
+def test_what_was_not_finished_is_removed(tmp_path, remove):
+    (tmp_path / 'best').mkdir()
+    kept = {'checkpoint.tmp', 'run.json.bak', 'run.json.1.part', 'notes.0123456789abcdef.part'}
+    for folder, names in ((tmp_path, UNFINISHED | kept), (tmp_path / 'best', UNFINISHED_BEST)):
+        for name in names:
+            (folder / name).write_text('x')
+    remove(tmp_path)
+    assert set(os.listdir(tmp_path)) == kept | {'best'}
+    assert os.listdir(tmp_path / 'best') == []
+
+
+def test_the_names_of_our_unfinished_files_are_known(tmp_path):
+    seen = set()
+    with run_folder.held(tmp_path):
+        for name in ('run.json', 'metrics.csv', 'params.h5', 'timeline-7.json'):
+            with files.new_file(tmp_path / name):
+                seen.update(name for name in os.listdir(tmp_path) if name.endswith('.part'))
+        for name in seen:
+            (tmp_path / name).touch()
+        run_folder.remove_half_written(tmp_path)
+    assert len(seen) == 4
+    assert seen.isdisjoint(os.listdir(tmp_path))
 
 
 def test_only_what_a_run_wrote_is_removed(tmp_path, capsys):

@@ -55,7 +55,8 @@ def test_no_gpu_is_one_line(script, tmp_path):
 @pytest.mark.parametrize('script, own', [
     ('cifar10_train.py', ['batch_size', 'train_dir', 'max_steps', 'restart', 'device']),
     ('cifar10_multi_gpu_train.py', ['num_gpus', 'batch_size', 'train_dir', 'device']),
-    ('cifar10_eval.py', ['eval_dir', 'run_once', 'batch_size', 'use_moving_averages', 'device'])])
+    ('cifar10_eval.py', ['eval_dir', 'run_once', 'batch_size', 'use_moving_averages', 'device',
+                      'allow_shared_folders'])])
 def test_help_lists_the_scripts_flags(script, own):
     done = records.run_script(script, '--help')
     assert done.returncode == 0

@@ -1,4 +1,6 @@
 import hashlib
+import os
+import resource
 import time
 
 import numpy as np
@@ -67,7 +69,26 @@ def test_mean_colour_does_not_tell_the_class():
 
 
 def test_an_unwritable_place_leaves_nothing(tmp_path):
-    (tmp_path / 'synthetic-batches-bin.part').write_text('in the way')
+    (tmp_path / 'file').write_text('in the way')
     with pytest.raises(OSError):
-        synthetic.write(table.SYNTHETIC, tmp_path)
-    assert not (tmp_path / 'synthetic-batches-bin').exists()
+        synthetic.write(table.SYNTHETIC, tmp_path / 'file')
+    assert os.listdir(tmp_path) == ['file']
+
+
+def test_a_full_disk_is_reported_as_such(tmp_path):
+    """A limit on the size of files stands for the disk."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100000, limit[1]))
+    try:
+        with pytest.raises(OSError, match=f'^File too large in {tmp_path}. .*make room'):
+            synthetic.write(table.SYNTHETIC, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    (tmp_path / 'synthetic-batches-bin.0123456789abcdef.part').mkdir()
+    (tmp_path / 'synthetic-batches-bin.0123456789abcdef.part' / 'test_batch.bin').touch()
+    synthetic.write(table.SYNTHETIC, tmp_path)
+    assert os.listdir(tmp_path) == ['synthetic-batches-bin']

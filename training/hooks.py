@@ -214,9 +214,9 @@ class ProfileHook(StepHook):
     def after_run(self, run_context, run_values):
         if self.step == self._traced_step:
             path = os.path.join(self._folder, f'timeline-{self.step}.json')
-            with open(path, 'w') as stream:
+            with files.new_file(path) as stream:
                 stream.write(timeline.Timeline(
-                    run_values.run_metadata.step_stats).generate_chrome_trace_format())
+                    run_values.run_metadata.step_stats).generate_chrome_trace_format().encode())
             tf.summary.FileWriterCache.get(self._folder).add_run_metadata(
                 run_values.run_metadata, f'step_{self.step}', self.step)
             console.line(f'Traced step {self.step} in {path}: open it in chrome://tracing')
