@@ -71,11 +71,11 @@ def _print(result):
 
 
 def _run_unless_gone(current, checkpoint):
-    """Evaluates a checkpoint; None if the trainer has deleted it in the meantime."""
+    """Evaluates a checkpoint; None if it was deleted in the meantime: the next one will come."""
     try:
         return current.run(checkpoint, summarise=True)
-    except (tf.errors.OpError, RuntimeError):  # Either, where a file vanishes while it is read.
-        if FLAGS.run_once or os.path.exists(checkpoint + '.index'):
+    except checkpoints.Unreadable:
+        if FLAGS.run_once:
             raise
         print(f'{checkpoint} is gone: the trainer keeps only the last few.', flush=True)
         return None

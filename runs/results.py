@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from program import console
+from program import small_files
 from runs import checkpoints
 
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
@@ -19,6 +20,9 @@ COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'trai
 # The names of all files that these functions write, for `--restart`.
 FILES = r'metrics\.csv(\.part|\.old)?|params\.h5(\.part)?|timeline-\d+\.json'
 BEST_FILES = r'params\.h5(\.part)?|error\.json(\.part)?|checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*'
+_MAX_LINE = 1000  # Bytes; a row has some hundred.
+_MAX_STEP = 2 ** 53  # Up to here a float holds every whole number.
+_MAX_FIGURE = float(np.finfo(np.float32).max)
 _CHECKPOINT_FILES = re.compile(r'model\.ckpt-(\d+)\..*')
 
 
@@ -42,7 +46,7 @@ class Metrics:
         """
         self._path = os.path.join(folder, 'metrics.csv')
         rows = read_metrics(self._path)
-        if _count_lines(self._path) > 1 + len(rows):
+        if len(rows) < sum(1 for _ in _lines(self._path)):
             os.replace(self._path, self._path + '.old')
             console.line(f'{self._path} has lines that are no rows of a run: as it was it is now '
                          f'{self._path}.old.')
@@ -59,34 +63,44 @@ class Metrics:
             stream.write(','.join(_text(name, row[name]) for name in COLUMNS) + '\n')
 
 
-def _count_lines(path):
-    """The number of whole lines of a file, 0 where there is none."""
-    try:
-        with open(path, 'rb') as stream:
-            return sum(line.endswith(b'\n') for line in stream)
-    except FileNotFoundError:
-        return 0
-
-
 def read_metrics(path):
     """The whole rows of a `metrics.csv`, none where there is no file.
+
+    Lines that no run has written are left out: among others those with a step that is not a whole
+    number, or with a figure beyond what float32 holds.
 
     Returns:
         List of dictionaries from column to int (`step`), float, or None where there is no figure.
     """
+    return [row for row in map(_row, _lines(path)) if row]
+
+
+def _lines(path):
+    """Yields the whole lines below the heading; one that is too long for a row as an empty one.
+
+    A line without an end was cut short by a crash, and is left out.
+    """
+    with contextlib.suppress(FileNotFoundError), open(path, 'rb') as stream:
+        is_heading, is_continued = True, False
+        for piece in iter(lambda: stream.readline(_MAX_LINE), b''):
+            is_end = piece.endswith(b'\n')
+            if is_end and not is_heading:
+                yield b'' if is_continued else piece.rstrip(b'\r\n')
+            is_heading, is_continued = is_heading and not is_end, not is_end
+
+
+def _row(line):
+    """The row in a line of a `metrics.csv`; None if it is not one that a run has finished."""
     try:
-        with open(path, errors='replace') as stream:  # A crash may leave any bytes.
-            lines = stream.readlines()
-    except FileNotFoundError:
-        return []
-    rows = []
-    for line in (line[:-1] for line in lines[1:] if line.endswith('\n')):
-        try:
-            values = [float(word) if word else None for word in line.split(',')]
-            rows.append({**dict(zip(COLUMNS, values, strict=True)), 'step': int(values[0])})
-        except (ValueError, TypeError, OverflowError):  # No line that a run of ours has finished.
-            continue
-    return rows
+        values = [float(word) if word else None for word in line.decode('ascii').split(',')]
+        row = dict(zip(COLUMNS, values, strict=True))
+    except ValueError:
+        return None
+    if row['step'] is None or not 0 <= row['step'] <= _MAX_STEP or row['step'] % 1:
+        return None
+    if not all(value is None or abs(value) <= _MAX_FIGURE for value in values):  # Nor if NaN.
+        return None
+    return {**row, 'step': int(row['step'])}
 
 
 def read_scalars(folder, tag):
@@ -158,8 +172,8 @@ def parameters_step(path):
     try:
         with h5py.File(path) as stream:
             return int(stream.attrs['global_step'])
-    except (OSError, KeyError, RuntimeError, ValueError, TypeError):  # Missing, or damaged.
-        return None
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError, MemoryError):
+        return None  # Missing, or damaged.
 
 
 class Best:
@@ -184,10 +198,11 @@ class Best:
     def _read(self):
         """Error and step of the best so far; (infinity, None) where there is none that is whole."""
         try:
-            with open(os.path.join(self._folder, 'error.json')) as stream:
-                found = json.load(stream)
+            found = small_files.read_json(os.path.join(self._folder, 'error.json'))
             error, step = float(found['error']), int(found['step'])
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
+            return np.inf, None
+        if not 0 <= error <= 1:
             return np.inf, None
         damaged = checkpoints.fault(os.path.join(self._folder, f'model.ckpt-{step}'))
         return (np.inf, None) if damaged else (error, step)
