@@ -4,6 +4,7 @@ import csv
 import glob
 import io
 import json
+import operator
 import os
 import re
 
@@ -171,8 +172,8 @@ def parameters_step(path):
     import h5py
     try:
         with h5py.File(path) as stream:
-            return int(stream.attrs['global_step'])
-    except (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError, MemoryError):
+            return operator.index(stream.attrs['global_step'])  # TypeError: it is no integer.
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError, MemoryError):
         return None  # Missing, or damaged.
 
 
