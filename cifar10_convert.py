@@ -6,7 +6,7 @@
 FOLDER holds a folder for each class with its images, JPEG, PNG, GIF or BMP of any size:
 FOLDER/cat/1.jpg. Where it holds train/cat and test/cat (or val/cat) and so on, that is the split;
 else a sixth of each class is for testing, always the same. The short side becomes 32 pixels, the
-centre is kept. FOLDER may also hold SVHN's train_32x32.mat and test_32x32.mat, which SciPy reads.
+centre is kept. FOLDER may also hold SVHN's train_32x32.mat and test_32x32.mat.
 
 DATA_DIR is made: train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes and
 the classes' names. Files that are no images are passed over, and listed at the end.

@@ -9,7 +9,6 @@ latest and ends. --per_class tells how each class fares, and which are taken for
 from program import startup  # First: it imports TensorFlow quietly.
 
 import datetime
-import os
 
 import tensorflow.compat.v1 as tf
 from absl import app
@@ -76,14 +75,14 @@ def _print(result):
 
 
 def _run_unless_gone(current, checkpoint):
-    """Evaluates a checkpoint; None if the trainer has deleted it in the meantime."""
+    """Evaluates a checkpoint; None if it was deleted in the meantime: the next one will come."""
     try:
         weights = 'averaged' if FLAGS.use_moving_averages else 'raw'
         print(f'Evaluating {checkpoint} (step {checkpoints.step(checkpoint)}, {weights} weights) '
               f'on {current.total} images.', flush=True)
         return current.run(checkpoint, summarise=True)
-    except (tf.errors.OpError, RuntimeError):  # Either, where a file vanishes while it is read.
-        if FLAGS.run_once or os.path.exists(checkpoint + '.index'):
+    except checkpoints.Unreadable:
+        if FLAGS.run_once:
             raise
         print(f'{checkpoint} is gone: the trainer keeps only the last few.', flush=True)
         return None

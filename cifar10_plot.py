@@ -42,6 +42,7 @@ FLAGS = flags.FLAGS
 
 _COLUMNS = 10
 _DISTORTED_IMAGES = 8
+_MAX_FILTERS, _MAX_WEIGHTS = 1024, 1 << 22  # More take minutes, or more memory than there is.
 
 
 def samples(stream):
@@ -80,19 +81,27 @@ def filters(stream):
         app.UsageError: there is no checkpoint, or no such layer of colour images in it.
     """
     checkpoint = _latest()
-    reader = tf.train.load_checkpoint(checkpoint)
-    name = next((name for name in ('conv1/weights/ExponentialMovingAverage', 'conv1/weights')
-                 if reader.has_tensor(name)), None)
-    weights = reader.get_tensor(name) if name else np.empty([0])
-    if weights.ndim != 4 or weights.shape[2] != 3:
-        raise app.UsageError(f'{checkpoint} has no conv1/weights of three colours to draw: name '
-                             'the folder of another run with --runs')
+    found = checkpoints.read(
+        checkpoint, ['conv1/weights/ExponentialMovingAverage', 'conv1/weights'])
+    weights = next(iter(found.values()), np.empty([0]))
+    if not _are_filters(weights):
+        raise app.UsageError(
+            f'{checkpoint} has no conv1/weights to draw, expected finite kernels of three colours, '
+            f'at most {_MAX_FILTERS}: name the folder of another run with --runs')
     height, width, _, count = weights.shape
-    largest = np.percentile(abs(weights), 99.5)
+    weights = weights.astype(np.float64)
+    largest = max(np.percentile(abs(weights), 99.5), 1e-30)  # All may be 0.
     kernels = np.clip(0.5 + weights.transpose([3, 0, 1, 2]) / (2 * largest), 0, 1)
     pictures.grid(stream, _rows([(kernel, None) for kernel in kernels], columns=int(count ** 0.5)),
                   f'conv1: {count} filters of {height} x {width} pixels after '
                   f'{checkpoints.step(checkpoint)} steps (grey is 0)')
+
+
+def _are_filters(weights):
+    """Whether an array is finite kernels [height, width, 3, filters], of a size to draw."""
+    return (weights.ndim == 4 and weights.shape[2] == 3 and weights.dtype.kind == 'f'
+            and 0 < weights.size <= _MAX_WEIGHTS and weights.shape[3] <= _MAX_FILTERS
+            and np.all(abs(weights) <= np.finfo(np.float32).max))
 
 
 def confused(stream):
@@ -106,7 +115,7 @@ def confused(stream):
                           'give those flags, or name the folder of another run with --runs')
     cifar10.maybe_download_and_extract()
     averaged = any(name.endswith('/ExponentialMovingAverage')
-                   for name, _ in tf.train.list_variables(checkpoint))
+                   for name in checkpoints.read(checkpoint))
     result = counting.Evaluation(use_moving_averages=averaged).run(checkpoint)
     confusion.picture(result.confusion, cifar10.data_set().classes).save(stream, 'PNG')
 

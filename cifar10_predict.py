@@ -29,6 +29,7 @@ import cifar10
 from datasets import images
 from evaluation import model
 from program import console
+from program import small_files
 import recipes
 
 flags.DEFINE_string('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
@@ -139,12 +140,9 @@ def _labels(folder, count):
     """The names of a SavedModel's classes; their numbers where it does not tell."""
     path = os.path.join(folder, 'assets.extra', 'labels.txt')
     try:
-        with open(path, encoding='utf-8') as stream:
-            names = stream.read().splitlines()
+        names = small_files.read_text(path).splitlines()
     except FileNotFoundError:
         return [str(label) for label in range(count)]
-    except UnicodeDecodeError as error:
-        raise app.UsageError(f'{path} is no text in UTF-8: save it as that') from error
     if len(names) != count:
         raise app.UsageError(f'{path} has {len(names)} lines; wanted: {count}, one for each class')
     return names

@@ -13,6 +13,7 @@ import numpy as np
 
 from datasets import table
 from program import errors
+from program import small_files
 
 FILE = 'dataset.json'
 MAX_CLASSES = 256  # A label is one byte.
@@ -41,14 +42,13 @@ def read(folder):
     """
     path = os.path.join(folder, FILE)
     try:
-        with open(path, encoding='utf-8') as stream:
-            found = json.load(stream)
+        found = small_files.read_json(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise errors.DataError(
             f'"{folder}" is none of {", ".join(table.TABLE)}, nor a folder with a {FILE}, as '
             'cifar10_convert.py makes one') from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise errors.DataError(f'{path} cannot be read as JSON ({error})') from error
+    except OSError as error:
+        raise errors.DataError(f'{path} cannot be read ({error.strerror})') from error
     _check(path, found)
     return table.DataSet(title=found['name'], folder=os.path.abspath(folder),
                          **{**found, 'classes': tuple(found['classes'])})
@@ -56,33 +56,28 @@ def read(folder):
 
 def _check(path, found):
     """Raises `errors.DataError` where what the JSON file holds is no row."""
-    if not isinstance(found, dict) or set(found) != set(_FIELDS):
-        keys = ', '.join(map(str, found)) if isinstance(found, dict) else 'no object'
-        raise errors.DataError(f'{path} holds {keys}; wanted: {", ".join(_FIELDS)}')
+    if set(found) != set(_FIELDS):
+        raise errors.DataError(
+            f'{path} has the keys {small_files.shown(list(found))}; wanted: {", ".join(_FIELDS)}')
     for field, (fits, wanted) in _FIELDS.items():
         if not fits(found[field]):
-            shown = json.dumps(found[field])
-            shown = shown if len(shown) <= 80 else shown[:80] + '...'
-            raise errors.DataError(f'{path}: "{field}" is {shown}; wanted: {wanted}')
-
-
-def is_name(value):
-    """Whether something can be a class's name: text that a console shows as it is."""
-    return isinstance(value, str) and value != '' and value.isprintable()
+            raise errors.DataError(
+                f'{path}: "{field}" is {small_files.shown(found[field])}; wanted: {wanted}')
 
 
 def _is_new_name(value):
-    return is_name(value) and value not in table.TABLE
+    return small_files.is_name(value) and value not in table.TABLE
 
 
 def _are_classes(value):
     return (isinstance(value, list) and 2 <= len(value) <= MAX_CLASSES
-            and all(map(is_name, value)) and len(set(value)) == len(value))
+            and all(map(small_files.is_name, value)) and len(set(value)) == len(value))
 
 
 def _are_files(value):
     return isinstance(value, dict) and value != {} and all(
-        is_name(name) and name == os.path.basename(name) and type(count) is int and count > 0
+        small_files.is_name(name) and name == os.path.basename(name)
+        and type(count) is int and count > 0
         for name, count in value.items())
 
 

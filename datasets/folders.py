@@ -12,6 +12,7 @@ import numpy as np
 from datasets import custom
 from datasets import images
 from program import errors
+from program import small_files
 
 SEED = 20151111
 TEST_SHARE = 6  # One image of so many is for testing.
@@ -98,7 +99,7 @@ def _checked(folder, by_class):
             f'{folder} has {len(by_class)} folders; wanted: one for each class, 2 to '
             f'{custom.MAX_CLASSES}, with its images in it')
     for name, paths in by_class.items():
-        if not custom.is_name(name):
+        if not small_files.is_name(name):
             raise errors.DataError(f'{folder} has a folder named {name!r}: a class needs a name '
                                   'that a console can show')
         if not paths:

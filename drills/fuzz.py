@@ -3,14 +3,21 @@
     python -m drills.fuzz records
     python -m drills.fuzz checkpoints
     python -m drills.fuzz images
+    python -m drills.fuzz run           (run.json)
+    python -m drills.fuzz dataset       (dataset.json)
+    python -m drills.fuzz metrics       (metrics.csv)
+    python -m drills.fuzz mat           (SVHN's files)
 
 Files are whole ones with bytes changed, cut out, doubled or added, or bytes without any sense.
 Child processes read them, so that a crash of TensorFlow's is seen and counted. Wanted of record
 files: `DataSet.check` refuses those with a label that is no class or a part of a record, and the
 reader never yields such a label. Of an index file: `checkpoints.latest` takes the checkpoint
-before. Of an image file: pixels, or one line.
+before. Of an image, JSON or MATLAB file: what it should hold, or one line that names it. Of
+metrics: every row that is left, and no figures that a plot or a later row could not take.
 """
 import collections
+import contextlib
+import json
 import os
 import random
 import signal
@@ -18,17 +25,22 @@ import sys
 import tempfile
 
 import numpy as np
+from absl import app
 
-from program import errors
+from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 
 import cifar10_input
+from datasets import custom
 from datasets import images
+from datasets import svhn
 from datasets import table
 from drills import small_data
 from drills import trial
+from program import errors
 from runs import checkpoints
+from runs import results
 
 _COUNT = 10000
 _A_PROCESS = 100  # Files that a child process reads.
@@ -276,7 +288,160 @@ def _save_images(folder):
     _write(os.path.join(folder, 'f.gif'), small_data.GIF)
 
 
-_KINDS = {'records': _records, 'checkpoints': _checkpoints, 'images': _images}
+def _refusal(read, path):
+    """Reads a file; returns (what came, None), or (None, the line that refuses it).
+
+    Raises:
+        trial.Fault: it is not one short, printable line that names the file.
+    """
+    try:
+        return read(), None
+    except (errors.DataError, app.UsageError) as error:
+        line = errors.one_line(error)
+        if path not in line or not line.isprintable() or len(line) > 600 + 2 * len(path):
+            raise trial.Fault(f'came {line!r}') from error
+        return None, line
+
+
+# What JSON can hold, and no field of ours should.
+_ODD_VALUES = (None, True, -1, 0, 1.5, 10 ** 400, float('nan'), float('inf'), '', '\0', 'a\nb',
+               '\x1b[2J', '\ud800', 5000 * 'x', '..', '/', [], {}, [[]], [None], {'': []},
+               ['a', 'a'], {'x': {'y': 'z'}})
+
+
+def _mutated_json(draw, value):
+    """Bytes of a JSON file: damaged ones, or whole ones with an odd value in some place."""
+    if draw.random() < 0.5:
+        return mutated(draw, json.dumps(value).encode())
+    if draw.random() < 0.1:
+        depth = 10 ** draw.randint(1, 5)
+        return json.dumps(value).replace('"x"', depth * '[' + depth * ']').encode()
+    for _ in range(draw.randint(1, 3)):
+        value = _with_an_odd_value(draw, value)
+    return json.dumps(value).encode()
+
+
+def _with_an_odd_value(draw, value):
+    if not isinstance(value, (dict, list)) or not value or draw.random() < 0.2:
+        return draw.choice(_ODD_VALUES)
+    copy = value.copy()
+    key = draw.choice(list(copy) if isinstance(copy, dict) else range(len(copy)))
+    if draw.random() < 0.1:
+        del copy[key]
+    else:
+        copy[key] = _with_an_odd_value(draw, copy[key])
+    return copy
+
+
+def _runs(folder):
+    """Reads the notes of runs."""
+    path = os.path.join(folder, 'run.json')
+    whole = {'net': 'tutorial', 'dataset': 'cifar10', 'classes': list(table.CIFAR10.classes),
+             'settings': {'batch_size': 128, 'examples_per_step': 256, 'seed': 'x'}}
+
+    def read(draw):
+        _write(path, _mutated_json(draw, whole))
+        found, line = _refusal(lambda: checkpoints.check_run(
+            folder, 'tutorial', table.CIFAR10, 'name another'), folder)
+        if line:
+            return 'refused in one line'
+        if not isinstance(found, dict) or type(found.get('examples_per_step', 1)) is not int:
+            raise trial.Fault(f'settings {found}')
+        return 'read'
+
+    return read
+
+
+def _sets(folder):
+    """Reads the rows of data sets, and the record files that they name."""
+    path = os.path.join(folder, custom.FILE)
+    whole = {'name': 'x', 'classes': ['cat', 'dog', 'cow'], 'train_files': {'train.bin': 3},
+             'test_files': {'test.bin': 2, 'more.bin': 4}}
+    for name in ('train.bin', 'test.bin', 'more.bin'):
+        _write(os.path.join(folder, name), bytes(_RECORD))
+
+    def read(draw):
+        _write(path, _mutated_json(draw, whole))
+        row, line = _refusal(lambda: custom.read(folder), path)
+        if line:
+            return 'refused in one line'
+        if len(row.classes) != len(set(row.classes)) or not all(
+                name.isprintable() for name in (row.title, *row.classes, *row.files)):
+            raise trial.Fault(f'came {row}')
+        _, line = _refusal(lambda: row.check(folder), folder)
+        return 'refused for a record file' if line else 'read'
+
+    return read
+
+
+def _metrics(folder):
+    """Reads the metrics of runs, and continues them."""
+    path = os.path.join(folder, 'metrics.csv')
+    lines = [','.join(results.COLUMNS).encode(), *(
+        b'%d,%d.5,1700000000.250,0.1,2.5%d,0.75,%s,1234.5' % (
+            step, step // 100, step, b'0.5' if step % 200 else b'')
+        for step in range(100, 2100, 100))]
+    whole = b''.join(line + b'\n' for line in lines)
+    odd = (b'nan', b'inf', b'-inf', b'1e308', b'-1e39', b'1e-320', b'\0', b'-1', b'1_0', b' ',
+           b'10' * 600, b'0x10', b'\xd9\xa1', b'"', b'1;2', b'\r')
+
+    def read(draw):
+        data = mutated(draw, whole) if draw.random() < 0.5 else whole
+        for _ in range(draw.randint(0, 5)):
+            figures = data.split(b',')
+            figures[draw.randrange(len(figures))] = draw.choice(odd)
+            data = b','.join(figures)
+        _write(path, data)
+        rows = results.read_metrics(path)
+        steps = [row['step'] for row in rows]
+        for line in set(data.split(b'\n')[1:-1]) & set(lines[1:]):
+            if int(line.split(b',')[0]) not in steps:
+                raise trial.Fault(f'the row {line} is lost')
+        if not all(np.isfinite([value for value in row.values() if value is not None]).all()
+                   and type(row['step']) is int and 0 <= row['step'] < 2 ** 63 for row in rows):
+            raise trial.Fault(f'came {rows}')
+        with contextlib.redirect_stdout(None):  # It says what it drops.
+            results.Metrics(folder, 2 ** 63)
+        if [row['step'] for row in results.read_metrics(path)] != steps:
+            raise trial.Fault('a run that continues has other rows')
+        return 'all rows' if len(rows) == len(lines) - 1 else 'other rows'
+
+    return read
+
+
+def _mats(folder):
+    """Reads files of SVHN's kind."""
+    import scipy.io  # Only here: the other files need no SciPy.
+    path, random_ = os.path.join(folder, 'a.mat'), np.random.RandomState(1)
+    content = {'X': random_.randint(0, 256, [32, 32, 3, 5]).astype(np.uint8),
+               'y': np.array([[1], [10], [3], [9], [5]])}
+    whole = []
+    for is_compressed in (False, True):
+        scipy.io.savemat(path, content, do_compression=is_compressed)
+        with open(path, 'rb') as stream:
+            whole.append(stream.read())
+
+    def read(draw):
+        _write(path, _mutated_header(draw, draw.choice(whole)))
+        found, line = _refusal(lambda: svhn.read(path), path)
+        if line:
+            return 'refused in one line'
+        if found.dtype != np.uint8 or found.shape[1:] != (_RECORD,) or found[:, 0].max() > 9:
+            raise trial.Fault(f'came {found.dtype} {found.shape}')
+        return 'read'
+
+    return read
+
+
+def _mutated_header(draw, data):
+    """`mutated`, but half of the times in the first bytes only, where kinds and sizes are."""
+    if draw.random() < 0.5:
+        return mutated(draw, data)
+    return mutated(draw, data[:250]) + data[250:]
+
+
+_KINDS = {'records': _records, 'checkpoints': _checkpoints, 'images': _images, 'run': _runs,
+          'dataset': _sets, 'metrics': _metrics, 'mat': _mats}
 
 
 if __name__ == '__main__':

@@ -88,7 +88,7 @@ class Evaluation:
 
         Raises:
             app.UsageError: the checkpoint does not fit; names the variables.
-            tf.errors.NotFoundError: the checkpoint was deleted in the meantime.
+            checkpoints.Unreadable: the checkpoint was deleted in the meantime.
         """
         step = checkpoints.step(checkpoint)
         variables = self._variables[self._use_moving_averages]

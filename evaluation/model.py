@@ -94,6 +94,7 @@ class Model:
 
         Raises:
             app.UsageError: the checkpoint does not fit; names the variables.
+            checkpoints.Unreadable: the checkpoint was deleted in the meantime.
         """
         with tf.Session(graph=self.graph, config=startup.session_config()) as session:
             self._loader.load(path, self._variables, session,

@@ -132,7 +132,7 @@ def _parse(words, argv):
 
 def _refuse_nothing():
     """Refuses values that absl's parsers and bounds let through: empty ones, as of a variable that
-    a shell does not know, and NaN.
+    a shell does not know, NaN, and bytes that are not UTF-8, which TensorFlow takes in no path.
 
     Raises:
         flags.ValidationError: names the flag.
@@ -143,6 +143,10 @@ def _refuse_nothing():
             raise flags.ValidationError(f'flag --{name}= has no value')
         if isinstance(value, float) and math.isnan(value):
             raise flags.ValidationError(f'flag --{name}={value} is no number')
+        try:
+            ''.join(map(str, value if isinstance(value, list) else [value])).encode()
+        except UnicodeEncodeError as error:
+            raise flags.ValidationError(f'flag --{name} is not UTF-8') from error
 
 
 def _fit(given, words):

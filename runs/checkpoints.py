@@ -1,4 +1,5 @@
 """Reads checkpoints: of which run and step, whether they fit, and their values into variables."""
+import contextlib
 import json
 import os
 import re
@@ -10,8 +11,10 @@ from absl import app
 
 from program import errors
 from program import files
+from program import small_files
 
 _INDEX = re.compile(r'model\.ckpt-(\d+)\.index')  # Which is written last.
+_STEPS = 2 ** 63  # Steps are int64.
 
 
 def write_run(folder, run):
@@ -26,6 +29,22 @@ def write_run(folder, run):
         stream.write((json.dumps(run, indent=2, sort_keys=True) + '\n').encode())
 
 
+def _are_settings(value):
+    return isinstance(value, dict) and type(value.get('examples_per_step', 0)) is int
+
+
+def _are_classes(value):
+    return value is None or isinstance(value, list) and all(map(small_files.is_name, value))
+
+
+# What other parts of `run.json` are for is people.
+_RUN_FIELDS = {
+    'net': (small_files.is_name, 'the name of a network'),
+    'dataset': (small_files.is_name, 'the name of a data set'),
+    'settings': (_are_settings, 'an object whose "examples_per_step" is a whole number'),
+    'classes': (_are_classes, 'a list of names')}
+
+
 def check_run(folder, net, data_set, advice):
     """The settings of the run noted in a folder, or None if nothing is noted.
 
@@ -37,19 +56,23 @@ def check_run(folder, net, data_set, advice):
         advice: what to do if it is not: ends the error's message.
 
     Raises:
-        app.UsageError: that run is of other data or another network.
+        app.UsageError: that run is of other data or another network, or the note is damaged.
+        OSError: the note cannot be read.
     """
     path = os.path.join(folder, 'run.json')
-    if not os.path.exists(path):
-        return None
     try:
-        with open(path) as stream:
-            run = json.load(stream)
-        earlier, settings = (run['net'], run['dataset']), dict(run['settings'])
-        classes = list(run.get('classes', data_set.classes))  # Earlier versions did not note them.
-    except (ValueError, TypeError, KeyError) as error:
-        raise app.UsageError(f'{path} is damaged ({error!r}): remove it to go on, or {advice}'
-                             ) from error
+        run = small_files.read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except errors.DataError as error:
+        raise app.UsageError(f'{error}. Remove it to continue, or {advice}') from error
+    for field, (fits, expected) in _RUN_FIELDS.items():
+        if not fits(run.get(field)):
+            raise app.UsageError(
+                f'{path} is damaged: "{field}" is {small_files.shown(run.get(field))}, expected '
+                f'{expected}. Remove it to continue, or {advice}')
+    earlier, settings = (run['net'], run['dataset']), run['settings']
+    classes = run.get('classes') or data_set.classes  # Earlier versions did not note them.
     if earlier != (net, data_set.name):
         raise app.UsageError(
             f'{folder} holds a run with --net={earlier[0]} --dataset={earlier[1]}, not with '
@@ -154,15 +177,58 @@ def _latest_unless_gone(folder):
         return None
 
 
+class Unreadable(errors.DataError):
+    """A checkpoint's files are missing, damaged, or vanished while they were read."""
+
+
+@contextlib.contextmanager
+def _reader(path):
+    """Yields TensorFlow's reader of a checkpoint.
+
+    Raises:
+        Unreadable: whatever the reader raises when files are missing or damaged; the message is
+            the reason alone.
+    """
+    try:
+        yield tf.train.load_checkpoint(path)
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
+        # MemoryError: a damaged index may claim exabytes.
+        raise Unreadable(errors.one_line(error)) from error
+
+
 def fault(path):
     """Why a checkpoint, by its path without `.index`, cannot be read to its end; or None."""
     try:
-        reader = tf.train.load_checkpoint(path)
-        for name in reader.get_variable_to_shape_map():
-            reader.get_tensor(name)
-    except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
-        return errors.one_line(error)  # Of memory: a damaged index may tell of exabytes.
+        with _reader(path) as reader:
+            for name in reader.get_variable_to_shape_map():
+                reader.get_tensor(name)
+    except Unreadable as error:
+        return str(error)
     return None
+
+
+def read(path, names=None):
+    """Values that a checkpoint holds.
+
+    Args:
+        path: of the checkpoint, without `.index`.
+        names: of the variables to read, in order; those it does not hold are left out. By default
+            all.
+
+    Returns:
+        Dictionary from name to array.
+
+    Raises:
+        Unreadable: the files are missing or damaged, perhaps since `latest` found them whole.
+    """
+    try:
+        with _reader(path) as reader:
+            held = reader.get_variable_to_shape_map()
+            return {name: np.asarray(reader.get_tensor(name))
+                    for name in (held if names is None else names) if name in held}
+    except Unreadable as error:
+        raise Unreadable(f'{path} cannot be read ({error}): if something removed or replaced it '
+                         'just now, run the same command again') from error
 
 
 def step(path):
@@ -173,12 +239,35 @@ def step(path):
         path: of the checkpoint, without `.index`.
 
     Raises:
-        app.UsageError: the checkpoint has no `global_step`.
+        app.UsageError: the checkpoint has no `global_step`, or one that is not a step.
+        Unreadable: see `read`.
     """
-    reader = tf.train.load_checkpoint(path)
-    if not reader.has_tensor('global_step'):
+    values = read(path, ['global_step'])
+    if not values:
         raise app.UsageError(f'{path} has no global_step: it is no checkpoint of a training run')
-    return int(reader.get_tensor('global_step'))
+    _check_step(path, values['global_step'])
+    return int(values['global_step'])
+
+
+def _check_step(path, value):
+    """Raises `app.UsageError` where an array cannot be a global step."""
+    if value.shape != () or not _holds_numbers(value):
+        found = f'of type {_type(value)} and shape {list(value.shape)}'
+    elif not 0 <= value < _STEPS or value != np.floor(value):
+        found = f'{value}'
+    else:
+        return
+    raise app.UsageError(f'{path} has a global_step {found}, expected one whole number, 0 or more: '
+                         'it is not a checkpoint of a training run')
+
+
+def _holds_numbers(value):
+    dtype = tf.as_dtype(value.dtype)
+    return dtype.is_integer or dtype.is_floating
+
+
+def _type(value):
+    return tf.as_dtype(value.dtype).name
 
 
 class Loader:
@@ -205,16 +294,16 @@ class Loader:
         """Sets the variables to what a checkpoint holds.
 
         Args:
-            path, variables, advice: see `read`; the variables are those of the loader.
+            path, variables, advice: see `values_for`; the variables are those of the loader.
             session: whose variables are set.
 
         Raises:
-            app.UsageError: see `read`.
+            app.UsageError, Unreadable: see `values_for`.
         """
-        self.assign(read(path, variables, advice), variables, session)
+        self.assign(values_for(path, variables, advice), variables, session)
 
     def assign(self, values, variables, session):
-        """Sets the variables to values, converted to their types.
+        """Sets the variables to values.
 
         Args:
             values: dictionary from name to array; may hold more.
@@ -226,8 +315,10 @@ class Loader:
             for name, variable in variables.items()})
 
 
-def read(path, variables, advice):
-    """Reads the values that a checkpoint holds for variables; what else it holds is ignored.
+def values_for(path, variables, advice):
+    """Reads the values that a checkpoint holds for variables, converted to their types.
+
+    What else it holds is ignored.
 
     Args:
         path: of the checkpoint, without `.index`.
@@ -239,19 +330,33 @@ def read(path, variables, advice):
 
     Raises:
         app.UsageError: variables are missing in the checkpoint, have another shape there, or hold
-            values that are not finite; names them all.
+            values that are not finite numbers, or no step in `global_step`; names them all.
+        Unreadable: see `read`.
     """
-    reader = tf.train.load_checkpoint(path)
-    shapes = reader.get_variable_to_shape_map()
-    faults = [f'{name} is missing' for name in sorted(variables) if name not in shapes]
-    faults += [f'{name} has shape {shapes[name]}, wanted {variables[name].shape.as_list()}'
-               for name in sorted(variables)
-               if name in shapes and shapes[name] != variables[name].shape.as_list()]
+    values = read(path, sorted(variables))
+    faults = [fault_ for name in sorted(variables)
+              if (fault_ := _misfit(name, values.get(name), variables[name].shape.as_list()))]
     if faults:
         raise app.UsageError(f'{path} does not fit this network: {"; ".join(faults)}. {advice}')
-    values = {name: reader.get_tensor(name) for name in variables}
-    broken = sorted(name for name, value in values.items() if not np.all(np.isfinite(value)))
+    if 'global_step' in values:
+        _check_step(path, values['global_step'])
+    with np.errstate(over='ignore', invalid='ignore'):  # The check below reports these.
+        converted = {name: value.astype(variables[name].dtype.base_dtype.as_numpy_dtype)
+                     for name, value in values.items()}
+    broken = [name for name in values
+              if not (np.all(np.isfinite(values[name])) and np.all(np.isfinite(converted[name])))]
     if broken:
         raise app.UsageError(f'{path} is no use, not finite: {", ".join(broken)}. {advice}')
-    return values
+    return converted
+
+
+def _misfit(name, value, shape):
+    """Why a value, None if there is none, does not fit a variable of that shape; or None."""
+    if value is None:
+        return f'{name} is missing'
+    if list(value.shape) != shape:
+        return f'{name} has shape {list(value.shape)}, wanted {shape}'
+    if not _holds_numbers(value):
+        return f'{name} has type {_type(value)}, expected numbers'
+    return None
 

@@ -49,11 +49,12 @@ def held(folder):
         raise app.UsageError(f'{folder} is, or lies below, something that is no folder: name '
                              'another --train_dir') from error
     path = os.path.join(folder, _LOCK)
-    with os.fdopen(files.open_own(path), 'r+') as stream:
+    with os.fdopen(files.open_own(path), 'r+', encoding='ascii', errors='replace') as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = stream.read().strip() or 'unknown'
+            holder = stream.read(20).strip()
+            holder = holder if holder.isdecimal() else 'unknown'
             raise app.UsageError(f'{folder} is in use: process {holder} trains there. Name another '
                                  '--train_dir, or end that one first') from error
         stream.truncate(0)

@@ -4,6 +4,7 @@ import glob
 import io
 import itertools
 import json
+import operator
 import os
 import re
 
@@ -12,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from program import console
 from program import files
+from program import small_files
 from runs import checkpoints
 
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
@@ -21,6 +23,9 @@ _HEADER = ','.join(COLUMNS) + '\n'
 # The names of all files that these functions write, for `--restart`.
 FILES = r'metrics\.csv(\.old(\.\d+)?)?|params\.h5|timeline-\d+\.json'
 BEST_FILES = r'params\.h5|error\.json|checkpoint|model\.ckpt-\d+\..*'
+_MAX_LINE = 1000  # Bytes; a row has some hundred.
+_MAX_STEP = 2 ** 53  # Up to here a float holds every whole number.
+_MAX_FIGURE = float(np.finfo(np.float32).max)
 _CHECKPOINT_FILES = re.compile(r'model\.ckpt-(\d+)\..*')
 
 
@@ -73,6 +78,9 @@ def _unused(path):
 def read_metrics(path):
     """The rows of a `metrics.csv`, none where there is no file.
 
+    Lines that no run has written are left out: among others those with a step that is not a whole
+    number, or with a figure beyond what float32 holds.
+
     Returns:
         List of dictionaries from column to int (`step`), float, or None where there is no figure.
     """
@@ -80,24 +88,43 @@ def read_metrics(path):
 
 
 def _read_lines(path):
-    """The rows of a file, and how many other lines it has besides the header.
-
-    A crash may leave any bytes. A last line without an end was cut short by one, and does not
-    count.
-    """
-    try:
-        with open(path, encoding='utf-8', errors='replace') as stream:
-            lines = [line for line in stream if line.endswith('\n')]
-    except FileNotFoundError:
-        return [], 0
+    """The rows of a `metrics.csv`, and how many lines it has that are neither row nor header."""
     rows, others = [], 0
-    for number, line in enumerate(lines):
-        try:
-            values = [float(word) if word else None for word in line[:-1].split(',')]
-            rows.append({**dict(zip(COLUMNS, values, strict=True)), 'step': int(values[0])})
-        except (ValueError, TypeError, OverflowError):
-            others += number > 0 or line != _HEADER
+    for number, line in enumerate(_lines(path)):
+        row = _row(line)
+        if row:
+            rows.append(row)
+        else:
+            others += number > 0 or line != _HEADER.rstrip().encode()
     return rows, others
+
+
+def _lines(path):
+    """Yields the lines of a file as bytes; one that is too long for a row as an empty one.
+
+    A line without an end was cut short by a crash, and is left out.
+    """
+    with contextlib.suppress(FileNotFoundError), open(path, 'rb') as stream:
+        is_continued = False
+        for piece in iter(lambda: stream.readline(_MAX_LINE), b''):
+            is_end = piece.endswith(b'\n')
+            if is_end:
+                yield b'' if is_continued else piece.rstrip(b'\r\n')
+            is_continued = not is_end
+
+
+def _row(line):
+    """The row in a line of a `metrics.csv`; None if it is not one that a run has finished."""
+    try:
+        values = [float(word) if word else None for word in line.decode('ascii').split(',')]
+        row = dict(zip(COLUMNS, values, strict=True))
+    except ValueError:
+        return None
+    if row['step'] is None or not 0 <= row['step'] <= _MAX_STEP or row['step'] % 1:
+        return None
+    if not all(value is None or abs(value) <= _MAX_FIGURE for value in values):  # Nor if NaN.
+        return None
+    return {**row, 'step': int(row['step'])}
 
 
 def read_scalars(folder, tag):
@@ -166,9 +193,9 @@ def parameters_step(path):
     import h5py
     try:
         with h5py.File(path) as stream:
-            return int(stream.attrs['global_step'])
-    except (OSError, KeyError, RuntimeError, ValueError, TypeError):  # Missing, or damaged.
-        return None
+            return operator.index(stream.attrs['global_step'])  # TypeError: it is no integer.
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError, MemoryError):
+        return None  # Missing, or damaged.
 
 
 class Best:
@@ -197,12 +224,11 @@ class Best:
     def _read(self):
         """Error and step of the best so far; (infinity, None) where there is none that is whole."""
         try:
-            with open(os.path.join(self._folder, 'error.json')) as stream:
-                found = json.load(stream)
+            found = small_files.read_json(os.path.join(self._folder, 'error.json'))
             error, step = float(found['averaged_error']), int(found['step'])
-            if found.get('validated_on', 'test') != self._images:
-                return np.inf, None
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
+            return np.inf, None
+        if not 0 <= error <= 1 or found.get('validated_on', 'test') != self._images:
             return np.inf, None
         damaged = checkpoints.fault(os.path.join(self._folder, f'model.ckpt-{step}'))
         return (np.inf, None) if damaged else (error, step)

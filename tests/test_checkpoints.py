@@ -1,3 +1,4 @@
+import json
 import shutil
 import threading
 
@@ -6,6 +7,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from absl import app
 
+from datasets import table
+from program import errors
 from runs import checkpoints
 
 
@@ -20,6 +23,23 @@ def _save(path, **values):
 @pytest.mark.parametrize('dtype', [np.int64, np.int32, np.float32])
 def test_step_of_any_type(tmp_path, dtype):
     assert checkpoints.step(_save(tmp_path / 'a', global_step=dtype(1234))) == 1234
+
+
+@pytest.mark.parametrize('value, found', [
+    (np.float32(np.nan), 'nan'), (np.float32(np.inf), 'inf'), (np.float32(3.5), '3.5'),
+    (np.int64(-3), '-3'), (np.float64(1e300), r'1e\+300'), (np.float32(2 ** 63), '9.22337.*18'),
+    (np.zeros([2], np.int64), r'of type int64 and shape \[2\]'),
+    (np.array('x'), r'of type string and shape \[\]'),
+    (np.bool_(True), 'of type bool'), (np.complex64(1), 'of type complex64')])
+def test_a_step_that_is_none(tmp_path, value, found):
+    path = _save(tmp_path / 'a', global_step=value)
+    wanted = f'{path} has a global_step {found}.*, expected one whole number, 0 or more'
+    with pytest.raises(app.UsageError, match=wanted):
+        checkpoints.step(path)
+    if value.shape == () and value.dtype.kind in 'iuf':  # As training's session loads it.
+        step = tf.get_variable('step', [], tf.int64, initializer=tf.zeros_initializer())
+        with pytest.raises(app.UsageError, match=wanted):
+            checkpoints.values_for(path, {'global_step': step}, '')
 
 
 def test_no_step(tmp_path):
@@ -42,7 +62,7 @@ def test_all_that_does_not_fit_is_named(tmp_path):
     variables = {'w': tf.get_variable('w', [3, 2]), 'v': tf.get_variable('v', []),
                  'fine': tf.get_variable('fine', [])}
     with pytest.raises(app.UsageError) as error:
-        checkpoints.read(path, variables, 'Do this.')
+        checkpoints.values_for(path, variables, 'Do this.')
     assert str(error.value) == (
         f'{path} does not fit this network: v is missing; w has shape [2, 3], wanted [3, 2]. '
         'Do this.')
@@ -52,7 +72,25 @@ def test_values_that_are_not_finite_are_refused(tmp_path):
     path = _save(tmp_path / 'a', v=np.array([1, np.nan], np.float32), w=np.float32(np.inf))
     variables = {'v': tf.get_variable('v', [2]), 'w': tf.get_variable('w', [])}
     with pytest.raises(app.UsageError, match='not finite: v, w. Do this'):
-        checkpoints.read(path, variables, 'Do this.')
+        checkpoints.values_for(path, variables, 'Do this.')
+
+
+def test_values_that_are_not_numbers_are_refused(tmp_path):
+    path = _save(tmp_path / 'a', v=np.array(['x', 'y']), w=np.complex64(1), x=np.bool_(True))
+    variables = {'v': tf.get_variable('v', [2]), 'w': tf.get_variable('w', []),
+                 'x': tf.get_variable('x', [])}
+    with pytest.raises(app.UsageError) as error:
+        checkpoints.values_for(path, variables, 'Do this.')
+    assert str(error.value) == (
+        f'{path} does not fit this network: v has type string, expected numbers; w has type '
+        'complex64, expected numbers; x has type bool, expected numbers. Do this.')
+
+
+@pytest.mark.filterwarnings('error')
+def test_a_value_too_large_for_a_float32_is_refused(tmp_path):
+    path = _save(tmp_path / 'a', v=np.float64(1e300))
+    with pytest.raises(app.UsageError, match='not finite: v. Do this'):
+        checkpoints.values_for(path, {'v': tf.get_variable('v', [])}, 'Do this.')
 
 
 def _save_steps(folder, *steps):
@@ -139,6 +177,53 @@ def test_the_file_checkpoint_may_name_an_earlier_one(tmp_path):
     fifth, _ = _save_steps(tmp_path, 5, 7)
     (tmp_path / 'checkpoint').write_text('model_checkpoint_path: "model.ckpt-5"\n')
     assert checkpoints.latest(str(tmp_path)) == fifth
+
+
+@pytest.mark.parametrize('what', ['data', 'index', 'both', 'data emptied', 'folder'])
+def test_a_checkpoint_that_vanishes_after_it_was_found(tmp_path, what):
+    """A trainer, or a person, removes it between looking and reading."""
+    _save_steps(tmp_path, 7)
+    path = checkpoints.latest(str(tmp_path))
+    data, index = (tmp_path / f'model.ckpt-7.{end}' for end in ('data-00000-of-00001', 'index'))
+    if what == 'folder':
+        shutil.rmtree(tmp_path)
+    if what in ('data', 'both'):
+        data.unlink()
+    if what in ('index', 'both'):
+        index.unlink()
+    if what == 'data emptied':
+        data.write_bytes(b'')
+    for read in (checkpoints.read, checkpoints.step, lambda path: checkpoints.values_for(
+            path, {'w': tf.get_variable('w', [1000])}, '')):
+        with pytest.raises(errors.DataError, match=f'^{path} cannot be read .* again$'):
+            read(path)
+
+
+@pytest.mark.parametrize('text, words', [
+    ('[' * 200000, 'is not JSON: nested too deeply'), ('[]', r'holds \[\], expected a JSON object'),
+    ((1 << 20) * ' ' + '{}', 'is larger than 1 MB'), (b'\xff', 'is not text in UTF-8'),
+    ('9' * 5000, 'is not JSON'), ('{}', '"net" is null, expected the name of a network'),
+    ({'net': []}, r'"net" is \[\]'), ({'net': 'a\x1b[2J'}, r'"net" is "a\\u001b\[2J"'),
+    ({'net': 1000 * 'a'}, '"net" is "a'), ({'dataset': {}}, '"dataset" is {}'),
+    ({'settings': []}, r'"settings" is \[\], expected an object'),
+    ({'settings': {'examples_per_step': 'x\ny'}}, '"settings" is '),
+    ({'settings': {'examples_per_step': 1e999}}, '"settings" is '),
+    ({'classes': 'cat'}, '"classes" is "cat", expected a list of names'),
+    ({'classes': [['cat']]}, '"classes" is')])
+def test_a_damaged_note_of_the_run(tmp_path, text, words):
+    path = tmp_path / 'run.json'
+    if isinstance(text, dict):
+        text = json.dumps({'net': 'tutorial', 'dataset': 'cifar10', 'settings': {}, **text})
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(app.UsageError, match=f'{path} .*{words}.*Remove it.*, or go away') as error:
+        checkpoints.check_run(tmp_path, 'tutorial', table.CIFAR10, 'go away')
+    assert '\n' not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_no_note_of_the_run(tmp_path):
+    (tmp_path / 'file').write_text('')
+    for folder in (tmp_path, tmp_path / 'missing', tmp_path / 'file'):
+        assert checkpoints.check_run(folder, 'tutorial', table.CIFAR10, '') is None
 
 
 def test_checkpoints_as_they_come(tmp_path, capsys):

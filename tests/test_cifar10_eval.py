@@ -12,6 +12,8 @@ from absl.testing import flagsaver
 import cifar10_eval
 import cifar10_train
 from evaluation import counting
+from evaluation import model
+from program import errors
 
 FLAGS = flags.FLAGS
 
@@ -113,17 +115,24 @@ def test_a_file_in_the_place_of_eval_dir(half_bright, tmp_path):
     assert (tmp_path / 'eval').read_text() == 'mine'
 
 
-@pytest.mark.parametrize('gone', ['.data-00000-of-00001', '.index'])
-def test_a_checkpoint_that_the_trainer_deletes_is_skipped(half_bright, capsys, gone):
+@pytest.mark.parametrize('gone', [
+    ['.data-00000-of-00001'], ['.index'], ['.data-00000-of-00001', '.index']])
+def test_a_checkpoint_that_is_deleted_meanwhile(half_bright, capsys, gone):
+    """The next one is waited for; --run_once, the predictions and the export end in one line."""
     cifar10_train.train()
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
     current = counting.Evaluation()
     assert cifar10_eval._run_unless_gone(current, latest).total == 130
-    os.remove(latest + gone)
-    if gone != '.index':
-        os.remove(latest + '.index')
+    for ending in gone:
+        os.remove(latest + ending)
     assert cifar10_eval._run_unless_gone(current, latest) is None
     assert f'{latest} is gone' in capsys.readouterr().out
+    with flagsaver.flagsaver(run_once=True), pytest.raises(
+            errors.DataError, match=f'{latest} cannot be read .*: .* run the same command again'):
+        cifar10_eval._run_unless_gone(current, latest)
+    with pytest.raises(errors.DataError, match=f'{latest} cannot be read '):
+        with model.Model().session(latest):
+            pass
 
 
 @pytest.mark.slow

@@ -58,18 +58,44 @@ def test_means_over_few_steps_are_left_out():
     assert cifar10_plot._of_many_steps([]) == []
 
 
+def save(folder, **variables):
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, value in {**variables, 'global_step': 5}.items():
+            tf.Variable(value, name=name)
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, str(folder / 'model.ckpt'))
+
+
+@pytest.mark.parametrize('weights', [
+    np.full([5, 5, 3, 64], np.nan, np.float32), np.full([5, 5, 3, 64], 1e300),
+    np.full([5, 5, 3, 4], 'x'), np.full([5, 5, 3, 4], 1j), np.ones([5, 5, 3, 0], np.float32),
+    np.ones([1, 1, 3, 1025], np.float32), np.ones([1200, 1200, 3, 1], np.float32),
+    np.ones([5, 5, 3], np.float32), np.float32(1)])
+def test_filters_that_cannot_be_drawn(tmp_path, weights):
+    save(tmp_path, **{'conv1/weights': weights})
+    with pytest.raises(app.UsageError, match='has no conv1/weights to draw, expected finite ker'):
+        plot(tmp_path / 'a.png', 'filters', runs=[str(tmp_path)])
+
+
+@pytest.mark.filterwarnings('error')
+def test_absurd_values_are_drawn_without_a_word(tmp_path, capfd):
+    save(tmp_path, **{'conv1/weights': np.zeros([5, 5, 3, 4], np.float32)})
+    plot(tmp_path / 'a.png', 'filters', runs=[str(tmp_path)])
+    figures = ['9007199254740992,1,1,1,3.4e38,-3.4e38,3.4e38,1', '0,,,,-3.4e38,1e-320,-0,',
+               'nan,1,1,1,1,1,1,1', '7,1,1,1,1e308,-1e308,nan,1', '8,1,1,1,inf,1,1,1', '\0,\0']
+    (tmp_path / 'metrics.csv').write_text('step\n' + '\n'.join(figures) + '\n')
+    plot(tmp_path / 'b.png', 'curves', runs=[str(tmp_path)])
+    assert capfd.readouterr().err == ''
+
+
 def test_filters_are_the_averaged_weights(tmp_path):
     """Averages of one filter: full red above, none (grey) below; the weights are all green."""
-    with tf.Graph().as_default(), tf.Session() as session:
-        weights = np.zeros([2, 2, 3, 1], np.float32)
-        weights[..., 1, :] = 1
-        averages = np.zeros([2, 2, 3, 1], np.float32)
-        averages[0, :, 0] = 0.1
-        tf.Variable(weights, name='conv1/weights')
-        tf.Variable(averages, name='conv1/weights/ExponentialMovingAverage')
-        tf.Variable(5, name='global_step')
-        session.run(tf.global_variables_initializer())
-        tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
+    weights = np.zeros([2, 2, 3, 1], np.float32)
+    weights[..., 1, :] = 1
+    averages = np.zeros([2, 2, 3, 1], np.float32)
+    averages[0, :, 0] = 0.1
+    save(tmp_path, **{
+        'conv1/weights': weights, 'conv1/weights/ExponentialMovingAverage': averages})
     image = plot(tmp_path / 'a.png', 'filters', runs=[str(tmp_path)]).astype(int)
     assert (abs(image - [255, 127, 127]) <= 1).all(axis=2).sum() > 1000
     assert (abs(image - [127, 127, 127]) <= 1).all(axis=2).sum() > 1000

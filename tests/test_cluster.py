@@ -93,24 +93,124 @@ def test_the_hostfiles_first_host(monkeypatch, tmp_path, text):
     ({}, {'worker_hosts': ['a:1'], 'num_workers': 2}, '--worker_hosts and --num_workers both say'),
     (MPI_SPREAD, {}, '2 of 4 workers are on this machine.*--hostfile.*--coordinator'),
     (MPI_SPREAD, {'coordinator': 'node1'}, '--coordinator: "node1" is not HOST:PORT'),
-    ({**MPI, 'OMPI_COMM_WORLD_RANK': 'x'}, {}, "OMPI_COMM_WORLD_RANK is 'x'"),
+    ({**MPI, 'OMPI_COMM_WORLD_RANK': 'x'}, {}, 'OMPI_COMM_WORLD_RANK is "x"'),
     ({**SLURM, 'SLURM_STEP_NODELIST': ''}, {}, 'SLURM_STEP_NODELIST names no host'),
     ({'TF_CONFIG': '{"environment": "cloud"}'}, {}, None),
-    ({'TF_CONFIG': "{'cluster': {}}"}, {}, 'TF_CONFIG is no JSON object'),
-    ({'TF_CONFIG': '1'}, {}, 'TF_CONFIG is no JSON object'),
+    ({'TF_CONFIG': "{'cluster': {}}"}, {}, 'TF_CONFIG is not JSON'),
+    ({'TF_CONFIG': '1'}, {}, 'TF_CONFIG holds 1, expected a JSON object'),
     ({'PMI_SIZE': '1'}, {}, None),
     ({'PMI_RANK': '1', 'PMI_SIZE': '4'}, {}, "this mpirun is not Open MPI's"),
     ({**MPI, 'PMI_SIZE': '4'}, {'coordinator': 'a'}, '"a" is not HOST:PORT'),
-    ({'TF_CONFIG': '{"cluster": 1}'}, {}, 'TF_CONFIG is damaged'),
+    ({'TF_CONFIG': '{"cluster": 1}'}, {}, 'has cluster 1 and task null, expected objects'),
     (tf_config('worker', 2, worker=['a:1']), {}, 'has 1 of "worker": there is no task 2'),
     (tf_config('evaluator', 0, worker=['a:1'], evaluator=['b:1']), {}, 'of "evaluator" among'),
-    (tf_config('worker', 0, worker=['a:1'], ps=['b:1']), {}, 'among ps, worker: here all are')])
+    (tf_config('worker', 0, worker=['a:1'], ps=['b:1']), {},
+     r'among \["ps", "worker"\]: here all are')])
 def test_what_does_not_add_up(monkeypatch, environment, options, words):
     if words is None:
         assert resolve(monkeypatch, environment, options) == cluster.Cluster()
         return
     with pytest.raises(app.UsageError, match=words):
         resolve(monkeypatch, environment, options)
+
+
+def _tf_config_of(cluster, task):
+    return {'TF_CONFIG': json.dumps({'cluster': cluster, 'task': task})}
+
+
+FIRST = {'type': 'worker', 'index': 0}
+
+
+@pytest.mark.parametrize('environment, words', [
+    (_tf_config_of({'worker': {'1': 'h:2222'}}, {'type': 'worker', 'index': 1}),
+     'TF_CONFIG does not list all tasks of "worker"'),
+    (_tf_config_of({'worker': {'0': 'a:1', '-1': 'b:1'}}, FIRST), 'does not list all tasks'),
+    (_tf_config_of({'worker': 'a:1'}, FIRST), 'does not list all tasks'),
+    (_tf_config_of({'worker': [['a:1']]}, FIRST), 'does not list all tasks'),
+    (_tf_config_of({'worker': [5]}, FIRST), 'does not list all tasks'),
+    (_tf_config_of({'worker': []}, FIRST), 'does not list all tasks'),
+    (_tf_config_of({'worker': None}, FIRST), 'does not list all tasks'),
+    (_tf_config_of({'worker': {'0': {}}}, FIRST), 'does not list all tasks'),
+    (_tf_config_of({'worker': ['a:1'], 'chief': 5}, FIRST), 'all tasks of "chief"'),
+    (_tf_config_of({'worker': ['a:1\n']}, FIRST), r'TF_CONFIG: "a:1\\n" is not HOST:PORT'),
+    (_tf_config_of({'worker': [1000 * 'a']}, FIRST), r'TF_CONFIG: "a{79}\.\.\. is not HOST:PORT'),
+    (_tf_config_of(None, FIRST), 'has cluster null and task'),
+    (_tf_config_of([], FIRST), 'has cluster '),
+    (_tf_config_of({}, FIRST), r'task 0 of "worker" among \[\]'),
+    *((_tf_config_of({'worker': ['a:1']}, task), words) for task, words in (
+        (None, 'and task null'), ('worker', 'and task "worker"'), ([], 'and task '),
+        ({}, 'task null of null'), ({'type': ['worker'], 'index': 0}, r'task 0 of \["worker"\]'),
+        ({'type': 'worker'}, 'no task null'), ({'type': 'worker', 'index': [0]}, r'no task \[0\]'),
+        ({'type': 'worker', 'index': -1}, 'no task -1'),
+        ({'type': 'worker', 'index': 'x'}, 'no task "x"'),
+        ({'type': 'worker', 'index': True}, 'no task true'),
+        ({'type': 'worker', 'index': 10 ** 40}, 'no task 1000'),
+        ({'type': 'worker', 'index': float('inf')}, 'no task Infinity'))),
+    ({'TF_CONFIG': 200000 // 2 * '['}, 'TF_CONFIG is not JSON: nested too deeply'),
+    ({'TF_CONFIG': '{"cluster":' + 50000 * '[' + 50000 * ']' + '}'}, 'TF_CONFIG '),
+    ({'TF_CONFIG': '[]'}, r'TF_CONFIG holds \[\], expected a JSON object'),
+    ({'TF_CONFIG': '"cluster"'}, 'TF_CONFIG holds "cluster"'),
+    *(({**MPI, f'OMPI_COMM_WORLD_{name}': value}, f'OMPI_COMM_WORLD_{name} is ".*expected a number')
+      for name, value in (
+          ('RANK', '4'), ('RANK', '-1'), ('RANK', ''), ('RANK', 9000 * '9'), ('SIZE', '0'),
+          ('SIZE', '-4'), ('SIZE', '1' + 9 * '0'), ('SIZE', '4.0'), ('SIZE', ''),
+          ('LOCAL_RANK', '4'), ('LOCAL_RANK', '1_0'), ('LOCAL_SIZE', '5'), ('LOCAL_SIZE', '0'))),
+    *(({**SLURM, f'SLURM_{name}': value}, f'SLURM_{name} is ".*expected a number')
+      for name, value in (
+          ('PROCID', '3'), ('PROCID', '-1'), ('STEP_NUM_TASKS', '0'), ('STEP_NUM_TASKS', 'x'),
+          ('STEP_NUM_TASKS', 31 * '9'), ('LOCALID', '3'), ('LOCALID', '\u0663'))),
+    *(({**SLURM, 'SLURM_STEP_NODELIST': hosts}, 'SLURM_STEP_NODELIST names no host')
+      for hosts in ('n[', 'n[]', 'n[x]', ',', '[', ']', 'n[2', 'n 1', 'n:1', 'n\n', 100000 * '[1',
+                    'n[' + 100000 * '1')),
+    *(({cluster.VARIABLE: value}, f'{cluster.VARIABLE} {words}.*unset it') for value, words in (
+        ('1', 'holds 1, expected a JSON object'), ('', 'is not JSON'), ('x', 'is not JSON'),
+        (100000 * '[', 'is not JSON: nested'), ('{}', 'lacks a valid job, meeting, parent, rank')))
+])
+def test_an_environment_that_makes_no_sense(monkeypatch, environment, words):
+    with pytest.raises(app.UsageError, match=words) as error:
+        resolve(monkeypatch, environment, {})
+    assert '\n' not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+TOLD = {'rank': 2, 'size': 3, 'meeting': '127.0.0.1:5', 'job': 'secret', 'parent': 1}
+
+
+@pytest.mark.parametrize('change, words', [
+    ({'rank': 3}, 'says worker 3 of 3'), ({'rank': -1}, 'says worker -1 of 3'),
+    ({'rank': '2'}, 'lacks a valid rank'), ({'size': 10 ** 30}, 'says worker 2 of 1000'),
+    ({'size': True}, 'lacks a valid size'), ({'meeting': None}, 'lacks a valid meeting'),
+    ({'meeting': 'here'}, '"here" is not HOST:PORT'), ({'job': []}, 'lacks a valid job'),
+    ({'parent': 1.0}, 'lacks a valid parent')])
+def test_a_launchers_variable_that_makes_no_sense(monkeypatch, change, words):
+    with pytest.raises(app.UsageError, match=words) as error:
+        resolve(monkeypatch, {cluster.VARIABLE: json.dumps({**TOLD, **change})}, {})
+    assert 'secret' not in str(error.value)
+
+
+@pytest.mark.parametrize('hosts, first', [
+    ('a', 'a'), ('a,b', 'a'), ('n[7-9]', 'n7'), ('n[007-9,11],m', 'n007'), ('[3,5]x', '3x'),
+    ('r[1-2]n[3-4]-ib', 'r1n3-ib'), ('n[1-999999999999]', 'n1')])
+def test_the_first_host_of_slurms_list(monkeypatch, hosts, first):
+    found = resolve(monkeypatch, {**SLURM, 'SLURM_STEP_NODELIST': hosts}, {})
+    assert cluster.split_address(found.meeting)[0] == first
+
+
+def test_tf_config_may_number_the_tasks(monkeypatch):
+    found = resolve(monkeypatch, _tf_config_of(
+        {'worker': {'1': 'b:2', '0': 'a:1'}}, {'type': 'worker', 'index': '1'}), {})
+    assert (found.rank, found.hosts) == (1, ('a:1', 'b:2'))
+
+
+def test_a_job_name_that_is_not_utf_8(monkeypatch):
+    assert resolve(monkeypatch, {**MPI, 'PMIX_NAMESPACE': 'a\udcff'}, {}).size == 4
+
+
+@pytest.mark.parametrize('text', [':4\n', 'user@\n', '\0\n', '%$\n', '[::1]\n'])
+def test_a_hostfile_without_a_host(monkeypatch, tmp_path, text):
+    (tmp_path / 'hosts').write_text(text)
+    with pytest.raises(app.UsageError, match='--hostfile=.*is not HOST:PORT'):
+        resolve(monkeypatch, MPI_SPREAD, {'hostfile': str(tmp_path / 'hosts')})
 
 
 def test_an_empty_hostfile(monkeypatch, tmp_path):

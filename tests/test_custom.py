@@ -86,7 +86,12 @@ def test_neither_name_nor_folder(tmp_path, monkeypatch, name):
     ({'test_files': {'../test.bin': 2}}, '"test_files" is'),
     ({'test_files': {'test.bin': 0}}, '"test_files" is'),
     ({'test_files': {'test.bin': True}}, '"test_files" is'),
-    ({'url': 'x'}, 'holds name, classes, train_files, test_files, url; wanted: name, classes')])
+    ({'train_files': {256 * 'a': 1}}, '"train_files" is'),
+    ({'classes': ['cat', 256 * 'a']}, '"classes" is'),
+    ({'name': float('nan')}, '"name" is NaN'),
+    ({'name': '\ud800'}, '"name" is'),
+    ({'url': 'x'}, 'has the keys ["name", "classes", "train_files", "test_files", "url"]; wanted: '
+     'name, classes')])
 def test_an_edited_file_is_checked(folder, change, words):
     (folder / 'dataset.json').write_text(json.dumps({**ROW, **change}))
     with pytest.raises(errors.DataError) as error:
@@ -96,10 +101,21 @@ def test_an_edited_file_is_checked(folder, change, words):
     assert '\n' not in str(error.value) and len(str(error.value)) < 400
 
 
-@pytest.mark.parametrize('text', ['', '{', '[]', 'null', '[' * 100000, b'\xff\xfe'])
+@pytest.mark.parametrize('text', [
+    '', '{', '[]', 'null', '[' * 200000, 100000 * '[' + 100000 * ']', b'\xff\xfe', b'\0',
+    '9' * 5000, (1 << 20) * ' ' + '{}'])
 def test_what_is_no_row_at_all(folder, text):
     (folder / 'dataset.json').write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(errors.DataError, match='dataset.json (cannot be read as JSON|holds no o)'):
+    with pytest.raises(errors.DataError, match='dataset.json (is not |holds |is larger than 1 MB)'):
+        custom.read(folder)
+
+
+@pytest.mark.parametrize('depth', [100, 300, 900, 980, 2000, 9000, 50000])
+def test_a_deeply_nested_field(folder, depth):
+    """Whether reading gives up, or writing the message would."""
+    (folder / 'dataset.json').write_text(json.dumps(ROW).replace(
+        '"pets"', depth * '[' + depth * ']'))
+    with pytest.raises(errors.DataError, match='dataset.json(: "name" is| is not JSON)'):
         custom.read(folder)
 
 
@@ -125,4 +141,4 @@ def test_a_script_says_it_in_one_line(folder):
     (folder / 'dataset.json').write_text('{')
     done = records.run_script('cifar10_train.py', f'--dataset={folder}')
     assert (done.returncode, done.stdout, done.stderr.count('\n')) == (1, '', 1)
-    assert 'dataset.json cannot be read as JSON' in done.stderr
+    assert 'dataset.json is not JSON' in done.stderr

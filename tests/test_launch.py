@@ -1,3 +1,4 @@
+import json
 import os
 import pathlib
 import signal
@@ -7,7 +8,9 @@ import time
 
 import pytest
 import records
+from absl import app
 
+from workers import cluster
 from workers import launch
 
 pytestmark = pytest.mark.slow
@@ -174,3 +177,16 @@ print('still here')
     process = records.start(['-c', program, str(records.ROOT)])
     assert process.communicate(timeout=records.PATIENCE)[0] == ''
     assert process.returncode == 1
+
+
+def test_the_launchers_variable_copied_from_elsewhere(monkeypatch, tmp_path):
+    for value in ('1', '{"rank": 0}'):
+        monkeypatch.setenv(cluster.VARIABLE, value)
+        with pytest.raises(app.UsageError, match='CIFAR10_WORKER .*: unset it'):
+            launch.end_with_parent()
+    monkeypatch.setenv(cluster.VARIABLE, json.dumps(
+        {'rank': 1, 'size': 2, 'meeting': '127.0.0.1:5', 'job': 'x', 'parent': 1}))
+    done = records.run_script('cifar10_distributed_train.py', f'--train_dir={tmp_path}/train')
+    assert (done.returncode, done.stdout, done.stderr) == (
+        1, '', 'cifar10_distributed_train.py: CIFAR10_WORKER names process 1, which ended or did '
+        'not start this one. Where you set the variable yourself, unset it\n')

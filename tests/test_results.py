@@ -2,6 +2,7 @@ import csv
 import json
 import os
 import pathlib
+import tracemalloc
 
 import h5py
 import numpy as np
@@ -93,7 +94,11 @@ def test_a_torn_header(tmp_path, length):
 
 @pytest.mark.parametrize('garbage', [
     b'\n', b'notes\n', b'15,1.5\n', b'15,1,1,1,1,1,1,1,1\n', b',1,1,1,1,1,1,1\n', b'\0\0\0\0\n',
-    b'inf,1,1,1,1,1,1,1\n', b'nan,1,1,1,1,1,1,1\n', b'\xff\xfe,1\n', b'"15,1\n'])
+    b'inf,1,1,1,1,1,1,1\n', b'nan,1,1,1,1,1,1,1\n', b'\xff\xfe,1\n', b'"15,1\n',
+    b'15,1,1,1,nan,1,1,1\n', b'15,1,1,1,1,1,-inf,1\n', b'15,1,1,1,1e39,1,1,1\n',
+    b'1e300,1,1,1,1,1,1,1\n', b'-15,1,1,1,1,1,1,1\n', b'1.5,1,1,1,1,1,1,1\n',
+    b'15,1,1,1,1,1,1,' + 2000 * b'1' + b'\n', b'15,1,1,1,1,1,1,1' + 2000 * b' ' + b'\n',
+    '\u0661\u0665,1,1,1,1,1,1,1\n'.encode()])
 def test_a_line_that_is_no_row_is_kept_elsewhere(path, garbage, capsys):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b''.join(lines[:2]) + garbage + b''.join(lines[2:]))
@@ -142,6 +147,24 @@ def test_a_line_that_a_crash_cut_short_is_no_matter(path, capsys):
     assert path.read_bytes() == before
     assert [entry.name for entry in path.parent.iterdir()] == ['metrics.csv']
     assert capsys.readouterr().out == ''
+
+
+def test_a_line_without_end_takes_little_memory(tmp_path):
+    """A quarter of a gigabyte of zeros, of which the disk holds none."""
+    with open(tmp_path / 'metrics.csv', 'wb') as stream:
+        stream.write(HEADER.encode() + LINE.format(10, 1).encode())
+        stream.truncate(1 << 28)
+    tracemalloc.start()
+    try:
+        assert steps(tmp_path / 'metrics.csv') == [10]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+def test_lines_may_end_as_on_windows(path):
+    path.write_bytes(path.read_bytes().replace(b'\n', b'\r\n').replace(b',1234.5', b','))
+    assert [found['images_per_second'] for found in results.read_metrics(path)] == 3 * [None]
 
 
 def test_a_spreadsheet_and_numpy_can_read_it(path):
@@ -197,6 +220,20 @@ def test_parameters_replace_an_earlier_file(session, tmp_path):
     results.write_parameters(str(tmp_path / 'params.h5'), tf.global_variables(), session)
     assert [entry.name for entry in tmp_path.iterdir()] == ['params.h5']
     assert h5py.is_hdf5(tmp_path / 'params.h5')
+
+
+@pytest.mark.parametrize('value', [
+    'x', b'7', 7.0, np.inf, np.nan, 1 + 2j, np.array([7, 7]), np.array([]), h5py.Empty('i')])
+def test_parameters_without_a_step(tmp_path, value):
+    path = tmp_path / 'params.h5'
+    with h5py.File(path, 'w') as stream:
+        stream.attrs['global_step'] = 7
+    assert results.parameters_step(path) == 7
+    with h5py.File(path, 'w') as stream:
+        stream.attrs['global_step'] = value
+    assert results.parameters_step(path) is None
+    path.write_bytes(path.read_bytes()[:-50])
+    assert results.parameters_step(path) is None
 
 
 @pytest.fixture
@@ -261,9 +298,14 @@ def test_a_resumed_run_knows_the_best(best, session, tmp_path):
     assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(30), 'params.h5']
 
 
-@pytest.mark.parametrize('text', ['', '{', '[]', '{"error": 0.1}',
-                                  '{"averaged_error": "?", "step": 10}'])
+@pytest.mark.parametrize('text', [
+    '', '{', '[]', '{"error": 0.1}', '{"error": "?", "step": 10}', 200000 * '[',
+    '{"error": 0.1, "step": Infinity}', '{"error": NaN, "step": 10}', '{"error": -1, "step": 10}',
+    '{"error": 0.1, "step": [10]}', '{"error": {}, "step": 10}', '{"error": 0.1, "step": -10}',
+    '{"error": 0.1, "step": 1' + 400 * '0' + '}', '{"error": 1' + 400 * '0' + ', "step": 10}',
+    (1 << 20) * ' ' + '{"error": 0.1, "step": 10}'])
 def test_a_damaged_error_json_is_none(best, session, tmp_path, text):
+    text = text.replace('"error"', '"averaged_error"')
     (tmp_path / 'best' / 'error.json').write_text(text)
     again = results.Best(str(tmp_path), tf.global_variables())
     assert (again.error, again.step) == (np.inf, None)

@@ -19,6 +19,11 @@ def test_one_trainer_at_a_time_which_is_named(tmp_path):
         with pytest.raises(app.UsageError, match=f'in use: process {first.pid} trains there'):
             with run_folder.held(tmp_path / 'run'):
                 pass
+        for other in (b'\xff\xfe', b'1\n2', b'\x1b[2J'):
+            (tmp_path / 'run' / '.lock').write_bytes(other)
+            with pytest.raises(app.UsageError, match='in use: process unknown trains there'):
+                with run_folder.held(tmp_path / 'run'):
+                    pass
         first.kill()  # Nobody gives the lock back.
         first.wait()
         for _ in range(2):

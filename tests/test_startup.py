@@ -30,6 +30,7 @@ def _refused(script, *arguments):
     (['stray'], '"stray" is no flag'),
     (['--train_dir='], '--train_dir= has no value'),
     (['--warmup_epochs=nan'], '--warmup_epochs=nan is no number'),
+    ([b'--train_dir=/tmp/\xff'], '--train_dir is not UTF-8'),
     (['--data_url=ftp://x'], '"ftp://x" starts with neither http:, https: nor file:'),
     (['--dataset=imagenet'], 'none of cifar10, cifar100, synthetic')])
 def test_wrong_flags_are_refused(arguments, words):

@@ -12,17 +12,15 @@ A flag and an environment that both say it are refused. Among environments Open 
 TF_CONFIG, and that before Slurm's: `mpirun` inside of a Slurm job leaves both.
 """
 import dataclasses
-import json
 import os
 import re
 import zlib
 
-import tensorflow.compat.v1 as tf
 from absl import app
 from absl import flags
-# Not SlurmClusterResolver as a whole: it sorts hosts by name (n10 before n2), while Slurm numbers
-# tasks in the order of its list, and it cannot do without GPUs.
-from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import expand_hostlist
+
+from program import errors
+from program import small_files
 
 flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the others reach it.')
 flags.DEFINE_integer('task_index', None, 'Which of --worker_hosts this is, from 0.', lower_bound=0,
@@ -44,6 +42,13 @@ FLAGS = flags.FLAGS
 # Tells a worker that `workers/launch.py` started who it is. An environment variable, since all
 # users of a machine can read a command line, and this holds the token of the job.
 VARIABLE = 'CIFAR10_WORKER'
+
+_TOLD = {'rank': int, 'size': int, 'meeting': str, 'job': str, 'parent': int}
+_UNSET = 'Only --num_workers sets it, for the workers that it starts: unset it'
+
+_MAX_SIZE = 10**6  # Workers; far more than anybody has.
+
+_HOST = '[A-Za-z0-9._-]+'
 
 # Ports for meetings that nobody chose: above those of services, below those that Linux gives to
 # outgoing connections.
@@ -93,12 +98,31 @@ def resolve():
         FileNotFoundError: there is no `--hostfile`.
     """
     if VARIABLE in os.environ:
-        told = json.loads(os.environ[VARIABLE])
+        told = from_launcher()
         return Cluster(told['rank'], told['size'], told['rank'], told['meeting'], job=told['job'])
     launcher = _launcher()
     readers = {'--worker_hosts': _by_hand, 'mpirun': _open_mpi, 'TF_CONFIG': _tf_config,
                'srun': _slurm}
     return readers.get(launcher, Cluster)()
+
+
+def from_launcher():
+    """What `workers/launch.py` told this worker: a dictionary with the keys of `_TOLD`.
+
+    Raises:
+        app.UsageError: the variable holds something else, perhaps copied from elsewhere.
+    """
+    try:
+        told = small_files.parse_json(os.environ[VARIABLE], VARIABLE)
+    except errors.DataError as error:
+        raise app.UsageError(f'{error}. {_UNSET}') from error
+    wrong = sorted(key for key, kind in _TOLD.items() if type(told.get(key)) is not kind)
+    if wrong:  # Without the values: one of them is secret.
+        raise app.UsageError(f'{VARIABLE} lacks a valid {", ".join(wrong)}. {_UNSET}')
+    if not 0 <= told['rank'] < told['size'] <= _MAX_SIZE:
+        raise app.UsageError(f'{VARIABLE} says worker {told["rank"]} of {told["size"]}. {_UNSET}')
+    _checked(told['meeting'], VARIABLE)
+    return told
 
 
 def _launcher():
@@ -129,11 +153,20 @@ def _launcher():
 
 def _tf_config_has_cluster():
     """Whether TF_CONFIG speaks of several tasks; some set it without."""
+    return 'cluster' in _read_tf_config()
+
+
+def _read_tf_config():
+    """The JSON object in TF_CONFIG, empty where it is not set.
+
+    Raises:
+        app.UsageError: it holds something else.
+    """
     text = os.environ.get('TF_CONFIG', '').strip()
     try:
-        return bool(text) and 'cluster' in json.loads(text)
-    except (ValueError, TypeError) as error:
-        raise app.UsageError(f'TF_CONFIG is no JSON object: {error}') from error
+        return small_files.parse_json(text, 'TF_CONFIG') if text else {}
+    except errors.DataError as error:
+        raise app.UsageError(f'{error}') from error
 
 
 def _by_hand():
@@ -157,57 +190,91 @@ def _of_hosts(hosts, rank, source):
 
 def _tf_config():
     """A chief or master, if there is one, is worker 0; the workers follow it."""
-    try:
-        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        cluster = resolver.cluster_spec().as_dict()
-        name, index = resolver.task_type, resolver.task_id
-    except (ValueError, TypeError, AttributeError) as error:
-        raise app.UsageError(f'TF_CONFIG is damaged: {error}') from error
-    jobs = [job for job in ('chief', 'master', 'worker') if job in cluster]
-    if set(cluster) - {*jobs, 'evaluator'} or name not in jobs or index is None:
+    found = _read_tf_config()
+    cluster, task = found['cluster'], found.get('task')
+    if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise app.UsageError(
-            f'TF_CONFIG makes this task {index} of "{name}" among {", ".join(sorted(cluster))}: '
-            'here all are workers, one of them perhaps chief')
-    if not 0 <= index < len(cluster[name]):
-        raise app.UsageError(f'TF_CONFIG has {len(cluster[name])} of "{name}": there is no task '
-                             f'{index}')
-    rank = sum(len(cluster[job]) for job in jobs[:jobs.index(name)]) + index
-    return _of_hosts([host for job in jobs for host in cluster[job]], rank, 'TF_CONFIG')
+            f'TF_CONFIG has cluster {small_files.shown(cluster)} and task '
+            f'{small_files.shown(task)}, expected objects such as '
+            '{"worker": ["HOST:PORT", ...]} and {"type": "worker", "index": 0}')
+    name, index = task.get('type'), task.get('index')
+    jobs = [job for job in ('chief', 'master', 'worker') if job in cluster]
+    if set(cluster) - {*jobs, 'evaluator'} or name not in jobs:
+        raise app.UsageError(
+            f'TF_CONFIG makes this task {small_files.shown(index)} of {small_files.shown(name)} '
+            f'among {small_files.shown(sorted(cluster))}: here all are workers, one of them '
+            'perhaps chief')
+    hosts = {job: _tasks(job, cluster[job]) for job in jobs}
+    number = str(index) if isinstance(index, (int, str)) else ''
+    if not re.fullmatch('[0-9]{1,7}', number) or int(number) >= len(hosts[name]):
+        raise app.UsageError(f'TF_CONFIG has {len(hosts[name])} of "{name}": there is no '
+                             f'task {small_files.shown(index)}')
+    rank = sum(len(hosts[job]) for job in jobs[:jobs.index(name)]) + int(number)
+    return _of_hosts([host for job in jobs for host in hosts[job]], rank, 'TF_CONFIG')
+
+
+def _tasks(job, tasks):
+    """The addresses of a job's tasks in TF_CONFIG, from their list or an object by number.
+
+    Raises:
+        app.UsageError: it is neither, or does not give all of them: TensorFlow then calls a cluster
+            sparse, but workers need the address of each.
+    """
+    if isinstance(tasks, dict):
+        missing = [str(index) for index in range(len(tasks)) if str(index) not in tasks]
+        tasks = None if missing else [tasks[str(index)] for index in range(len(tasks))]
+    if not tasks or not isinstance(tasks, list) or not all(isinstance(host, str) for host in tasks):
+        raise app.UsageError(f'TF_CONFIG does not list all tasks of "{job}", expected the '
+                             'HOST:PORT of each, from task 0 on')
+    return tasks
 
 
 def _open_mpi():
     """Open MPI tells rank and size, but neither the hosts nor the hostfile."""
-    rank, size, local_rank, local_size = (_number('OMPI_COMM_WORLD_' + name) for name in (
-        'RANK', 'SIZE', 'LOCAL_RANK', 'LOCAL_SIZE'))
+    size = _number('OMPI_COMM_WORLD_SIZE', 1, _MAX_SIZE)
+    if size == 1:
+        return Cluster()
+    rank = _number('OMPI_COMM_WORLD_RANK', 0, size - 1)
+    local_size = _number('OMPI_COMM_WORLD_LOCAL_SIZE', 1, size)
+    local_rank = _number('OMPI_COMM_WORLD_LOCAL_RANK', 0, local_size - 1)
     job = os.environ.get('PMIX_NAMESPACE', '')
     if FLAGS.coordinator:
         _checked(FLAGS.coordinator, '--coordinator')
         meeting = FLAGS.coordinator
     elif FLAGS.hostfile:
         meeting = f'{_first_host(FLAGS.hostfile)}:{_port(job)}'
+        _checked(meeting, f'--hostfile={FLAGS.hostfile}')
     elif local_size == size:
         meeting = f'127.0.0.1:{_port(job)}'
     else:
         raise app.UsageError(
             f'{local_size} of {size} workers are on this machine, and mpirun does not say where '
             'worker 0 is: give --hostfile to the script as well, or --coordinator=HOST:PORT')
-    return Cluster(rank, size, local_rank, meeting, job=job) if size > 1 else Cluster()
+    return Cluster(rank, size, local_rank, meeting, job=job)
 
 
 def _slurm():
     """Task 0 is on the first host of the step's list, however tasks are distributed."""
-    rank, size, local_rank = (_number('SLURM_' + name) for name in (
-        'PROCID', 'STEP_NUM_TASKS', 'LOCALID'))
+    size = _number('SLURM_STEP_NUM_TASKS', 1, _MAX_SIZE)
+    rank = _number('SLURM_PROCID', 0, size - 1)
+    local_rank = _number('SLURM_LOCALID', 0, size - 1)
     job = f'slurm-{os.environ.get("SLURM_JOB_ID")}.{os.environ.get("SLURM_STEP_ID")}'
     if FLAGS.coordinator:
         _checked(FLAGS.coordinator, '--coordinator')
         return Cluster(rank, size, local_rank, FLAGS.coordinator, job=job)
-    try:
-        first = expand_hostlist(os.environ.get('SLURM_STEP_NODELIST', ''))[0]
-    except (ValueError, IndexError) as error:
-        raise app.UsageError('SLURM_STEP_NODELIST names no host: give --coordinator=HOST:PORT'
-                             ) from error
-    return Cluster(rank, size, local_rank, f'{first}:{_port(job)}', job=job)
+    meeting = f'{_first_of_hostlist(os.environ.get("SLURM_STEP_NODELIST", ""))}:{_port(job)}'
+    return Cluster(rank, size, local_rank, meeting, job=job)
+
+
+def _first_of_hostlist(hosts):
+    """The first host of a list like `n[2,10-11],login1`, which Slurm never sorts.
+
+    TensorFlow's `expand_hostlist` would make all of `n[1-999999999999]`.
+    """
+    first = re.sub(r'\[([0-9]+)(?:[,-][^\[\]]*)?\]', r'\1', hosts).split(',')[0]
+    if not re.fullmatch(_HOST, first):
+        raise app.UsageError('SLURM_STEP_NODELIST names no host: give --coordinator=HOST:PORT')
+    return first
 
 
 def _checked(address, source):
@@ -217,12 +284,18 @@ def _checked(address, source):
         raise app.UsageError(f'{source}: {error}') from error
 
 
-def _number(variable):
-    try:
-        return int(os.environ[variable])
-    except (KeyError, ValueError) as error:
-        raise app.UsageError(f'{variable} is {os.environ.get(variable)!r} in the environment, '
-                             'wanted a number') from error
+def _number(variable, low, high):
+    """The whole number in an environment variable, from `low` to `high`.
+
+    Raises:
+        app.UsageError: it holds something else.
+    """
+    text = os.environ.get(variable, '')
+    if not re.fullmatch('[0-9]{1,7}', text) or not low <= int(text) <= high:
+        found = small_files.shown(text) if variable in os.environ else 'not set'
+        raise app.UsageError(f'{variable} is {found} in the environment, expected a number from '
+                             f'{low} to {high}')
+    return int(text)
 
 
 def _first_host(hostfile):
@@ -237,7 +310,7 @@ def _first_host(hostfile):
 
 def _port(job):
     """A port that all workers of a job get to by themselves, and another job hardly."""
-    return _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
+    return _FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS
 
 
 def split_address(address):
@@ -251,7 +324,7 @@ def split_address(address):
         ValueError: it is no such address. IPv6 is not served: TensorFlow's addresses know no
             brackets.
     """
-    match = re.fullmatch(r'([A-Za-z0-9._-]+):([0-9]{1,5})', address)
+    match = re.fullmatch(rf'({_HOST}):([0-9]{{1,5}})', address)
     if not match or not 1 <= int(match.group(2)) <= 65535:
-        raise ValueError(f'"{address}" is not HOST:PORT')
+        raise ValueError(f'{small_files.shown(address)} is not HOST:PORT')
     return match.group(1), int(match.group(2))

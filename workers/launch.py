@@ -95,12 +95,18 @@ def end_with_parent():
     """Has Linux kill this process when the one that started it ends, however that ends.
 
     First thing in a worker; without effect in a process that no `start` has started.
+
+    Raises:
+        app.UsageError: see `cluster.from_launcher`.
     """
     if cluster.VARIABLE not in os.environ:
         return
+    parent = cluster.from_launcher()['parent']
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != json.loads(os.environ[cluster.VARIABLE])['parent']:
-        os._exit(1)  # It ended before.
+    if os.getppid() != parent:
+        errors.say(f'{cluster.VARIABLE} names process {parent}, which ended or did not start this '
+                   'one. Where you set the variable yourself, unset it')
+        os._exit(1)
 
 
 def _start_one(rank, told):
