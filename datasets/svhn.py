@@ -9,9 +9,15 @@ import numpy as np
 
 from datasets import table
 from program import errors
+from program import files
+from program import memory
 
 TRAIN_FILE, TEST_FILE = 'train_32x32.mat', 'test_32x32.mat'
 CLASSES = tuple('0123456789')
+
+# Memory for reading a file: so much more than its size, and for each of its bytes so many. SVHN's
+# own files unpack to 1.3 times their size; others could unpack to a thousand times.
+_MEMORY, _UNPACKED_SHARE = 1 << 28, 4
 
 
 def found(folder):
@@ -41,22 +47,30 @@ def read(path):
 
     Raises:
         errors.DataError: SciPy is not installed, or the file is another.
+        OSError: the file cannot be opened, or is a pipe or a device.
     """
     try:
         import scipy.io  # Only here: nothing else needs it.
     except ImportError as error:
         raise errors.DataError(
             f'SciPy reads {path}, and is not installed: pip install scipy') from error
-    try:
-        content = scipy.io.loadmat(path, variable_names=['X', 'y'])
-        pixels, labels = content['X'], content['y'].ravel()
-        _check(pixels, labels)
-    except OSError:
-        raise
-    except Exception as error:  # Of many kinds, in a file that is damaged or another.
-        raise errors.DataError(f'{path} is not as SVHN\'s are ({error!r})') from error
-    planes = pixels.transpose(3, 2, 0, 1).reshape(len(labels), -1)
-    return np.concatenate([(labels % 10).astype(np.uint8)[:, np.newaxis], planes], axis=1)
+    with files.regular_file(path) as stream:
+        size = _MEMORY + _UNPACKED_SHARE * os.fstat(stream.fileno()).st_size
+        try:
+            with memory.limit(size):
+                content = scipy.io.loadmat(stream, variable_names=['X', 'y'])
+                pixels, labels = content['X'], content['y'].ravel()
+                _check(pixels, labels)
+        except MemoryError as error:
+            raise errors.DataError(f'{path} takes more than {size >> 20} MB of memory, which '
+                                   'SVHN\'s files do not: download it again') from error
+        except Exception as error:  # Of many kinds, in a file that is damaged or another.
+            raise errors.DataError(f'{path} is not as SVHN\'s are ({error!r})') from error
+    records = np.empty([len(labels), 1 + pixels[..., 0].size], np.uint8)
+    records[:, 0] = labels % 10
+    planes = records[:, 1:].reshape(-1, table.DEPTH, table.HEIGHT, table.WIDTH)  # A view.
+    planes[...] = pixels.transpose(3, 2, 0, 1)
+    return records
 
 
 def _check(pixels, labels):

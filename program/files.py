@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 
 import tensorflow.compat.v1 as tf
 from absl import app
@@ -45,6 +46,22 @@ def flush(writer, folder):
     room = os.statvfs(folder)
     if room.f_blocks and not (room.f_bavail if os.geteuid() else room.f_bfree):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+
+
+@contextlib.contextmanager
+def regular_file(path):
+    """Yields a regular file, open to read its bytes; never waits for the writer of a named pipe.
+
+    Raises:
+        OSError: the file cannot be opened, or is a pipe, a device or a folder.
+    """
+    def without_waiting(name, flags):
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    with open(path, 'rb', opener=without_waiting) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, 'not a regular file', str(path))
+        yield stream
 
 
 @contextlib.contextmanager

@@ -135,7 +135,7 @@ def write_parameters(path, variables, session):
         variables: list of variables.
         session: where their values are.
     """
-    import h5py  # Comes with TensorFlow; only here, as it takes a while to load.
+    import h5py  # Here, because it takes a while to load.
     values = session.run({variable.op.name: variable for variable in variables})
     trainable = {variable.op.name for variable in variables if variable.trainable}
     average = '/ExponentialMovingAverage'

@@ -194,7 +194,8 @@ def test_as_a_user(network, pictures_, tmp_path):
         f'--checkpoint_dir={FLAGS.checkpoint_dir}')
     assert done.returncode == 1
     assert done.stderr == (
-        f'cifar10_predict.py: {tmp_path}/text.jpg is no JPEG, PNG, GIF or BMP\n')
+        f'cifar10_predict.py: {tmp_path}/text.jpg is damaged or cut short, or not a JPEG, PNG, '
+        'GIF, BMP, WebP or TIFF image\n')
     assert len(done.stdout.splitlines()) == 2
     done = records.run_script('cifar10_predict.py')
     assert (done.returncode, done.stdout) == (1, '')
