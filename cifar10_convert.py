@@ -83,7 +83,7 @@ def _write_images(folder, partial, name, faults):
         (names of the classes, (number of training images, number of test images)).
     """
     found = folders.find(folder)
-    faults += [f'{path} is not a file named as an image' for path in found.passed_over]
+    faults += [f'{path} is not a file named like an image' for path in found.passed_over]
     total, done = len(found.train) + len(found.test), 0
 
     def records(labelled_paths):

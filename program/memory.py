@@ -1,9 +1,15 @@
 """A limit on the memory that reading a file may take."""
 import contextlib
-import os
 import resource
 
-_USED = '/proc/self/statm'  # Its first number: pages of address space in use.
+
+def used():
+    """Bytes of address space that the process uses; None on systems without /proc."""
+    try:
+        with open('/proc/self/statm') as stream:
+            return int(stream.read().split()[0]) * resource.getpagesize()
+    except FileNotFoundError:
+        return None
 
 
 @contextlib.contextmanager
@@ -18,10 +24,9 @@ def limit(size):
         size: in bytes.
     """
     before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if os.path.exists(_USED):
-        with open(_USED) as stream:
-            size += int(stream.read().split()[0]) * resource.getpagesize()
-        soft = min(value for value in (size, *before) if value != resource.RLIM_INFINITY)
+    if used() is not None:
+        limits = used() + size, soft, hard
+        soft = min(value for value in limits if value != resource.RLIM_INFINITY)
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     try:
         yield

@@ -1,3 +1,4 @@
+import os
 import sys
 
 import numpy as np
@@ -48,6 +49,13 @@ def test_other_files_are_refused(tmp_path, data):
     pytest.importorskip('scipy.io')
     (tmp_path / 'train_32x32.mat').write_bytes(data)
     with pytest.raises(errors.DataError, match="is not as SVHN's are"):
+        svhn.read(str(tmp_path / 'train_32x32.mat'))
+
+
+def test_a_pipe_is_refused(tmp_path):
+    pytest.importorskip('scipy.io')
+    os.mkfifo(tmp_path / 'train_32x32.mat')  # Which nobody writes to.
+    with pytest.raises(OSError, match='not a regular file'):
         svhn.read(str(tmp_path / 'train_32x32.mat'))
 
 
