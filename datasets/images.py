@@ -68,8 +68,7 @@ def read(path):
     if len(data) > MAX_FILE_BYTES:
         raise ImageError(f'{path} has more than {MAX_FILE_BYTES >> 20} MB')
     try:
-        with memory.limit(_MAX_MEMORY), warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # About damage, and sizes checked here.
+        with memory.limit(_MAX_MEMORY), _libraries_silenced():
             return _decode(data)
     except ImageError as error:
         raise ImageError(f'{path} {error}') from error
@@ -82,6 +81,21 @@ def read(path):
     except Exception as error:  # Pillow raises many kinds where a file is damaged.
         reason = errors.one_line(error) or type(error).__name__
         raise ImageError(f'{path} is damaged or cut short ({reason})') from error
+
+
+@contextlib.contextmanager
+def _libraries_silenced():
+    """Drops Pillow's warnings, and what libtiff writes to file descriptor 2 about damage."""
+    screen, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            yield
+    finally:
+        os.dup2(screen, 2)
+        os.close(screen)
+        os.close(nothing)
 
 
 def _decode(data):

@@ -18,6 +18,7 @@ import sys
 import tempfile
 
 import numpy as np
+from PIL import ExifTags, Image
 
 from program import errors
 
@@ -242,16 +243,13 @@ def _images(folder):
     for name in sorted(os.listdir(folder)):
         with open(os.path.join(folder, name), 'rb') as stream:
             whole.append((stream.read(), os.path.splitext(name)[1]))
-    decoders = []  # One a process, made by the first file.
 
     def read(draw):
-        if not decoders:
-            decoders.append(images.Decoder())
         data, ending = draw.choice(whole)
         path = os.path.join(folder, 'fuzz' + ending)
         _write(path, mutated(draw, data))
         try:
-            found = decoders[0].read(path)
+            found = images.read(path)
         except images.ImageError as error:
             if '\n' in str(error) or path not in str(error):
                 raise trial.Fault(str(error)) from error
@@ -274,6 +272,14 @@ def _save_images(folder):
             _write(os.path.join(folder, name), session.run(made))
     _write(os.path.join(folder, 'e.bmp'), small_data.BMP)
     _write(os.path.join(folder, 'f.gif'), small_data.GIF)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    image = Image.fromarray(pixels)
+    for name, options in (
+            ('g.webp', {'save_all': True, 'append_images': [image]}),
+            ('h.webp', {'lossless': True}), ('i.tif', {}), ('j.tif', {'compression': 'tiff_lzw'}),
+            ('k.jpg', {})):
+        image.save(os.path.join(folder, name), exif=exif, **options)
 
 
 _KINDS = {'records': _records, 'checkpoints': _checkpoints, 'images': _images}

@@ -177,6 +177,17 @@ def test_files_that_are_no_images(read, data, words, tmp_path, capfd):
     assert capfd.readouterr().err == ''  # Libraries keep quiet, too.
 
 
+def test_what_libtiff_says_of_damage_is_not_shown(read, capfd):
+    def damaged(path):
+        save(path, COLOUR, format='TIFF', compression='tiff_lzw')
+        data = bytearray(path.read_bytes())
+        data[100:200] = bytes(range(100, 200))
+        path.write_bytes(data)
+    with pytest.raises(images.ImageError, match='is damaged or cut short .decoder error'):
+        read(damaged)
+    assert capfd.readouterr().err == ''
+
+
 def test_values_without_a_fixed_range_are_refused(read):
     for kind in (np.int32, np.float32):
         with pytest.raises(images.ImageError, match='has channels of 32 bits; expected: 8 or 16'):
