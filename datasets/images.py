@@ -21,7 +21,7 @@ ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff')
 MAX_FILE_BYTES = 1 << 26
 MAX_PIXELS = 1 << 27
 MAX_SIDE = 65535
-_MAX_MEMORY = 1 << 31  # Pillow limits neither EXIF nor TIFF's directories.
+_MAX_MEMORY = 1 << 31  # Pillow before 13 limits neither EXIF data nor TIFF's directories.
 
 # Each scan of a progressive JPEG passes over all pixels, at 0.7 ns per pixel, and can be as short
 # as 14 bytes. Encoders write about ten scans.

@@ -3,17 +3,21 @@
     python -m drills.fuzz records
     python -m drills.fuzz checkpoints
     python -m drills.fuzz images
+    python -m drills.fuzz events
 
 Files are whole ones with bytes changed, cut out, doubled or added, or bytes without any sense.
 Child processes read them, so that a crash of TensorFlow's is seen and counted. Wanted of record
 files: `DataSet.check` refuses those with a label that is no class or a part of a record, and the
 reader never yields such a label. Of an index file: `checkpoints.latest` takes the checkpoint
-before. Of an image file: pixels, or one line.
+before. Of an image file: pixels, or one line. Of an event file: the points before the damage.
 """
 import collections
+import contextlib
+import io
 import os
 import random
 import signal
+import struct
 import sys
 import tempfile
 
@@ -23,6 +27,7 @@ from PIL import ExifTags, Image
 from program import errors
 
 import tensorflow.compat.v1 as tf
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 import cifar10_input
 from datasets import images
@@ -30,6 +35,7 @@ from datasets import table
 from drills import small_data
 from drills import trial
 from runs import checkpoints
+from runs import results
 
 _COUNT = 10000
 _A_PROCESS = 100  # Files that a child process reads.
@@ -282,7 +288,51 @@ def _save_images(folder):
         image.save(os.path.join(folder, name), exif=exif, **options)
 
 
-_KINDS = {'records': _records, 'checkpoints': _checkpoints, 'images': _images}
+def _events(folder):
+    """Reads a curve from an event file with damaged bytes, or with a damaged record in the middle
+    whose checksums are right."""
+    _in_its_own_process(lambda: _save_events(folder))
+    path, = (os.path.join(folder, name) for name in os.listdir(folder))
+    with open(path, 'rb') as stream:
+        whole = stream.read()
+    payload = tf.Summary(value=[tf.Summary.Value(tag='other', simple_value=1)])
+    payload = tf.Event(step=99, summary=payload).SerializeToString()
+
+    def read(draw):
+        if draw.random() < 0.5:
+            _write(path, mutated(draw, whole))
+        else:
+            data = mutated(draw, payload)
+            length = draw.choice([len(data), len(data), draw.getrandbits(draw.randrange(65))])
+            _write(path, whole + _framed(data, length) + whole)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            found = results.read_scalars(folder, 'curve')
+        told = out.getvalue()
+        if told and (path not in told or told.count('\n') > 1):
+            raise trial.Fault(f'told: {told}')
+        wrong = {step: value for step, value in found.items() if value != step / 8}
+        if wrong:
+            raise trial.Fault(f'wrong points: {wrong}')
+        return 'read up to the damage' + ', which a line told' * bool(told)
+
+    return read
+
+
+def _save_events(folder):
+    with tf.Graph().as_default(), tf.summary.FileWriter(folder) as writer:
+        for step in range(10):
+            writer.add_summary(
+                tf.Summary(value=[tf.Summary.Value(tag='curve', simple_value=step / 8)]), step)
+
+
+def _framed(data, length):
+    """A record as event files hold it, with a length that may be wrong and right checksums."""
+    header = struct.pack('<Q', length)
+    return b''.join([header, struct.pack('<I', masked_crc32c(header)),
+                     data, struct.pack('<I', masked_crc32c(data))])
+
+
+_KINDS = {'records': _records, 'checkpoints': _checkpoints, 'images': _images, 'events': _events}
 
 
 if __name__ == '__main__':

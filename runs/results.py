@@ -1,16 +1,18 @@
 """The files that a run leaves for people: `metrics.csv`, `params.h5`, and `best/`."""
-import contextlib
 import csv
 import glob
 import io
+import itertools
 import json
 import os
 import re
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from google.protobuf import message
 
 from program import console
+from program import files
 from runs import checkpoints
 
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
@@ -19,6 +21,7 @@ COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'trai
 # The names of all files that these functions write, for `--restart`.
 FILES = r'metrics\.csv(\.part|\.old)?|params\.h5(\.part)?|timeline-\d+\.json'
 BEST_FILES = r'params\.h5(\.part)?|error\.json(\.part)?|checkpoint(\.tmp.*)?|model\.ckpt-\d+\..*'
+_RECORD_FRAME = 16  # Bytes around an event: its length, a checksum of that, and one of the event.
 _CHECKPOINT_FILES = re.compile(r'model\.ckpt-(\d+)\..*')
 
 
@@ -92,17 +95,40 @@ def read_metrics(path):
 def read_scalars(folder, tag):
     """A curve of the event files in a folder, in the order of their time; other files are ignored.
 
+    Where a file is damaged, the points before count, and a line names the file.
+
     Returns:
         Dictionary from step to float, by step; empty where there is none.
     """
     found = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), 'events.out.tfevents.*'))):
-        with contextlib.suppress(tf.errors.DataLossError):  # The end of one that is being written.
-            for event in tf.train.summary_iterator(path):
+        records = _count_records(path)
+        try:
+            for event in itertools.islice(tf.train.summary_iterator(path), records):
                 for value in event.summary.value:
                     if value.tag == tag:
                         found[event.step] = value.simple_value
+        except (tf.errors.OpError, message.DecodeError):
+            console.line(f'{path} is damaged; using what comes before the damage.')
     return dict(sorted(found.items()))
+
+
+def _count_records(path):
+    """How many records of an event file are there in full, by the lengths in front of them.
+
+    The last one is cut short while a process writes the file. TensorFlow's reader allocates
+    whatever a record gives as its length, and crashes where that fails.
+    """
+    count = 0
+    with files.regular_file(path) as stream:
+        rest = os.fstat(stream.fileno()).st_size
+        while rest >= _RECORD_FRAME:
+            length = int.from_bytes(stream.read(8), 'little')
+            rest -= _RECORD_FRAME + length
+            if rest >= 0:
+                count += 1
+                stream.seek(_RECORD_FRAME - 8 + length, os.SEEK_CUR)
+    return count
 
 
 def _text(name, value):

@@ -64,7 +64,7 @@ def test_kills_in_short(tmp_path, count, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['records', 'checkpoints', 'images'])
+@pytest.mark.parametrize('kind', ['records', 'checkpoints', 'images', 'events'])
 def test_fuzz_in_short(kind):
     assert f'Fuzz, {kind}: 200 tried: ' in drill('drills.fuzz', kind, '--sample=200')
 
