@@ -3,13 +3,14 @@
     python cifar10_convert.py FOLDER DATA_DIR
     python cifar10_train.py --dataset=DATA_DIR --train_dir=...
 
-FOLDER holds a folder for each class with its images, JPEG, PNG, GIF or BMP of any size:
+FOLDER holds a folder for each class with its images, JPEG, PNG, GIF, BMP, WebP or TIFF of any size:
 FOLDER/cat/1.jpg. Where it holds train/cat and test/cat (or val/cat) and so on, that is the split;
-else a sixth of each class is for testing, always the same. The short side becomes 32 pixels, the
-centre is kept. FOLDER may also hold SVHN's train_32x32.mat and test_32x32.mat.
+else a sixth of each class is for testing, always the same. Photographs are turned upright if their
+EXIF data says how, the short side becomes 32 pixels, and the centre is kept. FOLDER may also hold
+SVHN's train_32x32.mat and test_32x32.mat.
 
 DATA_DIR is made: train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes and
-the classes' names. Files that are no images are passed over, and listed at the end.
+the classes' names. Files that are not images are skipped, and listed at the end.
 """
 from program import startup  # First: it imports TensorFlow quietly.
 
@@ -83,22 +84,21 @@ def _write_images(folder, partial, name, faults):
         (names of the classes, (number of training images, number of test images)).
     """
     found = folders.find(folder)
-    faults += [f'{path} is no image by its name' for path in found.passed_over]
+    faults += [f'{path} is not a file named like an image' for path in found.passed_over]
     total, done = len(found.train) + len(found.test), 0
 
     def records(labelled_paths):
         nonlocal done
         for label, path in labelled_paths:
             try:
-                yield images.record(label, decoder.read(path))[np.newaxis]
+                yield images.record(label, images.read(path))[np.newaxis]
             except images.ImageError as error:
                 faults.append(str(error))
             done += 1
             console.progress(f'{done} of {total} images', keep=done == total)
 
-    with images.Decoder() as decoder:
-        return found.classes, custom.write(
-            partial, name, found.classes, records(found.train), records(found.test))
+    return found.classes, custom.write(
+        partial, name, found.classes, records(found.train), records(found.test))
 
 
 def main(words):

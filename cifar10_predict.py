@@ -4,10 +4,10 @@
     python cifar10_predict.py holidays/ --json
     python cifar10_predict.py 'holidays/*.jpg' --saved_model=/tmp/cifar10_model/1
 
-Takes JPEG, PNG, GIF (the first frame) and BMP files of any size, folders of them, and patterns.
-The short side becomes 32 pixels, the centre is kept, and what the evaluation does to images
-follows. EXIF is ignored: a photograph that it turns must be turned before. An image that cannot be
-read is told by its name, the others go on, and the exit code is 1.
+Takes JPEG, PNG, GIF, BMP, WebP and TIFF files of any size, folders of them, and patterns. Of an
+animation the first frame counts. A photograph is turned upright if its EXIF data says how, the
+short side becomes 32 pixels, the centre is kept, and what the evaluation does to images follows.
+Unreadable images are reported and skipped, and the exit code is then 1.
 
 The network is the latest checkpoint in --checkpoint_dir with its moving averages, the best one with
 --best, or a SavedModel of cifar10_export.py. A SavedModel is a program: load those you trust.
@@ -58,13 +58,13 @@ def predict(words):
     """
     paths = [path for word in words for path in _paths(word)]
     unreadable = 0
-    with _network() as (classify, names), images.Decoder() as decoder:
+    with _network() as (classify, names):
         show = _show_json if FLAGS.json else _table(paths, names)
         for start in range(0, len(paths), FLAGS.batch_size):
             batch = []
             for path in paths[start:start + FLAGS.batch_size]:
                 try:
-                    batch.append((path, decoder.read(path)))
+                    batch.append((path, images.read(path)))
                 except images.ImageError as error:
                     unreadable += 1
                     print(f'cifar10_predict.py: {console.printable(str(error))}', file=sys.stderr)

@@ -13,6 +13,7 @@ import numpy as np
 
 from datasets import table
 from program import errors
+from program import files
 
 TRAIN_FILE, TEST_FILE = 'train_32x32.mat', 'test_32x32.mat'
 CLASSES = tuple('0123456789')
@@ -52,9 +53,9 @@ def read(path):
 
     Raises:
         errors.DataError: the file is another, or damaged.
-        OSError: it cannot be opened.
+        OSError: it cannot be opened, or is a pipe or a device.
     """
-    with open(path, 'rb') as stream:
+    with files.regular_file(path) as stream:
         try:
             content = _arrays(stream)
             pixels, labels = content['X'], content['y'].ravel()

@@ -7,29 +7,35 @@
     python -m drills.fuzz dataset       (dataset.json)
     python -m drills.fuzz metrics       (metrics.csv)
     python -m drills.fuzz mat           (SVHN's files)
+    python -m drills.fuzz events
 
 Files are whole ones with bytes changed, cut out, doubled or added, or bytes without any sense.
 Child processes read them, so that a crash of TensorFlow's is seen and counted. Wanted of record
 files: `DataSet.check` refuses those with a label that is no class or a part of a record, and the
 reader never yields such a label. Of an index file: `checkpoints.latest` takes the checkpoint
-before. Of an image, JSON or MATLAB file: what it should hold, or one line that names it. Of
-metrics: every row that is left, and no figures that a plot or a later row could not take.
+before. Of an image, JSON or MATLAB file: what it should hold, or one line that names it. Of an
+event file: the points before the damage. Of metrics: every row that is left, and no figures that a
+plot or a later row could not take.
 """
 import collections
 import contextlib
+import io
 import json
 import os
 import random
 import signal
+import struct
 import sys
 import tempfile
 
 import numpy as np
 from absl import app
+from PIL import ExifTags, Image
 
 from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 import cifar10_input
 from datasets import custom
@@ -254,16 +260,13 @@ def _images(folder):
     for name in sorted(os.listdir(folder)):
         with open(os.path.join(folder, name), 'rb') as stream:
             whole.append((stream.read(), os.path.splitext(name)[1]))
-    decoders = []  # One a process, made by the first file.
 
     def read(draw):
-        if not decoders:
-            decoders.append(images.Decoder())
         data, ending = draw.choice(whole)
         path = os.path.join(folder, 'fuzz' + ending)
         _write(path, mutated(draw, data))
         try:
-            found = decoders[0].read(path)
+            found = images.read(path)
         except images.ImageError as error:
             if '\n' in str(error) or path not in str(error):
                 raise trial.Fault(str(error)) from error
@@ -286,6 +289,14 @@ def _save_images(folder):
             _write(os.path.join(folder, name), session.run(made))
     _write(os.path.join(folder, 'e.bmp'), small_data.BMP)
     _write(os.path.join(folder, 'f.gif'), small_data.GIF)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    image = Image.fromarray(pixels)
+    for name, options in (
+            ('g.webp', {'save_all': True, 'append_images': [image]}),
+            ('h.webp', {'lossless': True}), ('i.tif', {}), ('j.tif', {'compression': 'tiff_lzw'}),
+            ('k.jpg', {})):
+        image.save(os.path.join(folder, name), exif=exif, **options)
 
 
 def _refusal(read, path):
@@ -440,8 +451,52 @@ def _mutated_header(draw, data):
     return mutated(draw, data[:250]) + data[250:]
 
 
-_KINDS = {'records': _records, 'checkpoints': _checkpoints, 'images': _images, 'run': _runs,
-          'dataset': _sets, 'metrics': _metrics, 'mat': _mats}
+def _events(folder):
+    """Reads a curve from an event file with damaged bytes, or with a damaged record in the middle
+    whose checksums are right."""
+    _in_its_own_process(lambda: _save_events(folder))
+    path, = (os.path.join(folder, name) for name in os.listdir(folder))
+    with open(path, 'rb') as stream:
+        whole = stream.read()
+    payload = tf.Summary(value=[tf.Summary.Value(tag='other', simple_value=1)])
+    payload = tf.Event(step=99, summary=payload).SerializeToString()
+
+    def read(draw):
+        if draw.random() < 0.5:
+            _write(path, mutated(draw, whole))
+        else:
+            data = mutated(draw, payload)
+            length = draw.choice([len(data), len(data), draw.getrandbits(draw.randrange(65))])
+            _write(path, whole + _framed(data, length) + whole)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            found = results.read_scalars(folder, 'curve')
+        told = out.getvalue()
+        if told and (path not in told or told.count('\n') > 1):
+            raise trial.Fault(f'told: {told}')
+        wrong = {step: value for step, value in found.items() if value != step / 8}
+        if wrong:
+            raise trial.Fault(f'wrong points: {wrong}')
+        return 'read up to the damage' + ', which a line told' * bool(told)
+
+    return read
+
+
+def _save_events(folder):
+    with tf.Graph().as_default(), tf.summary.FileWriter(folder) as writer:
+        for step in range(10):
+            writer.add_summary(
+                tf.Summary(value=[tf.Summary.Value(tag='curve', simple_value=step / 8)]), step)
+
+
+def _framed(data, length):
+    """A record as event files hold it, with a length that may be wrong and right checksums."""
+    header = struct.pack('<Q', length)
+    return b''.join([header, struct.pack('<I', masked_crc32c(header)),
+                     data, struct.pack('<I', masked_crc32c(data))])
+
+
+_KINDS = {'records': _records, 'checkpoints': _checkpoints, 'images': _images, 'events': _events,
+          'run': _runs, 'dataset': _sets, 'metrics': _metrics, 'mat': _mats}
 
 
 if __name__ == '__main__':

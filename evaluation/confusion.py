@@ -107,7 +107,7 @@ def picture(confusion, names):
     Returns:
         A `PIL.Image.Image`.
     """
-    from PIL import Image, ImageDraw, ImageFont  # Comes with TensorBoard; takes a while to load.
+    from PIL import Image, ImageDraw, ImageFont  # Takes a while to load.
     cell = max(12, 520 // len(names))
     font = ImageFont.load_default(min(15, cell - 1))
     upright = ImageFont.TransposedFont(font, Image.Transpose.ROTATE_90)

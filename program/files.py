@@ -112,6 +112,22 @@ def open_own(path, flags=0):
 
 
 @contextlib.contextmanager
+def regular_file(path):
+    """Yields a regular file, open to read its bytes; never waits for the writer of a named pipe.
+
+    Raises:
+        OSError: the file cannot be opened, or is a pipe, a device or a folder.
+    """
+    def without_waiting(name, flags):
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    with open(path, 'rb', opener=without_waiting) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, 'not a regular file', str(path))
+        yield stream
+
+
+@contextlib.contextmanager
 def new_file(path):
     """Yields a binary stream; what is written to it becomes the file `path` after the block.
 

@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from google.protobuf import message
 
 from program import console
 from program import files
@@ -26,6 +27,7 @@ BEST_FILES = r'params\.h5|error\.json|checkpoint|model\.ckpt-\d+\..*'
 _MAX_LINE = 1000  # Bytes; a row has some hundred.
 _MAX_STEP = 2 ** 53  # Up to here a float holds every whole number.
 _MAX_FIGURE = float(np.finfo(np.float32).max)
+_RECORD_FRAME = 16  # Bytes around an event: its length, a checksum of that, and one of the event.
 _CHECKPOINT_FILES = re.compile(r'model\.ckpt-(\d+)\..*')
 
 
@@ -130,17 +132,40 @@ def _row(line):
 def read_scalars(folder, tag):
     """A curve of the event files in a folder, in the order of their time; other files are ignored.
 
+    Where a file is damaged, the points before count, and a line names the file.
+
     Returns:
         Dictionary from step to float, by step; empty where there is none.
     """
     found = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), 'events.out.tfevents.*'))):
-        with contextlib.suppress(tf.errors.DataLossError):  # The end of one that is being written.
-            for event in tf.train.summary_iterator(path):
+        records = _count_records(path)
+        try:
+            for event in itertools.islice(tf.train.summary_iterator(path), records):
                 for value in event.summary.value:
                     if value.tag == tag:
                         found[event.step] = value.simple_value
+        except (tf.errors.OpError, message.DecodeError):
+            console.line(f'{path} is damaged; using what comes before the damage.')
     return dict(sorted(found.items()))
+
+
+def _count_records(path):
+    """How many records of an event file are there in full, by the lengths in front of them.
+
+    The last one is cut short while a process writes the file. TensorFlow's reader allocates
+    whatever a record gives as its length, and crashes where that fails.
+    """
+    count = 0
+    with files.regular_file(path) as stream:
+        rest = os.fstat(stream.fileno()).st_size
+        while rest >= _RECORD_FRAME:
+            length = int.from_bytes(stream.read(8), 'little')
+            rest -= _RECORD_FRAME + length
+            if rest >= 0:
+                count += 1
+                stream.seek(_RECORD_FRAME - 8 + length, os.SEEK_CUR)
+    return count
 
 
 def _text(name, value):
@@ -170,7 +195,7 @@ def write_parameters(path, variables, session):
         variables: list of variables.
         session: where their values are.
     """
-    import h5py  # Comes with TensorFlow; only here, as it takes a while to load.
+    import h5py  # Here, because it takes a while to load.
     values = session.run({variable.op.name: variable for variable in variables})
     trainable = {variable.op.name for variable in variables if variable.trainable}
     average = '/ExponentialMovingAverage'

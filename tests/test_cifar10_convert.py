@@ -35,12 +35,15 @@ def test_it_trains_evaluates_and_predicts(folder, tmp_path, capsys, monkeypatch)
     monkeypatch.setattr('cifar10.INITIAL_LEARNING_RATE', 0.03)
     (folder / NAMES[0] / 'broken.png').write_text('text')
     (folder / NAMES[0] / 'notes.txt').write_text('text')
+    os.mkfifo(folder / NAMES[0] / 'pipe.png')  # Which nobody writes to.
     data = tmp_path / 'data' / 'halves'
     cifar10_convert.convert(str(folder), str(data))
     assert capsys.readouterr().out.splitlines() == [
-        'Passed over, 2:',
-        f'{folder}/{NAMES[0]}/notes.txt is no image by its name',
-        f'{folder}/{NAMES[0]}/broken.png is no JPEG, PNG, GIF or BMP',
+        'Passed over, 3:',
+        f'{folder}/{NAMES[0]}/notes.txt is not a file named like an image',
+        f'{folder}/{NAMES[0]}/pipe.png is not a file named like an image',
+        f'{folder}/{NAMES[0]}/broken.png is damaged or cut short, or not a JPEG, PNG, GIF, BMP, '
+        'WebP or TIFF image',
         f'{data} holds 70 training and 14 test images of 2 classes: train with --dataset={data}']
     assert custom.read(data).classes == tuple(NAMES)
     with flagsaver.flagsaver(

@@ -137,13 +137,15 @@ def test_the_others_go_on(network, pictures_, capsys):
     for index, data in ((1, b'text'), (3, b''), (4, b''), (5, b'')):  # A whole batch, too.
         with open(pictures_[index], 'wb') as stream:
             stream.write(data)
-    assert cifar10_predict.predict([*pictures_, '/nonexistent.png']) == 1
+    os.mkfifo(os.path.join(os.path.dirname(pictures_[0]), '9.png'))  # Which nobody writes to.
+    words = [os.path.join(os.path.dirname(pictures_[0]), '*.png'), '/nonexistent.png']
+    assert cifar10_predict.predict(words) == 1
     out, err = capsys.readouterr()
     assert [json.loads(line)['image'] for line in out.splitlines()] == [
         pictures_[0], pictures_[2], pictures_[6]]
     assert [line.split(' is ')[0].split(' cannot ')[0] for line in err.splitlines()] == [
         f'cifar10_predict.py: {path}' for path in
-        [pictures_[1], *pictures_[3:6], '/nonexistent.png']]
+        [pictures_[1], *pictures_[3:6], pictures_[0].replace('0.png', '9.png'), '/nonexistent.png']]
 
 
 def test_the_table_has_80_columns(network, pictures_, tmp_path, capsys):
@@ -198,7 +200,8 @@ def test_as_a_user(network, pictures_, tmp_path):
         f'--checkpoint_dir={FLAGS.checkpoint_dir}')
     assert done.returncode == 1
     assert done.stderr == (
-        f'cifar10_predict.py: {tmp_path}/text.jpg is no JPEG, PNG, GIF or BMP\n')
+        f'cifar10_predict.py: {tmp_path}/text.jpg is damaged or cut short, or not a JPEG, PNG, '
+        'GIF, BMP, WebP or TIFF image\n')
     assert len(done.stdout.splitlines()) == 2
     done = records.run_script('cifar10_predict.py')
     assert (done.returncode, done.stdout) == (1, '')

@@ -65,7 +65,7 @@ def test_kills_in_short(tmp_path, count, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', [
-    'records', 'checkpoints', 'images', 'run', 'dataset', 'metrics', 'mat'])
+    'records', 'checkpoints', 'images', 'events', 'run', 'dataset', 'metrics', 'mat'])
 def test_fuzz_in_short(kind):
     assert f'Fuzz, {kind}: 200 tried: ' in drill('drills.fuzz', kind, '--sample=200')
 

@@ -99,7 +99,7 @@ def test_links_are_followed(tmp_path):
     ({}, 'has 0 folders; wanted: one for each class, 2 to 256'),
     ({'cat': 9}, 'has 1 folders'),
     ({f'c{index}': 1 for index in range(257)}, 'has 257 folders'),
-    ({'cat': 9, 'dog': 0}, r'dog has no image \(.jpg, .jpeg, .png, .gif, .bmp\)'),
+    ({'cat': 9, 'dog': 0}, r'dog has no image \(.jpg, .jpeg, .png, .gif, .bmp, .webp,'),
     ({'cat': 9, 'd\x1b[31mog': 9}, r"folder named 'd\\x1b\[31mog'")])
 def test_folders_that_are_no_classes(tmp_path, counts, words):
     fill(tmp_path, **counts)

@@ -2,12 +2,14 @@ import csv
 import json
 import os
 import pathlib
+import struct
 import tracemalloc
 
 import h5py
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from runs import results
 
@@ -344,3 +346,36 @@ def test_others_files_stay(best, session, tmp_path):
         (tmp_path / 'best' / name).write_text('mine')
     best.offer(session, 20, 0.25, 0.25)
     assert {'notes.txt', 'model.ckpt-best.index'} <= set(kept(tmp_path))
+
+
+@pytest.fixture
+def event_file(tmp_path):
+    """Path of an event file whose curve is 0.5 at step 1 and 0.25 at step 2."""
+    with tf.Graph().as_default(), tf.summary.FileWriter(str(tmp_path / 'eval')) as writer:
+        for step, value in ((1, 0.5), (2, 0.25)):
+            writer.add_summary(
+                tf.Summary(value=[tf.Summary.Value(tag='curve', simple_value=value)]), step)
+    path, = (tmp_path / 'eval').iterdir()
+    return path
+
+
+def framed(data, length):
+    """A record with right checksums, of a length that need not be the data's."""
+    header = struct.pack('<Q', length)
+    return b''.join([header, struct.pack('<I', masked_crc32c(header)),
+                     data, struct.pack('<I', masked_crc32c(data))])
+
+
+@pytest.mark.parametrize('added, told', [
+    (b'', False), (b'\0', False), (framed(b'', 1 << 46), False),
+    (framed(b'', (1 << 64) - 10), False), (framed(b'\xff\xff\xff', 3), True),
+    (bytes(100), True), (b'any text that is longer than the frame of a record', False)])
+def test_a_curve_ends_where_its_file_is_damaged(event_file, capsys, added, told):
+    """What seems to be longer than the file may be one that is being written: no line."""
+    whole = event_file.read_bytes()
+    event_file.write_bytes(whole + added)
+    assert results.read_scalars(str(event_file.parent), 'curve') == {1: 0.5, 2: 0.25}
+    assert capsys.readouterr().out == told * (
+        f'{event_file} is damaged; using what comes before the damage.\n')
+    event_file.write_bytes(whole[:-1] + added)
+    assert results.read_scalars(str(event_file.parent), 'curve') == {1: 0.5}

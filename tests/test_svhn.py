@@ -1,3 +1,4 @@
+import os
 import struct
 import tracemalloc
 import zlib
@@ -102,6 +103,12 @@ def test_what_unpacks_to_more_than_it_says_is_not_unpacked(tmp_path, size, peak)
         assert tracemalloc.get_traced_memory()[1] < peak
     finally:
         tracemalloc.stop()
+
+
+def test_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / 'train_32x32.mat')  # Which nobody writes to.
+    with pytest.raises(OSError, match='not a regular file'):
+        svhn.read(str(tmp_path / 'train_32x32.mat'))
 
 
 def test_which_folders_are_svhns(tmp_path):

@@ -1,0 +1,120 @@
+import io
+import resource
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from datasets import images
+from datasets import svhn
+from program import errors
+from program import memory
+
+
+def peak_mb(work):
+    """By how many megabytes the process's memory grows while it does the work."""
+    def value(name):
+        with open('/proc/self/status') as stream:
+            return next(int(line.split()[1]) for line in stream if line.startswith(name)) >> 10
+
+    before = value('VmRSS:')
+    with open('/proc/self/clear_refs', 'w') as stream:
+        stream.write('5')  # The peak is the present value again.
+    work()
+    return value('VmHWM:') - before
+
+
+def test_a_block_cannot_take_more_than_its_limit():
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with memory.limit(1 << 29):
+        np.empty(1 << 28, np.uint8)
+        with pytest.raises(MemoryError):
+            np.empty(1 << 30, np.uint8)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    with pytest.raises(MemoryError), memory.limit(1 << 29):
+        np.empty(1 << 30, np.uint8)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_a_limit_of_the_user_stays():
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    lower = memory.used() + (1 << 29)
+    resource.setrlimit(resource.RLIMIT_AS, (lower, hard))
+    try:
+        with memory.limit(1 << 40):
+            assert resource.getrlimit(resource.RLIMIT_AS) == (lower, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def line(path):
+    """A picture of one line: 66 MB as a BMP."""
+    width = 22_000_000
+    path.write_bytes(b'BM' + struct.pack('<IIIIiiHHIIiiII', 54 + 3 * width, 0, 54, 40, width, 1, 1,
+                                         24, 0, 3 * width, 0, 0, 0, 0) + bytes(3 * width))
+
+
+def many_times_the_same(path):
+    """A TIFF of 4 MB, of whose entries 20,000 name the same 4 MB: 80 GB together."""
+    size, count = 4 << 20, 20000
+    entries = b''.join(struct.pack('<HHII', tag, 7, size, 8) for tag in range(40000, 40000 + count))
+    path.write_bytes(b'II*\0' + struct.pack('<I', 8 + size) + bytes(size) +
+                     struct.pack('<H', count) + entries + bytes(4))
+
+
+def large_text(path):
+    """A PNG of 260 kB whose text and colour profile take 128 MB each."""
+    whole = io.BytesIO()
+    Image.new('RGB', [32, 32]).save(whole, 'PNG')
+    body = b'name\0\0' + zlib.compress(bytes(1 << 27), 1)
+    chunks = b''.join(struct.pack('>I', len(body)) + kind + body + struct.pack(
+        '>I', zlib.crc32(kind + body)) for kind in (b'zTXt', b'iCCP'))
+    path.write_bytes(whole.getvalue()[:33] + chunks + whole.getvalue()[33:])
+
+
+@pytest.mark.parametrize('write, megabytes', [
+    (line, 200), (many_times_the_same, 2200), (large_text, 100)])
+def test_images_that_would_take_all_memory(tmp_path, write, megabytes):
+    write(tmp_path / 'image')
+
+    def read():
+        with pytest.raises(images.ImageError) as error:
+            images.read(tmp_path / 'image')
+        assert '\n' not in str(error.value)
+
+    assert peak_mb(read) < megabytes
+
+
+def element(kind, data):
+    """A data element of a MATLAB file, padded to eight bytes."""
+    return struct.pack('<II', kind, len(data)) + data + bytes(-len(data) % 8)
+
+
+def mat(path, shape, data):
+    """A MATLAB file whose only variable is X, uint8 of a shape; compressed."""
+    parts = [element(6, struct.pack('<II', 9, 0)),
+             element(5, struct.pack(f'<{len(shape)}i', *shape)), element(1, b'X')]
+    packer = zlib.compressobj(1)
+    size = sum(map(len, parts)) + 8 + data
+    packed = packer.compress(struct.pack('<II', 14, size) + b''.join(parts)
+                             + struct.pack('<II', 2, data))
+    packed += packer.compress(bytes(data)) + packer.flush()
+    header = b'MATLAB 5.0 MAT-file'.ljust(124) + struct.pack('<H', 0x100) + b'IM'
+    path.write_bytes(header + struct.pack('<II', 15, len(packed)) + packed)
+
+
+@pytest.mark.parametrize('count', [178956, 5])
+def test_matlab_files_that_would_take_all_memory(tmp_path, count):
+    """2.6 MB unpack to 549 MB of zeros; the shape is of that many, or of five images."""
+    pytest.importorskip('scipy.io')
+    path = tmp_path / 'train_32x32.mat'
+    mat(path, (32, 32, 3, count), 178956 * 3072)
+
+    def read():
+        with pytest.raises(errors.DataError, match='takes more than 26. MB of memory'):
+            svhn.read(str(path))
+
+    assert path.stat().st_size < 3 << 20
+    assert peak_mb(read) < 300
