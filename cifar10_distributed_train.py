@@ -69,7 +69,7 @@ def train(me=None, group=None, peers=None):
     Args:
         me: the `cluster.Cluster`; by default a worker alone.
         group: the `collectives.Group` that it belongs to.
-        peers: the `rendezvous.Meeting`, None for a worker alone.
+        peers: the `watch.Meeting`, None for a worker alone.
     """
     me, group = me or cluster.Cluster(), group or collectives.Group()
     with tf.Graph().as_default():

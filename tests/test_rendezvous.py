@@ -14,7 +14,9 @@ from absl import app
 from absl.testing import flagsaver
 
 from workers import cluster
+from workers import connection
 from workers import rendezvous
+from workers import watch
 
 
 def together(*calls):
@@ -85,20 +87,20 @@ def test_given_addresses_are_kept_and_worker_0s_port_is_free_after_the_meeting()
     hosts = tuple(f'127.0.0.1:{port}' for port in ports)
     met = meet([cluster.Cluster(rank, 2, rank, hosts[0], hosts) for rank in range(2)])
     assert tuple(met[0].addresses) == tuple(met[1].addresses) == hosts
-    with rendezvous.reserve(ports[0]) as server:  # While connections that came by it are open.
+    with connection.reserve(ports[0]) as server:  # While connections that came by it are open.
         server.listen()
     together(*[worker.leave for worker in met])
 
 
 def test_a_reserved_port_can_be_had_by_who_asks_for_it():
-    with rendezvous.reserve() as port:
+    with connection.reserve() as port:
         number = port.getsockname()[1]
         with socket.socket() as stranger, pytest.raises(OSError, match='in use'):
             stranger.bind(('', number))
-        with rendezvous.reserve(number) as server:
+        with connection.reserve(number) as server:
             server.listen()
             with pytest.raises(OSError, match='in use'):
-                rendezvous.reserve(number)
+                connection.reserve(number)
 
 
 def test_other_facts():
@@ -148,7 +150,7 @@ def test_a_host_that_does_not_resolve():
 
 def test_worker_0s_port_is_in_use():
     clusters = workers(2)
-    with rendezvous.reserve(int(clusters[0].meeting.split(':')[1])) as other:
+    with connection.reserve(int(clusters[0].meeting.split(':')[1])) as other:
         other.listen()
         first, second = meet(clusters, seconds=1.0)
     assert 'cannot await the others at 127.0.0.1:' in str(first)
@@ -157,7 +159,7 @@ def test_worker_0s_port_is_in_use():
 
 
 def test_another_workers_port_is_in_use():
-    with rendezvous.reserve() as other:
+    with connection.reserve() as other:
         other.listen()
         hosts = (f'127.0.0.1:{records.free_port()}', f'127.0.0.1:{other.getsockname()[1]}')
         line = lines(meet([cluster.Cluster(rank, 2, rank, hosts[0], hosts) for rank in range(2)]))
@@ -172,8 +174,8 @@ def test_a_worker_of_another_job_is_turned_away_and_harms_nobody():
         lambda: rendezvous.join(clusters[0], {}),
         lambda: time.sleep(1.0) or rendezvous.join(clusters[1], {}),
         lambda: rendezvous.join(clusters[2], {}))
-    assert isinstance(results[0], rendezvous.Meeting)
-    assert isinstance(results[1], rendezvous.Meeting)
+    assert isinstance(results[0], watch.Meeting)
+    assert isinstance(results[1], watch.Meeting)
     assert str(results[2]) == 'worker 0 turned this one away: it belongs to another job'
     together(results[0].leave, results[1].leave)
 
@@ -199,15 +201,15 @@ def test_strangers_are_dropped(sent):
         dropped.set()
     results = together(lambda: rendezvous.join(clusters[0], {}), stranger,
                        lambda: dropped.wait(5.0) and rendezvous.join(clusters[1], {}))
-    assert isinstance(results[0], rendezvous.Meeting), results
+    assert isinstance(results[0], watch.Meeting), results
     assert results[1] is None
-    assert isinstance(results[2], rendezvous.Meeting)
+    assert isinstance(results[2], watch.Meeting)
     together(results[0].leave, results[2].leave)
 
 
 def test_what_answers_is_no_worker_0():
     clusters = workers(2)
-    with rendezvous.reserve(int(clusters[0].meeting.split(':')[1])) as listener:
+    with connection.reserve(int(clusters[0].meeting.split(':')[1])) as listener:
         listener.listen()
 
         def answer():

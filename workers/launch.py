@@ -14,7 +14,7 @@ from absl import app
 from program import errors
 from program import startup
 from workers import cluster
-from workers import rendezvous
+from workers import connection
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -62,7 +62,7 @@ def start(count):
         0, or the exit code of the worker that failed first (128 + number for a signal).
     """
     # Reserved until all have ended: worker 0 listens there.
-    with rendezvous.reserve(host='127.0.0.1') as port:
+    with connection.reserve(host='127.0.0.1') as port:
         told = {'size': count, 'meeting': f'127.0.0.1:{port.getsockname()[1]}',
                 'job': secrets.token_hex(16), 'parent': os.getpid()}
         processes, threads, caught = [], [], []
