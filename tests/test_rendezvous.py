@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import json
 import re
 import signal
@@ -11,7 +12,6 @@ import time
 import pytest
 import records
 from absl import app
-from absl.testing import flagsaver
 
 from workers import cluster
 from workers import connection
@@ -47,9 +47,10 @@ def workers(size, **changes):
 def meet(clusters, facts=None, seconds=5.0):
     """Lets workers meet; returns their `Meeting`s or what they raised."""
     facts = facts or [{'net': 'tutorial'}] * len(clusters)
-    with flagsaver.flagsaver(start_timeout=seconds):
-        return together(*[
-            lambda pair=pair: rendezvous.join(*pair) for pair in zip(clusters, facts)])
+    clusters = [dataclasses.replace(one, timeouts=cluster.Timeouts(start=seconds))
+                for one in clusters]
+    return together(*[
+        lambda pair=pair: rendezvous.join(*pair) for pair in zip(clusters, facts)])
 
 
 def lines(errors):
@@ -232,12 +233,11 @@ def test_addresses_seen_from_outside():
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import os, time
-from absl import app, flags
 from workers import cluster, rendezvous
-flags.FLAGS(sys.argv[:1] + ['--start_timeout=60', '--step_timeout=4'])
 rank, port, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 try:
-    with rendezvous.join(cluster.Cluster(rank, 3, rank, '127.0.0.1:' + port), {}) as workers:
+    me = cluster.Cluster(rank, 3, rank, '127.0.0.1:' + port, timeouts=cluster.Timeouts(60, 4))
+    with rendezvous.join(me, {}) as workers:
         workers.agree('start')
         print('started', workers.addresses[rank], flush=True)
         if what == 'differ':

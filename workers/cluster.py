@@ -33,11 +33,25 @@ flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 awaits the ot
                     "and srun. By default on the job's first host.")
 flags.DEFINE_string('hostfile', None, 'The file that mpirun got as --hostfile: worker 0 is on its '
                     'first host.')
-flags.DEFINE_float('start_timeout', 60.0, 'Seconds in which all workers must have come.',
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeouts:
+    """How long workers wait for one another, in seconds; the defaults of the flags.
+
+    Attributes:
+        start: until all workers have come.
+        step: until a worker that fails, freezes or cannot be reached ends all of them.
+    """
+    start: float = 60.0
+    step: float = 60.0
+
+
+flags.DEFINE_float('start_timeout', Timeouts.start, 'Seconds in which all workers must have come.',
                    lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('step_timeout', 60.0, 'Seconds in which a worker that fails, freezes or cannot '
-                   'be reached ends all of them. A step, and what worker 0 saves after it, must '
-                   'take less.', lower_bound=1.0, upper_bound=1e6)
+flags.DEFINE_float('step_timeout', Timeouts.step, 'Seconds in which a worker that fails, freezes '
+                   'or cannot be reached ends all of them. A step, and what worker 0 saves after '
+                   'it, must take less.', lower_bound=1.0, upper_bound=1e6)
 
 FLAGS = flags.FLAGS
 
@@ -61,6 +75,7 @@ class Cluster:
         meeting: 'host:port' where worker 0 awaits the others; None for a worker alone.
         hosts: tuple of every worker's 'host:port', or () where they tell each other when they meet.
         job: str, the same for all workers of one start: a worker of another is turned away.
+        timeouts: a `Timeouts`.
     """
     rank: int = 0
     size: int = 1
@@ -68,6 +83,7 @@ class Cluster:
     meeting: str | None = None
     hosts: tuple = ()
     job: str = ''
+    timeouts: Timeouts = Timeouts()
 
 
 def workers_to_start():
@@ -92,6 +108,11 @@ def resolve():
         app.UsageError: what the flags and the environment say does not add up.
         FileNotFoundError: there is no `--hostfile`.
     """
+    return dataclasses.replace(_who(), timeouts=Timeouts(FLAGS.start_timeout, FLAGS.step_timeout))
+
+
+def _who():
+    """The `Cluster`, as what started this worker describes it."""
     if VARIABLE in os.environ:
         told = json.loads(os.environ[VARIABLE])
         return Cluster(told['rank'], told['size'], told['rank'], told['meeting'], job=told['job'])

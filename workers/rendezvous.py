@@ -20,13 +20,10 @@ import selectors
 import time
 
 from absl import app
-from absl import flags
 
 from workers import cluster as cluster_
 from workers import connection as connection_
 from workers import watch
-
-FLAGS = flags.FLAGS
 
 _PROTOCOL = 'cifar10-workers-1'
 _PAUSE = 0.2  # Seconds between attempts to reach worker 0.
@@ -49,17 +46,15 @@ def join(cluster, facts):
         app.UsageError: workers are missing after --start_timeout, are there twice, count each other
             differently, bring other facts, or have a problem; the same line for all who are there.
     """
-    deadline = time.monotonic() + FLAGS.start_timeout
-    if cluster.rank == 0:
-        return _lead(cluster, facts, time.monotonic() + _LEADERS_SHARE * FLAGS.start_timeout)
-    return _follow(cluster, facts, deadline)
+    return _follow(cluster, facts) if cluster.rank else _lead(cluster, facts)
 
 
 # Worker 0.
 
 
-def _lead(cluster, facts, deadline):
+def _lead(cluster, facts):
     """Awaits the others, and tells them either who all are or what is wrong."""
+    deadline = time.monotonic() + _LEADERS_SHARE * cluster.timeouts.start
     listener = _listen(cluster.meeting)
     port = None if cluster.hosts else connection_.reserve()
     arrivals = _Arrivals(cluster, listener)
@@ -76,7 +71,7 @@ def _lead(cluster, facts, deadline):
     addresses = {hello['rank']: hello['address'] for hello in arrivals.hellos.values()}
     peers = _seen_from_outside([own] + [addresses[rank] for rank in range(1, cluster.size)])
     arrivals.answer(peers=peers)
-    return watch.Meeting(cluster.rank, peers, connections, port)
+    return watch.Meeting(cluster.rank, peers, connections, port, cluster.timeouts)
 
 
 def _listen(address):
@@ -211,12 +206,13 @@ class _Arrivals:
 # The others.
 
 
-def _follow(cluster, facts, deadline):
+def _follow(cluster, facts):
     """Goes to worker 0, as often as it takes, and hears who all are or what is wrong."""
+    deadline = time.monotonic() + cluster.timeouts.start
     port, problem = None, None
     try:
         port = connection_.reserve(cluster_.split_address(cluster.hosts[cluster.rank])[1]
-                       if cluster.hosts else 0)
+                                   if cluster.hosts else 0)
     except OSError as error:
         problem = f'its port cannot be had: {error.strerror}'
     reason = None
@@ -227,21 +223,23 @@ def _follow(cluster, facts, deadline):
                 f'{connection.socket.getsockname()[0]}:{port.getsockname()[1]}')
             connection.send(protocol=_PROTOCOL, job=cluster.job, rank=cluster.rank,
                             size=cluster.size, address=address, facts=facts, problem=problem)
-            return _welcomed(cluster, connection, connection.receive_one(deadline), port)
+            peers = _welcomed(connection.receive_one(deadline), cluster.size)
+            return watch.Meeting(cluster.rank, peers, {0: connection}, port, cluster.timeouts)
         except (OSError, ValueError) as error:
             reason = getattr(error, 'strerror', None) or error
             time.sleep(_PAUSE)
     raise app.UsageError(
-        f'worker {cluster.rank} has waited {FLAGS.start_timeout:g} seconds for worker 0 at '
+        f'worker {cluster.rank} has waited {cluster.timeouts.start:g} seconds for worker 0 at '
         f'{cluster.meeting}: {connection_.text(reason)}')
 
 
-def _welcomed(cluster, connection, answer, port):
+def _welcomed(answer, size):
+    """Every worker's address, from worker 0's answer."""
     if 'error' in answer:
         raise app.UsageError(connection_.text(answer['error']))
     peers = answer.get('peers')
-    if not isinstance(peers, list) or len(peers) != cluster.size:
+    if not isinstance(peers, list) or len(peers) != size:
         raise ValueError('what answers there is no worker 0')
     for peer in peers:
         cluster_.split_address(str(peer))
-    return watch.Meeting(cluster.rank, peers, {0: connection}, port)
+    return peers

@@ -6,12 +6,8 @@ import sys
 import threading
 import time
 
-from absl import flags
-
 from program import errors
 from workers import connection as connection_
-
-FLAGS = flags.FLAGS
 
 # Shares of --step_timeout: between signs of life; until a silent worker counts as lost; and for
 # coming out of a step by oneself once somebody is, which takes for ever if that one is frozen.
@@ -30,10 +26,11 @@ class Meeting:
         addresses: list of every worker's 'host:port' for TensorFlow's server.
     """
 
-    def __init__(self, rank, addresses, connections, port):
+    def __init__(self, rank, addresses, connections, port, timeouts):
         self.rank = rank
         self.addresses = addresses
         self._port = port
+        self._timeouts = timeouts
         self._connections = connections
         self._changed = threading.Condition()
         self._lost = None
@@ -133,7 +130,7 @@ class Meeting:
     @property
     def patience(self):
         """Seconds after which a worker that has failed is known to be lost."""
-        return (_SILENCE + 2 * _BEAT) * FLAGS.step_timeout
+        return (_SILENCE + 2 * _BEAT) * self._timeouts.step
 
     def fail(self, line):
         """Tells all the others why this worker ends."""
@@ -176,7 +173,7 @@ class Meeting:
 
     def _watch(self):
         """Listens, sends signs of life, and misses those of others, until the process ends."""
-        beat, silence = _BEAT * FLAGS.step_timeout, _SILENCE * FLAGS.step_timeout
+        beat, silence = _BEAT * self._timeouts.step, _SILENCE * self._timeouts.step
         selector = selectors.DefaultSelector()
         for peer, connection in self._connections.items():
             selector.register(connection, selectors.EVENT_READ, peer)
@@ -229,7 +226,7 @@ class Meeting:
             self._changed.notify_all()
         if self.rank == 0:
             self._send_all(error=line)
-        timer = threading.Timer(_GRACE * FLAGS.step_timeout, self.end, [line])
+        timer = threading.Timer(_GRACE * self._timeouts.step, self.end, [line])
         timer.daemon = True
         timer.start()
 
