@@ -1,4 +1,5 @@
 """JSON objects over a socket, one a line; and ports for servers that start later."""
+import contextlib
 import json
 import socket
 import threading
@@ -47,7 +48,8 @@ class Connection:
         self.socket = socket_
         self.heard = time.monotonic()
         self._bytes = b''
-        self._unread = []
+        self._messages = []
+        self._end = None  # The exception to raise when all messages have been taken.
         self._sending = threading.Lock()
 
     def fileno(self):
@@ -61,31 +63,49 @@ class Connection:
         with self._sending:
             self.socket.sendall(json.dumps(message).encode() + b'\n')
 
+    @property
+    def ready(self):
+        """Whether `receive` has an answer already; the socket does not become readable for it."""
+        return bool(self._messages or self._end)
+
     def receive(self):
-        """Waits for data; returns a list of the objects that are complete now.
+        """Waits for data, unless it is `ready`.
+
+        Returns:
+            List of the objects that are complete now.
 
         Raises:
             OSError: nothing came in time, or nothing will come any more.
-            ValueError: they are no JSON objects, or too long.
+            ValueError: what came is not a JSON object, or too long. Objects that came before it
+                are returned first.
         """
+        if not self.ready:
+            self._read()
+        if not self._messages and self._end:
+            raise self._end
+        messages, self._messages = self._messages, []
+        return messages
+
+    def _read(self):
         data = self.socket.recv(1 << 16)
         if not data:
             raise ConnectionResetError('the connection was closed')
         self.heard = time.monotonic()
         *lines, self._bytes = (self._bytes + data).split(b'\n')
-        if len(self._bytes) > _LONGEST_LINE:
-            raise ValueError('a line is too long')
-        messages, self._unread = self._unread + [_parse(line) for line in lines], []
-        return messages
+        try:
+            for line in lines:
+                self._messages.append(_parse(line))
+            if len(self._bytes) > _LONGEST_LINE:
+                raise ValueError('a line is too long')
+        except ValueError as error:
+            self._end = error
 
     def receive_one(self, deadline):
         """The next object; what comes along with it is left for `receive`."""
-        while True:
+        while not self._messages:
             self.socket.settimeout(max(0.01, deadline - time.monotonic()))
-            messages = self.receive()
-            if messages:
-                self._unread = messages[1:]
-                return messages[0]
+            self._messages = self.receive()
+        return self._messages.pop(0)
 
 
 def _parse(line):
@@ -109,6 +129,34 @@ def reach(address, deadline=None):
         socket_.close()
         raise ConnectionRefusedError('nobody listens')
     return Connection(socket_)
+
+
+def is_here(address):
+    """Whether an IPv4 address is one of this machine's."""
+    if address.startswith('127.'):
+        return True
+    with socket.socket(type=socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect((address, 9))  # Sends nothing. Linux reaches its own addresses from them.
+        return probe.getsockname()[0] == address
+    return False
+
+
+def addresses(host):
+    """The IPv4 addresses of a host, a set.
+
+    Raises:
+        socket.gaierror: its name does not resolve.
+    """
+    return {info[4][0] for info in socket.getaddrinfo(
+        host, None, socket.AF_INET, socket.SOCK_STREAM)}
+
+
+def is_one_of(address, expected):
+    """Whether an address is among others; all those of this machine count as one.
+
+    A machine's own name is often a loopback address, from which nothing comes over the network.
+    """
+    return address in expected or (is_here(address) and any(map(is_here, expected)))
 
 
 def text(value):

@@ -2,6 +2,7 @@
 import contextlib
 import os
 import selectors
+import signal
 import sys
 import threading
 import time
@@ -13,13 +14,15 @@ from workers import connection as connection_
 # coming out of a step by oneself once somebody is, which takes for ever if that one is frozen.
 _BEAT, _SILENCE, _GRACE = 0.05, 0.5, 0.25
 
+_INTERRUPTED = 128 + signal.SIGINT  # Exit code.
+
 
 class Meeting:
     """Workers that watch over one another.
 
     If one is lost, a step that waits for it may never end. So whoever hears of a loss has some
     seconds to come out of its step, see `end`; then its process ends with the line that tells who
-    was lost, and exit code 1.
+    was lost, and exit code 1; or 130 if that one was interrupted by Ctrl-C.
 
     Attributes:
         rank: int, which worker this is.
@@ -33,10 +36,11 @@ class Meeting:
         self._timeouts = timeouts
         self._connections = connections
         self._changed = threading.Condition()
-        self._lost = None
-        self._left = set()
+        self._lost, self._code = None, 1
+        self._gone = set()  # Peers that have said their last word.
         self._over = False
-        self._stages = {peer: [] for peer in connections}  # What each has said, not yet looked at.
+        # What each has said, and when; not yet looked at.
+        self._stages = {peer: [] for peer in connections}
         for connection in connections.values():
             connection.socket.settimeout(connection_.REACH_SECONDS)
             connection.heard = time.monotonic()
@@ -51,43 +55,67 @@ class Meeting:
             return
         if error is None:
             self.leave()
+        elif isinstance(error, KeyboardInterrupt):  # One Ctrl-C often reaches several workers.
+            if self._lost:
+                self.end('interrupted', _INTERRUPTED)
+            self._tell_end(f'{self._name(self.rank)} was interrupted', _INTERRUPTED)
         elif self._lost:
-            self.end(self._lost)
+            self.end(self._lost, self._code)
         else:
-            self.fail(errors.one_line(error) or kind.__name__)
+            line = errors.one_line(error) or kind.__name__
+            self._tell_end(f'{self._name(self.rank)} failed: {line}')
 
-    def agree(self, stage, facts=None):
-        """Waits, as long as it takes, until all workers have come to the same stage.
+    def agree(self, stage, facts=None, tell=None):
+        """Waits until all workers have come to the same stage.
+
+        A worker that is lost ends the wait, see above. One that is alive but does not come ends it
+        `timeouts.stage` seconds after the first worker came.
 
         Args:
             stage: name of the stage, such as 'the gradients'.
             facts: dictionary from name to JSON value, to be the same for all.
+            tell: JSON value; worker 0's is returned to all workers.
 
         Raises:
-            ConnectionError: they are not the same, or a worker was lost; tells which.
+            ConnectionError: facts differ, a worker was lost, or did not come; the message names it.
         """
         message = {'stage': stage, 'facts': facts or {}}
         if self.rank == 0:
-            line = self._differences(message, [self._next(peer) for peer in self._connections])
+            line = self._absent(stage, self._timeouts.stage) or self._differences(message)
             if line:
                 self._lose(line)
                 raise ConnectionError(line)
-            self._send_all(**message)
-        else:
-            self._send_all(**message)
-            self._next(0)
+            self._send_all(**message, told=tell)
+            return tell
+        self._send_all(**message)
+        # Worker 0 gives up first, since it knows which worker did not come.
+        line = self._absent(stage, self._timeouts.stage + self.patience)
+        if line:
+            raise ConnectionError(line)
+        return self._next(0).get('told')
 
-    def _next(self, peer):
-        """What a peer says of its stage."""
+    def _absent(self, stage, seconds):
+        """Waits for all peers; the line that names one which did not come, or None."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stages[peer] or self._lost)
+            now = time.monotonic()
+            first = min([now, *(said[0][0] for said in self._stages.values() if said)])
+            self._changed.wait_for(lambda: all(self._stages.values()) or self._lost,
+                                   max(0.0, first + seconds - now))
             if self._lost:
                 raise ConnectionError(self._lost)
-            return self._stages[peer].pop(0)
+            return next((
+                f'{self._name(peer)} is alive, but did not come to {stage} within '
+                f'--stage_timeout={self._timeouts.stage:g} seconds'
+                for peer, said in self._stages.items() if not said), None)
 
-    def _differences(self, ours, theirs):
-        for peer, message in zip(self._connections, theirs):
-            name = self._name(peer)
+    def _next(self, peer):
+        """What a peer has said of its stage."""
+        with self._changed:
+            return self._stages[peer].pop(0)[1]
+
+    def _differences(self, ours):
+        for peer in self._connections:
+            name, message = self._name(peer), self._next(peer)
             if message['stage'] != ours['stage']:
                 return (f'{name} is at {connection_.text(message["stage"])}, worker 0 at '
                         f'{ours["stage"]}')
@@ -132,27 +160,28 @@ class Meeting:
         """Seconds after which a worker that has failed is known to be lost."""
         return (_SILENCE + 2 * _BEAT) * self._timeouts.step
 
-    def fail(self, line):
-        """Tells all the others why this worker ends."""
-        line = f'{self._name(self.rank)} failed: {line}'
-        if self.rank == 0:
+    def _tell_end(self, line, code=1):
+        """Tells all the others why this worker ends; worker 0 passes it on to all."""
+        with self._changed:
             self._over = True
-            self._send_all(error=line)
-        else:
-            self._send_all(error=line)
-            self.lost(1.0)  # Worker 0 answers all of them: then it has heard.
+        self._send_all(error=line, code=code)
+        self._await_gone(1.0)
 
     def leave(self):
         """Says goodbye: that the connection closes now is no loss."""
         with self._changed:
             self._over = True
         self._send_all(bye=True)
-        if self.rank == 0:  # Who closes first could cut off what the others have not read yet.
-            with self._changed:
-                self._changed.wait_for(lambda: len(self._left) == len(self._connections), 2.0)
+        if self.rank == 0:
+            self._await_gone(2.0)
 
-    def end(self, line):
-        """Ends the process with a line on standard error and exit code 1.
+    def _await_gone(self, seconds):
+        """Who closes a connection first could cut off what the other has not read yet."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._gone) == len(self._connections), seconds)
+
+    def end(self, line, code=1):
+        """Ends the process with a line on standard error and an exit code.
 
         At once: TensorFlow's session and server cannot be relied on to close while they wait for a
         worker that is gone. What is saved is safe, checkpoints appear under their names when they
@@ -161,7 +190,7 @@ class Meeting:
         with contextlib.suppress(OSError):  # Nothing may keep it here, not a console that is gone.
             sys.stdout.flush()
         errors.say(line)
-        os._exit(1)
+        os._exit(code)
 
     def _name(self, peer):
         return name_of(peer, self.addresses[peer])
@@ -176,7 +205,8 @@ class Meeting:
         beat, silence = _BEAT * self._timeouts.step, _SILENCE * self._timeouts.step
         selector = selectors.DefaultSelector()
         for peer, connection in self._connections.items():
-            selector.register(connection, selectors.EVENT_READ, peer)
+            if not connection.ready or self._take(peer, connection):  # What came with the welcome.
+                selector.register(connection, selectors.EVENT_READ, peer)
         sent = looked = time.monotonic()
         while selector.get_map():
             for key, _ in selector.select(beat):
@@ -199,34 +229,41 @@ class Meeting:
         """Takes what a peer sent; whether it may send more."""
         try:
             for message in connection.receive():
-                if 'error' in message:
-                    self._lose(connection_.text(message['error']))
-                elif 'bye' in message:
-                    self._set(lambda: self._left.add(peer))
-                elif 'stage' in message:
-                    self._set(lambda message=message: self._stages[peer].append(message))
+                self._heed(peer, message)
+            if connection.ready:  # To raise what ended it.
+                connection.receive()
         except (OSError, ValueError) as error:
-            if peer not in self._left:
+            if peer not in self._gone:
                 self._lose(f'{self._name(peer)} was lost: it ended without a word '
                            f'({connection_.text(getattr(error, "strerror", None) or error)})')
+            self._set(lambda: self._gone.add(peer))
             return False
         return True
+
+    def _heed(self, peer, message):
+        if 'error' in message:
+            self._lose(connection_.text(message['error']),
+                       _INTERRUPTED if message.get('code') == _INTERRUPTED else 1)
+        if 'error' in message or 'bye' in message:
+            self._set(lambda: self._gone.add(peer))
+        elif 'stage' in message:
+            self._set(lambda: self._stages[peer].append((time.monotonic(), message)))
 
     def _set(self, change):
         with self._changed:
             change()
             self._changed.notify_all()
 
-    def _lose(self, line):
+    def _lose(self, line, code=1):
         """Notes the first loss, passes it on, and sees to it that this process ends."""
         with self._changed:
             if self._lost or self._over:
                 return
-            self._lost = line
+            self._lost, self._code = line, code
             self._changed.notify_all()
         if self.rank == 0:
-            self._send_all(error=line)
-        timer = threading.Timer(_GRACE * self._timeouts.step, self.end, [line])
+            self._send_all(error=line, code=code)
+        timer = threading.Timer(_GRACE * self._timeouts.step, self.end, [line, code])
         timer.daemon = True
         timer.start()
 
