@@ -437,6 +437,25 @@ def test_strangers_are_dropped(sent):
     together(results[0].leave, results[2].leave)
 
 
+def test_brackets_within_brackets_end_nobody():
+    """As many as can just be read, but not be written again to compare the proof."""
+    clusters = [dataclasses.replace(one, timeouts=cluster.Timeouts(start=60.0))
+                for one in workers(2)]
+
+    def stranger():
+        for depth in range(850, 1000):
+            with reached(cluster.split_address(clusters[0].meeting)) as socket_:
+                socket_.sendall(json.dumps(HELLO)[:-1].encode() + b', "x": '
+                                + b'[' * depth + b']' * depth + b'}\n')
+                with contextlib.suppress(ConnectionError):
+                    while socket_.recv(1000):
+                        pass
+        return rendezvous.join(clusters[1], {})
+    met = together(lambda: rendezvous.join(clusters[0], {}), stranger)
+    assert [type(one) for one in met] == [watch.Meeting] * 2, met
+    together(*[worker.leave for worker in met])
+
+
 def test_what_answers_is_no_worker_0():
     clusters = workers(2)
     with connection.reserve(int(clusters[0].meeting.split(':')[1])) as listener:
