@@ -31,7 +31,7 @@ FLAGS = flags.FLAGS
 
 # Flags that must be the same for all workers; the first that differs is told.
 _COMMON_FLAGS = ('batch_size', 'max_steps', 'validate_every', 'validate_on', 'use_fp16',
-                 'bucket_mb', 'overlap', 'warmup_epochs', 'step_timeout')
+                 'bucket_mb', 'overlap', 'warmup_epochs', 'step_timeout', 'stage_timeout')
 
 
 def build(images, labels, group, team=None):
@@ -70,11 +70,13 @@ def train(me=None, group=None, peers=None):
     Args:
         me: the `cluster.Cluster`; by default a worker alone.
         group: the `collectives.Group` that it belongs to.
-        peers: the `rendezvous.Meeting`, None for a worker alone.
+        peers: the `watch.Meeting`, None for a worker alone.
     """
     me, group = me or cluster.Cluster(), group or collectives.Group()
     with tf.Graph().as_default():
-        training.use_seed(me.rank)
+        step = None if me.rank else training.first_step()
+        # Worker 0 alone looks into --train_dir, which may be on its machine only.
+        training.use_seed(me.rank, peers.agree('the first step', tell=step) if peers else step)
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(recipes.net().augment, (me.rank, me.size))

@@ -186,6 +186,48 @@ def test_trains_is_evaluated_and_resumes(half_bright):
     assert records.precision(FLAGS.train_dir) == 1.0
 
 
+SEEDED = f'''
+import runpy, sys
+sys.path.insert(0, {str(records.ROOT)!r})
+from program import startup
+import tensorflow.compat.v1 as tf
+draw = tf.set_random_seed
+def draw_and_say(seed):
+    print('drawn:', seed, file=sys.stderr, flush=True)
+    draw(seed)
+tf.set_random_seed = draw_and_say
+runpy.run_path({str(records.ROOT / NAME)!r}, run_name='__main__')
+'''
+
+
+@pytest.mark.slow
+def test_each_worker_draws_other_numbers_after_each_start(half_bright):
+    """Worker 0 alone can look into --train_dir, and tells the others the step."""
+    drawn = []
+    for steps in (2, 4):
+        hosts = ','.join(f'127.0.0.1:{records.free_port()}' for _ in range(2))
+        processes = [records.start([
+            '-c', SEEDED, f'--worker_hosts={hosts}', f'--task_index={rank}', '--seed=3',
+            *flags_of_a_run(f'--max_steps={steps}', f'--train_dir={FLAGS.train_dir}{rank}',
+                            '--step_timeout=200', '--start_timeout=200')])
+            for rank in range(2)]
+        for process in processes:
+            _, error = process.communicate(timeout=records.PATIENCE)
+            assert process.returncode == 0, error
+            drawn += re.findall(r'drawn: (\d+)', error)
+    assert len(drawn) == len(set(drawn)) == 4, drawn
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_graph_is_built(half_bright):
+    process = start('--max_steps=100000')
+    assert process.stdout.readline().startswith('Filling queue')
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=records.PATIENCE)
+    assert process.returncode == 130, error
+    assert not re.search(NAME + ': worker .* (failed|was lost):', error), error
+
+
 @pytest.mark.slow
 def test_on_one_core_gradients_are_averaged_under_the_rest_of_the_backward_pass(half_bright):
     before = os.sched_getaffinity(0)

@@ -19,7 +19,8 @@ def tf_config(kind, index, **jobs):
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    for name in {**MPI, **SLURM, **tf_config('worker', 0), cluster.VARIABLE: ''}:
+    for name in {**MPI, **SLURM, **tf_config('worker', 0), cluster.VARIABLE: '',
+                 cluster.SECRET_VARIABLE: '', 'OMPI_MCA_ess_base_jobid': ''}:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -211,6 +212,72 @@ def test_a_hostfile_without_a_host(monkeypatch, tmp_path, text):
     (tmp_path / 'hosts').write_text(text)
     with pytest.raises(app.UsageError, match='--hostfile=.*is not HOST:PORT'):
         resolve(monkeypatch, MPI_SPREAD, {'hostfile': str(tmp_path / 'hosts')})
+
+
+NO_JOB = {name: value for name, value in MPI.items() if name != 'PMIX_NAMESPACE'}
+SECRET = {cluster.SECRET_VARIABLE: '0123456789abcdef'}
+
+
+def test_mpirun_that_does_not_name_the_job(monkeypatch):
+    """Two such jobs on a machine would share a port, and could take each other's workers."""
+    for environment, options in (
+            (NO_JOB, {}), (NO_JOB, {'coordinator': 'a:1'}), ({**NO_JOB, **SECRET}, {})):
+        with pytest.raises(app.UsageError, match='PMIX_NAMESPACE.* are not set.*--coordinator=HOST'
+                                                 ':PORT, and the same --secret_file or CIFAR10'):
+            resolve(monkeypatch, environment, options)
+    assert resolve(monkeypatch, {**NO_JOB, **SECRET}, {'coordinator': 'a:1'}).meeting == 'a:1'
+    monkeypatch.delenv(cluster.SECRET_VARIABLE)
+    jobs = [resolve(monkeypatch, {**NO_JOB, 'OMPI_MCA_ess_base_jobid': job}, {})
+            for job in ('17', '18')]
+    assert [one.job for one in jobs] == ['17', '18']
+    assert jobs[0].meeting != jobs[1].meeting
+
+
+@pytest.mark.parametrize('environment, options', [
+    (MPI, {}), (MPI_SPREAD, {'coordinator': 'a:1'}), (SLURM, {}),
+    (tf_config('worker', 0, worker=['a:1', 'b:2']), {}),
+    ({}, {'worker_hosts': ['a:1', 'b:2'], 'task_index': 0}),
+    ({cluster.VARIABLE: json.dumps({'rank': 2, 'size': 3, 'meeting': 'a:5', 'job': 'x',
+                                   'parent': 1})}, {})])
+def test_every_launcher_takes_a_secret(monkeypatch, tmp_path, environment, options):
+    assert resolve(monkeypatch, environment, options).secret == ''
+    (tmp_path / 'secret').write_text('of the file, 16 characters\n')
+    found = resolve(monkeypatch, environment, {**options, 'secret_file': f'{tmp_path}/secret'})
+    assert found.secret == 'of the file, 16 characters'
+    found = resolve(monkeypatch, {**environment, **SECRET}, options)
+    assert found.secret == '0123456789abcdef'
+    assert '0123456789abcdef' not in str(found)
+
+
+@pytest.mark.parametrize('variable, content, words', [
+    ('', None, 'CIFAR10_JOB_SECRET gives a secret of 0 characters, .* too short: use at least 16'),
+    ('fifteen letters', None, 'CIFAR10_JOB_SECRET gives a secret of 15 characters'),
+    (None, b'\n', '--secret_file=.*/secret gives a secret of 0 characters'),
+    ('0123456789abcdef', b'0123456789abcdef', 'both give a secret: leave one out')])
+def test_a_secret_that_is_none(monkeypatch, tmp_path, variable, content, words):
+    options = {}
+    if content is not None:
+        (tmp_path / 'secret').write_bytes(content)
+        options = {'secret_file': str(tmp_path / 'secret')}
+    environment = {} if variable is None else {cluster.SECRET_VARIABLE: variable}
+    with pytest.raises(app.UsageError, match=words):
+        resolve(monkeypatch, {**MPI, **environment}, options)
+
+
+@pytest.mark.parametrize('environment, options, hosts', [
+    (MPI, {}, {1: ('127.0.0.1',)}), (MPI_SPREAD, {'coordinator': 'a:1'}, {1: ()}),
+    (SLURM, {}, {1: ('n2', 'n10', 'n11')}),
+    (tf_config('worker', 0, worker=['a:1', 'b:2']), {}, {1: ('b',), 5: ('a', 'b')}),
+    ({}, {'worker_hosts': ['a:1', 'b:2'], 'task_index': 0}, {0: ('a',), -1: ('a', 'b')})])
+def test_where_a_worker_may_come_from(monkeypatch, environment, options, hosts):
+    found = resolve(monkeypatch, environment, options)
+    assert {rank: found.hosts_of(rank) for rank in hosts} == hosts
+
+
+def test_workers_of_mpirun_may_come_from_the_hosts_of_the_hostfile(monkeypatch, tmp_path):
+    (tmp_path / 'hosts').write_text('node1 slots=2\n# two\nroot@node2:4\n')
+    found = resolve(monkeypatch, MPI_SPREAD, {'hostfile': str(tmp_path / 'hosts')})
+    assert found.hosts_of(3) == ('node1', 'node2')
 
 
 def test_an_empty_hostfile(monkeypatch, tmp_path):

@@ -214,7 +214,9 @@ def run(server, config, graph, fetches, times):
         return found
 
 def main():
-    with rendezvous.join(cluster.Cluster(rank, size, rank, '127.0.0.1:' + port), {}) as workers:
+    me = cluster.Cluster(rank, size, rank, '127.0.0.1:' + port, timeouts=cluster.Timeouts(
+        step=tf.app.flags.FLAGS.step_timeout))
+    with rendezvous.join(me, {}) as workers:
         with collectives.failures_of(workers):
             config = startup.session_config()
             collectives.configure(config, group)

@@ -30,6 +30,8 @@ def main(me):
         return me.rank * 0
     if what == 'fail' and me.rank == 1:
         raise OSError('disk full')
+    if what == 'hear':  # Of Ctrl-C from another worker, as it were.
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(143 if me.rank else 0))
     if what == 'count':
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
@@ -149,6 +151,14 @@ def test_ctrl_c_reaches_each_worker_once(tmp_path):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=records.PATIENCE)[0] == 'caught 1\n'
+    assert process.returncode == 130
+
+
+def test_ctrl_c_gives_its_exit_code_also_if_workers_stop_by_each_others_word(tmp_path):
+    process = start('hear', tmp_path)
+    pids(tmp_path)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=records.PATIENCE)
     assert process.returncode == 130
 
 

@@ -210,18 +210,20 @@ def test_runs_of_one_seed_begin_alike(half_bright, tmp_path, train):
     assert all((begun[i] != begun[j]).any() for i in range(2, 5) for j in range(i))
 
 
-def graphs_seed(rank=0):
+def graphs_seed(rank=0, step=None):
     with tf.Graph().as_default() as graph:
-        training.use_seed(rank)
+        training.use_seed(rank, step)
         return graph.seed
 
 
 def test_a_run_that_goes_on_draws_other_numbers(half_bright):
     with flagsaver.flagsaver(seed=3):
-        first, of_worker_1 = graphs_seed(), graphs_seed(1)
+        first, of_worker_1 = graphs_seed(), graphs_seed(1, 0)
         cifar10_train.train()
         assert graphs_seed() == graphs_seed() != first
-        assert graphs_seed(1) == of_worker_1 not in (first, graphs_seed())
+        assert graphs_seed(1, 0) == of_worker_1  # Which hears of the step from worker 0.
+        assert training.first_step() == 10
+        assert len({first, graphs_seed(), of_worker_1, graphs_seed(1, 10)}) == 4
         with flagsaver.flagsaver(restart=True):
             assert graphs_seed() == first
     assert graphs_seed() is None

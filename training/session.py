@@ -189,21 +189,26 @@ def use_recipe(replicas=1):
               flush=True)
 
 
-def use_seed(rank=0):
+def use_seed(rank=0, step=None):
     """Seeds the random numbers of the default graph by `--seed`, if it is given.
 
-    Call it before the graph is built. A run that goes on draws other numbers than it began with:
-    they depend on the step, too; but for workers other than 0, who do not look into `--train_dir`.
+    Call it before the graph is built. The numbers depend on the step as well, so that a run that
+    resumes does not draw those that it began with.
 
     Args:
         rank: which of several workers this is; each draws its own numbers.
+        step: the `first_step`, where another worker knows it.
     """
     if FLAGS.seed is not None:
-        latest = (None if FLAGS.restart or rank
-                  else checkpoints.latest(FLAGS.train_dir, tell=False))
-        step = checkpoints.step(latest) if latest else 0
+        step = first_step() if step is None else step
         entropy = np.random.SeedSequence([FLAGS.seed, step, rank])
         tf.set_random_seed(int(entropy.generate_state(1)[0]))
+
+
+def first_step():
+    """The step at which this start begins: that of the latest checkpoint in `--train_dir`, or 0."""
+    latest = None if FLAGS.restart else checkpoints.latest(FLAGS.train_dir, tell=False)
+    return checkpoints.step(latest) if latest else 0
 
 
 def steps_left():

@@ -12,6 +12,7 @@ A flag and an environment that both say it are refused. Among environments Open 
 TF_CONFIG, and that before Slurm's: `mpirun` inside of a Slurm job leaves both.
 """
 import dataclasses
+import itertools
 import os
 import re
 import zlib
@@ -22,6 +23,11 @@ from absl import flags
 from program import errors
 from program import small_files
 
+# The secret of a job, as an alternative to --secret_file. An environment variable and a file, since
+# all users of a machine can read a command line.
+SECRET_VARIABLE = 'CIFAR10_JOB_SECRET'
+_SHORTEST_SECRET, _LONGEST_SECRET = 16, 4096  # Characters.
+
 flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the others reach it.')
 flags.DEFINE_integer('task_index', None, 'Which of --worker_hosts this is, from 0.', lower_bound=0,
                      upper_bound=10**6)
@@ -31,11 +37,32 @@ flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 awaits the ot
                     "and srun. By default on the job's first host.")
 flags.DEFINE_string('hostfile', None, 'The file that mpirun got as --hostfile: worker 0 is on its '
                     'first host.')
-flags.DEFINE_float('start_timeout', 60.0, 'Seconds in which all workers must have come.',
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeouts:
+    """How long workers wait for one another, in seconds; the defaults of the flags.
+
+    Attributes:
+        start: until all workers have come.
+        step: until a worker that fails, freezes or cannot be reached ends all of them.
+        stage: until all have come to the same point outside of steps, once the first one has.
+    """
+    start: float = 60.0
+    step: float = 60.0
+    stage: float = 7200.0
+
+
+flags.DEFINE_float('start_timeout', Timeouts.start, 'Seconds in which all workers must have come.',
                    lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('step_timeout', 60.0, 'Seconds in which a worker that fails, freezes or cannot '
-                   'be reached ends all of them. A step, and what worker 0 saves after it, must '
-                   'take less.', lower_bound=1.0, upper_bound=1e6)
+flags.DEFINE_float('step_timeout', Timeouts.step, 'Seconds in which a worker that fails, freezes '
+                   'or cannot be reached ends all of them. A step, and what worker 0 saves after '
+                   'it, must take less.', lower_bound=1.0, upper_bound=1e6)
+flags.DEFINE_float('stage_timeout', Timeouts.stage, 'Seconds in which all workers must follow the '
+                   'first to the same point outside of steps: the data, the graph, a validation. '
+                   'A download and a validation must take less.', lower_bound=1.0, upper_bound=1e7)
+flags.DEFINE_string('secret_file', None, 'File with the secret of the job, the same for all '
+                    f'workers, at least {_SHORTEST_SECRET} characters; or set {SECRET_VARIABLE}.')
 
 FLAGS = flags.FLAGS
 
@@ -54,6 +81,10 @@ _HOST = '[A-Za-z0-9._-]+'
 # outgoing connections.
 _FIRST_PORT, _PORTS = 20000, 10000
 
+# What Open MPI 5 and 4 call a job, the same for all of its workers, and older ones the same or
+# mpirun's own address.
+_OPEN_MPI_JOBS = ('PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'OMPI_MCA_orte_hnp_uri')
+
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
@@ -66,6 +97,10 @@ class Cluster:
         meeting: 'host:port' where worker 0 awaits the others; None for a worker alone.
         hosts: tuple of every worker's 'host:port', or () where they tell each other when they meet.
         job: str, the same for all workers of one start: a worker of another is turned away.
+        timeouts: a `Timeouts`.
+        nodes: tuple of the hosts that workers run on, where it is not known which runs on which; ()
+            where they are not known either.
+        secret: str, known to all workers of the job and to nobody else; '' if there isn't one.
     """
     rank: int = 0
     size: int = 1
@@ -73,6 +108,14 @@ class Cluster:
     meeting: str | None = None
     hosts: tuple = ()
     job: str = ''
+    timeouts: Timeouts = Timeouts()
+    nodes: tuple = ()
+    secret: str = dataclasses.field(default='', repr=False)
+
+    def hosts_of(self, rank):
+        """Tuple of the hosts that a worker may be on; () where they are not known."""
+        hosts = self.hosts[rank:rank + 1] if 0 <= rank < len(self.hosts) else self.hosts
+        return tuple(split_address(host)[0] for host in hosts) or self.nodes
 
 
 def workers_to_start():
@@ -95,8 +138,41 @@ def resolve():
 
     Raises:
         app.UsageError: what the flags and the environment say does not add up.
-        FileNotFoundError: there is no `--hostfile`.
+        OSError: `--hostfile` or `--secret_file` cannot be read.
     """
+    me = _who()
+    return dataclasses.replace(
+        me, secret=_secret() if me.size > 1 else '',
+        timeouts=Timeouts(FLAGS.start_timeout, FLAGS.step_timeout, FLAGS.stage_timeout))
+
+
+def _secret():
+    """What `--secret_file` or the environment gives; '' if neither does.
+
+    Raises:
+        app.UsageError: both do, or it is too short: who listens to two workers could guess it.
+        OSError: the file cannot be read.
+    """
+    if FLAGS.secret_file is None and SECRET_VARIABLE not in os.environ:
+        return ''
+    if FLAGS.secret_file is None:
+        source, secret = SECRET_VARIABLE, os.environ[SECRET_VARIABLE].strip()
+    elif SECRET_VARIABLE in os.environ:
+        raise app.UsageError(f'--secret_file and {SECRET_VARIABLE} both give a secret: leave one '
+                             'out')
+    else:
+        source = f'--secret_file={FLAGS.secret_file}'
+        with open(FLAGS.secret_file, encoding='utf-8', errors='surrogateescape') as stream:
+            secret = stream.read(_LONGEST_SECRET).strip()
+    if len(secret) < _SHORTEST_SECRET:
+        raise app.UsageError(f'{source} gives a secret of {len(secret)} characters, which is too '
+                             f'short: use at least {_SHORTEST_SECRET}, as from `openssl rand -hex '
+                             '16`')
+    return secret
+
+
+def _who():
+    """The `Cluster`, as what started this worker describes it."""
     if VARIABLE in os.environ:
         told = from_launcher()
         return Cluster(told['rank'], told['size'], told['rank'], told['meeting'], job=told['job'])
@@ -237,12 +313,19 @@ def _open_mpi():
     rank = _number('OMPI_COMM_WORLD_RANK', 0, size - 1)
     local_size = _number('OMPI_COMM_WORLD_LOCAL_SIZE', 1, size)
     local_rank = _number('OMPI_COMM_WORLD_LOCAL_RANK', 0, local_size - 1)
-    job = os.environ.get('PMIX_NAMESPACE', '')
+    job = next(filter(None, map(os.environ.get, _OPEN_MPI_JOBS)), '')
+    if not job and not (FLAGS.coordinator and _secret()):
+        raise app.UsageError(
+            f'{", ".join(_OPEN_MPI_JOBS)} are not set, and without them two jobs of mpirun could '
+            'meet: give --coordinator=HOST:PORT, and the same --secret_file or '
+            f'{SECRET_VARIABLE} to all workers')
+    listed = _hosts_in(FLAGS.hostfile) if FLAGS.hostfile else ()
+    nodes = ('127.0.0.1',) if local_size == size else listed
     if FLAGS.coordinator:
         _checked(FLAGS.coordinator, '--coordinator')
         meeting = FLAGS.coordinator
     elif FLAGS.hostfile:
-        meeting = f'{_first_host(FLAGS.hostfile)}:{_port(job)}'
+        meeting = f'{listed[0]}:{_port(job)}'
         _checked(meeting, f'--hostfile={FLAGS.hostfile}')
     elif local_size == size:
         meeting = f'127.0.0.1:{_port(job)}'
@@ -250,7 +333,7 @@ def _open_mpi():
         raise app.UsageError(
             f'{local_size} of {size} workers are on this machine, and mpirun does not say where '
             'worker 0 is: give --hostfile to the script as well, or --coordinator=HOST:PORT')
-    return Cluster(rank, size, local_rank, meeting, job=job)
+    return Cluster(rank, size, local_rank, meeting, job=job, nodes=nodes)
 
 
 def _slurm():
@@ -259,22 +342,44 @@ def _slurm():
     rank = _number('SLURM_PROCID', 0, size - 1)
     local_rank = _number('SLURM_LOCALID', 0, size - 1)
     job = f'slurm-{os.environ.get("SLURM_JOB_ID")}.{os.environ.get("SLURM_STEP_ID")}'
+    nodes = _hosts_of_list(os.environ.get('SLURM_STEP_NODELIST', ''))
     if FLAGS.coordinator:
         _checked(FLAGS.coordinator, '--coordinator')
-        return Cluster(rank, size, local_rank, FLAGS.coordinator, job=job)
-    meeting = f'{_first_of_hostlist(os.environ.get("SLURM_STEP_NODELIST", ""))}:{_port(job)}'
-    return Cluster(rank, size, local_rank, meeting, job=job)
-
-
-def _first_of_hostlist(hosts):
-    """The first host of a list like `n[2,10-11],login1`, which Slurm never sorts.
-
-    TensorFlow's `expand_hostlist` would make all of `n[1-999999999999]`.
-    """
-    first = re.sub(r'\[([0-9]+)(?:[,-][^\[\]]*)?\]', r'\1', hosts).split(',')[0]
-    if not re.fullmatch(_HOST, first):
+    elif not nodes:
         raise app.UsageError('SLURM_STEP_NODELIST names no host: give --coordinator=HOST:PORT')
-    return first
+    meeting = FLAGS.coordinator or f'{nodes[0]}:{_port(job)}'
+    return Cluster(rank, size, local_rank, meeting, job=job, nodes=nodes)
+
+
+def _hosts_of_list(text):
+    """The hosts, a tuple, of a list like `n[2,10-11],login1`, which Slurm never sorts; () if it is
+    not such a list.
+
+    TensorFlow's `expand_hostlist` would make all of `n[1-999999999999]`; here are the first ones.
+    """
+    item = r'(?:[^,\[\]]|\[[^\[\]]*\])+'
+    if not re.fullmatch(f'{item}(?:,{item})*', text):
+        return ()
+    try:
+        hosts = tuple(itertools.islice(itertools.chain.from_iterable(
+            map(''.join, itertools.product(*map(_numbered, re.split(r'(\[.*?\])', each))))
+            for each in re.findall(item, text)), _MAX_SIZE))
+    except ValueError:
+        return ()
+    return hosts if all(re.fullmatch(_HOST, host) for host in hosts) else ()
+
+
+def _numbered(part):
+    """What a part of a host's name stands for: '[2,10-11]' -> ['2', '10', '11'], 'n' -> ['n'].
+
+    Raises:
+        ValueError: there is something else in the brackets.
+    """
+    if not part.startswith('['):
+        return [part]
+    ranges = [each.partition('-')[::2] for each in part[1:-1].split(',')]
+    return [f'{number:0{len(first)}}' for first, last in ranges for number in itertools.islice(
+        range(int(first), int(last or first) + 1), _MAX_SIZE)]
 
 
 def _checked(address, source):
@@ -298,14 +403,14 @@ def _number(variable, low, high):
     return int(text)
 
 
-def _first_host(hostfile):
-    """The first host of lines like `node1 slots=4`, `user@node1` or `node1:4`."""
+def _hosts_in(hostfile):
+    """The hosts, a tuple, of lines like `node1 slots=4`, `user@node1` or `node1:4`."""
     with open(hostfile, encoding='utf-8', errors='replace') as stream:
-        for line in stream:
-            words = line.split('#')[0].split()
-            if words:
-                return words[0].split('@')[-1].split(':')[0]
-    raise app.UsageError(f'--hostfile={hostfile} names no host')
+        lines = [line.split('#')[0].split() for line in stream]
+    hosts = tuple(words[0].split('@')[-1].split(':')[0] for words in lines if words)
+    if not hosts:
+        raise app.UsageError(f'--hostfile={hostfile} names no host')
+    return hosts
 
 
 def _port(job):

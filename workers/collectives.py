@@ -226,7 +226,7 @@ def serve(workers, config):
     """Starts this worker's server, and waits until all workers reach one another.
 
     Args:
-        workers: the `rendezvous.Meeting`.
+        workers: the `watch.Meeting`.
         config: a `tf.ConfigProto` that `configure` has seen.
 
     Returns:
@@ -261,7 +261,7 @@ def failures_of(workers):
     """Turns TensorFlow's errors for the failure of another worker into one that names it.
 
     Args:
-        workers: the `rendezvous.Meeting`.
+        workers: the `watch.Meeting`.
 
     Raises:
         ConnectionError: a worker was lost; tells which, and how.

@@ -14,13 +14,14 @@ from absl import app
 from program import errors
 from program import startup
 from workers import cluster
-from workers import rendezvous
+from workers import connection
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Exit codes of workers that ended in order: done, or stopped by one of the signals. Those that are
 # left then end by themselves, and worker 0 may still be saving.
-_ORDERLY = {0, *(128 + number for number in _SIGNALS)}
+_STOPPED = {128 + number for number in _SIGNALS}
+_ORDERLY = {0, *_STOPPED}
 
 _GRACE = 5.0  # Seconds in which the others may tell of a failure themselves.
 _POLL = 0.1
@@ -59,10 +60,11 @@ def start(count):
         count: how many.
 
     Returns:
-        0, or the exit code of the worker that failed first (128 + number for a signal).
+        0, or the exit code of the worker that failed first. If a signal to this process stopped
+        them, 128 + the signal's number.
     """
     # Reserved until all have ended: worker 0 listens there.
-    with rendezvous.reserve(host='127.0.0.1') as port:
+    with connection.reserve(host='127.0.0.1') as port:
         told = {'size': count, 'meeting': f'127.0.0.1:{port.getsockname()[1]}',
                 'job': secrets.token_hex(16), 'parent': os.getpid()}
         processes, threads, caught = [], [], []
@@ -82,7 +84,9 @@ def start(count):
                 if caught:  # Perhaps while this one was not among them yet.
                     processes[rank].send_signal(caught[0])
                     break
-            return _wait(processes)
+            code = _wait(processes)
+            # A worker may hear of the signal from another one first.
+            return 128 + caught[0] if caught and code in _STOPPED else code
         finally:
             _kill(processes)
             for thread in threads:

@@ -29,7 +29,7 @@ class Team:
 
         Args:
             group: a `collectives.Group` of several workers.
-            peers: the `rendezvous.Meeting`.
+            peers: the `watch.Meeting`.
         """
         self.leads = group.rank == 0
         self.signals = []
