@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app
 
+from program import console
 from program import errors
 
 _INDEX = re.compile(r'model\.ckpt-(\d+)\.index')  # Which is written last.
@@ -86,7 +87,7 @@ def latest(folder, tell=True):
         reason = fault(path)
         if reason is None:
             if faults and tell:
-                print(f'{"; ".join(faults)}: taking {os.path.basename(path)}.', flush=True)
+                console.line(f'{"; ".join(faults)}: taking {os.path.basename(path)}.')
             return path
         faults.append(f'{path} is damaged ({reason})' if not faults else
                       f'{os.path.basename(path)}, too')

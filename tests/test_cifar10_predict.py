@@ -129,12 +129,12 @@ def test_nothing_in_a_folder_or_for_a_pattern(network, tmp_path, word):
         cifar10_predict.predict([os.path.join(tmp_path, word)])
 
 
-def test_the_others_go_on(network, pictures_, capsys):
+def test_the_others_go_on(network, pictures_, capfd):
     for index, data in ((1, b'text'), (3, b''), (4, b''), (5, b'')):  # A whole batch, too.
         with open(pictures_[index], 'wb') as stream:
             stream.write(data)
     assert cifar10_predict.predict([*pictures_, '/nonexistent.png']) == 1
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert [json.loads(line)['image'] for line in out.splitlines()] == [
         pictures_[0], pictures_[2], pictures_[6]]
     assert [line.split(' is ')[0].split(' cannot ')[0] for line in err.splitlines()] == [

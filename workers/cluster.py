@@ -24,6 +24,8 @@ from absl import flags
 # tasks in the order of its list, and it cannot do without GPUs.
 from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import expand_hostlist
 
+from program import paths
+
 flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the others reach it.')
 flags.DEFINE_integer('task_index', None, 'Which of --worker_hosts this is, from 0.', lower_bound=0,
                      upper_bound=10**6)
@@ -31,8 +33,8 @@ flags.DEFINE_integer('num_workers', None, 'Start so many workers on this machine
                      upper_bound=256)
 flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 awaits the others, with mpirun '
                     "and srun. By default on the job's first host.")
-flags.DEFINE_string('hostfile', None, 'The file that mpirun got as --hostfile: worker 0 is on its '
-                    'first host.')
+paths.define('hostfile', None, 'The file that mpirun got as --hostfile: worker 0 is on its first '
+             'host.')
 flags.DEFINE_float('start_timeout', 60.0, 'Seconds in which all workers must have come.',
                    lower_bound=1.0, upper_bound=1e6)
 flags.DEFINE_float('step_timeout', 60.0, 'Seconds in which a worker that fails, freezes or cannot '
