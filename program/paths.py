@@ -10,14 +10,14 @@ from absl import flags
 flags.disclaim_key_flags()  # A flag belongs to the module that calls these functions.
 
 
-def define(name, default, text):
+def define(name, default, text, flag_values=flags.FLAGS):
     """Defines a flag whose value is the path of a file or folder, or None."""
-    flags.DEFINE(_Path(), name, default, text, serializer=flags.ArgumentSerializer())
+    flags.DEFINE(_Path(), name, default, text, flag_values, flags.ArgumentSerializer())
 
 
-def define_list(name, default, text):
+def define_list(name, default, text, flag_values=flags.FLAGS):
     """Defines a flag whose value is a list of paths, given with commas between them."""
-    flags.DEFINE(_Paths(), name, default, text, serializer=flags.CsvListSerializer(','))
+    flags.DEFINE(_Paths(), name, default, text, flag_values, flags.CsvListSerializer(','))
 
 
 def _checked(path):
@@ -28,8 +28,8 @@ def _checked(path):
     """
     expanded = os.path.expanduser(path)
     if expanded.startswith('~'):
-        raise ValueError(f'no user is called {expanded.split("/")[0][1:] or "this"}; write ./~ '
-                         'for a name that begins with ~')
+        raise ValueError(f'there is no user {expanded.partition("/")[0][1:]}; write ./~ for a name '
+                         'that begins with ~')
     try:
         if expanded:
             os.path.abspath(expanded).encode()
