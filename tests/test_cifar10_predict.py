@@ -1,6 +1,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pictures
@@ -199,3 +202,21 @@ def test_as_a_user(network, pictures_, tmp_path):
     done = records.run_script('cifar10_predict.py')
     assert (done.returncode, done.stdout) == (1, '')
     assert done.stderr == 'cifar10_predict.py: wanted IMAGE..., not nothing (--help tells more)\n'
+
+
+@pytest.mark.slow
+def test_output_that_nobody_reads_or_that_has_no_room(network, pictures_):
+    """`... | head -1` ends in silence, as other programs do. A full disk is an error."""
+    command = [sys.executable, records.ROOT / 'cifar10_predict.py', *pictures_, '--batch_size=1',
+               f'--checkpoint_dir={FLAGS.checkpoint_dir}']
+    with open('/dev/full', 'w') as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True,
+                              timeout=records.PATIENCE)
+    assert (done.returncode, done.stderr) == (
+        1, 'cifar10_predict.py: standard output cannot be written: No space left on device\n')
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, 'w') as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True,
+                              timeout=records.PATIENCE)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, '')

@@ -69,6 +69,12 @@ def test_another_url(server, tmp_path):
     assert_whole(tmp_path)
 
 
+def test_the_scheme_of_a_url_may_be_in_capitals(server, tmp_path):
+    download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path),
+                                        server.url.replace('http:', 'HTTP:'))
+    assert_whole(tmp_path)
+
+
 def test_file_url(tmp_path):
     (tmp_path / 'there.tar.gz').write_bytes(ARCHIVE)
     (tmp_path / 'data').mkdir()

@@ -174,3 +174,12 @@ print('still here')
     process = records.start(['-c', program, str(records.ROOT)])
     assert process.communicate(timeout=records.PATIENCE)[0] == ''
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize('codes, code', [
+    ([0, 0], 0), ([0, 1], 1), ([-9, 1], 137), ([1, 143], 1),
+    ([143, 129, 143], 129), ([143, 130], 130),  # 143 as well is of those that others stopped.
+    ([143, 0], 143), ([143, 1], 143), ([-15, -15], 143)])
+def test_the_exit_code_of_all(codes, code):
+    """In the order in which the workers ended."""
+    assert launch._exit_code(codes) == code
