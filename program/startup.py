@@ -60,17 +60,16 @@ def _is_installed(package):
 
 
 @contextlib.contextmanager
-def _set_meanwhile(name, value):
-    """Sets an environment variable for the block, if it is not set: child processes do not get
-    it."""
-    if name in os.environ:
+def _set_meanwhile(mapping, name, value):
+    """Gives a name a value for the block, in `os.environ` or `sys.modules`, unless it has one."""
+    if name in mapping:
         yield
         return
-    os.environ[name] = value
+    mapping[name] = value
     try:
         yield
     finally:
-        del os.environ[name]
+        del mapping[name]
 
 
 @contextlib.contextmanager
@@ -161,10 +160,12 @@ from absl import app  # noqa: E402, after what has to be first.
 from absl import flags  # noqa: E402
 
 with contextlib.ExitStack() as _stack:
-    # TensorFlow imports absl's test library, which otherwise looks for a folder to write in.
-    _stack.enter_context(_set_meanwhile('TEST_TMPDIR', os.curdir))
+    # TensorFlow imports absl's test library, and Matplotlib if it is installed. Each looks for a
+    # folder to write in, and fails if there is none. We do not need either of them.
+    _stack.enter_context(_set_meanwhile(os.environ, 'TEST_TMPDIR', os.curdir))
+    _stack.enter_context(_set_meanwhile(sys.modules, 'matplotlib', None))
     if _QUIET:
-        _stack.enter_context(_set_meanwhile('TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL))
+        _stack.enter_context(_set_meanwhile(os.environ, 'TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL))
         _stack.enter_context(_ended_by_interrupts())
         _stack.enter_context(_standard_error_held_back())
     import tensorflow.compat.v1 as tf

@@ -151,12 +151,12 @@ def test_what_an_aborted_import_wrote_is_shown(tmp_path):
 
 
 def test_a_start_writes_no_file():
-    """As in a container whose folders are all read-only."""
+    """As in a container whose folders are all read-only, the home folder as well."""
     def forbid_writing():
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
     done = _python('from program import startup; startup.tf.Session(); print("done")',
-                   forbid_writing, PYTHONDONTWRITEBYTECODE='1')
+                   forbid_writing, PYTHONDONTWRITEBYTECODE='1', HOME='/proc')
     assert (done.stdout, done.stderr) == ('done\n', '')
 
 
