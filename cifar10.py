@@ -21,12 +21,13 @@ from datasets import download
 from datasets import table
 from nets import lrn
 from program import errors
+from program import paths
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images in a batch, per tower.', lower_bound=1,
                      upper_bound=1 << 16)
-flags.DEFINE_string('dataset', 'cifar10', f'Which images to use: {", ".join(table.TABLE)}, or a '
-                    'folder that cifar10_convert.py made.')
-flags.DEFINE_string('data_dir', '/tmp/cifar10_data', 'Folder of the data sets that have a name.')
+paths.define('dataset', 'cifar10', f'Which images to use: {", ".join(table.TABLE)}, or a '
+             'folder that cifar10_convert.py made.')
+paths.define('data_dir', '/tmp/cifar10_data', 'Folder of the data sets that have a name.')
 flags.DEFINE_string('data_url', None, 'Where to download the archive from: http, https or file. '
                     'By default the place that the data set names.')
 flags.DEFINE_enum('validate_on', 'test', ['test', 'held_out'], 'Images that --validate_every uses: '

@@ -12,9 +12,11 @@ SVHN's train_32x32.mat and test_32x32.mat.
 DATA_DIR is made: train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes and
 the classes' names. Files that are not images are skipped, and listed at the end.
 """
-from program import startup  # First: it imports TensorFlow quietly.
-
 import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+from program import startup  # First: it imports TensorFlow quietly.
 
 import numpy as np
 from absl import app
@@ -53,7 +55,7 @@ def convert(folder, data_dir):
         if faults:
             console.line(f'Passed over, {len(faults)}:')
             for fault in faults:
-                console.line(console.printable(fault))
+                console.line(fault)
     console.line(f'{data_dir} holds {counts[0]} training and {counts[1]} test images of '
                  f'{len(classes)} classes: train with --dataset={data_dir}')
 

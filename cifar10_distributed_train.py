@@ -9,10 +9,11 @@ and a share of the images; a step averages the gradients of all of them. Worker 
 validates and writes; its checkpoints are those of cifar10_train.py. When a worker is lost, all end
 with a line that names it; the same command goes on from the latest checkpoint.
 """
-from program import startup  # First: it imports TensorFlow quietly.
-
 import os
 import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+from program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 from absl import flags

@@ -6,9 +6,12 @@ Prints the precision @ 1 of each new checkpoint in --checkpoint_dir over the tes
 once, with the moving averages of the variables. Runs beside the trainer; --run_once evaluates the
 latest and ends. --per_class tells how each class fares, and which are taken for which.
 """
-from program import startup  # First: it imports TensorFlow quietly.
-
 import datetime
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+from program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 from absl import app
@@ -18,12 +21,14 @@ import cifar10
 from evaluation import confusion
 from evaluation import counting
 from evaluation import model
+from program import console
 from program import files
 from program import ownership
+from program import paths
 import recipes
 from runs import checkpoints
 
-flags.DEFINE_string('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
+paths.define('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],
                   'Which images to evaluate on; held_out are the training images that '
                   '--validate_on=held_out did not train on.')
@@ -52,8 +57,8 @@ def evaluate():
     cifar10.maybe_download_and_extract()
     current = counting.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
     if not current.whole:
-        print(f'Evaluating the first {current.total} of {current.size} images; see --num_examples.',
-              flush=True)
+        console.line(f'Evaluating the first {current.total} of {current.size} images; see '
+                     '--num_examples.')
     files.own_folder(FLAGS.eval_dir)
     with files.full_disk_told(FLAGS.eval_dir), \
             tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
@@ -67,31 +72,33 @@ def evaluate():
 
 
 def _print(result):
-    print(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}', flush=True)
+    console.line(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}')
     if FLAGS.per_class:
         names = cifar10.data_set().classes
-        print(confusion.table(result.confusion, names), confusion.matrix(result.confusion, names),
-              sep='\n\n', flush=True)
+        text = '\n\n'.join([confusion.table(result.confusion, names),
+                            confusion.matrix(result.confusion, names)])
+        for line in text.split('\n'):
+            console.line(line)
 
 
 def _run_unless_gone(current, checkpoint):
     """Evaluates a checkpoint; None if it was deleted in the meantime: the next one will come."""
     try:
         weights = 'averaged' if FLAGS.use_moving_averages else 'raw'
-        print(f'Evaluating {checkpoint} (step {checkpoints.step(checkpoint)}, {weights} weights) '
-              f'on {current.total} images.', flush=True)
+        console.line(f'Evaluating {checkpoint} (step {checkpoints.step(checkpoint)}, {weights} '
+                     f'weights) on {current.total} images.')
         return current.run(checkpoint, summarise=True)
     except checkpoints.Unreadable:
         if FLAGS.run_once:
             raise
-        print(f'{checkpoint} is gone: the trainer keeps only the last few.', flush=True)
+        console.line(f'{checkpoint} is gone: the trainer keeps only the last few.')
         return None
 
 
 def _checkpoints():
     """Yields the path of each checkpoint that comes, the latest first."""
     if not checkpoints.candidates(model.folder()):
-        print(f'Waiting for a checkpoint in {model.folder()}.', flush=True)
+        console.line(f'Waiting for a checkpoint in {model.folder()}.')
     yield from checkpoints.as_they_come(model.folder(), FLAGS.eval_interval_secs)
 
 
@@ -118,6 +125,8 @@ def _write(writer, result, like_training):
 
 def main():
     startup.visible_gpus()
+    if FLAGS.run_once:
+        console.require()
     evaluate()
 
 

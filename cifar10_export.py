@@ -8,9 +8,11 @@ what the evaluation does to images is part of the model. The variables are const
 names of the classes are in assets.extra/labels.txt, a line each. --export_dir must not be there
 yet, or be empty. TensorFlow Serving wants a folder named by a number, as here.
 """
-from program import startup  # First: it imports TensorFlow quietly.
-
 import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+from program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 from absl import app
@@ -18,11 +20,13 @@ from absl import flags
 
 import cifar10
 from evaluation import model
+from program import console
 from program import files
 from program import ownership
+from program import paths
 import recipes
 
-flags.DEFINE_string('export_dir', None, 'Folder to make for the SavedModel.')
+paths.define('export_dir', None, 'Folder to make for the SavedModel.')
 
 FLAGS = flags.FLAGS
 
@@ -44,7 +48,7 @@ def export():
             graph_def = _frozen(classifier, session)
         _save(graph_def, classifier, partial)
         _write_labels(partial)
-    print(f'{FLAGS.export_dir} holds {checkpoint} as a SavedModel.')
+    console.line(f'{FLAGS.export_dir} holds {checkpoint} as a SavedModel.')
 
 
 def _frozen(classifier, session):

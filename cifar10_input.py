@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from datasets import table
+from program import console
 from program import errors
 
 # Images are cropped to this size. Another size makes another network: train it anew.
@@ -216,8 +217,8 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
     if not count:
         raise errors.DataError(f'{records} records cannot be shared out to {shards} workers')
     waiting = int(count * min_fraction)
-    print(f'Filling queue with {waiting} {data_set.title} images before starting to train.',
-          flush=True)
+    console.line(
+        f'Filling queue with {waiting} {data_set.title} images before starting to train.')
     files = tf.train.string_input_producer(data_set.paths(data_dir, eval_data=False))
     read = read_cifar10(files, shards * _RECORDS_A_READ, data_set)
     values = read.value

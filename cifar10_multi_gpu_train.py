@@ -6,6 +6,10 @@ Each GPU holds a copy of the network, a tower, and takes a batch of its own; the
 the host's memory and are updated with the mean of the towers' gradients. With fewer GPUs than
 towers, towers share them, or the CPU. Checkpoints are those of cifar10_train.py.
 """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 from program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
@@ -13,6 +17,7 @@ from absl import flags
 
 import cifar10
 import cifar10_input
+from program import console
 from program import ownership
 import recipes
 from training import session as training
@@ -131,7 +136,7 @@ def devices(towers, gpus):
 
 
 def main():
-    print(devices(FLAGS.num_gpus, startup.visible_gpus()), flush=True)
+    console.line(devices(FLAGS.num_gpus, startup.visible_gpus()))
     training.use_recipe(FLAGS.num_gpus)
     if training.steps_left():
         cifar10.maybe_download_and_extract()

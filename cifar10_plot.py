@@ -13,9 +13,11 @@
 
 The runs are named with --runs. Matplotlib draws all but `confusion`: pip install matplotlib
 """
-from program import startup  # First: it imports TensorFlow quietly.
-
 import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+from program import startup  # First: it imports TensorFlow quietly.
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -27,15 +29,17 @@ from datasets import table
 from evaluation import confusion
 from evaluation import counting
 from evaluation import pictures
+from program import console
 from program import files
 from program import ownership
+from program import paths
 import recipes
 from runs import checkpoints
 from runs import results
 
-flags.DEFINE_string('output', None, 'PNG file to write. By default the name of the picture, in the '
-                    'current folder.')
-flags.DEFINE_list('runs', '/tmp/cifar10_train', 'Folders of runs, with commas between them: for '
+paths.define('output', None, 'PNG file to write. By default the name of the picture, in the '
+             'current folder.')
+paths.define_list('runs', '/tmp/cifar10_train', 'Folders of runs, with commas between them: for '
                   'curves as many as there are, else one.')
 
 FLAGS = flags.FLAGS
@@ -207,7 +211,7 @@ def plot():
         raise app.UsageError(f'--output={path}, wanted: a name that ends with .png')
     with files.new_file(path) as stream:
         _PICTURES[FLAGS.picture](stream)
-    print(f'Wrote {path}.')
+    console.line(f'Wrote {path}.')
 
 
 if __name__ == '__main__':

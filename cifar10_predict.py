@@ -12,13 +12,14 @@ Unreadable images are reported and skipped, and the exit code is then 1.
 The network is the latest checkpoint in --checkpoint_dir with its moving averages, the best one with
 --best, or a SavedModel of cifar10_export.py. A SavedModel is a program: load those you trust.
 """
-from program import startup  # First: it imports TensorFlow quietly.
-
 import contextlib
 import glob
 import json
 import os
 import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+from program import startup  # First: it imports TensorFlow quietly.
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -29,11 +30,12 @@ import cifar10
 from datasets import images
 from evaluation import model
 from program import console
+from program import paths
 from program import small_files
 import recipes
 
-flags.DEFINE_string('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
-                    '--net, --dataset and --checkpoint_dir do not count then.')
+paths.define('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
+             '--net, --dataset and --checkpoint_dir do not count then.')
 flags.DEFINE_integer('top_k', 3, 'Show so many of the most probable classes; more than there '
                      'are means all.', lower_bound=1, upper_bound=10**9)
 flags.DEFINE_boolean('json', False, 'Print a JSON object for each image, one a line, not a table.')
@@ -67,7 +69,7 @@ def predict(words):
                     batch.append((path, images.read(path)))
                 except images.ImageError as error:
                     unreadable += 1
-                    print(f'cifar10_predict.py: {console.printable(str(error))}', file=sys.stderr)
+                    console.note(f'cifar10_predict.py: {error}')
             if batch:
                 read, pixels = zip(*batch)
                 for path, probabilities in zip(read, classify(np.stack(pixels))):
@@ -149,9 +151,9 @@ def _labels(folder, count):
 
 
 def _show_json(path, top):
-    print(json.dumps({'image': path, 'predictions': [
+    console.line(json.dumps({'image': path, 'predictions': [
         {'class': name, 'label': label, 'probability': round(probability, 6)}
-        for label, name, probability in top]}), flush=True)
+        for label, name, probability in top]}))
 
 
 def _table(paths, names):
@@ -160,12 +162,11 @@ def _table(paths, names):
     name_width = _LINE - image_width - len('  probability  ')
 
     def show(image, probability, name):
-        image, name = console.printable(image), console.printable(name)
         if len(image) > image_width:
             image = '...' + image[3 - image_width:]
         if len(name) > name_width:
             name = name[:name_width - 3] + '...'
-        print(f'{image:{image_width}}  {probability:>11}  {name}', flush=True)
+        console.line(f'{image:{image_width}}  {probability:>11}  {name}')
 
     def show_top(path, top):
         for row, (_, name, probability) in enumerate(top):
@@ -177,6 +178,7 @@ def _table(paths, names):
 
 def main(words):
     startup.visible_gpus()
+    console.require()
     return predict(words)
 
 

@@ -6,6 +6,10 @@ The tutorial reports about 86 percent after 100,000 steps (256 epochs). Training
 latest checkpoint in --train_dir; --restart starts over. Evaluate with cifar10_eval.py, watch with
 tensorboard --logdir.
 """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 from program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf

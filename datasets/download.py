@@ -12,7 +12,6 @@ import http.client
 import os
 import re
 import shutil
-import sys
 import tarfile
 import time
 import zlib
@@ -20,6 +19,7 @@ import zlib
 from six.moves import urllib
 
 from datasets import synthetic
+from program import console
 from program import errors
 from program import files
 from program import ownership
@@ -62,12 +62,12 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
 
 def is_url(text):
     """Whether a text names a place that `download` can read."""
-    return text.startswith(('http:', 'https:', 'file:'))
+    return text.lower().startswith(('http:', 'https:', 'file:'))
 
 
 def _make_folder(data_set, data_dir, url):
     if data_set.url is None:
-        print(f'Drawing the {data_set.title} images in {data_dir}.')
+        console.line(f'Drawing the {data_set.title} images in {data_dir}.')
         synthetic.write(data_set, data_dir)
         return
     archive = os.path.join(data_dir, os.path.basename(data_set.url))
@@ -102,7 +102,7 @@ def _locked(path):
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print('Waiting for another process to fetch the data.', flush=True)
+            console.line('Waiting for another process to fetch the data.')
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
@@ -216,9 +216,9 @@ class _Progress:
         self._name, self._total = name, total
         self._start, self._start_time = done, time.monotonic()
         self._shown_tenth, self._shown_time = 10 * done // total, 0.0
-        self._bar = sys.stdout.isatty()
+        self._bar = console.shows_progress()
         if done:
-            print(f'Going on with {name} after {done / 1e6:.1f} MB.', flush=True)
+            console.line(f'Going on with {name} after {done / 1e6:.1f} MB.')
 
     def update(self, done):
         """Shows `done` bytes, counted from the file's beginning, where it is time to."""
@@ -227,10 +227,9 @@ class _Progress:
         if self._bar and (now - self._shown_time >= 0.2 or done == self._total):
             self._shown_time = now
             bar = '=' * (2 * tenth) + '>' * (tenth < 10)
-            print(f'\r{self._name:.20} [{bar:20}] {self._figures(done, now)}\x1b[K',  # To the end.
-                  end='', flush=True)
+            console.progress(f'{self._name:.20} [{bar:20}] {self._figures(done, now)}')
         elif not self._bar and tenth > self._shown_tenth:
-            print(f'{self._name}: {self._figures(done, now)}', flush=True)
+            console.line(f'{self._name}: {self._figures(done, now)}')
         self._shown_tenth = tenth
 
     def _figures(self, done, now):
@@ -241,8 +240,7 @@ class _Progress:
 
     def close(self):
         """Ends the bar's line."""
-        if self._bar and self._shown_time:
-            print()
+        console.end()
 
 
 def _verify(path, data_set):

@@ -12,11 +12,12 @@ from absl import flags
 
 import cifar10
 from datasets import table
+from program import paths
 from program import startup
 import recipes
 from runs import checkpoints
 
-flags.DEFINE_string('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
+paths.define('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
 flags.DEFINE_boolean('best', False, 'Take the best checkpoint of a validated run, in '
                      '--checkpoint_dir/best, not the latest.')
 flags.DEFINE_boolean('use_moving_averages', True, 'Use the moving averages of the variables, not '

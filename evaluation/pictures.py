@@ -3,16 +3,11 @@
 Figures are objects of their own, so that no screen is needed, and are drawn by Matplotlib's
 defaults with the fonts that come with it, whatever the machine's settings are.
 """
+import logging
 import textwrap
 
 import numpy as np
 from absl import app
-
-try:
-    import matplotlib
-    from matplotlib.figure import Figure
-except ImportError:  # An extra: only pictures need it.
-    matplotlib = None
 
 # Okabe and Ito, https://jfly.uni-koeln.de/color/: also colour-blind readers tell them apart.
 _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
@@ -21,10 +16,18 @@ _DOTS_AN_INCH = 100
 
 
 def require_matplotlib():
-    """Raises `app.UsageError` where Matplotlib is not installed."""
-    if matplotlib is None:
+    """Imports Matplotlib, an extra: only these pictures need it.
+
+    Raises:
+        app.UsageError: it is not installed.
+        OSError: it finds no folder to write its cache in; the message says what to do.
+    """
+    logging.getLogger('matplotlib').setLevel(logging.ERROR)  # It warns of each folder it tries.
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
         raise app.UsageError('This picture is drawn by Matplotlib, which is not installed: '
-                             'pip install matplotlib')
+                             'pip install matplotlib') from error
 
 
 def grid(stream, rows, title, row_names=None):
@@ -83,8 +86,9 @@ def curves(stream, losses, errors):
 
 
 def _figure(size):
+    import matplotlib.figure
     matplotlib.rcdefaults()
-    return Figure(figsize=size, dpi=_DOTS_AN_INCH, layout='constrained')
+    return matplotlib.figure.Figure(figsize=size, dpi=_DOTS_AN_INCH, layout='constrained')
 
 
 def scaled(images):

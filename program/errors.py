@@ -1,8 +1,9 @@
 """What a user is told of a failure: one line under the script's name."""
-import contextlib
 import os
 import re
 import sys
+
+from program import console
 
 
 class DataError(ValueError):
@@ -27,8 +28,7 @@ def record_fault(error):
 def say(line):
     """Writes a line under the script's name to standard error; from any thread, at any time, also
     where nobody reads it any more."""
-    with contextlib.suppress(OSError):
-        os.write(2, f'{script()}: {line}\n'.encode())
+    console.note(f'{script()}: {line}')
 
 
 def script():

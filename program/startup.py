@@ -3,21 +3,73 @@ line.
 
 Import this module before TensorFlow. Set TF_CPP_MIN_LOG_LEVEL (0 to 3) to see all that TensorFlow
 says.
+
+A script puts its own folder on `sys.path` before it imports this module: Python does not if
+PYTHONSAFEPATH is set.
 """
 import contextlib
+import errno
 import functools
+import importlib.util
+import io
 import math
 import os
+import re
+import select
 import signal
 import sys
-import tempfile
 import threading
 
-from absl import app
-from absl import flags
+from program import console
+from program import cores
+from program import errors
 
+_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
 _LOG_LEVEL = '3'  # On a machine without a GPU, that it has none is logged as an error.
+
+# What TensorFlow's C++ libraries always write while they are loaded.
+_INFORMATION = re.compile(rb'^(?:I\d{4} |WARNING: All log messages before ).*\n', re.MULTILINE)
+
+
+def _use_utf8():
+    """Starts a script again in Python's UTF-8 mode if the locale has another encoding.
+
+    TensorFlow takes the names of files in UTF-8. With another encoding, Python would open others.
+    """
+    script = getattr(sys.modules['__main__'], '__file__', None) or ''
+    if (sys.getfilesystemencoding() == 'utf-8' or 'utf8' in sys._xoptions or not sys.executable
+            or os.path.dirname(os.path.realpath(script)) != _ROOT):
+        return
+    os.environ.setdefault('PYTHONIOENCODING', sys.stdout.encoding)  # The terminal's stays.
+    os.execv(sys.executable, [sys.executable, '-X', 'utf8', *sys.orig_argv[1:]])
+
+
+def _show_missing_package(kind, error, trace):
+    """Shows an exception that nothing caught: one line if a package is not installed."""
+    package = (getattr(error, 'name', None) or '').partition('.')[0]
+    if not isinstance(error, ModuleNotFoundError) or _is_installed(package):
+        sys.__excepthook__(kind, error, trace)
+        return
+    errors.say(f'the Python package {package} is not installed here: activate the virtual '
+               'environment that has it, or run: pip install -r requirements.txt')
+
+
+def _is_installed(package):
+    return not package or importlib.util.find_spec(package) is not None
+
+
+@contextlib.contextmanager
+def _set_meanwhile(mapping, name, value):
+    """Gives a name a value for the block, in `os.environ` or `sys.modules`, unless it has one."""
+    if name in mapping:
+        yield
+        return
+    mapping[name] = value
+    try:
+        yield
+    finally:
+        del mapping[name]
 
 
 @contextlib.contextmanager
@@ -38,23 +90,60 @@ def _ended_by_interrupts():
 
 @contextlib.contextmanager
 def _standard_error_held_back():
-    """Keeps what is written to file descriptor 2 off the screen, unless an exception ends the
-    block.
+    """Keeps what is written to file descriptor 2 off the screen, unless the block fails.
 
-    TensorFlow's C++ libraries write there while they are loaded, before any log level counts.
+    TensorFlow's C++ libraries write there while they are loaded, before any log level counts. Where
+    they do not support the processor, they end the process: so another process holds the text, and
+    shows it if this one dies.
     """
     screen = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            held.seek(0)
-            os.write(screen, held.read())
-            raise
-        finally:
-            os.dup2(screen, 2)
-            os.close(screen)
+    text_end, text = os.pipe()
+    verdict_end, verdict = os.pipe()
+    try:
+        holder = os.fork()
+    except OSError:  # No room for a process: then nothing is held back.
+        holder = None
+    if holder == 0:
+        os.close(text)
+        os.close(verdict)
+        _hold(text_end, verdict_end, screen)
+    os.close(text_end)
+    os.close(verdict_end)
+    if holder:
+        os.dup2(text, 2)
+    os.close(text)
+    try:
+        yield
+        with contextlib.suppress(OSError):
+            os.write(verdict, b'.')
+    finally:
+        os.dup2(screen, 2)
+        os.close(screen)
+        os.close(verdict)
+        if holder:
+            with contextlib.suppress(ChildProcessError):  # If SIGCHLD is ignored, it is gone.
+                os.waitpid(holder, 0)
+
+
+def _hold(text, verdict, screen):
+    """Reads from the pipe `text`, and ends this process when there is a verdict.
+
+    A byte from the pipe `verdict` drops what was read. Its end shows it on `screen`.
+    """
+    try:
+        held, waiting = b'', [text, verdict]
+        while True:
+            ready = select.select(waiting, [], [])[0]
+            if text not in ready:
+                break
+            block = os.read(text, 1 << 16)
+            held += block
+            if not block:
+                waiting = [verdict]
+        if not os.read(verdict, 1):
+            os.write(screen, _INFORMATION.sub(b'', held))
+    finally:
+        os._exit(0)
 
 
 def _leave_out_event_writers(failure):
@@ -63,21 +152,28 @@ def _leave_out_event_writers(failure):
         threading.__excepthook__(failure)
 
 
-if _QUIET:
-    os.environ['TF_CPP_MIN_LOG_LEVEL'] = _LOG_LEVEL
-    with _ended_by_interrupts(), _standard_error_held_back():
-        import tensorflow.compat.v1 as tf
-    tf.logging.set_verbosity(tf.logging.FATAL)  # What it logs as an error, it raises, too.
-    del os.environ['TF_CPP_MIN_LOG_LEVEL']  # It was read once; a child process decides for itself.
-else:
+console.open_closed()
+_use_utf8()
+sys.excepthook = _show_missing_package
+
+from absl import app  # noqa: E402, after what has to be first.
+from absl import flags  # noqa: E402
+
+with contextlib.ExitStack() as _stack:
+    # TensorFlow imports absl's test library, and Matplotlib if it is installed. Each looks for a
+    # folder to write in, and fails if there is none. We do not need either of them.
+    _stack.enter_context(_set_meanwhile(os.environ, 'TEST_TMPDIR', os.curdir))
+    _stack.enter_context(_set_meanwhile(sys.modules, 'matplotlib', None))
+    if _QUIET:
+        _stack.enter_context(_set_meanwhile(os.environ, 'TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL))
+        _stack.enter_context(_ended_by_interrupts())
+        _stack.enter_context(_standard_error_held_back())
     import tensorflow.compat.v1 as tf
+if _QUIET:
+    tf.logging.set_verbosity(tf.logging.FATAL)  # What it logs as an error, it raises, too.
 tf.disable_v2_behavior()
 threading.excepthook = _leave_out_event_writers
 tf.enable_resource_variables()  # Also for the global step: reads and writes then have an order.
-
-from program import console  # noqa: E402, after the import that is held back.
-from program import cores  # noqa: E402
-from program import errors  # noqa: E402
 
 flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
                   'Compute on the GPUs if there are any, on the CPU only, or insist on a GPU.')
@@ -94,7 +190,8 @@ _MISTAKES = (app.UsageError, errors.DataError, FloatingPointError, OSError,
 def run(main, modules=(), words=None):
     """Parses the command line, runs `main`, and exits.
 
-    Exit codes: 0 done; 1 a mistake, told in one line on standard error; 130 interrupted by Ctrl-C.
+    Exit codes: 0 done; 1 a mistake, told in one line on standard error; 130 interrupted by Ctrl-C;
+    141 the reader of standard output has ended, in a script that is for its output.
 
     Args:
         main: function without arguments; or with `words`, of the list of those given. What it
@@ -107,13 +204,25 @@ def run(main, modules=(), words=None):
     for module in modules:
         for flag in FLAGS.get_key_flags_for_module(module):
             FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # So that --help lists it.
-    app.run(lambda argv: _without_traceback(functools.partial(main, argv[1:]) if words else main),
-            flags_parser=functools.partial(_parse, words))
+    try:
+        app.run(lambda argv: _without_traceback(lambda: main(argv[1:]) if words else main()),
+                flags_parser=functools.partial(_parse, words))
+    except console.Gone as gone:
+        if gone.__cause__.errno == errno.EPIPE:  # As `head` leaves it: other programs are silent.
+            sys.exit(128 + signal.SIGPIPE)
+        errors.say(f'standard output cannot be written: {gone}')
+        sys.exit(1)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            console.note(end.code)
+            sys.exit(1)
+        raise
 
 
 def _parse(words, argv):
     if any(word in ('--help', '-help', '-h', '-?', '--helpshort') for word in argv[1:]):
-        app.usage(shorthelp=True, writeto_stdout=True, exitcode=0)
+        _show_help()
+        sys.exit(0)
     FLAGS.set_gnu_getopt(words is not None)
     try:
         given = FLAGS(argv)[1:]
@@ -128,6 +237,15 @@ def _parse(words, argv):
         sys.exit(f'{errors.script()}: wanted {words}, not {" ".join(given) or "nothing"} '
                  '(--help tells more)')
     return argv[:1] + given
+
+
+def _show_help():
+    console.require()
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        app.usage(shorthelp=True, writeto_stdout=True)
+    for line in text.getvalue().rstrip('\n').split('\n'):
+        console.line(line)
 
 
 def _refuse_nothing():
@@ -170,7 +288,7 @@ def _without_traceback(main):
         sys.exit(f'{errors.script()}: {fault}')
     except KeyboardInterrupt:
         console.end()
-        print(f'{errors.script()}: interrupted', file=sys.stderr)
+        errors.say('interrupted')
         return 130
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app
 
+from program import console
 from program import errors
 from program import files
 from program import small_files
@@ -107,7 +108,7 @@ def latest(folder, tell=True):
         reason = fault(path)
         if reason is None:
             if faults and tell:
-                print(f'{"; ".join(faults)}: taking {os.path.basename(path)}.', flush=True)
+                console.line(f'{"; ".join(faults)}: taking {os.path.basename(path)}.')
             return path
         faults.append(f'{path} is damaged ({reason})' if not faults else
                       f'{os.path.basename(path)}, too')

@@ -6,6 +6,7 @@ import re
 
 from absl import app
 
+from program import console
 from program import files
 from program import ownership
 from runs import results
@@ -87,8 +88,8 @@ def remove_own_files(folder):
     if others:
         stays, goes = (', '.join(sorted(os.path.relpath(path, folder) for path in paths))
                        for paths in (others, own))
-        print(f'--restart leaves in {folder} what no run wrote: {stays}. It removes '
-              f'{goes or "nothing"}.', flush=True)
+        console.line(f'--restart leaves in {folder} what no run wrote: {stays}. It removes '
+                     f'{goes or "nothing"}.')
     for path in own:
         os.remove(path)
 

@@ -274,6 +274,18 @@ def test_sigterm_to_one_worker_lets_worker_0_save(half_bright, rank):
 
 
 @pytest.mark.slow
+def test_a_log_whose_reader_is_gone_ends_all_as_it_ends_one_worker(half_bright):
+    process = start('--max_steps=100000', '--log_frequency=1')
+    await_steps(process)
+    process.stdout.close()
+    error = process.stderr.read()
+    assert process.wait(timeout=records.PATIENCE) == 129, error
+    assert error == ('\nThe console is gone: Broken pipe.\n'
+                     '\nStopping after this step; once more stops at once.\n')
+    assert tf.train.latest_checkpoint(FLAGS.train_dir)
+
+
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_told_to_all(half_bright):
     process = start('--max_steps=100', rate=1e20)
     _, error = process.communicate(timeout=records.PATIENCE)

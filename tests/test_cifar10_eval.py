@@ -1,6 +1,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -196,3 +198,18 @@ def test_per_class(half_bright, capsys):
     assert values('classes/automobile/recall') == {30: 1.0}
     assert {'confusion_matrix', 'Precision @ 1'} <= tags()
     assert 'classes/bird/recall' not in tags()
+
+
+@pytest.mark.slow
+def test_output_that_has_no_room_is_not_taken_for_the_folder(half_bright):
+    """The result is in the event file all the same."""
+    with flagsaver.flagsaver(max_steps=1):
+        cifar10_train.train()
+    with open('/dev/full', 'w') as full:
+        done = subprocess.run(
+            [sys.executable, records.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
+             f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}', '--run_once'],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=records.PATIENCE)
+    assert (done.returncode, done.stderr) == (
+        1, 'cifar10_eval.py: standard output cannot be written: No space left on device\n')
+    assert list(values('Precision @ 1')) == [1]

@@ -1,6 +1,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pictures
@@ -133,14 +136,14 @@ def test_nothing_in_a_folder_or_for_a_pattern(network, tmp_path, word):
         cifar10_predict.predict([os.path.join(tmp_path, word)])
 
 
-def test_the_others_go_on(network, pictures_, capsys):
+def test_the_others_go_on(network, pictures_, capfd):
     for index, data in ((1, b'text'), (3, b''), (4, b''), (5, b'')):  # A whole batch, too.
         with open(pictures_[index], 'wb') as stream:
             stream.write(data)
     os.mkfifo(os.path.join(os.path.dirname(pictures_[0]), '9.png'))  # Which nobody writes to.
     words = [os.path.join(os.path.dirname(pictures_[0]), '*.png'), '/nonexistent.png']
     assert cifar10_predict.predict(words) == 1
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert [json.loads(line)['image'] for line in out.splitlines()] == [
         pictures_[0], pictures_[2], pictures_[6]]
     assert [line.split(' is ')[0].split(' cannot ')[0] for line in err.splitlines()] == [
@@ -206,3 +209,21 @@ def test_as_a_user(network, pictures_, tmp_path):
     done = records.run_script('cifar10_predict.py')
     assert (done.returncode, done.stdout) == (1, '')
     assert done.stderr == 'cifar10_predict.py: wanted IMAGE..., not nothing (--help tells more)\n'
+
+
+@pytest.mark.slow
+def test_output_that_nobody_reads_or_that_has_no_room(network, pictures_):
+    """`... | head -1` ends in silence, as other programs do. A full disk is an error."""
+    command = [sys.executable, records.ROOT / 'cifar10_predict.py', *pictures_, '--batch_size=1',
+               f'--checkpoint_dir={FLAGS.checkpoint_dir}']
+    with open('/dev/full', 'w') as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True,
+                              timeout=records.PATIENCE)
+    assert (done.returncode, done.stderr) == (
+        1, 'cifar10_predict.py: standard output cannot be written: No space left on device\n')
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, 'w') as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True,
+                              timeout=records.PATIENCE)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, '')

@@ -136,3 +136,84 @@ def test_printable_shows_names_as_they_are_and_no_commands(monkeypatch):
     assert console.printable('a\x1b[2J\n\udcff.png') == 'a?[2J??.png'
     monkeypatch.setattr('sys.stdout', io.TextIOWrapper(io.BytesIO(), encoding='ascii'))
     assert console.printable('käfer') == 'k?fer'
+
+
+def _run(program, **options):
+    """Runs a program of Python in a shell's way: a `subprocess.CompletedProcess`."""
+    return subprocess.run([sys.executable, '-c', program], cwd=records.ROOT,
+                          env=records.environment(), text=True, timeout=records.PATIENCE, **options)
+
+
+def test_streams_that_are_closed_lead_nowhere(tmp_path):
+    """A file that is opened next gets none of their numbers, and nothing that is printed."""
+    def close():
+        for number in range(3):
+            os.close(number)
+
+    program = f'''
+import os, subprocess, sys
+from program import console, errors
+console.open_closed()
+with open({str(tmp_path / "file")!r}, 'w') as stream:
+    console.line('line')
+    console.note('note')
+    errors.say('error')
+    print('print', file=sys.stderr)
+    subprocess.run(['sh', '-c', 'echo child; echo child >&2'], check=True)
+    stream.write(f'{{stream.fileno()}} {{sys.stdin.read()}}')
+'''
+    assert _run(program, preexec_fn=close).returncode == 0
+    number, rest = (tmp_path / 'file').read_text().split(' ')
+    assert int(number) > 2 and rest == ''
+
+
+def test_streams_that_are_open_stay():
+    program = 'from program import console; console.open_closed(); console.line(input())'
+    assert _run(program, input='words\n', capture_output=True).stdout == 'words\n'
+
+
+def test_a_lost_console_is_a_hang_up_or_an_error_of_its_own():
+    """The error is no OSError: nothing on the way takes it for one of a folder."""
+    program = '''
+from program import console
+import sys
+if len(sys.argv) > 1: console.require()
+try:
+    console.line('lost')
+except OSError:
+    console.note('an OSError')
+'''
+    for words, code, said in (([], -1, '\nThe console is gone: No space left on device.\n'),
+                              (['x'], 1, 'program.console.Gone: No space left on device\n')):
+        with open('/dev/full', 'w') as full:
+            done = subprocess.run(
+                [sys.executable, '-c', program, *words], cwd=records.ROOT, text=True, stdout=full,
+                stderr=subprocess.PIPE, env=records.environment())
+        assert done.returncode == code
+        assert done.stderr.endswith(said)
+
+
+def test_all_that_is_shown_is_made_printable():
+    """Escape sequences, bytes of a name that are not UTF-8, and what the encoding lacks."""
+    program = r'''
+from program import console, errors
+text = 'k\xe4fer\x1b[2J\udcff'
+console.line(text)
+console.note(text)
+errors.say(text)
+'''
+    for encoding, shown in (('utf-8', 'käfer?[2J?'), ('ascii', 'k?fer?[2J?')):
+        done = subprocess.run(
+            [sys.executable, '-c', program], cwd=records.ROOT, capture_output=True,
+            encoding='utf-8', env={**records.environment(), 'PYTHONIOENCODING': encoding})
+        assert done.stdout == f'{shown}\n'
+        assert done.stderr == f'{shown}\n-c: {shown}\n'
+
+
+def test_standard_error_may_be_full_or_gone():
+    program = '''
+from program import errors
+errors.say('lost')
+'''
+    with open('/dev/full', 'w') as full:
+        assert _run(program, stderr=full).returncode == 0

@@ -1,14 +1,17 @@
 """Downloads from a real server on loopback, and unpacks archives made to do harm."""
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
 import tarfile
+import termios
 
 import pytest
 import records
@@ -63,6 +66,12 @@ def test_fresh_then_without_network(server, tmp_path):
 def test_another_url(server, tmp_path):
     download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path),
                                         server.url)
+    assert_whole(tmp_path)
+
+
+def test_the_scheme_of_a_url_may_be_in_capitals(server, tmp_path):
+    download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path),
+                                        server.url.replace('http:', 'HTTP:'))
     assert_whole(tmp_path)
 
 
@@ -261,6 +270,7 @@ def test_progress_on_a_terminal(server, tmp_path, monkeypatch):
     """A line that is drawn over itself, under 80 columns, and ended before a failure is told."""
     server.behaviour = 'cut_once'
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, 80, 0, 0))
     with os.fdopen(theirs, 'w') as terminal:
         monkeypatch.setattr(sys, 'stdout', terminal)
         monkeypatch.setattr(download, '_BLOCK_BYTES', 4000)
@@ -269,10 +279,10 @@ def test_progress_on_a_terminal(server, tmp_path, monkeypatch):
     with contextlib.suppress(OSError):  # Which is how a terminal that is closed ends.
         while block := os.read(ours, 1 << 12):
             shown += block.decode()
-    assert shown.endswith('\x1b[K\r\n')
-    last = shown.split('\r')[-2]
+    assert shown.endswith(' left\r\n')
+    last = shown.split('\r\x1b[K')[-1].removesuffix('\r\n')
     assert re.fullmatch(
-        r'small.tar.gz \[=*> *\] +\d+ %, \d+\.\d\d MB/s, \d+:\d\d left\x1b\[K', last)
+        r'small.tar.gz \[=*> *\] +\d+ %, \d+\.\d\d MB/s, \d+:\d\d left', last)
     assert len(last) < 80
 
 

@@ -200,3 +200,12 @@ def test_the_launchers_variable_copied_from_elsewhere(monkeypatch, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (
         1, '', 'cifar10_distributed_train.py: CIFAR10_WORKER names process 1, which ended or did '
         'not start this one. Where you set the variable yourself, unset it\n')
+
+
+@pytest.mark.parametrize('codes, code', [
+    ([0, 0], 0), ([0, 1], 1), ([-9, 1], 137), ([1, 143], 1),
+    ([143, 129, 143], 129), ([143, 130], 130),  # 143 as well is of those that others stopped.
+    ([143, 0], 143), ([143, 1], 143), ([-15, -15], 143)])
+def test_the_exit_code_of_all(codes, code):
+    """In the order in which the workers ended."""
+    assert launch._exit_code(codes) == code

@@ -1,4 +1,8 @@
+import json
 import os
+import resource
+import shutil
+import signal
 import subprocess
 import sys
 
@@ -8,9 +12,15 @@ import tensorflow.compat.v1 as tf
 from absl import app
 from absl.testing import flagsaver
 
+from drills import small_data
 from program import startup
+from runs import checkpoints
+from runs import results
 
 SCRIPTS = ['cifar10_train.py', 'cifar10_multi_gpu_train.py', 'cifar10_eval.py']
+ALL_SCRIPTS = [f'cifar10_{name}.py' for name in (
+    'train', 'multi_gpu_train', 'distributed_train', 'eval', 'predict', 'export', 'convert',
+    'plot')]
 
 
 def _refused(script, *arguments):
@@ -106,10 +116,11 @@ def test_words_before_between_and_behind_flags(words, given, code):
         startup.FLAGS.set_gnu_getopt(False)
 
 
-def _python(program, **env):
+def _python(program, prepare=None, **env):
     quiet = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
     return subprocess.run([sys.executable, '-c', program], capture_output=True, text=True,
-                          cwd=records.ROOT, env={**quiet, **env}, timeout=records.PATIENCE)
+                          cwd=records.ROOT, env={**quiet, **env}, timeout=records.PATIENCE,
+                          preexec_fn=prepare)
 
 
 def test_import_is_quiet_unless_asked():
@@ -127,6 +138,132 @@ def test_a_failing_import_shows_what_was_held_back(tmp_path):
     assert done.returncode == 1
     assert 'library is broken' in done.stderr
     assert 'no luck' in done.stderr
+
+
+def test_what_an_aborted_import_wrote_is_shown(tmp_path):
+    """As where TensorFlow's libraries do not support the processor; without its information."""
+    (tmp_path / 'tensorflow').mkdir()
+    (tmp_path / 'tensorflow' / '__init__.py').write_text(
+        'import os\n'
+        'os.write(2, b"I0000 00:00:1 port.cc:1] on\\nF0000 00:00:2 feature.cc:2] no AVX\\n")\n'
+        'os.abort()')
+    done = _python('from program import startup', PYTHONPATH=str(tmp_path))
+    assert done.returncode == -signal.SIGABRT
+    assert done.stderr == 'F0000 00:00:2 feature.cc:2] no AVX\n'
+
+
+def test_a_start_writes_no_file():
+    """As in a container whose folders are all read-only, the home folder as well."""
+    def forbid_writing():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    done = _python('from program import startup; startup.tf.Session(); print("done")',
+                   forbid_writing, PYTHONDONTWRITEBYTECODE='1', HOME='/proc')
+    assert (done.stdout, done.stderr) == ('done\n', '')
+
+
+def test_without_the_packages_one_line_says_how_to_install_them(tmp_path):
+    """Isolated, Python leaves out the folder of the script, too."""
+    for script in ALL_SCRIPTS:
+        done = subprocess.run([sys.executable, '-S', '-I', records.ROOT / script], cwd=tmp_path,
+                              capture_output=True, text=True, timeout=records.PATIENCE)
+        assert (done.returncode, done.stdout) == (1, '')
+        assert done.stderr == (
+            f'{script}: the Python package absl is not installed here: activate the virtual '
+            'environment that has it, or run: pip install -r requirements.txt\n')
+
+
+def test_a_module_that_is_missing_in_an_installed_package_is_a_fault():
+    done = _python('from program import startup; import json.nothing',
+                   PYTHONPATH=os.path.join(records.ROOT, 'tests'))
+    assert done.returncode == 1
+    assert 'Traceback' in done.stderr and "No module named 'json.nothing'" in done.stderr
+
+
+def test_escape_sequences_of_files_are_not_shown(tmp_path):
+    (tmp_path / 'run.json').write_text(json.dumps(
+        {'net': '\x1b[2Jgone', 'dataset': 'cifar10', 'settings': {}}))
+    assert 'holds a run with --net=?[2Jgone' in _refused(
+        'cifar10_train.py', f'--train_dir={tmp_path}')
+
+
+def test_paths_that_are_not_utf_8_are_refused():
+    assert 'path is UTF-8' in _refused('cifar10_train.py', b'--train_dir=/tmp/\xff')
+
+
+def test_help_that_nobody_reads():
+    """As `--help | true`, and where the disk is full."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, 'w') as pipe, open('/dev/full', 'w') as full:
+        for stream, code, said in (
+                (pipe, 128 + signal.SIGPIPE, ''),
+                (full, 1, 'cifar10_train.py: standard output cannot be written: '
+                          'No space left on device\n')):
+            done = subprocess.run(
+                [sys.executable, records.ROOT / 'cifar10_train.py', '--help'], text=True,
+                stdout=stream, stderr=subprocess.PIPE, timeout=records.PATIENCE)
+            assert (done.returncode, done.stderr) == (code, said)
+
+
+def _close_all():
+    for number in range(3):
+        os.close(number)
+
+
+@pytest.mark.slow
+def test_all_scripts_run_with_closed_streams(tmp_path):
+    def run(script, *flags_):
+        done = subprocess.run([sys.executable, records.ROOT / script, *flags_], cwd=tmp_path,
+                              env=records.environment(), preexec_fn=_close_all,
+                              timeout=records.PATIENCE)
+        assert done.returncode == 0, script
+
+    small_data.write_images(tmp_path / 'images')
+    data, runs = f'--dataset={tmp_path}/data', tmp_path / 'runs'
+    run('cifar10_convert.py', tmp_path / 'images', tmp_path / 'data')
+    for script, steps, own in (('cifar10_train.py', 1, []), ('cifar10_multi_gpu_train.py', 2, []),
+                               ('cifar10_distributed_train.py', 3, ['--num_workers=2'])):
+        run(script, data, f'--train_dir={runs}', '--batch_size=2', f'--max_steps={steps}', *own)
+        assert checkpoints.latest(runs) == f'{runs}/model.ckpt-{steps}'
+    from_run = [data, f'--checkpoint_dir={runs}', '--batch_size=2']
+    run('cifar10_eval.py', *from_run, f'--eval_dir={tmp_path}/eval', '--run_once')
+    assert results.read_scalars(tmp_path / 'eval', 'Precision @ 1')
+    run('cifar10_predict.py', *from_run, tmp_path / 'images' / 'a')
+    run('cifar10_export.py', *from_run, f'--export_dir={tmp_path}/model')
+    assert (tmp_path / 'model' / 'saved_model.pb').exists()
+    run('cifar10_plot.py', '--picture=confusion', data, f'--runs={runs}', '--output=x.png')
+    assert (tmp_path / 'x.png').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('environment', [
+    {'PYTHONIOENCODING': 'ascii'},
+    {'LC_ALL': 'C', 'PYTHONCOERCECLOCALE': '0', 'PYTHONUTF8': '0'}])
+def test_names_that_the_locale_cannot_encode(half_bright, tmp_path, environment):
+    """Python would refuse to print them, or would open other files than TensorFlow."""
+    def run(script, *flags_):
+        done = subprocess.run(
+            [sys.executable, records.ROOT / script, '--batch_size=8', *flags_], text=True,
+            capture_output=True, env={**records.environment(), **environment},
+            timeout=records.PATIENCE)
+        assert (done.returncode, done.stderr) == (0, '')
+        return done.stdout
+
+    data, folder = tmp_path / 'käfer', tmp_path / 'läufe'
+    data.mkdir()
+    for name in ('data_batch_1.bin', 'test_batch.bin'):
+        shutil.copy(half_bright / name, data)
+    (data / 'dataset.json').write_text(json.dumps({
+        'name': 'käfer', 'classes': ['grün', 'blau'], 'train_files': {'data_batch_1.bin': 16},
+        'test_files': {'test_batch.bin': 130}}))
+    out = run('cifar10_train.py', f'--dataset={data}', f'--train_dir={folder}', '--max_steps=2')
+    assert f'Saved step 2 in {tmp_path}/l?ufe.\n' in out
+    assert results.parameters_step(folder / 'params.h5') == 2
+    out = run('cifar10_eval.py', f'--dataset={data}', f'--checkpoint_dir={folder}', '--run_once',
+              f'--eval_dir={tmp_path}/prüfung', '--per_class')
+    assert 'gr?n ' in out
+    assert results.read_scalars(tmp_path / 'prüfung', 'classes/grün/recall')
 
 
 @pytest.mark.parametrize('error, words', [

@@ -19,7 +19,9 @@ from absl import flags
 
 import cifar10
 from evaluation import validation
+from program import console
 from program import files
+from program import paths
 from program import startup
 import recipes
 from runs import checkpoints
@@ -27,7 +29,7 @@ from runs import folder as run_folder
 from runs import results
 from training import hooks
 
-flags.DEFINE_string('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
+paths.define('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
 flags.DEFINE_integer('max_steps', 100000, 'Number of steps to make, over all starts.',
                      lower_bound=0, upper_bound=10**9)
 flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
@@ -185,8 +187,7 @@ def use_recipe(replicas=1):
     if FLAGS.validate_every is None:
         FLAGS.set_default('validate_every', recipe.validate_every)
     if replaced:
-        print(f'{recipe.name} is trained with {" ".join(replaced)} where you give no other.',
-              flush=True)
+        console.line(f'{recipe.name} is trained with {" ".join(replaced)} where you give no other.')
 
 
 def use_seed(rank=0, step=None):
@@ -222,7 +223,7 @@ def steps_left():
         return True
     if results.parameters_step(os.path.join(FLAGS.train_dir, 'params.h5')) != step:
         return True  # What ended the last start came before the last of its files.
-    print(f'Nothing to do: {latest} has made --max_steps={FLAGS.max_steps} already.')
+    console.line(f'Nothing to do: {latest} has made --max_steps={FLAGS.max_steps} already.')
     return False
 
 
@@ -233,8 +234,8 @@ def _prepare_folder(examples_per_step):
     earlier = _check_same_run()
     run_folder.remove_half_written(FLAGS.train_dir)
     if earlier and earlier.get('examples_per_step') not in (None, examples_per_step):
-        print(f'Steps were of {earlier["examples_per_step"]} images and are of {examples_per_step} '
-              'now; the schedule counts all of them as the latter.', flush=True)
+        console.line(f'Steps were of {earlier["examples_per_step"]} images and are of '
+                     f'{examples_per_step} now; the schedule counts all of them as the latter.')
     data_set = cifar10.data_set()
     run = {'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net, 'settings': {
         'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
@@ -263,7 +264,7 @@ def _resume(session_, saver, loader, variables):
     """Loads the latest checkpoint, if there is one, and goes on counting those to keep."""
     latest = checkpoints.latest(FLAGS.train_dir)
     if latest:
-        print(f'Resuming from {latest}.', flush=True)
+        console.line(f'Resuming from {latest}.')
         loader.load(latest, {variable.op.name: variable for variable in variables}, session_,
                     'Name another --train_dir, or start over with --restart')
         older = checkpoints.candidates(FLAGS.train_dir)  # And before it those that are damaged.
@@ -307,7 +308,7 @@ def _listen(read_end, caught):
             if not caught:
                 caught.append(number[0])
                 first_time = time.monotonic()
-                with contextlib.suppress(OSError):  # Standard error may be gone, too.
-                    os.write(2, b'\nStopping after this step; once more stops at once.\n')
+                console.note('')
+                console.note('Stopping after this step; once more stops at once.')
             elif number[0] != signal.SIGHUP and time.monotonic() - first_time > _TOGETHER:
                 os._exit(128 + number[0])

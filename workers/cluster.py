@@ -21,6 +21,7 @@ from absl import app
 from absl import flags
 
 from program import errors
+from program import paths
 from program import small_files
 
 # The secret of a job, as an alternative to --secret_file. An environment variable and a file, since
@@ -35,8 +36,8 @@ flags.DEFINE_integer('num_workers', None, 'Start so many workers on this machine
                      upper_bound=256)
 flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 awaits the others, with mpirun '
                     "and srun. By default on the job's first host.")
-flags.DEFINE_string('hostfile', None, 'The file that mpirun got as --hostfile: worker 0 is on its '
-                    'first host.')
+paths.define('hostfile', None, 'The file that mpirun got as --hostfile: worker 0 is on its first '
+             'host.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +62,8 @@ flags.DEFINE_float('step_timeout', Timeouts.step, 'Seconds in which a worker tha
 flags.DEFINE_float('stage_timeout', Timeouts.stage, 'Seconds in which all workers must follow the '
                    'first to the same point outside of steps: the data, the graph, a validation. '
                    'A download and a validation must take less.', lower_bound=1.0, upper_bound=1e7)
-flags.DEFINE_string('secret_file', None, 'File with the secret of the job, the same for all '
-                    f'workers, at least {_SHORTEST_SECRET} characters; or set {SECRET_VARIABLE}.')
+paths.define('secret_file', None, 'File with the secret of the job, the same for all '
+             f'workers, at least {_SHORTEST_SECRET} characters; or set {SECRET_VARIABLE}.')
 
 FLAGS = flags.FLAGS
 

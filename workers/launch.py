@@ -11,6 +11,7 @@ import time
 
 from absl import app
 
+from program import console
 from program import errors
 from program import startup
 from workers import cluster
@@ -127,7 +128,7 @@ def _show(rank, stream):
     def copy():
         for line in stream:
             if line.strip():
-                os.write(2, b'[worker %d] %s\n' % (rank, line.rstrip(b'\n')))
+                console.note(f'[worker {rank}] ' + line.decode(errors='replace').rstrip())
     thread = threading.Thread(target=copy, daemon=True)
     thread.start()
     return thread
@@ -135,22 +136,39 @@ def _show(rank, stream):
 
 def _wait(processes):
     """Waits for all; kills those that outlive the first failure for long, and says so."""
-    first, failure, deadline = 0, None, None
+    ended, failure, deadline = {}, None, None  # `ended` in the order in which they did.
     while True:
-        codes = {rank: process.poll() for rank, process in enumerate(processes)}
-        ended = {rank: code if code >= 0 else 128 - code for rank, code in codes.items()
-                 if code is not None}
-        first = first or next((code for code in ended.values() if code), 0)
-        if len(ended) == len(codes):
-            return first
+        for rank, process in enumerate(processes):
+            if rank not in ended and process.poll() is not None:
+                ended[rank] = process.returncode
+        if len(ended) == len(processes):
+            return _exit_code(ended.values())
         if failure is None:
-            failure = next((f'worker {rank} ended with exit code {code}'
+            failure = next((f'worker {rank} ended with exit code {_as_in_a_shell(code)}'
                             for rank, code in ended.items() if code not in _ORDERLY), None)
             deadline = time.monotonic() + _GRACE
         elif time.monotonic() > deadline:
             errors.say(f'{failure}, and others did not end by themselves: killed')
             _kill(processes)
         time.sleep(_POLL)
+
+
+def _exit_code(codes):
+    """The exit code for all workers, by theirs in the order in which they ended.
+
+    The first that is not 0. But workers that stop because another got a signal end as by SIGTERM:
+    if one stopped in order for a different reason, that is the code.
+    """
+    failed = [_as_in_a_shell(code) for code in codes if code]
+    first = next(iter(failed), 0)
+    if first == 128 + signal.SIGTERM:
+        return next((code for code in failed if code in _ORDERLY and code != first), first)
+    return first
+
+
+def _as_in_a_shell(code):
+    """128 + number for the -number by which Python reports a process that a signal killed."""
+    return code if code >= 0 else 128 - code
 
 
 def _kill(processes):

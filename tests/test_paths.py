@@ -1,0 +1,54 @@
+import os
+
+import pytest
+from absl import flags
+
+from program import paths
+
+
+@pytest.fixture
+def parsed():
+    """A function that parses words with two flags of paths; returns their values."""
+    values = flags.FlagValues()
+    paths.define('folder', '/default', 'A folder.', values)
+    paths.define_list('folders', '/default', 'Folders.', values)
+
+    def parse(*words):
+        values(['script', *words])
+        return values.folder, values.folders
+    return parse
+
+
+def test_a_tilde_is_the_home_folder(parsed, monkeypatch):
+    monkeypatch.setenv('HOME', '/home/me')
+    assert parsed() == ('/default', ['/default'])
+    assert parsed('--folder=~/run', '--folders=~/a,~,b~') == (
+        '/home/me/run', ['/home/me/a', '/home/me', 'b~'])
+    assert parsed('--folder=./~') == ('./~', ['/home/me/a', '/home/me', 'b~'])
+    with pytest.raises(flags.Error, match='--folder=~nobody0/x: there is no user nobody0'):
+        parsed('--folder=~nobody0/x')
+
+
+@pytest.mark.parametrize('word', ['--folder=/x\udcff', '--folders=a,b\udcff'])
+def test_what_tensorflow_cannot_open_is_refused(parsed, word):
+    with pytest.raises(flags.Error, match='TensorFlow opens only .* whose path is UTF-8'):
+        parsed(word)
+
+
+def test_a_relative_path_in_a_folder_that_tensorflow_cannot_open(parsed, tmp_path, monkeypatch):
+    folder = os.fsencode(tmp_path) + b'/\xff'
+    os.mkdir(folder)
+    monkeypatch.chdir(folder)
+    with pytest.raises(flags.Error, match='TensorFlow opens only'):
+        parsed('--folder=run')
+    assert parsed('--folder=/run')[0] == '/run'
+
+
+def test_an_empty_value_is_left_to_the_start(parsed):
+    assert parsed('--folder=')[0] == ''
+
+
+def test_flags_belong_to_the_module_that_defines_them():
+    names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module('training.session')}
+    assert 'train_dir' in names
+    assert not flags.FLAGS.get_key_flags_for_module('program.paths')
