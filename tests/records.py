@@ -59,8 +59,8 @@ PATIENCE = 300
 _GENTLY = f'''
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
-import cifar10
 from program import startup
+import cifar10
 cifar10.INITIAL_LEARNING_RATE = float(sys.argv.pop(1))
 runpy.run_path(sys.argv.pop(1), run_name='__main__')
 '''
