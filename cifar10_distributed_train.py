@@ -29,7 +29,7 @@ from runtime import workers
 FLAGS = flags.FLAGS
 
 # Flags that must be the same for all workers; the first that differs is told.
-_COMMON_FLAGS = ('batch_size', 'max_steps', 'validate_every', 'use_fp16',
+_COMMON_FLAGS = ('batch_size', 'max_steps', 'validate_every', 'learning_rate', 'use_fp16',
                  'bucket_mb', 'overlap', 'warmup_epochs', 'step_timeout')
 
 
