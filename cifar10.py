@@ -32,6 +32,9 @@ flags.DEFINE_string('data_url', None, 'Where to download the archive from: http,
                     'By default the place that the data set names.')
 flags.DEFINE_enum('validate_on', 'test', ['test', 'held_out'], 'Images that --validate_every uses: '
                   'the test set, or every tenth training image, which is then not trained on.')
+flags.DEFINE_float('learning_rate', None, 'Initial learning rate. By default that of the recipe of '
+                   "--net, which for the tutorial's is lower on some data sets.", lower_bound=0.0,
+                   upper_bound=1e6)
 flags.DEFINE_boolean('use_fp16', False, 'Compute in float16; variables stay in float32.')
 flags.DEFINE_float('min_fraction_of_examples_in_queue',
                    cifar10_input.MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
@@ -398,6 +401,9 @@ def losses_by_name(total_loss):
 def learning_rate(global_step, replicas=1):
     """A tenth of the rate after every 350 epochs, whatever the batch and the number of replicas.
 
+    The initial rate is `--learning_rate`; by default that of the data set's row, or else
+    INITIAL_LEARNING_RATE.
+
     Args:
         global_step: int [].
         replicas: on how many batches of `--batch_size` a step works.
@@ -409,8 +415,14 @@ def learning_rate(global_step, replicas=1):
         FileNotFoundError: a record file is missing.
     """
     steps = int(steps_per_epoch(replicas) * NUM_EPOCHS_PER_DECAY)
-    return tf.train.exponential_decay(INITIAL_LEARNING_RATE, global_step, max(1, steps),
+    return tf.train.exponential_decay(_initial_learning_rate(), global_step, max(1, steps),
                                       LEARNING_RATE_DECAY_FACTOR, staircase=True)
+
+
+def _initial_learning_rate():
+    """The first that is given: by the user, by the data set, by the tutorial."""
+    rates = (FLAGS.learning_rate, data_set().learning_rate, INITIAL_LEARNING_RATE)
+    return next(rate for rate in rates if rate is not None)
 
 
 def steps_per_epoch(replicas=1):

@@ -77,11 +77,13 @@ def _resnet23_inference(images, training):
 
 
 def _resnet23_schedule(global_step, replicas):
-    """The example's rate; a warm-up where the batch is a multiple of the recipe's."""
+    """The example's rate or `--learning_rate`; a warm-up where the batch is a multiple of the
+    recipe's. The data set's rate does not count: it is for gradient descent, and this is Adam."""
     multiple, rest = divmod(FLAGS.batch_size * replicas, resnet.BATCH_SIZE)
     return resnet.learning_rate(
         global_step, cifar10.steps_per_epoch(replicas),
-        multiple if multiple and not rest else 1, FLAGS.warmup_epochs)
+        multiple if multiple and not rest else 1, FLAGS.warmup_epochs,
+        resnet.LEARNING_RATE if FLAGS.learning_rate is None else FLAGS.learning_rate)
 
 
 _TUTORIAL = Net(

@@ -92,10 +92,15 @@ def _images(random, forms, rows=_AXIS, columns=_AXIS):
 
 
 def _colours(random, count):
-    """Two colours for each image, int16 [count, 3, 1, 1], some distance apart in every channel."""
-    ground = random.randint(0, 256, size=[count, 3, 1, 1])
-    distance = random.randint(64, 193, size=[count, 3, 1, 1])  # Modulo 256: at least 64 both ways.
-    return ground.astype(np.int16), ((ground + distance) % 256).astype(np.int16)
+    """The ground's colour and the form's for each image, both int16 [count, 3, 1, 1].
+
+    One of the two is lighter by at least 64 in every channel: the form in half of the images, the
+    ground in the others. With a sign drawn for each channel, 300 gentle steps would be too few.
+    """
+    dark = random.randint(0, 128, size=[count, 3, 1, 1]).astype(np.int16)
+    light = dark + random.randint(64, 129, size=[count, 3, 1, 1]).astype(np.int16)
+    form_is_light = random.randint(0, 2, size=[count, 1, 1, 1]) == 1
+    return np.where(form_is_light, dark, light), np.where(form_is_light, light, dark)
 
 
 class _Canvas:

@@ -34,8 +34,8 @@ _MEANINGFUL = {
     'train_dir': _NAMES, 'eval_dir': _NAMES, 'export_dir': _NAMES,
     'data_dir': set(_VALUES) - {'empty'},  # Where to download to; some scripts read no data.
     'runs': set(_VALUES) - {'empty'},  # Of two pictures only.
-    **{name: {'a fraction'}
-       for name in ('warmup_epochs', 'bucket_mb', 'start_timeout', 'step_timeout')}}
+    **{name: {'a fraction'} for name in (
+        'learning_rate', 'warmup_epochs', 'bucket_mb', 'start_timeout', 'step_timeout')}}
 
 # Flags that a script needs besides the one that is tried. DIR is a folder with `data`, of the real
 # layout, `train`, a run on it, and `sorted`, images of classes; NEW is an empty one.

@@ -237,23 +237,25 @@ def prepare(planes):
     return tf.cast(tf.transpose(images, [0, 2, 3, 1]), tf.float32)
 
 
-def learning_rate(global_step, steps_per_epoch, multiple, warmup_epochs=WARMUP_EPOCHS):
+def learning_rate(global_step, steps_per_epoch, multiple, warmup_epochs=WARMUP_EPOCHS,
+                  base=LEARNING_RATE):
     """Adam's learning rate: constant, after a warm-up where the batch is larger than the example's.
 
-    It rises linearly from LEARNING_RATE to `multiple` times that within `warmup_epochs`, see Goyal
-    et al., "Accurate, Large Minibatch SGD" (2017), section 2.2.
+    It rises linearly from `base` to `multiple` times that within `warmup_epochs`, see Goyal et al.,
+    "Accurate, Large Minibatch SGD" (2017), section 2.2.
 
     Args:
         global_step: int [], the number of steps before this one.
         steps_per_epoch: number of steps in which every image is seen once.
         multiple: how many times BATCH_SIZE the images of a step are, over all towers and workers.
         warmup_epochs: length of the warm-up; with 0 there is none.
+        base: the rate for BATCH_SIZE images per step.
 
     Returns:
         float32 [].
     """
     warmup_steps = steps_per_epoch * warmup_epochs
     if warmup_steps == 0:
-        return tf.constant(LEARNING_RATE * multiple)
+        return tf.constant(base * multiple)
     progress = tf.minimum(tf.cast(global_step, tf.float32) / warmup_steps, 1.0)
-    return LEARNING_RATE * (1.0 + (multiple - 1.0) * progress)
+    return base * (1.0 + (multiple - 1.0) * progress)

@@ -121,6 +121,24 @@ def test_learning_rate_counts_the_records_of_the_files(half_bright):
     np.testing.assert_allclose(rates, [0.03, 0.003], rtol=1e-5)
 
 
+@pytest.mark.parametrize('dataset, given, initial, decay_steps', [
+    ('cifar10', None, 0.1, 140000), ('cifar100', None, 0.1, 140000),
+    ('synthetic', None, 0.03, 28000), ('synthetic100', None, 0.03, 14000),
+    ('cifar10', 0.02, 0.02, 140000), ('synthetic', 0.02, 0.02, 28000)])
+def test_initial_learning_rate(dataset, given, initial, decay_steps):
+    """The user's, else the data set's, else the tutorial's; then a tenth of it.
+
+    350 epochs of 50,000, 10,000 or 5,000 images in batches of 125.
+    """
+    step = tf.placeholder(tf.int64, [])
+    with flagsaver.flagsaver(
+            dataset=dataset, learning_rate=given, batch_size=125, data_dir='/nonexistent'):
+        rate = cifar10.learning_rate(step)
+    with tf.Session() as session:
+        rates = [session.run(rate, {step: value}) for value in (0, decay_steps - 1, decay_steps)]
+    np.testing.assert_allclose(rates, [initial, initial, initial / 10], rtol=1e-5)
+
+
 def test_update_and_average_by_hand():
     """A gradient of 2 at rate 0.1: w = 1, 0.8, 0.6, ...; the average then moves by 1 - decay.
 

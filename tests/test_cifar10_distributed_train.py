@@ -330,6 +330,7 @@ def test_sigterm_while_worker_0_validates_the_last_step_costs_nothing(half_brigh
 @pytest.mark.parametrize('difference, words', [
     ('--net=resnet23', '--net is resnet23, not tutorial'),
     ('--batch_size=4', '--batch_size is 4, not 8'),
+    ('--learning_rate=0.2', '--learning_rate is 0.2, not None'),
     ('--dataset=synthetic', '--dataset is synthetic, not cifar10')])
 def test_a_worker_with_another_net_or_other_data_ends_both(half_bright, difference, words):
     for code, _, line in ends(start_by_hand(each=((), [difference]))):

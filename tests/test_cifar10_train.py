@@ -127,9 +127,9 @@ def test_training_and_evaluation_start_together_on_an_empty_folder(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_synthetic_images_are_learned_in_300_steps(tmp_path):
-    """At least 0.90 on the test set."""
+    """The command with which the README begins: at least 0.95 on the test set, in every run."""
     folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic']
     assert records.run_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
                               '--max_steps=300', timeout=600).returncode == 0
     with flagsaver.flagsaver(data_dir=f'{tmp_path}/data', dataset='synthetic'):
-        assert records.precision(f'{tmp_path}/train') >= 0.90
+        assert records.precision(f'{tmp_path}/train') >= 0.95

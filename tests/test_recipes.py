@@ -187,6 +187,18 @@ def test_resnet23_warms_up(tmp_path, batch_size, replicas, rates):
         np.testing.assert_allclose(session.run(found), rates, rtol=1e-3)
 
 
+@pytest.mark.parametrize('given, rates', [
+    (None, [1e-3, 1.5e-3, 2e-3]), (0.004, [0.004, 0.006, 0.008])])
+def test_resnet23s_rate_is_the_users_but_not_the_data_sets(tmp_path, given, rates):
+    """Two workers: the rate doubles over 5 epochs of 10,000 / 128 steps, 390.625 in all."""
+    with flagsaver.flagsaver(dataset='synthetic', data_dir=str(tmp_path), batch_size=64,
+                             learning_rate=given):
+        found = [recipes.TABLE['resnet23'].schedule(tf.constant(step, tf.int64), 2)
+                 for step in (0, 195, 400)]
+    with tf.Session() as session:
+        np.testing.assert_allclose(session.run(found), rates, rtol=1e-3)
+
+
 @pytest.mark.parametrize('script', ['cifar10_multi_gpu_train.py', 'cifar10_eval.py'])
 def test_an_unknown_net_is_refused_in_one_line(script):
     done = records.run_script(script, '--net=nonsense')

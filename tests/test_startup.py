@@ -39,6 +39,7 @@ def _refused(script, *arguments):
     (['--max_steps=-1'], '--max_steps=-1'),
     (['stray'], '"stray" is no flag'),
     (['--train_dir='], '--train_dir= has no value'),
+    (['--learning_rate=-1'], '--learning_rate=-1: -1.0 is not a number in the range [0.0, 1000000'),
     (['--warmup_epochs=nan'], '--warmup_epochs=nan is no number'),
     ([b'--train_dir=/tmp/\xff'], '--train_dir is not UTF-8'),
     (['--data_url=ftp://x'], '"ftp://x" starts with neither http:, https: nor file:'),
