@@ -11,6 +11,8 @@ files: `DataSet.check` refuses those with a label that is no class or a part of 
 reader never yields such a label. Of an index file: `checkpoints.latest` takes the checkpoint
 before. Of an image file: pixels, or one line. Of an event file: the points before the damage.
 """
+from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
+
 import collections
 import contextlib
 import io
