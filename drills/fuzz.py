@@ -17,6 +17,8 @@ before. Of an image, JSON or MATLAB file: what it should hold, or one line that 
 event file: the points before the damage. Of metrics: every row that is left, and no figures that a
 plot or a later row could not take.
 """
+from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
+
 import collections
 import contextlib
 import io
