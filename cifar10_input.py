@@ -204,7 +204,7 @@ def num_held_out(records):
     return records // _HELD_OUT_EVERY
 
 
-def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_out):
+def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_out=False):
     """uint8 [batch_size, record_bytes] of a shard in random order, without end.
 
     Records wait as strings. As tensors, whose memory is aligned, 20,000 of them that come and go at

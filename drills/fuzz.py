@@ -34,8 +34,6 @@ import numpy as np
 from absl import app
 from PIL import ExifTags, Image
 
-from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
-
 import tensorflow.compat.v1 as tf
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 

@@ -66,7 +66,8 @@ def check_run(folder, net, data_set, advice):
     except (FileNotFoundError, NotADirectoryError):
         return None
     except errors.DataError as error:
-        raise app.UsageError(f'{error}. Remove it to continue, or {advice}') from error
+        raise app.UsageError(
+            f'{error}: it is damaged. Remove it to continue, or {advice}') from error
     for field, (fits, expected) in _RUN_FIELDS.items():
         if not fits(run.get(field)):
             raise app.UsageError(
