@@ -1,4 +1,5 @@
 """Makes record files for the tests, and runs scripts on them."""
+import contextlib
 import os
 import pathlib
 import re
@@ -104,6 +105,34 @@ def free_port():
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         return free.getsockname()[1]
+
+
+with_networks = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which('ip'),
+    reason='network namespaces take root and iproute2')
+
+_CONNECT = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5):
+    print('connected', flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def connected(network, address, port):
+    """Connects to a port from a network namespace; yields whether that worked within 5 seconds."""
+    with subprocess.Popen(
+            ['ip', 'netns', 'exec', network, sys.executable, '-c', _CONNECT, address, str(port)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True) as process:
+        yield process.stdout.readline() == 'connected\n'
+
+
+def connects(network, address, port):
+    """Whether a connection from a network namespace to a port comes about within 5 seconds."""
+    with connected(network, address, port) as done:
+        return done
 
 
 def mpirun(count):

@@ -1,8 +1,8 @@
 """Real workers; what starts processes is marked slow."""
+import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -157,10 +157,12 @@ def ends(processes, seconds=records.PATIENCE):
 
 
 def await_steps(process):
-    """Returns once ten steps are made."""
+    """Returns once ten steps are made; what has been printed until then, a list of lines."""
+    lines = []
     for line in process.stdout:
+        lines.append(line)
         if re.search(r'step \d+0, loss', line) and 'step 0,' not in line:
-            return
+            return lines
     raise AssertionError(process.stderr.read())
 
 
@@ -392,8 +394,7 @@ def test_a_worker_that_is_lost_while_worker_0_saves_harms_no_checkpoint(half_bri
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which('ip'),
-                    reason='network namespaces take root and iproute2')
+@records.with_networks
 def test_a_cut_link_ends_both(half_bright):
     with link.networks() as (names, addresses):
         hosts = ','.join(f'{address}:2222' for address in addresses)
@@ -403,13 +404,57 @@ def test_a_cut_link_ends_both(half_bright):
              *flags_of_a_run('--max_steps=100000')],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=records.environment())
             for rank, name in enumerate(names)]
-        await_steps(processes[0])
+        notices = [line for line in await_steps(processes[0]) if 'private network' in line]
+        assert notices == [
+            "TensorFlow listens on all interfaces of the workers' machines (10.99.0.1:2222, "
+            '10.99.0.2:2222) and executes whatever it is sent: use a private network.\n']
         link.cut(names[0])
         for rank, (code, _, line) in enumerate(ends(processes, 20 + 20)):
             assert code == 1
             assert line == (
                 f'{NAME}: worker {1 - rank} ({addresses[1 - rank]}:2222) was lost: no sign of life '
                 'for 10 seconds; it is frozen, or the network is cut')
+
+
+def listening_ports(pid):
+    """Ports of all TCP sockets that listen in a process's network namespace."""
+    lines = []
+    for version in ('', '6'):
+        with contextlib.suppress(FileNotFoundError), open(f'/proc/{pid}/net/tcp{version}') as table:
+            lines += table.readlines()[1:]
+    rows = [line.split() for line in lines]
+    return {int(row[1].rsplit(':')[-1], 16) for row in rows if row[3] == '0A'}
+
+
+@pytest.mark.slow
+@records.with_networks
+def test_another_machine_reaches_no_port_of_workers_on_one(half_bright):
+    """Though the link works: it does reach a port that somebody else opens meanwhile."""
+    open_port = [sys.executable, '-c', 'import socket, sys; '
+                 'server = socket.create_server(("", 3333)); print(flush=True); sys.stdin.read()']
+    with link.networks() as (names, (address, _)):
+        inside = ['ip', 'netns', 'exec', names[0]]
+        process = subprocess.Popen(
+            [*inside, sys.executable, *records.gently(NAME), '--num_workers=2',
+             *flags_of_a_run('--max_steps=100000')],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=records.environment())
+        try:
+            lines = await_steps(process)
+            found = listening_ports(process.pid)
+            assert len(found) == 2
+            assert not any(records.connects(names[1], address, port) for port in found)
+            with subprocess.Popen([*inside, *open_port], stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE) as other:
+                other.stdout.readline()
+                assert records.connects(names[1], address, 3333)
+                other.stdin.close()
+            process.send_signal(signal.SIGTERM)
+            out, error = process.communicate(timeout=records.PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 143, error
+    assert re.search(r'Saved step \d+ in', out)
+    assert 'private network' not in ''.join(lines)
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def test_a_single_core_has_a_second_thread(monkeypatch, in_sight, by_quota, thre
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 from program import startup
-import json, os, time
+import json, os, socket, time
 import numpy as np
 import tensorflow.compat.v1 as tf
 from workers import cluster, collectives, rendezvous
@@ -201,6 +201,16 @@ def endless():
         reduced = collectives.all_reduce_mean(gradients, group, 0.0)
         yield graph, [mean[0] for mean, _ in reduced], 10**9
 
+def listening():
+    """How many instructions the filter has of each socket that listens in this process."""
+    for number in os.listdir('/proc/self/fd'):
+        try:
+            with socket.socket(fileno=os.dup(int(number))) as copy:
+                if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    yield len(copy.getsockopt(socket.SOL_SOCKET, 26, 800))  # SO_GET_FILTER
+        except OSError:
+            pass  # Not a socket.
+
 def run(server, config, graph, fetches, times):
     with tf.Session(server.target, graph=graph, config=config) as session:
         with graph.as_default():
@@ -223,7 +233,9 @@ def main():
             server = collectives.serve(workers, config)
             programs = dict(means=means, bits=bits, many=many, values=values, endless=endless,
                             slow=endless)
-            for item in programs[what]():
+            if what == 'ports':
+                print(json.dumps(list(listening())), flush=True)
+            for item in programs[what]() if what in programs else []:
                 found = run(server, config, *item)
                 print(json.dumps(found, default=lambda x: x.tolist()), flush=True)
             workers.agree('end')
@@ -285,6 +297,12 @@ def test_broadcast_is_exact():
     proxy = 'http://127.0.0.1:9'
     for found in results(start(3, 'values', http_proxy=proxy, https_proxy=proxy)):
         assert found == [[bits, [[1.0, 1.0], [1.0, 1.0]], 2**53 + 1]]
+
+
+@pytest.mark.slow
+def test_on_one_machine_every_listening_socket_drops_what_comes_from_others():
+    for found, in results(start(2, 'ports')):
+        assert found and set(found) == {4}  # The length of the filter; 0 without one.
 
 
 def started(processes):

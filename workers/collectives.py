@@ -16,7 +16,9 @@ import os
 import tensorflow.compat.v1 as tf
 from absl import flags
 
+from program import console
 from program import cores
+from workers import ports
 
 flags.DEFINE_float('bucket_mb', 4.0, 'Gradients are averaged in portions of at most so many '
                    'megabytes (2^20 bytes).', lower_bound=0.0, upper_bound=1e6)
@@ -233,18 +235,25 @@ def serve(workers, config):
         A `tf.train.Server`; sessions are made with its `target`.
 
     Raises:
-        ConnectionError: a server could not be started or reached; tells which.
+        ConnectionError: a server could not be started or reached; tells which. Or all workers are
+            on this machine, and another one has connected to this worker's server.
     """
     # gRPC would go through the proxy that the environment names for the Internet. It reads this
     # variable in small letters.
     hosts = {address.split(':')[0] for address in workers.addresses}
+    own = workers.addresses[workers.rank]
+    one_machine = ports.on_this_machine(hosts)
     os.environ['no_grpc_proxy'] = ','.join(sorted(hosts))  # noqa: SIM112
     try:
-        server = tf.train.Server({_JOB: workers.addresses}, _JOB, workers.rank, config=config)
+        server = tf.train.Server({_JOB: workers.addresses}, _JOB, workers.rank, config=config,
+                                 start=False)
     except tf.errors.OpError as error:
-        raise ConnectionError('TensorFlow cannot listen at '
-                              f'{workers.addresses[workers.rank]}: is it in use?') from error
+        raise ConnectionError(f'TensorFlow cannot listen at {own}: is it in use?') from error
     workers.release_port()
+    closed = one_machine and ports.close_to_others(int(own.split(':')[1]))
+    server.start()  # It listens already, but runs no graph before.
+    if workers.rank == 0 and not closed:
+        console.line(ports.notice(workers.addresses, one_machine))
     workers.agree('the servers')
     workers.reach_all()
     workers.agree('the connections')

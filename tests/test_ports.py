@@ -1,0 +1,115 @@
+"""Ports of real sockets; another machine is another network namespace."""
+import contextlib
+import socket
+import subprocess
+import sys
+
+import pytest
+import records
+
+from benchmarks import link
+from workers import ports
+
+
+@pytest.mark.parametrize('hosts, here', [
+    (['127.0.0.1', 'localhost', '127.0.1.1'], True),
+    (['127.0.0.1', '203.0.113.77'], False),  # An address for documentation: nobody has it.
+    (['nowhere.invalid'], False)])
+def test_whether_hosts_are_this_machine(hosts, here):
+    assert ports.on_this_machine(hosts) == here
+
+
+def filter_length(listener):
+    """How many instructions the filter of a socket has; 0 without one."""
+    return len(listener.getsockopt(socket.SOL_SOCKET, 26, 800))  # SO_GET_FILTER
+
+
+def test_all_listening_sockets_of_the_port_get_the_filter_and_loopback_stays_open():
+    with contextlib.ExitStack() as stack:
+        def listen(family, address, port=0):
+            listener = stack.enter_context(
+                socket.create_server((address, port), family=family, reuse_port=True))
+            listener.setblocking(False)  # As gRPC's.
+            return listener
+
+        first = listen(socket.AF_INET, '0.0.0.0')
+        port = first.getsockname()[1]
+        listeners = [first, listen(socket.AF_INET, '0.0.0.0', port)]
+        if socket.has_dualstack_ipv6():
+            listeners.append(listen(socket.AF_INET6, '::', port))
+        other = listen(socket.AF_INET, '0.0.0.0')
+        stack.enter_context(socket.create_connection(('127.0.0.1', port)))
+        assert ports.close_to_others(port)
+        assert [filter_length(listener) for listener in listeners] == [4] * len(listeners)
+        assert filter_length(other) == 0
+        for address in ['127.0.0.1', '::1'][:len(listeners) - 1]:
+            stack.enter_context(socket.create_connection((address, port), records.PATIENCE))
+
+
+def test_a_port_where_nobody_listens_counts_as_open():
+    assert not ports.close_to_others(records.free_port())
+
+
+def test_notices_are_one_line():
+    addresses = [f'node{k}:2222' for k in range(9)]
+    for one_machine in (False, True):
+        line = ports.notice(addresses, one_machine)
+        assert '(node0:2222, node1:2222, node2:2222, node3:2222 and 5 more)' in line
+        assert '\n' not in line
+    assert '(a:1, b:2)' in ports.notice(['a:1', 'b:2'], False)
+
+
+# Listens at ports 2222 and 3333, and closes 2222 when told to.
+PROGRAM = '''
+import socket, sys; sys.path.insert(0, sys.argv[1])
+from workers import ports
+listeners = [socket.create_server(('', port)) for port in (2222, 3333)]
+print('listening', flush=True)
+sys.stdin.readline()
+if sys.argv[2] == 'accepted':
+    connection, _ = listeners[0].accept()
+try:
+    print(ports.close_to_others(2222), flush=True)
+except ConnectionError as error:
+    print(error, flush=True)
+sys.stdin.readline()
+'''
+
+
+@contextlib.contextmanager
+def listening(name, when='never'):
+    """Runs `PROGRAM` in a network namespace; yields a function that closes the port."""
+    process = subprocess.Popen(
+        ['ip', 'netns', 'exec', name, sys.executable, '-c', PROGRAM, records.ROOT, when],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def close():
+        process.stdin.write('\n')
+        process.stdin.flush()
+        return process.stdout.readline().strip()
+
+    with process:
+        assert process.stdout.readline() == 'listening\n'
+        yield close
+        process.stdin.close()
+
+
+@records.with_networks
+def test_another_machine_cannot_connect_but_this_one_can():
+    with link.networks() as (names, (own, other)):
+        assert records.connects(names[0], own, 2222) is False
+        with listening(names[0]) as close:
+            assert close() == 'True'
+            assert records.connects(names[0], own, 2222)
+            assert records.connects(names[0], '127.0.0.1', 2222)
+            assert records.connects(names[1], own, 3333)
+            assert not records.connects(names[1], own, 2222)
+
+
+@records.with_networks
+@pytest.mark.parametrize('when', ['accepted', 'waiting'])
+def test_a_connection_from_another_machine_before_is_an_error(when):
+    with link.networks() as (names, (own, other)), listening(names[0], when) as close:
+        with records.connected(names[1], own, 2222):
+            assert close() == (f"{other} connected to TensorFlow's port 2222 before it was closed "
+                               'to other machines; start again')
