@@ -98,7 +98,7 @@ def _failure(data_set, data_dir, url, error):
 @contextlib.contextmanager
 def _locked(path):
     """Holds a lock on a file; it ends with the process, however that ends. The file stays."""
-    with os.fdopen(files.open_own(path), 'ab') as stream:
+    with os.fdopen(files.open_own(path, mode=files.LOCK_MODE), 'ab') as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -15,7 +15,7 @@ def one_line(error):
     message = getattr(error, 'message', None)
     if isinstance(message, str):  # TensorFlow's '... Node: 'name'\nreason\n...'
         reason = re.search(r"^Node: .*\n(.*)", message, re.MULTILINE)
-        return reason.group(1) if reason else message.splitlines()[0]
+        return reason.group(1) if reason else ''.join(message.splitlines()[:1])
     return ' '.join(str(error).split())
 
 

@@ -16,6 +16,7 @@ from program import ownership
 # Ends the name of what is being written: nobody can guess it, and plant a link of that name.
 PARTIAL = r'\.[0-9a-f]{16}\.part'
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755  # The umask may take away more.
+LOCK_MODE = 0o600
 
 _FULL = re.compile('|'.join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))))
 
@@ -83,7 +84,7 @@ def make_folder(path):
             raise
 
 
-def open_own(path, flags=0):
+def open_own(path, flags=0, mode=_FILE_MODE):
     """Opens a file of ours to read and write it, and makes it if it is missing.
 
     For files whose names must be the same each time, such as locks: another user who can guess the
@@ -92,6 +93,7 @@ def open_own(path, flags=0):
     Args:
         path: of the file.
         flags: what else `os.open` takes, such as os.O_APPEND.
+        mode: of the file. Whoever can read a lock can hold it: see `LOCK_MODE`.
 
     Returns:
         A file descriptor.
@@ -102,9 +104,11 @@ def open_own(path, flags=0):
     """
     if os.path.islink(path):  # A better message than that of O_NOFOLLOW.
         raise PermissionError(f'{path} is a link, which this program never makes: remove it')
-    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, _FILE_MODE)
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, mode)
     try:
         ownership.check_file(path, number)
+        if os.fstat(number).st_uid == os.geteuid():
+            os.fchmod(number, os.fstat(number).st_mode & mode)  # Of an earlier version.
     except BaseException:
         os.close(number)
         raise
@@ -139,6 +143,8 @@ def new_file(path):
     """
     folder = os.path.dirname(os.path.abspath(path))
     ownership.check_place(folder)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f'{folder} is not a folder: make it first, or name another')
     _remove_leftovers(path)
     with full_disk_told(folder):
         partial, number = _new_partial(path, _make_file)
@@ -208,11 +214,15 @@ def _new_partial(path, make):
     while True:
         partial = f'{path}.{secrets.token_hex(8)}.part'
         number = make(partial)
-        with contextlib.suppress(OSError):  # Some network file systems have no locks.
-            fcntl.flock(number, fcntl.LOCK_EX)
-        if _is_at(partial, number):
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(partial, number):
+                return partial, number
+        except BlockingIOError:  # Another process holds it: to remove it, or to stop this one.
+            pass
+        except OSError:  # Some network file systems have no locks.
             return partial, number
-        os.close(number)  # Another process removed it before it was locked.
+        os.close(number)
 
 
 def _make_file(path):

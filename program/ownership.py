@@ -100,7 +100,8 @@ def _steps(path):
     The folders are absolute and without links.
     """
     here, links = '/', 0
-    names = os.path.join(os.getcwd(), path).split('/')[::-1]
+    absolute = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    names = absolute.split('/')[::-1]
     while names:
         name = names.pop()
         if name == '..':
@@ -174,6 +175,8 @@ def _is_private(group, trusted):
     group is not private, even if no member is listed: a directory service need not list them.
     A number without a name, such as Kubernetes' `fsGroup`, has no other members.
     """
+    if group == 0:  # Root's. Red Hat puts system accounts into it that nobody logs in to.
+        return True
     try:
         found = grp.getgrgid(group)
     except KeyError:

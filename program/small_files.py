@@ -2,6 +2,7 @@
 import json
 
 from program import errors
+from program import files
 
 MAX_BYTES = 1 << 20  # Such files take a few kilobytes.
 _MAX_NAME = 255  # Characters; Linux lets no folder or file have more.
@@ -18,10 +19,10 @@ def read_text(path):
         str.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or is a pipe or a device.
         errors.DataError: it is larger than `MAX_BYTES`, or not UTF-8.
     """
-    with open(path, 'rb') as stream:
+    with files.regular_file(path) as stream:
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise errors.DataError(f'{path} is larger than {MAX_BYTES >> 20} MB')

@@ -50,7 +50,8 @@ def held(folder):
         raise app.UsageError(f'{folder} is, or lies below, something that is no folder: name '
                              'another --train_dir') from error
     path = os.path.join(folder, _LOCK)
-    with os.fdopen(files.open_own(path), 'r+', encoding='ascii', errors='replace') as stream:
+    number = files.open_own(path, mode=files.LOCK_MODE)
+    with os.fdopen(number, 'r+', encoding='ascii', errors='replace') as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

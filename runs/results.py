@@ -106,7 +106,7 @@ def _lines(path):
 
     A line without an end was cut short by a crash, and is left out.
     """
-    with contextlib.suppress(FileNotFoundError), open(path, 'rb') as stream:
+    with contextlib.suppress(FileNotFoundError), files.regular_file(path) as stream:
         is_continued = False
         for piece in iter(lambda: stream.readline(_MAX_LINE), b''):
             is_end = piece.endswith(b'\n')

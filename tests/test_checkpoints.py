@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import threading
 
@@ -260,3 +261,9 @@ def test_no_checkpoint_at_all(tmp_path):
     assert checkpoints.latest(str(tmp_path)) is None
     (tmp_path / 'checkpoint').write_bytes(b'')
     assert checkpoints.latest(str(tmp_path)) is None
+
+
+def test_a_note_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / 'run.json')  # Which nobody writes to.
+    with pytest.raises(OSError, match='not a regular file'):
+        checkpoints.check_run(str(tmp_path), 'tutorial', table.CIFAR10, 'go away')

@@ -2,6 +2,7 @@ import contextlib
 import errno
 import os
 import signal
+import stat
 import time
 import traceback
 
@@ -47,6 +48,20 @@ def test_other_errors_stay_as_they_are(error):
         with files.full_disk_told('/a/b'):
             raise error
     assert raised.value is error
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f'^{tmp_path}/none is not a folder: make it'):
+        with files.new_file(str(tmp_path / 'none' / 'one')):
+            pass
+
+
+def test_nobody_else_can_hold_a_lock(tmp_path):
+    """flock needs only the right to read; a file of an earlier version is closed to others, too."""
+    (tmp_path / 'old').touch(0o666)
+    for name in ('old', 'new'):
+        os.close(files.open_own(str(tmp_path / name), mode=files.LOCK_MODE))
+        assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o600
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path):

@@ -44,6 +44,18 @@ def test_a_relative_path_in_a_folder_that_tensorflow_cannot_open(parsed, tmp_pat
     assert parsed('--folder=/run')[0] == '/run'
 
 
+def test_defaults_need_no_current_folder(tmp_path, monkeypatch):
+    """One that was removed, or whose name TensorFlow cannot open; a given path does need it."""
+    values = flags.FlagValues()
+    (tmp_path / 'gone').mkdir()
+    monkeypatch.chdir(tmp_path / 'gone')
+    (tmp_path / 'gone').rmdir()
+    paths.define('set', 'cifar10', 'A name or a folder.', values)
+    assert values(['script', '--set=/run']) and values.set == '/run'
+    with pytest.raises(flags.Error, match='current folder was removed'):
+        values(['script', '--set=run'])
+
+
 def test_an_empty_value_is_left_to_the_start(parsed):
     assert parsed('--folder=')[0] == ''
 

@@ -46,6 +46,16 @@ def test_all_listening_sockets_of_the_port_get_the_filter_and_loopback_stays_ope
             stack.enter_context(socket.create_connection((address, port), records.PATIENCE))
 
 
+def test_a_connection_between_two_addresses_of_this_machine_counts_as_local():
+    """As Debian gives a machine's name the address 127.0.1.1, and connects to it from 127.0.0.1."""
+    with socket.create_server(('127.0.1.1', 0)) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address, source_address=('127.0.0.1', 0)) as connection:
+            assert connection.getsockname()[0] != connection.getpeername()[0]
+            listener.setblocking(False)
+            assert ports.close_to_others(address[1])
+
+
 def test_a_port_where_nobody_listens_counts_as_open():
     assert not ports.close_to_others(records.free_port())
 

@@ -245,7 +245,7 @@ def test_a_run_that_has_seen_all_images_cannot_hold_some_out(tiny_net):
     with flagsaver.flagsaver(max_steps=1, validate_every=0):
         cifar10_train.train()
     with flagsaver.flagsaver(validate_on='held_out', max_steps=2):
-        with pytest.raises(app.UsageError, match='trained on all training images'):
+        with pytest.raises(app.UsageError, match='with --validate_on=test, which trains'):
             cifar10_train.train()
 
 

@@ -255,9 +255,11 @@ def _check_same_run():
     """
     advice = 'name another --train_dir, or start over with --restart'
     settings = checkpoints.check_run(FLAGS.train_dir, FLAGS.net, cifar10.data_set(), advice)
-    if settings and settings.get('validate_on', 'test') != 'held_out' == FLAGS.validate_on:
-        raise app.UsageError(f'{FLAGS.train_dir} holds a run that trained on all training images, '
-                             f'so --validate_on=held_out has none that it has not seen: {advice}')
+    earlier = settings and settings.get('validate_on', 'test')
+    if earlier not in (None, FLAGS.validate_on):
+        raise app.UsageError(
+            f'{FLAGS.train_dir} holds a run with --validate_on={earlier}, which trains on other '
+            f'images than --validate_on={FLAGS.validate_on}: {advice}')
     return settings
 
 

@@ -128,7 +128,8 @@ def _show(rank, stream):
     def copy():
         for line in stream:
             if line.strip():
-                console.note(f'[worker {rank}] ' + line.decode(errors='replace').rstrip())
+                text = line.decode(errors='replace').rstrip().expandtabs()
+                console.note(f'[worker {rank}] {text}')
     thread = threading.Thread(target=copy, daemon=True)
     thread.start()
     return thread

@@ -12,6 +12,8 @@ import pathlib
 import socket
 import struct
 
+from workers import connection as connection_
+
 _SO_ATTACH_FILTER = _SO_GET_FILTER = 26  # asm-generic/socket.h
 
 
@@ -127,7 +129,7 @@ def _check_is_local(connection, port):
         peer, own = connection.getpeername()[0], connection.getsockname()[0]
     except OSError:  # It is not connected.
         return
-    if peer != own:
+    if peer != own and not connection_.is_here(peer.removeprefix('::ffff:')):
         raise ConnectionError(
             f"{peer.removeprefix('::ffff:')} connected to TensorFlow's port {port} before it was "
             'closed to other machines; start again')
