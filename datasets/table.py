@@ -165,9 +165,9 @@ CIFAR100 = DataSet(
     archive_bytes=168513733,
     sha256='58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec')
 
-# For the drawn images. At the tutorial's 0.1 the loss jumps now and then, up to 6 late in a run of
-# 300 steps, and not every run recovers before it ends. At 0.03 it still jumps, but the weights move
-# less and their averages barely move, so precision does not suffer.
+# For the drawn images. At the tutorial's 0.1 the loss jumps now and then, to 2 and more late in a
+# run of 300 steps, and not every run recovers before it ends. At 0.03 it still jumps, but the
+# weights move less and their averages barely move, so precision hardly suffers.
 _GENTLE = 0.03
 
 SYNTHETIC = DataSet(
