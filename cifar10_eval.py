@@ -50,7 +50,9 @@ def evaluate():
         app.UsageError: --run_once, and there is no checkpoint; or one does not fit the network.
     """
     only = [model.checkpoint()] if FLAGS.run_once else None  # Before any data is fetched.
-    model.check_run()
+    settings = model.check_run()
+    if settings:  # Else the run has not begun.
+        _validated_on(settings)
     cifar10.maybe_download_and_extract()
     current = counting.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
     if not current.whole:
@@ -60,7 +62,7 @@ def evaluate():
     with files.full_disk_told(FLAGS.eval_dir), \
             tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
         for checkpoint in only or _checkpoints():
-            validated_on = _validated_on()
+            validated_on = _validated_on(model.check_run() or {})
             result = _run_unless_gone(current, checkpoint)
             if result is not None:
                 try:
@@ -69,14 +71,13 @@ def evaluate():
                     _print(result)
 
 
-def _validated_on():
-    """The images that the run validates on: 'test' or 'held_out'.
+def _validated_on(settings):
+    """The images that a run with these settings validates on: 'test' or 'held_out'.
 
     Raises:
-        app.UsageError: the run has trained on the images of `--eval_data=held_out`; or see
-            `model.check_run`.
+        app.UsageError: it has trained on the images of `--eval_data=held_out`.
     """
-    validated_on = (model.check_run() or {}).get('validate_on', 'test')
+    validated_on = settings.get('validate_on', 'test')
     if FLAGS.eval_data == 'held_out' != validated_on:
         raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without --validate_on=held_out: '
                              'it has seen all training images, so none are held out')

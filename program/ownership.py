@@ -100,8 +100,8 @@ def _steps(path):
     The folders are absolute and without links.
     """
     here, links = '/', 0
-    absolute = path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
-    names = absolute.split('/')[::-1]
+    path = os.fspath(path) if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    names = path.split('/')[::-1]
     while names:
         name = names.pop()
         if name == '..':

@@ -12,16 +12,12 @@ flags.disclaim_key_flags()  # A flag belongs to the module that calls these func
 
 def define(name, default, text, flag_values=flags.FLAGS):
     """Defines a flag whose value is the path of a file or folder, or None."""
-    parser = _Path()
-    flags.DEFINE(parser, name, default, text, flag_values, flags.ArgumentSerializer())
-    parser.check = _checked
+    flags.DEFINE(_Path(default), name, default, text, flag_values, flags.ArgumentSerializer())
 
 
 def define_list(name, default, text, flag_values=flags.FLAGS):
     """Defines a flag whose value is a list of paths, given with commas between them."""
-    parser = _Paths()
-    flags.DEFINE(parser, name, default, text, flag_values, flags.CsvListSerializer(','))
-    parser.check = _checked
+    flags.DEFINE(_Paths(default), name, default, text, flag_values, flags.CsvListSerializer(','))
 
 
 def _checked(path):
@@ -47,14 +43,22 @@ def _checked(path):
 
 
 class _Path(flags.ArgumentParser):
-    check = staticmethod(lambda path: path)  # Of defaults, which are parsed, too.
+    """Checks what is given; the default is ours, and needs no current folder."""
+
+    def __init__(self, default):
+        super().__init__()
+        self._default = default
 
     def parse(self, argument):
-        return self.check(super().parse(argument))
+        path = super().parse(argument)
+        return path if path == self._default else _checked(path)
 
 
 class _Paths(flags.ListParser):
-    check = _Path.check
+    def __init__(self, default):
+        super().__init__()
+        self._default = default
 
     def parse(self, argument):
-        return [self.check(path) for path in super().parse(argument)]
+        paths = super().parse(argument)
+        return paths if argument == self._default else [_checked(path) for path in paths]
