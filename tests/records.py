@@ -119,18 +119,22 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5):
 """
 
 
+def connecting(network, address, port):
+    """Starts to connect to a port from a network namespace, for 5 seconds: a `subprocess.Popen`."""
+    return subprocess.Popen(
+        ['ip', 'netns', 'exec', network, sys.executable, '-c', _CONNECT, address, str(port)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
 @contextlib.contextmanager
 def connected(network, address, port):
-    """Connects to a port from a network namespace; yields whether that worked within 5 seconds."""
-    with subprocess.Popen(
-            ['ip', 'netns', 'exec', network, sys.executable, '-c', _CONNECT, address, str(port)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True) as process:
+    """Connects to a port from a network namespace; yields whether that worked."""
+    with connecting(network, address, port) as process:
         yield process.stdout.readline() == 'connected\n'
 
 
 def connects(network, address, port):
-    """Whether a connection from a network namespace to a port comes about within 5 seconds."""
+    """Whether a connection from a network namespace to a port is made within 5 seconds."""
     with connected(network, address, port) as done:
         return done
 

@@ -1,5 +1,6 @@
 """Ports of real sockets; another machine is another network namespace."""
 import contextlib
+import re
 import socket
 import subprocess
 import sys
@@ -15,22 +16,20 @@ from workers import ports
     (['127.0.0.1', 'localhost', '127.0.1.1'], True),
     (['127.0.0.1', '203.0.113.77'], False),  # An address for documentation: nobody has it.
     (['nowhere.invalid'], False)])
-def test_whether_hosts_are_this_machine(hosts, here):
-    assert ports.on_this_machine(hosts) == here
+def test_whether_all_hosts_are_loopback(hosts, here):
+    assert ports.on_loopback(hosts) == here
 
 
-def filter_length(listener):
-    """How many instructions the filter of a socket has; 0 without one."""
-    return len(listener.getsockopt(socket.SOL_SOCKET, 26, 800))  # SO_GET_FILTER
+def device(listener):
+    """The device that a socket is bound to; empty if to none."""
+    return listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b'\0')
 
 
-def test_all_listening_sockets_of_the_port_get_the_filter_and_loopback_stays_open():
+def test_all_listening_sockets_of_the_port_are_bound_and_loopback_stays_open():
     with contextlib.ExitStack() as stack:
         def listen(family, address, port=0):
-            listener = stack.enter_context(
+            return stack.enter_context(
                 socket.create_server((address, port), family=family, reuse_port=True))
-            listener.setblocking(False)  # As gRPC's.
-            return listener
 
         first = listen(socket.AF_INET, '0.0.0.0')
         port = first.getsockname()[1]
@@ -40,8 +39,8 @@ def test_all_listening_sockets_of_the_port_get_the_filter_and_loopback_stays_ope
         other = listen(socket.AF_INET, '0.0.0.0')
         stack.enter_context(socket.create_connection(('127.0.0.1', port)))
         assert ports.close_to_others(port)
-        assert [filter_length(listener) for listener in listeners] == [4] * len(listeners)
-        assert filter_length(other) == 0
+        assert [device(listener) for listener in listeners] == [b'lo'] * len(listeners)
+        assert device(other) == b''
         for address in ['127.0.0.1', '::1'][:len(listeners) - 1]:
             stack.enter_context(socket.create_connection((address, port), records.PATIENCE))
 
@@ -62,8 +61,8 @@ def test_a_port_where_nobody_listens_counts_as_open():
 
 def test_notices_are_one_line():
     addresses = [f'node{k}:2222' for k in range(9)]
-    for one_machine in (False, True):
-        line = ports.notice(addresses, one_machine)
+    for loopback in (False, True):
+        line = ports.notice(addresses, loopback)
         assert '(node0:2222, node1:2222, node2:2222, node3:2222 and 5 more)' in line
         assert '\n' not in line
     assert '(a:1, b:2)' in ports.notice(['a:1', 'b:2'], False)
@@ -105,12 +104,10 @@ def listening(name, when='never'):
 
 
 @records.with_networks
-def test_another_machine_cannot_connect_but_this_one_can():
-    with link.networks() as (names, (own, other)):
-        assert records.connects(names[0], own, 2222) is False
+def test_another_machine_cannot_connect_but_this_one_can_by_loopback():
+    with link.networks() as (names, (own, _)):
         with listening(names[0]) as close:
             assert close() == 'True'
-            assert records.connects(names[0], own, 2222)
             assert records.connects(names[0], '127.0.0.1', 2222)
             assert records.connects(names[1], own, 3333)
             assert not records.connects(names[1], own, 2222)
@@ -121,5 +118,35 @@ def test_another_machine_cannot_connect_but_this_one_can():
 def test_a_connection_from_another_machine_before_is_an_error(when):
     with link.networks() as (names, (own, other)), listening(names[0], when) as close:
         with records.connected(names[1], own, 2222):
-            assert close() == (f"{other} connected to TensorFlow's port 2222 before it was closed "
-                               'to other machines; start again')
+            assert close() == TOO_LATE.format(other)
+
+
+TOO_LATE = ("{} connected to TensorFlow's port 2222 before it was closed to other machines; start "
+            'again')
+
+
+@records.with_networks
+def test_a_half_open_connection_from_another_machine_is_an_error():
+    """Its last packet would open it even when the port is closed to new ones."""
+    with link.networks() as (names, (own, other)), listening(names[0]) as close:
+        # The answer gets lost, as it goes to a network card that nobody has.
+        subprocess.run(['ip', '-n', names[0], 'neigh', 'replace', other, 'lladdr',
+                        '02:00:00:00:00:99', 'dev', link.DEVICE], check=True)
+        with records.connecting(names[1], own, 2222):
+            table = ''
+            while not re.search(':08AE [0-9A-F:]+ 03 ', table):
+                table = subprocess.run(
+                    ['ip', 'netns', 'exec', names[0], 'cat', '/proc/net/tcp', '/proc/net/tcp6'],
+                    capture_output=True, text=True, check=True).stdout
+            assert close() == TOO_LATE.format(other)
+
+
+@records.with_networks
+def test_a_system_that_cannot_close_it_says_so():
+    """Here one without a device of that name."""
+    with link.networks() as (names, _):
+        for change in (['down'], ['name', 'loop'], ['up']):
+            device_ = 'loop' if change == ['up'] else 'lo'
+            subprocess.run(['ip', '-n', names[0], 'link', 'set', device_, *change], check=True)
+        with listening(names[0]) as close:
+            assert close() == 'False'

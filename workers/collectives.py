@@ -235,14 +235,14 @@ def serve(workers, config):
         A `tf.train.Server`; sessions are made with its `target`.
 
     Raises:
-        ConnectionError: a server could not be started or reached; tells which. Or all workers are
-            on this machine, and another one has connected to this worker's server.
+        ConnectionError: a server could not be started or reached; tells which. Or the workers
+            meet on loopback, and another machine has connected before the port was closed to it.
     """
     # gRPC would go through the proxy that the environment names for the Internet. It reads this
     # variable in small letters.
     hosts = {address.split(':')[0] for address in workers.addresses}
     own = workers.addresses[workers.rank]
-    one_machine = ports.on_this_machine(hosts)
+    loopback = ports.on_loopback(hosts)
     os.environ['no_grpc_proxy'] = ','.join(sorted(hosts))  # noqa: SIM112
     try:
         server = tf.train.Server({_JOB: workers.addresses}, _JOB, workers.rank, config=config,
@@ -250,10 +250,10 @@ def serve(workers, config):
     except tf.errors.OpError as error:
         raise ConnectionError(f'TensorFlow cannot listen at {own}: is it in use?') from error
     workers.release_port()
-    closed = one_machine and ports.close_to_others(int(own.split(':')[1]))
+    closed = loopback and ports.close_to_others(int(own.split(':')[1]))
     server.start()  # It listens already, but runs no graph before.
     if workers.rank == 0 and not closed:
-        console.line(ports.notice(workers.addresses, one_machine))
+        console.line(ports.notice(workers.addresses, loopback))
     workers.agree('the servers')
     workers.reach_all()
     workers.agree('the connections')
