@@ -68,7 +68,7 @@ def evaluate():
                 try:
                     _write(writer, result, current.whole and FLAGS.eval_data == validated_on)
                 finally:  # A full disk does not take what was counted.
-                    _print(result)
+                    _print(checkpoint, result)
 
 
 def _validated_on(settings):
@@ -84,7 +84,10 @@ def _validated_on(settings):
     return validated_on
 
 
-def _print(result):
+def _print(checkpoint, result):
+    weights = 'averaged' if FLAGS.use_moving_averages else 'raw'
+    console.line(f'Evaluated {checkpoint} (step {result.step}, {weights} weights) on '
+                 f'{result.total} images.')
     console.line(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}')
     if FLAGS.per_class:
         names = cifar10.data_set().classes
@@ -97,9 +100,7 @@ def _print(result):
 def _run_unless_gone(current, checkpoint):
     """Evaluates a checkpoint; None if it was deleted in the meantime: the next one will come."""
     try:
-        weights = 'averaged' if FLAGS.use_moving_averages else 'raw'
-        console.line(f'Evaluating {checkpoint} (step {checkpoints.step(checkpoint)}, {weights} '
-                     f'weights) on {current.total} images.')
+        console.progress(f'Evaluating {checkpoint}')
         return current.run(checkpoint, summarise=True)
     except checkpoints.Unreadable:
         if FLAGS.run_once:

@@ -46,9 +46,9 @@ def test_run_once(half_bright, capsys):
     capsys.readouterr()
     with flagsaver.flagsaver(run_once=True):
         cifar10_eval.evaluate()
-    *_, evaluating, line = capsys.readouterr().out.splitlines()
-    assert evaluating == (f'Evaluating {FLAGS.train_dir}/model.ckpt-10 (step 10, averaged weights) '
-                          'on 130 images.')
+    *_, evaluated, line = capsys.readouterr().out.splitlines()
+    assert evaluated == (f'Evaluated {FLAGS.train_dir}/model.ckpt-10 (step 10, averaged weights) '
+                         'on 130 images.')
     precision = float(line.split(': precision @ 1 = ')[1])
     assert values('Precision @ 1').keys() == {10}
     np.testing.assert_allclose(values('Precision @ 1')[10], precision, atol=5e-4)

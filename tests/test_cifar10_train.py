@@ -39,8 +39,8 @@ def test_the_scripts_work_as_a_user_runs_them(tmp_path):
         f'--eval_dir={tmp_path}/eval')
     assert evaluated.returncode == 0, evaluated.stderr
     assert evaluated.stderr == ''
-    evaluating, precision = evaluated.stdout.splitlines()
-    assert '(step 11, averaged weights) on 2000 images.' in evaluating
+    which, precision = evaluated.stdout.splitlines()
+    assert '(step 11, averaged weights) on 2000 images.' in which
     assert ': precision @ 1 = 0.' in precision
 
 
