@@ -32,8 +32,10 @@ def full_disk_told(folder):
     """
     try:
         yield
-    except Exception as error:  # TensorFlow is not imported here: reading data does not need it.
-        reason = _FULL.search(str(error))
+    except Exception as error:
+        # TensorFlow's have an `error_code`. It is not imported here: reading data does not need it.
+        may_be = isinstance(error, (OSError, RuntimeError)) or hasattr(error, 'error_code')
+        reason = may_be and _FULL.search(str(error))
         if not reason:
             raise
         raise OSError(f'{reason.group()} in {folder}. What was saved there before is whole: make '
