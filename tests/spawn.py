@@ -2,10 +2,10 @@
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 
+import forks
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -38,8 +38,13 @@ def gently(name, rate=0.03):
 
 def run_script(name, *arguments, **options):
     """Runs a script in a process of its own, as a user does: a `subprocess.CompletedProcess`."""
-    return subprocess.run([sys.executable, ROOT / name, *arguments], capture_output=True, text=True,
-                          timeout=options.pop('timeout', PATIENCE), env=environment(), **options)
+    return run([ROOT / name, *arguments], capture_output=True, **options)
+
+
+def run(arguments, **options):
+    """Runs Python in a process of its own: a `subprocess.CompletedProcess`."""
+    options = {'text': True, 'timeout': PATIENCE, 'env': environment(), **options}
+    return forks.run([sys.executable, *arguments], ignore=(), **options)
 
 
 def start_script(name, *arguments):
@@ -47,16 +52,12 @@ def start_script(name, *arguments):
     return start([ROOT / name, *arguments])
 
 
-def start(arguments, interrupt=signal.SIG_DFL, hang_up=signal.SIG_DFL):
-    """Starts Python with SIGINT and SIGHUP handled as by default, or ignored, however the tests
-    themselves were started."""
-    def restore():
-        signal.signal(signal.SIGINT, interrupt)
-        signal.signal(signal.SIGHUP, hang_up)
-
-    return subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment(), preexec_fn=restore)
+def start(arguments, ignore=(), **options):
+    """Starts Python with no signals ignored but `ignore`, however the tests themselves were
+    started: a `subprocess.Popen`."""
+    options = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True,
+               'env': environment(), **options}
+    return forks.Python([sys.executable, *arguments], ignore=ignore, **options)
 
 
 def mpirun(count):

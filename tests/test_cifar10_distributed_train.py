@@ -488,9 +488,8 @@ def slurm(rank, ports):
 @pytest.mark.parametrize('variables', [tf_config, slurm])
 def test_an_environment_says_who_the_workers_are(half_bright, variables):
     ports = [networks.free_port(), networks.free_port()]
-    processes = [subprocess.Popen(
-        [sys.executable, *spawn.gently(NAME), *flags_of_a_run('--max_steps=11')],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    processes = [spawn.start(
+        [*spawn.gently(NAME), *flags_of_a_run('--max_steps=11')],
         env={**spawn.environment(), **variables(rank, ports)}) for rank in range(2)]
     (first, out, line), (second, nothing, other_line) = ends(processes)
     assert (first, second) == (0, 0), (line, other_line)

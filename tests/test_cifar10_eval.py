@@ -2,7 +2,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -206,10 +205,10 @@ def test_output_that_has_no_room_is_not_taken_for_the_folder(half_bright):
     with flagsaver.flagsaver(max_steps=1):
         cifar10_train.train()
     with open('/dev/full', 'w') as full:
-        done = subprocess.run(
-            [sys.executable, spawn.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
+        done = spawn.run(
+            [spawn.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
              f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}', '--run_once'],
-            stdout=full, stderr=subprocess.PIPE, text=True, timeout=spawn.PATIENCE)
+            stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (
         1, 'cifar10_eval.py: standard output cannot be written: No space left on device\n')
     assert list(values('Precision @ 1')) == [1]

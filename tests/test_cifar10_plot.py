@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -117,8 +115,7 @@ def test_mistakes(options, message):
 def test_without_matplotlib_is_one_line(tmp_path):
     code = ("import runpy, sys; sys.modules['matplotlib'] = None; sys.argv[1:] = "
             "['--picture=samples']; runpy.run_path('cifar10_plot.py', run_name='__main__')")
-    done = subprocess.run([sys.executable, '-c', code], cwd=spawn.ROOT, capture_output=True,
-                          text=True, timeout=spawn.PATIENCE)
+    done = spawn.run(['-c', code], cwd=spawn.ROOT, capture_output=True)
     assert done.returncode == 1
     assert done.stderr.endswith('This picture is drawn by Matplotlib, which is not installed: '
                                 'pip install matplotlib\n')

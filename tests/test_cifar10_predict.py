@@ -3,7 +3,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 
 import image_files
 import numpy as np
@@ -215,16 +214,14 @@ def test_as_a_user(network, pictures_, tmp_path):
 @pytest.mark.slow
 def test_output_that_nobody_reads_or_that_has_no_room(network, pictures_):
     """`... | head -1` ends in silence, as other programs do. A full disk is an error."""
-    command = [sys.executable, spawn.ROOT / 'cifar10_predict.py', *pictures_, '--batch_size=1',
+    command = [spawn.ROOT / 'cifar10_predict.py', *pictures_, '--batch_size=1',
                f'--checkpoint_dir={FLAGS.checkpoint_dir}']
     with open('/dev/full', 'w') as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True,
-                              timeout=spawn.PATIENCE)
+        done = spawn.run(command, stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (
         1, 'cifar10_predict.py: standard output cannot be written: No space left on device\n')
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, 'w') as pipe:
-        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True,
-                              timeout=spawn.PATIENCE)
+        done = spawn.run(command, stdout=pipe, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, '')

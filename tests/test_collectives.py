@@ -1,8 +1,6 @@
 import json
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -249,9 +247,8 @@ def start(size, what, *arguments, **environment):
     with socket.socket() as socket_:
         socket_.bind(('127.0.0.1', 0))
         port = str(socket_.getsockname()[1])
-    return [subprocess.Popen(
-        [sys.executable, '-c', PROGRAM, spawn.ROOT, str(rank), str(size), port, what, *arguments],
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    return [spawn.start(
+        ['-c', PROGRAM, spawn.ROOT, str(rank), str(size), port, what, *arguments],
         env={**spawn.environment(), **environment}) for rank in range(size)]
 
 

@@ -43,8 +43,8 @@ def on_a_terminal(arguments, columns=20):
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
     environment = {name: value for name, value in spawn.environment().items()
                    if name not in ('COLUMNS', 'LINES')}
-    with subprocess.Popen([sys.executable, *arguments], stdout=theirs, stderr=subprocess.PIPE,
-                          cwd=spawn.ROOT, env=environment) as process:
+    with spawn.start(arguments, stdout=theirs, text=False, cwd=spawn.ROOT,
+                     env=environment) as process:
         os.close(theirs)
         shown = b''
         while True:
@@ -186,9 +186,8 @@ except OSError:
     for words, code, said in (([], -1, '\nThe console is gone: No space left on device.\n'),
                               (['x'], 1, 'program.console.Gone: No space left on device\n')):
         with open('/dev/full', 'w') as full:
-            done = subprocess.run(
-                [sys.executable, '-c', program, *words], cwd=spawn.ROOT, text=True, stdout=full,
-                stderr=subprocess.PIPE, env=spawn.environment())
+            done = spawn.run(['-c', program, *words], cwd=spawn.ROOT, stdout=full,
+                             stderr=subprocess.PIPE)
         assert done.returncode == code
         assert done.stderr.endswith(said)
 

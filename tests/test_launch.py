@@ -2,8 +2,6 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -142,9 +140,8 @@ def test_one_worker_that_stops_in_order_leaves_the_others_their_time(tmp_path):
 
 def test_ctrl_c_reaches_each_worker_once(tmp_path):
     """A terminal sends it to the whole group of processes; a second one would stop the saving."""
-    process = subprocess.Popen(
-        [sys.executable, '-c', PROGRAM, spawn.ROOT, 'count', tmp_path, '--num_workers=2'],
-        stdout=subprocess.PIPE, text=True, start_new_session=True, env=spawn.environment())
+    process = spawn.start(['-c', PROGRAM, spawn.ROOT, 'count', tmp_path, '--num_workers=2'],
+                          stderr=None, start_new_session=True)
     assert process.stdout.readline() == 'out of 0\n'
     while not all((tmp_path / f'ready {rank}').exists() for rank in range(2)):
         assert process.poll() is None

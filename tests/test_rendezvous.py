@@ -519,10 +519,8 @@ print('done')
 
 def start_three(what):
     port = str(networks.free_port())
-    processes = [subprocess.Popen(
-        [sys.executable, '-c', PROGRAM, spawn.ROOT, str(rank), port, what], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**spawn.environment(), 'TF_CPP_MIN_LOG_LEVEL': '3'}) for rank in range(3)]
+    processes = [spawn.start(['-c', PROGRAM, spawn.ROOT, str(rank), port, what])
+                 for rank in range(3)]
     return processes, [process.stdout.readline().split()[-1] for process in processes]
 
 

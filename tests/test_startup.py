@@ -203,9 +203,8 @@ def test_help_that_nobody_reads():
                 (pipe, 128 + signal.SIGPIPE, ''),
                 (full, 1, 'cifar10_train.py: standard output cannot be written: '
                           'No space left on device\n')):
-            done = subprocess.run(
-                [sys.executable, spawn.ROOT / 'cifar10_train.py', '--help'], text=True,
-                stdout=stream, stderr=subprocess.PIPE, timeout=spawn.PATIENCE)
+            done = spawn.run([spawn.ROOT / 'cifar10_train.py', '--help'],
+                             stdout=stream, stderr=subprocess.PIPE)
             assert (done.returncode, done.stderr) == (code, said)
 
 
