@@ -58,9 +58,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 import cifar10, cifar10_distributed_train as script, recipes
 from training import session as training
-from workers import cluster, collectives, launch, rendezvous, team as team_
+from workers import cluster, collectives, launch, team as team_
 
-def steps(me, group, peers):
+def steps(me, team):
     random = np.random.RandomState(0)
     edge = 24 if tf.app.flags.FLAGS.net == 'tutorial' else 32
     images = random.normal(size=[12, edge, edge, 3]).astype(np.float32)
@@ -69,10 +69,7 @@ def steps(me, group, peers):
     tf.set_random_seed(1)
     with tf.device('/cpu:0'):
         tf.train.get_or_create_global_step()
-    team = team_.Team(group, peers) if peers else None
-    op, loss, _ = script.build(tf.constant(images[own]), tf.constant(labels[own]), group, team)
-    if team:
-        team.serve(startup.session_config())
+    op, loss = script.build(tf.constant(images[own]), tf.constant(labels[own]), team)
     with training.session(loss, 12, team=team) as session:
         while not session.should_stop():
             session.run(op)
@@ -81,11 +78,8 @@ def steps(me, group, peers):
     np.savez(f'{folder}/{me.size}-{me.rank}.npz', **values)
 
 def main(me):
-    group = collectives.Group(me.rank, me.size)
-    if me.size == 1:
-        return steps(me, group, None)
-    with rendezvous.join(me, {}) as peers, collectives.failures_of(peers):
-        steps(me, group, peers)
+    with team_.joined(me, {}) as team:
+        steps(me, team)
 startup.run(lambda: launch.run(main), [startup, cifar10, recipes, training, cluster, collectives])
 '''
 
@@ -286,7 +280,7 @@ def test_a_log_whose_reader_is_gone_ends_all_as_it_ends_one_worker(half_bright):
     error = process.stderr.read()
     assert process.wait(timeout=spawn.PATIENCE) == 129, error
     assert error == ('\nThe console is gone: Broken pipe.\n'
-                     '\nStopping after this step; once more stops at once.\n')
+                     '\nStopping after this step; interrupt again to stop at once.\n')
     assert tf.train.latest_checkpoint(FLAGS.train_dir)
 
 

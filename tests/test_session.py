@@ -29,7 +29,7 @@ from drills import small_data
 from program import errors
 from runs import checkpoints
 from runs import folder as run_folder
-from runs import results
+from runs import parameters
 from training import hooks
 from training import session as training
 
@@ -91,7 +91,7 @@ def test_done_already_is_one_line(half_bright, capsys, max_steps):
     with flagsaver.flagsaver(max_steps=max_steps):
         cifar10_train.main()
     assert capsys.readouterr().out == (
-        f'Nothing to do: {latest()} has made --max_steps={max_steps} already.\n')
+        f'Nothing to do: {latest()} has reached --max_steps={max_steps}.\n')
     assert before == {
         path: path.stat().st_mtime_ns for path in pathlib.Path(FLAGS.train_dir).iterdir()}
 
@@ -138,7 +138,7 @@ def test_another_size_of_steps_is_told(half_bright, capsys):
     cifar10_train.train()
     with flagsaver.flagsaver(batch_size=4, max_steps=11):
         cifar10_train.train()
-    assert 'Steps were of 8 images and are of 4 now' in capsys.readouterr().out
+    assert 'Resuming with 4 images per step (was 8)' in capsys.readouterr().out
 
 
 def test_five_checkpoints_are_kept_over_a_restart(half_bright):
@@ -187,15 +187,15 @@ def test_run_json_and_another_data_set(half_bright):
 
 @pytest.mark.parametrize('classes, told', [
     (['cat', 'dog'], None), (['tom', 'dog'], None),  # Names may change.
-    (['dog', 'cat'], 'label 0 was cat, and in --dataset=pets it is dog, another class'),
-    (['ant', 'cat'], 'label 1 was dog, and in --dataset=pets it is cat')])
+    (['dog', 'cat'], 'label 0 was cat, but in --dataset=pets it is dog, another class'),
+    (['ant', 'cat'], 'label 1 was dog, but in --dataset=pets it is cat')])
 def test_a_run_whose_labels_meant_something_else(tmp_path, classes, told):
     """As when a class's folder got another name and the images were converted anew."""
-    checkpoints.write_run(tmp_path, {
+    run_folder.write_run(tmp_path, {
         'net': 'local', 'dataset': 'pets', 'classes': ['cat', 'dog'], 'settings': {}})
     now = dataclasses.replace(table.CIFAR10, name='pets', classes=tuple(classes))
     with pytest.raises(app.UsageError, match=told) if told else contextlib.nullcontext():
-        checkpoints.check_run(tmp_path, 'local', now, 'go away')
+        run_folder.check_run(tmp_path, 'local', now, 'go away')
 
 
 @pytest.mark.slow
@@ -320,7 +320,7 @@ def test_resuming_from_a_nan_is_refused(half_bright):
         session.run(tf.global_variables_initializer())
         tf.train.Saver().save(session, latest())
     with flagsaver.flagsaver(max_steps=20), pytest.raises(
-            app.UsageError, match='not finite: conv1/biases. Name another --train_dir'):
+            app.UsageError, match='not finite: conv1/biases. Choose another --train_dir'):
         cifar10_train.train()
 
 
@@ -402,7 +402,7 @@ def test_params_are_made_up_for(half_bright, capsys):
     os.remove(path)
     assert training.steps_left()
     cifar10_train.train()
-    assert results.parameters_step(path) == 10
+    assert parameters.step(path) == 10
     assert checkpoints.step(latest()) == 10
     assert not training.steps_left()
 
@@ -443,7 +443,7 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
     process.send_signal(number)
     out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == code, error
-    assert error == '\nStopping after this step; once more stops at once.\n' + (
+    assert error == '\nStopping after this step; interrupt again to stop at once.\n' + (
         'cifar10_train.py: interrupted\n' if number == signal.SIGINT else '')
     reached = int(out.split('Saved step ')[1].split()[0])
     assert reached >= 6
@@ -468,7 +468,7 @@ def test_a_log_whose_reader_is_gone_saves_and_stops_or_goes_on_after_nohup(
     error = process.stderr.read()
     assert process.wait(timeout=spawn.PATIENCE) == code, error
     assert error == '\nThe console is gone: Broken pipe.\n' + (
-        '\nStopping after this step; once more stops at once.\n' if code else '')
+        '\nStopping after this step; interrupt again to stop at once.\n' if code else '')
     assert 6 <= checkpoints.step(latest()) <= 200
     assert (checkpoints.step(latest()) == 200) == (code == 0)
 
@@ -494,7 +494,7 @@ def test_a_closed_terminal_saves_and_stops(half_bright):
     assert process.wait(timeout=spawn.PATIENCE) == 129
     assert checkpoints.step(latest()) >= 6
     path = os.path.join(FLAGS.train_dir, 'params.h5')
-    assert results.parameters_step(path) == checkpoints.step(latest())
+    assert parameters.step(path) == checkpoints.step(latest())
 
 
 HANGING = '''
