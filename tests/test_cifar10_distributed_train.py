@@ -130,9 +130,9 @@ def flags_of_a_run(*arguments):
             '--step_timeout=20', '--start_timeout=60', *arguments]
 
 
-def start(*arguments, size=2, rate=0.03):
+def start(*arguments, size=2, rate=0.03, prepare=''):
     return spawn.start([
-        *spawn.gently(NAME, rate), f'--num_workers={size}', *flags_of_a_run(*arguments)])
+        *spawn.gently(NAME, rate, prepare), f'--num_workers={size}', *flags_of_a_run(*arguments)])
 
 
 def start_by_hand(*arguments, each=((), ())):
@@ -296,29 +296,39 @@ def test_a_loss_that_is_not_finite_is_told_to_all(half_bright):
                     r'diverged at step \d+: ', lines[1])
 
 
+# Validations take 12 seconds longer from a step on.
+SLOW_VALIDATION = '''
+import time
+from evaluation import validation
+validate = validation.Validation.run
+def validate_slowly(self, session, step):
+    if step >= %d:
+        print('validating', step, flush=True)
+        time.sleep(12)
+    return validate(self, session, step)
+validation.Validation.run = validate_slowly
+'''
+
+
 @pytest.mark.slow
 def test_a_validation_may_take_longer_than_a_step(half_bright):
-    """Of 60,000 images, with steps of less than six seconds."""
-    one = (half_bright / 'test_batch.bin').read_bytes()
-    (half_bright / 'test_batch.bin').write_bytes(one * 462)
-    begun = time.monotonic()
-    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=6')
+    """Twelve seconds, with steps of less than ten."""
+    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=10',
+                    prepare=SLOW_VALIDATION % 5)
     out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0, error
     assert re.findall(r'step (\d+), validation error', out) == ['5', '6']
-    assert time.monotonic() - begun > 2 * 6
+    assert out.count('validating') == 2
 
 
 @pytest.mark.slow
 def test_sigterm_while_worker_0_validates_the_last_step_costs_nothing(half_bright):
-    """Of 60,000 images, which takes it longer than it would wait for a lost worker's goodbye."""
-    one = (half_bright / 'test_batch.bin').read_bytes()
-    (half_bright / 'test_batch.bin').write_bytes(one * 462)
-    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=6')
+    """That takes worker 0 longer than it would wait for a lost worker's goodbye."""
+    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=10',
+                    prepare=SLOW_VALIDATION % 6)
     for line in process.stdout:
-        if 'step 5, validation error' in line:
+        if line == 'validating 6\n':
             break
-    time.sleep(2)  # For the last step.
     os.kill(children_of(process)[1], signal.SIGTERM)
     out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143, error
