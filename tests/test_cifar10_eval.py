@@ -132,7 +132,7 @@ def test_a_checkpoint_that_is_removed_before_it_is_read(half_bright, capsys, gon
             errors.DataError, match=f'{latest} cannot be read .*: .* run the same command again'):
         cifar10_eval._run_unless_gone(current, latest)
     with pytest.raises(errors.DataError, match=f'{latest} cannot be read '):
-        with model.Model().session(latest):
+        with model.Model.of_pixels().session(latest):
             pass
 
 
