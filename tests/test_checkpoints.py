@@ -201,7 +201,7 @@ def test_a_checkpoint_that_vanishes_after_it_was_found(tmp_path, what):
 
 
 @pytest.mark.parametrize('text, words', [
-    ('[' * 200000, 'is not JSON: nested too deeply'), ('[]', r'holds \[\], expected a JSON object'),
+    ('[' * 200000, 'is not JSON: nested too deeply'), ('[]', r'holds \[\]; expected a JSON object'),
     ((1 << 20) * ' ' + '{}', 'is larger than 1 MB'), (b'\xff', 'is not text in UTF-8'),
     ('9' * 5000, 'is not JSON'), ('{}', '"net" is null, expected the name of a network'),
     ({'net': []}, r'"net" is \[\]'), ({'net': 'a\x1b[2J'}, r'"net" is "a\\u001b\[2J"'),

@@ -211,5 +211,5 @@ def test_output_that_has_no_room_is_not_taken_for_the_folder(half_bright):
              f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}', '--run_once'],
             stdout=full, stderr=subprocess.PIPE, text=True, timeout=records.PATIENCE)
     assert (done.returncode, done.stderr) == (
-        1, 'cifar10_eval.py: standard output cannot be written: No space left on device\n')
+        1, 'cifar10_eval.py: cannot write to standard output: No space left on device\n')
     assert list(values('Precision @ 1')) == [1]
