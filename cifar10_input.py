@@ -99,7 +99,7 @@ def _checked(values, keys, data_set):
     message = tf.strings.join([
         tf.strings.regex_replace(key, ':[0-9]+$', ''), ' has label ', tf.as_string(labels[worst]),
         ' in record ', tf.strings.regex_replace(key, '^.*:', ''),
-        f' (counted from 0); wanted: 0 to {data_set.num_classes - 1}'])
+        f' (counted from 0); expected 0 to {data_set.num_classes - 1}'])
     with tf.control_dependencies([tf.debugging.Assert(
             labels[worst] < data_set.num_classes, [message])]):
         return tf.identity(values)

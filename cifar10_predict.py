@@ -84,7 +84,7 @@ def _paths(word):
         app.UsageError: it is a folder without images, or a pattern that nothing fits.
     """
     if os.path.isdir(word):
-        found = images.files(word)
+        found = images.find(word)
     elif os.path.lexists(word) or not glob.has_magic(word):
         return [word]
     else:

@@ -136,7 +136,7 @@ def test_a_label_that_is_none_is_told_by_file_and_record(noisy, tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
     assert errors.record_fault(error.value) == (
-        f'{noisy}/test_batch.bin has label 10 in record 77 (counted from 0); wanted: 0 to 9')
+        f'{noisy}/test_batch.bin has label 10 in record 77 (counted from 0); expected 0 to 9')
     assert errors.record_fault(ValueError('something else')) is None
 
 

@@ -232,7 +232,7 @@ def _in_process(statement, **options):
 
 
 def test_a_full_disk_keeps_the_part(server, tmp_path):
-    """A limit on the size of files stands for the disk."""
+    """Simulated by a limit on the size of files."""
     process = _in_process(
         'import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n'
         f'download.maybe_download_and_extract(row("{server.url}"), "{tmp_path}")\n')
