@@ -27,11 +27,7 @@ def find(name):
 def read(folder):
     """Returns the row of a folder that `write` filled and the user may have edited.
 
-    Args:
-        folder: path of the folder.
-
-    Returns:
-        A `table.DataSet` whose `folder` is an absolute path, so that --data_dir has no effect.
+    The row's `folder` is an absolute path, so that --data_dir has no effect.
 
     Raises:
         errors.DataError: the JSON file is missing or invalid.

@@ -25,13 +25,7 @@ Found = collections.namedtuple('Found', 'classes train test skipped')
 
 
 def find(folder):
-    """Finds the classes and images in a folder; the same files give the same lists.
-
-    Args:
-        folder: path of the folder.
-
-    Returns:
-        `Found`.
+    """Finds the classes and images in a folder; the same files give the same `Found`.
 
     Raises:
         errors.DataError: the number of classes is not 2 to 256, a class has no images, or a class

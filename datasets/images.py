@@ -43,9 +43,6 @@ def read(path):
     frame of an animation, the first of several pages, and the upper eight of 16 bits. Ignores
     transparency: a transparent pixel has its stored colour.
 
-    Args:
-        path: of the file.
-
     Returns:
         uint8 [32, 32, 3].
 

@@ -45,9 +45,6 @@ def found(folder):
 def read(path):
     """Reads one of the files.
 
-    Args:
-        path: of the file.
-
     Returns:
         Records, uint8 [count, 1 + 3 * 32 * 32]: labels 0 to 9, and the planes of the images.
 

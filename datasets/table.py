@@ -135,28 +135,26 @@ CIFAR10 = DataSet(
     archive_bytes=170052171,
     sha256='c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd')
 
-# The first byte, the coarse label (one of 20 groups of classes), is unused. The names are from the
-# archive's `fine_label_names.txt`.
+# In the order of the archive's `fine_label_names.txt`.
+_FINE_LABELS = '''
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+    butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach
+    couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster
+    house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+    pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket
+    rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+    sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
+    turtle wardrobe whale willow_tree wolf woman worm'''
+
+# The first label byte, the coarse label (one of 20 groups of classes), is not used.
 CIFAR100 = DataSet(
     name='cifar100',
     title='CIFAR-100',
     folder='cifar-100-binary',
     train_files={'train.bin': 50000},
     test_files={'test.bin': 10000},
-    classes=('apple', 'aquarium_fish', 'baby', 'bear', 'beaver', 'bed', 'bee', 'beetle',
-             'bicycle', 'bottle', 'bowl', 'boy', 'bridge', 'bus', 'butterfly', 'camel',
-             'can', 'castle', 'caterpillar', 'cattle', 'chair', 'chimpanzee', 'clock',
-             'cloud', 'cockroach', 'couch', 'crab', 'crocodile', 'cup', 'dinosaur',
-             'dolphin', 'elephant', 'flatfish', 'forest', 'fox', 'girl', 'hamster', 'house',
-             'kangaroo', 'keyboard', 'lamp', 'lawn_mower', 'leopard', 'lion', 'lizard',
-             'lobster', 'man', 'maple_tree', 'motorcycle', 'mountain', 'mouse', 'mushroom',
-             'oak_tree', 'orange', 'orchid', 'otter', 'palm_tree', 'pear', 'pickup_truck',
-             'pine_tree', 'plain', 'plate', 'poppy', 'porcupine', 'possum', 'rabbit',
-             'raccoon', 'ray', 'road', 'rocket', 'rose', 'sea', 'seal', 'shark', 'shrew',
-             'skunk', 'skyscraper', 'snail', 'snake', 'spider', 'squirrel', 'streetcar',
-             'sunflower', 'sweet_pepper', 'table', 'tank', 'telephone', 'television',
-             'tiger', 'tractor', 'train', 'trout', 'tulip', 'turtle', 'wardrobe', 'whale',
-             'willow_tree', 'wolf', 'woman', 'worm'),
+    classes=tuple(_FINE_LABELS.split()),
     label_bytes=2,
     label_index=1,
     url='https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',

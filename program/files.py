@@ -27,11 +27,7 @@ class Locked(Exception):
 
 @contextlib.contextmanager
 def full_disk_told(folder):
-    """Turns a full-disk error of Python, HDF5 or TensorFlow into an `OSError` of one line.
-
-    Args:
-        folder: where the block writes; named by the message.
-    """
+    """Turns full-disk errors of Python, HDF5 and TensorFlow into an `OSError` naming `folder`."""
     try:
         yield
     except Exception as error:
@@ -88,18 +84,11 @@ def make_folder(path):
 
 
 def open_own(path, flags=0, mode=_FILE_MODE):
-    """Opens a file of ours for reading and writing; creates it if it is missing.
+    """Opens or creates a file for reading and writing; returns its descriptor.
 
     For files with fixed names, such as locks: another user who knows the name must not be able to
-    redirect our writes.
-
-    Args:
-        path: of the file.
-        flags: further flags for `os.open`, such as os.O_APPEND.
-        mode: permissions of the file; further ones are removed.
-
-    Returns:
-        A file descriptor.
+    redirect our writes. `flags` are further ones of `os.open`; permissions beyond `mode` are
+    removed.
 
     Raises:
         PermissionError: the path is a link, not a regular file, or another user's.

@@ -24,10 +24,8 @@ _MAX_LINKS = 40  # Linux's limit.
 def check(folder):
     """Refuses a folder that others can write to; call it before TensorFlow writes there.
 
-    TensorFlow's file names can be guessed, and it follows links. Reading needs no check.
-
-    Args:
-        folder: path of the folder, which may be missing.
+    TensorFlow's file names can be guessed, and it follows links. Reading needs no check. The folder
+    may be missing.
 
     Raises:
         PermissionError: see `check_place`; or others can create files in the folder, or it contains
@@ -47,10 +45,8 @@ def check(folder):
 def check_place(folder):
     """Refuses a folder in which others could remove or replace what we create.
 
-    Sufficient for temporary names that cannot be guessed, such as those of `files`.
-
-    Args:
-        folder: path of the folder, which may be missing.
+    Sufficient for temporary names that cannot be guessed, such as those of `files`. The folder may
+    be missing.
 
     Raises:
         PermissionError: others can write to the folder or a parent that has no sticky bit; an
@@ -68,12 +64,7 @@ def check_place(folder):
 
 
 def check_file(path, number):
-    """Raises `PermissionError` if an open file is not regular or belongs to another user.
-
-    Args:
-        path: of the file.
-        number: its file descriptor.
-    """
+    """Raises `PermissionError` if the file with this descriptor is not regular or not ours."""
     found = os.fstat(number)
     if not stat.S_ISREG(found.st_mode):
         raise PermissionError(f'{path} is not a regular file: remove it')

@@ -38,12 +38,8 @@ def read_json(path):
 def parse_json(text, source):
     """Parses a JSON object; returns a dict.
 
-    Args:
-        text: str.
-        source: the text's origin, such as a path; starts the error message.
-
     Raises:
-        errors.DataError: the text is not a JSON object.
+        errors.DataError: the text is not a JSON object; the message starts with `source`.
     """
     try:
         found = json.loads(text)

@@ -14,7 +14,6 @@ import io
 import math
 import os
 import re
-import select
 import signal
 import sys
 import threading
@@ -92,57 +91,34 @@ def _standard_error_held_back():
     """Discards what the block writes to file descriptor 2, unless the block fails.
 
     TensorFlow's C++ libraries write there while they load, whatever the log level. If they do not
-    support the processor, they abort. So a second process collects the text, and prints it if this
-    process dies.
+    support the processor, they abort. So a second process waits, and prints the text if this
+    process dies: a byte from the pipe `verdict` discards the text, the end of the pipe prints it.
     """
-    screen = os.dup(2)
-    text_end, text = os.pipe()
+    screen, text = os.dup(2), os.memfd_create('stderr')
     verdict_end, verdict = os.pipe()
     try:
         holder = os.fork()
     except OSError:  # Without a second process, the text is not held back.
         holder = None
     if holder == 0:
-        os.close(text)
         os.close(verdict)
-        _hold(text_end, verdict_end, screen)
-    os.close(text_end)
-    os.close(verdict_end)
+        try:
+            if not os.read(verdict_end, 1):
+                os.write(screen, _INFORMATION.sub(b'', os.pread(text, os.fstat(text).st_size, 0)))
+        finally:
+            os._exit(0)
     if holder:
         os.dup2(text, 2)
-    os.close(text)
     try:
         yield
-        with contextlib.suppress(OSError):
-            os.write(verdict, b'.')
+        os.write(verdict, b'.')
     finally:
         os.dup2(screen, 2)
-        os.close(screen)
-        os.close(verdict)
+        for number in (screen, text, verdict_end, verdict):
+            os.close(number)
         if holder:
             with contextlib.suppress(ChildProcessError):  # Raised if SIGCHLD is ignored.
                 os.waitpid(holder, 0)
-
-
-def _hold(text, verdict, screen):
-    """Collects the text of the pipe `text` until the pipe `verdict` decides, then exits.
-
-    A byte from `verdict` discards the text. The end of `verdict` prints it on `screen`.
-    """
-    try:
-        held, waiting = b'', [text, verdict]
-        while True:
-            ready = select.select(waiting, [], [])[0]
-            if text not in ready:
-                break
-            block = os.read(text, 1 << 16)
-            held += block
-            if not block:
-                waiting = [verdict]
-        if not os.read(verdict, 1):
-            os.write(screen, _INFORMATION.sub(b'', held))
-    finally:
-        os._exit(0)
 
 
 def _leave_out_event_writers(failure):

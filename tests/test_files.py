@@ -57,7 +57,7 @@ def test_a_missing_folder_is_named(tmp_path):
             pass
 
 
-def test_nobody_else_can_hold_a_lock(tmp_path):
+def test_other_users_cannot_hold_a_lock(tmp_path):
     """Read access is enough for flock. Files of earlier versions get the new mode, too."""
     (tmp_path / 'old').touch(0o666)
     for name in ('old', 'new'):
