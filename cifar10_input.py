@@ -174,11 +174,8 @@ def distort_at_random(planes):
 def standardise(planes):
     """Crops the centre of images and standardises it, for evaluation.
 
-    Args:
-        planes: uint8 [batch, 3 * 32 * 32], the pixels of each record.
-
-    Returns:
-        float32 [batch, IMAGE_SIZE, IMAGE_SIZE, 3], each image of mean 0 and standard deviation 1.
+    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, IMAGE_SIZE, IMAGE_SIZE, 3], each
+    with mean 0 and standard deviation 1.
     """
     batch = tf.shape(planes)[0]
     centre = [(table.HEIGHT - IMAGE_SIZE) // 2, (table.WIDTH - IMAGE_SIZE) // 2]
@@ -188,15 +185,13 @@ def standardise(planes):
 
 
 def _crop(planes, offsets, flips):
-    """Crops and mirrors a batch: float32 [batch, 3, IMAGE_SIZE * IMAGE_SIZE].
+    """Crops and mirrors planes, uint8 [batch, 3 * 32 * 32], as in `Distortions`.
 
-    Gathers whole rows, then picks and mirrors their columns by a product with a matrix of zeros and
-    ones: exact, and twice as fast as gathering pixels.
+    Gathers rows, then picks and mirrors their columns by a product with a matrix of zeros and ones:
+    exact, and twice as fast as gathering pixels.
 
-    Args:
-        planes: uint8 [batch, 3 * 32 * 32].
-        offsets: int32 [batch, 2], row and column of the upper left corner.
-        flips: bool [batch].
+    Returns:
+        float32 [batch, 3, IMAGE_SIZE * IMAGE_SIZE].
     """
     rows_per_image = table.DEPTH * table.HEIGHT
     first_rows = rows_per_image * tf.range(tf.shape(planes)[0]) + offsets[:, 0]
@@ -343,14 +338,12 @@ def _to_train_on(numbers, shard, held_out):
 
 
 def _record_numbers(keys, data_dir, data_set):
-    """Numbers of training records over all files: int64 [records].
+    """Converts the keys of a reader, all of one file, to the numbers of the records in all files.
 
     Workers read the files in different orders, which change with each epoch; these numbers do not.
 
-    Args:
-        keys: string [records], 'file:number' from a reader, all of the same file.
-        data_dir: folder of the record files.
-        data_set: row of the data-set table.
+    Returns:
+        int64 [records].
     """
     paths = data_set.paths(data_dir, eval_data=False)
     sizes = [os.path.getsize(path) // data_set.record_bytes for path in paths]

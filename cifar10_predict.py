@@ -59,22 +59,26 @@ def predict(words):
             fit the flags.
     """
     paths = [path for word in words for path in _paths(word)]
-    unreadable = 0
+    predicted = 0
     with _network() as (classify, names):
         show = _show_json if FLAGS.json else _table(paths, names)
         for start in range(0, len(paths), FLAGS.batch_size):
-            batch = []
-            for path in paths[start:start + FLAGS.batch_size]:
-                try:
-                    batch.append((path, images.read(path)))
-                except images.ImageError as error:
-                    unreadable += 1
-                    console.note(f'cifar10_predict.py: {error}')
+            batch = list(_read(paths[start:start + FLAGS.batch_size]))
             if batch:
                 read, pixels = zip(*batch)
                 for path, probabilities in zip(read, classify(np.stack(pixels))):
                     show(path, _top(probabilities, names))
-    return 1 if unreadable else 0
+            predicted += len(batch)
+    return 1 if predicted < len(paths) else 0
+
+
+def _read(paths):
+    """Yields (path, uint8 [32, 32, 3]) for each readable image; reports the others."""
+    for path in paths:
+        try:
+            yield path, images.read(path)
+        except images.ImageError as error:
+            console.note(f'cifar10_predict.py: {error}')
 
 
 def _paths(word):

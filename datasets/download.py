@@ -242,12 +242,7 @@ def extract(archive, data_dir, data_set):
     """Unpacks a data set's files into its folder below `data_dir`, all or nothing.
 
     Only files with the expected names and sizes are unpacked; links, folders and other names in the
-    archive are ignored.
-
-    Args:
-        archive: path of a .tar.gz file.
-        data_dir: the data folder.
-        data_set: row of the data-set table.
+    archive, a .tar.gz file, are ignored.
 
     Raises:
         errors.DataError: the archive is damaged, lacks a file, or is much too large.

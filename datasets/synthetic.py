@@ -29,15 +29,8 @@ _LOWER_ROWS = _SMALL * (_AXIS[_SIDE // 2:] - 7)
 
 
 def write(data_set, data_dir):
-    """Writes a data set's files to its folder below `data_dir`, all or nothing.
-
-    Args:
-        data_set: row of the data-set table; see `draw` for its classes.
-        data_dir: the data folder, created if missing.
-
-    Raises:
-        OSError: writing failed.
-    """
+    """Writes the files of a row of the data-set table to its folder below `data_dir`, all or
+    nothing."""
     with files.new_folder(os.path.join(data_dir, data_set.folder), '--data_dir') as partial:
         for index, (name, count) in enumerate(data_set.files.items()):
             records = draw(count, data_set.num_classes, SEED + index, data_set.label_bytes)

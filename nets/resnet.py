@@ -163,11 +163,7 @@ Augmentation = collections.namedtuple('Augmentation', 'angles flips')
 def augment(planes):
     """Rotates and mirrors training images at random.
 
-    Args:
-        planes: uint8 [batch, 3 * 32 * 32], the pixels of each record.
-
-    Returns:
-        float32 [batch, 32, 32, 3], pixels from 0 to 255.
+    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, 32, 32, 3], 0 to 255.
     """
     return rotate_and_flip(planes, draw_augmentation(tf.shape(planes)[0]))
 
@@ -181,14 +177,8 @@ def draw_augmentation(batch_size):
 def rotate_and_flip(planes, augmentation):
     """Mirrors images, then rotates them about their centre, in one resampling.
 
-    Each pixel is a bilinear interpolation of the image, which its border extends to all sides.
-
-    Args:
-        planes: uint8 [batch, 3 * 32 * 32], the pixels of each record.
-        augmentation: `Augmentation` for the batch.
-
-    Returns:
-        float32 [batch, 32, 32, 3], pixels from 0 to 255.
+    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, 32, 32, 3], 0 to 255. Each pixel
+    is a bilinear interpolation; outside the image, its border is repeated.
     """
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=prepare(planes), transforms=_transforms(augmentation),
@@ -212,13 +202,9 @@ def _transforms(augmentation):
 
 
 def prepare(planes):
-    """Converts pixels to images without augmentation, for evaluation.
+    """Converts planes to images without augmentation, for evaluation.
 
-    Args:
-        planes: uint8 [batch, 3 * 32 * 32], the pixels of each record.
-
-    Returns:
-        float32 [batch, 32, 32, 3], pixels from 0 to 255.
+    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, 32, 32, 3], 0 to 255.
     """
     images = tf.reshape(planes, [-1, table.DEPTH, table.HEIGHT, table.WIDTH])
     return tf.cast(tf.transpose(images, [0, 2, 3, 1]), tf.float32)

@@ -179,8 +179,10 @@ def test_a_lock_shows_its_holder_or_waits_for_it(tmp_path, capsys):
         holder = os.read(pipe, 20).decode()
         with pytest.raises(files.Locked, match=f'^{holder}$'), files.locked(tmp_path / 'lock'):
             pytest.fail('the block must not run')
+        start = time.monotonic()
         threading.Timer(0.2, os.kill, [int(holder), signal.SIGKILL]).start()
         with files.locked(tmp_path / 'lock', waiting='Waiting.'):
+            assert time.monotonic() - start >= 0.2
             assert capsys.readouterr().out == 'Waiting.\n'
             assert (tmp_path / 'lock').read_text() == f'{os.getpid()}\n'
 
