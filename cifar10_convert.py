@@ -96,4 +96,4 @@ def _write_images(folder, partial, name, skipped):
 
 
 if __name__ == '__main__':
-    startup.run(lambda words: convert(*words), [ownership], words='FOLDER DATA_DIR')
+    startup.run(lambda words: convert(*words), [ownership], positional='FOLDER DATA_DIR')

@@ -191,7 +191,7 @@ def _latest():
 
 _PICTURES = {'samples': samples, 'distorted': distorted, 'filters': filters, 'confusion': confused,
              'curves': curves}
-flags.DEFINE_enum('picture', None, list(_PICTURES), 'What to draw.')
+flags.DEFINE_enum('picture', None, list(_PICTURES), 'Picture to draw.')
 
 
 def plot():

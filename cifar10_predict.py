@@ -188,4 +188,4 @@ def main(words):
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, model], words='IMAGE...')
+    startup.run(main, [startup, cifar10, recipes, model], positional='IMAGE...')

@@ -43,7 +43,7 @@ def _use_utf8():
     os.execv(sys.executable, [sys.executable, '-X', 'utf8', *sys.orig_argv[1:]])
 
 
-def _show_missing_package(kind, error, trace):
+def _report_exception(kind, error, trace):
     """Reports an uncaught exception; a missing package gets one line instead of a traceback."""
     package = (getattr(error, 'name', None) or '').partition('.')[0]
     if not isinstance(error, ModuleNotFoundError) or _is_installed(package):
@@ -71,7 +71,7 @@ def _default(mapping, name, value):
 
 
 @contextlib.contextmanager
-def _ended_by_interrupts():
+def _interrupts_end_the_process():
     """Makes Ctrl-C end the process at once: KeyboardInterrupt during the import would show a long
     traceback."""
     earlier = signal.getsignal(signal.SIGINT)
@@ -87,7 +87,7 @@ def _ended_by_interrupts():
 
 
 @contextlib.contextmanager
-def _standard_error_held_back():
+def _quiet_unless_it_fails():
     """Discards what the block writes to file descriptor 2, unless the block fails.
 
     TensorFlow's C++ libraries write there while they load, whatever the log level. If they do not
@@ -121,7 +121,7 @@ def _standard_error_held_back():
                 os.waitpid(holder, 0)
 
 
-def _leave_out_event_writers(failure):
+def _report_thread_failure(failure):
     """Reports a thread's exception, except of a `FileWriter`, whose next call raises it again."""
     if failure.thread is None or failure.thread.name != 'EventLoggerThread':
         threading.__excepthook__(failure)
@@ -129,7 +129,7 @@ def _leave_out_event_writers(failure):
 
 console.open_closed()
 _use_utf8()
-sys.excepthook = _show_missing_package
+sys.excepthook = _report_exception
 
 from absl import app  # noqa: E402, after the steps above.
 from absl import flags  # noqa: E402
@@ -141,13 +141,13 @@ with contextlib.ExitStack() as _stack:
     _stack.enter_context(_default(sys.modules, 'matplotlib', None))
     if _QUIET:
         _stack.enter_context(_default(os.environ, 'TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL))
-        _stack.enter_context(_ended_by_interrupts())
-        _stack.enter_context(_standard_error_held_back())
+        _stack.enter_context(_interrupts_end_the_process())
+        _stack.enter_context(_quiet_unless_it_fails())
     import tensorflow.compat.v1 as tf
 if _QUIET:
     tf.logging.set_verbosity(tf.logging.FATAL)  # It also raises what it logs as errors.
 tf.disable_v2_behavior()
-threading.excepthook = _leave_out_event_writers
+threading.excepthook = _report_thread_failure
 tf.enable_resource_variables()  # Orders reads and writes, also of the global step.
 
 flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
@@ -157,22 +157,22 @@ FLAGS = flags.FLAGS
 
 # Errors of the user, the data or the machine are reported in one line. Any other exception is a bug
 # in this program and keeps its traceback.
-_MISTAKES = (app.UsageError, errors.DataError, FloatingPointError, OSError,
-             tf.errors.NotFoundError, tf.errors.PermissionDeniedError,
-             tf.errors.ResourceExhaustedError, tf.errors.DataLossError)
+_USER_ERRORS = (app.UsageError, errors.DataError, FloatingPointError, OSError,
+                tf.errors.NotFoundError, tf.errors.PermissionDeniedError,
+                tf.errors.ResourceExhaustedError, tf.errors.DataLossError)
 
 
-def run(main, modules=(), words=None):
+def run(main, modules=(), positional=None):
     """Parses the command line, runs `main` and exits.
 
     Exit codes: 0 success; 1 user error, explained in one line on standard error; 130 interrupted
     by Ctrl-C; 141 standard output closed, in a script whose purpose is its output.
 
     Args:
-        main: function without arguments or, with `words`, of the list of positional arguments.
+        main: function without arguments or, with `positional`, of the list of positional arguments.
             Its result is the exit code; None is 0.
         modules: imported modules whose flags the script accepts besides its own.
-        words: the positional arguments, as the usage names them: 'IMAGE...' for at least one,
+        positional: the positional arguments, as the usage names them: 'IMAGE...' for at least one,
             'FOLDER DATA_DIR' for exactly two, None for flags only. Flags may be mixed with them.
     """
     os.umask(os.umask(0o022) | 0o022)  # Keeps others from writing to TensorFlow's files.
@@ -180,8 +180,8 @@ def run(main, modules=(), words=None):
         for flag in FLAGS.get_key_flags_for_module(module):
             FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # For --help.
     try:
-        app.run(lambda argv: _without_traceback(lambda: main(argv[1:]) if words else main()),
-                flags_parser=functools.partial(_parse, words))
+        app.run(lambda argv: _without_traceback(lambda: main(argv[1:]) if positional else main()),
+                flags_parser=functools.partial(_parse, positional))
     except console.Gone as gone:
         if gone.__cause__.errno == errno.EPIPE:  # As in `... | head`: exit silently.
             sys.exit(128 + signal.SIGPIPE)
@@ -194,23 +194,23 @@ def run(main, modules=(), words=None):
         raise
 
 
-def _parse(words, argv):
+def _parse(positional, argv):
     if any(word in ('--help', '-help', '-h', '-?', '--helpshort') for word in argv[1:]):
         _show_help()
         sys.exit(0)
-    FLAGS.set_gnu_getopt(words is not None)
+    FLAGS.set_gnu_getopt(positional is not None)
     try:
         given = FLAGS(argv)[1:]
         _check_values()
     except flags.Error as error:
         message = ' '.join(str(error).split())
-        sys.exit(f'{errors.script()}: {message} (--help lists the flags)')
-    if given and words is None:
-        sys.exit(f'{errors.script()}: "{given[0]}" is not a flag; expected --name=value (--help '
-                 'lists the flags)')
-    if words is not None and not _fit(given, words):
-        sys.exit(f'{errors.script()}: arguments are {" ".join(given) or "missing"}; expected '
-                 f'{words} (--help explains them)')
+        sys.exit(f'{errors.script()}: {message} (see --help)')
+    if given and positional is None:
+        sys.exit(f'{errors.script()}: "{given[0]}" is not a flag; expected --name=value (see '
+                 '--help)')
+    if positional is not None and not _fit(given, positional):
+        sys.exit(f'{errors.script()}: got {" ".join(given) or "no arguments"}; expected '
+                 f'{positional} (see --help)')
     return argv[:1] + given
 
 
@@ -237,16 +237,16 @@ def _check_values():
             raise flags.ValidationError(f'flag --{name}={value} is not a number')
 
 
-def _fit(given, words):
+def _fit(given, positional):
     """Whether the number of positional arguments is right."""
-    count = len(words.split())
-    return len(given) >= count if words.endswith('...') else len(given) == count
+    count = len(positional.split())
+    return len(given) >= count if positional.endswith('...') else len(given) == count
 
 
 def _without_traceback(main):
     try:
         return main()
-    except _MISTAKES as error:
+    except _USER_ERRORS as error:
         console.end()
         sys.exit(f'{errors.script()}: {errors.one_line(error)}')
     except tf.errors.InvalidArgumentError as error:

@@ -170,8 +170,7 @@ def test_as_a_user(folder, tmp_path):
     done = records.run_script('cifar10_convert.py', folder)
     assert (done.returncode, done.stdout) == (1, '')
     assert done.stderr == (
-        f'cifar10_convert.py: arguments are {folder}; expected FOLDER DATA_DIR (--help explains '
-        'them)\n')
+        f'cifar10_convert.py: got {folder}; expected FOLDER DATA_DIR (see --help)\n')
     done = records.run_script('cifar10_convert.py', folder / NAMES[0], tmp_path / 'data')
     assert (done.returncode, done.stderr.count('\n')) == (1, 1)
     assert 'has 0 folders; expected 2 to 256, one for each class' in done.stderr

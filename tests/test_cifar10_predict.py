@@ -209,7 +209,7 @@ def test_as_a_user(network, pictures_, tmp_path):
     done = records.run_script('cifar10_predict.py')
     assert (done.returncode, done.stdout) == (1, '')
     assert done.stderr == (
-        'cifar10_predict.py: arguments are missing; expected IMAGE... (--help explains them)\n')
+        'cifar10_predict.py: got no arguments; expected IMAGE... (see --help)\n')
 
 
 @pytest.mark.slow

@@ -99,20 +99,20 @@ def test_trainers_reject_the_flags_that_name_a_trained_network():
         'cifar10_train.py', '--checkpoint_dir=x')
 
 
-@pytest.mark.parametrize('words, given, code', [
+@pytest.mark.parametrize('positional, given, code', [
     ('IMAGE...', ['a', '--device=cpu', 'b'], ['a', 'b']),
-    ('IMAGE...', [], 'arguments are missing; expected IMAGE... (--help explains them)'),
+    ('IMAGE...', [], 'got no arguments; expected IMAGE... (see --help)'),
     ('FOLDER DATA_DIR', ['a', '--', '--b'], ['a', '--b']),
-    ('FOLDER DATA_DIR', ['a'], 'arguments are a; expected FOLDER DATA_DIR (--help explains them)'),
-    ('FOLDER DATA_DIR', ['a', 'b', 'c'], 'arguments are a b c; expected FOLDER DATA_DIR (--help '),
+    ('FOLDER DATA_DIR', ['a'], 'got a; expected FOLDER DATA_DIR (see --help)'),
+    ('FOLDER DATA_DIR', ['a', 'b', 'c'], 'got a b c; expected FOLDER DATA_DIR (see --help)'),
     ('IMAGE...', ['--devise=cpu'], "Unknown command line flag 'devise'. Did you mean: device")])
-def test_positional_arguments_mix_with_flags(words, given, code):
+def test_positional_arguments_mix_with_flags(positional, given, code):
     try:
         if isinstance(code, list):
-            assert startup._parse(words, ['x.py', *given]) == ['x.py', *code]
+            assert startup._parse(positional, ['x.py', *given]) == ['x.py', *code]
         else:
             with pytest.raises(SystemExit) as exit_:
-                startup._parse(words, ['x.py', *given])
+                startup._parse(positional, ['x.py', *given])
             assert code in exit_.value.code
     finally:
         startup.FLAGS.set_gnu_getopt(False)
