@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -151,22 +151,22 @@ def test_speed_counts_all_towers(half_bright, capsys):
 
 
 @pytest.mark.parametrize('towers, gpus, line', [
-    (1, 1, 'Asked for 1 GPU, using /gpu:0. Variables and input are on the CPU.'),
-    (2, 4, 'Asked for 2 GPUs, using /gpu:0, /gpu:1. Variables and input are on the CPU.'),
-    (3, 1, 'Asked for 3 GPUs, only 1 to be had: the 3 towers share what there is.'),
-    (1, 0, 'Asked for 1 GPU, none to be had: 1 tower on the CPU.'),
-    (2, 0, 'Asked for 2 GPUs, none to be had: 2 towers on the CPU.')])
+    (1, 1, 'Running 1 tower on /gpu:0; variables and input on the CPU.'),
+    (2, 4, 'Running 2 towers on /gpu:0, /gpu:1; variables and input on the CPU.'),
+    (3, 1, 'Found only 1 GPU; 3 towers will share.'),
+    (1, 0, 'No GPU found; running 1 tower on the CPU.'),
+    (2, 0, 'No GPU found; running 2 towers on the CPU.')])
 def test_what_is_said_of_devices(towers, gpus, line):
     assert cifar10_multi_gpu_train.devices(towers, gpus) == line
 
 
 @pytest.mark.slow
 def test_the_script_as_a_user_runs_it(half_bright):
-    done = records.run_script(
+    done = spawn.run_script(
         'cifar10_multi_gpu_train.py', '--num_gpus=2', '--max_steps=2', '--batch_size=4',
         '--device=cpu', f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}')
     assert done.returncode == 0, done.stderr
     assert done.stderr == ''
     lines = done.stdout.splitlines()
-    assert lines[0] == 'Asked for 2 GPUs, none to be had: 2 towers on the CPU.'
+    assert lines[0] == 'No GPU found; running 2 towers on the CPU.'
     assert lines[-1] == f'Saved step 2 in {FLAGS.train_dir}.'

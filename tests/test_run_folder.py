@@ -1,11 +1,13 @@
+import json
 import os
 import subprocess
 import sys
 
 import pytest
-import records
+import spawn
 from absl import app
 
+from datasets import table
 from program import files
 from runs import folder as run_folder
 
@@ -13,7 +15,7 @@ from runs import folder as run_folder
 def test_one_trainer_at_a_time_which_is_named(tmp_path):
     program = ('import sys; from runs import folder as run_folder\n'
                'with run_folder.held(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
-    with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=records.ROOT,
+    with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=spawn.ROOT,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == 'held\n'
         with pytest.raises(app.UsageError, match=f'in use: process {first.pid} trains there'):
@@ -34,7 +36,7 @@ def test_one_trainer_at_a_time_which_is_named(tmp_path):
 @pytest.mark.parametrize('name', ['file', 'file/run'])
 def test_what_is_no_folder(tmp_path, name):
     (tmp_path / 'file').write_text('x')
-    with pytest.raises(app.UsageError, match=f'{name} is, or lies below, something that is no'):
+    with pytest.raises(app.UsageError, match=f'{name} or one of its parents is not a folder'):
         with run_folder.held(tmp_path / name):
             pass
 
@@ -58,7 +60,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
 
 def test_a_folder_that_reads_as_a_pattern_is_refused(tmp_path):
     """TensorFlow would remove the checkpoints of `run1` for those of `run[1]`."""
-    with pytest.raises(app.UsageError, match=r'run\[1\] holds one of .*name another --train_dir'):
+    with pytest.raises(app.UsageError, match=r'run\[1\] contains one of .*Choose another --train'):
         with run_folder.held(str(tmp_path / 'run[1]')):
             pass
     assert os.listdir(tmp_path) == []
@@ -76,7 +78,7 @@ UNFINISHED_BEST = {
     'params.h5.0123456789abcdef.part', 'error.json.0123456789abcdef.part'}
 
 
-@pytest.mark.parametrize('remove', [run_folder.remove_half_written, run_folder.remove_own_files])
+@pytest.mark.parametrize('remove', [run_folder.remove_unfinished, run_folder.remove_own_files])
 def test_what_was_not_finished_is_removed(tmp_path, remove):
     (tmp_path / 'best').mkdir()
     kept = {'checkpoint.tmp', 'run.json.bak', 'run.json.1.part', 'notes.0123456789abcdef.part'}
@@ -96,7 +98,7 @@ def test_the_names_of_our_unfinished_files_are_known(tmp_path):
                 seen.update(name for name in os.listdir(tmp_path) if name.endswith('.part'))
         for name in seen:
             (tmp_path / name).touch()
-        run_folder.remove_half_written(tmp_path)
+        run_folder.remove_unfinished(tmp_path)
     assert len(seen) == 4
     assert seen.isdisjoint(os.listdir(tmp_path))
 
@@ -121,10 +123,10 @@ def test_only_what_a_run_wrote_is_removed(tmp_path, capsys):
     assert os.listdir(run / 'best') == ['mine']
     assert (outside / 'keep').read_text() == 'x'
     assert capsys.readouterr().out == (
-        f'--restart leaves in {run} what no run wrote: best/mine, model.ckpt-9.index, '
-        'my.ckpt-1.index, notes.txt. It removes best/error.json, checkpoint, metrics.csv, '
-        'model.ckpt-7.data-00000-of-00001, model.ckpt-7.index, model.ckpt-8.index, run.json, '
-        'timeline-3.json.\n')
+        f'--restart keeps these files in {run}, which no run wrote: best/mine, '
+        'model.ckpt-9.index, my.ckpt-1.index, notes.txt. It removes best/error.json, checkpoint, '
+        'metrics.csv, model.ckpt-7.data-00000-of-00001, model.ckpt-7.index, model.ckpt-8.index, '
+        'run.json, timeline-3.json.\n')
 
 
 def test_a_folder_best_that_is_a_link_is_not_followed(tmp_path):
@@ -134,3 +136,35 @@ def test_a_folder_best_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / 'run' / 'best').symlink_to(tmp_path / 'outside')
     run_folder.remove_own_files(tmp_path / 'run')
     assert os.listdir(tmp_path / 'outside') == ['checkpoint']
+
+
+@pytest.mark.parametrize('text, words', [
+    ('[' * 200000, 'is not JSON: nested too deeply'), ('[]', r'holds \[\], expected a JSON object'),
+    ((1 << 20) * ' ' + '{}', 'is larger than 1 MB'), (b'\xff', 'is not text in UTF-8'),
+    ('9' * 5000, 'is not JSON'), ('{}', '"net" is null, expected the name of a network'),
+    ({'net': []}, r'"net" is \[\]'), ({'net': 'a\x1b[2J'}, r'"net" is "a\\u001b\[2J"'),
+    ({'net': 1000 * 'a'}, '"net" is "a'), ({'dataset': {}}, '"dataset" is {}'),
+    ({'settings': []}, r'"settings" is \[\], expected an object'),
+    ({'settings': {'examples_per_step': 'x\ny'}}, '"settings" is '),
+    ({'settings': {'examples_per_step': 1e999}}, '"settings" is '),
+    ({'classes': 'cat'}, '"classes" is "cat", expected a list of names'),
+    ({'classes': [['cat']]}, '"classes" is')])
+def test_a_damaged_note_of_the_run(tmp_path, text, words):
+    path = tmp_path / 'run.json'
+    if isinstance(text, dict):
+        text = json.dumps({'net': 'tutorial', 'dataset': 'cifar10', 'settings': {}, **text})
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(app.UsageError, match=f'{path} .*{words}.*Remove it.*, or go away') as error:
+        run_folder.check_run(tmp_path, 'tutorial', table.CIFAR10, 'go away')
+    assert '\n' not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_no_note_of_the_run(tmp_path):
+    (tmp_path / 'file').write_text('')
+    for folder in (tmp_path, tmp_path / 'missing', tmp_path / 'file'):
+        assert run_folder.check_run(folder, 'tutorial', table.CIFAR10, '') is None
+
+def test_a_note_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / 'run.json')  # Which nobody writes to.
+    with pytest.raises(OSError, match='not a regular file'):
+        run_folder.check_run(str(tmp_path), 'tutorial', table.CIFAR10, 'go away')

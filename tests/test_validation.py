@@ -8,7 +8,8 @@ import time
 import h5py
 import numpy as np
 import pytest
-import records
+import record_files
+import spawn
 import tensorflow.compat.v1 as tf
 import tiny
 from absl import app, flags
@@ -18,11 +19,10 @@ import cifar10
 import cifar10_eval
 import cifar10_train
 from evaluation import counting
-from evaluation import validation
 import recipes
 from runs import folder as run_folder
-from runs import results
-from training import hooks
+from runs import metrics
+from training import pace as pace_
 from training import session as training
 
 FLAGS = flags.FLAGS
@@ -31,7 +31,7 @@ FLAGS = flags.FLAGS
 @pytest.fixture
 def tiny_net(half_bright, monkeypatch):
     """The small net of `tiny` on the half-bright images: 10 steps an epoch."""
-    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.NET)
+    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE)
     with flagsaver.flagsaver(net='tiny', validate_every=1, max_steps=25):
         yield
 
@@ -43,7 +43,7 @@ def folder(*names):
 def rows():
     """(step, validation error) of each row of the metrics."""
     return [(row['step'], row['validation_error'])
-            for row in results.read_metrics(folder('metrics.csv'))]
+            for row in metrics.read(folder('metrics.csv'))]
 
 
 def scalars(tag):
@@ -63,9 +63,9 @@ def errors(step):
 
 def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
     """The tutorial's net, at a low rate; every tenth label is one that no training image has."""
-    images = [image for _, image in records.half_bright(130, seed=0)]
-    records.write(half_bright / 'test_batch.bin',
-                  [(5 if k % 10 == 0 else k % 2, image) for k, image in enumerate(images)])
+    images = [image for _, image in record_files.half_bright(130, seed=0)]
+    record_files.write(half_bright / 'test_batch.bin',
+                       [(5 if k % 10 == 0 else k % 2, image) for k, image in enumerate(images)])
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.002)
     with flagsaver.flagsaver(validate_every=1, max_steps=25, save_checkpoint_steps=5,
                              log_frequency=1):
@@ -125,9 +125,9 @@ def test_a_signal_leaves_out_the_validation_and_saves(tiny_net, capsys):
     """At step 10 an epoch ends; the signal came during that step."""
     with flagsaver.flagsaver(max_steps=20), tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
-        images, labels = cifar10.distorted_inputs(recipes.net().augment)
-        loss = cifar10.loss(recipes.net().inference(images, training=True), labels)
-        train_op = cifar10.train(loss, step, recipes.net().schedule, recipes.net().optimizer)
+        images, labels = cifar10.distorted_inputs(recipes.chosen())
+        loss = cifar10.loss(recipes.chosen().inference(images, training=True), labels)
+        train_op = cifar10.train(loss, step, recipes.chosen())
         with pytest.raises(SystemExit), training.session(loss, 8) as session:
             while not session.should_stop():
                 if session.run_step_fn(lambda step_context: step_context.session.run(step)) == 9:
@@ -135,7 +135,7 @@ def test_a_signal_leaves_out_the_validation_and_saves(tiny_net, capsys):
                     time.sleep(0.5)  # Until the thread that listens has it.
                 session.run(train_op)
     out = capsys.readouterr().out
-    assert 'The validation at step 10 is left out.' in out
+    assert 'Skipped the validation at step 10.' in out
     assert 'Saved step 10' in out
     assert rows() == [(10, None)]
 
@@ -147,18 +147,15 @@ def test_a_signal_leaves_out_the_validation_and_saves(tiny_net, capsys):
     (120, 2, [2, 3, 4, 6, 7, 8, 9]),  # 1.5 epochs each; after 1, 3, 4, 6, 7, 9, 10, 12, 13.
     (7, 63, [720, 1000]),  # Though 720 * (7 / 80) is less than 63 in floating point.
 ])
-def test_when_it_is_due(tiny_net, examples_per_step, every, due):
-    """With 80 images an epoch; the last step is due always."""
-    tf.train.get_or_create_global_step()
-    recipes.net().inference(tf.zeros([8, 16, 16, 3]), training=False)
-    hook = hooks.MetricsHook(
-        tf.constant(1.0), None, None, examples_per_step, 80, due[-1], FLAGS.train_dir,
-        validation.Validation(FLAGS.train_dir, tf.global_variables(), every))
-    found = []
-    for step in range(1, due[-1] + 1):
-        hook.step = step
-        found += [step] if hook._is_due() else []
-    assert found == due
+def test_when_it_is_due(examples_per_step, every, due):
+    """With 80 images per epoch. The last step is always due."""
+    pace = pace_.Pace(examples_per_step, 80, due[-1], every)
+    assert [step for step in range(1, due[-1] + 1) if pace.validates(step)] == due
+
+
+def test_never_due():
+    pace = pace_.Pace(8, 80, 25, 0)
+    assert not any(pace.validates(step) for step in range(1, 26))
 
 
 def test_a_resumed_run_goes_on(tiny_net):
@@ -166,7 +163,7 @@ def test_a_resumed_run_goes_on(tiny_net):
         with flagsaver.flagsaver(max_steps=max_steps):
             cifar10_train.train()
     assert [step for step, _ in rows()] == [10, 15, 20, 25]
-    epochs = [row['epoch'] for row in results.read_metrics(folder('metrics.csv'))]
+    epochs = [row['epoch'] for row in metrics.read(folder('metrics.csv'))]
     assert epochs == [1, 1.5, 2, 2.5]
 
 
@@ -199,7 +196,7 @@ def test_training_figures_are_means_since_the_last_row(half_bright):
             training.session(made, examples_per_step=16) as session:
         while not session.should_stop():
             session.run(count)
-    found = results.read_metrics(folder('metrics.csv'))
+    found = metrics.read(folder('metrics.csv'))
     assert [row['step'] for row in found] == [4, 8, 10]
     assert [row['epoch'] for row in found] == [0.8, 1.6, 2]  # 16 of 80 images.
     assert [row['training_loss'] for row in found] == [1.5, 5.5, 8.5]
@@ -214,7 +211,7 @@ def test_a_run_that_knows_no_error_leaves_the_figure_out(half_bright):
     with training.session(tf.constant(2.0), examples_per_step=8) as session:
         while not session.should_stop():
             session.run(count)
-    row, = results.read_metrics(folder('metrics.csv'))
+    row, = metrics.read(folder('metrics.csv'))
     assert (row['training_loss'], row['training_error'], row['learning_rate']) == (2, None, None)
 
 
@@ -235,7 +232,7 @@ def test_held_out_images_are_not_trained_on(tiny_net, capsys):
         cifar10_train.train()
     (step, error), = rows()
     assert step == 9 and (error * 8).is_integer()
-    assert results.read_metrics(folder('metrics.csv'))[0]['epoch'] == 1.0
+    assert metrics.read(folder('metrics.csv'))[0]['epoch'] == 1.0
     assert json.loads(pathlib.Path(folder('best', 'error.json')).read_text())[
         'validated_on'] == 'held_out'
     assert ': step 9, validation error = ' in capsys.readouterr().out
@@ -270,9 +267,9 @@ def test_random_numbers_and_queues_go_on_as_if_nothing_had_been(tiny_net):
             step = tf.train.get_or_create_global_step()
             queued = tf.train.range_input_producer(1000, shuffle=True, seed=3).dequeue()
             images = tf.random_uniform([8, 16, 16, 3], 0, 255)
-            loss = cifar10.loss(recipes.net().inference(images, training=True),
+            loss = cifar10.loss(recipes.chosen().inference(images, training=True),
                                 tf.zeros([8], tf.int32))
-            train_op = cifar10.train(loss, step, recipes.net().schedule, recipes.net().optimizer)
+            train_op = cifar10.train(loss, step, recipes.chosen())
             found = []
             with training.session(loss, examples_per_step=8) as session:
                 while not session.should_stop():
@@ -323,8 +320,8 @@ def test_a_run_of_another_net_is_refused(tiny_net):
     with flagsaver.flagsaver(net='tutorial', run_once=True), pytest.raises(
             app.UsageError, match='holds a run with --net=tiny .* not with --net=tutorial '):
         cifar10_eval.evaluate()
-    done = records.run_script('cifar10_eval.py', '--run_once', f'--data_dir={FLAGS.data_dir}',
-                              f'--checkpoint_dir={FLAGS.train_dir}')
+    done = spawn.run_script('cifar10_eval.py', '--run_once', f'--data_dir={FLAGS.data_dir}',
+                            f'--checkpoint_dir={FLAGS.train_dir}')
     assert done.returncode == 1
     assert done.stderr.count('\n') == 1
-    assert 'holds a run with --net=tiny' in done.stderr and 'give those flags' in done.stderr
+    assert 'holds a run with --net=tiny' in done.stderr and 'pass those flags' in done.stderr
