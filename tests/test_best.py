@@ -31,7 +31,7 @@ def best(session, tmp_path):
     """A `Best` to which step 10 was offered with an averaged error of 0.5."""
     found = best_.Best(str(tmp_path), tf.global_variables())
     assert (found.error, found.step) == (np.inf, None)
-    assert not (tmp_path / 'best').exists()  # Nothing is made before there is something.
+    assert not (tmp_path / 'best').exists()  # Not created before the first checkpoint.
     offer(found, session, 10, 0.625, 0.5)
     return found
 
@@ -70,7 +70,7 @@ def test_a_lower_error_replaces_it(best, session, tmp_path):
 
 
 @pytest.mark.parametrize('error', [0.5, 0.75])
-def test_no_lower_error_changes_nothing(best, session, tmp_path, error):
+def test_an_error_that_is_not_lower_changes_nothing(best, session, tmp_path, error):
     def contents():
         return {entry.name: entry.read_bytes() for entry in (tmp_path / 'best').iterdir()}
     before = contents()
@@ -94,7 +94,7 @@ def test_a_resumed_run_knows_the_best(best, session, tmp_path):
     '{"error": 0.1, "step": [10]}', '{"error": {}, "step": 10}', '{"error": 0.1, "step": -10}',
     '{"error": 0.1, "step": 1' + 400 * '0' + '}', '{"error": 1' + 400 * '0' + ', "step": 10}',
     (1 << 20) * ' ' + '{"error": 0.1, "step": 10}'])
-def test_a_damaged_error_json_is_none(best, session, tmp_path, text):
+def test_a_damaged_error_json_is_ignored(best, session, tmp_path, text):
     text = text.replace('"error"', '"averaged_error"')
     (tmp_path / 'best' / 'error.json').write_text(text)
     again = best_.Best(str(tmp_path), tf.global_variables())
@@ -105,7 +105,7 @@ def test_a_damaged_error_json_is_none(best, session, tmp_path, text):
 
 
 def test_an_error_on_other_images_does_not_count(best, session, tmp_path):
-    """A worse one on the held-out images replaces the best one on the test set."""
+    """A worse error on held-out images replaces the best one on the test set."""
     again = best_.Best(str(tmp_path), tf.global_variables(), 'held_out')
     assert (again.error, again.step) == (np.inf, None)
     offer(again, session, 20, 0.75, 0.75)
@@ -113,14 +113,14 @@ def test_an_error_on_other_images_does_not_count(best, session, tmp_path):
     assert best_.Best(str(tmp_path), tf.global_variables(), 'held_out').step == 20
 
 
-def test_an_error_without_its_checkpoint_is_none(best, tmp_path):
+def test_an_error_without_its_checkpoint_is_ignored(best, tmp_path):
     for name in checkpoint_files(10):
         (tmp_path / 'best' / name).unlink()
     assert best_.Best(str(tmp_path), tf.global_variables()).error == np.inf
 
 
-def test_an_error_with_a_damaged_checkpoint_is_none(best, session, tmp_path):
-    """After a loss of power, say: the next one is better than that."""
+def test_an_error_with_a_damaged_checkpoint_is_ignored(best, session, tmp_path):
+    """As after a power failure: the next checkpoint becomes the best."""
     data = tmp_path / 'best' / 'model.ckpt-10.data-00000-of-00001'
     data.write_bytes(bytes(data.stat().st_size))
     again = best_.Best(str(tmp_path), tf.global_variables())

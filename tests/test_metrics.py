@@ -25,7 +25,7 @@ LINE = '{},{},1700000000.250,0.1,2.5,0.75,,1234.5\n'
 
 @pytest.fixture
 def path(tmp_path):
-    """Of a `metrics.csv` with rows of steps 10, 20 and 30."""
+    """Path of a `metrics.csv` with rows for steps 10, 20 and 30."""
     metrics = metrics_.Metrics(tmp_path, 0)
     for step in (10, 20, 30):
         metrics.append(**row(step))
@@ -36,18 +36,18 @@ def steps(path):
     return [found['step'] for found in metrics_.read(path)]
 
 
-def test_a_new_file_has_a_header_and_is_whole(tmp_path):
+def test_a_new_file_has_only_a_header(tmp_path):
     metrics_.Metrics(tmp_path, 0)
     assert (tmp_path / 'metrics.csv').read_text() == HEADER
     assert [entry.name for entry in tmp_path.iterdir()] == ['metrics.csv']
 
 
-def test_rows_as_they_stand_in_the_file(path):
+def test_rows_in_the_file(path):
     assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(30, 3)
 
 
 def test_digits(tmp_path):
-    """A float32's seven; a step whole, however large."""
+    """Seven, as many as a float32 has; all digits of a step."""
     metrics_.Metrics(tmp_path, 0).append(**row(
         12345678, epoch=1 / 3, training_loss=123456789.0, validation_error=0.0))
     assert (tmp_path / 'metrics.csv').read_text().splitlines()[1] == (
@@ -61,7 +61,7 @@ def test_read_metrics(path):
     assert metrics_.read(path) == []
 
 
-def test_a_run_that_goes_on_drops_the_steps_to_be_made_again(path):
+def test_a_resumed_run_drops_the_rows_of_steps_to_repeat(path):
     metrics = metrics_.Metrics(path.parent, 20)
     assert steps(path) == [10, 20]
     metrics.append(**row(25))
@@ -78,7 +78,7 @@ def test_reading_and_writing_again_changes_nothing(path):
 
 @pytest.mark.parametrize('length', range(1, len(LINE.format(30, 3)) + 1))
 def test_a_torn_last_line_is_dropped(path, length):
-    """Also one that lacks nothing but its end, whose last figure may have had more digits."""
+    """Even if only the line end is missing: the last figure may have had more digits."""
     path.write_bytes(path.read_bytes()[:-length])
     metrics_.Metrics(path.parent, 30).append(**row(30))
     assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(30, 3)
@@ -98,7 +98,7 @@ def test_a_torn_header(tmp_path, length):
     b'1e300,1,1,1,1,1,1,1\n', b'-15,1,1,1,1,1,1,1\n', b'1.5,1,1,1,1,1,1,1\n',
     b'15,1,1,1,1,1,1,' + 2000 * b'1' + b'\n', b'15,1,1,1,1,1,1,1' + 2000 * b' ' + b'\n',
     '\u0661\u0665,1,1,1,1,1,1,1\n'.encode()])
-def test_a_line_that_is_no_row_is_kept_elsewhere(path, garbage, capsys):
+def test_a_file_with_other_lines_is_kept(path, garbage, capsys):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b''.join(lines[:2]) + garbage + b''.join(lines[2:]))
     before = path.read_bytes()
@@ -109,8 +109,8 @@ def test_a_line_that_is_no_row_is_kept_elsewhere(path, garbage, capsys):
         f'{path} has lines that a run did not write; the file is kept as {path}.old.\n')
 
 
-def test_files_kept_elsewhere_are_never_replaced(path, capsys):
-    """By three starts, each with other notes in the file."""
+def test_kept_files_are_never_replaced(path, capsys):
+    """Three starts, each after other notes were added."""
     for number in range(3):
         with open(path, 'a') as stream:
             stream.write(f'note {number}\n')
@@ -122,7 +122,7 @@ def test_files_kept_elsewhere_are_never_replaced(path, capsys):
 
 
 @pytest.mark.parametrize('remove', [lambda path: path.unlink(), lambda path: path.write_text('')])
-def test_a_file_removed_while_training_returns_with_its_header(path, remove, capsys):
+def test_a_file_removed_during_training_returns_with_its_header(path, remove, capsys):
     metrics = metrics_.Metrics(path.parent, 30)
     remove(path)
     metrics.append(**row(40))
@@ -133,13 +133,13 @@ def test_a_file_removed_while_training_returns_with_its_header(path, remove, cap
 
 
 def test_a_file_without_a_header_keeps_its_rows(path):
-    """As an earlier version left it where the file was removed while training."""
+    """As an earlier version wrote it after the file was removed during training."""
     path.write_text(LINE.format(10, 1) + LINE.format(20, 2))
     metrics_.Metrics(path.parent, 30)
     assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2)
 
 
-def test_a_line_that_a_crash_cut_short_is_no_matter(path, capsys):
+def test_a_line_that_a_crash_cut_short_is_dropped_silently(path, capsys):
     before = path.read_bytes()
     path.write_bytes(before + b'40,1,17')
     metrics_.Metrics(path.parent, 30)
@@ -149,7 +149,7 @@ def test_a_line_that_a_crash_cut_short_is_no_matter(path, capsys):
 
 
 def test_a_line_without_end_takes_little_memory(tmp_path):
-    """A quarter of a gigabyte of zeros, of which the disk holds none."""
+    """256 MB of zeros in a sparse file."""
     with open(tmp_path / 'metrics.csv', 'wb') as stream:
         stream.write(HEADER.encode() + LINE.format(10, 1).encode())
         stream.truncate(1 << 28)
@@ -189,22 +189,22 @@ def event_file(tmp_path):
 
 
 def framed(data, length):
-    """A record with right checksums, of a length that need not be the data's."""
+    """A record with valid checksums and any length field."""
     header = struct.pack('<Q', length)
     return b''.join([header, struct.pack('<I', masked_crc32c(header)),
                      data, struct.pack('<I', masked_crc32c(data))])
 
 
-@pytest.mark.parametrize('added, told', [
+@pytest.mark.parametrize('added, reported', [
     (b'', False), (b'\0', False), (framed(b'', 1 << 46), False),
     (framed(b'', (1 << 64) - 10), False), (framed(b'\xff\xff\xff', 3), True),
     (bytes(100), True), (b'any text that is longer than the frame of a record', False)])
-def test_a_curve_ends_where_its_file_is_damaged(event_file, capsys, added, told):
-    """What seems to be longer than the file may be one that is being written: no line."""
+def test_a_curve_ends_where_its_file_is_damaged(event_file, capsys, added, reported):
+    """A record that exceeds the file may still be being written, so it is not reported."""
     whole = event_file.read_bytes()
     event_file.write_bytes(whole + added)
     assert metrics_.read_scalars(str(event_file.parent), 'curve') == {1: 0.5, 2: 0.25}
-    assert capsys.readouterr().out == told * (
+    assert capsys.readouterr().out == reported * (
         f'{event_file} is damaged; using the part before the damage.\n')
     event_file.write_bytes(whole[:-1] + added)
     assert metrics_.read_scalars(str(event_file.parent), 'curve') == {1: 0.5}

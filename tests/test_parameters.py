@@ -8,7 +8,7 @@ from runs import parameters
 
 @pytest.fixture
 def session():
-    """A session after one step of Adam on `w`, with averages and a batch norm's statistics."""
+    """A session after one step of Adam, with averages and the statistics of a batch norm."""
     step = tf.train.get_or_create_global_step()
     weights = tf.get_variable('layer/weights', initializer=[[1.0, 2.0], [3.0, 4.0]])
     for name in ('moving_mean', 'moving_variance'):
@@ -28,7 +28,7 @@ def write(path, session):
 
 
 def test_parameters(session, tmp_path):
-    """Adam's first step is its rate, 0.5; the average is halfway between 1 and 0.5."""
+    """Adam's first step equals its rate, 0.5; the average is halfway between 1 and 0.5."""
     path = tmp_path / 'params.h5'
     write(path, session)
     assert [entry.name for entry in tmp_path.iterdir()] == ['params.h5']

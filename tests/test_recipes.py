@@ -27,11 +27,11 @@ FLAGS = flags.FLAGS
 
 @pytest.fixture
 def tiny_net(half_bright, monkeypatch):
-    """A row of the table, and nothing else, makes the net known."""
+    """Adding a row to the table is all that a new network needs."""
     monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE)
     with flagsaver.flagsaver(net='tiny'):
         for name in ('batch_size', 'max_steps', 'validate_every'):
-            FLAGS[name].unparse()  # As if no test had given them.
+            FLAGS[name].unparse()  # As on a command line without them.
         yield
 
 
@@ -43,7 +43,7 @@ def test_one_device(tiny_net, capsys):
     """80 images in batches of 16: 6 epochs are 30 steps."""
     cifar10_train.main()
     assert capsys.readouterr().out.splitlines()[0] == (
-        'tiny is trained with --batch_size=16 --max_steps=30 where you give no other.')
+        'Defaults for --net=tiny: --batch_size=16 --max_steps=30')
     assert value('global_step') == 30
     for use_moving_averages in (True, False):
         assert outcomes.precision(
@@ -52,7 +52,7 @@ def test_one_device(tiny_net, capsys):
     assert [row['step'] for row in rows] == [5, 10, 15, 20, 25, 30]
     assert rows[-1]['validation_error'] == 0
     np.testing.assert_allclose(rows[0]['learning_rate'], 0.01, rtol=1e-6)
-    assert 90 < value('bn/moving_mean').mean() < 110  # 104.5 (1 - 0.9^30) by its records.
+    assert 90 < value('bn/moving_mean').mean() < 110  # 104.5 (1 - 0.9^30) for these records.
     names = dict(tf.train.list_variables(tf.train.latest_checkpoint(FLAGS.train_dir)))
     assert 'linear/weights/Adam' in names and 'bn/moving_mean/Adam' not in names
     run = json.loads(pathlib.Path(FLAGS.train_dir, 'run.json').read_text())
@@ -63,16 +63,16 @@ def test_two_towers_and_the_evaluation(tiny_net, capsys):
     """80 images in steps of 2 x 16: 6 epochs are 15 steps."""
     with flagsaver.flagsaver(num_gpus=2):
         cifar10_multi_gpu_train.main()
-    assert 'tiny is trained with --batch_size=16 --max_steps=15 where' in capsys.readouterr().out
+    assert 'Defaults for --net=tiny: --batch_size=16 --max_steps=15' in capsys.readouterr().out
     assert value('global_step') == 15
     rows = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
-    assert [row['step'] for row in rows] == [3, 5, 8, 10, 13, 15]  # 2.5 steps an epoch.
+    assert [row['step'] for row in rows] == [3, 5, 8, 10, 13, 15]  # 2.5 steps per epoch.
     with flagsaver.flagsaver(run_once=True):
         cifar10_eval.evaluate()
     assert 'precision @ 1 = 1.000' in capsys.readouterr().out
 
 
-def test_another_trainer_goes_on(tiny_net):
+def test_another_trainer_resumes(tiny_net):
     cifar10_train.main()
     before = tf.train.list_variables(tf.train.latest_checkpoint(FLAGS.train_dir))
     with flagsaver.flagsaver(num_gpus=2, max_steps=32):
@@ -81,8 +81,8 @@ def test_another_trainer_goes_on(tiny_net):
     assert value('global_step') == 32
 
 
-def test_a_recipe_is_trained_as_it_says(half_bright, monkeypatch):
-    """Its size of images, its augmentation, its optimizer at its rate for so many replicas."""
+def test_training_uses_all_parts_of_the_recipe(half_bright, monkeypatch):
+    """Image size, augmentation, optimizer, and the schedule for the number of replicas."""
     seen = {}
 
     def inference(images, training):
@@ -103,7 +103,7 @@ def test_a_recipe_is_trained_as_it_says(half_bright, monkeypatch):
     assert seen['replicas'] == 2
     assert seen[True].shape.as_list() == [8, 16, 16, 3]
     assert seen[False].shape.as_list()[1:] == [16, 16, 3]
-    np.testing.assert_allclose(value('bn/moving_mean'), [0.7] * 3, rtol=1e-6)  # 0.1 of sevens.
+    np.testing.assert_allclose(value('bn/moving_mean'), [0.7] * 3, rtol=1e-6)  # 0.1 times 7.
     names = [name for name, _ in tf.train.list_variables(
         tf.train.latest_checkpoint(FLAGS.train_dir))]
     assert sorted(names) == ['bn/moving_mean', 'global_step', 'linear/weights',
@@ -111,7 +111,7 @@ def test_a_recipe_is_trained_as_it_says(half_bright, monkeypatch):
 
 
 def test_the_moving_statistics_are_the_first_towers(half_bright, monkeypatch):
-    """The towers' batches are of ones and of threes; which tower gets which is left to chance."""
+    """One tower gets a batch of ones, the other one of threes, in random order."""
     batches = []
 
     def inference(images, training):
@@ -138,26 +138,26 @@ def test_the_moving_statistics_are_the_first_towers(half_bright, monkeypatch):
     np.testing.assert_allclose(value('bn/moving_mean'), [0.1 * first.mean()] * 3, rtol=1e-6)
 
 
-@pytest.mark.parametrize('given, wanted, said', [
+@pytest.mark.parametrize('given, expected, printed', [
     ({}, (16, 30, 1), '--batch_size=16 --max_steps=30'),
-    ({'batch_size': 128}, (128, 4, 1), '--max_steps=4'),  # 3.75 are rounded up,
+    ({'batch_size': 128}, (128, 4, 1), '--max_steps=4'),  # 3.75 is rounded up,
     ({'batch_size': 200}, (200, 2, 1), '--max_steps=2'),  # 2.4 down.
-    ({'batch_size': 10000}, (10000, 1, 1), '--max_steps=1'),  # One at least.
+    ({'batch_size': 10000}, (10000, 1, 1), '--max_steps=1'),  # At least one.
     ({'max_steps': 100000}, (16, 100000, 1), '--batch_size=16'),
     ({'max_steps': 7, 'validate_every': 0}, (16, 7, 0), '--batch_size=16'),
     ({'batch_size': 16, 'max_steps': 30, 'validate_every': 3}, (16, 30, 3), None)])
-def test_what_the_user_gives_is_kept(tiny_net, capsys, given, wanted, said):
-    """Also where it is what the flag says by default: 128, or 100000 steps."""
+def test_flags_that_the_user_gives_are_kept(tiny_net, capsys, given, expected, printed):
+    """Even if the value equals the flag's default: 128, or 100000 steps."""
     for name, given_value in given.items():
         FLAGS[name].parse(given_value)
         FLAGS[name].using_default_value = False
     training.use_recipe()
-    assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == wanted
+    assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == expected
     assert capsys.readouterr().out == (
-        f'Defaults for --net=tiny: {said}\n' if said else '')
+        f'Defaults for --net=tiny: {printed}\n' if printed else '')
 
 
-def test_the_tutorials_recipe_is_the_flags_own(tiny_net, capsys):
+def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net, capsys):
     with flagsaver.flagsaver(net='tutorial'):
         training.use_recipe()
         assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == (128, 100000, 0)
@@ -177,10 +177,10 @@ def test_resnet23s_steps(tiny_net, tmp_path, capsys, replicas, max_steps):
     (64, 1, [1e-3, 1e-3, 1e-3]),
     (64, 2, [1e-3, 1.5e-3, 2e-3]),
     (128, 1, [1e-3, 1.5e-3, 2e-3]),
-    (100, 1, [1e-3, 1e-3, 1e-3]),  # No multiple of 64.
+    (100, 1, [1e-3, 1e-3, 1e-3]),  # Not a multiple of 64.
     (32, 1, [1e-3, 1e-3, 1e-3])])
 def test_resnet23_warms_up(tmp_path, batch_size, replicas, rates):
-    """Over 5 epochs of 50,000 images: at their beginning, their middle, and behind them."""
+    """Over 5 epochs of 50,000 images: at their start, in the middle and after them."""
     epochs = [0, 2.5, 6]
     with flagsaver.flagsaver(data_dir=str(tmp_path), batch_size=batch_size):
         steps = [round(epoch * 50000 / (batch_size * replicas)) for epoch in epochs]
@@ -237,7 +237,7 @@ def test_a_hundred_logits(dataset, net, size):
 
 def test_the_tutorials_net_learns_fine_labels(hundred, monkeypatch):
     """Test images have the labels 0 and 99: a coarse label would be wrong."""
-    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.01)  # 0.1 is much for 8 such images.
+    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.01)  # 0.1 is too high for batches of 8.
     cifar10_train.train()
     assert outcomes.precision(FLAGS.train_dir) == 1.0
     assert value('softmax_linear/weights').shape == (192, 100)
