@@ -28,7 +28,7 @@ SCRIPTS = [name for name in FILES
 # Of other programs, by the words that call them.
 OPTIONS_OF_OTHERS = {
     'mpirun': {'-n', '-x', '--hostfile', '--allow-run-as-root', '--oversubscribe'},
-    'pytest': {'-m'},
+    'pytest': {'-m', '-k'},
     'tensorboard': {'--logdir', '--logdir_spec'},
     'classification.py': {'-b', '-c', '-h', '-n', '--context', '--with-all-reduce-callback'}}
 _BLOCK = re.compile(r'^```[a-z]*\n(.*?)^```', re.DOTALL | re.MULTILINE)
@@ -88,9 +88,10 @@ def has_option(program, option):
         return option in options_of_script(program)
     if option in OPTIONS_OF_OTHERS.get(program, ()):
         return True
-    folder = 'tests' if program == 'pytest' else 'benchmarks'  # Some take flags of the trainers.
-    return f"'{option}'" in sources(folder) or f"DEFINE_integer('{option[2:]}'" in sources(
-        folder) or (folder == 'benchmarks' and option in options_of_all_scripts())
+    if program.startswith('benchmarks') and option in options_of_all_scripts():
+        return True  # Some take the flags of a trainer.
+    defined = sources('tests' if program == 'pytest' else 'benchmarks')
+    return f"('{option}'" in defined or f"('{option[2:]}'" in defined
 
 
 def commands(page):
