@@ -98,11 +98,10 @@ def test_the_net():
 def test_the_net_learns(use_fp16):
     """It memorises eight images at a tenth of the tutorial's learning rate."""
     images = np.random.RandomState(1).normal(size=[8, 24, 24, 3]).astype(np.float32)
-    with flagsaver.flagsaver(use_fp16=use_fp16):
-        logits = recipes.TABLE['local'].inference(tf.constant(images), training=True)
-        loss = cifar10.loss(logits, tf.range(8))
-        train_op = cifar10.train(loss, tf.train.get_or_create_global_step(),
-                                 lambda step, replicas: tf.constant(0.01))
+    with flagsaver.flagsaver(use_fp16=use_fp16, learning_rate=0.01):
+        recipe = recipes.TABLE['local']
+        loss = cifar10.loss(recipe.inference(tf.constant(images), training=True), tf.range(8))
+        train_op = cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
     with tf.Session() as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         losses = [session.run([loss, train_op])[0] for _ in range(30)]
