@@ -53,17 +53,19 @@ class Python(subprocess.Popen):
                        errread, errwrite, *others):
         env = {os.fsdecode(name): os.fsdecode(value)
                for name, value in (os.environ if env is None else env).items()}
-        if preexec_fn or pass_fds or not _can_fork(args, env):
+        _, gid, gids, uid, umask, start_new_session = others[:6]
+        others_set = preexec_fn or pass_fds or not gid == gids == uid is None
+        if others_set or not _can_fork(args, env):
             prepare = preexec_fn or (lambda: _set_signals(self._ignore))
             super()._execute_child(
                 args, executable, prepare, close_fds, pass_fds, cwd, env, startupinfo,
                 creationflags, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite,
                 *others)
             return
-        start_new_session = others[5]
-        request = {'arguments': args, 'environment': env, 'folder': os.fspath(cwd or os.getcwd()),
-                   'umask': _umask(), 'ignore': list(self._ignore), 'session': start_new_session,
-                   'cores': list(os.sched_getaffinity(0))}
+        request = {
+            'arguments': args, 'environment': env, 'folder': os.fspath(cwd or os.getcwd()),
+            'umask': _umask() if umask == -1 else umask, 'session': start_new_session,
+            'ignore': list(self._ignore), 'cores': list(os.sched_getaffinity(0))}
         try:
             self.pid = _fork(request, [p2cread if p2cread >= 0 else 0,
                                        c2pwrite if c2pwrite >= 0 else 1,

@@ -177,8 +177,8 @@ def test_without_the_packages_one_line_says_how_to_install_them(tmp_path):
 
 
 def test_a_module_that_is_missing_in_an_installed_package_is_a_fault():
-    done = _python('from program import startup; import json.nothing',
-                   PYTHONPATH=os.path.join(spawn.ROOT, 'tests'))
+    done = spawn.run(['-c', 'from program import startup; import json.nothing'], cwd=spawn.ROOT,
+                     capture_output=True)
     assert done.returncode == 1
     assert 'Traceback' in done.stderr and "No module named 'json.nothing'" in done.stderr
 
