@@ -75,7 +75,7 @@ class Python(subprocess.Popen):
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
 
-def run(args, capture_output=False, timeout=None, **options):
+def run(args, capture_output=False, timeout=None, check=False, **options):
     """As `subprocess.run`, with `Python`."""
     if capture_output:
         options.update(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -85,7 +85,10 @@ def run(args, capture_output=False, timeout=None, **options):
         except BaseException:
             process.kill()
             raise
-    return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, error)
+    if check:
+        done.check_returncode()
+    return done
 
 
 def _can_fork(args, environment):
