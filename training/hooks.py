@@ -1,7 +1,7 @@
 """What happens in a training session besides the steps: hooks, each for one thing.
 
-Arguments that several of them take: `steps`, the `StepCounter`, which precedes them in the session's
-list of hooks; `pace`, the `Pace`; `folder`, the path of the run's folder; `loss`, float [].
+Arguments that several of them take: `steps`, the `StepCounter`, which precedes them in the list of
+hooks; `pace`, the `Pace`; `folder`, the path of the run's folder; `loss`, float [].
 """
 import datetime
 import os
