@@ -44,7 +44,7 @@ def test_a_path_that_is_not_a_folder(tmp_path, name):
 def test_a_folder_best_that_others_can_change_is_refused_at_the_start(tmp_path):
     (tmp_path / 'best').mkdir()
     (tmp_path / 'best').chmod(0o777)
-    with pytest.raises(PermissionError, match='best can be changed by everybody'):
+    with pytest.raises(PermissionError, match='best is writable by everybody'):
         with run_folder.held(tmp_path):
             pass
 
