@@ -1,5 +1,9 @@
-"""What the tests share: TensorFlow 1 behaviour, parsed flags, a fresh graph, small record files."""
+"""What the tests share: TensorFlow 1 behaviour, parsed flags, a fresh graph, small record files,
+a trained run."""
 from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
+
+import contextlib
+import shutil
 
 import pytest
 import record_files
@@ -14,7 +18,7 @@ import cifar10_export  # noqa: F401
 import cifar10_multi_gpu_train  # noqa: F401
 import cifar10_plot  # noqa: F401
 import cifar10_predict  # noqa: F401
-import cifar10_train  # noqa: F401
+import cifar10_train
 
 flags.FLAGS(['pytest'])
 
@@ -34,6 +38,28 @@ def half_bright(tmp_path, monkeypatch):
     """
     # At 0.1 one training of thirty diverges on batches as small as the tests' are.
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.03)
+    with _half_bright(tmp_path) as folder:
+        yield folder
+
+
+@pytest.fixture
+def trained(half_bright, _ten_steps):
+    """`half_bright`, and a run of ten steps on it in --train_dir."""
+    shutil.copytree(_ten_steps, flags.FLAGS.train_dir)
+    return half_bright
+
+
+@pytest.fixture(scope='session')
+def _ten_steps(tmp_path_factory):
+    path = tmp_path_factory.mktemp('ten_steps')
+    with _half_bright(path), tf.Graph().as_default(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.03)
+        cifar10_train.train()
+    return path / 'train'
+
+
+@contextlib.contextmanager
+def _half_bright(tmp_path):
     folder = tmp_path / 'data' / 'cifar-10-batches-bin'
     folder.mkdir(parents=True)
     for index in range(1, 6):

@@ -1,6 +1,8 @@
 """Free ports, and connections from network namespaces."""
 import contextlib
+import itertools
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -9,11 +11,20 @@ import sys
 import pytest
 
 
+# Ports that Linux gives to nobody by itself; each process of pytest has its own 2,000 of them.
+_PROCESS = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw'))
+_FIRST = 10000 + 2000 * (_PROCESS % 10)
+_START = random.randrange(2000)
+_numbers = itertools.count()
+
+
 def free_port():
-    """A port of loopback that nobody uses now."""
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        return free.getsockname()[1]
+    """A port of loopback that nobody uses, and that nobody gets by chance."""
+    while True:
+        port = _FIRST + (_START + next(_numbers)) % 2000
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(('127.0.0.1', port))
+            return port
 
 
 with_networks = pytest.mark.skipif(

@@ -40,9 +40,7 @@ def event_file():
     return os.path.join(FLAGS.eval_dir, name)
 
 
-def test_run_once(half_bright, capsys):
-    cifar10_train.train()
-    capsys.readouterr()
+def test_run_once(trained, capsys):
     with flagsaver.flagsaver(run_once=True):
         cifar10_eval.evaluate()
     *_, evaluated, line = capsys.readouterr().out.splitlines()
@@ -54,9 +52,8 @@ def test_run_once(half_bright, capsys):
     assert {'images/image/0', 'conv1/activations', 'local4/sparsity'} <= tags()
 
 
-def test_held_out_images(half_bright, capsys):
+def test_held_out_images(trained, capsys):
     """A run with --validate_on=held_out holds out 8 of 80 images; other runs train on all."""
-    cifar10_train.train()
     with flagsaver.flagsaver(run_once=True, eval_data='held_out'):
         with pytest.raises(app.UsageError, match='trained without --validate_on=held_out'):
             cifar10_eval.evaluate()
@@ -68,10 +65,8 @@ def test_held_out_images(half_bright, capsys):
     assert 'validation/error_averaged' in tags()
 
 
-def test_evaluating_some_of_the_images_prints_a_line_and_no_validation_error(half_bright, capsys):
+def test_evaluating_some_of_the_images_prints_a_line_and_no_validation_error(trained, capsys):
     """The test set has 130 images."""
-    cifar10_train.train()
-    capsys.readouterr()
     with flagsaver.flagsaver(run_once=True, num_examples=100):
         cifar10_eval.evaluate()
     out = capsys.readouterr().out
@@ -108,8 +103,7 @@ def test_run_once_without_a_checkpoint_downloads_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_eval_dir_is_a_file(half_bright, tmp_path):
-    cifar10_train.train()
+def test_eval_dir_is_a_file(trained, tmp_path):
     (tmp_path / 'eval').write_text('mine')
     with flagsaver.flagsaver(run_once=True), pytest.raises(FileExistsError):
         cifar10_eval.evaluate()
@@ -118,9 +112,8 @@ def test_eval_dir_is_a_file(half_bright, tmp_path):
 
 @pytest.mark.parametrize('gone', [
     ['.data-00000-of-00001'], ['.index'], ['.data-00000-of-00001', '.index']])
-def test_a_checkpoint_that_is_removed_before_it_is_read(half_bright, capsys, gone):
+def test_a_checkpoint_that_is_removed_before_it_is_read(trained, capsys, gone):
     """The evaluation waits for the next one; --run_once, prediction and export exit with a line."""
-    cifar10_train.train()
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
     current = counting.Evaluation()
     assert cifar10_eval._run_unless_gone(current, latest).total == 130
@@ -173,8 +166,7 @@ def test_a_folder_of_another_network_is_one_line(half_bright, tmp_path):
     assert 'conv1/weights/ExponentialMovingAverage is missing' in done.stderr
 
 
-def test_evaluating_leaves_earlier_event_files(half_bright):
-    cifar10_train.train()
+def test_evaluating_leaves_earlier_event_files(trained):
     os.makedirs(FLAGS.eval_dir)
     earlier = os.path.join(FLAGS.eval_dir, 'events.out.tfevents.1.mine')
     open(earlier, 'w').close()
@@ -200,10 +192,8 @@ def test_per_class(half_bright, capsys):
 
 
 @pytest.mark.slow
-def test_a_full_stdout_is_not_reported_as_a_full_folder(half_bright):
+def test_a_full_stdout_is_not_reported_as_a_full_folder(trained):
     """The event file still has the result."""
-    with flagsaver.flagsaver(max_steps=1):
-        cifar10_train.train()
     with open('/dev/full', 'w') as full:
         done = spawn.run(
             [spawn.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
@@ -211,4 +201,4 @@ def test_a_full_stdout_is_not_reported_as_a_full_folder(half_bright):
             stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (
         1, 'cifar10_eval.py: cannot write to standard output: No space left on device\n')
-    assert list(values('Precision @ 1')) == [1]
+    assert list(values('Precision @ 1')) == [10]

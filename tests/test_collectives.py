@@ -1,8 +1,8 @@
 import json
 import signal
-import socket
 import time
 
+import networks
 import numpy as np
 import pytest
 import spawn
@@ -244,9 +244,7 @@ startup.run(main, [startup, cluster, collectives])
 
 
 def start(size, what, *arguments, **environment):
-    with socket.socket() as socket_:
-        socket_.bind(('127.0.0.1', 0))
-        port = str(socket_.getsockname()[1])
+    port = str(networks.free_port())
     return [spawn.start(
         ['-c', PROGRAM, spawn.ROOT, str(rank), str(size), port, what, *arguments],
         env={**spawn.environment(), **environment}) for rank in range(size)]

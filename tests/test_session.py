@@ -84,8 +84,7 @@ def test_a_run_does_not_optimise_the_graph_once_per_variable(half_bright, monkey
 
 
 @pytest.mark.parametrize('max_steps', [10, 4])
-def test_a_finished_run_prints_one_line(half_bright, capsys, max_steps):
-    cifar10_train.train()
+def test_a_finished_run_prints_one_line(trained, capsys, max_steps):
     before = {path: path.stat().st_mtime_ns for path in pathlib.Path(FLAGS.train_dir).iterdir()}
     capsys.readouterr()
     with flagsaver.flagsaver(max_steps=max_steps):
@@ -96,46 +95,46 @@ def test_a_finished_run_prints_one_line(half_bright, capsys, max_steps):
         path: path.stat().st_mtime_ns for path in pathlib.Path(FLAGS.train_dir).iterdir()}
 
 
-def test_the_tutorials_line(half_bright, capsys):
-    cifar10_train.train()
-    line, = [line for line in capsys.readouterr().out.splitlines() if ': step ' in line]
-    assert outcomes.LINE.fullmatch(line), line
-
-
 def test_speed_is_of_whole_intervals_in_images(half_bright, capsys):
-    """Lines every two steps of 0.5 s with 8 images: at most 16 images/s. Counting half an interval
-    or two would double or halve it; a busy machine takes a little longer."""
+    """Lines every two steps of 0.2 s with 8 images; this test's clock says what they took."""
+    before, after = [], []
     with tf.Graph().as_default():
         count = tf.train.get_or_create_global_step().assign_add(1)
         with flagsaver.flagsaver(log_frequency=2, max_steps=5), \
                 training.session(tf.constant(1.0), examples_per_step=8) as session:
             while not session.should_stop():
-                time.sleep(0.5)
+                time.sleep(0.2)
+                before.append(time.perf_counter())
                 session.run(count)
+                after.append(time.perf_counter())
     lines = [line for line in capsys.readouterr().out.splitlines() if ': step ' in line]
     assert len(lines) == 3
-    for line in lines[1:]:
+    for line, step in zip(lines[1:], (2, 4)):
         rate, seconds = (float(word) for word in outcomes.LINE.fullmatch(line).groups())
-        assert 8.5 < rate <= 16
-        assert 0.5 <= seconds < 0.95
+        least, most = before[step] - after[step - 2], after[step] - before[step - 2]
+        assert least - 0.002 <= 2 * seconds <= most + 0.002  # Printed to the millisecond.
+        assert 2 * 8 / most - 0.1 <= rate <= 2 * 8 / least + 0.1
 
 
 def test_the_first_line_after_a_resume_leaves_out_the_start(half_bright, capsys):
     """Resumed at step 3, with a line at step 4: the time is that of step 4 alone."""
     for max_steps, wait in ((3, 0.0), (5, 0.2)):
+        before, after = [], []
         with tf.Graph().as_default(), flagsaver.flagsaver(log_frequency=4, max_steps=max_steps):
             count = tf.train.get_or_create_global_step().assign_add(1)
             with training.session(tf.constant(1.0), examples_per_step=8) as session:
                 time.sleep(3 * wait)
                 while not session.should_stop():
+                    before.append(time.perf_counter())
                     session.run(count)
+                    after.append(time.perf_counter())
                     time.sleep(wait)
     line = [line for line in capsys.readouterr().out.splitlines() if ': step 4,' in line][0]
-    assert 0.2 <= float(outcomes.LINE.fullmatch(line).group(2)) < 0.6
+    seconds = float(outcomes.LINE.fullmatch(line).group(2))
+    assert before[1] - after[0] - 0.001 <= seconds <= after[1] - before[0] + 0.001
 
 
-def test_resuming_with_another_batch_size_prints_a_line(half_bright, capsys):
-    cifar10_train.train()
+def test_resuming_with_another_batch_size_prints_a_line(trained, capsys):
     with flagsaver.flagsaver(batch_size=4, max_steps=11):
         cifar10_train.train()
     assert 'Resuming with 4 images per step (was 8)' in capsys.readouterr().out
@@ -164,8 +163,7 @@ def test_summaries_every_hundred_steps_over_all_starts(half_bright, monkeypatch)
     assert any(event.graph_def for _, event in events())
 
 
-def test_run_json_and_another_data_set(half_bright):
-    cifar10_train.train()
+def test_run_json_and_another_data_set(trained):
     path = pathlib.Path(FLAGS.train_dir, 'run.json')
     run = json.loads(path.read_text())
     assert (run['dataset'], run['net']) == ('cifar10', 'tutorial')
@@ -269,8 +267,7 @@ def test_profile_of_a_step_that_is_not_made_prints_one_line(half_bright, capsys)
     assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
 
 
-def test_restart_removes_only_a_runs_own_files(half_bright, tmp_path):
-    cifar10_train.train()
+def test_restart_removes_only_a_runs_own_files(trained, tmp_path):
     precious = tmp_path / 'precious'
     precious.write_text('mine')
     folder = tmp_path / 'train'
@@ -287,9 +284,7 @@ def test_restart_removes_only_a_runs_own_files(half_bright, tmp_path):
     assert checkpoints.step(latest()) == 3
 
 
-def test_nan_stops_and_the_last_good_checkpoint_stays(half_bright, monkeypatch):
-    with flagsaver.flagsaver(save_checkpoint_steps=1, max_steps=3):
-        cifar10_train.train()
+def test_nan_stops_and_the_last_good_checkpoint_stays(trained, monkeypatch):
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 1e30)
     with flagsaver.flagsaver(save_checkpoint_steps=1, max_steps=30), \
             pytest.raises(FloatingPointError) as error:
@@ -298,7 +293,7 @@ def test_nan_stops_and_the_last_good_checkpoint_stays(half_bright, monkeypatch):
     good = checkpoints.step(latest())
     assert 'learning rate 1e+30' in message
     assert f'The last good checkpoint is {latest()}' in message
-    assert 3 <= good < 6
+    assert 10 <= good < 13
     for name, _ in tf.train.list_variables(latest()):
         assert np.all(np.isfinite(tf.train.load_variable(latest(), name))), name
 
@@ -311,8 +306,7 @@ def test_nan_at_a_step_with_summaries(half_bright, monkeypatch):
         cifar10_train.train()
 
 
-def test_resuming_from_a_nan_is_refused(half_bright):
-    cifar10_train.train()
+def test_resuming_from_a_nan_is_refused(trained):
     with tf.Graph().as_default(), tf.Session() as session:
         for name, _ in tf.train.list_variables(latest()):
             value = tf.train.load_variable(latest(), name)
@@ -337,9 +331,8 @@ def test_variables_that_are_not_finite_are_not_saved(half_bright):
     assert checkpoints.step(latest()) == 0
 
 
-def test_a_checkpoint_of_the_original_multi_gpu_script(half_bright):
+def test_a_checkpoint_of_the_original_multi_gpu_script(trained):
     """It has a float32 global step, and averages of losses."""
-    cifar10_train.train()
     reader = tf.train.load_checkpoint(latest())
     with tf.Graph().as_default(), tf.Session() as session:
         variables = [tf.Variable(reader.get_tensor(name), name=name)
@@ -395,9 +388,8 @@ def _train_and_change(path, change):
                     path.write_bytes(change(path.read_bytes()))
 
 
-def test_a_missing_params_h5_is_written_by_the_next_start(half_bright, capsys):
+def test_a_missing_params_h5_is_written_by_the_next_start(trained, capsys):
     """A start that was killed between its last checkpoint and params.h5 is not complete."""
-    cifar10_train.train()
     path = os.path.join(FLAGS.train_dir, 'params.h5')
     assert not training.steps_left()
     os.remove(path)
@@ -408,9 +400,8 @@ def test_a_missing_params_h5_is_written_by_the_next_start(half_bright, capsys):
     assert not training.steps_left()
 
 
-def test_a_moved_run_resumes_and_a_copied_one_is_left_alone(half_bright, tmp_path):
+def test_a_moved_run_resumes_and_a_copied_one_is_left_alone(trained, tmp_path):
     """TensorFlow removes old checkpoints by the paths that it remembers."""
-    cifar10_train.train()
     first = pathlib.Path(FLAGS.train_dir)
     before = sorted(path.name for path in first.iterdir())
     assert str(first) not in (first / 'checkpoint').read_text()
@@ -520,11 +511,19 @@ def _start_hanging(folder, **options):
     return process
 
 
+def _signal_and_wait(process, number):
+    """Returns when the next signal counts as another one."""
+    process.send_signal(number)
+    for line in process.stderr:
+        if line.startswith('Stopping after this step'):
+            break
+    time.sleep(1)
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
     process = _start_hanging(tmp_path)
-    process.send_signal(signal.SIGINT)
-    time.sleep(1)
+    _signal_and_wait(process, signal.SIGINT)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=spawn.PATIENCE) == 130
@@ -532,18 +531,18 @@ def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
 
 @pytest.mark.slow
 def test_two_signals_at_once_count_as_one(half_bright):
-    """`timeout` sends SIGTERM to the process and then to its group."""
+    """As from `timeout`, which signals the process and then its group."""
     process = spawn.start([
         *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
         f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'])
     for line in process.stdout:
         if 'step 5,' in line:
             break
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.01)  # Otherwise the kernel itself would merge them.
-    process.send_signal(signal.SIGTERM)
+    # The kernel delivers both when the process continues; it would merge two of the same number.
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+        process.send_signal(number)
     process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 143
+    assert process.returncode in (130, 143)
     assert checkpoints.step(latest()) >= 6
 
 
@@ -555,7 +554,6 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
         process.send_signal(signal.SIGINT)
         time.sleep(1)
     assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    time.sleep(1)
+    _signal_and_wait(process, signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=spawn.PATIENCE) == 143

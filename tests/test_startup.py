@@ -177,8 +177,8 @@ def test_a_missing_package_is_reported_with_the_remedy(tmp_path):
 
 
 def test_a_missing_module_of_an_installed_package_is_a_bug():
-    done = _python('from program import startup; import json.nothing',
-                   PYTHONPATH=os.path.join(spawn.ROOT, 'tests'))
+    done = spawn.run(['-c', 'from program import startup; import json.nothing'], cwd=spawn.ROOT,
+                     capture_output=True)
     assert done.returncode == 1
     assert 'Traceback' in done.stderr and "No module named 'json.nothing'" in done.stderr
 

@@ -1,0 +1,91 @@
+"""A forked process cannot be told from one that was started."""
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import forks
+import pytest
+
+STATE = '''
+import json, os, signal, sys
+print(json.dumps([
+    __name__, sys.argv, sys.orig_argv, sys.path[0], os.getcwd(), os.umask(0), os.getppid(),
+    os.getpgrp(), dict(os.environ), sorted(os.listdir('/proc/self/fd')),
+    sorted(os.sched_getaffinity(0)),
+    [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+    [(stream.encoding, stream.errors, stream.line_buffering)
+     for stream in (sys.stdin, sys.stdout, sys.stderr)]]))
+'''
+
+
+def state(run, arguments, **options):
+    done = run([sys.executable, *arguments], capture_output=True, text=True, check=True, **options)
+    assert done.stderr == ''
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize('way', ['-c', '-m', 'file'])
+def test_the_state_at_the_start_is_pythons(tmp_path, way):
+    (tmp_path / 'state.py').write_text(STATE)
+    arguments = {'-c': ['-c', STATE], '-m': ['-m', 'state'], 'file': [tmp_path / 'state.py']}[way]
+    options = {'cwd': tmp_path, 'umask': 0o027, 'env': {**os.environ, 'OF_A_TEST': 'x'}}
+    wanted = state(subprocess.run, [*arguments, 'word'], **options)
+    got = state(forks.run, [*arguments, 'word'], **options)
+    assert got == wanted
+    assert os.getpid() in got
+
+
+@pytest.mark.parametrize('statement, code, error', [
+    ('pass', 0, ''),
+    ('raise SystemExit(3)', 3, ''),
+    ('raise SystemExit("words")', 1, 'words\n'),
+    ('1 / 0', 1, 'ZeroDivisionError: division by zero\n'),
+    ('raise KeyboardInterrupt', -signal.SIGINT, 'KeyboardInterrupt\n'),
+    ('import os; os.abort()', -signal.SIGABRT, '')])
+def test_ends(statement, code, error):
+    program = f'import atexit; atexit.register(lambda: print("last")); print("first"); {statement}'
+    done = forks.run([sys.executable, '-c', program], capture_output=True, text=True)
+    assert done.returncode == code
+    assert done.stderr.endswith(error) and bool(done.stderr) == bool(error)
+    assert done.stdout == 'first\nlast\n' or code == -signal.SIGABRT
+
+
+def test_signals_input_and_a_session_of_its_own():
+    program = ('import os, signal, sys; signal.signal(signal.SIGHUP, lambda *_: sys.exit(5)); '
+               'print(os.getsid(0) == os.getpid(), sys.stdin.readline(), flush=True); '
+               'signal.pause()')
+    with forks.Python([sys.executable, '-c', program], stdin=subprocess.PIPE, text=True,
+                      stdout=subprocess.PIPE, start_new_session=True) as process:
+        process.stdin.write('words\n')
+        process.stdin.flush()
+        assert process.stdout.readline() == 'True words\n'
+        assert process.poll() is None
+        process.send_signal(signal.SIGHUP)
+        assert process.wait() == 5
+
+
+def test_a_launchers_processes_are_forks_and_its_children():
+    program = '''
+import os, subprocess, sys
+if len(sys.argv) == 2:
+    code = subprocess.run([sys.executable, *sys.orig_argv[1:], str(os.getpid())]).returncode
+    sys.exit(code + 1)
+sys.exit(4 if 'tensorflow' in sys.modules and os.getppid() == int(sys.argv[2]) else 0)
+'''
+    assert forks.run([sys.executable, '-c', program, '--num_workers=1']).returncode == 5
+
+
+def test_modules_are_those_of_every_script(tmp_path):
+    """No flags are parsed, and none are defined but the start-up's."""
+    program = '''
+import sys
+sys.path.insert(0, sys.argv[1])
+before = set(sys.modules)
+from program import startup
+assert set(sys.modules) == before
+print(startup.FLAGS.is_parsed(), 'device' in startup.FLAGS, 'batch_size' in startup.FLAGS)
+'''
+    done = forks.run([sys.executable, '-c', program, forks.ROOT], capture_output=True, text=True)
+    assert done.stdout == 'False True False\n'
