@@ -18,6 +18,8 @@ import cifar10_train  # noqa: F401
 
 flags.FLAGS(['pytest'])
 
+pytest_plugins = ['drills.plugin']
+
 
 @pytest.fixture(autouse=True)
 def _fresh_graph_and_flags():

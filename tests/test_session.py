@@ -24,7 +24,6 @@ import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
 from datasets import table
-from drills import small_data
 from program import errors
 from runs import checkpoints
 from runs import folder as run_folder
@@ -511,7 +510,7 @@ startup.run(main, [startup, training])
 
 
 def _start_hanging(folder, **options):
-    small_data.write(folder / 'data')
+    records.write_noise(folder / 'data')
     process = records.start(['-c', HANGING, records.ROOT, f'--train_dir={folder}/train',
                              f'--data_dir={folder}/data'], **options)
     assert process.stdout.readline() == 'hanging\n'
