@@ -1,32 +1,26 @@
-"""Kills training at random moments, again and again, and looks at what is left each time.
+"""Kills training at random moments, again and again, and checks what is left each time.
 
-    python -m drills.kills 100 --data_dir=/tmp/cifar10_data
-    python -m drills.kills 30 --flags=--num_gpus=2 --script=cifar10_multi_gpu_train.py
-    python -m drills.kills 30 --flags=--num_workers=2 --script=cifar10_distributed_train.py
-    python -m drills.kills 50 --signal=TERM
-    python -m drills.kills 50 --signal=INT
+One run, restarted after each kill. A third of the kills come at any time, the start included; a
+third while a checkpoint is written; a third around the end, when the last checkpoint and params.h5
+are written. If there are several processes, any of them may be killed.
 
-One run, started anew after each kill. A third of the kills come at any time, the start included, a
-third while a checkpoint is written, a third around the end, when the last checkpoint and params.h5
-are written; of several processes any may be the one. Wanted: the newest checkpoint is whole, the
-next start goes on from it, no more than the steps between two checkpoints are made anew, and
-metrics.csv has neither gap nor double. A signal other than KILL must end the run within five
-seconds, with its exit code and the step reached saved.
+Expected: the newest checkpoint is whole, the next start resumes from it, no more steps are repeated
+than lie between two checkpoints, and metrics.csv has no gap and no duplicate. A signal other than
+KILL must end the run within five seconds (or the time that the script took to start, on a slow
+machine), with its exit code and the last step saved.
 """
-import itertools
+import dataclasses
 import os
 import random
 import re
 import shlex
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 
-from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
+import pytest
+import records
 
-from drills import trial
+from drills import helpers
 from runs import checkpoints
 from runs import results
 
@@ -35,87 +29,89 @@ _INTERVAL = 20  # Steps between checkpoints.
 _MOMENTS = ('any time', 'a checkpoint', 'the end')
 
 
-def main():
-    options = _options()
-    with tempfile.TemporaryDirectory(prefix='drill-run-') as folder:
-        title = f'SIG{options.signal} of {options.script} {options.flags}'.strip()
-        return trial.run(title, cases(options, folder), options)
+def _case(name, signal_, script='cifar10_train.py', flags=(), kills=2):
+    """A parameter set, under its own title in the summary."""
+    return pytest.param(signal_, script, flags, kills, id=name,
+                        marks=pytest.mark.drill(f'Kills, {name}'))
 
 
-def _options():
-    parser = trial.parser('kills', __doc__)
-    parser.add_argument('count', type=int, help='how many kills')
-    parser.add_argument('--script', default='cifar10_train.py', help='which trainer')
-    parser.add_argument('--flags', default='', help='further flags of it')
-    parser.add_argument('--signal', default='KILL', choices=['KILL', 'TERM', 'INT'])
-    parser.add_argument('--data_dir', default='/tmp/cifar10_data', help='folder of the data sets')
-    parser.add_argument('--dataset', default='cifar10', help='which of them')
-    parser.add_argument('--longest', type=float, default=12.0,
-                        help='seconds after which a start is killed at the latest')
-    return parser.parse_args()
+@pytest.mark.slow
+@pytest.mark.parametrize('signal_, script, flags, kills', [
+    _case('SIGKILL', signal.SIGKILL, kills=6),
+    _case('SIGTERM', signal.SIGTERM, kills=6),
+    _case('SIGINT', signal.SIGINT),
+    _case('two towers', signal.SIGKILL, 'cifar10_multi_gpu_train.py', ['--num_gpus=2']),
+    _case('two workers', signal.SIGKILL, 'cifar10_distributed_train.py',
+          ['--num_workers=2', '--step_timeout=20', '--start_timeout=60'])])
+def test_kills(request, tmp_path, tally, signal_, script, flags, kills):
+    option = request.config.getoption
+    data_dir = option('data_dir')
+    if not data_dir:
+        data_dir = tmp_path / 'data'
+        records.write_noise(data_dir)
+    flags = [f'--data_dir={data_dir}', f'--train_dir={tmp_path}/train', '--log_frequency=1',
+             f'--save_checkpoint_steps={_INTERVAL}', '--batch_size=32', *flags,
+             *shlex.split(option('trainer_flags'))]
+    (tmp_path / 'train').mkdir()
+    run = _Run(str(tmp_path / 'train'), script, flags, random.Random(option('seed')))
+    for count in range(option('kills') or kills):
+        tally(run.kill(signal_, _MOMENTS[count % len(_MOMENTS)]))
 
 
-def cases(options, run_folder):
-    """Kills of one run in `run_folder`, at one moment of `_MOMENTS` after another."""
-    draw = random.Random(options.seed)
-    moments = itertools.islice(itertools.cycle(_MOMENTS), options.count)
-    for count, moment in enumerate(moments):
-        yield f'{count}, {moment}', lambda folder, moment=moment: _kill(
-            options, run_folder, moment, draw)
+@dataclasses.dataclass
+class _Run:
+    """A run that is started and killed again and again."""
+    folder: str
+    script: str
+    flags: list
+    draw: random.Random
+    start_seconds: float = 12.0  # To the first new checkpoint, in the last start that wrote one.
 
-
-def _kill(options, run_folder, moment, draw):
-    """Starts, kills and checks once; returns how far it had come."""
-    before = _step(checkpoints.latest(run_folder, tell=False))
-    last = before + (draw.randint(5, 60) if moment == 'the end' else 1000000)
-    with tempfile.TemporaryFile('w+') as log:
-        process = subprocess.Popen(
-            [sys.executable, options.script, f'--data_dir={options.data_dir}',
-             f'--dataset={options.dataset}', f'--train_dir={run_folder}', '--log_frequency=1',
-             f'--save_checkpoint_steps={_INTERVAL}', '--batch_size=32', f'--max_steps={last}',
-             *shlex.split(options.flags)],
-            cwd=trial.ROOT, stdout=log, stderr=log, preexec_fn=trial.signals_as_in_a_terminal)
-        with trial.killed_at_the_end(process):
-            _await(moment, process, run_folder, before, last, draw, options.longest)
-            if process.poll() is None:  # Else it has ended by itself.
-                target = draw.choice([process.pid, *_children(process.pid)])
-                os.kill(target, getattr(signal, f'SIG{options.signal}'))
+    def kill(self, signal_, moment):
+        """Starts, kills and checks once; returns how far training was."""
+        before = _step(checkpoints.latest(self.folder, tell=False))
+        last = before + (self.draw.randint(5, 60) if moment == 'the end' else 1000000)
+        with helpers.Running(self.script, *self.flags, f'--max_steps={last}') as trainer:
             began = time.monotonic()
-            code = process.wait(timeout=120)
-            seconds = time.monotonic() - began
-        log.seek(0)
-        out = log.read()
-    steps = [int(step) for step in _STEP.findall(out)]
-    newest = checkpoints.candidates(run_folder)[:1]
-    after = checkpoints.latest(run_folder, tell=False)
-    faults = _faults(before, [after] == newest or not newest, _step(after), steps)
-    faults += _faults_of_metrics(run_folder, _step(after))
-    if options.signal != 'KILL' and (code or moment != 'the end'):  # Code 0: it was done.
-        faults += _faults_of_signal(code, options.signal, seconds, _step(after), steps)
-    if 'Traceback' in out:
-        faults.append('there is a traceback')
-    if faults:
-        raise trial.Fault('; '.join(faults) + f', after\n{out[-2000:]}')
-    return _how_far(steps, moment, last)
+            self._await(moment, trainer, before, last)
+            killed = time.monotonic()
+            if not trainer.has_ended():
+                pid = trainer.process.pid
+                os.kill(self.draw.choice([pid, *_children(pid)]), signal_)
+            done = trainer.result()
+            seconds = time.monotonic() - killed
+        steps = [int(step) for step in _STEP.findall(done.stdout)]
+        newest = checkpoints.candidates(self.folder)[:1]
+        latest = checkpoints.latest(self.folder, tell=False)
+        after = _step(latest)
+        faults = _checkpoint_faults(before, [latest] == newest or not newest, after, steps)
+        faults += _metrics_faults(self.folder, after)
+        if signal_ != signal.SIGKILL and (done.returncode or moment != 'the end'):
+            faults += _signal_faults(done.returncode, signal_, seconds, after, steps,
+                                     limit=max(5, killed - began))
+        if 'Traceback' in done.stdout + done.stderr:
+            faults.append('a traceback')
+        assert not faults, f'{"; ".join(faults)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}'
+        return _how_far(steps, moment, last)
 
+    def _await(self, moment, trainer, before, last):
+        """Waits until it is time to kill, or the script has ended."""
+        began = time.monotonic()
+        if moment != 'any time':
+            step = before if moment == 'a checkpoint' else last - 1
+            while not trainer.has_ended() and not self._is_writing(step):
+                assert time.monotonic() < began + records.PATIENCE, 'no checkpoint'
+                time.sleep(0.001)
+            self.start_seconds = time.monotonic() - began
+        longest = {'any time': 1.5 * self.start_seconds, 'a checkpoint': 0.1, 'the end': 0.5}
+        end = time.monotonic() + self.draw.uniform(0.0, longest[moment])
+        while not trainer.has_ended() and time.monotonic() < end:
+            time.sleep(0.001)
 
-def _await(moment, process, folder, before, last, draw, longest):
-    """Returns when it is time to kill, or when the process has ended."""
-    begins = {'any time': lambda: True, 'a checkpoint': lambda: _is_writing(folder, before),
-              'the end': lambda: _is_writing(folder, last - 1)}[moment]
-    until = time.monotonic() + 60
-    while process.poll() is None and not begins() and time.monotonic() < until:
-        time.sleep(0.001)
-    longest = {'any time': longest, 'a checkpoint': 0.1, 'the end': 0.5}[moment]
-    until = time.monotonic() + draw.uniform(0.0, longest)
-    while process.poll() is None and time.monotonic() < until:
-        time.sleep(0.001)
-
-
-def _is_writing(folder, step):
-    """Whether files of a checkpoint beyond a step are there: at first they have other names."""
-    found = (re.match(r'model\.ckpt-(\d+)', name) for name in os.listdir(folder))
-    return any(match and int(match.group(1)) > step for match in found)
+    def _is_writing(self, step):
+        """Whether there are files of a checkpoint beyond a step, temporary ones included."""
+        found = (re.match(r'model\.ckpt-(\d+)', name) for name in os.listdir(self.folder))
+        return any(match and int(match.group(1)) > step for match in found)
 
 
 def _children(pid):
@@ -127,44 +123,43 @@ def _step(path):
     return checkpoints.step(path) if path else 0
 
 
-def _faults(before, newest_is_whole, after, steps):
-    """What is wrong with the checkpoints after a kill: list of lines."""
+def _checkpoint_faults(before, newest_is_whole, after, steps):
+    """Faults of the checkpoints after a kill: list of lines."""
     faults = []
     if not newest_is_whole:
         faults.append('the newest checkpoint is damaged')
     if after < before:
-        faults.append(f'step {before} was saved, {after} is')
+        faults.append(f'step {before} was saved before, {after} is now')
     if steps and steps[0] != before:
-        faults.append(f'it went on from step {steps[0]}, not from {before}')
+        faults.append(f'resumed from step {steps[0]}, expected {before}')
     if steps and steps[-1] + 1 - after > _INTERVAL:
-        faults.append(f'{steps[-1] + 1} steps were made, {after} are saved')
+        faults.append(f'trained to step {steps[-1] + 1}, saved {after}')
     return faults
 
 
-def _faults_of_metrics(folder, saved):
-    """What is wrong with metrics.csv: a start drops the rows beyond the checkpoint, no others."""
+def _metrics_faults(folder, saved):
+    """Faults of metrics.csv, from which a start drops the rows beyond the checkpoint."""
     rows = [row['step'] for row in results.read_metrics(os.path.join(folder, 'metrics.csv'))]
     faults = []
     if rows != sorted(set(rows)):
         faults.append(f'metrics.csv has the steps {rows[-10:]}')
     if saved and saved not in rows:
-        faults.append(f'metrics.csv lacks step {saved}, which is saved; it has {rows[-10:]}')
+        faults.append(f'metrics.csv lacks the saved step {saved}: {rows[-10:]}')
     gaps = [step for earlier, step in zip([0, *rows], rows) if step - earlier > _INTERVAL]
     if gaps:
-        faults.append(f'metrics.csv has a gap before {gaps}')
+        faults.append(f'metrics.csv has gaps before {gaps}')
     return faults
 
 
-def _faults_of_signal(code, name, seconds, saved, steps):
-    """What is wrong with an end by a signal that can be caught."""
-    number = getattr(signal, f'SIG{name}')
+def _signal_faults(code, signal_, seconds, saved, steps, limit=5):
+    """Faults of a run that ended by a signal that it can catch."""
     faults = []
-    if code not in (128 + number, -number):  # The latter when all was done; shells show the same.
-        faults.append(f'exit code {code}, wanted {128 + number}')
-    if seconds > 5:
-        faults.append(f'it took {seconds:.1f} seconds to end')
+    if code not in (128 + signal_, -signal_):  # The latter after the last save.
+        faults.append(f'exit code {code}, expected {128 + signal_}')
+    if seconds > limit:
+        faults.append(f'took {seconds:.1f} seconds to end')
     if steps and saved != steps[-1] + 1:
-        faults.append(f'{steps[-1] + 1} steps were made, {saved} are saved')
+        faults.append(f'trained to step {steps[-1] + 1}, saved {saved}')
     return faults
 
 
@@ -176,5 +171,26 @@ def _how_far(steps, moment, last):
     return 'around a save' if moment == 'a checkpoint' else 'between steps'
 
 
-if __name__ == '__main__':
-    sys.exit(main())
+@pytest.mark.parametrize('before, after, steps, faults', [
+    (20, 40, [20, 30, 41], 0), (20, 40, [0, 41], 1), (20, 0, [], 1), (20, 40, [20, 61], 1),
+    (20, 20, [], 0)])
+def test_lost_steps_are_found(before, after, steps, faults):
+    """`before` and `after` are saved steps; `steps` were printed. At most 20 are repeated."""
+    assert len(_checkpoint_faults(before, True, after, steps)) == faults
+    assert len(_checkpoint_faults(before, False, after, steps)) == faults + 1
+
+
+@pytest.mark.parametrize('rows, saved, faults', [
+    ([20, 40], 40, 0), ([20, 40, 41], 40, 0), ([20, 40, 40], 40, 1), ([20], 40, 1),
+    ([20, 60], 60, 1)])
+def test_gaps_and_duplicates_in_metrics_are_found(tmp_path, rows, saved, faults):
+    lines = ['step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
+             'images_per_second', *(f'{step},1,1,1,1,1,,1' for step in rows)]
+    (tmp_path / 'metrics.csv').write_text('\n'.join(lines) + '\n')
+    assert len(_metrics_faults(str(tmp_path), saved)) == faults
+
+
+def test_a_late_end_a_wrong_exit_code_and_an_unsaved_step_are_found():
+    assert _signal_faults(143, signal.SIGTERM, 4.9, 7, [5, 6]) == []
+    assert _signal_faults(130, signal.SIGINT, 4.9, 7, [5, 6]) == []
+    assert len(_signal_faults(1, signal.SIGTERM, 5.1, 6, [5, 6])) == 3

@@ -1,94 +1,84 @@
-"""Trains for 100,000 steps over as many starts as it takes, with an evaluation beside it.
+"""Trains over several starts with an evaluation beside it, and records memory, files and threads.
 
-    python -m drills.long_run /tmp/long_run --data_dir=/tmp/cifar10_data
+    pytest tests/drills/test_long_run.py --long_run=/tmp/long_run --data_dir=/tmp/cifar10_data
 
-Start it again after whatever ended it. Each start adds to the same run, in the folders `train` and
-`eval`, and to `usage.csv`: memory, open files and threads of both processes, every half a minute.
-When the last step is done it prints what the run came to.
+trains for 100,000 steps in /tmp/long_run. Stop it with Ctrl-C, and resume with the same command.
+The logs are in that folder, too, and `usage.csv`, with both processes' figures of every 30 seconds.
+At the end the precisions and each start's memory are printed. Without --long_run, two short starts
+are made.
 """
-import argparse
 import contextlib
 import csv
 import os
-import signal
 import subprocess
 import sys
 import time
 
-from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
+import pytest
+import records
 
-from drills import trial
+from drills import helpers
 from runs import results
 
-_EVERY = 30.0  # Seconds between looks at the processes.
+_SECONDS = 30  # From one reading to the next.
 _FIELDS = ['time', 'start', 'step', 'who', 'rss_mb', 'open_files', 'threads']
 
 
-def main():
-    options = _options()
-    os.makedirs(options.folder, exist_ok=True)
-    data = [f'--data_dir={options.data_dir}', f'--dataset={options.dataset}']
-    train_dir = os.path.join(options.folder, 'train')
-    eval_dir = os.path.join(options.folder, 'eval')
-    training = _start(options.folder, 'train', [
-        'cifar10_train.py', *data, f'--train_dir={train_dir}', f'--max_steps={options.max_steps}'])
-    evaluation = _start(options.folder, 'eval', [
-        'cifar10_eval.py', *data, f'--checkpoint_dir={train_dir}', f'--eval_dir={eval_dir}',
-        f'--eval_interval_secs={options.eval_interval_secs}'])
-    signal.signal(signal.SIGTERM, lambda *_: training.terminate())
-    with trial.killed_at_the_end(evaluation), trial.killed_at_the_end(training):
-        _watch(options.folder, {'train': training, 'eval': evaluation})
-        ended_early = evaluation.poll() is not None
-    if training.returncode or ended_early:
-        print(f'Training ended with code {training.returncode}, '
-              f'{"so did" if ended_early else "not"} the evaluation: see the logs in '
-              f'{options.folder}.')
-        return 1
-    trial.script('cifar10_eval.py', *data, f'--checkpoint_dir={train_dir}',  # Of the last step.
-                 f'--eval_dir={eval_dir}', '--run_once', seconds=600)
-    _tell(options.folder, eval_dir)
-    return 0
+@pytest.mark.slow
+@pytest.mark.drill('Long run')
+def test_the_long_run(request, tmp_path, tally, record_property):
+    option = request.config.getoption
+    data_dir = option('data_dir')
+    if not data_dir:
+        data_dir = tmp_path / 'data'
+        records.write_noise(data_dir)
+    folder = option('long_run') or str(tmp_path / 'run')
+    os.makedirs(folder, exist_ok=True)
+    steps, interval = ([100000], 600) if option('long_run') else ([30, 60], 1)
+    for max_steps in steps:
+        _train(folder, f'--data_dir={data_dir}', max_steps, interval)
+    precisions = results.read_scalars(f'{folder}/eval', 'Precision @ 1')
+    assert max(precisions) == steps[-1]
+    for line in _report(folder, precisions):
+        record_property('report', line)
+    with open(f'{folder}/train.log') as log:
+        text = log.read()
+    assert f'Saved step {steps[-1]}' in text
+    assert option('long_run') or 'model.ckpt-30.' in text  # Where the second start resumes.
+    tally('trained to the last step')
 
 
-def _tell(folder, eval_dir):
-    """Prints the precisions, and what the training processes used."""
-    print('| step | precision @ 1 |\n| --- | --- |')
-    for step, precision in results.read_scalars(eval_dir, 'Precision @ 1').items():
-        print(f'| {step} | {precision:.3f} |')
-    with open(os.path.join(folder, 'usage.csv'), newline='') as stream:
-        rows = [row for row in csv.DictReader(stream) if row['who'] == 'train']
-    for start in sorted({row['start'] for row in rows}):
-        # The first looks find a process that imports, or fills its queue.
-        used = [row for row in rows if row['start'] == start][3:]
-        if used:
-            memory = [float(row['rss_mb']) for row in used]
-            print(f'{used[0]["step"]} to {used[-1]["step"]}: {memory[0]:.0f} MB at first, '
-                  f'{max(memory):.0f} at most; open files '
-                  f'{sorted({int(row["open_files"]) for row in used})}, threads '
-                  f'{sorted({int(row["threads"]) for row in used})}')
+def _train(folder, data, max_steps, interval):
+    """Trains and evaluates until the last step."""
+    train_dir, eval_dir = f'--train_dir={folder}/train', f'--eval_dir={folder}/eval'
+    evaluate = ['cifar10_eval.py', data, f'--checkpoint_dir={folder}/train', eval_dir]
+    with _started(folder, 'train', 'cifar10_train.py', data, train_dir,
+                  f'--max_steps={max_steps}') as training, \
+            _started(folder, 'eval', *evaluate, f'--eval_interval_secs={interval}') as evaluation:
+        _watch(folder, {'train': training, 'eval': evaluation})
+        assert training.returncode == 0, f'see {folder}/train.log'
+        assert evaluation.poll() is None, f'see {folder}/eval.log'
+    done = helpers.run_script(*evaluate, '--run_once')
+    assert done.returncode == 0, done.stderr
 
 
-def _options():
-    parser = argparse.ArgumentParser(prog='python -m drills.long_run', description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('folder', help='where the run lies')
-    parser.add_argument('--data_dir', default='/tmp/cifar10_data', help='folder of the data sets')
-    parser.add_argument('--dataset', default='cifar10', help='which of them')
-    parser.add_argument('--max_steps', type=int, default=100000, help='steps of the whole run')
-    parser.add_argument('--eval_interval_secs', type=int, default=600,
-                        help='seconds between evaluations')
-    return parser.parse_args()
-
-
-def _start(folder, who, command):
-    """A process whose output goes on in a log file of the folder."""
-    with open(os.path.join(folder, f'{who}.log'), 'a') as log:
-        return subprocess.Popen([sys.executable, *command], cwd=trial.ROOT, stdout=log, stderr=log)
+@contextlib.contextmanager
+def _started(folder, who, script, *flags):
+    """A script that appends to a log file; in the end it gets SIGTERM, and saves."""
+    with open(f'{folder}/{who}.log', 'a') as log:
+        process = subprocess.Popen(  # In a session of its own: Ctrl-C reaches only pytest.
+            [sys.executable, str(records.ROOT / script), *flags], stdout=log, stderr=log,
+            env=records.environment(), start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def _watch(folder, processes):
-    """Notes what the processes use, until the training ends."""
-    path = os.path.join(folder, 'usage.csv')
+    """Appends to usage.csv what the processes use, until training ends."""
+    path = f'{folder}/usage.csv'
     is_new = not os.path.exists(path)
     with open(path, 'a', newline='') as stream:
         rows = csv.writer(stream)
@@ -96,19 +86,14 @@ def _watch(folder, processes):
             rows.writerow(_FIELDS)
         started = int(time.time())
         while processes['train'].poll() is None:
-            step = _step(os.path.join(folder, 'train', 'metrics.csv'))
+            metrics = results.read_metrics(f'{folder}/train/metrics.csv')
+            step = metrics[-1]['step'] if metrics else 0
             for who, process in processes.items():
                 if process.poll() is None:
                     rows.writerow([int(time.time()), started, step, who, *_usage(process.pid)])
             stream.flush()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                processes['train'].wait(timeout=_EVERY)
-
-
-def _step(path):
-    """The last step in a run's metrics, or 0."""
-    rows = results.read_metrics(path)
-    return rows[-1]['step'] if rows else 0
+                processes['train'].wait(timeout=_SECONDS)
 
 
 def _usage(pid):
@@ -119,5 +104,19 @@ def _usage(pid):
     return f'{memory:.1f}', len(os.listdir(f'/proc/{pid}/fd')), int(status.get('Threads', 0))
 
 
-if __name__ == '__main__':
-    sys.exit(main())
+def _report(folder, precisions):
+    """Yields the lines of a table of precisions, and one line per start of training."""
+    yield from ('| step | precision @ 1 |', '| --- | --- |')
+    for step, precision in precisions.items():
+        yield f'| {step} | {precision:.3f} |'
+    with open(f'{folder}/usage.csv', newline='') as stream:
+        rows = [row for row in csv.DictReader(stream) if row['who'] == 'train']
+    for start in sorted({row['start'] for row in rows}):
+        # In its first readings a process imports TensorFlow or fills its queue.
+        used = [row for row in rows if row['start'] == start][3:]
+        if used:
+            memory = [float(row['rss_mb']) for row in used]
+            yield (f'steps {used[0]["step"]} to {used[-1]["step"]}: {memory[0]:.0f} MB at first, '
+                   f'{max(memory):.0f} at most; open files '
+                   f'{sorted({int(row["open_files"]) for row in used})}, threads '
+                   f'{sorted({int(row["threads"]) for row in used})}')
