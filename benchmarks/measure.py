@@ -34,7 +34,7 @@ flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial', 'towers'],
                   'This project, the original tutorial, or this project with --num_gpus towers.')
 flags.DEFINE_integer('steps', 200, 'Number of steps to train.', lower_bound=1)
 flags.DEFINE_float('seconds', 5.0, 'Seconds of reading input.', lower_bound=0.1)
-flags.DEFINE_integer('rounds', 10, 'Turns of each side in the measurement of a step.', lower_bound=1)
+flags.DEFINE_integer('rounds', 10, 'Turns of each side of a step.', lower_bound=1)
 
 FLAGS = flags.FLAGS
 

@@ -1,4 +1,4 @@
-"""The tutorial's network in TensorFlow's own operations: the benchmarks and tests compare with it."""
+"""The tutorial's network in TensorFlow's own operations, to compare with."""
 import tensorflow.compat.v1 as tf
 
 SHAPES = {

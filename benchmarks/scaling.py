@@ -31,8 +31,8 @@ def main(me):
         rows = _measure(collectives.Group(me.rank, me.size), peers)
     if me.rank == 0:
         print(children.heading())
-        print(f'\n| bytes | ms, {me.size} workers here, median of {_REPEATS} | ms of processor time '
-              'of worker 0, mean |\n| --- | --- | --- |')
+        print(f'\n| bytes | ms, {me.size} workers here, median of {_REPEATS} | '
+              'ms of processor time of worker 0, mean |\n| --- | --- | --- |')
         for size, seconds, busy in rows:
             print(f'| {size} | {1000 * seconds:.2f} | {1000 * busy:.2f} |')
 

@@ -146,7 +146,7 @@ def session(total_loss, train_dir, max_steps, batch_size, log_frequency=10):
 
 
 def evaluate(data_dir, checkpoint, batch_size, num_examples=10000):
-    """Precision @ 1 of a checkpoint as the tutorial counts it: in whole batches, some images twice."""
+    """Precision @ 1 as the tutorial counts it: in whole batches, some images twice."""
     with tf.Graph().as_default():
         images, labels = inputs(data_dir, batch_size)
         top_k = tf.nn.in_top_k(inference(images), labels, 1)

@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import plain
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -272,9 +272,9 @@ with tf.Session() as session:
     print(session.run(global_step))
 '''
     done = subprocess.run(
-        [sys.executable, '-c', program, str(records.ROOT), '--batch_size=4',
+        [sys.executable, '-c', program, str(spawn.ROOT), '--batch_size=4',
          f'--data_dir={half_bright.parent}'],
-        capture_output=True, text=True, timeout=records.PATIENCE)
+        capture_output=True, text=True, timeout=spawn.PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == '4'
     assert done.stdout.split()[-1] == '2'

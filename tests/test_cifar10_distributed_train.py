@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 
+import networks
 import numpy as np
+import outcomes
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -44,7 +46,7 @@ def test_alone_it_trains_as_one_worker(half_bright):
     with flagsaver.flagsaver(max_steps=30, batch_size=16):
         cifar10_distributed_train.train()
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-30')
-    assert records.precision(FLAGS.train_dir) == 1.0
+    assert outcomes.precision(FLAGS.train_dir) == 1.0
 
 
 # Runs 20 steps on fixed images, rank by rank in slices, and writes what the variables are then.
@@ -90,11 +92,11 @@ startup.run(lambda: launch.run(main), [startup, cifar10, recipes, training, clus
 
 def variables_after(tmp_path, size, steps=20, net='tutorial'):
     """What each of so many workers has in the end: dictionaries from name to value."""
-    process = records.start([
-        '-c', PROGRAM, str(records.ROOT), str(tmp_path), f'--num_workers={size}', f'--net={net}',
+    process = spawn.start([
+        '-c', PROGRAM, str(spawn.ROOT), str(tmp_path), f'--num_workers={size}', f'--net={net}',
         f'--batch_size={12 // size}', f'--max_steps={steps}', f'--data_dir={FLAGS.data_dir}',
         f'--train_dir={tmp_path}/train-{size}', '--bucket_mb=1', '--validate_every=0'])
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0, error
     return [{name.replace('|', '/'): value
              for name, value in np.load(tmp_path / f'{size}-{rank}.npz').items()}
@@ -135,18 +137,18 @@ def flags_of_a_run(*arguments):
 
 
 def start(*arguments, size=2, rate=0.03):
-    return records.start([
-        *records.gently(NAME, rate), f'--num_workers={size}', *flags_of_a_run(*arguments)])
+    return spawn.start([
+        *spawn.gently(NAME, rate), f'--num_workers={size}', *flags_of_a_run(*arguments)])
 
 
 def start_by_hand(*arguments, each=((), ())):
     """Starts two workers, which know each other's addresses, with further flags for each."""
-    hosts = ','.join(f'127.0.0.1:{records.free_port()}' for _ in each)
-    return [records.start([*records.gently(NAME), f'--worker_hosts={hosts}', f'--task_index={rank}',
-                           *flags_of_a_run(*arguments, *more)]) for rank, more in enumerate(each)]
+    hosts = ','.join(f'127.0.0.1:{networks.free_port()}' for _ in each)
+    return [spawn.start([*spawn.gently(NAME), f'--worker_hosts={hosts}', f'--task_index={rank}',
+                         *flags_of_a_run(*arguments, *more)]) for rank, more in enumerate(each)]
 
 
-def ends(processes, seconds=records.PATIENCE):
+def ends(processes, seconds=spawn.PATIENCE):
     """Exit code, standard output and last line of standard error of each."""
     deadline = time.monotonic() + seconds
     found = []
@@ -181,16 +183,16 @@ def children_of(process):
 def test_trains_is_evaluated_and_resumes(half_bright):
     for steps in ('30', '32'):
         process = start(f'--max_steps={steps}')
-        _, error = process.communicate(timeout=records.PATIENCE)
+        _, error = process.communicate(timeout=spawn.PATIENCE)
         assert process.returncode == 0, error
         assert error == ''
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-32')
-    assert records.precision(FLAGS.train_dir) == 1.0
+    assert outcomes.precision(FLAGS.train_dir) == 1.0
 
 
 SEEDED = f'''
 import runpy, sys
-sys.path.insert(0, {str(records.ROOT)!r})
+sys.path.insert(0, {str(spawn.ROOT)!r})
 from program import startup
 import tensorflow.compat.v1 as tf
 draw = tf.set_random_seed
@@ -198,7 +200,7 @@ def draw_and_say(seed):
     print('drawn:', seed, file=sys.stderr, flush=True)
     draw(seed)
 tf.set_random_seed = draw_and_say
-runpy.run_path({str(records.ROOT / NAME)!r}, run_name='__main__')
+runpy.run_path({str(spawn.ROOT / NAME)!r}, run_name='__main__')
 '''
 
 
@@ -207,14 +209,14 @@ def test_each_worker_draws_other_numbers_after_each_start(half_bright):
     """Worker 0 alone can look into --train_dir, and tells the others the step."""
     drawn = []
     for steps in (2, 4):
-        hosts = ','.join(f'127.0.0.1:{records.free_port()}' for _ in range(2))
-        processes = [records.start([
+        hosts = ','.join(f'127.0.0.1:{networks.free_port()}' for _ in range(2))
+        processes = [spawn.start([
             '-c', SEEDED, f'--worker_hosts={hosts}', f'--task_index={rank}', '--seed=3',
             *flags_of_a_run(f'--max_steps={steps}', f'--train_dir={FLAGS.train_dir}{rank}',
                             '--step_timeout=200', '--start_timeout=200')])
             for rank in range(2)]
         for process in processes:
-            _, error = process.communicate(timeout=records.PATIENCE)
+            _, error = process.communicate(timeout=spawn.PATIENCE)
             assert process.returncode == 0, error
             drawn += re.findall(r'drawn: (\d+)', error)
     assert len(drawn) == len(set(drawn)) == 4, drawn
@@ -225,7 +227,7 @@ def test_ctrl_c_while_the_graph_is_built(half_bright):
     process = start('--max_steps=100000')
     assert process.stdout.readline().startswith('Filling queue')
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=records.PATIENCE)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 130, error
     assert not re.search(NAME + ': worker .* (failed|was lost):', error), error
 
@@ -238,7 +240,7 @@ def test_on_one_core_gradients_are_averaged_under_the_rest_of_the_backward_pass(
         process = start('--max_steps=12', '--profile=10', '--batch_size=64')
     finally:
         os.sched_setaffinity(0, before)
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0, error
     with open(f'{FLAGS.train_dir}/timeline-10.json') as stream:
         events = [event for event in json.load(stream)['traceEvents'] if event['ph'] == 'X']
@@ -257,7 +259,7 @@ def test_a_worker_that_is_lost_ends_all(half_bright, rank, number):
     pids = workers_of(process)
     os.kill(pids[rank], number)
     begun = time.monotonic()
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode not in (0, None)
     assert time.monotonic() - begun < 20 + 20  # --step_timeout, and what `workers` leaves a frozen.
     assert f'worker {rank}' in error and 'was lost' in error, error
@@ -269,7 +271,7 @@ def test_a_worker_that_is_lost_ends_all(half_bright, rank, number):
 def test_sigterm_to_one_worker_lets_worker_0_save(half_bright, rank):
     process = start('--max_steps=100000')
     os.kill(workers_of(process)[rank], signal.SIGTERM)
-    out, error = process.communicate(timeout=records.PATIENCE)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143, error
     saved = int(re.search(r'Saved step (\d+) in', out).group(1))
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith(f'model.ckpt-{saved}')
@@ -281,7 +283,7 @@ def test_a_log_whose_reader_is_gone_ends_all_as_it_ends_one_worker(half_bright):
     await_steps(process)
     process.stdout.close()
     error = process.stderr.read()
-    assert process.wait(timeout=records.PATIENCE) == 129, error
+    assert process.wait(timeout=spawn.PATIENCE) == 129, error
     assert error == ('\nThe console is gone: Broken pipe.\n'
                      '\nStopping after this step; once more stops at once.\n')
     assert tf.train.latest_checkpoint(FLAGS.train_dir)
@@ -290,7 +292,7 @@ def test_a_log_whose_reader_is_gone_ends_all_as_it_ends_one_worker(half_bright):
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_told_to_all(half_bright):
     process = start('--max_steps=100', rate=1e20)
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 1
     lines = sorted(error.splitlines(), key=len)
     assert len(lines) == 2, error
@@ -306,7 +308,7 @@ def test_a_validation_may_take_longer_than_a_step(half_bright):
     (half_bright / 'test_batch.bin').write_bytes(one * 462)
     begun = time.monotonic()
     process = start('--max_steps=6', '--validate_every=1', '--step_timeout=6')
-    out, error = process.communicate(timeout=records.PATIENCE)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0, error
     assert re.findall(r'step (\d+), validation error', out) == ['5', '6']
     assert time.monotonic() - begun > 2 * 6
@@ -323,7 +325,7 @@ def test_sigterm_while_worker_0_validates_the_last_step_costs_nothing(half_brigh
             break
     time.sleep(2)  # For the last step.
     os.kill(children_of(process)[1], signal.SIGTERM)
-    out, error = process.communicate(timeout=records.PATIENCE)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143, error
     assert 'step 6, validation error' in out and 'Saved step 6 in' in out, error
 
@@ -367,7 +369,7 @@ def test_a_worker_that_is_lost_before_the_first_step_ends_the_other(half_bright,
     assert process.stdout.readline().startswith('Filling queue')
     pids = children_of(process)
     os.kill(pids[rank], number)
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode not in (0, None)
     assert f'worker {rank}' in error and 'was lost' in error, error
     assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
@@ -382,27 +384,27 @@ def test_a_worker_that_is_lost_while_worker_0_saves_harms_no_checkpoint(half_bri
     while not any('temp' in name for name in os.listdir(FLAGS.train_dir)):
         assert process.poll() is None
     os.kill(pids[rank], number)
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode not in (0, None)
     assert f'worker {rank}' in error and 'was lost' in error, error
     saved = int(tf.train.latest_checkpoint(FLAGS.train_dir).rsplit('-', 1)[1])
-    assert 0.0 <= records.precision(FLAGS.train_dir) <= 1.0  # It can be read.
+    assert 0.0 <= outcomes.precision(FLAGS.train_dir) <= 1.0  # It can be read.
     process = start(f'--max_steps={saved + 2}')
-    out, error = process.communicate(timeout=records.PATIENCE)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0, error
     assert f'Resuming from {FLAGS.train_dir}/model.ckpt-{saved}.' in out
 
 
 @pytest.mark.slow
-@records.with_networks
+@networks.with_networks
 def test_a_cut_link_ends_both(half_bright):
     with link.networks() as (names, addresses):
         hosts = ','.join(f'{address}:2222' for address in addresses)
         processes = [subprocess.Popen(
-            ['ip', 'netns', 'exec', name, sys.executable, *records.gently(NAME),
+            ['ip', 'netns', 'exec', name, sys.executable, *spawn.gently(NAME),
              f'--worker_hosts={hosts}', f'--task_index={rank}',
              *flags_of_a_run('--max_steps=100000')],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=records.environment())
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=spawn.environment())
             for rank, name in enumerate(names)]
         notices = [line for line in await_steps(processes[0]) if 'private network' in line]
         assert notices == [
@@ -427,7 +429,7 @@ def listening_ports(pid):
 
 
 @pytest.mark.slow
-@records.with_networks
+@networks.with_networks
 def test_another_machine_reaches_no_port_of_workers_on_one(half_bright):
     """Though the link works: it does reach a port that somebody else opens meanwhile."""
     open_port = [sys.executable, '-c', 'import socket, sys; '
@@ -435,21 +437,21 @@ def test_another_machine_reaches_no_port_of_workers_on_one(half_bright):
     with link.networks() as (names, (address, _)):
         inside = ['ip', 'netns', 'exec', names[0]]
         process = subprocess.Popen(
-            [*inside, sys.executable, *records.gently(NAME), '--num_workers=2',
+            [*inside, sys.executable, *spawn.gently(NAME), '--num_workers=2',
              *flags_of_a_run('--max_steps=100000')],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=records.environment())
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=spawn.environment())
         try:
             lines = await_steps(process)
             found = listening_ports(process.pid)
             assert len(found) == 2
-            assert not any(records.connects(names[1], address, port) for port in found)
+            assert not any(networks.connects(names[1], address, port) for port in found)
             with subprocess.Popen([*inside, *open_port], stdin=subprocess.PIPE,
                                   stdout=subprocess.PIPE) as other:
                 other.stdout.readline()
-                assert records.connects(names[1], address, 3333)
+                assert networks.connects(names[1], address, 3333)
                 other.stdin.close()
             process.send_signal(signal.SIGTERM)
-            out, error = process.communicate(timeout=records.PATIENCE)
+            out, error = process.communicate(timeout=spawn.PATIENCE)
         finally:
             process.kill()
     assert process.returncode == 143, error
@@ -460,9 +462,9 @@ def test_another_machine_reaches_no_port_of_workers_on_one(half_bright):
 @pytest.mark.slow
 def test_mpirun_starts_it(half_bright):
     done = subprocess.run(
-        [*records.mpirun(2), sys.executable, *records.gently(NAME),
+        [*spawn.mpirun(2), sys.executable, *spawn.gently(NAME),
          *flags_of_a_run('--max_steps=11')],
-        capture_output=True, text=True, timeout=records.PATIENCE, env=records.environment())
+        capture_output=True, text=True, timeout=spawn.PATIENCE, env=spawn.environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('Filling queue') == 1
     assert f'Saved step 11 in {FLAGS.train_dir}.' in done.stdout
@@ -485,11 +487,10 @@ def slurm(rank, ports):
 @pytest.mark.slow
 @pytest.mark.parametrize('variables', [tf_config, slurm])
 def test_an_environment_says_who_the_workers_are(half_bright, variables):
-    ports = [records.free_port(), records.free_port()]
-    processes = [subprocess.Popen(
-        [sys.executable, *records.gently(NAME), *flags_of_a_run('--max_steps=11')],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**records.environment(), **variables(rank, ports)}) for rank in range(2)]
+    ports = [networks.free_port(), networks.free_port()]
+    processes = [spawn.start(
+        [*spawn.gently(NAME), *flags_of_a_run('--max_steps=11')],
+        env={**spawn.environment(), **variables(rank, ports)}) for rank in range(2)]
     (first, out, line), (second, nothing, other_line) = ends(processes)
     assert (first, second) == (0, 0), (line, other_line)
     assert f'Saved step 11 in {FLAGS.train_dir}.' in out

@@ -2,11 +2,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
@@ -100,8 +99,8 @@ def test_the_best_checkpoint(half_bright, capsys):
 
 
 def test_run_once_without_a_checkpoint_asks_for_no_data(tmp_path):
-    done = records.run_script('cifar10_eval.py', f'--data_dir={tmp_path}/data', '--run_once',
-                              f'--checkpoint_dir={tmp_path}/train', f'--eval_dir={tmp_path}/eval')
+    done = spawn.run_script('cifar10_eval.py', f'--data_dir={tmp_path}/data', '--run_once',
+                            f'--checkpoint_dir={tmp_path}/train', f'--eval_dir={tmp_path}/eval')
     assert done.returncode == 1
     assert done.stdout == ''
     assert done.stderr == (f'cifar10_eval.py: No checkpoint in {tmp_path}/train: train first, or '
@@ -140,7 +139,7 @@ def test_a_checkpoint_that_is_deleted_meanwhile(half_bright, capsys, gone):
 @pytest.mark.slow
 def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
     """The evaluation starts on an empty folder; training comes after it, and again later."""
-    process = records.start_script(
+    process = spawn.start_script(
         'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}', f'--checkpoint_dir={FLAGS.train_dir}',
         f'--eval_dir={FLAGS.eval_dir}', '--eval_interval_secs=1')
     try:
@@ -155,7 +154,7 @@ def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
                 seen = list(values('Precision @ 1'))
     finally:
         process.send_signal(signal.SIGINT)
-        rest, error = process.communicate(timeout=records.PATIENCE)
+        rest, error = process.communicate(timeout=spawn.PATIENCE)
     assert rest == ''  # Nothing a second time.
     assert process.returncode == 130
     assert error == 'cifar10_eval.py: interrupted\n'
@@ -167,8 +166,8 @@ def test_a_folder_of_another_network_is_one_line(half_bright, tmp_path):
         session.run(tf.global_variables_initializer())
         os.makedirs(FLAGS.train_dir)
         tf.train.Saver().save(session, FLAGS.train_dir + '/model.ckpt')
-    done = records.run_script('cifar10_eval.py', f'--data_dir={FLAGS.data_dir}', '--run_once',
-                              f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}')
+    done = spawn.run_script('cifar10_eval.py', f'--data_dir={FLAGS.data_dir}', '--run_once',
+                            f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}')
     assert done.returncode == 1
     assert done.stderr.count('\n') == 1
     assert 'conv1/weights/ExponentialMovingAverage is missing' in done.stderr
@@ -206,10 +205,10 @@ def test_output_that_has_no_room_is_not_taken_for_the_folder(half_bright):
     with flagsaver.flagsaver(max_steps=1):
         cifar10_train.train()
     with open('/dev/full', 'w') as full:
-        done = subprocess.run(
-            [sys.executable, records.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
+        done = spawn.run(
+            [spawn.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
              f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}', '--run_once'],
-            stdout=full, stderr=subprocess.PIPE, text=True, timeout=records.PATIENCE)
+            stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (
         1, 'cifar10_eval.py: standard output cannot be written: No space left on device\n')
     assert list(values('Precision @ 1')) == [1]

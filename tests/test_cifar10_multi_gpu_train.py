@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -162,7 +162,7 @@ def test_what_is_said_of_devices(towers, gpus, line):
 
 @pytest.mark.slow
 def test_the_script_as_a_user_runs_it(half_bright):
-    done = records.run_script(
+    done = spawn.run_script(
         'cifar10_multi_gpu_train.py', '--num_gpus=2', '--max_steps=2', '--batch_size=4',
         '--device=cpu', f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}')
     assert done.returncode == 0, done.stderr

@@ -1,13 +1,11 @@
 import json
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 
 from program import cores
@@ -249,17 +247,16 @@ def start(size, what, *arguments, **environment):
     with socket.socket() as socket_:
         socket_.bind(('127.0.0.1', 0))
         port = str(socket_.getsockname()[1])
-    return [subprocess.Popen(
-        [sys.executable, '-c', PROGRAM, records.ROOT, str(rank), str(size), port, what, *arguments],
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**records.environment(), **environment}) for rank in range(size)]
+    return [spawn.start(
+        ['-c', PROGRAM, spawn.ROOT, str(rank), str(size), port, what, *arguments],
+        env={**spawn.environment(), **environment}) for rank in range(size)]
 
 
 def results(processes):
     """The objects that each process printed, having ended well."""
     found = []
     for process in processes:
-        out, error = process.communicate(timeout=records.PATIENCE)
+        out, error = process.communicate(timeout=spawn.PATIENCE)
         assert (process.returncode, error) == (0, '')
         found.append([json.loads(line) for line in out.splitlines()])
     return found
@@ -339,11 +336,11 @@ def test_a_lost_worker_ends_the_others_in_mid_step(victim, number, words, second
 def test_a_worker_that_lives_but_makes_no_step():
     processes = start(2, 'slow', '--step_timeout=4')
     try:
-        _, error = processes[0].communicate(timeout=records.PATIENCE)
+        _, error = processes[0].communicate(timeout=spawn.PATIENCE)
         assert processes[0].returncode == 1
         assert 'a step took longer than --step_timeout=4' in error
         assert error.count('\n') == 1
-        _, error = processes[1].communicate(timeout=records.PATIENCE)
+        _, error = processes[1].communicate(timeout=spawn.PATIENCE)
         assert processes[1].returncode == 1
         assert error.startswith('-c: worker 0 (127.0.0.1:')
         assert 'failed: a step took longer' in error

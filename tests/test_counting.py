@@ -1,7 +1,7 @@
 import numpy as np
 import plain
 import pytest
-import records
+import record_files
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
@@ -19,7 +19,8 @@ def noisy(tmp_path):
     folder = tmp_path / 'data' / 'cifar-10-batches-bin'
     folder.mkdir(parents=True)
     for index, name in enumerate(table.CIFAR10.files):
-        records.write(folder / name, records.noise(130 if 'test' in name else 30, seed=index))
+        count = 130 if 'test' in name else 30
+        record_files.write(folder / name, record_files.noise(count, seed=index))
     with flagsaver.flagsaver(data_dir=str(tmp_path / 'data'), batch_size=128):
         yield folder
 

@@ -15,7 +15,7 @@ import termios
 
 import downloads
 import pytest
-import records
+import spawn
 from downloads import ARCHIVE, CONTENTS, GOOD, Server, member, row, tar
 
 from datasets import download
@@ -229,7 +229,7 @@ def _in_process(statement, **options):
     code = 'import sys; sys.path[:0] = sys.argv[1:]\n' + \
         'from datasets import download\nfrom downloads import row\n' + statement
     return subprocess.Popen(
-        [sys.executable, '-c', code, str(records.ROOT), str(records.ROOT / 'tests')], text=True,
+        [sys.executable, '-c', code, str(spawn.ROOT), str(spawn.ROOT / 'tests')], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 

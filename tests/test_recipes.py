@@ -3,8 +3,10 @@ import json
 import pathlib
 
 import numpy as np
+import outcomes
 import pytest
-import records
+import record_files
+import spawn
 import tensorflow.compat.v1 as tf
 import tiny
 from absl import flags
@@ -44,7 +46,7 @@ def test_one_device(tiny_net, capsys):
         'tiny is trained with --batch_size=16 --max_steps=30 where you give no other.')
     assert value('global_step') == 30
     for use_moving_averages in (True, False):
-        assert records.precision(
+        assert outcomes.precision(
             FLAGS.train_dir, use_moving_averages=use_moving_averages) == 1.0
     rows = results.read_metrics(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
     assert [row['step'] for row in rows] == [5, 10, 15, 20, 25, 30]
@@ -201,7 +203,7 @@ def test_resnet23s_rate_is_the_users_but_not_the_data_sets(tmp_path, given, rate
 
 @pytest.mark.parametrize('script', ['cifar10_multi_gpu_train.py', 'cifar10_eval.py'])
 def test_an_unknown_net_is_refused_in_one_line(script):
-    done = records.run_script(script, '--net=nonsense')
+    done = spawn.run_script(script, '--net=nonsense')
     assert done.returncode == 1
     assert done.stderr.count('\n') == 1 and done.stdout == ''
     assert '"nonsense" is none of tutorial, resnet23' in done.stderr
@@ -214,7 +216,7 @@ def hundred(tmp_path):
     folder.mkdir(parents=True)
     for seed, (name, count) in enumerate([('train.bin', 64), ('test.bin', 8)]):
         with open(folder / name, 'wb') as stream:
-            for k, image in records.half_bright(count, seed):
+            for k, image in record_files.half_bright(count, seed):
                 stream.write(bytes([3, 99] if k else [19, 0]))
                 stream.write(image.transpose(2, 0, 1).tobytes())
     with flagsaver.flagsaver(data_dir=str(tmp_path / 'data'), train_dir=str(tmp_path / 'train'),
@@ -236,7 +238,7 @@ def test_the_tutorials_net_learns_fine_labels(hundred, monkeypatch):
     """Test images have the labels 0 and 99: a coarse label would be wrong."""
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.01)  # 0.1 is much for 8 such images.
     cifar10_train.train()
-    assert records.precision(FLAGS.train_dir) == 1.0
+    assert outcomes.precision(FLAGS.train_dir) == 1.0
     assert value('softmax_linear/weights').shape == (192, 100)
 
 

@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 
+import networks
 import pytest
-import records
+import spawn
 from absl import app
 
 from workers import cluster
@@ -39,7 +40,7 @@ def together(*calls):
 
 def workers(size, **changes):
     """A `Cluster` for each rank, with the changes that are given for `w0`, `w1` ..."""
-    address = f'127.0.0.1:{records.free_port()}'
+    address = f'127.0.0.1:{networks.free_port()}'
     common = {'size': size, 'meeting': address, 'job': 'j'}
     return [cluster.Cluster(**{**common, 'rank': rank, **changes.get(f'w{rank}', {})})
             for rank in range(size)]
@@ -85,7 +86,7 @@ def test_all_hear_where_all_are_and_agree():
 
 
 def test_given_addresses_are_kept_and_worker_0s_port_is_free_after_the_meeting():
-    ports = [records.free_port(), records.free_port()]
+    ports = [networks.free_port(), networks.free_port()]
     hosts = tuple(f'127.0.0.1:{port}' for port in ports)
     met = meet([cluster.Cluster(rank, 2, rank, hosts[0], hosts) for rank in range(2)])
     assert tuple(met[0].addresses) == tuple(met[1].addresses) == hosts
@@ -163,7 +164,7 @@ def test_worker_0s_port_is_in_use():
 def test_another_workers_port_is_in_use():
     with connection.reserve() as other:
         other.listen()
-        hosts = (f'127.0.0.1:{records.free_port()}', f'127.0.0.1:{other.getsockname()[1]}')
+        hosts = (f'127.0.0.1:{networks.free_port()}', f'127.0.0.1:{other.getsockname()[1]}')
         line = lines(meet([cluster.Cluster(rank, 2, rank, hosts[0], hosts) for rank in range(2)]))
     assert line == f'worker 1 ({hosts[1]}): its port cannot be had: Address already in use'
 
@@ -187,7 +188,7 @@ HOSTS = ('127.0.0.1:%d', '192.0.2.7:%d')  # The second is on no network.
 
 def at_hosts(**changes):
     """Two workers with `HOSTS`: worker 1 comes from an address that is not its host's."""
-    hosts = tuple(host % records.free_port() for host in HOSTS)
+    hosts = tuple(host % networks.free_port() for host in HOSTS)
     return [cluster.Cluster(rank, 2, 0, hosts[0], hosts, **changes) for rank in range(2)]
 
 
@@ -207,7 +208,7 @@ def test_with_a_secret_a_worker_may_come_from_anywhere():
 
 
 def test_a_host_has_several_addresses_of_this_machine():
-    hosts = ('localhost:%d' % records.free_port(), '127.0.1.1:%d' % records.free_port())
+    hosts = ('localhost:%d' % networks.free_port(), '127.0.1.1:%d' % networks.free_port())
     met = meet([cluster.Cluster(rank, 2, 0, hosts[0], hosts) for rank in range(2)])
     assert [worker.rank for worker in met] == [0, 1]
     together(*[worker.leave for worker in met])
@@ -342,10 +343,10 @@ def test_silent_connections_keep_nobody_out(files, count):
     """Neither if worker 0 can open no more files nor by their number, and they are closed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
-    port = records.free_port()
+    port = networks.free_port()
     process = subprocess.Popen(
-        [sys.executable, '-c', WORKER_0, records.ROOT, str(port), str(files)], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=records.environment())
+        [sys.executable, '-c', WORKER_0, spawn.ROOT, str(port), str(files)], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=spawn.environment())
     silent = []
     try:
         assert process.stdout.readline() == 'ready\n'
@@ -355,7 +356,7 @@ def test_silent_connections_keep_nobody_out(files, count):
                                               timeouts=cluster.Timeouts(start=240)), {})
         met.agree('end')
         met.leave()
-        out, error = process.communicate(timeout=records.PATIENCE)
+        out, error = process.communicate(timeout=spawn.PATIENCE)
         assert (process.returncode, out) == (0, 'done\n'), error
     finally:
         process.kill()
@@ -517,11 +518,9 @@ print('done')
 
 
 def start_three(what):
-    port = str(records.free_port())
-    processes = [subprocess.Popen(
-        [sys.executable, '-c', PROGRAM, records.ROOT, str(rank), port, what], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**records.environment(), 'TF_CPP_MIN_LOG_LEVEL': '3'}) for rank in range(3)]
+    port = str(networks.free_port())
+    processes = [spawn.start(['-c', PROGRAM, spawn.ROOT, str(rank), port, what])
+                 for rank in range(3)]
     return processes, [process.stdout.readline().split()[-1] for process in processes]
 
 
@@ -576,7 +575,7 @@ def test_a_workers_failure_is_told_to_all(what, words):
 def test_ctrl_c_is_no_failure_of_a_worker():
     """Of worker 0, and then of worker 1, which has heard of it; worker 2 gets none."""
     processes, addresses = start_three('interrupt')
-    assert ends(processes, records.PATIENCE) == [
+    assert ends(processes, spawn.PATIENCE) == [
         (130, ''), (130, '-c: interrupted'),
         (130, f'-c: worker 0 ({addresses[0]}) was interrupted')]
 
@@ -585,7 +584,7 @@ def test_ctrl_c_is_no_failure_of_a_worker():
 def test_who_takes_long_is_not_lost():
     """3 seconds for a step, where 2 of silence would be too many."""
     processes, _ = start_three('long')
-    assert ends(processes, records.PATIENCE) == [(0, '')] * 3
+    assert ends(processes, spawn.PATIENCE) == [(0, '')] * 3
 
 
 @pytest.mark.slow
@@ -596,7 +595,7 @@ def test_a_job_that_stood_still_as_a_whole_goes_on():
     time.sleep(4.0)
     for process in processes:
         process.send_signal(signal.SIGCONT)
-    assert ends(processes, records.PATIENCE) == [(0, '')] * 3
+    assert ends(processes, spawn.PATIENCE) == [(0, '')] * 3
 
 
 MPI_PROGRAM = '''
@@ -616,9 +615,9 @@ startup.run(main, [startup, cluster])
 def mpirun(*arguments, options=()):
     """Runs the program by the real Open MPI, where there is one."""
     return subprocess.run(
-        [*records.mpirun(3), *options, sys.executable, '-c', MPI_PROGRAM,
-         records.ROOT, *arguments], capture_output=True, text=True, timeout=records.PATIENCE,
-        env=records.environment())
+        [*spawn.mpirun(3), *options, sys.executable, '-c', MPI_PROGRAM,
+         spawn.ROOT, *arguments], capture_output=True, text=True, timeout=spawn.PATIENCE,
+        env=spawn.environment())
 
 
 @pytest.mark.slow

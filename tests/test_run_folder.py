@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 import pytest
-import records
+import spawn
 from absl import app
 
 from program import files
@@ -13,7 +13,7 @@ from runs import folder as run_folder
 def test_one_trainer_at_a_time_which_is_named(tmp_path):
     program = ('import sys; from runs import folder as run_folder\n'
                'with run_folder.held(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
-    with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=records.ROOT,
+    with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=spawn.ROOT,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == 'held\n'
         with pytest.raises(app.UsageError, match=f'in use: process {first.pid} trains there'):

@@ -13,8 +13,10 @@ import termios
 import time
 
 import numpy as np
+import outcomes
 import pytest
-import records
+import record_files
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
@@ -97,7 +99,7 @@ def test_done_already_is_one_line(half_bright, capsys, max_steps):
 def test_the_tutorials_line(half_bright, capsys):
     cifar10_train.train()
     line, = [line for line in capsys.readouterr().out.splitlines() if ': step ' in line]
-    assert records.LINE.fullmatch(line), line
+    assert outcomes.LINE.fullmatch(line), line
 
 
 def test_speed_is_of_whole_intervals_in_images(half_bright, capsys):
@@ -113,7 +115,7 @@ def test_speed_is_of_whole_intervals_in_images(half_bright, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if ': step ' in line]
     assert len(lines) == 3
     for line in lines[1:]:
-        rate, seconds = (float(word) for word in records.LINE.fullmatch(line).groups())
+        rate, seconds = (float(word) for word in outcomes.LINE.fullmatch(line).groups())
         assert 8.5 < rate <= 16
         assert 0.5 <= seconds < 0.95
 
@@ -129,7 +131,7 @@ def test_the_first_line_after_a_resume_leaves_out_the_start(half_bright, capsys)
                     session.run(count)
                     time.sleep(wait)
     line = [line for line in capsys.readouterr().out.splitlines() if ': step 4,' in line][0]
-    assert 0.2 <= float(records.LINE.fullmatch(line).group(2)) < 0.6
+    assert 0.2 <= float(outcomes.LINE.fullmatch(line).group(2)) < 0.6
 
 
 def test_another_size_of_steps_is_told(half_bright, capsys):
@@ -432,14 +434,14 @@ def test_half_written_checkpoints_are_removed(half_bright):
 @pytest.mark.parametrize('number, code', [
     (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_stops(half_bright, number, code):
-    process = records.start([
-        *records.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+    process = spawn.start([
+        *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
         f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'])
     for line in process.stdout:
         if 'step 5,' in line:
             break
     process.send_signal(number)
-    out, error = process.communicate(timeout=records.PATIENCE)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == code, error
     assert error == '\nStopping after this step; once more stops at once.\n' + (
         'cifar10_train.py: interrupted\n' if number == signal.SIGINT else '')
@@ -452,19 +454,19 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('inherited, code', [(signal.SIG_DFL, 129), (signal.SIG_IGN, 0)])
+@pytest.mark.parametrize('ignore, code', [([], 129), ([signal.SIGHUP], 0)])
 def test_a_log_whose_reader_is_gone_saves_and_stops_or_goes_on_after_nohup(
-        half_bright, inherited, code):
-    process = records.start([
-        *records.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+        half_bright, ignore, code):
+    process = spawn.start([
+        *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
         f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1',
-        '--max_steps=200'], hang_up=inherited)
+        '--max_steps=200'], ignore=ignore)
     for line in process.stdout:
         if 'step 5,' in line:
             break
     process.stdout.close()
     error = process.stderr.read()
-    assert process.wait(timeout=records.PATIENCE) == code, error
+    assert process.wait(timeout=spawn.PATIENCE) == code, error
     assert error == '\nThe console is gone: Broken pipe.\n' + (
         '\nStopping after this step; once more stops at once.\n' if code else '')
     assert 6 <= checkpoints.step(latest()) <= 200
@@ -480,16 +482,16 @@ def test_a_closed_terminal_saves_and_stops(half_bright):
 
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, *records.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+        [sys.executable, *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
          f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=control,
-        env=records.environment())
+        env=spawn.environment())
     os.close(theirs)
     shown = b''
     while b'step 5,' not in shown:
         shown += os.read(ours, 65536)
     os.close(ours)
-    assert process.wait(timeout=records.PATIENCE) == 129
+    assert process.wait(timeout=spawn.PATIENCE) == 129
     assert checkpoints.step(latest()) >= 6
     path = os.path.join(FLAGS.train_dir, 'params.h5')
     assert results.parameters_step(path) == checkpoints.step(latest())
@@ -510,9 +512,9 @@ startup.run(main, [startup, training])
 
 
 def _start_hanging(folder, **options):
-    records.write_noise(folder / 'data')
-    process = records.start(['-c', HANGING, records.ROOT, f'--train_dir={folder}/train',
-                             f'--data_dir={folder}/data'], **options)
+    record_files.write_noise(folder / 'data')
+    process = spawn.start(['-c', HANGING, spawn.ROOT, f'--train_dir={folder}/train',
+                           f'--data_dir={folder}/data'], **options)
     assert process.stdout.readline() == 'hanging\n'
     return process
 
@@ -524,14 +526,14 @@ def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
     time.sleep(1)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=records.PATIENCE) == 130
+    assert process.wait(timeout=spawn.PATIENCE) == 130
 
 
 @pytest.mark.slow
 def test_two_signals_at_once_are_one(half_bright):
     """`timeout` sends SIGTERM to the process, and then to its group."""
-    process = records.start([
-        *records.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+    process = spawn.start([
+        *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
         f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'])
     for line in process.stdout:
         if 'step 5,' in line:
@@ -539,7 +541,7 @@ def test_two_signals_at_once_are_one(half_bright):
     process.send_signal(signal.SIGTERM)
     time.sleep(0.01)  # Sent at once, the kernel itself would make them one.
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=records.PATIENCE)
+    process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143
     assert checkpoints.step(latest()) >= 6
 
@@ -547,7 +549,7 @@ def test_two_signals_at_once_are_one(half_bright):
 @pytest.mark.slow
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     """As in the background of a shell script: Ctrl-C is meant for others."""
-    process = _start_hanging(tmp_path, interrupt=signal.SIG_IGN)
+    process = _start_hanging(tmp_path, ignore=[signal.SIGINT])
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(1)
@@ -555,4 +557,4 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     process.send_signal(signal.SIGTERM)
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=records.PATIENCE) == 143
+    assert process.wait(timeout=spawn.PATIENCE) == 143

@@ -8,7 +8,8 @@ import time
 import h5py
 import numpy as np
 import pytest
-import records
+import record_files
+import spawn
 import tensorflow.compat.v1 as tf
 import tiny
 from absl import app, flags
@@ -63,9 +64,9 @@ def errors(step):
 
 def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
     """The tutorial's net, at a low rate; every tenth label is one that no training image has."""
-    images = [image for _, image in records.half_bright(130, seed=0)]
-    records.write(half_bright / 'test_batch.bin',
-                  [(5 if k % 10 == 0 else k % 2, image) for k, image in enumerate(images)])
+    images = [image for _, image in record_files.half_bright(130, seed=0)]
+    record_files.write(half_bright / 'test_batch.bin',
+                       [(5 if k % 10 == 0 else k % 2, image) for k, image in enumerate(images)])
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.002)
     with flagsaver.flagsaver(validate_every=1, max_steps=25, save_checkpoint_steps=5,
                              log_frequency=1):
@@ -323,8 +324,8 @@ def test_a_run_of_another_net_is_refused(tiny_net):
     with flagsaver.flagsaver(net='tutorial', run_once=True), pytest.raises(
             app.UsageError, match='holds a run with --net=tiny .* not with --net=tutorial '):
         cifar10_eval.evaluate()
-    done = records.run_script('cifar10_eval.py', '--run_once', f'--data_dir={FLAGS.data_dir}',
-                              f'--checkpoint_dir={FLAGS.train_dir}')
+    done = spawn.run_script('cifar10_eval.py', '--run_once', f'--data_dir={FLAGS.data_dir}',
+                            f'--checkpoint_dir={FLAGS.train_dir}')
     assert done.returncode == 1
     assert done.stderr.count('\n') == 1
     assert 'holds a run with --net=tiny' in done.stderr and 'give those flags' in done.stderr

@@ -17,9 +17,9 @@ import signal
 import struct
 import sys
 
+import image_files
 import numpy as np
-import pictures
-import records
+import record_files
 import tensorflow.compat.v1 as tf
 from absl import app
 from PIL import ExifTags, Image
@@ -77,7 +77,7 @@ def _records(folder):
     """Record files: `DataSet.check` and the reader must find every part record and bad label."""
     row = table.DataSet('fuzz', 'fuzz', folder, {'a.bin': 20}, {}, table.CIFAR10.classes)
     path = os.path.join(folder, 'a.bin')
-    records.write(path, records.noise(20, seed=1))
+    record_files.write(path, record_files.noise(20, seed=1))
     whole = pathlib.Path(path).read_bytes()
     graph = tf.Graph()
     with graph.as_default():
@@ -196,12 +196,12 @@ def _images(folder):
 def _save_images(folder):
     pixels = np.random.RandomState(1).randint(0, 256, [40, 48, 3]).astype(np.uint8)
     grey = pixels[:, :, :1]
-    pictures.jpeg(folder / 'a.jpg', pixels)
-    pictures.png(folder / 'b.png', pixels)
-    pictures.png(folder / 'c.png', grey.astype(np.uint16))
-    pictures.jpeg(folder / 'd.jpg', grey, progressive=True)
-    pictures.bmp(folder / 'e.bmp', pixels)
-    pictures.gif(folder / 'f.gif', grey[:, :, 0], grey[:, :, 0])
+    image_files.jpeg(folder / 'a.jpg', pixels)
+    image_files.png(folder / 'b.png', pixels)
+    image_files.png(folder / 'c.png', grey.astype(np.uint16))
+    image_files.jpeg(folder / 'd.jpg', grey, progressive=True)
+    image_files.bmp(folder / 'e.bmp', pixels)
+    image_files.gif(folder / 'f.gif', grey[:, :, 0], grey[:, :, 0])
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     image = Image.fromarray(pixels)
@@ -316,8 +316,9 @@ def _metrics(folder):
         steps = [row['step'] for row in rows]
         for line in set(data.split(b'\n')[1:-1]) & set(lines[1:]):
             assert int(line.split(b',')[0]) in steps, f'the row {line} is lost'
-        assert all(np.isfinite([value for value in row.values() if value is not None]).all()
-                   and type(row['step']) is int and 0 <= row['step'] < 2 ** 63 for row in rows), rows
+        for row in rows:
+            assert np.isfinite([value for value in row.values() if value is not None]).all(), row
+            assert type(row['step']) is int and 0 <= row['step'] < 2 ** 63, row
         results.Metrics(folder, 2 ** 63)
         assert [row['step'] for row in results.read_metrics(path)] == steps, 'lost on resuming'
         return 'all rows' if len(rows) == len(lines) - 1 else 'other rows'

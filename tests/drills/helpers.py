@@ -1,14 +1,16 @@
 """Runs scripts for the drills, and checks how they ended and what they left on disk."""
 import collections
+import contextlib
+import dataclasses
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+import typing
 
-import records
+import spawn
 
 # Runs root's processes without its privileges, so that permissions apply to them.
 UNPRIVILEGED = ('setpriv', '--bounding-set=-all') if os.getuid() == 0 else ()
@@ -22,9 +24,11 @@ def run_script(script, *arguments, prefix=()):
         *arguments: its command line.
         prefix: command to run it with, such as `UNPRIVILEGED`.
     """
-    return subprocess.run(
-        [*prefix, sys.executable, str(records.ROOT / script), *arguments], text=True,
-        capture_output=True, check=False, timeout=records.PATIENCE, env=records.environment())
+    if not prefix:
+        return spawn.run_script(script, *arguments)
+    return subprocess.run([*prefix, sys.executable, spawn.ROOT / script, *arguments], text=True,
+                          capture_output=True, check=False, timeout=spawn.PATIENCE,
+                          env=spawn.environment())
 
 
 def train(folder, *flags, **options):
@@ -38,38 +42,39 @@ def train_flags(folder):
             '--log_frequency=1']
 
 
+@contextlib.contextmanager
+def running(script, *arguments):
+    """Starts a script as from a terminal, and kills it in the end; yields a `Running`."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
+        process = spawn.start([spawn.ROOT / script, *arguments], stdout=out, stderr=error)
+        try:
+            yield Running(process, out, error)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@dataclasses.dataclass
 class Running:
-    """A script that runs until the `with` block ends, started as from a terminal."""
-
-    def __init__(self, script, *arguments):
-        self._out, self._error = tempfile.TemporaryFile(), tempfile.TemporaryFile()
-        self.process = subprocess.Popen(
-            [sys.executable, str(records.ROOT / script), *arguments], stdout=self._out,
-            stderr=self._error, env=records.environment(), preexec_fn=_default_signals)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
-        self._out.close()
-        self._error.close()
+    """A `subprocess.Popen`, and the files for its standard output and error."""
+    process: subprocess.Popen
+    out_file: typing.BinaryIO
+    error_file: typing.BinaryIO
 
     def has_ended(self):
         return self.process.poll() is not None
 
     def out(self):
         """Standard output so far."""
-        return _text(self._out)
+        return _text(self.out_file)
 
     def error(self):
         """Standard error so far."""
-        return _text(self._error)
+        return _text(self.error_file)
 
     def await_text(self, text, count=1):
         """Waits until standard output contains a text `count` times."""
-        end = time.monotonic() + records.PATIENCE
+        end = time.monotonic() + spawn.PATIENCE
         while self.out().count(text) < count:
             assert not self.has_ended() and time.monotonic() < end, (
                 f'no "{text}" in\n{self.out()[-2000:]}{self.error()[-2000:]}')
@@ -77,18 +82,13 @@ class Running:
 
     def result(self):
         """Waits for the end: a `subprocess.CompletedProcess`."""
-        code = self.process.wait(timeout=records.PATIENCE)
+        code = self.process.wait(timeout=spawn.PATIENCE)
         return subprocess.CompletedProcess(self.process.args, code, self.out(), self.error())
 
 
 def _text(file):
     """All of a file that another process is writing; does not move its position."""
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()
-
-
-def _default_signals():
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def expect_one_line(done, *words):

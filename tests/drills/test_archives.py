@@ -12,7 +12,7 @@ import sys
 import tarfile
 
 import pytest
-import records
+import spawn
 from downloads import ARCHIVE, CONTENTS, GOOD, member, tar
 
 from drills import helpers
@@ -110,7 +110,8 @@ def _archives():
         'an empty file': (tar([GOOD[0], member('small/test_batch.bin')]), False),
         'a name twice': (tar([GOOD[0], member('small/data_batch_1.bin', bytes(
             len(CONTENTS['data_batch_1.bin']))), GOOD[1]]), True),
-        'a name twice, the wrong file first': (tar([member('small/test_batch.bin', b'x'), *GOOD]), True),
+        'a name twice, the wrong file first': (
+            tar([member('small/test_batch.bin', b'x'), *GOOD]), True),
         'cut in the middle': (ARCHIVE[:len(ARCHIVE) // 2], False),
         'a wrong checksum of gzip': (ARCHIVE[:-8] + bytes(4) + ARCHIVE[-4:], None),
         'not an archive': (b'<html>Log in first</html>', False),
@@ -158,8 +159,8 @@ def _outside(folder):
 def _in_a_process(archive, data_dir):
     """Exit code, standard error, and peak memory in MB."""
     done = subprocess.run(
-        [sys.executable, '-c', _EXTRACT, archive, data_dir, str(records.ROOT),
-         str(records.ROOT / 'tests')], text=True, check=False, capture_output=True)
+        [sys.executable, '-c', _EXTRACT, archive, data_dir, str(spawn.ROOT),
+         str(spawn.ROOT / 'tests')], text=True, check=False, capture_output=True)
     return done.returncode, done.stderr, float(done.stdout or 'inf') / 1024
 
 

@@ -7,7 +7,7 @@ import os
 import shutil
 
 import pytest
-import records
+import record_files
 
 from drills import helpers
 from runs import results
@@ -63,7 +63,7 @@ readers = pytest.mark.parametrize('script', _READERS)
 def trained(tmp_path_factory):
     """A folder with `data`, and `whole`, the untouched copy of a run in `train`."""
     folder = tmp_path_factory.mktemp('damage')
-    records.write_noise(folder / 'data')
+    record_files.write_noise(folder / 'data')
     done = helpers.train(folder, f'--max_steps={_STEPS[-1]}', '--save_checkpoint_steps=10')
     assert done.returncode == 0, done.stderr
     os.remove(folder / 'train' / 'params.h5')

@@ -11,7 +11,7 @@ import signal
 import time
 
 import pytest
-import records
+import record_files
 
 from drills import helpers
 
@@ -20,7 +20,7 @@ drill = pytest.mark.drill('Folders', short=5)
 
 @pytest.fixture
 def folder(tmp_path):
-    records.write_noise(tmp_path / 'data')
+    record_files.write_noise(tmp_path / 'data')
     return tmp_path
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path):
     ('cifar10_train.py', ()), ('cifar10_multi_gpu_train.py', ()),
     ('cifar10_distributed_train.py', ('--num_workers=2',)), ('cifar10_train.py', ('--restart',))])
 def test_a_second_trainer(folder, tally, script, flags):
-    with helpers.Running('cifar10_train.py', *helpers.train_flags(folder)) as first:
+    with helpers.running('cifar10_train.py', *helpers.train_flags(folder)) as first:
         first.await_text('step 10, ')
         files = set(os.listdir(folder / 'train'))
         second = helpers.run_script(script, *helpers.train_flags(folder), *flags)
@@ -45,11 +45,11 @@ def test_a_second_trainer(folder, tally, script, flags):
 @pytest.mark.slow
 @drill
 def test_checkpoints_removed_during_an_evaluation(folder, tally):
-    with helpers.Running('cifar10_train.py', *helpers.train_flags(folder),
+    with helpers.running('cifar10_train.py', *helpers.train_flags(folder),
                          '--save_checkpoint_steps=10') as trainer, \
-            helpers.Running('cifar10_eval.py', f'--data_dir={folder}/data', '--eval_interval_secs=1',
-                            f'--checkpoint_dir={folder}/train',
-                            f'--eval_dir={folder}/eval') as evaluation:
+            helpers.running('cifar10_eval.py', f'--data_dir={folder}/data',
+                            f'--checkpoint_dir={folder}/train', f'--eval_dir={folder}/eval',
+                            '--eval_interval_secs=1') as evaluation:
         evaluation.await_text('precision @ 1')
         end = time.monotonic() + 20
         while time.monotonic() < end:
@@ -105,7 +105,7 @@ def test_something_else_in_place_of_a_folder(tmp_path, tally, place, kind):
     else:
         path.symlink_to(path / 'nothing')
     if place != 'data':
-        records.write_noise(tmp_path / 'data')
+        record_files.write_noise(tmp_path / 'data')
     before = helpers.contents(tmp_path)
     helpers.expect_one_line(helpers.train(tmp_path, '--max_steps=1'), str(path))
     assert helpers.contents(tmp_path) == before

@@ -11,9 +11,9 @@ import os
 import subprocess
 
 import downloads
-import pictures
+import image_files
 import pytest
-import records
+import record_files
 
 from datasets import download
 from drills import helpers
@@ -65,10 +65,10 @@ def _fill(disk, free):
     ('a profile', ['--max_steps=200', '--profile=60'], 0),
     ('a run of two workers', ['--max_steps=60', '--num_workers=2'], 4 * _MB)])
 def test_training(tmp_path, disk, tally, what, flags, free):
-    records.write_noise(tmp_path / 'data')
+    record_files.write_noise(tmp_path / 'data')
     script = f'cifar10_{"distributed_" if "workers" in what else ""}train.py'
     command = [script, *helpers.train_flags(tmp_path), f'--train_dir={disk}/train', *flags]
-    with helpers.Running(*command) as trainer:
+    with helpers.running(*command) as trainer:
         trainer.await_text('step 30, ')
         filler = _fill(disk, free)
         done = trainer.result()
@@ -114,8 +114,8 @@ def test_a_download(disk, monkeypatch, tally, what, size):
     ('a picture', 'cifar10_plot.py', [
         '--picture=samples', _RUN[0], '--output=DISK/samples.png'])])
 def test_another_script(tmp_path, disk, tally, what, script, arguments):
-    records.write_noise(tmp_path / 'data')
-    pictures.write_sorted(tmp_path / 'images')
+    record_files.write_noise(tmp_path / 'data')
+    image_files.write_sorted(tmp_path / 'images')
     if '--checkpoint_dir=OUT/train' in arguments:
         trained = helpers.train(tmp_path, '--max_steps=1')
         assert trained.returncode == 0, trained.stderr

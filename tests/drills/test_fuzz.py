@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-import records
+import spawn
 
 _FILES_PER_PROCESS = 1000
 _KINDS = ['records', 'checkpoints', 'images', 'events', 'run', 'dataset', 'metrics', 'mat']
@@ -38,8 +38,8 @@ def test_fuzz(request, tmp_path, tally, how_many, kind):
 
 def _read(kind, folder, first, last, seed):
     """Outcomes of the files of these numbers, up to one that ended the process: list of words."""
-    environment = {**records.environment(), 'PYTHONPATH': os.pathsep.join(
-        [str(records.ROOT), str(records.ROOT / 'tests')])}
+    environment = {**spawn.environment(), 'PYTHONPATH': os.pathsep.join(
+        [str(spawn.ROOT), str(spawn.ROOT / 'tests')])}
     done = subprocess.run(
         [sys.executable, '-m', 'drills.fuzz', kind, folder, str(first), str(last), str(seed)],
         env=environment, capture_output=True, text=True, check=False)

@@ -18,7 +18,8 @@ import signal
 import time
 
 import pytest
-import records
+import record_files
+import spawn
 
 from drills import helpers
 from runs import checkpoints
@@ -48,7 +49,7 @@ def test_kills(request, tmp_path, tally, signal_, script, flags, kills):
     data_dir = option('data_dir')
     if not data_dir:
         data_dir = tmp_path / 'data'
-        records.write_noise(data_dir)
+        record_files.write_noise(data_dir)
     flags = [f'--data_dir={data_dir}', f'--train_dir={tmp_path}/train', '--log_frequency=1',
              f'--save_checkpoint_steps={_INTERVAL}', '--batch_size=32', *flags,
              *shlex.split(option('trainer_flags'))]
@@ -71,7 +72,7 @@ class _Run:
         """Starts, kills and checks once; returns how far training was."""
         before = _step(checkpoints.latest(self.folder, tell=False))
         last = before + (self.draw.randint(5, 60) if moment == 'the end' else 1000000)
-        with helpers.Running(self.script, *self.flags, f'--max_steps={last}') as trainer:
+        with helpers.running(self.script, *self.flags, f'--max_steps={last}') as trainer:
             began = time.monotonic()
             self._await(moment, trainer, before, last)
             killed = time.monotonic()
@@ -100,7 +101,7 @@ class _Run:
         if moment != 'any time':
             step = before if moment == 'a checkpoint' else last - 1
             while not trainer.has_ended() and not self._is_writing(step):
-                assert time.monotonic() < began + records.PATIENCE, 'no checkpoint'
+                assert time.monotonic() < began + spawn.PATIENCE, 'no checkpoint'
                 time.sleep(0.001)
             self.start_seconds = time.monotonic() - began
         longest = {'any time': 1.5 * self.start_seconds, 'a checkpoint': 0.1, 'the end': 0.5}

@@ -15,7 +15,8 @@ import sys
 import time
 
 import pytest
-import records
+import record_files
+import spawn
 
 from drills import helpers
 from runs import results
@@ -31,7 +32,7 @@ def test_the_long_run(request, tmp_path, tally, record_property):
     data_dir = option('data_dir')
     if not data_dir:
         data_dir = tmp_path / 'data'
-        records.write_noise(data_dir)
+        record_files.write_noise(data_dir)
     folder = option('long_run') or str(tmp_path / 'run')
     os.makedirs(folder, exist_ok=True)
     steps, interval = ([100000], 600) if option('long_run') else ([30, 60], 1)
@@ -67,8 +68,8 @@ def _started(folder, who, script, *flags):
     """A script that appends to a log file; in the end it gets SIGTERM, and saves."""
     with open(f'{folder}/{who}.log', 'a') as log:
         process = subprocess.Popen(  # In a session of its own: Ctrl-C reaches only pytest.
-            [sys.executable, str(records.ROOT / script), *flags], stdout=log, stderr=log,
-            env=records.environment(), start_new_session=True)
+            [sys.executable, str(spawn.ROOT / script), *flags], stdout=log, stderr=log,
+            env=spawn.environment(), start_new_session=True)
     try:
         yield process
     finally:

@@ -11,7 +11,7 @@ import signal
 import time
 
 import pytest
-import records
+import record_files
 
 from datasets import table
 from drills import helpers
@@ -54,7 +54,7 @@ drill = pytest.mark.drill('Records', short=8)
     f'{index}, {name}' for index, (name, _) in enumerate(_CHANGES)])
 def test_damage_before_training(request, tmp_path, tally, index):
     draw = random.Random(f'{request.config.getoption("seed")} {index}')
-    path = os.path.join(records.write_noise(tmp_path / 'data'),
+    path = os.path.join(record_files.write_noise(tmp_path / 'data'),
                         draw.choice(list(table.CIFAR10.files)))
     at = draw.randrange(1, _BYTES - 1)
     _replace(path, lambda data: _CHANGES[index][1](data, at))
@@ -65,7 +65,7 @@ def test_damage_before_training(request, tmp_path, tally, index):
 @drill
 @pytest.mark.parametrize('kind', ['missing', 'a folder', 'unreadable', 'unreadable folder'])
 def test_a_file_that_cannot_be_read(tmp_path, tally, kind):
-    data = records.write_noise(tmp_path / 'data')
+    data = record_files.write_noise(tmp_path / 'data')
     path = f'{data}/data_batch_3.bin'
     if kind in ('missing', 'a folder'):
         os.remove(path)
@@ -85,8 +85,8 @@ def test_a_file_that_cannot_be_read(tmp_path, tally, kind):
 @pytest.mark.parametrize('kind', _CHANGES_WHILE_TRAINING)
 def test_damage_while_training(tmp_path, tally, kind):
     change, is_whole = _CHANGES_WHILE_TRAINING[kind]
-    path = os.path.join(records.write_noise(tmp_path / 'data'), 'data_batch_3.bin')
-    with helpers.Running('cifar10_train.py', *helpers.train_flags(tmp_path)) as trainer:
+    path = os.path.join(record_files.write_noise(tmp_path / 'data'), 'data_batch_3.bin')
+    with helpers.running('cifar10_train.py', *helpers.train_flags(tmp_path)) as trainer:
         trainer.await_text('step 50, ')
         _replace(path, change)
         if is_whole:
@@ -124,6 +124,6 @@ def _refused(folder, path, **options):
 @pytest.mark.slow
 def test_training_on_damage_is_found(tmp_path):
     """Here nothing is damaged, so training starts where the drill expects a refusal."""
-    folder = records.write_noise(tmp_path / 'data')
+    folder = record_files.write_noise(tmp_path / 'data')
     with pytest.raises(AssertionError, match='expected 1 and one line'):
         _refused(tmp_path, os.path.join(folder, 'data_batch_1.bin'))
