@@ -12,8 +12,8 @@ both workers send, other traffic included.
 import collections
 import contextlib
 import dataclasses
+import datetime
 import os
-import queue
 import re
 import signal
 import socket
@@ -21,15 +21,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 from benchmarks import children
 from benchmarks import link
 
-_LINE = re.compile(r'step (\d+), loss = ')
+_LINE = re.compile(r'(\S+ \S+): step (\d+), loss = ')
 _WARM_UP_STEPS = 40
-_PATIENCE = 600  # Seconds without a line after which a worker has failed.
 _NEVER = 24 * 3600
 
 # State of a worker when it printed a line: the time and its step; the processor time that it had
@@ -154,10 +152,12 @@ class _Case:
             Dictionary: 'rate', images/s of all runs; 'used', processor time of the first worker in
             seconds per step; 'sent', bytes per step of each worker.
         """
-        with contextlib.ExitStack() as stack:
-            for trainer in self.trainers:
-                stack.enter_context(trainer.thawed())
-            found = [leader.wait_for(steps) for leader in self.leaders]
+        since = time.time()
+        for trainer in self.trainers:
+            trainer.process.send_signal(signal.SIGCONT)
+        found = [leader.marks(steps, since) for leader in self.leaders]
+        for trainer in self.trainers:
+            trainer.process.send_signal(signal.SIGSTOP)
         (first, last), *_ = found
         made = last.step - first.step
         return {'rate': sum(self.images * (last.step - first.step) / (last.time - first.time)
@@ -167,65 +167,37 @@ class _Case:
 
 
 class _Trainer:
-    """A trainer's process, frozen except where `thawed`, killed at the end of the context."""
+    """A trainer's process; the context kills it."""
 
     def __init__(self, command, prefix):
         self._prefix = prefix
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command, cwd=children.ROOT, text=True, stdout=subprocess.PIPE)
-        self._marks = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
+        self.process.kill()
+        self.process.communicate()
 
-    @contextlib.contextmanager
-    def thawed(self):
-        while not self._marks.empty():  # Lines that arrived after it was frozen.
-            self._marks.get()
-        self._process.send_signal(signal.SIGCONT)
-        try:
-            yield
-        finally:
-            self._process.send_signal(signal.SIGSTOP)
-
-    def wait_for(self, steps):
-        """Waits for the next line, and then for some steps: the first and last `_Mark`."""
-        first = last = self._next()
-        while last.step - first.step < steps:
-            last = self._next()
-        return first, last
-
-    def _next(self):
-        try:
-            mark = self._marks.get(timeout=_PATIENCE)
-        except queue.Empty:
-            sys.exit(f'benchmarks.distributed: a worker printed no line for {_PATIENCE} seconds')
-        if mark is None:
-            sys.exit('benchmarks.distributed: a worker failed')
-        return mark
-
-    def _read(self):
-        """Queues a mark for each line about a step, and None at the end."""
-        try:
-            for line in self._process.stdout:
-                match = _LINE.search(line)
-                if match:
-                    self._marks.put(_Mark(time.monotonic(), int(match.group(1)), self._used(),
-                                          _sent(self._prefix)))
-        finally:  # Even if a counter cannot be read: the main thread waits for a mark.
-            self._process.stdout.close()
-            self._marks.put(None)
+    def marks(self, steps, since):
+        """The `_Mark` of the first line after a time, and of the one some steps later."""
+        first = None
+        for line in self.process.stdout:
+            match = _LINE.match(line)
+            if not match:
+                continue
+            printed, step = datetime.datetime.fromisoformat(match[1]).timestamp(), int(match[2])
+            if first is None and printed > since:
+                first = _Mark(printed, step, self._used(), _sent(self._prefix))
+            elif first is not None and step - first.step >= steps:
+                return first, _Mark(printed, step, self._used(), _sent(self._prefix))
+        sys.exit('benchmarks.distributed: a worker failed')
 
     def _used(self):
         """Processor time of all threads so far, in seconds."""
-        with open(f'/proc/{self._process.pid}/stat') as stream:
+        with open(f'/proc/{self.process.pid}/stat') as stream:
             user, system = stream.read().rpartition(')')[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
 

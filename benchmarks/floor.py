@@ -23,7 +23,7 @@ def operation(inference, shape, backward=True):
     with graph.as_default():
         fetches = [inference(tf.placeholder(tf.float32, shape))]
         if backward:
-            fetches = tf.gradients(fetches, tf.trainable_variables())
+            fetches += tf.gradients(fetches, tf.trainable_variables())
     needed = {node.name for node in tf.graph_util.extract_sub_graph(
         graph.as_graph_def(), [each.op.name for each in fetches]).node}
     noise, results = {}, [tf.zeros([])]
