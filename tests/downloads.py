@@ -47,9 +47,8 @@ def row(url='http://nowhere.invalid/small.tar.gz', archive=ARCHIVE):
         sha256=hashlib.sha256(archive).hexdigest())
 
 
-def be_impatient(monkeypatch):
-    """Downloads time out after 0.2 seconds, retry at once, and use no proxy."""
-    monkeypatch.setattr(download, '_TIMEOUT_SECONDS', 0.2)
+def retry_at_once(monkeypatch):
+    """Makes downloads retry without a pause, and use no proxy."""
     monkeypatch.setattr(download, '_PAUSE_SECONDS', 0.0)
     use_no_proxy(monkeypatch)
 

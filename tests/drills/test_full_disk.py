@@ -89,7 +89,7 @@ def test_training(tmp_path, disk, tally, what, flags, free):
     ('a download', len(downloads.ARCHIVE) // 2),
     ('an extraction', len(downloads.ARCHIVE) + (1 << 16))])
 def test_a_download(disk, monkeypatch, tally, what, size):
-    downloads.be_impatient(monkeypatch)
+    downloads.retry_at_once(monkeypatch)
     _resize(disk, size)
     with downloads.Server().running() as server:
         row = downloads.row(server.url)
