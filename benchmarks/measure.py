@@ -77,9 +77,9 @@ def _tutorial_input():
 
 
 def _train_op(images, labels):
-    net = recipes.net()
-    loss = cifar10.loss(net.inference(images, training=True), labels)
-    return cifar10.train(loss, tf.train.get_or_create_global_step(), net.schedule, net.optimizer)
+    recipe = recipes.chosen()
+    loss = cifar10.loss(recipe.inference(images, training=True), labels)
+    return cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
 
 
 def _tutorial_train_op(images, labels):
@@ -108,25 +108,29 @@ def _fixed_batch():
     pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
     labels = random.randint(0, 10, FLAGS.batch_size)
     with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
-        images = session.run(recipes.net().prepare(tf.constant(pixels)))
+        images = session.run(recipes.chosen().prepare(tf.constant(pixels)))
     return lambda: (tf.Variable(images, trainable=False, use_resource=True).read_value(),
                     tf.constant(labels, tf.int32)), images.shape
+
+
+def _plain_inference(images, training):
+    """The network of the floor: the tutorial's does without the matrix products of our LRN."""
+    if FLAGS.net == 'tutorial':
+        return tutorial.inference(images)
+    return recipes.chosen().inference(images, training)
 
 
 def measure_step(_):
     """Seconds of a step on a fixed batch, all sides in turn: dictionary from name to list."""
     batch, shape = _fixed_batch()
     is_tutorial = FLAGS.net == 'tutorial'
-    # The tutorial's floor has no products of our own LRN.
-    plain = tutorial.inference if is_tutorial else recipes.net().inference
-    training = {} if is_tutorial else {'training': True}
     steppers = {
         'ours': _stepper(lambda: _train_op(*batch())),
         'floor': _stepper(lambda: floor.operation(
-            lambda images: plain(images, **training), shape)),
-        'ours, forward': _stepper(lambda: recipes.net().inference(batch()[0], training=False)),
+            lambda images: _plain_inference(images, training=True), shape)),
+        'ours, forward': _stepper(lambda: recipes.chosen().inference(batch()[0], training=False)),
         'floor, forward': _stepper(lambda: floor.operation(
-            lambda images: plain(images, **training), shape, backward=False))}
+            lambda images: _plain_inference(images, training=False), shape, backward=False))}
     if is_tutorial:
         steppers['tutorial'] = _stepper(lambda: _tutorial_train_op(*batch()))
         steppers['tutorial, forward'] = _stepper(lambda: tutorial.inference(batch()[0]))

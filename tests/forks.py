@@ -62,7 +62,8 @@ class Python(subprocess.Popen):
             return
         start_new_session = others[5]
         request = {'arguments': args, 'environment': env, 'folder': os.fspath(cwd or os.getcwd()),
-                   'umask': _umask(), 'ignore': list(self._ignore), 'session': start_new_session}
+                   'umask': _umask(), 'ignore': list(self._ignore), 'session': start_new_session,
+                   'cores': list(os.sched_getaffinity(0))}
         try:
             self.pid = _fork(request, [p2cread if p2cread >= 0 else 0,
                                        c2pwrite if c2pwrite >= 0 else 1,
@@ -206,6 +207,7 @@ def _next_program(server):
         os.setsid()
     os.chdir(request['folder'])
     os.umask(request['umask'])
+    os.sched_setaffinity(0, request['cores'])
     os.environ.clear()
     os.environ.update(request['environment'])
     sys.stdout.reconfigure(line_buffering=os.isatty(1))

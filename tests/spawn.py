@@ -27,13 +27,14 @@ sys.path.insert(0, {str(ROOT)!r})
 from program import startup
 import cifar10
 cifar10.INITIAL_LEARNING_RATE = float(sys.argv.pop(1))
+exec(sys.argv.pop(1))
 runpy.run_path(sys.argv.pop(1), run_name='__main__')
 '''
 
 
-def gently(name, rate=0.03):
-    """Python's arguments for a trainer with another learning rate."""
-    return ['-c', _GENTLY, str(rate), str(ROOT / name)]
+def gently(name, rate=0.03, prepare=''):
+    """Python's arguments for a trainer with another learning rate, which runs `prepare` first."""
+    return ['-c', _GENTLY, str(rate), prepare, str(ROOT / name)]
 
 
 def run_script(name, *arguments, **options):

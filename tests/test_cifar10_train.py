@@ -24,7 +24,7 @@ def test_learns_separable_images_then_resumes(half_bright):
 
 
 def test_the_scripts_work_as_a_user_runs_them(tmp_path):
-    """Drawn images, some steps, an evaluation; nothing but the tutorial's lines on the screen."""
+    """Drawn images, a few steps, an evaluation; prints only the tutorial's lines."""
     folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic', '--batch_size=32']
     trained = spawn.run_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
                                '--max_steps=11')
@@ -55,7 +55,7 @@ def test_mistakes_touch_nothing(half_bright, tmp_path):
     assert not os.path.exists(FLAGS.train_dir)
 
 
-def test_no_network_is_one_line(tmp_path):
+def test_without_a_network_there_is_one_line(tmp_path):
     with socket.socket() as nobody:  # Bound, but not listening: connections are refused.
         nobody.bind(('127.0.0.1', 0))
         url = f'http://127.0.0.1:{nobody.getsockname()[1]}/cifar-10-binary.tar.gz'
@@ -67,20 +67,20 @@ def test_no_network_is_one_line(tmp_path):
     assert not (tmp_path / 'train').exists()
 
 
-def test_a_file_in_the_place_of_train_dir(half_bright, tmp_path):
+def test_train_dir_is_a_file(half_bright, tmp_path):
     (tmp_path / 'train').write_text('mine')
     done = spawn.run_script('cifar10_train.py', f'--data_dir={FLAGS.data_dir}',
                             f'--train_dir={FLAGS.train_dir}')
     assert done.returncode == 1
     assert done.stderr == (
-        f'cifar10_train.py: {FLAGS.train_dir} is, or lies below, something that is no folder: name '
+        f'cifar10_train.py: {FLAGS.train_dir} or one of its parents is not a folder: choose '
         'another --train_dir\n')
     assert (tmp_path / 'train').read_text() == 'mine'
 
 
 @pytest.mark.slow
 def test_a_run_under_umask_0_resumes_and_nobody_else_can_write_there(half_bright, tmp_path):
-    """Nor are planted links followed; and a refusal is one line that names the way out."""
+    """Planted links are not followed, and a refusal is one line with the remedy."""
     train_dir = tmp_path / 'new' / 'train'
     arguments = ['cifar10_train.py', f'--data_dir={FLAGS.data_dir}', '--batch_size=8']
 
@@ -129,7 +129,7 @@ def test_training_and_evaluation_start_together_on_an_empty_folder(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_synthetic_images_are_learned_in_300_steps(tmp_path):
-    """The command with which the README begins: at least 0.95 on the test set, in every run."""
+    """README's first command: at least 0.95 on the test set in every run."""
     folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic']
     assert spawn.run_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
                             '--max_steps=300', timeout=600).returncode == 0

@@ -16,6 +16,7 @@ from absl import flags
 
 from program import console
 from training import hooks
+from training import pace
 
 FLAGS = flags.FLAGS
 
@@ -116,7 +117,7 @@ def test_epochs_of_a_moment_leave_a_line_every_two_seconds(monkeypatch):
     shown, seconds = [], itertools.count(step=0.125)
     monkeypatch.setattr(hooks, 'time', types.SimpleNamespace(perf_counter=lambda: next(seconds)))
     monkeypatch.setattr(console, 'progress', lambda text, keep: shown.append((text, keep)))
-    progress = hooks._Progress(examples_per_step=128, examples_per_epoch=128, max_steps=50)
+    progress = hooks.ProgressHook(None, pace.Pace(128, 128, max_steps=50), None)
     for step in range(1, 51):
         progress.update(step, loss=1.0)
     assert [text.split()[3] for text, keep in shown if keep] == ['2', '18', '34', '50']

@@ -15,7 +15,8 @@ from absl.testing import flagsaver
 
 from program import startup
 from runs import checkpoints
-from runs import results
+from runs import metrics
+from runs import parameters
 
 SCRIPTS = ['cifar10_train.py', 'cifar10_multi_gpu_train.py', 'cifar10_eval.py']
 ALL_SCRIPTS = [f'cifar10_{name}.py' for name in (
@@ -230,7 +231,7 @@ def test_all_scripts_run_with_closed_streams(tmp_path):
         assert checkpoints.latest(runs) == f'{runs}/model.ckpt-{steps}'
     from_run = [data, f'--checkpoint_dir={runs}', '--batch_size=2']
     run('cifar10_eval.py', *from_run, f'--eval_dir={tmp_path}/eval', '--run_once')
-    assert results.read_scalars(tmp_path / 'eval', 'Precision @ 1')
+    assert metrics.read_scalars(tmp_path / 'eval', 'Precision @ 1')
     run('cifar10_predict.py', *from_run, tmp_path / 'images' / 'a')
     run('cifar10_export.py', *from_run, f'--export_dir={tmp_path}/model')
     assert (tmp_path / 'model' / 'saved_model.pb').exists()
@@ -261,11 +262,11 @@ def test_names_that_the_locale_cannot_encode(half_bright, tmp_path, environment)
         'test_files': {'test_batch.bin': 130}}))
     out = run('cifar10_train.py', f'--dataset={data}', f'--train_dir={folder}', '--max_steps=2')
     assert f'Saved step 2 in {tmp_path}/l?ufe.\n' in out
-    assert results.parameters_step(folder / 'params.h5') == 2
+    assert parameters.step(folder / 'params.h5') == 2
     out = run('cifar10_eval.py', f'--dataset={data}', f'--checkpoint_dir={folder}', '--run_once',
               f'--eval_dir={tmp_path}/prüfung', '--per_class')
     assert 'gr?n ' in out
-    assert results.read_scalars(tmp_path / 'prüfung', 'classes/grün/recall')
+    assert metrics.read_scalars(tmp_path / 'prüfung', 'classes/grün/recall')
 
 
 @pytest.mark.parametrize('error, words', [

@@ -32,7 +32,8 @@ from datasets import svhn
 from datasets import table
 from program import errors
 from runs import checkpoints
-from runs import results
+from runs import folder as run_folder
+from runs import metrics
 
 _SECONDS = 60  # For one file.
 _RECORD = table.CIFAR10.record_bytes
@@ -141,7 +142,7 @@ def _checkpoints(folder):
 
     def read(draw):
         _write(index, mutated(draw, whole))
-        path = checkpoints.latest(folder, tell=False)
+        path = checkpoints.latest(folder, report=False)
         if path.endswith('-5'):
             return 'passed over as damaged'
         _expect_the_same(os.path.join(folder, 'whole', 'model.ckpt-7'), path)
@@ -263,7 +264,7 @@ def _runs(folder):
 
     def read(draw):
         _write(path, _mutated_json(draw, whole))
-        found, line = _refusal(lambda: checkpoints.check_run(
+        found, line = _refusal(lambda: run_folder.check_run(
             folder, 'tutorial', table.CIFAR10, 'name another'), folder)
         if line:
             return 'refused in one line'
@@ -297,7 +298,7 @@ def _sets(folder):
 def _metrics(folder):
     """metrics.csv: every undamaged row, and no figure that a plot or a later row cannot take."""
     path = os.path.join(folder, 'metrics.csv')
-    lines = [','.join(results.COLUMNS).encode(), *(
+    lines = [','.join(metrics.COLUMNS).encode(), *(
         b'%d,%d.5,1700000000.250,0.1,2.5%d,0.75,%s,1234.5' % (
             step, step // 100, step, b'0.5' if step % 200 else b'')
         for step in range(100, 2100, 100))]
@@ -312,15 +313,15 @@ def _metrics(folder):
             figures[draw.randrange(len(figures))] = draw.choice(odd)
             data = b','.join(figures)
         _write(path, data)
-        rows = results.read_metrics(path)
+        rows = metrics.read(path)
         steps = [row['step'] for row in rows]
         for line in set(data.split(b'\n')[1:-1]) & set(lines[1:]):
             assert int(line.split(b',')[0]) in steps, f'the row {line} is lost'
         for row in rows:
             assert np.isfinite([value for value in row.values() if value is not None]).all(), row
             assert type(row['step']) is int and 0 <= row['step'] < 2 ** 63, row
-        results.Metrics(folder, 2 ** 63)
-        assert [row['step'] for row in results.read_metrics(path)] == steps, 'lost on resuming'
+        metrics.Metrics(folder, 2 ** 63)
+        assert [row['step'] for row in metrics.read(path)] == steps, 'lost on resuming'
         return 'all rows' if len(rows) == len(lines) - 1 else 'other rows'
 
     return read
@@ -375,7 +376,7 @@ def _events(folder):
             length = draw.choice([len(data), len(data), draw.getrandbits(draw.randrange(65))])
             _write(path, whole + _framed(data, length) + whole)
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            found = results.read_scalars(folder, 'curve')
+            found = metrics.read_scalars(folder, 'curve')
         warning = out.getvalue()
         assert not warning or path in warning and warning.count('\n') == 1, warning
         assert all(value == step / 8 for step, value in found.items()), found

@@ -10,7 +10,7 @@ import pytest
 import record_files
 
 from drills import helpers
-from runs import results
+from runs import metrics
 
 _STEPS = (10, 20, 30)
 _DATA = 'data-00000-of-00001'
@@ -125,10 +125,10 @@ def _read(script, folder, step, is_reported):
         return 'refused in one line'
     output = done.stdout[-1500:] + done.stderr[-1500:]
     assert done.returncode == 0, output
-    reported = f'taking model.ckpt-{step}.' in done.stdout
+    reported = f'using model.ckpt-{step}.' in done.stdout
     assert reported == is_reported, output
     if 'eval' in script:
-        assert list(results.read_scalars(f'{folder}/eval', 'Precision @ 1')) == [step]
+        assert list(metrics.read_scalars(f'{folder}/eval', 'Precision @ 1')) == [step]
     elif 'export' in script:
         assert f'model.ckpt-{step} as a SavedModel' in done.stdout, output
     else:

@@ -72,7 +72,7 @@ def test_training(tmp_path, disk, tally, what, flags, free):
         trainer.await_text('step 30, ')
         filler = _fill(disk, free)
         done = trainer.result()
-    saved = checkpoints.latest(disk / 'train', tell=False)
+    saved = checkpoints.latest(disk / 'train', report=False)
     helpers.expect_one_line(done, f'{disk}/train', 'make room')
     filler.unlink()
     again = helpers.run_script(*command)

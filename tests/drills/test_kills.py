@@ -23,7 +23,7 @@ import spawn
 
 from drills import helpers
 from runs import checkpoints
-from runs import results
+from runs import metrics
 
 _STEP = re.compile(r': step (\d+), loss')
 _INTERVAL = 20  # Steps between checkpoints.
@@ -70,7 +70,7 @@ class _Run:
 
     def kill(self, signal_, moment):
         """Starts, kills and checks once; returns how far training was."""
-        before = _step(checkpoints.latest(self.folder, tell=False))
+        before = _step(checkpoints.latest(self.folder, report=False))
         last = before + (self.draw.randint(5, 60) if moment == 'the end' else 1000000)
         with helpers.running(self.script, *self.flags, f'--max_steps={last}') as trainer:
             began = time.monotonic()
@@ -83,7 +83,7 @@ class _Run:
             seconds = time.monotonic() - killed
         steps = [int(step) for step in _STEP.findall(done.stdout)]
         newest = checkpoints.candidates(self.folder)[:1]
-        latest = checkpoints.latest(self.folder, tell=False)
+        latest = checkpoints.latest(self.folder, report=False)
         after = _step(latest)
         faults = _checkpoint_faults(before, [latest] == newest or not newest, after, steps)
         faults += _metrics_faults(self.folder, after)
@@ -140,7 +140,7 @@ def _checkpoint_faults(before, newest_is_whole, after, steps):
 
 def _metrics_faults(folder, saved):
     """Faults of metrics.csv, from which a start drops the rows beyond the checkpoint."""
-    rows = [row['step'] for row in results.read_metrics(os.path.join(folder, 'metrics.csv'))]
+    rows = [row['step'] for row in metrics.read(os.path.join(folder, 'metrics.csv'))]
     faults = []
     if rows != sorted(set(rows)):
         faults.append(f'metrics.csv has the steps {rows[-10:]}')

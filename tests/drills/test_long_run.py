@@ -19,7 +19,7 @@ import record_files
 import spawn
 
 from drills import helpers
-from runs import results
+from runs import metrics
 
 _SECONDS = 30  # From one reading to the next.
 _FIELDS = ['time', 'start', 'step', 'who', 'rss_mb', 'open_files', 'threads']
@@ -38,7 +38,7 @@ def test_the_long_run(request, tmp_path, tally, record_property):
     steps, interval = ([100000], 600) if option('long_run') else ([30, 60], 1)
     for max_steps in steps:
         _train(folder, f'--data_dir={data_dir}', max_steps, interval)
-    precisions = results.read_scalars(f'{folder}/eval', 'Precision @ 1')
+    precisions = metrics.read_scalars(f'{folder}/eval', 'Precision @ 1')
     assert max(precisions) == steps[-1]
     for line in _report(folder, precisions):
         record_property('report', line)
@@ -87,8 +87,8 @@ def _watch(folder, processes):
             rows.writerow(_FIELDS)
         started = int(time.time())
         while processes['train'].poll() is None:
-            metrics = results.read_metrics(f'{folder}/train/metrics.csv')
-            step = metrics[-1]['step'] if metrics else 0
+            steps = metrics.read(f'{folder}/train/metrics.csv')
+            step = steps[-1]['step'] if steps else 0
             for who, process in processes.items():
                 if process.poll() is None:
                     rows.writerow([int(time.time()), started, step, who, *_usage(process.pid)])

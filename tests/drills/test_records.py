@@ -90,7 +90,7 @@ def test_damage_while_training(tmp_path, tally, kind):
         trainer.await_text('step 50, ')
         _replace(path, change)
         if is_whole:
-            trainer.await_text('have changed; all are whole')
+            trainer.await_text('changed; all of them are valid')
             time.sleep(1)
             trainer.process.send_signal(signal.SIGINT)
         done = trainer.result()
