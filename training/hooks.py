@@ -1,6 +1,7 @@
 """What happens in a training session besides the steps: hooks, each for one thing.
 
-`StepCounter` comes before all hooks that use it, in the list of the session's hooks.
+Arguments that several of them take: `steps`, the `StepCounter`, which precedes them in the list of
+hooks; `pace`, the `Pace`; `folder`, the path of the run's folder; `loss`, float [].
 """
 import datetime
 import os
@@ -82,19 +83,12 @@ class SignalHook(tf.train.SessionRunHook):
 
 
 class DataHook(tf.train.SessionRunHook):
-    """Checks record files that change during training, so no wrong label is used silently."""
+    """Checks record files that change during training, so no wrong label is used silently.
+
+    Raises `errors.DataError` if one is damaged. Here, `folder` holds the record files.
+    """
 
     def __init__(self, steps, data_set, folder):
-        """Makes the hook.
-
-        Args:
-            steps: the `StepCounter`.
-            data_set: row of the data-set table.
-            folder: of the record files.
-
-        Raises:
-            errors.DataError: a file is damaged.
-        """
         self._steps = steps
         self._data_set = data_set
         self._folder = folder
@@ -129,15 +123,6 @@ class LossHook(tf.train.SessionRunHook):
     """
 
     def __init__(self, steps, loss, examples_per_step, log_frequency, folder):
-        """Makes the hook.
-
-        Args:
-            steps: the `StepCounter`.
-            loss: float [].
-            examples_per_step: number of images per step.
-            log_frequency: number of steps between lines.
-            folder: of the run's checkpoints.
-        """
         self._steps = steps
         self._loss = loss
         self._examples_per_step = examples_per_step
@@ -231,17 +216,9 @@ class ProfileHook(tf.train.SessionRunHook):
 
 
 class ValidationHook(tf.train.SessionRunHook):
-    """Validates when it is due; comes before the `MetricsHook`, which records the error."""
+    """Runs a `Validation` when it is due; precedes the `MetricsHook`, which records the errors."""
 
     def __init__(self, steps, pace, validation, metrics_hook):
-        """Makes the hook.
-
-        Args:
-            steps: the `StepCounter`.
-            pace: the `Pace`.
-            validation: a `Validation`.
-            metrics_hook: the `MetricsHook`.
-        """
         self._steps = steps
         self._pace = pace
         self._validation = validation
@@ -261,12 +238,9 @@ class MetricsHook(tf.train.SessionRunHook):
         """Makes the hook.
 
         Args:
-            steps: the `StepCounter`.
-            pace: the `Pace`.
-            loss: float [].
             error: float [], fraction of wrong predictions in the batch; None if unknown.
             rate: float [], the learning rate; None if unknown.
-            folder: of the run.
+            steps, pace, loss, folder: see the module.
         """
         self._steps = steps
         self._pace = pace
