@@ -5,14 +5,17 @@ of its own reads them, so that a crash of TensorFlow is seen and counted. `fuzz.
 expected of each kind.
 """
 import collections
-import os
-import subprocess
-import sys
 
 import pytest
 import spawn
 
 _FILES_PER_PROCESS = 1000
+_READ = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from drills import fuzz
+fuzz.main(*sys.argv[3:])
+"""
 _KINDS = ['records', 'checkpoints', 'images', 'events', 'run', 'dataset', 'metrics', 'mat']
 
 
@@ -38,11 +41,8 @@ def test_fuzz(request, tmp_path, tally, how_many, kind):
 
 def _read(kind, folder, first, last, seed):
     """Outcomes of the files of these numbers, up to one that ended the process: list of words."""
-    environment = {**spawn.environment(), 'PYTHONPATH': os.pathsep.join(
-        [str(spawn.ROOT), str(spawn.ROOT / 'tests')])}
-    done = subprocess.run(
-        [sys.executable, '-m', 'drills.fuzz', kind, folder, str(first), str(last), str(seed)],
-        env=environment, capture_output=True, text=True, check=False)
+    arguments = [spawn.ROOT, spawn.ROOT / 'tests', kind, folder, first, last, seed]
+    done = spawn.run(['-c', _READ, *map(str, arguments)], capture_output=True, timeout=None)
     crash = [f'FAILED: exit code {done.returncode} {done.stderr[-1000:]}']
     return done.stdout.splitlines() + crash * bool(done.returncode)
 
