@@ -26,6 +26,7 @@ from benchmarks import tutorial
 import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
+from datasets import table
 from evaluation import counting
 import recipes
 
@@ -194,7 +195,9 @@ def measure_evaluate(side):
         if side == 'ours':
             precision = counting.Evaluation().run(checkpoint).precision
         else:
-            precision = tutorial.evaluate(cifar10.data_folder(), checkpoint, FLAGS.batch_size)
+            folder = cifar10.data_folder()
+            precision = tutorial.evaluate(folder, checkpoint, FLAGS.batch_size,
+                                          table.CIFAR10.count(folder, eval_data=True))
         seconds = time.perf_counter() - start
     return {'seconds': seconds, 'precision': precision}
 

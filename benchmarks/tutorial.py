@@ -145,7 +145,7 @@ def session(total_loss, train_dir, max_steps, batch_size, log_frequency=10):
             _LoggerHook(total_loss, batch_size, log_frequency)])
 
 
-def evaluate(data_dir, checkpoint, batch_size, num_examples=10000):
+def evaluate(data_dir, checkpoint, batch_size, num_examples):
     """Precision @ 1 as the tutorial counts it: in whole batches, some images twice."""
     with tf.Graph().as_default():
         images, labels = inputs(data_dir, batch_size)
