@@ -195,9 +195,9 @@ def measure_evaluate(side):
         if side == 'ours':
             precision = counting.Evaluation().run(checkpoint).precision
         else:
-            folder = cifar10.data_folder()
-            precision = tutorial.evaluate(folder, checkpoint, FLAGS.batch_size,
-                                          table.CIFAR10.count(folder, eval_data=True))
+            data_dir = cifar10.data_folder()
+            precision = tutorial.evaluate(data_dir, checkpoint, FLAGS.batch_size,
+                                          table.CIFAR10.count(data_dir, eval_data=True))
         seconds = time.perf_counter() - start
     return {'seconds': seconds, 'precision': precision}
 

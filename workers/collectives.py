@@ -217,7 +217,7 @@ def configure(config, group, local_rank=0, gpus=0):
     config.experimental.collective_nccl = group.on_gpu
     # What goes over gRPC is copied in pieces; the default is 4 kB.
     config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
-    if (config.inter_op_parallelism_threads or cores.in_sight()) == 1:
+    if (config.inter_op_parallelism_threads or cores.visible()) == 1:
         # A single thread, that of a single core, starts no portion before the backward pass ends.
         config.inter_op_parallelism_threads = 2
     if gpus > 1:
