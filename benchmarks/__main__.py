@@ -1,12 +1,12 @@
-"""Measures this project beside the tutorial as it was, and prints a table.
+"""Compares this project with the original tutorial, and prints a table.
 
     python -m benchmarks --data_dir=/tmp/cifar10_data
 
-Takes about ten minutes. The two run in turn, A B A B, so that the machine's drift meets both. A
-figure is the median of n, with the range of the middle half. Let nothing else run meanwhile.
+Takes about ten minutes. Both sides run in turn, A B A B, so that the machine's drift meets both. A
+figure is the median of n, with the range of the middle half. Run nothing else meanwhile.
 
-Another --net has no counterpart in the tutorial: only its steps are measured, beside the floor of
-its own convolutions, and the time that it takes to start. That takes about two minutes.
+Another --net has no counterpart in the tutorial: only its step, beside the floor of its own
+products, and its start are measured. That takes about two minutes.
 """
 import collections
 import json
@@ -19,22 +19,13 @@ from benchmarks import children
 
 Row = collections.namedtuple('Row', 'what unit ours tutorial larger_is_better')
 
-_NETS = ('tutorial', 'resnet23', 'local')  # Those of recipes.py, which needs TensorFlow.
-
-def import_seconds():
-    """Seconds that a process takes to import TensorFlow and nothing else."""
-    start = time.time()
-    subprocess.run([sys.executable, '-c', 'import tensorflow.compat.v1'], check=True,
-                   stderr=subprocess.DEVNULL)
-    return time.time() - start
+_NETS = ('tutorial', 'resnet23', 'local')  # Those of recipes.py, which imports TensorFlow.
 
 
 def input_rows(options):
-    found = children.in_turn('input', options)
-    return [
-        Row('input alone', 'images/s', *_of(found, lambda run: run['images_per_second']), True),
-        Row('first batch of the input', 's', *_of(found, lambda run: run['first_batch_seconds']),
-            False)]
+    found = children.in_turn('input', options, seconds=options.seconds)
+    return [Row('input alone', 'images/s', *_values(found, 'images_per_second'), True),
+            Row('first batch of the input', 's', *_values(found, 'first_batch_seconds'), False)]
 
 
 def step_rows(options):
@@ -51,15 +42,22 @@ def step_rows(options):
 
 
 def train_rows(options):
-    imports = [import_seconds() for _ in range(options.turns)]
+    imports = statistics.median(_import_seconds() for _ in range(options.turns))
     found = children.in_turn('train', options, steps=options.steps)
-    start = _of(found, lambda run: run['ended'][0] - run['started'])
-    return [
-        Row('training, end to end', 'images/s', *_of(found, children.rate), True),
-        Row('peak memory of it', 'MB', *_of(found, lambda run: run['peak_megabytes']), False),
-        Row('start to the end of step 0', 's', *start, False),
-        Row('the same without importing TensorFlow', 's', *(
-            [each - statistics.median(imports) for each in side] for side in start), False)]
+    rates, starts = ([[value(run) for run in runs] for runs in found.values()] for value in (
+        children.rate, lambda run: run['ended'][0] - run['started']))
+    return [Row('training, end to end', 'images/s', *rates, True),
+            Row('peak memory of it', 'MB', *_values(found, 'peak_megabytes'), False),
+            Row('start to the end of step 0', 's', *starts, False),
+            Row('the same without importing TensorFlow', 's', *(
+                [each - imports for each in side] for side in starts), False)]
+
+
+def _import_seconds():
+    start = time.time()
+    subprocess.run([sys.executable, '-c', 'import tensorflow.compat.v1'], check=True,
+                   stderr=subprocess.DEVNULL)
+    return time.time() - start
 
 
 def start_rows(options):
@@ -77,27 +75,26 @@ def start_rows(options):
 
 def tower_rows(options):
     """Two towers, in the first column, beside one of twice the batch."""
-    towers, single = [], []
+    steps, towers, single = options.steps // 2, [], []
     for _ in range(options.turns):
         towers.append(children.rate(children.measure(
-            'train', 'towers', options, steps=options.steps // 2, num_gpus=2)))
+            'train', 'towers', options, steps=steps, num_gpus=2)))
         single.append(children.rate(children.measure(
-            'train', 'ours', options, steps=options.steps // 2,
-            batch_size=2 * options.batch_size)))
+            'train', 'ours', options, steps=steps, batch_size=2 * options.batch_size)))
     return [Row('two towers, beside one of twice the batch', 'images/s', towers, single, True)]
 
 
 def evaluate_rows(options):
     found = children.in_turn('evaluate', options)
-    return [Row('evaluation of the test set', 's', *_of(found, lambda run: run['seconds']), False)]
+    return [Row('evaluation of the test set', 's', *_values(found, 'seconds'), False)]
 
 
-def _of(found, value):
-    return [[value(run) for run in found[side]] for side in ('ours', 'tutorial')]
+def _values(found, key):
+    return [[run[key] for run in runs] for runs in found.values()]
 
 
 def _figure(values):
-    """'1234 (1200-1260)': the median, and where the middle half lies."""
+    """'1234 (1200-1260)': the median, and the range of the middle half."""
     low, middle, high = (statistics.quantiles(values, n=4, method='inclusive')
                          if len(values) > 1 else 3 * values)
     digits = max(0, 2 - len(str(int(middle))) + 1) if middle < 100 else 0
@@ -112,13 +109,14 @@ def _ratio(row):
 
 def main():
     parser = children.parser('benchmarks', __doc__)
-    parser.add_argument('--turns', type=int, default=3, help='how often each side runs')
+    parser.add_argument('--turns', type=int, default=3, help='runs of each side')
     parser.add_argument('--steps', type=int, default=150, help='steps of a training run')
-    parser.add_argument('--json', metavar='FILE', help='write all figures to a file, too')
+    parser.add_argument('--seconds', type=float, default=5.0, help='seconds of reading input')
+    parser.add_argument('--json', metavar='FILE', help='also write all figures to a file')
     options = parser.parse_args()
-    measurements = [input_rows, step_rows, train_rows, start_rows, tower_rows, evaluate_rows]
-    if options.net != 'tutorial':
-        measurements = [step_rows, start_rows]
+    measurements = [step_rows, start_rows]
+    if options.net == 'tutorial':
+        measurements = [input_rows, step_rows, train_rows, start_rows, tower_rows, evaluate_rows]
     rows = [row for rows in measurements for row in rows(options)]
     print(children.heading())
     print(f'{options.net}, batch {options.batch_size}, {options.dataset}; '

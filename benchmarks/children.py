@@ -1,4 +1,4 @@
-"""Starts processes of `benchmarks.measure`, one at a time, and reads what they found."""
+"""Starts the processes that the benchmarks measure, one at a time."""
 import argparse
 import json
 import os
@@ -9,70 +9,70 @@ import tempfile
 import time
 from importlib import metadata
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_WARM_UP_SHARE = 0.2  # Of a training run's steps: they come while queues fill and memory grows.
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_WARM_UP = 0.2  # Share of a run's steps, during which queues fill and memory grows.
 
 
 def parser(module, description):
-    """An argument parser with what all benchmarks take."""
+    """An argument parser with the options of all benchmarks."""
     result = argparse.ArgumentParser(prog=f'python -m {module}', description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument('--data_dir', default='/tmp/cifar10_data', help='folder of the data sets')
-    result.add_argument('--dataset', default='cifar10', help='which of them')
-    result.add_argument('--batch_size', type=int, default=128, help='images in a batch')
-    result.add_argument('--net', default='tutorial', help='which network')
+    result.add_argument('--dataset', default='cifar10', help='name of the data set')
+    result.add_argument('--batch_size', type=int, default=128, help='images per batch')
+    result.add_argument('--net', default='tutorial', help='name of the network')
     return result
 
 
+def _flags(options, **flags):
+    common = {name: getattr(options, name) for name in ('data_dir', 'dataset', 'batch_size', 'net')}
+    return [f'--{name}={value}' for name, value in {**common, **flags}.items()]
+
+
+def trainer(script, options, **flags):
+    """Command of a training script that does not validate."""
+    return [sys.executable, script, '--validate_every=0', *_flags(options, **flags)]
+
+
 def measure(what, side, options, **flags):
-    """What one process of `benchmarks.measure` found, and the time when it was started."""
+    """What one process of `benchmarks.measure` found, and `started`, when it was started."""
     started = time.time()
-    command = [sys.executable, '-m', 'benchmarks.measure', f'--what={what}', f'--side={side}',
-               f'--data_dir={options.data_dir}', f'--dataset={options.dataset}',
-               f'--net={options.net}']
-    flags.setdefault('batch_size', options.batch_size)
-    command += [f'--{name}={value}' for name, value in flags.items()]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=_ROOT)
+    done = subprocess.run(
+        [sys.executable, '-m', 'benchmarks.measure', f'--what={what}', f'--side={side}',
+         *_flags(options, **flags)],
+        stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     if done.returncode:
-        sys.exit(done.returncode)  # It has said why on standard error.
+        sys.exit(done.returncode)  # It has reported why on standard error.
     return {**json.loads(done.stdout.splitlines()[-1]), 'started': started}
 
 
-def in_turn(what, options, sides=('ours', 'tutorial'), **flags):
-    """Measures the sides in turn: dictionary from side to the list of what was found."""
-    found = {side: [] for side in sides}
+def in_turn(what, options, **flags):
+    """Measures both sides in turn: dictionary from side to a list of what was found."""
+    found = {'ours': [], 'tutorial': []}
     for turn in range(options.turns):
-        for side in sides:
+        for side, runs in found.items():
             print(f'\r{what}: {turn + 1} of {options.turns}, {side} ', end='', file=sys.stderr)
-            found[side].append(measure(what, side, options, **flags))
+            runs.append(measure(what, side, options, **flags))
     print('\r' + 40 * ' ' + '\r', end='', file=sys.stderr)
     return found
 
 
 def seconds_to_step_0(script, options, **flags):
-    """Seconds from the start of a training script to its line for step 0, in a folder of its own.
-
-    Args:
-        script: such as 'cifar10_train.py'.
-        options: the parsed command line.
-        **flags: of the script.
-    """
+    """Seconds from the start of a training script to its line for step 0, in a new folder."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = {'data_dir': options.data_dir, 'dataset': options.dataset, 'max_steps': 1,
-                 'validate_every': 0, 'train_dir': os.path.join(folder, 'train'), **flags}
         started = time.time()
         with subprocess.Popen(
-                [sys.executable, script, *(f'--{name}={value}' for name, value in flags.items())],
-                stdout=subprocess.PIPE, text=True, cwd=_ROOT) as process:
+                trainer(script, options, max_steps=1, train_dir=os.path.join(folder, 'train'),
+                        **flags), stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
             times = [time.time() for line in process.stdout if ': step 0, ' in line]
     if process.returncode:
-        sys.exit(process.returncode)  # It has said why on standard error.
+        sys.exit(process.returncode)  # It has reported why on standard error.
     return times[0] - started
 
 
 def rate(run):
-    """Images/s of a training run, all its hooks included, after warming up."""
-    ended = run['ended'][int(_WARM_UP_SHARE * len(run['ended'])):]
+    """Images/s of a training run after warming up, hooks included."""
+    ended = run['ended'][int(_WARM_UP * len(run['ended'])):]
     return run['images_per_step'] * (len(ended) - 1) / (ended[-1] - ended[0])
 
 

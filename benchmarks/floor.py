@@ -1,71 +1,51 @@
 """The floor: the convolutions and matrix products of a training step, and nothing else.
 
-A step cannot take less than these, forward and backward, one after another on the same shapes with
-the kernels that TensorFlow has for them. The first convolution has no gradient for its input:
-nothing asks for it.
+A step takes at least as long as these, forward and backward, one after another on the same shapes
+with the kernels that TensorFlow has for them.
 """
 import tensorflow.compat.v1 as tf
 
+_PRODUCTS = ('Conv2D', 'Conv2DBackpropFilter', 'Conv2DBackpropInput', 'MatMul', 'BatchMatMulV2')
 
 
-def _tutorial():
-    convolutions = [([24, 24, 3], [5, 5, 3, 64], False), ([12, 12, 64], [5, 5, 64, 64], True)]
-    return convolutions, [(2304, 384), (384, 192), (192, 10)]
-
-
-def _resnet23(channels=64):
-    convolutions = [([32, 32, 3], [3, 3, 3, channels], False)]
-    half = channels // 2
-    for side in (32, 32, 16, 16, 8, 8, 4):
-        convolutions += [([side, side, channels], [1, 1, channels, half], True),
-                         ([side, side, half], [3, 3, half, half], True),
-                         ([side, side, half], [1, 1, half, channels], True)]
-    return convolutions, [(channels, 10)]
-
-
-# For ten classes. A convolution is the shape of its input without the batch, the shape of its
-# weights, and whether the input needs a gradient; a product is its inputs and outputs.
-_LAYERS = {'tutorial': _tutorial, 'resnet23': _resnet23}
-
-
-def operation(batch_size, backward=True, net='tutorial'):
-    """An operation that runs them all, each when the one before it has ended.
+def operation(inference, shape, backward=True):
+    """An operation that runs all products of a network, each after the one before it.
 
     Args:
-        batch_size: number of images.
-        net: name of the net.
-        backward: whether to run those of the gradients, too.
+        inference: function from images to logits.
+        shape: of the images, [batch, height, width, 3].
+        backward: whether to run the products of the gradients, too.
 
     Returns:
-        float32 [], of no meaning: fetching it runs them.
+        float32 [], a meaningless value to fetch.
     """
-    results = [tf.zeros([])]
-
-    def run(product, *arguments, **options):
-        with tf.control_dependencies([results[-1]]):
-            # One element is used, so that TensorFlow does not drop the product as unused.
-            results.append(tf.reshape(product(*arguments, **options), [-1])[0])
-
-    convolutions, products = _LAYERS[net]()
-    for shape, weights_shape, needs_gradient in convolutions:
-        net, weights = _noise([batch_size, *shape]), _noise(weights_shape)
-        out = _noise([batch_size, *shape[:2], weights_shape[-1]])
-        same = {'strides': [1, 1, 1, 1], 'padding': 'SAME'}
-        run(tf.nn.conv2d, net, weights, **same)
+    graph = tf.Graph()
+    with graph.as_default():
+        fetches = [inference(tf.placeholder(tf.float32, shape))]
         if backward:
-            run(tf.nn.conv2d_backprop_filter, net, weights_shape, out, **same)
-        if backward and needs_gradient:
-            run(tf.nn.conv2d_backprop_input, [batch_size, *shape], weights, out, **same)
-    for inputs, units in products:
-        net, weights, out = (_noise(shape) for shape in (
-            [batch_size, inputs], [inputs, units], [batch_size, units]))
-        run(tf.matmul, net, weights)
-        if backward:
-            run(tf.matmul, net, out, transpose_a=True)
-            run(tf.matmul, out, weights, transpose_b=True)
+            fetches += tf.gradients(fetches, tf.trainable_variables())
+    needed = {node.name for node in tf.graph_util.extract_sub_graph(
+        graph.as_graph_def(), [each.op.name for each in fetches]).node}
+    noise, results = {}, [tf.zeros([])]
+    for op in graph.get_operations():
+        if op.type in _PRODUCTS and op.name in needed:
+            with tf.control_dependencies([results[-1]]):
+                # One element is used, or TensorFlow would drop the product as unused.
+                results.append(tf.reshape(_on_noise(op, noise), [-1])[0])
     return tf.add_n(results)
 
 
-def _noise(shape):
-    """A variable of small random numbers: TensorFlow would fold a constant."""
-    return tf.Variable(tf.random_normal(shape, stddev=0.1), use_resource=True).read_value()
+def _on_noise(op, noise):
+    """The same product in the current graph; `noise` holds the stand-ins of its inputs so far."""
+    inputs = []
+    for each in op.inputs:
+        if each.dtype == tf.int32:  # The shape of a gradient, which is the output.
+            inputs.append(tf.constant(op.outputs[0].shape.as_list()))
+            continue
+        if each.name not in noise:  # A variable: TensorFlow would fold a constant.
+            noise[each.name] = tf.Variable(
+                tf.random_normal(each.shape, stddev=0.1), use_resource=True).read_value()
+        inputs.append(noise[each.name])
+    attributes = {name: value for name, value in op.node_def.attr.items() if name[0] != '_'}
+    return tf.get_default_graph().create_op(
+        op.type, inputs, [tf.float32], attrs=attributes).outputs[0]

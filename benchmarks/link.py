@@ -1,4 +1,4 @@
-"""Two networks on this machine with a link between them, for two workers; takes root and iproute2.
+"""Two network namespaces with a link between them, for two workers; requires root and iproute2.
 
     with link.networks() as (names, addresses):
         subprocess.Popen(['ip', 'netns', 'exec', names[0], ...])
@@ -12,12 +12,7 @@ DEVICE = 'link'
 
 @contextlib.contextmanager
 def networks():
-    """Makes two network namespaces, joined by a link; removes them in the end.
-
-    Yields:
-        names: of the namespaces.
-        addresses: IPv4, of each end of the link.
-    """
+    """Yields the names of two linked network namespaces, and their IPv4 addresses on the link."""
     names = [f'cifar10-{os.getpid()}-{end}' for end in 'ab']
     addresses = ['10.99.0.1', '10.99.0.2']
     made = []
@@ -38,15 +33,15 @@ def networks():
 
 
 def cut(name):
-    """Cuts the link at the end that is in a namespace."""
+    """Cuts the link at this namespace's end."""
     _ip('-n', name, 'link', 'set', 'dev', DEVICE, 'down')
 
 
 def shape(name):
-    """Lets 1 Gbit/s out of a namespace, 0.25 ms late where the kernel can (netem).
+    """Limits what leaves a namespace to 1 Gbit/s, with a delay of 0.25 ms if the kernel has netem.
 
     Returns:
-        What the link is then, in words.
+        A description of the link.
     """
     tc = ['ip', 'netns', 'exec', name, 'tc', 'qdisc', 'add', 'dev', DEVICE]
     subprocess.run([*tc, 'root', 'handle', '1:', 'tbf', 'rate', '1gbit', 'burst', '256kb',
@@ -54,7 +49,7 @@ def shape(name):
     delayed = subprocess.run([*tc, 'parent', '1:', 'netem', 'delay', '0.25ms'],
                              stderr=subprocess.DEVNULL, check=False)
     return 'a link of 1 Gbit/s, ' + (
-        'no delay: the kernel has no netem' if delayed.returncode else '0.5 ms there and back')
+        'no delay: the kernel has no netem' if delayed.returncode else '0.5 ms round trip')
 
 
 def _ip(*arguments):

@@ -1,9 +1,9 @@
-"""Measures one thing in a process of its own and prints it as a line of JSON.
+"""Measures one thing in a process of its own, and prints the result as a line of JSON.
 
     python -m benchmarks.measure --what=train --side=ours --steps=200
 
-`python -m benchmarks` starts these in turn. Each starts cold: what another measurement left in
-memory or in TensorFlow's threads does not count.
+The other benchmarks start these processes in turn. Each starts cold, unaffected by what another
+measurement left in memory or in TensorFlow's threads.
 """
 from program import startup  # First: it imports TensorFlow quietly.
 
@@ -26,19 +26,20 @@ from benchmarks import tutorial
 import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
+from datasets import table
 from evaluation import counting
 import recipes
 
 flags.DEFINE_enum('what', 'train', ['input', 'step', 'train', 'evaluate'], 'What to measure.')
 flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial', 'towers'],
-                  'This project, the tutorial as it was, or this project with --num_gpus towers.')
+                  'This project, the original tutorial, or this project with --num_gpus towers.')
 flags.DEFINE_integer('steps', 200, 'Number of steps to train.', lower_bound=1)
-flags.DEFINE_float('seconds', 5.0, 'For how long to read input.', lower_bound=0.1)
-flags.DEFINE_integer('rounds', 10, 'How often to take turns.', lower_bound=1)
+flags.DEFINE_float('seconds', 5.0, 'Seconds of reading input.', lower_bound=0.1)
+flags.DEFINE_integer('rounds', 10, 'Turns of each side of a step.', lower_bound=1)
 
 FLAGS = flags.FLAGS
 
-_STEPS_A_TURN = 5
+_STEPS_PER_TURN = 5
 
 
 @contextlib.contextmanager
@@ -52,26 +53,28 @@ def _queues_running(session):
 
 
 def measure_input(side):
-    """Images/s of the input alone, after a second of warming up, and seconds to the first batch."""
-    images, labels = {'ours': cifar10.distorted_inputs, 'tutorial': lambda: (
-        tutorial.distorted_inputs(cifar10.data_folder(), FLAGS.batch_size))}[side]()
-    batch = tf.group(images, labels)
+    """Images/s of the input alone, after warming up, and seconds to the first batch."""
+    batch = tf.group(*(cifar10.distorted_inputs() if side == 'ours' else _tutorial_input()))
     with tf.Session(config=startup.session_config()) as session, _queues_running(session):
         start = time.perf_counter()
         session.run(batch)
         first = time.perf_counter() - start
-        _run_for(session, batch, 1.0)
+        _run_for(session, batch, FLAGS.seconds / 5)
         count, seconds = _run_for(session, batch, FLAGS.seconds)
     return {'images_per_second': count * FLAGS.batch_size / seconds, 'first_batch_seconds': first}
 
 
 def _run_for(session, operation, seconds):
-    """Runs an operation again and again: how often, and in how many seconds."""
+    """Runs an operation repeatedly: the number of runs, and the seconds that they took."""
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         session.run(operation)
         count += 1
     return count, time.perf_counter() - start
+
+
+def _tutorial_input():
+    return tutorial.distorted_inputs(cifar10.data_folder(), FLAGS.batch_size)
 
 
 def _train_op(images, labels):
@@ -86,7 +89,7 @@ def _tutorial_train_op(images, labels):
 
 
 def _stepper(build):
-    """A function that makes a step of a graph, in a session of its own, and returns its seconds."""
+    """A function that runs what `build` returns, in its own session, and returns the seconds."""
     graph = tf.Graph()
     with graph.as_default():
         operation = build()
@@ -101,44 +104,55 @@ def _stepper(build):
 
 
 def _fixed_batch():
+    """A function that adds a batch to the current graph (images and labels), and its shape."""
     random = np.random.RandomState(0)
     pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
+    labels = random.randint(0, 10, FLAGS.batch_size)
     with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
         images = session.run(recipes.chosen().prepare(tf.constant(pixels)))
-    return (tf.Variable(images, trainable=False, use_resource=True).read_value(),
-            tf.constant(random.randint(0, 10, FLAGS.batch_size), tf.int32))
+    return lambda: (tf.Variable(images, trainable=False, use_resource=True).read_value(),
+                    tf.constant(labels, tf.int32)), images.shape
+
+
+def _plain_inference(images, training):
+    """The network of the floor: the tutorial's does without the matrix products of our LRN."""
+    if FLAGS.net == 'tutorial':
+        return tutorial.inference(images)
+    return recipes.chosen().inference(images, training)
 
 
 def measure_step(_):
-    """Seconds of a step on a fixed batch, of all sides in turn: name -> list."""
+    """Seconds of a step on a fixed batch, all sides in turn: dictionary from name to list."""
+    batch, shape = _fixed_batch()
+    is_tutorial = FLAGS.net == 'tutorial'
     steppers = {
-        'ours': _stepper(lambda: _train_op(*_fixed_batch())),
-        'floor': _stepper(lambda: floor.operation(FLAGS.batch_size, net=FLAGS.net)),
-        'ours, forward': _stepper(
-            lambda: recipes.chosen().inference(_fixed_batch()[0], training=False)),
-        'floor, forward': _stepper(
-            lambda: floor.operation(FLAGS.batch_size, backward=False, net=FLAGS.net))}
-    if FLAGS.net == 'tutorial':
-        steppers['tutorial'] = _stepper(lambda: _tutorial_train_op(*_fixed_batch()))
-        steppers['tutorial, forward'] = _stepper(lambda: tutorial.inference(_fixed_batch()[0]))
-    if FLAGS.net == 'tutorial' and importlib.util.find_spec('torch'):
+        'ours': _stepper(lambda: _train_op(*batch())),
+        'floor': _stepper(lambda: floor.operation(
+            lambda images: _plain_inference(images, training=True), shape)),
+        'ours, forward': _stepper(lambda: recipes.chosen().inference(batch()[0], training=False)),
+        'floor, forward': _stepper(lambda: floor.operation(
+            lambda images: _plain_inference(images, training=False), shape, backward=False))}
+    if is_tutorial:
+        steppers['tutorial'] = _stepper(lambda: _tutorial_train_op(*batch()))
+        steppers['tutorial, forward'] = _stepper(lambda: tutorial.inference(batch()[0]))
+    if is_tutorial and importlib.util.find_spec('torch'):
         from benchmarks import torch_net
         for compiled in (False, True):
             name = 'PyTorch, compiled' if compiled else 'PyTorch'
             steppers[name] = torch_net.Trainer(FLAGS.batch_size, compiled).step
     for stepper in steppers.values():
-        for _ in range(_STEPS_A_TURN):
+        for _ in range(_STEPS_PER_TURN):
             stepper()
     seconds = {name: [] for name in steppers}
     for _ in range(FLAGS.rounds):
         for name, stepper in steppers.items():
-            stepper()  # The caches hold what the side before has left there.
-            seconds[name] += [stepper() for _ in range(_STEPS_A_TURN)]
+            stepper()  # The caches hold the data of the side before.
+            seconds[name] += [stepper() for _ in range(_STEPS_PER_TURN)]
     return seconds
 
 
 def measure_train(side):
-    """Training end to end by the script itself: when each step's line was printed, and memory."""
+    """Training by the script itself: when each step's line was printed, and peak memory."""
     cifar10.maybe_download_and_extract()
     train = {'ours': cifar10_train.train, 'towers': cifar10_multi_gpu_train.train,
              'tutorial': _train_tutorial}[side]
@@ -149,7 +163,7 @@ def measure_train(side):
 
 
 def _train(train, steps, folder=None):
-    """Trains in `folder`, or in one that is removed: the time of each step's line, in seconds."""
+    """Trains in `folder`, or in a temporary one: the time of each step's line, in seconds."""
     out = io.StringIO()
     with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stdout(out), \
             flagsaver.flagsaver(train_dir=folder or temporary, max_steps=steps, log_frequency=1):
@@ -159,11 +173,11 @@ def _train(train, steps, folder=None):
 
 
 def _train_tutorial():
-    """Trains as the tutorial does."""
+    """Trains like the tutorial."""
     with tf.Graph().as_default():
         global_step = tf.train.get_or_create_global_step()
         with tf.device('/cpu:0'):
-            images, labels = tutorial.distorted_inputs(cifar10.data_folder(), FLAGS.batch_size)
+            images, labels = _tutorial_input()
         loss = tutorial.loss(tutorial.inference(images), labels)
         train_op = tutorial.train(loss, global_step)
         with tutorial.session(loss, FLAGS.train_dir, FLAGS.max_steps, FLAGS.batch_size,
@@ -173,7 +187,7 @@ def _train_tutorial():
 
 
 def measure_evaluate(side):
-    """Seconds to evaluate the test set with a checkpoint, graph and all, without imports."""
+    """Seconds to evaluate the test set with a checkpoint, building the graph included."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         _train(cifar10_train.train, 1, folder)
         checkpoint = tf.train.latest_checkpoint(folder)
@@ -181,7 +195,9 @@ def measure_evaluate(side):
         if side == 'ours':
             precision = counting.Evaluation().run(checkpoint).precision
         else:
-            precision = tutorial.evaluate(cifar10.data_folder(), checkpoint, FLAGS.batch_size)
+            data_dir = cifar10.data_folder()
+            precision = tutorial.evaluate(data_dir, checkpoint, FLAGS.batch_size,
+                                          table.CIFAR10.count(data_dir, eval_data=True))
         seconds = time.perf_counter() - start
     return {'seconds': seconds, 'precision': precision}
 

@@ -1,10 +1,10 @@
-"""What summaries, console lines and checkpoints cost in a training run.
+"""Measures what summaries, console lines and checkpoints cost in a training run.
 
     python -m benchmarks.overhead --data_dir=/tmp/cifar10_data
 
-The time beyond the median step, summed over the steps that write summaries and over what follows
-the last step (its checkpoint), as a share of the whole run. A line is printed at every step, ten
-times as often as by default.
+The cost is the time beyond the median step, summed over the steps that write summaries, plus the
+time after the last step (its checkpoint), as a share of the whole run. A line is printed at every
+step, ten times as often as by default.
 """
 import statistics
 

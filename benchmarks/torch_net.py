@@ -1,4 +1,4 @@
-"""The same network in PyTorch, where that is installed."""
+"""The network in PyTorch, if that is installed."""
 import time
 
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 
 
 class _LocalResponseNorm(nn.Module):
-    """Over nine channels: PyTorch divides alpha by the number of channels, TensorFlow does not."""
+    """Over nine channels; PyTorch divides alpha by that number, and TensorFlow does not."""
 
     def forward(self, x):
         return nn.functional.local_response_norm(x, 9, alpha=0.001, beta=0.75, k=1.0)
@@ -21,7 +21,7 @@ def _network():
 
 
 class Trainer:
-    """Steps the network on one batch of noise, with weight decay and moving averages."""
+    """Trains the network on one batch of noise, with weight decay and moving averages."""
 
     def __init__(self, batch_size, compiled):
         self._network = _network()
@@ -35,7 +35,7 @@ class Trainer:
         self._labels = torch.randint(0, 10, [batch_size])
 
     def step(self):
-        """Makes one step; returns its duration in seconds."""
+        """Trains for one step; returns its duration in seconds."""
         start = time.perf_counter()
         loss = nn.functional.cross_entropy(self._forward(self._images), self._labels)
         self._optimizer.zero_grad()

@@ -1,8 +1,8 @@
-"""The yardstick: the tutorial's graph, plainly, as its text describes it.
+"""The yardstick: the tutorial's graph as its text describes it.
 
-One record at a time is read, decoded, distorted by `tf.image` and shuffled, by 16 threads. The
-network is made of TensorFlow's own layers, with `tf.nn.lrn`. Summaries and checkpoints come as
-often as in the tutorial. Only `benchmarks` uses it, and a test that compares it with the real one.
+16 threads read, decode, distort (`tf.image`) and shuffle one record at a time. The network is the
+plain one, with `tf.nn.lrn`. Summaries and checkpoints are as frequent as in the tutorial. Only
+`benchmarks` uses it, and a test that compares it with this project's graph.
 """
 import datetime
 import os
@@ -10,6 +10,7 @@ import time
 
 import tensorflow.compat.v1 as tf
 
+from benchmarks import plain_net
 import cifar10_input
 from datasets import table
 
@@ -18,7 +19,7 @@ _THREADS = 16
 
 
 def _read(paths, **options):
-    """One record a run: float32 [32, 32, 3] and int32 []."""
+    """One record per run: float32 [32, 32, 3] and int32 []."""
     result = cifar10_input.read_cifar10(tf.train.string_input_producer(paths, **options))
     return tf.cast(result.uint8image, tf.float32), result.label[0]
 
@@ -31,10 +32,10 @@ def distorted_inputs(data_dir, batch_size):
     image = tf.image.random_brightness(image, max_delta=63)
     image = tf.image.random_contrast(image, lower=0.2, upper=1.8)
     image = tf.image.per_image_standardization(image)
-    waiting = int(0.4 * table.CIFAR10.count(data_dir, eval_data=False))
+    minimum = int(0.4 * table.CIFAR10.count(data_dir, eval_data=False))
     images, labels = tf.train.shuffle_batch(
-        [image, label], batch_size, num_threads=_THREADS, capacity=waiting + 3 * batch_size,
-        min_after_dequeue=waiting)
+        [image, label], batch_size, num_threads=_THREADS, capacity=minimum + 3 * batch_size,
+        min_after_dequeue=minimum)
     tf.summary.image('images', images)
     return images, labels
 
@@ -45,74 +46,42 @@ def inputs(data_dir, batch_size):
     image = tf.image.resize_with_crop_or_pad(image, _IMAGE_SIZE, _IMAGE_SIZE)
     image = tf.image.per_image_standardization(image)
     image.set_shape([_IMAGE_SIZE, _IMAGE_SIZE, 3])
-    waiting = int(0.4 * table.CIFAR10.count(data_dir, eval_data=True))
+    minimum = int(0.4 * table.CIFAR10.count(data_dir, eval_data=True))
     images, labels = tf.train.batch([image, label], batch_size, num_threads=_THREADS,
-                                    capacity=waiting + 3 * batch_size)
+                                    capacity=minimum + 3 * batch_size)
     tf.summary.image('images', images)
     return images, labels
 
 
-def _variable(name, shape, initializer):
+_STDDEV = {'conv1': 5e-2, 'conv2': 5e-2, 'local3': 0.04, 'local4': 0.04, 'softmax_linear': 1 / 192}
+_BIAS = {'conv1': 0.0, 'conv2': 0.1, 'local3': 0.1, 'local4': 0.1, 'softmax_linear': 0.0}
+
+
+def _variable(name, shape):
+    layer, _, kind = name.partition('/')
+    initializer = (tf.constant_initializer(_BIAS[layer]) if kind == 'biases'
+                   else tf.truncated_normal_initializer(stddev=_STDDEV[layer]))
     with tf.device('/cpu:0'):
         return tf.get_variable(name, shape, initializer=initializer)
 
 
-def _weights(shape, stddev, decay=None):
-    weights = _variable('weights', shape, tf.truncated_normal_initializer(stddev=stddev))
-    if decay is not None:
-        weight_loss = tf.multiply(tf.nn.l2_loss(weights), decay, name='weight_loss')
-        tf.add_to_collection('losses', weight_loss)
-    return weights
-
-
-def _biases(units, value):
-    return _variable('biases', [units], tf.constant_initializer(value))
-
-
-def _summarise(name, net):
+def _summarise(net, name):
     tf.summary.histogram(name + '/activations', net)
     tf.summary.scalar(name + '/sparsity', tf.nn.zero_fraction(net))
 
 
-def _conv(net, name, bias):
-    with tf.variable_scope(name):
-        kernel = _weights([5, 5, net.shape.as_list()[-1], 64], stddev=5e-2)
-        net = tf.nn.conv2d(net, kernel, [1, 1, 1, 1], padding='SAME')
-        net = tf.nn.relu(tf.nn.bias_add(net, _biases(64, bias)))
-    _summarise(name, net)
-    return net
-
-
-def _pool(net):
-    return tf.nn.max_pool(net, [1, 3, 3, 1], [1, 2, 2, 1], padding='SAME')
-
-
-def _lrn(net):
-    return tf.nn.lrn(net, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
-
-
-def _local(net, name, units):
-    with tf.variable_scope(name):
-        weights = _weights([net.shape.as_list()[-1], units], stddev=0.04, decay=0.004)
-        net = tf.nn.relu(tf.matmul(net, weights) + _biases(units, 0.1))
-    _summarise(name, net)
-    return net
-
-
 def inference(images):
-    """float32 [batch, 24, 24, 3] -> logits, float32 [batch, 10]."""
-    net = _lrn(_pool(_conv(images, 'conv1', bias=0.0)))
-    net = _pool(_lrn(_conv(net, 'conv2', bias=0.1)))
-    net = tf.reshape(net, [-1, 2304])
-    net = _local(_local(net, 'local3', 384), 'local4', 192)
-    with tf.variable_scope('softmax_linear'):
-        logits = tf.matmul(net, _weights([192, 10], stddev=1 / 192.0)) + _biases(10, 0.0)
-    _summarise('softmax_linear', logits)
-    return logits
+    """Logits, float32 [batch, 10], of float32 [batch, 24, 24, 3]."""
+    variables = {name: _variable(name, shape) for name, shape in plain_net.SHAPES.items()}
+    for name in plain_net.DECAYED:
+        tf.add_to_collection('losses', tf.multiply(
+            tf.nn.l2_loss(variables[name]), plain_net.WEIGHT_DECAY,
+            name=name.replace('weights', 'weight_loss')))
+    return plain_net.logits(images, variables, observe=_summarise)
 
 
 def loss(logits, labels):
-    """Cross entropy plus decay: float32 []."""
+    """Mean cross entropy plus weight decay: float32 []."""
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
     return tf.add_n(tf.get_collection('losses'), name='total_loss')
@@ -128,10 +97,10 @@ def _loss_summaries(total_loss):
     return update
 
 
-def train(total_loss, global_step, examples_an_epoch=50000, batch_size=128):
-    """An operation that makes one step."""
+def train(total_loss, global_step, examples_per_epoch=50000, batch_size=128):
+    """An operation that trains for one step."""
     rate = tf.train.exponential_decay(
-        0.1, global_step, int(examples_an_epoch / batch_size * 350.0), 0.1, staircase=True)
+        0.1, global_step, int(examples_per_epoch / batch_size * 350.0), 0.1, staircase=True)
     tf.summary.scalar('learning_rate', rate)
     with tf.control_dependencies([_loss_summaries(total_loss)]):
         optimizer = tf.train.GradientDescentOptimizer(rate)
@@ -147,7 +116,7 @@ def train(total_loss, global_step, examples_an_epoch=50000, batch_size=128):
 
 
 class _LoggerHook(tf.train.SessionRunHook):
-    """The tutorial's line."""
+    """Prints the tutorial's console line."""
 
     def __init__(self, loss_, batch_size, log_frequency):
         self._loss, self._batch_size, self._log_frequency = loss_, batch_size, log_frequency
@@ -169,15 +138,15 @@ class _LoggerHook(tf.train.SessionRunHook):
 
 
 def session(total_loss, train_dir, max_steps, batch_size, log_frequency=10):
-    """The tutorial's session with its hooks."""
+    """The tutorial's session and hooks."""
     return tf.train.MonitoredTrainingSession(
         checkpoint_dir=train_dir, hooks=[
             tf.train.StopAtStepHook(last_step=max_steps), tf.train.NanTensorHook(total_loss),
             _LoggerHook(total_loss, batch_size, log_frequency)])
 
 
-def evaluate(data_dir, checkpoint, batch_size, num_examples=10000):
-    """Precision @ 1 of a checkpoint, the tutorial's way: whole batches, some images twice."""
+def evaluate(data_dir, checkpoint, batch_size, num_examples):
+    """Precision @ 1 as the tutorial counts it: in whole batches, some images twice."""
     with tf.Graph().as_default():
         images, labels = inputs(data_dir, batch_size)
         top_k = tf.nn.in_top_k(inference(images), labels, 1)

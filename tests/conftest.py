@@ -22,6 +22,8 @@ import cifar10_train
 
 flags.FLAGS(['pytest'])
 
+pytest_plugins = ['drills.plugin']
+
 
 @pytest.fixture(autouse=True)
 def _fresh_graph_and_flags():

@@ -30,6 +30,15 @@ def bmp(path, image, top_down=False):
                                          len(rows), 0, 0, 0, 0) + rows)
 
 
+def write_sorted(folder):
+    """Two classes of six BMPs each, in a folder per class."""
+    image = np.arange(32 * 32 * 3).astype(np.uint8).reshape(32, 32, 3)
+    for label in 'ab':
+        (folder / label).mkdir(parents=True)
+        for number in range(6):
+            bmp(folder / label / f'{number}.bmp', image)
+
+
 def gif(path, *frames):
     """A GIF of uint8 [height, width] frames of 256 greys, not compressed."""
     height, width = frames[0].shape

@@ -1,5 +1,9 @@
 """Writes small record files for the tests."""
+import os
+
 import numpy as np
+
+from datasets import table
 
 
 def write(path, labelled_images, label_bytes=1):
@@ -8,6 +12,18 @@ def write(path, labelled_images, label_bytes=1):
         for label, image in labelled_images:
             stream.write(bytes([label] * label_bytes))
             stream.write(np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes())
+
+
+def write_noise(data_dir, count=200):
+    """Writes CIFAR-10's six files with `count` records of noise each; returns their folder."""
+    folder = os.path.join(data_dir, table.CIFAR10.folder)
+    os.makedirs(folder)
+    for seed, name in enumerate(table.CIFAR10.files):
+        random = np.random.RandomState(seed)
+        rows = random.randint(0, 256, [count, table.CIFAR10.record_bytes]).astype(np.uint8)
+        rows[:, 0] %= 10
+        rows.tofile(os.path.join(folder, name))
+    return folder
 
 
 def half_bright(count, seed):

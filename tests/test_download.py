@@ -13,19 +13,19 @@ import sys
 import tarfile
 import termios
 
+import downloads
 import pytest
 import spawn
+from downloads import ARCHIVE, CONTENTS, GOOD, Server, member, row, tar
 
 from datasets import download
 from datasets import table
 from program import errors
-from drills.archives import ARCHIVE, CONTENTS, GOOD, member, row, tar
-from drills.downloads import Server
+
 
 @pytest.fixture(autouse=True)
 def _no_proxy(monkeypatch):
-    for name in [name for name in os.environ if name.lower().endswith('_proxy')]:
-        monkeypatch.delenv(name)
+    downloads.use_no_proxy(monkeypatch)
 
 
 @pytest.fixture
@@ -225,10 +225,11 @@ def test_files_of_other_users_are_not_written_to(server, tmp_path, name):
 
 def _in_process(statement, **options):
     """Starts Python with `row` and the module `download` imported."""
-    code = 'import sys; sys.path.insert(0, sys.argv[1])\n' + \
-        'from datasets import download\nfrom drills.archives import row\n' + statement
-    return subprocess.Popen([sys.executable, '-c', code, str(spawn.ROOT)], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    code = 'import sys; sys.path[:0] = sys.argv[1:]\n' + \
+        'from datasets import download\nfrom downloads import row\n' + statement
+    return subprocess.Popen(
+        [sys.executable, '-c', code, str(spawn.ROOT), str(spawn.ROOT / 'tests')], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
 def test_a_full_disk_keeps_the_part(server, tmp_path):

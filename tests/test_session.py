@@ -15,6 +15,7 @@ import time
 import numpy as np
 import outcomes
 import pytest
+import record_files
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
@@ -25,7 +26,6 @@ import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
 from datasets import table
-from drills import small_data
 from program import errors
 from runs import checkpoints
 from runs import folder as run_folder
@@ -504,7 +504,7 @@ startup.run(main, [startup, training])
 
 
 def _start_hanging(folder, **options):
-    small_data.write(folder / 'data')
+    record_files.write_noise(folder / 'data')
     process = spawn.start(['-c', HANGING, spawn.ROOT, f'--train_dir={folder}/train',
                            f'--data_dir={folder}/data'], **options)
     assert process.stdout.readline() == 'hanging\n'

@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 
+import image_files
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import app
 from absl.testing import flagsaver
 
-from drills import small_data
 from program import startup
 from runs import checkpoints
 from runs import metrics
@@ -218,7 +218,7 @@ def test_all_scripts_run_with_closed_streams(tmp_path):
                               timeout=spawn.PATIENCE)
         assert done.returncode == 0, script
 
-    small_data.write_images(tmp_path / 'images')
+    image_files.write_sorted(tmp_path / 'images')
     data, runs = f'--dataset={tmp_path}/data', tmp_path / 'runs'
     run('cifar10_convert.py', tmp_path / 'images', tmp_path / 'data')
     for script, steps, own in (('cifar10_train.py', 1, []), ('cifar10_multi_gpu_train.py', 2, []),

@@ -1,0 +1,187 @@
+"""A small data set's archive, and servers on loopback that offer it, most of them badly."""
+import contextlib
+import gzip
+import hashlib
+import http.server
+import io
+import os
+import tarfile
+import threading
+
+import numpy as np
+
+from datasets import download
+from datasets import table
+
+CONTENTS = {name: np.random.RandomState(count).randint(0, 10, 3073 * count).astype(np.uint8)
+            .tobytes() for name, count in {'data_batch_1.bin': 40, 'test_batch.bin': 10}.items()}
+
+
+def tar(members, **options):
+    """Bytes of a .tar.gz of (TarInfo, bytes) pairs."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode='w', **options) as archive:
+        for info, data in members:
+            archive.addfile(info, io.BytesIO(data))
+    return gzip.compress(stream.getvalue(), mtime=0)  # The same bytes in every process.
+
+
+def member(name, data=b'', **fields):
+    """A (TarInfo, bytes) pair."""
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info, data
+
+
+GOOD = [member(f'small/{name}', data) for name, data in CONTENTS.items()]
+ARCHIVE = tar(GOOD)
+
+
+def row(url='http://nowhere.invalid/small.tar.gz', archive=ARCHIVE):
+    """The row of a small data set with this archive."""
+    return table.DataSet(
+        'small', 'small', 'small', {'data_batch_1.bin': 40}, {'test_batch.bin': 10},
+        classes=table.CIFAR10.classes, url=url, archive_bytes=len(archive),
+        sha256=hashlib.sha256(archive).hexdigest())
+
+
+def retry_at_once(monkeypatch):
+    """Makes downloads retry without a pause, and use no proxy."""
+    monkeypatch.setattr(download, '_PAUSE_SECONDS', 0.0)
+    use_no_proxy(monkeypatch)
+
+
+def use_no_proxy(monkeypatch):
+    for name in [name for name in os.environ if name.lower().endswith('_proxy')]:
+        monkeypatch.delenv(name)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves ARCHIVE in the way that the server's `behaviour` names."""
+
+    def do_GET(self):
+        self.server.requests.append((self.path, self.headers.get('Range')))
+        with contextlib.suppress(ConnectionError):  # The client hung up.
+            getattr(self, '_' + self.server.behaviour)()
+
+    def _send(self, code, body, cut=None, **headers):
+        self.send_response(code)
+        for name, value in {'Content_Length': len(body), **headers}.items():
+            if value is not None:
+                self.send_header(name.replace('_', '-'), str(value))
+        self.end_headers()
+        self.wfile.write(body[:cut])
+
+    def _start(self):
+        return int((self.headers.get('Range') or 'bytes=0-')[6:-1])
+
+    def _good(self, cut=None):
+        start = self._start()
+        if start:
+            last = len(ARCHIVE) - 1
+            self._send(206, ARCHIVE[start:], cut, Content_Range=f'bytes {start}-{last}/{last + 1}')
+        else:
+            self._send(200, ARCHIVE, cut)
+
+    def _cut(self):
+        """Closes each connection after 10,000 bytes."""
+        self._good(cut=10000)
+
+    def _cut_once(self):
+        """Closes the first connection after `cut_after` bytes, and sends nothing on later ones."""
+        self._good(cut=self.server.cut_after if len(self.server.requests) == 1 else 0)
+
+    def _stall(self):
+        """Sends 10,000 bytes, then stops for a second."""
+        self._good(cut=10000)
+        self.wfile.flush()
+        threading.Event().wait(1)
+
+    def _silent(self):
+        """Sends nothing for a second, then closes."""
+        threading.Event().wait(1)
+
+    def _slow(self):
+        threading.Event().wait(1)
+        self._good()
+
+    def _without_range(self):
+        self._send(200, ARCHIVE)
+
+    def _without_length(self):
+        self._send(200, ARCHIVE, Content_Length=None)
+
+    def _wrong_length(self):
+        self._send(200, ARCHIVE, Content_Length='abc')
+
+    def _length_too_large(self):
+        self._send(200, ARCHIVE, Content_Length=len(ARCHIVE) + 1)
+
+    def _length_too_small(self):
+        self._send(200, ARCHIVE, Content_Length=len(ARCHIVE) - 1)
+
+    def _more_than_all(self):
+        """The archive followed by zeros, without a length."""
+        self._send(200, ARCHIVE + bytes(1 << 20), Content_Length=None)
+
+    def _wrong_range(self):
+        self._send(206, ARCHIVE[5:], Content_Range=f'bytes 5-{len(ARCHIVE) - 1}/{len(ARCHIVE)}')
+
+    def _other_bytes(self):
+        self._send(200, bytes(len(ARCHIVE)))
+
+    def _page(self):
+        self._send(200, b'<html>Log in first</html>')
+
+    def _page_for_a_part(self):
+        """A page that claims to be the rest of the file."""
+        rest = b'<html>Log in first</html>'.ljust(len(ARCHIVE) - self._start())
+        last = len(ARCHIVE) - 1
+        self._send(206, rest, Content_Range=f'bytes {self._start()}-{last}/{last + 1}')
+
+    def _not_http(self):
+        self.wfile.write(b'SSH-2.0-OpenSSH_9.2\r\n')
+
+    def _missing(self):
+        self._send(404, b'')
+
+    def _broken(self):
+        self._send(503, b'')
+
+    def _too_far(self):
+        self._send(416, b'')
+
+    def _redirected(self):
+        self._send(302, b'', Location=self.path)
+
+    def _to_a_file(self):
+        self._send(302, b'', Location='file:///etc/passwd')
+
+    def _to_ftp(self):
+        self._send(302, b'', Location='ftp://127.0.0.1/small.tar.gz')
+
+    def log_message(self, *arguments):
+        pass
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """A server on loopback that records (path, Range) of each request."""
+
+    def __init__(self, behaviour='good', cut_after=10000):
+        super().__init__(('127.0.0.1', 0), Handler)
+        self.behaviour, self.cut_after, self.requests = behaviour, cut_after, []
+        self.url = f'http://127.0.0.1:{self.server_port}/small.tar.gz'
+
+    @contextlib.contextmanager
+    def running(self):
+        """Serves in a thread while the block runs."""
+        thread = threading.Thread(target=self.serve_forever, kwargs={'poll_interval': 0.01})
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.shutdown()
+            thread.join()
+            self.server_close()

@@ -1,0 +1,121 @@
+"""Runs scripts for the drills, and checks how they ended and what they left on disk."""
+import collections
+import contextlib
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import typing
+
+import spawn
+
+# Runs root's processes without its privileges, so that permissions apply to them.
+UNPRIVILEGED = ('setpriv', '--bounding-set=-all') if os.getuid() == 0 else ()
+
+
+def run_script(script, *arguments, prefix=()):
+    """Runs a script to its end: a `subprocess.CompletedProcess`.
+
+    Args:
+        script: name of the file.
+        *arguments: its command line.
+        prefix: command to run it with, such as `UNPRIVILEGED`.
+    """
+    if not prefix:
+        return spawn.run_script(script, *arguments)
+    return subprocess.run([*prefix, sys.executable, spawn.ROOT / script, *arguments], text=True,
+                          capture_output=True, check=False, timeout=spawn.PATIENCE,
+                          env=spawn.environment())
+
+
+def train(folder, *flags, **options):
+    """Trains in the folders `data` and `train` of a folder; see `run_script`."""
+    return run_script('cifar10_train.py', *train_flags(folder), *flags, **options)
+
+
+def train_flags(folder):
+    """Flags of a trainer for the folders `data` and `train` of a folder, and small batches."""
+    return [f'--data_dir={folder}/data', f'--train_dir={folder}/train', '--batch_size=8',
+            '--log_frequency=1']
+
+
+@contextlib.contextmanager
+def running(script, *arguments):
+    """Starts a script as from a terminal, and kills it in the end; yields a `Running`."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
+        process = spawn.start([spawn.ROOT / script, *arguments], stdout=out, stderr=error)
+        try:
+            yield Running(process, out, error)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@dataclasses.dataclass
+class Running:
+    """A `subprocess.Popen`, and the files for its standard output and error."""
+    process: subprocess.Popen
+    out_file: typing.BinaryIO
+    error_file: typing.BinaryIO
+
+    def has_ended(self):
+        return self.process.poll() is not None
+
+    def out(self):
+        """Standard output so far."""
+        return _text(self.out_file)
+
+    def error(self):
+        """Standard error so far."""
+        return _text(self.error_file)
+
+    def await_text(self, text, count=1):
+        """Waits until standard output contains a text `count` times."""
+        end = time.monotonic() + spawn.PATIENCE
+        while self.out().count(text) < count:
+            assert not self.has_ended() and time.monotonic() < end, (
+                f'no "{text}" in\n{self.out()[-2000:]}{self.error()[-2000:]}')
+            time.sleep(0.005)
+
+    def result(self):
+        """Waits for the end: a `subprocess.CompletedProcess`."""
+        code = self.process.wait(timeout=spawn.PATIENCE)
+        return subprocess.CompletedProcess(self.process.args, code, self.out(), self.error())
+
+
+def _text(file):
+    """All of a file that another process is writing; does not move its position."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()
+
+
+def expect_one_line(done, *words):
+    """Checks that a script ended with exit code 1 and one line that contains these words.
+
+    Each worker of `--num_workers` may add a line of its own.
+    """
+    lines = collections.Counter(
+        re.match(r'(\[worker \d+\] )?', line).group() for line in done.stderr.splitlines())
+    first = next((line for line in done.stderr.splitlines() if not line.startswith('[worker ')), '')
+    assert (done.returncode == 1 and set(lines.values()) == {1} and '' in lines
+            and all(word in first for word in words)), (
+        f'exit code {done.returncode}; expected 1 and one line with {words}:\n'
+        f'{done.stderr[-3000:]}')
+
+
+def contents(folder):
+    """Dictionary from each path below a folder to a file's bytes, a link's target, or the mode of
+    anything else."""
+    found = {}
+    for place, folders, names in os.walk(folder):
+        for path in (os.path.join(place, name) for name in [*folders, *names]):
+            if os.path.islink(path):
+                found[path] = os.readlink(path)
+            elif os.path.isfile(path):
+                with open(path, 'rb') as stream:
+                    found[path] = stream.read()
+            else:
+                found[path] = os.lstat(path).st_mode
+    return found

@@ -1,0 +1,134 @@
+"""Fills the disk in the middle of writing, and looks at what is left.
+
+The disk is a small tmpfs, which only root can mount. Expected of training: one line that names the
+folder, exit code 1, the latest checkpoint whole, and the same command resumes once there is room.
+Of a download and an extraction: the same line, and the next attempt completes the folder. Of
+everything else that writes: the line, and nothing half-written.
+"""
+import contextlib
+import glob
+import os
+import subprocess
+
+import downloads
+import image_files
+import pytest
+import record_files
+
+from datasets import download
+from drills import helpers
+from program import errors
+from runs import checkpoints
+
+_MB = 1 << 20
+_RUN = ('--data_dir=OUT/data', '--checkpoint_dir=OUT/train')
+
+drill = pytest.mark.drill('Full disk', short=4)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of 200 MB."""
+    path = tmp_path / 'disk'
+    path.mkdir()
+    if subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={200 * _MB}', 'tmpfs', path],
+                      capture_output=True, check=False).returncode:
+        pytest.skip('this user cannot mount a small disk here')
+    yield path
+    subprocess.run(['umount', '-l', path], check=True)
+
+
+def _resize(disk, size):
+    subprocess.run(['mount', '-o', f'remount,size={size}', disk], check=True)
+
+
+def _fill(disk, free):
+    """Writes a file that leaves `free` bytes; returns its path."""
+    path = disk / 'filler'
+    with open(path, 'wb', buffering=0) as stream, contextlib.suppress(OSError):
+        while True:
+            stream.write(bytes(_MB))
+    os.truncate(path, max(0, path.stat().st_size - free))
+    return path
+
+
+@pytest.mark.slow
+@drill
+@pytest.mark.parametrize('what, flags, free', [
+    ('the first checkpoint', ['--max_steps=60'], 2 * _MB),
+    ('a checkpoint', ['--max_steps=90', '--save_checkpoint_steps=20'], 4 * _MB),
+    ('the last checkpoint', ['--max_steps=60'], 4 * _MB),
+    ('events', ['--max_steps=210'], 1 << 14),
+    ('metrics.csv', ['--max_steps=210'], 0),
+    ('params.h5', ['--max_steps=60'], 12 * _MB),
+    ('a validation', ['--max_steps=200', '--validate_every=1'], _MB),
+    ('a profile', ['--max_steps=200', '--profile=60'], 0),
+    ('a run of two workers', ['--max_steps=60', '--num_workers=2'], 4 * _MB)])
+def test_training(tmp_path, disk, tally, what, flags, free):
+    record_files.write_noise(tmp_path / 'data')
+    script = f'cifar10_{"distributed_" if "workers" in what else ""}train.py'
+    command = [script, *helpers.train_flags(tmp_path), f'--train_dir={disk}/train', *flags]
+    with helpers.running(*command) as trainer:
+        trainer.await_text('step 30, ')
+        filler = _fill(disk, free)
+        done = trainer.result()
+    saved = checkpoints.latest(disk / 'train', report=False)
+    helpers.expect_one_line(done, f'{disk}/train', 'make room')
+    filler.unlink()
+    again = helpers.run_script(*command)
+    assert again.returncode == 0, again.stderr
+    assert f'Resuming from {saved}' in again.stdout
+    assert (disk / 'train' / 'params.h5').exists()
+    assert not glob.glob(f'{disk}/train/*tempstate*')
+    tally('reported in one line, then resumed')
+
+
+@pytest.mark.slow
+@drill
+@pytest.mark.parametrize('what, size', [
+    ('a download', len(downloads.ARCHIVE) // 2),
+    ('an extraction', len(downloads.ARCHIVE) + (1 << 16))])
+def test_a_download(disk, monkeypatch, tally, what, size):
+    downloads.retry_at_once(monkeypatch)
+    _resize(disk, size)
+    with downloads.Server().running() as server:
+        row = downloads.row(server.url)
+        with pytest.raises(errors.DataError) as error:
+            download.maybe_download_and_extract(row, str(disk))
+        line = str(error.value)
+        assert '\n' not in line and str(disk) in line and 'No space left on device' in line
+        assert not os.path.lexists(disk / 'small')
+        _resize(disk, _MB)
+        download.maybe_download_and_extract(row, str(disk))
+    tally('reported in one line, then completed')
+
+
+@pytest.mark.slow
+@drill
+@pytest.mark.parametrize('what, script, arguments', [
+    ('drawn images', 'cifar10_train.py', ['--dataset=synthetic', '--data_dir=DISK/data',
+                                          '--max_steps=1', '--train_dir=OUT/again']),
+    ('an evaluation', 'cifar10_eval.py', [*_RUN, '--run_once', '--eval_dir=DISK/eval']),
+    ('an export', 'cifar10_export.py', [*_RUN, '--export_dir=DISK/model']),
+    ('a data set of images', 'cifar10_convert.py', ['OUT/images', 'DISK/set']),
+    ('a picture', 'cifar10_plot.py', [
+        '--picture=samples', _RUN[0], '--output=DISK/samples.png'])])
+def test_another_script(tmp_path, disk, tally, what, script, arguments):
+    record_files.write_noise(tmp_path / 'data')
+    image_files.write_sorted(tmp_path / 'images')
+    if '--checkpoint_dir=OUT/train' in arguments:
+        trained = helpers.train(tmp_path, '--max_steps=1')
+        assert trained.returncode == 0, trained.stderr
+    arguments = [word.replace('DISK', str(disk)).replace('OUT', str(tmp_path))
+                 for word in arguments]
+    filler = _fill(disk, 1 << 13)
+    before = helpers.contents(disk)
+    full = helpers.run_script(script, *arguments)
+    helpers.expect_one_line(full, str(disk), 'space')  # NumPy has a wording of its own.
+    left = set(helpers.contents(disk)) - set(before)
+    assert not [path for path in left if path.endswith('.part') or os.path.isfile(path)
+                and 'tfevents' not in path and not path.endswith('.lock')], left
+    filler.unlink()
+    again = helpers.run_script(script, *arguments)
+    assert again.returncode == 0, again.stderr[-2000:]
+    tally('reported in one line, then written')

@@ -1,0 +1,197 @@
+"""Kills training at random moments, again and again, and checks what is left each time.
+
+One run, restarted after each kill. A third of the kills come at any time, the start included; a
+third while a checkpoint is written; a third around the end, when the last checkpoint and params.h5
+are written. If there are several processes, any of them may be killed.
+
+Expected: the newest checkpoint is whole, the next start resumes from it, no more steps are repeated
+than lie between two checkpoints, and metrics.csv has no gap and no duplicate. A signal other than
+KILL must end the run within five seconds (or the time that the script took to start, on a slow
+machine), with its exit code and the last step saved.
+"""
+import dataclasses
+import os
+import random
+import re
+import shlex
+import signal
+import time
+
+import pytest
+import record_files
+import spawn
+
+from drills import helpers
+from runs import checkpoints
+from runs import metrics
+
+_STEP = re.compile(r': step (\d+), loss')
+_INTERVAL = 20  # Steps between checkpoints.
+_MOMENTS = ('any time', 'a checkpoint', 'the end')
+
+
+def _case(name, signal_, script='cifar10_train.py', flags=(), kills=2):
+    """A parameter set, under its own title in the summary."""
+    return pytest.param(signal_, script, flags, kills, id=name,
+                        marks=pytest.mark.drill(f'Kills, {name}'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('signal_, script, flags, kills', [
+    _case('SIGKILL', signal.SIGKILL, kills=6),
+    _case('SIGTERM', signal.SIGTERM, kills=6),
+    _case('SIGINT', signal.SIGINT),
+    _case('two towers', signal.SIGKILL, 'cifar10_multi_gpu_train.py', ['--num_gpus=2']),
+    _case('two workers', signal.SIGKILL, 'cifar10_distributed_train.py',
+          ['--num_workers=2', '--step_timeout=20', '--start_timeout=60'])])
+def test_kills(request, tmp_path, tally, signal_, script, flags, kills):
+    option = request.config.getoption
+    data_dir = option('data_dir')
+    if not data_dir:
+        data_dir = tmp_path / 'data'
+        record_files.write_noise(data_dir)
+    flags = [f'--data_dir={data_dir}', f'--train_dir={tmp_path}/train', '--log_frequency=1',
+             f'--save_checkpoint_steps={_INTERVAL}', '--batch_size=32', *flags,
+             *shlex.split(option('trainer_flags'))]
+    (tmp_path / 'train').mkdir()
+    run = _Run(str(tmp_path / 'train'), script, flags, random.Random(option('seed')))
+    for count in range(option('kills') or kills):
+        tally(run.kill(signal_, _MOMENTS[count % len(_MOMENTS)]))
+
+
+@dataclasses.dataclass
+class _Run:
+    """A run that is started and killed again and again."""
+    folder: str
+    script: str
+    flags: list
+    draw: random.Random
+    start_seconds: float = 12.0  # To the first new checkpoint, in the last start that wrote one.
+
+    def kill(self, signal_, moment):
+        """Starts, kills and checks once; returns how far training was."""
+        before = _step(checkpoints.latest(self.folder, report=False))
+        last = before + (self.draw.randint(5, 60) if moment == 'the end' else 1000000)
+        with helpers.running(self.script, *self.flags, f'--max_steps={last}') as trainer:
+            began = time.monotonic()
+            self._await(moment, trainer, before, last)
+            killed = time.monotonic()
+            if not trainer.has_ended():
+                pid = trainer.process.pid
+                os.kill(self.draw.choice([pid, *_children(pid)]), signal_)
+            done = trainer.result()
+            seconds = time.monotonic() - killed
+        steps = [int(step) for step in _STEP.findall(done.stdout)]
+        newest = checkpoints.candidates(self.folder)[:1]
+        latest = checkpoints.latest(self.folder, report=False)
+        after = _step(latest)
+        faults = _checkpoint_faults(before, [latest] == newest or not newest, after, steps)
+        faults += _metrics_faults(self.folder, after)
+        if signal_ != signal.SIGKILL and (done.returncode or moment != 'the end'):
+            faults += _signal_faults(done.returncode, signal_, seconds, after, steps,
+                                     limit=max(5, killed - began))
+        if 'Traceback' in done.stdout + done.stderr:
+            faults.append('a traceback')
+        assert not faults, f'{"; ".join(faults)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}'
+        return _how_far(steps, moment, last)
+
+    def _await(self, moment, trainer, before, last):
+        """Waits until it is time to kill, or the script has ended."""
+        began = time.monotonic()
+        if moment != 'any time':
+            step = before if moment == 'a checkpoint' else last - 1
+            while not trainer.has_ended() and not self._is_writing(step):
+                assert time.monotonic() < began + spawn.PATIENCE, 'no checkpoint'
+                time.sleep(0.001)
+            self.start_seconds = time.monotonic() - began
+        longest = {'any time': 1.5 * self.start_seconds, 'a checkpoint': 0.1, 'the end': 0.5}
+        end = time.monotonic() + self.draw.uniform(0.0, longest[moment])
+        while not trainer.has_ended() and time.monotonic() < end:
+            time.sleep(0.001)
+
+    def _is_writing(self, step):
+        """Whether there are files of a checkpoint beyond a step, temporary ones included."""
+        found = (re.match(r'model\.ckpt-(\d+)', name) for name in os.listdir(self.folder))
+        return any(match and int(match.group(1)) > step for match in found)
+
+
+def _children(pid):
+    with open(f'/proc/{pid}/task/{pid}/children') as stream:
+        return [int(word) for word in stream.read().split()]
+
+
+def _step(path):
+    return checkpoints.step(path) if path else 0
+
+
+def _checkpoint_faults(before, newest_is_whole, after, steps):
+    """Faults of the checkpoints after a kill: list of lines."""
+    faults = []
+    if not newest_is_whole:
+        faults.append('the newest checkpoint is damaged')
+    if after < before:
+        faults.append(f'step {before} was saved before, {after} is now')
+    if steps and steps[0] != before:
+        faults.append(f'resumed from step {steps[0]}, expected {before}')
+    if steps and steps[-1] + 1 - after > _INTERVAL:
+        faults.append(f'trained to step {steps[-1] + 1}, saved {after}')
+    return faults
+
+
+def _metrics_faults(folder, saved):
+    """Faults of metrics.csv, from which a start drops the rows beyond the checkpoint."""
+    rows = [row['step'] for row in metrics.read(os.path.join(folder, 'metrics.csv'))]
+    faults = []
+    if rows != sorted(set(rows)):
+        faults.append(f'metrics.csv has the steps {rows[-10:]}')
+    if saved and saved not in rows:
+        faults.append(f'metrics.csv lacks the saved step {saved}: {rows[-10:]}')
+    gaps = [step for earlier, step in zip([0, *rows], rows) if step - earlier > _INTERVAL]
+    if gaps:
+        faults.append(f'metrics.csv has gaps before {gaps}')
+    return faults
+
+
+def _signal_faults(code, signal_, seconds, saved, steps, limit=5):
+    """Faults of a run that ended by a signal that it can catch."""
+    faults = []
+    if code not in (128 + signal_, -signal_):  # The latter after the last save.
+        faults.append(f'exit code {code}, expected {128 + signal_}')
+    if seconds > limit:
+        faults.append(f'took {seconds:.1f} seconds to end')
+    if steps and saved != steps[-1] + 1:
+        faults.append(f'trained to step {steps[-1] + 1}, saved {saved}')
+    return faults
+
+
+def _how_far(steps, moment, last):
+    if not steps:
+        return 'before the first step'
+    if moment == 'the end' and steps[-1] + 1 == last:
+        return 'around the last save'
+    return 'around a save' if moment == 'a checkpoint' else 'between steps'
+
+
+@pytest.mark.parametrize('before, after, steps, faults', [
+    (20, 40, [20, 30, 41], 0), (20, 40, [0, 41], 1), (20, 0, [], 1), (20, 40, [20, 61], 1),
+    (20, 20, [], 0)])
+def test_lost_steps_are_found(before, after, steps, faults):
+    """`before` and `after` are saved steps; `steps` were printed. At most 20 are repeated."""
+    assert len(_checkpoint_faults(before, True, after, steps)) == faults
+    assert len(_checkpoint_faults(before, False, after, steps)) == faults + 1
+
+
+@pytest.mark.parametrize('rows, saved, faults', [
+    ([20, 40], 40, 0), ([20, 40, 41], 40, 0), ([20, 40, 40], 40, 1), ([20], 40, 1),
+    ([20, 60], 60, 1)])
+def test_gaps_and_duplicates_in_metrics_are_found(tmp_path, rows, saved, faults):
+    lines = ['step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
+             'images_per_second', *(f'{step},1,1,1,1,1,,1' for step in rows)]
+    (tmp_path / 'metrics.csv').write_text('\n'.join(lines) + '\n')
+    assert len(_metrics_faults(str(tmp_path), saved)) == faults
+
+
+def test_a_late_end_a_wrong_exit_code_and_an_unsaved_step_are_found():
+    assert _signal_faults(143, signal.SIGTERM, 4.9, 7, [5, 6]) == []
+    assert _signal_faults(130, signal.SIGINT, 4.9, 7, [5, 6]) == []
+    assert len(_signal_faults(1, signal.SIGTERM, 5.1, 6, [5, 6])) == 3
