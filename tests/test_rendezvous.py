@@ -196,7 +196,7 @@ def test_a_worker_of_another_job_is_rejected_and_harms_nobody():
 
 
 def test_a_rejected_worker_tries_again():
-    """As one whose host has an outdated address in DNS. Here a second worker 0 knows better."""
+    """As if DNS had an outdated address for it; the second worker 0 has the right one."""
     first, second = at_hosts()
     corrected = dataclasses.replace(first, hosts=(first.hosts[0], first.hosts[0]))
     impatient = dataclasses.replace(first, timeouts=cluster.Timeouts(start=1.5))
@@ -311,7 +311,7 @@ def test_a_false_worker_0_learns_no_secret_and_is_not_believed(answer):
     assert str(met).startswith('worker 1 could not join worker 0')
 
 
-def test_messages_right_behind_the_addresses_count_even_if_the_connection_then_closes():
+def test_messages_right_after_the_addresses_count_even_if_the_connection_then_closes():
     me = dataclasses.replace(workers(2)[1], timeouts=cluster.Timeouts(start=30.0, step=1e6))
 
     def answer(hello):

@@ -52,7 +52,7 @@ def reach(address, deadline=None):
     socket_ = socket.create_connection((host, port), seconds)
     if socket_.getsockname() == socket_.getpeername():  # Linux may connect a free port to itself.
         socket_.close()
-        raise ConnectionRefusedError('nobody listens')
+        raise ConnectionRefusedError('nothing listens there')
     return Connection(socket_)
 
 

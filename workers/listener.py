@@ -43,15 +43,18 @@ class Listener:
         """Waits for messages, for at most some seconds.
 
         Yields:
-            connection: a `Connection`, to `keep` or `drop`.
-            message: dictionary that it sent, or the OSError or ValueError that ended it.
+            connection: a `Connection`; if it is a new one, either `keep` or `drop` it.
+            message: dictionary that it sent; or the OSError or ValueError that ended it, if it is
+                kept. Others are dropped.
         """
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._socket:
                 self._accept()
                 continue
             for message in key.fileobj.take():
-                if key.fileobj.fileno() >= 0:  # Not dropped for the one before.
+                if isinstance(message, Exception) and key.fileobj in self._strangers:
+                    self.drop(key.fileobj)
+                if key.fileobj.fileno() >= 0:  # Not dropped, perhaps for an earlier message.
                     yield key.fileobj, message
         self._drop_strangers()
 

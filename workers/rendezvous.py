@@ -87,24 +87,21 @@ def _admit_all(cluster, listener, hellos, deadline):
         if remaining <= 0:
             break
         for connection, message in listener.receive(min(remaining, 1.0)):
-            ended = isinstance(message, Exception)
+            if isinstance(message, Exception):
+                raise app.UsageError(
+                    f'{_name(hellos.pop(connection))} ended before all workers had joined')
             if connection not in hellos:
                 try:
-                    if ended:
-                        raise message
                     identity.check(cluster, connection, message)
                 except (OSError, ValueError) as error:
                     listener.drop(connection, rejected=f'worker 0 rejected this worker: {error}')
                 else:
                     listener.keep(connection)
                     hellos[connection] = message
-            elif ended:
-                raise app.UsageError(
-                    f'{_name(hellos.pop(connection))} ended before all workers had joined')
 
 
 def _check_facts(cluster, peers, hello, facts):
-    """Raises app.UsageError if a worker does not fit those with a lower index, `peers`."""
+    """Raises app.UsageError unless a worker fits worker 0 and `peers`, those of lower index."""
     rank, name = hello['rank'], _name(hello)
     if hello['size'] != cluster.size:
         raise app.UsageError(
@@ -181,7 +178,7 @@ def _introduce(cluster, connection, facts, port, problem, deadline):
     if greeting.get('protocol') != identity.PROTOCOL:
         raise ValueError('the server there is not worker 0')
     host = connection.socket.getsockname()[0]
-    if host.startswith('127.'):  # Other machines reach this one by worker 0's host.
+    if host.startswith('127.'):  # On worker 0's machine, which the others reach by this name.
         host = cluster.meeting
     hello = {'protocol': identity.PROTOCOL, 'rank': cluster.rank, 'size': cluster.size,
              'address': _own_address(cluster, host, port), 'facts': facts, 'problem': problem,
@@ -199,5 +196,4 @@ def _introduce(cluster, connection, facts, port, problem, deadline):
 
 def _own_address(cluster, host, port):
     """The address of this worker for TensorFlow: as given, or else a host and its reserved port."""
-    return (cluster.address_of(cluster.rank)
-            or f'{host.split(":")[0]}:{port.getsockname()[1]}')
+    return cluster.address_of(cluster.rank) or f'{host.split(":")[0]}:{port.getsockname()[1]}'

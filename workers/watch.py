@@ -28,7 +28,7 @@ class Meeting:
 
     When a worker is lost, a step that waits for it may never end. So the processes of the others
     end soon after, with exit code 1 and a line that names the lost worker; or with 130, if it was
-    interrupted by Ctrl-C. A single worker watches nobody, and agrees with itself at once.
+    interrupted by Ctrl-C. A single worker has nothing to watch or to wait for.
 
     Attributes:
         rank: int, the index of this worker.
