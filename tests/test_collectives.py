@@ -233,7 +233,8 @@ def main():
             config = startup.session_config()
             collectives.configure(config, group)
             server = collectives.serve(workers, config)
-            collectives.connect(workers)
+            workers.agree('the start')
+            collectives.reach_all(workers)
             programs = dict(means=means, bits=bits, many=many, values=values, endless=endless,
                             slow=endless)
             if what == 'ports':

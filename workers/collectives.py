@@ -226,7 +226,7 @@ def configure(config, group, local_rank=0, gpus=0):
 
 
 def serve(workers, config):
-    """Starts this worker's server. Call `connect` before the first collective operation.
+    """Starts this worker's server. All must listen before the first collective operation.
 
     Args:
         workers: the `watch.Meeting` of several workers.
@@ -257,18 +257,18 @@ def serve(workers, config):
     return server
 
 
-def connect(workers):
-    """Waits until all workers have their servers, and checks that this one can reach the others.
+def reach_all(workers):
+    """Checks that this worker can connect to the servers of all others.
 
-    TensorFlow would wait for a port that a firewall blocks, in a step that no time limit ends.
+    TensorFlow would wait in a step for a port that a firewall blocks, in some cases for ever, and
+    never name it.
 
     Args:
-        workers: the `watch.Meeting`.
+        workers: the `watch.Meeting`, after a barrier that follows `serve`.
 
     Raises:
-        ConnectionError: a worker was lost or cannot be reached; the message names it.
+        ConnectionError: a server cannot be reached; the message names its worker.
     """
-    workers.agree('the start')
     for rank, address in enumerate(workers.addresses):
         if rank == workers.rank:
             continue

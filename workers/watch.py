@@ -43,7 +43,7 @@ class Meeting:
             addresses: list of str.
             connections: dictionary from rank to `Connection`: to all others for worker 0, and to
                 worker 0 for the others.
-            port: socket from `connection.reserve` for TensorFlow's server, or None.
+            port: socket from `ports.reserve` for TensorFlow's server, or None.
             timeouts: the `cluster.Timeouts`.
         """
         self.rank = rank
