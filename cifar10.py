@@ -1,14 +1,15 @@
-"""Builds the CIFAR-10 network: inputs, inference, loss, and the training of it.
+"""Builds the CIFAR-10 network: inputs, inference, loss and training.
 
-    images, labels = distorted_inputs()     # a batch of training images
-    logits = inference(images)              # the predictions for them
-    total_loss = loss(logits, labels)       # how wrong they are
-    train_op = train(total_loss, global_step)
+    images, labels = distorted_inputs()        # a batch of training images
+    logits = inference(images)                 # the network's predictions for them
+    total_loss = loss(logits, labels)          # how wrong the predictions are
+    train_op = train(total_loss, global_step)  # one step that makes them better
 
-The network follows Alex Krizhevsky's (https://code.google.com/p/cuda-convnet/) apart from the top
-few layers. It has 1,068,298 parameters and takes 18.5 million multiply-adds an image; the tutorial
-reports that it gets about 86 % of the test images right.
+The network is Alex Krizhevsky's (https://code.google.com/p/cuda-convnet/) with a different top. It
+has 1,068,298 parameters and takes 18.5 million multiply-adds per image. The tutorial reports an
+accuracy of about 86 %.
 """
+import contextlib
 import os
 import re
 
@@ -20,28 +21,31 @@ from datasets import custom
 from datasets import download
 from datasets import table
 from nets import lrn
+from nets import recipe as recipe_
+from nets import variables
 from program import errors
 from program import paths
 
-flags.DEFINE_integer('batch_size', 128, 'Number of images in a batch, per tower.', lower_bound=1,
-                     upper_bound=1 << 16)
-paths.define('dataset', 'cifar10', f'Which images to use: {", ".join(table.TABLE)}, or a '
-             'folder that cifar10_convert.py made.')
-paths.define('data_dir', '/tmp/cifar10_data', 'Folder of the data sets that have a name.')
-flags.DEFINE_string('data_url', None, 'Where to download the archive from: http, https or file. '
-                    'By default the place that the data set names.')
-flags.DEFINE_enum('validate_on', 'test', ['test', 'held_out'], 'Images that --validate_every uses: '
-                  'the test set, or every tenth training image, which is then not trained on.')
-flags.DEFINE_float('learning_rate', None, 'Initial learning rate. By default that of the recipe of '
-                   "--net, which for the tutorial's is lower on some data sets.", lower_bound=0.0,
-                   upper_bound=1e6)
-flags.DEFINE_boolean('use_fp16', False, 'Compute in float16; variables stay in float32.')
+flags.DEFINE_integer('batch_size', 128, 'Number of images per batch; each tower or worker takes '
+                     'a batch per step.', lower_bound=1, upper_bound=1 << 16)
+paths.define('dataset', 'cifar10', f'The images to use: {", ".join(table.TABLE)}, or a folder '
+             'made by cifar10_convert.py.')
+paths.define('data_dir', '/tmp/cifar10_data', 'Folder that holds the downloaded or drawn data '
+             'sets.')
+flags.DEFINE_string('data_url', None, 'URL of the archive to download: http, https or file. '
+                    "The default is the data set's own.")
+flags.DEFINE_enum('validate_on', 'test', ['test', 'held_out'], 'Images for --validate_every: '
+                  'the test set, or every tenth training image, which is then excluded from '
+                  'training.')
+flags.DEFINE_float('learning_rate', None, 'Initial learning rate. The default depends on --net and '
+                   '--dataset.', lower_bound=0.0, upper_bound=1e6)
+flags.DEFINE_boolean('use_fp16', False, 'Compute in float16 with float32 variables.')
 flags.DEFINE_float('min_fraction_of_examples_in_queue',
                    cifar10_input.MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
-                   'Share of the training images that wait in the shuffle queue.',
+                   'Fraction of the training images to keep in the shuffle queue.',
                    lower_bound=0.0, upper_bound=1.0)
 
-# TensorFlow's own wrapper parses the command line by itself where no `app.run` did.
+# TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
 FLAGS = tf.app.flags.FLAGS
 
 # Facts about CIFAR-10.
@@ -51,26 +55,26 @@ NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAI
 NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
 DATA_URL = table.CIFAR10.url
 
-# How the network is trained: the tutorial's constants.
+# The tutorial's training constants.
 MOVING_AVERAGE_DECAY = 0.9999
 NUM_EPOCHS_PER_DECAY = 350.0
 LEARNING_RATE_DECAY_FACTOR = 0.1
 INITIAL_LEARNING_RATE = 0.1
 
-# Each GPU holds a copy of the network; its operations' names start with `tower_0/`, `tower_1/` ...
+# Each GPU runs a copy of the network, a tower. The names of its ops start with `tower_0/` etc.
 TOWER_NAME = 'tower'
 
-# The loss is multiplied by this before it is differentiated, since float16 ends at 6e-8; gradients
-# are divided by it in float32. Micikevicius et al., "Mixed Precision Training" (2018), section 3.2.
+# Factor on the loss before differentiation, taken out of the gradients in float32: float16 has no
+# numbers below 6e-8. Micikevicius et al., "Mixed Precision Training" (2018), section 3.2.
 _LOSS_SCALE = 128.0
 
-_LOSS_AVERAGE_DECAY = 0.9  # The tutorial's, of the losses shown in TensorBoard.
+_LOSS_AVERAGE_DECAY = 0.9  # For the losses in TensorBoard; the tutorial's value.
 
 
 @flags.validator('data_url')
 def _check_data_url(url):
     if url is not None and not download.is_url(url):
-        raise flags.ValidationError(f'"{url}" starts with neither http:, https: nor file:')
+        raise flags.ValidationError(f'"{url}" does not start with http:, https: or file:')
     return True
 
 
@@ -84,34 +88,37 @@ def _check_dataset(name):
 
 
 def data_set():
-    """The row of the data-set table that `--dataset` names, or that of the folder it names."""
+    """The `table.DataSet` of `--dataset`, from the table or from the user's folder."""
     return custom.find(FLAGS.dataset)
 
 
 def data_folder():
-    """Path of the folder that holds the record files of `--dataset`: one of the user's own is an
-    absolute path, and `--data_dir` does not count."""
+    """Path of the folder with the record files of `--dataset`.
+
+    A user's own data set has an absolute path, which does not depend on `--data_dir`.
+    """
     return os.path.join(FLAGS.data_dir, data_set().folder)
 
 
 def maybe_download_and_extract():
-    """Sees to it that the record files are there and whole; downloads or draws them if need be.
+    """Makes sure that the record files exist and are valid; downloads or draws missing ones.
 
     Raises:
-        errors.DataError: they could not be had, or something is wrong with one of them.
+        errors.DataError: a file is damaged, or the download failed.
     """
     download.maybe_download_and_extract(data_set(), FLAGS.data_dir, FLAGS.data_url)
 
 
-def distorted_inputs(augment=cifar10_input.distort_at_random, shard=(0, 1)):
-    """Distorted images for training, in random order, without end.
+def distorted_inputs(recipe=None, shard=(0, 1)):
+    """Endless batches of distorted training images in random order.
 
     Args:
-        augment: what makes images of a record's pixels, see `cifar10_input.distorted_inputs`.
-        shard: (index, count) of the records to use, see there.
+        recipe: a `Recipe`; by default the tutorial's.
+        shard: (index, count): use only the records whose number modulo count is index.
 
     Returns:
-        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `augment`'s size.
+        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or the size that `recipe.augment`
+            makes.
         labels: int32 [batch_size].
 
     Raises:
@@ -119,60 +126,78 @@ def distorted_inputs(augment=cifar10_input.distort_at_random, shard=(0, 1)):
     """
     return cifar10_input.distorted_inputs(
         data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue,
-        augment, shard, _holds_out())
+        (recipe or TUTORIAL).augment, shard, _holds_out())
 
 
-def distorted_inputs_queue(capacity, augment=cifar10_input.distort_at_random):
-    """The queue behind `distorted_inputs`, for `cifar10_input.dequeue` in each of several towers.
+def distorted_inputs_queue(capacity, recipe=None):
+    """The queue behind `distorted_inputs`, from which several towers dequeue their own batches.
 
     Args:
-        capacity: number of batches to prepare ahead.
-        augment: see `distorted_inputs`.
+        capacity: number of batches to prefetch.
+        recipe: a `Recipe`; by default the tutorial's.
 
     Returns:
-        A queue of (images, labels), see `distorted_inputs`.
+        A queue of (images, labels) for `cifar10_input.dequeue`; shapes as in `distorted_inputs`.
 
     Raises:
         FileNotFoundError: a record file is missing.
     """
     return cifar10_input.distorted_inputs_queue(
         data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue,
-        augment, capacity, held_out=_holds_out())
+        (recipe or TUTORIAL).augment, capacity, held_out=_holds_out())
 
 
-def inputs(eval_data, prepare=cifar10_input.standardise, held_out=False):
-    """Images for evaluation: each exactly once, in order; the last batch holds what is left.
+def inputs(eval_data, recipe=None, held_out=False):
+    """Images for evaluation: each exactly once, in order. The last batch may be smaller.
 
     Args:
-        eval_data: whether to read the test set, or else the training set.
-        prepare: what makes images of a record's pixels, see `cifar10_input.inputs`.
-        held_out: with `eval_data` False, whether to read the held-out training images only.
+        eval_data: True for the test set, False for the training set.
+        recipe: a `Recipe`; by default the tutorial's.
+        held_out: with `eval_data` False, whether to read only the held-out training images.
 
     Returns:
-        images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `prepare`'s size.
+        images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or the size that
+            `recipe.prepare` makes.
         labels: int32 [at most batch_size].
 
-    A record file that is missing raises `tf.errors.NotFoundError` when it is read.
+    A missing record file raises `tf.errors.NotFoundError` in the session.
     """
-    return cifar10_input.inputs(
-        eval_data, data_folder(), FLAGS.batch_size, data_set(), prepare, held_out)
+    return cifar10_input.inputs(eval_data, data_folder(), FLAGS.batch_size, data_set(),
+                                (recipe or TUTORIAL).prepare, held_out)
+
+
+@contextlib.contextmanager
+def damage_reported():
+    """Names the damaged record file if a session in this block reads an invalid label.
+
+    TensorFlow's error is only text. So the files are checked again: the check raises the error
+    that names file, record and remedy.
+
+    Raises:
+        errors.DataError: a record file is damaged.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError:
+        data_set().check(data_folder())
+        raise
 
 
 def num_examples(eval_data):
-    """Number of images in the test set, or of those to train on: all, or with
-    `--validate_on=held_out` nine tenths.
+    """Number of images in the test set or, with `eval_data` False, of images to train on.
 
-    Where there is no folder yet, the number that the published files hold.
+    `--validate_on=held_out` leaves nine tenths of the training set. Before the folder exists, the
+    sizes of the published files count.
 
     Raises:
-        FileNotFoundError: there is a folder, but a record file is missing in it.
+        FileNotFoundError: the folder exists, but one of its record files is missing.
     """
     records = _num_records(eval_data)
     return records if eval_data or not _holds_out() else records - num_held_out()
 
 
 def num_held_out():
-    """Number of training images that are left for validation with `--validate_on=held_out`.
+    """Number of training images that `--validate_on=held_out` reserves for validation.
 
     Raises:
         FileNotFoundError: see `num_examples`.
@@ -190,6 +215,23 @@ def _holds_out():
     return FLAGS.validate_on == 'held_out'
 
 
+def examples_per_step(replicas=1):
+    """Number of images in one step of several towers or workers with `--batch_size` each."""
+    return FLAGS.batch_size * replicas
+
+
+def steps_per_epoch(replicas=1):
+    """Number of steps in which the network sees each training image once, a float.
+
+    Args:
+        replicas: number of batches of `--batch_size` in one step.
+
+    Raises:
+        FileNotFoundError: a record file is missing.
+    """
+    return num_examples(eval_data=False) / examples_per_step(replicas)
+
+
 def inference(images):
     """Builds the network.
 
@@ -197,7 +239,7 @@ def inference(images):
         images: float [batch, IMAGE_SIZE, IMAGE_SIZE, 3], as `distorted_inputs` returns them.
 
     Returns:
-        float32 [batch, classes], logits, not normalised: `loss` applies the softmax.
+        float32 [batch, classes], unnormalised logits: `loss` applies the softmax.
 
     Raises:
         ValueError: the images have another size, which would make another network.
@@ -209,19 +251,19 @@ def inference(images):
 
 
 def convolutions(images):
-    """The network's lower half, which others share.
+    """The lower half of the network, up to pool2; `--net=local` uses it, too.
 
     Args:
         images: float [batch, IMAGE_SIZE, IMAGE_SIZE, 3].
 
     Returns:
-        float [batch, 6, 6, 64], float16 with `--use_fp16`.
+        float [batch, 6, 6, 64]; float16 with `--use_fp16`.
 
     Raises:
         ValueError: the images have another size.
     """
     if images.shape.as_list()[1:] != [IMAGE_SIZE, IMAGE_SIZE, 3]:
-        raise ValueError(f'images have shape {images.shape}, wanted: '
+        raise ValueError(f'images have shape {images.shape}, expected '
                          f'[batch, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]')
     net = tf.cast(images, tf.float16 if FLAGS.use_fp16 else tf.float32)
     net = _pooled_conv(net, 'conv1', 'pool1', 64, bias=0.0)  # [batch, 12, 12, 64]
@@ -232,12 +274,12 @@ def convolutions(images):
 
 
 def softmax_linear(net):
-    """The last layer: float [batch, ...] -> float32 [batch, classes], logits."""
+    """The last layer: float [batch, ...] -> logits, float32 [batch, classes]."""
     return _linear(_flatten(net), 'softmax_linear', data_set().num_classes)
 
 
 def _conv(net, name, filters, bias):
-    """5x5 convolution, bias and ReLU; height and width are kept.
+    """5x5 convolution, bias and ReLU; keeps height and width.
 
     Args:
         net: float [batch, height, width, channels].
@@ -256,16 +298,16 @@ def _conv(net, name, filters, bias):
 
 
 def _pooled_conv(net, name, pool_name, filters, bias):
-    """`_conv` and then `_max_pool`, in the order that costs less.
+    """`_conv` and `_max_pool` in the cheaper order.
 
-    Adding a constant and ReLU keep the order of numbers, so that the largest of relu(x + b) is
-    relu(largest x + b): after pooling, bias and ReLU have a quarter of the work, forward and
-    backward. The activations before pooling are made for their summary alone.
+    max(relu(x + b)) = relu(max(x) + b), because adding a constant and ReLU are monotonic. After
+    pooling, bias and ReLU have a quarter of the work, forward and backward. The activations before
+    pooling exist only for their summary.
 
     Args:
         net: float [batch, height, width, channels].
         name: variable scope, owner of `weights` and `biases`.
-        pool_name: name of the pooling.
+        pool_name: name scope of the pooling.
         filters: number of output channels.
         bias: initial value of every bias.
 
@@ -281,7 +323,7 @@ def _pooled_conv(net, name, pool_name, filters, bias):
 
 
 def _convolve(net, filters, bias):
-    """5x5 convolution with the current scope's `weights`; returns it and the `biases` to add."""
+    """Convolves with the current scope's 5x5 `weights`; returns (result, `biases` to add)."""
     channels = net.shape.as_list()[-1]
     weights = _weights([5, 5, channels, filters], stddev=5e-2, dtype=net.dtype)
     biases = _biases(filters, bias, net.dtype)
@@ -289,7 +331,7 @@ def _convolve(net, filters, bias):
 
 
 def _max_pool(net, name):
-    """Overlapping 3x3 max pooling; height and width are halved."""
+    """Overlapping 3x3 max pooling; halves height and width."""
     return tf.nn.max_pool(net, ksize=[1, 3, 3, 1], strides=[1, 2, 2, 1], padding='SAME', name=name)
 
 
@@ -299,12 +341,12 @@ def _normalise(net, name):
 
 
 def _flatten(net):
-    """[batch, ...] -> [batch, units], so that one matrix product serves each image."""
+    """[batch, ...] -> [batch, units]."""
     return tf.reshape(net, [-1, net.shape[1:].num_elements()], name='flatten')
 
 
 def _local(net, name, units):
-    """Fully connected layer with ReLU and decaying weights: [batch, inputs] -> [batch, units]."""
+    """Fully connected layer with ReLU and weight decay: [batch, inputs] -> [batch, units]."""
     with tf.variable_scope(name) as scope:
         weights = _weights(
             [net.shape.as_list()[-1], units], stddev=0.04, dtype=net.dtype, decay=0.004)
@@ -315,7 +357,7 @@ def _local(net, name, units):
 
 
 def _linear(net, name, units):
-    """Fully connected layer as it is: [batch, inputs] -> float32 [batch, units]."""
+    """Fully connected layer without activation: [batch, inputs] -> float32 [batch, units]."""
     inputs_ = net.shape.as_list()[-1]
     with tf.variable_scope(name) as scope:
         weights = _weights([inputs_, units], stddev=1.0 / inputs_, dtype=net.dtype)
@@ -327,9 +369,9 @@ def _linear(net, name, units):
 
 
 def _weights(shape, stddev, dtype, decay=None):
-    """`weights` of the current variable scope, drawn from a truncated normal distribution.
+    """`weights` of the current variable scope, initialised from a truncated normal distribution.
 
-    With `decay`, a loss of decay * |weights|^2 / 2 is added to the collection `losses`.
+    `decay` adds the loss decay * |weights|^2 / 2 to the collection `losses`.
     """
     initializer = tf.truncated_normal_initializer(stddev=stddev)
     weights = _variable_on_cpu('weights', shape, initializer, tf.float32)
@@ -340,27 +382,21 @@ def _weights(shape, stddev, dtype, decay=None):
 
 
 def _biases(units, value, dtype):
-    """`biases` of the current variable scope, all of one value at first."""
+    """`biases` of the current variable scope, all initialised to `value`."""
     return _variable_on_cpu('biases', [units], tf.constant_initializer(value), dtype)
 
 
 def _variable_on_cpu(name, shape, initializer, dtype):
-    """A float32 variable in the host's memory, where all towers share it, read as `dtype`.
-
-    A resource variable: its reads and writes have an order, which the moving averages rely on.
-    """
+    """The value of a float32 variable in host memory, which all towers share, cast to `dtype`."""
     with tf.device('/cpu:0'):
-        variable = tf.get_variable(
-            name, shape, initializer=initializer, dtype=tf.float32, use_resource=True)
-        return tf.cast(variable.read_value(), dtype)
+        return tf.cast(variables.read(variables.on_cpu(name, shape, initializer)), dtype)
 
 
 def loss(logits, labels):
-    """Mean cross entropy of the batch plus the weight decay of every layer that has one.
+    """Mean cross entropy of the batch plus the weight decay of all layers.
 
-    They are in the collection `losses`; in a tower's name scope only that tower's count.
-
-    The share of images whose top prediction is wrong goes to the collection `errors`.
+    The terms are those of the collection `losses`; within a tower's name scope, those of that
+    tower. Adds the fraction of images whose top prediction is wrong to the collection `errors`.
 
     Args:
         logits: float32 [batch, classes], from `inference`.
@@ -380,33 +416,32 @@ def loss(logits, labels):
 
 
 def _losses_in_scope():
-    """The collection `losses` as far as it belongs to the current name scope."""
+    """Losses of the collection `losses` in the current name scope."""
     scope = tf.get_default_graph().get_name_scope()
     return tf.get_collection('losses', scope + '/' if scope else None)
 
 
 def losses_by_name(total_loss):
-    """All losses of the current name scope and their total, by names without the tower's.
+    """All losses of the current name scope and their total.
 
     Args:
         total_loss: float32 [], from `loss`.
 
     Returns:
-        Dictionary from name, such as 'local3/weight_loss', to float32 [].
+        Dictionary from name without the tower, such as 'local3/weight_loss', to float32 [].
     """
     return {re.sub(f'^{TOWER_NAME}_[0-9]+/', '', loss_.op.name): loss_
             for loss_ in _losses_in_scope() + [total_loss]}
 
 
 def learning_rate(global_step, replicas=1):
-    """A tenth of the rate after every 350 epochs, whatever the batch and the number of replicas.
+    """The tutorial's schedule: a tenth of the rate after every 350 epochs.
 
-    The initial rate is `--learning_rate`; by default that of the data set's row, or else
-    INITIAL_LEARNING_RATE.
+    The schedule counts images, so it does not depend on the batch size or the number of replicas.
 
     Args:
         global_step: int [].
-        replicas: on how many batches of `--batch_size` a step works.
+        replicas: number of batches of `--batch_size` in one step.
 
     Returns:
         float32 [].
@@ -420,37 +455,24 @@ def learning_rate(global_step, replicas=1):
 
 
 def _initial_learning_rate():
-    """The first that is given: by the user, by the data set, by the tutorial."""
+    """`--learning_rate`, or else the rate of the data set's row, or else the tutorial's."""
     rates = (FLAGS.learning_rate, data_set().learning_rate, INITIAL_LEARNING_RATE)
     return next(rate for rate in rates if rate is not None)
 
 
-def steps_per_epoch(replicas=1):
-    """In how many steps every image is seen once: float, not a whole number of steps.
-
-    Args:
-        replicas: on how many batches of `--batch_size` a step works.
-
-    Raises:
-        FileNotFoundError: a record file is missing.
-    """
-    return num_examples(eval_data=False) / (FLAGS.batch_size * replicas)
-
-
-def train(total_loss, global_step, schedule=learning_rate,
-          optimizer=tf.train.GradientDescentOptimizer):
-    """Adds what trains the network: descends the gradient and averages the variables.
+def train(total_loss, global_step, recipe=None):
+    """Adds the ops that train the network: gradient descent and moving averages.
 
     Args:
         total_loss: float32 [], from `loss`.
-        global_step: int [], the variable that counts the steps.
-        schedule, optimizer: see `apply_gradients`.
+        global_step: int [], the variable that counts steps.
+        recipe: a `Recipe`; by default the tutorial's.
 
     Returns:
         An operation that makes one step.
     """
     gradients = compute_gradients(total_loss)
-    return tf.group(apply_gradients(gradients, global_step, 1, schedule, optimizer),
+    return tf.group(apply_gradients(gradients, global_step, recipe=recipe),
                     loss_summaries(losses_by_name(total_loss)))
 
 
@@ -461,8 +483,8 @@ def compute_gradients(total_loss):
         total_loss: float32 [].
 
     Returns:
-        List of (gradient, variable), one pair for each trainable variable; the gradient is None
-        where the loss does not depend on the variable.
+        List of (gradient, variable) for all trainable variables. The gradient is None if the loss
+        does not depend on the variable.
     """
     variables = tf.trainable_variables()
     scale = _LOSS_SCALE if FLAGS.use_fp16 else 1.0
@@ -473,34 +495,33 @@ def compute_gradients(total_loss):
     return list(zip(gradients, variables))
 
 
-def apply_gradients(gradients, global_step, replicas=1, schedule=learning_rate,
-                    optimizer=tf.train.GradientDescentOptimizer):
-    """Updates every variable, then its moving average, and counts the step.
+def apply_gradients(gradients, global_step, replicas=1, recipe=None):
+    """Updates all variables and their moving averages, and increments the global step.
 
-    So are the statistics of batch norms, in the collection `UPDATE_OPS`: those of the first tower.
+    Also updates the moving statistics of batch norms (collection `UPDATE_OPS`) of the first tower.
 
     Args:
         gradients: list of (gradient, variable).
-        global_step: int [], the variable that counts the steps.
-        replicas: on how many batches of `--batch_size` a step works, over all towers and workers.
-        schedule: function from (global_step, replicas) to the learning rate, float32 [].
-        optimizer: function from the learning rate to a `tf.train.Optimizer`.
+        global_step: int [], the variable that counts steps.
+        replicas: number of batches of `--batch_size` in one step, over all towers and workers.
+        recipe: a `Recipe`; by default the tutorial's.
 
     Returns:
         An operation that makes one step.
     """
+    recipe = recipe or TUTORIAL
     with tf.device('/cpu:0'):
         with tf.name_scope('learning_rate'):
-            rate = schedule(global_step, replicas)
+            rate = recipe.schedule(global_step, replicas)
             _scalar_summary('learning_rate', rate)
         tf.add_to_collection('learning_rate', rate)
-        descent = optimizer(rate).apply_gradients(gradients, global_step)
+        descent = recipe.optimizer(rate).apply_gradients(gradients, global_step)
         with tf.name_scope('summaries'):
             for gradient, variable in gradients:
                 _histogram_summary(variable.op.name, variable)
                 if gradient is not None:
                     _histogram_summary(variable.op.name + '/gradients', gradient)
-        # The averages take in the variables, and the count of steps, as this step leaves them.
+        # The averages use the variables and the global step after this update.
         with tf.name_scope('moving_averages'), tf.control_dependencies([descent]):
             averages = tf.train.ExponentialMovingAverage(
                 MOVING_AVERAGE_DECAY, num_updates=global_step.read_value())
@@ -509,37 +530,40 @@ def apply_gradients(gradients, global_step, replicas=1, schedule=learning_rate,
 
 
 def of_first_tower(nodes):
-    """Those operations or tensors of a list that are not in the name scope of a later tower."""
+    """The operations or tensors of a list without those of towers 1, 2 and so on."""
     later = re.compile(f'{TOWER_NAME}_[1-9]')
     return [node for node in nodes if not later.match(node.name)]
 
 
 def variables_to_save():
-    """What a checkpoint of any trainer holds: variables, their moving averages, the global step."""
+    """The variables in every trainer's checkpoint, with moving averages and global step."""
     return tf.global_variables()
 
 
 def variables_to_restore(use_moving_averages):
-    """The network's variables by the names under which a checkpoint holds the values to use.
+    """The network's variables by the names of their values in a checkpoint.
 
-    For a graph that only infers. Statistics of batch norms, averages themselves, have no others.
+    For a graph that only infers. The moving statistics of batch norms have no averages.
 
     Args:
-        use_moving_averages: whether to use the variables' moving averages or their own values.
+        use_moving_averages: whether to read the moving averages or the raw weights.
+
+    Returns:
+        Dictionary from name to variable.
     """
-    variables = {variable.op.name: variable for variable in tf.global_variables()}
+    found = {variable.op.name: variable for variable in tf.global_variables()}
     if use_moving_averages:
         averages = tf.train.ExponentialMovingAverage(MOVING_AVERAGE_DECAY)
         for variable in tf.trainable_variables():
-            variables[averages.average_name(variable)] = variables.pop(variable.op.name)
-    return variables
+            found[averages.average_name(variable)] = found.pop(variable.op.name)
+    return found
 
 
 def loss_summaries(losses):
-    """Adds a summary of each loss, as it is and averaged over the last steps.
+    """Adds summaries of each loss: its raw value and its moving average.
 
-    A raw loss jumps about from batch to batch; its average (decay 0.9) shows the trend. Averages
-    start at the first values of a session: they are local variables, so no checkpoint holds them.
+    A raw loss varies from batch to batch; its average (decay 0.9) shows the trend. The averages are
+    local variables: they start at a session's first values and are not in checkpoints.
 
     Args:
         losses: dictionary from name to float32 [].
@@ -565,26 +589,36 @@ def loss_summaries(losses):
 
 
 def activation_summary(net, name):
-    """Adds a histogram of a layer's activations, and how many of them are zero."""
+    """Adds a histogram of a layer's activations, and the fraction of them that is zero."""
     with tf.name_scope('summaries'):
         _histogram_summary(name + '/activations', net)
         _scalar_summary(name + '/sparsity', tf.nn.zero_fraction(net))
 
 
-# `tf.summary` would put a tower's name scope before the tag, and number what is there already: the
-# operations below take the tag as it is, so that all trainers' curves lie on one another.
+# `tf.summary` would put the tower's name scope in front of the tag and make it unique. These ops
+# use the tag unchanged, so the curves of all trainers have the same names.
 def _scalar_summary(tag, value):
-    """Adds a curve of a scalar, shown as `tag`."""
+    """Adds a scalar under exactly this tag."""
     tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.ScalarSummary(
         tags=tag, values=value))
 
 
 def _histogram_summary(tag, values):
-    """Adds a histogram of a tensor, shown as `tag`.
+    """Adds a histogram under exactly this tag.
 
-    What is not finite counts as zero: the operation would fail, before anybody sees the loss.
+    Infinities and NaN count as zero. On them, the op would fail before the loss is reported.
     """
     values = tf.cast(values, tf.float32)
     values = tf.where(tf.is_finite(values), values, tf.zeros_like(values))
     tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.HistogramSummary(
         tag=tag, values=values))
+
+
+TUTORIAL = recipe_.Recipe(
+    name='tutorial',
+    inference=lambda images, training: inference(images),
+    augment=cifar10_input.distort_at_random,
+    prepare=cifar10_input.standardise,
+    schedule=learning_rate,
+    optimizer=tf.train.GradientDescentOptimizer,
+    batch_size=128)

@@ -1,10 +1,10 @@
-"""Evaluates the checkpoints of a training run as they come.
+"""Evaluates each new checkpoint of a training run.
 
     python cifar10_eval.py
 
-Prints the precision @ 1 of each new checkpoint in --checkpoint_dir over the test set, every image
-once, with the moving averages of the variables. Runs beside the trainer; --run_once evaluates the
-latest and ends. --per_class tells how each class fares, and which are taken for which.
+Prints the precision @ 1 (accuracy) of each new checkpoint in --checkpoint_dir on the test set, each
+image once, with the moving averages of the variables. Run it beside the trainer, or with --run_once
+to evaluate only the latest checkpoint. --per_class adds figures per class and the confusion matrix.
 """
 import datetime
 import os
@@ -30,28 +30,28 @@ from runs import checkpoints
 
 paths.define('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],
-                  'Which images to evaluate on; held_out are the training images that '
-                  '--validate_on=held_out did not train on.')
-flags.DEFINE_integer('eval_interval_secs', 300, 'Evaluate at most every so many seconds.',
+                  'The images to evaluate: held_out are the training images that '
+                  '--validate_on=held_out excludes from training.')
+flags.DEFINE_integer('eval_interval_secs', 300, 'Minimum number of seconds between evaluations.',
                      lower_bound=1, upper_bound=10**9)
-flags.DEFINE_integer('num_examples', 10000, 'Number of images to evaluate; more than the set holds '
-                     'means the set.', lower_bound=1, upper_bound=10**9)
-flags.DEFINE_boolean('run_once', False, 'Evaluate the latest checkpoint only, and end.')
-flags.DEFINE_boolean('per_class', False, 'Also print recall and precision of each class and the '
-                     'confusion matrix, and show them in TensorBoard.')
+flags.DEFINE_integer('num_examples', 10000, 'Number of images to evaluate; more than the set has '
+                     'means all.', lower_bound=1, upper_bound=10**9)
+flags.DEFINE_boolean('run_once', False, 'Evaluate only the latest checkpoint, then exit.')
+flags.DEFINE_boolean('per_class', False, 'Also print recall and precision per class and the '
+                     'confusion matrix, and write them for TensorBoard.')
 
 FLAGS = flags.FLAGS
 
 
 def evaluate():
-    """Evaluates each new checkpoint once, or with --run_once the latest.
+    """Evaluates each new checkpoint once, or with --run_once only the latest.
 
     Raises:
         app.UsageError: --run_once, and there is no checkpoint; or one does not fit the network.
     """
-    only = [model.checkpoint()] if FLAGS.run_once else None  # Before any data is fetched.
+    only = [model.checkpoint()] if FLAGS.run_once else None  # Fails before any download.
     settings = model.check_run()
-    if settings:  # Else the run has not begun.
+    if settings:  # Otherwise the run has not started.
         _validated_on(settings)
     cifar10.maybe_download_and_extract()
     current = counting.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
@@ -67,7 +67,7 @@ def evaluate():
             if result is not None:
                 try:
                     _write(writer, result, current.whole and FLAGS.eval_data == validated_on)
-                finally:  # A full disk does not take what was counted.
+                finally:  # Print the result even if the disk is full.
                     _print(checkpoint, result)
 
 
@@ -75,12 +75,12 @@ def _validated_on(settings):
     """The images that a run with these settings validates on: 'test' or 'held_out'.
 
     Raises:
-        app.UsageError: it has trained on the images of `--eval_data=held_out`.
+        app.UsageError: the run was trained on the images of `--eval_data=held_out`.
     """
     validated_on = settings.get('validate_on', 'test')
     if FLAGS.eval_data == 'held_out' != validated_on:
-        raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without --validate_on=held_out: '
-                             'it has seen all training images, so none are held out')
+        raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without --validate_on=held_out, '
+                             'on all training images: none are held out')
     return validated_on
 
 
@@ -98,22 +98,22 @@ def _print(checkpoint, result):
 
 
 def _run_unless_gone(current, checkpoint):
-    """Evaluates a checkpoint; None if it was deleted in the meantime: the next one will come."""
+    """Evaluates a checkpoint; returns None if it was removed in the meantime."""
     try:
         console.progress(f'Evaluating {checkpoint}')
         return current.run(checkpoint, summarise=True)
     except checkpoints.Unreadable:
         if FLAGS.run_once:
             raise
-        console.line(f'{checkpoint} is gone: the trainer keeps only the last few.')
+        console.line(f'Skipped {checkpoint}: the trainer removed it to keep only the last few.')
         return None
 
 
 def _checkpoints():
-    """Yields the path of each checkpoint that comes, the latest first."""
+    """Yields the path of the latest checkpoint, then of each new one."""
     if not checkpoints.candidates(model.folder()):
         console.line(f'Waiting for a checkpoint in {model.folder()}.')
-    yield from checkpoints.as_they_come(model.folder(), FLAGS.eval_interval_secs)
+    yield from checkpoints.watch(model.folder(), FLAGS.eval_interval_secs)
 
 
 def _write(writer, result, like_training):
@@ -122,8 +122,8 @@ def _write(writer, result, like_training):
     Args:
         writer: a `tf.summary.FileWriter`.
         result: a `counting.Result`.
-        like_training: whether the images are those that training validates on: the error is then
-            shown under training's tag.
+        like_training: whether training validates on the same images; the error then gets
+            training's tag.
     """
     summary = tf.Summary()
     summary.ParseFromString(result.summary)

@@ -43,7 +43,7 @@ def export():
     checkpoint = model.checkpoint()
     model.check_run()
     with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
-        classifier = model.Model()
+        classifier = model.Model.of_pixels()
         with classifier.session(checkpoint) as session:
             graph_def = _frozen(classifier, session)
         _save(graph_def, classifier, partial)
@@ -70,7 +70,7 @@ def _save(graph_def, classifier, folder):
     with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
         tf.import_graph_def(graph_def, name='')
         images, *outputs = (session.graph.get_tensor_by_name(tensor.name)
-                            for tensor in (classifier.images, *classifier.outputs.values()))
+                            for tensor in (classifier.pixels, *classifier.outputs.values()))
         tf.saved_model.simple_save(
             session, folder, {'images': images}, dict(zip(classifier.outputs, outputs)))
 

@@ -62,9 +62,8 @@ def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
             label: int32 [1], 0 to num_classes - 1
             uint8image: uint8 [height, width, depth]
         A run raises `tf.errors.OutOfRangeError` at the end of the files, and
-        `tf.errors.InvalidArgumentError` where a label is not a class: see
-        `errors.record_fault`. A part of a record at a file's end is skipped; `DataSet.check`
-        finds it.
+        `tf.errors.InvalidArgumentError` if a label is not a class. An incomplete record at the
+        end of a file is skipped; `DataSet.check` finds it.
     """
     result = CIFAR10Record()
     result.height, result.width, result.depth = table.HEIGHT, table.WIDTH, table.DEPTH

@@ -1,10 +1,10 @@
-"""Trains a network on several GPUs at once, with synchronous updates.
+"""Trains a network on several GPUs with synchronous updates.
 
     python cifar10_multi_gpu_train.py --num_gpus=2
 
-Each GPU holds a copy of the network, a tower, and takes a batch of its own; the variables lie in
-the host's memory and are updated with the mean of the towers' gradients. With fewer GPUs than
-towers, towers share them, or the CPU. Checkpoints are those of cifar10_train.py.
+Each GPU runs a copy of the network, a tower, on its own batches. The variables are in host memory,
+and are updated with the mean of the towers' gradients. If there are fewer GPUs than towers, towers
+share them, or the CPU. The checkpoints are the same as those of cifar10_train.py.
 """
 import os
 import sys
@@ -22,7 +22,7 @@ from program import ownership
 import recipes
 from training import session as training
 
-flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one for each GPU.', lower_bound=1,
+flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU.', lower_bound=1,
                      upper_bound=256)
 
 FLAGS = flags.FLAGS
@@ -32,7 +32,7 @@ def tower_loss(scope, images, labels):
     """Builds one tower.
 
     Args:
-        scope: name scope of the tower, such as 'tower_0/'.
+        scope: name scope of the tower, for example 'tower_0/'.
         images: float32 [batch, height, width, 3].
         labels: int32 [batch].
 
@@ -40,17 +40,17 @@ def tower_loss(scope, images, labels):
         float32 [], the total loss of the tower's batch.
     """
     with tf.name_scope(scope):
-        return cifar10.loss(recipes.net().inference(images, training=True), labels)
+        return cifar10.loss(recipes.chosen().inference(images, training=True), labels)
 
 
 def average_gradients(tower_grads):
-    """Averages the gradient of each variable over all towers, which so wait for one another.
+    """Averages the gradient of each variable over all towers: the point where they synchronise.
 
     Args:
         tower_grads: list over towers of lists of (gradient, variable), all in the same order.
 
     Returns:
-        List of (mean gradient, variable). A variable that no tower has a gradient for is left out.
+        List of (mean gradient, variable), without variables for which no tower has a gradient.
 
     Raises:
         ValueError: only some of the towers have a gradient for a variable.
@@ -62,15 +62,15 @@ def average_gradients(tower_grads):
         if not gradients:
             continue
         if len(gradients) < len(pairs):
-            raise ValueError('%d of %d towers have a gradient for %s, wanted: all or none' % (
-                len(gradients), len(pairs), variable.op.name))
+            raise ValueError(f'{len(gradients)} of {len(pairs)} towers have a gradient for '
+                             f'{variable.op.name}, expected all or none')
         with tf.name_scope(f'average_gradients/{variable.op.name}/'):
             averages.append((tf.add_n(gradients) / len(gradients), variable))
     return averages
 
 
 def _build_towers(batch_queue):
-    """Builds `--num_gpus` towers, which share their variables; each dequeues batches of its own.
+    """Builds `--num_gpus` towers that share their variables; each dequeues its own batches.
 
     Returns:
         losses: list over towers of dictionaries from name to float32 [].
@@ -96,43 +96,43 @@ def _mean_losses(losses):
 
 
 def _summaries():
-    """All summaries but those of later towers, which would show the first tower's curves again."""
+    """Summaries without those of later towers, which have the same tags as the first tower's."""
     return tf.summary.merge(cifar10.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES)))
 
 
 def train():
-    """Builds the towers and runs them until --max_steps, resuming if there is a checkpoint."""
-    net = recipes.net()
+    """Builds the towers and steps them until --max_steps, resuming if it can."""
+    recipe = recipes.chosen()
     with tf.Graph().as_default(), tf.device('/cpu:0'):
         training.use_seed()
         global_step = tf.train.get_or_create_global_step()
-        batch_queue = cifar10.distorted_inputs_queue(2 * FLAGS.num_gpus, net.augment)
+        batch_queue = cifar10.distorted_inputs_queue(2 * FLAGS.num_gpus, recipe)
         losses, tower_grads = _build_towers(batch_queue)
         losses = _mean_losses(losses)
         train_op = tf.group(
-            cifar10.apply_gradients(average_gradients(tower_grads), global_step, FLAGS.num_gpus,
-                                    net.schedule, net.optimizer),
+            cifar10.apply_gradients(
+                average_gradients(tower_grads), global_step, FLAGS.num_gpus, recipe),
             cifar10.loss_summaries(losses))
-        with training.session(losses['total_loss'], FLAGS.batch_size * FLAGS.num_gpus,
+        with training.session(losses['total_loss'], cifar10.examples_per_step(FLAGS.num_gpus),
                               _summaries()) as session:
             while not session.should_stop():
                 session.run(train_op)
 
 
 def devices(towers, gpus):
-    """Where the towers will be, in a line for the user.
+    """A line for the user about where the towers will run.
 
     Args:
-        towers: how many there are.
-        gpus: how many GPUs may be used.
+        towers: number of towers.
+        gpus: number of GPUs that may be used.
     """
-    asked = 'Asked for 1 GPU' if towers == 1 else f'Asked for {towers} GPUs'
+    count = f'{towers} tower{"s" * (towers > 1)}'
     if gpus >= towers:
         used = ', '.join(f'/gpu:{i}' for i in range(towers))
-        return f'{asked}, using {used}. Variables and input are on the CPU.'
+        return f'Running {count} on {used}; variables and input on the CPU.'
     if gpus:
-        return f'{asked}, only {gpus} to be had: the {towers} towers share what there is.'
-    return f'{asked}, none to be had: {towers} tower{"s" * (towers > 1)} on the CPU.'
+        return f'Found only {gpus} GPU{"s" * (gpus > 1)}; {count} will share.'
+    return f'No GPU found; running {count} on the CPU.'
 
 
 def main():

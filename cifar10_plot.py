@@ -35,7 +35,9 @@ from program import ownership
 from program import paths
 import recipes
 from runs import checkpoints
-from runs import results
+from runs import folder as run_folder
+from runs import metrics
+from runs import names
 
 paths.define('output', None, 'PNG file to write. By default the name of the picture, in the '
              'current folder.')
@@ -69,7 +71,7 @@ def distorted(stream):
     labels, planes = labels[:_DISTORTED_IMAGES], planes[:_DISTORTED_IMAGES]
     with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
         repeated = tf.constant(np.repeat(planes, _COLUMNS - 1, axis=0))
-        made = session.run(recipes.net().augment(repeated))
+        made = session.run(recipes.chosen().augment(repeated))
     made = pictures.scaled(made).reshape(len(planes), _COLUMNS - 1, *made.shape[1:])
     rows = [[(image, None) for image in (original, *distortions)]
             for original, distortions in zip(_images(planes), made)]
@@ -115,7 +117,7 @@ def confused(stream):
         app.UsageError: there is no checkpoint, or it does not fit --net and --dataset.
     """
     checkpoint = _latest()
-    checkpoints.check_run(FLAGS.runs[0], FLAGS.net, cifar10.data_set(),
+    run_folder.check_run(FLAGS.runs[0], FLAGS.net, cifar10.data_set(),
                           'give those flags, or name the folder of another run with --runs')
     cifar10.maybe_download_and_extract()
     averaged = any(name.endswith('/ExponentialMovingAverage')
@@ -134,8 +136,8 @@ def curves(stream):
     common = os.path.commonpath([os.path.abspath(os.path.dirname(run)) for run in FLAGS.runs])
     for number, run in enumerate(FLAGS.runs):
         name = os.path.relpath(run, common)
-        rows = results.read_metrics(os.path.join(run, 'metrics.csv'))
-        evaluated = {} if rows else results.read_scalars(run, 'Precision @ 1')
+        rows = metrics.read(os.path.join(run, names.METRICS))
+        evaluated = {} if rows else metrics.read_scalars(run, 'Precision @ 1')
         if not rows and not evaluated:
             raise app.UsageError(f'{run} has no metrics.csv of a training run and no event file of '
                                  'an evaluation: name other folders with --runs')

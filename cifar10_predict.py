@@ -112,10 +112,10 @@ def _network():
         return
     checkpoint = model.checkpoint()
     model.check_run()
-    classifier = model.Model()
+    classifier = model.Model.of_pixels()
     with classifier.session(checkpoint) as session:
         probabilities = classifier.outputs['probabilities']
-        yield (lambda batch: session.run(probabilities, {classifier.images: batch}),
+        yield (lambda batch: session.run(probabilities, {classifier.pixels: batch}),
                cifar10.data_set().classes)
 
 

@@ -1,64 +1,28 @@
-"""The nets: one row for each, with the recipe by which it is trained.
+"""The recipes: one row per network.
 
-A further net is a file with its functions, and a row here.
+To add a network, write its functions in a file of `nets/` and add a row here.
 """
 import dataclasses
-from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
-import cifar10_input
 from nets import local
+from nets import recipe
 from nets import resnet
 
-flags.DEFINE_string('net', 'tutorial', 'Which network: tutorial, resnet23 or local.')
-flags.DEFINE_float('warmup_epochs', resnet.WARMUP_EPOCHS, 'Epochs in which the learning rate of a '
-                   'batch several times the recipe\'s rises; resnet23 only.', lower_bound=0.0,
-                   upper_bound=1e6)
+flags.DEFINE_string('net', 'tutorial', 'The network: tutorial, resnet23 or local.')
+flags.DEFINE_float('warmup_epochs', resnet.WARMUP_EPOCHS, 'Length of the learning-rate warm-up '
+                   "if a step has a multiple of the recipe's images; resnet23 only.",
+                   lower_bound=0.0, upper_bound=1e6)
 
 FLAGS = flags.FLAGS
 
 
-@dataclasses.dataclass(frozen=True)
-class Net:
-    """A row of the table.
-
-    Attributes:
-        name: what `--net` takes.
-        inference: function from (images, training) to logits, float32 [batch, classes] for the
-            classes of `--dataset`; `training` is a bool.
-        augment: function from pixels, uint8 [records, 3 * 32 * 32], to training images,
-            float32 [records, height, width, 3].
-        prepare: the same for evaluation, without chance.
-        schedule: function from (global_step, replicas) to the learning rate, float32 [];
-            `replicas` is on how many batches of `--batch_size` a step works.
-        optimizer: function from the learning rate to a `tf.train.Optimizer`.
-        batch_size: default of `--batch_size`.
-        epochs: how long to train where `--max_steps` is not given; None means that flag's default.
-        validate_every: default of `--validate_every`, in epochs; 0 is never.
-    """
-
-    name: str
-    inference: Callable
-    augment: Callable
-    prepare: Callable
-    schedule: Callable
-    optimizer: Callable
-    batch_size: int
-    epochs: int | None = None
-    validate_every: int = 0
-
-
-def net():
-    """The row that `--net` names."""
+def chosen():
+    """The row of `--net`, a `nets.recipe.Recipe`."""
     return TABLE[FLAGS.net]
-
-
-def _tutorial_inference(images, training):
-    del training  # It has no layer that trains otherwise than it evaluates.
-    return cifar10.inference(images)
 
 
 def _local_inference(images, training):
@@ -77,27 +41,21 @@ def _resnet23_inference(images, training):
 
 
 def _resnet23_schedule(global_step, replicas):
-    """The example's rate or `--learning_rate`; a warm-up where the batch is a multiple of the
-    recipe's. The data set's rate does not count: it is for gradient descent, and this is Adam."""
-    multiple, rest = divmod(FLAGS.batch_size * replicas, resnet.BATCH_SIZE)
+    """The example's rate or `--learning_rate`, with a warm-up for multiples of its batch.
+
+    The data set's rate does not apply: it is for gradient descent, and this is for Adam.
+    """
+    multiple, rest = divmod(cifar10.examples_per_step(replicas), resnet.BATCH_SIZE)
     return resnet.learning_rate(
         global_step, cifar10.steps_per_epoch(replicas),
         multiple if multiple and not rest else 1, FLAGS.warmup_epochs,
         resnet.LEARNING_RATE if FLAGS.learning_rate is None else FLAGS.learning_rate)
 
 
-_TUTORIAL = Net(
-    name='tutorial',
-    inference=_tutorial_inference,
-    augment=cifar10_input.distort_at_random,
-    prepare=cifar10_input.standardise,
-    schedule=cifar10.learning_rate,
-    optimizer=tf.train.GradientDescentOptimizer,
-    batch_size=128)
-
 TABLE = {row.name: row for row in (
-    _TUTORIAL,
-    Net(name='resnet23',
+    cifar10.TUTORIAL,
+    recipe.Recipe(
+        name='resnet23',
         inference=_resnet23_inference,
         augment=resnet.augment,
         prepare=resnet.prepare,
@@ -106,11 +64,11 @@ TABLE = {row.name: row for row in (
         batch_size=resnet.BATCH_SIZE,
         epochs=resnet.EPOCHS,
         validate_every=1),
-    dataclasses.replace(_TUTORIAL, name='local', inference=_local_inference))}
+    dataclasses.replace(cifar10.TUTORIAL, name='local', inference=_local_inference))}
 
 
 @flags.validator('net')
 def _check_net(name):
-    if name not in TABLE:  # Looked up when flags are parsed: a row may be added before.
-        raise flags.ValidationError(f'"{name}" is none of {", ".join(TABLE)}')
+    if name not in TABLE:  # At parsing time, when a program may have added rows.
+        raise flags.ValidationError(f'"{name}" is not one of {", ".join(TABLE)}')
     return True

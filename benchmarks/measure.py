@@ -75,9 +75,9 @@ def _run_for(session, operation, seconds):
 
 
 def _train_op(images, labels):
-    net = recipes.net()
-    loss = cifar10.loss(net.inference(images, training=True), labels)
-    return cifar10.train(loss, tf.train.get_or_create_global_step(), net.schedule, net.optimizer)
+    recipe = recipes.chosen()
+    loss = cifar10.loss(recipe.inference(images, training=True), labels)
+    return cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
 
 
 def _tutorial_train_op(images, labels):
@@ -104,7 +104,7 @@ def _fixed_batch():
     random = np.random.RandomState(0)
     pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
     with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
-        images = session.run(recipes.net().prepare(tf.constant(pixels)))
+        images = session.run(recipes.chosen().prepare(tf.constant(pixels)))
     return (tf.Variable(images, trainable=False, use_resource=True).read_value(),
             tf.constant(random.randint(0, 10, FLAGS.batch_size), tf.int32))
 
@@ -115,7 +115,7 @@ def measure_step(_):
         'ours': _stepper(lambda: _train_op(*_fixed_batch())),
         'floor': _stepper(lambda: floor.operation(FLAGS.batch_size, net=FLAGS.net)),
         'ours, forward': _stepper(
-            lambda: recipes.net().inference(_fixed_batch()[0], training=False)),
+            lambda: recipes.chosen().inference(_fixed_batch()[0], training=False)),
         'floor, forward': _stepper(
             lambda: floor.operation(FLAGS.batch_size, backward=False, net=FLAGS.net))}
     if FLAGS.net == 'tutorial':

@@ -14,7 +14,7 @@ from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 from drills import small_data
 from drills import trial
-from runs import results
+from runs import metrics
 
 _STEPS = (10, 20, 30)
 _DATA = 'data-00000-of-00001'
@@ -122,12 +122,12 @@ def _reads(script, folder, step, tells):
         trial.wanted_one_line(done, 'damaged', 'no checkpoint', f'{folder}/train')
         return 'refused in one line'
     if 'eval' in script:
-        found = list(results.read_scalars(f'{folder}/eval', 'Precision @ 1'))
+        found = list(metrics.read_scalars(f'{folder}/eval', 'Precision @ 1'))
         if found != [step]:
             raise trial.Fault(f'wanted step {step}, evaluated were {found}')
     if 'export' in script and f'model.ckpt-{step} as a SavedModel' not in done.stdout:
         raise trial.Fault(f'wanted step {step}, came {done.stdout}')
-    said = f'taking model.ckpt-{step}.' in done.stdout
+    said = f'using model.ckpt-{step}.' in done.stdout
     resumed = f'Resuming from {folder}/train/model.ckpt-{step}.' in done.stdout
     if done.returncode or said != tells or ('train' in script and not resumed):
         raise trial.Fault(f'wanted step {step}, told: {tells}; came code {done.returncode} and\n'

@@ -98,7 +98,7 @@ def _train(flags, free, folder, script='cifar10_train.py'):
                 trial.await_text(log.name, 'step 30, ', process)
                 filler = _fill(disk, free)
                 error = process.communicate(timeout=60)[1]
-        saved = checkpoints.latest(train_dir, tell=False)
+        saved = checkpoints.latest(train_dir, report=False)
         trial.wanted_one_line(subprocess.CompletedProcess([], process.returncode, '', error),
                               train_dir, 'make room')
         os.remove(filler)

@@ -46,7 +46,8 @@ from drills import small_data
 from drills import trial
 from program import errors
 from runs import checkpoints
-from runs import results
+from runs import folder as run_folder
+from runs import metrics
 
 _COUNT = 10000
 _A_PROCESS = 100  # Files that a child process reads.
@@ -211,7 +212,7 @@ def _checkpoints(folder):
 
     def read(draw):
         _write(index, mutated(draw, whole))
-        path = checkpoints.latest(folder, tell=False)
+        path = checkpoints.latest(folder, report=False)
         if path.endswith('-5'):
             return 'taken for damaged'
         _wanted_the_same(os.path.join(folder, 'whole', 'model.ckpt-7'), path)
@@ -352,7 +353,7 @@ def _runs(folder):
 
     def read(draw):
         _write(path, _mutated_json(draw, whole))
-        found, line = _refusal(lambda: checkpoints.check_run(
+        found, line = _refusal(lambda: run_folder.check_run(
             folder, 'tutorial', table.CIFAR10, 'name another'), folder)
         if line:
             return 'refused in one line'
@@ -388,7 +389,7 @@ def _sets(folder):
 def _metrics(folder):
     """Reads the metrics of runs, and continues them."""
     path = os.path.join(folder, 'metrics.csv')
-    lines = [','.join(results.COLUMNS).encode(), *(
+    lines = [','.join(metrics.COLUMNS).encode(), *(
         b'%d,%d.5,1700000000.250,0.1,2.5%d,0.75,%s,1234.5' % (
             step, step // 100, step, b'0.5' if step % 200 else b'')
         for step in range(100, 2100, 100))]
@@ -403,7 +404,7 @@ def _metrics(folder):
             figures[draw.randrange(len(figures))] = draw.choice(odd)
             data = b','.join(figures)
         _write(path, data)
-        rows = results.read_metrics(path)
+        rows = metrics.read(path)
         steps = [row['step'] for row in rows]
         for line in set(data.split(b'\n')[1:-1]) & set(lines[1:]):
             if int(line.split(b',')[0]) not in steps:
@@ -412,8 +413,8 @@ def _metrics(folder):
                    and type(row['step']) is int and 0 <= row['step'] < 2 ** 63 for row in rows):
             raise trial.Fault(f'came {rows}')
         with contextlib.redirect_stdout(None):  # It says what it drops.
-            results.Metrics(folder, 2 ** 63)
-        if [row['step'] for row in results.read_metrics(path)] != steps:
+            metrics.Metrics(folder, 2 ** 63)
+        if [row['step'] for row in metrics.read(path)] != steps:
             raise trial.Fault('a run that continues has other rows')
         return 'all rows' if len(rows) == len(lines) - 1 else 'other rows'
 
@@ -469,7 +470,7 @@ def _events(folder):
             length = draw.choice([len(data), len(data), draw.getrandbits(draw.randrange(65))])
             _write(path, whole + _framed(data, length) + whole)
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            found = results.read_scalars(folder, 'curve')
+            found = metrics.read_scalars(folder, 'curve')
         told = out.getvalue()
         if told and (path not in told or told.count('\n') > 1):
             raise trial.Fault(f'told: {told}')

@@ -28,7 +28,7 @@ from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 from drills import trial
 from runs import checkpoints
-from runs import results
+from runs import metrics
 
 _STEP = re.compile(r': step (\d+), loss')
 _INTERVAL = 20  # Steps between checkpoints.
@@ -66,7 +66,7 @@ def cases(options, run_folder):
 
 def _kill(options, run_folder, moment, draw):
     """Starts, kills and checks once; returns how far it had come."""
-    before = _step(checkpoints.latest(run_folder, tell=False))
+    before = _step(checkpoints.latest(run_folder, report=False))
     last = before + (draw.randint(5, 60) if moment == 'the end' else 1000000)
     with tempfile.TemporaryFile('w+') as log:
         process = subprocess.Popen(
@@ -87,7 +87,7 @@ def _kill(options, run_folder, moment, draw):
         out = log.read()
     steps = [int(step) for step in _STEP.findall(out)]
     newest = checkpoints.candidates(run_folder)[:1]
-    after = checkpoints.latest(run_folder, tell=False)
+    after = checkpoints.latest(run_folder, report=False)
     faults = _faults(before, [after] == newest or not newest, _step(after), steps)
     faults += _faults_of_metrics(run_folder, _step(after))
     if options.signal != 'KILL' and (code or moment != 'the end'):  # Code 0: it was done.
@@ -143,7 +143,7 @@ def _faults(before, newest_is_whole, after, steps):
 
 def _faults_of_metrics(folder, saved):
     """What is wrong with metrics.csv: a start drops the rows beyond the checkpoint, no others."""
-    rows = [row['step'] for row in results.read_metrics(os.path.join(folder, 'metrics.csv'))]
+    rows = [row['step'] for row in metrics.read(os.path.join(folder, 'metrics.csv'))]
     faults = []
     if rows != sorted(set(rows)):
         faults.append(f'metrics.csv has the steps {rows[-10:]}')

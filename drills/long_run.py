@@ -18,7 +18,7 @@ import time
 from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 from drills import trial
-from runs import results
+from runs import metrics
 
 _EVERY = 30.0  # Seconds between looks at the processes.
 _FIELDS = ['time', 'start', 'step', 'who', 'rss_mb', 'open_files', 'threads']
@@ -53,7 +53,7 @@ def main():
 def _tell(folder, eval_dir):
     """Prints the precisions, and what the training processes used."""
     print('| step | precision @ 1 |\n| --- | --- |')
-    for step, precision in results.read_scalars(eval_dir, 'Precision @ 1').items():
+    for step, precision in metrics.read_scalars(eval_dir, 'Precision @ 1').items():
         print(f'| {step} | {precision:.3f} |')
     with open(os.path.join(folder, 'usage.csv'), newline='') as stream:
         rows = [row for row in csv.DictReader(stream) if row['who'] == 'train']
@@ -107,7 +107,7 @@ def _watch(folder, processes):
 
 def _step(path):
     """The last step in a run's metrics, or 0."""
-    rows = results.read_metrics(path)
+    rows = metrics.read(path)
     return rows[-1]['step'] if rows else 0
 
 

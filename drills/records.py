@@ -110,7 +110,7 @@ def _while_training(change, is_whole, folder):
             trial.await_text(log.name, 'step 50, ', process)
             _change(path, change)
             if is_whole:
-                trial.await_text(log.name, 'have changed; all are whole', process)
+                trial.await_text(log.name, 'changed; all of them are valid', process)
                 time.sleep(1)
                 process.send_signal(signal.SIGINT)
             error = process.communicate(timeout=60)[1]

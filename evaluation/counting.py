@@ -1,4 +1,4 @@
-"""Counts how many images of a set a checkpoint, or a session that trains, classifies rightly."""
+"""Counts the images of a set that a checkpoint, or a training session, classifies correctly."""
 import collections
 import contextlib
 
@@ -6,23 +6,23 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import cifar10
+from evaluation import model
 from program import errors
 from program import startup
 import recipes
 from runs import checkpoints
 
-# What an evaluation found:
-#   precision: float, the share of images whose top prediction is their label (precision @ 1)
-#   correct, total: int, the numbers behind it
-#   confusion: int64 [classes, classes], how many images of each label (row) got each prediction
-#   step: int, the global step of the checkpoint; None for other values
+# The result of an evaluation:
+#   precision: float, the fraction of images whose top prediction is their label (precision @ 1)
+#   correct, total: int, the numbers of images behind it
+#   confusion: int64 [classes, classes], number of images by label (row) and prediction (column)
+#   step: int, the global step of the checkpoint; None without a checkpoint
 #   summary: a serialised `Summary` of the first batch, or None
 Result = collections.namedtuple('Result', 'precision correct total confusion step summary')
 
 
 class Evaluation:
-    """The graph that evaluates one set; `run` it on as many checkpoints as there are, or `count`
-    with values from elsewhere.
+    """The graph that evaluates one set of images: `run` it on checkpoints, or `count` with values.
 
     Attributes:
         graph: a `tf.Graph` of its own.
@@ -34,10 +34,11 @@ class Evaluation:
         """Builds the graph.
 
         Args:
-            eval_data: 'test'; for the training images, not distorted, 'train_eval' (all of them) or
-                'held_out' (every tenth: those that `--validate_on=held_out` does not train on).
-            use_moving_averages: whether `run` uses the moving averages of the variables.
-            num_examples: how many images to count, from the first; None or too many means the set.
+            eval_data: 'test'; or undistorted training images: 'train_eval' for all, 'held_out' for
+                every tenth, those that `--validate_on=held_out` excludes from training.
+            use_moving_averages: whether `run` uses the moving averages.
+            num_examples: number of images to count, from the first. None, or more than the set has,
+                means all.
 
         Raises:
             FileNotFoundError: a record file is missing.
@@ -45,29 +46,25 @@ class Evaluation:
         """
         self._use_moving_averages = use_moving_averages
         self._advice = (
-            '--use_moving_averages=false evaluates without averages' if use_moving_averages else
+            '--use_moving_averages=false evaluates the raw weights' if use_moving_averages else
             'Name the folder of another run')
         use_test_set, held_out = eval_data == 'test', eval_data == 'held_out'
         self.size = cifar10.num_held_out() if held_out else cifar10.num_examples(use_test_set)
         if not self.size:
-            raise errors.DataError(f'{cifar10.data_folder()} has fewer than 10 training images: '
-                                   'none can be held out; use --validate_on=test')
+            raise errors.DataError(f'{cifar10.data_folder()} has fewer than 10 training images, '
+                                   'too few to hold some out: use --validate_on=test')
         self.total = self.size if num_examples is None else min(num_examples, self.size)
-        self.graph = tf.Graph()
-        with self.graph.as_default():
+        with tf.Graph().as_default() as self.graph:
             with tf.device('/cpu:0'):
-                images, labels = cifar10.inputs(use_test_set, recipes.net().prepare, held_out)
-            logits = recipes.net().inference(images, training=False)
+                images, labels = cifar10.inputs(use_test_set, recipes.chosen(), held_out)
+            self._model = model.Model(images)
             self._classes = cifar10.data_set().num_classes
             with tf.name_scope('confusion'):
-                # One prediction an image: `in_top_k` would call every class of a tie the top one.
-                predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
-                # A cell of the confusion matrix for each image, row by row.
+                # One prediction per image: `in_top_k` would count all classes of a tie.
+                predictions = tf.cast(self._model.outputs['classes'], tf.int32)
+                # The cell of the confusion matrix for each image, counted row by row.
                 self._cells = labels * self._classes + predictions
             self._summary = tf.summary.merge_all()
-            self._variables = {
-                averaged: cifar10.variables_to_restore(averaged) for averaged in (False, True)}
-            self._loader = checkpoints.Loader(tf.global_variables())
             self._initialiser = tf.local_variables_initializer()
             self.graph.finalize()
 
@@ -81,38 +78,40 @@ class Evaluation:
 
         Args:
             checkpoint: path of the checkpoint, without `.index`.
-            summarise: whether to make summaries, of the first batch.
+            summarise: whether to make the summaries of the first batch.
 
         Returns:
             A `Result`.
 
         Raises:
-            app.UsageError: the checkpoint does not fit; names the variables.
-            checkpoints.Unreadable: the checkpoint was deleted in the meantime.
+            app.UsageError: the checkpoint does not fit; the message names the variables.
+            checkpoints.Unreadable: the checkpoint was removed in the meantime.
+            errors.DataError: a record file was replaced by a damaged one.
         """
         step = checkpoints.step(checkpoint)
-        variables = self._variables[self._use_moving_averages]
-        return self._run(lambda session: self._loader.load(
-            checkpoint, variables, session, self._advice), step, summarise)
+        return self._run(
+            lambda session: self._model.load(
+                checkpoint, session, self._use_moving_averages, self._advice), step, summarise)
 
     def count(self, values, use_moving_averages, caught=()):
         """Evaluates values that another session holds.
 
         Args:
-            values: dictionary from name of a variable or average to its value; may hold more.
-            use_moving_averages: whether to use the averages.
-            caught: list that gets a signal which is to end this.
+            values: dictionary from name of a variable or average to array; may have others.
+            use_moving_averages: whether to use the moving averages.
+            caught: list of caught signals; the evaluation stops once it has one.
 
         Returns:
-            A `Result` without step and summary; None where a signal came before the end.
+            A `Result` without step and summary; None if a signal stopped the evaluation.
         """
-        variables = self._variables[use_moving_averages]
-        return self._run(lambda session: self._loader.assign(values, variables, session),
-                         caught=caught)
+        return self._run(
+            lambda session: self._model.assign(values, session, use_moving_averages),
+            caught=caught)
 
     def _run(self, load, step=None, summarise=False, caught=()):
         """Counts in a new session, whose variables the function `load` sets."""
-        with tf.Session(graph=self.graph, config=startup.session_config()) as session:
+        with cifar10.damage_reported(), \
+                tf.Session(graph=self.graph, config=startup.session_config()) as session:
             session.run(self._initialiser)
             load(session)
             with _queues_running(session):
@@ -123,8 +122,10 @@ class Evaluation:
         return Result(correct / total, correct, total, confusion, step, summary)
 
     def _count(self, session, summarise, caught):
-        """The confusion matrix of the first `total` images, and the summary or None; less where a
-        signal is caught."""
+        """The confusion matrix of the first `total` images, and the summary or None.
+
+        Incomplete if a signal is caught.
+        """
         confusion, total, summary = np.zeros(self._classes ** 2, np.int64), 0, None
         while total < self.total and not caught:
             fetches = {'cells': self._cells}
@@ -134,8 +135,8 @@ class Evaluation:
                 results = session.run(fetches)
             except tf.errors.OutOfRangeError as error:
                 raise errors.DataError(
-                    f'{cifar10.data_folder()} held {self.total} images or more at the start, and '
-                    f'holds {total} now: start again to count those') from error
+                    f'{cifar10.data_folder()} had at least {self.total} images at the start and '
+                    f'has {total} now: start again to count those') from error
             cells = results['cells'][:self.total - total]
             confusion += np.bincount(cells, minlength=len(confusion))
             total += len(cells)
@@ -145,8 +146,7 @@ class Evaluation:
 
 @contextlib.contextmanager
 def _queues_running(session):
-    """Runs the graph's queue runners; an exception of theirs is raised in place of "queue is
-    closed"."""
+    """Runs the graph's queue runners; their exceptions replace the error "queue is closed"."""
     coordinator = tf.train.Coordinator()
     threads = tf.train.start_queue_runners(session, coordinator)
     try:

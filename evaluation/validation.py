@@ -1,68 +1,64 @@
-"""Validation while training: the error on images not trained on, and the best checkpoint so far."""
+"""Validation during training: the error on images that are not trained on, and the best checkpoint.
+"""
 import collections
 import datetime
 
 from evaluation import counting
 from program import console
-from runs import results
+from runs import best
 
-# Errors of one validation, each float, 0 to 1: with the variables, and with their moving averages.
+# Errors of one validation, each a float from 0 to 1: of the raw weights and of their averages.
 Errors = collections.namedtuple('Errors', 'raw averaged')
 
 
 class Validation:
     """Measures the error of a training session's variables, and keeps the best of them.
 
-    Choosing on the test set makes the lowest error optimistic as an estimate of the error on new
-    images; `held_out` leaves the test set for one last evaluation.
+    If the best is chosen on the test set, its error there is optimistic for new images; with
+    `held_out`, the test set remains for one final evaluation.
 
-    The evaluation has a graph and session of its own: training's queues and random numbers go on as
-    if nothing had been. Make it in the training graph, before that is finalized.
-
-    Attributes:
-        every: how many epochs apart validations are.
+    The evaluation has its own graph and session, so it does not affect training's queues and random
+    numbers. Create it with the training graph, before that is finalized.
     """
 
-    def __init__(self, train_dir, variables, every, images='test', caught=()):
+    def __init__(self, train_dir, variables, images='test', caught=()):
         """Builds the evaluation's graph.
 
         Args:
-            train_dir: folder of the run, which gets the folder `best`.
-            variables: list of the variables that a checkpoint holds.
-            every: how many epochs apart validations are.
+            train_dir: folder of the run, for the folder `best`.
+            variables: list of the variables in a checkpoint.
             images: 'test' or 'held_out', see `counting.Evaluation`.
-            caught: list that gets a signal which stops the run: a validation then ends, too.
+            caught: list of caught signals; a validation stops once it has one.
 
         Raises:
             FileNotFoundError: a record file is missing.
             errors.DataError: there are too few training images to hold some out.
         """
-        self.every = every
         self._caught = caught
         self._variables = {variable.op.name: variable for variable in variables}
-        self._best = results.Best(train_dir, variables, images)
+        self._best = best.Best(train_dir, variables, images)
         self._evaluation = counting.Evaluation(images)
 
     def run(self, session, step):
-        """Validates, prints a line, and keeps the variables where they are the best so far.
+        """Validates, prints a line, and saves the variables if they are the best so far.
 
         Args:
             session: the training session.
             step: the global step.
 
         Returns:
-            `Errors`, or None where a signal came before the end.
+            `Errors`, or None if a signal stopped the validation.
         """
         console.progress(f'step {step}: validating on {self._evaluation.total} images')
         values = session.run(self._variables)
         raw, averaged = (self._evaluation.count(values, use, self._caught)
                          for use in (False, True))
         if raw is None or averaged is None:
-            console.line(f'The validation at step {step} is left out.')
+            console.line(f'Skipped the validation at step {step}.')
             return None
         errors = Errors((raw.total - raw.correct) / raw.total,
                         (averaged.total - averaged.correct) / averaged.total)
-        self._best.offer(session, step, errors.raw, errors.averaged)
+        self._best.offer(session, step, values, errors.raw, errors.averaged)
         console.line(f'{datetime.datetime.now()}: step {step}, validation error = '
                      f'{errors.raw:.4f} ({errors.averaged:.4f} averaged)')
         return errors

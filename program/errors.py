@@ -19,12 +19,6 @@ def one_line(error):
     return ' '.join(str(error).split())
 
 
-def record_fault(error):
-    """What an error of a session says of a record that was read, in one line; else None."""
-    found = re.search(r'assertion failed: \[(.* in record .*)\]', str(error))
-    return found and found.group(1)
-
-
 def say(line):
     """Writes a line under the script's name to standard error; from any thread, at any time, also
     where nobody reads it any more."""

@@ -280,12 +280,6 @@ def _without_traceback(main):
     except _MISTAKES as error:
         console.end()
         sys.exit(f'{errors.script()}: {errors.one_line(error)}')
-    except tf.errors.InvalidArgumentError as error:
-        console.end()
-        fault = errors.record_fault(error)
-        if fault is None:
-            raise
-        sys.exit(f'{errors.script()}: {fault}')
     except KeyboardInterrupt:
         console.end()
         errors.say('interrupted')

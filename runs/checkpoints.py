@@ -1,8 +1,6 @@
-"""Reads checkpoints: of which run and step, whether they fit, and their values into variables."""
+"""Finds checkpoints, checks that they are complete and fit, and loads them into variables."""
 import contextlib
-import json
 import os
-import re
 import time
 
 import numpy as np
@@ -11,146 +9,75 @@ from absl import app
 
 from program import console
 from program import errors
-from program import files
-from program import small_files
+from runs import names as names_
 
-_INDEX = re.compile(r'model\.ckpt-(\d+)\.index')  # Which is written last.
 _STEPS = 2 ** 63  # Steps are int64.
 
 
-def write_run(folder, run):
-    """Notes in a run's folder what run it is.
+def latest(folder, report=True):
+    """Path of the newest intact checkpoint in a folder, without `.index`.
 
-    Args:
-        folder: of the checkpoints.
-        run: dictionary of what JSON can hold: `net`, `dataset`, `classes`, and the dictionary
-            `settings`.
-    """
-    with files.new_file(os.path.join(folder, 'run.json')) as stream:
-        stream.write((json.dumps(run, indent=2, sort_keys=True) + '\n').encode())
-
-
-def _are_settings(value):
-    return isinstance(value, dict) and type(value.get('examples_per_step', 0)) is int
-
-
-def _are_classes(value):
-    return value is None or isinstance(value, list) and all(map(small_files.is_name, value))
-
-
-# What other parts of `run.json` are for is people.
-_RUN_FIELDS = {
-    'net': (small_files.is_name, 'the name of a network'),
-    'dataset': (small_files.is_name, 'the name of a data set'),
-    'settings': (_are_settings, 'an object whose "examples_per_step" is a whole number'),
-    'classes': (_are_classes, 'a list of names')}
-
-
-def check_run(folder, net, data_set, advice):
-    """The settings of the run noted in a folder, or None if nothing is noted.
-
-    Args:
-        folder: of the checkpoints.
-        net: name of the network that the run is to be of.
-        data_set: the `table.DataSet` that it is to be of. Classes may have got other names since,
-            but none may have got the name of another: the labels would be others.
-        advice: what to do if it is not: ends the error's message.
-
-    Raises:
-        app.UsageError: that run is of other data or another network, or the note is damaged.
-        OSError: the note cannot be read.
-    """
-    path = os.path.join(folder, 'run.json')
-    try:
-        run = small_files.read_json(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except errors.DataError as error:
-        raise app.UsageError(
-            f'{error}: it is damaged. Remove it to continue, or {advice}') from error
-    for field, (fits, expected) in _RUN_FIELDS.items():
-        if not fits(run.get(field)):
-            raise app.UsageError(
-                f'{path} is damaged: "{field}" is {small_files.shown(run.get(field))}, expected '
-                f'{expected}. Remove it to continue, or {advice}')
-    earlier, settings = (run['net'], run['dataset']), run['settings']
-    classes = run.get('classes') or data_set.classes  # Earlier versions did not note them.
-    if earlier != (net, data_set.name):
-        raise app.UsageError(
-            f'{folder} holds a run with --net={earlier[0]} --dataset={earlier[1]}, not with '
-            f'--net={net} --dataset={data_set.name}: {advice}')
-    for label, (then, now) in enumerate(zip(classes, data_set.classes)):
-        if then != now and now in classes:
-            raise app.UsageError(
-                f'{folder} holds a run whose label {label} was {then}, and in '
-                f'--dataset={data_set.name} it is {now}, another class of that run: {advice}')
-    return settings
-
-
-def latest(folder, tell=True):
-    """Path of the newest checkpoint in a folder that is whole, without `.index`.
-
-    The file `checkpoint` says which is the latest. Where that one cannot be read to its end, or the
-    file is damaged, the one with the highest step that can is taken, and a line says so. Nothing is
-    removed.
+    The file `checkpoint` names the newest. If that one is damaged, the intact one with the highest
+    step counts, and a line reports it. Nothing is removed.
 
     Args:
         folder: of the checkpoints; may be missing.
-        tell: whether to print that line.
+        report: whether to print that line.
 
     Returns:
-        str, or None where there is no checkpoint at all.
+        str, or None if the folder has no checkpoints.
 
     Raises:
-        app.UsageError: there are some, and none is whole; tells why.
+        app.UsageError: all checkpoints are damaged; the message gives the reason.
     """
     faults, paths = [], candidates(folder)
     for path in paths:
         reason = fault(path)
         if reason is None:
-            if faults and tell:
-                console.line(f'{"; ".join(faults)}: taking {os.path.basename(path)}.')
+            if faults and report:
+                console.line(f'{"; ".join(faults)}: using {os.path.basename(path)}.')
             return path
         faults.append(f'{path} is damaged ({reason})' if not faults else
-                      f'{os.path.basename(path)}, too')
+                      f'so is {os.path.basename(path)}')
     if faults:
-        if candidates(folder) != paths:  # A trainer has written or removed some meanwhile.
-            return latest(folder, tell)
-        raise app.UsageError(f'{"; ".join(faults)}: no checkpoint in {folder} is whole. Put one '
-                             'there, or start over in another folder')
+        if candidates(folder) != paths:  # A trainer has just written or removed some.
+            return latest(folder, report)
+        raise app.UsageError(f'{"; ".join(faults)}: all checkpoints in {folder} are damaged. '
+                             'Restore one, or start over in another folder')
     return None
 
 
 def candidates(folder):
-    """Paths of a folder's checkpoints, the latest first: as the file `checkpoint` says, then by
-    step.
+    """Paths of a folder's checkpoints: the one that the file `checkpoint` names, then by step.
 
-    That file may name them by absolute paths, which stay as they are when a run is copied or moved:
-    what counts is the name in this folder, not whose run lies there now.
+    That file may hold absolute paths, which are outdated after the run was copied or moved. So only
+    the file name counts, and the checkpoint is looked for in this folder.
     """
     try:
-        names = os.listdir(folder)
+        found = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    steps = {int(match.group(1)) for match in map(_INDEX.fullmatch, names) if match}
-    paths = [os.path.join(folder, f'model.ckpt-{step_}') for step_ in sorted(steps, reverse=True)]
+    steps = {int(match.group(1)) for match in map(names_.CHECKPOINT_INDEX.fullmatch, found)
+             if match}
+    paths = [os.path.join(folder, names_.checkpoint(step_))
+             for step_ in sorted(steps, reverse=True)]
     try:
         state = tf.train.get_checkpoint_state(folder)
-    except ValueError:  # An empty file, or one that is no text; of another fault it makes None.
+    except ValueError:  # The file is empty or not text; TensorFlow returns None for other damage.
         state = None
     named = os.path.basename(state.model_checkpoint_path) if state else ''
     first = [os.path.join(folder, named)] if named else []
     return first + [path for path in paths if path not in first]
 
 
-def as_they_come(folder, seconds):
-    """Yields the newest whole checkpoint of a folder, then each that comes, without end.
+def watch(folder, seconds):
+    """Yields the newest intact checkpoint of a folder, then each new one, endlessly.
 
-    In place of `tf.train.checkpoints_iterator`, which knows no damage.
+    Unlike `tf.train.checkpoints_iterator`, it skips damaged ones.
 
     Args:
         folder: of the checkpoints; may be missing at first.
-        seconds: how long to wait at least from one to the next.
+        seconds: minimum time between two checkpoints.
 
     Raises:
         app.UsageError: see `latest`.
@@ -170,7 +97,7 @@ def as_they_come(folder, seconds):
 
 
 def _latest_unless_gone(folder):
-    """`latest`, or None where all were removed, though the file `checkpoint` names one."""
+    """`latest`, or None if all files are gone but the file `checkpoint` still names one."""
     try:
         return latest(folder)
     except app.UsageError:
@@ -180,7 +107,7 @@ def _latest_unless_gone(folder):
 
 
 class Unreadable(errors.DataError):
-    """A checkpoint's files are missing, damaged, or vanished while they were read."""
+    """A checkpoint's files are missing or damaged, or were removed while being read."""
 
 
 @contextlib.contextmanager
@@ -188,18 +115,17 @@ def _reader(path):
     """Yields TensorFlow's reader of a checkpoint.
 
     Raises:
-        Unreadable: whatever the reader raises when files are missing or damaged; the message is
-            the reason alone.
+        Unreadable: files are missing or damaged; the message is only the reason.
     """
     try:
         yield tf.train.load_checkpoint(path)
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
-        # MemoryError: a damaged index may claim exabytes.
+        # MemoryError: a damaged index may give exabytes as a size.
         raise Unreadable(errors.one_line(error)) from error
 
 
 def fault(path):
-    """Why a checkpoint, by its path without `.index`, cannot be read to its end; or None."""
+    """Why a checkpoint cannot be read completely, or None. The path is without `.index`."""
     try:
         with _reader(path) as reader:
             for name in reader.get_variable_to_shape_map():
@@ -214,14 +140,13 @@ def read(path, names=None):
 
     Args:
         path: of the checkpoint, without `.index`.
-        names: of the variables to read, in order; those it does not hold are left out. By default
-            all.
+        names: of the variables to read, in order; by default all. Missing ones are left out.
 
     Returns:
         Dictionary from name to array.
 
     Raises:
-        Unreadable: the files are missing or damaged, perhaps since `latest` found them whole.
+        Unreadable: the files are missing or damaged, perhaps only since `latest` found them intact.
     """
     try:
         with _reader(path) as reader:
@@ -229,38 +154,37 @@ def read(path, names=None):
             return {name: np.asarray(reader.get_tensor(name))
                     for name in (held if names is None else names) if name in held}
     except Unreadable as error:
-        raise Unreadable(f'{path} cannot be read ({error}): if something removed or replaced it '
-                         'just now, run the same command again') from error
+        raise Unreadable(f'{path} cannot be read ({error}): if it was just removed or replaced, '
+                         'run the same command again') from error
 
 
 def step(path):
-    """The global step of a checkpoint, also where the original multi-GPU script stored it as a
-    float.
+    """The global step of a checkpoint, an int. The original multi-GPU script stored a float.
 
     Args:
         path: of the checkpoint, without `.index`.
 
     Raises:
-        app.UsageError: the checkpoint has no `global_step`, or one that is not a step.
+        app.UsageError: `global_step` is missing or not a whole number.
         Unreadable: see `read`.
     """
     values = read(path, ['global_step'])
     if not values:
-        raise app.UsageError(f'{path} has no global_step: it is no checkpoint of a training run')
+        raise app.UsageError(f'{path} has no global_step: it is not a checkpoint of a training run')
     _check_step(path, values['global_step'])
     return int(values['global_step'])
 
 
 def _check_step(path, value):
-    """Raises `app.UsageError` where an array cannot be a global step."""
+    """Raises `app.UsageError` if an array cannot be a global step."""
     if value.shape != () or not _holds_numbers(value):
         found = f'of type {_type(value)} and shape {list(value.shape)}'
     elif not 0 <= value < _STEPS or value != np.floor(value):
         found = f'{value}'
     else:
         return
-    raise app.UsageError(f'{path} has a global_step {found}, expected one whole number, 0 or more: '
-                         'it is not a checkpoint of a training run')
+    raise app.UsageError(f'{path} has a global_step {found}, expected a whole number of at least '
+                         '0: it is not a checkpoint of a training run')
 
 
 def _holds_numbers(value):
@@ -273,14 +197,14 @@ def _type(value):
 
 
 class Loader:
-    """Sets variables to values that come from outside of TensorFlow, all in one run.
+    """Assigns values to variables, all in one run of the session.
 
-    Build it before the graph is finalized. `variable.load` runs one operation per variable, and
-    TensorFlow optimises the whole graph for each of them: 40 seconds for ResNet-23.
+    `variable.load` runs one operation per variable, and TensorFlow optimises the whole graph for
+    each of them: 40 seconds for ResNet-23.
     """
 
     def __init__(self, variables):
-        """Builds the operation.
+        """Builds the operation; call it before the graph is finalized.
 
         Args:
             variables: list of variables.
@@ -293,11 +217,11 @@ class Loader:
                 for variable in variables])
 
     def load(self, path, variables, session, advice):
-        """Sets the variables to what a checkpoint holds.
+        """Assigns the values in a checkpoint.
 
         Args:
-            path, variables, advice: see `values_for`; the variables are those of the loader.
-            session: whose variables are set.
+            path, variables, advice: see `values_for`; all variables belong to this loader.
+            session: the session that holds the variables.
 
         Raises:
             app.UsageError, Unreadable: see `values_for`.
@@ -305,12 +229,12 @@ class Loader:
         self.assign(values_for(path, variables, advice), variables, session)
 
     def assign(self, values, variables, session):
-        """Sets the variables to values.
+        """Assigns values.
 
         Args:
-            values: dictionary from name to array; may hold more.
-            variables: dictionary from those names to the variables of the loader.
-            session: whose variables are set.
+            values: dictionary from name to array; may have further items.
+            variables: dictionary from name to variable; all variables belong to this loader.
+            session: the session that holds the variables.
         """
         session.run(self._assign, {
             self._placeholders[variable.op.name]: values[name]
@@ -318,21 +242,21 @@ class Loader:
 
 
 def values_for(path, variables, advice):
-    """Reads the values that a checkpoint holds for variables, converted to their types.
+    """Reads the values of variables from a checkpoint and converts them to the variables' types.
 
-    What else it holds is ignored.
+    Other values in the checkpoint are ignored.
 
     Args:
         path: of the checkpoint, without `.index`.
         variables: dictionary from name in the checkpoint to variable.
-        advice: what to do about a checkpoint that cannot be used: ends the error's message.
+        advice: what the user can do if the checkpoint is unusable; ends the error's message.
 
     Returns:
         Dictionary from name in the checkpoint to array.
 
     Raises:
-        app.UsageError: variables are missing in the checkpoint, have another shape there, or hold
-            values that are not finite numbers, or no step in `global_step`; names them all.
+        app.UsageError: variables are missing in the checkpoint, have another shape or are not
+            finite there, or `global_step` is not a step. The message names all of them.
         Unreadable: see `read`.
     """
     values = read(path, sorted(variables))
@@ -342,22 +266,22 @@ def values_for(path, variables, advice):
         raise app.UsageError(f'{path} does not fit this network: {"; ".join(faults)}. {advice}')
     if 'global_step' in values:
         _check_step(path, values['global_step'])
-    with np.errstate(over='ignore', invalid='ignore'):  # The check below reports these.
+    with np.errstate(over='ignore', invalid='ignore'):  # Checked below.
         converted = {name: value.astype(variables[name].dtype.base_dtype.as_numpy_dtype)
                      for name, value in values.items()}
     broken = [name for name in values
               if not (np.all(np.isfinite(values[name])) and np.all(np.isfinite(converted[name])))]
     if broken:
-        raise app.UsageError(f'{path} is no use, not finite: {", ".join(broken)}. {advice}')
+        raise app.UsageError(f'{path} is unusable: not finite: {", ".join(broken)}. {advice}')
     return converted
 
 
 def _misfit(name, value, shape):
-    """Why a value, None if there is none, does not fit a variable of that shape; or None."""
+    """Why a value (None if missing) does not fit a variable of that shape, or None if it does."""
     if value is None:
         return f'{name} is missing'
     if list(value.shape) != shape:
-        return f'{name} has shape {list(value.shape)}, wanted {shape}'
+        return f'{name} has shape {list(value.shape)}, expected {shape}'
     if not _holds_numbers(value):
         return f'{name} has type {_type(value)}, expected numbers'
     return None

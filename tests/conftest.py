@@ -2,7 +2,7 @@
 from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 import pytest
-import records
+import record_files
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -37,8 +37,9 @@ def half_bright(tmp_path, monkeypatch):
     folder = tmp_path / 'data' / 'cifar-10-batches-bin'
     folder.mkdir(parents=True)
     for index in range(1, 6):
-        records.write(folder / f'data_batch_{index}.bin', records.half_bright(16, seed=index))
-    records.write(folder / 'test_batch.bin', records.half_bright(130, seed=0))
+        record_files.write(folder / f'data_batch_{index}.bin',
+                           record_files.half_bright(16, seed=index))
+    record_files.write(folder / 'test_batch.bin', record_files.half_bright(130, seed=0))
     with flagsaver.flagsaver(
             data_dir=str(tmp_path / 'data'), train_dir=str(tmp_path / 'train'), batch_size=8,
             checkpoint_dir=str(tmp_path / 'train'), eval_dir=str(tmp_path / 'eval'), max_steps=10):

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import plain
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 
 from benchmarks import __main__ as benchmarks_main
@@ -132,7 +132,7 @@ def test_the_table(tmp_path):
     done = subprocess.run(
         [sys.executable, '-m', 'benchmarks', f'--data_dir={tmp_path}', '--turns=1',
          '--steps=40', f'--json={tmp_path}/figures.json'],
-        capture_output=True, text=True, cwd=records.ROOT, timeout=2000)
+        capture_output=True, text=True, cwd=spawn.ROOT, timeout=2000)
     assert done.returncode == 0, done.stderr
     assert 'TensorFlow ' in done.stdout.splitlines()[0]
     figures = json.loads((tmp_path / 'figures.json').read_text())

@@ -1,5 +1,3 @@
-import json
-import os
 import shutil
 import threading
 
@@ -8,7 +6,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 from absl import app
 
-from datasets import table
 from program import errors
 from runs import checkpoints
 
@@ -32,14 +29,14 @@ def test_step_of_any_type(tmp_path, dtype):
     (np.zeros([2], np.int64), r'of type int64 and shape \[2\]'),
     (np.array('x'), r'of type string and shape \[\]'),
     (np.bool_(True), 'of type bool'), (np.complex64(1), 'of type complex64')])
-def test_a_step_that_is_none(tmp_path, value, found):
+def test_an_invalid_step(tmp_path, value, found):
     path = _save(tmp_path / 'a', global_step=value)
-    wanted = f'{path} has a global_step {found}.*, expected one whole number, 0 or more'
-    with pytest.raises(app.UsageError, match=wanted):
+    message = f'{path} has a global_step {found}.*, expected a whole number of at least 0'
+    with pytest.raises(app.UsageError, match=message):
         checkpoints.step(path)
-    if value.shape == () and value.dtype.kind in 'iuf':  # As training's session loads it.
+    if value.shape == () and value.dtype.kind in 'iuf':  # As a training session loads it.
         step = tf.get_variable('step', [], tf.int64, initializer=tf.zeros_initializer())
-        with pytest.raises(app.UsageError, match=wanted):
+        with pytest.raises(app.UsageError, match=message):
             checkpoints.values_for(path, {'global_step': step}, '')
 
 
@@ -58,14 +55,14 @@ def test_load_converts_and_ignores_the_rest(tmp_path):
         assert session.run(step) == 7
 
 
-def test_all_that_does_not_fit_is_named(tmp_path):
+def test_the_error_names_all_variables_that_do_not_fit(tmp_path):
     path = _save(tmp_path / 'a', w=np.ones([2, 3], np.float32), fine=np.float32(0))
     variables = {'w': tf.get_variable('w', [3, 2]), 'v': tf.get_variable('v', []),
                  'fine': tf.get_variable('fine', [])}
     with pytest.raises(app.UsageError) as error:
         checkpoints.values_for(path, variables, 'Do this.')
     assert str(error.value) == (
-        f'{path} does not fit this network: v is missing; w has shape [2, 3], wanted [3, 2]. '
+        f'{path} does not fit this network: v is missing; w has shape [2, 3], expected [3, 2]. '
         'Do this.')
 
 
@@ -95,7 +92,7 @@ def test_a_value_too_large_for_a_float32_is_refused(tmp_path):
 
 
 def _save_steps(folder, *steps):
-    """Checkpoints as a run leaves them, with the file `checkpoint`; returns their paths."""
+    """Saves checkpoints as a run does, with the file `checkpoint`; returns their paths."""
     with tf.Graph().as_default(), tf.Session() as session:
         step = tf.Variable(0, dtype=tf.int64, name='global_step')
         weights = tf.Variable(tf.random.uniform([1000]), name='w')
@@ -108,8 +105,8 @@ def _save_steps(folder, *steps):
         return paths
 
 
-def test_a_copied_run_is_its_own(tmp_path):
-    """The file `checkpoint` names them by absolute paths, where another run may lie now."""
+def test_a_copied_run_uses_its_own_checkpoints(tmp_path):
+    """The file `checkpoint` has absolute paths, where there may be another run now."""
     first, second = tmp_path / 'first', tmp_path / 'second'
     first.mkdir()
     _save_steps(first, 5, 7)
@@ -125,7 +122,7 @@ def _overwrite(path, change):
     path.write_bytes(change(data))
 
 
-# What may happen to a folder with the checkpoints 5 and 7: dictionary from name to function of it.
+# Damage to a folder with checkpoints 5 and 7: dictionary from name to function of the folder.
 _DAMAGES = {
     'data truncated': lambda folder: _overwrite(
         folder / 'model.ckpt-7.data-00000-of-00001', lambda data: data[:-100]),
@@ -149,7 +146,7 @@ _FOOTER = bytes([0, 0, 0, *8 * [0x80], 0x10]).ljust(40, b'\0')
 
 
 @pytest.mark.parametrize('damage', _DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys, damage):
+def test_a_damaged_checkpoint_is_skipped(tmp_path, capsys, damage):
     fifth, seventh = _save_steps(tmp_path, 5, 7)
     assert checkpoints.latest(str(tmp_path)) == seventh
     _DAMAGES[damage](tmp_path)
@@ -157,15 +154,15 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys, damage):
     assert checkpoints.latest(str(tmp_path)) == fifth
     line, = capsys.readouterr().out.splitlines()
     assert line.startswith(f'{seventh} is damaged (')
-    assert line.endswith('): taking model.ckpt-5.')
-    assert checkpoints.latest(str(tmp_path), tell=False) == fifth
+    assert line.endswith('): using model.ckpt-5.')
+    assert checkpoints.latest(str(tmp_path), report=False) == fifth
     assert capsys.readouterr().out == ''
     assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
 @pytest.mark.parametrize('state', [
     b'', bytes(50), b'model_checkpoint_path: "model.ckpt-9"\n', b'\xff\xfe nonsense', None])
-def test_a_file_checkpoint_that_is_no_help(tmp_path, state):
+def test_a_useless_file_checkpoint(tmp_path, state):
     _, seventh = _save_steps(tmp_path, 5, 7)
     (tmp_path / 'checkpoint').unlink()
     if state is not None:
@@ -174,7 +171,7 @@ def test_a_file_checkpoint_that_is_no_help(tmp_path, state):
 
 
 def test_the_file_checkpoint_may_name_an_earlier_one(tmp_path):
-    """Somebody wants to go back."""
+    """As after a user edits it to return to an earlier step."""
     fifth, _ = _save_steps(tmp_path, 5, 7)
     (tmp_path / 'checkpoint').write_text('model_checkpoint_path: "model.ckpt-5"\n')
     assert checkpoints.latest(str(tmp_path)) == fifth
@@ -182,7 +179,7 @@ def test_the_file_checkpoint_may_name_an_earlier_one(tmp_path):
 
 @pytest.mark.parametrize('what', ['data', 'index', 'both', 'data emptied', 'folder'])
 def test_a_checkpoint_that_vanishes_after_it_was_found(tmp_path, what):
-    """A trainer, or a person, removes it between looking and reading."""
+    """A trainer or a user removes it between finding and reading."""
     _save_steps(tmp_path, 7)
     path = checkpoints.latest(str(tmp_path))
     data, index = (tmp_path / f'model.ckpt-7.{end}' for end in ('data-00000-of-00001', 'index'))
@@ -200,37 +197,10 @@ def test_a_checkpoint_that_vanishes_after_it_was_found(tmp_path, what):
             read(path)
 
 
-@pytest.mark.parametrize('text, words', [
-    ('[' * 200000, 'is not JSON: nested too deeply'), ('[]', r'holds \[\], expected a JSON object'),
-    ((1 << 20) * ' ' + '{}', 'is larger than 1 MB'), (b'\xff', 'is not text in UTF-8'),
-    ('9' * 5000, 'is not JSON'), ('{}', '"net" is null, expected the name of a network'),
-    ({'net': []}, r'"net" is \[\]'), ({'net': 'a\x1b[2J'}, r'"net" is "a\\u001b\[2J"'),
-    ({'net': 1000 * 'a'}, '"net" is "a'), ({'dataset': {}}, '"dataset" is {}'),
-    ({'settings': []}, r'"settings" is \[\], expected an object'),
-    ({'settings': {'examples_per_step': 'x\ny'}}, '"settings" is '),
-    ({'settings': {'examples_per_step': 1e999}}, '"settings" is '),
-    ({'classes': 'cat'}, '"classes" is "cat", expected a list of names'),
-    ({'classes': [['cat']]}, '"classes" is')])
-def test_a_damaged_note_of_the_run(tmp_path, text, words):
-    path = tmp_path / 'run.json'
-    if isinstance(text, dict):
-        text = json.dumps({'net': 'tutorial', 'dataset': 'cifar10', 'settings': {}, **text})
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(app.UsageError, match=f'{path} .*{words}.*Remove it.*, or go away') as error:
-        checkpoints.check_run(tmp_path, 'tutorial', table.CIFAR10, 'go away')
-    assert '\n' not in str(error.value) and len(str(error.value)) < 400
-
-
-def test_no_note_of_the_run(tmp_path):
-    (tmp_path / 'file').write_text('')
-    for folder in (tmp_path, tmp_path / 'missing', tmp_path / 'file'):
-        assert checkpoints.check_run(folder, 'tutorial', table.CIFAR10, '') is None
-
-
-def test_checkpoints_as_they_come(tmp_path, capsys):
-    """The second is damaged: nothing new; the third comes from a run that has deleted the first."""
+def test_watch_yields_each_intact_checkpoint_once(tmp_path, capsys):
+    """The second is damaged and skipped; the third comes from a run that removed the first."""
     fifth, = _save_steps(tmp_path, 5)
-    coming = checkpoints.as_they_come(str(tmp_path), 0.1)
+    coming = checkpoints.watch(str(tmp_path), 0.1)
     assert next(coming) == fifth
     _save_steps(tmp_path, 6)
     _overwrite(tmp_path / 'model.ckpt-6.index', lambda data: data[:20])
@@ -239,20 +209,20 @@ def test_checkpoints_as_they_come(tmp_path, capsys):
     assert 'model.ckpt-6 is damaged' in capsys.readouterr().out
 
 
-def test_checkpoints_that_are_all_removed_are_waited_for(tmp_path):
-    """The file `checkpoint` names one that is gone: no damage, as others are to come."""
+def test_watch_waits_if_all_checkpoints_are_removed(tmp_path):
+    """The file `checkpoint` names a removed one, which is not damage: new ones will follow."""
     _save_steps(tmp_path, 5)
     (tmp_path / 'model.ckpt-5.index').unlink()
     threading.Timer(1.5, lambda: _save_steps(tmp_path, 7)).start()
-    assert next(checkpoints.as_they_come(str(tmp_path), 0.1)) == str(tmp_path / 'model.ckpt-7')
+    assert next(checkpoints.watch(str(tmp_path), 0.1)) == str(tmp_path / 'model.ckpt-7')
 
 
-def test_no_whole_checkpoint(tmp_path):
+def test_all_checkpoints_damaged(tmp_path):
     _save_steps(tmp_path, 5, 7)
     for step in (5, 7):
         _overwrite(tmp_path / f'model.ckpt-{step}.index', lambda data: bytes(len(data)))
-    with pytest.raises(app.UsageError, match=r'model.ckpt-7 is damaged \(.*\); model.ckpt-5, too: '
-                                             f'no checkpoint in {tmp_path} is whole'):
+    with pytest.raises(app.UsageError, match=r'model.ckpt-7 is damaged \(.*\); so is model.ckpt-5: '
+                                             f'all checkpoints in {tmp_path} are damaged'):
         checkpoints.latest(str(tmp_path))
 
 
@@ -261,9 +231,3 @@ def test_no_checkpoint_at_all(tmp_path):
     assert checkpoints.latest(str(tmp_path)) is None
     (tmp_path / 'checkpoint').write_bytes(b'')
     assert checkpoints.latest(str(tmp_path)) is None
-
-
-def test_a_note_that_is_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / 'run.json')  # Which nobody writes to.
-    with pytest.raises(OSError, match='not a regular file'):
-        checkpoints.check_run(str(tmp_path), 'tutorial', table.CIFAR10, 'go away')

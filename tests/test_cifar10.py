@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import plain
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -48,7 +48,7 @@ def test_variables_and_their_first_values():
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         values = session.run(variables)
-    # A normal distribution cut at two deviations keeps 0.88 of its deviation.
+    # Truncation at two standard deviations leaves 0.88 of the standard deviation.
     for name, stddev in [('conv1', 5e-2), ('conv2', 5e-2), ('local3', 0.04), ('local4', 0.04),
                          ('softmax_linear', 1 / 192)]:
         weights = values[name + '/weights']
@@ -60,7 +60,7 @@ def test_variables_and_their_first_values():
 
 
 def test_equals_the_plain_network():
-    """Logits, loss and every gradient, on the same weights."""
+    """Logits, loss and all gradients with the same weights."""
     logits, loss = build()
     values = plain.weights(seed=5, scale=2.0)
     constants = {name: tf.constant(value) for name, value in values.items()}
@@ -72,12 +72,12 @@ def test_equals_the_plain_network():
         session.run(tf.global_variables_initializer())
         load(session, values)
         ours = session.run([logits, loss, [gradient for gradient, _ in pairs]])
-        wanted = session.run([plain_logits, plain_loss, tf.gradients(
+        expected = session.run([plain_logits, plain_loss, tf.gradients(
             plain_loss, [constants[name] for name in names])])
-    assert abs(wanted[0]).max() > 0.5  # Not all zero.
-    np.testing.assert_allclose(ours[0], wanted[0], atol=1e-4)
-    np.testing.assert_allclose(ours[1], wanted[1], atol=1e-5)
-    for name, got, gradient in zip(names, ours[2], wanted[2]):
+    assert abs(expected[0]).max() > 0.5  # Not all zero.
+    np.testing.assert_allclose(ours[0], expected[0], atol=1e-4)
+    np.testing.assert_allclose(ours[1], expected[1], atol=1e-5)
+    for name, got, gradient in zip(names, ours[2], expected[2]):
         assert abs(got - gradient).max() <= 1e-4 * abs(gradient).max(), name
 
 
@@ -113,7 +113,7 @@ def test_learning_rate_counts_images(batch_size, replicas, decay_steps):
 
 
 def test_learning_rate_counts_the_records_of_the_files(half_bright):
-    """80 records in batches of 8: 10 steps an epoch, 3,500 a rate."""
+    """80 records in batches of 8: 10 steps per epoch, 3,500 per learning rate."""
     step = tf.placeholder(tf.int64, [])
     rate = cifar10.learning_rate(step)
     with tf.Session() as session:
@@ -126,7 +126,7 @@ def test_learning_rate_counts_the_records_of_the_files(half_bright):
     ('synthetic', None, 0.03, 28000), ('synthetic100', None, 0.03, 14000),
     ('cifar10', 0.02, 0.02, 140000), ('synthetic', 0.02, 0.02, 28000)])
 def test_initial_learning_rate(dataset, given, initial, decay_steps):
-    """The user's, else the data set's, else the tutorial's; then a tenth of it.
+    """The user's rate, or the data set's, or the tutorial's; later a tenth of it.
 
     350 epochs of 50,000, 10,000 or 5,000 images in batches of 125.
     """
@@ -153,19 +153,19 @@ def test_update_and_average_by_hand():
     assert average.op.name == 'layer/weights/ExponentialMovingAverage'
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        wanted = 1.0
+        expected = 1.0
         for made, weight in enumerate([0.8, 0.6, 0.4, 0.2], start=1):
             session.run(train_op)
             decay = (1 + made) / (10 + made)
-            wanted = decay * wanted + (1 - decay) * weight
+            expected = decay * expected + (1 - decay) * weight
             got = session.run([variable, average, global_step])
             np.testing.assert_allclose(got[0], [weight], atol=1e-6)
-            np.testing.assert_allclose(got[1], [wanted], atol=1e-6)
+            np.testing.assert_allclose(got[1], [expected], atol=1e-6)
             assert got[2] == made
 
 
 def test_loss_averages_by_hand():
-    """The first value, then 0.9 of the average and 0.1 of the value; beside the raw value."""
+    """The first value, then 0.9 of the average plus 0.1 of the value; and the raw value."""
     value = tf.placeholder(tf.float32, [])
     update = cifar10.loss_summaries({'cross_entropy': value})
     summary = tf.summary.merge_all()
@@ -189,19 +189,19 @@ def test_summaries_of_a_training_graph():
         summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
     tags = [value.tag for value in summary.value]
     layers = ['conv1', 'conv2', 'local3', 'local4', 'softmax_linear']
-    wanted = [f'{layer}/{what}' for layer in layers for what in ('activations', 'sparsity')]
-    wanted += list(plain.SHAPES) + [name + '/gradients' for name in plain.SHAPES]
+    expected = [f'{layer}/{what}' for layer in layers for what in ('activations', 'sparsity')]
+    expected += list(plain.SHAPES) + [name + '/gradients' for name in plain.SHAPES]
     for name in ('cross_entropy', 'local3/weight_loss', 'local4/weight_loss', 'total_loss'):
-        wanted += [name, name + ' (raw)']
-    assert sorted(tags) == sorted(wanted + ['learning_rate'])
+        expected += [name, name + ' (raw)']
+    assert sorted(tags) == sorted(expected + ['learning_rate'])
 
 
 def test_checkpoint_names():
     _, loss = build()
     cifar10.train(loss, tf.train.get_or_create_global_step())
-    wanted = list(plain.SHAPES) + [name + '/ExponentialMovingAverage' for name in plain.SHAPES]
+    expected = list(plain.SHAPES) + [name + '/ExponentialMovingAverage' for name in plain.SHAPES]
     variables = {variable.op.name: variable for variable in cifar10.variables_to_save()}
-    assert sorted(variables) == sorted(wanted + ['global_step'])
+    assert sorted(variables) == sorted(expected + ['global_step'])
     assert variables['global_step'].dtype.base_dtype == tf.int64
 
 
@@ -237,7 +237,7 @@ def test_float16_gradients_are_scaled():
 
 
 def test_images_of_another_size_are_refused():
-    with pytest.raises(ValueError, match=r'\(7, 32, 32, 3\), wanted: \[batch, 24, 24, 3\]'):
+    with pytest.raises(ValueError, match=r'\(7, 32, 32, 3\), expected \[batch, 24, 24, 3\]'):
         cifar10.inference(tf.zeros([7, 32, 32, 3]))
 
 
@@ -252,7 +252,7 @@ def test_every_variable_is_pinned_to_the_cpu():
 
 
 def test_code_written_against_the_tutorial_needs_no_app_run(half_bright):
-    """A program of its own imports the module, reads flags and trains a step."""
+    """A separate program imports the module, reads flags and trains one step."""
     program = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import tensorflow.compat.v1 as tf
@@ -272,9 +272,9 @@ with tf.Session() as session:
     print(session.run(global_step))
 '''
     done = subprocess.run(
-        [sys.executable, '-c', program, str(records.ROOT), '--batch_size=4',
+        [sys.executable, '-c', program, str(spawn.ROOT), '--batch_size=4',
          f'--data_dir={half_bright.parent}'],
-        capture_output=True, text=True, timeout=records.PATIENCE)
+        capture_output=True, text=True, timeout=spawn.PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == '4'
     assert done.stdout.split()[-1] == '2'

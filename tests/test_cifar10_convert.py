@@ -5,10 +5,12 @@ import subprocess
 import sys
 import time
 
+import image_files
 import numpy as np
-import pictures
+import outcomes
 import pytest
-import records
+import record_files
+import spawn
 from absl import app
 from absl.testing import flagsaver
 
@@ -18,16 +20,16 @@ import cifar10_train
 from datasets import custom
 from program import errors
 
-NAMES = ['upper half', 'ünten']  # Bright ones, see `records.half_bright`.
+NAMES = ['upper half', 'ünten']  # Bright ones, see `record_files.half_bright`.
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A folder of 2 x 42 images: 2 x 35 for training, 2 x 7 for testing."""
-    for index, (label, image) in enumerate(records.half_bright(84, seed=1)):
+    for index, (label, image) in enumerate(record_files.half_bright(84, seed=1)):
         path = tmp_path / 'my images' / NAMES[label]
         path.mkdir(parents=True, exist_ok=True)
-        pictures.bmp(path / f'{index}.bmp', image)
+        image_files.bmp(path / f'{index}.bmp', image)
     return tmp_path / 'my images'
 
 
@@ -50,7 +52,7 @@ def test_it_trains_evaluates_and_predicts(folder, tmp_path, capsys, monkeypatch)
             dataset=str(data), data_dir='/nonexistent', train_dir=str(tmp_path / 'train'),
             checkpoint_dir=str(tmp_path / 'train'), batch_size=8, max_steps=30, json=True):
         cifar10_train.train()
-        assert records.precision(str(tmp_path / 'train')) == 1.0
+        assert outcomes.precision(str(tmp_path / 'train')) == 1.0
         run = json.loads((tmp_path / 'train' / 'run.json').read_text())
         assert run['dataset'] == 'halves'
         capsys.readouterr()
@@ -67,7 +69,7 @@ def test_it_trains_evaluates_and_predicts(folder, tmp_path, capsys, monkeypatch)
 def test_each_image_has_its_label_and_its_pixels(folder, tmp_path):
     cifar10_convert.convert(str(folder), str(tmp_path / 'halves'))
     wanted = {image.transpose(2, 0, 1).tobytes(): label
-              for label, image in records.half_bright(84, seed=1)}
+              for label, image in record_files.half_bright(84, seed=1)}
     found = np.concatenate([np.fromfile(tmp_path / 'halves' / name, np.uint8).reshape(-1, 3073)
                             for name in ('train.bin', 'test.bin')])
     assert {record[1:].tobytes(): record[0] for record in found} == wanted
@@ -119,10 +121,10 @@ def test_svhn(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_console_that_is_gone_does_not_cost_the_data_set(folder, tmp_path):
     (folder / NAMES[0] / 'broken.png').write_text('text')
-    process = records.start_script('cifar10_convert.py', folder, tmp_path / 'data')
+    process = spawn.start_script('cifar10_convert.py', folder, tmp_path / 'data')
     process.stdout.close()
     error = process.stderr.read()
-    assert process.wait(timeout=records.PATIENCE) == -signal.SIGHUP
+    assert process.wait(timeout=spawn.PATIENCE) == -signal.SIGHUP
     assert error == '\nThe console is gone: Broken pipe.\n'
     assert custom.read(tmp_path / 'data').classes == tuple(NAMES)
 
@@ -132,12 +134,12 @@ def test_ctrl_c_leaves_nothing(folder, tmp_path):
     image = next((folder / NAMES[0]).iterdir())
     for index in range(20000):  # Which keep it busy for seconds.
         os.link(image, folder / NAMES[0] / f'again {index}.bmp')
-    process = records.start_script('cifar10_convert.py', folder, tmp_path / 'data')
+    process = spawn.start_script('cifar10_convert.py', folder, tmp_path / 'data')
     while not any(entry.suffix == '.part' for entry in tmp_path.iterdir()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert (process.returncode, error) == (130, 'cifar10_convert.py: interrupted\n')
     assert os.listdir(tmp_path) == ['my images']
 
@@ -145,14 +147,14 @@ def test_ctrl_c_leaves_nothing(folder, tmp_path):
 @pytest.mark.slow
 def test_a_killed_process_1_of_a_container_does_not_block_the_next(folder, tmp_path):
     command = ['unshare', '--pid', '--fork', '--kill-child', sys.executable,
-               records.ROOT / 'cifar10_convert.py', folder, tmp_path / 'data']
+               spawn.ROOT / 'cifar10_convert.py', folder, tmp_path / 'data']
     if subprocess.run([*command[:4], 'true'], capture_output=True).returncode:
         pytest.skip('namespaces cannot be made here')
     image = next((folder / NAMES[0]).iterdir())
     more = [folder / NAMES[0] / f'again {index}.bmp' for index in range(20000)]
     for path in more:  # Which keep it busy for seconds.
         os.link(image, path)
-    with subprocess.Popen(command, env=records.environment()) as process:
+    with subprocess.Popen(command, env=spawn.environment()) as process:
         while not any(entry.suffix == '.part' for entry in tmp_path.iterdir()):
             assert process.poll() is None
             time.sleep(0.02)
@@ -160,18 +162,18 @@ def test_a_killed_process_1_of_a_container_does_not_block_the_next(folder, tmp_p
     for path in more:
         path.unlink()
     assert len(os.listdir(tmp_path)) == 2
-    done = subprocess.run(command, env=records.environment(), text=True, capture_output=True)
+    done = subprocess.run(command, env=spawn.environment(), text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, '')
     assert sorted(os.listdir(tmp_path)) == ['data', 'my images']
 
 
 @pytest.mark.slow
 def test_as_a_user(folder, tmp_path):
-    done = records.run_script('cifar10_convert.py', folder)
+    done = spawn.run_script('cifar10_convert.py', folder)
     assert (done.returncode, done.stdout) == (1, '')
     assert done.stderr == (
         f'cifar10_convert.py: wanted FOLDER DATA_DIR, not {folder} (--help tells more)\n')
-    done = records.run_script('cifar10_convert.py', folder / NAMES[0], tmp_path / 'data')
+    done = spawn.run_script('cifar10_convert.py', folder / NAMES[0], tmp_path / 'data')
     assert (done.returncode, done.stderr.count('\n')) == (1, 1)
     assert 'has 0 folders; wanted: one for each class' in done.stderr
     assert os.listdir(tmp_path) == ['my images']

@@ -1,4 +1,4 @@
-"""Real workers; what starts processes is marked slow."""
+"""Tests with real workers. Those that start processes are marked slow."""
 import contextlib
 import json
 import os
@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 
+import networks
 import numpy as np
+import outcomes
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -44,10 +46,10 @@ def test_alone_it_trains_as_one_worker(half_bright):
     with flagsaver.flagsaver(max_steps=30, batch_size=16):
         cifar10_distributed_train.train()
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-30')
-    assert records.precision(FLAGS.train_dir) == 1.0
+    assert outcomes.precision(FLAGS.train_dir) == 1.0
 
 
-# Runs 20 steps on fixed images, rank by rank in slices, and writes what the variables are then.
+# Makes steps on fixed images, a slice per rank, and writes the resulting variables.
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 folder = sys.argv.pop(1)
@@ -56,9 +58,9 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 import cifar10, cifar10_distributed_train as script, recipes
 from training import session as training
-from workers import cluster, collectives, launch, rendezvous, team as team_
+from workers import cluster, collectives, launch, team as team_
 
-def steps(me, group, peers):
+def steps(me, team):
     random = np.random.RandomState(0)
     edge = 24 if tf.app.flags.FLAGS.net == 'tutorial' else 32
     images = random.normal(size=[12, edge, edge, 3]).astype(np.float32)
@@ -67,10 +69,7 @@ def steps(me, group, peers):
     tf.set_random_seed(1)
     with tf.device('/cpu:0'):
         tf.train.get_or_create_global_step()
-    team = team_.Team(group, peers) if peers else None
-    op, loss, _ = script.build(tf.constant(images[own]), tf.constant(labels[own]), group, team)
-    if team:
-        team.serve(startup.session_config())
+    op, loss = script.build(tf.constant(images[own]), tf.constant(labels[own]), team)
     with training.session(loss, 12, team=team) as session:
         while not session.should_stop():
             session.run(op)
@@ -79,22 +78,19 @@ def steps(me, group, peers):
     np.savez(f'{folder}/{me.size}-{me.rank}.npz', **values)
 
 def main(me):
-    group = collectives.Group(me.rank, me.size)
-    if me.size == 1:
-        return steps(me, group, None)
-    with rendezvous.join(me, {}) as peers, collectives.failures_of(peers):
-        steps(me, group, peers)
+    with team_.joined(me, {}) as team:
+        steps(me, team)
 startup.run(lambda: launch.run(main), [startup, cifar10, recipes, training, cluster, collectives])
 '''
 
 
 def variables_after(tmp_path, size, steps=20, net='tutorial'):
-    """What each of so many workers has in the end: dictionaries from name to value."""
-    process = records.start([
-        '-c', PROGRAM, str(records.ROOT), str(tmp_path), f'--num_workers={size}', f'--net={net}',
+    """The variables of each worker at the end: list of dictionaries from name to value."""
+    process = spawn.start([
+        '-c', PROGRAM, str(spawn.ROOT), str(tmp_path), f'--num_workers={size}', f'--net={net}',
         f'--batch_size={12 // size}', f'--max_steps={steps}', f'--data_dir={FLAGS.data_dir}',
         f'--train_dir={tmp_path}/train-{size}', '--bucket_mb=1', '--validate_every=0'])
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0, error
     return [{name.replace('|', '/'): value
              for name, value in np.load(tmp_path / f'{size}-{rank}.npz').items()}
@@ -116,7 +112,7 @@ def test_the_updates_are_those_of_one_process_with_all_records(half_bright, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize('net', ['tutorial', 'resnet23'])
-def test_workers_are_equal_to_the_bit_after_200_steps_but_for_batch_statistics(
+def test_workers_are_bitwise_equal_after_200_steps_except_for_batch_statistics(
         half_bright, tmp_path, net):
     first, second = variables_after(tmp_path, 2, 200, net)
     assert first['global_step'] == 200
@@ -134,20 +130,20 @@ def flags_of_a_run(*arguments):
             '--step_timeout=20', '--start_timeout=60', *arguments]
 
 
-def start(*arguments, size=2, rate=0.03):
-    return records.start([
-        *records.gently(NAME, rate), f'--num_workers={size}', *flags_of_a_run(*arguments)])
+def start(*arguments, size=2, rate=0.03, prepare=''):
+    return spawn.start([
+        *spawn.gently(NAME, rate, prepare), f'--num_workers={size}', *flags_of_a_run(*arguments)])
 
 
 def start_by_hand(*arguments, each=((), ())):
-    """Starts two workers, which know each other's addresses, with further flags for each."""
-    hosts = ','.join(f'127.0.0.1:{records.free_port()}' for _ in each)
-    return [records.start([*records.gently(NAME), f'--worker_hosts={hosts}', f'--task_index={rank}',
-                           *flags_of_a_run(*arguments, *more)]) for rank, more in enumerate(each)]
+    """Starts two workers by --worker_hosts; `each` has further flags per worker."""
+    hosts = ','.join(f'127.0.0.1:{networks.free_port()}' for _ in each)
+    return [spawn.start([*spawn.gently(NAME), f'--worker_hosts={hosts}', f'--task_index={rank}',
+                         *flags_of_a_run(*arguments, *more)]) for rank, more in enumerate(each)]
 
 
-def ends(processes, seconds=records.PATIENCE):
-    """Exit code, standard output and last line of standard error of each."""
+def ends(processes, seconds=spawn.PATIENCE):
+    """(exit code, stdout, last line of stderr) of each process."""
     deadline = time.monotonic() + seconds
     found = []
     for process in processes:
@@ -157,7 +153,7 @@ def ends(processes, seconds=records.PATIENCE):
 
 
 def await_steps(process):
-    """Returns once ten steps are made; what has been printed until then, a list of lines."""
+    """Waits for step 10 or later; returns the lines printed so far."""
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -167,30 +163,31 @@ def await_steps(process):
 
 
 def workers_of(process):
-    """The workers' process numbers, in the order of their ranks, once steps are made."""
+    """The workers' process IDs in order of rank, after the first steps."""
     await_steps(process)
     return children_of(process)
 
 
 def children_of(process):
     with open(f'/proc/{process.pid}/task/{process.pid}/children') as children:
-        return [int(pid) for pid in children.read().split()]
+        pids = [int(pid) for pid in children.read().split()]
+    return [pid for pid in pids if os.getsid(pid) == pid]  # Without the process that forks them.
 
 
 @pytest.mark.slow
 def test_trains_is_evaluated_and_resumes(half_bright):
     for steps in ('30', '32'):
         process = start(f'--max_steps={steps}')
-        _, error = process.communicate(timeout=records.PATIENCE)
+        _, error = process.communicate(timeout=spawn.PATIENCE)
         assert process.returncode == 0, error
         assert error == ''
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-32')
-    assert records.precision(FLAGS.train_dir) == 1.0
+    assert outcomes.precision(FLAGS.train_dir) == 1.0
 
 
 SEEDED = f'''
 import runpy, sys
-sys.path.insert(0, {str(records.ROOT)!r})
+sys.path.insert(0, {str(spawn.ROOT)!r})
 from program import startup
 import tensorflow.compat.v1 as tf
 draw = tf.set_random_seed
@@ -198,23 +195,23 @@ def draw_and_say(seed):
     print('drawn:', seed, file=sys.stderr, flush=True)
     draw(seed)
 tf.set_random_seed = draw_and_say
-runpy.run_path({str(records.ROOT / NAME)!r}, run_name='__main__')
+runpy.run_path({str(spawn.ROOT / NAME)!r}, run_name='__main__')
 '''
 
 
 @pytest.mark.slow
 def test_each_worker_draws_other_numbers_after_each_start(half_bright):
-    """Worker 0 alone can look into --train_dir, and tells the others the step."""
+    """Only worker 0 can read --train_dir; it sends the step to the others."""
     drawn = []
     for steps in (2, 4):
-        hosts = ','.join(f'127.0.0.1:{records.free_port()}' for _ in range(2))
-        processes = [records.start([
+        hosts = ','.join(f'127.0.0.1:{networks.free_port()}' for _ in range(2))
+        processes = [spawn.start([
             '-c', SEEDED, f'--worker_hosts={hosts}', f'--task_index={rank}', '--seed=3',
             *flags_of_a_run(f'--max_steps={steps}', f'--train_dir={FLAGS.train_dir}{rank}',
                             '--step_timeout=200', '--start_timeout=200')])
             for rank in range(2)]
         for process in processes:
-            _, error = process.communicate(timeout=records.PATIENCE)
+            _, error = process.communicate(timeout=spawn.PATIENCE)
             assert process.returncode == 0, error
             drawn += re.findall(r'drawn: (\d+)', error)
     assert len(drawn) == len(set(drawn)) == 4, drawn
@@ -225,7 +222,7 @@ def test_ctrl_c_while_the_graph_is_built(half_bright):
     process = start('--max_steps=100000')
     assert process.stdout.readline().startswith('Filling queue')
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=records.PATIENCE)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 130, error
     assert not re.search(NAME + ': worker .* (failed|was lost):', error), error
 
@@ -238,26 +235,26 @@ def test_on_one_core_gradients_are_averaged_under_the_rest_of_the_backward_pass(
         process = start('--max_steps=12', '--profile=10', '--batch_size=64')
     finally:
         os.sched_setaffinity(0, before)
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0, error
     with open(f'{FLAGS.train_dir}/timeline-10.json') as stream:
         events = [event for event in json.load(stream)['traceEvents'] if event['ph'] == 'X']
     started = sorted(event['ts'] for event in events if event['name'] == 'CollectiveReduceV2')
     last_gradient = max(event['ts'] + event['dur'] for event in events
                         if 'BackpropFilter' in event['name'])
-    assert len(started) == 3  # Losses, the last layers' gradients, the convolutions'.
+    assert len(started) == 3  # Losses, gradients of the last layers, gradients of the convolutions.
     assert started[1] < last_gradient
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize('rank', [0, 1])
-def test_a_worker_that_is_lost_ends_all(half_bright, rank, number):
+def test_a_lost_worker_ends_all_workers(half_bright, rank, number):
     process = start('--max_steps=100000')
     pids = workers_of(process)
     os.kill(pids[rank], number)
     begun = time.monotonic()
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode not in (0, None)
     assert time.monotonic() - begun < 20 + 20  # --step_timeout, and what `workers` leaves a frozen.
     assert f'worker {rank}' in error and 'was lost' in error, error
@@ -269,28 +266,28 @@ def test_a_worker_that_is_lost_ends_all(half_bright, rank, number):
 def test_sigterm_to_one_worker_lets_worker_0_save(half_bright, rank):
     process = start('--max_steps=100000')
     os.kill(workers_of(process)[rank], signal.SIGTERM)
-    out, error = process.communicate(timeout=records.PATIENCE)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143, error
     saved = int(re.search(r'Saved step (\d+) in', out).group(1))
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith(f'model.ckpt-{saved}')
 
 
 @pytest.mark.slow
-def test_a_log_whose_reader_is_gone_ends_all_as_it_ends_one_worker(half_bright):
+def test_without_a_reader_of_the_log_all_workers_save_and_stop(half_bright):
     process = start('--max_steps=100000', '--log_frequency=1')
     await_steps(process)
     process.stdout.close()
     error = process.stderr.read()
-    assert process.wait(timeout=records.PATIENCE) == 129, error
+    assert process.wait(timeout=spawn.PATIENCE) == 129, error
     assert error == ('\nThe console is gone: Broken pipe.\n'
-                     '\nStopping after this step; once more stops at once.\n')
+                     '\nStopping after this step; interrupt again to stop at once.\n')
     assert tf.train.latest_checkpoint(FLAGS.train_dir)
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_is_told_to_all(half_bright):
+def test_all_workers_report_a_loss_that_is_not_finite(half_bright):
     process = start('--max_steps=100', rate=1e20)
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 1
     lines = sorted(error.splitlines(), key=len)
     assert len(lines) == 2, error
@@ -299,31 +296,41 @@ def test_a_loss_that_is_not_finite_is_told_to_all(half_bright):
                     r'diverged at step \d+: ', lines[1])
 
 
+# Validations take 12 seconds longer from a step on.
+SLOW_VALIDATION = '''
+import time
+from evaluation import validation
+validate = validation.Validation.run
+def validate_slowly(self, session, step):
+    if step >= %d:
+        print('validating', step, flush=True)
+        time.sleep(12)
+    return validate(self, session, step)
+validation.Validation.run = validate_slowly
+'''
+
+
 @pytest.mark.slow
 def test_a_validation_may_take_longer_than_a_step(half_bright):
-    """Of 60,000 images, with steps of less than six seconds."""
-    one = (half_bright / 'test_batch.bin').read_bytes()
-    (half_bright / 'test_batch.bin').write_bytes(one * 462)
-    begun = time.monotonic()
-    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=6')
-    out, error = process.communicate(timeout=records.PATIENCE)
+    """Twelve seconds, with steps of less than ten."""
+    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=10',
+                    prepare=SLOW_VALIDATION % 5)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0, error
     assert re.findall(r'step (\d+), validation error', out) == ['5', '6']
-    assert time.monotonic() - begun > 2 * 6
+    assert out.count('validating') == 2
 
 
 @pytest.mark.slow
-def test_sigterm_while_worker_0_validates_the_last_step_costs_nothing(half_bright):
-    """Of 60,000 images, which takes it longer than it would wait for a lost worker's goodbye."""
-    one = (half_bright / 'test_batch.bin').read_bytes()
-    (half_bright / 'test_batch.bin').write_bytes(one * 462)
-    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=6')
+def test_sigterm_during_the_last_validation_loses_nothing(half_bright):
+    """That takes worker 0 longer than it would wait for a lost worker's goodbye."""
+    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=10',
+                    prepare=SLOW_VALIDATION % 6)
     for line in process.stdout:
-        if 'step 5, validation error' in line:
+        if line == 'validating 6\n':
             break
-    time.sleep(2)  # For the last step.
     os.kill(children_of(process)[1], signal.SIGTERM)
-    out, error = process.communicate(timeout=records.PATIENCE)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143, error
     assert 'step 6, validation error' in out and 'Saved step 6 in' in out, error
 
@@ -345,9 +352,8 @@ def test_a_worker_with_another_net_or_other_data_ends_both(half_bright, differen
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize('rank', [0, 1])
-def test_a_worker_that_is_lost_at_the_start_ends_the_other(half_bright, rank, number):
+def test_a_worker_lost_at_the_start_ends_the_other(half_bright, rank, number):
     processes = start_by_hand('--start_timeout=8')
-    time.sleep(0.5)
     processes[rank].send_signal(number)
     try:
         (code, _, line), = ends([processes[1 - rank]])
@@ -363,12 +369,12 @@ def test_a_worker_that_is_lost_at_the_start_ends_the_other(half_bright, rank, nu
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize('rank', [0, 1])
-def test_a_worker_that_is_lost_before_the_first_step_ends_the_other(half_bright, rank, number):
+def test_a_worker_lost_before_the_first_step_ends_the_other(half_bright, rank, number):
     process = start('--max_steps=100000')
     assert process.stdout.readline().startswith('Filling queue')
     pids = children_of(process)
     os.kill(pids[rank], number)
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode not in (0, None)
     assert f'worker {rank}' in error and 'was lost' in error, error
     assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
@@ -377,33 +383,33 @@ def test_a_worker_that_is_lost_before_the_first_step_ends_the_other(half_bright,
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize('rank', [0, 1])
-def test_a_worker_that_is_lost_while_worker_0_saves_harms_no_checkpoint(half_bright, rank, number):
+def test_a_worker_lost_during_a_save_harms_no_checkpoint(half_bright, rank, number):
     process = start('--max_steps=100000', '--save_checkpoint_steps=1')
     pids = workers_of(process)
     while not any('temp' in name for name in os.listdir(FLAGS.train_dir)):
         assert process.poll() is None
     os.kill(pids[rank], number)
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode not in (0, None)
     assert f'worker {rank}' in error and 'was lost' in error, error
     saved = int(tf.train.latest_checkpoint(FLAGS.train_dir).rsplit('-', 1)[1])
-    assert 0.0 <= records.precision(FLAGS.train_dir) <= 1.0  # It can be read.
+    assert 0.0 <= outcomes.precision(FLAGS.train_dir) <= 1.0  # It can be read.
     process = start(f'--max_steps={saved + 2}')
-    out, error = process.communicate(timeout=records.PATIENCE)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0, error
     assert f'Resuming from {FLAGS.train_dir}/model.ckpt-{saved}.' in out
 
 
 @pytest.mark.slow
-@records.with_networks
+@networks.with_networks
 def test_a_cut_link_ends_both(half_bright):
     with link.networks() as (names, addresses):
         hosts = ','.join(f'{address}:2222' for address in addresses)
         processes = [subprocess.Popen(
-            ['ip', 'netns', 'exec', name, sys.executable, *records.gently(NAME),
+            ['ip', 'netns', 'exec', name, sys.executable, *spawn.gently(NAME),
              f'--worker_hosts={hosts}', f'--task_index={rank}',
              *flags_of_a_run('--max_steps=100000')],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=records.environment())
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=spawn.environment())
             for rank, name in enumerate(names)]
         notices = [line for line in await_steps(processes[0]) if 'private network' in line]
         assert notices == [
@@ -418,7 +424,7 @@ def test_a_cut_link_ends_both(half_bright):
 
 
 def listening_ports(pid):
-    """Ports of all TCP sockets that listen in a process's network namespace."""
+    """All listening TCP ports in the network namespace of a process."""
     lines = []
     for version in ('', '6'):
         with contextlib.suppress(FileNotFoundError), open(f'/proc/{pid}/net/tcp{version}') as table:
@@ -428,29 +434,29 @@ def listening_ports(pid):
 
 
 @pytest.mark.slow
-@records.with_networks
-def test_another_machine_reaches_no_port_of_workers_on_one(half_bright):
-    """Though the link works: it does reach a port that somebody else opens meanwhile."""
+@networks.with_networks
+def test_workers_on_one_machine_have_no_ports_open_to_others(half_bright):
+    """The link itself works: another process's port can be reached."""
     open_port = [sys.executable, '-c', 'import socket, sys; '
                  'server = socket.create_server(("", 3333)); print(flush=True); sys.stdin.read()']
     with link.networks() as (names, (address, _)):
         inside = ['ip', 'netns', 'exec', names[0]]
         process = subprocess.Popen(
-            [*inside, sys.executable, *records.gently(NAME), '--num_workers=2',
+            [*inside, sys.executable, *spawn.gently(NAME), '--num_workers=2',
              *flags_of_a_run('--max_steps=100000')],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=records.environment())
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=spawn.environment())
         try:
             lines = await_steps(process)
             found = listening_ports(process.pid)
             assert len(found) == 2
-            assert not any(records.connects(names[1], address, port) for port in found)
+            assert not any(networks.connects(names[1], address, port) for port in found)
             with subprocess.Popen([*inside, *open_port], stdin=subprocess.PIPE,
                                   stdout=subprocess.PIPE) as other:
                 other.stdout.readline()
-                assert records.connects(names[1], address, 3333)
+                assert networks.connects(names[1], address, 3333)
                 other.stdin.close()
             process.send_signal(signal.SIGTERM)
-            out, error = process.communicate(timeout=records.PATIENCE)
+            out, error = process.communicate(timeout=spawn.PATIENCE)
         finally:
             process.kill()
     assert process.returncode == 143, error
@@ -461,23 +467,23 @@ def test_another_machine_reaches_no_port_of_workers_on_one(half_bright):
 @pytest.mark.slow
 def test_mpirun_starts_it(half_bright):
     done = subprocess.run(
-        [*records.mpirun(2), sys.executable, *records.gently(NAME),
+        [*spawn.mpirun(2), sys.executable, *spawn.gently(NAME),
          *flags_of_a_run('--max_steps=11')],
-        capture_output=True, text=True, timeout=records.PATIENCE, env=records.environment())
+        capture_output=True, text=True, timeout=spawn.PATIENCE, env=spawn.environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('Filling queue') == 1
     assert f'Saved step 11 in {FLAGS.train_dir}.' in done.stdout
 
 
 def tf_config(rank, ports):
-    """As Kubernetes operators set it: worker 0 is the chief."""
+    """As Kubernetes operators set it, with worker 0 as the chief."""
     return {'TF_CONFIG': json.dumps({
         'cluster': {'chief': [f'127.0.0.1:{ports[0]}'], 'worker': [f'127.0.0.1:{ports[1]}']},
         'task': {'type': ('chief', 'worker')[rank], 'index': 0}})}
 
 
 def slurm(rank, ports):
-    """What srun sets for the tasks of a step, one node."""
+    """What srun sets for the tasks of a step on one node."""
     return {'SLURM_JOB_ID': str(ports[0]), 'SLURM_STEP_ID': '0', 'SLURM_PROCID': str(rank),
             'SLURM_STEP_NUM_TASKS': '2', 'SLURM_LOCALID': str(rank),
             'SLURM_STEP_NODELIST': 'localhost'}
@@ -485,12 +491,11 @@ def slurm(rank, ports):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('variables', [tf_config, slurm])
-def test_an_environment_says_who_the_workers_are(half_bright, variables):
-    ports = [records.free_port(), records.free_port()]
-    processes = [subprocess.Popen(
-        [sys.executable, *records.gently(NAME), *flags_of_a_run('--max_steps=11')],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**records.environment(), **variables(rank, ports)}) for rank in range(2)]
+def test_workers_from_environment_variables(half_bright, variables):
+    ports = [networks.free_port(), networks.free_port()]
+    processes = [spawn.start(
+        [*spawn.gently(NAME), *flags_of_a_run('--max_steps=11')],
+        env={**spawn.environment(), **variables(rank, ports)}) for rank in range(2)]
     (first, out, line), (second, nothing, other_line) = ends(processes)
     assert (first, second) == (0, 0), (line, other_line)
     assert f'Saved step 11 in {FLAGS.train_dir}.' in out

@@ -2,11 +2,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
@@ -21,7 +20,7 @@ FLAGS = flags.FLAGS
 
 
 def values(tag):
-    """step -> value of a scalar in the event file of the evaluation, which may be growing."""
+    """A curve from the evaluation's event file, which may still grow: step -> value."""
     found = {}
     with contextlib.suppress(tf.errors.DataLossError):
         for event in tf.train.summary_iterator(event_file()):
@@ -56,21 +55,21 @@ def test_run_once(half_bright, capsys):
 
 
 def test_held_out_images(half_bright, capsys):
-    """Of 80 training images 8 are held out, of a run that says so; others have seen all 80."""
+    """A run with --validate_on=held_out holds out 8 of 80 images; other runs train on all."""
     cifar10_train.train()
     with flagsaver.flagsaver(run_once=True, eval_data='held_out'):
         with pytest.raises(app.UsageError, match='trained without --validate_on=held_out'):
             cifar10_eval.evaluate()
         FLAGS.restart, FLAGS.validate_on = True, 'held_out'
         cifar10_train.train()
-        FLAGS.validate_on = 'test'  # The evaluation does not take that flag.
+        FLAGS.validate_on = 'test'  # The evaluation does not have that flag.
         cifar10_eval.evaluate()
     assert 'on 8 images.' in capsys.readouterr().out
     assert 'validation/error_averaged' in tags()
 
 
-def test_a_part_of_the_images_is_told_and_no_validation(half_bright, capsys):
-    """Of the 130 images of the test set."""
+def test_evaluating_some_of_the_images_prints_a_line_and_no_validation_error(half_bright, capsys):
+    """The test set has 130 images."""
     cifar10_train.train()
     capsys.readouterr()
     with flagsaver.flagsaver(run_once=True, num_examples=100):
@@ -88,7 +87,7 @@ def test_run_once_without_a_checkpoint(half_bright):
 
 
 def test_the_best_checkpoint(half_bright, capsys):
-    """It has another step than the latest: the event file tells which was evaluated."""
+    """It has another step than the latest, which the event file shows."""
     with flagsaver.flagsaver(validate_every=1):
         cifar10_train.train()
     best = os.path.join(FLAGS.train_dir, 'best')
@@ -99,9 +98,9 @@ def test_the_best_checkpoint(half_bright, capsys):
     assert tf.train.latest_checkpoint(best) == f'{best}/model.ckpt-{step}'
 
 
-def test_run_once_without_a_checkpoint_asks_for_no_data(tmp_path):
-    done = records.run_script('cifar10_eval.py', f'--data_dir={tmp_path}/data', '--run_once',
-                              f'--checkpoint_dir={tmp_path}/train', f'--eval_dir={tmp_path}/eval')
+def test_run_once_without_a_checkpoint_downloads_nothing(tmp_path):
+    done = spawn.run_script('cifar10_eval.py', f'--data_dir={tmp_path}/data', '--run_once',
+                            f'--checkpoint_dir={tmp_path}/train', f'--eval_dir={tmp_path}/eval')
     assert done.returncode == 1
     assert done.stdout == ''
     assert done.stderr == (f'cifar10_eval.py: No checkpoint in {tmp_path}/train: train first, or '
@@ -109,7 +108,7 @@ def test_run_once_without_a_checkpoint_asks_for_no_data(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_in_the_place_of_eval_dir(half_bright, tmp_path):
+def test_eval_dir_is_a_file(half_bright, tmp_path):
     cifar10_train.train()
     (tmp_path / 'eval').write_text('mine')
     with flagsaver.flagsaver(run_once=True), pytest.raises(FileExistsError):
@@ -119,8 +118,8 @@ def test_a_file_in_the_place_of_eval_dir(half_bright, tmp_path):
 
 @pytest.mark.parametrize('gone', [
     ['.data-00000-of-00001'], ['.index'], ['.data-00000-of-00001', '.index']])
-def test_a_checkpoint_that_is_deleted_meanwhile(half_bright, capsys, gone):
-    """The next one is waited for; --run_once, the predictions and the export end in one line."""
+def test_a_checkpoint_that_is_removed_before_it_is_read(half_bright, capsys, gone):
+    """The evaluation waits for the next one; --run_once, prediction and export exit with a line."""
     cifar10_train.train()
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
     current = counting.Evaluation()
@@ -128,19 +127,19 @@ def test_a_checkpoint_that_is_deleted_meanwhile(half_bright, capsys, gone):
     for ending in gone:
         os.remove(latest + ending)
     assert cifar10_eval._run_unless_gone(current, latest) is None
-    assert f'{latest} is gone' in capsys.readouterr().out
+    assert f'Skipped {latest}: ' in capsys.readouterr().out
     with flagsaver.flagsaver(run_once=True), pytest.raises(
             errors.DataError, match=f'{latest} cannot be read .*: .* run the same command again'):
         cifar10_eval._run_unless_gone(current, latest)
     with pytest.raises(errors.DataError, match=f'{latest} cannot be read '):
-        with model.Model().session(latest):
+        with model.Model.of_pixels().session(latest):
             pass
 
 
 @pytest.mark.slow
 def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
-    """The evaluation starts on an empty folder; training comes after it, and again later."""
-    process = records.start_script(
+    """The evaluation starts in an empty folder; then training starts, and later resumes."""
+    process = spawn.start_script(
         'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}', f'--checkpoint_dir={FLAGS.train_dir}',
         f'--eval_dir={FLAGS.eval_dir}', '--eval_interval_secs=1')
     try:
@@ -155,8 +154,8 @@ def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
                 seen = list(values('Precision @ 1'))
     finally:
         process.send_signal(signal.SIGINT)
-        rest, error = process.communicate(timeout=records.PATIENCE)
-    assert rest == ''  # Nothing a second time.
+        rest, error = process.communicate(timeout=spawn.PATIENCE)
+    assert rest == ''  # No checkpoint twice.
     assert process.returncode == 130
     assert error == 'cifar10_eval.py: interrupted\n'
 
@@ -167,8 +166,8 @@ def test_a_folder_of_another_network_is_one_line(half_bright, tmp_path):
         session.run(tf.global_variables_initializer())
         os.makedirs(FLAGS.train_dir)
         tf.train.Saver().save(session, FLAGS.train_dir + '/model.ckpt')
-    done = records.run_script('cifar10_eval.py', f'--data_dir={FLAGS.data_dir}', '--run_once',
-                              f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}')
+    done = spawn.run_script('cifar10_eval.py', f'--data_dir={FLAGS.data_dir}', '--run_once',
+                            f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}')
     assert done.returncode == 1
     assert done.stderr.count('\n') == 1
     assert 'conv1/weights/ExponentialMovingAverage is missing' in done.stderr
@@ -185,7 +184,7 @@ def test_evaluating_leaves_earlier_event_files(half_bright):
 
 
 def test_per_class(half_bright, capsys):
-    """Of 130 images 65 are of each of the first two classes; no other is there."""
+    """65 of the 130 images are of each of the first two classes."""
     with flagsaver.flagsaver(max_steps=30, batch_size=16):
         cifar10_train.train()
     capsys.readouterr()
@@ -201,15 +200,15 @@ def test_per_class(half_bright, capsys):
 
 
 @pytest.mark.slow
-def test_output_that_has_no_room_is_not_taken_for_the_folder(half_bright):
-    """The result is in the event file all the same."""
+def test_a_full_stdout_is_not_reported_as_a_full_folder(half_bright):
+    """The event file still has the result."""
     with flagsaver.flagsaver(max_steps=1):
         cifar10_train.train()
     with open('/dev/full', 'w') as full:
-        done = subprocess.run(
-            [sys.executable, records.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
+        done = spawn.run(
+            [spawn.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
              f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}', '--run_once'],
-            stdout=full, stderr=subprocess.PIPE, text=True, timeout=records.PATIENCE)
+            stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (
         1, 'cifar10_eval.py: standard output cannot be written: No space left on device\n')
     assert list(values('Precision @ 1')) == [1]

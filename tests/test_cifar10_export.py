@@ -5,7 +5,8 @@ import sys
 
 import plain
 import pytest
-import records
+import record_files
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
@@ -52,8 +53,8 @@ def noisy(tmp_path):
     folder = tmp_path / 'data' / 'cifar-10-batches-bin'
     folder.mkdir(parents=True)
     for index in range(1, 6):
-        records.write(folder / f'data_batch_{index}.bin', records.noise(1, seed=index))
-    records.write(folder / 'test_batch.bin', records.noise(130, seed=0))
+        record_files.write(folder / f'data_batch_{index}.bin', record_files.noise(1, seed=index))
+    record_files.write(folder / 'test_batch.bin', record_files.noise(130, seed=0))
     plain.save_checkpoint(tmp_path / 'train')
     with flagsaver.flagsaver(
             data_dir=str(tmp_path / 'data'), checkpoint_dir=str(tmp_path / 'train'),
@@ -65,7 +66,7 @@ def use_elsewhere(model, path, tmp_path):
     """What `PROGRAM` finds, in a process that knows nothing of this project."""
     done = subprocess.run(
         [sys.executable, '-I', '-c', PROGRAM, str(model), str(path)], capture_output=True,
-        text=True, cwd=tmp_path, timeout=records.PATIENCE)
+        text=True, cwd=tmp_path, timeout=spawn.PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-import records
+import record_files
 import tensorflow.compat.v1 as tf
 
 import cifar10_input
@@ -14,7 +14,7 @@ SMALL = table.DataSet('small', 'small', '', {'a.bin': 0, 'b.bin': 0}, {'c.bin': 
 def write_small(folder, a=0, b=0, c=0):
     """Writes the files of SMALL; returns uint8 [a + b + c, 3073]."""
     for index, (name, count) in enumerate([('a.bin', a), ('b.bin', b), ('c.bin', c)]):
-        records.write(folder / name, records.noise(count, seed=index))
+        record_files.write(folder / name, record_files.noise(count, seed=index))
     return np.concatenate([np.fromfile(folder / name, np.uint8).reshape(-1, 3073)
                            for name in ('a.bin', 'b.bin', 'c.bin')])
 
@@ -40,7 +40,7 @@ def test_three_records(tmp_path):
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
     images = [np.broadcast_to(np.array(colour, np.uint8), [32, 32, 3]).copy() for colour in colours]
     images[1][2, 5] = (7, 8, 9)
-    records.write(tmp_path / 'three.bin', zip((3, 9, 0), images))
+    record_files.write(tmp_path / 'three.bin', zip((3, 9, 0), images))
     queue = tf.FIFOQueue(99, [tf.string], shapes=())
     result = cifar10_input.read_cifar10(queue)
     assert (result.height, result.width, result.depth) == (32, 32, 3)
@@ -233,7 +233,7 @@ def test_more_workers_than_records(tmp_path):
         cifar10_input.distorted_inputs(str(tmp_path), 8, SMALL, shard=(3, 4))
 
 
-def test_a_readers_exception_is_raised_as_itself(tmp_path):
+def test_the_exception_of_a_reading_thread_is_raised(tmp_path):
     write_small(tmp_path, a=10, b=10)
     images, _ = cifar10_input.distorted_inputs(str(tmp_path), 8, SMALL)
     (tmp_path / 'b.bin').unlink()

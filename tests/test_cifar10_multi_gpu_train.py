@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -44,7 +44,7 @@ def two_towers(half_bright):
 
 
 def run(fetches):
-    """Runs a part of the default graph, queues and all, on what devices there are."""
+    """Runs part of the default graph, with its queues, on the available devices."""
     creator = tf.train.ChiefSessionCreator(config=startup.session_config())
     with tf.train.MonitoredSession(creator) as session:
         return session.run(fetches)
@@ -66,7 +66,7 @@ def test_devices_and_names_of_two_towers(two_towers):
                          'QueueEnqueueV2', 'GatherV2'):
             assert op.device == '/device:CPU:0', op
         elif op.type in ('ReadVariableOp', 'AssignSubVariableOp', 'AssignAddVariableOp'):
-            # Without a device, these go where the variable is.
+            # Without a device, these follow the variable.
             assert op.device in ('/device:CPU:0', ''), op
     assert {f'tower_{i}/conv1/Conv2D' for i in (0, 1)} <= {op.name for op in operations}
 
@@ -79,7 +79,7 @@ def test_each_tower_dequeues_its_own_batch_from_one_queue(two_towers):
 
 
 def test_a_tower_sums_its_own_losses(two_towers):
-    """Decay is the same in each tower; the total is not the sum over both."""
+    """Each tower has the same weight decay; its total does not include the other's."""
     _, losses, _ = two_towers
     assert [list(tower) for tower in losses] == 2 * [
         ['local3/weight_loss', 'local4/weight_loss', 'cross_entropy', 'total_loss']]
@@ -91,7 +91,7 @@ def test_a_tower_sums_its_own_losses(two_towers):
 
 
 def test_two_towers_take_the_step_of_one_with_both_batches():
-    """Two towers of 8 images and one network of the 16: the same gradients."""
+    """Two towers with 8 images each have the gradients of one network with all 16."""
     random = np.random.RandomState(0)
     images = tf.constant(random.normal(size=[16, 24, 24, 3]).astype(np.float32))
     labels = tf.constant(random.randint(0, 10, 16).astype(np.int32))
@@ -114,7 +114,7 @@ def test_two_towers_take_the_step_of_one_with_both_batches():
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * abs(theirs).max())
 
 
-def test_summaries_bear_no_towers_names(two_towers):
+def test_summary_tags_do_not_contain_towers(two_towers):
     cifar10.loss_summaries(cifar10_multi_gpu_train._mean_losses(two_towers[1]))
     merged = cifar10_multi_gpu_train._summaries()
     summary = tf.Summary.FromString(run(merged))
@@ -142,7 +142,7 @@ def test_trains_and_is_evaluated_and_resumed_by_the_others(half_bright, capsys):
 
 
 def test_speed_counts_all_towers(half_bright, capsys):
-    """Images a second times seconds a step: the batches of both towers."""
+    """Images per second times seconds per step: the batches of both towers."""
     with flagsaver.flagsaver(num_gpus=2, max_steps=1):
         cifar10_multi_gpu_train.train()
     line = [line for line in capsys.readouterr().out.splitlines() if ': step 0' in line][0]
@@ -151,22 +151,22 @@ def test_speed_counts_all_towers(half_bright, capsys):
 
 
 @pytest.mark.parametrize('towers, gpus, line', [
-    (1, 1, 'Asked for 1 GPU, using /gpu:0. Variables and input are on the CPU.'),
-    (2, 4, 'Asked for 2 GPUs, using /gpu:0, /gpu:1. Variables and input are on the CPU.'),
-    (3, 1, 'Asked for 3 GPUs, only 1 to be had: the 3 towers share what there is.'),
-    (1, 0, 'Asked for 1 GPU, none to be had: 1 tower on the CPU.'),
-    (2, 0, 'Asked for 2 GPUs, none to be had: 2 towers on the CPU.')])
-def test_what_is_said_of_devices(towers, gpus, line):
+    (1, 1, 'Running 1 tower on /gpu:0; variables and input on the CPU.'),
+    (2, 4, 'Running 2 towers on /gpu:0, /gpu:1; variables and input on the CPU.'),
+    (3, 1, 'Found only 1 GPU; 3 towers will share.'),
+    (1, 0, 'No GPU found; running 1 tower on the CPU.'),
+    (2, 0, 'No GPU found; running 2 towers on the CPU.')])
+def test_the_line_about_devices(towers, gpus, line):
     assert cifar10_multi_gpu_train.devices(towers, gpus) == line
 
 
 @pytest.mark.slow
 def test_the_script_as_a_user_runs_it(half_bright):
-    done = records.run_script(
+    done = spawn.run_script(
         'cifar10_multi_gpu_train.py', '--num_gpus=2', '--max_steps=2', '--batch_size=4',
         '--device=cpu', f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}')
     assert done.returncode == 0, done.stderr
     assert done.stderr == ''
     lines = done.stdout.splitlines()
-    assert lines[0] == 'Asked for 2 GPUs, none to be had: 2 towers on the CPU.'
+    assert lines[0] == 'No GPU found; running 2 towers on the CPU.'
     assert lines[-1] == f'Saved step 2 in {FLAGS.train_dir}.'

@@ -1,10 +1,8 @@
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
@@ -117,8 +115,7 @@ def test_mistakes(options, message):
 def test_without_matplotlib_is_one_line(tmp_path):
     code = ("import runpy, sys; sys.modules['matplotlib'] = None; sys.argv[1:] = "
             "['--picture=samples']; runpy.run_path('cifar10_plot.py', run_name='__main__')")
-    done = subprocess.run([sys.executable, '-c', code], cwd=records.ROOT, capture_output=True,
-                          text=True, timeout=records.PATIENCE)
+    done = spawn.run(['-c', code], cwd=spawn.ROOT, capture_output=True)
     assert done.returncode == 1
     assert done.stderr.endswith('This picture is drawn by Matplotlib, which is not installed: '
                                 'pip install matplotlib\n')
@@ -127,8 +124,8 @@ def test_without_matplotlib_is_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_the_script_as_a_user_runs_it(tmp_path):
-    done = records.run_script('cifar10_plot.py', f'--data_dir={tmp_path}', '--dataset=synthetic100',
-                              '--picture=samples', cwd=tmp_path)
+    done = spawn.run_script('cifar10_plot.py', f'--data_dir={tmp_path}', '--dataset=synthetic100',
+                            '--picture=samples', cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, '')
     assert done.stdout.endswith('Wrote samples.png.\n')
     assert (tmp_path / 'samples.png').exists()

@@ -3,13 +3,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 
+import image_files
 import numpy as np
-import pictures
 import plain
 import pytest
-import records
+import record_files
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
@@ -20,7 +20,7 @@ import cifar10_train
 from program import errors
 
 FLAGS = flags.FLAGS
-IMAGES = [image for _, image in records.noise(7, seed=3)]
+IMAGES = [image for _, image in record_files.noise(7, seed=3)]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def pictures_(tmp_path):
     (tmp_path / 'pictures').mkdir()
     paths = [tmp_path / 'pictures' / f'{index}.png' for index in range(len(IMAGES))]
     for path, image in zip(paths, IMAGES):
-        pictures.png(path, image)
+        image_files.png(path, image)
     return [str(path) for path in paths]
 
 
@@ -155,7 +155,7 @@ def test_the_table_has_80_columns(network, pictures_, tmp_path, capsys):
     long = tmp_path / ('long ' * 20 + 'x.png')
     strange = tmp_path / 'str\x1b[2Jange.png'
     for path in (long, strange):
-        pictures.png(path, IMAGES[0])
+        image_files.png(path, IMAGES[0])
     with flagsaver.flagsaver(json=False, top_k=2):
         assert cifar10_predict.predict([str(long), str(strange)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -198,7 +198,7 @@ def test_a_saved_model_of_others(pictures_, tmp_path):
 def test_as_a_user(network, pictures_, tmp_path):
     """Words before and behind flags; the exit code tells of a broken image."""
     (tmp_path / 'text.jpg').write_text('text')
-    done = records.run_script(
+    done = spawn.run_script(
         'cifar10_predict.py', pictures_[0], '--top_k=1', str(tmp_path / 'text.jpg'),
         f'--checkpoint_dir={FLAGS.checkpoint_dir}')
     assert done.returncode == 1
@@ -206,7 +206,7 @@ def test_as_a_user(network, pictures_, tmp_path):
         f'cifar10_predict.py: {tmp_path}/text.jpg is damaged or cut short, or not a JPEG, PNG, '
         'GIF, BMP, WebP or TIFF image\n')
     assert len(done.stdout.splitlines()) == 2
-    done = records.run_script('cifar10_predict.py')
+    done = spawn.run_script('cifar10_predict.py')
     assert (done.returncode, done.stdout) == (1, '')
     assert done.stderr == 'cifar10_predict.py: wanted IMAGE..., not nothing (--help tells more)\n'
 
@@ -214,16 +214,14 @@ def test_as_a_user(network, pictures_, tmp_path):
 @pytest.mark.slow
 def test_output_that_nobody_reads_or_that_has_no_room(network, pictures_):
     """`... | head -1` ends in silence, as other programs do. A full disk is an error."""
-    command = [sys.executable, records.ROOT / 'cifar10_predict.py', *pictures_, '--batch_size=1',
+    command = [spawn.ROOT / 'cifar10_predict.py', *pictures_, '--batch_size=1',
                f'--checkpoint_dir={FLAGS.checkpoint_dir}']
     with open('/dev/full', 'w') as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True,
-                              timeout=records.PATIENCE)
+        done = spawn.run(command, stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (
         1, 'cifar10_predict.py: standard output cannot be written: No space left on device\n')
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, 'w') as pipe:
-        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True,
-                              timeout=records.PATIENCE)
+        done = spawn.run(command, stdout=pipe, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, '')

@@ -2,8 +2,9 @@ import os
 import signal
 import socket
 
+import outcomes
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -19,22 +20,22 @@ def test_learns_separable_images_then_resumes(half_bright):
         with flagsaver.flagsaver(max_steps=max_steps, batch_size=16):
             cifar10_train.train()
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-31')
-    assert records.precision(FLAGS.train_dir) == 1.0
+    assert outcomes.precision(FLAGS.train_dir) == 1.0
 
 
 def test_the_scripts_work_as_a_user_runs_them(tmp_path):
-    """Drawn images, some steps, an evaluation; nothing but the tutorial's lines on the screen."""
+    """Drawn images, a few steps, an evaluation; prints only the tutorial's lines."""
     folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic', '--batch_size=32']
-    trained = records.run_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
-                                 '--max_steps=11')
+    trained = spawn.run_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
+                               '--max_steps=11')
     assert trained.returncode == 0, trained.stderr
     assert trained.stderr == ''
     lines = trained.stdout.splitlines()
     assert lines[0] == f'Drawing the synthetic images in {tmp_path}/data.'
     assert lines[1] == 'Filling queue with 4000 synthetic images before starting to train.'
-    assert [bool(records.LINE.fullmatch(line)) for line in lines[2:4]] == [True, True]
+    assert [bool(outcomes.LINE.fullmatch(line)) for line in lines[2:4]] == [True, True]
     assert lines[4:] == [f'Saved step 11 in {tmp_path}/train.']
-    evaluated = records.run_script(
+    evaluated = spawn.run_script(
         'cifar10_eval.py', *folders, '--run_once', f'--checkpoint_dir={tmp_path}/train',
         f'--eval_dir={tmp_path}/eval')
     assert evaluated.returncode == 0, evaluated.stderr
@@ -46,46 +47,46 @@ def test_the_scripts_work_as_a_user_runs_them(tmp_path):
 
 def test_mistakes_touch_nothing(half_bright, tmp_path):
     (half_bright / 'data_batch_4.bin').write_bytes(b'torn')
-    done = records.run_script('cifar10_train.py', f'--data_dir={FLAGS.data_dir}',
-                              f'--train_dir={FLAGS.train_dir}')
+    done = spawn.run_script('cifar10_train.py', f'--data_dir={FLAGS.data_dir}',
+                            f'--train_dir={FLAGS.train_dir}')
     assert done.returncode == 1
     assert done.stderr.count('\n') == 1
     assert 'data_batch_4.bin has 4 bytes' in done.stderr
     assert not os.path.exists(FLAGS.train_dir)
 
 
-def test_no_network_is_one_line(tmp_path):
+def test_without_a_network_there_is_one_line(tmp_path):
     with socket.socket() as nobody:  # Bound, but not listening: connections are refused.
         nobody.bind(('127.0.0.1', 0))
         url = f'http://127.0.0.1:{nobody.getsockname()[1]}/cifar-10-binary.tar.gz'
-        done = records.run_script('cifar10_train.py', f'--data_dir={tmp_path}/data',
-                                  f'--data_url={url}', f'--train_dir={tmp_path}/train')
+        done = spawn.run_script('cifar10_train.py', f'--data_dir={tmp_path}/data',
+                                f'--data_url={url}', f'--train_dir={tmp_path}/train')
     assert done.returncode == 1
     assert done.stderr.startswith(f'cifar10_train.py: Cannot get {url} into {tmp_path}/data: ')
     assert done.stderr.count('\n') == 1
     assert not (tmp_path / 'train').exists()
 
 
-def test_a_file_in_the_place_of_train_dir(half_bright, tmp_path):
+def test_train_dir_is_a_file(half_bright, tmp_path):
     (tmp_path / 'train').write_text('mine')
-    done = records.run_script('cifar10_train.py', f'--data_dir={FLAGS.data_dir}',
-                              f'--train_dir={FLAGS.train_dir}')
+    done = spawn.run_script('cifar10_train.py', f'--data_dir={FLAGS.data_dir}',
+                            f'--train_dir={FLAGS.train_dir}')
     assert done.returncode == 1
     assert done.stderr == (
-        f'cifar10_train.py: {FLAGS.train_dir} is, or lies below, something that is no folder: name '
+        f'cifar10_train.py: {FLAGS.train_dir} or one of its parents is not a folder: choose '
         'another --train_dir\n')
     assert (tmp_path / 'train').read_text() == 'mine'
 
 
 @pytest.mark.slow
 def test_a_run_under_umask_0_resumes_and_nobody_else_can_write_there(half_bright, tmp_path):
-    """Nor are planted links followed; and a refusal is one line that names the way out."""
+    """Planted links are not followed, and a refusal is one line with the remedy."""
     train_dir = tmp_path / 'new' / 'train'
     arguments = ['cifar10_train.py', f'--data_dir={FLAGS.data_dir}', '--batch_size=8']
 
     def train(steps, *options):
-        return records.run_script(*arguments, f'--train_dir={train_dir}', f'--max_steps={steps}',
-                                  *options, umask=0)
+        return spawn.run_script(*arguments, f'--train_dir={train_dir}', f'--max_steps={steps}',
+                                *options, umask=0)
 
     assert train(1, '--profile=0').returncode == 0
     (tmp_path / 'victim').write_text('mine')
@@ -107,19 +108,19 @@ def test_a_run_under_umask_0_resumes_and_nobody_else_can_write_there(half_bright
 @pytest.mark.slow
 def test_training_and_evaluation_start_together_on_an_empty_folder(tmp_path):
     folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic', '--batch_size=8']
-    train = records.start_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
-                                 '--max_steps=2')
-    evaluate = records.start_script(
+    train = spawn.start_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
+                               '--max_steps=2')
+    evaluate = spawn.start_script(
         'cifar10_eval.py', *folders, f'--checkpoint_dir={tmp_path}/train',
         f'--eval_dir={tmp_path}/eval', '--eval_interval_secs=1', '--num_examples=8')
-    out, error = train.communicate(timeout=records.PATIENCE)
+    out, error = train.communicate(timeout=spawn.PATIENCE)
     assert train.returncode == 0, error
     for line in evaluate.stdout:
         out += line
         if 'precision @ 1' in line:
             break
     evaluate.send_signal(signal.SIGINT)
-    evaluate.communicate(timeout=records.PATIENCE)
+    evaluate.communicate(timeout=spawn.PATIENCE)
     assert evaluate.returncode == 130
     assert out.count('Drawing the synthetic images') == 1
     assert 'precision @ 1' in out
@@ -128,9 +129,9 @@ def test_training_and_evaluation_start_together_on_an_empty_folder(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_synthetic_images_are_learned_in_300_steps(tmp_path):
-    """The command with which the README begins: at least 0.95 on the test set, in every run."""
+    """README's first command: at least 0.95 on the test set in every run."""
     folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic']
-    assert records.run_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
-                              '--max_steps=300', timeout=600).returncode == 0
+    assert spawn.run_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
+                            '--max_steps=300', timeout=600).returncode == 0
     with flagsaver.flagsaver(data_dir=f'{tmp_path}/data', dataset='synthetic'):
-        assert records.precision(f'{tmp_path}/train') >= 0.95
+        assert outcomes.precision(f'{tmp_path}/train') >= 0.95

@@ -4,9 +4,10 @@ import subprocess
 import sys
 import time
 
+import networks
 import numpy as np
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 
 from benchmarks import link
@@ -249,22 +250,24 @@ startup.run(main, [startup, cluster, collectives])
 
 
 def start(size, what, *arguments, **environment):
-    hosts = ','.join(f'127.0.0.1:{records.free_port()}' for _ in range(size))
+    hosts = ','.join(f'127.0.0.1:{networks.free_port()}' for _ in range(size))
     return [start_one(rank, hosts, what, *arguments, **environment) for rank in range(size)]
 
 
 def start_one(rank, hosts, what, *arguments, inside=(), **environment):
-    return subprocess.Popen(
-        [*inside, sys.executable, '-c', PROGRAM, records.ROOT, str(rank), hosts, what, *arguments],
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**records.environment(), **environment})
+    arguments = ['-c', PROGRAM, spawn.ROOT, str(rank), hosts, what, *arguments]
+    environment = {**spawn.environment(), **environment}
+    if not inside:
+        return spawn.start(arguments, env=environment)
+    return subprocess.Popen([*inside, sys.executable, *arguments], text=True, env=environment,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def results(processes):
     """The objects that each process printed; all must succeed."""
     found = []
     for process in processes:
-        out, error = process.communicate(timeout=records.PATIENCE)
+        out, error = process.communicate(timeout=spawn.PATIENCE)
         assert (process.returncode, error) == (0, '')
         found.append([json.loads(line) for line in out.splitlines()])
     return found
@@ -344,11 +347,11 @@ def test_a_lost_worker_ends_the_others_in_mid_step(victim, number, words, second
 def test_a_live_worker_that_makes_no_step():
     processes = start(2, 'slow', '--step_timeout=4')
     try:
-        _, error = processes[0].communicate(timeout=records.PATIENCE)
+        _, error = processes[0].communicate(timeout=spawn.PATIENCE)
         assert processes[0].returncode == 1
         assert 'a step took longer than --step_timeout=4' in error
         assert error.count('\n') == 1
-        _, error = processes[1].communicate(timeout=records.PATIENCE)
+        _, error = processes[1].communicate(timeout=spawn.PATIENCE)
         assert processes[1].returncode == 1
         assert error.startswith('-c: worker 0 (127.0.0.1:')
         assert 'failed: a step took longer' in error
@@ -376,7 +379,7 @@ def block(name, port, drops):
 
 
 @pytest.mark.slow
-@records.with_networks
+@networks.with_networks
 @pytest.mark.parametrize('blocked, drops, reason', [
     (0, True, 'timed out'), (0, False, 'Permission denied'), (1, True, 'timed out')])
 def test_a_firewall_in_front_of_a_server_is_reported_with_its_address(blocked, drops, reason):
@@ -388,7 +391,7 @@ def test_a_firewall_in_front_of_a_server_is_reported_with_its_address(blocked, d
         processes = [start_one(
             rank, ','.join(hosts), 'means', '--step_timeout=100', MEETING=f'{addresses[0]}:2229',
             inside=['ip', 'netns', 'exec', name]) for rank, name in enumerate(names)]
-        errors = [process.communicate(timeout=records.PATIENCE)[1] for process in processes]
+        errors = [process.communicate(timeout=spawn.PATIENCE)[1] for process in processes]
     line = (f'cannot connect to worker {other} ({hosts[other]}): {reason}; does a firewall block '
             'it?\n')
     assert errors[blocked] == f'-c: {line}'

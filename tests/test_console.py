@@ -11,11 +11,12 @@ import termios
 import types
 
 import pytest
-import records
+import spawn
 from absl import flags
 
 from program import console
 from training import hooks
+from training import pace
 
 FLAGS = flags.FLAGS
 
@@ -41,10 +42,10 @@ def on_a_terminal(arguments, columns=20):
     """What Python shows on a terminal that is so wide."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
-    environment = {name: value for name, value in records.environment().items()
+    environment = {name: value for name, value in spawn.environment().items()
                    if name not in ('COLUMNS', 'LINES')}
-    with subprocess.Popen([sys.executable, *arguments], stdout=theirs, stderr=subprocess.PIPE,
-                          cwd=records.ROOT, env=environment) as process:
+    with spawn.start(arguments, stdout=theirs, text=False, cwd=spawn.ROOT,
+                     env=environment) as process:
         os.close(theirs)
         shown = b''
         while True:
@@ -77,8 +78,8 @@ def test_progress_is_overwritten_and_cut():
 
 
 def test_a_pipe_gets_the_lines_alone():
-    done = subprocess.run([sys.executable, '-c', LINES], cwd=records.ROOT, capture_output=True,
-                          env=records.environment(), text=True, check=True)
+    done = subprocess.run([sys.executable, '-c', LINES], cwd=spawn.ROOT, capture_output=True,
+                          env=spawn.environment(), text=True, check=True)
     assert done.stdout == 'step 6\nstep 7\ndone\nan error\n'
 
 
@@ -97,7 +98,7 @@ def arguments(half_bright):
 def test_a_runs_progress_on_a_terminal(half_bright):
     """An epoch leaves one line; validations and what else is said have lines of their own."""
     shown = on_a_terminal(
-        [str(records.ROOT / 'cifar10_train.py'), *arguments(half_bright)], columns=100)
+        [str(spawn.ROOT / 'cifar10_train.py'), *arguments(half_bright)], columns=100)
     lines = left_on_screen(shown)
     epoch, = [line for line in lines if line.startswith('epoch ')]
     assert re.fullmatch(
@@ -116,7 +117,7 @@ def test_epochs_of_a_moment_leave_a_line_every_two_seconds(monkeypatch):
     shown, seconds = [], itertools.count(step=0.125)
     monkeypatch.setattr(hooks, 'time', types.SimpleNamespace(perf_counter=lambda: next(seconds)))
     monkeypatch.setattr(console, 'progress', lambda text, keep: shown.append((text, keep)))
-    progress = hooks._Progress(examples_per_step=128, examples_per_epoch=128, max_steps=50)
+    progress = hooks.ProgressHook(None, pace.Pace(128, 128, max_steps=50), None)
     for step in range(1, 51):
         progress.update(step, loss=1.0)
     assert [text.split()[3] for text, keep in shown if keep] == ['2', '18', '34', '50']
@@ -125,7 +126,7 @@ def test_epochs_of_a_moment_leave_a_line_every_two_seconds(monkeypatch):
 
 @pytest.mark.slow
 def test_a_runs_log_is_clean(half_bright):
-    done = records.run_script('cifar10_train.py', *arguments(half_bright))
+    done = spawn.run_script('cifar10_train.py', *arguments(half_bright))
     assert done.returncode == 0, done.stderr
     assert '\r' not in done.stdout and '\x1b' not in done.stdout and 'epoch ' not in done.stdout
     assert len(done.stdout.splitlines()) == 5  # Queue, step 0, two validations, saved.
@@ -140,8 +141,8 @@ def test_printable_shows_names_as_they_are_and_no_commands(monkeypatch):
 
 def _run(program, **options):
     """Runs a program of Python in a shell's way: a `subprocess.CompletedProcess`."""
-    return subprocess.run([sys.executable, '-c', program], cwd=records.ROOT,
-                          env=records.environment(), text=True, timeout=records.PATIENCE, **options)
+    return subprocess.run([sys.executable, '-c', program], cwd=spawn.ROOT,
+                          env=spawn.environment(), text=True, timeout=spawn.PATIENCE, **options)
 
 
 def test_streams_that_are_closed_lead_nowhere(tmp_path):
@@ -186,9 +187,8 @@ except OSError:
     for words, code, said in (([], -1, '\nThe console is gone: No space left on device.\n'),
                               (['x'], 1, 'program.console.Gone: No space left on device\n')):
         with open('/dev/full', 'w') as full:
-            done = subprocess.run(
-                [sys.executable, '-c', program, *words], cwd=records.ROOT, text=True, stdout=full,
-                stderr=subprocess.PIPE, env=records.environment())
+            done = spawn.run(['-c', program, *words], cwd=spawn.ROOT, stdout=full,
+                             stderr=subprocess.PIPE)
         assert done.returncode == code
         assert done.stderr.endswith(said)
 
@@ -204,8 +204,8 @@ errors.say(text)
 '''
     for encoding, shown in (('utf-8', 'käfer?[2J?'), ('ascii', 'k?fer?[2J?')):
         done = subprocess.run(
-            [sys.executable, '-c', program], cwd=records.ROOT, capture_output=True,
-            encoding='utf-8', env={**records.environment(), 'PYTHONIOENCODING': encoding})
+            [sys.executable, '-c', program], cwd=spawn.ROOT, capture_output=True,
+            encoding='utf-8', env={**spawn.environment(), 'PYTHONIOENCODING': encoding})
         assert done.stdout == f'{shown}\n'
         assert done.stderr == f'{shown}\n-c: {shown}\n'
 

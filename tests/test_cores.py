@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-import records
+import spawn
 
 from program import cores
 
@@ -80,5 +80,5 @@ def test_a_session_in_a_real_group_has_so_many_threads():
     with _a_group_with_one_core() as members:
         done = subprocess.run(
             ['sh', '-c', 'echo $$ > "$0" && exec "$1" -c "$2"', members, sys.executable, program],
-            cwd=records.ROOT, capture_output=True, text=True, check=False)
+            cwd=spawn.ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ['1', '1'], done

@@ -3,7 +3,7 @@ import os
 
 import numpy as np
 import pytest
-import records
+import spawn
 from absl import flags
 from absl.testing import flagsaver
 
@@ -139,6 +139,6 @@ def test_what_is_no_data_set_gets_no_json(tmp_path, name, train, test, words):
 @pytest.mark.slow
 def test_a_script_says_it_in_one_line(folder):
     (folder / 'dataset.json').write_text('{')
-    done = records.run_script('cifar10_train.py', f'--dataset={folder}')
+    done = spawn.run_script('cifar10_train.py', f'--dataset={folder}')
     assert (done.returncode, done.stdout, done.stderr.count('\n')) == (1, '', 1)
     assert 'dataset.json is not JSON' in done.stderr

@@ -14,7 +14,7 @@ import tarfile
 import termios
 
 import pytest
-import records
+import spawn
 
 from datasets import download
 from datasets import table
@@ -228,7 +228,7 @@ def _in_process(statement, **options):
     """Starts Python with `row` and the module `download` at hand."""
     code = 'import sys; sys.path.insert(0, sys.argv[1])\n' + \
         'from datasets import download\nfrom drills.archives import row\n' + statement
-    return subprocess.Popen([sys.executable, '-c', code, str(records.ROOT)], text=True,
+    return subprocess.Popen([sys.executable, '-c', code, str(spawn.ROOT)], text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 

@@ -7,7 +7,7 @@ import sys
 import tarfile
 
 import pytest
-import records
+import spawn
 
 from datasets import download
 from drills import archives
@@ -22,7 +22,7 @@ OPTIONS = argparse.Namespace(sample=None, seed=1, verbose=True)
 
 def drill(*arguments, timeout=600):
     """Runs a drill as a user does; its last line."""
-    done = subprocess.run([sys.executable, '-m', *arguments], cwd=records.ROOT, text=True,
+    done = subprocess.run([sys.executable, '-m', *arguments], cwd=spawn.ROOT, text=True,
                           capture_output=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ''

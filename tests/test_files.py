@@ -7,7 +7,7 @@ import time
 import traceback
 
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import app
 
@@ -201,7 +201,7 @@ def writer(make, *arguments):
                 made.write(b'half')
                 made.flush()
             os.write(write_end, b'.')
-            time.sleep(records.PATIENCE)
+            time.sleep(spawn.PATIENCE)
 
     return forked(work)
 

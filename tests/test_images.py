@@ -2,8 +2,8 @@ import os
 import struct
 import zlib
 
+import image_files
 import numpy as np
-import pictures
 import pytest
 from PIL import Image
 
@@ -15,7 +15,7 @@ COLOUR, GREY = NOISE[..., :3], np.repeat(NOISE[..., :1], 3, axis=2)
 
 @pytest.fixture
 def read(tmp_path):
-    """Writes a file by a function of `pictures` or of this file, and reads it."""
+    """Writes a file by a function of `image_files` or of this file, and reads it."""
     def write_and_read(write, *arguments, **options):
         write(tmp_path / 'image', *arguments, **options)
         return images.read(tmp_path / 'image')
@@ -29,16 +29,16 @@ def save(path, image, **options):
 
 
 @pytest.mark.parametrize('write, arguments, wanted', [
-    (pictures.png, [COLOUR], COLOUR),
-    (pictures.png, [NOISE], COLOUR),  # Transparency is left out.
-    (pictures.png, [NOISE[..., :1]], GREY),
-    (pictures.png, [NOISE[..., :2]], GREY),
-    (pictures.png, [COLOUR * np.uint16(256) + 77], COLOUR),
-    (pictures.bmp, [COLOUR], COLOUR),
-    (pictures.bmp, [NOISE], COLOUR),
-    (pictures.bmp, [COLOUR, True], COLOUR),
-    (pictures.gif, [GREY[..., 0]], GREY),
-    (pictures.gif, [GREY[..., 0], 255 - GREY[..., 0]], GREY)])  # The first frame.
+    (image_files.png, [COLOUR], COLOUR),
+    (image_files.png, [NOISE], COLOUR),  # Transparency is left out.
+    (image_files.png, [NOISE[..., :1]], GREY),
+    (image_files.png, [NOISE[..., :2]], GREY),
+    (image_files.png, [COLOUR * np.uint16(256) + 77], COLOUR),
+    (image_files.bmp, [COLOUR], COLOUR),
+    (image_files.bmp, [NOISE], COLOUR),
+    (image_files.bmp, [COLOUR, True], COLOUR),
+    (image_files.gif, [GREY[..., 0]], GREY),
+    (image_files.gif, [GREY[..., 0], 255 - GREY[..., 0]], GREY)])  # The first frame.
 def test_32_by_32_pixels_stay_as_they_are(read, write, arguments, wanted):
     np.testing.assert_array_equal(read(write, *arguments), wanted)
 
@@ -130,9 +130,9 @@ def test_jpeg(read, options):
     """Smooth colours, which the compression keeps."""
     y, x = np.mgrid[:32, :32]
     smooth = np.stack([4 * x, 4 * y, 255 - 4 * x], axis=2).astype(np.uint8)
-    assert abs(read(pictures.jpeg, smooth, **options).astype(int) - smooth).max() < 8
+    assert abs(read(image_files.jpeg, smooth, **options).astype(int) - smooth).max() < 8
     grey = smooth[..., :1]
-    assert abs(read(pictures.jpeg, grey, **options).astype(int) - grey).max() < 8
+    assert abs(read(image_files.jpeg, grey, **options).astype(int) - grey).max() < 8
 
 
 def test_the_short_side_becomes_32_and_the_centre_is_kept(read):
@@ -140,14 +140,14 @@ def test_the_short_side_becomes_32_and_the_centre_is_kept(read):
     rest lies on column 2 (j + 8) + 1/2 of the image, and a slope stays one: 4 j + 33."""
     slope = np.broadcast_to(2 * np.arange(96, dtype=np.uint8)[:, np.newaxis], [64, 96, 3])
     wanted = np.broadcast_to(4 * np.arange(32)[:, np.newaxis] + 33, [32, 32, 3])
-    np.testing.assert_array_equal(read(pictures.png, slope), wanted)
+    np.testing.assert_array_equal(read(image_files.png, slope), wanted)
     np.testing.assert_array_equal(
-        read(pictures.png, slope.transpose(1, 0, 2)), wanted.transpose(1, 0, 2))
+        read(image_files.png, slope.transpose(1, 0, 2)), wanted.transpose(1, 0, 2))
 
 
 def test_what_is_finer_than_a_pixel_becomes_its_mean(read):
     checks = (np.indices([321, 400]).sum(axis=0) % 2 * 255).astype(np.uint8)
-    result = read(pictures.png, np.repeat(checks[..., np.newaxis], 3, axis=2)).astype(int)
+    result = read(image_files.png, np.repeat(checks[..., np.newaxis], 3, axis=2)).astype(int)
     assert abs(result - 127.5).max() < 8
 
 
@@ -155,7 +155,7 @@ def test_what_is_finer_than_a_pixel_becomes_its_mean(read):
     (1, 1), (1, 700), (700, 1), (2, 3), (33, 32), (1, 65535), (65535, 1)])
 def test_any_size(read, shape):
     image = np.full([*shape, 3], [10, 20, 30], np.uint8)
-    np.testing.assert_array_equal(read(pictures.png, image), np.full([32, 32, 3], [10, 20, 30]))
+    np.testing.assert_array_equal(read(image_files.png, image), np.full([32, 32, 3], [10, 20, 30]))
 
 
 @pytest.mark.parametrize('data, words', [
@@ -203,22 +203,23 @@ def _tiff(path, image):
 
 
 @pytest.mark.parametrize(
-    'write', [pictures.png, pictures.jpeg, pictures.bmp, pictures.gif, _webp, _tiff])
+    'write', [image_files.png, image_files.jpeg, image_files.bmp, image_files.gif, _webp, _tiff])
 @pytest.mark.parametrize('share', [0.1, 0.5, 0.9])
 def test_files_cut_short(read, write, share):
     def cut(path):
-        write(path, GREY[..., 0] if write is pictures.gif else COLOUR)
+        write(path, GREY[..., 0] if write is image_files.gif else COLOUR)
         path.write_bytes(path.read_bytes()[:int(share * path.stat().st_size)])
     with pytest.raises(images.ImageError, match='is damaged or cut short'):
         read(cut)
 
 
 @pytest.mark.parametrize('write, position, sides, told', [
-    (pictures.png, 16, b'\0\1\0\0\0\1\0\0', 'more than 134217728 pixels'),
-    (pictures.bmp, 18, b'\0\0\1\0\0\0\1\0', 'more than 134217728 pixels'),
-    (pictures.jpeg, None, b'\xff\xff\xff\xff', 'more than 134217728 pixels'),
-    (pictures.jpeg, None, b'\x30\x00\x30\x00', '12288 x 12288 pixels; expected: at most 13421772'),
-    (pictures.png, 16, b'\0\1\0\0\0\0\0\1', '65536 x 1 pixels; expected: at most .* 65535 per')])
+    (image_files.png, 16, b'\0\1\0\0\0\1\0\0', 'more than 134217728 pixels'),
+    (image_files.bmp, 18, b'\0\0\1\0\0\0\1\0', 'more than 134217728 pixels'),
+    (image_files.jpeg, None, b'\xff\xff\xff\xff', 'more than 134217728 pixels'),
+    (image_files.jpeg, None, b'\x30\x00\x30\x00',
+     '12288 x 12288 pixels; expected: at most 13421772'),
+    (image_files.png, 16, b'\0\1\0\0\0\0\0\1', '65536 x 1 pixels; expected: at most .* 65535 per')])
 def test_pictures_that_would_take_all_memory_are_not_decoded(read, write, position, sides, told):
     """Only their headers have such sides, the first two lines' 65,536 pixels."""
     def bomb(path):
@@ -226,7 +227,7 @@ def test_pictures_that_would_take_all_memory_are_not_decoded(read, write, positi
         data = bytearray(path.read_bytes())
         start = data.index(b'\xff\xc0') + 5 if position is None else position
         data[start:start + len(sides)] = sides
-        path.write_bytes(with_new_checksum(data) if write is pictures.png else data)
+        path.write_bytes(with_new_checksum(data) if write is image_files.png else data)
     with pytest.raises(images.ImageError, match=f'has {told}'):
         read(bomb)
 
@@ -249,7 +250,7 @@ def test_frames_after_the_first_are_not_decoded(read):
 
 def wide_frames(path, first):
     """A GIF of 30 frames; those from `first` on have sides of 65,535 pixels."""
-    pictures.gif(path, *30 * [GREY[..., 0]])
+    image_files.gif(path, *30 * [GREY[..., 0]])
     frame = b'\x2c' + struct.pack('<HHHH', 0, 0, 32, 32)
     wide = b'\x2c' + struct.pack('<HHHH', 0, 0, 65535, 65535)
     begin, *others = path.read_bytes().split(frame)
@@ -273,7 +274,7 @@ def test_hundreds_of_scans_are_not_decoded(read, mode):
 
 def test_a_file_too_large_is_not_decoded(read):
     def large(path):
-        pictures.png(path, COLOUR)
+        image_files.png(path, COLOUR)
         os.truncate(path, images.MAX_FILE_BYTES + 1)
     with pytest.raises(images.ImageError, match='has more than 64 MB'):
         read(large)

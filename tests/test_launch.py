@@ -2,12 +2,10 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
-import records
+import spawn
 from absl import app
 
 from workers import cluster
@@ -62,13 +60,13 @@ startup.run(lambda: launch.run(main), [startup, cluster])
 
 
 def start(what, folder, count=3):
-    return records.start(['-c', PROGRAM, str(records.ROOT), what, str(folder),
-                          f'--num_workers={count}'])
+    return spawn.start(['-c', PROGRAM, str(spawn.ROOT), what, str(folder),
+                        f'--num_workers={count}'])
 
 
 def pids(folder, count=3):
     """The process IDs of the workers, once all have started."""
-    deadline = time.monotonic() + records.PATIENCE
+    deadline = time.monotonic() + spawn.PATIENCE
     while not all((folder / str(rank)).exists() for rank in range(count)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -85,14 +83,14 @@ def runs(pid):
 
 def test_a_signal_during_the_start_stops_all_and_starts_no_more(tmp_path):
     process = start('stopped early', tmp_path)
-    process.communicate(timeout=records.PATIENCE)
+    process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143
     assert not (tmp_path / '1').exists() and not (tmp_path / '2').exists()
 
 
 def test_all_run_and_worker_0_gets_the_console(tmp_path):
     process = start('done', tmp_path)
-    out, error = process.communicate(timeout=records.PATIENCE)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0
     assert out == 'out of 0\n'
     assert sorted(error.splitlines()) == [
@@ -101,7 +99,7 @@ def test_all_run_and_worker_0_gets_the_console(tmp_path):
 
 def test_the_first_failure_ends_all_and_sets_the_exit_code(tmp_path):
     process = start('fail', tmp_path)
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 1
     assert '[worker 1] -c: disk full' in error.splitlines()
     assert not any(runs(pid) for pid in pids(tmp_path))
@@ -111,7 +109,7 @@ def test_a_worker_that_is_killed(tmp_path):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
     os.kill(numbers[2], signal.SIGKILL)
-    _, error = process.communicate(timeout=records.PATIENCE)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 137
     assert ('-c: worker 2 ended with exit code 137; killed the others, which did not end by '
             'themselves' in error.splitlines())
@@ -122,7 +120,7 @@ def test_a_signal_is_passed_on_and_worker_0_may_save(tmp_path):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=records.PATIENCE)
+    out, _ = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143
     assert out == 'out of 0\nsaved 0\n'
     assert not any(runs(pid) for pid in numbers)
@@ -136,21 +134,20 @@ def test_a_regular_stop_of_one_worker_gives_the_others_time(tmp_path):
     assert process.poll() is None
     assert runs(numbers[0])
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=records.PATIENCE)
+    process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143
 
 
 def test_ctrl_c_reaches_each_worker_once(tmp_path):
     """A terminal sends it to the whole process group; a second one would stop the saving."""
-    process = subprocess.Popen(
-        [sys.executable, '-c', PROGRAM, records.ROOT, 'count', tmp_path, '--num_workers=2'],
-        stdout=subprocess.PIPE, text=True, start_new_session=True, env=records.environment())
+    process = spawn.start(['-c', PROGRAM, spawn.ROOT, 'count', tmp_path, '--num_workers=2'],
+                          stderr=None, start_new_session=True)
     assert process.stdout.readline() == 'out of 0\n'
     while not all((tmp_path / f'ready {rank}').exists() for rank in range(2)):
         assert process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=records.PATIENCE)[0] == 'caught 1\n'
+    assert process.communicate(timeout=spawn.PATIENCE)[0] == 'caught 1\n'
     assert process.returncode == 130
 
 
@@ -158,7 +155,7 @@ def test_ctrl_c_sets_the_exit_code_even_if_workers_stop_one_another(tmp_path):
     process = start('follow', tmp_path)
     pids(tmp_path)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=records.PATIENCE)
+    process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 130
 
 
@@ -184,8 +181,8 @@ os.environ[cluster.VARIABLE] = '{"parent": 1}'
 launch.end_with_parent()
 print('still here')
 '''
-    process = records.start(['-c', program, str(records.ROOT)])
-    assert process.communicate(timeout=records.PATIENCE)[0] == ''
+    process = spawn.start(['-c', program, str(spawn.ROOT)])
+    assert process.communicate(timeout=spawn.PATIENCE)[0] == ''
     assert process.returncode == 1
 
 
@@ -196,7 +193,7 @@ def test_the_launchers_variable_copied_from_elsewhere(monkeypatch, tmp_path):
             launch.end_with_parent()
     monkeypatch.setenv(cluster.VARIABLE, json.dumps(
         {'rank': 1, 'size': 2, 'meeting': '127.0.0.1:5', 'job': 'x', 'parent': 1}))
-    done = records.run_script('cifar10_distributed_train.py', f'--train_dir={tmp_path}/train')
+    done = spawn.run_script('cifar10_distributed_train.py', f'--train_dir={tmp_path}/train')
     assert (done.returncode, done.stdout, done.stderr) == (
         1, '', 'cifar10_distributed_train.py: CIFAR10_WORKER names process 1, which has ended or '
         'is not the parent of this process. If you set the variable yourself, unset it\n')

@@ -8,7 +8,7 @@ import sys
 import tempfile
 
 import pytest
-import records
+import spawn
 from absl.testing import flagsaver
 
 from program import ownership
@@ -203,7 +203,7 @@ def in_namespaces(options, commands, path, user):
     script = ' && '.join([*commands, 'exec "$@"'])
     done = subprocess.run(
         ['unshare', *options, 'sh', '-c', script, 'sh', sys.executable, '-c', code, path,
-         str(user)], cwd=records.ROOT, text=True, capture_output=True, check=False)
+         str(user)], cwd=spawn.ROOT, text=True, capture_output=True, check=False)
     with contextlib.suppress(IndexError):
         return done.stderr.splitlines()[-1]
     return ''
@@ -246,7 +246,7 @@ def test_volumes_of_containers(place, entries, commands, path, user, inside, out
     if not can_unshare(*CONTAINER):
         pytest.skip('namespaces cannot be made here')
     fill(place, {'volume': (0, 0, 0o755), **entries})
-    commands = [f'cd {place}', *commands, f'cd {records.ROOT}']
+    commands = [f'cd {place}', *commands, f'cd {spawn.ROOT}']
     said = in_namespaces(CONTAINER, commands, f'{place}/{path}', user)
     assert inside in said if inside else said == ''
     if os.stat('/proc/self/ns/pid').st_ino != ownership._HOST_PID_NAMESPACE:

@@ -5,8 +5,9 @@ import socket
 import subprocess
 import sys
 
+import networks
 import pytest
-import records
+import spawn
 
 from benchmarks import link
 from workers import ports
@@ -42,7 +43,7 @@ def test_all_listeners_of_a_port_are_bound_and_loopback_stays_open():
         assert [device(listener) for listener in listeners] == [b'lo'] * len(listeners)
         assert device(other) == b''
         for address in ['127.0.0.1', '::1'][:len(listeners) - 1]:
-            stack.enter_context(socket.create_connection((address, port), records.PATIENCE))
+            stack.enter_context(socket.create_connection((address, port), spawn.PATIENCE))
 
 
 def test_a_connection_between_two_addresses_of_this_machine_counts_as_local():
@@ -56,7 +57,7 @@ def test_a_connection_between_two_addresses_of_this_machine_counts_as_local():
 
 
 def test_a_port_without_a_listener_counts_as_open():
-    assert not ports.close_to_others(records.free_port())
+    assert not ports.close_to_others(networks.free_port())
 
 
 def test_notices_are_one_line():
@@ -89,7 +90,7 @@ sys.stdin.readline()
 def listening(name, when='never'):
     """Runs `PROGRAM` in a network namespace; yields a function that closes the port."""
     process = subprocess.Popen(
-        ['ip', 'netns', 'exec', name, sys.executable, '-c', PROGRAM, records.ROOT, when],
+        ['ip', 'netns', 'exec', name, sys.executable, '-c', PROGRAM, spawn.ROOT, when],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def close():
@@ -103,21 +104,21 @@ def listening(name, when='never'):
         process.stdin.close()
 
 
-@records.with_networks
+@networks.with_networks
 def test_another_machine_cannot_connect_but_this_one_can_over_loopback():
     with link.networks() as (names, (own, _)):
         with listening(names[0]) as close:
             assert close() == 'True'
-            assert records.connects(names[0], '127.0.0.1', 2222)
-            assert records.connects(names[1], own, 3333)
-            assert not records.connects(names[1], own, 2222)
+            assert networks.connects(names[0], '127.0.0.1', 2222)
+            assert networks.connects(names[1], own, 3333)
+            assert not networks.connects(names[1], own, 2222)
 
 
-@records.with_networks
+@networks.with_networks
 @pytest.mark.parametrize('when', ['accepted', 'waiting'])
 def test_an_earlier_connection_from_another_machine_is_an_error(when):
     with link.networks() as (names, (own, other)), listening(names[0], when) as close:
-        with records.connected(names[1], own, 2222):
+        with networks.connected(names[1], own, 2222):
             assert close() == TOO_LATE.format(other)
 
 
@@ -125,14 +126,14 @@ TOO_LATE = ("{} connected to TensorFlow's port 2222 before it was closed to othe
             'again')
 
 
-@records.with_networks
+@networks.with_networks
 def test_a_half_open_connection_from_another_machine_is_an_error():
     """Its last packet would open it even after the port is closed to new connections."""
     with link.networks() as (names, (own, other)), listening(names[0]) as close:
         # The answer gets lost: it goes to a network card that does not exist.
         subprocess.run(['ip', '-n', names[0], 'neigh', 'replace', other, 'lladdr',
                         '02:00:00:00:00:99', 'dev', link.DEVICE], check=True)
-        with records.connecting(names[1], own, 2222):
+        with networks.connecting(names[1], own, 2222):
             table = ''
             while not re.search(':08AE [0-9A-F:]+ 03 ', table):
                 table = subprocess.run(
@@ -141,7 +142,7 @@ def test_a_half_open_connection_from_another_machine_is_an_error():
             assert close() == TOO_LATE.format(other)
 
 
-@records.with_networks
+@networks.with_networks
 def test_a_system_that_cannot_close_the_port_reports_it():
     """Here it has no device named lo."""
     with link.networks() as (names, _):

@@ -3,8 +3,10 @@ import json
 import pathlib
 
 import numpy as np
+import outcomes
 import pytest
-import records
+import record_files
+import spawn
 import tensorflow.compat.v1 as tf
 import tiny
 from absl import flags
@@ -17,7 +19,7 @@ import cifar10_multi_gpu_train
 import cifar10_train
 from evaluation import counting
 import recipes
-from runs import results
+from runs import metrics
 from training import session as training
 
 FLAGS = flags.FLAGS
@@ -25,11 +27,11 @@ FLAGS = flags.FLAGS
 
 @pytest.fixture
 def tiny_net(half_bright, monkeypatch):
-    """A row of the table, and nothing else, makes the net known."""
-    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.NET)
+    """Adding a row to the table is all that a new network needs."""
+    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE)
     with flagsaver.flagsaver(net='tiny'):
         for name in ('batch_size', 'max_steps', 'validate_every'):
-            FLAGS[name].unparse()  # As if no test had given them.
+            FLAGS[name].unparse()  # As on a command line without them.
         yield
 
 
@@ -41,16 +43,16 @@ def test_one_device(tiny_net, capsys):
     """80 images in batches of 16: 6 epochs are 30 steps."""
     cifar10_train.main()
     assert capsys.readouterr().out.splitlines()[0] == (
-        'tiny is trained with --batch_size=16 --max_steps=30 where you give no other.')
+        'Defaults for --net=tiny: --batch_size=16 --max_steps=30')
     assert value('global_step') == 30
     for use_moving_averages in (True, False):
-        assert records.precision(
+        assert outcomes.precision(
             FLAGS.train_dir, use_moving_averages=use_moving_averages) == 1.0
-    rows = results.read_metrics(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
+    rows = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
     assert [row['step'] for row in rows] == [5, 10, 15, 20, 25, 30]
     assert rows[-1]['validation_error'] == 0
     np.testing.assert_allclose(rows[0]['learning_rate'], 0.01, rtol=1e-6)
-    assert 90 < value('bn/moving_mean').mean() < 110  # 104.5 (1 - 0.9^30) by its records.
+    assert 90 < value('bn/moving_mean').mean() < 110  # 104.5 (1 - 0.9^30) for these records.
     names = dict(tf.train.list_variables(tf.train.latest_checkpoint(FLAGS.train_dir)))
     assert 'linear/weights/Adam' in names and 'bn/moving_mean/Adam' not in names
     run = json.loads(pathlib.Path(FLAGS.train_dir, 'run.json').read_text())
@@ -61,16 +63,16 @@ def test_two_towers_and_the_evaluation(tiny_net, capsys):
     """80 images in steps of 2 x 16: 6 epochs are 15 steps."""
     with flagsaver.flagsaver(num_gpus=2):
         cifar10_multi_gpu_train.main()
-    assert 'tiny is trained with --batch_size=16 --max_steps=15 where' in capsys.readouterr().out
+    assert 'Defaults for --net=tiny: --batch_size=16 --max_steps=15' in capsys.readouterr().out
     assert value('global_step') == 15
-    rows = results.read_metrics(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
-    assert [row['step'] for row in rows] == [3, 5, 8, 10, 13, 15]  # 2.5 steps an epoch.
+    rows = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
+    assert [row['step'] for row in rows] == [3, 5, 8, 10, 13, 15]  # 2.5 steps per epoch.
     with flagsaver.flagsaver(run_once=True):
         cifar10_eval.evaluate()
     assert 'precision @ 1 = 1.000' in capsys.readouterr().out
 
 
-def test_another_trainer_goes_on(tiny_net):
+def test_another_trainer_resumes(tiny_net):
     cifar10_train.main()
     before = tf.train.list_variables(tf.train.latest_checkpoint(FLAGS.train_dir))
     with flagsaver.flagsaver(num_gpus=2, max_steps=32):
@@ -79,8 +81,8 @@ def test_another_trainer_goes_on(tiny_net):
     assert value('global_step') == 32
 
 
-def test_a_recipe_is_trained_as_it_says(half_bright, monkeypatch):
-    """Its size of images, its augmentation, its optimizer at its rate for so many replicas."""
+def test_training_uses_all_parts_of_the_recipe(half_bright, monkeypatch):
+    """Image size, augmentation, optimizer, and the schedule for the number of replicas."""
     seen = {}
 
     def inference(images, training):
@@ -92,7 +94,7 @@ def test_a_recipe_is_trained_as_it_says(half_bright, monkeypatch):
         return tf.constant(0.25)
 
     monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(
-        tiny.NET, inference=inference, schedule=schedule,
+        tiny.RECIPE, inference=inference, schedule=schedule,
         augment=lambda planes: tiny.prepare(planes) * 0 + 7,
         optimizer=tf.train.GradientDescentOptimizer))
     with flagsaver.flagsaver(net='tiny', max_steps=1, validate_every=0, num_gpus=2):
@@ -101,7 +103,7 @@ def test_a_recipe_is_trained_as_it_says(half_bright, monkeypatch):
     assert seen['replicas'] == 2
     assert seen[True].shape.as_list() == [8, 16, 16, 3]
     assert seen[False].shape.as_list()[1:] == [16, 16, 3]
-    np.testing.assert_allclose(value('bn/moving_mean'), [0.7] * 3, rtol=1e-6)  # 0.1 of sevens.
+    np.testing.assert_allclose(value('bn/moving_mean'), [0.7] * 3, rtol=1e-6)  # 0.1 times 7.
     names = [name for name, _ in tf.train.list_variables(
         tf.train.latest_checkpoint(FLAGS.train_dir))]
     assert sorted(names) == ['bn/moving_mean', 'global_step', 'linear/weights',
@@ -109,14 +111,15 @@ def test_a_recipe_is_trained_as_it_says(half_bright, monkeypatch):
 
 
 def test_the_moving_statistics_are_the_first_towers(half_bright, monkeypatch):
-    """The towers' batches are of ones and of threes; which tower gets which is left to chance."""
+    """One tower gets a batch of ones, the other one of threes, in random order."""
     batches = []
 
     def inference(images, training):
         batches.append(images)
         return tiny.inference(images, training)
 
-    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(tiny.NET, inference=inference))
+    monkeypatch.setitem(
+        recipes.TABLE, 'tiny', dataclasses.replace(tiny.RECIPE, inference=inference))
     queue = tf.FIFOQueue(2, [tf.float32, tf.int32], [[4, 16, 16, 3], [4]])
     fill = queue.enqueue_many([
         tf.stack([tf.ones([4, 16, 16, 3]), 3 * tf.ones([4, 16, 16, 3])]),
@@ -126,7 +129,7 @@ def test_the_moving_statistics_are_the_first_towers(half_bright, monkeypatch):
         losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
         train_op = cifar10.apply_gradients(
             cifar10_multi_gpu_train.average_gradients(gradients), step, 2,
-            tiny.NET.schedule, tiny.NET.optimizer)
+            tiny.RECIPE)
         with training.session(losses[0]['total_loss'], 8,
                               cifar10_multi_gpu_train._summaries()) as session:
             session.run_step_fn(lambda step_context: step_context.session.run(fill))
@@ -135,26 +138,26 @@ def test_the_moving_statistics_are_the_first_towers(half_bright, monkeypatch):
     np.testing.assert_allclose(value('bn/moving_mean'), [0.1 * first.mean()] * 3, rtol=1e-6)
 
 
-@pytest.mark.parametrize('given, wanted, said', [
+@pytest.mark.parametrize('given, expected, printed', [
     ({}, (16, 30, 1), '--batch_size=16 --max_steps=30'),
-    ({'batch_size': 128}, (128, 4, 1), '--max_steps=4'),  # 3.75 are rounded up,
+    ({'batch_size': 128}, (128, 4, 1), '--max_steps=4'),  # 3.75 is rounded up,
     ({'batch_size': 200}, (200, 2, 1), '--max_steps=2'),  # 2.4 down.
-    ({'batch_size': 10000}, (10000, 1, 1), '--max_steps=1'),  # One at least.
+    ({'batch_size': 10000}, (10000, 1, 1), '--max_steps=1'),  # At least one.
     ({'max_steps': 100000}, (16, 100000, 1), '--batch_size=16'),
     ({'max_steps': 7, 'validate_every': 0}, (16, 7, 0), '--batch_size=16'),
     ({'batch_size': 16, 'max_steps': 30, 'validate_every': 3}, (16, 30, 3), None)])
-def test_what_the_user_gives_is_kept(tiny_net, capsys, given, wanted, said):
-    """Also where it is what the flag says by default: 128, or 100000 steps."""
+def test_flags_that_the_user_gives_are_kept(tiny_net, capsys, given, expected, printed):
+    """Even if the value equals the flag's default: 128, or 100000 steps."""
     for name, given_value in given.items():
         FLAGS[name].parse(given_value)
         FLAGS[name].using_default_value = False
     training.use_recipe()
-    assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == wanted
+    assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == expected
     assert capsys.readouterr().out == (
-        f'tiny is trained with {said} where you give no other.\n' if said else '')
+        f'Defaults for --net=tiny: {printed}\n' if printed else '')
 
 
-def test_the_tutorials_recipe_is_the_flags_own(tiny_net, capsys):
+def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net, capsys):
     with flagsaver.flagsaver(net='tutorial'):
         training.use_recipe()
         assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == (128, 100000, 0)
@@ -167,17 +170,17 @@ def test_resnet23s_steps(tiny_net, tmp_path, capsys, replicas, max_steps):
     with flagsaver.flagsaver(net='resnet23', data_dir=str(tmp_path / 'none')):
         training.use_recipe(replicas)
         assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == (64, max_steps, 1)
-    assert f'--batch_size=64 --max_steps={max_steps} ' in capsys.readouterr().out
+    assert f'--batch_size=64 --max_steps={max_steps}\n' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('batch_size, replicas, rates', [
     (64, 1, [1e-3, 1e-3, 1e-3]),
     (64, 2, [1e-3, 1.5e-3, 2e-3]),
     (128, 1, [1e-3, 1.5e-3, 2e-3]),
-    (100, 1, [1e-3, 1e-3, 1e-3]),  # No multiple of 64.
+    (100, 1, [1e-3, 1e-3, 1e-3]),  # Not a multiple of 64.
     (32, 1, [1e-3, 1e-3, 1e-3])])
 def test_resnet23_warms_up(tmp_path, batch_size, replicas, rates):
-    """Over 5 epochs of 50,000 images: at their beginning, their middle, and behind them."""
+    """Over 5 epochs of 50,000 images: at their start, in the middle and after them."""
     epochs = [0, 2.5, 6]
     with flagsaver.flagsaver(data_dir=str(tmp_path), batch_size=batch_size):
         steps = [round(epoch * 50000 / (batch_size * replicas)) for epoch in epochs]
@@ -201,10 +204,10 @@ def test_resnet23s_rate_is_the_users_but_not_the_data_sets(tmp_path, given, rate
 
 @pytest.mark.parametrize('script', ['cifar10_multi_gpu_train.py', 'cifar10_eval.py'])
 def test_an_unknown_net_is_refused_in_one_line(script):
-    done = records.run_script(script, '--net=nonsense')
+    done = spawn.run_script(script, '--net=nonsense')
     assert done.returncode == 1
     assert done.stderr.count('\n') == 1 and done.stdout == ''
-    assert '"nonsense" is none of tutorial, resnet23' in done.stderr
+    assert '"nonsense" is not one of tutorial, resnet23' in done.stderr
 
 
 @pytest.fixture
@@ -214,7 +217,7 @@ def hundred(tmp_path):
     folder.mkdir(parents=True)
     for seed, (name, count) in enumerate([('train.bin', 64), ('test.bin', 8)]):
         with open(folder / name, 'wb') as stream:
-            for k, image in records.half_bright(count, seed):
+            for k, image in record_files.half_bright(count, seed):
                 stream.write(bytes([3, 99] if k else [19, 0]))
                 stream.write(image.transpose(2, 0, 1).tobytes())
     with flagsaver.flagsaver(data_dir=str(tmp_path / 'data'), train_dir=str(tmp_path / 'train'),
@@ -226,7 +229,7 @@ def hundred(tmp_path):
 @pytest.mark.parametrize('net, size', [('tutorial', 24), ('resnet23', 32)])
 def test_a_hundred_logits(dataset, net, size):
     with flagsaver.flagsaver(dataset=dataset, net=net):
-        logits = recipes.net().inference(tf.zeros([2, size, size, 3]), training=False)
+        logits = recipes.chosen().inference(tf.zeros([2, size, size, 3]), training=False)
         assert cifar10.data_set().num_classes == 100
     assert logits.shape.as_list() == [2, 100]
     assert (cifar10.NUM_CLASSES, cifar10_input.NUM_CLASSES) == (10, 10)
@@ -234,9 +237,9 @@ def test_a_hundred_logits(dataset, net, size):
 
 def test_the_tutorials_net_learns_fine_labels(hundred, monkeypatch):
     """Test images have the labels 0 and 99: a coarse label would be wrong."""
-    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.01)  # 0.1 is much for 8 such images.
+    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.01)  # 0.1 is too high for batches of 8.
     cifar10_train.train()
-    assert records.precision(FLAGS.train_dir) == 1.0
+    assert outcomes.precision(FLAGS.train_dir) == 1.0
     assert value('softmax_linear/weights').shape == (192, 100)
 
 
@@ -244,7 +247,7 @@ def test_the_tutorials_net_learns_fine_labels(hundred, monkeypatch):
 def test_resnet23_on_a_hundred_classes(hundred):
     with flagsaver.flagsaver(net='resnet23', max_steps=2, validate_every=1, batch_size=4):
         cifar10_train.train()
-    row, = results.read_metrics(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
+    row, = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
     assert (row['step'], row['epoch']) == (2, 0.125)
     assert row['validation_error'] in [k / 8 for k in range(9)]
     assert value('affine/weights').shape == (384, 100)

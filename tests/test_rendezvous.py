@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 
+import networks
 import pytest
-import records
+import spawn
 from absl import app
 
 from benchmarks import link
@@ -44,7 +45,7 @@ def together(*calls):
 
 def workers(size, **changes):
     """A `Cluster` for each rank; `w0`, `w1` ... are dictionaries of changes."""
-    address = f'127.0.0.1:{records.free_port()}'
+    address = f'127.0.0.1:{networks.free_port()}'
     common = {'size': size, 'meeting': address, 'job': 'j'}
     return [cluster.Cluster(**{**common, 'rank': rank, **changes.get(f'w{rank}', {})})
             for rank in range(size)]
@@ -90,7 +91,7 @@ def test_all_learn_the_addresses_and_agree():
 
 
 def test_given_addresses_are_kept_and_worker_0s_port_can_be_used_after_the_meeting():
-    numbers = [records.free_port(), records.free_port()]
+    numbers = [networks.free_port(), networks.free_port()]
     hosts = tuple(f'127.0.0.1:{port}' for port in numbers)
     met = meet([cluster.Cluster(rank, 2, rank, hosts[0], hosts) for rank in range(2)])
     assert tuple(met[0].addresses) == tuple(met[1].addresses) == hosts
@@ -168,7 +169,7 @@ def test_worker_0s_port_is_in_use():
 def test_another_workers_port_is_in_use():
     with ports.reserve() as other:
         other.listen()
-        hosts = (f'127.0.0.1:{records.free_port()}', f'127.0.0.1:{other.getsockname()[1]}')
+        hosts = (f'127.0.0.1:{networks.free_port()}', f'127.0.0.1:{other.getsockname()[1]}')
         line = lines(meet([cluster.Cluster(rank, 2, rank, hosts[0], hosts) for rank in range(2)]))
     assert line == f'worker 1 ({hosts[1]}): cannot listen on its port: Address already in use'
 
@@ -229,7 +230,7 @@ HOSTS = ('127.0.0.1:%d', '192.0.2.7:%d')  # The second is reserved for documenta
 
 def at_hosts(**changes):
     """Two workers with `HOSTS`: worker 1 connects from an address that is not its host's."""
-    hosts = tuple(host % records.free_port() for host in HOSTS)
+    hosts = tuple(host % networks.free_port() for host in HOSTS)
     return [cluster.Cluster(rank, 2, 0, hosts[0], hosts, **changes) for rank in range(2)]
 
 
@@ -249,7 +250,7 @@ def test_with_a_secret_a_worker_may_connect_from_anywhere():
 
 
 def test_a_host_has_several_addresses_of_this_machine():
-    hosts = ('localhost:%d' % records.free_port(), '127.0.1.1:%d' % records.free_port())
+    hosts = ('localhost:%d' % networks.free_port(), '127.0.1.1:%d' % networks.free_port())
     met = meet([cluster.Cluster(rank, 2, 0, hosts[0], hosts) for rank in range(2)])
     assert [worker.rank for worker in met] == [0, 1]
     together(*[worker.leave for worker in met])
@@ -385,10 +386,10 @@ def test_silent_connections_keep_no_worker_out(files, count):
     """Neither if they use up the files that worker 0 may open, nor by their number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
-    port = records.free_port()
+    port = networks.free_port()
     process = subprocess.Popen(
-        [sys.executable, '-c', WORKER_0, records.ROOT, str(port), str(files)], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=records.environment())
+        [sys.executable, '-c', WORKER_0, spawn.ROOT, str(port), str(files)], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=spawn.environment())
     silent = []
     try:
         assert process.stdout.readline() == 'ready\n'
@@ -398,7 +399,7 @@ def test_silent_connections_keep_no_worker_out(files, count):
                                               timeouts=cluster.Timeouts(start=240)), {})
         met.agree('end')
         met.leave()
-        out, error = process.communicate(timeout=records.PATIENCE)
+        out, error = process.communicate(timeout=spawn.PATIENCE)
         assert (process.returncode, out) == (0, 'done\n'), error
     finally:
         process.kill()
@@ -531,7 +532,7 @@ with rendezvous.join(cluster.Cluster(rank, 3, rank, 'head:2222'), {}) as workers
 
 
 @pytest.mark.slow
-@records.with_networks
+@networks.with_networks
 def test_other_machines_reach_a_worker_that_shares_worker_0s_machine():
     """Workers 0 and 1 are on one machine, whose name is a loopback address there, as on Debian."""
     with link.networks() as (names, (head, other)), contextlib.ExitStack() as stack:
@@ -542,10 +543,10 @@ def test_other_machines_reach_a_worker_that_shares_worker_0s_machine():
             (folder / 'hosts').write_text(f'127.0.0.1 localhost\n{line}\n')
         processes = [subprocess.Popen(
             ['ip', 'netns', 'exec', names[rank // 2], sys.executable, '-c', MACHINES_PROGRAM,
-             records.ROOT, str(rank)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=records.environment()) for rank in range(3)]
+             spawn.ROOT, str(rank)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=spawn.environment()) for rank in range(3)]
         for process in processes:
-            assert process.communicate(timeout=records.PATIENCE) == (f'head head {other}\n', '')
+            assert process.communicate(timeout=spawn.PATIENCE) == (f'head head {other}\n', '')
 
 
 # A loss ends processes, so these are three workers in processes of their own.
@@ -585,11 +586,9 @@ print('done')
 
 
 def start_three(what):
-    port = str(records.free_port())
-    processes = [subprocess.Popen(
-        [sys.executable, '-c', PROGRAM, records.ROOT, str(rank), port, what], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**records.environment(), 'TF_CPP_MIN_LOG_LEVEL': '3'}) for rank in range(3)]
+    port = str(networks.free_port())
+    processes = [spawn.start(['-c', PROGRAM, spawn.ROOT, str(rank), port, what])
+                 for rank in range(3)]
     return processes, [process.stdout.readline().split()[-1] for process in processes]
 
 
@@ -643,7 +642,7 @@ def test_all_report_the_failure_of_a_worker(what, words):
 def test_ctrl_c_is_not_a_failure_of_a_worker():
     """Worker 0 gets it, then worker 1, which already knows; worker 2 does not get it."""
     processes, addresses = start_three('interrupt')
-    assert ends(processes, records.PATIENCE) == [
+    assert ends(processes, spawn.PATIENCE) == [
         (130, ''), (130, '-c: interrupted'),
         (130, f'-c: worker 0 ({addresses[0]}) was interrupted')]
 
@@ -652,7 +651,7 @@ def test_ctrl_c_is_not_a_failure_of_a_worker():
 def test_a_slow_worker_is_not_lost():
     """Its steps take 3 seconds; a silence of 2 would be too long."""
     processes, _ = start_three('long')
-    assert ends(processes, records.PATIENCE) == [(0, '')] * 3
+    assert ends(processes, spawn.PATIENCE) == [(0, '')] * 3
 
 
 @pytest.mark.slow
@@ -663,7 +662,7 @@ def test_a_job_that_was_stopped_as_a_whole_continues():
     time.sleep(4.0)
     for process in processes:
         process.send_signal(signal.SIGCONT)
-    assert ends(processes, records.PATIENCE) == [(0, '')] * 3
+    assert ends(processes, spawn.PATIENCE) == [(0, '')] * 3
 
 
 MPI_PROGRAM = '''
@@ -683,9 +682,9 @@ startup.run(main, [startup, cluster])
 def mpirun(*arguments, options=()):
     """Runs the program with the real Open MPI, if it is installed."""
     return subprocess.run(
-        [*records.mpirun(3), *options, sys.executable, '-c', MPI_PROGRAM,
-         records.ROOT, *arguments], capture_output=True, text=True, timeout=records.PATIENCE,
-        env=records.environment())
+        [*spawn.mpirun(3), *options, sys.executable, '-c', MPI_PROGRAM,
+         spawn.ROOT, *arguments], capture_output=True, text=True, timeout=spawn.PATIENCE,
+        env=spawn.environment())
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-import records
+import record_files
 import tensorflow.compat.v1 as tf
 
 from nets import resnet
@@ -210,7 +210,7 @@ def test_float16():
 
 def test_learns_and_evaluates_with_the_moving_statistics():
     """Images that are bright above or below, told apart after 60 steps of a narrow network."""
-    labels, images = zip(*records.half_bright(32, seed=0))
+    labels, images = zip(*record_files.half_bright(32, seed=0))
     images = tf.constant(np.stack(images), tf.float32)
     logits = resnet._network(images, 2, 8, tf.nn.elu, training=True)
     loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)

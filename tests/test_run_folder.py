@@ -1,19 +1,21 @@
+import json
 import os
 import subprocess
 import sys
 
 import pytest
-import records
+import spawn
 from absl import app
 
+from datasets import table
 from program import files
 from runs import folder as run_folder
 
 
-def test_one_trainer_at_a_time_which_is_named(tmp_path):
+def test_a_second_trainer_is_refused_with_the_process_id_of_the_first(tmp_path):
     program = ('import sys; from runs import folder as run_folder\n'
                'with run_folder.held(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
-    with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=records.ROOT,
+    with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=spawn.ROOT,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == 'held\n'
         with pytest.raises(app.UsageError, match=f'in use: process {first.pid} trains there'):
@@ -24,7 +26,7 @@ def test_one_trainer_at_a_time_which_is_named(tmp_path):
             with pytest.raises(app.UsageError, match='in use: process unknown trains there'):
                 with run_folder.held(tmp_path / 'run'):
                     pass
-        first.kill()  # Nobody gives the lock back.
+        first.kill()  # Without releasing the lock.
         first.wait()
         for _ in range(2):
             with run_folder.held(tmp_path / 'run'):
@@ -32,9 +34,9 @@ def test_one_trainer_at_a_time_which_is_named(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['file', 'file/run'])
-def test_what_is_no_folder(tmp_path, name):
+def test_a_path_that_is_not_a_folder(tmp_path, name):
     (tmp_path / 'file').write_text('x')
-    with pytest.raises(app.UsageError, match=f'{name} is, or lies below, something that is no'):
+    with pytest.raises(app.UsageError, match=f'{name} or one of its parents is not a folder'):
         with run_folder.held(tmp_path / name):
             pass
 
@@ -58,13 +60,13 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
 
 def test_a_folder_that_reads_as_a_pattern_is_refused(tmp_path):
     """TensorFlow would remove the checkpoints of `run1` for those of `run[1]`."""
-    with pytest.raises(app.UsageError, match=r'run\[1\] holds one of .*name another --train_dir'):
+    with pytest.raises(app.UsageError, match=r'run\[1\] contains one of .*Choose another --train'):
         with run_folder.held(str(tmp_path / 'run[1]')):
             pass
     assert os.listdir(tmp_path) == []
 
 
-# Names that TensorFlow and ours give to what is being written, as a kill leaves them.
+# Names of unfinished files, ours and TensorFlow's, as a kill leaves them.
 UNFINISHED = {
     'checkpoint.tmp0123456789abcdef0123456789abcdef', 'graph.pbtxt.tmp' + 32 * '0',
     'model.ckpt-7.meta.tmp' + 32 * 'f', 'model.ckpt-7.index.tempstate123',
@@ -76,8 +78,8 @@ UNFINISHED_BEST = {
     'params.h5.0123456789abcdef.part', 'error.json.0123456789abcdef.part'}
 
 
-@pytest.mark.parametrize('remove', [run_folder.remove_half_written, run_folder.remove_own_files])
-def test_what_was_not_finished_is_removed(tmp_path, remove):
+@pytest.mark.parametrize('remove', [run_folder.remove_unfinished, run_folder.remove_own_files])
+def test_unfinished_files_are_removed(tmp_path, remove):
     (tmp_path / 'best').mkdir()
     kept = {'checkpoint.tmp', 'run.json.bak', 'run.json.1.part', 'notes.0123456789abcdef.part'}
     for folder, names in ((tmp_path, UNFINISHED | kept), (tmp_path / 'best', UNFINISHED_BEST)):
@@ -88,7 +90,7 @@ def test_what_was_not_finished_is_removed(tmp_path, remove):
     assert os.listdir(tmp_path / 'best') == []
 
 
-def test_the_names_of_our_unfinished_files_are_known(tmp_path):
+def test_unfinished_files_of_all_writers_are_recognised(tmp_path):
     seen = set()
     with run_folder.held(tmp_path):
         for name in ('run.json', 'metrics.csv', 'params.h5', 'timeline-7.json'):
@@ -96,13 +98,13 @@ def test_the_names_of_our_unfinished_files_are_known(tmp_path):
                 seen.update(name for name in os.listdir(tmp_path) if name.endswith('.part'))
         for name in seen:
             (tmp_path / name).touch()
-        run_folder.remove_half_written(tmp_path)
+        run_folder.remove_unfinished(tmp_path)
     assert len(seen) == 4
     assert seen.isdisjoint(os.listdir(tmp_path))
 
 
-def test_only_what_a_run_wrote_is_removed(tmp_path, capsys):
-    """Links go, what they lead to stays; what is no run's stays, and all is told."""
+def test_only_files_of_a_run_are_removed(tmp_path, capsys):
+    """Removes links but not their targets, keeps other files, and reports both."""
     outside = tmp_path / 'outside'
     outside.mkdir()
     for name in ('model.ckpt-1.index', 'keep'):
@@ -121,10 +123,10 @@ def test_only_what_a_run_wrote_is_removed(tmp_path, capsys):
     assert os.listdir(run / 'best') == ['mine']
     assert (outside / 'keep').read_text() == 'x'
     assert capsys.readouterr().out == (
-        f'--restart leaves in {run} what no run wrote: best/mine, model.ckpt-9.index, '
-        'my.ckpt-1.index, notes.txt. It removes best/error.json, checkpoint, metrics.csv, '
-        'model.ckpt-7.data-00000-of-00001, model.ckpt-7.index, model.ckpt-8.index, run.json, '
-        'timeline-3.json.\n')
+        f'--restart keeps these files in {run}, which no run wrote: best/mine, '
+        'model.ckpt-9.index, my.ckpt-1.index, notes.txt. It removes best/error.json, checkpoint, '
+        'metrics.csv, model.ckpt-7.data-00000-of-00001, model.ckpt-7.index, model.ckpt-8.index, '
+        'run.json, timeline-3.json.\n')
 
 
 def test_a_folder_best_that_is_a_link_is_not_followed(tmp_path):
@@ -134,3 +136,35 @@ def test_a_folder_best_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / 'run' / 'best').symlink_to(tmp_path / 'outside')
     run_folder.remove_own_files(tmp_path / 'run')
     assert os.listdir(tmp_path / 'outside') == ['checkpoint']
+
+
+@pytest.mark.parametrize('text, words', [
+    ('[' * 200000, 'is not JSON: nested too deeply'), ('[]', r'holds \[\], expected a JSON object'),
+    ((1 << 20) * ' ' + '{}', 'is larger than 1 MB'), (b'\xff', 'is not text in UTF-8'),
+    ('9' * 5000, 'is not JSON'), ('{}', '"net" is null, expected the name of a network'),
+    ({'net': []}, r'"net" is \[\]'), ({'net': 'a\x1b[2J'}, r'"net" is "a\\u001b\[2J"'),
+    ({'net': 1000 * 'a'}, '"net" is "a'), ({'dataset': {}}, '"dataset" is {}'),
+    ({'settings': []}, r'"settings" is \[\], expected an object'),
+    ({'settings': {'examples_per_step': 'x\ny'}}, '"settings" is '),
+    ({'settings': {'examples_per_step': 1e999}}, '"settings" is '),
+    ({'classes': 'cat'}, '"classes" is "cat", expected a list of names'),
+    ({'classes': [['cat']]}, '"classes" is')])
+def test_a_damaged_run_json(tmp_path, text, words):
+    path = tmp_path / 'run.json'
+    if isinstance(text, dict):
+        text = json.dumps({'net': 'tutorial', 'dataset': 'cifar10', 'settings': {}, **text})
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(app.UsageError, match=f'{path} .*{words}.*Remove it.*, or go away') as error:
+        run_folder.check_run(tmp_path, 'tutorial', table.CIFAR10, 'go away')
+    assert '\n' not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_no_run_json(tmp_path):
+    (tmp_path / 'file').write_text('')
+    for folder in (tmp_path, tmp_path / 'missing', tmp_path / 'file'):
+        assert run_folder.check_run(folder, 'tutorial', table.CIFAR10, '') is None
+
+def test_a_run_json_that_is_a_pipe_does_not_block(tmp_path):
+    os.mkfifo(tmp_path / 'run.json')  # Without a writer.
+    with pytest.raises(OSError, match='not a regular file'):
+        run_folder.check_run(str(tmp_path), 'tutorial', table.CIFAR10, 'go away')

@@ -13,8 +13,9 @@ import termios
 import time
 
 import numpy as np
+import outcomes
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
@@ -28,7 +29,7 @@ from drills import small_data
 from program import errors
 from runs import checkpoints
 from runs import folder as run_folder
-from runs import results
+from runs import parameters
 from training import hooks
 from training import session as training
 
@@ -47,7 +48,7 @@ def events():
 
 
 def scalars(tag):
-    """step -> value of a scalar."""
+    """A curve: dictionary from step to value."""
     return {step: value.simple_value for step, event in events()
             for value in event.summary.value if value.tag == tag}
 
@@ -64,7 +65,7 @@ def test_resumes_exactly_and_stops_exactly(half_bright, capsys):
 
 
 def test_a_run_does_not_optimise_the_graph_once_per_variable(half_bright, monkeypatch):
-    """TensorFlow optimises the whole graph for each: one per variable took ResNet-23 a minute."""
+    """TensorFlow optimises the graph for each: one per variable took ResNet-23 a minute."""
     different = set()
     run = BaseSession._do_run
 
@@ -74,7 +75,7 @@ def test_a_run_does_not_optimise_the_graph_once_per_variable(half_bright, monkey
         return run(self, handle, targets, fetches, *rest)
 
     monkeypatch.setattr(BaseSession, '_do_run', listed)
-    for steps in (1, 2):  # A start, and one that resumes; both validate and save.
+    for steps in (1, 2):  # A new run and a resumed one; both validate and save.
         different.clear()
         with flagsaver.flagsaver(max_steps=steps, validate_every=1):
             cifar10_train.train()
@@ -83,14 +84,14 @@ def test_a_run_does_not_optimise_the_graph_once_per_variable(half_bright, monkey
 
 
 @pytest.mark.parametrize('max_steps', [10, 4])
-def test_done_already_is_one_line(half_bright, capsys, max_steps):
+def test_a_finished_run_prints_one_line(half_bright, capsys, max_steps):
     cifar10_train.train()
     before = {path: path.stat().st_mtime_ns for path in pathlib.Path(FLAGS.train_dir).iterdir()}
     capsys.readouterr()
     with flagsaver.flagsaver(max_steps=max_steps):
         cifar10_train.main()
     assert capsys.readouterr().out == (
-        f'Nothing to do: {latest()} has made --max_steps={max_steps} already.\n')
+        f'Nothing to do: {latest()} has reached --max_steps={max_steps}.\n')
     assert before == {
         path: path.stat().st_mtime_ns for path in pathlib.Path(FLAGS.train_dir).iterdir()}
 
@@ -98,12 +99,12 @@ def test_done_already_is_one_line(half_bright, capsys, max_steps):
 def test_the_tutorials_line(half_bright, capsys):
     cifar10_train.train()
     line, = [line for line in capsys.readouterr().out.splitlines() if ': step ' in line]
-    assert records.LINE.fullmatch(line), line
+    assert outcomes.LINE.fullmatch(line), line
 
 
 def test_speed_is_of_whole_intervals_in_images(half_bright, capsys):
-    """A line every second step, steps of 0.5 s: at most 16 images/s of batch 8. Of half or
-    two intervals it would be the double or the half; a busy machine may take some time more."""
+    """Lines every two steps of 0.5 s with 8 images: at most 16 images/s. Counting half an interval
+    or two would double or halve it; a busy machine takes a little longer."""
     with tf.Graph().as_default():
         count = tf.train.get_or_create_global_step().assign_add(1)
         with flagsaver.flagsaver(log_frequency=2, max_steps=5), \
@@ -114,13 +115,13 @@ def test_speed_is_of_whole_intervals_in_images(half_bright, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if ': step ' in line]
     assert len(lines) == 3
     for line in lines[1:]:
-        rate, seconds = (float(word) for word in records.LINE.fullmatch(line).groups())
+        rate, seconds = (float(word) for word in outcomes.LINE.fullmatch(line).groups())
         assert 8.5 < rate <= 16
         assert 0.5 <= seconds < 0.95
 
 
 def test_the_first_line_after_a_resume_leaves_out_the_start(half_bright, capsys):
-    """Resumed at step 3, a line at step 4: the time of step 4, not that of starting."""
+    """Resumed at step 3, with a line at step 4: the time is that of step 4 alone."""
     for max_steps, wait in ((3, 0.0), (5, 0.2)):
         with tf.Graph().as_default(), flagsaver.flagsaver(log_frequency=4, max_steps=max_steps):
             count = tf.train.get_or_create_global_step().assign_add(1)
@@ -130,14 +131,14 @@ def test_the_first_line_after_a_resume_leaves_out_the_start(half_bright, capsys)
                     session.run(count)
                     time.sleep(wait)
     line = [line for line in capsys.readouterr().out.splitlines() if ': step 4,' in line][0]
-    assert 0.2 <= float(records.LINE.fullmatch(line).group(2)) < 0.6
+    assert 0.2 <= float(outcomes.LINE.fullmatch(line).group(2)) < 0.6
 
 
-def test_another_size_of_steps_is_told(half_bright, capsys):
+def test_resuming_with_another_batch_size_prints_a_line(half_bright, capsys):
     cifar10_train.train()
     with flagsaver.flagsaver(batch_size=4, max_steps=11):
         cifar10_train.train()
-    assert 'Steps were of 8 images and are of 4 now' in capsys.readouterr().out
+    assert 'Resuming with 4 images per step (was 8)' in capsys.readouterr().out
 
 
 def test_five_checkpoints_are_kept_over_a_restart(half_bright):
@@ -151,7 +152,7 @@ def test_five_checkpoints_are_kept_over_a_restart(half_bright):
 
 
 def test_summaries_every_hundred_steps_over_all_starts(half_bright, monkeypatch):
-    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.001)  # 0.1 is too much for one image.
+    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.001)  # 0.1 is too high for one image.
     with flagsaver.flagsaver(batch_size=1, save_checkpoint_steps=60):
         for max_steps in (60, 102):
             with flagsaver.flagsaver(max_steps=max_steps):
@@ -177,30 +178,30 @@ def test_run_json_and_another_data_set(half_bright):
             app.UsageError, match='--dataset=synthetic, not .*=cifar10: .* --restart'):
         cifar10_train.train()
     with pytest.raises(app.UsageError, match='--dataset=synthetic, not'):
-        training.steps_left()  # Also where there is nothing to do.
+        training.steps_left()  # Even if no steps are left.
     assert sorted(os.listdir(FLAGS.train_dir)) == before
     path.write_text('{')
     with pytest.raises(app.UsageError, match='damaged'):
         training._prepare_folder(8)
 
 
-@pytest.mark.parametrize('classes, told', [
+@pytest.mark.parametrize('classes, message', [
     (['cat', 'dog'], None), (['tom', 'dog'], None),  # Names may change.
-    (['dog', 'cat'], 'label 0 was cat, and in --dataset=pets it is dog, another class'),
-    (['ant', 'cat'], 'label 1 was dog, and in --dataset=pets it is cat')])
-def test_a_run_whose_labels_meant_something_else(tmp_path, classes, told):
-    """As when a class's folder got another name and the images were converted anew."""
-    checkpoints.write_run(tmp_path, {
+    (['dog', 'cat'], 'label 0 was cat, but in --dataset=pets it is dog, another class'),
+    (['ant', 'cat'], 'label 1 was dog, but in --dataset=pets it is cat')])
+def test_a_run_whose_labels_had_other_meanings_is_refused(tmp_path, classes, message):
+    """As after renaming the folder of a class and converting the images again."""
+    run_folder.write_run(tmp_path, {
         'net': 'local', 'dataset': 'pets', 'classes': ['cat', 'dog'], 'settings': {}})
     now = dataclasses.replace(table.CIFAR10, name='pets', classes=tuple(classes))
-    with pytest.raises(app.UsageError, match=told) if told else contextlib.nullcontext():
-        checkpoints.check_run(tmp_path, 'local', now, 'go away')
+    with pytest.raises(app.UsageError, match=message) if message else contextlib.nullcontext():
+        run_folder.check_run(tmp_path, 'local', now, 'go away')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('train', [cifar10_train.train, cifar10_multi_gpu_train.train])
-def test_runs_of_one_seed_begin_alike(half_bright, tmp_path, train):
-    """The same seed, another, and none: the variables before the first step."""
+def test_runs_with_the_same_seed_start_with_the_same_variables(half_bright, tmp_path, train):
+    """Compares the variables before the first step: same seed, another seed, no seed."""
     begun = []
     for name, seed in [('a', 3), ('b', 3), ('c', 4), ('d', None), ('e', None)]:
         with flagsaver.flagsaver(train_dir=str(tmp_path / name), seed=seed, max_steps=1):
@@ -216,12 +217,12 @@ def graphs_seed(rank=0, step=None):
         return graph.seed
 
 
-def test_a_run_that_goes_on_draws_other_numbers(half_bright):
+def test_a_resumed_run_draws_other_random_numbers(half_bright):
     with flagsaver.flagsaver(seed=3):
         first, of_worker_1 = graphs_seed(), graphs_seed(1, 0)
         cifar10_train.train()
         assert graphs_seed() == graphs_seed() != first
-        assert graphs_seed(1, 0) == of_worker_1  # Which hears of the step from worker 0.
+        assert graphs_seed(1, 0) == of_worker_1  # It gets the step from worker 0.
         assert training.first_step() == 10
         assert len({first, graphs_seed(), of_worker_1, graphs_seed(1, 10)}) == 4
         with flagsaver.flagsaver(restart=True):
@@ -260,7 +261,7 @@ def test_profile_of_two_towers(half_bright):
     assert {'tower_0/conv1/Conv2D', 'tower_1/conv1/Conv2D'} <= traced_operations(1)
 
 
-def test_profile_of_a_step_that_is_not_made_is_one_line(half_bright, capsys):
+def test_profile_of_a_step_that_is_not_made_prints_one_line(half_bright, capsys):
     with flagsaver.flagsaver(profile=10):
         cifar10_train.train()
     assert capsys.readouterr().out.count(
@@ -303,7 +304,7 @@ def test_nan_stops_and_the_last_good_checkpoint_stays(half_bright, monkeypatch):
 
 
 def test_nan_at_a_step_with_summaries(half_bright, monkeypatch):
-    """Histograms of NaN would fail by themselves, before anybody sees the loss."""
+    """Histograms of NaN would raise their own error before the loss is reported."""
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 1e30)
     monkeypatch.setattr(hooks, 'SUMMARY_STEPS', 1)
     with pytest.raises(FloatingPointError, match='Training diverged at step'):
@@ -319,12 +320,12 @@ def test_resuming_from_a_nan_is_refused(half_bright):
         session.run(tf.global_variables_initializer())
         tf.train.Saver().save(session, latest())
     with flagsaver.flagsaver(max_steps=20), pytest.raises(
-            app.UsageError, match='not finite: conv1/biases. Name another --train_dir'):
+            app.UsageError, match='not finite: conv1/biases. Choose another --train_dir'):
         cifar10_train.train()
 
 
 def test_variables_that_are_not_finite_are_not_saved(half_bright):
-    """The loss of the step that spoils them is still finite: it is one step late."""
+    """The loss lags one step behind: it is still finite in the step that makes them infinite."""
     with tf.Graph().as_default():
         variable = tf.get_variable('w', [2], initializer=tf.ones_initializer(), use_resource=True)
         step = tf.train.get_or_create_global_step()
@@ -337,7 +338,7 @@ def test_variables_that_are_not_finite_are_not_saved(half_bright):
 
 
 def test_a_checkpoint_of_the_original_multi_gpu_script(half_bright):
-    """Its global step is a float32, and it holds averages of losses."""
+    """It has a float32 global step, and averages of losses."""
     cifar10_train.train()
     reader = tf.train.load_checkpoint(latest())
     with tf.Graph().as_default(), tf.Session() as session:
@@ -355,8 +356,8 @@ def test_a_checkpoint_of_the_original_multi_gpu_script(half_bright):
     assert 'cross_entropy/avg' not in dict(tf.train.list_variables(latest()))
 
 
-def test_a_missing_record_file_ends_training_as_itself(half_bright):
-    """The reading thread's exception, not that a queue is closed."""
+def test_a_missing_record_file_raises_its_own_error(half_bright):
+    """The exception of the reading thread, instead of "queue is closed"."""
     with pytest.raises(tf.errors.NotFoundError, match='data_batch_2.bin'):
         with tf.Graph().as_default():
             step = tf.train.get_or_create_global_step()
@@ -370,18 +371,19 @@ def test_a_missing_record_file_ends_training_as_itself(half_bright):
 
 
 def test_a_replaced_record_file_is_checked_again(half_bright, capsys):
-    """The file lacks a byte: were it read on, all labels behind would be pixels."""
+    """The new file lacks a byte: every later label would be a pixel."""
     with pytest.raises(errors.DataError, match='data_batch_2.bin has 49167 bytes'):
         _train_and_change(half_bright / 'data_batch_2.bin', lambda data: data[:100] + data[101:])
 
 
-def test_a_replaced_record_file_that_is_whole_is_told(half_bright, capsys):
+def test_a_valid_replacement_of_a_record_file_is_reported(half_bright, capsys):
     _train_and_change(half_bright / 'data_batch_2.bin', lambda data: data + data[:3073])
-    assert f'Record files in {half_bright} have changed; all are whole.' in capsys.readouterr().out
+    assert f'Record files in {half_bright} changed; all of them are valid.' in (
+        capsys.readouterr().out)
 
 
 def _train_and_change(path, change):
-    """Trains 101 steps; before the last but one a file changes, which has been read by then."""
+    """Trains 101 steps; before the one before last, a file changes that was already read."""
     with flagsaver.flagsaver(max_steps=101), tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         loss = tf.get_variable('loss', [], initializer=tf.ones_initializer())
@@ -393,21 +395,21 @@ def _train_and_change(path, change):
                     path.write_bytes(change(path.read_bytes()))
 
 
-def test_params_are_made_up_for(half_bright, capsys):
-    """A start that ended between its last checkpoint and params.h5 is not done."""
+def test_a_missing_params_h5_is_written_by_the_next_start(half_bright, capsys):
+    """A start that was killed between its last checkpoint and params.h5 is not complete."""
     cifar10_train.train()
     path = os.path.join(FLAGS.train_dir, 'params.h5')
     assert not training.steps_left()
     os.remove(path)
     assert training.steps_left()
     cifar10_train.train()
-    assert results.parameters_step(path) == 10
+    assert parameters.step(path) == 10
     assert checkpoints.step(latest()) == 10
     assert not training.steps_left()
 
 
-def test_a_moved_run_goes_on_and_a_copied_one_is_left_alone(half_bright, tmp_path):
-    """TensorFlow keeps the last five of those that it thinks its own."""
+def test_a_moved_run_resumes_and_a_copied_one_is_left_alone(half_bright, tmp_path):
+    """TensorFlow removes old checkpoints by the paths that it remembers."""
     cifar10_train.train()
     first = pathlib.Path(FLAGS.train_dir)
     before = sorted(path.name for path in first.iterdir())
@@ -420,12 +422,12 @@ def test_a_moved_run_goes_on_and_a_copied_one_is_left_alone(half_bright, tmp_pat
     assert sorted(path.name for path in first.iterdir()) == before
 
 
-def test_half_written_checkpoints_are_removed(half_bright):
+def test_unfinished_checkpoints_are_removed(half_bright):
     os.makedirs(FLAGS.train_dir)
     for name in ('model.ckpt-5.data-00000-of-00001.tempstate123', 'model.ckpt-5.index',
                  'mine.tempstate1'):
         open(os.path.join(FLAGS.train_dir, name), 'w').close()
-    run_folder.remove_half_written(FLAGS.train_dir)
+    run_folder.remove_unfinished(FLAGS.train_dir)
     assert sorted(os.listdir(FLAGS.train_dir)) == ['mine.tempstate1', 'model.ckpt-5.index']
 
 
@@ -433,16 +435,16 @@ def test_half_written_checkpoints_are_removed(half_bright):
 @pytest.mark.parametrize('number, code', [
     (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_stops(half_bright, number, code):
-    process = records.start([
-        *records.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+    process = spawn.start([
+        *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
         f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'])
     for line in process.stdout:
         if 'step 5,' in line:
             break
     process.send_signal(number)
-    out, error = process.communicate(timeout=records.PATIENCE)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == code, error
-    assert error == '\nStopping after this step; once more stops at once.\n' + (
+    assert error == '\nStopping after this step; interrupt again to stop at once.\n' + (
         'cifar10_train.py: interrupted\n' if number == signal.SIGINT else '')
     reached = int(out.split('Saved step ')[1].split()[0])
     assert reached >= 6
@@ -453,47 +455,47 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('inherited, code', [(signal.SIG_DFL, 129), (signal.SIG_IGN, 0)])
-def test_a_log_whose_reader_is_gone_saves_and_stops_or_goes_on_after_nohup(
-        half_bright, inherited, code):
-    process = records.start([
-        *records.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+@pytest.mark.parametrize('ignore, code', [([], 129), ([signal.SIGHUP], 0)])
+def test_without_a_reader_of_its_log_a_run_saves_and_stops_or_continues_under_nohup(
+        half_bright, ignore, code):
+    process = spawn.start([
+        *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
         f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1',
-        '--max_steps=200'], hang_up=inherited)
+        '--max_steps=200'], ignore=ignore)
     for line in process.stdout:
         if 'step 5,' in line:
             break
     process.stdout.close()
     error = process.stderr.read()
-    assert process.wait(timeout=records.PATIENCE) == code, error
+    assert process.wait(timeout=spawn.PATIENCE) == code, error
     assert error == '\nThe console is gone: Broken pipe.\n' + (
-        '\nStopping after this step; once more stops at once.\n' if code else '')
+        '\nStopping after this step; interrupt again to stop at once.\n' if code else '')
     assert 6 <= checkpoints.step(latest()) <= 200
     assert (checkpoints.step(latest()) == 200) == (code == 0)
 
 
 @pytest.mark.slow
 def test_a_closed_terminal_saves_and_stops(half_bright):
-    """SIGHUP comes, from the system and from the first line that has no terminal to go to."""
+    """SIGHUP comes from the system, and from the first line that cannot be printed."""
     def control():
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, *records.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+        [sys.executable, *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
          f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=control,
-        env=records.environment())
+        env=spawn.environment())
     os.close(theirs)
     shown = b''
     while b'step 5,' not in shown:
         shown += os.read(ours, 65536)
     os.close(ours)
-    assert process.wait(timeout=records.PATIENCE) == 129
+    assert process.wait(timeout=spawn.PATIENCE) == 129
     assert checkpoints.step(latest()) >= 6
     path = os.path.join(FLAGS.train_dir, 'params.h5')
-    assert results.parameters_step(path) == checkpoints.step(latest())
+    assert parameters.step(path) == checkpoints.step(latest())
 
 
 HANGING = '''
@@ -512,8 +514,8 @@ startup.run(main, [startup, training])
 
 def _start_hanging(folder, **options):
     small_data.write(folder / 'data')
-    process = records.start(['-c', HANGING, records.ROOT, f'--train_dir={folder}/train',
-                             f'--data_dir={folder}/data'], **options)
+    process = spawn.start(['-c', HANGING, spawn.ROOT, f'--train_dir={folder}/train',
+                           f'--data_dir={folder}/data'], **options)
     assert process.stdout.readline() == 'hanging\n'
     return process
 
@@ -525,30 +527,30 @@ def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
     time.sleep(1)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=records.PATIENCE) == 130
+    assert process.wait(timeout=spawn.PATIENCE) == 130
 
 
 @pytest.mark.slow
-def test_two_signals_at_once_are_one(half_bright):
-    """`timeout` sends SIGTERM to the process, and then to its group."""
-    process = records.start([
-        *records.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+def test_two_signals_at_once_count_as_one(half_bright):
+    """`timeout` sends SIGTERM to the process and then to its group."""
+    process = spawn.start([
+        *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
         f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'])
     for line in process.stdout:
         if 'step 5,' in line:
             break
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.01)  # Sent at once, the kernel itself would make them one.
+    time.sleep(0.01)  # Otherwise the kernel itself would merge them.
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=records.PATIENCE)
+    process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143
     assert checkpoints.step(latest()) >= 6
 
 
 @pytest.mark.slow
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
-    """As in the background of a shell script: Ctrl-C is meant for others."""
-    process = _start_hanging(tmp_path, interrupt=signal.SIG_IGN)
+    """As in the background of a shell script, where Ctrl-C is meant for the foreground."""
+    process = _start_hanging(tmp_path, ignore=[signal.SIGINT])
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(1)
@@ -556,4 +558,4 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     process.send_signal(signal.SIGTERM)
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=records.PATIENCE) == 143
+    assert process.wait(timeout=spawn.PATIENCE) == 143

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-import records
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import app
 from absl.testing import flagsaver
@@ -15,7 +15,8 @@ from absl.testing import flagsaver
 from drills import small_data
 from program import startup
 from runs import checkpoints
-from runs import results
+from runs import metrics
+from runs import parameters
 
 SCRIPTS = ['cifar10_train.py', 'cifar10_multi_gpu_train.py', 'cifar10_eval.py']
 ALL_SCRIPTS = [f'cifar10_{name}.py' for name in (
@@ -25,7 +26,7 @@ ALL_SCRIPTS = [f'cifar10_{name}.py' for name in (
 
 def _refused(script, *arguments):
     """The one line on standard error with which a script exits 1."""
-    done = records.run_script(script, *arguments)
+    done = spawn.run_script(script, *arguments)
     assert done.returncode == 1, done
     assert done.stdout == ''
     assert done.stderr.startswith(script + ': ')
@@ -71,7 +72,7 @@ def test_no_gpu_is_one_line(script, tmp_path):
     ('cifar10_eval.py', ['eval_dir', 'run_once', 'batch_size', 'use_moving_averages', 'device',
                       'allow_shared_folders'])])
 def test_help_lists_the_scripts_flags(script, own):
-    done = records.run_script(script, '--help')
+    done = spawn.run_script(script, '--help')
     assert done.returncode == 0
     assert done.stderr == ''
     assert 'python ' + script in done.stdout
@@ -86,7 +87,7 @@ def test_help_lists_the_scripts_flags(script, own):
     ('cifar10_predict.py', ['saved_model', 'top_k', 'json', 'checkpoint_dir', 'best', 'net']),
     ('cifar10_export.py', ['export_dir', 'checkpoint_dir', 'use_moving_averages', 'dataset'])])
 def test_help_of_those_that_use_a_network(script, own):
-    done = records.run_script(script, '--help')
+    done = spawn.run_script(script, '--help')
     assert (done.returncode, done.stderr) == (0, '')
     assert 'python ' + script in done.stdout
     for flag in own:
@@ -121,7 +122,7 @@ def test_words_before_between_and_behind_flags(words, given, code):
 def _python(program, prepare=None, **env):
     quiet = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
     return subprocess.run([sys.executable, '-c', program], capture_output=True, text=True,
-                          cwd=records.ROOT, env={**quiet, **env}, timeout=records.PATIENCE,
+                          cwd=spawn.ROOT, env={**quiet, **env}, timeout=spawn.PATIENCE,
                           preexec_fn=prepare)
 
 
@@ -167,8 +168,8 @@ def test_a_start_writes_no_file():
 def test_without_the_packages_one_line_says_how_to_install_them(tmp_path):
     """Isolated, Python leaves out the folder of the script, too."""
     for script in ALL_SCRIPTS:
-        done = subprocess.run([sys.executable, '-S', '-I', records.ROOT / script], cwd=tmp_path,
-                              capture_output=True, text=True, timeout=records.PATIENCE)
+        done = subprocess.run([sys.executable, '-S', '-I', spawn.ROOT / script], cwd=tmp_path,
+                              capture_output=True, text=True, timeout=spawn.PATIENCE)
         assert (done.returncode, done.stdout) == (1, '')
         assert done.stderr == (
             f'{script}: the Python package absl is not installed here: activate the virtual '
@@ -177,7 +178,7 @@ def test_without_the_packages_one_line_says_how_to_install_them(tmp_path):
 
 def test_a_module_that_is_missing_in_an_installed_package_is_a_fault():
     done = _python('from program import startup; import json.nothing',
-                   PYTHONPATH=os.path.join(records.ROOT, 'tests'))
+                   PYTHONPATH=os.path.join(spawn.ROOT, 'tests'))
     assert done.returncode == 1
     assert 'Traceback' in done.stderr and "No module named 'json.nothing'" in done.stderr
 
@@ -203,9 +204,8 @@ def test_help_that_nobody_reads():
                 (pipe, 128 + signal.SIGPIPE, ''),
                 (full, 1, 'cifar10_train.py: standard output cannot be written: '
                           'No space left on device\n')):
-            done = subprocess.run(
-                [sys.executable, records.ROOT / 'cifar10_train.py', '--help'], text=True,
-                stdout=stream, stderr=subprocess.PIPE, timeout=records.PATIENCE)
+            done = spawn.run([spawn.ROOT / 'cifar10_train.py', '--help'],
+                             stdout=stream, stderr=subprocess.PIPE)
             assert (done.returncode, done.stderr) == (code, said)
 
 
@@ -217,9 +217,9 @@ def _close_all():
 @pytest.mark.slow
 def test_all_scripts_run_with_closed_streams(tmp_path):
     def run(script, *flags_):
-        done = subprocess.run([sys.executable, records.ROOT / script, *flags_], cwd=tmp_path,
-                              env=records.environment(), preexec_fn=_close_all,
-                              timeout=records.PATIENCE)
+        done = subprocess.run([sys.executable, spawn.ROOT / script, *flags_], cwd=tmp_path,
+                              env=spawn.environment(), preexec_fn=_close_all,
+                              timeout=spawn.PATIENCE)
         assert done.returncode == 0, script
 
     small_data.write_images(tmp_path / 'images')
@@ -231,7 +231,7 @@ def test_all_scripts_run_with_closed_streams(tmp_path):
         assert checkpoints.latest(runs) == f'{runs}/model.ckpt-{steps}'
     from_run = [data, f'--checkpoint_dir={runs}', '--batch_size=2']
     run('cifar10_eval.py', *from_run, f'--eval_dir={tmp_path}/eval', '--run_once')
-    assert results.read_scalars(tmp_path / 'eval', 'Precision @ 1')
+    assert metrics.read_scalars(tmp_path / 'eval', 'Precision @ 1')
     run('cifar10_predict.py', *from_run, tmp_path / 'images' / 'a')
     run('cifar10_export.py', *from_run, f'--export_dir={tmp_path}/model')
     assert (tmp_path / 'model' / 'saved_model.pb').exists()
@@ -247,9 +247,9 @@ def test_names_that_the_locale_cannot_encode(half_bright, tmp_path, environment)
     """Python would refuse to print them, or would open other files than TensorFlow."""
     def run(script, *flags_):
         done = subprocess.run(
-            [sys.executable, records.ROOT / script, '--batch_size=8', *flags_], text=True,
-            capture_output=True, env={**records.environment(), **environment},
-            timeout=records.PATIENCE)
+            [sys.executable, spawn.ROOT / script, '--batch_size=8', *flags_], text=True,
+            capture_output=True, env={**spawn.environment(), **environment},
+            timeout=spawn.PATIENCE)
         assert (done.returncode, done.stderr) == (0, '')
         return done.stdout
 
@@ -262,11 +262,11 @@ def test_names_that_the_locale_cannot_encode(half_bright, tmp_path, environment)
         'test_files': {'test_batch.bin': 130}}))
     out = run('cifar10_train.py', f'--dataset={data}', f'--train_dir={folder}', '--max_steps=2')
     assert f'Saved step 2 in {tmp_path}/l?ufe.\n' in out
-    assert results.parameters_step(folder / 'params.h5') == 2
+    assert parameters.step(folder / 'params.h5') == 2
     out = run('cifar10_eval.py', f'--dataset={data}', f'--checkpoint_dir={folder}', '--run_once',
               f'--eval_dir={tmp_path}/prüfung', '--per_class')
     assert 'gr?n ' in out
-    assert results.read_scalars(tmp_path / 'prüfung', 'classes/grün/recall')
+    assert metrics.read_scalars(tmp_path / 'prüfung', 'classes/grün/recall')
 
 
 @pytest.mark.parametrize('error, words', [

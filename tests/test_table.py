@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-import records
+import record_files
 
 from datasets import table
 from program import errors
@@ -10,7 +10,7 @@ from program import errors
 def folder(tmp_path):
     """CIFAR-10's files with three records each."""
     for index, name in enumerate(table.CIFAR10.files):
-        records.write(tmp_path / name, records.noise(3, seed=index))
+        record_files.write(tmp_path / name, record_files.noise(3, seed=index))
     return tmp_path
 
 

@@ -7,7 +7,7 @@ import urllib.parse
 import urllib.request
 
 import pytest
-import records
+import spawn
 from absl import flags
 from absl.testing import flagsaver
 
@@ -25,8 +25,8 @@ def served(half_bright, tmp_path):
         cifar10_multi_gpu_train.train()
     with flagsaver.flagsaver(run_once=True, per_class=True):
         cifar10_eval.evaluate()
-    process = records.start(['-m', 'tensorboard.main', '--host=127.0.0.1', '--port=0',
-                             f'--logdir={tmp_path}'])
+    process = spawn.start(['-m', 'tensorboard.main', '--host=127.0.0.1', '--port=0',
+                           f'--logdir={tmp_path}'])
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         for line in process.stderr:
@@ -37,7 +37,7 @@ def served(half_bright, tmp_path):
             f'{url.group()}data/{path}?{urllib.parse.urlencode(query)}', timeout=30).read()
     finally:
         process.terminate()
-        process.communicate(timeout=records.PATIENCE)
+        process.communicate(timeout=spawn.PATIENCE)
 
 
 def wait_for_both(ask):

@@ -8,7 +8,8 @@ import time
 import h5py
 import numpy as np
 import pytest
-import records
+import record_files
+import spawn
 import tensorflow.compat.v1 as tf
 import tiny
 from absl import app, flags
@@ -18,11 +19,10 @@ import cifar10
 import cifar10_eval
 import cifar10_train
 from evaluation import counting
-from evaluation import validation
 import recipes
 from runs import folder as run_folder
-from runs import results
-from training import hooks
+from runs import metrics
+from training import pace as pace_
 from training import session as training
 
 FLAGS = flags.FLAGS
@@ -30,8 +30,8 @@ FLAGS = flags.FLAGS
 
 @pytest.fixture
 def tiny_net(half_bright, monkeypatch):
-    """The small net of `tiny` on the half-bright images: 10 steps an epoch."""
-    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.NET)
+    """The network `tiny` on the half-bright images: 10 steps per epoch."""
+    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE)
     with flagsaver.flagsaver(net='tiny', validate_every=1, max_steps=25):
         yield
 
@@ -43,18 +43,18 @@ def folder(*names):
 def rows():
     """(step, validation error) of each row of the metrics."""
     return [(row['step'], row['validation_error'])
-            for row in results.read_metrics(folder('metrics.csv'))]
+            for row in metrics.read(folder('metrics.csv'))]
 
 
 def scalars(tag):
-    """step -> value of a scalar in the event files."""
+    """A curve from the event files: dictionary from step to value."""
     return {event.step: value.simple_value for path in sorted(folder().glob('events*'))
             for event in tf.train.summary_iterator(str(path))
             for value in event.summary.value if value.tag == tag}
 
 
 def errors(step):
-    """Errors of the checkpoint at a step, as an evaluation by itself finds them."""
+    """Errors of the checkpoint at a step, by a separate evaluation."""
     path = str(folder(f'model.ckpt-{step}'))
     found = [counting.Evaluation(use_moving_averages=averaged).run(path)
              for averaged in (False, True)]
@@ -62,27 +62,27 @@ def errors(step):
 
 
 def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
-    """The tutorial's net, at a low rate; every tenth label is one that no training image has."""
-    images = [image for _, image in records.half_bright(130, seed=0)]
-    records.write(half_bright / 'test_batch.bin',
-                  [(5 if k % 10 == 0 else k % 2, image) for k, image in enumerate(images)])
+    """The tutorial's network at a low rate; one label in ten does not occur in training."""
+    images = [image for _, image in record_files.half_bright(130, seed=0)]
+    record_files.write(half_bright / 'test_batch.bin',
+                       [(5 if k % 10 == 0 else k % 2, image) for k, image in enumerate(images)])
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.002)
     with flagsaver.flagsaver(validate_every=1, max_steps=25, save_checkpoint_steps=5,
                              log_frequency=1):
         cifar10_train.train()
-    wanted = {step: errors(step) for step in (10, 20, 25)}
-    assert all(0.1 <= error < 1 for error, _ in wanted.values())
+    expected = {step: errors(step) for step in (10, 20, 25)}
+    assert all(0.1 <= error < 1 for error, _ in expected.values())
     np.testing.assert_allclose(
         [(scalars('validation/error')[step], scalars('validation/error_averaged')[step])
-         for step in wanted], list(wanted.values()), rtol=1e-6)
+         for step in expected], list(expected.values()), rtol=1e-6)
     assert sorted(scalars('validation/error')) == sorted(scalars('training/error')) == [10, 20, 25]
-    # A row at each validation, and before each checkpoint.
+    # Rows at validations and before checkpoints.
     assert [step for step, _ in rows()] == [5, 10, 15, 20, 25]
     np.testing.assert_allclose([error for _, error in rows() if error is not None],
-                               [raw for raw, _ in wanted.values()], rtol=1e-6)
-    best = min(wanted, key=lambda step: wanted[step][1])
+                               [raw for raw, _ in expected.values()], rtol=1e-6)
+    best = min(expected, key=lambda step: expected[step][1])
     assert json.loads(folder('best', 'error.json').read_text()) == {
-        'step': best, 'error': wanted[best][0], 'averaged_error': wanted[best][1],
+        'step': best, 'error': expected[best][0], 'averaged_error': expected[best][1],
         'validated_on': 'test', 'checkpoint': f'model.ckpt-{best}'}
     with h5py.File(folder('params.h5')) as stream:
         assert stream.attrs['global_step'] == 25
@@ -113,29 +113,29 @@ def test_a_last_step_that_ends_an_epoch_is_validated_once(tiny_net, capsys):
     assert capsys.readouterr().out.count('validation error') == 2
 
 
-def test_a_last_step_that_is_saved_by_its_number(tiny_net):
-    """Its row is written once, with the error in it."""
+def test_a_last_step_that_is_due_for_saving_has_one_row(tiny_net):
+    """It has the validation error."""
     with flagsaver.flagsaver(save_checkpoint_steps=5, max_steps=15):
         cifar10_train.train()
     assert [(step, error is None) for step, error in rows()] == [
         (5, True), (10, False), (15, False)]
 
 
-def test_a_signal_leaves_out_the_validation_and_saves(tiny_net, capsys):
-    """At step 10 an epoch ends; the signal came during that step."""
+def test_a_signal_skips_the_validation_and_saves(tiny_net, capsys):
+    """The signal comes during step 10, which ends an epoch."""
     with flagsaver.flagsaver(max_steps=20), tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
-        images, labels = cifar10.distorted_inputs(recipes.net().augment)
-        loss = cifar10.loss(recipes.net().inference(images, training=True), labels)
-        train_op = cifar10.train(loss, step, recipes.net().schedule, recipes.net().optimizer)
+        images, labels = cifar10.distorted_inputs(recipes.chosen())
+        loss = cifar10.loss(recipes.chosen().inference(images, training=True), labels)
+        train_op = cifar10.train(loss, step, recipes.chosen())
         with pytest.raises(SystemExit), training.session(loss, 8) as session:
             while not session.should_stop():
                 if session.run_step_fn(lambda step_context: step_context.session.run(step)) == 9:
                     os.kill(os.getpid(), signal.SIGTERM)
-                    time.sleep(0.5)  # Until the thread that listens has it.
+                    time.sleep(0.5)  # Until the listening thread has read it.
                 session.run(train_op)
     out = capsys.readouterr().out
-    assert 'The validation at step 10 is left out.' in out
+    assert 'Skipped the validation at step 10.' in out
     assert 'Saved step 10' in out
     assert rows() == [(10, None)]
 
@@ -145,33 +145,30 @@ def test_a_signal_leaves_out_the_validation_and_saves(tiny_net, capsys):
     (8, 9, [25]),
     (7, 1, [12, 23, 25]),  # 84 and 161 images.
     (120, 2, [2, 3, 4, 6, 7, 8, 9]),  # 1.5 epochs each; after 1, 3, 4, 6, 7, 9, 10, 12, 13.
-    (7, 63, [720, 1000]),  # Though 720 * (7 / 80) is less than 63 in floating point.
+    (7, 63, [720, 1000]),  # In floating point, 720 * (7 / 80) is less than 63.
 ])
-def test_when_it_is_due(tiny_net, examples_per_step, every, due):
-    """With 80 images an epoch; the last step is due always."""
-    tf.train.get_or_create_global_step()
-    recipes.net().inference(tf.zeros([8, 16, 16, 3]), training=False)
-    hook = hooks.MetricsHook(
-        tf.constant(1.0), None, None, examples_per_step, 80, due[-1], FLAGS.train_dir,
-        validation.Validation(FLAGS.train_dir, tf.global_variables(), every))
-    found = []
-    for step in range(1, due[-1] + 1):
-        hook.step = step
-        found += [step] if hook._is_due() else []
-    assert found == due
+def test_when_it_is_due(examples_per_step, every, due):
+    """With 80 images per epoch. The last step is always due."""
+    pace = pace_.Pace(examples_per_step, 80, due[-1], every)
+    assert [step for step in range(1, due[-1] + 1) if pace.validates(step)] == due
 
 
-def test_a_resumed_run_goes_on(tiny_net):
+def test_never_due():
+    pace = pace_.Pace(8, 80, 25, 0)
+    assert not any(pace.validates(step) for step in range(1, 26))
+
+
+def test_a_resumed_run_continues_the_metrics(tiny_net):
     for max_steps in (15, 25):
         with flagsaver.flagsaver(max_steps=max_steps):
             cifar10_train.train()
     assert [step for step, _ in rows()] == [10, 15, 20, 25]
-    epochs = [row['epoch'] for row in results.read_metrics(folder('metrics.csv'))]
+    epochs = [row['epoch'] for row in metrics.read(folder('metrics.csv'))]
     assert epochs == [1, 1.5, 2, 2.5]
 
 
-def test_after_a_kill_no_step_is_doubled_or_missing(tiny_net):
-    """The latest checkpoint is that of step 12; rows up to 22 and half a line were written."""
+def test_after_a_kill_no_step_is_duplicated_or_missing(tiny_net):
+    """The latest checkpoint is step 12, but rows up to step 22 and half a line were written."""
     with flagsaver.flagsaver(max_steps=12, save_checkpoint_steps=4):
         cifar10_train.train()
     kept = folder('metrics.csv').read_text()
@@ -187,11 +184,11 @@ def test_after_a_kill_no_step_is_doubled_or_missing(tiny_net):
 
 
 def test_training_figures_are_means_since_the_last_row(half_bright):
-    """Losses 0, 1, 2 ... at a rate of a tenth of them: rows at steps 4, 8 and 10."""
+    """Losses 0, 1, 2 and so on, learning rates of a tenth; rows at steps 4, 8 and 10."""
     step = tf.train.get_or_create_global_step()
     made = tf.cast(step.read_value(), tf.float32)
     tf.add_to_collection('errors', made / 16)
-    tf.add_to_collection('errors', 3 * made / 16)  # Of two towers: a mean of step / 8.
+    tf.add_to_collection('errors', 3 * made / 16)  # The mean of the two towers is step / 8.
     tf.add_to_collection('learning_rate', made / 10)
     with tf.control_dependencies([made]):
         count = step.assign_add(1)
@@ -199,7 +196,7 @@ def test_training_figures_are_means_since_the_last_row(half_bright):
             training.session(made, examples_per_step=16) as session:
         while not session.should_stop():
             session.run(count)
-    found = results.read_metrics(folder('metrics.csv'))
+    found = metrics.read(folder('metrics.csv'))
     assert [row['step'] for row in found] == [4, 8, 10]
     assert [row['epoch'] for row in found] == [0.8, 1.6, 2]  # 16 of 80 images.
     assert [row['training_loss'] for row in found] == [1.5, 5.5, 8.5]
@@ -209,17 +206,17 @@ def test_training_figures_are_means_since_the_last_row(half_bright):
     assert [row['validation_error'] for row in found] == 3 * [None]
 
 
-def test_a_run_that_knows_no_error_leaves_the_figure_out(half_bright):
+def test_without_an_error_tensor_the_column_is_empty(half_bright):
     count = tf.train.get_or_create_global_step().assign_add(1)
     with training.session(tf.constant(2.0), examples_per_step=8) as session:
         while not session.should_stop():
             session.run(count)
-    row, = results.read_metrics(folder('metrics.csv'))
+    row, = metrics.read(folder('metrics.csv'))
     assert (row['training_loss'], row['training_error'], row['learning_rate']) == (2, None, None)
 
 
-def test_off(half_bright):
-    """--net=tutorial by default: neither best/ nor an error in the row."""
+def test_no_validation_by_default(half_bright):
+    """By default, --net=tutorial writes neither best/ nor an error."""
     training.use_recipe()
     assert FLAGS.validate_every == 0
     cifar10_train.train()
@@ -230,18 +227,18 @@ def test_off(half_bright):
 
 
 def test_held_out_images_are_not_trained_on(tiny_net, capsys):
-    """Of 80 training images 8: an epoch is 72, 9 steps of 8; the eight are validated."""
+    """8 of 80 training images are held out: an epoch has 72 images, 9 steps of 8."""
     with flagsaver.flagsaver(validate_on='held_out', max_steps=9, validate_every=1):
         cifar10_train.train()
     (step, error), = rows()
     assert step == 9 and (error * 8).is_integer()
-    assert results.read_metrics(folder('metrics.csv'))[0]['epoch'] == 1.0
+    assert metrics.read(folder('metrics.csv'))[0]['epoch'] == 1.0
     assert json.loads(pathlib.Path(folder('best', 'error.json')).read_text())[
         'validated_on'] == 'held_out'
     assert ': step 9, validation error = ' in capsys.readouterr().out
 
 
-def test_a_run_that_has_seen_all_images_cannot_hold_some_out(tiny_net):
+def test_a_run_on_all_images_cannot_resume_with_held_out_ones(tiny_net):
     with flagsaver.flagsaver(max_steps=1, validate_every=0):
         cifar10_train.train()
     with flagsaver.flagsaver(validate_on='held_out', max_steps=2):
@@ -261,8 +258,8 @@ def test_the_best_is_evaluated_like_a_run(tiny_net, capsys):
         assert stream.attrs['global_step'] == best['step']
 
 
-def test_random_numbers_and_queues_go_on_as_if_nothing_had_been(tiny_net):
-    """20 steps draw the same numbers, and take the same from a queue, validated or not."""
+def test_validation_does_not_affect_random_numbers_and_queues(tiny_net):
+    """20 steps draw the same numbers and dequeue the same elements with and without validation."""
     def drawn(train_dir, every):
         with tf.Graph().as_default(), flagsaver.flagsaver(
                 train_dir=train_dir, validate_every=every, max_steps=20):
@@ -270,9 +267,9 @@ def test_random_numbers_and_queues_go_on_as_if_nothing_had_been(tiny_net):
             step = tf.train.get_or_create_global_step()
             queued = tf.train.range_input_producer(1000, shuffle=True, seed=3).dequeue()
             images = tf.random_uniform([8, 16, 16, 3], 0, 255)
-            loss = cifar10.loss(recipes.net().inference(images, training=True),
+            loss = cifar10.loss(recipes.chosen().inference(images, training=True),
                                 tf.zeros([8], tf.int32))
-            train_op = cifar10.train(loss, step, recipes.net().schedule, recipes.net().optimizer)
+            train_op = cifar10.train(loss, step, recipes.chosen())
             found = []
             with training.session(loss, examples_per_step=8) as session:
                 while not session.should_stop():
@@ -295,7 +292,7 @@ def test_restart_removes_a_runs_own_results(tiny_net):
 
 
 def test_restart_forgets_the_best(tiny_net):
-    """Of the run before, that is: an error of 0 would never be replaced."""
+    """An error of 0 from the earlier run could never be improved."""
     cifar10_train.train()
     assert json.loads(folder('best', 'error.json').read_text())['error'] == 0
     with flagsaver.flagsaver(restart=True, max_steps=3):
@@ -323,8 +320,8 @@ def test_a_run_of_another_net_is_refused(tiny_net):
     with flagsaver.flagsaver(net='tutorial', run_once=True), pytest.raises(
             app.UsageError, match='holds a run with --net=tiny .* not with --net=tutorial '):
         cifar10_eval.evaluate()
-    done = records.run_script('cifar10_eval.py', '--run_once', f'--data_dir={FLAGS.data_dir}',
-                              f'--checkpoint_dir={FLAGS.train_dir}')
+    done = spawn.run_script('cifar10_eval.py', '--run_once', f'--data_dir={FLAGS.data_dir}',
+                            f'--checkpoint_dir={FLAGS.train_dir}')
     assert done.returncode == 1
     assert done.stderr.count('\n') == 1
-    assert 'holds a run with --net=tiny' in done.stderr and 'give those flags' in done.stderr
+    assert 'holds a run with --net=tiny' in done.stderr and 'pass those flags' in done.stderr

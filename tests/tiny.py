@@ -1,7 +1,7 @@
-"""A third net and its recipe, for tests: as much as a user writes to add one."""
+"""A network and its recipe for tests: all that a user writes to add one."""
 import tensorflow.compat.v1 as tf
 
-import recipes
+from nets import recipe
 
 SIZE = 16  # Of its images.
 
@@ -31,7 +31,7 @@ def augment(planes):
     return images + tf.random_uniform([tf.shape(images)[0], 1, 1, 1], -20, 20)
 
 
-NET = recipes.Net(
+RECIPE = recipe.Recipe(
     name='tiny', inference=inference, augment=augment, prepare=prepare,
     schedule=lambda global_step, replicas: tf.constant(0.01), optimizer=tf.train.AdamOptimizer,
     batch_size=16, epochs=6, validate_every=1)

@@ -1,4 +1,8 @@
-"""What happens in a training session besides the steps: hooks, each for one thing."""
+"""What happens in a training session besides the steps: hooks, each for one thing.
+
+Arguments that several of them take: `steps`, the `StepCounter`, which precedes them in the list of
+hooks; `pace`, the `Pace`; `folder`, the path of the run's folder; `loss`, float [].
+"""
 import datetime
 import os
 import time
@@ -10,96 +14,95 @@ from tensorflow.python.client import timeline  # TensorFlow has no public name f
 from program import console
 from program import files
 from runs import checkpoints
-from runs import results
+from runs import metrics
+from runs import names
+from runs import parameters
 
 SUMMARY_STEPS = 100
 _PROGRESS_SECONDS = 0.25
 _KEPT_SECONDS = 2.0
 
 
-def completes(step, examples_per_step, examples):
-    """Whether a multiple of so many examples, such as an epoch, is complete with a step.
-
-    All workers have to agree on it: worker 0 validates then, and the others wait.
-
-    Args:
-        step: counted from 1.
-        examples_per_step: number of images that a step takes; may be more than `examples`.
-        examples: of how many.
-    """
-    before, now = (made * examples_per_step // examples for made in (step - 1, step))
-    return now > before
-
-
-def _diverged(session, folder, step, what):
-    """The exception to raise when training has left the finite numbers at a step."""
+def _diverged(session, folder, step, reason):
+    """The exception for a loss or variable that is not finite."""
     rate = session.run(tf.get_collection('learning_rate')[0])
     return FloatingPointError(
-        f'Training diverged at step {step}: {what}, at learning rate {rate:g}. '
-        f'The last good checkpoint is {checkpoints.latest(folder, tell=False)}')
+        f'Training diverged at step {step}: {reason}, at learning rate {rate:g}. '
+        f'The last good checkpoint is {checkpoints.latest(folder, report=False)}')
 
 
-class StepHook(tf.train.SessionRunHook):
-    """Counts steps: `step` is the number of the one that runs, from 0 over all starts.
+class StepCounter(tf.train.SessionRunHook):
+    """Counts the steps for all other hooks.
 
-    Every run of the session is a step; what else is to run, `run_step_fn` runs past the hooks.
+    Every run of the session is a step. Anything else uses `run_step_fn`, which bypasses hooks.
+
+    Attributes:
+        made: number of steps made over all starts. In `before_run` of the hooks that follow, this
+            is the number of the step about to run, counted from 0; in `after_run` it includes it.
     """
 
     def begin(self):
         self._global_step = tf.train.get_global_step()
 
     def after_create_session(self, session, coord):
-        self.step = int(session.run(self._global_step))
+        self.made = int(session.run(self._global_step))
 
     def after_run(self, run_context, run_values):
-        self.step += 1
+        self.made += 1
 
 
-class StopHook(StepHook):
-    """Stops when so many steps are made or a signal came, also where that was before the first."""
+class StopHook(tf.train.SessionRunHook):
+    """Stops after the last step, or at once if the run resumes there."""
 
-    def __init__(self, max_steps, caught):
+    def __init__(self, steps, max_steps):
+        self._steps = steps
         self._max_steps = max_steps
-        self._caught = caught
 
     def after_create_session(self, session, coord):
-        super().after_create_session(session, coord)
-        if self.step >= self._max_steps or self._caught:
+        if self._steps.made >= self._max_steps:
             coord.request_stop()
 
     def after_run(self, run_context, run_values):
-        super().after_run(run_context, run_values)
-        if self.step >= self._max_steps or self._caught:
+        if self._steps.made >= self._max_steps:
             run_context.request_stop()
 
 
-class DataHook(StepHook):
-    """Checks the record files again when one has changed: no wrong label is trained in silence."""
+class SignalHook(tf.train.SessionRunHook):
+    """Stops after the running step when a signal was caught."""
 
-    def __init__(self, data_set, folder):
-        """Makes the hook.
+    def __init__(self, caught):
+        self._caught = caught
 
-        Args:
-            data_set: row of the data-set table.
-            folder: of the record files.
+    def after_create_session(self, session, coord):
+        if self._caught:
+            coord.request_stop()
 
-        Raises:
-            errors.DataError: a file is not whole.
-        """
+    def after_run(self, run_context, run_values):
+        if self._caught:
+            run_context.request_stop()
+
+
+class DataHook(tf.train.SessionRunHook):
+    """Checks record files that change during training, so no wrong label is used silently.
+
+    Raises `errors.DataError` if one is damaged. Here, `folder` holds the record files.
+    """
+
+    def __init__(self, steps, data_set, folder):
+        self._steps = steps
         self._data_set = data_set
         self._folder = folder
         self._seen = self._states()
-        data_set.check(folder)  # It may have changed since it was checked at the start.
+        data_set.check(folder)  # The files may have changed since the check at the start.
 
     def after_run(self, run_context, run_values):
-        super().after_run(run_context, run_values)
-        if self.step % SUMMARY_STEPS == 0 and self._states() != self._seen:
+        if self._steps.made % SUMMARY_STEPS == 0 and self._states() != self._seen:
             self._seen = self._states()
             self._data_set.check(self._folder)
-            console.line(f'Record files in {self._folder} have changed; all are whole.')
+            console.line(f'Record files in {self._folder} changed; all of them are valid.')
 
     def _states(self):
-        """What tells whether files have changed: their numbers, sizes and times."""
+        """What changes with a file: inode, size and time of each, None for a missing one."""
         return [(found.st_ino, found.st_size, found.st_mtime_ns) if found else None
                 for found in (_stat(os.path.join(self._folder, name))
                               for name in self._data_set.files)]
@@ -112,158 +115,149 @@ def _stat(path):
         return None
 
 
-class LossHook(StepHook):
-    """Prints the loss and the speed, and stops training when the loss is not finite.
+class LossHook(tf.train.SessionRunHook):
+    """Prints loss and speed, and stops training if the loss is not finite.
 
-    The speed is that of all steps since the line before. A session's first step, which also sets
-    everything up, counts only where its own line shows it.
+    The speed is the mean over all steps since the last line. A session's first step, which includes
+    the set-up, only counts in its own line.
     """
 
-    def __init__(self, loss, examples_per_step, log_frequency, folder):
-        """Makes the hook.
-
-        Args:
-            loss: float [].
-            examples_per_step: number of images that a step takes, over all replicas.
-            log_frequency: print a line every so many steps.
-            folder: where the run's checkpoints are.
-        """
+    def __init__(self, steps, loss, examples_per_step, log_frequency, folder):
+        self._steps = steps
         self._loss = loss
         self._examples_per_step = examples_per_step
         self._log_frequency = log_frequency
         self._folder = folder
 
     def after_create_session(self, session, coord):
-        super().after_create_session(session, coord)
-        self._first_step = self.step
-        self._mark()
+        self._first = self._steps.made
+        self._start_interval()
 
     def before_run(self, run_context):
         return tf.train.SessionRunArgs(self._loss)
 
     def after_run(self, run_context, run_values):
-        loss = run_values.results
+        loss, step = run_values.results, self._steps.made - 1
         if not np.isfinite(loss):
-            raise _diverged(run_context.session, self._folder, self.step, f'the loss is {loss}')
-        shown = self.step
-        super().after_run(run_context, run_values)
-        if shown % self._log_frequency == 0:
-            seconds = (time.perf_counter() - self._marked_time) / (self.step - self._marked_step)
-            console.line(f'{datetime.datetime.now()}: step {shown}, loss = {loss:.2f} '
+            raise _diverged(run_context.session, self._folder, step, f'the loss is {loss}')
+        if step % self._log_frequency == 0:
+            seconds = (time.perf_counter() - self._start_time) / (
+                self._steps.made - self._start_step)
+            console.line(f'{datetime.datetime.now()}: step {step}, loss = {loss:.2f} '
                          f'({self._examples_per_step / seconds:.1f} examples/sec; '
                          f'{seconds:.3f} sec/batch)')
-        if shown % self._log_frequency == 0 or shown == self._first_step:
-            self._mark()
+        if step % self._log_frequency == 0 or step == self._first:
+            self._start_interval()
 
-    def _mark(self):
-        """The next line's interval begins now, with the step that comes next."""
-        self._marked_step = self.step
-        self._marked_time = time.perf_counter()
+    def _start_interval(self):
+        self._start_step = self._steps.made
+        self._start_time = time.perf_counter()
 
 
-class SummaryHook(StepHook):
+class SummaryHook(tf.train.SessionRunHook):
     """Writes the summaries of every hundredth step, counted over all starts."""
 
-    def __init__(self, scaffold, folder):
+    def __init__(self, steps, scaffold, folder):
+        self._steps = steps
         self._scaffold = scaffold
         self._folder = folder
 
     def after_create_session(self, session, coord):
-        super().after_create_session(session, coord)
         self._writer = tf.summary.FileWriterCache.get(self._folder)
-        # TensorBoard then drops what a run that was killed wrote beyond its last checkpoint.
-        self._writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START), self.step)
+        # TensorBoard then drops what a killed run wrote after its last checkpoint.
+        self._writer.add_session_log(
+            tf.SessionLog(status=tf.SessionLog.START), self._steps.made)
 
     def before_run(self, run_context):
-        if self.step % SUMMARY_STEPS == 0:
+        if self._steps.made % SUMMARY_STEPS == 0:
             return tf.train.SessionRunArgs(self._scaffold.summary_op)
         return None
 
     def after_run(self, run_context, run_values):
         if run_values.results is not None:
-            self._writer.add_summary(run_values.results, self.step)
-            # TensorBoard shows it at once, and a kill does not lose it.
-            files.flush(self._writer, self._folder)
-        super().after_run(run_context, run_values)
+            self._writer.add_summary(run_values.results, self._steps.made - 1)
+            files.flush(self._writer, self._folder)  # For TensorBoard, and in case of a kill.
 
 
-class ProfileHook(StepHook):
-    """Traces one step: what each operation took, and where.
+class ProfileHook(tf.train.SessionRunHook):
+    """Traces one step: the time and device of each operation.
 
     `timeline-STEP.json` is for chrome://tracing or https://ui.perfetto.dev; TensorBoard's graph has
-    the tag `step_STEP`. `tf.train.ProfilerHook` traces every so many steps; it knows no single one.
+    the tag `step_STEP`. `tf.train.ProfilerHook` traces periodically, never a single step.
     """
 
-    def __init__(self, traced_step, max_steps, folder):
+    def __init__(self, steps, traced_step, max_steps, folder):
+        self._steps = steps
         self._traced_step = traced_step
         self._max_steps = max_steps
         self._folder = folder
 
     def after_create_session(self, session, coord):
-        super().after_create_session(session, coord)
-        if not self.step <= self._traced_step < self._max_steps:
+        if not self._steps.made <= self._traced_step < self._max_steps:
             console.line(f'Step {self._traced_step} will not be traced: this run makes steps '
-                         f'{self.step} to {self._max_steps - 1}.')
+                         f'{self._steps.made} to {self._max_steps - 1}.')
 
     def before_run(self, run_context):
-        if self.step == self._traced_step:
+        if self._steps.made == self._traced_step:
             return tf.train.SessionRunArgs(
                 None, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
         return None
 
     def after_run(self, run_context, run_values):
-        if self.step == self._traced_step:
-            path = os.path.join(self._folder, f'timeline-{self.step}.json')
+        step = self._steps.made - 1
+        if step == self._traced_step:
+            path = os.path.join(self._folder, names.timeline(step))
             with files.new_file(path) as stream:
                 stream.write(timeline.Timeline(
                     run_values.run_metadata.step_stats).generate_chrome_trace_format().encode())
             tf.summary.FileWriterCache.get(self._folder).add_run_metadata(
-                run_values.run_metadata, f'step_{self.step}', self.step)
-            console.line(f'Traced step {self.step} in {path}: open it in chrome://tracing')
-        super().after_run(run_context, run_values)
+                run_values.run_metadata, f'step_{step}', step)
+            console.line(f'Traced step {step} in {path}: open it in chrome://tracing')
 
 
-class MetricsHook(StepHook):
-    """Writes the run's metrics, and validates where a whole number of epochs has ended.
+class ValidationHook(tf.train.SessionRunHook):
+    """Runs a `Validation` when it is due; precedes the `MetricsHook`, which records the errors."""
 
-    There is a row every hundred steps, at each validation, and, by `write_row`, before each
-    checkpoint. Further: on a terminal the progress of the epoch.
-    """
+    def __init__(self, steps, pace, validation, metrics_hook):
+        self._steps = steps
+        self._pace = pace
+        self._validation = validation
+        self._metrics = metrics_hook
 
-    def __init__(self, loss, error, rate, examples_per_step, examples_per_epoch, max_steps, folder,
-                 validation=None):
+    def after_run(self, run_context, run_values):
+        if self._pace.validates(self._steps.made):
+            start = time.perf_counter()
+            errors = self._validation.run(run_context.session, self._steps.made)
+            self._metrics.add_validation(errors, time.perf_counter() - start)
+
+
+class MetricsHook(tf.train.SessionRunHook):
+    """Writes the rows of `metrics.csv`: every hundred steps, at validations and checkpoints."""
+
+    def __init__(self, steps, pace, loss, error, rate, folder):
         """Makes the hook.
 
         Args:
-            loss: float [].
-            error: float [], share of wrong predictions in the batch; None if unknown.
+            error: float [], fraction of wrong predictions in the batch; None if unknown.
             rate: float [], the learning rate; None if unknown.
-            examples_per_step: number of images that a step takes, over all replicas.
-            examples_per_epoch: number of training images.
-            max_steps: number of steps to make.
-            folder: of the run.
-            validation: a `Validation`, or None.
+            steps, pace, loss, folder: see the module.
         """
+        self._steps = steps
+        self._pace = pace
         values = {'training_loss': loss, 'training_error': error, 'learning_rate': rate}
         self._fetches = {name: value for name, value in values.items() if value is not None}
-        self._examples_per_step = examples_per_step
-        self._examples_per_epoch = examples_per_epoch
-        self._max_steps = max_steps
         self._folder = folder
-        self._validation = validation
 
     def after_create_session(self, session, coord):
-        super().after_create_session(session, coord)
-        self._table = results.Metrics(self._folder, self.step)
+        self._table = metrics.Metrics(self._folder, self._steps.made)
         self._writer = tf.summary.FileWriterCache.get(self._folder)
-        self._progress = _Progress(
-            self._examples_per_step, self._examples_per_epoch, self._max_steps)
-        self._begin_row()
+        self._start_row()
 
-    def _begin_row(self):
+    def _start_row(self):
         self._values = {name: [] for name in self._fetches}
-        self._row_time = time.perf_counter()
-        self._row_step = self.step
+        self._validation_errors = None
+        self._start_time = time.perf_counter()
+        self._start_step = self._steps.made
 
     def before_run(self, run_context):
         return tf.train.SessionRunArgs(self._fetches)
@@ -271,57 +265,99 @@ class MetricsHook(StepHook):
     def after_run(self, run_context, run_values):
         for name, value in run_values.results.items():
             self._values[name].append(float(value))
-        super().after_run(run_context, run_values)
-        self._progress.update(self.step, float(run_values.results['training_loss']))
-        if self._validation and self._is_due():
-            self._validate(run_context.session)
-        elif self.step % SUMMARY_STEPS == 0:
+        if self._validation_errors or self._steps.made % SUMMARY_STEPS == 0:
             self.write_row()
 
-    def _is_due(self):
-        """Whether to validate after this step: epochs have ended with it, or it is the last."""
-        return self.step >= self._max_steps or completes(
-            self.step, self._examples_per_step, self._validation.every * self._examples_per_epoch)
+    def add_validation(self, errors, seconds):
+        """Records a validation in the row of the current step.
 
-    def _validate(self, session):
-        seconds = time.perf_counter() - self._row_time
-        training_error = self._mean('training_error')
-        errors = self._validation.run(session, self.step)
-        self._row_time = time.perf_counter() - seconds  # What validation takes is no training.
-        if errors is None:  # The row comes with the checkpoint.
-            return
-        values = {'validation/error': errors.raw, 'validation/error_averaged': errors.averaged}
-        if training_error is not None:
-            values['training/error'] = training_error
-        self._writer.add_summary(tf.Summary(value=[
-            tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]),
-            self.step)
-        files.flush(self._writer, self._folder)
-        self.write_row(errors.raw)
+        Args:
+            errors: `validation.Errors`; None if a signal ended the validation.
+            seconds: how long it took; does not count as training.
+        """
+        self._validation_errors = errors
+        self._start_time += seconds
 
-    def write_row(self, validation_error=None):
-        """Adds a row on the steps since the row before, if there are any."""
-        steps = self.step - self._row_step
-        if not steps:
+    def write_row(self):
+        """Adds a row about the steps since the last row, if there are any."""
+        count = self._steps.made - self._start_step
+        if not count:
             return
-        seconds = time.perf_counter() - self._row_time
+        seconds = time.perf_counter() - self._start_time
         training_error = self._mean('training_error')
-        if training_error is not None and self.step % SUMMARY_STEPS == 0:
-            # By the tag of the evaluation's, so that TensorBoard shows both in one chart.
-            self._writer.add_summary(tf.Summary(value=[tf.Summary.Value(
-                tag='Precision @ 1', simple_value=1 - training_error)]), self.step)
+        self._write_summary(training_error)
         self._table.append(
-            step=self.step, wall_time=time.time(),
-            epoch=self.step * self._examples_per_step / self._examples_per_epoch,
+            step=self._steps.made, wall_time=time.time(), epoch=self._pace.epochs(self._steps.made),
             learning_rate=self._values.get('learning_rate', [None])[-1],
             training_loss=self._mean('training_loss'), training_error=training_error,
-            validation_error=validation_error,
-            images_per_second=steps * self._examples_per_step / seconds)
-        self._begin_row()
+            validation_error=self._validation_errors and self._validation_errors.raw,
+            images_per_second=count * self._pace.examples_per_step / seconds)
+        self._start_row()
+
+    def _write_summary(self, training_error):
+        values = {}
+        if training_error is not None and self._steps.made % SUMMARY_STEPS == 0:
+            # The evaluation's tag, so that TensorBoard shows both in one chart.
+            values['Precision @ 1'] = 1 - training_error
+        if self._validation_errors:
+            values['validation/error'], values['validation/error_averaged'] = (
+                self._validation_errors)
+            if training_error is not None:
+                values['training/error'] = training_error
+        if values:
+            self._writer.add_summary(tf.Summary(value=[
+                tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]),
+                self._steps.made)
+        if self._validation_errors:
+            files.flush(self._writer, self._folder)
 
     def _mean(self, name):
-        """Mean over the steps since the last row; None where there is no figure."""
+        """Mean over the steps since the last row; None if there are no values."""
         return float(np.mean(self._values[name])) if self._values.get(name) else None
+
+
+class ProgressHook(tf.train.SessionRunHook):
+    """Shows the progress of the epoch on a terminal.
+
+    The line of a finished epoch stays. For small data sets, whose epochs take moments, one such
+    line stays every two seconds.
+    """
+
+    def __init__(self, steps, pace, loss):
+        self._steps = steps
+        self._pace = pace
+        self._loss = loss
+        self._shown_time = self._start_time = time.perf_counter()
+        self._kept_time = -_KEPT_SECONDS
+        self._start_step = None
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs(self._loss)
+
+    def after_run(self, run_context, run_values):
+        self.update(self._steps.made, float(run_values.results))
+
+    def update(self, step, loss):
+        """Shows step and loss, a few times per second and at the end of an epoch."""
+        now = time.perf_counter()
+        if self._start_step is None:  # The first step includes the set-up.
+            self._start_step, self._start_time = step, now
+            return
+        keep = self._pace.ends_epoch(step) and now - self._kept_time >= _KEPT_SECONDS
+        if not keep and now - self._shown_time < _PROGRESS_SECONDS:
+            return
+        self._shown_time = now
+        if keep:
+            self._kept_time = now
+        rate = (step - self._start_step) / max(now - self._start_time, 1e-9)
+        left = ''
+        if step < self._pace.max_steps:  # The last validation and checkpoint follow.
+            seconds = int((self._pace.max_steps - step) / rate)
+            left = f', {datetime.timedelta(seconds=seconds)} left'
+        console.progress(
+            f'epoch {self._pace.epochs(step):.2f}: step {step} of {self._pace.max_steps}, '
+            f'{rate * self._pace.examples_per_step:.0f} images/s, loss {loss:.2f}{left}',
+            keep=keep)
 
 
 class ParametersHook(tf.train.SessionRunHook):
@@ -332,64 +368,28 @@ class ParametersHook(tf.train.SessionRunHook):
         self._folder = folder
 
     def end(self, session):
-        results.write_parameters(
-            os.path.join(self._folder, 'params.h5'), self._variables, session)
-
-
-class _Progress:
-    """The line on a terminal that tells how far the epoch is; the last of an epoch stays, but of
-    small data sets, whose epochs take a moment, one every two seconds."""
-
-    def __init__(self, examples_per_step, examples_per_epoch, max_steps):
-        self._examples_per_step = examples_per_step
-        self._examples_per_epoch = examples_per_epoch
-        self._max_steps = max_steps
-        self._shown_time = self._start_time = time.perf_counter()
-        self._kept_time = -_KEPT_SECONDS
-        self._start_step = None
-
-    def update(self, step, loss):
-        """Shows step and loss, a few times a second and at an epoch's end."""
-        now = time.perf_counter()
-        if self._start_step is None:  # The first step sets everything up: no measure of speed.
-            self._start_step, self._start_time = step, now
-            return
-        ended = completes(step, self._examples_per_step, self._examples_per_epoch)
-        keep = ended and now - self._kept_time >= _KEPT_SECONDS
-        if not keep and now - self._shown_time < _PROGRESS_SECONDS:
-            return
-        self._shown_time = now
-        if keep:
-            self._kept_time = now
-        rate = (step - self._start_step) / max(now - self._start_time, 1e-9)
-        left = ''
-        if step < self._max_steps:  # After the last step comes the last validation, and saving.
-            left = f', {datetime.timedelta(seconds=int((self._max_steps - step) / rate))} left'
-        console.progress(
-            f'epoch {step * self._examples_per_step / self._examples_per_epoch:.2f}: '
-            f'step {step} of {self._max_steps}, '
-            f'{rate * self._examples_per_step:.0f} images/s, loss {loss:.2f}{left}',
-            keep=keep)
+        values = session.run({variable.op.name: variable for variable in self._variables})
+        parameters.write(os.path.join(self._folder, names.PARAMETERS), values,
+                         {variable.op.name for variable in self._variables if variable.trainable})
 
 
 class SaveListener(tf.train.CheckpointSaverListener):
-    """Refuses to save variables that are not finite: the latest checkpoint stays good. Tells of the
-    last.
+    """Refuses to save variables that are not finite, so the latest checkpoint stays good.
 
-    What a checkpoint covers is in the metrics first, so that a run that goes on from it has no gap.
+    Writes the metrics up to a checkpoint first, so that a resumed run leaves no gap.
     """
 
-    def __init__(self, variables, metrics, folder):
+    def __init__(self, variables, metrics_hook, folder):
         self._variables = variables
-        self._metrics = metrics
+        self._metrics = metrics_hook
         self._folder = folder
 
     def begin(self):
         """Builds the check as one tensor, bool [variables].
 
-        One run of a session that fetches something new makes TensorFlow optimise the whole graph:
-        a second or more. Checking inside the graph also keeps copies of the variables out of
-        memory.
+        One tensor, because TensorFlow optimises the whole graph again for everything new that a
+        session fetches: a second or more. In the graph, because copies of all variables in Python
+        take memory.
         """
         self._checked = [variable for variable in self._variables if variable.dtype.is_floating]
         with tf.device('/cpu:0'), tf.name_scope('check_finite'):

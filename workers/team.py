@@ -1,106 +1,120 @@
-"""A training session of several workers: the same values at the start, and the same last step."""
+"""Several workers that train together: the same values at the start, and the same last step."""
+import contextlib
 import signal
 
 import tensorflow.compat.v1 as tf
+from absl import flags
 
-from training import hooks
+from program import startup
+from training import solo
 from workers import collectives
+from workers import rendezvous
+
+FLAGS = flags.FLAGS
 
 
-class Team:
-    """What `training.session` needs to know of the other workers.
+@contextlib.contextmanager
+def joined(me, facts):
+    """Yields the team of this worker, once all of its workers have met.
 
-    Make it while the graph is built: reductions are among its operations.
+    Args:
+        me: the `cluster.Cluster`. Alone, a worker meets nobody.
+        facts: dictionary from name to JSON value: what all workers must agree on.
 
-        team = Team(group, peers)
-        losses = team.mean_losses(losses)
-        team.serve(config, local_rank, gpus)
-        with training.session(losses['total_loss'], examples_per_step, team=team) as session:
+    Raises:
+        app.UsageError: workers are missing, or do not agree; see `rendezvous.join`.
+        ConnectionError, TimeoutError: a worker failed; see `collectives.failures_of`.
+    """
+    if me.size == 1:
+        yield solo.ALONE
+        return
+    with rendezvous.join(me, facts) as peers, collectives.failures_of(peers):
+        yield Team(me, peers)
 
-    Attributes:
-        leads: whether this is worker 0, which alone prints and writes.
-        master: target for sessions, after `serve`.
-        config: settings of the session, after `serve`.
-        signals: list of the signal that stops all of them, for those that got none themselves.
+
+class Team(solo.Solo):
+    """What `training.session` asks of a team of several workers; see `solo.Solo`.
+
+    Create it before the graph, because some of its answers are operations.
     """
 
-    def __init__(self, group, peers):
+    def __init__(self, me, peers):
         """Makes the team.
 
         Args:
-            group: a `collectives.Group` of several workers.
+            me: the `cluster.Cluster`.
             peers: the `watch.Meeting`.
         """
-        self.leads = group.rank == 0
+        self.rank, self.size, self.leads = me.rank, me.size, me.rank == 0
         self.signals = []
-        self._group = group
+        self._local_rank = me.local_rank
         self._peers = peers
+        self._gpus = startup.visible_gpus()
+        self._group = collectives.Group(me.rank, me.size, bool(self._gpus))
+        self._layout = []
+
+    def agree(self, stage, facts=None, tell=None):
+        """Waits for all workers at a stage; see `watch.Meeting.agree`."""
+        return self._peers.agree(stage, facts, tell)
 
     def mean_losses(self, losses):
-        """Means over all workers; with them goes word of a signal that one of them got.
+        """Means over all workers, also of the collection `errors`.
 
-        Args:
-            losses: dictionary from name to number [].
-
-        Returns:
-            Dictionary from name to float32 [].
+        The same reduction tells all workers about a signal that one of them caught.
         """
-        self._ask = tf.placeholder_with_default(0.0, [], name='stop')
-        means = collectives.mean_losses({**losses, 'stop': self._ask}, self._group)
-        self._asked = means.pop('stop')
+        errors = tf.get_collection_ref('errors')
+        self._ask_stop = tf.placeholder_with_default(0.0, [], name='stop')
+        means = collectives.mean_losses(
+            {**losses, 'error': errors[0], 'stop': self._ask_stop}, self._group)
+        self._asked_stop, errors[0] = means['stop'], means['error']
         return {name: means[name] for name in losses}
 
-    def serve(self, config, local_rank=0, gpus=0):
-        """Starts this worker's server; see `collectives.configure` and `collectives.serve`."""
-        collectives.configure(config, self._group, local_rank, gpus)
-        self.config = config
-        self.master = collectives.serve(self._peers, config).target
+    def mean_gradients(self, gradients):
+        """Means over all workers."""
+        self._layout = collectives.layout(gradients)
+        return collectives.all_reduce_mean(gradients, self._group, FLAGS.bucket_mb, FLAGS.overlap)
+
+    def serve(self):
+        """Starts this worker's server."""
+        _, config = super().serve()
+        collectives.configure(config, self._group, self._local_rank, self._gpus)
+        self._server = collectives.serve(self._peers, config)
+        return self._server.target, config
 
     def hooks(self, caught):
-        """Hooks that go before all others.
+        """Hooks before all others."""
+        return [_BroadcastHook(self._group, self, {'gradients': self._layout}),
+                _StopTogetherHook(self._ask_stop, self._asked_stop, caught, self.signals)]
 
-        Args:
-            caught: list, to which the first signal that this worker gets is appended.
-        """
-        return [_BroadcastHook(self._group, self._peers),
-                _StopTogetherHook(self._ask, self._asked, caught, self.signals)]
-
-    def hooks_after(self, examples_per_step, examples_per_epoch, validate_every):
-        """Hooks that go after all others.
-
-        Args:
-            examples_per_step: number of images that a step takes, over all workers.
-            examples_per_epoch: number of training images.
-            validate_every: worker 0 validates every so many epochs; 0 is never.
-        """
-        if not validate_every:
-            return []
-        return [_AwaitValidationHook(
-            self._peers, examples_per_step, validate_every * examples_per_epoch)]
+    def hooks_after(self, steps, pace):
+        """Hooks after all others."""
+        return [_AwaitValidationHook(self, steps, pace)] if pace.validate_every else []
 
     def end(self):
-        """Waits until worker 0 has saved the last step, and parts."""
-        self._peers.agree('the end')
+        """Waits until worker 0 has saved the last step, and leaves."""
+        self.agree('the end')
         self._peers.leave()
 
 
 class _BroadcastHook(tf.train.SessionRunHook):
-    """Gives all workers the values that worker 0 has made or restored."""
+    """Gives all workers the values that worker 0 initialised or restored."""
 
-    def __init__(self, group, peers):
+    def __init__(self, group, team, facts):
         self._group = group
-        self._peers = peers
+        self._team = team
+        self._facts = facts
 
     def begin(self):
         self._broadcast = collectives.broadcast(tf.global_variables(), self._group)
 
     def after_create_session(self, session, coord):
-        self._peers.agree('the start')  # Which may take longer than a step.
+        # From here on all servers listen. Until then a worker may take longer than a step.
+        self._team.agree('the start', self._facts)
         session.run(self._broadcast, options=collectives.step_options())
 
 
 class _StopTogetherHook(tf.train.SessionRunHook):
-    """Stops all workers after the same step when one of them got a signal."""
+    """Stops all workers after the same step when one of them caught a signal."""
 
     def __init__(self, ask, asked, caught, signals):
         self._ask = ask
@@ -114,20 +128,19 @@ class _StopTogetherHook(tf.train.SessionRunHook):
 
     def after_run(self, run_context, run_values):
         if run_values.results > 0:
-            # Not in `caught`: a signal that this worker gets by itself now is its first.
+            # Not in `caught`: a signal that this worker itself gets from now on is its first.
             self._signals.append(signal.SIGTERM)
             run_context.request_stop()
 
 
-class _AwaitValidationHook(hooks.StepHook):
-    """Waits, as long as it takes, where worker 0 validates: a step has a time limit."""
+class _AwaitValidationHook(tf.train.SessionRunHook):
+    """Waits for worker 0's validation outside of a step, because steps have a time limit."""
 
-    def __init__(self, peers, examples_per_step, every):
-        self._peers = peers
-        self._examples_per_step = examples_per_step
-        self._every = every
+    def __init__(self, team, steps, pace):
+        self._team = team
+        self._steps = steps
+        self._pace = pace
 
     def after_run(self, run_context, run_values):
-        super().after_run(run_context, run_values)
-        if hooks.completes(self.step, self._examples_per_step, self._every):
-            self._peers.agree('validated')
+        if self._pace.validates(self._steps.made):
+            self._team.agree('the validation')

@@ -1,0 +1,33 @@
+"""What a recipe is: a network, and everything that its training takes from it."""
+import dataclasses
+from collections.abc import Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A row of the table in `recipes.py`.
+
+    Attributes:
+        name: value of `--net`.
+        inference: function (images, training) -> logits, float32 [batch, classes]; `training` is a
+            bool.
+        augment: function from the pixels of records, uint8 [records, 3 * 32 * 32], to images for
+            training, float32 [records, height, width, 3]. May draw random numbers.
+        prepare: the same for evaluation, without random numbers.
+        schedule: function (global_step, replicas) -> learning rate, float32 []; `replicas` is the
+            number of batches of `--batch_size` in one step.
+        optimizer: function from the learning rate to a `tf.train.Optimizer`.
+        batch_size: default of `--batch_size`.
+        epochs: length of the training if `--max_steps` is not given; None for that flag's default.
+        validate_every: default of `--validate_every`, in epochs; 0 is never.
+    """
+
+    name: str
+    inference: Callable
+    augment: Callable
+    prepare: Callable
+    schedule: Callable
+    optimizer: Callable
+    batch_size: int
+    epochs: int | None = None
+    validate_every: int = 0

@@ -1,0 +1,14 @@
+"""What a run printed, and how good its model is."""
+import re
+
+from evaluation import counting
+from runs import checkpoints
+
+# The tutorial's console line; the groups are the images and the seconds.
+LINE = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step \d+, loss = \d+\.\d\d '
+                  r'\((\d+\.\d) examples/sec; (\d+\.\d{3}) sec/batch\)')
+
+
+def precision(train_dir, **options):
+    """Precision @ 1 of a run's latest checkpoint; `options` are those of `Evaluation`."""
+    return counting.Evaluation(**options).run(checkpoints.latest(train_dir)).precision

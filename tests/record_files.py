@@ -1,0 +1,27 @@
+"""Writes small record files for the tests."""
+import numpy as np
+
+
+def write(path, labelled_images, label_bytes=1):
+    """Writes records of uint8 [height, width, depth] images: label bytes, then the planes."""
+    with open(path, 'wb') as stream:
+        for label, image in labelled_images:
+            stream.write(bytes([label] * label_bytes))
+            stream.write(np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes())
+
+
+def half_bright(count, seed):
+    """(label, image) pairs: label k % 2, the upper or the lower half bright, with noise."""
+    random = np.random.RandomState(seed)
+    for k in range(count):
+        image = random.randint(0, 60, [32, 32, 3])
+        half = slice(0, 16) if k % 2 == 0 else slice(16, 32)
+        image[half] += 150
+        yield k % 2, image.astype(np.uint8)
+
+
+def noise(count, seed, num_classes=10):
+    """(label, image) pairs of noise."""
+    random = np.random.RandomState(seed)
+    for _ in range(count):
+        yield random.randint(num_classes), random.randint(0, 256, [32, 32, 3]).astype(np.uint8)

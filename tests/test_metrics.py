@@ -1,0 +1,210 @@
+import csv
+import os
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+from runs import metrics as metrics_
+
+HEADER = ('step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
+          'images_per_second\n')
+
+
+def row(step, **figures):
+    return {'step': step, 'epoch': step / 10, 'wall_time': 1700000000.25, 'learning_rate': 0.1,
+            'training_loss': 2.5, 'training_error': 0.75, 'validation_error': None,
+            'images_per_second': 1234.5, **figures}
+
+
+LINE = '{},{},1700000000.250,0.1,2.5,0.75,,1234.5\n'
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Path of a `metrics.csv` with rows for steps 10, 20 and 30."""
+    metrics = metrics_.Metrics(tmp_path, 0)
+    for step in (10, 20, 30):
+        metrics.append(**row(step))
+    return tmp_path / 'metrics.csv'
+
+
+def steps(path):
+    return [found['step'] for found in metrics_.read(path)]
+
+
+def test_a_new_file_has_only_a_header(tmp_path):
+    metrics_.Metrics(tmp_path, 0)
+    assert (tmp_path / 'metrics.csv').read_text() == HEADER
+    assert [entry.name for entry in tmp_path.iterdir()] == ['metrics.csv']
+
+
+def test_rows_in_the_file(path):
+    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(30, 3)
+
+
+def test_digits(tmp_path):
+    """Seven, as many as a float32 has; all digits of a step."""
+    metrics_.Metrics(tmp_path, 0).append(**row(
+        12345678, epoch=1 / 3, training_loss=123456789.0, validation_error=0.0))
+    assert (tmp_path / 'metrics.csv').read_text().splitlines()[1] == (
+        '12345678,0.3333333,1700000000.250,0.1,1.234568e+08,0.75,0,1234.5')
+
+
+def test_read_metrics(path):
+    assert metrics_.read(path)[1] == row(20)
+    assert metrics_.read(path.with_name('none.csv')) == []
+    path.write_text('')
+    assert metrics_.read(path) == []
+
+
+def test_a_resumed_run_drops_the_rows_of_steps_to_repeat(path):
+    metrics = metrics_.Metrics(path.parent, 20)
+    assert steps(path) == [10, 20]
+    metrics.append(**row(25))
+    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(
+        25, 2.5)
+
+
+def test_reading_and_writing_again_changes_nothing(path):
+    metrics_.Metrics(path.parent, 30).append(**row(33, validation_error=0.1 + 0.2))
+    before = path.read_bytes()
+    metrics_.Metrics(path.parent, 33)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize('length', range(1, len(LINE.format(30, 3)) + 1))
+def test_a_torn_last_line_is_dropped(path, length):
+    """Even if only the line end is missing: the last figure may have had more digits."""
+    path.write_bytes(path.read_bytes()[:-length])
+    metrics_.Metrics(path.parent, 30).append(**row(30))
+    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(30, 3)
+
+
+@pytest.mark.parametrize('length', range(len(HEADER)))
+def test_a_torn_header(tmp_path, length):
+    (tmp_path / 'metrics.csv').write_text(HEADER[:length])
+    metrics_.Metrics(tmp_path, 0)
+    assert (tmp_path / 'metrics.csv').read_text() == HEADER
+
+
+@pytest.mark.parametrize('garbage', [
+    b'\n', b'notes\n', b'15,1.5\n', b'15,1,1,1,1,1,1,1,1\n', b',1,1,1,1,1,1,1\n', b'\0\0\0\0\n',
+    b'inf,1,1,1,1,1,1,1\n', b'nan,1,1,1,1,1,1,1\n', b'\xff\xfe,1\n', b'"15,1\n',
+    b'15,1,1,1,nan,1,1,1\n', b'15,1,1,1,1,1,-inf,1\n', b'15,1,1,1,1e39,1,1,1\n',
+    b'1e300,1,1,1,1,1,1,1\n', b'-15,1,1,1,1,1,1,1\n', b'1.5,1,1,1,1,1,1,1\n',
+    b'15,1,1,1,1,1,1,' + 2000 * b'1' + b'\n', b'15,1,1,1,1,1,1,1' + 2000 * b' ' + b'\n',
+    '\u0661\u0665,1,1,1,1,1,1,1\n'.encode()])
+def test_a_file_with_other_lines_is_kept(path, garbage, capsys):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b''.join(lines[:2]) + garbage + b''.join(lines[2:]))
+    before = path.read_bytes()
+    metrics_.Metrics(path.parent, 30)
+    assert path.read_bytes() == b''.join(lines)
+    assert (path.parent / 'metrics.csv.old').read_bytes() == before
+    assert capsys.readouterr().out == (
+        f'{path} has lines that a run did not write; the file is kept as {path}.old.\n')
+
+
+def test_kept_files_are_never_replaced(path, capsys):
+    """Three starts, each after other notes were added."""
+    for number in range(3):
+        with open(path, 'a') as stream:
+            stream.write(f'note {number}\n')
+        metrics_.Metrics(path.parent, 30)
+    kept = [path.with_name(f'metrics.csv.old{end}') for end in ('', '.1', '.2')]
+    assert [file.read_text().splitlines()[-1] for file in kept] == ['note 0', 'note 1', 'note 2']
+    assert steps(path) == [10, 20, 30]
+    assert set(os.listdir(path.parent)) == {path.name, *(file.name for file in kept)}
+
+
+@pytest.mark.parametrize('remove', [lambda path: path.unlink(), lambda path: path.write_text('')])
+def test_a_file_removed_during_training_returns_with_its_header(path, remove, capsys):
+    metrics = metrics_.Metrics(path.parent, 30)
+    remove(path)
+    metrics.append(**row(40))
+    metrics.append(**row(50))
+    assert path.read_text() == HEADER + LINE.format(40, 4) + LINE.format(50, 5)
+    metrics_.Metrics(path.parent, 50)
+    assert steps(path) == [40, 50]
+
+
+def test_a_file_without_a_header_keeps_its_rows(path):
+    """As an earlier version wrote it after the file was removed during training."""
+    path.write_text(LINE.format(10, 1) + LINE.format(20, 2))
+    metrics_.Metrics(path.parent, 30)
+    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2)
+
+
+def test_a_line_that_a_crash_cut_short_is_dropped_silently(path, capsys):
+    before = path.read_bytes()
+    path.write_bytes(before + b'40,1,17')
+    metrics_.Metrics(path.parent, 30)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in path.parent.iterdir()] == ['metrics.csv']
+    assert capsys.readouterr().out == ''
+
+
+def test_a_line_without_end_takes_little_memory(tmp_path):
+    """256 MB of zeros in a sparse file."""
+    with open(tmp_path / 'metrics.csv', 'wb') as stream:
+        stream.write(HEADER.encode() + LINE.format(10, 1).encode())
+        stream.truncate(1 << 28)
+    tracemalloc.start()
+    try:
+        assert steps(tmp_path / 'metrics.csv') == [10]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+def test_lines_may_end_as_on_windows(path):
+    path.write_bytes(path.read_bytes().replace(b'\n', b'\r\n').replace(b',1234.5', b','))
+    assert [found['images_per_second'] for found in metrics_.read(path)] == 3 * [None]
+
+
+def test_a_spreadsheet_and_numpy_can_read_it(path):
+    with open(path, newline='') as stream:
+        rows = list(csv.DictReader(stream))
+    assert [found['step'] for found in rows] == ['10', '20', '30']
+    assert rows[0]['validation_error'] == '' and rows[0]['training_error'] == '0.75'
+    table = np.genfromtxt(path, delimiter=',', names=True)
+    assert table.dtype.names == metrics_.COLUMNS
+    assert table['epoch'].tolist() == [1, 2, 3]
+    assert np.isnan(table['validation_error']).all()
+
+
+@pytest.fixture
+def event_file(tmp_path):
+    """Path of an event file whose curve is 0.5 at step 1 and 0.25 at step 2."""
+    with tf.Graph().as_default(), tf.summary.FileWriter(str(tmp_path / 'eval')) as writer:
+        for step, value in ((1, 0.5), (2, 0.25)):
+            writer.add_summary(
+                tf.Summary(value=[tf.Summary.Value(tag='curve', simple_value=value)]), step)
+    path, = (tmp_path / 'eval').iterdir()
+    return path
+
+
+def framed(data, length):
+    """A record with valid checksums and any length field."""
+    header = struct.pack('<Q', length)
+    return b''.join([header, struct.pack('<I', masked_crc32c(header)),
+                     data, struct.pack('<I', masked_crc32c(data))])
+
+
+@pytest.mark.parametrize('added, reported', [
+    (b'', False), (b'\0', False), (framed(b'', 1 << 46), False),
+    (framed(b'', (1 << 64) - 10), False), (framed(b'\xff\xff\xff', 3), True),
+    (bytes(100), True), (b'any text that is longer than the frame of a record', False)])
+def test_a_curve_ends_where_its_file_is_damaged(event_file, capsys, added, reported):
+    """A record that exceeds the file may still be being written, so it is not reported."""
+    whole = event_file.read_bytes()
+    event_file.write_bytes(whole + added)
+    assert metrics_.read_scalars(str(event_file.parent), 'curve') == {1: 0.5, 2: 0.25}
+    assert capsys.readouterr().out == reported * (
+        f'{event_file} is damaged; using the part before the damage.\n')
+    event_file.write_bytes(whole[:-1] + added)
+    assert metrics_.read_scalars(str(event_file.parent), 'curve') == {1: 0.5}

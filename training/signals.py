@@ -1,0 +1,59 @@
+"""Signals that stop training after the running step."""
+import contextlib
+import os
+import signal
+import threading
+import time
+
+from program import console
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TOGETHER = 0.25  # Seconds within which signals count as one: `timeout`, for one, sends two.
+
+
+@contextlib.contextmanager
+def caught():
+    """Catches the first SIGINT, SIGTERM or SIGHUP; a second one ends the process at once.
+
+    Except SIGHUP as the second: the system, the shell and `console` all send it. A signal that the
+    process ignores from its start, as with `nohup` or in the background of a script, stays ignored.
+    Outside of the main thread nothing is caught, since Python allows handlers only there.
+
+    Python runs handlers between bytecodes of the main thread, which may be in a long step, or in
+    one that hangs. So the signal's number is written to a pipe, and a thread reads it there.
+
+    Yields:
+        List that gets the number of the caught signal.
+    """
+    found = []
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    threading.Thread(target=_listen, args=(read_end, found), daemon=True).start()
+    earlier = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS
+               if signal.getsignal(number) is not signal.SIG_IGN}
+    earlier_end = signal.set_wakeup_fd(write_end)
+    try:
+        yield found
+    finally:
+        signal.set_wakeup_fd(earlier_end)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        os.close(write_end)  # Ends the thread.
+
+
+def _listen(read_end, found):
+    """Reads signal numbers from a pipe until it is closed."""
+    with open(read_end, 'rb', buffering=0) as pipe:
+        while number := pipe.read(1):
+            if number[0] not in _SIGNALS:
+                continue
+            if not found:
+                found.append(number[0])
+                first_time = time.monotonic()
+                console.note('')
+                console.note('Stopping after this step; interrupt again to stop at once.')
+            elif number[0] != signal.SIGHUP and time.monotonic() - first_time > _TOGETHER:
+                os._exit(128 + number[0])

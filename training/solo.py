@@ -1,0 +1,53 @@
+"""A worker that trains alone: a team of one."""
+from absl import flags
+
+from program import startup
+from training import hooks
+
+FLAGS = flags.FLAGS
+
+
+class Solo:
+    """What a training session asks of its team; `workers.team.Team` answers for several workers.
+
+    Attributes:
+        rank: number of this worker.
+        size: number of workers.
+        leads: whether this is worker 0, which alone prints, validates and saves.
+        signals: list of signals that stopped the team, although this worker caught none.
+    """
+
+    rank, size, leads, signals = 0, 1, True, ()
+
+    def agree(self, stage, facts=None, tell=None):
+        """Waits for all workers at a stage, and compares facts; returns worker 0's `tell`."""
+        del stage, facts
+        return tell
+
+    def mean_losses(self, losses):
+        """Means of losses over all workers: dictionary from name to float32 []."""
+        return losses
+
+    def mean_gradients(self, gradients):
+        """Means of gradients over all workers: list of (gradient, variable)."""
+        return gradients
+
+    def serve(self):
+        """Returns the target for sessions, and their `tf.ConfigProto`; call it when the graph is
+        built."""
+        return '', startup.session_config(FLAGS.log_device_placement)
+
+    def hooks(self, caught):
+        """Hooks before all others; `caught` is the list of signals that this worker caught."""
+        return [hooks.SignalHook(caught)]
+
+    def hooks_after(self, steps, pace):
+        """Hooks after all others, given the `StepCounter` and the `Pace`."""
+        del steps, pace
+        return []
+
+    def end(self):
+        """Waits until worker 0 has saved the last step."""
+
+
+ALONE = Solo()
