@@ -55,7 +55,7 @@ class Meeting:
         self._lost, self._code = None, 1
         self._gone = set()  # Peers from which nothing more will come.
         self._over = False
-        self._stages = {peer: [] for peer in connections}  # When each one came where.
+        self._stages = {peer: [] for peer in connections}  # (time, message), not yet awaited.
         for connection in connections.values():
             connection.socket.settimeout(connection_.REACH_SECONDS)
             connection.heard = time.monotonic()
@@ -168,8 +168,8 @@ class Meeting:
     def _end(self, line, code):
         """Ends the process with a line on standard error and an exit code.
 
-        Without closing TensorFlow's session and server, which may wait for the lost worker.
-        Checkpoints are safe: they get their names only when they are complete.
+        It does not close TensorFlow's session and server, which may wait for the lost worker.
+        Checkpoints are safe, since they get their names only when they are complete.
         """
         with contextlib.suppress(OSError):  # Not even a closed console may keep it here.
             sys.stdout.flush()
