@@ -326,7 +326,7 @@ def _convolve(net, filters, bias):
     """Convolves with the current scope's 5x5 `weights`; returns (result, `biases` to add)."""
     channels = net.shape.as_list()[-1]
     weights = _weights([5, 5, channels, filters], stddev=5e-2, dtype=net.dtype)
-    biases = _biases(filters, bias, net.dtype)
+    biases = variables.biases([filters], bias, net.dtype)
     return tf.nn.conv2d(net, weights, strides=[1, 1, 1, 1], padding='SAME'), biases
 
 
@@ -350,7 +350,7 @@ def _local(net, name, units):
     with tf.variable_scope(name) as scope:
         weights = _weights(
             [net.shape.as_list()[-1], units], stddev=0.04, dtype=net.dtype, decay=0.004)
-        biases = _biases(units, 0.1, net.dtype)
+        biases = variables.biases([units], 0.1, net.dtype)
         net = tf.nn.relu(tf.nn.bias_add(tf.matmul(net, weights), biases), name=scope.name)
         activation_summary(net, name)
     return net
@@ -361,7 +361,7 @@ def _linear(net, name, units):
     inputs_ = net.shape.as_list()[-1]
     with tf.variable_scope(name) as scope:
         weights = _weights([inputs_, units], stddev=1.0 / inputs_, dtype=net.dtype)
-        biases = _biases(units, 0.0, net.dtype)
+        biases = variables.biases([units], 0.0, net.dtype)
         net = tf.nn.bias_add(tf.matmul(net, weights), biases)
         net = tf.cast(net, tf.float32, name=scope.name)
         activation_summary(net, name)
@@ -369,27 +369,8 @@ def _linear(net, name, units):
 
 
 def _weights(shape, stddev, dtype, decay=None):
-    """`weights` of the current variable scope, initialised from a truncated normal distribution.
-
-    `decay` adds the loss decay * |weights|^2 / 2 to the collection `losses`.
-    """
-    initializer = tf.truncated_normal_initializer(stddev=stddev)
-    weights = _variable_on_cpu('weights', shape, initializer, tf.float32)
-    if decay is not None:
-        weight_loss = tf.multiply(tf.nn.l2_loss(weights), decay, name='weight_loss')
-        tf.add_to_collection('losses', weight_loss)
-    return tf.cast(weights, dtype)
-
-
-def _biases(units, value, dtype):
-    """`biases` of the current variable scope, all initialised to `value`."""
-    return _variable_on_cpu('biases', [units], tf.constant_initializer(value), dtype)
-
-
-def _variable_on_cpu(name, shape, initializer, dtype):
-    """The value of a float32 variable in host memory, which all towers share, cast to `dtype`."""
-    with tf.device('/cpu:0'):
-        return tf.cast(variables.read(variables.on_cpu(name, shape, initializer)), dtype)
+    """`weights` of the current variable scope, initialised from a truncated normal distribution."""
+    return variables.weights(shape, tf.truncated_normal_initializer(stddev=stddev), dtype, decay)
 
 
 def loss(logits, labels):

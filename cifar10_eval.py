@@ -59,7 +59,7 @@ def evaluate():
         console.line(f'Evaluating the first {current.total} of {current.size} images; see '
                      '--num_examples.')
     files.own_folder(FLAGS.eval_dir)
-    with files.full_disk_told(FLAGS.eval_dir), \
+    with files.explain_full_disk(FLAGS.eval_dir), \
             tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
         for checkpoint in only or _checkpoints():
             validated_on = _validated_on(model.check_run() or {})

@@ -1,12 +1,12 @@
-"""Writes a trained network as a SavedModel, for TensorFlow Serving, TensorFlow Lite and others.
+"""Exports a trained network as a SavedModel, for TensorFlow Serving, TensorFlow Lite and others.
 
     python cifar10_export.py --checkpoint_dir=/tmp/cifar10_train --export_dir=/tmp/cifar10_model/1
 
-The signature `serving_default` takes `images`, uint8 [batch, 32, 32, 3], and gives `logits`,
-`probabilities` (both float32 [batch, classes]) and `classes` (int64 [batch], the most probable):
-what the evaluation does to images is part of the model. The variables are constants in it. The
-names of the classes are in assets.extra/labels.txt, a line each. --export_dir must not be there
-yet, or be empty. TensorFlow Serving wants a folder named by a number, as here.
+The signature `serving_default` maps `images`, uint8 [batch, 32, 32, 3], to `logits` and
+`probabilities`, both float32 [batch, classes], and `classes`, int64 [batch], the most probable
+ones. The model includes the preprocessing of the evaluation, and the variables as constants. The
+names of the classes are in assets.extra/labels.txt, one per line. --export_dir must be missing or
+empty. For TensorFlow Serving, its name must be a number, as here.
 """
 import os
 import sys
@@ -26,20 +26,20 @@ from program import ownership
 from program import paths
 import recipes
 
-paths.define('export_dir', None, 'Folder to make for the SavedModel.')
+paths.define('export_dir', None, 'Folder to create for the SavedModel.')
 
 FLAGS = flags.FLAGS
 
 
 def export():
-    """Writes the checkpoint that the flags name to --export_dir, whole or not at all.
+    """Exports the checkpoint that the flags select to --export_dir, all or nothing.
 
     Raises:
-        app.UsageError: no --export_dir, or it is not empty; no checkpoint, or one that does not
-            fit.
+        app.UsageError: --export_dir is missing or not empty, or the checkpoint is missing or does
+            not fit --net and --dataset.
     """
     if not FLAGS.export_dir:
-        raise app.UsageError('Where to? Name a new folder with --export_dir')
+        raise app.UsageError('--export_dir is missing: choose a new folder')
     checkpoint = model.checkpoint()
     model.check_run()
     with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
@@ -52,10 +52,10 @@ def export():
 
 
 def _frozen(classifier, session):
-    """The part of the graph that leads to the outputs, with the variables as constants.
+    """Returns the part of the graph that computes the outputs, with the variables as constants.
 
-    Summaries do not go along, nor the gradient of local response normalisation, which only this
-    process knows. `simple_save` leaves out the devices.
+    Removes the gradient of local response normalisation, which other processes do not know.
+    `simple_save` removes the devices.
     """
     graph_def = tf.graph_util.convert_variables_to_constants(
         session, classifier.graph.as_graph_def(),
@@ -66,7 +66,7 @@ def _frozen(classifier, session):
 
 
 def _save(graph_def, classifier, folder):
-    """Writes a SavedModel of a frozen graph, which has the model's names."""
+    """Writes a SavedModel of a frozen graph with the tensor names of `classifier`."""
     with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
         tf.import_graph_def(graph_def, name='')
         images, *outputs = (session.graph.get_tensor_by_name(tensor.name)
@@ -76,7 +76,7 @@ def _save(graph_def, classifier, folder):
 
 
 def _write_labels(folder):
-    """Writes the classes' names where TensorFlow lets a SavedModel's user put files."""
+    """Writes the names of the classes to the SavedModel's folder for additional files."""
     extra = os.path.join(folder, 'assets.extra')
     os.mkdir(extra)
     with open(os.path.join(extra, 'labels.txt'), 'w', encoding='utf-8') as stream:

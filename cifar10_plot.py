@@ -1,17 +1,17 @@
-"""Draws what a network sees and what it has learned, as PNG files.
+"""Draws training images, filters, confusion matrices and learning curves as PNG files.
 
     python cifar10_plot.py --picture=samples --output=samples.png
 
 --picture is one of
 
     samples     training images of each class
-    distorted   training images and what the network gets instead of them
-    filters     the kernels of the first layer, conv1/weights, of a run's latest checkpoint
-    confusion   which test images a run's latest checkpoint takes for which class
-    curves      loss and error by step, of one or several runs: of training and of its validation,
-                and of the folders that cifar10_eval.py writes to
+    distorted   training images, and random distortions of them
+    filters     the kernels of the first layer, conv1/weights, in a run's latest checkpoint
+    confusion   the confusion matrix of a run's latest checkpoint on the test images
+    curves      loss and error by step: of training runs with their validations, and of folders that
+                cifar10_eval.py writes to
 
-The runs are named with --runs. Matplotlib draws all but `confusion`: pip install matplotlib
+--runs selects the runs. All pictures but `confusion` require Matplotlib (pip install matplotlib).
 """
 import os
 import sys
@@ -39,20 +39,19 @@ from runs import folder as run_folder
 from runs import metrics
 from runs import names
 
-paths.define('output', None, 'PNG file to write. By default the name of the picture, in the '
-             'current folder.')
-paths.define_list('runs', '/tmp/cifar10_train', 'Folders of runs, with commas between them: for '
-                  'curves as many as there are, else one.')
+paths.define('output', None, 'PNG file to write; by default PICTURE.png in the current folder.')
+paths.define_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by commas; several are '
+                  'for curves only.')
 
 FLAGS = flags.FLAGS
 
 _COLUMNS = 10
 _DISTORTED_IMAGES = 8
-_MAX_FILTERS, _MAX_WEIGHTS = 1024, 1 << 22  # More take minutes, or more memory than there is.
+_MAX_FILTERS, _MAX_WEIGHTS = 1024, 1 << 22  # More would take minutes or exhaust memory.
 
 
 def samples(stream):
-    """Draws training images of each class, the first ones in the file."""
+    """Draws the first training images of each class."""
     labels, planes = _records()
     data_set = cifar10.data_set()
     title = f'{data_set.title} training images'
@@ -66,7 +65,7 @@ def samples(stream):
 
 
 def distorted(stream):
-    """Draws training images, and beside them what training makes of them, by chance."""
+    """Draws training images, and random distortions of them as in training."""
     labels, planes = _records()
     labels, planes = labels[:_DISTORTED_IMAGES], planes[:_DISTORTED_IMAGES]
     with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
@@ -76,15 +75,15 @@ def distorted(stream):
     rows = [[(image, None) for image in (original, *distortions)]
             for original, distortions in zip(_images(planes), made)]
     pictures.grid(
-        stream, rows, f'Left: images as they are. Right: as {FLAGS.net} gets them in training',
+        stream, rows, f'Left: original images. Right: distorted for training --net={FLAGS.net}',
         [cifar10.data_set().classes[label] for label in labels])
 
 
 def filters(stream):
-    """Draws the kernels of a checkpoint's first layer, by their moving averages if it has them.
+    """Draws the first layer's kernels, as moving averages if the checkpoint has them.
 
     Raises:
-        app.UsageError: there is no checkpoint, or no such layer of colour images in it.
+        app.UsageError: the checkpoint is missing, or its first layer cannot be drawn.
     """
     checkpoint = _latest()
     found = checkpoints.read(
@@ -92,11 +91,11 @@ def filters(stream):
     weights = next(iter(found.values()), np.empty([0]))
     if not _are_filters(weights):
         raise app.UsageError(
-            f'{checkpoint} has no conv1/weights to draw, expected finite kernels of three colours, '
-            f'at most {_MAX_FILTERS}: name the folder of another run with --runs')
+            f'{checkpoint} has no conv1/weights to draw; expected finite kernels of three colours, '
+            f'at most {_MAX_FILTERS}: choose another run with --runs')
     height, width, _, count = weights.shape
     weights = weights.astype(np.float64)
-    largest = max(np.percentile(abs(weights), 99.5), 1e-30)  # All may be 0.
+    largest = max(np.percentile(abs(weights), 99.5), 1e-30)  # Not 0.
     kernels = np.clip(0.5 + weights.transpose([3, 0, 1, 2]) / (2 * largest), 0, 1)
     pictures.grid(stream, _rows([(kernel, None) for kernel in kernels], columns=int(count ** 0.5)),
                   f'conv1: {count} filters of {height} x {width} pixels after '
@@ -104,7 +103,7 @@ def filters(stream):
 
 
 def _are_filters(weights):
-    """Whether an array is finite kernels [height, width, 3, filters], of a size to draw."""
+    """Whether an array has finite kernels [height, width, 3, filters] and is small enough."""
     return (weights.ndim == 4 and weights.shape[2] == 3 and weights.dtype.kind == 'f'
             and 0 < weights.size <= _MAX_WEIGHTS and weights.shape[3] <= _MAX_FILTERS
             and np.all(abs(weights) <= np.finfo(np.float32).max))
@@ -114,11 +113,11 @@ def confused(stream):
     """Draws the confusion matrix of the test set.
 
     Raises:
-        app.UsageError: there is no checkpoint, or it does not fit --net and --dataset.
+        app.UsageError: the checkpoint is missing, or does not fit --net and --dataset.
     """
     checkpoint = _latest()
     run_folder.check_run(FLAGS.runs[0], FLAGS.net, cifar10.data_set(),
-                          'give those flags, or name the folder of another run with --runs')
+                         'pass those flags, or choose another run with --runs')
     cifar10.maybe_download_and_extract()
     averaged = any(name.endswith('/ExponentialMovingAverage')
                    for name in checkpoints.read(checkpoint))
@@ -130,7 +129,7 @@ def curves(stream):
     """Draws losses and errors of all runs.
 
     Raises:
-        app.UsageError: a run has no figures.
+        app.UsageError: a run has no metrics.
     """
     losses, errors = [], []
     common = os.path.commonpath([os.path.abspath(os.path.dirname(run)) for run in FLAGS.runs])
@@ -140,8 +139,8 @@ def curves(stream):
         evaluated = {} if rows else metrics.read_scalars(run, 'Precision @ 1')
         if not rows and not evaluated:
             raise app.UsageError(f'{run} has no metrics.csv of a training run and no event file of '
-                                 'an evaluation: name other folders with --runs')
-        means = _of_many_steps(rows)
+                                 'an evaluation: choose other folders with --runs')
+        means = _over_many_steps(rows)
         for lines, what, column, marker, shown in (
                 (losses, 'training', 'training_loss', None, means),
                 (errors, 'training', 'training_error', None, means),
@@ -155,15 +154,14 @@ def curves(stream):
     pictures.curves(stream, losses, errors)
 
 
-def _of_many_steps(rows):
-    """Rows without those that are means over few steps, up to a checkpoint and from it on."""
+def _over_many_steps(rows):
+    """Drops rows with means over few steps, just before or after a checkpoint."""
     steps = np.diff([0] + [row['step'] for row in rows])
     return [row for row, count in zip(rows, steps) if 2 * count >= np.median(steps)]
 
 
 def _records():
-    """Labels, int [records], and pixels, uint8 [records, 3 * 32 * 32], of the first training
-    file."""
+    """Reads the first training file: labels, int [records], and uint8 [records, 3 * 32 * 32]."""
     cifar10.maybe_download_and_extract()
     data_set = cifar10.data_set()
     first = data_set.paths(cifar10.data_folder(), eval_data=False)[0]
@@ -182,35 +180,35 @@ def _rows(cells, columns=_COLUMNS):
 
 
 def _latest():
-    """Path of the latest checkpoint of the one run that `--runs` names."""
+    """Returns the path of the latest checkpoint of the only run in `--runs`."""
     if len(FLAGS.runs) != 1:
-        raise app.UsageError(f'--picture={FLAGS.picture} is of one run; --runs names '
-                             f'{len(FLAGS.runs)}: {", ".join(FLAGS.runs)}')
+        raise app.UsageError(f'--runs has {len(FLAGS.runs)} folders ({", ".join(FLAGS.runs)}); '
+                             f'--picture={FLAGS.picture} expects one')
     latest = checkpoints.latest(FLAGS.runs[0])
     if latest is None:
-        raise app.UsageError(f'No checkpoint in {FLAGS.runs[0]}: train first, or name the folder '
-                             'of a run with --runs')
+        raise app.UsageError(f'No checkpoint in {FLAGS.runs[0]}: train first, or choose a run with '
+                             '--runs')
     return latest
 
 
 _PICTURES = {'samples': samples, 'distorted': distorted, 'filters': filters, 'confusion': confused,
              'curves': curves}
-flags.DEFINE_enum('picture', None, list(_PICTURES), 'What to draw.')
+flags.DEFINE_enum('picture', None, list(_PICTURES), 'Picture to draw.')
 
 
 def plot():
-    """Writes the picture, whole or not at all.
+    """Writes the picture, all or nothing.
 
     Raises:
-        app.UsageError: flags or a run that do not do, or Matplotlib is missing.
+        app.UsageError: a flag or a run is invalid, or Matplotlib is missing.
     """
     if FLAGS.picture is None:
-        raise app.UsageError(f'Say what to draw: --picture={"|".join(_PICTURES)}')
+        raise app.UsageError(f'--picture is missing; expected {"|".join(_PICTURES)}')
     if FLAGS.picture != 'confusion':
         pictures.require_matplotlib()
     path = FLAGS.output or f'{FLAGS.picture}.png'
     if not path.lower().endswith('.png'):
-        raise app.UsageError(f'--output={path}, wanted: a name that ends with .png')
+        raise app.UsageError(f'--output is {path}; expected a name that ends with .png')
     with files.new_file(path) as stream:
         _PICTURES[FLAGS.picture](stream)
     console.line(f'Wrote {path}.')

@@ -1,16 +1,16 @@
-"""Tells what is in images, with a trained network.
+"""Classifies images with a trained network.
 
     python cifar10_predict.py cat.jpg dog.png --checkpoint_dir=/tmp/cifar10_train
     python cifar10_predict.py holidays/ --json
     python cifar10_predict.py 'holidays/*.jpg' --saved_model=/tmp/cifar10_model/1
 
-Takes JPEG, PNG, GIF, BMP, WebP and TIFF files of any size, folders of them, and patterns. Of an
-animation the first frame counts. A photograph is turned upright if its EXIF data says how, the
-short side becomes 32 pixels, the centre is kept, and what the evaluation does to images follows.
-Unreadable images are reported and skipped, and the exit code is then 1.
+Accepts JPEG, PNG, GIF, BMP, WebP and TIFF files of any size, folders and patterns. Uses the first
+frame of an animation and applies the EXIF orientation. The short side becomes 32 pixels, the centre
+is kept, and the preprocessing of the evaluation follows. Unreadable images are reported and
+skipped; the exit code is then 1.
 
 The network is the latest checkpoint in --checkpoint_dir with its moving averages, the best one with
---best, or a SavedModel of cifar10_export.py. A SavedModel is a program: load those you trust.
+--best, or a SavedModel of cifar10_export.py. A SavedModel is a program: load only trusted ones.
 """
 import contextlib
 import glob
@@ -35,75 +35,80 @@ from program import small_files
 import recipes
 
 paths.define('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
-             '--net, --dataset and --checkpoint_dir do not count then.')
-flags.DEFINE_integer('top_k', 3, 'Show so many of the most probable classes; more than there '
-                     'are means all.', lower_bound=1, upper_bound=10**9)
-flags.DEFINE_boolean('json', False, 'Print a JSON object for each image, one a line, not a table.')
+             '--net, --dataset and --checkpoint_dir are then ignored.')
+flags.DEFINE_integer('top_k', 3, 'Maximum number of classes to print per image, the most probable '
+                     'first.', lower_bound=1, upper_bound=10**9)
+flags.DEFINE_boolean('json', False, 'Print a JSON object per line for each image, not a table.')
 
 FLAGS = flags.FLAGS
 
-_LINE = 80  # Characters: what a table's line has at most.
-_IMAGE = 40  # Of them for the image's name.
+_MAX_LINE, _MAX_IMAGE = 80, 40  # Characters of a line in the table, and of an image's name.
 
 
 def predict(words):
-    """Prints the most probable classes of images, and on standard error which cannot be read.
+    """Prints the most probable classes of images; reports unreadable ones on standard error.
 
     Args:
-        words: list of names of files, folders and patterns.
+        words: list of files, folders and patterns.
 
     Returns:
-        The exit code: 1 if an image could not be read, else 0.
+        Exit code: 1 if an image cannot be read, else 0.
 
     Raises:
-        app.UsageError: a folder or a pattern has no image; there is no network, or it does not fit.
+        app.UsageError: a folder or a pattern has no images, or the network is missing or does not
+            fit the flags.
     """
     paths = [path for word in words for path in _paths(word)]
-    unreadable = 0
+    predicted = 0
     with _network() as (classify, names):
         show = _show_json if FLAGS.json else _table(paths, names)
         for start in range(0, len(paths), FLAGS.batch_size):
-            batch = []
-            for path in paths[start:start + FLAGS.batch_size]:
-                try:
-                    batch.append((path, images.read(path)))
-                except images.ImageError as error:
-                    unreadable += 1
-                    console.note(f'cifar10_predict.py: {error}')
+            batch = list(_read(paths[start:start + FLAGS.batch_size]))
             if batch:
                 read, pixels = zip(*batch)
                 for path, probabilities in zip(read, classify(np.stack(pixels))):
                     show(path, _top(probabilities, names))
-    return 1 if unreadable else 0
+            predicted += len(batch)
+    return 1 if predicted < len(paths) else 0
+
+
+def _read(paths):
+    """Yields (path, uint8 [32, 32, 3]) for each readable image; reports the others."""
+    for path in paths:
+        try:
+            yield path, images.read(path)
+        except images.ImageError as error:
+            console.note(f'cifar10_predict.py: {error}')
 
 
 def _paths(word):
-    """The files that a word of the command line means.
+    """Returns the files that an argument stands for.
 
     Raises:
-        app.UsageError: it is a folder without images, or a pattern that nothing fits.
+        app.UsageError: the argument is a folder without images, or a pattern without a match.
     """
     if os.path.isdir(word):
-        found = images.files(word)
+        found = images.find(word)
     elif os.path.lexists(word) or not glob.has_magic(word):
         return [word]
     else:
         found = sorted(path for path in glob.glob(word) if not os.path.isdir(path))
     if not found:
-        raise app.UsageError(f'No image in {word}: wanted files named {", ".join(images.ENDINGS)}')
+        endings = ', '.join(images.ENDINGS)
+        raise app.UsageError(f'No image in {word}; expected files named {endings}')
     return found
 
 
 def _top(probabilities, names):
-    """List of (label, name, probability), the most probable first."""
+    """Returns (label, name, probability) of the top classes, the most probable first."""
     labels = np.argsort(-probabilities, kind='stable')[:FLAGS.top_k]
     return [(int(label), names[label], float(probabilities[label])) for label in labels]
 
 
 @contextlib.contextmanager
 def _network():
-    """Yields (classify, names): uint8 [batch, 32, 32, 3] -> float32 [batch, classes], and what
-    the classes are called."""
+    """Yields a function from images to probabilities, uint8 [batch, 32, 32, 3] -> float32 [batch,
+    classes], and the names of the classes."""
     if FLAGS.saved_model:
         with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
             images_, probabilities = _load(session)
@@ -123,30 +128,30 @@ def _load(session):
     """Loads --saved_model; returns the tensors of its images and probabilities.
 
     Raises:
-        OSError: there is none.
-        app.UsageError: it is not as cifar10_export.py makes it.
+        OSError: the SavedModel cannot be read.
+        app.UsageError: cifar10_export.py did not make it.
     """
     try:
         loaded = tf.saved_model.load(session, ['serve'], FLAGS.saved_model)
-    except RuntimeError as error:  # It serves no one.
-        raise app.UsageError(f'{FLAGS.saved_model} is no SavedModel for serving') from error
+    except RuntimeError as error:  # It has no graph with the tag 'serve'.
+        raise app.UsageError(f'{FLAGS.saved_model} is not a SavedModel for serving') from error
     signature = loaded.signature_def['serving_default']
     names = signature.inputs['images'].name, signature.outputs['probabilities'].name
-    if '' in names:  # What a message lacks is an empty one.
-        raise app.UsageError(f'{FLAGS.saved_model} is no SavedModel of cifar10_export.py: it takes '
-                             'no images, or gives no probabilities')
+    if '' in names:  # Reading a missing entry creates an empty one.
+        raise app.UsageError(f'{FLAGS.saved_model} is not a SavedModel of cifar10_export.py: its '
+                             'signature lacks images or probabilities')
     return [session.graph.get_tensor_by_name(name) for name in names]
 
 
 def _labels(folder, count):
-    """The names of a SavedModel's classes; their numbers where it does not tell."""
+    """Returns the names of a SavedModel's classes, or their numbers if it has no names."""
     path = os.path.join(folder, 'assets.extra', 'labels.txt')
     try:
         names = small_files.read_text(path).splitlines()
     except FileNotFoundError:
         return [str(label) for label in range(count)]
     if len(names) != count:
-        raise app.UsageError(f'{path} has {len(names)} lines; wanted: {count}, one for each class')
+        raise app.UsageError(f'{path} has {len(names)} lines; expected {count}, one per class')
     return names
 
 
@@ -157,9 +162,9 @@ def _show_json(path, top):
 
 
 def _table(paths, names):
-    """Prints the heading of a table; returns a function that prints an image's lines of it."""
-    image_width = min(max(len(path) for path in [*paths, 'image']), _IMAGE)
-    name_width = _LINE - image_width - len('  probability  ')
+    """Prints the heading of a table; returns a function that prints the lines of an image."""
+    image_width = min(max(len(path) for path in [*paths, 'image']), _MAX_IMAGE)
+    name_width = _MAX_LINE - image_width - len('  probability  ')
 
     def show(image, probability, name):
         if len(image) > image_width:
@@ -183,4 +188,4 @@ def main(words):
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, model], words='IMAGE...')
+    startup.run(main, [startup, cifar10, recipes, model], positional='IMAGE...')

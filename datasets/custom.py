@@ -1,10 +1,10 @@
-"""Data sets of your own: a folder of record files, and a JSON file that is their row of the table.
+"""The user's own data sets: folders of record files, each with a JSON file as its table row.
 
     {"name": "pets", "classes": ["cat", "dog"],
      "train_files": {"train.bin": 1000}, "test_files": {"test.bin": 200}}
 
-A label is an index into the classes. The file is meant to be edited: names of classes may change,
-record files may be added. The numbers of records are for people: the files count.
+A label is an index into the classes. Users may edit the file, to rename classes or add record
+files. The numbers of records are only informative; the program counts the records in the files.
 """
 import json
 import os
@@ -20,33 +20,25 @@ MAX_CLASSES = 256  # A label is one byte.
 
 
 def find(name):
-    """The row of a data set: one of the table by its name, or else that of a folder.
-
-    Raises:
-        errors.DataError: it is neither, or the folder's JSON file is not as it should be.
-    """
+    """Returns the table row of that name, or the row of that folder: see `read`."""
     return table.TABLE.get(name) or read(name)
 
 
 def read(folder):
-    """The row of a folder that `write` filled, and somebody may have edited.
+    """Returns the row of a folder that `write` filled and the user may have edited.
 
-    Args:
-        folder: path of the folder.
-
-    Returns:
-        A `table.DataSet` whose `folder` is an absolute path, so that no data folder counts.
+    The row's `folder` is an absolute path, so that --data_dir has no effect.
 
     Raises:
-        errors.DataError: there is no JSON file, or it is not as it should be.
+        errors.DataError: the JSON file is missing or invalid.
     """
     path = os.path.join(folder, FILE)
     try:
         found = small_files.read_json(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise errors.DataError(
-            f'"{folder}" is none of {", ".join(table.TABLE)}, nor a folder with a {FILE}, as '
-            'cifar10_convert.py makes one') from error
+            f'"{folder}" is not a data set; expected {", ".join(table.TABLE)}, or a folder with a '
+            f'{FILE}, made by cifar10_convert.py') from error
     except OSError as error:
         raise errors.DataError(f'{path} cannot be read ({error.strerror})') from error
     _check(path, found)
@@ -55,14 +47,14 @@ def read(folder):
 
 
 def _check(path, found):
-    """Raises `errors.DataError` where what the JSON file holds is no row."""
+    """Raises `errors.DataError` if the JSON object is not a valid row."""
     if set(found) != set(_FIELDS):
         raise errors.DataError(
-            f'{path} has the keys {small_files.shown(list(found))}; wanted: {", ".join(_FIELDS)}')
-    for field, (fits, wanted) in _FIELDS.items():
-        if not fits(found[field]):
+            f'{path} has the keys {small_files.shown(list(found))}; expected {", ".join(_FIELDS)}')
+    for field, (is_valid, expected) in _FIELDS.items():
+        if not is_valid(found[field]):
             raise errors.DataError(
-                f'{path}: "{field}" is {small_files.shown(found[field])}; wanted: {wanted}')
+                f'{path}: "{field}" is {small_files.shown(found[field])}; expected {expected}')
 
 
 def _is_new_name(value):
@@ -81,6 +73,7 @@ def _are_files(value):
         for name, count in value.items())
 
 
+# Field -> (check, description of a valid value).
 _FIELDS = {
     'name': (_is_new_name, f'a name other than {", ".join(table.TABLE)}'),
     'classes': (_are_classes, f'a list of 2 to {MAX_CLASSES} different names'),
@@ -93,21 +86,21 @@ def write(folder, name, classes, train, test):
 
     Args:
         folder: path of the folder.
-        name: what its images are called on the console, and its runs in their `run.json`.
-        classes: list of their names, 2 to `MAX_CLASSES`.
-        train: iterable of blocks of records, uint8 [records, 3073].
+        name: of the data set, for the console and for `run.json`.
+        classes: list of 2 to `MAX_CLASSES` names.
+        train: iterable of blocks of records, uint8 [records, 1 + 3 * 32 * 32].
         test: the same for evaluation.
 
     Returns:
         (number of training records, number of test records).
 
     Raises:
-        errors.DataError: the name is taken, there is no test image, or a class has no training
-            image.
+        errors.DataError: the name is taken, a class has no training image, or the test set is
+            empty.
     """
     if not _is_new_name(name):
-        raise errors.DataError(f'"{name}" cannot be the name of a data set; wanted: '
-                              f'{_FIELDS["name"][1]}. Name another folder')
+        raise errors.DataError(f'"{name}" cannot be the name of a data set; expected '
+                               f'{_FIELDS["name"][1]}: choose another folder')
     trained, tested = (_write_records(os.path.join(folder, file), blocks)
                        for file, blocks in (('train.bin', train), ('test.bin', test)))
     missing = [label for label, count in zip(classes, trained) if count == 0]
@@ -129,6 +122,6 @@ def _write_records(path, blocks):
     counts = np.zeros(MAX_CLASSES, int)
     with open(path, 'wb') as stream:
         for block in blocks:
-            stream.write(np.ascontiguousarray(block))  # `tofile` hides that a disk is full.
+            stream.write(np.ascontiguousarray(block))  # `tofile` does not report a full disk.
             counts += np.bincount(block[:, 0], minlength=MAX_CLASSES)
     return counts

@@ -1,8 +1,8 @@
-"""Images in a folder for each class, `cat/1.jpg`, `dog/1.jpg`: which they are, and for what.
+"""Finds images in one folder per class, such as `cat/1.jpg` and `dog/1.jpg`, and splits them.
 
-Where they lie in `train/cat`, `test/cat` and so on, that is the split; `val` serves where there is
-no `test`. Else a sixth of each class is for testing, as in CIFAR-10, drawn with a fixed seed.
-Folders are searched no deeper than that. Links are followed: they are the user's own.
+Folders `train/cat`, `test/cat` and so on define the split; `val` serves if there is no `test`.
+Otherwise a sixth of each class is for testing, as in CIFAR-10, drawn with a fixed seed. Deeper
+folders are not searched. Links are followed, because they are the user's own.
 """
 import collections
 import os
@@ -15,57 +15,51 @@ from program import errors
 from program import small_files
 
 SEED = 20151111
-TEST_SHARE = 6  # One image of so many is for testing.
+TEST_SHARE = 6  # One image in six is for testing.
 
-# What a folder holds:
-#   classes: tuple of names, sorted; a label is an index into them
+# The result of `find`:
+#   classes: tuple of names, sorted; a label is an index into it
 #   train, test: lists of (label, path), in random order
-#   passed_over: sorted paths of what is neither an image by its name nor a folder of a class
-Found = collections.namedtuple('Found', 'classes train test passed_over')
+#   skipped: sorted paths of files not named like an image and folders that are not classes
+Found = collections.namedtuple('Found', 'classes train test skipped')
 
 
 def find(folder):
-    """Looks through a folder of images.
-
-    Args:
-        folder: path of the folder.
-
-    Returns:
-        `Found`. The same files give the same lists.
+    """Finds the classes and images in a folder; the same files give the same `Found`.
 
     Raises:
-        errors.DataError: there are fewer than two classes or more than a label can tell, one
-            without images, or one in `test` that is not in `train`.
+        errors.DataError: the number of classes is not 2 to 256, a class has no images, or a class
+            is only in `test`.
         OSError: the folder cannot be read.
     """
-    passed_over = []
+    skipped = []
     test_folder = _test_folder(folder)
     if test_folder is None:
-        by_class = _images_by_class(folder, passed_over)
+        by_class = _images_by_class(folder, skipped)
         classes = _checked(folder, by_class)
         train, test = _split([by_class[name] for name in classes])
     else:
         train_folder = os.path.join(folder, 'train')
-        by_class = _images_by_class(train_folder, passed_over)
+        by_class = _images_by_class(train_folder, skipped)
         classes = _checked(train_folder, by_class)
-        by_test_class = _images_by_class(test_folder, passed_over)
+        by_test_class = _images_by_class(test_folder, skipped)
         unknown = [name for name in by_test_class if name not in by_class]
         if unknown:
             raise errors.DataError(
-                f'{test_folder} has {", ".join(unknown)}, which {train_folder} has not')
+                f'{test_folder} has {", ".join(unknown)}, missing from {train_folder}')
         train = [by_class[name] for name in classes]
         test = [by_test_class.get(name, []) for name in classes]
-        passed_over += [entry.path for entry in _visible(folder)
-                        if entry.path not in (train_folder, test_folder)]
+        skipped += [entry.path for entry in _visible(folder)
+                    if entry.path not in (train_folder, test_folder)]
     random = np.random.RandomState(SEED)
-    return Found(classes, _labelled(train, random), _labelled(test, random), sorted(passed_over))
+    return Found(classes, _labelled(train, random), _labelled(test, random), sorted(skipped))
 
 
 def _test_folder(folder):
-    """Path of the folder with the test images, None where there is no split.
+    """Returns the path of the folder with the test images, or None if the images are not split.
 
-    `train` and `test` are folders of a split if there are no others and `train` holds folders;
-    else they are classes.
+    `train` and `test` define a split if the only other folder is `val` and `train` contains
+    folders; otherwise they are classes.
     """
     names = {entry.name for entry in _visible(folder) if entry.is_dir()}
     if 'train' not in names or not names <= {'train', 'test', 'val'} or len(names) == 1:
@@ -75,16 +69,16 @@ def _test_folder(folder):
     return os.path.join(folder, 'test' if 'test' in names else 'val')
 
 
-def _images_by_class(folder, passed_over):
-    """Name of each folder in a folder -> sorted paths of its images; appends the other paths."""
+def _images_by_class(folder, skipped):
+    """Returns {class: sorted paths of its images}; appends all other paths to `skipped`."""
     by_class = {}
     for entry in _visible(folder):
         if not entry.is_dir():
-            passed_over.append(entry.path)
+            skipped.append(entry.path)
             continue
-        by_class[entry.name] = images.files(entry.path)
+        by_class[entry.name] = images.find(entry.path)
         of_class = set(by_class[entry.name])
-        passed_over += [inner.path for inner in _visible(entry.path) if inner.path not in of_class]
+        skipped += [inner.path for inner in _visible(entry.path) if inner.path not in of_class]
     return by_class
 
 
@@ -93,25 +87,25 @@ def _visible(folder):
 
 
 def _checked(folder, by_class):
-    """The names of the classes, sorted, if they can be those of a data set."""
+    """Returns the sorted names of the classes, or raises `errors.DataError`."""
     if not 2 <= len(by_class) <= custom.MAX_CLASSES:
         raise errors.DataError(
-            f'{folder} has {len(by_class)} folders; wanted: one for each class, 2 to '
-            f'{custom.MAX_CLASSES}, with its images in it')
+            f'{folder} has {len(by_class)} folders; expected 2 to {custom.MAX_CLASSES}, one for '
+            'each class, with its images')
     for name, paths in by_class.items():
         if not small_files.is_name(name):
-            raise errors.DataError(f'{folder} has a folder named {name!r}: a class needs a name '
-                                  'that a console can show')
+            raise errors.DataError(f'{folder} has a folder named {name!r}; expected a printable '
+                                   'name: rename it')
         if not paths:
             raise errors.DataError(f'{os.path.join(folder, name)} has no image '
-                                  f'({", ".join(images.ENDINGS)}): fill it, or remove it')
+                                   f'({", ".join(images.ENDINGS)}): add some, or remove it')
     return tuple(sorted(by_class))
 
 
 def _split(paths_by_label):
     """Draws the test images: (training paths, test paths), each a list over labels of lists.
 
-    Of a class with fewer than six images, but more than one, a single one.
+    A class of two to five images has one test image, a class of one image none.
     """
     random = np.random.RandomState(SEED)
     train, test = [], []
@@ -124,6 +118,6 @@ def _split(paths_by_label):
 
 
 def _labelled(paths_by_label, random):
-    """List of (label, path) in random order: training mixes only what is near in its files."""
+    """Returns (label, path) pairs in random order, since training only mixes nearby records."""
     pairs = [(label, path) for label, paths in enumerate(paths_by_label) for path in paths]
     return [pairs[index] for index in random.permutation(len(pairs))]

@@ -1,4 +1,4 @@
-"""Image files of any size become images of 32 x 32, as the data sets hold them."""
+"""Reads image files of any size as images of 32 x 32, the size of the data sets."""
 import contextlib
 import io
 import os
@@ -9,83 +9,75 @@ from PIL import Image, ImageOps
 
 from datasets import table
 from program import errors
-from program import files as files_
+from program import files
 from program import memory
 
-# Files with these endings are read where a folder is searched.
+# Endings of the files that a search in a folder finds.
 ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff')
 
-# A small file may hold a picture that takes all memory, so larger ones are refused. Decoded, this
-# many pixels take 512 MB, and decoders need up to three times as much for themselves. The limit on
-# a side is JPEG's own; Pillow keeps a pointer for each row.
+# A small file may decode to a picture that exhausts memory, so the size is limited. Decoded, this
+# many pixels take 512 MB, and decoders use up to three times as much. The limit on a side is
+# JPEG's; Pillow keeps a pointer for each row.
 MAX_FILE_BYTES = 1 << 26
 MAX_PIXELS = 1 << 27
 MAX_SIDE = 65535
-_MAX_MEMORY = 1 << 31  # Pillow before 13 limits neither EXIF data nor TIFF's directories.
+_MAX_MEMORY = 1 << 31  # Pillow before 13 does not limit EXIF data and TIFF directories.
 
-# Each scan of a progressive JPEG passes over all pixels, at 0.7 ns per pixel, and can be as short
-# as 14 bytes. Encoders write about ten scans.
+# Each scan of a progressive JPEG updates all pixels, at 0.7 ns per pixel, and can be as short as 14
+# bytes. Encoders write about ten scans.
 _MAX_SCANNED_PIXELS = 20 * MAX_PIXELS
 
-# Pillow tries no other formats: it would run another program for some, and unpack others unlimited.
+# For other formats, Pillow may start another program, or unpack data without a limit.
 _FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF')
-_WANTED = 'a JPEG, PNG, GIF, BMP, WebP or TIFF image'
 
 
 class ImageError(errors.DataError):
-    """A file is not an image that can be read; the message names the file."""
-
-
-def is_image(name):
-    """Whether a file of this name is read where a folder is searched for images."""
-    return name.lower().endswith(ENDINGS) and not name.startswith('.')
+    """A file is not a readable image; the message names the file."""
 
 
 def read(path):
     """Reads a JPEG, PNG, GIF, BMP, WebP or TIFF file and fits its image to 32 x 32.
 
-    The short side becomes 32 and the centre is kept, in one resampling with antialiasing, bilinear
-    where it enlarges; an image of 32 x 32 stays as it is. The image is turned and mirrored as its
-    EXIF data asks. Of an animation or several pages the first counts, of 16 bits per channel the
-    upper eight. Transparency is ignored: a transparent pixel has the colour stored for it.
-
-    Args:
-        path: of the file.
+    Scales the short side to 32 and keeps the centre, in one antialiased resampling (bilinear if it
+    enlarges); does not change an image of 32 x 32. Applies the EXIF orientation. Uses the first
+    frame of an animation, the first of several pages, and the upper eight of 16 bits. Ignores
+    transparency: a transparent pixel has its stored colour.
 
     Returns:
         uint8 [32, 32, 3].
 
     Raises:
-        ImageError: the file cannot be read, is of another kind, damaged or too large.
+        ImageError: the file cannot be read, has another format, is damaged or is too large.
     """
     try:
-        with files_.regular_file(path) as stream:
+        with files.regular_file(path) as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ImageError(f'{path} cannot be read ({error.strerror})') from error
     if not data:
         raise ImageError(f'{path} is empty')
     if len(data) > MAX_FILE_BYTES:
-        raise ImageError(f'{path} has more than {MAX_FILE_BYTES >> 20} MB')
+        raise ImageError(f'{path} is larger than {MAX_FILE_BYTES >> 20} MB')
     try:
         with memory.limit(_MAX_MEMORY), _libraries_silenced():
             return _decode(data)
     except ImageError as error:
         raise ImageError(f'{path} {error}') from error
     except Image.UnidentifiedImageError as error:
-        raise ImageError(f'{path} is damaged or cut short, or not {_WANTED}') from error
+        raise ImageError(f'{path} is damaged or truncated, or not a JPEG, PNG, GIF, BMP, WebP or '
+                         'TIFF image') from error
     except Image.DecompressionBombError as error:
         raise ImageError(f'{path} has more than {MAX_PIXELS} pixels') from error
     except MemoryError as error:
-        raise ImageError(f'{path} takes more than {_MAX_MEMORY >> 20} MB of memory') from error
-    except Exception as error:  # Pillow raises many kinds where a file is damaged.
+        raise ImageError(f'{path} needs more than {_MAX_MEMORY >> 20} MB of memory') from error
+    except Exception as error:  # Pillow raises many types for damaged files.
         reason = errors.one_line(error) or type(error).__name__
-        raise ImageError(f'{path} is damaged or cut short ({reason})') from error
+        raise ImageError(f'{path} is damaged or truncated ({reason})') from error
 
 
 @contextlib.contextmanager
 def _libraries_silenced():
-    """Drops Pillow's warnings, and what libtiff writes to file descriptor 2 about damage."""
+    """Discards Pillow's warnings, and libtiff's, which go to file descriptor 2."""
     screen, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:
@@ -99,42 +91,42 @@ def _libraries_silenced():
 
 
 def _decode(data):
-    """Decodes the bytes of a file; returns what `read` returns.
+    """Decodes the bytes of a file to uint8 [32, 32, 3].
 
     Raises:
-        ImageError: the image is too large; the message lacks the file's name.
+        ImageError: the image is too large; the message does not name the file.
     """
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         if max(image.size) > MAX_SIDE or image.width * image.height > MAX_PIXELS:
-            raise ImageError(f'has {image.width} x {image.height} pixels; expected: at most '
+            raise ImageError(f'has {image.width} x {image.height} pixels; expected at most '
                              f'{MAX_PIXELS} in all and {MAX_SIDE} per side')
         scans = data.count(b'\xff\xda') if 'progressive' in image.info else 1
         if scans * image.width * image.height > _MAX_SCANNED_PIXELS:
             raise ImageError(f'has {scans} progressive scans of {image.width} x {image.height} '
-                             f'pixels; expected: at most {_MAX_SCANNED_PIXELS} pixels in all scans')
+                             f'pixels; expected at most {_MAX_SCANNED_PIXELS} pixels in all scans')
         fitted = _fit(_with_eight_bits(image))
-    with contextlib.suppress(Exception):  # Damaged EXIF data, of many kinds: the image stands.
+    with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
         ImageOps.exif_transpose(fitted, in_place=True)
     return np.asarray(fitted.convert('RGB'))
 
 
 def _with_eight_bits(image):
-    """An image in grey or colour of eight bits per channel.
+    """Converts an image to grey or RGB of eight bits per channel.
 
     Raises:
-        ImageError: its values have no fixed range; the message lacks the file's name.
+        ImageError: the range of the values is unknown; the message does not name the file.
     """
     if image.mode in ('I', 'F'):
-        raise ImageError('has channels of 32 bits; expected: 8 or 16')
+        raise ImageError('has channels of 32 bits; expected 8 or 16')
     if image.mode.startswith('I;16'):
         upper = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        upper.info = image.info  # With the EXIF data.
+        upper.info = image.info  # Includes the EXIF data.
         return upper
     return image if image.mode in ('L', 'RGB') else image.convert('RGB')
 
 
 def _fit(image):
-    """Scales the square in the centre to 32 x 32."""
+    """Scales the central square to 32 x 32."""
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
@@ -143,19 +135,16 @@ def _fit(image):
 
 
 def record(label, image):
-    """A record of the binary layout.
+    """Returns a record, uint8 [1 + 3 * 32 * 32]: the label, then the red, green and blue planes.
 
     Args:
         label: int, 0 to 255.
         image: uint8 [32, 32, 3].
-
-    Returns:
-        uint8 [1 + 3 * 32 * 32]: the label, then the red, the green and the blue plane.
     """
     return np.concatenate([[np.uint8(label)], image.transpose(2, 0, 1).ravel()])
 
 
-def files(path):
-    """Sorted paths of the images in a folder, not in folders below it."""
-    return sorted(entry.path for entry in os.scandir(path)
-                  if is_image(entry.name) and entry.is_file())
+def find(folder):
+    """Returns the sorted paths of the images directly in a folder, except hidden ones."""
+    return sorted(entry.path for entry in os.scandir(folder) if entry.is_file()
+                  and entry.name.lower().endswith(ENDINGS) and not entry.name.startswith('.'))

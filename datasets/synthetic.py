@@ -1,14 +1,14 @@
 """Draws the synthetic data sets: shapes and textures in random colours, with noise.
 
-A class is known by its form alone. Where a form lies, how large it is and which two colours it has
-are drawn anew for every image, so that no class has a mean colour of its own. What training does to
-images makes none of them look like another: neither mirroring nor a turn by a quarter of a radian.
+Only the form defines the class. Its position, its size and the two colours are random for each
+image, so that all classes have the same mean colour. Mirroring, or rotation by a quarter of a
+radian, does not make one class look like another.
 
-With two label bytes an image holds two forms, each in its own colours, one above the other: ten
-times ten classes, which can be learned from few images of each since they share their forms.
+With two label bytes, an image shows two forms, one above the other, each in its own colours. These
+ten times ten classes can be learned from few images each, because they share their forms.
 
-The same seed gives the same bytes everywhere: NumPy keeps the stream of `RandomState` for good
-(NEP 19), and only operations that IEEE 754 rounds exactly are used: no sine, no normal numbers.
+The same seed gives the same bytes everywhere: NumPy does not change the stream of `RandomState`
+(NEP 19), and we use only operations that IEEE 754 rounds exactly (no sine, no normal distribution).
 """
 import os
 
@@ -18,32 +18,24 @@ from program import files
 
 SEED = 20151111
 _SIDE = 32
-_IMAGES_A_BLOCK = 1000  # Bounds the memory for the noise to some 25 megabytes.
+_IMAGES_PER_BLOCK = 1000  # Limits the memory for the noise to about 25 MB.
 _AXIS = np.arange(_SIDE, dtype=np.float32) - (_SIDE - 1) / 2  # Coordinates of rows and columns.
 
-# Where two forms share an image, each is two thirds as large, and lies a pixel nearer to the other
-# than the middle of its half does: less of it is lost to the crop.
+# If two forms share an image, each is two thirds as large, and a pixel closer to the other one than
+# the centre of its half, so that the crop cuts off less of it.
 _SMALL = np.float32(1.5)
 _UPPER_ROWS = _SMALL * (_AXIS[:_SIDE // 2] + 7)
 _LOWER_ROWS = _SMALL * (_AXIS[_SIDE // 2:] - 7)
 
 
 def write(data_set, data_dir):
-    """Writes a data set's files into its folder below `data_dir`, all or nothing.
-
-    Args:
-        data_set: a row of the table; its classes are drawn by the functions of `FORMS` in order,
-            or with two label bytes by all pairs of them.
-        data_dir: the data folder, made if missing.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Writes the files of a row of the data-set table to its folder below `data_dir`, all or
+    nothing."""
     with files.new_folder(os.path.join(data_dir, data_set.folder), '--data_dir') as partial:
         for index, (name, count) in enumerate(data_set.files.items()):
             records = draw(count, data_set.num_classes, SEED + index, data_set.label_bytes)
             with open(os.path.join(partial, name), 'wb') as stream:
-                stream.write(records)  # NumPy's `tofile` does not report a full disk as such.
+                stream.write(records)  # `tofile` does not report a full disk.
 
 
 def draw(count, num_classes, seed, label_bytes=1):
@@ -51,11 +43,11 @@ def draw(count, num_classes, seed, label_bytes=1):
 
     Args:
         count: number of records.
-        num_classes: classes 0 to `num_classes` - 1, at most as many as there are `FORMS`, or with
-            two label bytes as there are pairs of them.
+        num_classes: labels are 0 to `num_classes` - 1; at most the number of `FORMS` or, with two
+            label bytes, of pairs of `FORMS`.
         seed: of the random numbers.
-        label_bytes: 1, and the label is the form; or 2, the upper form and then the label, which
-            is ten times the upper form plus the lower.
+        label_bytes: 1: the label is the index of the form. 2: the first byte is the upper form; the
+            second, the label, is ten times the upper form plus the lower form.
 
     Returns:
         uint8 [count, label_bytes + 3 * 32 * 32]: labels, then the red, green and blue planes.
@@ -66,36 +58,35 @@ def draw(count, num_classes, seed, label_bytes=1):
     if label_bytes == 2:
         paint, header = _pairs, [labels // len(FORMS), labels]
     images = np.empty([count, 3, _SIDE, _SIDE], np.uint8)
-    for start in range(0, count, _IMAGES_A_BLOCK):
-        block = slice(start, start + _IMAGES_A_BLOCK)
+    for start in range(0, count, _IMAGES_PER_BLOCK):
+        block = slice(start, start + _IMAGES_PER_BLOCK)
         images[block] = paint(random, labels[block])
     return np.concatenate([np.stack(header, axis=1), images.reshape(count, -1)], axis=1)
 
 
 def _pairs(random, labels):
-    """uint8 [len(labels), 3, 32, 32]: two forms, one above the other, each in its own colours."""
+    """Draws two forms per image, one above the other: uint8 [len(labels), 3, 32, 32]."""
     return np.concatenate([
         _images(random, labels // len(FORMS), _UPPER_ROWS, _SMALL * _AXIS),
         _images(random, labels % len(FORMS), _LOWER_ROWS, _SMALL * _AXIS)], axis=2)
 
 
 def _images(random, forms, rows=_AXIS, columns=_AXIS):
-    """uint8 [len(forms), 3, len(rows), 32]: forms in one colour on a ground of another, with
-    noise."""
+    """Draws noisy forms on a background of another colour: uint8 [len(forms), 3, len(rows), 32]."""
     masks = np.empty([len(forms), 1, len(rows), _SIDE], bool)
     for form in np.unique(forms):
         chosen = np.flatnonzero(forms == form)
         masks[chosen, 0] = FORMS[form](_Canvas(random, len(chosen), rows, columns))
-    ground, colour = _colours(random, len(forms))
+    background, colour = _colours(random, len(forms))
     noise = random.randint(-24, 25, size=[len(forms), 3, len(rows), _SIDE]).astype(np.int16)
-    return np.clip(np.where(masks, colour, ground) + noise, 0, 255).astype(np.uint8)
+    return np.clip(np.where(masks, colour, background) + noise, 0, 255).astype(np.uint8)
 
 
 def _colours(random, count):
-    """The ground's colour and the form's for each image, both int16 [count, 3, 1, 1].
+    """Draws the colours of background and form for each image, both int16 [count, 3, 1, 1].
 
-    One of the two is lighter by at least 64 in every channel: the form in half of the images, the
-    ground in the others. With a sign drawn for each channel, 300 gentle steps would be too few.
+    One of them, at random, is lighter by at least 64 in every channel. With an independent choice
+    for each channel, the 300 steps of README's first example would not be enough.
     """
     dark = random.randint(0, 128, size=[count, 3, 1, 1]).astype(np.int16)
     light = dark + random.randint(64, 129, size=[count, 3, 1, 1]).astype(np.int16)
@@ -104,11 +95,11 @@ def _colours(random, count):
 
 
 class _Canvas:
-    """Coordinates about a random centre, and a random size, for each of `count` images.
+    """Coordinates relative to a random centre, and a random size, for each of `count` images.
 
-    `x` is float32 [count, 1, columns], `y` [count, rows, 1], `size` (6 to 9) [count, 1, 1]: forms
-    that have an image to themselves stay within the central 24 x 24 crop. `phase_x`, `phase_y` and
-    `period` shift and scale the textures, in pixels.
+    `x` is float32 [count, 1, columns], `y` [count, rows, 1], `size` [count, 1, 1], 6 to 9: a
+    single form stays within the central 24 x 24 crop. `phase_x`, `phase_y` and `period` shift and
+    scale the textures, in pixels.
     """
 
     def __init__(self, random, count, rows, columns):
@@ -153,7 +144,7 @@ def _columns(c):
 
 
 def _slope(c):
-    # Both directions, since mirroring turns one into the other: half of the images each.
+    # Both directions, half of the images each, since mirroring turns one into the other.
     mirrored = np.where(c.size > 7, c.phase_x, _SIDE - c.phase_x)
     return ((mirrored + c.phase_y) // c.period) % 2 == 0
 
@@ -166,5 +157,5 @@ def _dots(c):
     return (c.phase_x % (c.period + 2) < 2) & (c.phase_y % (c.period + 2) < 2)
 
 
-# In the order of the classes: each takes a `_Canvas` and returns bool [count, 32, 32].
+# In the order of the classes; each maps a `_Canvas` to bool [count, rows, columns].
 FORMS = (_disc, _square, _triangle, _ring, _cross, _bars, _columns, _slope, _checks, _dots)

@@ -1,8 +1,8 @@
-"""The data sets: one row for each, and the check of a folder of record files.
+"""The data sets, one row each, and the check of their record files.
 
-A record is `label_bytes` bytes of labels and 3,072 bytes of pixels: the red plane of a 32 x 32
-image, then the green, then the blue, each row by row. A file is a sequence of records and nothing
-else. https://www.cs.toronto.edu/~kriz/cifar.html
+A record is `label_bytes` bytes of labels and 3,072 bytes of pixels: the red, green and blue planes
+of a 32 x 32 image, each row by row. A file is a sequence of records and nothing else.
+https://www.cs.toronto.edu/~kriz/cifar.html
 """
 import dataclasses
 import os
@@ -14,7 +14,7 @@ from program import errors
 
 HEIGHT, WIDTH, DEPTH = 32, 32, 3
 IMAGE_BYTES = HEIGHT * WIDTH * DEPTH
-_RECORDS_A_READ = 8192  # 25 MB: large enough to be fast, small beside what training needs.
+_RECORDS_PER_READ = 8192  # 25 MB: fast, and small compared to what training needs.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,20 +22,20 @@ class DataSet:
     """A row of the table.
 
     Attributes:
-        name: what `--dataset` takes.
-        title: what its images are called on the console.
-        folder: name of the folder that holds the files, below the data folder; or an absolute
-            path, of a set of the user's own.
-        train_files: name -> number of records in the published file; yours may hold any number.
+        name: value of `--dataset`.
+        title: name of its images on the console.
+        folder: folder of the files, relative to the data folder; or an absolute path, for the
+            user's own set.
+        train_files: {name: number of records in the published file}; other numbers are accepted.
         test_files: the same for evaluation.
         classes: names of the classes; a label is an index into them.
-        label_bytes: how many bytes precede the pixels.
-        label_index: which of them is the label.
-        url: where the archive is, or None where the files are drawn by `synthetic.py`.
+        label_bytes: number of bytes before the pixels.
+        label_index: index of the label among them.
+        url: of the archive; None if `synthetic.py` draws the files.
         archive_bytes: size of the archive in bytes.
         sha256: checksum of the archive, in hexadecimal.
         learning_rate: initial rate for the tutorial's network and those that share its recipe;
-            None means the tutorial's own, 0.1.
+            None means the tutorial's rate, 0.1.
     """
 
     name: str
@@ -61,19 +61,19 @@ class DataSet:
 
     @property
     def files(self):
-        """All files of the set: name -> number of records in the published file."""
+        """All files of the set, {name: number of records in the published file}."""
         return {**self.train_files, **self.test_files}
 
     def split(self, eval_data):
-        """The files of one split: the test files if `eval_data`, else the training files."""
+        """Returns the test files if `eval_data`, else the training files, as in `files`."""
         return self.test_files if eval_data else self.train_files
 
     def paths(self, folder, eval_data):
-        """Paths in `folder` of the test files if `eval_data`, else of the training files."""
+        """Returns the paths of one split's files in `folder`; see `split`."""
         return [os.path.join(folder, name) for name in self.split(eval_data)]
 
     def count(self, folder, eval_data):
-        """Number of whole records in the files of one split.
+        """Returns the number of complete records in one split's files.
 
         Raises:
             FileNotFoundError: a file is missing.
@@ -82,12 +82,11 @@ class DataSet:
         return sum(size // self.record_bytes for size in sizes)
 
     def check(self, folder):
-        """Reads every file of the set once and checks it.
+        """Reads and checks every file of the set.
 
         Raises:
-            errors.DataError: a file is missing, empty or unreadable, ends within a record, or holds
-                a label that is no class. The message names the file, what was found and wanted, and
-                what to do.
+            errors.DataError: a file is missing, empty, unreadable or truncated, or contains an
+                invalid label. The message names the file, the fault and the remedy.
         """
         for name in self.files:
             path = os.path.join(folder, name)
@@ -99,30 +98,29 @@ class DataSet:
                 raise errors.DataError(f'{path} {fault}. {self._remedy(folder)}')
 
     def _fault(self, path):
-        """What is wrong with a file, in words, or None."""
+        """Returns a description of a file's first fault, or None."""
         if not os.path.exists(path):
             return 'is missing'
         size = os.path.getsize(path)
         if size == 0 or size % self.record_bytes:
-            return 'has %d bytes; wanted: whole records of %d bytes, at least one' % (
-                size, self.record_bytes)
+            return f'has {size} bytes; expected one or more records of {self.record_bytes} bytes'
         with open(path, 'rb') as stream:
-            for first in range(0, size // self.record_bytes, _RECORDS_A_READ):
-                block = np.frombuffer(stream.read(_RECORDS_A_READ * self.record_bytes), np.uint8)
+            for first in range(0, size // self.record_bytes, _RECORDS_PER_READ):
+                block = np.frombuffer(stream.read(_RECORDS_PER_READ * self.record_bytes), np.uint8)
                 if not len(block) or len(block) % self.record_bytes:
-                    return 'was changed while it was read'
+                    return 'changed during the check'
                 labels = block.reshape(-1, self.record_bytes)[:, self.label_index]
                 if labels.max() >= self.num_classes:
                     worst = int(np.argmax(labels >= self.num_classes))
-                    return 'has label %d in record %d (counted from 0); wanted: 0 to %d' % (
-                        labels[worst], first + worst, self.num_classes - 1)
+                    return (f'has label {labels[worst]} in record {first + worst} (counted from '
+                            f'0); expected 0 to {self.num_classes - 1}')
         return None
 
     def _remedy(self, folder):
         if os.path.isabs(self.folder):
-            return 'Put a whole file there, or make the data set anew with cifar10_convert.py.'
-        source = 'download it anew' if self.url else 'have it drawn anew'
-        return f'Put a whole file there, or move {folder} away and run again to {source}.'
+            return 'Restore the file, or recreate the data set with cifar10_convert.py.'
+        action = 'download' if self.url else 'redraw'
+        return f'Restore the file, or move {folder} away and run again to {action} the data set.'
 
 
 CIFAR10 = DataSet(
@@ -137,37 +135,35 @@ CIFAR10 = DataSet(
     archive_bytes=170052171,
     sha256='c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd')
 
-# The coarse label, one of 20 groups of classes, precedes the fine label and is not used. The names
-# are those in the archive's `fine_label_names.txt`.
+# In the order of the archive's `fine_label_names.txt`.
+_FINE_LABELS = '''
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+    butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach
+    couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster
+    house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+    pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket
+    rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+    sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
+    turtle wardrobe whale willow_tree wolf woman worm'''
+
+# The first label byte, the coarse label (one of 20 groups of classes), is not used.
 CIFAR100 = DataSet(
     name='cifar100',
     title='CIFAR-100',
     folder='cifar-100-binary',
     train_files={'train.bin': 50000},
     test_files={'test.bin': 10000},
-    classes=('apple', 'aquarium_fish', 'baby', 'bear', 'beaver', 'bed', 'bee', 'beetle',
-             'bicycle', 'bottle', 'bowl', 'boy', 'bridge', 'bus', 'butterfly', 'camel',
-             'can', 'castle', 'caterpillar', 'cattle', 'chair', 'chimpanzee', 'clock',
-             'cloud', 'cockroach', 'couch', 'crab', 'crocodile', 'cup', 'dinosaur',
-             'dolphin', 'elephant', 'flatfish', 'forest', 'fox', 'girl', 'hamster', 'house',
-             'kangaroo', 'keyboard', 'lamp', 'lawn_mower', 'leopard', 'lion', 'lizard',
-             'lobster', 'man', 'maple_tree', 'motorcycle', 'mountain', 'mouse', 'mushroom',
-             'oak_tree', 'orange', 'orchid', 'otter', 'palm_tree', 'pear', 'pickup_truck',
-             'pine_tree', 'plain', 'plate', 'poppy', 'porcupine', 'possum', 'rabbit',
-             'raccoon', 'ray', 'road', 'rocket', 'rose', 'sea', 'seal', 'shark', 'shrew',
-             'skunk', 'skyscraper', 'snail', 'snake', 'spider', 'squirrel', 'streetcar',
-             'sunflower', 'sweet_pepper', 'table', 'tank', 'telephone', 'television',
-             'tiger', 'tractor', 'train', 'trout', 'tulip', 'turtle', 'wardrobe', 'whale',
-             'willow_tree', 'wolf', 'woman', 'worm'),
+    classes=tuple(_FINE_LABELS.split()),
     label_bytes=2,
     label_index=1,
     url='https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
     archive_bytes=168513733,
     sha256='58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec')
 
-# For the drawn images. At the tutorial's 0.1 the loss jumps now and then, to 2 and more late in a
-# run of 300 steps, and not every run recovers before it ends. At 0.03 it still jumps, but the
-# weights move less and their averages barely move, so precision hardly suffers.
+# For the drawn images. At the tutorial's 0.1, the loss sometimes jumps to 2 or more late in a run
+# of 300 steps, and not every run recovers in time. At 0.03, it still jumps, but the weights move
+# less and their averages barely move, so that precision hardly suffers.
 _GENTLE = 0.03
 
 SYNTHETIC = DataSet(
@@ -180,7 +176,7 @@ SYNTHETIC = DataSet(
              'bars', 'columns', 'slope', 'checks', 'dots'),
     learning_rate=_GENTLE)
 
-# Two of `synthetic`'s forms an image, in the layout of CIFAR-100: the upper is the coarse label.
+# Two of `synthetic`'s forms per image, in CIFAR-100's layout; the upper is the coarse label.
 SYNTHETIC100 = DataSet(
     name='synthetic100',
     title='synthetic100',

@@ -1,7 +1,7 @@
-"""What a confusion matrix tells: figures of each class, as text, as curves and as a picture.
+"""Shows a confusion matrix: recall and precision per class, as text, summaries and a picture.
 
-A matrix is int [classes, classes]: how many images of each label (row) got each prediction
-(column).
+In all functions, `confusion` is int [classes, classes], the number of images of each label (row)
+with each prediction (column), and `names` are those of the classes.
 """
 import io
 
@@ -10,22 +10,19 @@ import tensorflow.compat.v1 as tf
 
 _COLUMNS = 80  # Of a terminal.
 _LEGEND = (
-    'recall: the share of a class\'s images that were classified rightly, best first;\n'
-    'precision: the share of the predictions of a class that were right.')
-_DARKEST = np.array([8.0, 48.0, 107.0])  # Red, green, blue of a share of 1; white is 0.
+    'recall: the fraction of a class\'s images classified correctly, best first;\n'
+    'precision: the fraction of the predictions of a class that are correct.')
+_DARKEST = np.array([8.0, 48.0, 107.0])  # Red, green and blue of a fraction of 1; 0 is white.
 
 
 def shares(confusion):
-    """Recall and precision of each class.
-
-    Args:
-        confusion: a matrix as above.
+    """Returns recall and precision of each class.
 
     Returns:
-        recall: float [classes], the share of a class's images that were classified rightly; NaN
-            where there are no images of it.
-        precision: float [classes], the share of the predictions of a class that were right; NaN
-            where there are none.
+        recall: float [classes], the fraction of a class's images that were classified correctly;
+            NaN for a class without images.
+        precision: float [classes], the fraction of the predictions of a class that were correct;
+            NaN for a class without predictions.
     """
     right = np.diag(confusion)
     with np.errstate(invalid='ignore'):
@@ -33,12 +30,7 @@ def shares(confusion):
 
 
 def table(confusion, names):
-    """Figures of each class as lines of text, the class with the best recall first.
-
-    Args:
-        confusion: a matrix as above.
-        names: of the classes.
-    """
+    """Returns a text table with a line per class, the best recall first."""
     recall, precision = shares(confusion)
     width = max(len(name) for name in (*names, 'class'))
     lines = [f'{"class":{width}}  images  predicted   right  recall  precision']
@@ -54,19 +46,14 @@ def _share(value):
 
 
 def matrix(confusion, names):
-    """The matrix as lines of text, or a line that says where to see it if it is too wide.
-
-    Args:
-        confusion: a matrix as above.
-        names: of the classes.
-    """
+    """Returns the matrix as text; if it is too wide, a text that points to a picture of it."""
     numbers = [str(k) for k in range(len(names))]
     heads = [f'{number:>{len(numbers[-1])}} {name}' for number, name in zip(numbers, names)]
     left = max(map(len, heads))
     cell = 1 + max(len(str(confusion.max())), len(numbers[-1]), 4)
     if left + cell * len(names) > _COLUMNS:
         return (f'The confusion matrix of {len(names)} classes is too wide for a terminal:\n'
-                'see it in TensorBoard, or make a file of it with cifar10_plot.py.')
+                'see TensorBoard, or run cifar10_plot.py --picture=confusion.')
     rows = [f'{head:{left}}' + ''.join(f'{count:{cell}}' for count in row)
             for head, row in zip(heads, confusion)]
     return '\n'.join(['Confusion matrix: labels in rows, predictions in columns.',
@@ -74,15 +61,8 @@ def matrix(confusion, names):
 
 
 def summary(confusion, names):
-    """Curves `classes/NAME/recall` and `classes/NAME/precision`, and the image `confusion_matrix`.
-
-    Args:
-        confusion: a matrix as above.
-        names: of the classes.
-
-    Returns:
-        A `tf.Summary`; figures that are not defined are left out.
-    """
+    """Returns a `tf.Summary` with the image `confusion_matrix` and, for each class, the scalars
+    `classes/NAME/recall` and `classes/NAME/precision`, unless they are undefined."""
     result = tf.Summary()
     for name, *values in zip(names, *shares(confusion)):
         for what, value in zip(('recall', 'precision'), values):
@@ -96,18 +76,12 @@ def summary(confusion, names):
 
 
 def picture(confusion, names):
-    """Draws the matrix: the darker a cell, the larger its share of the images of its label.
+    """Draws the matrix as a `PIL.Image.Image`.
 
-    Numbers are left out where cells are too small for the largest of them.
-
-    Args:
-        confusion: a matrix as above.
-        names: of the classes.
-
-    Returns:
-        A `PIL.Image.Image`.
+    A darker cell is a larger fraction of the images of its label. The numbers are omitted if the
+    largest does not fit into a cell.
     """
-    from PIL import Image, ImageDraw, ImageFont  # Takes a while to load.
+    from PIL import Image, ImageDraw, ImageFont  # Slow to import.
     cell = max(12, 520 // len(names))
     font = ImageFont.load_default(min(15, cell - 1))
     upright = ImageFont.TransposedFont(font, Image.Transpose.ROTATE_90)
@@ -123,7 +97,7 @@ def picture(confusion, names):
         draw.text([middle - font.size / 2, margin - 6 - font.getlength(name)], name, 'black',
                   upright)
     numbered = font.getlength(str(confusion.max())) < cell - 2
-    # The root, so that small shares show.
+    # The square root makes small fractions visible.
     darkness = np.sqrt(confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1))
     for row, column in np.ndindex(*confusion.shape):
         corner = margin + column * cell, margin + row * cell
@@ -134,7 +108,7 @@ def picture(confusion, names):
 
 
 def _draw_cell(draw, corner, cell, darkness, number, font):
-    """A cell at its upper left corner; `darkness` is 0 to 1, `number` what to write in it."""
+    """Draws a cell at its upper left corner; `darkness` is 0 to 1, `number` its text."""
     x, y = corner
     colour = 255 + darkness * (_DARKEST - 255)
     draw.rectangle([x, y, x + cell, y + cell], tuple(colour.astype(int)))

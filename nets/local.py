@@ -1,15 +1,15 @@
-"""Locally connected layers: convolutions that have weights of their own at every position.
+"""Locally connected layers: convolutions with separate weights at each position.
 
-They are what the tutorial's network has fully connected layers in place of: the top of
-cuda-convnet's `layers-conv-local-11pct`, two layers of 3 x 3 with 64 and 32 maps, weights drawn
-with a standard deviation of 0.04 and decaying by 0.004. The bias of 0.1 is the tutorial's, as in
-its `local3` and `local4`.
+The tutorial's network replaces them with fully connected layers. They are the top of cuda-convnet's
+`layers-conv-local-11pct`: two layers of 3 x 3 with 64 and 32 maps, initial weights with a standard
+deviation of 0.04, and a weight decay of 0.004. The bias of 0.1 is that of the tutorial's `local3`
+and `local4`.
 """
 import tensorflow.compat.v1 as tf
 
 from nets import variables
 
-LAYERS = (('local3', 64), ('local4', 32))  # Name and number of maps, from the lower to the upper.
+LAYERS = (('local3', 64), ('local4', 32))  # Name and number of maps, bottom to top.
 
 _SIZE = 3
 _STDDEV = 0.04
@@ -23,40 +23,36 @@ def layer(net, name, filters, summarise):
     Adds its weight decay, 0.004 |weights|^2 / 2, to the collection `losses`.
 
     Args:
-        net: float [batch, height, width, channels]; all but `batch` known.
-        name: variable scope, owner of `weights` [height, width, 3, 3, channels, filters] and of
-            `biases` [height, width, filters], float32 in the host's memory.
+        net: float [batch, height, width, channels]; `batch` may be unknown.
+        name: variable scope, owner of `weights` [height, width, 3, 3, channels, filters] and
+            `biases` [height, width, filters], both float32.
         filters: number of output channels.
-        summarise: function of the activations and `name`, for summaries.
+        summarise: function of the activations and `name` that adds summaries.
 
     Returns:
         float [batch, height, width, filters], of `net`'s type.
     """
     height, width, channels = net.shape.as_list()[1:]
     with tf.variable_scope(name) as scope:
-        weights = variables.read(variables.on_cpu(
-            'weights', [height, width, _SIZE, _SIZE, channels, filters],
-            tf.truncated_normal_initializer(stddev=_STDDEV)))
-        biases = variables.read(variables.on_cpu(
-            'biases', [height, width, filters], tf.constant_initializer(_BIAS)))
-        tf.add_to_collection('losses', tf.multiply(
-            tf.nn.l2_loss(weights), _WEIGHT_DECAY, name='weight_loss'))
-        net = locally_connected(net, tf.cast(weights, net.dtype))
-        net = tf.nn.relu(net + tf.cast(biases, net.dtype), name=scope.name)
+        weights = variables.weights(
+            [height, width, _SIZE, _SIZE, channels, filters],
+            tf.truncated_normal_initializer(stddev=_STDDEV), net.dtype, _WEIGHT_DECAY)
+        biases = variables.biases([height, width, filters], _BIAS, net.dtype)
+        net = tf.nn.relu(locally_connected(net, weights) + biases, name=scope.name)
         summarise(net, name)
     return net
 
 
 def locally_connected(net, weights):
-    """Multiplies the neighbourhood of each position with the matrix of that position.
+    """Multiplies the neighbourhood of each position by the matrix of that position.
 
-    Beyond the border are zeros, as with the padding 'SAME'. The positions are the batch of one
-    batched matrix product, whose columns are the images: each weight is read once. How the
-    neighbourhoods are cut out decides the time of the gradient: `tf.image.extract_patches` has one
-    through a sparse matrix, and that of `net[...]` takes eight times as long as `tf.slice`'s.
+    Pads with zeros, like 'SAME'. One batched matrix product, with a batch of positions and a column
+    per image, reads each weight once. The neighbourhoods are cut out by `tf.slice`, which has the
+    fastest gradient: that of `net[...]` takes eight times as long, and that of
+    `tf.image.extract_patches` is a product with a sparse matrix.
 
     Args:
-        net: float [batch, height, width, channels]; all but `batch` known.
+        net: float [batch, height, width, channels]; `batch` may be unknown.
         weights: float [height, width, rows, columns, channels, filters]; rows and columns, the size
             of a neighbourhood, are odd.
 

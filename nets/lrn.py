@@ -2,30 +2,30 @@
 
 Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks" (2012), section
 3.3, divide each activation by a power of the sum of squares of its neighbouring channels.
-`tf.nn.lrn` and its gradient take a third of a training step on a CPU; a matrix product that sums
-the neighbours does the same for almost nothing, on any device.
+`tf.nn.lrn` and its gradient take a third of a training step on a CPU. Summing the neighbours by a
+matrix product costs almost nothing, on any device.
 """
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 
 def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
-    """The same function as `tf.nn.lrn`, with the same defaults, faster.
+    """A faster `tf.nn.lrn` with the same defaults.
 
     y[c] = x[c] / (bias + alpha * sum of x[i]^2 over |i - c| <= depth_radius) ^ beta
 
-    Computed in float32 whatever comes in: the square of a float16 overflows above 255.
+    Computes in float32 for any input type: the square of a float16 overflows above 255.
 
     Args:
-        net: float [..., channels], the last dimension known.
-        depth_radius: how many channels to each side are summed.
+        net: float [..., channels]; `channels` must be known.
+        depth_radius: number of channels to sum on each side.
         bias: added to the sum; positive.
         alpha: factor of the sum.
         beta: exponent.
         name: name scope of the operations.
 
     Returns:
-        What `net` is in shape and type.
+        A tensor of the shape and type of `net`.
     """
     channels = net.shape.as_list()[-1]
     with tf.name_scope(name):
@@ -33,15 +33,15 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
 
         @tf.custom_gradient
         def normalise(x):
-            # Factors lie in the matrices, the bias in the product's kernel: each would cost a pass
-            # over all activations.
+            # alpha is part of the matrix, and `bias_add` is fused into the product: separate
+            # operations would each cost a pass over all activations.
             squares = tf.matmul(tf.square(x), alpha * neighbours)
             total = tf.nn.bias_add(squares, [bias] * channels)
             scale = _negative_power(total, beta)
 
             def gradient(dy):
-                # dy[j] / dx[c] is scale[c] where j = c, less 2 alpha beta x[c] y[j] / total[j]
-                # where j is a neighbour of c.
+                # dy[j] / dx[c] is scale[c] if j = c, minus 2 alpha beta x[c] y[j] / total[j] if j
+                # is a neighbour of c.
                 scaled = dy * scale
                 shared = tf.matmul(scaled * x / total, (2 * alpha * beta) * neighbours)
                 return scaled - x * shared
@@ -53,13 +53,13 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
 
 
 def _band(channels, depth_radius):
-    """float32 [channels, channels]: 1 where the two channels are neighbours, else 0."""
+    """float32 [channels, channels]: 1 if the two channels are neighbours, else 0."""
     index = np.arange(channels)
     return (abs(index[:, np.newaxis] - index) <= depth_radius).astype(np.float32)
 
 
 def _negative_power(total, beta):
-    """total ^ -beta; for the usual 0.75 by square roots, much cheaper than `tf.pow`."""
+    """total ^ -beta; for the usual 0.75, by square roots, which are much faster than `tf.pow`."""
     if beta == 0.75:
         return tf.rsqrt(total * tf.sqrt(total))
     return tf.pow(total, -beta)

@@ -1,9 +1,9 @@
-"""ResNet-23: NNabla's network for CIFAR-10 and CIFAR-100, and how it is trained.
+"""ResNet-23: NNabla's network for CIFAR-10 and CIFAR-100, with its training recipe.
 
 A residual network after He et al., "Deep Residual Learning for Image Recognition" (2015): one
-convolution, seven units of three convolutions each, one affine layer. The details are those of
-https://github.com/sony/nnabla-examples, image-classification/cifar10-100: `models.py` for the
-network, `classification.py` and its arguments for the training.
+convolution, seven units of three convolutions each, one affine layer. All details are from
+https://github.com/sony/nnabla-examples, image-classification/cifar10-100: the network from
+`models.py`, the training from `classification.py` and its default arguments.
 """
 import collections
 import functools
@@ -13,13 +13,13 @@ import tensorflow.compat.v1 as tf
 from datasets import table
 from nets import variables
 
-# How the network is trained, with Adam at its default settings. The example's constants.
+# The example's constants for training, with Adam's default settings.
 BATCH_SIZE = 64
 EPOCHS = 300
 WARMUP_EPOCHS = 5
 LEARNING_RATE = 1e-3
 
-# The ranges of the augmentation, the example's.
+# The example's ranges for the augmentation.
 _MAX_ANGLE = 0.25  # Radians.
 _FLIP_PROBABILITY = 0.5
 
@@ -31,35 +31,34 @@ _EPSILON = 1e-5
 def inference(images, num_classes, training, dtype=tf.float32):
     """Builds ResNet-23.
 
-    It has C = 384 channels and ELU for 100 classes, 64 and ReLU for any other number; 3,415,012
-    parameters for 100 classes, 97,482 for 10.
+    For 100 classes it has C = 384 channels, ELU and 3,415,012 parameters; otherwise 64 channels and
+    ReLU, with 97,482 parameters for 10 classes.
 
-    In training each batch norm adds two operations to the collection `tf.GraphKeys.UPDATE_OPS`,
-    which bring its moving statistics up to date: run them with each step. Of several towers each
-    normalises its own batch; run the operations of one of them only. Summaries are left to the
-    caller.
+    In training, each batch norm adds two operations to the collection `tf.GraphKeys.UPDATE_OPS`,
+    which update its moving statistics; run them with each step. Each tower normalises its own
+    batch; run the updates of only one tower. The caller adds summaries.
 
     Args:
-        images: float [batch, 32, 32, 3], pixels from 0 to 255: the first batch norm scales them.
+        images: float [batch, 32, 32, 3], pixels from 0 to 255; the first batch norm scales them.
         num_classes: number of classes.
-        training: bool, whether to normalise by the batch's statistics, or else by the moving ones.
-        dtype: type to compute in. Variables, their averages and the statistics are float32 always.
+        training: bool; normalises by the statistics of the batch if true, else by the moving ones.
+        dtype: type of the computation; variables and statistics are float32.
 
     Returns:
-        float32 [batch, num_classes], logits, not normalised.
+        float32 [batch, num_classes], unnormalised logits.
 
     Raises:
         ValueError: the images have another size.
     """
     if images.shape.as_list()[1:] != [table.HEIGHT, table.WIDTH, table.DEPTH]:
-        raise ValueError(f'images have shape {images.shape}, wanted: '
+        raise ValueError(f'images have shape {images.shape}; expected '
                          f'[batch, {table.HEIGHT}, {table.WIDTH}, {table.DEPTH}]')
     channels, activation = (384, tf.nn.elu) if num_classes == 100 else (64, tf.nn.relu)
     return _network(tf.cast(images, dtype), num_classes, channels, activation, training)
 
 
 def _network(net, num_classes, channels, activation, training):
-    """The layers of `inference`, for images of any size; C is `channels`, which is even."""
+    """The layers of `inference`, for images of any size; C is `channels`, an even number."""
     conv = functools.partial(_conv, training=training)
     unit = functools.partial(_unit, conv=conv, activation=activation)
     net = activation(conv(net, 'conv1', 3, channels))  # [batch, 32, 32, C]
@@ -75,20 +74,17 @@ def _network(net, num_classes, channels, activation, training):
 
 
 def _unit(net, name, conv, activation, pool=False):
-    """Three convolutions through half as many channels, added to what they started from.
+    """Three convolutions with half as many channels in between, added to their input.
 
-    The example pools behind the activation. No activation here changes which of two numbers is
-    larger, so that the order makes no difference, and in this one it has a quarter of the work.
+    The example pools after the activation. Activations here are monotonic, so the order does not
+    change the result, and this order leaves a quarter of the work to the activation.
 
     Args:
         net: float [batch, height, width, channels].
         name: variable scope.
-        conv: `_conv` that knows whether the network is in training.
-        activation: a function that never falls.
-        pool: whether to halve height and width at the end.
-
-    Returns:
-        float [batch, height, width, channels], or with `pool` of half the height and width.
+        conv: `_conv` with a fixed `training`.
+        activation: a monotonic function.
+        pool: whether to halve height and width at the end; otherwise the shape is kept.
     """
     channels = net.shape.as_list()[-1]
     with tf.variable_scope(name):
@@ -101,17 +97,9 @@ def _unit(net, name, conv, activation, pool=False):
 
 
 def _conv(net, name, size, filters, training):
-    """Convolution without a bias, then batch norm; height and width are kept.
+    """Convolution without a bias, then batch norm; `size` is that of the kernel.
 
-    Args:
-        net: float [batch, height, width, channels].
-        name: variable scope, owner of `weights` and `bn`.
-        size: height and width of the kernel.
-        filters: number of output channels.
-        training: see `_batch_norm`.
-
-    Returns:
-        float [batch, height, width, filters].
+    float [batch, height, width, channels] -> float [batch, height, width, filters].
     """
     with tf.variable_scope(name):
         weights = _weights([size, size, net.shape.as_list()[-1], filters])
@@ -120,19 +108,19 @@ def _conv(net, name, size, filters, training):
 
 
 def _batch_norm(net, name, training):
-    """Batch normalisation, see Ioffe and Szegedy, https://arxiv.org/abs/1502.03167.
+    """Batch normalisation: Ioffe and Szegedy, https://arxiv.org/abs/1502.03167.
 
-    In training a channel is normalised by mean and (biased) variance of the batch. The moving
-    statistics keep 0.9 of what they were and take in 0.1 of the batch's, the variance in its
-    unbiased form: the paper's algorithm 2, and what NNabla's `batch_normalization.cpp` does.
+    In training, normalises each channel by the mean and the (biased) variance of the batch. The
+    moving statistics become 0.9 times their old value plus 0.1 times that of the batch, with the
+    unbiased variance, as in the paper's algorithm 2 and NNabla's `batch_normalization.cpp`.
 
     Args:
         net: float [batch, height, width, channels].
         name: variable scope, owner of `gamma`, `beta`, `moving_mean` and `moving_variance`.
-        training: bool, whether to take the batch's statistics, or else the moving ones.
+        training: bool; uses the statistics of the batch if true, else the moving ones.
 
     Returns:
-        What `net` is in shape and type.
+        A tensor of the shape and type of `net`.
     """
     shape = net.shape.as_list()[-1:]
     with tf.variable_scope(name):
@@ -156,30 +144,26 @@ def _affine(net, name, units):
     """Fully connected layer with a bias: float [batch, inputs] -> float32 [batch, units]."""
     with tf.variable_scope(name):
         weights = _weights([net.shape.as_list()[-1], units])
-        biases = variables.read(variables.on_cpu('biases', [units], tf.zeros_initializer()))
+        biases = variables.biases([units], 0.0)
         net = tf.matmul(net, tf.cast(weights, net.dtype))
         return tf.nn.bias_add(tf.cast(net, tf.float32), biases)
 
 
 def _weights(shape):
-    """`weights` of the current variable scope, uniform after Glorot and Bengio (2010)."""
-    return variables.read(variables.on_cpu('weights', shape, tf.glorot_uniform_initializer()))
+    """Returns `weights`, float32, initially uniform as in Glorot and Bengio (2010)."""
+    return variables.weights(shape, tf.glorot_uniform_initializer())
 
 
-# The random numbers of a batch's augmentation:
-#   angles: float32 [batch], by how many radians to turn an image counterclockwise
-#   flips: bool [batch], whether to mirror left and right first
+# The random numbers for the augmentation of a batch:
+#   angles: float32 [batch], counterclockwise rotation in radians
+#   flips: bool [batch], whether to mirror left and right before
 Augmentation = collections.namedtuple('Augmentation', 'angles flips')
 
 
 def augment(planes):
-    """Turns and mirrors training images at random.
+    """Rotates and mirrors training images at random.
 
-    Args:
-        planes: uint8 [batch, 3 * 32 * 32], the pixels of each record.
-
-    Returns:
-        float32 [batch, 32, 32, 3], pixels from 0 to 255.
+    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, 32, 32, 3], 0 to 255.
     """
     return rotate_and_flip(planes, draw_augmentation(tf.shape(planes)[0]))
 
@@ -191,17 +175,10 @@ def draw_augmentation(batch_size):
 
 
 def rotate_and_flip(planes, augmentation):
-    """Mirrors images, then turns them about their centre, in one resampling.
+    """Mirrors images, then rotates them about their centre, in one resampling.
 
-    A pixel is interpolated between the four nearest to where it comes from; what comes from outside
-    the image is the nearest pixel of its border.
-
-    Args:
-        planes: uint8 [batch, 3 * 32 * 32], the pixels of each record.
-        augmentation: `Augmentation` for the batch.
-
-    Returns:
-        float32 [batch, 32, 32, 3], pixels from 0 to 255.
+    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, 32, 32, 3], 0 to 255. Each pixel
+    is a bilinear interpolation; outside the image, its border is repeated.
     """
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=prepare(planes), transforms=_transforms(augmentation),
@@ -210,11 +187,11 @@ def rotate_and_flip(planes, augmentation):
 
 
 def _transforms(augmentation):
-    """Where each pixel comes from, as `ImageProjectiveTransformV3` takes it: float32 [batch, 8].
+    """Returns transforms for `ImageProjectiveTransformV3`, float32 [batch, 8].
 
-    Column x and row y come from column a x + b y + c and row d x + e y + f; an element is
-    (a, b, c, d, e, f, 0, 0). About the centre a turn takes (x, y) from (cos x - sin y,
-    sin x + cos y), and mirroring changes the sign of the column.
+    A row (a, b, c, d, e, f, 0, 0) reads column x, row y of the output at column a x + b y + c, row
+    d x + e y + f of the input. Relative to the centre, a rotation reads (x, y) at (cos x - sin y,
+    sin x + cos y), and mirroring negates the column.
     """
     x, y = (table.WIDTH - 1) / 2, (table.HEIGHT - 1) / 2  # The centre.
     cos, sin = tf.cos(augmentation.angles), tf.sin(augmentation.angles)
@@ -225,13 +202,9 @@ def _transforms(augmentation):
 
 
 def prepare(planes):
-    """Images for evaluation, as they are.
+    """Converts planes to images without augmentation, for evaluation.
 
-    Args:
-        planes: uint8 [batch, 3 * 32 * 32], the pixels of each record.
-
-    Returns:
-        float32 [batch, 32, 32, 3], pixels from 0 to 255.
+    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, 32, 32, 3], 0 to 255.
     """
     images = tf.reshape(planes, [-1, table.DEPTH, table.HEIGHT, table.WIDTH])
     return tf.cast(tf.transpose(images, [0, 2, 3, 1]), tf.float32)
@@ -239,17 +212,17 @@ def prepare(planes):
 
 def learning_rate(global_step, steps_per_epoch, multiple, warmup_epochs=WARMUP_EPOCHS,
                   base=LEARNING_RATE):
-    """Adam's learning rate: constant, after a warm-up where the batch is larger than the example's.
+    """Adam's learning rate: constant, after a warm-up if batches are larger than the example's.
 
-    It rises linearly from `base` to `multiple` times that within `warmup_epochs`, see Goyal et al.,
-    "Accurate, Large Minibatch SGD" (2017), section 2.2.
+    In the warm-up, it rises linearly from `base` to `multiple` * `base`: Goyal et al., "Accurate,
+    Large Minibatch SGD" (2017), section 2.2.
 
     Args:
-        global_step: int [], the number of steps before this one.
-        steps_per_epoch: number of steps in which every image is seen once.
-        multiple: how many times BATCH_SIZE the images of a step are, over all towers and workers.
-        warmup_epochs: length of the warm-up; with 0 there is none.
-        base: the rate for BATCH_SIZE images per step.
+        global_step: int [], the number of earlier steps.
+        steps_per_epoch: number of steps in an epoch.
+        multiple: images per step, over all towers and workers, divided by BATCH_SIZE.
+        warmup_epochs: length of the warm-up; 0 disables it.
+        base: learning rate for BATCH_SIZE images per step.
 
     Returns:
         float32 [].

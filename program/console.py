@@ -1,12 +1,12 @@
-"""What the user sees: lines on standard output and standard error, and progress on a terminal.
+"""Writes lines to standard output and standard error, and draws progress on a terminal.
 
-All output of the scripts goes through this module, which makes it printable first: names of files
-and classes, and what a server answers, may hold escape sequences.
+The scripts send all output through this module, which replaces unprintable characters: file names,
+class names and server responses may contain escape sequences.
 
-If standard output is lost (a closed terminal, a pipe whose reader has ended, a full disk), nothing
-is shown from then on, and the process gets SIGHUP, as from a closing terminal: a trainer saves and
-stops, or continues if it was started with `nohup`. A script whose purpose is its output calls
-`require`, and `Gone` is raised instead.
+If standard output fails (closed terminal, pipe without a reader, full disk), later output is
+discarded and the process receives SIGHUP, as from a closing terminal: a trainer saves and stops, or
+continues if it was started with `nohup`. A script whose purpose is its output calls `require`, and
+the failure raises `Gone` instead.
 """
 import contextlib
 import os
@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 
-_CLEAR = '\r\x1b[K'  # To the line's beginning, and erase what is there.
+_CLEAR = '\r\x1b[K'  # Return to the start of the line and erase it.
 _progress_shown = False
 _required = False
 
@@ -22,15 +22,15 @@ _required = False
 class Gone(Exception):
     """Standard output cannot be written; `__cause__` is the `OSError`.
 
-    Not an `OSError` itself: those are about the folders that a script writes in.
+    Not an `OSError` itself, because callers attribute those to the folders they write in.
     """
 
 
 def open_closed():
-    """Points those of standard input, output and error that are closed at /dev/null.
+    """Opens /dev/null in place of each closed standard stream.
 
-    Call it before anything else. A file that is opened while they are closed gets their number, and
-    whatever is printed then goes into that file.
+    Call this before anything else. Otherwise the next file to be opened gets the free descriptor,
+    and printed text ends up in that file.
     """
     for number, (name, mode) in enumerate((('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w'))):
         try:
@@ -43,27 +43,27 @@ def open_closed():
 
 
 def require():
-    """From now on raises `Gone` if a line cannot be shown, instead of SIGHUP."""
+    """Makes a failure of standard output raise `Gone` instead of SIGHUP."""
     global _required
     _required = True
 
 
 def line(text):
-    """Prints a line; the progress, if it is shown, is overwritten until it is shown again."""
+    """Prints a line, in place of any progress that is shown."""
     global _progress_shown
     _show((_CLEAR if _progress_shown else '') + printable(text))
     _progress_shown = False
 
 
 def note(text):
-    """Writes a line to standard error; works from any thread, and if nobody reads it any more."""
+    """Writes a line to standard error, from any thread; failures are ignored."""
     encoding = _encoding(sys.stderr)
     with contextlib.suppress(OSError):
         os.write(2, printable(text, sys.stderr).encode(encoding, 'replace') + b'\n')
 
 
 def end():
-    """Goes on below the progress, if it is shown: something else is to be printed, by others."""
+    """Keeps the progress that is shown: other output starts on the next line."""
     global _progress_shown
     if _progress_shown:
         _show('')
@@ -71,11 +71,11 @@ def end():
 
 
 def progress(text, keep=False):
-    """Shows how far something is, in place of what was shown before; on a terminal only.
+    """Replaces the progress line; does nothing unless standard output is a terminal.
 
     Args:
-        text: what to show; what is wider than the terminal is cut off.
-        keep: whether to leave it there and go on in the next line.
+        text: the new line; cut to the width of the terminal.
+        keep: whether to keep this line, so that later output starts on the next one.
     """
     global _progress_shown
     if not shows_progress():
@@ -87,7 +87,7 @@ def progress(text, keep=False):
 
 def shows_progress():
     """Whether standard output is a terminal on which `progress` can draw."""
-    # mpirun gives its children a terminal without columns where it has none itself.
+    # mpirun, when it has no terminal, gives its children one without columns.
     return sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
 
 
@@ -95,7 +95,7 @@ def _show(text, end='\n'):
     try:
         print(text, end=end, flush=True)
     except OSError as error:
-        # In place of the console, since what could not be written is tried again at the end.
+        # Python retries the failed write at exit: send it to /dev/null.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -107,16 +107,16 @@ def _show(text, end='\n'):
 
 
 def printable(text, stream=None):
-    """Text without what a console would take for a command, or cannot encode: "?" stands there.
+    """Returns text with "?" for each control character and each that cannot be encoded.
 
     Args:
-        text: str; may hold the surrogates that stand for undecodable bytes of a file's name.
-        stream: where it is to be shown; standard output by default.
+        text: str; may contain surrogates, which stand for undecodable bytes of a file name.
+        stream: where the text will be shown; standard output by default.
     """
-    shown = ''.join(sign if sign.isprintable() else '?' for sign in text)
+    shown = ''.join(character if character.isprintable() else '?' for character in text)
     encoding = _encoding(stream or sys.stdout)
     return shown.encode(encoding, 'replace').decode(encoding)
 
 
 def _encoding(stream):
-    return getattr(stream, 'encoding', None) or 'utf-8'  # A stream of text alone has none.
+    return getattr(stream, 'encoding', None) or 'utf-8'  # `io.StringIO` has None.

@@ -1,34 +1,31 @@
-"""The processor cores that this process may use."""
+"""The processor cores available to this process."""
 import math
 import os
 
 
-def in_sight():
-    """Number of cores that `taskset` or a cpuset leaves, as TensorFlow counts them."""
+def visible():
+    """Returns the number of cores in the process's affinity mask, as TensorFlow counts them."""
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # Not on Linux.
 
 
 def by_quota(membership='/proc/self/cgroup', mounts='/sys/fs/cgroup'):
-    """Number of cores that a quota of processor time is worth, parts of one rounded up; at least 1.
+    """Returns the CPU quota in cores, rounded up, or None if it does not limit the process.
 
-    `docker run --cpus=2` or a limit of Kubernetes leaves all cores in sight. TensorFlow starts a
-    thread for each, and they use up the quota early in every period and then all stand still.
+    `docker run --cpus=2` and Kubernetes limits leave all cores visible. TensorFlow starts a thread
+    for each; together they exhaust the quota early in each period and then all stall.
 
     Args:
-        membership: file that tells the control groups of this process; see `man 7 cgroups`.
+        membership: file that lists the control groups of this process; see `man 7 cgroups`.
         mounts: folder where control groups are mounted.
-
-    Returns:
-        None where there is no quota, or none below the cores in sight.
     """
     cores = min((math.ceil(quota) for quota in _quotas(membership, mounts)), default=None)
-    return cores if cores and cores < in_sight() else None
+    return cores if cores and cores < visible() else None
 
 
 def _quotas(membership, mounts):
-    """Quotas of a process's control groups and of those that hold them, in cores."""
+    """Yields the quotas, in cores, of the process's control groups and their ancestors."""
     for line in _read(membership).splitlines():
         _, controllers, path = line.split(':', 2)
         if not controllers:
@@ -37,7 +34,7 @@ def _quotas(membership, mounts):
             roots, quota = ('cpu', 'cpu,cpuacct'), _quota_of_version_1
         else:
             continue
-        # In a container the path is often the machine's, and its own group is mounted as the root.
+        # In a container, the path is often the host's, and the group itself is mounted as the root.
         parts = [part for part in path.split('/') if part not in ('', '..')]
         for root in roots:
             for depth in range(len(parts) + 1):
@@ -47,13 +44,13 @@ def _quotas(membership, mounts):
 
 
 def _quota_of_version_2(folder):
-    """Microseconds in a period of so many, or 'max'."""
+    """Reads 'QUOTA PERIOD', both in microseconds; QUOTA may be 'max'."""
     words = _read(os.path.join(folder, 'cpu.max')).split()
     return int(words[0]) / int(words[1]) if words and words[0] != 'max' else None
 
 
 def _quota_of_version_1(folder):
-    """The same in two files, -1 for none."""
+    """Reads quota and period from a file each; a quota of -1 means unlimited."""
     quota, period = (_read(os.path.join(folder, f'cpu.cfs_{what}_us'))
                      for what in ('quota', 'period'))
     return int(quota) / int(period) if quota and period and int(quota) > 0 else None

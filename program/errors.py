@@ -1,4 +1,4 @@
-"""What a user is told of a failure: one line under the script's name."""
+"""Reports failures to the user: one line that starts with the script's name."""
 import os
 import re
 import sys
@@ -7,11 +7,11 @@ from program import console
 
 
 class DataError(ValueError):
-    """A data folder, file or archive is not as it should be; the message is a line for the user."""
+    """A data folder, file or archive is invalid; the message is one line for the user."""
 
 
 def one_line(error):
-    """What an exception says, on one line; of an operation's error the reason alone."""
+    """Returns an exception's message on one line; for a TensorFlow operation, only the reason."""
     message = getattr(error, 'message', None)
     if isinstance(message, str):  # TensorFlow's '... Node: 'name'\nreason\n...'
         reason = re.search(r"^Node: .*\n(.*)", message, re.MULTILINE)
@@ -20,11 +20,10 @@ def one_line(error):
 
 
 def say(line):
-    """Writes a line under the script's name to standard error; from any thread, at any time, also
-    where nobody reads it any more."""
+    """Writes 'SCRIPT: line' to standard error, as `console.note` does."""
     console.note(f'{script()}: {line}')
 
 
 def script():
-    """The name of the script that runs, without its folder."""
+    """Returns the name of the running script, without its folder."""
     return os.path.basename(sys.argv[0])

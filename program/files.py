@@ -1,4 +1,4 @@
-"""Writes files and folders completely or not at all, and reports a full disk."""
+"""Writes files and folders atomically, locks them, and explains a full disk."""
 import contextlib
 import errno
 import fcntl
@@ -10,45 +10,43 @@ import stat
 
 from absl import app
 
+from program import console
 from program import ownership
 
-# Ends the name of what is being written: nobody can guess it, and plant a link of that name.
+# Suffix of the temporary names; random, so that other users cannot plant a link under that name.
 PARTIAL = r'\.[0-9a-f]{16}\.part'
-_FILE_MODE, _FOLDER_MODE = 0o644, 0o755  # The umask may take away more.
-LOCK_MODE = 0o600
+_FILE_MODE, _FOLDER_MODE = 0o644, 0o755  # Before the umask.
+LOCK_MODE = 0o600  # Whoever can read a file can lock it.
 
 _FULL = re.compile('|'.join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))))
 
 
+class Locked(Exception):
+    """Another process holds the lock; the message is its process ID, or 'unknown'."""
+
+
 @contextlib.contextmanager
-def full_disk_told(folder):
-    """Turns what Python, HDF5 and TensorFlow's writers say of a full disk into one line.
-
-    Args:
-        folder: where the block writes.
-
-    Raises:
-        OSError: there was no room; names the folder.
-    """
+def explain_full_disk(folder):
+    """Turns full-disk errors of Python, HDF5 and TensorFlow into an `OSError` naming `folder`."""
     try:
         yield
     except Exception as error:
-        # TensorFlow's have an `error_code`. It is not imported here: reading data does not need it.
-        may_be = isinstance(error, (OSError, RuntimeError)) or hasattr(error, 'error_code')
-        reason = may_be and _FULL.search(str(error))
+        # TensorFlow's errors have an `error_code`. Reading data must not import TensorFlow.
+        candidate = isinstance(error, (OSError, RuntimeError)) or hasattr(error, 'error_code')
+        reason = candidate and _FULL.search(str(error))
         if not reason:
             raise
-        raise OSError(f'{reason.group()} in {folder}. What was saved there before is whole: make '
+        raise OSError(f'{reason.group()} in {folder}. Files saved earlier are complete: make '
                       'room, then run the same command again') from error
 
 
 def flush(writer, folder):
-    """Flushes a `tf.summary.FileWriter`; where the disk is full then, events may be lost.
+    """Flushes a `tf.summary.FileWriter` and detects a full disk, where events may be lost.
 
-    TensorFlow's writer fails for small events alone, and ignores that a large one did not fit.
+    TensorFlow's writer reports that small events did not fit, but ignores it for large ones.
 
     Raises:
-        OSError, RuntimeError: there was no room: within `full_disk_told`.
+        OSError, RuntimeError: the disk is full; `explain_full_disk` explains it.
     """
     writer.flush()
     room = os.statvfs(folder)
@@ -57,21 +55,21 @@ def flush(writer, folder):
 
 
 def own_folder(path):
-    """Makes a folder if it is missing, in which nobody else can make or change files.
+    """Creates a folder if it is missing; other users cannot create or change files in it.
 
     Raises:
-        FileExistsError, NotADirectoryError: something that is not a folder is in the way.
-        OSError: it cannot be made, or others could tamper with it: see `ownership.check`.
+        FileExistsError, NotADirectoryError: the path, or a parent, is not a folder.
+        OSError: creating it failed, or others could tamper with it: see `ownership.check`.
     """
     ownership.check(path)
     make_folder(path)
-    ownership.check(path)  # Somebody else may have made it in the meantime.
+    ownership.check(path)  # Another user may have created it in the meantime.
 
 
 def make_folder(path):
-    """Makes a folder, and those that lead to it, if they are missing.
+    """Creates a folder and its missing parents.
 
-    Unlike those of `os.makedirs`, none can be written by others, whatever the umask.
+    Unlike with `os.makedirs`, others cannot write to any of them, whatever the umask.
     """
     if os.path.isdir(path):
         return
@@ -86,30 +84,23 @@ def make_folder(path):
 
 
 def open_own(path, flags=0, mode=_FILE_MODE):
-    """Opens a file of ours to read and write it, and makes it if it is missing.
+    """Opens or creates a file for reading and writing; returns its descriptor.
 
-    For files whose names must be the same each time, such as locks: another user who can guess the
-    name must not make us write somewhere else.
-
-    Args:
-        path: of the file.
-        flags: what else `os.open` takes, such as os.O_APPEND.
-        mode: of the file. Whoever can read a lock can hold it: see `LOCK_MODE`.
-
-    Returns:
-        A file descriptor.
+    For files with fixed names, such as locks: another user who knows the name must not be able to
+    redirect our writes. `flags` are further ones of `os.open`; permissions beyond `mode` are
+    removed.
 
     Raises:
-        PermissionError: it is a link, not a regular file, or another user's.
-        OSError: it cannot be opened.
+        PermissionError: the path is a link, not a regular file, or another user's.
+        OSError: the file cannot be opened.
     """
-    if os.path.islink(path):  # A better message than that of O_NOFOLLOW.
-        raise PermissionError(f'{path} is a link, which this program never makes: remove it')
+    if os.path.islink(path):  # O_NOFOLLOW alone has a worse message.
+        raise PermissionError(f'{path} is a link, which this program never creates: remove it')
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, mode)
     try:
         ownership.check_file(path, number)
         if os.fstat(number).st_uid == os.geteuid():
-            os.fchmod(number, os.fstat(number).st_mode & mode)  # Of an earlier version.
+            os.fchmod(number, os.fstat(number).st_mode & mode)  # Earlier versions allowed more.
     except BaseException:
         os.close(number)
         raise
@@ -117,8 +108,43 @@ def open_own(path, flags=0, mode=_FILE_MODE):
 
 
 @contextlib.contextmanager
+def locked(path, waiting=None):
+    """Holds a lock on a file, which then contains the process ID of the holder.
+
+    The lock ends with the block or with the process, even a killed one. The file remains.
+
+    Args:
+        path: of the lock file, created if missing.
+        waiting: line to print before waiting for another holder; None raises `Locked` instead.
+
+    Raises:
+        Locked: another process holds the lock, and `waiting` is None.
+        OSError: see `open_own`.
+    """
+    number = open_own(path, mode=LOCK_MODE)
+    with os.fdopen(number, 'r+', encoding='ascii', errors='replace') as stream:
+        try:
+            _lock(stream)
+        except BlockingIOError as error:
+            if waiting is None:
+                holder = stream.read(20).strip()
+                raise Locked(holder if holder.isdecimal() else 'unknown') from error
+            console.line(waiting)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.truncate(0)
+        stream.write(f'{os.getpid()}\n')
+        stream.flush()
+        yield
+
+
+def _lock(file):
+    """Locks an open file; raises `BlockingIOError` if another process holds the lock."""
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextlib.contextmanager
 def regular_file(path):
-    """Yields a regular file, open to read its bytes; never waits for the writer of a named pipe.
+    """Yields a binary stream that reads a regular file; never waits for the writer of a pipe.
 
     Raises:
         OSError: the file cannot be opened, or is a pipe, a device or a folder.
@@ -134,20 +160,20 @@ def regular_file(path):
 
 @contextlib.contextmanager
 def new_file(path):
-    """Yields a binary stream; what is written to it becomes the file `path` after the block.
+    """Yields a binary stream; when the block ends, its content becomes the file `path`.
 
-    Until then the file has a name of its own beside `path`: see `PARTIAL`. An exception removes it.
-    If the process is killed, it stays until the next `new_file` of that path.
+    Until then, the file has a temporary name: see `PARTIAL`. If the block raises, the file is
+    removed. If the process is killed, the next `new_file` of the same path removes it.
 
     Raises:
-        OSError: it cannot be written, the disk is full, or others could change the folder.
+        OSError: writing failed, the disk is full, or others could change the folder.
     """
     folder = os.path.dirname(os.path.abspath(path))
     ownership.check_place(folder)
     if not os.path.isdir(folder):
-        raise FileNotFoundError(f'{folder} is not a folder: make it first, or name another')
+        raise FileNotFoundError(f'{folder} is not a folder: create it, or choose another')
     _remove_leftovers(path)
-    with full_disk_told(folder):
+    with explain_full_disk(folder):
         partial, number = _new_partial(path, _make_file)
         with os.fdopen(number, 'wb') as stream:
             try:
@@ -156,37 +182,37 @@ def new_file(path):
                 os.fsync(number)
                 os.replace(partial, path)
             except BaseException:
-                with contextlib.suppress(FileNotFoundError):  # It has just become `path`.
+                with contextlib.suppress(FileNotFoundError):  # It was renamed just before.
                     os.remove(partial)
                 raise
 
 
 @contextlib.contextmanager
 def new_folder(path, flag):
-    """Yields an empty folder beside `path`, and gives it that name when the block is done.
+    """Yields an empty folder; when the block ends, it becomes the folder `path`.
 
-    Until then the folder has a name of its own: see `PARTIAL`. An exception removes it. If the
-    process is killed, it stays until the next `new_folder` of that path.
+    Until then, the folder has a temporary name: see `PARTIAL`. If the block raises, the folder is
+    removed. If the process is killed, the next `new_folder` of the same path removes it.
 
     Args:
-        path: of the folder to make; may be there, if it is empty.
-        flag: how the user named it, for the error's message.
+        path: of the new folder; an empty folder there is replaced.
+        flag: the flag or argument that names the folder, for error messages.
 
     Raises:
-        app.UsageError: there is something at `path` already.
-        OSError: the folder cannot be written, the disk is full, or others could change it.
+        app.UsageError: `path` exists and is not an empty folder.
+        OSError: writing failed, the disk is full, or others could change the folder.
     """
     ownership.check(path)
     path = os.path.realpath(path)
     if os.path.ismount(path):
-        raise app.UsageError(f'{path} is a mount point, which cannot be replaced: name a folder '
+        raise app.UsageError(f'{path} is a mount point, which cannot be replaced: choose a folder '
                              f'below it as {flag}')
     if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
-        raise app.UsageError(f'{path} is there already, and is not an empty folder: remove it, or '
-                             f'name another {flag}')
+        raise app.UsageError(f'{path} exists and is not an empty folder: remove it, or choose '
+                             f'another {flag}')
     make_folder(os.path.dirname(path))
     _remove_leftovers(path)
-    with full_disk_told(os.path.dirname(path)):
+    with explain_full_disk(os.path.dirname(path)):
         partial, number = _new_partial(path, _make_folder)
         try:
             yield partial
@@ -200,28 +226,21 @@ def new_folder(path, flag):
 
 
 def _new_partial(path, make):
-    """Makes and locks what is to be renamed to `path`.
-
-    The lock ends with the process, however that ends. It shows the `_remove_leftovers` of another
-    process that this one is at work.
-
-    Args:
-        path: of the file or folder to be.
-        make: `_make_file` or `_make_folder`.
+    """Creates a file or folder that will be renamed to `path`; `make` is one of those below.
 
     Returns:
-        (path until then, file descriptor that holds the lock).
+        (temporary path, file descriptor whose lock keeps `_remove_leftovers` away).
     """
     while True:
         partial = f'{path}.{secrets.token_hex(8)}.part'
         number = make(partial)
         try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(number)
             if _is_at(partial, number):
                 return partial, number
-        except BlockingIOError:  # Another process holds it: to remove it, or to stop this one.
+        except BlockingIOError:  # Another process is removing it, or blocks us on purpose.
             pass
-        except OSError:  # Some network file systems have no locks.
+        except OSError:  # Some network file systems do not support locks.
             return partial, number
         os.close(number)
 
@@ -240,7 +259,7 @@ def _make_folder(path):
 
 
 def _is_at(path, number):
-    """Whether an open file or folder is still the one at a path."""
+    """Whether a file descriptor still refers to the file or folder at `path`."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(number))
     except FileNotFoundError:
@@ -248,33 +267,33 @@ def _is_at(path, number):
 
 
 def _remove_leftovers(path):
-    """Removes what killed processes left of `path`; what live ones are writing stays."""
+    """Removes temporary files and folders of `path` that killed processes left behind."""
     folder, name = os.path.split(os.path.abspath(path))
     names = re.compile(re.escape(name) + PARTIAL)
-    with contextlib.suppress(OSError):  # A folder may be ours to write, but not to list.
+    with contextlib.suppress(OSError):  # The folder may be writable but not readable.
         for entry in os.scandir(folder):
             if names.fullmatch(entry.name):
-                with contextlib.suppress(OSError):  # In use, or it only takes room.
+                with contextlib.suppress(OSError):  # Locked by a live process, or not removable.
                     _remove_if_dead(entry.path)
 
 
 def _remove_if_dead(path):
     found = os.lstat(path)
-    if found.st_uid != os.geteuid() or not (stat.S_ISDIR(found.st_mode)
-                                            or stat.S_ISREG(found.st_mode)):
+    is_folder = stat.S_ISDIR(found.st_mode)
+    if found.st_uid != os.geteuid() or not (is_folder or stat.S_ISREG(found.st_mode)):
         return
-    access = os.O_RDONLY if stat.S_ISDIR(found.st_mode) else os.O_RDWR  # NFS locks need the latter.
+    access = os.O_RDONLY if is_folder else os.O_RDWR  # NFS locks files only if they are writable.
     number = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(number)
         if _is_at(path, number):
-            shutil.rmtree(path) if stat.S_ISDIR(found.st_mode) else os.remove(path)
+            shutil.rmtree(path) if is_folder else os.remove(path)
     finally:
         os.close(number)
 
 
 def _sync(folder):
-    """Waits until all files in a folder are on the disk; a full one may be noticed only here."""
+    """Flushes all files in a folder to disk, which may reveal that the disk is full."""
     for place, _, names in os.walk(folder):
         for name in names:
             with open(os.path.join(place, name), 'rb') as stream:

@@ -1,10 +1,10 @@
-"""A limit on the memory that reading a file may take."""
+"""Limits the memory that reading a file may use."""
 import contextlib
 import resource
 
 
 def used():
-    """Bytes of address space that the process uses; None on systems without /proc."""
+    """Returns the size of the process's address space in bytes, or None without /proc."""
     try:
         with open('/proc/self/statm') as stream:
             return int(stream.read().split()[0]) * resource.getpagesize()
@@ -14,11 +14,11 @@ def used():
 
 @contextlib.contextmanager
 def limit(size):
-    """Lets the block take at most this much more memory than the process has already.
+    """Limits how much the address space may grow inside the block.
 
-    For libraries that allocate whatever a file's header asks for. Where they ask for more, the
-    system refuses, and they raise `MemoryError` or an error of their own. The limit is on address
-    space and holds for all threads; systems without /proc have none.
+    For libraries that allocate whatever a file's header asks for. Beyond the limit, allocation
+    fails with `MemoryError` or an error of the library. The limit applies to all threads. Systems
+    without /proc have no limit.
 
     Args:
         size: in bytes.

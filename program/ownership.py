@@ -1,10 +1,9 @@
-"""Refuses folders in which other users of the machine could tamper with what we write.
+"""Refuses folders in which other users of the machine could tamper with our files.
 
 The rules follow Kupsch and Miller, "How to Open a File and Not Get Hacked" (2008): every folder on
-the way to a file counts, the folders on the way of a link, too. We trust root and ourselves, and in
-a container whoever owns the volume. In a folder where others can write, they can plant links under
-names that TensorFlow will write to, or exchange our files. Where only the sticky bit stops them, as
-in /tmp, they can still plant names before we use them.
+the path counts, also on the path of a link. We trust root, ourselves and, in a container, the owner
+of the volume. Where others can write, they can plant links under names that TensorFlow will write
+to, or replace our files. A sticky bit, as on /tmp, still allows planting names before we use them.
 """
 import grp
 import os
@@ -14,50 +13,45 @@ import stat
 
 from absl import flags
 
-flags.DEFINE_boolean('allow_shared_folders', False, 'Write even where other users of the machine '
-                     'could tamper with the files.')
+flags.DEFINE_boolean('allow_shared_folders', False, 'Write even to folders in which other users of '
+                     'the machine could tamper with the files.')
 
-# The inode of /proc/self/ns/pid outside of containers: PROC_PID_INIT_INO, <linux/proc_ns.h>.
+# The inode of /proc/self/ns/pid outside containers: PROC_PID_INIT_INO, <linux/proc_ns.h>.
 _HOST_PID_NAMESPACE = 0xEFFFFFFC
-_MAX_LINKS = 40  # As Linux follows.
+_MAX_LINKS = 40  # Linux's limit.
 
 
 def check(folder):
-    """Refuses a folder that is not ours alone: to be called before TensorFlow writes there.
+    """Refuses a folder that others can write to; call it before TensorFlow writes there.
 
-    Others can guess TensorFlow's file names, and it follows links. Reading needs no check.
-
-    Args:
-        folder: path of the folder, which may be missing.
+    TensorFlow's file names can be guessed, and it follows links. Reading needs no check. The folder
+    may be missing.
 
     Raises:
-        PermissionError: as `check_place`; or others can make files in the folder, or another user's
-            link is in it.
+        PermissionError: see `check_place`; or others can create files in the folder, or it contains
+            another user's link.
     """
     check_place(folder)
     real = os.path.realpath(folder)
     if _allowed() or not os.path.isdir(real):
         return
     if _writers(real) and not _is_volume(real):
-        raise _refusal(f'{_writers(real)} can make files in {real}', 'name a folder below it')
+        raise _refusal(f'{_writers(real)} can create files in {real}', 'choose a folder below it')
     for entry in os.scandir(real):
         if entry.is_symlink() and entry.stat(follow_symlinks=False).st_uid not in _trusted(real):
-            raise _refusal(f'{entry.path} is a link that another user made', 'remove it')
+            raise _refusal(f'{entry.path} is a link created by another user', 'remove it')
 
 
 def check_place(folder):
-    """Refuses a folder in which others could remove or exchange what we make.
+    """Refuses a folder in which others could remove or replace what we create.
 
-    Enough for files and folders whose temporary names cannot be guessed: those of `files`.
-
-    Args:
-        folder: path of the folder, which may be missing.
+    Sufficient for temporary names that cannot be guessed, such as those of `files`. The folder may
+    be missing.
 
     Raises:
-        PermissionError: others can write in the folder, or in one on the way to it, and no sticky
-            bit stops them; a user whom we do not trust owns the folder, or one on the way to it
-            that lies in a shared folder; or a link lies in a shared folder. The message says what
-            to do.
+        PermissionError: others can write to the folder or a parent that has no sticky bit; an
+            untrusted user owns the folder, or a parent inside a shared folder; or a link on the
+            path is inside a shared folder. The message suggests what to do.
     """
     if _allowed():
         return
@@ -70,24 +64,16 @@ def check_place(folder):
 
 
 def check_file(path, number):
-    """Refuses an open file that another user made, or that is not a regular file.
-
-    Args:
-        path: of the file.
-        number: its file descriptor.
-
-    Raises:
-        PermissionError: it is one of these.
-    """
+    """Raises `PermissionError` if the file with this descriptor is not regular or not ours."""
     found = os.fstat(number)
     if not stat.S_ISREG(found.st_mode):
         raise PermissionError(f'{path} is not a regular file: remove it')
     if found.st_uid not in _trusted(os.path.realpath(path)) and not _allowed():
-        raise _refusal(f'{path} belongs to user {found.st_uid}, not to you', 'remove it')
+        raise _refusal(f'{path} belongs to user {found.st_uid}, not you', 'remove it')
 
 
 def _allowed():
-    return flags.FLAGS['allow_shared_folders'].value  # Also where no flags were parsed.
+    return flags.FLAGS['allow_shared_folders'].value  # Works before flags are parsed.
 
 
 def _refusal(reason, remedy):
@@ -95,9 +81,9 @@ def _refusal(reason, remedy):
 
 
 def _steps(path):
-    """Yields (folder, path of a name in it) for all names that lead to a path, links followed.
+    """Yields (folder, path of an entry in it) for each name on the path, following links.
 
-    The folders are absolute and without links.
+    The folders are absolute and free of links.
     """
     here, links = '/', 0
     path = os.fspath(path) if os.path.isabs(path) else os.path.join(os.getcwd(), path)
@@ -119,63 +105,63 @@ def _steps(path):
 
 
 def _check_step(parent, path):
-    """Refuses a step that others could have laid, or could still exchange."""
+    """Refuses a step of the path that others could have planted, or could still replace."""
     writers = _writers(parent)
     if not writers:
         return
     _check_writers(parent)
     if os.path.islink(path):
-        raise _refusal(f'{path} is a link in a folder that {writers} can write in, so somebody '
-                       'else may have put it there', 'name the folder it leads to')
+        raise _refusal(f'{path} is a link in a folder writable by {writers}, so another user may '
+                       'have created it', 'choose the folder it points to')
     _check_owner(path)
 
 
 def _check_owner(path):
-    """Refuses a file or folder whose owner we do not trust."""
+    """Refuses a file or folder that an untrusted user owns."""
     found = _lstat(path)
     if found and found.st_uid not in _trusted(path):
-        raise _refusal(f'{path} belongs to user {found.st_uid}, not to you',
-                       'name another folder, have it given to you')
+        raise _refusal(f'{path} belongs to user {found.st_uid}, not you',
+                       'choose another folder, change its owner')
 
 
 def _check_writers(path):
-    """Refuses a folder in which others can exchange what we make."""
+    """Refuses a folder in which others can replace what we create."""
     writers = _writers(path)
     if writers and not _lstat(path).st_mode & stat.S_ISVTX and not _is_volume(path):
-        raise _refusal(f'{path} can be changed by {writers}',
-                       f'name another folder, run "chmod go-w {path}"')
+        raise _refusal(f'{path} is writable by {writers}',
+                       f'choose another folder, run "chmod go-w {path}"')
 
 
 def _writers(path):
-    """Who can write in a folder besides those we trust, for a message; '' for nobody."""
+    """Describes who, besides trusted users, can write to a folder; '' for nobody."""
     found = _lstat(path)
     if not found or not stat.S_ISDIR(found.st_mode):
         return ''
     if found.st_mode & stat.S_IWOTH:
         return 'everybody'
     if found.st_mode & stat.S_IWGRP and _has_list(path):
-        return 'its access control list'
+        return 'users in its access control list'
     if found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid, _trusted(path)):
         return f'group {found.st_gid}'
     return ''
 
 
 def _has_list(path):
-    """Whether an access control list names users; the mode's bits for the group are its mask."""
+    """Whether the path has an access control list, whose mask is the mode's group bits."""
     try:
         return bool(os.getxattr(path, 'system.posix_acl_access'))
-    except OSError:  # None, or the file system has no lists.
+    except OSError:  # Not found, or not supported by the file system.
         return False
 
 
 def _is_private(group, trusted):
-    """Whether only users whom we trust are in a group.
+    """Whether a group contains only trusted users.
 
     Debian, Fedora and others give each user a group of the same name, and umask 002. Any other
-    group is not private, even if no member is listed: a directory service need not list them.
-    A number without a name, such as Kubernetes' `fsGroup`, has no other members.
+    group counts as public even if it lists no members: a directory service need not list them. A
+    group ID without a name, such as Kubernetes' `fsGroup`, has no other members.
     """
-    if group == 0:  # Root's. Red Hat puts system accounts into it that nobody logs in to.
+    if group == 0:  # Root's group; on Red Hat it includes system accounts that cannot log in.
         return True
     try:
         found = grp.getgrgid(group)
@@ -189,12 +175,12 @@ def _is_private(group, trusted):
 def _user_name(number):
     try:
         return pwd.getpwuid(number).pw_name
-    except KeyError:  # As containers often have it.
+    except KeyError:  # Common in containers.
         return None
 
 
 def _trusted(path):
-    """The numbers of the users who may own what lies at a path."""
+    """Returns the IDs of the users who may own `path`."""
     volume = _volume(path)
     owners = {os.stat(volume).st_uid} if volume != '/' else set()
     return {0, os.geteuid()} | owners
@@ -205,10 +191,10 @@ def _is_volume(path):
 
 
 def _volume(path):
-    """Where the volume that holds a path is mounted, if the process runs in a container; else '/'.
+    """Returns the mount point of the container volume that holds `path`; '/' outside containers.
 
-    Whoever started the container gave it its volumes. Their owner and mode come from outside: a
-    bind mount has those of the host's folder, Kubernetes' `emptyDir` is root's with mode 0777.
+    Whoever started the container provided its volumes, so their owner and mode are trusted: a bind
+    mount has those of the host's folder, Kubernetes' `emptyDir` is root's with mode 0777.
     """
     try:
         if os.stat('/proc/self/ns/pid').st_ino == _HOST_PID_NAMESPACE:
@@ -226,5 +212,5 @@ def _volume(path):
 def _lstat(path):
     try:
         return os.lstat(path)
-    except (OSError, ValueError):  # Missing, out of reach, or not a path at all.
+    except (OSError, ValueError):  # Missing, inaccessible, or not a valid path.
         return None

@@ -1,7 +1,7 @@
-"""Flags that name files and folders.
+"""Flags whose values are paths.
 
-`~` is expanded, since a shell leaves `--train_dir=~/run` as it is. What TensorFlow cannot open is
-refused.
+A leading `~` is expanded, since shells do not expand it in `--train_dir=~/run`. Paths that
+TensorFlow cannot open are rejected.
 """
 import os
 
@@ -11,54 +11,49 @@ flags.disclaim_key_flags()  # A flag belongs to the module that calls these func
 
 
 def define(name, default, text, flag_values=flags.FLAGS):
-    """Defines a flag whose value is the path of a file or folder, or None."""
-    flags.DEFINE(_Path(default), name, default, text, flag_values, flags.ArgumentSerializer())
+    """Defines a flag whose value is a path or None."""
+    flags.DEFINE(_Checked(default, flags.ArgumentParser()), name, default, text, flag_values,
+                 flags.ArgumentSerializer())
 
 
 def define_list(name, default, text, flag_values=flags.FLAGS):
-    """Defines a flag whose value is a list of paths, given with commas between them."""
-    flags.DEFINE(_Paths(default), name, default, text, flag_values, flags.CsvListSerializer(','))
+    """Defines a flag whose value is a list of paths, separated by commas."""
+    flags.DEFINE(_Checked(default, flags.ListParser()), name, default, text, flag_values,
+                 flags.CsvListSerializer(','))
 
 
-def _checked(path):
-    """A path with `~` expanded.
+class _Checked(flags.ArgumentParser):
+    """Expands and checks the paths of a given value; the default does not need it."""
+
+    def __init__(self, default, parser):
+        super().__init__()
+        self._default, self._parser = default, parser
+        self.syntactic_help = parser.syntactic_help
+
+    def parse(self, argument):
+        value = self._parser.parse(argument)
+        if argument == self._default:
+            return value
+        return [_expand(path) for path in value] if isinstance(value, list) else _expand(value)
+
+
+def _expand(path):
+    """Expands a leading `~`.
 
     Raises:
-        ValueError: there is no such user, TensorFlow cannot open it, or it lies below a current
-            folder that was removed.
+        ValueError: the user does not exist, TensorFlow cannot open the path, or the path is
+            relative and the current folder was removed.
     """
     expanded = os.path.expanduser(path)
     if expanded.startswith('~'):
-        raise ValueError(f'there is no user {expanded.partition("/")[0][1:]}; write ./~ for a name '
-                         'that begins with ~')
+        raise ValueError(f'user {expanded.partition("/")[0][1:]} does not exist; write ./~ for a '
+                         'name that begins with ~')
     try:
         if expanded:
             os.path.abspath(expanded).encode()
     except UnicodeEncodeError as error:
         raise ValueError('TensorFlow opens only files and folders whose path is UTF-8: rename '
-                         'them, or name others') from error
+                         'them, or choose others') from error
     except FileNotFoundError as error:
         raise ValueError('the current folder was removed: change to another one') from error
     return expanded
-
-
-class _Path(flags.ArgumentParser):
-    """Checks what is given; the default is ours, and needs no current folder."""
-
-    def __init__(self, default):
-        super().__init__()
-        self._default = default
-
-    def parse(self, argument):
-        path = super().parse(argument)
-        return path if path == self._default else _checked(path)
-
-
-class _Paths(flags.ListParser):
-    def __init__(self, default):
-        super().__init__()
-        self._default = default
-
-    def parse(self, argument):
-        paths = super().parse(argument)
-        return paths if argument == self._default else [_checked(path) for path in paths]

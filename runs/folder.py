@@ -1,6 +1,5 @@
 """The folder of a training run: which run it holds, and one trainer at a time."""
 import contextlib
-import fcntl
 import json
 import os
 
@@ -40,19 +39,12 @@ def held(folder):
     except (FileExistsError, NotADirectoryError) as error:
         raise app.UsageError(f'{folder} or one of its parents is not a folder: choose another '
                              '--train_dir') from error
-    number = files.open_own(os.path.join(folder, names.LOCK), mode=files.LOCK_MODE)
-    with os.fdopen(number, 'r+', encoding='ascii', errors='replace') as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = stream.read(20).strip()
-            holder = holder if holder.isdecimal() else 'unknown'
-            raise app.UsageError(f'{folder} is in use: process {holder} trains there. Stop that '
-                                 'process, or choose another --train_dir') from error
-        stream.truncate(0)
-        stream.write(f'{os.getpid()}\n')
-        stream.flush()
-        yield
+    try:
+        with files.locked(os.path.join(folder, names.LOCK)):
+            yield
+    except files.Locked as error:
+        raise app.UsageError(f'{folder} is in use: process {error} trains there. Stop that '
+                             'process, or choose another --train_dir') from error
 
 
 def remove_unfinished(folder):

@@ -10,6 +10,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
+from nets import variables
 
 FLAGS = flags.FLAGS
 IMAGES = np.random.RandomState(3).normal(size=[13, 24, 24, 3]).astype(np.float32)
@@ -145,7 +146,7 @@ def test_update_and_average_by_hand():
     decay is (1 + step) / (10 + step) as long as that is below 0.9999, with the step that was made.
     """
     with tf.variable_scope('layer'):
-        cifar10._variable_on_cpu('weights', [1], tf.constant_initializer(1.0), tf.float32)
+        variables.on_cpu('weights', [1], tf.constant_initializer(1.0))
     variable, = tf.trainable_variables()
     global_step = tf.train.get_or_create_global_step()
     train_op = cifar10.apply_gradients([(tf.constant([2.0]), variable)], global_step)
@@ -225,7 +226,7 @@ def test_float16_learns_and_keeps_float32_variables():
 
 def test_float16_gradients_are_scaled():
     """2e-8 is below the smallest float16, 6e-8: without scaling the gradient would be zero."""
-    cifar10._variable_on_cpu('weights', [], tf.constant_initializer(1.0), tf.float32)
+    variables.on_cpu('weights', [], tf.constant_initializer(1.0))
     half = tf.cast(tf.trainable_variables()[0], tf.float16)
     loss = 2e-8 * tf.cast(half, tf.float32)
     with flagsaver.flagsaver(use_fp16=True):

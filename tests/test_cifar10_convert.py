@@ -20,7 +20,7 @@ import cifar10_train
 from datasets import custom
 from program import errors
 
-NAMES = ['upper half', 'ünten']  # Bright ones, see `record_files.half_bright`.
+NAMES = ['upper half', 'ünten']  # The bright half; see `record_files.half_bright`.
 
 
 @pytest.fixture
@@ -33,18 +33,18 @@ def folder(tmp_path):
     return tmp_path / 'my images'
 
 
-def test_it_trains_evaluates_and_predicts(folder, tmp_path, capsys, monkeypatch):
+def test_the_data_set_trains_evaluates_and_predicts(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr('cifar10.INITIAL_LEARNING_RATE', 0.03)
     (folder / NAMES[0] / 'broken.png').write_text('text')
     (folder / NAMES[0] / 'notes.txt').write_text('text')
-    os.mkfifo(folder / NAMES[0] / 'pipe.png')  # Which nobody writes to.
+    os.mkfifo(folder / NAMES[0] / 'pipe.png')  # Without a writer.
     data = tmp_path / 'data' / 'halves'
     cifar10_convert.convert(str(folder), str(data))
     assert capsys.readouterr().out.splitlines() == [
-        'Passed over, 3:',
-        f'{folder}/{NAMES[0]}/notes.txt is not a file named like an image',
-        f'{folder}/{NAMES[0]}/pipe.png is not a file named like an image',
-        f'{folder}/{NAMES[0]}/broken.png is damaged or cut short, or not a JPEG, PNG, GIF, BMP, '
+        'Skipped 3 files or folders:',
+        f'{folder}/{NAMES[0]}/notes.txt is not named like an image',
+        f'{folder}/{NAMES[0]}/pipe.png is not named like an image',
+        f'{folder}/{NAMES[0]}/broken.png is damaged or truncated, or not a JPEG, PNG, GIF, BMP, '
         'WebP or TIFF image',
         f'{data} holds 70 training and 14 test images of 2 classes: train with --dataset={data}']
     assert custom.read(data).classes == tuple(NAMES)
@@ -68,37 +68,37 @@ def test_it_trains_evaluates_and_predicts(folder, tmp_path, capsys, monkeypatch)
 
 def test_each_image_has_its_label_and_its_pixels(folder, tmp_path):
     cifar10_convert.convert(str(folder), str(tmp_path / 'halves'))
-    wanted = {image.transpose(2, 0, 1).tobytes(): label
+    expected = {image.transpose(2, 0, 1).tobytes(): label
               for label, image in record_files.half_bright(84, seed=1)}
     found = np.concatenate([np.fromfile(tmp_path / 'halves' / name, np.uint8).reshape(-1, 3073)
                             for name in ('train.bin', 'test.bin')])
-    assert {record[1:].tobytes(): record[0] for record in found} == wanted
+    assert {record[1:].tobytes(): record[0] for record in found} == expected
 
 
-def test_the_same_folder_twice(folder, tmp_path):
+def test_converting_twice_gives_the_same_files(folder, tmp_path):
     cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
     before = (tmp_path / 'one' / 'train.bin').read_bytes()
-    with pytest.raises(app.UsageError, match='one is there already.*name another DATA_DIR'):
+    with pytest.raises(app.UsageError, match='one exists and is not .*choose another DATA_DIR'):
         cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
     cifar10_convert.convert(str(folder), str(tmp_path / 'two'))
     assert (tmp_path / 'two' / 'train.bin').read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ['my images', 'one', 'two']
 
 
-def test_among_the_images(folder, monkeypatch):
+def test_a_data_set_inside_the_images_is_rejected(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    with pytest.raises(app.UsageError, match=r'^set lies in \., where each folder is a class'):
+    with pytest.raises(app.UsageError, match=r'^set is inside \., where each folder is a class'):
         cifar10_convert.convert('.', 'set')
     assert sorted(os.listdir(folder)) == sorted(NAMES)
 
 
-def test_a_class_of_broken_files_makes_no_data_set(tmp_path, capsys):
+def test_a_class_without_readable_images_is_an_error(tmp_path, capsys):
     for name in ('cat', 'dog'):
         (tmp_path / 'images' / name).mkdir(parents=True)
         (tmp_path / 'images' / name / '1.png').write_text('text')
     with pytest.raises(errors.DataError, match='no training image of cat, dog can be read'):
         cifar10_convert.convert(str(tmp_path / 'images'), str(tmp_path / 'data'))
-    assert capsys.readouterr().out.startswith('Passed over, 2:\n')
+    assert capsys.readouterr().out.startswith('Skipped 2 files or folders:\n')
     assert os.listdir(tmp_path) == ['images']
 
 
@@ -119,7 +119,7 @@ def test_svhn(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_console_that_is_gone_does_not_cost_the_data_set(folder, tmp_path):
+def test_a_lost_console_does_not_remove_the_data_set(folder, tmp_path):
     (folder / NAMES[0] / 'broken.png').write_text('text')
     process = spawn.start_script('cifar10_convert.py', folder, tmp_path / 'data')
     process.stdout.close()
@@ -132,7 +132,7 @@ def test_a_console_that_is_gone_does_not_cost_the_data_set(folder, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing(folder, tmp_path):
     image = next((folder / NAMES[0]).iterdir())
-    for index in range(20000):  # Which keep it busy for seconds.
+    for index in range(20000):  # They keep the script busy for seconds.
         os.link(image, folder / NAMES[0] / f'again {index}.bmp')
     process = spawn.start_script('cifar10_convert.py', folder, tmp_path / 'data')
     while not any(entry.suffix == '.part' for entry in tmp_path.iterdir()):
@@ -145,14 +145,14 @@ def test_ctrl_c_leaves_nothing(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_process_1_of_a_container_does_not_block_the_next(folder, tmp_path):
+def test_a_killed_container_does_not_block_the_next(folder, tmp_path):
     command = ['unshare', '--pid', '--fork', '--kill-child', sys.executable,
                spawn.ROOT / 'cifar10_convert.py', folder, tmp_path / 'data']
     if subprocess.run([*command[:4], 'true'], capture_output=True).returncode:
-        pytest.skip('namespaces cannot be made here')
+        pytest.skip('cannot create namespaces')
     image = next((folder / NAMES[0]).iterdir())
     more = [folder / NAMES[0] / f'again {index}.bmp' for index in range(20000)]
-    for path in more:  # Which keep it busy for seconds.
+    for path in more:  # They keep the script busy for seconds.
         os.link(image, path)
     with subprocess.Popen(command, env=spawn.environment()) as process:
         while not any(entry.suffix == '.part' for entry in tmp_path.iterdir()):
@@ -172,8 +172,8 @@ def test_as_a_user(folder, tmp_path):
     done = spawn.run_script('cifar10_convert.py', folder)
     assert (done.returncode, done.stdout) == (1, '')
     assert done.stderr == (
-        f'cifar10_convert.py: wanted FOLDER DATA_DIR, not {folder} (--help tells more)\n')
+        f'cifar10_convert.py: got {folder}; expected FOLDER DATA_DIR (see --help)\n')
     done = spawn.run_script('cifar10_convert.py', folder / NAMES[0], tmp_path / 'data')
     assert (done.returncode, done.stderr.count('\n')) == (1, 1)
-    assert 'has 0 folders; wanted: one for each class' in done.stderr
+    assert 'has 0 folders; expected 2 to 256, one for each class' in done.stderr
     assert os.listdir(tmp_path) == ['my images']

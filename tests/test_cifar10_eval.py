@@ -210,5 +210,5 @@ def test_a_full_stdout_is_not_reported_as_a_full_folder(half_bright):
              f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}', '--run_once'],
             stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (
-        1, 'cifar10_eval.py: standard output cannot be written: No space left on device\n')
+        1, 'cifar10_eval.py: cannot write to standard output: No space left on device\n')
     assert list(values('Precision @ 1')) == [1]

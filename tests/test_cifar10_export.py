@@ -18,8 +18,8 @@ from evaluation import counting
 
 FLAGS = flags.FLAGS
 
-# What a user writes who has TensorFlow, and not this project: counts with a SavedModel, converts it
-# to TensorFlow Lite and compares. Arguments: a SavedModel and a record file.
+# A user's program, without this project: evaluates a SavedModel, converts it to TensorFlow Lite and
+# compares the two. Arguments: a SavedModel and a record file.
 PROGRAM = '''
 import json, os, sys
 os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
@@ -49,7 +49,7 @@ print(json.dumps({
 
 @pytest.fixture
 def noisy(tmp_path):
-    """Flags for a CIFAR-10 folder of noise, and for a checkpoint of the tutorial's network."""
+    """Sets the flags for a CIFAR-10 folder of noise and a checkpoint of the tutorial's network."""
     folder = tmp_path / 'data' / 'cifar-10-batches-bin'
     folder.mkdir(parents=True)
     for index in range(1, 6):
@@ -63,7 +63,7 @@ def noisy(tmp_path):
 
 
 def use_elsewhere(model, path, tmp_path):
-    """What `PROGRAM` finds, in a process that knows nothing of this project."""
+    """Runs `PROGRAM` in a process that cannot import this project; returns its results."""
     done = subprocess.run(
         [sys.executable, '-I', '-c', PROGRAM, str(model), str(path)], capture_output=True,
         text=True, cwd=tmp_path, timeout=spawn.PATIENCE)
@@ -73,16 +73,16 @@ def use_elsewhere(model, path, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('net', ['tutorial', 'local', 'resnet23'])
-def test_used_elsewhere_it_counts_what_the_evaluation_counts(noisy, tmp_path, net):
-    """130 images; and it runs in TensorFlow Lite by its own operations, whatever the batch."""
+def test_other_programs_get_the_results_of_the_evaluation(noisy, tmp_path, net):
+    """130 images; also in TensorFlow Lite, with built-in operations, for any batch size."""
     with flagsaver.flagsaver(net=net, batch_size=8, max_steps=2, validate_every=0):
-        if net != 'tutorial':  # Whose averages are checked to differ from the variables.
+        if net != 'tutorial':  # Its averages already differ from the raw weights.
             FLAGS.train_dir = FLAGS.checkpoint_dir = str(tmp_path / net)
             cifar10_train.train()
         cifar10_export.export()
-        wanted = counting.Evaluation().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
+        expected = counting.Evaluation().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
     found = use_elsewhere(tmp_path / 'model' / '1', noisy / 'test_batch.bin', tmp_path)
-    assert found['correct'] == wanted.correct > 0
+    assert found['correct'] == expected.correct > 0
     assert found['types'] == {'logits': ['float32', [130, 10]], 'classes': ['int64', [130]],
                               'probabilities': ['float32', [130, 10]]}
     assert found['softmax'] < 1e-5
@@ -90,8 +90,8 @@ def test_used_elsewhere_it_counts_what_the_evaluation_counts(noisy, tmp_path, ne
     assert max(found['lite']) < 1e-5
 
 
-def test_what_is_in_it(noisy, tmp_path, capsys):
-    """Neither summaries, devices, variables nor a gradient that only one process knows."""
+def test_the_content_of_a_saved_model(noisy, tmp_path, capsys):
+    """It has no summaries, devices, variables or gradients that other programs do not know."""
     cifar10_export.export()
     folder = tmp_path / 'model' / '1'
     assert capsys.readouterr().out == (
@@ -109,10 +109,10 @@ def test_what_is_in_it(noisy, tmp_path, capsys):
     assert sorted(signature.outputs) == ['classes', 'logits', 'probabilities']
 
 
-def test_what_is_there_stays(noisy, tmp_path):
+def test_an_existing_folder_stays(noisy, tmp_path):
     (tmp_path / 'model' / '1').mkdir(parents=True)
     (tmp_path / 'model' / '1' / 'mine').touch()
-    with pytest.raises(app.UsageError, match='model/1 is there already.* name another --export_d'):
+    with pytest.raises(app.UsageError, match='model/1 exists and .* choose another --export_d'):
         cifar10_export.export()
     assert os.listdir(tmp_path / 'model' / '1') == ['mine']
     assert os.listdir(tmp_path / 'model') == ['1']
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing(noisy, tmp_path):
 
 
 @pytest.mark.parametrize('flags_, words', [
-    ({'export_dir': None}, 'Name a new folder with --export_dir'),
+    ({'export_dir': None}, '--export_dir is missing: choose a new folder'),
     ({'checkpoint_dir': '/nonexistent'}, 'No checkpoint in /nonexistent: train first'),
     ({'best': True}, 'train/best: train with --validate_every, or leave --best out')])
 def test_mistakes(noisy, tmp_path, flags_, words):

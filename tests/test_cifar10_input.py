@@ -36,7 +36,7 @@ class Running:
 
 
 def test_three_records(tmp_path):
-    """Labels, and red, green and blue of the right pixel, one record a run, then the end."""
+    """One record per run, with its label and the colours of each pixel; then the end."""
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
     images = [np.broadcast_to(np.array(colour, np.uint8), [32, 32, 3]).copy() for colour in colours]
     images[1][2, 5] = (7, 8, 9)
@@ -58,8 +58,8 @@ def test_three_records(tmp_path):
             session.run([result.key, result.uint8image])
 
 
-def test_in_bulk_reads_are_short_at_a_files_end(tmp_path):
-    wanted = write_small(tmp_path, a=5, b=3)
+def test_bulk_reads_are_shorter_at_the_end_of_a_file(tmp_path):
+    expected = write_small(tmp_path, a=5, b=3)
     queue = tf.FIFOQueue(99, [tf.string], shapes=())
     result = cifar10_input.read_cifar10(queue, records=4)
     assert result.label.shape.as_list() == [None, 1]
@@ -73,10 +73,10 @@ def test_in_bulk_reads_are_short_at_a_files_end(tmp_path):
                 got.append(session.run(
                     [result.record, result.label, result.uint8image, result.value]))
     assert [len(read[0]) for read in got] == [4, 1, 3]
-    np.testing.assert_array_equal(np.concatenate([read[0] for read in got]), wanted)
-    np.testing.assert_array_equal(np.concatenate([read[1] for read in got]), wanted[:, :1])
+    np.testing.assert_array_equal(np.concatenate([read[0] for read in got]), expected)
+    np.testing.assert_array_equal(np.concatenate([read[1] for read in got]), expected[:, :1])
     np.testing.assert_array_equal(np.concatenate([read[2] for read in got]),
-                                  wanted[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+                                  expected[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
 def test_two_label_bytes(tmp_path):
@@ -93,10 +93,10 @@ def test_two_label_bytes(tmp_path):
     assert image[0, 1].tolist() == [1, 1, 1]  # Planes are 1,024 bytes apart, and 256 divides that.
 
 
-def test_distortion_equals_tf_image_step_by_step():
+def test_distort_equals_the_steps_of_tf_image():
     random = np.random.RandomState(0)
     images = random.randint(0, 256, [13, 32, 32, 3]).astype(np.uint8)
-    images[0] = 100  # One colour: nothing is left, and the bound keeps it from being 0 / 0.
+    images[0] = 100  # One colour: all zeros afterwards; the bound avoids 0 / 0.
     images[1, :, :, 0] = 3
     drawn = cifar10_input.Distortions(
         offsets=random.randint(0, 9, [13, 2]).astype(np.int32), flips=random.rand(13) < 0.5,
@@ -115,8 +115,8 @@ def test_distortion_equals_tf_image_step_by_step():
         net = tf.image.adjust_contrast(net, contrast)
         theirs.append(tf.image.per_image_standardization(net))
     with tf.Session() as session:
-        got, wanted = session.run([ours, theirs])
-    np.testing.assert_allclose(got[1:], wanted[1:], atol=1e-4)
+        got, expected = session.run([ours, theirs])
+    np.testing.assert_allclose(got[1:], expected[1:], atol=1e-4)
     np.testing.assert_allclose(got[0], 0, atol=5e-3)  # Rounding of 100, times 1 / the bound.
 
 
@@ -143,23 +143,23 @@ def test_evaluation_crops_the_centre_and_standardises():
     ours = cifar10_input.standardise(tf.constant(planes))
     theirs = tf.image.per_image_standardization(tf.cast(images[:, 4:28, 4:28], tf.float32))
     with tf.Session() as session:
-        got, wanted = session.run([ours, theirs])
-    np.testing.assert_allclose(got, wanted, atol=1e-5)
+        got, expected = session.run([ours, theirs])
+    np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize('eval_data', [True, False])
-def test_evaluation_takes_each_record_once_in_order(tmp_path, eval_data):
-    """130 records in batches of 64; also where they lie in two files that end within a batch."""
+def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data):
+    """130 records in batches of 64, in one file, or in two that end within a batch."""
     written = write_small(tmp_path, a=100, b=30, c=130)
-    wanted = written[130:] if eval_data else written[:130]
+    expected = written[130:] if eval_data else written[:130]
     images, labels = cifar10_input.inputs(eval_data, str(tmp_path), 64, SMALL)
     got = []
     with Running() as session, pytest.raises(tf.errors.OutOfRangeError):
         while True:
             got.append(session.run([images, labels]))
     assert [len(batch[1]) for batch in got] == [64, 64, 2]
-    assert np.concatenate([batch[1] for batch in got]).tolist() == wanted[:, 0].tolist()
-    centre = wanted[:, 1:].reshape(-1, 3, 32, 32)[:, :, 4:28, 4:28].transpose(0, 2, 3, 1)
+    assert np.concatenate([batch[1] for batch in got]).tolist() == expected[:, 0].tolist()
+    centre = expected[:, 1:].reshape(-1, 3, 32, 32)[:, :, 4:28, 4:28].transpose(0, 2, 3, 1)
     centre = centre.astype(np.float64)
     means = centre.mean(axis=(1, 2, 3), keepdims=True)
     deviations = centre.std(axis=(1, 2, 3), keepdims=True)
@@ -167,8 +167,8 @@ def test_evaluation_takes_each_record_once_in_order(tmp_path, eval_data):
                                (centre - means) / deviations, atol=1e-4)
 
 
-def test_training_mixes_all_records_without_end(tmp_path, capsys):
-    """More images than there are records, all of their labels, never in the order of the file."""
+def test_training_images_are_endless_and_mixed(tmp_path, capsys):
+    """More images than records, with all labels, in another order than in the files."""
     with open(tmp_path / 'a.bin', 'wb') as stream, open(tmp_path / 'b.bin', 'wb') as other:
         for index in range(100):
             (stream if index < 60 else other).write(bytes([index]) + bytes(3072))
@@ -184,7 +184,7 @@ def test_training_mixes_all_records_without_end(tmp_path, capsys):
 
 
 def test_held_out_images_are_validated_and_never_trained_on(tmp_path):
-    """100 records in two files; each is its own label. Two workers share what is left."""
+    """100 records, with their numbers as labels, in two files. Two workers share the rest."""
     with open(tmp_path / 'a.bin', 'wb') as stream, open(tmp_path / 'b.bin', 'wb') as other:
         for index in range(100):
             (stream if index < 65 else other).write(bytes([index]) + bytes(3072))
@@ -202,8 +202,8 @@ def test_held_out_images_are_validated_and_never_trained_on(tmp_path):
 
 
 @pytest.mark.parametrize('fraction, waiting', [(0.4, 80), (0.0, 0), (1.0, 200)])
-def test_the_shuffle_queue_keeps_its_share(tmp_path, fraction, waiting):
-    """What is left after a dequeue: `min_after_dequeue` of the queue itself."""
+def test_the_shuffle_queue_keeps_its_fraction(tmp_path, fraction, waiting):
+    """Checks `min_after_dequeue` of the queue itself."""
     write_small(tmp_path, a=150, b=50)
     cifar10_input.distorted_inputs(str(tmp_path), 16, SMALL, fraction)
     graph = tf.get_default_graph().as_graph_def()
@@ -213,8 +213,8 @@ def test_the_shuffle_queue_keeps_its_share(tmp_path, fraction, waiting):
     assert queue.attr['component_types'].list.type == [tf.string.as_datatype_enum]
 
 
-def test_summaries_show_the_batchs_own_images_and_the_fill_of_the_queues(tmp_path):
-    """The images of the step's batch: a summary does not take a batch that nobody trains on."""
+def test_summaries_show_the_batchs_images_and_the_queues_fill(tmp_path):
+    """The images of the training batch: the summary does not dequeue a batch of its own."""
     write_small(tmp_path, a=150, b=50)
     images, _ = cifar10_input.distorted_inputs(str(tmp_path), 16, SMALL)
     shown, = [op for op in tf.get_default_graph().get_operations() if op.type == 'ImageSummary']
@@ -229,11 +229,11 @@ def test_summaries_show_the_batchs_own_images_and_the_fill_of_the_queues(tmp_pat
 
 def test_more_workers_than_records(tmp_path):
     write_small(tmp_path, a=2, b=1)
-    with pytest.raises(errors.DataError, match='3 records cannot be shared out to 4 workers'):
+    with pytest.raises(errors.DataError, match='3 records are not enough for 4 workers'):
         cifar10_input.distorted_inputs(str(tmp_path), 8, SMALL, shard=(3, 4))
 
 
-def test_the_exception_of_a_reading_thread_is_raised(tmp_path):
+def test_a_readers_exception_keeps_its_type(tmp_path):
     write_small(tmp_path, a=10, b=10)
     images, _ = cifar10_input.distorted_inputs(str(tmp_path), 8, SMALL)
     (tmp_path / 'b.bin').unlink()

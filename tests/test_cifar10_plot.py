@@ -16,7 +16,7 @@ FLAGS = flags.FLAGS
 
 
 def plot(path, picture, **options):
-    """The picture's pixels, uint8 [height, width, 3]."""
+    """Plots a picture; returns its pixels, uint8 [height, width, 3]."""
     with flagsaver.flagsaver(picture=picture, output=str(path), **options):
         cifar10_plot.plot()
     assert [name for name in os.listdir(path.parent) if name.endswith('.part')] == []
@@ -24,16 +24,16 @@ def plot(path, picture, **options):
 
 
 def test_samples_and_distorted_show_the_images(half_bright, tmp_path):
-    """Images are bright in one half: as they are up to 209, distorted up to white."""
+    """One half is bright: up to 209 in the original images, up to white in distorted ones."""
     for picture, brightest in (('samples', 209), ('distorted', 255)):
         image = plot(tmp_path / f'{picture}.png', picture)
-        shown = image[(np.ptp(image.astype(int), axis=2) > 20)]  # In colour: no text, no ground.
+        shown = image[(np.ptp(image.astype(int), axis=2) > 20)]  # Colours: images, not text.
         assert len(shown) > 10000
         assert abs(int(shown.max()) - brightest) <= 1
 
 
 def test_a_trained_run(half_bright, tmp_path, capsys):
-    """All pictures of a run that learned to tell its two classes."""
+    """All pictures of a run that learned to distinguish its two classes."""
     cifar10_train.train()
     with flagsaver.flagsaver(run_once=True):
         cifar10_eval.evaluate()
@@ -48,12 +48,12 @@ def test_a_trained_run(half_bright, tmp_path, capsys):
         f'Wrote {tmp_path}/{name}.png.' for name in ('filters', 'confusion', 'curves')]
 
 
-def test_means_over_few_steps_are_left_out():
-    """A checkpoint at step 290 leaves ten steps for the row at 300."""
+def test_means_over_few_steps_are_dropped():
+    """After a checkpoint at step 290, the row at 300 covers only ten steps."""
     rows = [{'step': step} for step in (100, 200, 290, 300, 400)]
-    assert [row['step'] for row in cifar10_plot._of_many_steps(rows)] == [100, 200, 290, 400]
-    assert cifar10_plot._of_many_steps(rows[:1]) == rows[:1]
-    assert cifar10_plot._of_many_steps([]) == []
+    assert [row['step'] for row in cifar10_plot._over_many_steps(rows)] == [100, 200, 290, 400]
+    assert cifar10_plot._over_many_steps(rows[:1]) == rows[:1]
+    assert cifar10_plot._over_many_steps([]) == []
 
 
 def save(folder, **variables):
@@ -71,12 +71,12 @@ def save(folder, **variables):
     np.ones([5, 5, 3], np.float32), np.float32(1)])
 def test_filters_that_cannot_be_drawn(tmp_path, weights):
     save(tmp_path, **{'conv1/weights': weights})
-    with pytest.raises(app.UsageError, match='has no conv1/weights to draw, expected finite ker'):
+    with pytest.raises(app.UsageError, match='has no conv1/weights to draw; expected finite ker'):
         plot(tmp_path / 'a.png', 'filters', runs=[str(tmp_path)])
 
 
 @pytest.mark.filterwarnings('error')
-def test_absurd_values_are_drawn_without_a_word(tmp_path, capfd):
+def test_absurd_values_are_drawn_without_warnings(tmp_path, capfd):
     save(tmp_path, **{'conv1/weights': np.zeros([5, 5, 3, 4], np.float32)})
     plot(tmp_path / 'a.png', 'filters', runs=[str(tmp_path)])
     figures = ['9007199254740992,1,1,1,3.4e38,-3.4e38,3.4e38,1', '0,,,,-3.4e38,1e-320,-0,',
@@ -87,7 +87,7 @@ def test_absurd_values_are_drawn_without_a_word(tmp_path, capfd):
 
 
 def test_filters_are_the_averaged_weights(tmp_path):
-    """Averages of one filter: full red above, none (grey) below; the weights are all green."""
+    """The averages of one filter are red above and 0 (grey) below; its raw weights are green."""
     weights = np.zeros([2, 2, 3, 1], np.float32)
     weights[..., 1, :] = 1
     averages = np.zeros([2, 2, 3, 1], np.float32)
@@ -101,11 +101,12 @@ def test_filters_are_the_averaged_weights(tmp_path):
 
 
 @pytest.mark.parametrize('options, message', [
-    ({'picture': None}, 'Say what to draw: --picture=samples'),
-    ({'picture': 'filters', 'runs': ['a', 'b']}, 'is of one run; --runs names 2: a, b'),
+    ({'picture': None}, '--picture is missing; expected samples'),
+    ({'picture': 'filters', 'runs': ['a', 'b']},
+     r'--runs has 2 folders \(a, b\); --picture=filters expects one'),
     ({'picture': 'filters', 'runs': ['nowhere']}, 'No checkpoint in nowhere'),
     ({'picture': 'curves', 'runs': ['nowhere']}, 'nowhere has no metrics.csv'),
-    ({'picture': 'samples', 'output': 'a.pdf'}, '--output=a.pdf, wanted: a name that ends')])
+    ({'picture': 'samples', 'output': 'a.pdf'}, '--output is a.pdf; expected a name that ends')])
 def test_mistakes(options, message):
     with flagsaver.flagsaver(**options), pytest.raises(app.UsageError, match=message):
         cifar10_plot.plot()
@@ -117,7 +118,7 @@ def test_without_matplotlib_is_one_line(tmp_path):
             "['--picture=samples']; runpy.run_path('cifar10_plot.py', run_name='__main__')")
     done = spawn.run(['-c', code], cwd=spawn.ROOT, capture_output=True)
     assert done.returncode == 1
-    assert done.stderr.endswith('This picture is drawn by Matplotlib, which is not installed: '
+    assert done.stderr.endswith('This picture requires Matplotlib, which is not installed: '
                                 'pip install matplotlib\n')
     assert done.stderr.count('\n') == 1
 

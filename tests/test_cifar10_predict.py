@@ -25,7 +25,7 @@ IMAGES = [image for _, image in record_files.noise(7, seed=3)]
 
 @pytest.fixture
 def network(tmp_path):
-    """Flags that name a checkpoint with random weights; returns those, raw and averaged."""
+    """Sets the flags for a checkpoint with random weights; returns them, raw and averaged."""
     values = plain.save_checkpoint(tmp_path / 'train')
     with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'train'), batch_size=3, json=True):
         yield values
@@ -33,7 +33,7 @@ def network(tmp_path):
 
 @pytest.fixture
 def pictures_(tmp_path):
-    """Paths of files with `IMAGES`, in a folder of their own."""
+    """Paths of files with `IMAGES`, in a separate folder."""
     (tmp_path / 'pictures').mkdir()
     paths = [tmp_path / 'pictures' / f'{index}.png' for index in range(len(IMAGES))]
     for path, image in zip(paths, IMAGES):
@@ -42,7 +42,7 @@ def pictures_(tmp_path):
 
 
 def plain_probabilities(values):
-    """float32 [images, 10] for `IMAGES`, by TensorFlow's own operations."""
+    """float32 [images, 10] for `IMAGES`, from TensorFlow's own operations."""
     with tf.Graph().as_default(), tf.Session() as session:
         net = tf.image.per_image_standardization(
             tf.cast(np.stack(IMAGES)[:, 4:28, 4:28], tf.float32))
@@ -50,11 +50,11 @@ def plain_probabilities(values):
             net, {name: tf.constant(value) for name, value in values.items()})))
 
 
-def check(out, paths, wanted, top_k=3):
-    """Checks lines of JSON against probabilities, float [images, 10]."""
+def check(out, paths, expected, top_k=3):
+    """Compares lines of JSON with probabilities, float [images, 10]."""
     found = [json.loads(line) for line in out.splitlines()]
     assert [line['image'] for line in found] == paths
-    for line, probabilities in zip(found, wanted):
+    for line, probabilities in zip(found, expected):
         order = np.argsort(-probabilities)[:top_k].tolist()
         assert [one['label'] for one in line['predictions']] == order
         assert [one['class'] for one in line['predictions']] == [
@@ -67,7 +67,7 @@ CLASSES = ['airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'hors
 
 
 @pytest.mark.parametrize('use_moving_averages', [False, True])
-def test_probabilities_are_the_plain_networks(network, pictures_, capsys, use_moving_averages):
+def test_probabilities_equal_the_plain_networks(network, pictures_, capsys, use_moving_averages):
     """Seven images in batches of three."""
     with flagsaver.flagsaver(use_moving_averages=use_moving_averages):
         assert cifar10_predict.predict(pictures_) == 0
@@ -111,7 +111,7 @@ def test_the_best_checkpoint(half_bright, pictures_, capsys):
             cifar10_predict.predict(pictures_)
 
 
-def test_a_run_of_another_net_is_refused(network, pictures_, tmp_path):
+def test_a_run_of_another_net_is_rejected(network, pictures_, tmp_path):
     (tmp_path / 'train' / 'run.json').write_text(
         json.dumps({'net': 'local', 'dataset': 'cifar10', 'settings': {}}))
     with pytest.raises(app.UsageError, match='--net=local --dataset=cifar10, not with --net=tuto'):
@@ -130,17 +130,17 @@ def test_folders_and_patterns(network, pictures_, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('word', ['', '*.png'])
-def test_nothing_in_a_folder_or_for_a_pattern(network, tmp_path, word):
+def test_a_folder_or_a_pattern_without_images(network, tmp_path, word):
     (tmp_path / 'notes.txt').touch()
-    with pytest.raises(app.UsageError, match='No image in .*: wanted files named .jpg'):
+    with pytest.raises(app.UsageError, match='No image in .*; expected files named .jpg'):
         cifar10_predict.predict([os.path.join(tmp_path, word)])
 
 
-def test_the_others_go_on(network, pictures_, capfd):
-    for index, data in ((1, b'text'), (3, b''), (4, b''), (5, b'')):  # A whole batch, too.
+def test_unreadable_images_are_skipped(network, pictures_, capfd):
+    for index, data in ((1, b'text'), (3, b''), (4, b''), (5, b'')):  # Including a whole batch.
         with open(pictures_[index], 'wb') as stream:
             stream.write(data)
-    os.mkfifo(os.path.join(os.path.dirname(pictures_[0]), '9.png'))  # Which nobody writes to.
+    os.mkfifo(os.path.join(os.path.dirname(pictures_[0]), '9.png'))  # Without a writer.
     words = [os.path.join(os.path.dirname(pictures_[0]), '*.png'), '/nonexistent.png']
     assert cifar10_predict.predict(words) == 1
     out, err = capfd.readouterr()
@@ -169,7 +169,7 @@ def test_the_table_has_80_columns(network, pictures_, tmp_path, capsys):
     assert lines[2].split() == [f'{probabilities[second]:.4f}', CLASSES[second]]
 
 
-def test_long_names_of_classes_fit(capsys):
+def test_long_names_of_classes_are_shortened(capsys):
     cifar10_predict._table(['x' * 50], ['y' * 90])('x' * 50, [(0, 'y' * 90, 0.5)])
     lines = capsys.readouterr().out.splitlines()
     assert [len(line) for line in lines] == [60, 80]
@@ -178,48 +178,49 @@ def test_long_names_of_classes_fit(capsys):
 
 @pytest.mark.parametrize('content, words', [
     (None, 'SavedModel file does not exist'), (b'text', 'Cannot parse')])
-def test_what_is_no_saved_model(pictures_, tmp_path, content, words):
+def test_an_unreadable_saved_model(pictures_, tmp_path, content, words):
     if content:
         (tmp_path / 'saved_model.pb').write_bytes(content)
     with flagsaver.flagsaver(saved_model=str(tmp_path)), pytest.raises(OSError, match=words):
         cifar10_predict.predict(pictures_)
 
 
-def test_a_saved_model_of_others(pictures_, tmp_path):
+def test_a_saved_model_of_another_program(pictures_, tmp_path):
     with tf.Graph().as_default(), tf.Session() as session:
         one = tf.placeholder(tf.float32, [None])
         tf.saved_model.simple_save(session, str(tmp_path / 'model'), {'x': one}, {'y': 2 * one})
     with flagsaver.flagsaver(saved_model=str(tmp_path / 'model')), pytest.raises(
-            app.UsageError, match='is no SavedModel of cifar10_export.py: it takes no images'):
+            app.UsageError, match='is not a SavedModel of cifar10_export.py: its signature lacks'):
         cifar10_predict.predict(pictures_)
 
 
 @pytest.mark.slow
 def test_as_a_user(network, pictures_, tmp_path):
-    """Words before and behind flags; the exit code tells of a broken image."""
+    """Arguments before and after flags; the exit code reports a broken image."""
     (tmp_path / 'text.jpg').write_text('text')
     done = spawn.run_script(
         'cifar10_predict.py', pictures_[0], '--top_k=1', str(tmp_path / 'text.jpg'),
         f'--checkpoint_dir={FLAGS.checkpoint_dir}')
     assert done.returncode == 1
     assert done.stderr == (
-        f'cifar10_predict.py: {tmp_path}/text.jpg is damaged or cut short, or not a JPEG, PNG, '
+        f'cifar10_predict.py: {tmp_path}/text.jpg is damaged or truncated, or not a JPEG, PNG, '
         'GIF, BMP, WebP or TIFF image\n')
     assert len(done.stdout.splitlines()) == 2
     done = spawn.run_script('cifar10_predict.py')
     assert (done.returncode, done.stdout) == (1, '')
-    assert done.stderr == 'cifar10_predict.py: wanted IMAGE..., not nothing (--help tells more)\n'
+    assert done.stderr == (
+        'cifar10_predict.py: got no arguments; expected IMAGE... (see --help)\n')
 
 
 @pytest.mark.slow
-def test_output_that_nobody_reads_or_that_has_no_room(network, pictures_):
-    """`... | head -1` ends in silence, as other programs do. A full disk is an error."""
+def test_a_closed_pipe_and_a_full_disk(network, pictures_):
+    """`... | head -1` exits silently, like other programs. A full disk is an error."""
     command = [spawn.ROOT / 'cifar10_predict.py', *pictures_, '--batch_size=1',
                f'--checkpoint_dir={FLAGS.checkpoint_dir}']
     with open('/dev/full', 'w') as full:
         done = spawn.run(command, stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (
-        1, 'cifar10_predict.py: standard output cannot be written: No space left on device\n')
+        1, 'cifar10_predict.py: cannot write to standard output: No space left on device\n')
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, 'w') as pipe:

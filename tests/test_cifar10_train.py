@@ -62,7 +62,7 @@ def test_without_a_network_there_is_one_line(tmp_path):
         done = spawn.run_script('cifar10_train.py', f'--data_dir={tmp_path}/data',
                                 f'--data_url={url}', f'--train_dir={tmp_path}/train')
     assert done.returncode == 1
-    assert done.stderr.startswith(f'cifar10_train.py: Cannot get {url} into {tmp_path}/data: ')
+    assert done.stderr.startswith(f'cifar10_train.py: Cannot download {url} to {tmp_path}/data: ')
     assert done.stderr.count('\n') == 1
     assert not (tmp_path / 'train').exists()
 
@@ -100,7 +100,7 @@ def test_a_run_under_umask_0_resumes_and_nobody_else_can_write_there(half_bright
     train_dir.chmod(0o777)
     done = train(3)
     assert (done.returncode, done.stderr) == (
-        1, f'cifar10_train.py: {train_dir} can be changed by everybody: name another folder, '
+        1, f'cifar10_train.py: {train_dir} is writable by everybody: choose another folder, '
         f'run "chmod go-w {train_dir}", or pass --allow_shared_folders\n')
     assert train(3, '--allow_shared_folders').returncode == 0
 

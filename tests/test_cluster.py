@@ -103,7 +103,7 @@ def test_the_first_host_of_the_hostfile(monkeypatch, tmp_path, text):
     ({**SLURM, 'SLURM_STEP_NODELIST': ''}, {}, 'SLURM_STEP_NODELIST names no host'),
     ({'TF_CONFIG': '{"environment": "cloud"}'}, {}, None),
     ({'TF_CONFIG': "{'cluster': {}}"}, {}, 'TF_CONFIG is not JSON'),
-    ({'TF_CONFIG': '1'}, {}, 'TF_CONFIG holds 1, expected a JSON object'),
+    ({'TF_CONFIG': '1'}, {}, 'TF_CONFIG holds 1; expected a JSON object'),
     ({'PMI_SIZE': '1'}, {}, None),
     ({'PMI_RANK': '1', 'PMI_SIZE': '4'}, {}, "this mpirun is not Open MPI's"),
     ({**MPI, 'PMI_SIZE': '4'}, {'coordinator': 'a'}, '"a" is not HOST:PORT'),
@@ -156,7 +156,7 @@ FIRST = {'type': 'worker', 'index': 0}
         ({'type': 'worker', 'index': float('inf')}, 'task Infinity is not in TF_CONFIG'))),
     ({'TF_CONFIG': 200000 // 2 * '['}, 'TF_CONFIG is not JSON: nested too deeply'),
     ({'TF_CONFIG': '{"cluster":' + 50000 * '[' + 50000 * ']' + '}'}, 'TF_CONFIG '),
-    ({'TF_CONFIG': '[]'}, r'TF_CONFIG holds \[\], expected a JSON object'),
+    ({'TF_CONFIG': '[]'}, r'TF_CONFIG holds \[\]; expected a JSON object'),
     ({'TF_CONFIG': '"cluster"'}, 'TF_CONFIG holds "cluster"'),
     *(({**MPI, f'OMPI_COMM_WORLD_{name}': value}, f'OMPI_COMM_WORLD_{name} is ".*expected a number')
       for name, value in (
@@ -171,7 +171,7 @@ FIRST = {'type': 'worker', 'index': 0}
       for hosts in ('n[', 'n[]', 'n[x]', ',', '[', ']', 'n[2', 'n 1', 'n:1', 'n\n', 100000 * '[1',
                     'n[' + 100000 * '1')),
     *(({cluster.VARIABLE: value}, f'{cluster.VARIABLE} {words}.*unset it') for value, words in (
-        ('1', 'holds 1, expected a JSON object'), ('', 'is not JSON'), ('x', 'is not JSON'),
+        ('1', 'holds 1; expected a JSON object'), ('', 'is not JSON'), ('x', 'is not JSON'),
         (100000 * '[', 'is not JSON: nested'), ('{}', 'lacks a valid job, meeting, parent, rank')))
 ])
 def test_an_invalid_environment(monkeypatch, environment, words):

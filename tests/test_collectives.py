@@ -119,10 +119,10 @@ def test_settings():
     assert config.gpu_options.visible_device_list == ''
 
 
-@pytest.mark.parametrize('in_sight, by_quota, threads',
+@pytest.mark.parametrize('visible, by_quota, threads',
                          [(1, 0, 2), (8, 1, 2), (8, 0, 0), (8, 4, 4)])
-def test_a_single_core_gets_a_second_thread(monkeypatch, in_sight, by_quota, threads):
-    monkeypatch.setattr(cores, 'in_sight', lambda: in_sight)
+def test_a_single_core_gets_a_second_thread(monkeypatch, visible, by_quota, threads):
+    monkeypatch.setattr(cores, 'visible', lambda: visible)
     config = tf.ConfigProto(inter_op_parallelism_threads=by_quota)
     collectives.configure(config, collectives.Group(0, 2))
     assert config.inter_op_parallelism_threads == threads

@@ -7,7 +7,7 @@ from PIL import Image
 from datasets import table
 from evaluation import confusion
 
-# Four cats, three of them taken for dogs; two dogs, both right; no bird, and none predicted.
+# Four cats, three of them classified as dogs; two dogs, both correct; no bird, and none predicted.
 NAMES = ('cat', 'dog', 'bird')
 MATRIX = np.array([[1, 3, 0], [0, 2, 0], [0, 0, 0]])
 
@@ -18,7 +18,7 @@ def test_shares_by_hand():
     np.testing.assert_array_equal(precision, [1 / 1, 2 / 5, np.nan])
 
 
-def test_the_table_begins_with_the_best_recall():
+def test_the_table_starts_with_the_best_recall():
     assert confusion.table(MATRIX, NAMES).splitlines()[:4] == [
         'class  images  predicted   right  recall  precision',
         'dog         2          5       2   1.000      0.400',
@@ -36,7 +36,7 @@ def test_the_matrix_has_labels_in_rows():
 
 @pytest.mark.parametrize('name', list(table.TABLE))
 def test_text_fits_80_columns(name):
-    """With 10,000 images of each class; a matrix that would not fit is left out."""
+    """With 10,000 images per class; a matrix that does not fit is omitted."""
     names = table.TABLE[name].classes
     matrix = np.full([len(names)] * 2, 10000 // len(names))
     text = confusion.table(matrix, names) + '\n' + confusion.matrix(matrix, names)
@@ -44,7 +44,7 @@ def test_text_fits_80_columns(name):
     assert ('too wide' in text) == (len(names) == 100)
 
 
-def test_summary_has_a_group_of_curves_and_a_picture():
+def test_summary_has_scalars_and_a_picture():
     values = {value.tag: value for value in confusion.summary(MATRIX, NAMES).value}
     picture = values.pop('confusion_matrix').image
     drawn = Image.open(io.BytesIO(picture.encoded_image_string))
@@ -56,11 +56,11 @@ def test_summary_has_a_group_of_curves_and_a_picture():
 
 @pytest.mark.parametrize('classes', [3, 100])
 def test_the_picture_is_dark_where_the_images_are(classes):
-    """All images of class 0 are taken for class 2: one cell of the first row is dark."""
+    """All images of class 0 are classified as class 2: one cell of the first row is dark."""
     matrix = np.zeros([classes, classes], int)
     matrix[0, 2] = 7
     pixels = np.asarray(confusion.picture(matrix, [''] * classes))
-    dark = np.argwhere((pixels == [8, 48, 107]).all(axis=2))  # The colour of a share of 1.
+    dark = np.argwhere((pixels == [8, 48, 107]).all(axis=2))  # The colour of a fraction of 1.
     cell = 520 // 3 if classes == 3 else 12
     first = dark.min(axis=0)
     np.testing.assert_allclose(dark.max(axis=0) - first, cell, atol=2)

@@ -39,7 +39,7 @@ print('an error')
 
 
 def on_a_terminal(arguments, columns=20):
-    """What Python shows on a terminal that is so wide."""
+    """Runs Python on a terminal of this width; returns what it shows."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, columns, 0, 0))
     environment = {name: value for name, value in spawn.environment().items()
@@ -51,7 +51,7 @@ def on_a_terminal(arguments, columns=20):
         while True:
             try:
                 block = os.read(ours, 65536)
-            except OSError:  # Linux's way to say that the other end is closed.
+            except OSError:  # How Linux reports that the other end is closed.
                 block = b''
             if not block:
                 break
@@ -63,47 +63,47 @@ def on_a_terminal(arguments, columns=20):
 
 
 def left_on_screen(shown):
-    """The lines of a terminal after it has shown a text: each as it was last overwritten."""
+    """The lines of a terminal that has shown a text: each as last overwritten."""
     return [line.split(CLEAR)[-1] for line in shown.split('\n')]
 
 
-def test_progress_is_overwritten_and_cut():
+def test_progress_is_overwritten_and_cut_to_the_width():
     shown = on_a_terminal(['-c', LINES])
     assert shown == (
         f'{CLEAR}epoch 0.5{CLEAR}epoch 0.6{CLEAR}step 6\nstep 7\n'
         f'{CLEAR}0123456789012345678{CLEAR}epoch 1\ndone\n'
-        f'{CLEAR}epoch 2\nan error\n')  # 19 of 20 columns: none is wrapped.
+        f'{CLEAR}epoch 2\nan error\n')  # 19 of 20 columns: it does not wrap.
     assert left_on_screen(shown) == [
         'step 6', 'step 7', 'epoch 1', 'done', 'epoch 2', 'an error', '']
 
 
-def test_a_pipe_gets_the_lines_alone():
+def test_a_pipe_gets_only_the_lines():
     done = subprocess.run([sys.executable, '-c', LINES], cwd=spawn.ROOT, capture_output=True,
                           env=spawn.environment(), text=True, check=True)
     assert done.stdout == 'step 6\nstep 7\ndone\nan error\n'
 
 
-def test_a_terminal_without_columns_is_taken_for_a_pipe():
-    """mpirun's, where its own output goes to a file."""
+def test_a_terminal_without_columns_counts_as_a_pipe():
+    """mpirun creates one if its own output goes to a file."""
     assert on_a_terminal(['-c', LINES], columns=0) == 'step 6\nstep 7\ndone\nan error\n'
 
 
 def arguments(half_bright):
-    """Of a run of an epoch and a half, of 80 images."""
+    """Arguments for one and a half epochs of 80 images."""
     return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=40',
             '--max_steps=3', '--log_frequency=100', '--validate_every=1', '--device=cpu']
 
 
 @pytest.mark.slow
 def test_a_runs_progress_on_a_terminal(half_bright):
-    """An epoch leaves one line; validations and what else is said have lines of their own."""
+    """An epoch keeps one line; validations and other messages have lines of their own."""
     shown = on_a_terminal(
         [str(spawn.ROOT / 'cifar10_train.py'), *arguments(half_bright)], columns=100)
     lines = left_on_screen(shown)
     epoch, = [line for line in lines if line.startswith('epoch ')]
     assert re.fullmatch(
         r'epoch 1\.00: step 2 of 3, \d+ images/s, loss \d+\.\d\d, 0:00:\d\d left', epoch), epoch
-    assert not re.search('step 3 of 3,.* left', shown)  # The last validation and save are left.
+    assert not re.search('step 3 of 3,.* left', shown)  # The last validation and save remain.
     assert 'step 3: validating on 130 images' in shown
     assert 'step 3: saving a checkpoint' in shown
     assert lines[-2:] == [f'Saved step 3 in {FLAGS.train_dir}.', '']
@@ -112,8 +112,8 @@ def test_a_runs_progress_on_a_terminal(half_bright):
         assert re.match(r'\d{4}-', line)
 
 
-def test_epochs_of_a_moment_leave_a_line_every_two_seconds(monkeypatch):
-    """50 steps, of an epoch each, eight a second; the first is no measure of speed."""
+def test_short_epochs_keep_a_line_every_two_seconds(monkeypatch):
+    """50 epochs of one step, eight per second; the first does not count for the speed."""
     shown, seconds = [], itertools.count(step=0.125)
     monkeypatch.setattr(hooks, 'time', types.SimpleNamespace(perf_counter=lambda: next(seconds)))
     monkeypatch.setattr(console, 'progress', lambda text, keep: shown.append((text, keep)))
@@ -121,7 +121,7 @@ def test_epochs_of_a_moment_leave_a_line_every_two_seconds(monkeypatch):
     for step in range(1, 51):
         progress.update(step, loss=1.0)
     assert [text.split()[3] for text, keep in shown if keep] == ['2', '18', '34', '50']
-    assert len(shown) == 25  # Four a second.
+    assert len(shown) == 25  # Four per second.
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_a_runs_log_is_clean(half_bright):
     assert len(done.stdout.splitlines()) == 5  # Queue, step 0, two validations, saved.
 
 
-def test_printable_shows_names_as_they_are_and_no_commands(monkeypatch):
+def test_printable_keeps_names_and_replaces_commands(monkeypatch):
     assert console.printable('a käfer 猫.png') == 'a käfer 猫.png'
     assert console.printable('a\x1b[2J\n\udcff.png') == 'a?[2J??.png'
     monkeypatch.setattr('sys.stdout', io.TextIOWrapper(io.BytesIO(), encoding='ascii'))
@@ -140,13 +140,13 @@ def test_printable_shows_names_as_they_are_and_no_commands(monkeypatch):
 
 
 def _run(program, **options):
-    """Runs a program of Python in a shell's way: a `subprocess.CompletedProcess`."""
+    """Runs Python code in another process; returns a `subprocess.CompletedProcess`."""
     return subprocess.run([sys.executable, '-c', program], cwd=spawn.ROOT,
                           env=spawn.environment(), text=True, timeout=spawn.PATIENCE, **options)
 
 
-def test_streams_that_are_closed_lead_nowhere(tmp_path):
-    """A file that is opened next gets none of their numbers, and nothing that is printed."""
+def test_closed_streams_lead_to_dev_null(tmp_path):
+    """The next file to be opened gets neither their descriptors nor printed text."""
     def close():
         for number in range(3):
             os.close(number)
@@ -168,13 +168,13 @@ with open({str(tmp_path / "file")!r}, 'w') as stream:
     assert int(number) > 2 and rest == ''
 
 
-def test_streams_that_are_open_stay():
+def test_open_streams_stay():
     program = 'from program import console; console.open_closed(); console.line(input())'
     assert _run(program, input='words\n', capture_output=True).stdout == 'words\n'
 
 
-def test_a_lost_console_is_a_hang_up_or_an_error_of_its_own():
-    """The error is no OSError: nothing on the way takes it for one of a folder."""
+def test_a_lost_console_is_a_hang_up_or_a_separate_error():
+    """The error is not an OSError, which callers would attribute to a folder."""
     program = '''
 from program import console
 import sys
@@ -184,17 +184,17 @@ try:
 except OSError:
     console.note('an OSError')
 '''
-    for words, code, said in (([], -1, '\nThe console is gone: No space left on device.\n'),
-                              (['x'], 1, 'program.console.Gone: No space left on device\n')):
+    for words, code, message in (([], -1, '\nThe console is gone: No space left on device.\n'),
+                                 (['x'], 1, 'program.console.Gone: No space left on device\n')):
         with open('/dev/full', 'w') as full:
             done = spawn.run(['-c', program, *words], cwd=spawn.ROOT, stdout=full,
                              stderr=subprocess.PIPE)
         assert done.returncode == code
-        assert done.stderr.endswith(said)
+        assert done.stderr.endswith(message)
 
 
-def test_all_that_is_shown_is_made_printable():
-    """Escape sequences, bytes of a name that are not UTF-8, and what the encoding lacks."""
+def test_all_output_is_made_printable():
+    """Escape sequences, undecodable bytes of a name, and characters that cannot be encoded."""
     program = r'''
 from program import console, errors
 text = 'k\xe4fer\x1b[2J\udcff'
@@ -210,7 +210,7 @@ errors.say(text)
         assert done.stderr == f'{shown}\n-c: {shown}\n'
 
 
-def test_standard_error_may_be_full_or_gone():
+def test_a_full_standard_error_is_ignored():
     program = '''
 from program import errors
 errors.say('lost')

@@ -12,7 +12,7 @@ CPU = '/sys/fs/cgroup/cpu'
 
 
 def _groups(tmp_path, membership, files):
-    """Arguments of `by_quota` for groups with these files."""
+    """Arguments of `by_quota` for control groups with these files."""
     (tmp_path / 'membership').write_text(membership)
     for name, text in files.items():
         path = tmp_path / 'mounts' / name
@@ -26,22 +26,22 @@ def eight_cores(monkeypatch):
     monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: set(range(8)))
 
 
-@pytest.mark.parametrize('quota, wanted', [
+@pytest.mark.parametrize('quota, expected', [
     ('200000 100000', 2), ('150000 100000', 2), ('50000 100000', 1), ('1000 100000', 1),
     ('800000 100000', None), ('max 100000', None)])
-def test_version_2(tmp_path, quota, wanted):
+def test_version_2(tmp_path, quota, expected):
     groups = _groups(tmp_path, '0::/a/b\n', {'a/b/cpu.max': quota + '\n'})
-    assert cores.by_quota(*groups) == wanted
+    assert cores.by_quota(*groups) == expected
 
 
-def test_the_least_of_a_group_and_those_that_hold_it_counts(tmp_path):
+def test_the_smallest_quota_of_a_group_and_its_ancestors_counts(tmp_path):
     groups = _groups(tmp_path, '0::/a/b\n', {
         'cpu.max': '600000 100000', 'a/cpu.max': '300000 100000', 'a/b/cpu.max': 'max 100000',
         'other/cpu.max': '100000 100000'})
     assert cores.by_quota(*groups) == 3
 
 
-def test_in_a_container_the_own_group_is_the_root(tmp_path):
+def test_in_a_container_the_process_group_is_the_root(tmp_path):
     groups = _groups(tmp_path, '4:cpu,cpuacct:/docker/0123\n0::/../..\n',
                      {'cpu/cpu.cfs_quota_us': '250000', 'cpu/cpu.cfs_period_us': '100000'})
     assert cores.by_quota(*groups) == 3
@@ -53,7 +53,7 @@ def test_version_1_without_a_quota(tmp_path):
     assert cores.by_quota(*groups) is None
 
 
-def test_no_control_groups(tmp_path):
+def test_without_control_groups(tmp_path):
     assert cores.by_quota(str(tmp_path / 'none'), str(tmp_path)) is None
 
 
@@ -65,7 +65,7 @@ def _a_group_with_one_core():
         with open(os.path.join(folder, 'cpu.cfs_quota_us'), 'w') as stream:
             stream.write('100000')
     except OSError as error:
-        pytest.skip(f'no control group of version 1 can be made here: {error}')
+        pytest.skip(f'cannot create a control group of version 1: {error}')
     try:
         yield os.path.join(folder, 'cgroup.procs')
     finally:
@@ -73,7 +73,7 @@ def _a_group_with_one_core():
 
 
 @pytest.mark.slow
-def test_a_session_in_a_real_group_has_so_many_threads():
+def test_a_session_in_a_real_group_has_as_many_threads_as_its_quota():
     program = ('from program import startup; import os; os.sched_getaffinity = lambda _: {1, 2}; '
                'startup.FLAGS(["x"]); config = startup.session_config(); '
                'print(config.intra_op_parallelism_threads, config.inter_op_parallelism_threads)')

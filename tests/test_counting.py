@@ -137,7 +137,7 @@ def test_an_invalid_label_is_reported_with_file_and_record(noisy, tmp_path):
     with pytest.raises(errors.DataError) as error:
         current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
     assert str(error.value).startswith(
-        f'{noisy}/test_batch.bin has label 10 in record 77 (counted from 0); expected: 0 to 9')
+        f'{noisy}/test_batch.bin has label 10 in record 77 (counted from 0); expected 0 to 9')
 
 
 def test_a_signal_ends_counting(noisy, tmp_path):

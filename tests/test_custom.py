@@ -18,7 +18,7 @@ ROW = {'name': 'pets', 'classes': ['cat', 'dög'], 'train_files': {'train.bin': 
 
 
 def blocks(*labels):
-    """A block of records of noise for each label."""
+    """One block of one record for each label."""
     return [np.full([1, 3073], label, np.uint8) for label in labels]
 
 
@@ -30,13 +30,13 @@ def folder(tmp_path):
     return path
 
 
-def test_what_is_written(folder):
+def test_written_files(folder):
     assert json.loads((folder / 'dataset.json').read_text(encoding='utf-8')) == ROW
     assert (folder / 'train.bin').read_bytes() == b''.join(bytes([k]) * 3073 for k in (0, 1, 1))
     assert (folder / 'test.bin').read_bytes() == b''.join(bytes([k]) * 3073 for k in (1, 0))
 
 
-def test_the_row_is_one_like_those_of_the_table(folder):
+def test_the_row_works_like_those_of_the_table(folder):
     row = custom.find(folder)
     row.check(folder)
     assert (row.name, row.title, row.num_classes, row.record_bytes) == ('pets', 'pets', 2, 3073)
@@ -55,7 +55,7 @@ def test_the_flag_takes_a_name_or_a_folder(folder, monkeypatch):
             cifar10.maybe_download_and_extract()
 
 
-def test_a_name_of_the_table_is_no_folder(folder, monkeypatch):
+def test_a_name_of_the_table_is_not_a_folder(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     folder.rename('synthetic')
     assert custom.find('synthetic') is table.SYNTHETIC
@@ -63,25 +63,25 @@ def test_a_name_of_the_table_is_no_folder(folder, monkeypatch):
 
 
 @pytest.mark.parametrize('name', ['pets', '', '/dev/null'])
-def test_neither_name_nor_folder(tmp_path, monkeypatch, name):
+def test_neither_a_name_nor_a_folder(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(flags.IllegalFlagValueError, match=(
-            f'"{name}" is none of cifar10, cifar100, synthetic, synthetic100, nor a folder with a '
-            'dataset.json')):
+            f'"{name}" is not a data set; expected cifar10, cifar100, synthetic, synthetic100, or '
+            'a folder with a dataset.json')):
         FLAGS.dataset = name
 
 
 @pytest.mark.parametrize('change, words', [
-    ({'name': ''}, '"name" is ""; wanted: a name other than cifar10'),
+    ({'name': ''}, '"name" is ""; expected a name other than cifar10'),
     ({'name': 'cifar10'}, '"name" is "cifar10"'),
     ({'name': 'a\nb'}, '"name" is'),
-    ({'classes': ['cat']}, '"classes" is ["cat"]; wanted: a list of 2 to 256 different names'),
+    ({'classes': ['cat']}, '"classes" is ["cat"]; expected a list of 2 to 256 different names'),
     ({'classes': ['cat', 'cat']}, '"classes" is'),
     ({'classes': ['cat', 7]}, '"classes" is'),
     ({'classes': ['cat', '\x1b[2J']}, '"classes" is'),
     ({'classes': [str(k) for k in range(257)]}, '"classes" is'),
     ({'classes': 'cat'}, '"classes" is "cat"'),
-    ({'train_files': {}}, '"train_files" is {}; wanted: names of files in this folder'),
+    ({'train_files': {}}, '"train_files" is {}; expected names of files in this folder'),
     ({'train_files': ['train.bin']}, '"train_files" is'),
     ({'test_files': {'../test.bin': 2}}, '"test_files" is'),
     ({'test_files': {'test.bin': 0}}, '"test_files" is'),
@@ -90,9 +90,9 @@ def test_neither_name_nor_folder(tmp_path, monkeypatch, name):
     ({'classes': ['cat', 256 * 'a']}, '"classes" is'),
     ({'name': float('nan')}, '"name" is NaN'),
     ({'name': '\ud800'}, '"name" is'),
-    ({'url': 'x'}, 'has the keys ["name", "classes", "train_files", "test_files", "url"]; wanted: '
+    ({'url': 'x'}, 'has the keys ["name", "classes", "train_files", "test_files", "url"]; expected '
      'name, classes')])
-def test_an_edited_file_is_checked(folder, change, words):
+def test_invalid_fields_are_reported(folder, change, words):
     (folder / 'dataset.json').write_text(json.dumps({**ROW, **change}))
     with pytest.raises(errors.DataError) as error:
         custom.read(folder)
@@ -104,7 +104,7 @@ def test_an_edited_file_is_checked(folder, change, words):
 @pytest.mark.parametrize('text', [
     '', '{', '[]', 'null', '[' * 200000, 100000 * '[' + 100000 * ']', b'\xff\xfe', b'\0',
     '9' * 5000, (1 << 20) * ' ' + '{}'])
-def test_what_is_no_row_at_all(folder, text):
+def test_files_without_a_json_object(folder, text):
     (folder / 'dataset.json').write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(errors.DataError, match='dataset.json (is not |holds |is larger than 1 MB)'):
         custom.read(folder)
@@ -112,17 +112,17 @@ def test_what_is_no_row_at_all(folder, text):
 
 @pytest.mark.parametrize('depth', [100, 300, 900, 980, 2000, 9000, 50000])
 def test_a_deeply_nested_field(folder, depth):
-    """Whether reading gives up, or writing the message would."""
+    """At some depths, reading fails; at others, writing the message."""
     (folder / 'dataset.json').write_text(json.dumps(ROW).replace(
         '"pets"', depth * '[' + depth * ']'))
     with pytest.raises(errors.DataError, match='dataset.json(: "name" is| is not JSON)'):
         custom.read(folder)
 
 
-def test_a_changed_file_is_told_with_a_way_out(folder):
+def test_a_damaged_record_file_is_reported_with_a_remedy(folder):
     (folder / 'train.bin').write_bytes(b'\2' * 3073)
     with flagsaver.flagsaver(dataset=str(folder)), pytest.raises(
-            errors.DataError, match='has label 2 in record 0.*anew with cifar10_convert.py'):
+            errors.DataError, match='has label 2 in record 0.*recreate .* with cifar10_convert.py'):
         cifar10.maybe_download_and_extract()
 
 
@@ -130,14 +130,14 @@ def test_a_changed_file_is_told_with_a_way_out(folder):
     ('pets', blocks(1, 1), blocks(0), 'no training image of cat can be read'),
     ('pets', blocks(0, 1), [], 'no test image can be read'),
     ('cifar10', blocks(0, 1), blocks(0), '"cifar10" cannot be the name of a data set')])
-def test_what_is_no_data_set_gets_no_json(tmp_path, name, train, test, words):
+def test_an_invalid_data_set_gets_no_json_file(tmp_path, name, train, test, words):
     with pytest.raises(errors.DataError, match=words):
         custom.write(tmp_path, name, ['cat', 'dog'], train, test)
     assert 'dataset.json' not in os.listdir(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_script_says_it_in_one_line(folder):
+def test_a_script_reports_a_damaged_file_in_one_line(folder):
     (folder / 'dataset.json').write_text('{')
     done = spawn.run_script('cifar10_train.py', f'--dataset={folder}')
     assert (done.returncode, done.stdout, done.stderr.count('\n')) == (1, '', 1)

@@ -1,4 +1,4 @@
-"""Downloads from a real server on loopback, and unpacks archives made to do harm."""
+"""Downloads from a real server on loopback, and unpacks hostile archives."""
 import contextlib
 import dataclasses
 import fcntl
@@ -43,7 +43,7 @@ def assert_whole(data_dir):
 
 
 def failure(data_dir, url, **options):
-    """The one line that a download ends in."""
+    """Returns the one line with which a download fails."""
     with pytest.raises(errors.DataError) as error:
         download.maybe_download_and_extract(row(url, **options), str(data_dir))
     message = str(error.value)
@@ -55,7 +55,7 @@ def failure(data_dir, url, **options):
     return message
 
 
-def test_fresh_then_without_network(server, tmp_path):
+def test_a_second_start_needs_no_network(server, tmp_path):
     download.maybe_download_and_extract(row(server.url), str(tmp_path / 'new'))
     assert_whole(tmp_path / 'new')
     (tmp_path / 'new' / 'small.tar.gz').unlink()
@@ -63,7 +63,7 @@ def test_fresh_then_without_network(server, tmp_path):
     assert server.requests == [('/small.tar.gz', None)]
 
 
-def test_another_url(server, tmp_path):
+def test_a_url_from_a_flag(server, tmp_path):
     download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path),
                                         server.url)
     assert_whole(tmp_path)
@@ -84,16 +84,15 @@ def test_file_url(tmp_path):
     assert_whole(tmp_path / 'data')
 
 
-def test_archive_put_there_by_hand(tmp_path):
+def test_an_archive_copied_by_hand(tmp_path):
     (tmp_path / 'small.tar.gz').write_bytes(ARCHIVE)
-    with download._locked(str(tmp_path / '.small.lock')):
-        pass
+    (tmp_path / '.small.lock').touch()
     download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path))
     assert_whole(tmp_path)
 
 
 def test_hundred_classes(tmp_path):
-    """CIFAR-100's archive: two files of records of two label bytes, and files of names."""
+    """CIFAR-100's archive: two files of records with two label bytes, and files of names."""
     contents = {'train.bin': bytes([19, 99]) * 1537 * 4, 'test.bin': bytes(3074)}
     archive = tar([member(f'cifar-100-binary/{name}', data) for name, data in {
         'fine_label_names.txt': b'apple', 'coarse_label_names.txt': b'fish', **contents}.items()])
@@ -108,7 +107,7 @@ def test_hundred_classes(tmp_path):
 
 
 @pytest.mark.parametrize('wrong', [b'', b'<html>', ARCHIVE[:-1], bytes(len(ARCHIVE))])
-def test_wrong_archive_of_the_users_stays(tmp_path, wrong):
+def test_a_wrong_archive_of_the_user_stays(tmp_path, wrong):
     (tmp_path / 'small.tar.gz').write_bytes(wrong)
     message = failure(tmp_path, 'http://nowhere.invalid/small.tar.gz')
     assert 'small.tar.gz has' in message
@@ -116,21 +115,21 @@ def test_wrong_archive_of_the_users_stays(tmp_path, wrong):
     assert (tmp_path / 'small.tar.gz').read_bytes() == wrong
 
 
-def test_goes_on_from_a_part(server, tmp_path):
+def test_resumes_from_a_part(server, tmp_path):
     (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE[:5000])
     download.maybe_download_and_extract(row(server.url), str(tmp_path))
     assert server.requests == [('/small.tar.gz', 'bytes=5000-')]
     assert_whole(tmp_path)
 
 
-def test_complete_part_needs_no_request(server, tmp_path):
+def test_a_complete_part_needs_no_request(server, tmp_path):
     (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE)
     download.maybe_download_and_extract(row(server.url), str(tmp_path))
     assert server.requests == []
     assert_whole(tmp_path)
 
 
-def test_cut_connections_are_made_again(server, tmp_path):
+def test_reconnects_after_lost_connections(server, tmp_path):
     server.behaviour = 'cut'
     download.maybe_download_and_extract(row(server.url), str(tmp_path))
     assert len(server.requests) == -(-len(ARCHIVE) // 10000) > 2
@@ -138,13 +137,13 @@ def test_cut_connections_are_made_again(server, tmp_path):
     assert_whole(tmp_path)
 
 
-def test_what_came_before_a_cut_is_kept(server, tmp_path):
+def test_bytes_received_before_a_lost_connection_are_kept(server, tmp_path):
     server.behaviour = 'cut_once'
     assert f'10000 of {len(ARCHIVE)} bytes' in failure(tmp_path, server.url)
     assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:10000]
 
 
-def test_stalled_server_times_out(server, tmp_path, monkeypatch):
+def test_a_stalled_server_times_out(server, tmp_path, monkeypatch):
     monkeypatch.setattr(download, '_TIMEOUT_SECONDS', 0.2)
     server.behaviour = 'stall'
     download.maybe_download_and_extract(row(server.url), str(tmp_path))
@@ -153,7 +152,7 @@ def test_stalled_server_times_out(server, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('behaviour', ['without_range', 'without_length'])
-def test_server_without_ranges(server, tmp_path, behaviour):
+def test_a_server_without_ranges(server, tmp_path, behaviour):
     server.behaviour = behaviour
     (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE[:5000])
     download.maybe_download_and_extract(row(server.url), str(tmp_path))
@@ -161,7 +160,7 @@ def test_server_without_ranges(server, tmp_path, behaviour):
 
 
 @pytest.mark.parametrize('behaviour, reason', [
-    ('missing', '404'), ('too_far', '416'), ('page', 'the server offers one of 25'),
+    ('missing', '404'), ('too_far', '416'), ('page', 'the server offers a file of 25'),
     ('wrong_length', 'abc'), ('wrong_range', 'the server sent "bytes 5-'),
     ('redirected', 'infinite loop'),
     ('to_a_file', 'not allowed')])
@@ -172,13 +171,13 @@ def test_refusals_keep_the_part(server, tmp_path, behaviour, reason):
     assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:5000]
 
 
-def test_wrong_checksum_is_thrown_away(server, tmp_path):
+def test_a_file_with_the_wrong_checksum_is_removed(server, tmp_path):
     server.behaviour = 'other_bytes'
     assert 'SHA-256' in failure(tmp_path, server.url)
     assert [path.name for path in tmp_path.iterdir()] == ['.small.lock']
 
 
-def test_nobody_listens(tmp_path):
+def test_a_server_that_does_not_listen(tmp_path):
     with Server() as closed:
         url = closed.url
     assert 'refused' in failure(tmp_path, url)
@@ -191,7 +190,7 @@ def test_other_schemes(tmp_path, url):
 
 @pytest.mark.parametrize('url', ['http://[::1/x', 'http://127.0.0.1:0x/x', 'http://a..b/x',
                                  'http://127.0.0.1:1/\u00e4', 'http:///x'])
-def test_urls_that_are_none(tmp_path, url):
+def test_invalid_urls(tmp_path, url):
     failure(tmp_path, url)
 
 
@@ -201,12 +200,12 @@ def test_proxy_variables_are_honoured(server, tmp_path, monkeypatch):
     assert server.requests == [('http://nowhere.invalid/small.tar.gz', None)]
 
 
-def test_unwritable_folder(tmp_path):
+def test_an_unwritable_folder(tmp_path):
     (tmp_path / 'file').write_text('in the way')
     assert 'file' in failure(tmp_path / 'file' / 'data', 'http://nowhere.invalid/small.tar.gz')
 
 
-def test_link_in_the_place_of_the_part_is_not_followed(server, tmp_path):
+def test_a_link_in_place_of_the_part_is_not_followed(server, tmp_path):
     (tmp_path / 'precious').write_text('mine')
     (tmp_path / 'small.tar.gz.part').symlink_to(tmp_path / 'precious')
     failure(tmp_path, server.url)
@@ -215,25 +214,25 @@ def test_link_in_the_place_of_the_part_is_not_followed(server, tmp_path):
 
 @pytest.mark.parametrize('name', ['.small.lock', 'small.tar.gz.part'])
 def test_files_of_other_users_are_not_written_to(server, tmp_path, name):
-    """They may lie there where everybody can make files, as in /tmp."""
+    """They may exist where everybody can create files, as in /tmp."""
     if os.geteuid() != 0:
         pytest.skip('only root can give files away')
     (tmp_path / name).write_bytes(b'theirs')
     os.chown(tmp_path / name, 65534, -1)
-    assert f'{name} belongs to user 65534, not to you: remove it' in failure(tmp_path, server.url)
+    assert f'{name} belongs to user 65534, not you: remove it' in failure(tmp_path, server.url)
     assert (tmp_path / name).read_bytes() == b'theirs'
 
 
 def _in_process(statement, **options):
-    """Starts Python with `row` and the module `download` at hand."""
+    """Starts Python with `row` and the module `download` imported."""
     code = 'import sys; sys.path.insert(0, sys.argv[1])\n' + \
         'from datasets import download\nfrom drills.archives import row\n' + statement
     return subprocess.Popen([sys.executable, '-c', code, str(spawn.ROOT)], text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
-def test_full_disk_keeps_the_part(server, tmp_path):
-    """A limit on the size of files stands for the disk: it takes so many bytes and no more."""
+def test_a_full_disk_keeps_the_part(server, tmp_path):
+    """Simulated by a limit on the size of files."""
     process = _in_process(
         'import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n'
         f'download.maybe_download_and_extract(row("{server.url}"), "{tmp_path}")\n')
@@ -245,8 +244,8 @@ def test_full_disk_keeps_the_part(server, tmp_path):
     assert_whole(tmp_path)
 
 
-def test_two_processes_make_one_download(server, tmp_path):
-    server.behaviour = 'slow'  # Slow enough for the second to come while the first is at it.
+def test_two_processes_share_one_download(server, tmp_path):
+    server.behaviour = 'slow'  # So that the second process starts during the download of the first.
     statement = f'download.maybe_download_and_extract(row("{server.url}"), "{tmp_path}")\n'
     processes = [_in_process(statement) for _ in range(2)]
     outputs = [process.communicate() for process in processes]
@@ -267,7 +266,7 @@ def test_progress_in_a_log(server, tmp_path, capsys, monkeypatch):
 
 
 def test_progress_on_a_terminal(server, tmp_path, monkeypatch):
-    """A line that is drawn over itself, under 80 columns, and ended before a failure is told."""
+    """A line of less than 80 columns is redrawn, and ends before a failure is reported."""
     server.behaviour = 'cut_once'
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, 80, 0, 0))
@@ -276,7 +275,7 @@ def test_progress_on_a_terminal(server, tmp_path, monkeypatch):
         monkeypatch.setattr(download, '_BLOCK_BYTES', 4000)
         failure(tmp_path, server.url)
     shown = ''
-    with contextlib.suppress(OSError):  # Which is how a terminal that is closed ends.
+    with contextlib.suppress(OSError):  # Raised at the end of a closed terminal.
         while block := os.read(ours, 1 << 12):
             shown += block.decode()
     assert shown.endswith(' left\r\n')
@@ -294,7 +293,7 @@ def _extract(tmp_path, archive):
     return data_dir
 
 
-def test_only_what_is_wanted_is_unpacked(tmp_path):
+def test_only_the_expected_files_are_unpacked(tmp_path):
     data_dir = _extract(tmp_path, tar([
         member('../outside', b'x'), member('/tmp/outside-absolute', b'x'),
         member('small/../../outside', b'x'), member('small/readme.html', b'x'),
@@ -308,7 +307,7 @@ def test_only_what_is_wanted_is_unpacked(tmp_path):
 
 @pytest.mark.parametrize('type_', [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE,
                                    tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])
-def test_no_link_or_device_stands_for_a_file(tmp_path, type_):
+def test_links_and_devices_do_not_replace_files(tmp_path, type_):
     (tmp_path / 'secret').write_bytes(CONTENTS['test_batch.bin'])
     special = member('small/test_batch.bin', type=type_, linkname=str(tmp_path / 'secret'))
     with pytest.raises(errors.DataError, match='lacks small/test_batch.bin of 30730 bytes'):
@@ -316,7 +315,7 @@ def test_no_link_or_device_stands_for_a_file(tmp_path, type_):
     assert list((tmp_path / 'data').iterdir()) == []
 
 
-def test_link_in_the_place_of_the_folder_reaches_nothing(tmp_path):
+def test_a_link_in_place_of_the_folder_is_ignored(tmp_path):
     link = member('small', type=tarfile.SYMTYPE, linkname=str(tmp_path))
     data_dir = _extract(tmp_path, tar([link, *GOOD]))
     assert not (data_dir / 'small').is_symlink()
@@ -338,7 +337,7 @@ def test_damaged_archive(tmp_path, archive):
 
 @functools.cache
 def _bomb(kind):
-    """A few kilobytes of gzip that hold 32 MB of zeros: a member, or a header."""
+    """A few kilobytes of gzip that hold 32 MB of zeros as a member or as a header."""
     zeros = bytes(32 << 20)
     if kind == 'member':
         return tar([member('zeros', zeros), *GOOD])
@@ -347,12 +346,12 @@ def _bomb(kind):
 
 @pytest.mark.parametrize('kind', ['member', 'header'])
 def test_bomb(tmp_path, kind):
-    with pytest.raises(errors.DataError, match='far more than the files wanted'):
+    with pytest.raises(errors.DataError, match='much larger than expected'):
         _extract(tmp_path, _bomb(kind))
     assert list((tmp_path / 'data').iterdir()) == []
 
 
-def test_what_a_killed_extraction_left_is_no_hindrance(tmp_path):
+def test_leftovers_of_a_killed_extraction_are_removed(tmp_path):
     partial = tmp_path / 'data' / 'small.0123456789abcdef.part'
     partial.mkdir(parents=True)
     (partial / 'test_batch.bin').write_bytes(b'torn')
@@ -361,7 +360,7 @@ def test_what_a_killed_extraction_left_is_no_hindrance(tmp_path):
     assert [path.name for path in (tmp_path / 'data').iterdir()] == ['small']
 
 
-def test_extraction_into_a_read_only_place(tmp_path):
+def test_extraction_into_a_read_only_folder(tmp_path):
     (tmp_path / 'a.tar.gz').write_bytes(ARCHIVE)
     with pytest.raises(OSError):
         download.extract(str(tmp_path / 'a.tar.gz'), '/proc', row('http://x/a.tar.gz'))

@@ -3,6 +3,7 @@ import errno
 import os
 import signal
 import stat
+import threading
 import time
 import traceback
 
@@ -14,7 +15,7 @@ from absl import app
 from program import files
 
 
-def test_it_is_there_when_the_block_is_done(tmp_path):
+def test_a_folder_appears_when_the_block_ends(tmp_path):
     path = tmp_path / 'new' / 'one'
     with files.new_folder(path, '--there') as partial:
         open(os.path.join(partial, 'file'), 'w').close()
@@ -24,7 +25,7 @@ def test_it_is_there_when_the_block_is_done(tmp_path):
 
 
 @pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt])
-def test_what_fails_leaves_nothing(tmp_path, error):
+def test_a_failed_block_leaves_nothing(tmp_path, error):
     with pytest.raises(error):
         with files.new_folder(tmp_path / 'one', '--there') as partial:
             open(os.path.join(partial, 'file'), 'w').close()
@@ -36,35 +37,36 @@ def test_what_fails_leaves_nothing(tmp_path, error):
     OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), OSError('h5: No space left on device, half'),
     RuntimeError('events; No space left on device\n\tFailed'),
     tf.errors.ResourceExhaustedError(None, None, 'x.tempstate1; Disk quota exceeded')])
-def test_a_full_disk_is_told_by_its_folder(error):
+def test_a_full_disk_is_reported_with_its_folder(error):
     with pytest.raises(OSError, match='^(No space left on device|Disk quota exceeded) in /a/b. '):
-        with files.full_disk_told('/a/b'):
+        with files.explain_full_disk('/a/b'):
             raise error
 
 
 @pytest.mark.parametrize('error', [OSError(errno.EACCES, 'no'), RuntimeError('x'), KeyError('x')])
-def test_other_errors_stay_as_they_are(error):
+def test_other_errors_are_not_changed(error):
     with pytest.raises(type(error)) as raised:
-        with files.full_disk_told('/a/b'):
+        with files.explain_full_disk('/a/b'):
             raise error
     assert raised.value is error
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f'^{tmp_path}/none is not a folder: make it'):
+    with pytest.raises(FileNotFoundError, match=f'^{tmp_path}/none is not a folder: create it'):
         with files.new_file(str(tmp_path / 'none' / 'one')):
             pass
 
 
-def test_nobody_else_can_hold_a_lock(tmp_path):
-    """flock needs only the right to read; a file of an earlier version is closed to others, too."""
+def test_other_users_cannot_hold_a_lock(tmp_path):
+    """Read access is enough for flock. Files of earlier versions get the new mode, too."""
     (tmp_path / 'old').touch(0o666)
     for name in ('old', 'new'):
-        os.close(files.open_own(str(tmp_path / name), mode=files.LOCK_MODE))
+        with files.locked(str(tmp_path / name)):
+            pass
         assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o600
 
 
-def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+def test_a_file_is_complete_or_missing(tmp_path):
     with pytest.raises(ValueError), files.new_file(str(tmp_path / 'one')) as stream:
         stream.write(b'half')
         raise ValueError
@@ -75,7 +77,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     assert os.listdir(tmp_path) == ['one']
 
 
-def test_an_empty_folder_is_taken_also_through_a_link(tmp_path):
+def test_an_empty_folder_is_replaced_also_through_a_link(tmp_path):
     (tmp_path / 'one').mkdir()
     (tmp_path / 'link').symlink_to(tmp_path / 'one')
     with files.new_folder(tmp_path / 'link', '--there') as partial:
@@ -83,8 +85,8 @@ def test_an_empty_folder_is_taken_also_through_a_link(tmp_path):
     assert os.listdir(tmp_path / 'one') == ['file']
 
 
-@pytest.mark.parametrize('kind', ['file', 'folder', 'link to nothing that can be made'])
-def test_what_is_there_stays(tmp_path, kind):
+@pytest.mark.parametrize('kind', ['file', 'folder', 'broken link'])
+def test_an_existing_file_or_folder_stays(tmp_path, kind):
     path = tmp_path / 'one'
     if kind == 'file':
         path.write_text('mine')
@@ -97,11 +99,11 @@ def test_what_is_there_stays(tmp_path, kind):
     before = sorted(os.walk(tmp_path))
     with pytest.raises((app.UsageError, OSError)):
         with files.new_folder(path, '--there'):
-            pytest.fail('must not get here')
+            pytest.fail('the block must not run')
     assert sorted(os.walk(tmp_path)) == before
 
 
-def test_what_comes_in_between_stays(tmp_path):
+def test_a_folder_that_appears_during_the_block_stays(tmp_path):
     with pytest.raises(OSError):
         with files.new_folder(tmp_path / 'one', '--there'):
             (tmp_path / 'one').mkdir()
@@ -111,7 +113,7 @@ def test_what_comes_in_between_stays(tmp_path):
 
 
 def test_folders_are_ours_alone_whatever_the_umask(tmp_path):
-    """What the first start makes, the second does not refuse."""
+    """A second start must accept the folders that the first one created."""
     earlier = os.umask(0)
     try:
         for _ in range(2):
@@ -128,7 +130,7 @@ def test_folders_are_ours_alone_whatever_the_umask(tmp_path):
                      'lock': 0o644}
 
 
-def test_a_stricter_umask_holds(tmp_path):
+def test_a_stricter_umask_applies(tmp_path):
     earlier = os.umask(0o077)
     try:
         files.own_folder(tmp_path / 'a')
@@ -151,7 +153,7 @@ def test_planted_links_are_replaced_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir, lambda path: os.symlink('victim', path)])
-def test_a_lock_is_a_regular_file_of_ours(tmp_path, make):
+def test_a_lock_must_be_a_regular_file(tmp_path, make):
     (tmp_path / 'victim').write_text('mine')
     make(tmp_path / 'lock')
     with pytest.raises(OSError, match='lock'):
@@ -160,19 +162,34 @@ def test_a_lock_is_a_regular_file_of_ours(tmp_path, make):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root can give files away')
-def test_a_lock_of_another_user_is_refused(tmp_path):
+def test_another_users_lock_is_refused(tmp_path):
     (tmp_path / 'lock').touch()
     os.chown(tmp_path / 'lock', 65534, -1)
-    with pytest.raises(PermissionError, match='lock belongs to user 65534, not to you: remove it'):
+    with pytest.raises(PermissionError, match='lock belongs to user 65534, not you: remove it'):
         files.open_own(tmp_path / 'lock')
+
+
+def test_a_lock_shows_its_holder_or_waits_for_it(tmp_path, capsys):
+    def hold(write_end):
+        with files.locked(tmp_path / 'lock'):
+            os.write(write_end, f'{os.getpid()}'.encode())
+            time.sleep(spawn.PATIENCE)
+
+    with forked(hold) as pipe:
+        holder = os.read(pipe, 20).decode()
+        with pytest.raises(files.Locked, match=f'^{holder}$'), files.locked(tmp_path / 'lock'):
+            pytest.fail('the block must not run')
+        start = time.monotonic()
+        threading.Timer(0.2, os.kill, [int(holder), signal.SIGKILL]).start()
+        with files.locked(tmp_path / 'lock', waiting='Waiting.'):
+            assert time.monotonic() - start >= 0.2
+            assert capsys.readouterr().out == 'Waiting.\n'
+            assert (tmp_path / 'lock').read_text() == f'{os.getpid()}\n'
 
 
 @contextlib.contextmanager
 def forked(work):
-    """Runs a function in another process; yields a pipe that it can write to.
-
-    A fork, as starting Python and importing TensorFlow takes seconds.
-    """
+    """Runs a function with a pipe in a forked process, which starts fast; yields the other end."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -192,7 +209,7 @@ def forked(work):
 
 
 def writer(make, *arguments):
-    """A process in the middle of `new_file` or `new_folder`, which it does not end by itself."""
+    """Starts a process that stays inside the block of `new_file` or `new_folder`."""
     def work(write_end):
         with make(*arguments) as made:
             if make is files.new_folder:
@@ -210,8 +227,8 @@ def leftovers(folder):
     return [entry.name for entry in folder.iterdir() if entry.name.endswith('.part')]
 
 
-def test_leftovers_of_killed_writers_are_removed_and_those_of_live_ones_are_not(tmp_path):
-    """Process IDs do not count: in a container every writer may have the same."""
+def test_leftovers_of_killed_writers_are_removed_but_not_those_of_live_ones(tmp_path):
+    """Process IDs do not count: in containers, all writers may have the same one."""
     for name in ('file.part', 'file.1.part', 'other.0123456789abcdef.part'):
         (tmp_path / name).touch()  # Perhaps the user's.
     users = set(leftovers(tmp_path))
@@ -233,8 +250,8 @@ def test_leftovers_of_killed_writers_are_removed_and_those_of_live_ones_are_not(
     assert set(leftovers(tmp_path)) == users
 
 
-def test_writers_that_remove_leftovers_do_not_disturb_each_other(tmp_path):
-    """Between making a file and locking it, another process may take it for a leftover."""
+def test_concurrent_writers_do_not_remove_each_others_files(tmp_path):
+    """Between creating and locking a file, another process may take it for a leftover."""
     def work(write_end):
         for _ in range(100):
             with files.new_file(tmp_path / 'file') as stream:
@@ -252,7 +269,7 @@ def test_writers_that_remove_leftovers_do_not_disturb_each_other(tmp_path):
     assert (tmp_path / 'file').read_text() == 'whole'
 
 
-def test_a_planted_leftover_is_left_alone(tmp_path):
+def test_planted_leftovers_are_left_alone(tmp_path):
     (tmp_path / 'precious').mkdir()
     (tmp_path / 'file.0123456789abcdef.part').symlink_to('precious')
     os.mkfifo(tmp_path / 'file.0123456789abcde0.part')
@@ -268,4 +285,4 @@ def test_a_planted_leftover_is_left_alone(tmp_path):
 def test_a_mount_point_cannot_be_replaced():
     with pytest.raises(app.UsageError, match='/proc is a mount point, .* below it as --there'):
         with files.new_folder('/proc', '--there'):
-            pytest.fail('must not get here')
+            pytest.fail('the block must not run')

@@ -7,7 +7,7 @@ from program import errors
 
 
 def fill(folder, **counts):
-    """Makes empty files named as images, so many for each class."""
+    """Creates empty files named like images: `counts` of each class."""
     for name, count in counts.items():
         (folder / name).mkdir(parents=True)
         for index in range(count):
@@ -27,10 +27,10 @@ def test_a_sixth_of_each_class_is_for_testing(tmp_path, count, tested):
     for label, total in ((0, count), (1, 12)):
         train, test = of(found.train, label), of(found.test, label)
         assert not train & test and len(train | test) == total
-    assert found.passed_over == []
+    assert found.skipped == []
 
 
-def test_the_split_is_always_the_same_and_mixed(tmp_path):
+def test_the_split_is_reproducible_and_mixed(tmp_path):
     fill(tmp_path / 'a', cat=60, dog=60)
     fill(tmp_path / 'b', dog=60, cat=60)
     found, again = folders.find(tmp_path / 'a'), folders.find(tmp_path / 'b')
@@ -43,7 +43,7 @@ def test_the_split_is_always_the_same_and_mixed(tmp_path):
 
 
 @pytest.mark.parametrize('name, other', [('test', 'val'), ('val', None)])
-def test_a_split_that_is_there_counts(tmp_path, name, other):
+def test_an_existing_split_is_used(tmp_path, name, other):
     fill(tmp_path / 'train', dog=3, cat=2)
     fill(tmp_path / name, dog=1)
     if other:
@@ -52,23 +52,23 @@ def test_a_split_that_is_there_counts(tmp_path, name, other):
     assert found.classes == ('cat', 'dog')
     assert (len(of(found.train, 0)), len(of(found.train, 1))) == (2, 3)
     assert found.test == [(1, f'{tmp_path}/{name}/dog/0.png')]
-    assert found.passed_over == ([f'{tmp_path}/{other}'] if other else [])
+    assert found.skipped == ([f'{tmp_path}/{other}'] if other else [])
 
 
 def test_train_and_test_may_be_classes(tmp_path):
-    """CIFAR-100 has trains."""
+    """CIFAR-100 has a class `train`."""
     fill(tmp_path, train=6, test=6)
     assert folders.find(tmp_path).classes == ('test', 'train')
 
 
-def test_a_class_that_is_tested_only(tmp_path):
+def test_a_class_without_training_images(tmp_path):
     fill(tmp_path / 'train', dog=3, cat=2)
     fill(tmp_path / 'test', cow=1)
-    with pytest.raises(errors.DataError, match='test has cow, which .*/train has not'):
+    with pytest.raises(errors.DataError, match='test has cow, missing from .*/train'):
         folders.find(tmp_path)
 
 
-def test_what_is_passed_over(tmp_path):
+def test_skipped_files(tmp_path):
     fill(tmp_path, cat=6, dog=6)
     (tmp_path / 'notes.txt').touch()
     (tmp_path / 'cat' / 'list.csv').touch()
@@ -78,7 +78,7 @@ def test_what_is_passed_over(tmp_path):
     (tmp_path / '.git').mkdir()
     found = folders.find(tmp_path)
     assert len(found.train) + len(found.test) == 12
-    assert found.passed_over == [
+    assert found.skipped == [
         f'{tmp_path}/cat/list.csv', f'{tmp_path}/cat/more', f'{tmp_path}/notes.txt']
 
 
@@ -92,16 +92,16 @@ def test_links_are_followed(tmp_path):
     (tmp_path / 'images' / 'dog' / 'loop').symlink_to(tmp_path / 'images')
     found = folders.find(tmp_path / 'images')
     assert len(found.train) + len(found.test) == 7
-    assert [os.path.basename(path) for path in found.passed_over] == ['2.png', 'loop']
+    assert [os.path.basename(path) for path in found.skipped] == ['2.png', 'loop']
 
 
 @pytest.mark.parametrize('counts, words', [
-    ({}, 'has 0 folders; wanted: one for each class, 2 to 256'),
+    ({}, 'has 0 folders; expected 2 to 256, one for each class'),
     ({'cat': 9}, 'has 1 folders'),
     ({f'c{index}': 1 for index in range(257)}, 'has 257 folders'),
     ({'cat': 9, 'dog': 0}, r'dog has no image \(.jpg, .jpeg, .png, .gif, .bmp, .webp,'),
     ({'cat': 9, 'd\x1b[31mog': 9}, r"folder named 'd\\x1b\[31mog'")])
-def test_folders_that_are_no_classes(tmp_path, counts, words):
+def test_folders_that_are_not_classes(tmp_path, counts, words):
     fill(tmp_path, **counts)
     with pytest.raises(errors.DataError, match=words):
         folders.find(tmp_path)

@@ -15,7 +15,7 @@ COLOUR, GREY = NOISE[..., :3], np.repeat(NOISE[..., :1], 3, axis=2)
 
 @pytest.fixture
 def read(tmp_path):
-    """Writes a file by a function of `image_files` or of this file, and reads it."""
+    """Writes a file with a function of `image_files` or of this module, and reads it."""
     def write_and_read(write, *arguments, **options):
         write(tmp_path / 'image', *arguments, **options)
         return images.read(tmp_path / 'image')
@@ -23,14 +23,14 @@ def read(tmp_path):
 
 
 def save(path, image, **options):
-    """Writes a `PIL.Image.Image`, or what becomes one, with Pillow."""
+    """Writes a `PIL.Image.Image`, or an array, with Pillow."""
     image = image if isinstance(image, Image.Image) else Image.fromarray(image)
     image.save(path, **options)
 
 
-@pytest.mark.parametrize('write, arguments, wanted', [
+@pytest.mark.parametrize('write, arguments, expected', [
     (image_files.png, [COLOUR], COLOUR),
-    (image_files.png, [NOISE], COLOUR),  # Transparency is left out.
+    (image_files.png, [NOISE], COLOUR),  # Transparency is ignored.
     (image_files.png, [NOISE[..., :1]], GREY),
     (image_files.png, [NOISE[..., :2]], GREY),
     (image_files.png, [COLOUR * np.uint16(256) + 77], COLOUR),
@@ -39,11 +39,11 @@ def save(path, image, **options):
     (image_files.bmp, [COLOUR, True], COLOUR),
     (image_files.gif, [GREY[..., 0]], GREY),
     (image_files.gif, [GREY[..., 0], 255 - GREY[..., 0]], GREY)])  # The first frame.
-def test_32_by_32_pixels_stay_as_they_are(read, write, arguments, wanted):
-    np.testing.assert_array_equal(read(write, *arguments), wanted)
+def test_images_of_32_by_32_pixels_are_not_changed(read, write, arguments, expected):
+    np.testing.assert_array_equal(read(write, *arguments), expected)
 
 
-PALETTE = Image.fromarray(NOISE[..., 0]).convert('P')  # Index k stands for the colour k of:
+PALETTE = Image.fromarray(NOISE[..., 0]).convert('P')  # Index k has colour k of:
 PALETTE.putpalette([value for k in range(256) for value in (k, 255 - k, 7)])
 OF_PALETTE = np.stack([NOISE[..., 0], 255 - NOISE[..., 0], np.full([32, 32], 7)], axis=2)
 BITS = Image.fromarray(NOISE[..., 0]).point(lambda value: 255 * (value > 99)).convert('1')
@@ -51,7 +51,7 @@ OF_BITS = np.repeat(255 * (NOISE[..., :1] > 99), 3, axis=2)
 GREY_16 = GREY[..., 0] * np.uint16(256) + 77
 
 
-@pytest.mark.parametrize('image, options, wanted', [
+@pytest.mark.parametrize('image, options, expected', [
     (COLOUR, {'format': 'WEBP', 'lossless': True}, COLOUR),
     (NOISE, {'format': 'WEBP', 'lossless': True, 'exact': True}, COLOUR),
     (COLOUR, {'format': 'TIFF'}, COLOUR),
@@ -63,21 +63,21 @@ GREY_16 = GREY[..., 0] * np.uint16(256) + 77
     (BITS, {'format': 'PNG'}, OF_BITS), (BITS, {'format': 'TIFF'}, OF_BITS),
     (GREY_16, {'format': 'PNG'}, GREY), (GREY_16, {'format': 'TIFF'}, GREY),
     (GREY_16.astype('>u2'), {'format': 'TIFF'}, GREY)])
-def test_other_formats_and_modes(read, image, options, wanted):
-    np.testing.assert_array_equal(read(save, image, **options), wanted)
+def test_other_formats_and_modes(read, image, options, expected):
+    np.testing.assert_array_equal(read(save, image, **options), expected)
 
 
 @pytest.mark.parametrize('options', [
     {'format': 'TIFF'}, {'format': 'JPEG', 'quality': 100, 'subsampling': 0}])
-def test_inks_are_taken_off_white(read, options):
-    """A share c of cyan and k of black leave (1 - c) (1 - k) of red, and so on."""
+def test_inks_are_subtracted_from_white(read, options):
+    """Fractions c of cyan and k of black leave (1 - c) (1 - k) of red, and so on."""
     inks = Image.new('CMYK', [32, 32], (51, 102, 0, 51))  # 0.2, 0.4, 0, 0.2 of 255.
     found = read(save, inks, **options).astype(int)
     assert abs(found - [163, 122, 204]).max() <= 2
 
 
 @pytest.mark.parametrize('format_', ['GIF', 'PNG', 'WEBP', 'TIFF'])
-def test_of_several_frames_the_first_counts(read, format_):
+def test_the_first_of_several_frames_is_used(read, format_):
     frames = [Image.new('RGB', [32, 32], colour) for colour in ('red', 'lime', 'blue')]
     options = {'lossless': True} if format_ == 'WEBP' else {}
     found = read(save, frames[0], format=format_, save_all=True, append_images=frames[1:],
@@ -86,7 +86,7 @@ def test_of_several_frames_the_first_counts(read, format_):
 
 
 ORIENTATION = 274  # The EXIF tag.
-TURNED = {  # What a viewer shows, https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf, 4.6.4.
+TURNED = {  # As a viewer shows it, https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf, 4.6.4.
     1: COLOUR, 2: COLOUR[:, ::-1], 3: COLOUR[::-1, ::-1], 4: COLOUR[::-1],
     5: COLOUR.transpose(1, 0, 2), 6: np.rot90(COLOUR, -1),
     7: np.rot90(COLOUR, 2).transpose(1, 0, 2), 8: np.rot90(COLOUR)}
@@ -95,16 +95,16 @@ TURNED = {  # What a viewer shows, https://www.cipa.jp/std/documents/e/DC-008-20
 @pytest.mark.parametrize('options', [
     {'format': 'PNG'}, {'format': 'WEBP', 'lossless': True}, {'format': 'TIFF'},
     {'format': 'TIFF', 'compression': 'tiff_lzw'}])
-def test_photographs_are_turned_as_their_exif_data_asks(read, options):
-    for orientation, wanted in TURNED.items():
+def test_the_exif_orientation_is_applied(read, options):
+    for orientation, expected in TURNED.items():
         exif = Image.Exif()
         exif[ORIENTATION] = orientation
-        np.testing.assert_array_equal(read(save, COLOUR, exif=exif, **options), wanted)
+        np.testing.assert_array_equal(read(save, COLOUR, exif=exif, **options), expected)
 
 
 @pytest.mark.parametrize('size', [(40, 64), (64, 40)])
-def test_a_photograph_of_a_phone_is_turned(read, size):
-    """The right side of its sensor is below; grey of 16 bits is turned as well."""
+def test_a_phones_photograph_is_turned(read, size):
+    """The right side of its sensor is at the bottom; 16-bit grey is turned, too."""
     exif = Image.Exif()
     exif[ORIENTATION] = 6
     lit = Image.new('L', size)
@@ -119,7 +119,7 @@ def test_a_photograph_of_a_phone_is_turned(read, size):
     b'Exif\0\0', b'Exif\0\0II*\0', b'Exif\0\0any text that is long enough to be something',
     b'Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01\x12'])
 @pytest.mark.parametrize('format_', ['PNG', 'WEBP'])
-def test_damaged_exif_data_does_not_cost_the_image(read, exif, format_):
+def test_damaged_exif_data_is_ignored(read, exif, format_):
     options = {'lossless': True} if format_ == 'WEBP' else {}
     np.testing.assert_array_equal(
         read(save, COLOUR, format=format_, exif=exif, **options), COLOUR)
@@ -127,7 +127,7 @@ def test_damaged_exif_data_does_not_cost_the_image(read, exif, format_):
 
 @pytest.mark.parametrize('options', [{}, {'progressive': True}])
 def test_jpeg(read, options):
-    """Smooth colours, which the compression keeps."""
+    """Smooth colours, which JPEG compression preserves."""
     y, x = np.mgrid[:32, :32]
     smooth = np.stack([4 * x, 4 * y, 255 - 4 * x], axis=2).astype(np.uint8)
     assert abs(read(image_files.jpeg, smooth, **options).astype(int) - smooth).max() < 8
@@ -136,16 +136,16 @@ def test_jpeg(read, options):
 
 
 def test_the_short_side_becomes_32_and_the_centre_is_kept(read):
-    """96 x 64 at half the size is 48 x 32, of which 8 columns to each side go. Column j of the
-    rest lies on column 2 (j + 8) + 1/2 of the image, and a slope stays one: 4 j + 33."""
+    """96 x 64 at half the size is 48 x 32, of which 8 columns on each side are cut off. Column j of
+    the rest is column 2 (j + 8) + 1/2 of the image; a slope stays a slope: 4 j + 33."""
     slope = np.broadcast_to(2 * np.arange(96, dtype=np.uint8)[:, np.newaxis], [64, 96, 3])
-    wanted = np.broadcast_to(4 * np.arange(32)[:, np.newaxis] + 33, [32, 32, 3])
-    np.testing.assert_array_equal(read(image_files.png, slope), wanted)
+    expected = np.broadcast_to(4 * np.arange(32)[:, np.newaxis] + 33, [32, 32, 3])
+    np.testing.assert_array_equal(read(image_files.png, slope), expected)
     np.testing.assert_array_equal(
-        read(image_files.png, slope.transpose(1, 0, 2)), wanted.transpose(1, 0, 2))
+        read(image_files.png, slope.transpose(1, 0, 2)), expected.transpose(1, 0, 2))
 
 
-def test_what_is_finer_than_a_pixel_becomes_its_mean(read):
+def test_details_finer_than_a_pixel_are_averaged(read):
     checks = (np.indices([321, 400]).sum(axis=0) % 2 * 255).astype(np.uint8)
     result = read(image_files.png, np.repeat(checks[..., np.newaxis], 3, axis=2)).astype(int)
     assert abs(result - 127.5).max() < 8
@@ -162,35 +162,35 @@ def test_any_size(read, shape):
     (b'', 'is empty'),
     (b'just text', 'not a JPEG, PNG, GIF, BMP, WebP or TIFF image'),
     (b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n', 'not a JPEG, PNG, GIF, BMP, '),
-    (b'RIFF....WEBPVP8 ', 'is damaged or cut short'),
-    (b'\xff\xd8\xff', 'is damaged or cut short'),
-    (b'\xff\xd8\xff\xe0\0\0', 'is damaged or cut short'),
-    (b'\x89PNG\r\n\x1a\n', 'is damaged or cut short'),
-    (b'GIF89a', 'is damaged or cut short'),
-    (b'BM', 'is damaged or cut short'),
-    (b'II*\0\x08\0\0\0', 'is damaged or cut short')])
-def test_files_that_are_no_images(read, data, words, tmp_path, capfd):
+    (b'RIFF....WEBPVP8 ', 'is damaged or truncated'),
+    (b'\xff\xd8\xff', 'is damaged or truncated'),
+    (b'\xff\xd8\xff\xe0\0\0', 'is damaged or truncated'),
+    (b'\x89PNG\r\n\x1a\n', 'is damaged or truncated'),
+    (b'GIF89a', 'is damaged or truncated'),
+    (b'BM', 'is damaged or truncated'),
+    (b'II*\0\x08\0\0\0', 'is damaged or truncated')])
+def test_files_that_are_not_images(read, data, words, tmp_path, capfd):
     with pytest.raises(images.ImageError) as error:
         read(lambda path: path.write_bytes(data))
     assert str(error.value).startswith(f'{tmp_path}/image is ')
     assert words in str(error.value) and '\n' not in str(error.value)
-    assert capfd.readouterr().err == ''  # Libraries keep quiet, too.
+    assert capfd.readouterr().err == ''  # The libraries print nothing either.
 
 
-def test_what_libtiff_says_of_damage_is_not_shown(read, capfd):
+def test_libtiffs_messages_are_not_shown(read, capfd):
     def damaged(path):
         save(path, COLOUR, format='TIFF', compression='tiff_lzw')
         data = bytearray(path.read_bytes())
         data[100:200] = bytes(range(100, 200))
         path.write_bytes(data)
-    with pytest.raises(images.ImageError, match='is damaged or cut short .decoder error'):
+    with pytest.raises(images.ImageError, match='is damaged or truncated .decoder error'):
         read(damaged)
     assert capfd.readouterr().err == ''
 
 
-def test_values_without_a_fixed_range_are_refused(read):
+def test_values_without_a_fixed_range_are_rejected(read):
     for kind in (np.int32, np.float32):
-        with pytest.raises(images.ImageError, match='has channels of 32 bits; expected: 8 or 16'):
+        with pytest.raises(images.ImageError, match='has channels of 32 bits; expected 8 or 16'):
             read(save, GREY[..., 0].astype(kind), format='TIFF')
 
 
@@ -205,30 +205,30 @@ def _tiff(path, image):
 @pytest.mark.parametrize(
     'write', [image_files.png, image_files.jpeg, image_files.bmp, image_files.gif, _webp, _tiff])
 @pytest.mark.parametrize('share', [0.1, 0.5, 0.9])
-def test_files_cut_short(read, write, share):
+def test_truncated_files(read, write, share):
     def cut(path):
         write(path, GREY[..., 0] if write is image_files.gif else COLOUR)
         path.write_bytes(path.read_bytes()[:int(share * path.stat().st_size)])
-    with pytest.raises(images.ImageError, match='is damaged or cut short'):
+    with pytest.raises(images.ImageError, match='is damaged or truncated'):
         read(cut)
 
 
-@pytest.mark.parametrize('write, position, sides, told', [
+@pytest.mark.parametrize('write, position, sides, message', [
     (image_files.png, 16, b'\0\1\0\0\0\1\0\0', 'more than 134217728 pixels'),
     (image_files.bmp, 18, b'\0\0\1\0\0\0\1\0', 'more than 134217728 pixels'),
     (image_files.jpeg, None, b'\xff\xff\xff\xff', 'more than 134217728 pixels'),
     (image_files.jpeg, None, b'\x30\x00\x30\x00',
-     '12288 x 12288 pixels; expected: at most 13421772'),
-    (image_files.png, 16, b'\0\1\0\0\0\0\0\1', '65536 x 1 pixels; expected: at most .* 65535 per')])
-def test_pictures_that_would_take_all_memory_are_not_decoded(read, write, position, sides, told):
-    """Only their headers have such sides, the first two lines' 65,536 pixels."""
+     '12288 x 12288 pixels; expected at most 13421772'),
+    (image_files.png, 16, b'\0\1\0\0\0\0\0\1', '65536 x 1 pixels; expected at most .* 65535 per')])
+def test_pictures_that_would_exhaust_memory_are_not_decoded(read, write, position, sides, message):
+    """Only their headers claim such sizes; in the first two rows, 65,536 pixels per side."""
     def bomb(path):
         write(path, COLOUR)
         data = bytearray(path.read_bytes())
         start = data.index(b'\xff\xc0') + 5 if position is None else position
         data[start:start + len(sides)] = sides
         path.write_bytes(with_new_checksum(data) if write is image_files.png else data)
-    with pytest.raises(images.ImageError, match=f'has {told}'):
+    with pytest.raises(images.ImageError, match=f'has {message}'):
         read(bomb)
 
 
@@ -238,8 +238,8 @@ def with_new_checksum(png):
     return png
 
 
-def test_a_frame_that_would_take_all_memory_is_not_decoded(read):
-    """It is larger than the screen that the file's header names."""
+def test_a_frame_that_would_exhaust_memory_is_not_decoded(read):
+    """It is larger than the screen in the file's header."""
     with pytest.raises(images.ImageError, match='has more than 134217728 pixels'):
         read(wide_frames, first=0)
 
@@ -261,7 +261,7 @@ def wide_frames(path, first):
 
 @pytest.mark.parametrize('mode', ['L', 'RGB', 'CMYK'])
 def test_hundreds_of_scans_are_not_decoded(read, mode):
-    """A scan takes 14 bytes and a pass over four million pixels: 0.7 ns each."""
+    """A scan has 14 bytes and updates four million pixels, at 0.7 ns each."""
     def scans(path, repeated):
         Image.new(mode, [2000, 2000]).save(path, 'JPEG', progressive=True)
         data = path.read_bytes()
@@ -272,11 +272,11 @@ def test_hundreds_of_scans_are_not_decoded(read, mode):
         read(scans, 1000)
 
 
-def test_a_file_too_large_is_not_decoded(read):
+def test_too_large_a_file_is_not_decoded(read):
     def large(path):
         image_files.png(path, COLOUR)
         os.truncate(path, images.MAX_FILE_BYTES + 1)
-    with pytest.raises(images.ImageError, match='has more than 64 MB'):
+    with pytest.raises(images.ImageError, match='is larger than 64 MB'):
         read(large)
 
 
@@ -288,7 +288,7 @@ def test_files_that_cannot_be_opened(tmp_path):
 
 
 def test_pipes_and_devices_are_not_read(tmp_path):
-    """A pipe has no writer here, and /dev/zero no end."""
+    """The pipe has no writer, and /dev/zero is endless."""
     os.mkfifo(tmp_path / 'pipe.png')
     for path in (tmp_path / 'pipe.png', '/dev/zero'):
         with pytest.raises(images.ImageError, match='cannot be read .not a regular file.'):
@@ -310,5 +310,5 @@ def test_the_images_in_a_folder(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / 'folder.png').mkdir()
     os.mkfifo(tmp_path / 'pipe.png')
-    assert images.files(tmp_path) == [f'{tmp_path}/{name}' for name in (
+    assert images.find(tmp_path) == [f'{tmp_path}/{name}' for name in (
         'a.jpeg', 'b.PNG', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF')]

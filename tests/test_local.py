@@ -9,7 +9,7 @@ import recipes
 
 
 def plain(net, weights):
-    """One position, one neighbour after the other."""
+    """The layer in NumPy, one position and one neighbour at a time."""
     height, width, rows, columns, _, filters = weights.shape
     result = np.zeros([len(net), height, width, filters])
     for y, x, row, column in np.ndindex(height, width, rows, columns):
@@ -20,7 +20,7 @@ def plain(net, weights):
 
 
 def plain_gradients(net, weights, upstream):
-    """Of the sum of result x upstream, by net and by weights; the result is linear in each."""
+    """Gradients of sum(result * upstream) by `net` and by `weights`."""
     height, width, rows, columns, _, _ = weights.shape
     by_net, by_weights = np.zeros(net.shape), np.zeros(weights.shape)
     for y, x, row, column in np.ndindex(height, width, rows, columns):
@@ -34,7 +34,7 @@ def plain_gradients(net, weights, upstream):
 @pytest.mark.parametrize('batch, height, width, rows, columns, channels, filters', [
     (3, 5, 7, 3, 3, 4, 2), (2, 4, 3, 1, 5, 1, 3), (1, 1, 1, 3, 3, 2, 2), (5, 2, 9, 5, 3, 3, 1)])
 def test_equals_plain_numpy(batch, height, width, rows, columns, channels, filters):
-    """Values and both gradients, on sizes that tell the axes apart."""
+    """Values and both gradients, with a different size for each axis."""
     random = np.random.RandomState(1)
     net = random.normal(size=[batch, height, width, channels]).astype(np.float32)
     weights = random.normal(
@@ -46,20 +46,20 @@ def test_equals_plain_numpy(batch, height, width, rows, columns, channels, filte
     gradients = tf.gradients(result, [fed, variable], upstream)
     with tf.Session() as session:
         got = session.run([result, *gradients], {fed: net})
-    wanted = plain(net, weights), *plain_gradients(net, weights, upstream)
-    for value, wanted_value in zip(got, wanted):
-        np.testing.assert_allclose(value, wanted_value, atol=1e-5)
+    expected = plain(net, weights), *plain_gradients(net, weights, upstream)
+    for value, expected_value in zip(got, expected):
+        np.testing.assert_allclose(value, expected_value, atol=1e-5)
 
 
-def test_a_layer_adds_its_biases_and_cuts_at_zero():
-    """With weights of zero, relu(bias) at every position."""
+def test_a_layer_adds_its_biases_and_applies_relu():
+    """With zero weights, the result is relu(bias) at each position."""
     result = local.layer(tf.ones([2, 3, 4, 5]), 'layer', 6, lambda *_: None)
     weights, biases = tf.trainable_variables()
     assert weights.shape.as_list() == [3, 4, 3, 3, 5, 6]
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         assert (session.run(biases) == np.float32(0.1)).all()
-        assert 0.03 < session.run(weights).std() < 0.04  # Of a normal cut at two deviations.
+        assert 0.03 < session.run(weights).std() < 0.04  # Truncated at two standard deviations.
         values = np.random.RandomState(1).normal(size=[3, 4, 6]).astype(np.float32)
         biases.load(values, session)
         weights.load(np.zeros(weights.shape, np.float32), session)
@@ -77,8 +77,8 @@ def test_weight_decay_by_hand():
 
 
 def test_the_net():
-    """conv1 25 x 3 x 64 + 64 and conv2 25 x 64 x 64 + 64, as in the tutorial; of 36 positions each
-    9 x 64 x 64 + 64 and 9 x 64 x 32 + 32; 36 x 32 x 10 + 10."""
+    """conv1 25 x 3 x 64 + 64 and conv2 25 x 64 x 64 + 64, as in the tutorial; 36 positions of
+    9 x 64 x 64 + 64 and of 9 x 64 x 32 + 32; 36 x 32 x 10 + 10."""
     logits = recipes.TABLE['local'].inference(tf.zeros([7, 24, 24, 3]), training=True)
     assert logits.shape.as_list() == [7, 10]
     counts = {variable.op.name: variable.shape.num_elements()
@@ -96,13 +96,12 @@ def test_the_net():
 
 @pytest.mark.parametrize('use_fp16', [False, True])
 def test_the_net_learns(use_fp16):
-    """Eight images by heart; the rate is a tenth of the tutorial's."""
+    """It memorises eight images at a tenth of the tutorial's learning rate."""
     images = np.random.RandomState(1).normal(size=[8, 24, 24, 3]).astype(np.float32)
-    with flagsaver.flagsaver(use_fp16=use_fp16):
-        logits = recipes.TABLE['local'].inference(tf.constant(images), training=True)
-        loss = cifar10.loss(logits, tf.range(8))
-        train_op = cifar10.train(loss, tf.train.get_or_create_global_step(),
-                                 lambda step, replicas: tf.constant(0.01))
+    with flagsaver.flagsaver(use_fp16=use_fp16, learning_rate=0.01):
+        recipe = recipes.TABLE['local']
+        loss = cifar10.loss(recipe.inference(tf.constant(images), training=True), tf.range(8))
+        train_op = cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
     with tf.Session() as session:
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         losses = [session.run([loss, train_op])[0] for _ in range(30)]

@@ -24,10 +24,10 @@ def test_equals_tensorflows(options, channels):
     upstream = tf.constant(random.normal(size=[3, 5, 4, channels]).astype(np.float32))
     ours, theirs = lrn.lrn(net, **options), tf.nn.lrn(net, **options)
     with tf.Session() as session:
-        (y, dx), (y_wanted, dx_wanted) = session.run(
+        (y, dx), (y_expected, dx_expected) = session.run(
             [[out, tf.gradients(out, net, upstream)[0]] for out in (ours, theirs)])
-    np.testing.assert_allclose(y, y_wanted, atol=1e-5 * abs(y_wanted).max())
-    np.testing.assert_allclose(dx, dx_wanted, atol=1e-5 * abs(dx_wanted).max())
+    np.testing.assert_allclose(y, y_expected, atol=1e-5 * abs(y_expected).max())
+    np.testing.assert_allclose(dx, dx_expected, atol=1e-5 * abs(dx_expected).max())
 
 
 def test_float16_does_not_overflow():

@@ -14,19 +14,19 @@ from program import memory
 
 
 def peak_mb(work):
-    """By how many megabytes the process's memory grows while it does the work."""
+    """Returns by how many megabytes the process's memory grows during the work."""
     def value(name):
         with open('/proc/self/status') as stream:
             return next(int(line.split()[1]) for line in stream if line.startswith(name)) >> 10
 
     before = value('VmRSS:')
     with open('/proc/self/clear_refs', 'w') as stream:
-        stream.write('5')  # The peak is the present value again.
+        stream.write('5')  # Resets the peak to the current value.
     work()
     return value('VmHWM:') - before
 
 
-def test_a_block_cannot_take_more_than_its_limit():
+def test_a_block_cannot_exceed_its_limit():
     before = resource.getrlimit(resource.RLIMIT_AS)
     with memory.limit(1 << 29):
         np.empty(1 << 28, np.uint8)
@@ -38,7 +38,7 @@ def test_a_block_cannot_take_more_than_its_limit():
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
-def test_a_limit_of_the_user_stays():
+def test_a_lower_limit_of_the_user_stays():
     before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     lower = memory.used() + (1 << 29)
     resource.setrlimit(resource.RLIMIT_AS, (lower, hard))
@@ -50,14 +50,14 @@ def test_a_limit_of_the_user_stays():
 
 
 def line(path):
-    """A picture of one line: 66 MB as a BMP."""
+    """A BMP of one row, 66 MB."""
     width = 22_000_000
     path.write_bytes(b'BM' + struct.pack('<IIIIiiHHIIiiII', 54 + 3 * width, 0, 54, 40, width, 1, 1,
                                          24, 0, 3 * width, 0, 0, 0, 0) + bytes(3 * width))
 
 
-def many_times_the_same(path):
-    """A TIFF of 4 MB, of whose entries 20,000 name the same 4 MB: 80 GB together."""
+def repeated_entries(path):
+    """A TIFF of 4 MB with 20,000 entries that refer to the same 4 MB: 80 GB in all."""
     size, count = 4 << 20, 20000
     entries = b''.join(struct.pack('<HHII', tag, 7, size, 8) for tag in range(40000, 40000 + count))
     path.write_bytes(b'II*\0' + struct.pack('<I', 8 + size) + bytes(size) +
@@ -75,8 +75,8 @@ def large_text(path):
 
 
 @pytest.mark.parametrize('write, megabytes', [
-    (line, 200), (many_times_the_same, 2200), (large_text, 100)])
-def test_images_that_would_take_all_memory(tmp_path, write, megabytes):
+    (line, 200), (repeated_entries, 2200), (large_text, 100)])
+def test_images_that_would_exhaust_memory(tmp_path, write, megabytes):
     write(tmp_path / 'image')
 
     def read():
@@ -93,7 +93,7 @@ def element(kind, data):
 
 
 def mat(path, shape, data):
-    """A MATLAB file whose only variable is X, uint8 of a shape; compressed."""
+    """A compressed MATLAB file whose only variable is X, uint8 of a shape."""
     parts = [element(6, struct.pack('<II', 9, 0)),
              element(5, struct.pack(f'<{len(shape)}i', *shape)), element(1, b'X')]
     packer = zlib.compressobj(1)
@@ -106,13 +106,13 @@ def mat(path, shape, data):
 
 
 @pytest.mark.parametrize('count', [178956, 5])
-def test_matlab_files_that_would_take_all_memory(tmp_path, count):
-    """2.6 MB unpack to 549 MB of zeros; the shape is of that many, or of five images."""
+def test_matlab_files_that_would_exhaust_memory(tmp_path, count):
+    """2.6 MB unpack to 549 MB of zeros; the shape is that of all of them, or of five images."""
     path = tmp_path / 'train_32x32.mat'
     mat(path, (32, 32, 3, count), 178956 * 3072)
 
     def read():
-        with pytest.raises(errors.DataError, match='X has 549752832 bytes, expected at most 268'):
+        with pytest.raises(errors.DataError, match='X has 549752832 bytes; expected at most 268'):
             svhn.read(str(path))
 
     assert path.stat().st_size < 3 << 20

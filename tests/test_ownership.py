@@ -13,8 +13,8 @@ from absl.testing import flagsaver
 
 from program import ownership
 
-ALICE, BOB, TEAM = 41001, 41002, 41003  # Numbers of users, and of a group, that have no names.
-DAEMON = pwd.getpwnam('daemon')  # With a group of its own.
+ALICE, BOB, TEAM = 41001, 41002, 41003  # IDs of users, and of a group, without names.
+DAEMON = pwd.getpwnam('daemon')  # Has a group of its own.
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason='only root can give folders away')
 
@@ -29,7 +29,7 @@ def place():
 
 
 def fill(place, entries):
-    """Makes folders, {path: (user, group, mode)}, and links, {path: (user, target)}."""
+    """Creates folders, {path: (user, group, mode)}, and links, {path: (user, target)}."""
     for path, entry in entries.items():
         path = os.path.join(place, path)
         if isinstance(entry[1], str):
@@ -42,34 +42,34 @@ def fill(place, entries):
 
 
 def verdict(check, path, user=0):
-    """What a check says of a path to a process of a user: '' or the refusal."""
+    """Runs a check in a process of another user; returns its refusal, or ''."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        said = 'it did not come to a verdict'
+        message = 'the check did not finish'
         try:
             os.setgroups([])
             os.setgid(user)
             os.setuid(user)
             check(path)
-            said = ''
+            message = ''
         except PermissionError as error:
-            said = str(error)
+            message = str(error)
         finally:
-            os.write(write_end, said.encode())
+            os.write(write_end, message.encode())
             os._exit(0)
     os.close(write_end)
     with open(read_end) as stream:
-        said = stream.read()
+        message = stream.read()
     os.waitpid(pid, 0)
-    return said
+    return message
 
 
 def row(situation, entries, path, user=0, refusal=''):
     return pytest.param(entries, path, user, refusal, id=situation)
 
 
-# The table of docs/reliability.md. Paths are relative to a folder of root's with mode 0755.
+# The table of docs/reliability.md. Paths are relative to a folder of root with mode 0755.
 ACCEPTED = [
     row('our folder', {'run': (ALICE, ALICE, 0o755)}, 'run', ALICE),
     row('a missing folder', {'home': (ALICE, ALICE, 0o755)}, 'home/not/there', ALICE),
@@ -89,16 +89,16 @@ ACCEPTED = [
         'run': (ALICE, ALICE, 0o755), 'run/link': (ALICE, 'PLACE')}, 'run', ALICE)]
 REFUSED = [
     row('everybody can write', {'run': (ALICE, ALICE, 0o777)}, 'run', ALICE,
-        'run can be changed by everybody: .*chmod go-w '),
+        'run is writable by everybody: .*chmod go-w '),
     row('everybody can write above', {'share': (ALICE, ALICE, 0o777)}, 'share/run', ALICE,
-        'share can be changed by everybody'),
+        'share is writable by everybody'),
     row('a group can write', {'run': (ALICE, DAEMON.pw_gid, 0o775)}, 'run', ALICE,
-        f'run can be changed by group {DAEMON.pw_gid}'),
+        f'run is writable by group {DAEMON.pw_gid}'),
     row('a group can write above', {
         'lab': (0, DAEMON.pw_gid, 0o2775), 'lab/run': (ALICE, DAEMON.pw_gid, 0o755)}, 'lab/run',
-        ALICE, f'lab can be changed by group {DAEMON.pw_gid}'),
+        ALICE, f'lab is writable by group {DAEMON.pw_gid}'),
     row("another user's folder", {'run': (BOB, BOB, 0o755)}, 'run', 0,
-        f'run belongs to user {BOB}, not to you'),
+        f'run belongs to user {BOB}, not you'),
     row("another user's folder in a sticky one", {
         'tmp': (0, 0, 0o1777), 'tmp/run': (BOB, BOB, 0o1777)}, 'tmp/run', ALICE,
         f'run belongs to user {BOB}'),
@@ -108,14 +108,14 @@ REFUSED = [
         f'theirs belongs to user {BOB}'),
     row('a link in a sticky folder', {
         'run': (ALICE, ALICE, 0o755), 'tmp': (0, 0, 0o1777), 'tmp/link': (BOB, '../run')},
-        'tmp/link', ALICE, 'link is a link in a folder that everybody can write in'),
+        'tmp/link', ALICE, 'link is a link in a folder writable by everybody'),
     row('below a link in a sticky folder', {
         'run': (ALICE, ALICE, 0o755), 'tmp': (0, 0, 0o1777), 'tmp/link': (ALICE, '../run')},
-        'tmp/link/below', ALICE, 'link is a link in a folder that everybody can write in'),
+        'tmp/link/below', ALICE, 'link is a link in a folder writable by everybody'),
     row('our link that leads to where everybody can write', {
         'share': (0, 0, 0o777), 'share/run': (ALICE, ALICE, 0o755),
         'home': (ALICE, ALICE, 0o755), 'home/link': (ALICE, 'PLACE/share/run')}, 'home/link',
-        ALICE, 'share can be changed by everybody'),
+        ALICE, 'share is writable by everybody'),
     row('our link to a link in a sticky folder', {
         'run': (ALICE, ALICE, 0o755), 'tmp': (0, 0, 0o1777), 'tmp/link': (BOB, '../run'),
         'home': (ALICE, ALICE, 0o755), 'home/link': (ALICE, '../tmp/link')}, 'home/link', ALICE,
@@ -125,10 +125,10 @@ REFUSED = [
         'tmp/link/../run', ALICE, 'tmp/link is a link in a folder')]
 OURS_ALONE = [
     row('the sticky folder itself', {'tmp': (0, 0, 0o1777)}, 'tmp', ALICE,
-        'everybody can make files in .*tmp: name a folder below it'),
+        'everybody can create files in .*tmp: choose a folder below it'),
     row('a planted link for an event file', {
         'run': (ALICE, ALICE, 0o755), 'run/events.out.tfevents.1.host': (BOB, 'PLACE/precious')},
-        'run', ALICE, 'tfevents.1.host is a link that another user made: remove it')]
+        'run', ALICE, 'tfevents.1.host is a link created by another user: remove it')]
 
 
 @as_root
@@ -167,28 +167,28 @@ def test_an_access_control_list(tmp_path):
         os.setxattr(tmp_path, 'system.posix_acl_access', struct.pack('<I', 2) + b''.join(
             struct.pack('<HHi', *entry) for entry in entries))
     except OSError:
-        pytest.skip('this file system has no access control lists')
-    with pytest.raises(PermissionError, match='can be changed by its access control list'):
+        pytest.skip('this file system does not support access control lists')
+    with pytest.raises(PermissionError, match='is writable by users in its access control list'):
         ownership.check(tmp_path)
-    tmp_path.chmod(0o755)  # As the message says: the list still names BOB, but the mask counts.
+    tmp_path.chmod(0o755)  # As the message suggests: the list still has BOB, but the mask counts.
     ownership.check(tmp_path)
 
 
-def test_relative_paths_and_those_of_a_user_who_is_not_root(tmp_path, monkeypatch):
+def test_relative_paths_also_without_root(tmp_path, monkeypatch):
     (tmp_path / 'share').mkdir()
     monkeypatch.chdir(tmp_path)
     ownership.check('share')
     ownership.check('new')
     (tmp_path / 'share').chmod(0o777)
     for path in ('share', './share/run', 'share/../share'):
-        with pytest.raises(PermissionError, match=f'{tmp_path}/share can be changed by everybody'):
+        with pytest.raises(PermissionError, match=f'{tmp_path}/share is writable by everybody'):
             ownership.check(path)
 
 
-def test_links_in_a_circle_end(tmp_path):
+def test_a_cycle_of_links_ends(tmp_path):
     (tmp_path / 'one').symlink_to('two')
     (tmp_path / 'two').symlink_to('one')
-    ownership.check(tmp_path / 'one' / 'run')  # Nothing can be made there.
+    ownership.check(tmp_path / 'one' / 'run')  # Nothing can be created there.
 
 
 def can_unshare(*options):
@@ -196,7 +196,7 @@ def can_unshare(*options):
 
 
 def in_namespaces(options, commands, path, user):
-    """What `check` says of a path to a process of a user in new namespaces after mounting there."""
+    """Runs `check` as a user in new namespaces, after some commands; returns its refusal."""
     code = ('import os, sys; from program import ownership\n'
             'os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))\n'
             'ownership.check(sys.argv[1])')
@@ -217,9 +217,9 @@ HOST = {'host': (BOB, BOB, 0o755), 'host/run': (BOB, BOB, 0o755)}
 
 @as_root
 @pytest.mark.parametrize('entries, commands, path, user, inside, outside', [
-    pytest.param({}, [EMPTY_DIR], 'volume', ALICE, '', 'volume can be changed by everybody',
+    pytest.param({}, [EMPTY_DIR], 'volume', ALICE, '', 'volume is writable by everybody',
                  id="Kubernetes' emptyDir"),
-    pytest.param({}, [EMPTY_DIR], 'volume/run', ALICE, '', 'volume can be changed by everybody',
+    pytest.param({}, [EMPTY_DIR], 'volume/run', ALICE, '', 'volume is writable by everybody',
                  id='below an emptyDir'),
     pytest.param(HOST, [BIND], 'volume', 0, '', f'volume belongs to user {BOB}',
                  id="a bind mount of a user's folder, for root"),
@@ -229,27 +229,27 @@ HOST = {'host': (BOB, BOB, 0o755), 'host/run': (BOB, BOB, 0o755)}
                  'run belongs to user 41004', 'run belongs to user 41004',
                  id="a third user's folder in a bind mount"),
     pytest.param({}, [EMPTY_DIR, 'mkdir volume/run', f'chown {BOB} volume/run'], 'volume/run',
-                 ALICE, f'run belongs to user {BOB}', 'volume can be changed by everybody',
+                 ALICE, f'run belongs to user {BOB}', 'volume is writable by everybody',
                  id="another user's folder in an emptyDir"),
     pytest.param({}, [EMPTY_DIR, 'ln -s /root volume/run'], 'volume/run', ALICE,
-                 'volume/run is a link in', 'volume can be changed by everybody',
+                 'volume/run is a link in', 'volume is writable by everybody',
                  id='a link in an emptyDir'),
     pytest.param({}, [EMPTY_DIR, 'mkdir -m 777 volume/run'], 'volume/run', 0,
-                 'run can be changed by everybody', 'volume can be changed by everybody',
+                 'run is writable by everybody', 'volume is writable by everybody',
                  id='a folder for everybody in a volume'),
-    pytest.param({'image': (0, 0, 0o777)}, [], 'image', ALICE, 'image can be changed by everybody',
-                 'image can be changed by everybody', id='a folder for everybody in an image'),
+    pytest.param({'image': (0, 0, 0o777)}, [], 'image', ALICE, 'image is writable by everybody',
+                 'image is writable by everybody', id='a folder for everybody in an image'),
     pytest.param(HOST, ['mkdir "$PWD/a b"', 'mount --bind host "$PWD/a b"'], 'a b/run', 0, '',
                  f'run belongs to user {BOB}', id='a volume whose name has a space')])
 def test_volumes_of_containers(place, entries, commands, path, user, inside, outside):
-    """A container is a PID namespace; outside of one the same mounts are not trusted."""
+    """A container is a PID namespace; outside a container, the same mounts are not trusted."""
     if not can_unshare(*CONTAINER):
-        pytest.skip('namespaces cannot be made here')
+        pytest.skip('cannot create namespaces')
     fill(place, {'volume': (0, 0, 0o755), **entries})
     commands = [f'cd {place}', *commands, f'cd {spawn.ROOT}']
-    said = in_namespaces(CONTAINER, commands, f'{place}/{path}', user)
-    assert inside in said if inside else said == ''
+    refusal = in_namespaces(CONTAINER, commands, f'{place}/{path}', user)
+    assert inside in refusal if inside else refusal == ''
     if os.stat('/proc/self/ns/pid').st_ino != ownership._HOST_PID_NAMESPACE:
-        return  # The test itself runs in a container.
+        return  # The test runs in a container.
     shutil.rmtree(f'{place}/a b', ignore_errors=True)
     assert outside in in_namespaces(('--mount',), commands, f'{place}/{path}', user)

@@ -8,13 +8,13 @@ from program import paths
 
 @pytest.fixture
 def parsed():
-    """A function that parses words with two flags of paths; returns their values."""
+    """A function that parses arguments with two path flags and returns their values."""
     values = flags.FlagValues()
     paths.define('folder', '/default', 'A folder.', values)
     paths.define_list('folders', '/default', 'Folders.', values)
 
-    def parse(*words):
-        values(['script', *words])
+    def parse(*arguments):
+        values(['script', *arguments])
         return values.folder, values.folders
     return parse
 
@@ -25,12 +25,12 @@ def test_a_tilde_is_the_home_folder(parsed, monkeypatch):
     assert parsed('--folder=~/run', '--folders=~/a,~,b~') == (
         '/home/me/run', ['/home/me/a', '/home/me', 'b~'])
     assert parsed('--folder=./~') == ('./~', ['/home/me/a', '/home/me', 'b~'])
-    with pytest.raises(flags.Error, match='--folder=~nobody0/x: there is no user nobody0'):
+    with pytest.raises(flags.Error, match='--folder=~nobody0/x: user nobody0 does not exist'):
         parsed('--folder=~nobody0/x')
 
 
 @pytest.mark.parametrize('word', ['--folder=/x\udcff', '--folders=a,b\udcff'])
-def test_what_tensorflow_cannot_open_is_refused(parsed, word):
+def test_paths_that_tensorflow_cannot_open_are_rejected(parsed, word):
     with pytest.raises(flags.Error, match='TensorFlow opens only .* whose path is UTF-8'):
         parsed(word)
 
@@ -45,7 +45,7 @@ def test_a_relative_path_in_a_folder_that_tensorflow_cannot_open(parsed, tmp_pat
 
 
 def test_defaults_need_no_current_folder(tmp_path, monkeypatch):
-    """One that was removed, or whose name TensorFlow cannot open; a given path does need it."""
+    """Even if it was removed; a given relative path does need it."""
     values = flags.FlagValues()
     (tmp_path / 'gone').mkdir()
     monkeypatch.chdir(tmp_path / 'gone')
@@ -56,7 +56,7 @@ def test_defaults_need_no_current_folder(tmp_path, monkeypatch):
         values(['script', '--set=run'])
 
 
-def test_an_empty_value_is_left_to_the_start(parsed):
+def test_empty_values_are_left_to_startup(parsed):
     assert parsed('--folder=')[0] == ''
 
 

@@ -9,14 +9,14 @@ def pixels(path):
 
 
 def middle_of(image, colour):
-    """(row, column) of the middle of all pixels of a colour, as shares of height and width."""
+    """Mean (row, column) of all pixels of a colour, as fractions of height and width."""
     found = np.argwhere((image == colour).all(axis=2))
     assert len(found) > 50
     return found.mean(axis=0) / image.shape[:2]
 
 
-def test_grid_has_rows_and_columns_where_they_belong(tmp_path):
-    """Red, green | blue: the second row is shorter."""
+def test_grid_places_rows_and_columns(tmp_path):
+    """Red and green above blue; the second row is shorter."""
     red, green, blue = (np.tile(row.astype(float), [4, 4, 1]) for row in np.eye(3))
     pictures.grid(tmp_path / 'a.png', [[(red, 'r'), (green, None)], [(blue, None)]], 'Title',
                   ['first', 'second'])
@@ -28,12 +28,12 @@ def test_grid_has_rows_and_columns_where_they_belong(tmp_path):
 
 
 def test_scaled_by_hand():
-    """Of 101 values 0 to 100, 1 becomes black and 99 white."""
+    """For the values 0 to 100, 1 becomes 0 and 99 becomes 1."""
     got = pictures.scaled(np.arange(101.0))
     np.testing.assert_allclose(got[[0, 1, 50, 99, 100]], [0, 0, 0.5, 1, 1])
 
 
-def test_images_of_one_colour_are_no_division_by_zero():
+def test_images_of_one_colour_do_not_divide_by_zero():
     np.testing.assert_array_equal(pictures.scaled(np.full([2, 2, 3], 7.0)), np.zeros([2, 2, 3]))
 
 

@@ -15,11 +15,11 @@ def elu(x):
 
 
 class Reference:
-    """The network in NumPy, layer by layer as its description says; keeps the batches' statistics.
+    """The network in NumPy, layer by layer; keeps the statistics of the batch.
 
     Attributes:
-        values: name of a variable -> its value.
-        statistics: scope of a batch norm -> mean and unbiased variance of each channel's input.
+        values: {name of a variable: its value}.
+        statistics: {scope of a batch norm: mean and unbiased variance of each channel's input}.
     """
 
     def __init__(self, values, activation, training):
@@ -64,7 +64,7 @@ class Reference:
 
 
 def load_noise(session):
-    """Gives every variable of the graph random values, variances positive ones; returns them."""
+    """Sets every variable to random values, positive ones for variances; returns them."""
     random = np.random.RandomState(0)
     values = {}
     for variable in tf.global_variables():
@@ -79,27 +79,27 @@ def load_noise(session):
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('activation, reference', [(tf.nn.relu, relu), (tf.nn.elu, elu)])
 def test_equals_numpy(training, activation, reference):
-    """Three images of an odd size and few channels, all variables random."""
+    """Three images of odd size, few channels, random variables."""
     images = np.random.RandomState(1).normal(size=[3, 29, 21, 3]).astype(np.float32)
     logits = resnet._network(tf.constant(images), 7, 6, activation, training)
     with tf.Session() as session:
         values = load_noise(session)
         got = session.run(logits)
-    wanted = Reference(values, reference, training).logits(images)
+    expected = Reference(values, reference, training).logits(images)
     assert got.shape == (3, 7)
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * abs(wanted).max())
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * abs(expected).max())
 
 
 @pytest.mark.parametrize('classes, activation', [(10, relu), (100, elu)])
 def test_inference_equals_numpy(classes, activation):
-    """The whole network, as it is at the start, on pixels from 0 to 255."""
+    """The whole network with its initial variables, on pixels from 0 to 255."""
     images = np.random.RandomState(1).randint(0, 256, [3, 32, 32, 3]).astype(np.float32)
     logits = resnet.inference(tf.constant(images), classes, training=True)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         values, got = session.run([{v.op.name: v for v in tf.global_variables()}, logits])
-    wanted = Reference(values, activation, True).logits(images)
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * abs(wanted).max())
+    expected = Reference(values, activation, True).logits(images)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * abs(expected).max())
 
 
 @pytest.mark.parametrize('classes, parameters', [(10, 97482), (11, 97482 + 65), (100, 3415012)])
@@ -120,7 +120,7 @@ def test_names():
 
 
 def test_initial_values():
-    """Uniform within the square root of 6 / (inputs + outputs), each times the kernel's size."""
+    """Uniform up to the square root of 6 / (inputs + outputs), each times the kernel's area."""
     resnet.inference(tf.zeros([1, 32, 32, 3]), 10, training=False)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -136,7 +136,7 @@ def test_initial_values():
 
 
 def test_moving_statistics_after_one_update():
-    """0.9 of what they were and 0.1 of the batch's, the variance of which is the unbiased one."""
+    """0.9 times the old value plus 0.1 times the batch's, with the unbiased variance."""
     images = np.random.RandomState(1).normal(size=[3, 13, 19, 3]).astype(np.float32)
     logits = resnet._network(tf.constant(images), 7, 6, tf.nn.relu, training=True)
     updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
@@ -163,7 +163,7 @@ def test_evaluation_updates_nothing():
     assert tf.get_collection(tf.GraphKeys.UPDATE_OPS) == []
 
 
-def test_towers_share_variables_and_keep_their_updates_apart():
+def test_towers_share_variables_but_not_updates():
     images = tf.random_uniform([2, 32, 32, 3], maxval=255.0)
     logits = []
     for tower in (0, 1):
@@ -186,13 +186,13 @@ def test_towers_share_variables_and_keep_their_updates_apart():
 
 
 @pytest.mark.parametrize('shape', [[2, 24, 24, 3], [2, 3, 32, 32], [2, 32, 32, 1]])
-def test_other_images_are_refused(shape):
-    with pytest.raises(ValueError, match=r'images have shape .*, wanted: \[batch, 32, 32, 3\]'):
+def test_images_of_other_shapes_are_rejected(shape):
+    with pytest.raises(ValueError, match=r'images have shape .*; expected \[batch, 32, 32, 3\]'):
         resnet.inference(tf.zeros(shape), 10, training=True)
 
 
 def test_float16():
-    """Computes nearly the same; variables and logits stay in float32."""
+    """The results are nearly the same; variables and logits stay float32."""
     images = tf.constant(np.random.RandomState(1).randint(0, 256, [5, 32, 32, 3]), tf.float32)
     logits = [resnet.inference(images, 10, training=True)]
     with tf.variable_scope(tf.get_variable_scope(), reuse=True):
@@ -203,13 +203,13 @@ def test_float16():
                if op.type == 'Conv2D' for tensor in op.outputs)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        wanted, got = session.run(logits)
-    np.testing.assert_allclose(got, wanted, atol=0.01 * abs(wanted).max())
-    assert not np.array_equal(got, wanted)
+        expected, got = session.run(logits)
+    np.testing.assert_allclose(got, expected, atol=0.01 * abs(expected).max())
+    assert not np.array_equal(got, expected)
 
 
 def test_learns_and_evaluates_with_the_moving_statistics():
-    """Images that are bright above or below, told apart after 60 steps of a narrow network."""
+    """A narrow network distinguishes images that are bright above or below after 60 steps."""
     labels, images = zip(*record_files.half_bright(32, seed=0))
     images = tf.constant(np.stack(images), tf.float32)
     logits = resnet._network(images, 2, 8, tf.nn.elu, training=True)
@@ -225,8 +225,8 @@ def test_learns_and_evaluates_with_the_moving_statistics():
         assert session.run(evaluated).argmax(axis=1).tolist() == list(labels)
 
 
-def turned(image, angle, flip):
-    """`image` mirrored, then turned counterclockwise about its centre, pixel by pixel."""
+def rotated(image, angle, flip):
+    """Mirrors an image, then rotates it counterclockwise about its centre, pixel by pixel."""
     image = (image[:, ::-1] if flip else image).astype(np.float64)
     result = np.empty_like(image)
     for row, column in np.ndindex(32, 32):
@@ -254,14 +254,14 @@ def rotate_and_flip(images, angles, flips):
 def test_augmentation_equals_numpy():
     images = np.random.RandomState(0).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
     angles, flips = [0.25, -0.25, 0.1, -0.17, 0.0, 0.0], [False, False, True, True, True, False]
-    wanted = [turned(*each) for each in zip(images, angles, flips)]
+    expected = [rotated(*each) for each in zip(images, angles, flips)]
     got = rotate_and_flip(images, angles, flips)
-    np.testing.assert_allclose(got, wanted, atol=0.01)
+    np.testing.assert_allclose(got, expected, atol=0.01)
     np.testing.assert_array_equal(got[4], images[4][:, ::-1])
     np.testing.assert_array_equal(got[5], images[5])
 
 
-def test_a_positive_angle_turns_counterclockwise():
+def test_a_positive_angle_rotates_counterclockwise():
     images = np.random.RandomState(0).randint(0, 256, [2, 32, 32, 3]).astype(np.uint8)
     got = rotate_and_flip(images, [np.pi / 2, -np.pi / 2], [False, True])
     np.testing.assert_allclose(got[0], np.rot90(images[0]), atol=0.01)
@@ -269,7 +269,7 @@ def test_a_positive_angle_turns_counterclockwise():
 
 
 def test_the_border_is_repeated():
-    """The corners come from outside: from the border, which is bright."""
+    """The corners come from outside the image, so they repeat the bright border."""
     images = np.full([1, 32, 32, 3], 200, np.uint8)
     images[0, 1:-1, 1:-1] = 10
     got = rotate_and_flip(images, [0.25], [False])[0]
@@ -312,10 +312,10 @@ def test_prepare_only_reorders():
     (4, 5, {0: 1e-3, 1: 1.06e-3, 25: 2.5e-3, 49: 3.94e-3, 50: 4e-3, 51: 4e-3, 1000: 4e-3}),
     (4, 0, {0: 4e-3, 1: 4e-3}), (1, 0, {0: 1e-3})])
 def test_learning_rate(multiple, warmup_epochs, rates):
-    """Ten steps an epoch, before, in, at the end of and after the warm-up."""
+    """With ten steps per epoch: before, during, at the end of and after the warm-up."""
     step = tf.placeholder(tf.int64, [])
     rate = resnet.learning_rate(step, 10, multiple, warmup_epochs)
     assert rate.dtype == tf.float32
     with tf.Session() as session:
-        for at, wanted in rates.items():
-            np.testing.assert_allclose(session.run(rate, {step: at}), wanted, rtol=1e-6)
+        for at, expected in rates.items():
+            np.testing.assert_allclose(session.run(rate, {step: at}), expected, rtol=1e-6)

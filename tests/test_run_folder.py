@@ -44,7 +44,7 @@ def test_a_path_that_is_not_a_folder(tmp_path, name):
 def test_a_folder_best_that_others_can_change_is_refused_at_the_start(tmp_path):
     (tmp_path / 'best').mkdir()
     (tmp_path / 'best').chmod(0o777)
-    with pytest.raises(PermissionError, match='best can be changed by everybody'):
+    with pytest.raises(PermissionError, match='best is writable by everybody'):
         with run_folder.held(tmp_path):
             pass
 
@@ -139,7 +139,7 @@ def test_a_folder_best_that_is_a_link_is_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize('text, words', [
-    ('[' * 200000, 'is not JSON: nested too deeply'), ('[]', r'holds \[\], expected a JSON object'),
+    ('[' * 200000, 'is not JSON: nested too deeply'), ('[]', r'holds \[\]; expected a JSON object'),
     ((1 << 20) * ' ' + '{}', 'is larger than 1 MB'), (b'\xff', 'is not text in UTF-8'),
     ('9' * 5000, 'is not JSON'), ('{}', '"net" is null, expected the name of a network'),
     ({'net': []}, r'"net" is \[\]'), ({'net': 'a\x1b[2J'}, r'"net" is "a\\u001b\[2J"'),

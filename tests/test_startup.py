@@ -25,7 +25,7 @@ ALL_SCRIPTS = [f'cifar10_{name}.py' for name in (
 
 
 def _refused(script, *arguments):
-    """The one line on standard error with which a script exits 1."""
+    """Runs a script that must exit 1 with one line on standard error; returns the line."""
     done = spawn.run_script(script, *arguments)
     assert done.returncode == 1, done
     assert done.stdout == ''
@@ -38,27 +38,27 @@ def _refused(script, *arguments):
     (['--batch_siz=1'], "Unknown command line flag 'batch_siz'. Did you mean: batch_size"),
     (['--batch_size=0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
     (['--max_steps=-1'], '--max_steps=-1'),
-    (['stray'], '"stray" is no flag'),
+    (['stray'], '"stray" is not a flag; expected --name=value'),
     (['--train_dir='], '--train_dir= has no value'),
     (['--learning_rate=-1'], '--learning_rate=-1: -1.0 is not a number in the range [0.0, 1000000'),
-    (['--warmup_epochs=nan'], '--warmup_epochs=nan is no number'),
+    (['--warmup_epochs=nan'], '--warmup_epochs=nan is not a number'),
     ([b'--train_dir=/tmp/\xff'],
      '--train_dir=/tmp/?: TensorFlow opens only files and folders whose path is UTF-8'),
     (['--data_url=ftp://x'], '"ftp://x" starts with neither http:, https: nor file:'),
-    (['--dataset=imagenet'], 'none of cifar10, cifar100, synthetic')])
-def test_wrong_flags_are_refused(arguments, words):
+    (['--dataset=imagenet'], 'is not a data set; expected cifar10, cifar100, synthetic')])
+def test_wrong_flags_are_rejected(arguments, words):
     assert words in _refused('cifar10_train.py', *arguments)
 
 
 @pytest.mark.parametrize('script, flag', [
     ('cifar10_multi_gpu_train.py', '--num_gpus=0'), ('cifar10_multi_gpu_train.py', '--num_gpu=2'),
     ('cifar10_eval.py', '--num_examples=0'), ('cifar10_eval.py', '--run_one')])
-def test_the_other_scripts_refuse_wrong_flags(script, flag):
+def test_the_other_scripts_reject_wrong_flags(script, flag):
     assert flag[2:].split('=')[0] in _refused(script, flag)
 
 
 @pytest.mark.parametrize('script', SCRIPTS)
-def test_no_gpu_is_one_line(script, tmp_path):
+def test_a_missing_gpu_is_reported_in_one_line(script, tmp_path):
     if tf.config.list_physical_devices('GPU'):
         pytest.skip('this machine has a GPU')
     message = _refused(script, '--device=gpu', f'--data_dir={tmp_path}/new')
@@ -86,7 +86,7 @@ def test_help_lists_the_scripts_flags(script, own):
 @pytest.mark.parametrize('script, own', [
     ('cifar10_predict.py', ['saved_model', 'top_k', 'json', 'checkpoint_dir', 'best', 'net']),
     ('cifar10_export.py', ['export_dir', 'checkpoint_dir', 'use_moving_averages', 'dataset'])])
-def test_help_of_those_that_use_a_network(script, own):
+def test_help_of_the_scripts_that_use_a_trained_network(script, own):
     done = spawn.run_script(script, '--help')
     assert (done.returncode, done.stderr) == (0, '')
     assert 'python ' + script in done.stdout
@@ -95,25 +95,25 @@ def test_help_of_those_that_use_a_network(script, own):
     assert '--train_dir:' not in done.stdout
 
 
-def test_a_trainer_refuses_the_flags_that_name_a_trained_network():
+def test_trainers_reject_the_flags_that_name_a_trained_network():
     assert "Unknown command line flag 'checkpoint_dir'" in _refused(
         'cifar10_train.py', '--checkpoint_dir=x')
 
 
-@pytest.mark.parametrize('words, given, code', [
+@pytest.mark.parametrize('positional, given, code', [
     ('IMAGE...', ['a', '--device=cpu', 'b'], ['a', 'b']),
-    ('IMAGE...', [], 'wanted IMAGE..., not nothing (--help tells more)'),
+    ('IMAGE...', [], 'got no arguments; expected IMAGE... (see --help)'),
     ('FOLDER DATA_DIR', ['a', '--', '--b'], ['a', '--b']),
-    ('FOLDER DATA_DIR', ['a'], 'wanted FOLDER DATA_DIR, not a (--help tells more)'),
-    ('FOLDER DATA_DIR', ['a', 'b', 'c'], 'wanted FOLDER DATA_DIR, not a b c (--help tells more)'),
+    ('FOLDER DATA_DIR', ['a'], 'got a; expected FOLDER DATA_DIR (see --help)'),
+    ('FOLDER DATA_DIR', ['a', 'b', 'c'], 'got a b c; expected FOLDER DATA_DIR (see --help)'),
     ('IMAGE...', ['--devise=cpu'], "Unknown command line flag 'devise'. Did you mean: device")])
-def test_words_before_between_and_behind_flags(words, given, code):
+def test_positional_arguments_mix_with_flags(positional, given, code):
     try:
         if isinstance(code, list):
-            assert startup._parse(words, ['x.py', *given]) == ['x.py', *code]
+            assert startup._parse(positional, ['x.py', *given]) == ['x.py', *code]
         else:
             with pytest.raises(SystemExit) as exit_:
-                startup._parse(words, ['x.py', *given])
+                startup._parse(positional, ['x.py', *given])
             assert code in exit_.value.code
     finally:
         startup.FLAGS.set_gnu_getopt(False)
@@ -126,14 +126,14 @@ def _python(program, prepare=None, **env):
                           preexec_fn=prepare)
 
 
-def test_import_is_quiet_unless_asked():
+def test_the_import_is_quiet_by_default():
     program = 'from program import startup; startup.tf.Session(); print("done")'
     done = _python(program)
     assert (done.stdout, done.stderr) == ('done\n', '')
     assert 'tensorflow' in _python(program, TF_CPP_MIN_LOG_LEVEL='0').stderr.lower()
 
 
-def test_a_failing_import_shows_what_was_held_back(tmp_path):
+def test_a_failing_import_shows_the_held_text(tmp_path):
     (tmp_path / 'tensorflow').mkdir()
     (tmp_path / 'tensorflow' / '__init__.py').write_text(
         'import os; os.write(2, b"library is broken"); raise ImportError("no luck")')
@@ -143,8 +143,8 @@ def test_a_failing_import_shows_what_was_held_back(tmp_path):
     assert 'no luck' in done.stderr
 
 
-def test_what_an_aborted_import_wrote_is_shown(tmp_path):
-    """As where TensorFlow's libraries do not support the processor; without its information."""
+def test_an_aborted_import_shows_the_held_text(tmp_path):
+    """As on a processor that TensorFlow does not support; its information lines are dropped."""
     (tmp_path / 'tensorflow').mkdir()
     (tmp_path / 'tensorflow' / '__init__.py').write_text(
         'import os\n'
@@ -155,8 +155,8 @@ def test_what_an_aborted_import_wrote_is_shown(tmp_path):
     assert done.stderr == 'F0000 00:00:2 feature.cc:2] no AVX\n'
 
 
-def test_a_start_writes_no_file():
-    """As in a container whose folders are all read-only, the home folder as well."""
+def test_starting_writes_no_file():
+    """As in a container whose folders are all read-only, even the home folder."""
     def forbid_writing():
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
@@ -165,48 +165,44 @@ def test_a_start_writes_no_file():
     assert (done.stdout, done.stderr) == ('done\n', '')
 
 
-def test_without_the_packages_one_line_says_how_to_install_them(tmp_path):
-    """Isolated, Python leaves out the folder of the script, too."""
+def test_a_missing_package_is_reported_with_the_remedy(tmp_path):
+    """In isolated mode, Python also leaves out the script's folder."""
     for script in ALL_SCRIPTS:
         done = subprocess.run([sys.executable, '-S', '-I', spawn.ROOT / script], cwd=tmp_path,
                               capture_output=True, text=True, timeout=spawn.PATIENCE)
         assert (done.returncode, done.stdout) == (1, '')
         assert done.stderr == (
-            f'{script}: the Python package absl is not installed here: activate the virtual '
+            f'{script}: the Python package absl is not installed: activate the virtual '
             'environment that has it, or run: pip install -r requirements.txt\n')
 
 
-def test_a_module_that_is_missing_in_an_installed_package_is_a_fault():
+def test_a_missing_module_of_an_installed_package_is_a_bug():
     done = _python('from program import startup; import json.nothing',
                    PYTHONPATH=os.path.join(spawn.ROOT, 'tests'))
     assert done.returncode == 1
     assert 'Traceback' in done.stderr and "No module named 'json.nothing'" in done.stderr
 
 
-def test_escape_sequences_of_files_are_not_shown(tmp_path):
+def test_escape_sequences_from_files_are_not_printed(tmp_path):
     (tmp_path / 'run.json').write_text(json.dumps(
         {'net': '\x1b[2Jgone', 'dataset': 'cifar10', 'settings': {}}))
-    told = _refused('cifar10_train.py', f'--train_dir={tmp_path}')
-    assert f'{tmp_path}/run.json is damaged: "net" is ' in told and 'gone' in told
-    assert '\x1b' not in told
+    message = _refused('cifar10_train.py', f'--train_dir={tmp_path}')
+    assert f'{tmp_path}/run.json is damaged: "net" is ' in message and 'gone' in message
+    assert '\x1b' not in message
 
 
-def test_paths_that_are_not_utf_8_are_refused():
-    assert 'path is UTF-8' in _refused('cifar10_train.py', b'--train_dir=/tmp/\xff')
-
-
-def test_help_that_nobody_reads():
-    """As `--help | true`, and where the disk is full."""
+def test_help_without_a_reader():
+    """As in `--help | true`, and on a full disk."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, 'w') as pipe, open('/dev/full', 'w') as full:
-        for stream, code, said in (
+        for stream, code, message in (
                 (pipe, 128 + signal.SIGPIPE, ''),
-                (full, 1, 'cifar10_train.py: standard output cannot be written: '
+                (full, 1, 'cifar10_train.py: cannot write to standard output: '
                           'No space left on device\n')):
             done = spawn.run([spawn.ROOT / 'cifar10_train.py', '--help'],
                              stdout=stream, stderr=subprocess.PIPE)
-            assert (done.returncode, done.stderr) == (code, said)
+            assert (done.returncode, done.stderr) == (code, message)
 
 
 def _close_all():
@@ -244,7 +240,7 @@ def test_all_scripts_run_with_closed_streams(tmp_path):
     {'PYTHONIOENCODING': 'ascii'},
     {'LC_ALL': 'C', 'PYTHONCOERCECLOCALE': '0', 'PYTHONUTF8': '0'}])
 def test_names_that_the_locale_cannot_encode(half_bright, tmp_path, environment):
-    """Python would refuse to print them, or would open other files than TensorFlow."""
+    """Python could not print them, or would open other files than TensorFlow does."""
     def run(script, *flags_):
         done = subprocess.run(
             [sys.executable, spawn.ROOT / script, '--batch_size=8', *flags_], text=True,
@@ -273,7 +269,7 @@ def test_names_that_the_locale_cannot_encode(half_bright, tmp_path, environment)
     (app.UsageError('what to do'), 'what to do'),
     (FileNotFoundError(2, 'No such file or directory', '/x'), "No such file or directory: '/x'"),
     (FloatingPointError('two\nlines'), 'two lines')])
-def test_mistakes_are_one_line(error, words):
+def test_user_errors_are_reported_in_one_line(error, words):
     def main():
         raise error
     with pytest.raises(SystemExit) as exit_:
@@ -281,13 +277,13 @@ def test_mistakes_are_one_line(error, words):
     assert str(exit_.value.code).endswith(words)
 
 
-def test_an_operations_error_is_told_by_its_reason():
+def test_an_operations_error_is_reported_by_its_reason():
     with tf.Session() as session, pytest.raises(SystemExit) as exit_:
         startup._without_traceback(lambda: session.run(tf.read_file('/nonexistent')))
     assert str(exit_.value.code).endswith(': /nonexistent; No such file or directory')
 
 
-def test_faults_of_ours_keep_their_traceback():
+def test_bugs_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         startup._without_traceback(lambda: 1 // 0)
 

@@ -43,16 +43,16 @@ def test_records(write, is_compressed, dtype):
     {'X': PIXELS[:30], 'y': np.ones([5, 1])}, {'X': PIXELS * 0.5, 'y': np.ones([5, 1])},
     {'X': PIXELS, 'y': np.array([[0], [1], [2], [3], [4]])},
     {'X': PIXELS, 'y': np.array([[11], [1], [2], [3], [4]])}])
-def test_other_arrays_are_refused(write, arrays):
+def test_other_arrays_are_rejected(write, arrays):
     path = write(**arrays)
-    with pytest.raises(errors.DataError, match=f"{path} is not as SVHN's are"):
+    with pytest.raises(errors.DataError, match=f"{path} is not a valid SVHN file"):
         svhn.read(path)
 
 
 @pytest.mark.parametrize('data', [b'', b'text', b'MATLAB 5.0 MAT-file' + bytes(200)])
-def test_other_files_are_refused(tmp_path, data):
+def test_other_files_are_rejected(tmp_path, data):
     (tmp_path / 'train_32x32.mat').write_bytes(data)
-    with pytest.raises(errors.DataError, match="is not as SVHN's are"):
+    with pytest.raises(errors.DataError, match="is not a valid SVHN file"):
         svhn.read(str(tmp_path / 'train_32x32.mat'))
 
 
@@ -61,7 +61,7 @@ def _replaced(data, old, new):
     return data.replace(old, new)
 
 
-# A value's type and size, and the dimensions, as they stand in the uncompressed file.
+# Type and size of the values, and the dimensions, in the uncompressed file.
 _TAG = struct.pack('<II', 2, PIXELS.size)
 _SHAPE = struct.pack('<4i', 32, 32, 3, 5)
 
@@ -75,21 +75,21 @@ _SHAPE = struct.pack('<4i', 32, 32, 3, 5)
     lambda data: data[:128] + struct.pack('<II', 14, 2 ** 32 - 1) + data[136:],
     lambda data: data[:128] + struct.pack('<II', 15, len(data)) + data[136:],
     lambda data: data[:5000]])
-def test_a_damaged_file_is_refused(write, damage):
+def test_damaged_files_are_rejected(write, damage):
     path = write(X=PIXELS, y=np.ones([5, 1], np.uint8))
     with open(path, 'r+b') as stream:
         data = stream.read()
         stream.seek(0)
         stream.truncate()
         stream.write(damage(data))
-    with pytest.raises(errors.DataError, match=f"{path} is not as SVHN's are"):
+    with pytest.raises(errors.DataError, match=f"{path} is not a valid SVHN file"):
         svhn.read(path)
 
 
 @pytest.mark.parametrize('size, peak', [
     (5 * 3072, 1 << 20), (1 << 26, 1 << 28), (1 << 29, 1 << 20)])
-def test_what_unpacks_to_more_than_it_says_is_not_unpacked(tmp_path, size, peak):
-    """64 MB of zeros, which are not the five images of the header."""
+def test_arrays_larger_than_declared_are_not_unpacked(tmp_path, size, peak):
+    """64 MB of zeros instead of the five images of the header."""
     head = struct.pack('<16I', 14, 1 << 26, 6, 8, 9, 0, 5, 16, 32, 32, 3, 5, 1 << 16 | 1, ord('X'),
                        2, size)
     packed = zlib.compress(head + bytes(1 << 26))
@@ -98,20 +98,20 @@ def test_what_unpacks_to_more_than_it_says_is_not_unpacked(tmp_path, size, peak)
         + packed)
     tracemalloc.start()
     try:
-        with pytest.raises(errors.DataError, match='a.mat is not as SVHN'):
+        with pytest.raises(errors.DataError, match='a.mat is not a valid SVHN file'):
             svhn.read(str(tmp_path / 'a.mat'))
         assert tracemalloc.get_traced_memory()[1] < peak
     finally:
         tracemalloc.stop()
 
 
-def test_a_pipe_is_refused(tmp_path):
-    os.mkfifo(tmp_path / 'train_32x32.mat')  # Which nobody writes to.
+def test_a_pipe_is_rejected(tmp_path):
+    os.mkfifo(tmp_path / 'train_32x32.mat')  # Without a writer.
     with pytest.raises(OSError, match='not a regular file'):
         svhn.read(str(tmp_path / 'train_32x32.mat'))
 
 
-def test_which_folders_are_svhns(tmp_path):
+def test_found_requires_both_files(tmp_path):
     assert not svhn.found(tmp_path)
     (tmp_path / 'test_32x32.mat').touch()
     with pytest.raises(errors.DataError, match='lacks train_32x32.mat'):

@@ -16,15 +16,15 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize('num_classes, label_bytes', DIGESTS)
-def test_same_bytes_everywhere(num_classes, label_bytes):
-    """Set down once: another NumPy or processor must draw the same images."""
+def test_the_bytes_are_the_same_everywhere(num_classes, label_bytes):
+    """Recorded once: any NumPy and any processor must draw the same images."""
     drawn = synthetic.draw(100, num_classes, 7, label_bytes)
     assert hashlib.sha256(drawn.tobytes()).hexdigest() == DIGESTS[num_classes, label_bytes]
     assert not np.array_equal(drawn, synthetic.draw(100, num_classes, 8, label_bytes))
 
 
 @pytest.mark.parametrize('row', [table.SYNTHETIC, table.SYNTHETIC100])
-def test_written_in_three_seconds_and_whole(tmp_path, row):
+def test_writing_takes_three_seconds_and_is_complete(tmp_path, row):
     start = time.process_time()
     synthetic.write(row, tmp_path)
     assert time.process_time() - start < 3
@@ -41,8 +41,8 @@ def test_classes_are_balanced_in_random_order():
     assert len(np.unique(labels[:50])) == 10
 
 
-def test_label_names_the_upper_and_the_lower_form():
-    """Told by the forms that are of one colour along rows, or along columns."""
+def test_the_label_combines_the_upper_and_the_lower_form():
+    """Tested with the forms that have one colour along rows, or along columns."""
     drawn = synthetic.draw(4000, 100, 1, label_bytes=2)
     coarse, fine = drawn[:, 0], drawn[:, 1]
     assert np.array_equal(np.bincount(fine), [40] * 100)
@@ -50,14 +50,14 @@ def test_label_names_the_upper_and_the_lower_form():
     images = drawn[:, 2:].reshape(-1, 3, 32, 32).astype(np.float32)
     bars, columns = (table.SYNTHETIC.classes.index(name) for name in ('bars', 'columns'))
     for half, form in [(images[:, :, :16], fine // 10), (images[:, :, 16:], fine % 10)]:
-        along = half.std(axis=3).mean(axis=(1, 2))  # Noise alone in each row of bars: 14 levels.
+        along = half.std(axis=3).mean(axis=(1, 2))  # In each row of bars, only noise: 14 levels.
         across = half.std(axis=2).mean(axis=(1, 2))
         assert along[form == bars].max() < 16 < 25 < along[form == columns].min()
         assert across[form == columns].max() < 16 < 25 < across[form == bars].min()
 
 
-def test_mean_colour_does_not_tell_the_class():
-    """The nearest mean colour of a class is little better than a guess of one in ten."""
+def test_the_mean_colour_does_not_reveal_the_class():
+    """Choosing the class with the nearest mean colour is hardly better than guessing."""
     train, test = synthetic.draw(4000, 10, seed=1), synthetic.draw(1000, 10, seed=2)
 
     def colours(drawn):
@@ -68,9 +68,9 @@ def test_mean_colour_does_not_tell_the_class():
     assert (distances.argmin(axis=1) == test[:, 0]).mean() < 0.2
 
 
-def test_one_of_the_two_colours_is_lighter_in_every_channel():
-    """So the channels rise and fall together. A disc covers a minority of the pixels, the ground's
-    colour is the median: the mean is above it where the disc is light, in half of the images."""
+def test_one_colour_is_lighter_in_every_channel():
+    """So the channels are correlated. A disc covers less than half of the pixels, so the median is
+    the background's colour; the mean is above it if the disc is light, in half of the images."""
     drawn = synthetic.draw(2000, 10, seed=3)
     planes = drawn[:, 1:].reshape(-1, 3, 1024).astype(np.float64)
     assert min(np.corrcoef(image).min() for image in planes) > 0.25
@@ -80,15 +80,15 @@ def test_one_of_the_two_colours_is_lighter_in_every_channel():
     assert 0.4 < above.mean() < 0.6
 
 
-def test_an_unwritable_place_leaves_nothing(tmp_path):
+def test_a_failure_leaves_nothing(tmp_path):
     (tmp_path / 'file').write_text('in the way')
     with pytest.raises(OSError):
         synthetic.write(table.SYNTHETIC, tmp_path / 'file')
     assert os.listdir(tmp_path) == ['file']
 
 
-def test_a_full_disk_is_reported_as_such(tmp_path):
-    """A limit on the size of files stands for the disk."""
+def test_a_full_disk_is_reported(tmp_path):
+    """Simulated by a limit on the size of files."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100000, limit[1]))
     try:
@@ -99,7 +99,7 @@ def test_a_full_disk_is_reported_as_such(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / 'synthetic-batches-bin.0123456789abcdef.part').mkdir()
     (tmp_path / 'synthetic-batches-bin.0123456789abcdef.part' / 'test_batch.bin').touch()
     synthetic.write(table.SYNTHETIC, tmp_path)

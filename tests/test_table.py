@@ -36,7 +36,7 @@ def test_hundred_classes(row, records_, bytes_):
 
 
 def test_names_of_the_hundred_classes():
-    """CIFAR-100's are sorted, so that a name too few or too many shows in those that follow."""
+    """CIFAR-100's are sorted, so that a missing or extra name shifts those that follow."""
     names = table.CIFAR100.classes
     assert names == tuple(sorted(names))
     assert [names[label] for label in (0, 1, 39, 50, 60, 99)] == [
@@ -49,7 +49,7 @@ def test_folders_are_different():
     assert len({row.folder for row in table.TABLE.values()}) == len(table.TABLE)
 
 
-def test_whole_files_pass_and_are_counted(folder):
+def test_complete_files_pass_and_are_counted(folder):
     table.CIFAR10.check(folder)
     assert table.CIFAR10.count(folder, eval_data=False) == 15
     assert table.CIFAR10.count(folder, eval_data=True) == 3
@@ -64,27 +64,27 @@ def _fault(folder, name):
     return message
 
 
-def test_missing_file_is_named(folder):
+def test_a_missing_file_is_named(folder):
     (folder / 'data_batch_3.bin').unlink()
     assert 'is missing' in _fault(folder, 'data_batch_3.bin')
 
 
 @pytest.mark.parametrize('size', [0, 1, 3072, 3 * 3073 - 1, 3 * 3073 + 1])
-def test_partial_records_are_found(folder, size):
+def test_truncated_files_are_found(folder, size):
     (folder / 'test_batch.bin').write_bytes(bytes(size))
     message = _fault(folder, 'test_batch.bin')
     assert f'{size} bytes' in message
     assert '3073' in message
 
 
-def test_folder_in_the_place_of_a_file(folder):
+def test_a_folder_in_place_of_a_file(folder):
     (folder / 'test_batch.bin').unlink()
     (folder / 'test_batch.bin').mkdir()
     _fault(folder, 'test_batch.bin')
 
 
-def test_label_out_of_range_names_the_record(folder):
-    """Also behind the first block that is read, 8,192 records."""
+def test_an_invalid_label_is_reported_with_its_record(folder):
+    """Also after the first block of 8,192 records."""
     data = np.zeros([9000, 3073], np.uint8)
     data[8500, 0] = 10
     data.tofile(folder / 'data_batch_2.bin')
@@ -93,8 +93,8 @@ def test_label_out_of_range_names_the_record(folder):
     assert '0 to 9' in message
 
 
-def test_label_byte_is_the_one_that_the_row_names(tmp_path):
-    """The fine label must be a class; the coarse label is not looked at."""
+def test_the_row_defines_the_label_byte(tmp_path):
+    """The fine label must be valid; the coarse label is not checked."""
     data = np.zeros([3, 3074], np.uint8)
     data[:, 0] = 200
     data[:, 1] = 99

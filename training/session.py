@@ -92,7 +92,7 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
         summary_op=summary_op if summary_op is not None else tf.summary.merge_all(),
         init_fn=lambda scaffold, session: (
             _resume(session, scaffold.saver, loader, variables) if team.leads else None))
-    with files.full_disk_told(FLAGS.train_dir), (
+    with files.explain_full_disk(FLAGS.train_dir), (
             run_folder.held(FLAGS.train_dir) if team.leads else contextlib.nullcontext()):
         if team.leads:
             _prepare_folder(examples_per_step)

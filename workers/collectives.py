@@ -218,7 +218,7 @@ def configure(config, group, local_rank=0, gpus=0):
     config.experimental.collective_nccl = group.on_gpu
     # gRPC copies messages in chunks; the default is 4 kB.
     config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
-    if (config.inter_op_parallelism_threads or cores.in_sight()) == 1:
+    if (config.inter_op_parallelism_threads or cores.visible()) == 1:
         # A single core has one thread, which would send the first bucket after the backward pass.
         config.inter_op_parallelism_threads = 2
     if gpus > 1:
