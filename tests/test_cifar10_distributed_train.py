@@ -358,8 +358,9 @@ def test_a_worker_lost_at_the_start_ends_the_other(half_bright, rank, number):
     try:
         (code, _, line), = ends([processes[1 - rank]])
         assert code == 1
-        assert re.search('worker 1 .* did not come to worker 0' if rank else
-                         'worker 1 has waited 8 seconds for worker 0', line), line
+        assert re.search(
+            'worker 1 .* did not connect to worker 0' if rank else
+            'worker 1 could not join worker 0 at .* within --start_timeout=8 seconds', line), line
     finally:
         processes[rank].kill()
         processes[rank].communicate()
@@ -418,8 +419,8 @@ def test_a_cut_link_ends_both(half_bright):
         for rank, (code, _, line) in enumerate(ends(processes, 20 + 20)):
             assert code == 1
             assert line == (
-                f'{NAME}: worker {1 - rank} ({addresses[1 - rank]}:2222) was lost: no sign of life '
-                'for 10 seconds; it is frozen, or the network is cut')
+                f'{NAME}: worker {1 - rank} ({addresses[1 - rank]}:2222) was lost: no heartbeat '
+                'for 10 seconds; it is frozen, or the network is down')
 
 
 def listening_ports(pid):

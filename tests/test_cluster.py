@@ -5,6 +5,7 @@ from absl import app
 from absl.testing import flagsaver
 
 from workers import cluster
+from workers import connection
 
 MPI = {'OMPI_COMM_WORLD_RANK': '1', 'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_LOCAL_RANK': '1',
        'OMPI_COMM_WORLD_LOCAL_SIZE': '4', 'PMIX_NAMESPACE': 'prterun-a-1@1'}
@@ -48,19 +49,20 @@ def resolve(monkeypatch, environment, options):
     ({'SLURM_NTASKS': '3', 'SLURM_PROCID': '0'}, {}, 0, 1, 0, None, ()),  # A batch script.
     ({**SLURM, **MPI}, {}, 1, 4, 1, '127.0.0.1', ()),  # mpirun in a Slurm job.
     ({**MPI, 'OMPI_COMM_WORLD_SIZE': '1'}, {'coordinator': 'a:1'}, 0, 1, 0, None, ())])
-def test_who_is_who(monkeypatch, environment, options, rank, size, local_rank, meeting, hosts):
+def test_rank_size_and_meeting(
+        monkeypatch, environment, options, rank, size, local_rank, meeting, hosts):
     found = resolve(monkeypatch, environment, options)
     assert (found.rank, found.size, found.local_rank, found.hosts) == (
         rank, size, local_rank, hosts)
-    if meeting and ':' not in meeting:  # A port by the job.
-        host, port = cluster.split_address(found.meeting)
+    if meeting and ':' not in meeting:  # The job determines the port.
+        host, port = connection.split_address(found.meeting)
         assert host == meeting
         assert 20000 <= port < 30000
     else:
         assert found.meeting == meeting
 
 
-def test_the_port_is_the_same_for_a_job_and_another_for_the_next(monkeypatch):
+def test_the_port_is_the_same_within_a_job_and_different_for_the_next(monkeypatch):
     first = resolve(monkeypatch, MPI, {})
     same = resolve(monkeypatch, {**MPI, 'OMPI_COMM_WORLD_RANK': '3'}, {})
     other = resolve(monkeypatch, {**MPI, 'PMIX_NAMESPACE': 'prterun-a-2@1'}, {})
@@ -71,7 +73,7 @@ def test_the_port_is_the_same_for_a_job_and_another_for_the_next(monkeypatch):
 
 @pytest.mark.parametrize('text', [
     'node1 slots=2\nnode2\n', '# für zwei\n\n  root@node1:4\nnode2\n', 'node1'])
-def test_the_hostfiles_first_host(monkeypatch, tmp_path, text):
+def test_the_first_host_of_the_hostfile(monkeypatch, tmp_path, text):
     path = tmp_path / 'hosts'
     path.write_text(text, encoding='latin-1')
     found = resolve(monkeypatch, MPI_SPREAD, {'hostfile': str(path)})
@@ -79,19 +81,22 @@ def test_the_hostfiles_first_host(monkeypatch, tmp_path, text):
 
 
 @pytest.mark.parametrize('environment, options, words', [
-    ({}, {'worker_hosts': ['a:1', 'b:2']}, '--worker_hosts needs --task_index'),
+    ({}, {'worker_hosts': ['a:1', 'b:2']}, '--worker_hosts requires --task_index'),
     ({}, {'task_index': 0}, '--worker_hosts, which is not given'),
-    ({}, {'worker_hosts': ['a:1', 'b:2'], 'task_index': 2}, '2 workers, 0 to 1: .* no worker 2'),
+    ({}, {'worker_hosts': ['a:1', 'b:2'], 'task_index': 2},
+     'worker 2 is not in --worker_hosts, which lists 2 workers, 0 to 1'),
     ({}, {'worker_hosts': ['a:1', 'a:1'], 'task_index': 0}, '--worker_hosts has a:1 twice'),
     ({}, {'worker_hosts': ['a:1', 'b'], 'task_index': 0}, '--worker_hosts: "b" is not HOST:PORT'),
     ({}, {'worker_hosts': ['a:1', 'b:99999'], 'task_index': 0}, '"b:99999" is not HOST:PORT'),
     ({}, {'coordinator': 'a:1'}, '--coordinator is for workers that mpirun or srun starts'),
     ({}, {'hostfile': 'x'}, '--hostfile is for workers that mpirun or srun starts'),
-    (MPI, {'worker_hosts': ['a:1'], 'task_index': 0}, '--worker_hosts and mpirun both say'),
-    (MPI, {'num_workers': 2}, '--num_workers and mpirun both say'),
-    (SLURM, {'num_workers': 2}, '--num_workers and srun both say'),
-    (tf_config('worker', 0, worker=['a:1']), {'num_workers': 2}, '--num_workers and TF_CONFIG'),
-    ({}, {'worker_hosts': ['a:1'], 'num_workers': 2}, '--worker_hosts and --num_workers both say'),
+    (MPI, {'worker_hosts': ['a:1'], 'task_index': 0}, '--worker_hosts and mpirun both define'),
+    (MPI, {'num_workers': 2}, '--num_workers and mpirun both define'),
+    (SLURM, {'num_workers': 2}, '--num_workers and srun both define'),
+    (tf_config('worker', 0, worker=['a:1']), {'num_workers': 2},
+     '--num_workers and TF_CONFIG both define'),
+    ({}, {'worker_hosts': ['a:1'], 'num_workers': 2},
+     '--worker_hosts and --num_workers both define'),
     (MPI_SPREAD, {}, '2 of 4 workers are on this machine.*--hostfile.*--coordinator'),
     (MPI_SPREAD, {'coordinator': 'node1'}, '--coordinator: "node1" is not HOST:PORT'),
     ({**MPI, 'OMPI_COMM_WORLD_RANK': 'x'}, {}, 'OMPI_COMM_WORLD_RANK is "x"'),
@@ -103,11 +108,12 @@ def test_the_hostfiles_first_host(monkeypatch, tmp_path, text):
     ({'PMI_RANK': '1', 'PMI_SIZE': '4'}, {}, "this mpirun is not Open MPI's"),
     ({**MPI, 'PMI_SIZE': '4'}, {'coordinator': 'a'}, '"a" is not HOST:PORT'),
     ({'TF_CONFIG': '{"cluster": 1}'}, {}, 'has cluster 1 and task null, expected objects'),
-    (tf_config('worker', 2, worker=['a:1']), {}, 'has 1 of "worker": there is no task 2'),
+    (tf_config('worker', 2, worker=['a:1']), {},
+     'task 2 is not in TF_CONFIG, which lists 1 of "worker"'),
     (tf_config('evaluator', 0, worker=['a:1'], evaluator=['b:1']), {}, 'of "evaluator" among'),
     (tf_config('worker', 0, worker=['a:1'], ps=['b:1']), {},
-     r'among \["ps", "worker"\]: here all are')])
-def test_what_does_not_add_up(monkeypatch, environment, options, words):
+     r'among \["ps", "worker"\]; expected only workers')])
+def test_contradictory_flags_and_environments(monkeypatch, environment, options, words):
     if words is None:
         assert resolve(monkeypatch, environment, options) == cluster.Cluster()
         return
@@ -141,12 +147,13 @@ FIRST = {'type': 'worker', 'index': 0}
     *((_tf_config_of({'worker': ['a:1']}, task), words) for task, words in (
         (None, 'and task null'), ('worker', 'and task "worker"'), ([], 'and task '),
         ({}, 'task null of null'), ({'type': ['worker'], 'index': 0}, r'task 0 of \["worker"\]'),
-        ({'type': 'worker'}, 'no task null'), ({'type': 'worker', 'index': [0]}, r'no task \[0\]'),
-        ({'type': 'worker', 'index': -1}, 'no task -1'),
-        ({'type': 'worker', 'index': 'x'}, 'no task "x"'),
-        ({'type': 'worker', 'index': True}, 'no task true'),
-        ({'type': 'worker', 'index': 10 ** 40}, 'no task 1000'),
-        ({'type': 'worker', 'index': float('inf')}, 'no task Infinity'))),
+        ({'type': 'worker'}, 'task null is not in TF_CONFIG'),
+        ({'type': 'worker', 'index': [0]}, r'task \[0\] is not in TF_CONFIG'),
+        ({'type': 'worker', 'index': -1}, 'task -1 is not in TF_CONFIG'),
+        ({'type': 'worker', 'index': 'x'}, 'task "x" is not in TF_CONFIG'),
+        ({'type': 'worker', 'index': True}, 'task true is not in TF_CONFIG'),
+        ({'type': 'worker', 'index': 10 ** 40}, 'task 1000.* is not in TF_CONFIG'),
+        ({'type': 'worker', 'index': float('inf')}, 'task Infinity is not in TF_CONFIG'))),
     ({'TF_CONFIG': 200000 // 2 * '['}, 'TF_CONFIG is not JSON: nested too deeply'),
     ({'TF_CONFIG': '{"cluster":' + 50000 * '[' + 50000 * ']' + '}'}, 'TF_CONFIG '),
     ({'TF_CONFIG': '[]'}, r'TF_CONFIG holds \[\]; expected a JSON object'),
@@ -167,25 +174,25 @@ FIRST = {'type': 'worker', 'index': 0}
         ('1', 'holds 1; expected a JSON object'), ('', 'is not JSON'), ('x', 'is not JSON'),
         (100000 * '[', 'is not JSON: nested'), ('{}', 'lacks a valid job, meeting, parent, rank')))
 ])
-def test_an_environment_that_makes_no_sense(monkeypatch, environment, words):
+def test_an_invalid_environment(monkeypatch, environment, words):
     with pytest.raises(app.UsageError, match=words) as error:
         resolve(monkeypatch, environment, {})
     assert '\n' not in str(error.value)
     assert len(str(error.value)) < 400
 
 
-TOLD = {'rank': 2, 'size': 3, 'meeting': '127.0.0.1:5', 'job': 'secret', 'parent': 1}
+GIVEN = {'rank': 2, 'size': 3, 'meeting': '127.0.0.1:5', 'job': 'secret', 'parent': 1}
 
 
 @pytest.mark.parametrize('change, words', [
-    ({'rank': 3}, 'says worker 3 of 3'), ({'rank': -1}, 'says worker -1 of 3'),
-    ({'rank': '2'}, 'lacks a valid rank'), ({'size': 10 ** 30}, 'says worker 2 of 1000'),
+    ({'rank': 3}, 'names worker 3 of 3'), ({'rank': -1}, 'names worker -1 of 3'),
+    ({'rank': '2'}, 'lacks a valid rank'), ({'size': 10 ** 30}, 'names worker 2 of 1000'),
     ({'size': True}, 'lacks a valid size'), ({'meeting': None}, 'lacks a valid meeting'),
     ({'meeting': 'here'}, '"here" is not HOST:PORT'), ({'job': []}, 'lacks a valid job'),
     ({'parent': 1.0}, 'lacks a valid parent')])
-def test_a_launchers_variable_that_makes_no_sense(monkeypatch, change, words):
+def test_an_invalid_variable_of_the_launcher(monkeypatch, change, words):
     with pytest.raises(app.UsageError, match=words) as error:
-        resolve(monkeypatch, {cluster.VARIABLE: json.dumps({**TOLD, **change})}, {})
+        resolve(monkeypatch, {cluster.VARIABLE: json.dumps({**GIVEN, **change})}, {})
     assert 'secret' not in str(error.value)
 
 
@@ -194,10 +201,10 @@ def test_a_launchers_variable_that_makes_no_sense(monkeypatch, change, words):
     ('r[1-2]n[3-4]-ib', 'r1n3-ib'), ('n[1-999999999999]', 'n1')])
 def test_the_first_host_of_slurms_list(monkeypatch, hosts, first):
     found = resolve(monkeypatch, {**SLURM, 'SLURM_STEP_NODELIST': hosts}, {})
-    assert cluster.split_address(found.meeting)[0] == first
+    assert connection.split_address(found.meeting)[0] == first
 
 
-def test_tf_config_may_number_the_tasks(monkeypatch):
+def test_tf_config_may_list_tasks_by_index(monkeypatch):
     found = resolve(monkeypatch, _tf_config_of(
         {'worker': {'1': 'b:2', '0': 'a:1'}}, {'type': 'worker', 'index': '1'}), {})
     assert (found.rank, found.hosts) == (1, ('a:1', 'b:2'))
@@ -219,7 +226,7 @@ SECRET = {cluster.SECRET_VARIABLE: '0123456789abcdef'}
 
 
 def test_mpirun_that_does_not_name_the_job(monkeypatch):
-    """Two such jobs on a machine would share a port, and could take each other's workers."""
+    """Two such jobs on a machine would share a port, and their workers could mix."""
     for environment, options in (
             (NO_JOB, {}), (NO_JOB, {'coordinator': 'a:1'}), ({**NO_JOB, **SECRET}, {})):
         with pytest.raises(app.UsageError, match='PMIX_NAMESPACE.* are not set.*--coordinator=HOST'
@@ -239,7 +246,7 @@ def test_mpirun_that_does_not_name_the_job(monkeypatch):
     ({}, {'worker_hosts': ['a:1', 'b:2'], 'task_index': 0}),
     ({cluster.VARIABLE: json.dumps({'rank': 2, 'size': 3, 'meeting': 'a:5', 'job': 'x',
                                    'parent': 1})}, {})])
-def test_every_launcher_takes_a_secret(monkeypatch, tmp_path, environment, options):
+def test_every_launcher_accepts_a_secret(monkeypatch, tmp_path, environment, options):
     assert resolve(monkeypatch, environment, options).secret == ''
     (tmp_path / 'secret').write_text('of the file, 16 characters\n')
     found = resolve(monkeypatch, environment, {**options, 'secret_file': f'{tmp_path}/secret'})
@@ -254,7 +261,7 @@ def test_every_launcher_takes_a_secret(monkeypatch, tmp_path, environment, optio
     ('fifteen letters', None, 'CIFAR10_JOB_SECRET gives a secret of 15 characters'),
     (None, b'\n', '--secret_file=.*/secret gives a secret of 0 characters'),
     ('0123456789abcdef', b'0123456789abcdef', 'both give a secret: leave one out')])
-def test_a_secret_that_is_none(monkeypatch, tmp_path, variable, content, words):
+def test_an_invalid_secret(monkeypatch, tmp_path, variable, content, words):
     options = {}
     if content is not None:
         (tmp_path / 'secret').write_bytes(content)
@@ -269,12 +276,12 @@ def test_a_secret_that_is_none(monkeypatch, tmp_path, variable, content, words):
     (SLURM, {}, {1: ('n2', 'n10', 'n11')}),
     (tf_config('worker', 0, worker=['a:1', 'b:2']), {}, {1: ('b',), 5: ('a', 'b')}),
     ({}, {'worker_hosts': ['a:1', 'b:2'], 'task_index': 0}, {0: ('a',), -1: ('a', 'b')})])
-def test_where_a_worker_may_come_from(monkeypatch, environment, options, hosts):
+def test_hosts_from_which_a_worker_may_connect(monkeypatch, environment, options, hosts):
     found = resolve(monkeypatch, environment, options)
     assert {rank: found.hosts_of(rank) for rank in hosts} == hosts
 
 
-def test_workers_of_mpirun_may_come_from_the_hosts_of_the_hostfile(monkeypatch, tmp_path):
+def test_workers_of_mpirun_may_connect_from_the_hosts_of_the_hostfile(monkeypatch, tmp_path):
     (tmp_path / 'hosts').write_text('node1 slots=2\n# two\nroot@node2:4\n')
     found = resolve(monkeypatch, MPI_SPREAD, {'hostfile': str(tmp_path / 'hosts')})
     assert found.hosts_of(3) == ('node1', 'node2')
@@ -299,5 +306,5 @@ def test_workers_to_start(monkeypatch):
         assert cluster.resolve() == cluster.Cluster(2, 3, 2, '127.0.0.1:5', (), 'x')
     with flagsaver.flagsaver(num_workers=3, worker_hosts=['a:1']):
         monkeypatch.delenv(cluster.VARIABLE)
-        with pytest.raises(app.UsageError, match='both say'):
+        with pytest.raises(app.UsageError, match='both define'):
             cluster.workers_to_start()

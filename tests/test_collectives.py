@@ -1,5 +1,7 @@
 import json
 import signal
+import subprocess
+import sys
 import time
 
 import networks
@@ -8,6 +10,7 @@ import pytest
 import spawn
 import tensorflow.compat.v1 as tf
 
+from benchmarks import link
 from program import cores
 from workers import collectives
 
@@ -21,30 +24,30 @@ def pairs(*shapes, dtypes=None):
             for k, (shape, dtype) in enumerate(zip(shapes, dtypes))]
 
 
-def names(portions):
-    return [[variable.op.name for _, variable in portion] for portion in portions]
+def names(buckets):
+    return [[variable.op.name for _, variable in bucket] for bucket in buckets]
 
 
-MB = 2**18  # As many float32 elements.
+MB = 2**18  # float32 elements.
 
 
-@pytest.mark.parametrize('megabytes, bucket_mb, wanted', [
+@pytest.mark.parametrize('megabytes, bucket_mb, expected', [
     ([3, 2, 6, 1], 5, [['v0', 'v1'], ['v2'], ['v3']]),
     ([3, 2, 6, 1], 12, [['v0', 'v1', 'v2', 'v3']]),
     ([3, 2, 6, 1], 0, [['v0'], ['v1'], ['v2'], ['v3']]),
     ([6, 1, 1, 1, 1], 2, [['v0'], ['v1', 'v2'], ['v3', 'v4']]),
     ([], 4, [])])
-def test_portions(megabytes, bucket_mb, wanted):
-    assert names(collectives.portions(pairs(*[[size * MB] for size in megabytes]),
-                                      bucket_mb)) == wanted
+def test_buckets(megabytes, bucket_mb, expected):
+    assert names(collectives.buckets(pairs(*[[size * MB] for size in megabytes]),
+                                     bucket_mb)) == expected
 
 
-def test_portions_are_of_one_type_and_count_its_bytes():
+def test_a_bucket_has_one_type_whose_bytes_count():
     gradients = pairs([MB], [2 * MB], [MB], dtypes=[tf.float32, tf.float16, tf.float16])
-    assert names(collectives.portions(gradients, 2)) == [['v0'], ['v1', 'v2']]
+    assert names(collectives.buckets(gradients, 2)) == [['v0'], ['v1', 'v2']]
 
 
-def test_alone_nothing_is_exchanged():
+def test_a_single_worker_exchanges_nothing():
     gradients = pairs([3], [2]) + [(None, tf.get_variable('unused', [1]))]
     means = collectives.all_reduce_mean(gradients, ALONE)
     assert [variable.op.name for _, variable in means] == ['v0', 'v1']
@@ -54,7 +57,7 @@ def test_alone_nothing_is_exchanged():
         session.run(collectives.broadcast([gradients[0][1]], ALONE))
 
 
-def test_layout_is_sorted_and_leaves_out_what_has_no_gradient():
+def test_layout_is_sorted_and_omits_variables_without_a_gradient():
     gradients = pairs([13, 7], [99]) + [(None, tf.get_variable('unused', [1]))]
     assert collectives.layout(gradients[::-1]) == ['v0 [13, 7]', 'v1 [99]']
 
@@ -71,7 +74,7 @@ def reductions(graph):
 
 
 def inputs_of(op):
-    """Names of all operations that an operation waits for, directly or not."""
+    """Names of all operations that an operation depends on, directly or indirectly."""
     found, waiting = set(), [op]
     while waiting:
         op = waiting.pop()
@@ -82,7 +85,7 @@ def inputs_of(op):
     return found
 
 
-def test_the_last_layer_goes_first_and_waits_for_nothing_else():
+def test_the_last_layer_goes_first_and_depends_on_nothing_else():
     first, second, third = reductions(graph_of(collectives.Group(0, 2)))
     keys = [tf.make_ndarray(op.inputs[3].op.get_attr('value')) for op in (first, second, third)]
     assert keys == [102, 101, 100]
@@ -92,12 +95,12 @@ def test_the_last_layer_goes_first_and_waits_for_nothing_else():
     assert not {'zeros', 'zeros_2', first.name} & inputs_of(second)
 
 
-def test_without_overlap_each_waits_for_all_gradients():
+def test_without_overlap_each_bucket_waits_for_all_gradients():
     for op in reductions(graph_of(collectives.Group(0, 2), overlap=False)):
         assert {'zeros', 'zeros_1', 'zeros_2'} <= inputs_of(op)
 
 
-def test_on_gpus_one_goes_after_the_other():
+def test_on_gpus_buckets_go_one_after_the_other():
     first, second, third = reductions(graph_of(collectives.Group(0, 2, on_gpu=True)))
     assert first.name in inputs_of(second)
     assert second.name in inputs_of(third)
@@ -116,10 +119,10 @@ def test_settings():
     assert config.gpu_options.visible_device_list == ''
 
 
-@pytest.mark.parametrize('in_sight, by_quota, threads',
+@pytest.mark.parametrize('visible, by_quota, threads',
                          [(1, 0, 2), (8, 1, 2), (8, 0, 0), (8, 4, 4)])
-def test_a_single_core_has_a_second_thread(monkeypatch, in_sight, by_quota, threads):
-    monkeypatch.setattr(cores, 'in_sight', lambda: in_sight)
+def test_a_single_core_gets_a_second_thread(monkeypatch, visible, by_quota, threads):
+    monkeypatch.setattr(cores, 'visible', lambda: visible)
     config = tf.ConfigProto(inter_op_parallelism_threads=by_quota)
     collectives.configure(config, collectives.Group(0, 2))
     assert config.inter_op_parallelism_threads == threads
@@ -133,12 +136,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from workers import cluster, collectives, rendezvous
 
-rank, size, port, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-del sys.argv[1:5]
+rank, hosts, what = int(sys.argv[1]), tuple(sys.argv[2].split(',')), sys.argv[3]
+size = len(hosts)
+del sys.argv[1:4]
 group = collectives.Group(rank, size)
 
 def means():
-    """Gradients in so many portions, integers, and a variable that the loss does not depend on."""
+    """Gradients in several buckets, integers, and a variable that the loss does not depend on."""
     FLAGS = tf.app.flags.FLAGS
     shapes = [[13], [7, 3], [99], [1, 2]]
     graph = tf.Graph()
@@ -152,7 +156,7 @@ def means():
     yield graph, ([mean for mean, _ in reduced], losses), 3
 
 def bits():
-    """Numbers whose sum depends on the order of adding."""
+    """Numbers whose sum depends on the order of the additions."""
     graph = tf.Graph()
     with graph.as_default():
         values = np.random.RandomState(rank).normal(size=1001).astype(np.float32)
@@ -161,7 +165,7 @@ def bits():
     yield graph, mean, 1
 
 def many():
-    """Sixty portions that are ready in another order on each worker; worker 0 also runs more."""
+    """Sixty buckets that are complete in a different order on each worker; worker 0 runs more."""
     count = 60
     graph = tf.Graph()
     with graph.as_default():
@@ -178,7 +182,7 @@ def many():
     yield graph, (tf.stack(reduced)[:, 0], more), 3
 
 def values():
-    """Two types; a float that is no sum with zero, and an integer that no float32 holds."""
+    """Two types; a negative zero, and an integer that float32 cannot represent."""
     graph = tf.Graph()
     with graph.as_default():
         start = [-0.0, np.inf, 1e-40] if rank == 0 else [5.0, 6.0, 7.0]
@@ -200,7 +204,7 @@ def endless():
         yield graph, [mean[0] for mean, _ in reduced], 10**9
 
 def listening():
-    """The device to which each socket that listens in this process is bound; empty if to none."""
+    """The devices to which the listening sockets of this process are bound; empty if to none."""
     for number in os.listdir('/proc/self/fd'):
         try:
             with socket.socket(fileno=os.dup(int(number))) as copy:
@@ -223,35 +227,44 @@ def run(server, config, graph, fetches, times):
         return found
 
 def main():
-    me = cluster.Cluster(rank, size, rank, '127.0.0.1:' + port, timeouts=cluster.Timeouts(
-        step=tf.app.flags.FLAGS.step_timeout))
+    me = cluster.Cluster(rank, size, rank, os.environ.get('MEETING', hosts[0]), hosts,
+                         timeouts=cluster.Timeouts(step=tf.app.flags.FLAGS.step_timeout))
     with rendezvous.join(me, {}) as workers:
         with collectives.failures_of(workers):
             config = startup.session_config()
             collectives.configure(config, group)
             server = collectives.serve(workers, config)
+            workers.agree('the start')
+            collectives.reach_all(workers)
             programs = dict(means=means, bits=bits, many=many, values=values, endless=endless,
                             slow=endless)
             if what == 'ports':
                 print(json.dumps(list(listening())), flush=True)
             for item in programs[what]() if what in programs else []:
-                found = run(server, config, *item)
-                print(json.dumps(found, default=lambda x: x.tolist()), flush=True)
-            workers.agree('end')
+                print(json.dumps(run(server, config, *item), default=lambda x: x.tolist()),
+                      flush=True)
+            workers.agree('the end')
             workers.leave()
 startup.run(main, [startup, cluster, collectives])
 '''
 
 
 def start(size, what, *arguments, **environment):
-    port = str(networks.free_port())
-    return [spawn.start(
-        ['-c', PROGRAM, spawn.ROOT, str(rank), str(size), port, what, *arguments],
-        env={**spawn.environment(), **environment}) for rank in range(size)]
+    hosts = ','.join(f'127.0.0.1:{networks.free_port()}' for _ in range(size))
+    return [start_one(rank, hosts, what, *arguments, **environment) for rank in range(size)]
+
+
+def start_one(rank, hosts, what, *arguments, inside=(), **environment):
+    arguments = ['-c', PROGRAM, spawn.ROOT, str(rank), hosts, what, *arguments]
+    environment = {**spawn.environment(), **environment}
+    if not inside:
+        return spawn.start(arguments, env=environment)
+    return subprocess.Popen([*inside, sys.executable, *arguments], text=True, env=environment,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def results(processes):
-    """The objects that each process printed, having ended well."""
+    """The objects that each process printed; all must succeed."""
     found = []
     for process in processes:
         out, error = process.communicate(timeout=spawn.PATIENCE)
@@ -273,7 +286,7 @@ def test_means_by_hand(size, bucket_mb, overlap):
 
 
 @pytest.mark.slow
-def test_means_have_the_same_bits_for_all():
+def test_all_get_the_same_bits():
     first, second, third = results(start(3, 'bits'))
     assert first == second == third
     np.testing.assert_allclose(first[0], np.mean([
@@ -281,14 +294,14 @@ def test_means_have_the_same_bits_for_all():
 
 
 @pytest.mark.slow
-def test_sixty_portions_in_another_order_on_each_worker():
+def test_sixty_buckets_in_a_different_order_on_each_worker():
     for (found, _), in results(start(3, 'many')):
         np.testing.assert_array_equal(found, np.arange(60) + 1.0)  # k + the mean of 0, 1, 2.
 
 
 @pytest.mark.slow
 def test_broadcast_is_exact():
-    """Also in an environment with a proxy for the Internet."""
+    """Even if the environment names an Internet proxy."""
     bits = np.array([-0.0, np.inf, 1e-40], np.float32).view(np.int32).tolist()
     proxy = 'http://127.0.0.1:9'
     for found in results(start(3, 'values', http_proxy=proxy, https_proxy=proxy)):
@@ -309,8 +322,8 @@ def started(processes):
 @pytest.mark.slow
 @pytest.mark.parametrize('victim', [0, 1])
 @pytest.mark.parametrize('number, words, seconds', [
-    (signal.SIGKILL, 'it ended without a word', 4 + 20),
-    (signal.SIGSTOP, 'no sign of life for 4 seconds', 8 + 20)])
+    (signal.SIGKILL, 'it ended unexpectedly', 4 + 20),
+    (signal.SIGSTOP, 'no heartbeat for 4 seconds', 8 + 20)])
 def test_a_lost_worker_ends_the_others_in_mid_step(victim, number, words, seconds):
     processes = start(3, 'endless', '--step_timeout=8')
     try:
@@ -331,7 +344,7 @@ def test_a_lost_worker_ends_the_others_in_mid_step(victim, number, words, second
 
 
 @pytest.mark.slow
-def test_a_worker_that_lives_but_makes_no_step():
+def test_a_live_worker_that_makes_no_step():
     processes = start(2, 'slow', '--step_timeout=4')
     try:
         _, error = processes[0].communicate(timeout=spawn.PATIENCE)
@@ -345,3 +358,42 @@ def test_a_worker_that_lives_but_makes_no_step():
     finally:
         for process in processes:
             process.kill()
+
+
+def block(name, port, drops):
+    """Blocks TCP packets from a network namespace to a port.
+
+    Args:
+        name: of the namespace.
+        port: int.
+        drops: whether packets vanish; otherwise the sender gets an error.
+    """
+    commands = [f'rule add ipproto tcp dport {port} table 9']
+    if drops:  # They go to a network card that does not exist.
+        commands += [f'neigh replace 10.99.0.99 lladdr 02:00:00:00:00:99 dev {link.DEVICE}',
+                     f'route add default via 10.99.0.99 dev {link.DEVICE} table 9']
+    else:
+        commands += ['route add prohibit default table 9']
+    for command in commands:
+        subprocess.run(['ip', '-n', name, *command.split()], check=True)
+
+
+@pytest.mark.slow
+@networks.with_networks
+@pytest.mark.parametrize('blocked, drops, reason', [
+    (0, True, 'timed out'), (0, False, 'Permission denied'), (1, True, 'timed out')])
+def test_a_firewall_in_front_of_a_server_is_reported_with_its_address(blocked, drops, reason):
+    """The worker `blocked` cannot reach the other's server; they can meet at another port."""
+    other = 1 - blocked
+    with link.networks() as (names, addresses):
+        hosts = [f'{address}:222{rank}' for rank, address in enumerate(addresses)]
+        block(names[blocked], 2220 + other, drops)
+        processes = [start_one(
+            rank, ','.join(hosts), 'means', '--step_timeout=100', MEETING=f'{addresses[0]}:2229',
+            inside=['ip', 'netns', 'exec', name]) for rank, name in enumerate(names)]
+        errors = [process.communicate(timeout=spawn.PATIENCE)[1] for process in processes]
+    line = (f'cannot connect to worker {other} ({hosts[other]}): {reason}; does a firewall block '
+            'it?\n')
+    assert errors[blocked] == f'-c: {line}'
+    assert errors[other] == f'-c: worker {blocked} ({hosts[blocked]}) failed: {line}'
+    assert [process.returncode for process in processes] == [1, 1]

@@ -28,12 +28,12 @@ def main(me):
         return me.rank * 0
     if what == 'fail' and me.rank == 1:
         raise OSError('disk full')
-    if what == 'hear':  # Of Ctrl-C from another worker, as it were.
+    if what == 'follow':  # As if worker 0 had stopped the others after Ctrl-C.
         signal.signal(signal.SIGINT, lambda *_: sys.exit(143 if me.rank else 0))
     if what == 'count':
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
-        signal.set_wakeup_fd(write_end)  # Counts those that Python's handlers would merge.
+        signal.set_wakeup_fd(write_end)  # Counts signals that Python's handlers would merge.
         signal.signal(signal.SIGINT, lambda *_: None)
         (folder / f'ready {me.rank}').touch()
         caught = os.read(read_end, 1)
@@ -48,8 +48,8 @@ def main(me):
         print('saved', me.rank, flush=True)
         raise
 start_one = launch._start_one
-def start_one_and_be_stopped(rank, told):
-    process = start_one(rank, told)
+def start_one_and_be_stopped(rank, common):
+    process = start_one(rank, common)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
     return process
@@ -65,7 +65,7 @@ def start(what, folder, count=3):
 
 
 def pids(folder, count=3):
-    """The workers' process numbers, once all are there."""
+    """The process IDs of the workers, once all have started."""
     deadline = time.monotonic() + spawn.PATIENCE
     while not all((folder / str(rank)).exists() for rank in range(count)):
         assert time.monotonic() < deadline
@@ -74,21 +74,21 @@ def pids(folder, count=3):
 
 
 def runs(pid):
-    """Whether a process is there and is no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] != 'Z'
     except FileNotFoundError:
         return False
 
 
-def test_a_signal_while_they_are_started_reaches_all_and_starts_no_more(tmp_path):
+def test_a_signal_during_the_start_stops_all_and_starts_no_more(tmp_path):
     process = start('stopped early', tmp_path)
     process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143
     assert not (tmp_path / '1').exists() and not (tmp_path / '2').exists()
 
 
-def test_all_run_and_worker_0_has_the_console(tmp_path):
+def test_all_run_and_worker_0_gets_the_console(tmp_path):
     process = start('done', tmp_path)
     out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0
@@ -97,7 +97,7 @@ def test_all_run_and_worker_0_has_the_console(tmp_path):
         '[worker 1] error of 1', '[worker 2] error of 2', 'error of 0']
 
 
-def test_the_first_failure_ends_all_and_gives_the_exit_code(tmp_path):
+def test_the_first_failure_ends_all_and_sets_the_exit_code(tmp_path):
     process = start('fail', tmp_path)
     _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 1
@@ -111,8 +111,8 @@ def test_a_worker_that_is_killed(tmp_path):
     os.kill(numbers[2], signal.SIGKILL)
     _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 137
-    assert ('-c: worker 2 ended with exit code 137, and others did not end by themselves: killed'
-            in error.splitlines())
+    assert ('-c: worker 2 ended with exit code 137; killed the others, which did not end by '
+            'themselves' in error.splitlines())
     assert not any(runs(pid) for pid in numbers)
 
 
@@ -126,7 +126,7 @@ def test_a_signal_is_passed_on_and_worker_0_may_save(tmp_path):
     assert not any(runs(pid) for pid in numbers)
 
 
-def test_one_worker_that_stops_in_order_leaves_the_others_their_time(tmp_path):
+def test_a_regular_stop_of_one_worker_gives_the_others_time(tmp_path):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
     os.kill(numbers[1], signal.SIGTERM)
@@ -139,7 +139,7 @@ def test_one_worker_that_stops_in_order_leaves_the_others_their_time(tmp_path):
 
 
 def test_ctrl_c_reaches_each_worker_once(tmp_path):
-    """A terminal sends it to the whole group of processes; a second one would stop the saving."""
+    """A terminal sends it to the whole process group; a second one would stop the saving."""
     process = spawn.start(['-c', PROGRAM, spawn.ROOT, 'count', tmp_path, '--num_workers=2'],
                           stderr=None, start_new_session=True)
     assert process.stdout.readline() == 'out of 0\n'
@@ -151,8 +151,8 @@ def test_ctrl_c_reaches_each_worker_once(tmp_path):
     assert process.returncode == 130
 
 
-def test_ctrl_c_gives_its_exit_code_also_if_workers_stop_by_each_others_word(tmp_path):
-    process = start('hear', tmp_path)
+def test_ctrl_c_sets_the_exit_code_even_if_workers_stop_one_another(tmp_path):
+    process = start('follow', tmp_path)
     pids(tmp_path)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=spawn.PATIENCE)
@@ -161,7 +161,7 @@ def test_ctrl_c_gives_its_exit_code_also_if_workers_stop_by_each_others_word(tmp
 
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
 def test_no_orphans_when_the_parent_is_killed(tmp_path, number):
-    """Also if it stood still before."""
+    """Even if it was stopped before."""
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
     process.send_signal(number)
@@ -173,7 +173,7 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path, number):
         time.sleep(0.05)
 
 
-def test_a_worker_whose_parent_ended_first_ends(tmp_path):
+def test_a_worker_whose_parent_has_already_ended_ends(tmp_path):
     program = '''
 import os, sys; sys.path.insert(0, sys.argv[1])
 from workers import cluster, launch
@@ -195,14 +195,14 @@ def test_the_launchers_variable_copied_from_elsewhere(monkeypatch, tmp_path):
         {'rank': 1, 'size': 2, 'meeting': '127.0.0.1:5', 'job': 'x', 'parent': 1}))
     done = spawn.run_script('cifar10_distributed_train.py', f'--train_dir={tmp_path}/train')
     assert (done.returncode, done.stdout, done.stderr) == (
-        1, '', 'cifar10_distributed_train.py: CIFAR10_WORKER names process 1, which ended or did '
-        'not start this one. Where you set the variable yourself, unset it\n')
+        1, '', 'cifar10_distributed_train.py: CIFAR10_WORKER names process 1, which has ended or '
+        'is not the parent of this process. If you set the variable yourself, unset it\n')
 
 
 @pytest.mark.parametrize('codes, code', [
     ([0, 0], 0), ([0, 1], 1), ([-9, 1], 137), ([1, 143], 1),
-    ([143, 129, 143], 129), ([143, 130], 130),  # 143 as well is of those that others stopped.
+    ([143, 129, 143], 129), ([143, 130], 130),  # 143: stopped by another worker.
     ([143, 0], 143), ([143, 1], 143), ([-15, -15], 143)])
-def test_the_exit_code_of_all(codes, code):
-    """In the order in which the workers ended."""
+def test_the_exit_code_from_those_of_all_workers(codes, code):
+    """These are in the order in which the workers ended."""
     assert launch._exit_code(codes) == code

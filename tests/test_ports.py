@@ -1,4 +1,4 @@
-"""Ports of real sockets; another machine is another network namespace."""
+"""Real sockets; another machine is another network namespace."""
 import contextlib
 import re
 import socket
@@ -13,20 +13,20 @@ from benchmarks import link
 from workers import ports
 
 
-@pytest.mark.parametrize('hosts, here', [
+@pytest.mark.parametrize('hosts, expected', [
     (['127.0.0.1', 'localhost', '127.0.1.1'], True),
-    (['127.0.0.1', '203.0.113.77'], False),  # An address for documentation: nobody has it.
+    (['127.0.0.1', '203.0.113.77'], False),  # Reserved for documentation.
     (['nowhere.invalid'], False)])
-def test_whether_all_hosts_are_loopback(hosts, here):
-    assert ports.on_loopback(hosts) == here
+def test_whether_all_hosts_are_on_loopback(hosts, expected):
+    assert ports.on_loopback(hosts) == expected
 
 
 def device(listener):
-    """The device that a socket is bound to; empty if to none."""
+    """The device to which a socket is bound; empty if to none."""
     return listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b'\0')
 
 
-def test_all_listening_sockets_of_the_port_are_bound_and_loopback_stays_open():
+def test_all_listeners_of_a_port_are_bound_and_loopback_stays_open():
     with contextlib.ExitStack() as stack:
         def listen(family, address, port=0):
             return stack.enter_context(
@@ -47,7 +47,7 @@ def test_all_listening_sockets_of_the_port_are_bound_and_loopback_stays_open():
 
 
 def test_a_connection_between_two_addresses_of_this_machine_counts_as_local():
-    """As Debian gives a machine's name the address 127.0.1.1, and connects to it from 127.0.0.1."""
+    """Debian gives the machine's name 127.0.1.1, and connects to it from 127.0.0.1."""
     with socket.create_server(('127.0.1.1', 0)) as listener:
         address = listener.getsockname()
         with socket.create_connection(address, source_address=('127.0.0.1', 0)) as connection:
@@ -56,7 +56,7 @@ def test_a_connection_between_two_addresses_of_this_machine_counts_as_local():
             assert ports.close_to_others(address[1])
 
 
-def test_a_port_where_nobody_listens_counts_as_open():
+def test_a_port_without_a_listener_counts_as_open():
     assert not ports.close_to_others(networks.free_port())
 
 
@@ -69,7 +69,7 @@ def test_notices_are_one_line():
     assert '(a:1, b:2)' in ports.notice(['a:1', 'b:2'], False)
 
 
-# Listens at ports 2222 and 3333, and closes 2222 when told to.
+# Listens at ports 2222 and 3333, and closes 2222 on a line from standard input.
 PROGRAM = '''
 import socket, sys; sys.path.insert(0, sys.argv[1])
 from workers import ports
@@ -105,7 +105,7 @@ def listening(name, when='never'):
 
 
 @networks.with_networks
-def test_another_machine_cannot_connect_but_this_one_can_by_loopback():
+def test_another_machine_cannot_connect_but_this_one_can_over_loopback():
     with link.networks() as (names, (own, _)):
         with listening(names[0]) as close:
             assert close() == 'True'
@@ -116,7 +116,7 @@ def test_another_machine_cannot_connect_but_this_one_can_by_loopback():
 
 @networks.with_networks
 @pytest.mark.parametrize('when', ['accepted', 'waiting'])
-def test_a_connection_from_another_machine_before_is_an_error(when):
+def test_an_earlier_connection_from_another_machine_is_an_error(when):
     with link.networks() as (names, (own, other)), listening(names[0], when) as close:
         with networks.connected(names[1], own, 2222):
             assert close() == TOO_LATE.format(other)
@@ -128,9 +128,9 @@ TOO_LATE = ("{} connected to TensorFlow's port 2222 before it was closed to othe
 
 @networks.with_networks
 def test_a_half_open_connection_from_another_machine_is_an_error():
-    """Its last packet would open it even when the port is closed to new ones."""
+    """Its last packet would open it even after the port is closed to new connections."""
     with link.networks() as (names, (own, other)), listening(names[0]) as close:
-        # The answer gets lost, as it goes to a network card that nobody has.
+        # The answer gets lost: it goes to a network card that does not exist.
         subprocess.run(['ip', '-n', names[0], 'neigh', 'replace', other, 'lladdr',
                         '02:00:00:00:00:99', 'dev', link.DEVICE], check=True)
         with networks.connecting(names[1], own, 2222):
@@ -143,8 +143,8 @@ def test_a_half_open_connection_from_another_machine_is_an_error():
 
 
 @networks.with_networks
-def test_a_system_that_cannot_close_it_says_so():
-    """Here one without a device of that name."""
+def test_a_system_that_cannot_close_the_port_reports_it():
+    """Here it has no device named lo."""
     with link.networks() as (names, _):
         for change in (['down'], ['name', 'loop'], ['up']):
             device_ = 'loop' if change == ['up'] else 'lo'

@@ -1,6 +1,6 @@
-"""Who this worker is, how many there are, and where they meet.
+"""Which worker this process is, how many there are, and where they meet.
 
-One process is one worker. What started it says which one it is:
+One process is one worker. Its launcher determines which one:
 
     mpirun -n 4 python ...                              Open MPI's environment
     TF_CONFIG='{"cluster": ..., "task": ...}' python ...
@@ -8,8 +8,8 @@ One process is one worker. What started it says which one it is:
     python ... --worker_hosts=a:2222,b:2222 --task_index=0
     python ... --num_workers=4                          starts four on this machine
 
-A flag and an environment that both say it are refused. Among environments Open MPI's counts before
-TF_CONFIG, and that before Slurm's: `mpirun` inside of a Slurm job leaves both.
+A flag together with one of these environments is an error. Open MPI's environment takes precedence
+over TF_CONFIG, and TF_CONFIG over Slurm's: `mpirun` inside a Slurm job sets both.
 """
 import dataclasses
 import itertools
@@ -23,21 +23,21 @@ from absl import flags
 from program import errors
 from program import paths
 from program import small_files
+from workers import connection
 
-# The secret of a job, as an alternative to --secret_file. An environment variable and a file, since
-# all users of a machine can read a command line.
+# The secret of a job, as an alternative to --secret_file. Not a flag: all users of a machine can
+# read a command line.
 SECRET_VARIABLE = 'CIFAR10_JOB_SECRET'
 _SHORTEST_SECRET, _LONGEST_SECRET = 16, 4096  # Characters.
 
-flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the others reach it.')
-flags.DEFINE_integer('task_index', None, 'Which of --worker_hosts this is, from 0.', lower_bound=0,
-                     upper_bound=10**6)
-flags.DEFINE_integer('num_workers', None, 'Start so many workers on this machine.', lower_bound=1,
-                     upper_bound=256)
-flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 awaits the others, with mpirun '
-                    "and srun. By default on the job's first host.")
-paths.define('hostfile', None, 'The file that mpirun got as --hostfile: worker 0 is on its first '
-             'host.')
+flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the other workers reach it.')
+flags.DEFINE_integer('task_index', None, 'Index of this worker in --worker_hosts, from 0.',
+                     lower_bound=0, upper_bound=10**6)
+flags.DEFINE_integer('num_workers', None, 'Start this number of workers on this machine.',
+                     lower_bound=1, upper_bound=256)
+flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 listens for the others, with '
+                    "mpirun and srun. By default a port of the job's first host.")
+paths.define('hostfile', None, 'The --hostfile of mpirun: worker 0 runs on its first host.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,45 +45,42 @@ class Timeouts:
     """How long workers wait for one another, in seconds; the defaults of the flags.
 
     Attributes:
-        start: until all workers have come.
+        start: for all workers to join.
         step: until a worker that fails, freezes or cannot be reached ends all of them.
-        stage: until all have come to the same point outside of steps, once the first one has.
+        stage: for all workers to reach the point outside of steps that the first one has reached.
     """
     start: float = 60.0
     step: float = 60.0
     stage: float = 7200.0
 
 
-flags.DEFINE_float('start_timeout', Timeouts.start, 'Seconds in which all workers must have come.',
+flags.DEFINE_float('start_timeout', Timeouts.start, 'Seconds within which all workers must join.',
                    lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('step_timeout', Timeouts.step, 'Seconds in which a worker that fails, freezes '
-                   'or cannot be reached ends all of them. A step, and what worker 0 saves after '
-                   'it, must take less.', lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('stage_timeout', Timeouts.stage, 'Seconds in which all workers must follow the '
-                   'first to the same point outside of steps: the data, the graph, a validation. '
-                   'A download and a validation must take less.', lower_bound=1.0, upper_bound=1e7)
-paths.define('secret_file', None, 'File with the secret of the job, the same for all '
+flags.DEFINE_float('step_timeout', Timeouts.step, 'Seconds within which all workers end if one '
+                   'fails, freezes or cannot be reached. A step, including what worker 0 saves '
+                   'after it, must take less.', lower_bound=1.0, upper_bound=1e6)
+flags.DEFINE_float('stage_timeout', Timeouts.stage, 'Seconds within which all workers must follow '
+                   'the first one to the same point outside of steps: the data, the graph, a '
+                   'validation. A download and a validation must take less.', lower_bound=1.0,
+                   upper_bound=1e7)
+paths.define('secret_file', None, 'File that holds the secret of the job, the same for all '
              f'workers, at least {_SHORTEST_SECRET} characters; or set {SECRET_VARIABLE}.')
 
 FLAGS = flags.FLAGS
 
-# Tells a worker that `workers/launch.py` started who it is. An environment variable, since all
-# users of a machine can read a command line, and this holds the token of the job.
+# Describes a worker that `workers/launch.py` started: JSON with these keys. Not a flag: it holds
+# the job's token, and all users of a machine can read a command line.
 VARIABLE = 'CIFAR10_WORKER'
-
-_TOLD = {'rank': int, 'size': int, 'meeting': str, 'job': str, 'parent': int}
+_KEYS = {'rank': int, 'size': int, 'meeting': str, 'job': str, 'parent': int}
 _UNSET = 'Only --num_workers sets it, for the workers that it starts: unset it'
 
-_MAX_SIZE = 10**6  # Workers; far more than anybody has.
+_MAX_SIZE = 10**6  # Workers.
 
-_HOST = '[A-Za-z0-9._-]+'
-
-# Ports for meetings that nobody chose: above those of services, below those that Linux gives to
-# outgoing connections.
+# Where workers meet if no port was given: above the ports of services, below those that Linux
+# assigns to outgoing connections.
 _FIRST_PORT, _PORTS = 20000, 10000
 
-# What Open MPI 5 and 4 call a job, the same for all of its workers, and older ones the same or
-# mpirun's own address.
+# Where Open MPI 5, 4 and older ones keep the name of the job, which all of its workers share.
 _OPEN_MPI_JOBS = ('PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'OMPI_MCA_orte_hnp_uri')
 
 
@@ -92,16 +89,16 @@ class Cluster:
     """One worker's view of all workers.
 
     Attributes:
-        rank: int, which worker this is, from 0.
-        size: int, how many there are.
-        local_rank: int, which of the workers on its machine this is, from 0.
-        meeting: 'host:port' where worker 0 awaits the others; None for a worker alone.
-        hosts: tuple of every worker's 'host:port', or () where they tell each other when they meet.
-        job: str, the same for all workers of one start: a worker of another is turned away.
+        rank: int, the index of this worker, from 0.
+        size: int, the number of workers.
+        local_rank: int, the index of this worker among those on its machine, from 0.
+        meeting: 'host:port' where worker 0 listens for the others; None for a single worker.
+        hosts: tuple of every worker's 'host:port', or () if they exchange addresses as they meet.
+        job: str, shared by the workers of one job: those of another job are rejected.
         timeouts: a `Timeouts`.
-        nodes: tuple of the hosts that workers run on, where it is not known which runs on which; ()
-            where they are not known either.
-        secret: str, known to all workers of the job and to nobody else; '' if there isn't one.
+        nodes: tuple of the hosts of all workers if it is unknown which worker runs on which; () if
+            the hosts are unknown, too.
+        secret: str, known only to the workers of the job; '' if none was given.
     """
     rank: int = 0
     size: int = 1
@@ -113,17 +110,25 @@ class Cluster:
     nodes: tuple = ()
     secret: str = dataclasses.field(default='', repr=False)
 
+    def address_of(self, rank):
+        """A worker's 'host:port', or '' if it is not known in advance."""
+        return self.hosts[rank] if self.hosts else ''
+
+    def own_port(self):
+        """The port of this worker, or 0 for any free one."""
+        return connection.split_address(self.hosts[self.rank])[1] if self.hosts else 0
+
     def hosts_of(self, rank):
-        """Tuple of the hosts that a worker may be on; () where they are not known."""
+        """Tuple of the hosts that a worker may run on; () if they are unknown."""
         hosts = self.hosts[rank:rank + 1] if 0 <= rank < len(self.hosts) else self.hosts
-        return tuple(split_address(host)[0] for host in hosts) or self.nodes
+        return tuple(connection.split_address(host)[0] for host in hosts) or self.nodes
 
 
 def workers_to_start():
-    """How many workers this process has to start, by `--num_workers`; 0 if it is one itself.
+    """How many workers this process must start (`--num_workers`); 0 if it is a worker itself.
 
     Raises:
-        app.UsageError: something else, too, says who the workers are.
+        app.UsageError: an environment or another flag defines the workers, too.
     """
     if VARIABLE in os.environ or FLAGS.num_workers is None:
         return 0
@@ -132,26 +137,27 @@ def workers_to_start():
 
 
 def resolve():
-    """Finds out who this worker is.
+    """Determines which worker this is, by the flags and the environment.
 
     Returns:
-        A `Cluster`; of size 1 where nothing speaks of others.
+        A `Cluster`; of size 1 if neither defines other workers.
 
     Raises:
-        app.UsageError: what the flags and the environment say does not add up.
+        app.UsageError: flags and environment are invalid or contradict each other.
         OSError: `--hostfile` or `--secret_file` cannot be read.
     """
-    me = _who()
+    me = _from_launcher_or_flags()
     return dataclasses.replace(
         me, secret=_secret() if me.size > 1 else '',
         timeouts=Timeouts(FLAGS.start_timeout, FLAGS.step_timeout, FLAGS.stage_timeout))
 
 
 def _secret():
-    """What `--secret_file` or the environment gives; '' if neither does.
+    """The secret from `--secret_file` or the environment; '' if neither is given.
 
     Raises:
-        app.UsageError: both do, or it is too short: who listens to two workers could guess it.
+        app.UsageError: both are given, or the secret is so short that an eavesdropper could find it
+            by trying.
         OSError: the file cannot be read.
     """
     if FLAGS.secret_file is None and SECRET_VARIABLE not in os.environ:
@@ -172,11 +178,12 @@ def _secret():
     return secret
 
 
-def _who():
-    """The `Cluster`, as what started this worker describes it."""
+def _from_launcher_or_flags():
+    """The `Cluster`, without timeouts and secret."""
     if VARIABLE in os.environ:
-        told = from_launcher()
-        return Cluster(told['rank'], told['size'], told['rank'], told['meeting'], job=told['job'])
+        given = from_launcher()
+        return Cluster(given['rank'], given['size'], given['rank'], given['meeting'],
+                       job=given['job'])
     launcher = _launcher()
     readers = {'--worker_hosts': _by_hand, 'mpirun': _open_mpi, 'TF_CONFIG': _tf_config,
                'srun': _slurm}
@@ -184,57 +191,53 @@ def _who():
 
 
 def from_launcher():
-    """What `workers/launch.py` told this worker: a dictionary with the keys of `_TOLD`.
+    """Reads what `workers/launch.py` set: a dictionary with the keys of `_KEYS`.
 
     Raises:
         app.UsageError: the variable holds something else, perhaps copied from elsewhere.
     """
     try:
-        told = small_files.parse_json(os.environ[VARIABLE], VARIABLE)
+        given = small_files.parse_json(os.environ[VARIABLE], VARIABLE)
     except errors.DataError as error:
         raise app.UsageError(f'{error}. {_UNSET}') from error
-    wrong = sorted(key for key, kind in _TOLD.items() if type(told.get(key)) is not kind)
+    wrong = sorted(key for key, kind in _KEYS.items() if type(given.get(key)) is not kind)
     if wrong:  # Without the values: one of them is secret.
         raise app.UsageError(f'{VARIABLE} lacks a valid {", ".join(wrong)}. {_UNSET}')
-    if not 0 <= told['rank'] < told['size'] <= _MAX_SIZE:
-        raise app.UsageError(f'{VARIABLE} says worker {told["rank"]} of {told["size"]}. {_UNSET}')
-    _checked(told['meeting'], VARIABLE)
-    return told
+    if not 0 <= given['rank'] < given['size'] <= _MAX_SIZE:
+        raise app.UsageError(
+            f'{VARIABLE} names worker {given["rank"]} of {given["size"]}. {_UNSET}')
+    _checked(given['meeting'], VARIABLE)
+    return given
 
 
 def _launcher():
-    """Name of what says who the workers are, or None.
+    """The name of the flag or launcher that defines the workers, or None.
 
     Raises:
-        app.UsageError: two do, one of them a flag.
+        app.UsageError: there are two, one of them a flag.
     """
-    said = [name for name, present in (
+    found = [name for name, present in (
         ('--worker_hosts', bool(FLAGS.worker_hosts)),
         ('--num_workers', FLAGS.num_workers is not None),
         ('mpirun', 'OMPI_COMM_WORLD_SIZE' in os.environ),
-        ('TF_CONFIG', _tf_config_has_cluster()),
-        # A batch script is told about the tasks of its job as well, but only steps have this one.
+        ('TF_CONFIG', 'cluster' in _read_tf_config()),  # Some set it for a single task.
+        # SLURM_NTASKS is set in batch scripts, too; this one only in steps.
         ('srun', os.environ.get('SLURM_STEP_NUM_TASKS', '1') != '1')) if present]
-    if len(said) > 1 and said[0].startswith('--'):
-        raise app.UsageError(f'{said[0]} and {said[1]} both say who the workers are: leave one out')
-    if FLAGS.task_index is not None and '--worker_hosts' not in said:
+    if len(found) > 1 and found[0].startswith('--'):
+        raise app.UsageError(f'{found[0]} and {found[1]} both define the workers: leave one out')
+    if FLAGS.task_index is not None and '--worker_hosts' not in found:
         raise app.UsageError('--task_index is an index into --worker_hosts, which is not given')
     for name in ('coordinator', 'hostfile'):
-        if FLAGS[name].value is not None and not {'mpirun', 'srun'} & set(said):
+        if FLAGS[name].value is not None and not {'mpirun', 'srun'} & set(found):
             raise app.UsageError(f'--{name} is for workers that mpirun or srun starts')
-    if not said and os.environ.get('PMI_SIZE', '1') != '1':  # Each would train alone.
-        raise app.UsageError("this mpirun is not Open MPI's: use that, or say who the workers are "
+    if not found and os.environ.get('PMI_SIZE', '1') != '1':  # Each would train alone.
+        raise app.UsageError("this mpirun is not Open MPI's: use Open MPI, or define the workers "
                              'with --worker_hosts and --task_index')
-    return said[0] if said else None
-
-
-def _tf_config_has_cluster():
-    """Whether TF_CONFIG speaks of several tasks; some set it without."""
-    return 'cluster' in _read_tf_config()
+    return found[0] if found else None
 
 
 def _read_tf_config():
-    """The JSON object in TF_CONFIG, empty where it is not set.
+    """The JSON object in TF_CONFIG, empty if it is not set.
 
     Raises:
         app.UsageError: it holds something else.
@@ -248,25 +251,25 @@ def _read_tf_config():
 
 def _by_hand():
     if FLAGS.task_index is None:
-        raise app.UsageError('--worker_hosts needs --task_index: which of them is this?')
+        raise app.UsageError('--worker_hosts requires --task_index, the index of this worker')
     return _of_hosts(FLAGS.worker_hosts, FLAGS.task_index, '--worker_hosts')
 
 
 def _of_hosts(hosts, rank, source):
-    """The `Cluster` of workers whose addresses are known; they meet at worker 0's."""
+    """The `Cluster` of workers with known addresses, which meet at worker 0's."""
     machines = [_checked(host, source)[0] for host in hosts]
     doubles = sorted(host for host in set(hosts) if hosts.count(host) > 1)
     if doubles:
         raise app.UsageError(f'{source} has {doubles[0]} twice')
     if not 0 <= rank < len(hosts):
-        raise app.UsageError(f'{source} has {len(hosts)} workers, 0 to {len(hosts) - 1}: there is '
-                             f'no worker {rank}')
+        raise app.UsageError(f'worker {rank} is not in {source}, which lists {len(hosts)} workers, '
+                             f'0 to {len(hosts) - 1}')
     local_rank = machines[:rank].count(machines[rank])
     return Cluster(rank, len(hosts), local_rank, hosts[0], tuple(hosts))
 
 
 def _tf_config():
-    """A chief or master, if there is one, is worker 0; the workers follow it."""
+    """Worker 0 is the chief or master, if there is one; the workers follow."""
     found = _read_tf_config()
     cluster, task = found['cluster'], found.get('task')
     if not isinstance(cluster, dict) or not isinstance(task, dict):
@@ -279,23 +282,23 @@ def _tf_config():
     if set(cluster) - {*jobs, 'evaluator'} or name not in jobs:
         raise app.UsageError(
             f'TF_CONFIG makes this task {small_files.shown(index)} of {small_files.shown(name)} '
-            f'among {small_files.shown(sorted(cluster))}: here all are workers, one of them '
-            'perhaps chief')
+            f'among {small_files.shown(sorted(cluster))}; expected only workers, one of them '
+            'perhaps the chief')
     hosts = {job: _tasks(job, cluster[job]) for job in jobs}
     number = str(index) if isinstance(index, (int, str)) else ''
     if not re.fullmatch('[0-9]{1,7}', number) or int(number) >= len(hosts[name]):
-        raise app.UsageError(f'TF_CONFIG has {len(hosts[name])} of "{name}": there is no '
-                             f'task {small_files.shown(index)}')
+        raise app.UsageError(f'task {small_files.shown(index)} is not in TF_CONFIG, which lists '
+                             f'{len(hosts[name])} of "{name}"')
     rank = sum(len(hosts[job]) for job in jobs[:jobs.index(name)]) + int(number)
     return _of_hosts([host for job in jobs for host in hosts[job]], rank, 'TF_CONFIG')
 
 
 def _tasks(job, tasks):
-    """The addresses of a job's tasks in TF_CONFIG, from their list or an object by number.
+    """The addresses of a job's tasks in TF_CONFIG: from a list, or an object with their indices.
 
     Raises:
-        app.UsageError: it is neither, or does not give all of them: TensorFlow then calls a cluster
-            sparse, but workers need the address of each.
+        app.UsageError: it is neither, or lacks some of the tasks, as TensorFlow's sparse clusters
+            do: every worker must know its address.
     """
     if isinstance(tasks, dict):
         missing = [str(index) for index in range(len(tasks)) if str(index) not in tasks]
@@ -307,7 +310,7 @@ def _tasks(job, tasks):
 
 
 def _open_mpi():
-    """Open MPI tells rank and size, but neither the hosts nor the hostfile."""
+    """Open MPI gives rank and size, but neither the hosts nor the hostfile."""
     size = _number('OMPI_COMM_WORLD_SIZE', 1, _MAX_SIZE)
     if size == 1:
         return Cluster()
@@ -317,9 +320,9 @@ def _open_mpi():
     job = next(filter(None, map(os.environ.get, _OPEN_MPI_JOBS)), '')
     if not job and not (FLAGS.coordinator and _secret()):
         raise app.UsageError(
-            f'{", ".join(_OPEN_MPI_JOBS)} are not set, and without them two jobs of mpirun could '
-            'meet: give --coordinator=HOST:PORT, and the same --secret_file or '
-            f'{SECRET_VARIABLE} to all workers')
+            f'{", ".join(_OPEN_MPI_JOBS)} are not set; without them the workers of two mpirun jobs '
+            'could mix: give all workers --coordinator=HOST:PORT, and the same --secret_file or '
+            f'{SECRET_VARIABLE}')
     listed = _hosts_in(FLAGS.hostfile) if FLAGS.hostfile else ()
     nodes = ('127.0.0.1',) if local_size == size else listed
     if FLAGS.coordinator:
@@ -332,13 +335,13 @@ def _open_mpi():
         meeting = f'127.0.0.1:{_port(job)}'
     else:
         raise app.UsageError(
-            f'{local_size} of {size} workers are on this machine, and mpirun does not say where '
-            'worker 0 is: give --hostfile to the script as well, or --coordinator=HOST:PORT')
+            f'{local_size} of {size} workers are on this machine, and mpirun does not provide the '
+            'address of worker 0: give the script --hostfile as well, or --coordinator=HOST:PORT')
     return Cluster(rank, size, local_rank, meeting, job=job, nodes=nodes)
 
 
 def _slurm():
-    """Task 0 is on the first host of the step's list, however tasks are distributed."""
+    """Task 0 runs on the first host of the step's list, however tasks are distributed."""
     size = _number('SLURM_STEP_NUM_TASKS', 1, _MAX_SIZE)
     rank = _number('SLURM_PROCID', 0, size - 1)
     local_rank = _number('SLURM_LOCALID', 0, size - 1)
@@ -353,10 +356,9 @@ def _slurm():
 
 
 def _hosts_of_list(text):
-    """The hosts, a tuple, of a list like `n[2,10-11],login1`, which Slurm never sorts; () if it is
-    not such a list.
+    """The hosts, a tuple, of a list like `n[2,10-11],login1` in its order; () if it is malformed.
 
-    TensorFlow's `expand_hostlist` would make all of `n[1-999999999999]`; here are the first ones.
+    At most `_MAX_SIZE`: TensorFlow's `expand_hostlist` would make all of `n[1-999999999999]`.
     """
     item = r'(?:[^,\[\]]|\[[^\[\]]*\])+'
     if not re.fullmatch(f'{item}(?:,{item})*', text):
@@ -367,14 +369,14 @@ def _hosts_of_list(text):
             for each in re.findall(item, text)), _MAX_SIZE))
     except ValueError:
         return ()
-    return hosts if all(re.fullmatch(_HOST, host) for host in hosts) else ()
+    return hosts if all(re.fullmatch(connection.HOST, host) for host in hosts) else ()
 
 
 def _numbered(part):
-    """What a part of a host's name stands for: '[2,10-11]' -> ['2', '10', '11'], 'n' -> ['n'].
+    """Expands a part of a host's name: '[2,10-11]' -> ['2', '10', '11'], 'n' -> ['n'].
 
     Raises:
-        ValueError: there is something else in the brackets.
+        ValueError: the brackets contain something other than numbers and ranges.
     """
     if not part.startswith('['):
         return [part]
@@ -385,16 +387,16 @@ def _numbered(part):
 
 def _checked(address, source):
     try:
-        return split_address(address)
+        return connection.split_address(address)
     except ValueError as error:
         raise app.UsageError(f'{source}: {error}') from error
 
 
 def _number(variable, low, high):
-    """The whole number in an environment variable, from `low` to `high`.
+    """The integer in an environment variable, from `low` to `high`.
 
     Raises:
-        app.UsageError: it holds something else.
+        app.UsageError: the variable is not set, or holds something else.
     """
     text = os.environ.get(variable, '')
     if not re.fullmatch('[0-9]{1,7}', text) or not low <= int(text) <= high:
@@ -415,22 +417,5 @@ def _hosts_in(hostfile):
 
 
 def _port(job):
-    """A port that all workers of a job get to by themselves, and another job hardly."""
+    """A port that all workers of a job compute alike, and that another job is unlikely to share."""
     return _FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS
-
-
-def split_address(address):
-    """Splits 'host:port'.
-
-    Returns:
-        host: str.
-        port: int, 1 to 65535.
-
-    Raises:
-        ValueError: it is no such address. IPv6 is not served: TensorFlow's addresses know no
-            brackets.
-    """
-    match = re.fullmatch(rf'({_HOST}):([0-9]{{1,5}})', address)
-    if not match or not 1 <= int(match.group(2)) <= 65535:
-        raise ValueError(f'{small_files.shown(address)} is not HOST:PORT')
-    return match.group(1), int(match.group(2))

@@ -1,13 +1,13 @@
-"""Averages gradients over workers, and gives all of them the values of worker 0.
+"""Averages gradients over workers, and copies the variables of worker 0 to the others.
 
-By TensorFlow's collective operations: every worker runs a graph of its own in a session on its own
-server, and operations with the same keys meet. On CPUs they pass parts of the data around a ring
+These are TensorFlow's collective operations: every worker runs a graph of its own in a session on
+its own server, and operations with the same keys exchange data. On CPUs the data goes around a ring
 over gRPC, so that each of n workers sends and receives 2 (n - 1) / n of it (Patarasu and Yuan,
-"Bandwidth optimal all-reduce algorithms", 2009); on GPUs it is NCCL.
+"Bandwidth optimal all-reduce algorithms", 2009); on GPUs it goes over NCCL.
 
-A process builds one graph with them: its server remembers the shape that came with a key.
-Operations of a step may start in another order on each worker: over gRPC none of them holds a
-thread while it waits, so that they cannot block one another.
+A process can build only one graph with them, since its server remembers the shape for each key. The
+operations of a step may start in a different order on each worker: over gRPC none of them occupies
+a thread while it waits, so they cannot block one another.
 """
 import contextlib
 import dataclasses
@@ -18,11 +18,12 @@ from absl import flags
 
 from program import console
 from program import cores
+from workers import connection
 from workers import ports
 
-flags.DEFINE_float('bucket_mb', 4.0, 'Gradients are averaged in portions of at most so many '
+flags.DEFINE_float('bucket_mb', 4.0, 'Gradients are averaged in buckets of at most this number of '
                    'megabytes (2^20 bytes).', lower_bound=0.0, upper_bound=1e6)
-flags.DEFINE_boolean('overlap', True, 'Average gradients while others are still computed.')
+flags.DEFINE_boolean('overlap', True, 'Average gradients while others are still being computed.')
 
 FLAGS = flags.FLAGS
 
@@ -30,23 +31,23 @@ _JOB = 'worker'
 _LEADER = f'/job:{_JOB}/replica:0/task:0'
 _CHUNK_BYTES = 1 << 15  # Measured: docs/distributed.md.
 
-# Operations that belong together have the same group and instance on all workers. Where a portion
-# starts with the k-th of all variables in the order of their names, its instance is _PORTIONS + k.
+# Operations that belong together have the same group and instance keys on all workers. A bucket
+# that starts with the k-th variable by name has the instance key _BUCKETS + k.
 _GROUP = 1
-_BROADCAST, _LOSSES, _PORTIONS = 1, 99, 100
+_BROADCAST, _LOSSES, _BUCKETS = 1, 99, 100
 
-# What TensorFlow may raise for the failure of another worker.
+# What TensorFlow may raise when another worker fails.
 _PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
                    tf.errors.DeadlineExceededError, tf.errors.InternalError, tf.errors.UnknownError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Who averages with whom.
+    """The workers that average with one another.
 
     Attributes:
-        rank: int, which worker this is, from 0.
-        size: int, how many there are; alone, a worker keeps what it has.
+        rank: int, the index of this worker, from 0.
+        size: int, the number of workers; a single one keeps its own values.
         on_gpu: whether gradients are averaged on GPUs, by NCCL.
     """
     rank: int = 0
@@ -57,19 +58,19 @@ class Group:
 def all_reduce_mean(gradients, group, bucket_mb=4.0, overlap=True):
     """Means of gradients over all workers.
 
-    Gradients are packed into portions in reverse, since the backward pass yields the last layer's
-    first, and each portion is sent as soon as it is complete.
+    Gradients are packed into buckets in reverse order, since the backward pass computes those of
+    the last layer first. Each bucket is sent as soon as it is complete.
 
     Args:
         gradients: list of (gradient, variable), in the order in which the network uses the
-            variables; the gradient may be None, then for all workers.
+            variables; a gradient that is None must be None on all workers.
         group: a `Group`.
-        bucket_mb: how many megabytes (2^20 bytes) a portion has at most; a larger gradient is a
-            portion of its own.
-        overlap: False to wait for all gradients before the first portion is sent.
+        bucket_mb: largest size of a bucket, in megabytes (2^20 bytes); a larger gradient gets a
+            bucket of its own.
+        overlap: False to wait for all gradients before the first bucket is sent.
 
     Returns:
-        List of (mean gradient, variable), those without a gradient left out.
+        List of (mean gradient, variable), without the variables that have no gradient.
     """
     pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in gradients
              if gradient is not None]
@@ -79,30 +80,30 @@ def all_reduce_mean(gradients, group, bucket_mb=4.0, overlap=True):
         variable.op.name for _, variable in pairs))}
     after = [] if overlap else [gradient for gradient, _ in pairs]
     means = {}
-    for portion in portions(pairs[::-1], bucket_mb):
-        instance = _PORTIONS + keys[portion[0][1].op.name]
+    for bucket in buckets(pairs[::-1], bucket_mb):
+        instance = _BUCKETS + keys[bucket[0][1].op.name]
         with tf.control_dependencies(after):
-            flat = _reduce_mean(_pack([gradient for gradient, _ in portion]), group, instance)
-        if group.on_gpu:  # NCCL runs one at a time, and wants the same order on all workers.
+            flat = _reduce_mean(_pack([gradient for gradient, _ in bucket]), group, instance)
+        if group.on_gpu:  # NCCL runs one at a time, and requires the same order on all workers.
             after = [flat]
         for mean, (gradient, variable) in zip(
-                _unpack(flat, [gradient for gradient, _ in portion]), portion):
+                _unpack(flat, [gradient for gradient, _ in bucket]), bucket):
             mean.set_shape(gradient.shape)
             means[variable.op.name] = mean
     return [(means[variable.op.name], variable) for _, variable in pairs]
 
 
-def portions(gradients, bucket_mb):
-    """Divides gradients into portions that are averaged together.
+def buckets(gradients, bucket_mb):
+    """Divides gradients into buckets that are averaged together.
 
         3 MB, 2 MB, 6 MB, 1 MB with bucket_mb = 5  ->  [3, 2], [6], [1]
 
     Args:
         gradients: list of (gradient, variable); shapes are fully known.
-        bucket_mb: how many megabytes (2^20 bytes) a portion has at most.
+        bucket_mb: largest size of a bucket, in megabytes (2^20 bytes).
 
     Returns:
-        List of lists of (gradient, variable), all of one type each.
+        List of buckets: lists of (gradient, variable) of one type.
     """
     result, room = [], 0
     for gradient, variable in gradients:
@@ -129,15 +130,15 @@ def mean_losses(losses, group):
     names = sorted(losses)
     values = tf.stack([tf.cast(losses[name], tf.float32) for name in names])
     if group.size > 1:
-        # On the CPU in any case: a group is of one kind of device, and this one is small.
+        # Always on the CPU: the data is small, and a group has devices of only one kind.
         values = _reduce_mean(values, dataclasses.replace(group, on_gpu=False), _LOSSES)
     return dict(zip(names, tf.unstack(values)))
 
 
 def broadcast(variables, group):
-    """An operation that gives variables the values that they have for worker 0.
+    """An operation that sets variables to their values on worker 0.
 
-    Every worker has to run it. It is exact for all types, integers too.
+    All workers must run it. It is exact for all types, including integers.
 
     Args:
         variables: list of variables, the same for all workers.
@@ -166,7 +167,7 @@ def _broadcast(variables, group, instance):
 
 
 def _reduce_mean(flat, group, instance):
-    """Mean over workers of a vector; the same bits for all of them."""
+    """Mean of a vector over workers; all of them get the same bits."""
     kind, device = (2, '/gpu:0') if group.on_gpu else (0, '/cpu:0')
     with tf.device(device):
         return tf.raw_ops.CollectiveReduceV2(
@@ -176,13 +177,13 @@ def _reduce_mean(flat, group, instance):
 
 
 def _pack(tensors):
-    """One vector of all elements."""
+    """Concatenates all elements into one vector."""
     flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
     return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
 
 
 def _unpack(flat, like):
-    """The inverse of `_pack`: tensors of the same shapes as others."""
+    """The inverse of `_pack`: tensors with the shapes of others."""
     shapes = [tensor.shape.as_list() for tensor in like]
     parts = tf.split(flat, [tensor.shape.num_elements() for tensor in like]) \
         if len(like) > 1 else [flat]
@@ -190,7 +191,7 @@ def _unpack(flat, like):
 
 
 def layout(gradients):
-    """What must be the same for all workers, so that each adds up what belongs together.
+    """Names and shapes, which must be the same on all workers for their gradients to match.
 
     Args:
         gradients: list of (gradient, variable).
@@ -203,43 +204,42 @@ def layout(gradients):
 
 
 def configure(config, group, local_rank=0, gpus=0):
-    """Sets what collectives need in the settings of a worker's server and session.
+    """Configures a worker's server and session for collective operations.
 
     Args:
         config: a `tf.ConfigProto`.
         group: a `Group`.
-        local_rank: which of the workers on its machine this is: it gets the GPU of that number.
-        gpus: how many GPUs this process sees.
+        local_rank: index of this worker among those on its machine, which selects its GPU.
+        gpus: number of GPUs that this process sees.
     """
-    # Without a leader no step ends; without the filter sessions wait for all workers' devices.
+    # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
     config.experimental.collective_group_leader = _LEADER
     config.device_filters.append(f'/job:{_JOB}/task:{group.rank}')
     config.experimental.collective_nccl = group.on_gpu
-    # What goes over gRPC is copied in pieces; the default is 4 kB.
+    # gRPC copies messages in chunks; the default is 4 kB.
     config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
     if (config.inter_op_parallelism_threads or cores.visible()) == 1:
-        # A single thread, that of a single core, starts no portion before the backward pass ends.
+        # A single core has one thread, which would send the first bucket after the backward pass.
         config.inter_op_parallelism_threads = 2
     if gpus > 1:
         config.gpu_options.visible_device_list = str(local_rank % gpus)
 
 
 def serve(workers, config):
-    """Starts this worker's server, and waits until all workers reach one another.
+    """Starts this worker's server. All must listen before the first collective operation.
 
     Args:
-        workers: the `watch.Meeting`.
-        config: a `tf.ConfigProto` that `configure` has seen.
+        workers: the `watch.Meeting` of several workers.
+        config: a `tf.ConfigProto`, after `configure`.
 
     Returns:
-        A `tf.train.Server`; sessions are made with its `target`.
+        A `tf.train.Server`; its `target` is for sessions.
 
     Raises:
-        ConnectionError: a server could not be started or reached; tells which. Or the workers
-            meet on loopback, and another machine has connected before the port was closed to it.
+        ConnectionError: the server cannot listen; or the workers meet on loopback, and another
+            machine connected before the port was closed to it.
     """
-    # gRPC would go through the proxy that the environment names for the Internet. It reads this
-    # variable in small letters.
+    # gRPC would use the environment's Internet proxy. It reads this variable in lower case.
     hosts = {address.split(':')[0] for address in workers.addresses}
     own = workers.addresses[workers.rank]
     loopback = ports.on_loopback(hosts)
@@ -251,30 +251,50 @@ def serve(workers, config):
         raise ConnectionError(f'TensorFlow cannot listen at {own}: is it in use?') from error
     workers.release_port()
     closed = loopback and ports.close_to_others(int(own.split(':')[1]))
-    server.start()  # It listens already, but runs no graph before.
+    server.start()  # It listens already, but does not run graphs yet.
     if workers.rank == 0 and not closed:
         console.line(ports.notice(workers.addresses, loopback))
-    workers.agree('the servers')
-    workers.reach_all()
-    workers.agree('the connections')
     return server
 
 
+def reach_all(workers):
+    """Checks that this worker can connect to the servers of all others.
+
+    TensorFlow would wait in a step for a port that a firewall blocks, in some cases for ever, and
+    never name it.
+
+    Args:
+        workers: the `watch.Meeting`, after a barrier that follows `serve`.
+
+    Raises:
+        ConnectionError: a server cannot be reached; the message names its worker.
+    """
+    for rank, address in enumerate(workers.addresses):
+        if rank == workers.rank:
+            continue
+        try:
+            connection.reach(address).close()
+        except OSError as error:
+            raise ConnectionError(
+                f'cannot connect to {workers.name(rank)}: {error.strerror or error}; does a '
+                'firewall block it?') from error
+
+
 def step_options():
-    """Options for running a step: it ends after --step_timeout at the latest."""
+    """Options for running a step: TensorFlow ends it after --step_timeout."""
     return tf.RunOptions(timeout_in_ms=int(1000 * FLAGS.step_timeout))
 
 
 @contextlib.contextmanager
 def failures_of(workers):
-    """Turns TensorFlow's errors for the failure of another worker into one that names it.
+    """Turns TensorFlow's errors about another worker into one that names it.
 
     Args:
         workers: the `watch.Meeting`.
 
     Raises:
-        ConnectionError: a worker was lost; tells which, and how.
-        TimeoutError: a step took longer than --step_timeout, but all workers give signs of life.
+        ConnectionError: a worker was lost; the message names it.
+        TimeoutError: a step took longer than --step_timeout, although all workers are alive.
     """
     try:
         yield
@@ -283,6 +303,7 @@ def failures_of(workers):
         if line:
             raise ConnectionError(line) from error
         if isinstance(error, tf.errors.DeadlineExceededError):
-            raise TimeoutError(f'a step took longer than --step_timeout={FLAGS.step_timeout:g}, '
-                               'though all workers give signs of life') from error
+            raise TimeoutError(
+                f'a step took longer than --step_timeout={FLAGS.step_timeout:g} seconds although '
+                'all workers are alive: raise it if steps are that slow') from error
         raise

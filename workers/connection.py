@@ -1,52 +1,79 @@
-"""JSON objects over a socket, one a line; and ports for servers that start later."""
+"""JSON objects over a socket, one per line."""
 import contextlib
 import json
+import re
+import secrets
 import socket
 import threading
 import time
 
-from workers import cluster
+from program import small_files
+
+HOST = '[A-Za-z0-9._-]+'  # A regular expression.
+REACH_SECONDS = 5.0  # To connect to a port that is known to be open, or to send.
 
 _LONGEST_LINE = 1 << 20  # Bytes. The addresses of a thousand workers take 30,000.
-REACH_SECONDS = 5.0  # For a connection to a port that is known to be open.
 
 
-def reserve(port=0, host=''):
-    """Takes a port for a server that is started later, in this process.
-
-    Bound but not listening, and reusable: Linux then gives the port to nobody who does not ask for
-    it by number, and TensorFlow's server can have it as if it were free.
-
-    Args:
-        port: its number, or 0 for any that is free.
-        host: IPv4 address of the interface, or '' for all of them, as TensorFlow has it.
+def split_address(address):
+    """Splits 'host:port'.
 
     Returns:
-        A socket. Keep it until the server listens.
+        host: str.
+        port: int, 1 to 65535.
 
     Raises:
-        OSError: the port is in use.
+        ValueError: the address is malformed. That includes IPv6 addresses, since TensorFlow's
+            cluster addresses do not support brackets.
     """
-    socket_ = socket.socket()
-    socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        socket_.bind((host, port))
-    except OSError:
+    match = re.fullmatch(rf'({HOST}):([0-9]{{1,5}})', address)
+    if not match or not 1 <= int(match.group(2)) <= 65535:
+        raise ValueError(f'{small_files.shown(address)} is not HOST:PORT')
+    return match.group(1), int(match.group(2))
+
+
+def reach(address, deadline=None):
+    """Connects to 'host:port' by IPv4, on which TensorFlow's server always listens.
+
+    Args:
+        address: str.
+        deadline: in the time of `time.monotonic`, if REACH_SECONDS would end later.
+
+    Returns:
+        A `Connection`.
+
+    Raises:
+        OSError: nothing accepted the connection in time, or the host does not resolve.
+    """
+    host, port = split_address(address)
+    host = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+    seconds = REACH_SECONDS if deadline is None else min(
+        REACH_SECONDS, max(0.01, deadline - time.monotonic()))
+    socket_ = socket.create_connection((host, port), seconds)
+    if socket_.getsockname() == socket_.getpeername():  # Linux may connect a free port to itself.
         socket_.close()
-        raise
-    return socket_
+        raise ConnectionRefusedError('nothing listens there')
+    return Connection(socket_)
+
+
+def text(value):
+    """A value that a peer sent, made safe for a terminal and for one line of a message."""
+    return ''.join(c if c.isprintable() else ' ' for c in str(value))[:500]
 
 
 class Connection:
     """JSON objects over a socket.
 
     Attributes:
-        heard: when something last came, in the time of `time.monotonic`.
+        socket: the socket.
+        heard: when data last arrived, in the time of `time.monotonic`.
+        nonce: str, random: the other side shows that it knows a secret by an HMAC of this.
     """
 
     def __init__(self, socket_):
         self.socket = socket_
         self.heard = time.monotonic()
+        self.nonce = secrets.token_hex(16)
         self._bytes = b''
         self._messages = []
         self._end = None  # The exception to raise when all messages have been taken.
@@ -59,24 +86,24 @@ class Connection:
         self.socket.close()
 
     def send(self, **message):
-        """Raises OSError where nobody can take it."""
-        with self._sending:
+        """Sends an object. If the peer is gone, the next `receive` raises the error."""
+        with self._sending, contextlib.suppress(OSError):
             self.socket.sendall(json.dumps(message).encode() + b'\n')
 
     @property
     def ready(self):
-        """Whether `receive` has an answer already; the socket does not become readable for it."""
+        """Whether `receive` returns or raises at once, though the socket may not be readable."""
         return bool(self._messages or self._end)
 
     def receive(self):
-        """Waits for data, unless it is `ready`.
+        """Waits for data, unless the connection is `ready`.
 
         Returns:
-            List of the objects that are complete now.
+            List of the objects that are complete by now.
 
         Raises:
-            OSError: nothing came in time, or nothing will come any more.
-            ValueError: what came is not a JSON object, or too long. Objects that came before it
+            OSError: no data arrived in time, or the connection was closed.
+            ValueError: a line is not a JSON object, or too long. Objects that arrived before it
                 are returned first.
         """
         if not self.ready:
@@ -85,6 +112,22 @@ class Connection:
             raise self._end
         messages, self._messages = self._messages, []
         return messages
+
+    def take(self):
+        """Yields what `receive` returns; last, if it ended, the OSError or ValueError."""
+        try:
+            yield from self.receive()
+            if self.ready:
+                self.receive()
+        except (OSError, ValueError) as error:
+            yield error
+
+    def receive_one(self, deadline):
+        """Waits for the next object; later ones stay for `receive`, whose errors it raises, too."""
+        while not self._messages:
+            self.socket.settimeout(max(0.01, deadline - time.monotonic()))
+            self._messages = self.receive()
+        return self._messages.pop(0)
 
     def _read(self):
         data = self.socket.recv(1 << 16)
@@ -100,65 +143,12 @@ class Connection:
         except ValueError as error:
             self._end = error
 
-    def receive_one(self, deadline):
-        """The next object; what comes along with it is left for `receive`."""
-        while not self._messages:
-            self.socket.settimeout(max(0.01, deadline - time.monotonic()))
-            self._messages = self.receive()
-        return self._messages.pop(0)
-
 
 def _parse(line):
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:  # Or a thousand brackets.
-        raise ValueError('what came is not JSON') from error
+        raise ValueError('a line is not JSON') from error
     if not isinstance(message, dict):
-        raise ValueError('a line is no JSON object')
+        raise ValueError('a line is not a JSON object')
     return message
-
-
-def reach(address, deadline=None):
-    """A connection to 'host:port'; by IPv4, as TensorFlow's server listens for it everywhere."""
-    host, port = cluster.split_address(address)
-    host = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
-    seconds = REACH_SECONDS if deadline is None else min(
-        REACH_SECONDS, max(0.01, deadline - time.monotonic()))
-    socket_ = socket.create_connection((host, port), seconds)
-    if socket_.getsockname() == socket_.getpeername():  # Linux may connect a free port to itself.
-        socket_.close()
-        raise ConnectionRefusedError('nobody listens')
-    return Connection(socket_)
-
-
-def is_here(address):
-    """Whether an IPv4 address is one of this machine's."""
-    if address.startswith('127.'):
-        return True
-    with socket.socket(type=socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect((address, 9))  # Sends nothing. Linux reaches its own addresses from them.
-        return probe.getsockname()[0] == address
-    return False
-
-
-def addresses(host):
-    """The IPv4 addresses of a host, a set.
-
-    Raises:
-        socket.gaierror: its name does not resolve.
-    """
-    return {info[4][0] for info in socket.getaddrinfo(
-        host, None, socket.AF_INET, socket.SOCK_STREAM)}
-
-
-def is_one_of(address, expected):
-    """Whether an address is among others; all those of this machine count as one.
-
-    A machine's own name is often a loopback address, from which nothing comes over the network.
-    """
-    return address in expected or (is_here(address) and any(map(is_here, expected)))
-
-
-def text(value):
-    """What a peer sent, fit for a terminal and one line of a message."""
-    return ''.join(c if c.isprintable() else ' ' for c in str(value))[:500]

@@ -1,4 +1,4 @@
-"""Starts the workers of `--num_workers` on this machine, and sees to it that they end together."""
+"""Starts the workers of `--num_workers` on this machine, and makes them end together."""
 import ctypes
 import json
 import os
@@ -15,28 +15,28 @@ from program import console
 from program import errors
 from program import startup
 from workers import cluster
-from workers import connection
+from workers import ports
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Exit codes of workers that ended in order: done, or stopped by one of the signals. Those that are
-# left then end by themselves, and worker 0 may still be saving.
+# Exit codes of a regular end: success, or a stop by one of the signals. The other workers then end
+# by themselves, while worker 0 may still be saving.
 _STOPPED = {128 + number for number in _SIGNALS}
 _ORDERLY = {0, *_STOPPED}
 
-_GRACE = 5.0  # Seconds in which the others may tell of a failure themselves.
+_GRACE = 5.0  # Seconds in which the other workers can end by themselves after a failure.
 _POLL = 0.1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def run(work):
-    """Runs `work` as the worker that this process is, or starts those of `--num_workers`.
+    """Runs `work` in this worker; or with `--num_workers`, starts processes that do.
 
     Args:
         work: function of the `cluster.Cluster`.
 
     Returns:
-        What `work` returns, or the exit code of `start`.
+        The result of `work`, or the exit code of `start`.
 
     Raises:
         app.UsageError: there are more workers than GPUs; or see `cluster.resolve`.
@@ -46,28 +46,28 @@ def run(work):
     count = cluster.workers_to_start()
     gpus = startup.visible_gpus()
     if count > gpus > 0:
-        raise app.UsageError(f'--num_workers={count}, but there are {gpus} GPUs, one for each '
-                             'worker: ask for fewer, or for --device=cpu')
+        raise app.UsageError(f'--num_workers={count}, but each worker needs a GPU of its own, and '
+                             f'this machine has {gpus}: start fewer, or use --device=cpu')
     return start(count) if count else work(cluster.resolve())
 
 
 def start(count):
-    """Runs this process's own command as so many workers, and waits for them.
+    """Runs this process's own command once per worker, and waits for all of them.
 
-    What worker 0 prints goes to the console, and what others print to standard error, line by line
-    with their numbers; they have nothing else to say. Signals are passed on.
+    Worker 0 prints to the console. The standard error of the others is copied to ours, line by
+    line with their ranks, and their standard output is dropped. Signals are passed on.
 
     Args:
-        count: how many.
+        count: the number of workers.
 
     Returns:
         0, or the exit code of the worker that failed first. If a signal to this process stopped
         them, 128 + the signal's number.
     """
-    # Reserved until all have ended: worker 0 listens there.
-    with connection.reserve(host='127.0.0.1') as port:
-        told = {'size': count, 'meeting': f'127.0.0.1:{port.getsockname()[1]}',
-                'job': secrets.token_hex(16), 'parent': os.getpid()}
+    # Worker 0 listens there; reserved until all have ended.
+    with ports.reserve(host='127.0.0.1') as port:
+        common = {'size': count, 'meeting': f'127.0.0.1:{port.getsockname()[1]}',
+                  'job': secrets.token_hex(16), 'parent': os.getpid()}
         processes, threads, caught = [], [], []
 
         def pass_on(number, _):
@@ -79,14 +79,14 @@ def start(count):
                    if signal.getsignal(number) is not signal.SIG_IGN}
         try:
             for rank in range(count):
-                processes.append(_start_one(rank, told))
+                processes.append(_start_one(rank, common))
                 if rank:
                     threads.append(_show(rank, processes[rank].stderr))
-                if caught:  # Perhaps while this one was not among them yet.
+                if caught:  # Perhaps before this worker was in the list.
                     processes[rank].send_signal(caught[0])
                     break
             code = _wait(processes)
-            # A worker may hear of the signal from another one first.
+            # Workers may stop with another code, if another worker stopped them first.
             return 128 + caught[0] if caught and code in _STOPPED else code
         finally:
             _kill(processes)
@@ -97,9 +97,9 @@ def start(count):
 
 
 def end_with_parent():
-    """Has Linux kill this process when the one that started it ends, however that ends.
+    """Makes Linux kill this process when its parent ends, for whatever reason.
 
-    First thing in a worker; without effect in a process that no `start` has started.
+    A worker calls it first. It has no effect in a process that `start` did not start.
 
     Raises:
         app.UsageError: see `cluster.from_launcher`.
@@ -109,22 +109,22 @@ def end_with_parent():
     parent = cluster.from_launcher()['parent']
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        errors.say(f'{cluster.VARIABLE} names process {parent}, which ended or did not start this '
-                   'one. Where you set the variable yourself, unset it')
+        errors.say(f'{cluster.VARIABLE} names process {parent}, which has ended or is not the '
+                   'parent of this process. If you set the variable yourself, unset it')
         os._exit(1)
 
 
-def _start_one(rank, told):
-    """In a session of its own, so that Ctrl-C reaches it once, from here."""
+def _start_one(rank, common):
+    """Starts a worker in a session of its own, so that it gets Ctrl-C only once, from here."""
     others = {} if rank == 0 else {
         'stdin': subprocess.DEVNULL, 'stdout': subprocess.DEVNULL, 'stderr': subprocess.PIPE}
     return subprocess.Popen(
         [sys.executable, *sys.orig_argv[1:]], start_new_session=True,
-        env={**os.environ, cluster.VARIABLE: json.dumps({'rank': rank, **told})}, **others)
+        env={**os.environ, cluster.VARIABLE: json.dumps({'rank': rank, **common})}, **others)
 
 
 def _show(rank, stream):
-    """Copies lines to standard error, in a thread of its own, which it returns."""
+    """Starts a thread that copies lines to standard error with the worker's rank; returns it."""
     def copy():
         for line in stream:
             if line.strip():
@@ -136,8 +136,8 @@ def _show(rank, stream):
 
 
 def _wait(processes):
-    """Waits for all; kills those that outlive the first failure for long, and says so."""
-    ended, failure, deadline = {}, None, None  # `ended` in the order in which they did.
+    """Waits for all workers; kills those still running some seconds after the first failure."""
+    ended, failure, deadline = {}, None, None  # `ended` is in order of time.
     while True:
         for rank, process in enumerate(processes):
             if rank not in ended and process.poll() is not None:
@@ -149,16 +149,16 @@ def _wait(processes):
                             for rank, code in ended.items() if code not in _ORDERLY), None)
             deadline = time.monotonic() + _GRACE
         elif time.monotonic() > deadline:
-            errors.say(f'{failure}, and others did not end by themselves: killed')
+            errors.say(f'{failure}; killed the others, which did not end by themselves')
             _kill(processes)
         time.sleep(_POLL)
 
 
 def _exit_code(codes):
-    """The exit code for all workers, by theirs in the order in which they ended.
+    """The exit code for all workers, from theirs in the order in which they ended.
 
-    The first that is not 0. But workers that stop because another got a signal end as by SIGTERM:
-    if one stopped in order for a different reason, that is the code.
+    The first that is not 0. But when one worker gets a signal, the others end as if by SIGTERM, so
+    the code of another regular stop takes precedence over SIGTERM's.
     """
     failed = [_as_in_a_shell(code) for code in codes if code]
     first = next(iter(failed), 0)
@@ -168,7 +168,7 @@ def _exit_code(codes):
 
 
 def _as_in_a_shell(code):
-    """128 + number for the -number by which Python reports a process that a signal killed."""
+    """A process killed by a signal has the code -number in Python, and 128 + number in a shell."""
     return code if code >= 0 else 128 - code
 
 

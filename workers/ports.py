@@ -1,10 +1,10 @@
-"""Closes TensorFlow's port to other machines when all workers meet on loopback.
+"""Reserves ports, and closes TensorFlow's to other machines if all workers meet on loopback.
 
-`tf.train.Server` listens on every interface, whatever its address says, and executes whatever it is
+`tf.train.Server` listens on every interface, whatever its address is, and executes whatever it is
 sent. Neither TensorFlow nor gRPC has a setting for that. So the listening socket is bound to the
-loopback device afterwards: connections to any other address than loopback's are then refused. Since
-Linux 5.7 any user may do this. A filter on the socket (SO_ATTACH_FILTER) would serve as well, but
-newer kernels allow that to privileged users only.
+loopback device afterwards; Linux then refuses connections to all other addresses. Since Linux 5.7
+any user may do this. A filter on the socket (SO_ATTACH_FILTER) would work as well, but newer
+kernels allow it only to privileged users.
 """
 import contextlib
 import ipaddress
@@ -16,8 +16,34 @@ import struct
 _CONNECTING_OR_OPEN = {'01', '03', '08'}  # ESTABLISHED, SYN_RECV, CLOSE_WAIT; net/tcp_states.h.
 
 
+def reserve(port=0, host=''):
+    """Reserves a port for a server that this process starts later.
+
+    The socket is bound with SO_REUSEADDR, and does not listen. Linux then gives the port only to
+    those that ask for it by number, as TensorFlow's server does.
+
+    Args:
+        port: its number, or 0 for any free one.
+        host: IPv4 address of the interface, or '' for all of them, as TensorFlow uses.
+
+    Returns:
+        A socket. Keep it open until the server listens.
+
+    Raises:
+        OSError: the port is in use.
+    """
+    socket_ = socket.socket()
+    socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        socket_.bind((host, port))
+    except OSError:
+        socket_.close()
+        raise
+    return socket_
+
+
 def on_loopback(hosts):
-    """Whether all of these names or IPv4 addresses are loopback's, so that all workers are here."""
+    """Whether all of these names or IPv4 addresses are loopback, so all workers run here."""
     try:
         return all(socket.gethostbyname(host).startswith('127.') for host in hosts)
     except OSError:  # A name is unknown.
@@ -25,9 +51,9 @@ def on_loopback(hosts):
 
 
 def close_to_others(port):
-    """Closes a port, where this process listens, on all interfaces but loopback.
+    """Closes a port where this process listens, on all interfaces except loopback.
 
-    Call it before the server answers requests: a connection that was made earlier stays open.
+    Call it before the server answers requests: earlier connections stay open.
 
     Args:
         port: int.
@@ -36,7 +62,7 @@ def close_to_others(port):
         Whether the port is closed; False if the system cannot do that.
 
     Raises:
-        ConnectionError: another machine has connected already; the message names it.
+        ConnectionError: another machine has already connected; the message names it.
     """
     with contextlib.ExitStack() as stack:
         listeners = _listeners(port, stack)
@@ -54,11 +80,11 @@ def close_to_others(port):
 
 
 def notice(addresses, loopback):
-    """A line that warns of ports that are open to other machines.
+    """A line that warns about ports that are open to other machines.
 
     Args:
         addresses: list of every worker's 'host:port'.
-        loopback: whether they are loopback's; then the system could not close the ports.
+        loopback: whether these are on loopback, so that the system failed to close the ports.
     """
     shown = ', '.join(addresses[:4]) + f' and {len(addresses) - 4} more' * (len(addresses) > 4)
     if loopback:
@@ -69,12 +95,12 @@ def notice(addresses, loopback):
 
 
 def _listeners(port, stack):
-    """This process's sockets that listen at a port: list of copies that the stack closes."""
+    """The sockets of this process that listen at a port: list of copies, closed by the stack."""
     numbers = [int(path.name) for path in pathlib.Path('/proc/self/fd').iterdir()
                if path.is_socket()]
     found = []
     for number in numbers:
-        with contextlib.suppress(OSError):  # It was closed in the meantime.
+        with contextlib.suppress(OSError):  # It has been closed meanwhile.
             item = stack.enter_context(socket.socket(fileno=os.dup(number)))
             if (item.family in (socket.AF_INET, socket.AF_INET6)
                     and item.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -84,17 +110,17 @@ def _listeners(port, stack):
 
 
 def _binding_a_listener_works():
-    """Whether a device counts that a socket is bound to when it already listens.
+    """Whether binding a socket that already listens to a device has an effect.
 
-    gVisor stores it and goes on accepting. So this binds a listener on loopback to another device,
-    and tries to connect.
+    gVisor stores the device and continues to accept. So this binds a listener on loopback to
+    another device, and tries to connect.
 
     Raises:
-        OSError: the system refuses it.
+        OSError: the system refuses to bind it.
     """
     others = [name for _, name in socket.if_nameindex() if name != 'lo']
     if not others:
-        return True  # No other machine gets here.
+        return True  # No other machine can connect.
     with socket.create_server(('127.0.0.1', 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, others[0].encode())
         try:
@@ -105,14 +131,14 @@ def _binding_a_listener_works():
 
 
 def _other_machines_at(port):
-    """Addresses of other machines with a connection to a port, also a half-open one."""
+    """Addresses of other machines that have a connection to a port, half-open ones included."""
     for name in ('tcp', 'tcp6'):
         with contextlib.suppress(FileNotFoundError):
             table = pathlib.Path('/proc/self/net', name).read_text(encoding='ascii')
             for line in table.splitlines()[1:]:
                 _, local, remote, state, *_ = line.split()
                 (own, own_port), (peer, _) = local.split(':'), remote.split(':')
-                # From this machine, both ends have the same address, or both are loopback's:
+                # From this machine, both ends have the same address, or both are on loopback:
                 # Debian gives the machine's name 127.0.1.1, and connects to it from 127.0.0.1.
                 if (int(own_port, 16) == port and state in _CONNECTING_OR_OPEN and own != peer
                         and not _address(peer).is_loopback):
@@ -120,7 +146,7 @@ def _other_machines_at(port):
 
 
 def _address(digits):
-    """The IP address that /proc/net/tcp shows as words in the machine's byte order."""
+    """Parses an IP address of /proc/net/tcp: words in the machine's byte order."""
     words = [int(digits[k:k + 8], 16) for k in range(0, len(digits), 8)]
     address = ipaddress.ip_address(struct.pack(f'={len(words)}I', *words))
     return getattr(address, 'ipv4_mapped', None) or address

@@ -1,319 +1,158 @@
-"""Where workers meet: they say who they are, agree, and from then on watch over one another.
+"""Where workers meet: they identify themselves, compare facts, and learn each other's addresses.
 
-    with rendezvous.join(cluster, facts) as workers:         # waits until all are there
-        workers.agree('the gradients', {'shapes': digest})   # waits until all have come so far
-        ...
-        workers.agree('the end')
-        workers.leave()
+    with rendezvous.join(cluster, facts) as peers:         # Waits until all workers have joined.
+        peers.agree('the gradients', {'shapes': digest})   # A barrier that also compares facts.
 
-Worker 0 listens at `cluster.meeting`, and each of the others keeps a connection to it. They
-exchange JSON objects, one a line:
+Worker 0 listens at `cluster.meeting`, and every other worker keeps a connection to it. They
+exchange JSON objects, one per line:
 
     worker 0            {"protocol": ..., "nonce": ...}
     worker 1            {"rank": 1, ..., "nonce": ..., "proof": ...}
-    worker 0            {"peers": [...], "proof": ...}, when all are there, or {"error": ...}
+    worker 0            {"peers": [...], "proof": ...} when all have joined, or {"error": ...}
 
-A proof is an HMAC of the other side's nonce and of the message, with the job's secret as the key:
-the secret itself is never sent. Without a secret, a worker must come from the host it is expected
-on. Nothing that arrives is ever executed, and lines, silent connections and waiting times have
-limits. But nothing is encrypted, and TensorFlow's own ports, which come next, obey anybody who
-reaches them. The network between workers must be a trusted one.
-
-Why not leave it to TensorFlow's errors? They seldom say which worker failed, and a frozen one ends
-a step only by a time limit, as would a worker 0 that takes long to validate. Here a thread sends
-signs of life, however long a step takes, and worker 0 tells all the others whom it misses.
+Nothing that arrives is executed, and the length of lines, the number of unidentified connections
+and all waiting times are limited. But nothing is encrypted, and TensorFlow's own ports, which open
+next, obey anyone who can reach them: the network between the workers must be trusted.
 """
 import contextlib
-import errno
-import hmac
-import json
-import secrets
-import selectors
 import time
 
 from absl import app
 
-from workers import cluster as cluster_
 from workers import connection as connection_
+from workers import identity
+from workers import listener as listener_
+from workers import ports
 from workers import watch
 
-_PROTOCOL = 'cifar10-workers-2'
 _PAUSE = 0.2  # Seconds between attempts to reach worker 0.
 
-# How many connections that have not introduced themselves worker 0 keeps, and how many seconds.
-_STRANGERS, _STRANGERS_SECONDS = 256, 5.0
-
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-# Worker 0 gives up before the others do, so that they hear from it who is missing.
+# Worker 0 gives up before the others do, so that it can send them the names of the missing ones.
 _LEADERS_SHARE = 0.8
 
 
 def join(cluster, facts):
-    """Waits until all workers are there, and compares what they bring.
+    """Waits until all workers have joined, and compares what they bring.
 
     Args:
-        cluster: a `Cluster` of several workers.
+        cluster: a `Cluster`.
         facts: dictionary from name to JSON value: what must be the same for all workers.
 
     Returns:
-        A `watch.Meeting`.
+        A `watch.Meeting`. For a single worker it is made at once, without a socket.
 
     Raises:
-        app.UsageError: workers are missing after --start_timeout, are there twice, count each other
-            differently, bring other facts, or have a problem; the same line for all who are there.
+        app.UsageError: after --start_timeout workers are missing, or some have the same index,
+            expect another number of workers, bring different facts, or have a problem; all
+            workers that have joined raise the same line.
     """
+    if cluster.size == 1:
+        return watch.Meeting(0, [''], {}, None, cluster.timeouts)
     return _follow(cluster, facts) if cluster.rank else _lead(cluster, facts)
-
-
-def _proof(cluster, nonce, message):
-    """Shows whoever chose the nonce that the sender of the message knows the job's secret."""
-    key = f'{cluster.job}\n{cluster.secret}'.encode(errors='surrogateescape')
-    text = json.dumps([nonce, message], sort_keys=True)
-    return hmac.new(key, text.encode(), 'sha256').hexdigest()
-
-
-def _is_proven(cluster, nonce, message):
-    """Whether the `proof` in a message is that of its other values."""
-    rest = {name: value for name, value in message.items() if name != 'proof'}
-    try:
-        return hmac.compare_digest(ascii(message.get('proof')), ascii(_proof(cluster, nonce, rest)))
-    except RecursionError:  # Brackets within brackets, just few enough to be read.
-        return False
 
 
 # Worker 0.
 
 
 def _lead(cluster, facts):
-    """Awaits the others, and tells them either who all are or what is wrong."""
+    """Waits for the other workers; sends them either all addresses or what is wrong."""
     deadline = time.monotonic() + _LEADERS_SHARE * cluster.timeouts.start
-    listener = _listen(cluster.meeting)
-    port = None if cluster.hosts else connection_.reserve()
-    arrivals = _Arrivals(cluster, listener)
     try:
-        line = arrivals.wait(deadline) or arrivals.fault(facts)
-    finally:
-        arrivals.close()  # Where addresses are given, TensorFlow's server has the port next.
-    if line:
-        arrivals.answer(error=line)
-        raise app.UsageError(line)
-    own = cluster.meeting if cluster.hosts else (
-        f'{cluster.meeting.split(":")[0]}:{port.getsockname()[1]}')
-    connections = {hello['rank']: connection for connection, hello in arrivals.hellos.items()}
-    addresses = {hello['rank']: hello['address'] for hello in arrivals.hellos.values()}
-    peers = _seen_from_outside([own] + [addresses[rank] for rank in range(1, cluster.size)])
-    arrivals.answer(peers=peers)
-    return watch.Meeting(cluster.rank, peers, connections, port, cluster.timeouts)
-
-
-def _listen(address):
-    host, port = cluster_.split_address(address)
-    try:
-        listener = connection_.reserve(port, host if host.startswith('127.') else '')
-        listener.setblocking(False)  # Who has come may be gone before `accept`.
-        listener.listen(1024)
+        port = ports.reserve(cluster.own_port())
+        listener = listener_.Listener(cluster.meeting, protocol=identity.PROTOCOL)
     except OSError as error:
-        raise app.UsageError(f'worker 0 cannot await the others at {address}: '
-                             f'{error.strerror}; is another training run using it?') from error
-    return listener
+        raise app.UsageError(f'worker 0 cannot listen at {cluster.meeting}: {error.strerror}; is '
+                             'another training run using it?') from error
+    hellos = {}  # From connection to the message by which a worker identified itself.
+    try:
+        with contextlib.closing(listener):  # TensorFlow's server may need its port.
+            _admit_all(cluster, listener, hellos, deadline)
+        peers = {0: _own_address(cluster, cluster.meeting, port)}
+        for hello in sorted(hellos.values(), key=lambda hello: hello['rank']):
+            _check_facts(cluster, peers, hello, facts)
+            peers[hello['rank']] = hello['address']
+        _check_complete(cluster, peers, listener.no_room)
+    except app.UsageError as error:
+        _answer(cluster, hellos, error=str(error))
+        raise
+    _answer(cluster, hellos, peers=list(peers.values()))
+    connections = {hello['rank']: connection for connection, hello in hellos.items()}
+    return watch.Meeting(0, list(peers.values()), connections, port, cluster.timeouts)
 
 
-def _seen_from_outside(addresses):
-    """Addresses that serve everybody, from those by which workers came to worker 0.
+def _admit_all(cluster, listener, hellos, deadline):
+    """Fills `hellos` until there are as many workers as any of them expects, or to the deadline."""
+    while len(hellos) + 1 < max([cluster.size, *(hello['size'] for hello in hellos.values())]):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            break
+        for connection, message in listener.receive(min(remaining, 1.0)):
+            if isinstance(message, Exception):
+                raise app.UsageError(
+                    f'{_name(hellos.pop(connection))} ended before all workers had joined')
+            if connection not in hellos:
+                try:
+                    identity.check(cluster, connection, message)
+                except (OSError, ValueError) as error:
+                    listener.drop(connection, rejected=f'worker 0 rejected this worker: {error}')
+                else:
+                    listener.keep(connection)
+                    hellos[connection] = message
 
-    Who came over loopback is on worker 0's machine, and is reached from others as worker 0 is.
-    """
-    hosts = [address.split(':')[0] for address in addresses]
-    local = [host.startswith('127.') for host in hosts]
-    if all(local[1:]):
-        return addresses
-    return [f'{hosts[0]}:{address.split(":")[1]}' if is_local else address
-            for address, is_local in zip(addresses, local)]
+
+def _check_facts(cluster, peers, hello, facts):
+    """Raises app.UsageError unless a worker fits worker 0 and `peers`, those of lower index."""
+    rank, name = hello['rank'], _name(hello)
+    if hello['size'] != cluster.size:
+        raise app.UsageError(
+            f'{name} expects {hello["size"]} workers, but worker 0 expects {cluster.size}')
+    if hello.get('problem'):
+        raise app.UsageError(f'{name}: {connection_.text(hello["problem"])}')
+    if rank in peers:
+        raise app.UsageError(f'{name} has the same index as {watch.name_of(rank, peers[rank])}: '
+                             'start one worker per index')
+    if not 0 < rank < cluster.size:
+        raise app.UsageError(f'{name} is not one of the workers 0 to {cluster.size - 1}')
+    line = watch.difference(name, hello['facts'], facts)
+    if line:
+        raise app.UsageError(line)
 
 
-class _Arrivals:
-    """Those who come to worker 0.
+def _check_complete(cluster, peers, no_room):
+    missing = [watch.name_of(rank, cluster.address_of(rank))
+               for rank in range(cluster.size) if rank not in peers]
+    if missing:
+        raise app.UsageError(
+            f'{", ".join(missing[:5])}{" and others" * (len(missing) > 5)} did not connect to '
+            f'worker 0 at {cluster.meeting} in time'
+            f'{f" (worker 0 reports: {no_room})" * bool(no_room)}: check that all workers were '
+            'started, or raise --start_timeout')
 
-    Attributes:
-        hellos: dictionary from connection to what it said.
-    """
 
-    def __init__(self, cluster, listener):
-        self.hellos = {}
-        self._cluster = cluster
-        self._listener = listener
-        self._strangers = {}  # From connection to (when it came, its nonce), the oldest first.
-        self._no_room = None
-        self._addresses = {}  # Of hosts.
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+def _answer(cluster, hellos, **message):
+    for connection, hello in hellos.items():
+        connection.send(**message, proof=identity.proof(cluster, hello['nonce'], message))
 
-    def wait(self, deadline):
-        """Waits until as many have come as anybody expects; the line to end with, or None."""
-        while len(self.hellos) + 1 < max([self._cluster.size] + [
-                hello['size'] for hello in self.hellos.values()]):
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                break
-            for key, _ in self._selector.select(min(remaining, 1.0)):
-                if key.fileobj is self._listener:
-                    self._accept()
-                    continue
-                line = self._hear(key.fileobj)
-                if line:
-                    return line
-            self._drop_strangers()
-        return None
 
-    def _accept(self):
-        try:
-            socket_, _ = self._listener.accept()
-        except OSError as error:  # It may be gone again, or there are too many open files.
-            if error.errno in _NO_ROOM:
-                self._no_room = error.strerror
-                self._drop_strangers(len(self._strangers) - 1)
-                time.sleep(0.01)  # Nothing to drop: the listener stays readable.
-            return
-        socket_.settimeout(connection_.REACH_SECONDS)
-        connection, nonce = connection_.Connection(socket_), secrets.token_hex(16)
-        self._strangers[connection] = time.monotonic(), nonce
-        self._selector.register(connection, selectors.EVENT_READ)
-        self._send(connection, protocol=_PROTOCOL, nonce=nonce)
-
-    def _drop_strangers(self, most=_STRANGERS):
-        """Drops the oldest. A worker introduces itself at once, and comes again if dropped."""
-        for connection, (came, _) in list(self._strangers.items()):
-            if len(self._strangers) > most or time.monotonic() - came > _STRANGERS_SECONDS:
-                self._drop(connection)
-
-    def _drop(self, connection):
-        self._strangers.pop(connection, None)
-        if connection.fileno() >= 0:
-            self._selector.unregister(connection)
-            connection.close()
-
-    def _hear(self, connection):
-        """Takes what one says; the line to end with if a worker went away again."""
-        try:
-            for message in connection.receive():
-                if connection in self._strangers:
-                    self._check_hello(connection, message)
-                    self.hellos[connection] = message
-                    del self._strangers[connection]
-            if connection.ready:
-                connection.receive()
-        except (OSError, ValueError) as error:
-            hello = self.hellos.pop(connection, None)
-            if hello is None:  # What does not resolve yet may do so later.
-                key = 'error' if isinstance(error, ValueError) else 'later'
-                self._send(connection, **{key: f'worker 0 turned this one away: {error}'})
-            self._drop(connection)
-            if hello is not None:
-                name = watch.name_of(hello['rank'], hello['address'])
-                return f'{name} ended while others still came'
-        return None
-
-    def _check_hello(self, connection, hello):
-        if hello.get('protocol') != _PROTOCOL:
-            raise ValueError(f'it does not speak {_PROTOCOL}')
-        if not _is_proven(self._cluster, self._strangers[connection][1], hello):
-            raise ValueError('it belongs to another job, or has another secret '
-                             f'({cluster_.SECRET_VARIABLE}, --secret_file)')
-        for key, kind in (('rank', int), ('size', int), ('address', str), ('nonce', str),
-                          ('facts', dict)):
-            if not isinstance(hello.get(key), kind):
-                raise ValueError(f'its {key} is missing')
-        cluster_.split_address(hello['address'])
-        self._check_origin(connection.socket.getpeername()[0], hello['rank'])
-
-    def _check_origin(self, address, rank):
-        """Without a secret, compares where a worker comes from with where it is expected.
-
-        Raises:
-            ValueError: these differ.
-            OSError: the name of a host does not resolve.
-        """
-        hosts = self._cluster.hosts_of(rank)
-        if self._cluster.secret or not hosts:
-            return
-        unknown = None
-        for host in hosts:
-            try:
-                if host not in self._addresses or len(hosts) == 1:  # A pod's may have changed.
-                    self._addresses[host] = connection_.addresses(host)
-                if connection_.is_one_of(address, self._addresses[host]):
-                    return
-            except OSError as error:
-                unknown = OSError(f'{host} does not resolve: {error.strerror}')
-        raise unknown or ValueError(
-            f'worker {rank} came from {address}, which is not an address of '
-            f'{", ".join(hosts[:5])}{", ..." * (len(hosts) > 5)}: correct that, or give all '
-            f'workers the same {cluster_.SECRET_VARIABLE} or --secret_file')
-
-    def fault(self, facts):
-        """What is wrong with those who have come, in a line, or None."""
-        size = self._cluster.size
-        names = {0: 'worker 0'}
-        for hello in sorted(self.hellos.values(), key=lambda hello: hello['rank']):
-            rank, name = hello['rank'], watch.name_of(hello['rank'], hello['address'])
-            if hello['size'] != size:
-                return f'{name} counts {hello["size"]} workers, worker 0 counts {size}'
-            if hello.get('problem'):
-                return f'{name}: {connection_.text(hello["problem"])}'
-            if rank in names:
-                return f'{name} is there twice: {names[rank]} came as well'
-            if not 0 < rank < size:
-                return f'{name} is there, but {size} workers are 0 to {size - 1}'
-            names[rank] = name
-            line = watch.difference(name, hello['facts'], facts)
-            if line:
-                return line
-        missing = [rank for rank in range(size) if rank not in names]
-        if not missing:
-            return None
-        hosts = self._cluster.hosts or [''] * size
-        shown = ', '.join(watch.name_of(rank, hosts[rank]) for rank in missing[:5])
-        no_room = f' (which says: {self._no_room})' * bool(self._no_room)
-        return (f'{shown}{" and more" * (len(missing) > 5)} did not come to worker 0 at '
-                f'{self._cluster.meeting}{no_room} in time; see --start_timeout')
-
-    def answer(self, **message):
-        for connection, hello in self.hellos.items():
-            proof = _proof(self._cluster, hello['nonce'], message)
-            self._send(connection, **message, proof=proof)
-
-    def _send(self, connection, **message):
-        with contextlib.suppress(OSError):  # Gone: that shows when it is read from.
-            connection.send(**message)
-
-    def close(self):
-        """Forgets those who never said who they are."""
-        for connection in list(self._strangers):
-            self._drop(connection)
-        self._selector.close()
-        self._listener.close()
+def _name(hello):
+    return watch.name_of(hello['rank'], hello['address'])
 
 
 # The others.
 
 
-class _NotYet(ConnectionError):
-    """Worker 0 cannot take this worker now, and says why."""
+class _RejectedError(ConnectionError):
+    """Worker 0 does not accept this worker, perhaps only now; the message is its reason."""
 
 
 def _follow(cluster, facts):
-    """Goes to worker 0, as often as it takes, and hears who all are or what is wrong."""
+    """Connects to worker 0 until it sends all addresses or what is wrong."""
     deadline = time.monotonic() + cluster.timeouts.start
-    port, problem = None, None
+    problem, reason = None, None
     try:
-        port = connection_.reserve(cluster_.split_address(cluster.hosts[cluster.rank])[1]
-                                   if cluster.hosts else 0)
+        port = ports.reserve(cluster.own_port())
     except OSError as error:
-        if not cluster.hosts:
-            raise
-        problem = f'its port cannot be had: {error.strerror}'
-    reason = None
+        port, problem = ports.reserve(), f'cannot listen on its port: {error.strerror}'
     while time.monotonic() < deadline:
         connection = None
         try:
@@ -323,36 +162,38 @@ def _follow(cluster, facts):
         except (OSError, ValueError) as error:
             if connection:
                 connection.close()
-            if not isinstance(reason, _NotYet):  # Worker 0's own words say more than what follows.
+            if not isinstance(reason, _RejectedError):  # It explains more than later errors.
                 reason = error
             time.sleep(_PAUSE)
     reason = getattr(reason, 'strerror', None) or reason
     raise app.UsageError(
-        f'worker {cluster.rank} has waited {cluster.timeouts.start:g} seconds for worker 0 at '
-        f'{cluster.meeting}: {connection_.text(reason)}')
+        f'worker {cluster.rank} could not join worker 0 at {cluster.meeting} within '
+        f'--start_timeout={cluster.timeouts.start:g} seconds: {connection_.text(reason)}')
 
 
 def _introduce(cluster, connection, facts, port, problem, deadline):
-    """Says who this is; every worker's address, from worker 0's answer."""
-    challenge = connection.receive_one(min(deadline, time.monotonic() + _STRANGERS_SECONDS))
-    if challenge.get('protocol') != _PROTOCOL:
-        raise ValueError('what answers there is no worker 0')
-    nonce = secrets.token_hex(16)
-    address = cluster.hosts[cluster.rank] if cluster.hosts else (
-        f'{connection.socket.getsockname()[0]}:{port.getsockname()[1]}')
-    hello = {'protocol': _PROTOCOL, 'rank': cluster.rank, 'size': cluster.size, 'address': address,
-             'facts': facts, 'problem': problem, 'nonce': nonce}
-    connection.send(**hello, proof=_proof(cluster, challenge.get('nonce'), hello))
+    """Identifies this worker; returns the addresses of all from worker 0's answer."""
+    greeting = connection.receive_one(
+        min(deadline, time.monotonic() + listener_.STRANGERS_SECONDS))
+    if greeting.get('protocol') != identity.PROTOCOL:
+        raise ValueError('the server there is not worker 0')
+    host = connection.socket.getsockname()[0]
+    if host.startswith('127.'):  # On worker 0's machine, which the others reach by this name.
+        host = cluster.meeting
+    hello = {'protocol': identity.PROTOCOL, 'rank': cluster.rank, 'size': cluster.size,
+             'address': _own_address(cluster, host, port), 'facts': facts, 'problem': problem,
+             'nonce': connection.nonce}
+    connection.send(**hello, proof=identity.proof(cluster, greeting.get('nonce'), hello))
     answer = connection.receive_one(deadline)
+    if 'rejected' in answer:
+        raise _RejectedError(answer['rejected'])
+    if not identity.is_proven(cluster, connection.nonce, answer):
+        raise ValueError('the server there belongs to another job or has another secret')
     if 'error' in answer:
         raise app.UsageError(connection_.text(answer['error']))
-    if 'later' in answer:
-        raise _NotYet(answer['later'])
-    peers = answer.get('peers')
-    if not isinstance(peers, list) or len(peers) != cluster.size:
-        raise ValueError('what answers there is no worker 0')
-    if not _is_proven(cluster, nonce, answer):
-        raise ValueError('what answers there belongs to another job, or has another secret')
-    for peer in peers:
-        cluster_.split_address(str(peer))
-    return peers
+    return answer['peers']
+
+
+def _own_address(cluster, host, port):
+    """The address of this worker for TensorFlow: as given, or else a host and its reserved port."""
+    return cluster.address_of(cluster.rank) or f'{host.split(":")[0]}:{port.getsockname()[1]}'
