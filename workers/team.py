@@ -83,8 +83,13 @@ class Team(solo.Solo):
 
     def hooks(self, caught):
         """Hooks before all others."""
-        return [_BroadcastHook(self._group, self, {'gradients': self._layout}),
+        return [_BroadcastHook(self._group, self),
                 _StopTogetherHook(self._ask_stop, self._asked_stop, caught, self.signals)]
+
+    def await_servers(self):
+        """Waits until all servers listen, and checks that this worker reaches them."""
+        self.agree('the start', {'gradients': self._layout})
+        collectives.reach_all(self._peers)
 
     def hooks_after(self, steps, pace):
         """Hooks after all others."""
@@ -99,17 +104,15 @@ class Team(solo.Solo):
 class _BroadcastHook(tf.train.SessionRunHook):
     """Gives all workers the values that worker 0 initialised or restored."""
 
-    def __init__(self, group, team, facts):
+    def __init__(self, group, team):
         self._group = group
         self._team = team
-        self._facts = facts
 
     def begin(self):
         self._broadcast = collectives.broadcast(tf.global_variables(), self._group)
 
     def after_create_session(self, session, coord):
-        # From here on all servers listen. Until then a worker may take longer than a step.
-        self._team.agree('the start', self._facts)
+        self._team.await_servers()  # Before the first step, which has a time limit.
         session.run(self._broadcast, options=collectives.step_options())
 
 
