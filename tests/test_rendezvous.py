@@ -365,6 +365,24 @@ def test_all_get_the_value_of_worker_0():
     together(*[worker.leave for worker in met])
 
 
+def test_worker_0_announces_a_loss_before_it_can_end():
+    """Here sending to worker 2 takes half a second, since it does not read."""
+    pairs = [socket.socketpair() for _ in range(3)]
+    pairs[1][0].setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            pairs[1][0].send(bytes(1 << 16))
+    connections = {rank: connection.Connection(ours) for rank, (ours, _) in enumerate(pairs, 1)}
+    met = watch.Meeting(0, [''] * 4, connections, None, cluster.Timeouts(step=1e6))
+    pairs[1][0].settimeout(0.5)
+    pairs[0][1].close()
+    assert met.lost(60.0).startswith('worker 1 was lost: it ended unexpectedly')
+    pairs[2][1].setblocking(False)
+    assert b'worker 1 was lost' in pairs[2][1].recv(1000)
+    for socket_ in (pairs[1][1], pairs[2][1]):
+        socket_.close()
+
+
 WORKER_0 = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import resource

@@ -233,10 +233,10 @@ class Meeting:
         with self._changed:
             if self._lost or self._over:
                 return
+            if self.rank == 0:  # First: knowing it, this process may end at any time.
+                self._send_all(error=line, code=code)
             self._lost, self._code = line, code
             self._changed.notify_all()
-        if self.rank == 0:
-            self._send_all(error=line, code=code)
         timer = threading.Timer(_GRACE * self._timeouts.step, self._end, [line, code])
         timer.daemon = True
         timer.start()
