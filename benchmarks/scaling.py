@@ -46,6 +46,7 @@ def _measure(group, peers):
     gradients = [(tf.ones([size // 4]), tf.get_variable(f'v{size}', [1])) for size in _BYTES]
     means = collectives.all_reduce_mean(gradients, group, bucket_mb=0)
     server = collectives.serve(peers, config)
+    peers.agree('the start')
     rows = []
     with tf.Session(server.target, config=config) as session:
         for size, (mean, _) in zip(_BYTES, means):
