@@ -233,7 +233,7 @@ def test_more_workers_than_records(tmp_path):
         cifar10_input.distorted_inputs(str(tmp_path), 8, SMALL, shard=(3, 4))
 
 
-def test_a_readers_exception_keeps_its_type(tmp_path):
+def test_the_exception_of_a_reading_thread_is_raised(tmp_path):
     write_small(tmp_path, a=10, b=10)
     images, _ = cifar10_input.distorted_inputs(str(tmp_path), 8, SMALL)
     (tmp_path / 'b.bin').unlink()
