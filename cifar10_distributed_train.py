@@ -89,7 +89,7 @@ def main(me):
         sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
     training.use_recipe(me.size)
     with team_.joined(me, facts()) as team:
-        first_step = team.agree('the run', tell=(
+        first_step = team.agree('the run', value=(
             training.first_step() if team.leads and training.steps_left() else None))
         if first_step is None:  # Worker 0 has printed that no steps are left.
             return

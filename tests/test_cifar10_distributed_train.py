@@ -32,14 +32,14 @@ def test_shards_are_disjoint_and_complete(half_bright, count):
         np.fromfile(half_bright / f'data_batch_{k}.bin', np.uint8).reshape(-1, 3073)
         for k in range(1, 6)])
     for index in range(count):
-        wanted = everything[index::count]
+        expected = everything[index::count]
         with tf.Graph().as_default():
             read = cifar10_input._shuffled_records(
-                half_bright, len(wanted), cifar10_input.table.CIFAR10, 0.0, (index, count))
+                half_bright, len(expected), cifar10_input.table.CIFAR10, 0.0, (index, count))
             with tf.train.MonitoredSession() as session:
                 got = np.concatenate([session.run(read) for _ in range(40)])
         found = {record.tobytes() for record in got}
-        assert found == {record.tobytes() for record in wanted}
+        assert found == {record.tobytes() for record in expected}
 
 
 def test_alone_it_trains_as_one_worker(half_bright):

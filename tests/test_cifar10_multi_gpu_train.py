@@ -103,14 +103,14 @@ def test_two_towers_take_the_step_of_one_with_both_batches():
     mean = cifar10_multi_gpu_train._mean_losses(losses)['total_loss']
     with tf.variable_scope(tf.get_variable_scope(), reuse=True), tf.name_scope('both') as scope:
         total = cifar10_multi_gpu_train.tower_loss(scope, images, labels)
-        wanted = cifar10.compute_gradients(total)
+        of_both = cifar10.compute_gradients(total)
     with tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as session:
         session.run(tf.global_variables_initializer())
         session.run(fill)
         got, got_loss = session.run([[gradient for gradient, _ in averages], mean])
-        want, want_loss = session.run([[gradient for gradient, _ in wanted], total])
-    np.testing.assert_allclose(got_loss, want_loss, rtol=1e-6)
-    for ours, theirs in zip(got, want):
+        expected, expected_loss = session.run([[gradient for gradient, _ in of_both], total])
+    np.testing.assert_allclose(got_loss, expected_loss, rtol=1e-6)
+    for ours, theirs in zip(got, expected):
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * abs(theirs).max())
 
 

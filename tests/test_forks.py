@@ -1,4 +1,4 @@
-"""A forked process cannot be told from one that was started."""
+"""A forked process behaves like one that was started."""
 import json
 import os
 import signal
@@ -31,9 +31,9 @@ def test_the_state_at_the_start_is_pythons(tmp_path, way):
     (tmp_path / 'state.py').write_text(STATE)
     arguments = {'-c': ['-c', STATE], '-m': ['-m', 'state'], 'file': [tmp_path / 'state.py']}[way]
     options = {'cwd': tmp_path, 'umask': 0o027, 'env': {**os.environ, 'OF_A_TEST': 'x'}}
-    wanted = state(subprocess.run, [*arguments, 'word'], **options)
+    expected = state(subprocess.run, [*arguments, 'word'], **options)
     got = state(forks.run, [*arguments, 'word'], **options)
-    assert got == wanted
+    assert got == expected
     assert os.getpid() in got
 
 

@@ -216,7 +216,7 @@ def test_a_single_worker_meets_itself():
     with rendezvous.join(cluster.Cluster(), {'net': 'tutorial'}) as alone:
         assert threading.active_count() == threads
         assert (alone.rank, len(alone.addresses)) == (0, 1)
-        assert alone.agree('one', {'x': 1}, tell={'step': 7}) == {'step': 7}
+        assert alone.agree('one', {'x': 1}, value={'step': 7}) == {'step': 7}
         started = time.monotonic()
         assert alone.lost(60.0) is None
         alone.release_port()
@@ -360,7 +360,7 @@ def test_a_live_worker_0_that_does_not_reach_a_stage_is_named():
 
 def test_all_get_the_value_of_worker_0():
     met = meet(workers(3))
-    found = together(*[lambda w=w: w.agree('one', tell={'step': 10 * w.rank + 7}) for w in met])
+    found = together(*[lambda w=w: w.agree('one', value={'step': 10 * w.rank + 7}) for w in met])
     assert found == [{'step': 7}] * 3
     together(*[worker.leave for worker in met])
 

@@ -19,10 +19,10 @@ class Solo:
 
     rank, size, leads, signals = 0, 1, True, ()
 
-    def agree(self, stage, facts=None, tell=None):
-        """Waits for all workers at a stage, and compares facts; returns worker 0's `tell`."""
+    def agree(self, stage, facts=None, value=None):
+        """Waits for all workers at a stage, and compares facts; returns worker 0's `value`."""
         del stage, facts
-        return tell
+        return value
 
     def mean_losses(self, losses):
         """Means of losses over all workers: dictionary from name to float32 []."""

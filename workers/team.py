@@ -53,14 +53,14 @@ class Team(solo.Solo):
         self._group = collectives.Group(me.rank, me.size, bool(self._gpus))
         self._layout = []
 
-    def agree(self, stage, facts=None, tell=None):
+    def agree(self, stage, facts=None, value=None):
         """Waits for all workers at a stage; see `watch.Meeting.agree`."""
-        return self._peers.agree(stage, facts, tell)
+        return self._peers.agree(stage, facts, value)
 
     def mean_losses(self, losses):
         """Means over all workers, also of the collection `errors`.
 
-        The same reduction tells all workers about a signal that one of them caught.
+        The same reduction informs all workers of a signal that one of them caught.
         """
         errors = tf.get_collection_ref('errors')
         self._ask_stop = tf.placeholder_with_default(0.0, [], name='stop')

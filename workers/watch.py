@@ -84,13 +84,13 @@ class Meeting:
     def name(self, rank):
         return name_of(rank, self.addresses[rank])
 
-    def agree(self, stage, facts=None, tell=None):
+    def agree(self, stage, facts=None, value=None):
         """Waits until all workers have reached the same stage.
 
         Args:
             stage: name of the stage, such as 'the gradients'.
             facts: dictionary from name to JSON value, which must be the same for all workers.
-            tell: JSON value; worker 0's is returned to all workers.
+            value: JSON value; worker 0's is returned to all workers.
 
         Raises:
             ConnectionError: facts or stages differ, a worker was lost, or is alive but did not
@@ -100,7 +100,7 @@ class Meeting:
         if self.rank:
             self._send_all(**ours)
             # Worker 0 gives up earlier, and announces which worker did not come.
-            return self._await(stage, self._timeouts.stage + self.patience)[0].get('tell')
+            return self._await(stage, self._timeouts.stage + self.patience)[0].get('value')
         try:
             for peer, theirs in self._await(stage, self._timeouts.stage).items():
                 line = difference(self.name(peer), {'stage': theirs['stage'], **theirs['facts']},
@@ -110,8 +110,8 @@ class Meeting:
         except ConnectionError as error:
             self._lose(str(error))
             raise
-        self._send_all(**ours, tell=tell)
-        return tell
+        self._send_all(**ours, value=value)
+        return value
 
     def _await(self, stage, seconds):
         """Waits for the next stage of every peer; returns a dictionary from peer to message."""
