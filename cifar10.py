@@ -245,7 +245,7 @@ def inference(images):
         ValueError: the images have another size, which would make another network.
     """
     net = convolutions(images)  # [batch, 6, 6, 64]
-    net = _local(_flatten(net), 'local3', 384)  # [batch, 384]
+    net = _local(net, 'local3', 384)  # [batch, 384]
     net = _local(net, 'local4', 192)  # [batch, 192]
     return softmax_linear(net)  # [batch, classes]
 
@@ -275,7 +275,7 @@ def convolutions(images):
 
 def softmax_linear(net):
     """The last layer: float [batch, ...] -> logits, float32 [batch, classes]."""
-    return _linear(_flatten(net), 'softmax_linear', data_set().num_classes)
+    return _linear(net, 'softmax_linear', data_set().num_classes)
 
 
 def _conv(net, name, filters, bias):
@@ -346,8 +346,9 @@ def _flatten(net):
 
 
 def _local(net, name, units):
-    """Fully connected layer with ReLU and weight decay: [batch, inputs] -> [batch, units]."""
+    """Fully connected layer with ReLU and weight decay: [batch, ...] -> [batch, units]."""
     with tf.variable_scope(name) as scope:
+        net = _flatten(net)
         weights = _weights(
             [net.shape.as_list()[-1], units], stddev=0.04, dtype=net.dtype, decay=0.004)
         biases = variables.biases([units], 0.1, net.dtype)
@@ -357,9 +358,10 @@ def _local(net, name, units):
 
 
 def _linear(net, name, units):
-    """Fully connected layer without activation: [batch, inputs] -> float32 [batch, units]."""
-    inputs_ = net.shape.as_list()[-1]
+    """Fully connected layer without activation: [batch, ...] -> float32 [batch, units]."""
     with tf.variable_scope(name) as scope:
+        net = _flatten(net)
+        inputs_ = net.shape.as_list()[-1]
         weights = _weights([inputs_, units], stddev=1.0 / inputs_, dtype=net.dtype)
         biases = variables.biases([units], 0.0, net.dtype)
         net = tf.nn.bias_add(tf.matmul(net, weights), biases)
