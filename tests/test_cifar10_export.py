@@ -128,7 +128,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing(noisy, tmp_path):
 @pytest.mark.parametrize('flags_, words', [
     ({'export_dir': None}, '--export_dir is missing: choose a new folder'),
     ({'checkpoint_dir': '/nonexistent'}, 'No checkpoint in /nonexistent: train first'),
-    ({'best': True}, 'train/best: train with --validate_every, or leave --best out')])
+    ({'best': True}, 'train/best: train with --validate_every, or leave out --best')])
 def test_mistakes(noisy, tmp_path, flags_, words):
     with flagsaver.flagsaver(**flags_), pytest.raises(app.UsageError, match=words):
         cifar10_export.export()
