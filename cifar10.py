@@ -30,10 +30,9 @@ flags.DEFINE_integer('batch_size', 128, 'Number of images per batch; each tower 
                      'a batch per step.', lower_bound=1, upper_bound=1 << 16)
 paths.define('dataset', 'cifar10', f'The images to use: {", ".join(table.TABLE)}, or a folder '
              'made by cifar10_convert.py.')
-paths.define('data_dir', '/tmp/cifar10_data', 'Folder that holds the downloaded or drawn data '
-             'sets.')
-flags.DEFINE_string('data_url', None, 'URL of the archive to download: http, https or file. '
-                    "The default is the data set's own.")
+paths.define('data_dir', '/tmp/cifar10_data', 'Folder for downloaded and generated data sets.')
+flags.DEFINE_string('data_url', None, 'URL (http, https or file) to download the archive from; by '
+                    "default the data set's own.")
 flags.DEFINE_enum('validate_on', 'test', ['test', 'held_out'], 'Images for --validate_every: '
                   'the test set, or every tenth training image, which is then excluded from '
                   'training.')
@@ -64,8 +63,9 @@ INITIAL_LEARNING_RATE = 0.1
 # Each GPU runs a copy of the network, a tower. The names of its ops start with `tower_0/` etc.
 TOWER_NAME = 'tower'
 
-# Factor on the loss before differentiation, taken out of the gradients in float32: float16 has no
-# numbers below 6e-8. Micikevicius et al., "Mixed Precision Training" (2018), section 3.2.
+# Multiplies the loss before differentiation; the gradients are divided by it in float32. Otherwise
+# small ones underflow: float16 has no numbers below 6e-8. Micikevicius et al., "Mixed Precision
+# Training" (2018), section 3.2.
 _LOSS_SCALE = 128.0
 
 _LOSS_AVERAGE_DECAY = 0.9  # For the losses in TensorBoard; the tutorial's value.
@@ -101,7 +101,7 @@ def data_folder():
 
 
 def maybe_download_and_extract():
-    """Makes sure that the record files exist and are valid; downloads or draws missing ones.
+    """Makes sure that the record files exist and are valid; downloads or generates missing ones.
 
     Raises:
         errors.DataError: a file is damaged, or the download failed.
@@ -170,8 +170,8 @@ def inputs(eval_data, recipe=None, held_out=False):
 def damage_reported():
     """Names the damaged record file if a session in this block reads an invalid label.
 
-    TensorFlow's error is only text. So the files are checked again: the check raises the error
-    that names file, record and remedy.
+    TensorFlow's error is only text. Checking the files again raises an error that names the file,
+    the record and the remedy.
 
     Raises:
         errors.DataError: a record file is damaged.
@@ -186,8 +186,8 @@ def damage_reported():
 def num_examples(eval_data):
     """Number of images in the test set or, with `eval_data` False, of images to train on.
 
-    `--validate_on=held_out` leaves nine tenths of the training set. Before the folder exists, the
-    sizes of the published files count.
+    `--validate_on=held_out` leaves nine tenths of the training set. If the folder does not exist
+    yet, uses the sizes of the published files.
 
     Raises:
         FileNotFoundError: the folder exists, but one of its record files is missing.
@@ -242,7 +242,7 @@ def inference(images):
         float32 [batch, classes], unnormalised logits: `loss` applies the softmax.
 
     Raises:
-        ValueError: the images have another size, which would make another network.
+        ValueError: the images have a different size, which would change the network.
     """
     net = convolutions(images)  # [batch, 6, 6, 64]
     net = _local(net, 'local3', 384)  # [batch, 384]
@@ -260,10 +260,10 @@ def convolutions(images):
         float [batch, 6, 6, 64]; float16 with `--use_fp16`.
 
     Raises:
-        ValueError: the images have another size.
+        ValueError: the images have a different size.
     """
     if images.shape.as_list()[1:] != [IMAGE_SIZE, IMAGE_SIZE, 3]:
-        raise ValueError(f'images have shape {images.shape}, expected '
+        raise ValueError(f'images have shape {images.shape}; expected '
                          f'[batch, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]')
     net = tf.cast(images, tf.float16 if FLAGS.use_fp16 else tf.float32)
     net = _pooled_conv(net, 'conv1', 'pool1', 64, bias=0.0)  # [batch, 12, 12, 64]
@@ -378,8 +378,8 @@ def _weights(shape, stddev, dtype, decay=None):
 def loss(logits, labels):
     """Mean cross entropy of the batch plus the weight decay of all layers.
 
-    The terms are those of the collection `losses`; within a tower's name scope, those of that
-    tower. Adds the fraction of images whose top prediction is wrong to the collection `errors`.
+    Sums the collection `losses`; within a tower's name scope, only that tower's losses. Adds the
+    fraction of images whose top prediction is wrong to the collection `errors`.
 
     Args:
         logits: float32 [batch, classes], from `inference`.
@@ -418,7 +418,7 @@ def losses_by_name(total_loss):
 
 
 def learning_rate(global_step, replicas=1):
-    """The tutorial's schedule: a tenth of the rate after every 350 epochs.
+    """The tutorial's schedule: every 350 epochs, the rate falls to a tenth.
 
     The schedule counts images, so it does not depend on the batch size or the number of replicas.
 
@@ -452,7 +452,7 @@ def train(total_loss, global_step, recipe=None):
         recipe: a `Recipe`; by default the tutorial's.
 
     Returns:
-        An operation that makes one step.
+        An operation that runs one step.
     """
     gradients = compute_gradients(total_loss)
     return tf.group(apply_gradients(gradients, global_step, recipe=recipe),
@@ -490,7 +490,7 @@ def apply_gradients(gradients, global_step, replicas=1, recipe=None):
         recipe: a `Recipe`; by default the tutorial's.
 
     Returns:
-        An operation that makes one step.
+        An operation that runs one step.
     """
     recipe = recipe or TUTORIAL
     with tf.device('/cpu:0'):
@@ -524,9 +524,9 @@ def variables_to_save():
 
 
 def variables_to_restore(use_moving_averages):
-    """The network's variables by the names of their values in a checkpoint.
+    """The network's variables, keyed by the names of their values in a checkpoint.
 
-    For a graph that only infers. The moving statistics of batch norms have no averages.
+    For inference graphs. The moving statistics of batch norms are not averaged.
 
     Args:
         use_moving_averages: whether to read the moving averages or the raw weights.
@@ -589,7 +589,7 @@ def _scalar_summary(tag, value):
 def _histogram_summary(tag, values):
     """Adds a histogram under exactly this tag.
 
-    Infinities and NaN count as zero. On them, the op would fail before the loss is reported.
+    Infinities and NaN count as zero: they would make the op fail before the loss is reported.
     """
     values = tf.cast(values, tf.float32)
     values = tf.where(tf.is_finite(values), values, tf.zeros_like(values))

@@ -1,13 +1,13 @@
-"""Makes a data set of your own images, or of SVHN.
+"""Makes a data set from your own images, or from SVHN.
 
     python cifar10_convert.py FOLDER DATA_DIR
     python cifar10_train.py --dataset=DATA_DIR --train_dir=...
 
 FOLDER contains a folder of images per class, such as FOLDER/cat/1.jpg: JPEG, PNG, GIF, BMP, WebP or
 TIFF of any size. Folders train/cat and test/cat (or val/cat) and so on define the split; otherwise
-a sixth of each class is for testing, always the same images. The EXIF orientation is applied, the
-short side becomes 32 pixels, and the centre is kept. FOLDER may also contain SVHN's
-train_32x32.mat and test_32x32.mat.
+a fixed sixth of each class becomes the test set. The EXIF orientation is applied, the short side
+becomes 32 pixels, and the centre is kept. FOLDER may also contain SVHN's train_32x32.mat and
+test_32x32.mat.
 
 Creates DATA_DIR with train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes
 and the names of the classes. Files that are not images are skipped, and listed at the end.
@@ -31,7 +31,7 @@ from program import ownership
 
 
 def convert(folder, data_dir):
-    """Makes the data set `data_dir` of the images or MATLAB files in a folder, all or nothing.
+    """Converts the images or MATLAB files in a folder to the data set `data_dir`, all or nothing.
 
     Raises:
         app.UsageError: `data_dir` is not empty, or is inside a folder of images.

@@ -4,10 +4,10 @@
     mpirun -n 4 python cifar10_distributed_train.py
     python cifar10_distributed_train.py --worker_hosts=a:2222,b:2222 --task_index=0
 
-TF_CONFIG and Slurm work, too. Each process is a worker with its own copy of the variables and its
-own share of the images; each step averages the gradients of all workers. Only worker 0 prints,
-validates and saves. The checkpoints are the same as those of cifar10_train.py. If a worker is
-lost, all others exit with a line that names it; run the same command again to resume.
+TF_CONFIG and Slurm are supported, too. Each process is a worker with its own copy of the variables
+and its own shard of the images; each step averages the gradients of all workers. Only worker 0
+prints, validates and saves. The checkpoints are the same as those of cifar10_train.py. If a worker
+is lost, all others exit with a line that names it; run the same command again to resume.
 """
 import os
 import sys
@@ -45,7 +45,7 @@ def build(images, labels, team):
         team: a `team.Team` or `solo.Solo`.
 
     Returns:
-        train_op: operation that makes one step.
+        train_op: operation that runs one step.
         total_loss: float32 [], mean over all workers.
     """
     recipe = recipes.chosen()
@@ -64,7 +64,8 @@ def train(team=solo.ALONE, first_step=None):
 
     Args:
         team: a `team.Team` or `solo.Solo`.
-        first_step: where worker 0 starts; the others may have no access to its checkpoints.
+        first_step: the step at which worker 0 starts; the others may be unable to read its
+            checkpoints.
     """
     with tf.Graph().as_default():
         training.use_seed(team.rank, first_step)
@@ -78,7 +79,7 @@ def train(team=solo.ALONE, first_step=None):
 
 
 def facts():
-    """What must be the same for all workers: dictionary from name to JSON value."""
+    """Settings that all workers must share: dictionary from name to JSON value."""
     return {'--net': FLAGS.net, '--dataset': cifar10.data_set().name,  # Folders may differ.
             **{f'--{name}': FLAGS[name].value for name in _COMMON_FLAGS},
             'TensorFlow': tf.version.VERSION, 'a GPU': bool(startup.visible_gpus())}

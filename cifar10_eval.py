@@ -34,8 +34,8 @@ flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],
                   '--validate_on=held_out excludes from training.')
 flags.DEFINE_integer('eval_interval_secs', 300, 'Minimum number of seconds between evaluations.',
                      lower_bound=1, upper_bound=10**9)
-flags.DEFINE_integer('num_examples', 10000, 'Number of images to evaluate; more than the set has '
-                     'means all.', lower_bound=1, upper_bound=10**9)
+flags.DEFINE_integer('num_examples', 10000, 'Maximum number of images to evaluate.', lower_bound=1,
+                     upper_bound=10**9)
 flags.DEFINE_boolean('run_once', False, 'Evaluate only the latest checkpoint, then exit.')
 flags.DEFINE_boolean('per_class', False, 'Also print recall and precision per class and the '
                      'confusion matrix, and write them for TensorBoard.')
@@ -47,7 +47,7 @@ def evaluate():
     """Evaluates each new checkpoint once, or with --run_once only the latest.
 
     Raises:
-        app.UsageError: --run_once, and there is no checkpoint; or one does not fit the network.
+        app.UsageError: no checkpoint with --run_once, or a checkpoint does not fit the network.
     """
     only = [model.checkpoint()] if FLAGS.run_once else None  # Fails before any download.
     settings = model.check_run()
@@ -80,7 +80,7 @@ def _validated_on(settings):
     validated_on = settings.get('validate_on', 'test')
     if FLAGS.eval_data == 'held_out' != validated_on:
         raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without --validate_on=held_out, '
-                             'on all training images: none are held out')
+                             'on all training images: choose another --eval_data')
     return validated_on
 
 

@@ -4,9 +4,9 @@
 
 The signature `serving_default` maps `images`, uint8 [batch, 32, 32, 3], to `logits` and
 `probabilities`, both float32 [batch, classes], and `classes`, int64 [batch], the most probable
-ones. The model includes the preprocessing of the evaluation, and the variables as constants. The
-names of the classes are in assets.extra/labels.txt, one per line. --export_dir must be missing or
-empty. For TensorFlow Serving, its name must be a number, as here.
+ones. The model includes the preprocessing for evaluation, and the variables as constants. The names
+of the classes are in assets.extra/labels.txt, one per line. --export_dir must be a new or empty
+folder. For TensorFlow Serving, its name must be a number, as here.
 """
 import os
 import sys
@@ -35,8 +35,8 @@ def export():
     """Exports the checkpoint that the flags select to --export_dir, all or nothing.
 
     Raises:
-        app.UsageError: --export_dir is missing or not empty, or the checkpoint is missing or does
-            not fit --net and --dataset.
+        app.UsageError: --export_dir is not given or not empty, or the checkpoint is missing or
+            does not fit --net and --dataset.
     """
     if not FLAGS.export_dir:
         raise app.UsageError('--export_dir is missing: choose a new folder')

@@ -84,7 +84,7 @@ def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
 
 
 def _checked(values, keys, data_set):
-    """Returns `values`, raw records, or raises when run if a label is not a class.
+    """Returns the raw records `values`; running the result raises if a label is not a class.
 
     `DataSet.check` has checked the files, but they may have been replaced since.
     """
@@ -121,7 +121,7 @@ def _labels(records, data_set):
 # The random numbers for the distortions of a batch:
 #   offsets: int32 [batch, 2], row and column of the crop's upper left corner
 #   flips: bool [batch], whether to mirror left and right
-#   brightness: float32 [batch], is added to each pixel (pixels are 0 to 255)
+#   brightness: float32 [batch], added to each pixel (pixels are 0 to 255)
 #   contrast: float32 [batch], multiplies each pixel's difference from the mean of its channel
 Distortions = collections.namedtuple('Distortions', 'offsets flips brightness contrast')
 
@@ -187,7 +187,7 @@ def standardise(planes):
 def _crop(planes, offsets, flips):
     """Crops and mirrors planes, uint8 [batch, 3 * 32 * 32], as in `Distortions`.
 
-    Gathers rows, then picks and mirrors their columns by a product with a matrix of zeros and ones:
+    Gathers rows, then picks and mirrors columns by multiplying with a matrix of zeros and ones:
     exact, and twice as fast as gathering pixels.
 
     Returns:
@@ -252,7 +252,7 @@ def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
     """The prefetch queue of `distorted_inputs`, for several towers that each `dequeue`.
 
     Args:
-        capacity: number of batches to prefetch. For the others, see `distorted_inputs`.
+        capacity: number of batches to prefetch. The others are those of `distorted_inputs`.
 
     Returns:
         A queue of (images, labels).
@@ -303,7 +303,8 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
     records -= num_held_out(records) if held_out else 0
     count = len(range(index, records, shards))
     if not count:
-        raise errors.DataError(f'{records} records are not enough for {shards} workers')
+        raise errors.DataError(f'{records} records are not enough for {shards} workers: start '
+                               f'at most {records}')
     waiting = int(count * min_fraction)
     console.line(
         f'Filling queue with {waiting} {data_set.title} images before starting to train.')

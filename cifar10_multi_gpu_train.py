@@ -3,8 +3,8 @@
     python cifar10_multi_gpu_train.py --num_gpus=2
 
 Each GPU runs a copy of the network, a tower, on its own batches. The variables are in host memory,
-and are updated with the mean of the towers' gradients. If there are fewer GPUs than towers, towers
-share them, or the CPU. The checkpoints are the same as those of cifar10_train.py.
+and are updated with the mean of the towers' gradients. With fewer GPUs than towers, towers share
+GPUs; without GPUs, all run on the CPU. The checkpoints are the same as those of cifar10_train.py.
 """
 import os
 import sys
@@ -63,7 +63,7 @@ def average_gradients(tower_grads):
             continue
         if len(gradients) < len(pairs):
             raise ValueError(f'{len(gradients)} of {len(pairs)} towers have a gradient for '
-                             f'{variable.op.name}, expected all or none')
+                             f'{variable.op.name}; expected all or none')
         with tf.name_scope(f'average_gradients/{variable.op.name}/'):
             averages.append((tf.add_n(gradients) / len(gradients), variable))
     return averages
@@ -120,7 +120,7 @@ def train():
 
 
 def devices(towers, gpus):
-    """A line for the user about where the towers will run.
+    """Returns a line that says where the towers will run.
 
     Args:
         towers: number of towers.

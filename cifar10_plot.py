@@ -11,7 +11,8 @@
     curves      loss and error by step: of training runs with their validations, and of folders that
                 cifar10_eval.py writes to
 
---runs selects the runs. All pictures but `confusion` require Matplotlib (pip install matplotlib).
+--runs selects the runs. All pictures except `confusion` require Matplotlib (pip install
+matplotlib).
 """
 import os
 import sys
@@ -40,8 +41,8 @@ from runs import metrics
 from runs import names
 
 paths.define('output', None, 'PNG file to write; by default PICTURE.png in the current folder.')
-paths.define_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by commas; several are '
-                  'for curves only.')
+paths.define_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by commas; only '
+                  '--picture=curves accepts several.')
 
 FLAGS = flags.FLAGS
 
@@ -155,7 +156,7 @@ def curves(stream):
 
 
 def _over_many_steps(rows):
-    """Drops rows with means over few steps, just before or after a checkpoint."""
+    """Drops rows whose means cover few steps, such as those just before or after a checkpoint."""
     steps = np.diff([0] + [row['step'] for row in rows])
     return [row for row, count in zip(rows, steps) if 2 * count >= np.median(steps)]
 

@@ -10,7 +10,7 @@ is kept, and the preprocessing of the evaluation follows. Unreadable images are 
 skipped; the exit code is then 1.
 
 The network is the latest checkpoint in --checkpoint_dir with its moving averages, the best one with
---best, or a SavedModel of cifar10_export.py. A SavedModel is a program: load only trusted ones.
+--best, or a SavedModel from cifar10_export.py. A SavedModel is a program: load only trusted ones.
 """
 import contextlib
 import glob
@@ -38,7 +38,7 @@ paths.define('saved_model', None, 'Folder of a SavedModel to use instead of a ch
              '--net, --dataset and --checkpoint_dir are then ignored.')
 flags.DEFINE_integer('top_k', 3, 'Maximum number of classes to print per image, the most probable '
                      'first.', lower_bound=1, upper_bound=10**9)
-flags.DEFINE_boolean('json', False, 'Print a JSON object per line for each image, not a table.')
+flags.DEFINE_boolean('json', False, 'Print one JSON object per line and image instead of a table.')
 
 FLAGS = flags.FLAGS
 
@@ -134,12 +134,13 @@ def _load(session):
     try:
         loaded = tf.saved_model.load(session, ['serve'], FLAGS.saved_model)
     except RuntimeError as error:  # It has no graph with the tag 'serve'.
-        raise app.UsageError(f'{FLAGS.saved_model} is not a SavedModel for serving') from error
+        raise app.UsageError(f'{FLAGS.saved_model} is not a SavedModel for serving: export one '
+                             'with cifar10_export.py') from error
     signature = loaded.signature_def['serving_default']
     names = signature.inputs['images'].name, signature.outputs['probabilities'].name
     if '' in names:  # Reading a missing entry creates an empty one.
-        raise app.UsageError(f'{FLAGS.saved_model} is not a SavedModel of cifar10_export.py: its '
-                             'signature lacks images or probabilities')
+        raise app.UsageError(f'{FLAGS.saved_model} has no signature of images and probabilities: '
+                             'export one with cifar10_export.py')
     return [session.graph.get_tensor_by_name(name) for name in names]
 
 
@@ -151,7 +152,8 @@ def _labels(folder, count):
     except FileNotFoundError:
         return [str(label) for label in range(count)]
     if len(names) != count:
-        raise app.UsageError(f'{path} has {len(names)} lines; expected {count}, one per class')
+        raise app.UsageError(f'{path} has {len(names)} lines; expected {count}, one per class: '
+                             'restore the file, or remove it to print numbers')
     return names
 
 

@@ -13,8 +13,8 @@ from nets import recipe
 from nets import resnet
 
 flags.DEFINE_string('net', 'tutorial', 'The network: tutorial, resnet23 or local.')
-flags.DEFINE_float('warmup_epochs', resnet.WARMUP_EPOCHS, 'Length of the learning-rate warm-up '
-                   "if a step has a multiple of the recipe's images; resnet23 only.",
+flags.DEFINE_float('warmup_epochs', resnet.WARMUP_EPOCHS, 'Epochs of learning-rate warm-up if the '
+                   f'images per step are a multiple of {resnet.BATCH_SIZE}; resnet23 only.',
                    lower_bound=0.0, upper_bound=1e6)
 
 FLAGS = flags.FLAGS
@@ -41,9 +41,9 @@ def _resnet23_inference(images, training):
 
 
 def _resnet23_schedule(global_step, replicas):
-    """The example's rate or `--learning_rate`, with a warm-up for multiples of its batch.
+    """The rate of NNabla's example or `--learning_rate`, with a warm-up for multiples of its batch.
 
-    The data set's rate does not apply: it is for gradient descent, and this is for Adam.
+    The data set's rate does not apply: it is for gradient descent, and this network uses Adam.
     """
     multiple, rest = divmod(cifar10.examples_per_step(replicas), resnet.BATCH_SIZE)
     return resnet.learning_rate(
@@ -69,6 +69,6 @@ TABLE = {row.name: row for row in (
 
 @flags.validator('net')
 def _check_net(name):
-    if name not in TABLE:  # At parsing time, when a program may have added rows.
+    if name not in TABLE:  # Checked at parsing time, because a program may have added rows.
         raise flags.ValidationError(f'"{name}" is not one of {", ".join(TABLE)}')
     return True

@@ -2,11 +2,11 @@
 
     python -m benchmarks --data_dir=/tmp/cifar10_data
 
-Takes about ten minutes. Both sides run in turn, A B A B, so that the machine's drift meets both. A
-figure is the median of n, with the range of the middle half. Run nothing else meanwhile.
+Takes about ten minutes. Both sides run in turn, A B A B, so that drift of the machine affects both.
+A figure is the median of n, with the range of the middle half. Run nothing else at the same time.
 
-Another --net has no counterpart in the tutorial: only its step, beside the floor of its own
-products, and its start are measured. That takes about two minutes.
+Any other --net has no counterpart in the tutorial. Only its step, beside the floor of its own
+products, and its start are measured, which takes about two minutes.
 """
 import collections
 import json

@@ -10,7 +10,7 @@ import time
 from importlib import metadata
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_WARM_UP = 0.2  # Share of a run's steps, during which queues fill and memory grows.
+_WARM_UP = 0.2  # Fraction of a run's steps, during which queues fill and memory grows.
 
 
 def parser(module, description):
@@ -35,7 +35,7 @@ def trainer(script, options, **flags):
 
 
 def measure(what, side, options, **flags):
-    """What one process of `benchmarks.measure` found, and `started`, when it was started."""
+    """Runs `benchmarks.measure`: its result, plus `started`, the time when it was started."""
     started = time.time()
     done = subprocess.run(
         [sys.executable, '-m', 'benchmarks.measure', f'--what={what}', f'--side={side}',
@@ -47,7 +47,7 @@ def measure(what, side, options, **flags):
 
 
 def in_turn(what, options, **flags):
-    """Measures both sides in turn: dictionary from side to a list of what was found."""
+    """Measures both sides in turn: dictionary from side to a list of results."""
     found = {'ours': [], 'tutorial': []}
     for turn in range(options.turns):
         for side, runs in found.items():
@@ -71,7 +71,7 @@ def seconds_to_step_0(script, options, **flags):
 
 
 def rate(run):
-    """Images/s of a training run after warming up, hooks included."""
+    """Images per second of a training run after warming up, hooks included."""
     ended = run['ended'][int(_WARM_UP * len(run['ended'])):]
     return run['images_per_step'] * (len(ended) - 1) / (ended[-1] - ended[0])
 

@@ -1,10 +1,10 @@
-"""Two workers on a core each against one worker on one core, and the bytes that they send.
+"""Compares two workers, on a core each, with one worker on one core; counts the bytes they send.
 
     python -m benchmarks.distributed --data_dir=/tmp/cifar10_data
     python -m benchmarks.distributed --data_dir=/tmp/cifar10_data --link
 
 All trainers are started first and frozen (SIGSTOP); then each case in turn continues for some
-steps, so that the machine's drift meets all of them alike. With --link, as root, each worker has a
+steps, so that drift of the machine affects all alike. With --link, as root, each worker has a
 network namespace, and the link between them carries 1 Gbit/s, with a delay of 0.5 ms where the
 kernel supports it. Bytes are those that leave worker 0's network; on loopback they are half of what
 both workers send, other traffic included.
@@ -41,7 +41,7 @@ def main():
     parser.add_argument('--turns', type=int, default=4, help='turns per start')
     parser.add_argument('--steps', type=int, default=50, help='steps per turn')
     parser.add_argument('--bucket_mb', type=float, nargs='*', default=[],
-                        help='also compare these sizes of buckets')
+                        help='also compare these bucket sizes')
     parser.add_argument('--link', action='store_true',
                         help='connect the workers by a link of 1 Gbit/s; requires root')
     options = parser.parse_args()
@@ -74,7 +74,7 @@ def main():
 
 @contextlib.contextmanager
 def _hosts(with_link):
-    """Yields what connects the workers, and each one's address and command prefix."""
+    """Yields a description of the connection, and each worker's address and command prefix."""
     if not with_link:
         yield 'loopback', [('127.0.0.1', [])] * 2
         return

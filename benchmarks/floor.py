@@ -13,7 +13,7 @@ def operation(inference, shape, backward=True):
 
     Args:
         inference: function from images to logits.
-        shape: of the images, [batch, height, width, 3].
+        shape: shape of the images, [batch, height, width, 3].
         backward: whether to run the products of the gradients, too.
 
     Returns:

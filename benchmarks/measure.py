@@ -35,7 +35,7 @@ flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial', 'towers'],
                   'This project, the original tutorial, or this project with --num_gpus towers.')
 flags.DEFINE_integer('steps', 200, 'Number of steps to train.', lower_bound=1)
 flags.DEFINE_float('seconds', 5.0, 'Seconds of reading input.', lower_bound=0.1)
-flags.DEFINE_integer('rounds', 10, 'Turns of each side of a step.', lower_bound=1)
+flags.DEFINE_integer('rounds', 10, 'Turns of each side when measuring steps.', lower_bound=1)
 
 FLAGS = flags.FLAGS
 
@@ -53,7 +53,7 @@ def _queues_running(session):
 
 
 def measure_input(side):
-    """Images/s of the input alone, after warming up, and seconds to the first batch."""
+    """Images per second of the input alone, after warming up, and seconds to the first batch."""
     batch = tf.group(*(cifar10.distorted_inputs() if side == 'ours' else _tutorial_input()))
     with tf.Session(config=startup.session_config()) as session, _queues_running(session):
         start = time.perf_counter()
@@ -104,7 +104,7 @@ def _stepper(build):
 
 
 def _fixed_batch():
-    """A function that adds a batch to the current graph (images and labels), and its shape."""
+    """A function that adds a batch of images and labels to the current graph, and its shape."""
     random = np.random.RandomState(0)
     pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
     labels = random.randint(0, 10, FLAGS.batch_size)
@@ -146,7 +146,7 @@ def measure_step(_):
     seconds = {name: [] for name in steppers}
     for _ in range(FLAGS.rounds):
         for name, stepper in steppers.items():
-            stepper()  # The caches hold the data of the side before.
+            stepper()  # The caches still hold the other side's data.
             seconds[name] += [stepper() for _ in range(_STEPS_PER_TURN)]
     return seconds
 

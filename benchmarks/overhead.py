@@ -3,8 +3,8 @@
     python -m benchmarks.overhead --data_dir=/tmp/cifar10_data
 
 The cost is the time beyond the median step, summed over the steps that write summaries, plus the
-time after the last step (its checkpoint), as a share of the whole run. A line is printed at every
-step, ten times as often as by default.
+time after the last step (its checkpoint), as a fraction of the whole run. A line is printed at
+every step, ten times as often as by default.
 """
 import statistics
 

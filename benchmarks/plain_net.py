@@ -13,7 +13,7 @@ WEIGHT_DECAY = 0.004
 
 
 def logits(images, variables, observe=lambda net, name: None):
-    """Logits of ten classes, not normalised.
+    """Unnormalised logits of ten classes.
 
     Args:
         images: float32 [batch, 24, 24, 3].

@@ -1,4 +1,4 @@
-"""The network in PyTorch, if that is installed."""
+"""The tutorial's network in PyTorch, an optional package."""
 import time
 
 import torch

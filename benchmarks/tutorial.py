@@ -1,8 +1,8 @@
 """The yardstick: the tutorial's graph as its text describes it.
 
-16 threads read, decode, distort (`tf.image`) and shuffle one record at a time. The network is the
-plain one, with `tf.nn.lrn`. Summaries and checkpoints are as frequent as in the tutorial. Only
-`benchmarks` uses it, and a test that compares it with this project's graph.
+16 threads read, decode, distort (`tf.image`) and shuffle one record at a time. The network is
+`plain_net`, with `tf.nn.lrn`. Summaries and checkpoints are as frequent as in the tutorial. Only
+`benchmarks` and a test that compares it with this project's graph use it.
 """
 import datetime
 import os
@@ -41,7 +41,7 @@ def distorted_inputs(data_dir, batch_size):
 
 
 def inputs(data_dir, batch_size):
-    """Test batches without end: float32 [batch_size, 24, 24, 3] and int32 [batch_size]."""
+    """Endless test batches: float32 [batch_size, 24, 24, 3] and int32 [batch_size]."""
     image, label = _read(table.CIFAR10.paths(data_dir, eval_data=True), shuffle=False)
     image = tf.image.resize_with_crop_or_pad(image, _IMAGE_SIZE, _IMAGE_SIZE)
     image = tf.image.per_image_standardization(image)
@@ -98,7 +98,7 @@ def _loss_summaries(total_loss):
 
 
 def train(total_loss, global_step, examples_per_epoch=50000, batch_size=128):
-    """An operation that trains for one step."""
+    """An operation that runs one training step."""
     rate = tf.train.exponential_decay(
         0.1, global_step, int(examples_per_epoch / batch_size * 350.0), 0.1, staircase=True)
     tf.summary.scalar('learning_rate', rate)

@@ -86,7 +86,7 @@ def write(folder, name, classes, train, test):
 
     Args:
         folder: path of the folder.
-        name: of the data set, for the console and for `run.json`.
+        name: name of the data set, for the console and for `run.json`.
         classes: list of 2 to `MAX_CLASSES` names.
         train: iterable of blocks of records, uint8 [records, 1 + 3 * 32 * 32].
         test: the same for evaluation.

@@ -32,7 +32,7 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
     """Makes sure that a data set's folder exists and its files are valid.
 
     If the folder is missing, unpacks the archive in `data_dir`; if that is missing too, downloads
-    it. A data set without a URL is drawn. Concurrent processes wait for the first one.
+    it. A data set without a URL is generated. Concurrent processes wait for the first one.
 
     Args:
         data_set: row of the data-set table.
@@ -65,7 +65,7 @@ def is_url(text):
 
 def _make_folder(data_set, data_dir, url):
     if data_set.url is None:
-        console.line(f'Drawing the {data_set.title} images in {data_dir}.')
+        console.line(f'Generating the {data_set.title} images in {data_dir}.')
         synthetic.write(data_set, data_dir)
         return
     archive = os.path.join(data_dir, os.path.basename(data_set.url))
@@ -73,7 +73,8 @@ def _make_folder(data_set, data_dir, url):
         try:
             _verify(archive, data_set)
         except errors.DataError as error:
-            raise errors.DataError(f'{error}; replace it, or remove it to download it') from error
+            raise errors.DataError(f'{error}; replace it, or remove it to download '
+                                   'it again') from error
     else:
         download(url, archive, data_set)
     extract(archive, data_dir, data_set)
@@ -85,7 +86,7 @@ def _failure(data_set, data_dir, url, error):
         error = error.reason  # Without "<urlopen error ...>".
     reason = ' '.join(str(error).split()) or type(error).__name__
     if data_set.url is None:
-        return (f'Cannot draw the {data_set.title} images in {data_dir}: {reason}. '
+        return (f'Cannot generate the {data_set.title} images in {data_dir}: {reason}. '
                 'Choose another --data_dir.')
     archive = os.path.basename(data_set.url)
     return (f'Cannot download {url} to {data_dir}: {reason}. Run the same command again to resume, '
@@ -105,11 +106,11 @@ def download(url, archive, data_set):
 
     Raises:
         OSError, http.client.HTTPException: the server or the disk failed; the part stays.
-        errors.DataError: the server offers another file (the part stays), or the checksum is wrong
-            (the part is removed).
+        errors.DataError: the server offers a different file (the part stays), or the checksum is
+            wrong (the part is removed).
     """
     if not is_url(url):
-        raise errors.DataError('the URL starts with neither http:, https: nor file:')
+        raise errors.DataError('the URL does not start with http:, https: or file:')
     part = archive + '.part'
     with os.fdopen(files.open_own(part, os.O_APPEND), 'ab', buffering=0) as stream:
         progress = _Progress(os.path.basename(archive), stream.tell(), data_set.archive_bytes)
@@ -177,7 +178,7 @@ def _check_offer(response, start, size):
     """Returns the position in the file at which a response starts.
 
     Raises:
-        errors.DataError: length or range belong to another file.
+        errors.DataError: length or range belong to a different file.
     """
     position = start if response.getcode() == 206 else 0
     if response.getcode() == 206:
@@ -206,7 +207,7 @@ class _Progress:
             console.line(f'Resuming {name} at {done / 1e6:.1f} MB.')
 
     def update(self, done):
-        """Shows that the first `done` bytes of the file are here, unless shown very recently."""
+        """Shows that `done` bytes have arrived, unless the display was updated very recently."""
         now = time.monotonic()
         tenth = 10 * done // self._total
         if self._bar and (now - self._shown_time >= 0.2 or done == self._total):

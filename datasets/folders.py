@@ -1,7 +1,7 @@
 """Finds images in one folder per class, such as `cat/1.jpg` and `dog/1.jpg`, and splits them.
 
-Folders `train/cat`, `test/cat` and so on define the split; `val` serves if there is no `test`.
-Otherwise a sixth of each class is for testing, as in CIFAR-10, drawn with a fixed seed. Deeper
+Folders `train/cat`, `test/cat` and so on define the split; `val` is used if there is no `test`.
+Otherwise a sixth of each class, drawn with a fixed seed, is for testing, as in CIFAR-10. Deeper
 folders are not searched. Links are followed, because they are the user's own.
 """
 import collections
@@ -46,7 +46,8 @@ def find(folder):
         unknown = [name for name in by_test_class if name not in by_class]
         if unknown:
             raise errors.DataError(
-                f'{test_folder} has {", ".join(unknown)}, missing from {train_folder}')
+                f'{test_folder} has {", ".join(unknown)}, missing from {train_folder}: add them '
+                'there, or remove them')
         train = [by_class[name] for name in classes]
         test = [by_test_class.get(name, []) for name in classes]
         skipped += [entry.path for entry in _visible(folder)

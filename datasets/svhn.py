@@ -121,4 +121,4 @@ def _check(pixels, labels):
     if pixels.dtype != np.uint8 or pixels.shape != expected or len(labels) == 0:
         raise ValueError(f'X is {pixels.dtype} {pixels.shape}; expected uint8 {expected}')
     if not np.isin(labels, np.arange(1, 11)).all():
-        raise ValueError('y has other labels than 1 to 10')
+        raise ValueError('y has labels other than 1 to 10')

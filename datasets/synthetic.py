@@ -21,7 +21,7 @@ _SIDE = 32
 _IMAGES_PER_BLOCK = 1000  # Limits the memory for the noise to about 25 MB.
 _AXIS = np.arange(_SIDE, dtype=np.float32) - (_SIDE - 1) / 2  # Coordinates of rows and columns.
 
-# If two forms share an image, each is two thirds as large, and a pixel closer to the other one than
+# Two forms in one image are each two thirds as large. Each is a pixel closer to the other one than
 # the centre of its half, so that the crop cuts off less of it.
 _SMALL = np.float32(1.5)
 _UPPER_ROWS = _SMALL * (_AXIS[:_SIDE // 2] + 7)
@@ -45,7 +45,7 @@ def draw(count, num_classes, seed, label_bytes=1):
         count: number of records.
         num_classes: labels are 0 to `num_classes` - 1; at most the number of `FORMS` or, with two
             label bytes, of pairs of `FORMS`.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
         label_bytes: 1: the label is the index of the form. 2: the first byte is the upper form; the
             second, the label, is ten times the upper form plus the lower form.
 

@@ -30,11 +30,11 @@ class DataSet:
         test_files: the same for evaluation.
         classes: names of the classes; a label is an index into them.
         label_bytes: number of bytes before the pixels.
-        label_index: index of the label among them.
-        url: of the archive; None if `synthetic.py` draws the files.
+        label_index: index of the label among those bytes.
+        url: URL of the archive; None if `synthetic.py` generates the files.
         archive_bytes: size of the archive in bytes.
         sha256: checksum of the archive, in hexadecimal.
-        learning_rate: initial rate for the tutorial's network and those that share its recipe;
+        learning_rate: initial rate for the tutorial's network and networks that share its recipe;
             None means the tutorial's rate, 0.1.
     """
 
@@ -119,7 +119,7 @@ class DataSet:
     def _remedy(self, folder):
         if os.path.isabs(self.folder):
             return 'Restore the file, or recreate the data set with cifar10_convert.py.'
-        action = 'download' if self.url else 'redraw'
+        action = 'download' if self.url else 'regenerate'
         return f'Restore the file, or move {folder} away and run again to {action} the data set.'
 
 
@@ -161,9 +161,9 @@ CIFAR100 = DataSet(
     archive_bytes=168513733,
     sha256='58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec')
 
-# For the drawn images. At the tutorial's 0.1, the loss sometimes jumps to 2 or more late in a run
+# For synthetic images. At the tutorial's 0.1, the loss sometimes jumps to 2 or more late in a run
 # of 300 steps, and not every run recovers in time. At 0.03, it still jumps, but the weights move
-# less and their averages barely move, so that precision hardly suffers.
+# less and their averages barely move, so precision hardly suffers.
 _GENTLE = 0.03
 
 SYNTHETIC = DataSet(

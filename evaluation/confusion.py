@@ -1,7 +1,7 @@
 """Shows a confusion matrix: recall and precision per class, as text, summaries and a picture.
 
 In all functions, `confusion` is int [classes, classes], the number of images of each label (row)
-with each prediction (column), and `names` are those of the classes.
+with each prediction (column), and `names` are the names of the classes.
 """
 import io
 
@@ -16,7 +16,7 @@ _DARKEST = np.array([8.0, 48.0, 107.0])  # Red, green and blue of a fraction of 
 
 
 def shares(confusion):
-    """Returns recall and precision of each class.
+    """Computes recall and precision of each class.
 
     Returns:
         recall: float [classes], the fraction of a class's images that were classified correctly;
@@ -46,7 +46,7 @@ def _share(value):
 
 
 def matrix(confusion, names):
-    """Returns the matrix as text; if it is too wide, a text that points to a picture of it."""
+    """Returns the matrix as text or, if it is too wide, a note on where to see it."""
     numbers = [str(k) for k in range(len(names))]
     heads = [f'{number:>{len(numbers[-1])}} {name}' for number, name in zip(numbers, names)]
     left = max(map(len, heads))

@@ -14,7 +14,7 @@ from runs import checkpoints
 
 # The result of an evaluation:
 #   precision: float, the fraction of images whose top prediction is their label (precision @ 1)
-#   correct, total: int, the numbers of images behind it
+#   correct, total: int, the number of correctly classified images, and of all images
 #   confusion: int64 [classes, classes], number of images by label (row) and prediction (column)
 #   step: int, the global step of the checkpoint; None without a checkpoint
 #   summary: a serialised `Summary` of the first batch, or None
@@ -22,7 +22,7 @@ Result = collections.namedtuple('Result', 'precision correct total confusion ste
 
 
 class Evaluation:
-    """The graph that evaluates one set of images: `run` it on checkpoints, or `count` with values.
+    """The graph that evaluates a set of images: `run` it on checkpoints, or `count` with values.
 
     Attributes:
         graph: a `tf.Graph` of its own.
@@ -35,10 +35,9 @@ class Evaluation:
 
         Args:
             eval_data: 'test'; or undistorted training images: 'train_eval' for all, 'held_out' for
-                every tenth, those that `--validate_on=held_out` excludes from training.
+                the tenth that `--validate_on=held_out` excludes from training.
             use_moving_averages: whether `run` uses the moving averages.
-            num_examples: number of images to count, from the first. None, or more than the set has,
-                means all.
+            num_examples: maximum number of images to count, from the first; None for all.
 
         Raises:
             FileNotFoundError: a record file is missing.
@@ -47,7 +46,7 @@ class Evaluation:
         self._use_moving_averages = use_moving_averages
         self._advice = (
             '--use_moving_averages=false evaluates the raw weights' if use_moving_averages else
-            'Name the folder of another run')
+            'Choose another run')
         use_test_set, held_out = eval_data == 'test', eval_data == 'held_out'
         self.size = cifar10.num_held_out() if held_out else cifar10.num_examples(use_test_set)
         if not self.size:
@@ -70,7 +69,7 @@ class Evaluation:
 
     @property
     def whole(self):
-        """Whether all images of the set count."""
+        """Whether all images of the set are counted."""
         return self.total == self.size
 
     def run(self, checkpoint, summarise=False):
@@ -97,9 +96,9 @@ class Evaluation:
         """Evaluates values that another session holds.
 
         Args:
-            values: dictionary from name of a variable or average to array; may have others.
+            values: dictionary from name of a variable or average to array; other items are ignored.
             use_moving_averages: whether to use the moving averages.
-            caught: list of caught signals; the evaluation stops once it has one.
+            caught: list of caught signals; the evaluation stops when one is added.
 
         Returns:
             A `Result` without step and summary; None if a signal stopped the evaluation.
@@ -136,7 +135,7 @@ class Evaluation:
             except tf.errors.OutOfRangeError as error:
                 raise errors.DataError(
                     f'{cifar10.data_folder()} had at least {self.total} images at the start and '
-                    f'has {total} now: start again to count those') from error
+                    f'has {total} now: run the same command again to count these') from error
             cells = results['cells'][:self.total - total]
             confusion += np.bincount(cells, minlength=len(confusion))
             total += len(cells)

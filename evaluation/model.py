@@ -42,7 +42,7 @@ def checkpoint():
     latest = checkpoints.latest(folder())
     if latest is None:
         advice = ('train with --validate_every, or leave out --best' if FLAGS.best else
-                  'train first, or name the folder of a run with --checkpoint_dir')
+                  'train first, or choose another --checkpoint_dir')
         raise app.UsageError(f'No checkpoint in {folder()}: {advice}')
     return latest
 
@@ -54,7 +54,7 @@ def check_run():
         The run's settings, see `folder.check_run`; None without `run.json`.
 
     Raises:
-        app.UsageError: the run is of another network or data set.
+        app.UsageError: the run has a different network or data set.
     """
     return run_folder.check_run(FLAGS.checkpoint_dir, FLAGS.net, cifar10.data_set(),
                                 'pass those flags, or choose another --checkpoint_dir')
@@ -105,22 +105,22 @@ class Model:
         """A session with the values of a checkpoint, averaged if `--use_moving_averages`.
 
         Args:
-            path: of the checkpoint, without `.index`.
+            path: path of the checkpoint, without `.index`.
 
         Raises:
             app.UsageError, checkpoints.Unreadable: see `load`.
         """
         with tf.Session(graph=self.graph, config=startup.session_config()) as session:
             self.load(path, session, FLAGS.use_moving_averages,
-                      'Name its network and data with --net and --dataset, or use the raw weights '
-                      'with --use_moving_averages=false')
+                      "Pass the run's --net and --dataset, or use the raw weights with "
+                      '--use_moving_averages=false')
             yield session
 
     def load(self, path, session, use_moving_averages, advice):
         """Sets the variables to the values in a checkpoint.
 
         Args:
-            path: of the checkpoint, without `.index`.
+            path: path of the checkpoint, without `.index`.
             session: the session that holds the variables.
             use_moving_averages: whether to use the moving averages.
             advice: what the user can do if the checkpoint does not fit; ends the error's message.
@@ -135,7 +135,7 @@ class Model:
         """Sets the variables to values from elsewhere.
 
         Args:
-            values: dictionary from name of a variable or average to array; may have others.
+            values: dictionary from name of a variable or average to array; other items are ignored.
             session: the session that holds the variables.
             use_moving_averages: whether to use the moving averages.
         """

@@ -21,7 +21,7 @@ def require_matplotlib():
         app.UsageError: Matplotlib is not installed.
         OSError: Matplotlib cannot write its cache.
     """
-    logging.getLogger('matplotlib').setLevel(logging.ERROR)  # Not about its cache folders.
+    logging.getLogger('matplotlib').setLevel(logging.ERROR)  # It warns about its cache folders.
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -36,7 +36,7 @@ def grid(stream, rows, title, row_names=None):
         stream: binary stream or path.
         rows: list of rows, each a list of (image, name): float [height, width, 3], 0 to 1, and the
             text above it or None.
-        title: of the picture.
+        title: title of the picture.
         row_names: text to the left of each row, or None.
     """
     columns = max(map(len, rows))

@@ -1,5 +1,4 @@
-"""Validation during training: the error on images that are not trained on, and the best checkpoint.
-"""
+"""Validation during training: the error on images not trained on, and the best checkpoint."""
 import collections
 import datetime
 
@@ -28,7 +27,7 @@ class Validation:
             train_dir: folder of the run, for the folder `best`.
             variables: list of the variables in a checkpoint.
             images: 'test' or 'held_out', see `counting.Evaluation`.
-            caught: list of caught signals; a validation stops once it has one.
+            caught: list of caught signals; a validation stops when one is added.
 
         Raises:
             FileNotFoundError: a record file is missing.

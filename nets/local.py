@@ -18,7 +18,7 @@ _WEIGHT_DECAY = 0.004
 
 
 def layer(net, name, filters, summarise):
-    """3x3 locally connected layer with ReLU; height and width are kept.
+    """3x3 locally connected layer with ReLU; keeps height and width.
 
     Adds its weight decay, 0.004 |weights|^2 / 2, to the collection `losses`.
 

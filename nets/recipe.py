@@ -1,4 +1,4 @@
-"""What a recipe is: a network, and everything that its training takes from it."""
+"""The definition of a recipe: a network and how to train it."""
 import dataclasses
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ class Recipe:
         optimizer: function from the learning rate to a `tf.train.Optimizer`.
         batch_size: default of `--batch_size`.
         epochs: length of the training if `--max_steps` is not given; None for that flag's default.
-        validate_every: default of `--validate_every`, in epochs; 0 is never.
+        validate_every: default of `--validate_every`, in epochs; 0 means never.
     """
 
     name: str

@@ -48,7 +48,7 @@ def inference(images, num_classes, training, dtype=tf.float32):
         float32 [batch, num_classes], unnormalised logits.
 
     Raises:
-        ValueError: the images have another size.
+        ValueError: the images have a different size.
     """
     if images.shape.as_list()[1:] != [table.HEIGHT, table.WIDTH, table.DEPTH]:
         raise ValueError(f'images have shape {images.shape}; expected '
@@ -97,7 +97,7 @@ def _unit(net, name, conv, activation, pool=False):
 
 
 def _conv(net, name, size, filters, training):
-    """Convolution without a bias, then batch norm; `size` is that of the kernel.
+    """Convolution without a bias, then batch norm; `size` is the kernel's.
 
     float [batch, height, width, channels] -> float [batch, height, width, filters].
     """
@@ -156,7 +156,7 @@ def _weights(shape):
 
 # The random numbers for the augmentation of a batch:
 #   angles: float32 [batch], counterclockwise rotation in radians
-#   flips: bool [batch], whether to mirror left and right before
+#   flips: bool [batch], whether to mirror left and right before rotating
 Augmentation = collections.namedtuple('Augmentation', 'angles flips')
 
 

@@ -49,7 +49,7 @@ def require():
 
 
 def line(text):
-    """Prints a line, in place of any progress that is shown."""
+    """Prints a line, replacing the progress line."""
     global _progress_shown
     _show((_CLEAR if _progress_shown else '') + printable(text))
     _progress_shown = False
@@ -63,7 +63,7 @@ def note(text):
 
 
 def end():
-    """Keeps the progress that is shown: other output starts on the next line."""
+    """Keeps the progress line: other output starts on the next one."""
     global _progress_shown
     if _progress_shown:
         _show('')
@@ -87,7 +87,7 @@ def progress(text, keep=False):
 
 def shows_progress():
     """Whether standard output is a terminal on which `progress` can draw."""
-    # mpirun, when it has no terminal, gives its children one without columns.
+    # Without a terminal, mpirun gives its children a pseudo-terminal of 0 columns.
     return sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
 
 
@@ -107,7 +107,7 @@ def _show(text, end='\n'):
 
 
 def printable(text, stream=None):
-    """Returns text with "?" for each control character and each that cannot be encoded.
+    """Returns text with "?" for each control character and each character that cannot be encoded.
 
     Args:
         text: str; may contain surrogates, which stand for undecodable bytes of a file name.

@@ -87,7 +87,7 @@ def open_own(path, flags=0, mode=_FILE_MODE):
     """Opens or creates a file for reading and writing; returns its descriptor.
 
     For files with fixed names, such as locks: another user who knows the name must not be able to
-    redirect our writes. `flags` are further ones of `os.open`; permissions beyond `mode` are
+    redirect our writes. `flags` are added to those of `os.open`; permissions beyond `mode` are
     removed.
 
     Raises:
@@ -114,7 +114,7 @@ def locked(path, waiting=None):
     The lock ends with the block or with the process, even a killed one. The file remains.
 
     Args:
-        path: of the lock file, created if missing.
+        path: the lock file, created if missing.
         waiting: line to print before waiting for another holder; None raises `Locked` instead.
 
     Raises:
@@ -195,7 +195,7 @@ def new_folder(path, flag):
     removed. If the process is killed, the next `new_folder` of the same path removes it.
 
     Args:
-        path: of the new folder; an empty folder there is replaced.
+        path: the folder to create; replaces an empty folder.
         flag: the flag or argument that names the folder, for error messages.
 
     Raises:
@@ -226,7 +226,7 @@ def new_folder(path, flag):
 
 
 def _new_partial(path, make):
-    """Creates a file or folder that will be renamed to `path`; `make` is one of those below.
+    """Creates a temporary file or folder for `path`, with `_make_file` or `_make_folder`.
 
     Returns:
         (temporary path, file descriptor whose lock keeps `_remove_leftovers` away).

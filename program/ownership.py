@@ -1,9 +1,10 @@
 """Refuses folders in which other users of the machine could tamper with our files.
 
 The rules follow Kupsch and Miller, "How to Open a File and Not Get Hacked" (2008): every folder on
-the path counts, also on the path of a link. We trust root, ourselves and, in a container, the owner
-of the volume. Where others can write, they can plant links under names that TensorFlow will write
-to, or replace our files. A sticky bit, as on /tmp, still allows planting names before we use them.
+the path counts, including those on the path of a link. We trust root, ourselves and, in a
+container, the owner of the volume. Where others can write, they can replace our files, or plant
+links under names that TensorFlow will write to. A sticky bit, as on /tmp, still allows planting
+names before we use them.
 """
 import grp
 import os

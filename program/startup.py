@@ -145,10 +145,10 @@ with contextlib.ExitStack() as _stack:
         _stack.enter_context(_quiet_unless_it_fails())
     import tensorflow.compat.v1 as tf
 if _QUIET:
-    tf.logging.set_verbosity(tf.logging.FATAL)  # It also raises what it logs as errors.
+    tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors that it logs.
 tf.disable_v2_behavior()
 threading.excepthook = _report_thread_failure
-tf.enable_resource_variables()  # Orders reads and writes, also of the global step.
+tf.enable_resource_variables()  # Orders reads and writes, including those of the global step.
 
 flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
                   'auto uses GPUs if available, cpu uses only the CPU, gpu requires a GPU.')
@@ -170,7 +170,7 @@ def run(main, modules=(), positional=None):
 
     Args:
         main: function without arguments or, with `positional`, of the list of positional arguments.
-            Its result is the exit code; None is 0.
+            Its result is the exit code; None means 0.
         modules: imported modules whose flags the script accepts besides its own.
         positional: the positional arguments, as the usage names them: 'IMAGE...' for at least one,
             'FOLDER DATA_DIR' for exactly two, None for flags only. Flags may be mixed with them.
@@ -224,7 +224,7 @@ def _show_help():
 
 
 def _check_values():
-    """Rejects values that absl accepts: empty ones, as of an unset shell variable, and NaN.
+    """Rejects values that absl accepts: empty ones, as from an unset shell variable, and NaN.
 
     Raises:
         flags.ValidationError: names the flag.

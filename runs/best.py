@@ -15,7 +15,7 @@ from runs import parameters
 class Best:
     """The best checkpoint of a run by the error of its moving averages.
 
-    The averages, because `--best` evaluates, predicts with and exports them by default.
+    The averages decide, because `--best` evaluates, predicts with and exports them by default.
     `error.json` holds the step and the errors, `params.h5` the variables.
 
     Attributes:
@@ -24,13 +24,13 @@ class Best:
     """
 
     def __init__(self, train_dir, variables, images='test'):
-        """Reads what earlier starts left.
+        """Reads the result of earlier starts.
 
         Args:
             train_dir: folder of the run.
             variables: list of the variables in a checkpoint.
-            images: 'test' or 'held_out', the images that the errors are measured on. A best
-                checkpoint by the error on other images does not count.
+            images: 'test' or 'held_out', the images that the errors are measured on. Ignores a best
+                checkpoint that was chosen on other images.
         """
         self._images = images
         self._folder = os.path.join(train_dir, names.BEST)
@@ -62,7 +62,7 @@ class Best:
             step: the global step.
             values: dictionary from name to value of the same variables.
             error: float, 0 to 1, of the raw weights.
-            averaged_error: the same of the moving averages.
+            averaged_error: the same for the moving averages.
         """
         if averaged_error >= self.error:
             return

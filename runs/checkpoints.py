@@ -17,11 +17,11 @@ _STEPS = 2 ** 63  # Steps are int64.
 def latest(folder, report=True):
     """Path of the newest intact checkpoint in a folder, without `.index`.
 
-    The file `checkpoint` names the newest. If that one is damaged, the intact one with the highest
-    step counts, and a line reports it. Nothing is removed.
+    The file `checkpoint` names the newest. If that one is damaged, uses the intact one with the
+    highest step, and prints a line. Nothing is removed.
 
     Args:
-        folder: of the checkpoints; may be missing.
+        folder: folder of the checkpoints; may be missing.
         report: whether to print that line.
 
     Returns:
@@ -50,8 +50,8 @@ def latest(folder, report=True):
 def candidates(folder):
     """Paths of a folder's checkpoints: the one that the file `checkpoint` names, then by step.
 
-    That file may hold absolute paths, which are outdated after the run was copied or moved. So only
-    the file name counts, and the checkpoint is looked for in this folder.
+    That file may hold absolute paths, which are wrong after the run was copied or moved. So only
+    the file name is used, and the checkpoint is looked for in this folder.
     """
     try:
         found = os.listdir(folder)
@@ -76,7 +76,7 @@ def watch(folder, seconds):
     Unlike `tf.train.checkpoints_iterator`, it skips damaged ones.
 
     Args:
-        folder: of the checkpoints; may be missing at first.
+        folder: folder of the checkpoints; may be missing at first.
         seconds: minimum time between two checkpoints.
 
     Raises:
@@ -136,11 +136,11 @@ def fault(path):
 
 
 def read(path, names=None):
-    """Values that a checkpoint holds.
+    """The values in a checkpoint.
 
     Args:
-        path: of the checkpoint, without `.index`.
-        names: of the variables to read, in order; by default all. Missing ones are left out.
+        path: path of the checkpoint, without `.index`.
+        names: names of the variables to read, in order; by default all. Missing ones are left out.
 
     Returns:
         Dictionary from name to array.
@@ -162,7 +162,7 @@ def step(path):
     """The global step of a checkpoint, an int. The original multi-GPU script stored a float.
 
     Args:
-        path: of the checkpoint, without `.index`.
+        path: path of the checkpoint, without `.index`.
 
     Raises:
         app.UsageError: `global_step` is missing or not a whole number.
@@ -183,7 +183,7 @@ def _check_step(path, value):
         found = f'{value}'
     else:
         return
-    raise app.UsageError(f'{path} has a global_step {found}, expected a whole number of at least '
+    raise app.UsageError(f'{path} has a global_step {found}; expected a whole number of at least '
                          '0: it is not a checkpoint of a training run')
 
 
@@ -232,7 +232,7 @@ class Loader:
         """Assigns values.
 
         Args:
-            values: dictionary from name to array; may have further items.
+            values: dictionary from name to array; other items are ignored.
             variables: dictionary from name to variable; all variables belong to this loader.
             session: the session that holds the variables.
         """
@@ -247,7 +247,7 @@ def values_for(path, variables, advice):
     Other values in the checkpoint are ignored.
 
     Args:
-        path: of the checkpoint, without `.index`.
+        path: path of the checkpoint, without `.index`.
         variables: dictionary from name in the checkpoint to variable.
         advice: what the user can do if the checkpoint is unusable; ends the error's message.
 
@@ -255,7 +255,7 @@ def values_for(path, variables, advice):
         Dictionary from name in the checkpoint to array.
 
     Raises:
-        app.UsageError: variables are missing in the checkpoint, have another shape or are not
+        app.UsageError: variables are missing in the checkpoint, have a different shape or are not
             finite there, or `global_step` is not a step. The message names all of them.
         Unreadable: see `read`.
     """
@@ -272,7 +272,8 @@ def values_for(path, variables, advice):
     broken = [name for name in values
               if not (np.all(np.isfinite(values[name])) and np.all(np.isfinite(converted[name])))]
     if broken:
-        raise app.UsageError(f'{path} is unusable: not finite: {", ".join(broken)}. {advice}')
+        raise app.UsageError(
+            f'{path} has values that are not finite: {", ".join(broken)}. {advice}')
     return converted
 
 
@@ -281,8 +282,8 @@ def _misfit(name, value, shape):
     if value is None:
         return f'{name} is missing'
     if list(value.shape) != shape:
-        return f'{name} has shape {list(value.shape)}, expected {shape}'
+        return f'{name} has shape {list(value.shape)}; expected {shape}'
     if not _holds_numbers(value):
-        return f'{name} has type {_type(value)}, expected numbers'
+        return f'{name} has type {_type(value)}; expected numbers'
     return None
 

@@ -19,7 +19,8 @@ _GLOB_CHARACTERS = frozenset('*?[\\')
 def held(folder):
     """Creates a run's folder if necessary, and locks it against other trainers.
 
-    The lock ends with the process, however that ends. Its file stays and holds the process ID.
+    The lock ends with the process, however the process ends. The lock file stays and holds the
+    process ID.
 
     Args:
         folder: path of the folder.
@@ -119,14 +120,14 @@ def check_run(folder, net, data_set, advice):
         folder: path of the folder.
         net: name of the network.
         data_set: a `table.DataSet`. Its classes may have been renamed since, but a label must not
-            have the name that another label had: it would mean another class.
+            have the name that another label had: it would mean a different class.
         advice: what the user can do otherwise; ends the error's message.
 
     Returns:
         The run's settings, a dictionary; None without `run.json`.
 
     Raises:
-        app.UsageError: the run is of other data or another network, or `run.json` is damaged.
+        app.UsageError: the run has a different network or data set, or `run.json` is damaged.
         OSError: the file cannot be read.
     """
     path = os.path.join(folder, names.RUN)
@@ -140,7 +141,7 @@ def check_run(folder, net, data_set, advice):
     for field, (fits, expected) in _RUN_FIELDS.items():
         if not fits(run.get(field)):
             raise app.UsageError(
-                f'{path} is damaged: "{field}" is {small_files.shown(run.get(field))}, expected '
+                f'{path} is damaged: "{field}" is {small_files.shown(run.get(field))}; expected '
                 f'{expected}. Remove it to continue, or {advice}')
     earlier = run['net'], run['dataset']
     if earlier != (net, data_set.name):

@@ -37,8 +37,8 @@ class Metrics:
         `metrics.csv.old`, `metrics.csv.old.1` and so on.
 
         Args:
-            folder: of the run.
-            step: at which the run starts.
+            folder: folder of the run.
+            step: the step at which the run starts.
         """
         self._path = os.path.join(folder, names.METRICS)
         rows, others = _read_lines(self._path)

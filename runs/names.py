@@ -3,7 +3,7 @@ import re
 
 from program import files
 
-RUN = 'run.json'  # What the run is: network, data set, settings.
+RUN = 'run.json'  # Network, data set and settings of the run.
 METRICS = 'metrics.csv'
 PARAMETERS = 'params.h5'
 BEST = 'best'  # Folder of the best validated checkpoint,

@@ -13,7 +13,7 @@ def write(path, values, trainable):
     `global_step` is the number of steps. The state of the optimizer is left out.
 
     Args:
-        path: of the file.
+        path: path of the file.
         values: dictionary from a variable's name to an array; includes `global_step`.
         trainable: names of the trainable variables.
     """
@@ -35,7 +35,7 @@ def write(path, values, trainable):
 
 
 def step(path):
-    """The global step of a file of `write`; None if it is missing or damaged."""
+    """The global step in a file from `write`; None if the file is missing or damaged."""
     import h5py
     try:
         with h5py.File(path) as stream:

@@ -31,7 +31,7 @@ def test_step_of_any_type(tmp_path, dtype):
     (np.bool_(True), 'of type bool'), (np.complex64(1), 'of type complex64')])
 def test_an_invalid_step(tmp_path, value, found):
     path = _save(tmp_path / 'a', global_step=value)
-    message = f'{path} has a global_step {found}.*, expected a whole number of at least 0'
+    message = f'{path} has a global_step {found}.*; expected a whole number of at least 0'
     with pytest.raises(app.UsageError, match=message):
         checkpoints.step(path)
     if value.shape == () and value.dtype.kind in 'iuf':  # As a training session loads it.
@@ -62,7 +62,7 @@ def test_the_error_names_all_variables_that_do_not_fit(tmp_path):
     with pytest.raises(app.UsageError) as error:
         checkpoints.values_for(path, variables, 'Do this.')
     assert str(error.value) == (
-        f'{path} does not fit this network: v is missing; w has shape [2, 3], expected [3, 2]. '
+        f'{path} does not fit this network: v is missing; w has shape [2, 3]; expected [3, 2]. '
         'Do this.')
 
 
@@ -80,8 +80,8 @@ def test_values_that_are_not_numbers_are_refused(tmp_path):
     with pytest.raises(app.UsageError) as error:
         checkpoints.values_for(path, variables, 'Do this.')
     assert str(error.value) == (
-        f'{path} does not fit this network: v has type string, expected numbers; w has type '
-        'complex64, expected numbers; x has type bool, expected numbers. Do this.')
+        f'{path} does not fit this network: v has type string; expected numbers; w has type '
+        'complex64; expected numbers; x has type bool; expected numbers. Do this.')
 
 
 @pytest.mark.filterwarnings('error')

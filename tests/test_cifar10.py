@@ -238,7 +238,7 @@ def test_float16_gradients_are_scaled():
 
 
 def test_images_of_another_size_are_refused():
-    with pytest.raises(ValueError, match=r'\(7, 32, 32, 3\), expected \[batch, 24, 24, 3\]'):
+    with pytest.raises(ValueError, match=r'\(7, 32, 32, 3\); expected \[batch, 24, 24, 3\]'):
         cifar10.inference(tf.zeros([7, 32, 32, 3]))
 
 

@@ -99,7 +99,7 @@ def test_run_once_without_a_checkpoint_downloads_nothing(tmp_path):
     assert done.returncode == 1
     assert done.stdout == ''
     assert done.stderr == (f'cifar10_eval.py: No checkpoint in {tmp_path}/train: train first, or '
-                           'name the folder of a run with --checkpoint_dir\n')
+                           'choose another --checkpoint_dir\n')
     assert list(tmp_path.iterdir()) == []
 
 

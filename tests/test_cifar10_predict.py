@@ -190,7 +190,7 @@ def test_a_saved_model_of_another_program(pictures_, tmp_path):
         one = tf.placeholder(tf.float32, [None])
         tf.saved_model.simple_save(session, str(tmp_path / 'model'), {'x': one}, {'y': 2 * one})
     with flagsaver.flagsaver(saved_model=str(tmp_path / 'model')), pytest.raises(
-            app.UsageError, match='is not a SavedModel of cifar10_export.py: its signature lacks'):
+            app.UsageError, match='has no signature of images and probabilities: export one'):
         cifar10_predict.predict(pictures_)
 
 

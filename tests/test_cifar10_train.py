@@ -31,7 +31,7 @@ def test_the_scripts_work_as_a_user_runs_them(tmp_path):
     assert trained.returncode == 0, trained.stderr
     assert trained.stderr == ''
     lines = trained.stdout.splitlines()
-    assert lines[0] == f'Drawing the synthetic images in {tmp_path}/data.'
+    assert lines[0] == f'Generating the synthetic images in {tmp_path}/data.'
     assert lines[1] == 'Filling queue with 4000 synthetic images before starting to train.'
     assert [bool(outcomes.LINE.fullmatch(line)) for line in lines[2:4]] == [True, True]
     assert lines[4:] == [f'Saved step 11 in {tmp_path}/train.']
@@ -122,7 +122,7 @@ def test_training_and_evaluation_start_together_on_an_empty_folder(tmp_path):
     evaluate.send_signal(signal.SIGINT)
     evaluate.communicate(timeout=spawn.PATIENCE)
     assert evaluate.returncode == 130
-    assert out.count('Drawing the synthetic images') == 1
+    assert out.count('Generating the synthetic images') == 1
     assert 'precision @ 1' in out
 
 

@@ -107,7 +107,7 @@ def test_the_first_host_of_the_hostfile(monkeypatch, tmp_path, text):
     ({'PMI_SIZE': '1'}, {}, None),
     ({'PMI_RANK': '1', 'PMI_SIZE': '4'}, {}, "this mpirun is not Open MPI's"),
     ({**MPI, 'PMI_SIZE': '4'}, {'coordinator': 'a'}, '"a" is not HOST:PORT'),
-    ({'TF_CONFIG': '{"cluster": 1}'}, {}, 'has cluster 1 and task null, expected objects'),
+    ({'TF_CONFIG': '{"cluster": 1}'}, {}, 'has cluster 1 and task null; expected objects'),
     (tf_config('worker', 2, worker=['a:1']), {},
      'task 2 is not in TF_CONFIG, which lists 1 of "worker"'),
     (tf_config('evaluator', 0, worker=['a:1'], evaluator=['b:1']), {}, 'of "evaluator" among'),

@@ -364,7 +364,7 @@ def block(name, port, drops):
     """Blocks TCP packets from a network namespace to a port.
 
     Args:
-        name: of the namespace.
+        name: name of the namespace.
         port: int.
         drops: whether packets vanish; otherwise the sender gets an error.
     """

@@ -102,7 +102,7 @@ def test_a_checkpoint_that_does_not_fit_names_the_variables(noisy, tmp_path):
         path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
     with pytest.raises(app.UsageError) as error:
         counting.Evaluation(use_moving_averages=False).run(path)
-    assert 'network: conv2/biases has shape [3], expected [64]. Name' in str(error.value)
+    assert 'network: conv2/biases has shape [3]; expected [64]. Choose' in str(error.value)
     with pytest.raises(app.UsageError) as error:
         counting.Evaluation().run(path)
     assert str(error.value).count('ExponentialMovingAverage is missing') == 10

@@ -141,13 +141,13 @@ def test_a_folder_best_that_is_a_link_is_not_followed(tmp_path):
 @pytest.mark.parametrize('text, words', [
     ('[' * 200000, 'is not JSON: nested too deeply'), ('[]', r'holds \[\]; expected a JSON object'),
     ((1 << 20) * ' ' + '{}', 'is larger than 1 MB'), (b'\xff', 'is not text in UTF-8'),
-    ('9' * 5000, 'is not JSON'), ('{}', '"net" is null, expected the name of a network'),
+    ('9' * 5000, 'is not JSON'), ('{}', '"net" is null; expected the name of a network'),
     ({'net': []}, r'"net" is \[\]'), ({'net': 'a\x1b[2J'}, r'"net" is "a\\u001b\[2J"'),
     ({'net': 1000 * 'a'}, '"net" is "a'), ({'dataset': {}}, '"dataset" is {}'),
-    ({'settings': []}, r'"settings" is \[\], expected an object'),
+    ({'settings': []}, r'"settings" is \[\]; expected an object'),
     ({'settings': {'examples_per_step': 'x\ny'}}, '"settings" is '),
     ({'settings': {'examples_per_step': 1e999}}, '"settings" is '),
-    ({'classes': 'cat'}, '"classes" is "cat", expected a list of names'),
+    ({'classes': 'cat'}, '"classes" is "cat"; expected a list of names'),
     ({'classes': [['cat']]}, '"classes" is')])
 def test_a_damaged_run_json(tmp_path, text, words):
     path = tmp_path / 'run.json'

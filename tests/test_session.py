@@ -263,7 +263,7 @@ def test_profile_of_a_step_that_is_not_made_prints_one_line(half_bright, capsys)
     with flagsaver.flagsaver(profile=10):
         cifar10_train.train()
     assert capsys.readouterr().out.count(
-        'Step 10 will not be traced: this run makes steps 0 to 9.\n') == 1
+        'Step 10 will not be traced: this run covers steps 0 to 9.\n') == 1
     assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
 
 

@@ -1,7 +1,7 @@
-"""What happens in a training session besides the steps: hooks, each for one thing.
+"""The hooks of a training session: everything besides the steps, one task per hook.
 
-Arguments that several of them take: `steps`, the `StepCounter`, which precedes them in the list of
-hooks; `pace`, the `Pace`; `folder`, the path of the run's folder; `loss`, float [].
+Common arguments: `steps`, the `StepCounter`, which precedes the others in the list of hooks;
+`pace`, the `Pace`; `folder`, the path of the run's folder; `loss`, float [].
 """
 import datetime
 import os
@@ -102,7 +102,7 @@ class DataHook(tf.train.SessionRunHook):
             console.line(f'Record files in {self._folder} changed; all of them are valid.')
 
     def _states(self):
-        """What changes with a file: inode, size and time of each, None for a missing one."""
+        """Inode, size and modification time of each file; None for a missing one."""
         return [(found.st_ino, found.st_size, found.st_mtime_ns) if found else None
                 for found in (_stat(os.path.join(self._folder, name))
                               for name in self._data_set.files)]
@@ -176,7 +176,7 @@ class SummaryHook(tf.train.SessionRunHook):
     def after_run(self, run_context, run_values):
         if run_values.results is not None:
             self._writer.add_summary(run_values.results, self._steps.made - 1)
-            files.flush(self._writer, self._folder)  # For TensorBoard, and in case of a kill.
+            files.flush(self._writer, self._folder)  # For TensorBoard, and in case we are killed.
 
 
 class ProfileHook(tf.train.SessionRunHook):
@@ -194,7 +194,7 @@ class ProfileHook(tf.train.SessionRunHook):
 
     def after_create_session(self, session, coord):
         if not self._steps.made <= self._traced_step < self._max_steps:
-            console.line(f'Step {self._traced_step} will not be traced: this run makes steps '
+            console.line(f'Step {self._traced_step} will not be traced: this run covers steps '
                          f'{self._steps.made} to {self._max_steps - 1}.')
 
     def before_run(self, run_context):
@@ -235,13 +235,8 @@ class MetricsHook(tf.train.SessionRunHook):
     """Writes the rows of `metrics.csv`: every hundred steps, at validations and checkpoints."""
 
     def __init__(self, steps, pace, loss, error, rate, folder):
-        """Makes the hook.
-
-        Args:
-            error: float [], fraction of wrong predictions in the batch; None if unknown.
-            rate: float [], the learning rate; None if unknown.
-            steps, pace, loss, folder: see the module.
-        """
+        """`error` is the fraction of wrong predictions in the batch, and `rate` the learning rate,
+        both float []; None if unknown."""
         self._steps = steps
         self._pace = pace
         values = {'training_loss': loss, 'training_error': error, 'learning_rate': rate}
@@ -387,9 +382,8 @@ class SaveListener(tf.train.CheckpointSaverListener):
     def begin(self):
         """Builds the check as one tensor, bool [variables].
 
-        One tensor, because TensorFlow optimises the whole graph again for everything new that a
-        session fetches: a second or more. In the graph, because copies of all variables in Python
-        take memory.
+        One tensor, because TensorFlow optimises the whole graph again for each new fetch, which
+        takes a second or more. In the graph, because copies of all variables in Python take memory.
         """
         self._checked = [variable for variable in self._variables if variable.dtype.is_floating]
         with tf.device('/cpu:0'), tf.name_scope('check_finite'):

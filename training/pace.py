@@ -12,7 +12,7 @@ class Pace:
         examples_per_step: number of images per step, over all towers and workers.
         examples_per_epoch: number of training images.
         max_steps: number of steps of the run.
-        validate_every: number of epochs between validations; 0 is never.
+        validate_every: number of epochs between validations; 0 means never.
     """
 
     examples_per_step: int

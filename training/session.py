@@ -42,7 +42,7 @@ flags.DEFINE_integer('save_checkpoint_steps', None,
                      'Steps between checkpoints, instead of --save_checkpoint_secs.',
                      lower_bound=1, upper_bound=10**9)
 flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the images '
-                     'of --validate_on; 0 is never. The default depends on --net.',
+                     'of --validate_on; 0 means never. The default depends on --net.',
                      lower_bound=0, upper_bound=10**9)
 flags.DEFINE_integer('profile', None, 'Trace this step: writes timeline-STEP.json into --train_dir '
                      "for chrome://tracing, and adds the trace to TensorBoard's graph.",
@@ -78,7 +78,7 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
         A `MonitoredSession`; `should_stop()` is true after the last step.
 
     Raises:
-        app.UsageError: `--train_dir` holds a run with other data or another network, another
+        app.UsageError: `--train_dir` holds a run with a different network or data set, another
             trainer uses it, or all of its checkpoints are damaged.
         OSError: `--train_dir` cannot be written, the disk is full, or the folder is not safe: see
             `ownership.check`.
@@ -192,7 +192,7 @@ def use_seed(rank=0, step=None):
 
     Args:
         rank: number of this worker; each worker draws its own numbers.
-        step: the `first_step` by worker 0, if this is another worker.
+        step: worker 0's `first_step`; by default this process's own.
     """
     if FLAGS.seed is not None:
         step = first_step() if step is None else step
@@ -207,7 +207,7 @@ def first_step():
 
 
 def steps_left():
-    """Whether the run in `--train_dir` has steps left to make; prints a line if not."""
+    """Whether the run in `--train_dir` has steps left; prints a line if not."""
     if FLAGS.restart:
         return True
     _check_same_run()
@@ -216,7 +216,7 @@ def steps_left():
     if latest is None or step < FLAGS.max_steps:
         return True
     if parameters.step(os.path.join(FLAGS.train_dir, names.PARAMETERS)) != step:
-        return True  # The last start ended before it wrote the last of its files.
+        return True  # The last start ended before it wrote its last file.
     console.line(f'Nothing to do: {latest} has reached --max_steps={FLAGS.max_steps}.')
     return False
 
@@ -260,7 +260,7 @@ def _check_same_run():
 
 
 def _resume(session_, saver, loader, variables):
-    """Loads the latest checkpoint, if any, and gives the saver the list of those to keep."""
+    """Loads the latest checkpoint, if any, and gives the saver the list of older ones."""
     latest = checkpoints.latest(FLAGS.train_dir)
     if latest:
         console.line(f'Resuming from {latest}.')

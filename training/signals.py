@@ -15,12 +15,13 @@ _TOGETHER = 0.25  # Seconds within which signals count as one: `timeout`, for on
 def caught():
     """Catches the first SIGINT, SIGTERM or SIGHUP; a second one ends the process at once.
 
-    Except SIGHUP as the second: the system, the shell and `console` all send it. A signal that the
-    process ignores from its start, as with `nohup` or in the background of a script, stays ignored.
-    Outside of the main thread nothing is caught, since Python allows handlers only there.
+    A second signal that is SIGHUP does not: the system, the shell and `console` all send it. A
+    signal that the process ignores from its start, as with `nohup` or in the background of a
+    script, stays ignored. Python allows handlers only in the main thread; elsewhere, nothing is
+    caught.
 
     Python runs handlers between bytecodes of the main thread, which may be in a long step, or in
-    one that hangs. So the signal's number is written to a pipe, and a thread reads it there.
+    one that hangs. So the signal's number is written to a pipe, from which a thread reads it.
 
     Yields:
         List that gets the number of the caught signal.

@@ -8,13 +8,13 @@ FLAGS = flags.FLAGS
 
 
 class Solo:
-    """What a training session asks of its team; `workers.team.Team` answers for several workers.
+    """What a training session calls on its team; `workers.team.Team` is a team of several workers.
 
     Attributes:
         rank: number of this worker.
         size: number of workers.
         leads: whether this is worker 0, which alone prints, validates and saves.
-        signals: list of signals that stopped the team, although this worker caught none.
+        signals: list of signals that stopped the team, caught by other workers.
     """
 
     rank, size, leads, signals = 0, 1, True, ()
@@ -33,8 +33,8 @@ class Solo:
         return gradients
 
     def serve(self):
-        """Returns the target for sessions, and their `tf.ConfigProto`; call it when the graph is
-        built."""
+        """Returns the target and the `tf.ConfigProto` for sessions; call it after building the
+        graph."""
         return '', startup.session_config(FLAGS.log_device_placement)
 
     def hooks(self, caught):

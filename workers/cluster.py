@@ -30,7 +30,8 @@ from workers import connection
 SECRET_VARIABLE = 'CIFAR10_JOB_SECRET'
 _SHORTEST_SECRET, _LONGEST_SECRET = 16, 4096  # Characters.
 
-flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the other workers reach it.')
+flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the other workers reach it; '
+                  'separated by commas.')
 flags.DEFINE_integer('task_index', None, 'Index of this worker in --worker_hosts, from 0.',
                      lower_bound=0, upper_bound=10**6)
 flags.DEFINE_integer('num_workers', None, 'Start this number of workers on this machine.',
@@ -275,7 +276,7 @@ def _tf_config():
     if not isinstance(cluster, dict) or not isinstance(task, dict):
         raise app.UsageError(
             f'TF_CONFIG has cluster {small_files.shown(cluster)} and task '
-            f'{small_files.shown(task)}, expected objects such as '
+            f'{small_files.shown(task)}; expected objects such as '
             '{"worker": ["HOST:PORT", ...]} and {"type": "worker", "index": 0}')
     name, index = task.get('type'), task.get('index')
     jobs = [job for job in ('chief', 'master', 'worker') if job in cluster]
@@ -304,7 +305,7 @@ def _tasks(job, tasks):
         missing = [str(index) for index in range(len(tasks)) if str(index) not in tasks]
         tasks = None if missing else [tasks[str(index)] for index in range(len(tasks))]
     if not tasks or not isinstance(tasks, list) or not all(isinstance(host, str) for host in tasks):
-        raise app.UsageError(f'TF_CONFIG does not list all tasks of "{job}", expected the '
+        raise app.UsageError(f'TF_CONFIG does not list all tasks of "{job}"; expected the '
                              'HOST:PORT of each, from task 0 on')
     return tasks
 
@@ -401,7 +402,7 @@ def _number(variable, low, high):
     text = os.environ.get(variable, '')
     if not re.fullmatch('[0-9]{1,7}', text) or not low <= int(text) <= high:
         found = small_files.shown(text) if variable in os.environ else 'not set'
-        raise app.UsageError(f'{variable} is {found} in the environment, expected a number from '
+        raise app.UsageError(f'{variable} is {found} in the environment; expected a number from '
                              f'{low} to {high}')
     return int(text)
 
@@ -417,5 +418,5 @@ def _hosts_in(hostfile):
 
 
 def _port(job):
-    """A port that all workers of a job compute alike, and that another job is unlikely to share."""
+    """A port that is the same for all workers of a job, and unlikely to be that of another job."""
     return _FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS

@@ -260,7 +260,7 @@ def serve(workers, config):
 def reach_all(workers):
     """Checks that this worker can connect to the servers of all others.
 
-    TensorFlow would wait in a step for a port that a firewall blocks, in some cases for ever, and
+    If a firewall blocks a port, TensorFlow would wait for it in a step, in some cases forever, and
     never name it.
 
     Args:

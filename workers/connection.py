@@ -37,7 +37,7 @@ def reach(address, deadline=None):
 
     Args:
         address: str.
-        deadline: in the time of `time.monotonic`, if REACH_SECONDS would end later.
+        deadline: time, by `time.monotonic`, at which to give up if that is before REACH_SECONDS.
 
     Returns:
         A `Connection`.
@@ -66,8 +66,8 @@ class Connection:
 
     Attributes:
         socket: the socket.
-        heard: when data last arrived, in the time of `time.monotonic`.
-        nonce: str, random: the other side shows that it knows a secret by an HMAC of this.
+        heard: when data last arrived, by `time.monotonic`.
+        nonce: random str; the other side proves that it knows a secret by an HMAC of it.
     """
 
     def __init__(self, socket_):
@@ -114,7 +114,7 @@ class Connection:
         return messages
 
     def take(self):
-        """Yields what `receive` returns; last, if it ended, the OSError or ValueError."""
+        """Yields the objects of `receive`, then the OSError or ValueError that ended it, if any."""
         try:
             yield from self.receive()
             if self.ready:
@@ -123,7 +123,7 @@ class Connection:
             yield error
 
     def receive_one(self, deadline):
-        """Waits for the next object; later ones stay for `receive`, whose errors it raises, too."""
+        """Waits for the next object; leaves later ones to `receive`, and raises its errors."""
         while not self._messages:
             self.socket.settimeout(max(0.01, deadline - time.monotonic()))
             self._messages = self.receive()
@@ -147,7 +147,7 @@ class Connection:
 def _parse(line):
     try:
         message = json.loads(line)
-    except (ValueError, RecursionError) as error:  # Or a thousand brackets.
+    except (ValueError, RecursionError) as error:  # RecursionError: a thousand brackets.
         raise ValueError('a line is not JSON') from error
     if not isinstance(message, dict):
         raise ValueError('a line is not a JSON object')

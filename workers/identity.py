@@ -1,4 +1,4 @@
-"""Who may join a job: workers that know its secret, or without one, that connect from their hosts.
+"""Who may join a job: workers that know its secret or, without one, connect from their hosts.
 
 A proof is an HMAC of the other side's nonce and of the message. Its key is the job's secret, which
 itself is never sent.
@@ -19,7 +19,7 @@ _HELLO = {'rank': int, 'size': int, 'address': str, 'nonce': str, 'facts': dict}
 
 
 def proof(cluster, nonce, message):
-    """What shows the peer that chose the nonce that the sender knows the secret: hex digits."""
+    """Proves to the peer that chose the nonce that the sender knows the secret; hex digits."""
     key = f'{cluster.job}\n{cluster.secret}'.encode(errors='surrogateescape')
     text = json.dumps([nonce, message], sort_keys=True)
     return hmac.new(key, text.encode(), 'sha256').hexdigest()
@@ -30,12 +30,12 @@ def is_proven(cluster, nonce, message):
     rest = {name: value for name, value in message.items() if name != 'proof'}
     try:
         return hmac.compare_digest(ascii(message.get('proof')), ascii(proof(cluster, nonce, rest)))
-    except RecursionError:  # Brackets nested just little enough to be parsed.
+    except RecursionError:  # Nested deeply, but not too deeply to be parsed.
         return False
 
 
 def check(cluster, connection, hello):
-    """Raises ValueError or OSError unless this is a worker of the job, where it is expected."""
+    """Raises ValueError or OSError unless this is a worker of the job, on one of its hosts."""
     if hello.get('protocol') != PROTOCOL:
         raise ValueError(f'it does not speak {PROTOCOL}: use the same version everywhere')
     if not is_proven(cluster, connection.nonce, hello):

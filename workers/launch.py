@@ -157,8 +157,8 @@ def _wait(processes):
 def _exit_code(codes):
     """The exit code for all workers, from theirs in the order in which they ended.
 
-    The first that is not 0. But when one worker gets a signal, the others end as if by SIGTERM, so
-    the code of another regular stop takes precedence over SIGTERM's.
+    It is the first that is not 0. But when one worker gets a signal, the others end as if by
+    SIGTERM, so the code of another regular stop takes precedence over SIGTERM's.
     """
     failed = [_as_in_a_shell(code) for code in codes if code]
     first = next(iter(failed), 0)
@@ -168,7 +168,7 @@ def _exit_code(codes):
 
 
 def _as_in_a_shell(code):
-    """A process killed by a signal has the code -number in Python, and 128 + number in a shell."""
+    """Converts Python's exit code for a killed process, -signal, to a shell's, 128 + signal."""
     return code if code >= 0 else 128 - code
 
 

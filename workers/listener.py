@@ -1,4 +1,4 @@
-"""Where worker 0 accepts connections: those that stay silent, or are too many, are dropped."""
+"""Accepts connections for worker 0; drops those that stay silent, and the oldest of too many."""
 import errno
 import selectors
 import time
@@ -20,11 +20,11 @@ class Listener:
     """
 
     def __init__(self, address, **greeting):
-        """Listens at 'host:port': on loopback if the host is an address of it, else everywhere.
+        """Listens at 'host:port': on loopback if the host is 127.*, else on all interfaces.
 
         Args:
             address: str.
-            **greeting: what every new connection is sent, together with its `nonce`.
+            **greeting: message to every new connection, sent together with its `nonce`.
 
         Raises:
             OSError: the port is in use.
@@ -44,8 +44,8 @@ class Listener:
 
         Yields:
             connection: a `Connection`; if it is a new one, either `keep` or `drop` it.
-            message: dictionary that it sent; or the OSError or ValueError that ended it, if it is
-                kept. Others are dropped.
+            message: dictionary that it sent; or, for a kept connection that ended, the OSError or
+                ValueError. Others are dropped.
         """
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._socket:

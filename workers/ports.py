@@ -20,7 +20,7 @@ def reserve(port=0, host=''):
     """Reserves a port for a server that this process starts later.
 
     The socket is bound with SO_REUSEADDR, and does not listen. Linux then gives the port only to
-    those that ask for it by number, as TensorFlow's server does.
+    processes that ask for it by number, as TensorFlow's server does.
 
     Args:
         port: its number, or 0 for any free one.

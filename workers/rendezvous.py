@@ -32,18 +32,18 @@ _LEADERS_SHARE = 0.8
 
 
 def join(cluster, facts):
-    """Waits until all workers have joined, and compares what they bring.
+    """Waits until all workers have joined, and compares their facts.
 
     Args:
         cluster: a `Cluster`.
-        facts: dictionary from name to JSON value: what must be the same for all workers.
+        facts: dictionary from name to JSON value, which must be the same for all workers.
 
     Returns:
         A `watch.Meeting`. For a single worker it is made at once, without a socket.
 
     Raises:
         app.UsageError: after --start_timeout workers are missing, or some have the same index,
-            expect another number of workers, bring different facts, or have a problem; all
+            expect a different number of workers, have different facts, or report a problem; all
             workers that have joined raise the same line.
     """
     if cluster.size == 1:
@@ -55,7 +55,7 @@ def join(cluster, facts):
 
 
 def _lead(cluster, facts):
-    """Waits for the other workers; sends them either all addresses or what is wrong."""
+    """Waits for the other workers; sends them either all addresses or an error."""
     deadline = time.monotonic() + _LEADERS_SHARE * cluster.timeouts.start
     try:
         port = ports.reserve(cluster.own_port())
@@ -142,11 +142,11 @@ def _name(hello):
 
 
 class _RejectedError(ConnectionError):
-    """Worker 0 does not accept this worker, perhaps only now; the message is its reason."""
+    """Worker 0 rejects this worker, perhaps only for now; the message is its reason."""
 
 
 def _follow(cluster, facts):
-    """Connects to worker 0 until it sends all addresses or what is wrong."""
+    """Tries to join worker 0 until it sends all addresses or an error."""
     deadline = time.monotonic() + cluster.timeouts.start
     problem, reason = None, None
     try:

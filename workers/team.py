@@ -19,7 +19,7 @@ def joined(me, facts):
 
     Args:
         me: the `cluster.Cluster`. Alone, a worker meets nobody.
-        facts: dictionary from name to JSON value: what all workers must agree on.
+        facts: dictionary from name to JSON value, which must be the same for all workers.
 
     Raises:
         app.UsageError: workers are missing, or do not agree; see `rendezvous.join`.
@@ -33,18 +33,10 @@ def joined(me, facts):
 
 
 class Team(solo.Solo):
-    """What `training.session` asks of a team of several workers; see `solo.Solo`.
-
-    Create it before the graph, because some of its answers are operations.
-    """
+    """A team of several workers; see `solo.Solo`. Create it before the graph."""
 
     def __init__(self, me, peers):
-        """Makes the team.
-
-        Args:
-            me: the `cluster.Cluster`.
-            peers: the `watch.Meeting`.
-        """
+        """`me` is the `cluster.Cluster`, `peers` the `watch.Meeting`."""
         self.rank, self.size, self.leads = me.rank, me.size, me.rank == 0
         self.signals = []
         self._local_rank = me.local_rank
@@ -58,7 +50,7 @@ class Team(solo.Solo):
         return self._peers.agree(stage, facts, value)
 
     def mean_losses(self, losses):
-        """Means over all workers, also of the collection `errors`.
+        """Also averages the collection `errors`.
 
         The same reduction informs all workers of a signal that one of them caught.
         """
@@ -70,7 +62,6 @@ class Team(solo.Solo):
         return {name: means[name] for name in losses}
 
     def mean_gradients(self, gradients):
-        """Means over all workers."""
         self._layout = collectives.layout(gradients)
         return collectives.all_reduce_mean(gradients, self._group, FLAGS.bucket_mb, FLAGS.overlap)
 
@@ -82,17 +73,15 @@ class Team(solo.Solo):
         return self._server.target, config
 
     def hooks(self, caught):
-        """Hooks before all others."""
         return [_BroadcastHook(self._group, self),
                 _StopTogetherHook(self._ask_stop, self._asked_stop, caught, self.signals)]
 
     def await_servers(self):
-        """Waits until all servers listen, and checks that this worker reaches them."""
+        """Waits until all servers listen, and checks that this worker can reach them."""
         self.agree('the start', {'gradients': self._layout})
         collectives.reach_all(self._peers)
 
     def hooks_after(self, steps, pace):
-        """Hooks after all others."""
         return [_AwaitValidationHook(self, steps, pace)] if pace.validate_every else []
 
     def end(self):

@@ -36,7 +36,7 @@ class Meeting:
     """
 
     def __init__(self, rank, addresses, connections, port, timeouts):
-        """Starts to watch.
+        """Starts watching.
 
         Args:
             rank: int.
@@ -53,7 +53,7 @@ class Meeting:
         self._timeouts = timeouts
         self._changed = threading.Condition()
         self._lost, self._code = None, 1
-        self._gone = set()  # Peers from which nothing more will come.
+        self._gone = set()  # Peers that will not send anything more.
         self._over = False
         self._stages = {peer: [] for peer in connections}  # (time, message), not yet awaited.
         for connection in connections.values():
@@ -94,12 +94,12 @@ class Meeting:
 
         Raises:
             ConnectionError: facts or stages differ, a worker was lost, or is alive but did not
-                come within `timeouts.stage` seconds after the first; the message names it.
+                arrive within `timeouts.stage` seconds of the first; the message names it.
         """
         ours = {'stage': stage, 'facts': facts or {}}
         if self.rank:
             self._send_all(**ours)
-            # Worker 0 gives up earlier, and announces which worker did not come.
+            # Worker 0 gives up earlier, and announces which worker did not arrive.
             return self._await(stage, self._timeouts.stage + self.patience)[0].get('value')
         try:
             for peer, theirs in self._await(stage, self._timeouts.stage).items():
@@ -229,7 +229,7 @@ class Meeting:
             self._changed.notify_all()
 
     def _lose(self, line, code=1):
-        """Records the first loss, announces it, and ends this process if it does not end itself."""
+        """Records the first loss, announces it, and soon ends this process unless it has ended."""
         with self._changed:
             if self._lost or self._over:
                 return
