@@ -1,4 +1,4 @@
-"""What the tests share: TensorFlow 1 behaviour, parsed flags, a fresh graph, small record files,
+"""Set-up for all tests: TensorFlow 1 behaviour, parsed flags, a fresh graph, small record files and
 a trained run."""
 from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
@@ -34,11 +34,11 @@ def _fresh_graph_and_flags():
 
 @pytest.fixture
 def half_bright(tmp_path, monkeypatch):
-    """Flags for a small CIFAR-10 folder of two classes that any distortion leaves apart.
+    """Flags for a small CIFAR-10 folder of two classes that stay distinct under any distortion.
 
     Images of class 0 are bright above, those of class 1 below: 80 for training, 130 for testing.
     """
-    # At 0.1 one training of thirty diverges on batches as small as the tests' are.
+    # At a rate of 0.1, one run in thirty diverges on batches as small as these.
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.03)
     with _half_bright(tmp_path) as folder:
         yield folder

@@ -4,7 +4,7 @@ The forked process is a child of the process that asked for it, so that signals,
 IDs and parents are those of any other child. TensorFlow has never run in the forked process; only
 its import is shared. `Python` starts an ordinary process where a fork would differ from one.
 
-Run as a script, this module is the server: it forks itself when a message comes.
+Run as a script, this module is the server: it forks itself when a message arrives.
 """
 import contextlib
 import ctypes
@@ -125,7 +125,7 @@ def _set_signals(ignore):
 
 
 def _fork(request, files):
-    """Has the server fork: the process ID of the new child of this process."""
+    """Makes the server fork; returns the process ID of the new child of this process."""
     with _lock, _adopting():
         if _server is None:
             _start_server()
@@ -159,7 +159,7 @@ def _start_server():
 
 
 def _serve(server):
-    """Answers messages until the other end is closed, and ends.
+    """Answers messages until the other end is closed, then exits.
 
     Returns:
         In a forked process: (request, file descriptors).
@@ -221,7 +221,7 @@ def _next_program(server):
 
 
 def _serve_launchers(server):
-    """Has this process fork its workers too; the launcher starts them by `subprocess.Popen`."""
+    """Makes this process fork its workers, too; the launcher starts them by `subprocess.Popen`."""
     global _server
     _server = server
     subprocess.Popen = Python
@@ -253,11 +253,11 @@ def _import_once():
     importlib.import_module('program.startup')
     del sys.path[0]
     gc.collect()
-    gc.freeze()  # The collector then writes to no page that is shared.
+    gc.freeze()  # Keeps the collector from writing to shared pages.
 
 
 if __name__ == '__main__':
-    for _number in (signal.SIGINT, signal.SIGHUP):  # For the tests, which then close the socket.
+    for _number in (signal.SIGINT, signal.SIGHUP):  # Meant for pytest, which closes the socket.
         signal.signal(_number, signal.SIG_IGN)
     _servers_environment = dict(os.environ)
     _import_once()

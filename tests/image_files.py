@@ -21,7 +21,7 @@ def _encode(path, encode, image, **options):
 
 
 def bmp(path, image, top_down=False):
-    """A BMP of 24 or 32 bits a pixel of uint8 [height, width, 3 or 4 channels]."""
+    """A BMP of 24 or 32 bits per pixel of uint8 [height, width, 3 or 4 channels]."""
     height, width, channels = image.shape
     rows = image[:, :, [2, 1, 0, 3][:channels]][slice(None) if top_down else slice(None, None, -1)]
     rows = np.pad(rows.reshape(height, -1), [(0, 0), (0, -width * channels % 4)]).tobytes()
@@ -40,7 +40,7 @@ def write_sorted(folder):
 
 
 def gif(path, *frames):
-    """A GIF of uint8 [height, width] frames of 256 greys, not compressed."""
+    """A GIF of uint8 [height, width] frames of 256 greys, uncompressed."""
     height, width = frames[0].shape
     palette = np.repeat(np.arange(256, dtype=np.uint8), 3).tobytes()
     data = b'GIF89a' + struct.pack('<HHBBB', width, height, 0xf7, 0, 0) + palette

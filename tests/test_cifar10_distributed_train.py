@@ -42,14 +42,14 @@ def test_shards_are_disjoint_and_complete(half_bright, count):
         assert found == {record.tobytes() for record in expected}
 
 
-def test_alone_it_trains_as_one_worker(half_bright):
+def test_without_a_launcher_it_trains_as_one_worker(half_bright):
     with flagsaver.flagsaver(max_steps=30, batch_size=16):
         cifar10_distributed_train.train()
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-30')
     assert outcomes.precision(FLAGS.train_dir) == 1.0
 
 
-# Makes steps on fixed images, a slice per rank, and writes the resulting variables.
+# Runs steps on fixed images, a slice per rank, and writes the resulting variables.
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 folder = sys.argv.pop(1)
@@ -200,7 +200,7 @@ runpy.run_path({str(spawn.ROOT / NAME)!r}, run_name='__main__')
 
 
 @pytest.mark.slow
-def test_each_worker_draws_other_numbers_after_each_start(half_bright):
+def test_each_worker_draws_new_numbers_after_each_start(half_bright):
     """Only worker 0 can read --train_dir; it sends the step to the others."""
     drawn = []
     for steps in (2, 4):
@@ -256,7 +256,7 @@ def test_a_lost_worker_ends_all_workers(half_bright, rank, number):
     begun = time.monotonic()
     _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode not in (0, None)
-    assert time.monotonic() - begun < 20 + 20  # --step_timeout, and what `workers` leaves a frozen.
+    assert time.monotonic() - begun < 20 + 20  # --step_timeout, and time to kill a frozen worker.
     assert f'worker {rank}' in error and 'was lost' in error, error
     assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
 
@@ -341,7 +341,7 @@ def test_sigterm_during_the_last_validation_loses_nothing(half_bright):
     ('--batch_size=4', '--batch_size is 4, not 8'),
     ('--learning_rate=0.2', '--learning_rate is 0.2, not None'),
     ('--dataset=synthetic', '--dataset is synthetic, not cifar10')])
-def test_a_worker_with_another_net_or_other_data_ends_both(half_bright, difference, words):
+def test_a_worker_with_a_different_net_or_different_data_ends_both(half_bright, difference, words):
     for code, _, line in ends(start_by_hand(each=((), [difference]))):
         assert code == 1
         assert re.fullmatch(

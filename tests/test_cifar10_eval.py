@@ -82,7 +82,7 @@ def test_run_once_without_a_checkpoint(half_bright):
 
 
 def test_the_best_checkpoint(half_bright, capsys):
-    """It has another step than the latest, which the event file shows."""
+    """The event file shows its step, which differs from the latest's."""
     with flagsaver.flagsaver(validate_every=1):
         cifar10_train.train()
     best = os.path.join(FLAGS.train_dir, 'best')

@@ -100,7 +100,7 @@ def test_without_overlap_each_bucket_waits_for_all_gradients():
         assert {'zeros', 'zeros_1', 'zeros_2'} <= inputs_of(op)
 
 
-def test_on_gpus_buckets_go_one_after_the_other():
+def test_on_gpus_buckets_go_one_after_another():
     first, second, third = reductions(graph_of(collectives.Group(0, 2, on_gpu=True)))
     assert first.name in inputs_of(second)
     assert second.name in inputs_of(third)
@@ -277,7 +277,7 @@ def results(processes):
 @pytest.mark.parametrize('size, bucket_mb, overlap', [
     (2, 4, 'true'), (3, 0.0001, 'true'), (3, 0, 'true'), (2, 0.0001, 'false')])
 def test_means_by_hand(size, bucket_mb, overlap):
-    """Worker r brings (r + 1)(k + 1) for the k-th variable: the mean of r + 1 is (n + 1) / 2."""
+    """Worker r has (r + 1)(k + 1) for the k-th variable: the mean of r + 1 is (n + 1) / 2."""
     arguments = [f'--bucket_mb={bucket_mb}', f'--overlap={overlap}']
     for (gradients, losses), in results(start(size, 'means', *arguments)):
         for k, (gradient, shape) in enumerate(zip(gradients, [[13], [7, 3], [99], [1, 2]])):
@@ -344,7 +344,7 @@ def test_a_lost_worker_ends_the_others_in_mid_step(victim, number, words, second
 
 
 @pytest.mark.slow
-def test_a_live_worker_that_makes_no_step():
+def test_a_live_worker_that_runs_no_step():
     processes = start(2, 'slow', '--step_timeout=4')
     try:
         _, error = processes[0].communicate(timeout=spawn.PATIENCE)

@@ -52,7 +52,7 @@ def workers(size, **changes):
 
 
 def meet(clusters, facts=None, seconds=5.0):
-    """Has workers meet; returns their `Meeting`s, or the exceptions that they raised."""
+    """Makes workers meet; returns their `Meeting`s, or the exceptions that they raised."""
     facts = facts or [{'net': 'tutorial'}] * len(clusters)
     clusters = [dataclasses.replace(one, timeouts=cluster.Timeouts(start=seconds))
                 for one in clusters]
@@ -100,7 +100,7 @@ def test_given_addresses_are_kept_and_worker_0s_port_can_be_used_after_the_meeti
     together(*[worker.leave for worker in met])
 
 
-def test_only_those_that_ask_for_a_reserved_port_get_it():
+def test_only_a_process_that_asks_for_a_reserved_port_gets_it():
     with ports.reserve() as port:
         number = port.getsockname()[1]
         with socket.socket() as stranger, pytest.raises(OSError, match='in use'):
@@ -401,7 +401,7 @@ print('done')
 @pytest.mark.slow
 @pytest.mark.parametrize('files, count', [(64, 300), (1024, 1100)])
 def test_silent_connections_keep_no_worker_out(files, count):
-    """Neither if they use up the files that worker 0 may open, nor by their number."""
+    """Neither by their number, nor by using up worker 0's file descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     port = networks.free_port()
@@ -519,7 +519,7 @@ def test_nested_brackets_end_no_worker():
     together(*[worker.leave for worker in met])
 
 
-def test_what_answers_is_not_worker_0():
+def test_a_server_that_is_not_worker_0():
     clusters = workers(2)
     with ports.reserve(int(clusters[0].meeting.split(':')[1])) as listener:
         listener.listen()

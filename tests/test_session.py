@@ -215,7 +215,7 @@ def graphs_seed(rank=0, step=None):
         return graph.seed
 
 
-def test_a_resumed_run_draws_other_random_numbers(half_bright):
+def test_a_resumed_run_draws_new_random_numbers(half_bright):
     with flagsaver.flagsaver(seed=3):
         first, of_worker_1 = graphs_seed(), graphs_seed(1, 0)
         cifar10_train.train()
@@ -259,7 +259,7 @@ def test_profile_of_two_towers(half_bright):
     assert {'tower_0/conv1/Conv2D', 'tower_1/conv1/Conv2D'} <= traced_operations(1)
 
 
-def test_profile_of_a_step_that_is_not_made_prints_one_line(half_bright, capsys):
+def test_profile_of_a_step_that_is_not_run_prints_one_line(half_bright, capsys):
     with flagsaver.flagsaver(profile=10):
         cifar10_train.train()
     assert capsys.readouterr().out.count(
@@ -376,7 +376,7 @@ def test_a_valid_replacement_of_a_record_file_is_reported(half_bright, capsys):
 
 
 def _train_and_change(path, change):
-    """Trains 101 steps; before the one before last, a file changes that was already read."""
+    """Trains 101 steps; before the last but one, changes a file that was already read."""
     with flagsaver.flagsaver(max_steps=101), tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         loss = tf.get_variable('loss', [], initializer=tf.ones_initializer())

@@ -70,7 +70,7 @@ def test_a_missing_file_is_named(folder):
 
 
 @pytest.mark.parametrize('size', [0, 1, 3072, 3 * 3073 - 1, 3 * 3073 + 1])
-def test_truncated_files_are_found(folder, size):
+def test_truncated_files_are_detected(folder, size):
     (folder / 'test_batch.bin').write_bytes(bytes(size))
     message = _fault(folder, 'test_batch.bin')
     assert f'{size} bytes' in message

@@ -1,7 +1,7 @@
 """Reads random files of one kind, and prints a line for each: test_fuzz.py runs `main`.
 
-A reader is a function that makes one random file, reads it with the project's code, and returns in
-a few words what came of it; an `AssertionError` is a fault.
+A reader is a function that makes one random file, reads it with the project's code, and returns the
+outcome in a few words; an `AssertionError` is a fault.
 """
 from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
@@ -40,7 +40,7 @@ _RECORD = table.CIFAR10.record_bytes
 def main(kind, folder, first, last, seed):
     """Reads the files numbered from `first` to below `last`; prints a line for each."""
     lines = os.fdopen(os.dup(1), 'w', buffering=1)
-    sys.stdout = io.StringIO()  # What the project's code prints is of no interest.
+    sys.stdout = io.StringIO()  # Discards the output of the project's code.
     read = KINDS[kind](folder)
     for number in range(int(first), int(last)):
         signal.alarm(_SECONDS)
@@ -73,7 +73,7 @@ def _write(path, data):
 
 
 def _records(folder):
-    """Record files: `DataSet.check` and the reader must find every part record and bad label."""
+    """Record files: `DataSet.check` and the reader must find every partial record and bad label."""
     row = table.DataSet('fuzz', 'fuzz', folder, {'a.bin': 20}, {}, table.CIFAR10.classes)
     path = os.path.join(folder, 'a.bin')
     record_files.write(path, record_files.noise(20, seed=1))
@@ -97,7 +97,7 @@ def _records(folder):
         is_read = first_bad == len(labels)  # If not, reading ends before the eight with a bad one.
         assert seen == (labels if is_read else labels[:first_bad // 8 * 8]), (seen, labels)
         assert is_refused != is_read
-        return 'whole' if is_whole else 'refused in one line'
+        return 'intact' if is_whole else 'refused in one line'
 
     return read
 
@@ -131,8 +131,8 @@ def _read_labels(graph, label, initializer):
 
 
 def _checkpoints(folder):
-    """Two checkpoints, the later one with a damaged index: it holds the same values as before, or
-    `latest` takes the earlier one."""
+    """Two checkpoints, the later one with a damaged index: either it holds the same values as
+    before, or `latest` returns the earlier one."""
     _save_checkpoints(folder)
     index = os.path.join(folder, 'model.ckpt-7.index')
     with open(index, 'rb') as stream:
@@ -142,7 +142,7 @@ def _checkpoints(folder):
         _write(index, mutated(draw, whole))
         path = checkpoints.latest(folder, report=False)
         if path.endswith('-5'):
-            return 'passed over as damaged'
+            return 'skipped as damaged'
         _expect_the_same(os.path.join(folder, 'whole', 'model.ckpt-7'), path)
         return 'read unchanged'
 
@@ -231,7 +231,7 @@ _ODD_VALUES = (None, True, -1, 0, 1.5, 10 ** 400, float('nan'), float('inf'), ''
 
 
 def _mutated_json(draw, value):
-    """Bytes of a JSON file: damaged, or whole with an odd value somewhere."""
+    """Bytes of a JSON file: damaged, or valid with an odd value somewhere."""
     if draw.random() < 0.5:
         return mutated(draw, json.dumps(value).encode())
     if draw.random() < 0.1:
@@ -263,7 +263,7 @@ def _runs(folder):
     def read(draw):
         _write(path, _mutated_json(draw, whole))
         found, line = _refusal(lambda: run_folder.check_run(
-            folder, 'tutorial', table.CIFAR10, 'name another'), folder)
+            folder, 'tutorial', table.CIFAR10, 'choose another'), folder)
         if line:
             return 'refused in one line'
         assert isinstance(found, dict) and type(found.get('examples_per_step', 1)) is int, found
@@ -273,7 +273,7 @@ def _runs(folder):
 
 
 def _sets(folder):
-    """dataset.json, and the record files that it names: a sound row, or one line."""
+    """dataset.json, and the record files that it names: a valid row, or one line."""
     path = os.path.join(folder, custom.FILE)
     whole = {'name': 'x', 'classes': ['cat', 'dog', 'cow'], 'train_files': {'train.bin': 3},
              'test_files': {'test.bin': 2, 'more.bin': 4}}
@@ -294,7 +294,7 @@ def _sets(folder):
 
 
 def _metrics(folder):
-    """metrics.csv: every undamaged row, and no figure that a plot or a later row cannot take."""
+    """metrics.csv: every intact row, and no figure that would break a plot or a resumed run."""
     path = os.path.join(folder, 'metrics.csv')
     lines = [','.join(metrics.COLUMNS).encode(), *(
         b'%d,%d.5,1700000000.250,0.1,2.5%d,0.75,%s,1234.5' % (
@@ -326,7 +326,7 @@ def _metrics(folder):
 
 
 def _mats(folder):
-    """MATLAB files as SVHN's: records, or one line."""
+    """MATLAB files like SVHN's: records, or one line."""
     import scipy.io  # The other kinds do not require SciPy.
     path, random_ = os.path.join(folder, 'a.mat'), np.random.RandomState(1)
     content = {'X': random_.randint(0, 256, [32, 32, 3, 5]).astype(np.uint8),
@@ -391,7 +391,7 @@ def _save_events(folder):
 
 
 def _framed(data, length):
-    """A record of an event file, with right checksums and a length that may be wrong."""
+    """A record of an event file, with correct checksums and a length that may be wrong."""
     header = struct.pack('<Q', length)
     return b''.join([header, struct.pack('<I', masked_crc32c(header)),
                      data, struct.pack('<I', masked_crc32c(data))])

@@ -1,4 +1,4 @@
-"""The drills' part of pytest: options, how many cases to try, and a summary line per drill."""
+"""Pytest plugin of the drills: options, how many cases to try, and a summary line per drill."""
 import collections
 import random
 

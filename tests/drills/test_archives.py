@@ -1,7 +1,7 @@
-"""Unpacks archives that were made to do harm.
+"""Unpacks malicious archives.
 
-Each is unpacked in a process of its own, past the SHA-256 check, which would refuse all but the
-published ones. Expected: the data set's files, or one line; nothing beside them in the data folder;
+Each is unpacked in a process of its own, without the SHA-256 check, which would refuse all but the
+published ones. Expected: the data set's files, or one line; nothing else in the data folder;
 nothing changed outside it; less than 150 MB of memory; no file of more than a megabyte.
 """
 import gzip
@@ -151,7 +151,7 @@ def _unpack(archive, is_good, folder):
 
 
 def _outside(folder):
-    """Contents of a folder but for the data folder."""
+    """Contents of a folder except for the data folder."""
     return {path: data for path, data in helpers.contents(folder).items()
             if os.path.join(folder, 'data') not in path}
 
@@ -164,7 +164,7 @@ def _in_a_process(archive, data_dir):
     return done.returncode, done.stderr, float(done.stdout or 'inf') / 1024
 
 
-def test_an_extraction_that_takes_any_member_is_found(tmp_path, monkeypatch):
+def test_an_extraction_that_takes_any_member_is_detected(tmp_path, monkeypatch):
     """The original's `extractall` writes a name with .. outside the folder."""
     def extract_all(archive, data_dir):
         with tarfile.open(archive) as members:

@@ -1,7 +1,7 @@
 """Damages a run's latest checkpoint, then starts training, evaluation and export.
 
-The run has checkpoints of three steps. Expected: the newest whole one is used, and a line reports
-it. If none is whole, one line says so and the exit code is 1. No file is ever removed.
+The run has checkpoints of three steps. Expected: the newest intact one is used, and a line reports
+it. If none is intact, one line reports that and the exit code is 1. No file is ever removed.
 """
 import os
 import shutil
@@ -40,7 +40,7 @@ _DAMAGES = {
     'data of two cut': ({_DATA: _cut}, _STEPS[1:]),
     'data of all cut': ({_DATA: _cut}, (0, *_STEPS))}
 
-# Contents of the file `checkpoint`: the checkpoints are whole, and the latest is found without it.
+# Contents of the file `checkpoint`; the checkpoints are intact, and the latest is found without it.
 _STATES = {
     'empty': b'', 'missing': None, 'not text': bytes(range(256)),
     'names nothing': b'model_checkpoint_path: "model.ckpt-99"\n',
@@ -133,4 +133,4 @@ def _read(script, folder, step, is_reported):
         assert f'model.ckpt-{step} as a SavedModel' in done.stdout, output
     else:
         assert f'Resuming from {folder}/train/model.ckpt-{step}.' in done.stdout, output
-    return 'used the newest whole one' + ', and reported it' * reported
+    return 'used the newest intact one' + ', and reported it' * reported

@@ -46,7 +46,7 @@ def _download(behaviour, cut, part, is_good, folder):
         stream.write(part)
     with Server(behaviour, cut).running() as server:
         error = _attempt(server.url, folder)
-    assert len(server.requests) < 30, 'it retries for ever'
+    assert len(server.requests) < 30, 'it retries forever'
     assert (error is None) == is_good, error
     with Server().running() as server:
         assert _attempt(server.url, folder) is None
@@ -54,7 +54,7 @@ def _download(behaviour, cut, part, is_good, folder):
 
 
 def _attempt(url, folder):
-    """Downloads: None, or the line of the error; checks what it leaves."""
+    """Downloads: None, or the line of the error; checks the files that it leaves."""
     try:
         download.maybe_download_and_extract(downloads.row(url), folder)
     except errors.DataError as error:
@@ -68,7 +68,7 @@ def _attempt(url, folder):
     return None
 
 
-def test_a_download_that_verifies_nothing_is_found(tmp_path, monkeypatch):
+def test_a_download_that_verifies_nothing_is_detected(tmp_path, monkeypatch):
     downloads.retry_at_once(monkeypatch)
     monkeypatch.setattr(download, '_verify', lambda path, data_set: None)
     with pytest.raises(AssertionError):

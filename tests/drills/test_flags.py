@@ -1,7 +1,7 @@
-"""Gives every flag of every script values that make no sense.
+"""Gives every flag of every script senseless values.
 
-Expected: one line, exit code 1, and nothing written. Values that make sense are left out: any word
-is a name for a new folder.
+Expected: one line, exit code 1, and nothing written. Values that make sense for a flag are left
+out: any word can name a new folder.
 """
 import os
 import random
@@ -27,7 +27,7 @@ _SENSIBLE = {
     **{name: {'a fraction'} for name in (
         'learning_rate', 'warmup_epochs', 'bucket_mb', 'start_timeout', 'step_timeout')}}
 
-# Flags that a script requires besides the one that is tried. DIR is a folder with `data` in the
+# Flags that a script requires besides the one being tried. DIR is a folder with `data` in the
 # layout of CIFAR-10, `train`, a run on it, and `sorted`, images of classes; NEW is an empty folder.
 _DATA = ['--data_dir=DIR/data', '--batch_size=8']
 _TRAIN = [*_DATA, '--train_dir=NEW/train', '--max_steps=1']

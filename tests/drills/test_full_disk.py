@@ -1,7 +1,7 @@
-"""Fills the disk in the middle of writing, and looks at what is left.
+"""Fills the disk in the middle of writing, and checks what is left.
 
 The disk is a small tmpfs, which only root can mount. Expected of training: one line that names the
-folder, exit code 1, the latest checkpoint whole, and the same command resumes once there is room.
+folder, exit code 1, an intact latest checkpoint, and the same command resumes once there is room.
 Of a download and an extraction: the same line, and the next attempt completes the folder. Of
 everything else that writes: the line, and nothing half-written.
 """
@@ -106,8 +106,8 @@ def test_a_download(disk, monkeypatch, tally, what, size):
 @pytest.mark.slow
 @drill
 @pytest.mark.parametrize('what, script, arguments', [
-    ('drawn images', 'cifar10_train.py', ['--dataset=synthetic', '--data_dir=DISK/data',
-                                          '--max_steps=1', '--train_dir=OUT/again']),
+    ('synthetic images', 'cifar10_train.py', ['--dataset=synthetic', '--data_dir=DISK/data',
+                                              '--max_steps=1', '--train_dir=OUT/again']),
     ('an evaluation', 'cifar10_eval.py', [*_RUN, '--run_once', '--eval_dir=DISK/eval']),
     ('an export', 'cifar10_export.py', [*_RUN, '--export_dir=DISK/model']),
     ('a data set of images', 'cifar10_convert.py', ['OUT/images', 'DISK/set']),
@@ -124,7 +124,7 @@ def test_another_script(tmp_path, disk, tally, what, script, arguments):
     filler = _fill(disk, 1 << 13)
     before = helpers.contents(disk)
     full = helpers.run_script(script, *arguments)
-    helpers.expect_one_line(full, str(disk), 'space')  # NumPy has a wording of its own.
+    helpers.expect_one_line(full, str(disk), 'space')  # NumPy words its error differently.
     left = set(helpers.contents(disk)) - set(before)
     assert not [path for path in left if path.endswith('.part') or os.path.isfile(path)
                 and 'tfevents' not in path and not path.endswith('.lock')], left

@@ -1,8 +1,8 @@
-"""Reads random files of each kind that a user may bring, 200 of each, or 10,000 with --all.
+"""Reads random files of each kind that a user may provide, 200 of each, or 10,000 with --all.
 
-The files are whole ones with bytes changed, removed, doubled or added, or random bytes. A process
-of its own reads them, so that a crash of TensorFlow is seen and counted. `fuzz.py` says what is
-expected of each kind.
+The files are intact ones with bytes changed, removed, doubled or added, or random bytes. A process
+of its own reads them, so that a crash of TensorFlow is noticed and counted. `fuzz.py` describes the
+expected outcomes of each kind.
 """
 import collections
 
@@ -47,7 +47,7 @@ def _read(kind, folder, first, last, seed):
     return done.stdout.splitlines() + crash * bool(done.returncode)
 
 
-def test_a_crash_is_found(tmp_path):
+def test_a_crash_is_detected(tmp_path):
     """An unknown kind stands for TensorFlow's crash."""
     outcome, = _read('unknown', tmp_path, 0, 10, seed=1)
     assert outcome.startswith('FAILED: exit code 1 ')

@@ -1,4 +1,4 @@
-"""The drills' own helpers find what is wrong, and count what was tried."""
+"""The drills' own helpers detect faults and count cases."""
 import collections
 import subprocess
 import sys

@@ -4,9 +4,9 @@ One run, restarted after each kill. A third of the kills come at any time, the s
 third while a checkpoint is written; a third around the end, when the last checkpoint and params.h5
 are written. If there are several processes, any of them may be killed.
 
-Expected: the newest checkpoint is whole, the next start resumes from it, no more steps are repeated
-than lie between two checkpoints, and metrics.csv has no gap and no duplicate. A signal other than
-KILL must end the run within five seconds (or the time that the script took to start, on a slow
+Expected: the newest checkpoint is intact, the next start resumes from it, no more steps are
+repeated than lie between two checkpoints, and metrics.csv has no gaps or duplicates. A signal other
+than KILL must end the run within five seconds (or the time that the script took to start, on a slow
 machine), with its exit code and the last step saved.
 """
 import dataclasses
@@ -69,7 +69,7 @@ class _Run:
     start_seconds: float = 12.0  # To the first new checkpoint, in the last start that wrote one.
 
     def kill(self, signal_, moment):
-        """Starts, kills and checks once; returns how far training was."""
+        """Starts, kills and checks once; returns how far training had got."""
         before = _step(checkpoints.latest(self.folder, report=False))
         last = before + (self.draw.randint(5, 60) if moment == 'the end' else 1000000)
         with helpers.running(self.script, *self.flags, f'--max_steps={last}') as trainer:
@@ -132,7 +132,7 @@ def _checkpoint_faults(before, newest_is_whole, after, steps):
     if after < before:
         faults.append(f'step {before} was saved before, {after} is now')
     if steps and steps[0] != before:
-        faults.append(f'resumed from step {steps[0]}, expected {before}')
+        faults.append(f'resumed from step {steps[0]}; expected {before}')
     if steps and steps[-1] + 1 - after > _INTERVAL:
         faults.append(f'trained to step {steps[-1] + 1}, saved {after}')
     return faults
@@ -156,7 +156,7 @@ def _signal_faults(code, signal_, seconds, saved, steps, limit=5):
     """Faults of a run that ended by a signal that it can catch."""
     faults = []
     if code not in (128 + signal_, -signal_):  # The latter after the last save.
-        faults.append(f'exit code {code}, expected {128 + signal_}')
+        faults.append(f'exit code {code}; expected {128 + signal_}')
     if seconds > limit:
         faults.append(f'took {seconds:.1f} seconds to end')
     if steps and saved != steps[-1] + 1:
@@ -175,7 +175,7 @@ def _how_far(steps, moment, last):
 @pytest.mark.parametrize('before, after, steps, faults', [
     (20, 40, [20, 30, 41], 0), (20, 40, [0, 41], 1), (20, 0, [], 1), (20, 40, [20, 61], 1),
     (20, 20, [], 0)])
-def test_lost_steps_are_found(before, after, steps, faults):
+def test_lost_steps_are_detected(before, after, steps, faults):
     """`before` and `after` are saved steps; `steps` were printed. At most 20 are repeated."""
     assert len(_checkpoint_faults(before, True, after, steps)) == faults
     assert len(_checkpoint_faults(before, False, after, steps)) == faults + 1
@@ -184,14 +184,14 @@ def test_lost_steps_are_found(before, after, steps, faults):
 @pytest.mark.parametrize('rows, saved, faults', [
     ([20, 40], 40, 0), ([20, 40, 41], 40, 0), ([20, 40, 40], 40, 1), ([20], 40, 1),
     ([20, 60], 60, 1)])
-def test_gaps_and_duplicates_in_metrics_are_found(tmp_path, rows, saved, faults):
+def test_gaps_and_duplicates_in_metrics_are_detected(tmp_path, rows, saved, faults):
     lines = ['step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
              'images_per_second', *(f'{step},1,1,1,1,1,,1' for step in rows)]
     (tmp_path / 'metrics.csv').write_text('\n'.join(lines) + '\n')
     assert len(_metrics_faults(str(tmp_path), saved)) == faults
 
 
-def test_a_late_end_a_wrong_exit_code_and_an_unsaved_step_are_found():
+def test_a_late_end_a_wrong_exit_code_and_an_unsaved_step_are_detected():
     assert _signal_faults(143, signal.SIGTERM, 4.9, 7, [5, 6]) == []
     assert _signal_faults(130, signal.SIGINT, 4.9, 7, [5, 6]) == []
     assert len(_signal_faults(1, signal.SIGTERM, 5.1, 6, [5, 6])) == 3

@@ -3,9 +3,9 @@
     pytest tests/drills/test_long_run.py --long_run=/tmp/long_run --data_dir=/tmp/cifar10_data
 
 trains for 100,000 steps in /tmp/long_run. Stop it with Ctrl-C, and resume with the same command.
-The logs are in that folder, too, and `usage.csv`, with both processes' figures of every 30 seconds.
-At the end the precisions and each start's memory are printed. Without --long_run, two short starts
-are made.
+That folder also gets the logs, and `usage.csv` with both processes' figures, every 30 seconds. At
+the end, the test prints the precisions and the memory of each start. Without --long_run, it makes
+two short starts.
 """
 import contextlib
 import csv
@@ -21,7 +21,7 @@ import spawn
 from drills import helpers
 from runs import metrics
 
-_SECONDS = 30  # From one reading to the next.
+_SECONDS = 30  # Between readings.
 _FIELDS = ['time', 'start', 'step', 'who', 'rss_mb', 'open_files', 'threads']
 
 

@@ -2,7 +2,7 @@
 
 Expected: damage is found before the first step, in one line that names the file, and no folder is
 made. If a file is replaced during training, training ends with such a line; if the new file is
-whole, training reports that and continues.
+intact, training reports that and continues.
 """
 import functools
 import os
@@ -30,14 +30,14 @@ _CHANGES = [
     *3 * [('cut', lambda data, at: data[:at])],
     ('empty', lambda data, at: b''),
     ('one extra byte', lambda data, at: data + b'\0'),
-    ('an extra record but for a byte', lambda data, at: data + bytes(_RECORD - 1)),
+    ('an extra record less a byte', lambda data, at: data + bytes(_RECORD - 1)),
     *50 * [('a byte missing', lambda data, at: data[:at] + data[at + 1:])],
     ('label 10', functools.partial(_with_label, 10)),
     ('label 255', functools.partial(_with_label, 255)),
-    ('zeros but for a label',
+    ('zeros except for a label',
      lambda data, at: bytes(_BYTES - _RECORD) + b'\x0b' + bytes(_RECORD - 1))]
 
-# Functions of a file's bytes (None removes it), and whether the result is whole.
+# Functions of a file's bytes (None removes it), and whether the result is intact.
 _CHANGES_WHILE_TRAINING = {
     'a byte missing': (lambda data: data[:5000] + data[5001:], False),
     'a label out of range': (lambda data: _with_label(99, data, 30 * _RECORD), False),
@@ -96,7 +96,7 @@ def test_damage_while_training(tmp_path, tally, kind):
         done = trainer.result()
     if is_whole:
         assert done.returncode == 130, done.stderr[-2000:]
-        tally('reported as whole')
+        tally('reported as intact')
     else:
         helpers.expect_one_line(done, path)
         tally('ended in one line')
@@ -122,7 +122,7 @@ def _refused(folder, path, **options):
 
 
 @pytest.mark.slow
-def test_training_on_damage_is_found(tmp_path):
+def test_training_on_damage_is_detected(tmp_path):
     """Here nothing is damaged, so training starts where the drill expects a refusal."""
     folder = record_files.write_noise(tmp_path / 'data')
     with pytest.raises(AssertionError, match='expected 1 and one line'):
