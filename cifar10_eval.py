@@ -18,9 +18,9 @@ from absl import app
 from absl import flags
 
 import cifar10
+from evaluation import checkpoint_flags
 from evaluation import confusion
 from evaluation import counting
-from evaluation import model
 from program import console
 from program import files
 from program import ownership
@@ -49,8 +49,8 @@ def evaluate():
     Raises:
         app.UsageError: --run_once, and there is no checkpoint; or one does not fit the network.
     """
-    only = [model.checkpoint()] if FLAGS.run_once else None  # Fails before any download.
-    settings = model.check_run()
+    only = [checkpoint_flags.checkpoint()] if FLAGS.run_once else None  # Fails before any download.
+    settings = checkpoint_flags.check_run()
     if settings:  # Otherwise the run has not started.
         _validated_on(settings)
     cifar10.maybe_download_and_extract()
@@ -62,7 +62,7 @@ def evaluate():
     with files.explain_full_disk(FLAGS.eval_dir), \
             tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
         for checkpoint in only or _checkpoints():
-            validated_on = _validated_on(model.check_run() or {})
+            validated_on = _validated_on(checkpoint_flags.check_run() or {})
             result = _run_unless_gone(current, checkpoint)
             if result is not None:
                 try:
@@ -111,9 +111,9 @@ def _run_unless_gone(current, checkpoint):
 
 def _checkpoints():
     """Yields the path of the latest checkpoint, then of each new one."""
-    if not checkpoints.candidates(model.folder()):
-        console.line(f'Waiting for a checkpoint in {model.folder()}.')
-    yield from checkpoints.watch(model.folder(), FLAGS.eval_interval_secs)
+    if not checkpoints.candidates(checkpoint_flags.folder()):
+        console.line(f'Waiting for a checkpoint in {checkpoint_flags.folder()}.')
+    yield from checkpoints.watch(checkpoint_flags.folder(), FLAGS.eval_interval_secs)
 
 
 def _write(writer, result, like_training):
@@ -145,4 +145,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, model, ownership])
+    startup.run(main, [startup, cifar10, recipes, checkpoint_flags, ownership])
