@@ -211,20 +211,6 @@ def test_a_rejected_worker_tries_again():
     together(*[worker.leave for worker in met])
 
 
-def test_a_single_worker_meets_itself():
-    threads = threading.active_count()
-    with rendezvous.join(cluster.Cluster(), {'net': 'tutorial'}) as alone:
-        assert threading.active_count() == threads
-        assert (alone.rank, len(alone.addresses)) == (0, 1)
-        assert alone.agree('one', {'x': 1}, value={'step': 7}) == {'step': 7}
-        started = time.monotonic()
-        assert alone.lost(60.0) is None
-        alone.release_port()
-    assert time.monotonic() - started < 30
-    with pytest.raises(OSError, match='disk full'), rendezvous.join(cluster.Cluster(), {}):
-        raise OSError('disk full')
-
-
 HOSTS = ('127.0.0.1:%d', '192.0.2.7:%d')  # The second is reserved for documentation.
 
 

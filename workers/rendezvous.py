@@ -35,19 +35,17 @@ def join(cluster, facts):
     """Waits until all workers have joined, and compares what they bring.
 
     Args:
-        cluster: a `Cluster`.
+        cluster: a `Cluster` of several workers.
         facts: dictionary from name to JSON value: what must be the same for all workers.
 
     Returns:
-        A `watch.Meeting`. For a single worker it is made at once, without a socket.
+        A `watch.Meeting`.
 
     Raises:
         app.UsageError: after --start_timeout workers are missing, or some have the same index,
             expect another number of workers, bring different facts, or have a problem; all
             workers that have joined raise the same line.
     """
-    if cluster.size == 1:
-        return watch.Meeting(0, [''], {}, None, cluster.timeouts)
     return _follow(cluster, facts) if cluster.rank else _lead(cluster, facts)
 
 
