@@ -3,8 +3,9 @@
     python cifar10_eval.py
 
 Prints the precision @ 1 (accuracy) of each new checkpoint in --checkpoint_dir on the test set, each
-image once, with the moving averages of the variables. Run it beside the trainer, or with --run_once
-to evaluate only the latest checkpoint. --per_class adds figures per class and the confusion matrix.
+image once, with the moving averages of the variables. Run it next to the trainer, or with
+--run_once to evaluate only the latest checkpoint. --per_class adds figures per class and the
+confusion matrix.
 """
 import datetime
 import os
@@ -18,9 +19,9 @@ from absl import app
 from absl import flags
 
 import cifar10
+from evaluation import checkpoint_flags
 from evaluation import confusion
 from evaluation import counting
-from evaluation import model
 from program import console
 from program import files
 from program import ownership
@@ -30,7 +31,7 @@ from runs import checkpoints
 
 paths.define('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],
-                  'The images to evaluate: held_out are the training images that '
+                  'The images to evaluate: test set, all training images, or those that '
                   '--validate_on=held_out excludes from training.')
 flags.DEFINE_integer('eval_interval_secs', 300, 'Minimum number of seconds between evaluations.',
                      lower_bound=1, upper_bound=10**9)
@@ -49,8 +50,8 @@ def evaluate():
     Raises:
         app.UsageError: no checkpoint with --run_once, or a checkpoint does not fit the network.
     """
-    only = [model.checkpoint()] if FLAGS.run_once else None  # Fails before any download.
-    settings = model.check_run()
+    only = [checkpoint_flags.checkpoint()] if FLAGS.run_once else None  # Fails before any download.
+    settings = checkpoint_flags.check_run()
     if settings:  # Otherwise the run has not started.
         _validated_on(settings)
     cifar10.maybe_download_and_extract()
@@ -62,7 +63,7 @@ def evaluate():
     with files.explain_full_disk(FLAGS.eval_dir), \
             tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
         for checkpoint in only or _checkpoints():
-            validated_on = _validated_on(model.check_run() or {})
+            validated_on = _validated_on(checkpoint_flags.check_run() or {})
             result = _run_unless_gone(current, checkpoint)
             if result is not None:
                 try:
@@ -111,9 +112,9 @@ def _run_unless_gone(current, checkpoint):
 
 def _checkpoints():
     """Yields the path of the latest checkpoint, then of each new one."""
-    if not checkpoints.candidates(model.folder()):
-        console.line(f'Waiting for a checkpoint in {model.folder()}.')
-    yield from checkpoints.watch(model.folder(), FLAGS.eval_interval_secs)
+    if not checkpoints.candidates(checkpoint_flags.folder()):
+        console.line(f'Waiting for a checkpoint in {checkpoint_flags.folder()}.')
+    yield from checkpoints.watch(checkpoint_flags.folder(), FLAGS.eval_interval_secs)
 
 
 def _write(writer, result, like_training):
@@ -145,4 +146,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, model, ownership])
+    startup.run(main, [startup, cifar10, recipes, checkpoint_flags, ownership])

@@ -19,6 +19,7 @@ from absl import app
 from absl import flags
 
 import cifar10
+from evaluation import checkpoint_flags
 from evaluation import model
 from program import console
 from program import files
@@ -40,11 +41,11 @@ def export():
     """
     if not FLAGS.export_dir:
         raise app.UsageError('--export_dir is missing: choose a new folder')
-    checkpoint = model.checkpoint()
-    model.check_run()
+    checkpoint = checkpoint_flags.checkpoint()
+    checkpoint_flags.check_run()
     with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
         classifier = model.Model.of_pixels()
-        with classifier.session(checkpoint) as session:
+        with classifier.session(checkpoint, FLAGS.use_moving_averages) as session:
             graph_def = _frozen(classifier, session)
         _save(graph_def, classifier, partial)
         _write_labels(partial)
@@ -89,4 +90,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, model, ownership])
+    startup.run(main, [startup, cifar10, recipes, checkpoint_flags, ownership])

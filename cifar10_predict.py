@@ -28,6 +28,7 @@ from absl import flags
 
 import cifar10
 from datasets import images
+from evaluation import checkpoint_flags
 from evaluation import model
 from program import console
 from program import paths
@@ -115,10 +116,10 @@ def _network():
             names = _labels(FLAGS.saved_model, probabilities.shape.as_list()[-1])
             yield lambda batch: session.run(probabilities, {images_: batch}), names
         return
-    checkpoint = model.checkpoint()
-    model.check_run()
+    checkpoint = checkpoint_flags.checkpoint()
+    checkpoint_flags.check_run()
     classifier = model.Model.of_pixels()
-    with classifier.session(checkpoint) as session:
+    with classifier.session(checkpoint, FLAGS.use_moving_averages) as session:
         probabilities = classifier.outputs['probabilities']
         yield (lambda batch: session.run(probabilities, {classifier.pixels: batch}),
                cifar10.data_set().classes)
@@ -190,4 +191,4 @@ def main(words):
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, model], positional='IMAGE...')
+    startup.run(main, [startup, cifar10, recipes, checkpoint_flags], positional='IMAGE...')

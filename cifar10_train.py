@@ -2,7 +2,7 @@
 
     python cifar10_train.py
 
-The tutorial reports an accuracy of about 86 % after 100,000 steps (256 epochs). If --train_dir
+The tutorial reports an accuracy of about 0.86 after 100,000 steps (256 epochs). If --train_dir
 holds a checkpoint, training resumes from it; --restart starts over. Evaluate the run with
 cifar10_eval.py, and watch it with tensorboard --logdir.
 """

@@ -58,7 +58,8 @@ def read(path):
             pixels, labels = content['X'], content['y'].ravel()
             _check(pixels, labels)
         except (ValueError, KeyError, struct.error, zlib.error, OSError, MemoryError) as error:
-            raise errors.DataError(f'{path} is not a valid SVHN file ({error!r})') from error
+            raise errors.DataError(
+                f'{path} is not a valid SVHN file ({error!r}): download it again') from error
     planes = pixels.transpose(3, 2, 0, 1).reshape(len(labels), -1)
     return np.concatenate([(labels % 10).astype(np.uint8)[:, np.newaxis], planes], axis=1)
 

@@ -1,63 +1,13 @@
-"""A trained model: the checkpoint that the flags name, and the graph that classifies images.
-
-The flags are here and not in `runs/checkpoints.py`, because trainers import that module and would
-accept flags that have no effect.
-"""
+"""The graph that classifies images with a trained network."""
 import contextlib
-import os
 
 import tensorflow.compat.v1 as tf
-from absl import app
-from absl import flags
 
 import cifar10
 from datasets import table
-from program import paths
 from program import startup
 import recipes
 from runs import checkpoints
-from runs import folder as run_folder
-from runs import names
-
-paths.define('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
-flags.DEFINE_boolean('best', False, 'Use the best checkpoint of a validated run, in '
-                     '--checkpoint_dir/best, instead of the latest.')
-flags.DEFINE_boolean('use_moving_averages', True, 'Use the moving averages of the variables '
-                     'instead of the raw weights.')
-
-FLAGS = flags.FLAGS
-
-
-def folder():
-    """Path of the folder whose latest checkpoint the flags name."""
-    return os.path.join(FLAGS.checkpoint_dir, names.BEST) if FLAGS.best else FLAGS.checkpoint_dir
-
-
-def checkpoint():
-    """Path of the checkpoint that the flags name, without `.index`.
-
-    Raises:
-        app.UsageError: there is no checkpoint.
-    """
-    latest = checkpoints.latest(folder())
-    if latest is None:
-        advice = ('train with --validate_every, or leave out --best' if FLAGS.best else
-                  'train first, or choose another --checkpoint_dir')
-        raise app.UsageError(f'No checkpoint in {folder()}: {advice}')
-    return latest
-
-
-def check_run():
-    """Checks that `--checkpoint_dir` holds a run of `--net` and `--dataset`.
-
-    Returns:
-        The run's settings, see `folder.check_run`; None without `run.json`.
-
-    Raises:
-        app.UsageError: the run has a different network or data set.
-    """
-    return run_folder.check_run(FLAGS.checkpoint_dir, FLAGS.net, cifar10.data_set(),
-                                'pass those flags, or choose another --checkpoint_dir')
 
 
 class Model:
@@ -101,17 +51,18 @@ class Model:
         return model
 
     @contextlib.contextmanager
-    def session(self, path):
-        """A session with the values of a checkpoint, averaged if `--use_moving_averages`.
+    def session(self, path, use_moving_averages=True):
+        """A session with the values of a checkpoint.
 
         Args:
             path: path of the checkpoint, without `.index`.
+            use_moving_averages: whether to use the moving averages.
 
         Raises:
             app.UsageError, checkpoints.Unreadable: see `load`.
         """
         with tf.Session(graph=self.graph, config=startup.session_config()) as session:
-            self.load(path, session, FLAGS.use_moving_averages,
+            self.load(path, session, use_moving_averages,
                       "Pass the run's --net and --dataset, or use the raw weights with "
                       '--use_moving_averages=false')
             yield session

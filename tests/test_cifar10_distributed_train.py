@@ -136,7 +136,7 @@ def start(*arguments, size=2, rate=0.03, prepare=''):
 
 
 def start_by_hand(*arguments, each=((), ())):
-    """Starts two workers by --worker_hosts; `each` has further flags per worker."""
+    """Starts two workers by --worker_hosts; `each` has additional flags per worker."""
     hosts = ','.join(f'127.0.0.1:{networks.free_port()}' for _ in each)
     return [spawn.start([*spawn.gently(NAME), f'--worker_hosts={hosts}', f'--task_index={rank}',
                          *flags_of_a_run(*arguments, *more)]) for rank, more in enumerate(each)]

@@ -121,7 +121,7 @@ def test_different_facts():
 def test_a_different_number_of_workers():
     line = lines(meet(workers(2, w1={'size': 3, 'rank': 2}), seconds=1.0))
     assert line.startswith('worker 2 (127.0.0.1:')
-    assert line.endswith('expects 3 workers, but worker 0 expects 2')
+    assert ' expects 3 workers, but worker 0 expects 2: ' in line
 
 
 def test_the_same_rank_twice():
@@ -209,20 +209,6 @@ def test_a_rejected_worker_tries_again():
     met = together(lead, lambda: rendezvous.join(second, {}))
     assert [type(one) for one in met] == [watch.Meeting] * 2, met
     together(*[worker.leave for worker in met])
-
-
-def test_a_single_worker_meets_itself():
-    threads = threading.active_count()
-    with rendezvous.join(cluster.Cluster(), {'net': 'tutorial'}) as alone:
-        assert threading.active_count() == threads
-        assert (alone.rank, len(alone.addresses)) == (0, 1)
-        assert alone.agree('one', {'x': 1}, value={'step': 7}) == {'step': 7}
-        started = time.monotonic()
-        assert alone.lost(60.0) is None
-        alone.release_port()
-    assert time.monotonic() - started < 30
-    with pytest.raises(OSError, match='disk full'), rendezvous.join(cluster.Cluster(), {}):
-        raise OSError('disk full')
 
 
 HOSTS = ('127.0.0.1:%d', '192.0.2.7:%d')  # The second is reserved for documentation.

@@ -28,7 +28,8 @@ def _diverged(session, folder, step, reason):
     rate = session.run(tf.get_collection('learning_rate')[0])
     return FloatingPointError(
         f'Training diverged at step {step}: {reason}, at learning rate {rate:g}. '
-        f'The last good checkpoint is {checkpoints.latest(folder, report=False)}')
+        f'The last good checkpoint is {checkpoints.latest(folder, report=False)}: lower '
+        '--learning_rate, then run the same command again')
 
 
 class StepCounter(tf.train.SessionRunHook):

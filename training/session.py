@@ -31,7 +31,7 @@ from training import signals
 from training import solo
 
 paths.define('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
-flags.DEFINE_integer('max_steps', 100000, 'Number of steps of the run, over all starts.',
+flags.DEFINE_integer('max_steps', 100000, 'Total number of steps, including those before a resume.',
                      lower_bound=0, upper_bound=10**9)
 flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
 flags.DEFINE_integer('log_frequency', 10, 'Number of steps between printed lines.', lower_bound=1,

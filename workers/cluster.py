@@ -38,7 +38,7 @@ flags.DEFINE_integer('num_workers', None, 'Start this number of workers on this 
                      lower_bound=1, upper_bound=256)
 flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 listens for the others, with '
                     "mpirun and srun. By default a port of the job's first host.")
-paths.define('hostfile', None, 'The --hostfile of mpirun: worker 0 runs on its first host.')
+paths.define('hostfile', None, "mpirun's --hostfile; worker 0 runs on its first host.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Timeouts:
 flags.DEFINE_float('start_timeout', Timeouts.start, 'Seconds within which all workers must join.',
                    lower_bound=1.0, upper_bound=1e6)
 flags.DEFINE_float('step_timeout', Timeouts.step, 'Seconds within which all workers end if one '
-                   'fails, freezes or cannot be reached. A step, including what worker 0 saves '
-                   'after it, must take less.', lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('stage_timeout', Timeouts.stage, 'Seconds within which all workers must follow '
-                   'the first one to the same point outside of steps: the data, the graph, a '
-                   'validation. A download and a validation must take less.', lower_bound=1.0,
+                   'fails, freezes or cannot be reached. A step must take less, including the '
+                   'time in which worker 0 saves a checkpoint.', lower_bound=1.0, upper_bound=1e6)
+flags.DEFINE_float('stage_timeout', Timeouts.stage, 'Seconds that the first worker to reach a '
+                   'point outside of steps (the data, the graph, a validation) waits for the '
+                   'others. A download and a validation must take less.', lower_bound=1.0,
                    upper_bound=1e7)
 paths.define('secret_file', None, 'File that holds the secret of the job, the same for all '
              f'workers, at least {_SHORTEST_SECRET} characters; or set {SECRET_VARIABLE}.')

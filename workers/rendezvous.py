@@ -35,19 +35,17 @@ def join(cluster, facts):
     """Waits until all workers have joined, and compares their facts.
 
     Args:
-        cluster: a `Cluster`.
+        cluster: a `Cluster` of several workers.
         facts: dictionary from name to JSON value, which must be the same for all workers.
 
     Returns:
-        A `watch.Meeting`. For a single worker it is made at once, without a socket.
+        A `watch.Meeting`.
 
     Raises:
         app.UsageError: after --start_timeout workers are missing, or some have the same index,
             expect a different number of workers, have different facts, or report a problem; all
             workers that have joined raise the same line.
     """
-    if cluster.size == 1:
-        return watch.Meeting(0, [''], {}, None, cluster.timeouts)
     return _follow(cluster, facts) if cluster.rank else _lead(cluster, facts)
 
 
@@ -105,7 +103,8 @@ def _check_facts(cluster, peers, hello, facts):
     rank, name = hello['rank'], _name(hello)
     if hello['size'] != cluster.size:
         raise app.UsageError(
-            f'{name} expects {hello["size"]} workers, but worker 0 expects {cluster.size}')
+            f'{name} expects {hello["size"]} workers, but worker 0 expects {cluster.size}: '
+            'start all with the same number')
     if hello.get('problem'):
         raise app.UsageError(f'{name}: {connection_.text(hello["problem"])}')
     if rank in peers:

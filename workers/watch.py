@@ -28,7 +28,7 @@ class Meeting:
 
     When a worker is lost, a step that waits for it may never end. So the processes of the others
     end soon after, with exit code 1 and a line that names the lost worker; or with 130, if it was
-    interrupted by Ctrl-C. A single worker has nothing to watch or to wait for.
+    interrupted by Ctrl-C.
 
     Attributes:
         rank: int, the index of this worker.
@@ -59,8 +59,7 @@ class Meeting:
         for connection in connections.values():
             connection.socket.settimeout(connection_.REACH_SECONDS)
             connection.heard = time.monotonic()
-        if connections:
-            threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def __enter__(self):
         return self

@@ -15,7 +15,7 @@ def pytest_addoption(parser):
     group.addoption('--seed', type=int, default=1, help='seed of everything random in the drills')
     group.addoption('--kills', type=int, metavar='N', help='kill each run N times')
     group.addoption('--trainer_flags', default='', metavar='FLAGS',
-                    help='further flags of the trainers in the kills drill')
+                    help='additional flags of the trainers in the kills drill')
     group.addoption('--long_run', metavar='DIR',
                     help='train for 100,000 steps in DIR, or resume the run there')
     group.addoption('--data_dir', metavar='DIR',
