@@ -305,11 +305,8 @@ def _pooled_conv(net, name, pool_name, filters, bias):
     pooling exist only for their summary.
 
     Args:
-        net: float [batch, height, width, channels].
-        name: variable scope, owner of `weights` and `biases`.
+        net, name, filters, bias: as for `_conv`.
         pool_name: name scope of the pooling.
-        filters: number of output channels.
-        bias: initial value of every bias.
 
     Returns:
         float [batch, height / 2, width / 2, filters].

@@ -31,7 +31,7 @@ from runs import checkpoints
 
 paths.define('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],
-                  'The images to evaluate: test set, all training images, or those that '
+                  'The images to evaluate: the test set, all training images, or those that '
                   '--validate_on=held_out excludes from training.')
 flags.DEFINE_integer('eval_interval_secs', 300, 'Minimum number of seconds between evaluations.',
                      lower_bound=1, upper_bound=10**9)
@@ -120,11 +120,8 @@ def _checkpoints():
 def _write(writer, result, like_training):
     """Writes the precision and the summaries of a result at the checkpoint's step.
 
-    Args:
-        writer: a `tf.summary.FileWriter`.
-        result: a `counting.Result`.
-        like_training: whether training validates on the same images; the error then gets
-            training's tag.
+    If training validates on the same images (`like_training`), also writes the error, with
+    training's tag.
     """
     summary = tf.Summary()
     summary.ParseFromString(result.summary)

@@ -252,7 +252,7 @@ def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
     """The prefetch queue of `distorted_inputs`, for several towers that each `dequeue`.
 
     Args:
-        capacity: number of batches to prefetch. The others are those of `distorted_inputs`.
+        capacity: number of batches to prefetch. The other arguments are as for `distorted_inputs`.
 
     Returns:
         A queue of (images, labels).

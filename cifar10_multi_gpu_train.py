@@ -120,12 +120,7 @@ def train():
 
 
 def devices(towers, gpus):
-    """Returns a line that says where the towers will run.
-
-    Args:
-        towers: number of towers.
-        gpus: number of GPUs that may be used.
-    """
+    """Returns a line that says where a number of towers will run, given the number of GPUs."""
     count = f'{towers} tower{"s" * (towers > 1)}'
     if gpus >= towers:
         used = ', '.join(f'/gpu:{i}' for i in range(towers))

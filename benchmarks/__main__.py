@@ -5,8 +5,8 @@
 Takes about ten minutes. Both sides run in turn, A B A B, so that drift of the machine affects both.
 A figure is the median of n, with the range of the middle half. Run nothing else at the same time.
 
-Any other --net has no counterpart in the tutorial. Only its step, beside the floor of its own
-products, and its start are measured, which takes about two minutes.
+The tutorial has no counterpart of any other --net. Then only the step, beside the floor of the
+network's own products, and the start are measured, which takes about two minutes.
 """
 import collections
 import json

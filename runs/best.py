@@ -61,7 +61,7 @@ class Best:
             session: the session that holds the variables.
             step: the global step.
             values: dictionary from name to value of the same variables.
-            error: float, 0 to 1, of the raw weights.
+            error: float, 0 to 1, the error of the raw weights.
             averaged_error: the same for the moving averages.
         """
         if averaged_error >= self.error:

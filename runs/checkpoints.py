@@ -220,7 +220,7 @@ class Loader:
         """Assigns the values in a checkpoint.
 
         Args:
-            path, variables, advice: see `values_for`; all variables belong to this loader.
+            path, variables, advice: see `values_for`; all variables belong to this `Loader`.
             session: the session that holds the variables.
 
         Raises:

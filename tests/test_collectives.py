@@ -361,13 +361,8 @@ def test_a_live_worker_that_runs_no_step():
 
 
 def block(name, port, drops):
-    """Blocks TCP packets from a network namespace to a port.
-
-    Args:
-        name: name of the namespace.
-        port: int.
-        drops: whether packets vanish; otherwise the sender gets an error.
-    """
+    """Blocks TCP packets from a network namespace to a port; the sender gets an error unless
+    `drops`."""
     commands = [f'rule add ipproto tcp dport {port} table 9']
     if drops:  # They go to a network card that does not exist.
         commands += [f'neigh replace 10.99.0.99 lladdr 02:00:00:00:00:99 dev {link.DEVICE}',

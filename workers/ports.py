@@ -55,9 +55,6 @@ def close_to_others(port):
 
     Call it before the server answers requests: earlier connections stay open.
 
-    Args:
-        port: int.
-
     Returns:
         Whether the port is closed; False if the system cannot do that.
 
