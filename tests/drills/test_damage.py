@@ -121,7 +121,7 @@ def _read(script, folder, step, is_reported):
     done = helpers.run_script(script, *_READERS[script](folder))
     assert before <= set(helpers.contents(f'{folder}/train')), 'it removed files'
     if step is None:
-        helpers.expect_one_line(done, 'damaged', 'no checkpoint', f'{folder}/train')
+        helpers.expect_one_line(done, 'damaged', 'all checkpoints', f'{folder}/train')
         return 'refused in one line'
     output = done.stdout[-1500:] + done.stderr[-1500:]
     assert done.returncode == 0, output
