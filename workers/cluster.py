@@ -241,7 +241,7 @@ def _read_tf_config():
     """The JSON object in TF_CONFIG, empty if it is not set.
 
     Raises:
-        app.UsageError: it holds something else.
+        app.UsageError: it does not hold a JSON object.
     """
     text = os.environ.get('TF_CONFIG', '').strip()
     try:
@@ -359,7 +359,7 @@ def _slurm():
 def _hosts_of_list(text):
     """The hosts, a tuple, of a list like `n[2,10-11],login1` in its order; () if it is malformed.
 
-    At most `_MAX_SIZE`: TensorFlow's `expand_hostlist` would make all of `n[1-999999999999]`.
+    At most `_MAX_SIZE`: TensorFlow's `expand_hostlist` would expand all of `n[1-999999999999]`.
     """
     item = r'(?:[^,\[\]]|\[[^\[\]]*\])+'
     if not re.fullmatch(f'{item}(?:,{item})*', text):

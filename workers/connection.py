@@ -37,7 +37,7 @@ def reach(address, deadline=None):
 
     Args:
         address: str.
-        deadline: time, by `time.monotonic`, at which to give up if that is before REACH_SECONDS.
+        deadline: when to give up, by `time.monotonic`, if that is sooner than REACH_SECONDS.
 
     Returns:
         A `Connection`.

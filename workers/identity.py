@@ -69,7 +69,7 @@ def _check_origin(cluster, address, rank):
         OSError: they differ, or a host does not resolve.
     """
     hosts, unknown = cluster.hosts_of(rank), None
-    # A single host is resolved again at each attempt: it may be a pod that DNS learns of later.
+    # A single host is resolved again at each attempt: it may be a pod that DNS does not know yet.
     addresses = _addresses_of if len(hosts) == 1 else _addresses_once
     for host in hosts:
         try:

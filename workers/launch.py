@@ -64,7 +64,7 @@ def start(count):
         0, or the exit code of the worker that failed first. If a signal to this process stopped
         them, 128 + the signal's number.
     """
-    # Worker 0 listens there; reserved until all have ended.
+    # Worker 0 listens at this port, which is reserved until all have ended.
     with ports.reserve(host='127.0.0.1') as port:
         common = {'size': count, 'meeting': f'127.0.0.1:{port.getsockname()[1]}',
                   'job': secrets.token_hex(16), 'parent': os.getpid()}
@@ -82,7 +82,7 @@ def start(count):
                 processes.append(_start_one(rank, common))
                 if rank:
                     threads.append(_show(rank, processes[rank].stderr))
-                if caught:  # Perhaps before this worker was in the list.
+                if caught:  # The signal may have come before this worker was in the list.
                     processes[rank].send_signal(caught[0])
                     break
             code = _wait(processes)
