@@ -75,6 +75,8 @@ _LOSS_AVERAGE_DECAY = 0.9  # For the losses in TensorBoard; the tutorial's value
 def _check_data_url(url):
     if url is not None and not download.is_url(url):
         raise flags.ValidationError(f'"{url}" does not start with http:, https: or file:')
+    if url is not None and not url.isascii():
+        raise flags.ValidationError('a URL has only ASCII characters: encode others as in %C3%A9')
     return True
 
 

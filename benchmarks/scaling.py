@@ -9,6 +9,7 @@ import statistics
 import time
 
 import tensorflow.compat.v1 as tf
+from absl import app
 from absl import flags
 
 from benchmarks import children
@@ -27,6 +28,8 @@ _REPEATS = 50
 
 
 def main(me):
+    if me.size == 1:
+        raise app.UsageError('one worker has nobody to average with: pass --num_workers=2')
     with rendezvous.join(me, {}) as peers, collectives.failures_of(peers):
         rows = _measure(collectives.Group(me.rank, me.size), peers)
     if me.rank == 0:

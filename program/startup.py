@@ -16,6 +16,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 
 from program import console
@@ -86,6 +87,14 @@ def _interrupts_end_the_process():
         signal.signal(signal.SIGINT, earlier)
 
 
+def _scratch_file():
+    """A file descriptor: in memory where Python and the system support that, else on disk."""
+    if hasattr(os, 'memfd_create'):
+        return os.memfd_create('stderr')
+    with tempfile.TemporaryFile() as stream:
+        return os.dup(stream.fileno())
+
+
 @contextlib.contextmanager
 def _quiet_unless_it_fails():
     """Discards what the block writes to file descriptor 2, unless the block fails.
@@ -94,12 +103,12 @@ def _quiet_unless_it_fails():
     support the processor, they abort. So a second process waits, and prints the text if this
     process dies: a byte from the pipe `verdict` discards the text, the end of the pipe prints it.
     """
-    screen, text = os.dup(2), os.memfd_create('stderr')
+    screen = os.dup(2)
     verdict_end, verdict = os.pipe()
-    try:
+    text = holder = None
+    with contextlib.suppress(OSError):  # Without a file or a process, the text is not held back.
+        text = _scratch_file()
         holder = os.fork()
-    except OSError:  # Without a second process, the text is not held back.
-        holder = None
     if holder == 0:
         os.close(verdict)
         try:
@@ -115,7 +124,8 @@ def _quiet_unless_it_fails():
     finally:
         os.dup2(screen, 2)
         for number in (screen, text, verdict_end, verdict):
-            os.close(number)
+            if number is not None:
+                os.close(number)
         if holder:
             with contextlib.suppress(ChildProcessError):  # Raised if SIGCHLD is ignored.
                 os.waitpid(holder, 0)

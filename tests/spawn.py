@@ -61,6 +61,13 @@ def start(arguments, ignore=(), **options):
     return forks.Python([sys.executable, *arguments], ignore=ignore, **options)
 
 
+def workers(pid):
+    """Process IDs of the workers that a launcher started, each of which leads a session."""
+    with open(f'/proc/{pid}/task/{pid}/children') as stream:
+        children = [int(word) for word in stream.read().split()]
+    return [child for child in children if os.getsid(child) == child]
+
+
 def mpirun(count):
     """The start of a command for the real Open MPI; skips the test if it is not installed."""
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])

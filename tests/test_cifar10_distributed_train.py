@@ -165,13 +165,7 @@ def await_steps(process):
 def workers_of(process):
     """The workers' process IDs in order of rank, after the first steps."""
     await_steps(process)
-    return children_of(process)
-
-
-def children_of(process):
-    with open(f'/proc/{process.pid}/task/{process.pid}/children') as children:
-        pids = [int(pid) for pid in children.read().split()]
-    return [pid for pid in pids if os.getsid(pid) == pid]  # Without the process that forks them.
+    return spawn.workers(process.pid)
 
 
 @pytest.mark.slow
@@ -329,7 +323,7 @@ def test_sigterm_during_the_last_validation_loses_nothing(half_bright):
     for line in process.stdout:
         if line == 'validating 6\n':
             break
-    os.kill(children_of(process)[1], signal.SIGTERM)
+    os.kill(spawn.workers(process.pid)[1], signal.SIGTERM)
     out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143, error
     assert 'step 6, validation error' in out and 'Saved step 6 in' in out, error
@@ -372,7 +366,7 @@ def test_a_worker_lost_at_the_start_ends_the_other(half_bright, rank, number):
 def test_a_worker_lost_before_the_first_step_ends_the_other(half_bright, rank, number):
     process = start('--max_steps=100000')
     assert process.stdout.readline().startswith('Filling queue')
-    pids = children_of(process)
+    pids = spawn.workers(process.pid)
     os.kill(pids[rank], number)
     _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode not in (0, None)

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import termios
-import types
 
 import pytest
 import spawn
@@ -115,9 +114,9 @@ def test_a_runs_progress_on_a_terminal(half_bright):
 def test_short_epochs_keep_a_line_every_two_seconds(monkeypatch):
     """50 epochs of one step, eight per second; the first does not count for the speed."""
     shown, seconds = [], itertools.count(step=0.125)
-    monkeypatch.setattr(hooks, 'time', types.SimpleNamespace(perf_counter=lambda: next(seconds)))
     monkeypatch.setattr(console, 'progress', lambda text, keep: shown.append((text, keep)))
-    progress = hooks.ProgressHook(None, pace.Pace(128, 128, max_steps=50), None)
+    progress = hooks.ProgressHook(None, pace.Pace(128, 128, max_steps=50), None,
+                                  clock=lambda: next(seconds))
     for step in range(1, 51):
         progress.update(step, loss=1.0)
     assert [text.split()[3] for text, keep in shown if keep] == ['2', '18', '34', '50']

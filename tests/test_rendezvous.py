@@ -19,6 +19,7 @@ from absl import app
 
 from benchmarks import link
 from workers import cluster
+from workers import collectives
 from workers import connection
 from workers import identity
 from workers import ports
@@ -88,6 +89,22 @@ def test_all_learn_the_addresses_and_agree():
     assert together(*[w.leave for w in met]) == [None] * 3
     time.sleep(0.3)
     assert [w.lost() for w in met] == [None] * 3
+
+
+def test_workers_on_worker_0s_machine_give_the_name_by_which_others_reach_it():
+    """Not 127.0.0.1, from which they come."""
+    meeting = f'localhost:{networks.free_port()}'
+    met = meet(workers(2, w0={'meeting': meeting}, w1={'meeting': meeting}))
+    assert [address.split(':')[0] for address in met[1].addresses] == 2 * ['localhost']
+    together(*[worker.leave for worker in met])
+
+
+def test_a_server_that_does_not_listen_is_named():
+    met = meet(workers(2))
+    with pytest.raises(ConnectionError, match=(
+            f'cannot connect to worker 1 .{met[0].addresses[1]}.: Connection refused; ')):
+        collectives.reach_all(met[0])
+    together(*[worker.leave for worker in met])
 
 
 def test_given_addresses_are_kept_and_worker_0s_port_can_be_used_after_the_meeting():

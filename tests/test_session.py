@@ -358,9 +358,11 @@ def test_a_missing_record_file_raises_its_own_error(half_bright):
             loss = cifar10.loss(cifar10.inference(images), labels)
             train_op = cifar10.train(loss, step)
             with flagsaver.flagsaver(max_steps=1000), training.session(loss, 8) as session:
+                session.run(train_op)
                 (half_bright / 'data_batch_2.bin').unlink()
                 while not session.should_stop():
                     session.run(train_op)
+    assert checkpoints.step(latest()) > 0  # The steps until then are saved.
 
 
 def test_a_replaced_record_file_is_checked_again(half_bright, capsys):

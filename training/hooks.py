@@ -26,10 +26,11 @@ _KEPT_SECONDS = 2.0
 def _diverged(session, folder, step, reason):
     """The exception for a loss or variable that is not finite."""
     rate = session.run(tf.get_collection('learning_rate')[0])
+    latest = checkpoints.latest(folder, report=False)
     return FloatingPointError(
         f'Training diverged at step {step}: {reason}, at learning rate {rate:g}. '
-        f'The last good checkpoint is {checkpoints.latest(folder, report=False)}: lower '
-        '--learning_rate, then run the same command again')
+        + (f'The last good checkpoint is {latest}: ' if latest else 'No checkpoint was saved: ')
+        + 'lower --learning_rate, then run the same command again')
 
 
 class StepCounter(tf.train.SessionRunHook):
@@ -316,14 +317,15 @@ class ProgressHook(tf.train.SessionRunHook):
     """Shows the progress of the epoch on a terminal.
 
     The line of a finished epoch stays. For small data sets, whose epochs take moments, one such
-    line stays every two seconds.
+    line stays every two seconds. `clock` returns seconds.
     """
 
-    def __init__(self, steps, pace, loss):
+    def __init__(self, steps, pace, loss, clock=time.perf_counter):
         self._steps = steps
         self._pace = pace
         self._loss = loss
-        self._shown_time = self._start_time = time.perf_counter()
+        self._clock = clock
+        self._shown_time = self._start_time = clock()
         self._kept_time = -_KEPT_SECONDS
         self._start_step = None
 
@@ -335,7 +337,7 @@ class ProgressHook(tf.train.SessionRunHook):
 
     def update(self, step, loss):
         """Shows step and loss, a few times per second and at the end of an epoch."""
-        now = time.perf_counter()
+        now = self._clock()
         if self._start_step is None:  # The first step includes the set-up.
             self._start_step, self._start_time = step, now
             return

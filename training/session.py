@@ -121,10 +121,7 @@ def _monitored_session(loss, examples_per_step, scaffold, variables, caught, tea
         hooks.DataHook(steps, cifar10.data_set(), cifar10.data_folder()),
         *(_leaders_hooks(steps, pace, loss, scaffold, variables, caught) if team.leads else []),
         *team.hooks_after(steps, pace)]
-    master, config = team.serve()
-    # MonitoredTrainingSession would take a lost worker for a preemption and retry forever.
-    return tf.train.SingularMonitoredSession(
-        scaffold=scaffold, hooks=all_hooks, master=master, config=config)
+    return team.session(scaffold, all_hooks)
 
 
 def _leaders_hooks(steps, pace, loss, scaffold, variables, caught):

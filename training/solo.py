@@ -1,4 +1,5 @@
 """A worker that trains alone: a team of one."""
+import tensorflow.compat.v1 as tf
 from absl import flags
 
 from program import startup
@@ -32,10 +33,14 @@ class Solo:
         """Means of gradients over all workers: list of (gradient, variable)."""
         return gradients
 
-    def serve(self):
-        """Returns the target and the `tf.ConfigProto` for sessions; call it after building the
-        graph."""
-        return '', startup.session_config(FLAGS.log_device_placement)
+    def session(self, scaffold, all_hooks):
+        """The `MonitoredSession` that trains; call it when the graph is built.
+
+        After an error of a thread that reads records, this one still saves the last step.
+        """
+        return tf.train.MonitoredTrainingSession(
+            scaffold=scaffold, hooks=all_hooks,
+            config=startup.session_config(FLAGS.log_device_placement))
 
     def hooks(self, caught):
         """Hooks before all others; `caught` is the list of signals that this worker caught."""

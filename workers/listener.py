@@ -66,7 +66,8 @@ class Listener:
         """Closes a connection, with a last message."""
         if connection.fileno() < 0:
             return
-        connection.send(**message)
+        if message:
+            connection.send(**message)
         self._strangers.pop(connection, None)
         self._selector.unregister(connection)
         connection.close()

@@ -65,12 +65,17 @@ class Team(solo.Solo):
         self._layout = collectives.layout(gradients)
         return collectives.all_reduce_mean(gradients, self._group, FLAGS.bucket_mb, FLAGS.overlap)
 
-    def serve(self):
-        """Starts this worker's server."""
-        _, config = super().serve()
+    def session(self, scaffold, all_hooks):
+        """Starts this worker's server, and returns a session on it.
+
+        Not a `MonitoredTrainingSession`, which would take a lost worker for a preemption and retry
+        forever.
+        """
+        config = startup.session_config(FLAGS.log_device_placement)
         collectives.configure(config, self._group, self._local_rank, self._gpus)
         self._server = collectives.serve(self._peers, config)
-        return self._server.target, config
+        return tf.train.SingularMonitoredSession(
+            scaffold=scaffold, hooks=all_hooks, master=self._server.target, config=config)
 
     def hooks(self, caught):
         return [_BroadcastHook(self._group, self),

@@ -102,8 +102,9 @@ class Meeting:
             return self._await(stage, self._timeouts.stage + self.patience)[0].get('value')
         try:
             for peer, theirs in self._await(stage, self._timeouts.stage).items():
-                line = difference(self.name(peer), {'stage': theirs['stage'], **theirs['facts']},
-                                  {'stage': stage, **ours['facts']})
+                line = difference(
+                    self.name(peer), {'stage': theirs['stage'], **theirs.get('facts', {})},
+                    {'stage': stage, **ours['facts']})
                 if line:
                     raise ConnectionError(line)
         except ConnectionError as error:

@@ -70,7 +70,7 @@ def pytest_terminal_summary(terminalreporter):
     reports = []
     for result in ('passed', 'failed', 'error'):
         for report in terminalreporter.stats.get(result, ()):
-            title = dict(report.user_properties).get('drill')
+            title = dict(getattr(report, 'user_properties', ())).get('drill')
             if title:
                 counts[title]['FAILED'] += result != 'passed'
                 for outcome, count in _values(report, 'outcome'):
@@ -85,7 +85,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def _values(report, name):
-    return [value for key, value in report.user_properties if key == name]
+    return [value for key, value in getattr(report, 'user_properties', ()) if key == name]
 
 
 def summary(title, outcomes):
