@@ -15,7 +15,7 @@ import record_files
 
 from drills import helpers
 
-drill = pytest.mark.drill('Folders', short=5)
+drill = pytest.mark.drill('Interference', short=5)
 
 
 @pytest.fixture
