@@ -252,6 +252,7 @@ def test_every_variable_is_pinned_to_the_cpu():
     assert conv.device == '/device:GPU:0'
 
 
+@pytest.mark.slow
 def test_code_written_against_the_tutorial_needs_no_app_run(half_bright):
     """A separate program imports the module, reads flags and trains one step."""
     program = '''

@@ -33,6 +33,7 @@ def folder(tmp_path):
     return tmp_path / 'my images'
 
 
+@pytest.mark.slow
 def test_the_data_set_trains_evaluates_and_predicts(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr('cifar10.INITIAL_LEARNING_RATE', 0.03)
     (folder / NAMES[0] / 'broken.png').write_text('text')

@@ -81,6 +81,7 @@ def test_run_once_without_a_checkpoint(half_bright):
     assert not os.path.exists(FLAGS.eval_dir)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint(half_bright, capsys):
     """The event file shows its step, which differs from the latest's."""
     with flagsaver.flagsaver(validate_every=1):

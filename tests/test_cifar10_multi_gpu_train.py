@@ -125,6 +125,7 @@ def test_summary_tags_do_not_contain_towers(two_towers):
             'learning_rate', 'images/image/0'} <= set(tags)
 
 
+@pytest.mark.slow
 def test_trains_and_is_evaluated_and_resumed_by_the_others(half_bright, capsys):
     with flagsaver.flagsaver(num_gpus=2, max_steps=30):
         cifar10_multi_gpu_train.train()

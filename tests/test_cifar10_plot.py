@@ -23,6 +23,7 @@ def plot(path, picture, **options):
     return np.asarray(Image.open(path).convert('RGB'))
 
 
+@pytest.mark.slow
 def test_samples_and_distorted_show_the_images(half_bright, tmp_path):
     """One half is bright: up to 209 in the original images, up to white in distorted ones."""
     for picture, brightest in (('samples', 209), ('distorted', 255)):
@@ -32,6 +33,7 @@ def test_samples_and_distorted_show_the_images(half_bright, tmp_path):
         assert abs(int(shown.max()) - brightest) <= 1
 
 
+@pytest.mark.slow
 def test_a_trained_run(half_bright, tmp_path, capsys):
     """All pictures of a run that learned to distinguish its two classes."""
     cifar10_train.train()

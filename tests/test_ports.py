@@ -126,6 +126,7 @@ TOO_LATE = ("{} connected to TensorFlow's port 2222 before it was closed to othe
             'again')
 
 
+@pytest.mark.slow
 @networks.with_networks
 def test_a_half_open_connection_from_another_machine_is_an_error():
     """Its last packet would open it even after the port is closed to new connections."""

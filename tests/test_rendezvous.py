@@ -238,6 +238,7 @@ def at_hosts(**changes):
     return [cluster.Cluster(rank, 2, 0, hosts[0], hosts, **changes) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_a_worker_from_another_address_is_rejected():
     alone, rejected = meet(at_hosts(), seconds=3.0)
     assert re.fullmatch(
@@ -260,6 +261,7 @@ def test_a_host_has_several_addresses_of_this_machine():
     together(*[worker.leave for worker in met])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('nodes, joins', [
     (('192.0.2.7', 'localhost'), True), (('192.0.2.7', '192.0.2.8'), False),
     (('no-such-host.invalid',), False), (('no-such-host.invalid', 'localhost'), True)])
@@ -274,6 +276,7 @@ def test_a_worker_must_connect_from_a_node_of_the_job(nodes, joins):
                 ) in str(met[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('secret', ['', 'another secret for worker 1'])
 def test_another_secret(secret):
     clusters = workers(2, w0={'secret': 'the secret of worker 0'}, w1={'secret': secret})
@@ -305,6 +308,7 @@ def played_worker_0(me, answer):
     return met, hellos[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('answer', [
     {'peers': ['127.0.0.1:1', '127.0.0.1:2']}, {'error': 'worker 2 is missing'}])
 def test_a_false_worker_0_learns_no_secret_and_is_not_believed(answer):
@@ -353,6 +357,7 @@ def test_a_live_worker_that_does_not_reach_a_stage_is_named():
         '--stage_timeout=1 seconds')
 
 
+@pytest.mark.slow
 def test_a_live_worker_0_that_does_not_reach_a_stage_is_named():
     timeouts = cluster.Timeouts(start=30.0, step=4.0, stage=1.0)
     met = together(*[lambda me=me: rendezvous.join(dataclasses.replace(me, timeouts=timeouts), {})

@@ -208,6 +208,7 @@ def test_float16():
     assert not np.array_equal(got, expected)
 
 
+@pytest.mark.slow
 def test_learns_and_evaluates_with_the_moving_statistics():
     """A narrow network distinguishes images that are bright above or below after 60 steps."""
     labels, images = zip(*record_files.half_bright(32, seed=0))

@@ -53,6 +53,7 @@ def scalars(tag):
             for value in event.summary.value if value.tag == tag}
 
 
+@pytest.mark.slow
 def test_resumes_exactly_and_stops_exactly(half_bright, capsys):
     for max_steps, steps in [(10, '0 '), (10, ''), (9, ''), (12, '10 '), (21, '20 ')]:
         with flagsaver.flagsaver(max_steps=max_steps):
@@ -64,6 +65,7 @@ def test_resumes_exactly_and_stops_exactly(half_bright, capsys):
     assert latest().endswith('model.ckpt-21')
 
 
+@pytest.mark.slow
 def test_a_run_does_not_optimise_the_graph_once_per_variable(half_bright, monkeypatch):
     """TensorFlow optimises the graph for each: one per variable took ResNet-23 a minute."""
     different = set()
@@ -140,6 +142,7 @@ def test_resuming_with_another_batch_size_prints_a_line(trained, capsys):
     assert 'Resuming with 4 images per step (was 8)' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_five_checkpoints_are_kept_over_a_restart(half_bright):
     with flagsaver.flagsaver(save_checkpoint_steps=2):
         cifar10_train.train()
@@ -150,6 +153,7 @@ def test_five_checkpoints_are_kept_over_a_restart(half_bright):
     assert kept == [6, 8, 10, 12, 14]
 
 
+@pytest.mark.slow
 def test_summaries_every_hundred_steps_over_all_starts(half_bright, monkeypatch):
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.001)  # 0.1 is too high for one image.
     with flagsaver.flagsaver(batch_size=1, save_checkpoint_steps=60):
@@ -253,6 +257,7 @@ def test_profile_traces_one_step_and_restart_removes_it(half_bright, capsys):
     assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
 
 
+@pytest.mark.slow
 def test_profile_of_two_towers(half_bright):
     with flagsaver.flagsaver(profile=1, num_gpus=2, max_steps=2):
         cifar10_multi_gpu_train.train()

@@ -127,6 +127,7 @@ def _python(program, prepare=None, **env):
                           preexec_fn=prepare)
 
 
+@pytest.mark.slow
 def test_the_import_is_quiet_by_default():
     program = 'from program import startup; startup.tf.Session(); print("done")'
     done = _python(program)
@@ -156,6 +157,7 @@ def test_an_aborted_import_shows_the_held_text(tmp_path):
     assert done.stderr == 'F0000 00:00:2 feature.cc:2] no AVX\n'
 
 
+@pytest.mark.slow
 def test_starting_writes_no_file():
     """As in a container whose folders are all read-only, even the home folder."""
     def forbid_writing():

@@ -61,6 +61,7 @@ def errors(step):
     return [(result.total - result.correct) / result.total for result in found]
 
 
+@pytest.mark.slow
 def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
     """The tutorial's network at a low rate; one label in ten does not occur in training."""
     images = [image for _, image in record_files.half_bright(130, seed=0)]
