@@ -21,6 +21,7 @@ from absl import flags
 import cifar10
 from program import ownership
 import recipes
+from training import replicas
 from training import session as training
 from training import solo
 from workers import cluster
@@ -32,8 +33,8 @@ FLAGS = flags.FLAGS
 
 # Flags that must have the same value for all workers; an error names the first that differs.
 _COMMON_FLAGS = ('batch_size', 'epochs', 'max_steps', 'validate_every', 'validate_on',
-                 'learning_rate', 'use_fp16', 'bucket_mb', 'overlap', 'warmup_epochs',
-                 'step_timeout', 'stage_timeout')
+                 'learning_rate', 'use_fp16', 'sync_batch_norm', 'bucket_mb', 'overlap',
+                 'warmup_epochs', 'step_timeout', 'stage_timeout')
 
 
 def build(images, labels, team):
@@ -50,7 +51,8 @@ def build(images, labels, team):
     """
     recipe = recipes.chosen()
     global_step = tf.train.get_or_create_global_step()
-    loss = cifar10.loss(recipe.inference(images, training=True), labels)
+    replica = replicas.Replica(team.rank, team.size)
+    loss = cifar10.loss(replicas.inference(images, replica), labels)
     gradients = cifar10.compute_gradients(loss)
     losses = team.mean_losses(cifar10.losses_by_name(loss))
     train_op = tf.group(
@@ -103,4 +105,4 @@ def main(me):
 
 if __name__ == '__main__':
     startup.run(lambda: launch.run(main),
-                [startup, cifar10, recipes, training, cluster, collectives, ownership])
+                [startup, cifar10, recipes, training, replicas, cluster, collectives, ownership])
