@@ -37,7 +37,7 @@ def _local_inference(images, training):
 
 def _resnet23_inference(images, training):
     return resnet.inference(images, cifar10.data_set().num_classes, training,
-                            tf.float16 if FLAGS.use_fp16 else tf.float32)
+                            cifar10.compute_type())
 
 
 def _resnet23_schedule(global_step, replicas):
