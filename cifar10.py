@@ -28,7 +28,7 @@ from program import errors
 from program import paths
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images per batch; each tower or worker takes '
-                     'a batch per step.', lower_bound=1, upper_bound=1 << 16)
+                     'a batch per step.', lower_bound=1, upper_bound=1 << 16, short_name='b')
 paths.define('dataset', 'cifar10', f'The images to use: {", ".join(table.TABLE)}, or a folder '
              'made by cifar10_convert.py.')
 paths.define('data_dir', '/tmp/cifar10_data', 'Folder for downloaded and generated data sets.')
@@ -38,7 +38,7 @@ flags.DEFINE_enum('validate_on', 'test', ['test', 'held_out'], 'Images for --val
                   'the test set, or every tenth training image, which is then excluded from '
                   'training.')
 flags.DEFINE_float('learning_rate', None, 'Initial learning rate. The default depends on --net and '
-                   '--dataset.', lower_bound=0.0, upper_bound=1e6)
+                   '--dataset.', lower_bound=0.0, upper_bound=1e6, short_name='l')
 flags.DEFINE_boolean('use_fp16', False, 'Compute in float16 with float32 variables; for GPUs.')
 flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32 variables; for GPUs, and '
                      'CPUs with AMX or AVX512_BF16.')

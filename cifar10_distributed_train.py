@@ -31,9 +31,9 @@ from workers import team as team_
 FLAGS = flags.FLAGS
 
 # Flags that must have the same value for all workers; an error names the first that differs.
-_COMMON_FLAGS = ('batch_size', 'max_steps', 'validate_every', 'validate_on', 'learning_rate',
-                 'use_fp16', 'use_bf16', 'bucket_mb', 'overlap', 'warmup_epochs', 'step_timeout',
-                 'stage_timeout')
+_COMMON_FLAGS = ('batch_size', 'epochs', 'max_steps', 'validate_every', 'validate_on',
+                 'learning_rate', 'use_fp16', 'use_bf16', 'bucket_mb', 'overlap', 'warmup_epochs',
+                 'step_timeout', 'stage_timeout')
 
 
 def build(images, labels, team):

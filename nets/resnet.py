@@ -213,17 +213,18 @@ def prepare(planes):
 
 def learning_rate(global_step, steps_per_epoch, multiple, warmup_epochs=WARMUP_EPOCHS,
                   base=LEARNING_RATE):
-    """Adam's learning rate: constant, after a warm-up if batches are larger than the example's.
+    """Adam's learning rate: constant, after a warm-up if there are several batches per step.
 
     In the warm-up, it rises linearly from `base` to `multiple` * `base`: Goyal et al., "Accurate,
-    Large Minibatch SGD" (2017), section 2.2.
+    Large Minibatch SGD" (2017), section 2.2. The example sets the rate after a step instead of
+    before it, so each of its steps has the rate that the step before has here.
 
     Args:
         global_step: int [], the number of earlier steps.
         steps_per_epoch: number of steps in an epoch.
-        multiple: images per step, over all towers and workers, divided by BATCH_SIZE.
+        multiple: number of batches of the example's kind per step, over all towers and workers.
         warmup_epochs: length of the warm-up; 0 disables it.
-        base: learning rate for BATCH_SIZE images per step.
+        base: learning rate for one batch per step.
 
     Returns:
         float32 [].

@@ -161,7 +161,8 @@ threading.excepthook = _report_thread_failure
 tf.enable_resource_variables()  # Orders reads and writes, including those of the global step.
 
 flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
-                  'auto uses GPUs if available, cpu uses only the CPU, gpu requires a GPU.')
+                  'auto uses GPUs if available, cpu uses only the CPU, gpu requires a GPU.',
+                  short_name='c')
 
 FLAGS = flags.FLAGS
 
@@ -242,9 +243,9 @@ def _check_values():
     for name in FLAGS:
         value = FLAGS[name].value
         if FLAGS[name].present and value in ('', []):
-            raise flags.ValidationError(f'flag --{name}= has no value')
+            raise flags.ValidationError(f'flag --{FLAGS[name].name}= has no value')
         if isinstance(value, float) and math.isnan(value):
-            raise flags.ValidationError(f'flag --{name}={value} is not a number')
+            raise flags.ValidationError(f'flag --{FLAGS[name].name}={value} is not a number')
 
 
 def _fit(given, positional):
