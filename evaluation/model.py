@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 import cifar10
 from datasets import table
-from program import startup
+from program import devices
 import recipes
 from runs import checkpoints
 
@@ -61,7 +61,7 @@ class Model:
         Raises:
             app.UsageError, checkpoints.Unreadable: see `load`.
         """
-        with tf.Session(graph=self.graph, config=startup.session_config()) as session:
+        with tf.Session(graph=self.graph, config=devices.session_config()) as session:
             self.load(path, session, use_moving_averages,
                       "Pass the run's --net and --dataset, or use the raw weights with "
                       '--use_moving_averages=false')
