@@ -43,10 +43,12 @@ class Model:
         with tf.Graph().as_default() as graph:
             pixels = tf.placeholder(
                 tf.uint8, [None, table.HEIGHT, table.WIDTH, table.DEPTH], name='images')
-            # Not `tf.transpose`: oneDNN has none for uint8, and logs that as an error.
-            planes = tf.reshape(tf.stack(tf.unstack(pixels, axis=3), axis=1),
-                                [-1, table.IMAGE_BYTES])
-            model = cls(recipes.chosen().prepare(planes), pixels)
+            with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
+                # Not `tf.transpose`: oneDNN has none for uint8, and logs that as an error.
+                planes = tf.reshape(tf.stack(tf.unstack(pixels, axis=3), axis=1),
+                                    [-1, table.IMAGE_BYTES])
+                images = recipes.chosen().prepare(planes)
+            model = cls(images, pixels)
             graph.finalize()
         return model
 
