@@ -406,12 +406,14 @@ def _variable_with_weight_decay(name, shape, stddev, wd):
         wd: the loss wd * |weights|^2 / 2 is added to the collection `losses`; None for none.
 
     Returns:
-        The variable; with `--use_fp16`, its value as float16.
+        The variable or, with `wd` or `--use_fp16`, its value.
     """
     weights = variables.on_cpu(name, shape, tf.truncated_normal_initializer(stddev=stddev))
-    if wd is not None:
-        variables.add_weight_decay(weights, wd)
-    return _to_compute_with(weights)
+    if wd is None:
+        return _to_compute_with(weights)
+    value = variables.read(weights)  # Once: with a GPU, each read crosses to it separately.
+    variables.add_weight_decay(value, wd)
+    return tf.cast(value, _compute_type())
 
 
 def _compute_type():
@@ -549,14 +551,16 @@ def apply_gradients(gradients, global_step, replicas=1, recipe=None):
             rate = recipe.schedule(global_step, replicas)
             _scalar_summary('learning_rate', rate)
         tf.add_to_collection('learning_rate', rate)
-        descent = recipe.optimizer(rate).apply_gradients(gradients, global_step)
+        with tf.device(variables.device()):
+            descent = recipe.optimizer(rate).apply_gradients(gradients, global_step)
         with tf.name_scope('summaries'):
             for gradient, variable in gradients:
                 _histogram_summary(variable.op.name, variable)
                 if gradient is not None:
                     _histogram_summary(variable.op.name + '/gradients', gradient)
         # The averages use the variables and the global step after this update.
-        with tf.name_scope('moving_averages'), tf.control_dependencies([descent]):
+        with tf.device(variables.device()), tf.name_scope('moving_averages'), \
+                tf.control_dependencies([descent]):
             averages = tf.train.ExponentialMovingAverage(
                 MOVING_AVERAGE_DECAY, num_updates=global_step.read_value())
             averaged = averages.apply(tf.trainable_variables())

@@ -17,6 +17,7 @@ from absl import flags
 
 import cifar10
 import cifar10_input
+from nets import variables
 from program import console
 from program import devices
 from program import ownership
@@ -65,7 +66,8 @@ def average_gradients(tower_grads):
         if len(gradients) < len(pairs):
             raise ValueError(f'{len(gradients)} of {len(pairs)} towers have a gradient for '
                              f'{variable.op.name}; expected all or none')
-        with tf.name_scope(f'average_gradients/{variable.op.name}/'):
+        with tf.device(variables.device()), \
+                tf.name_scope(f'average_gradients/{variable.op.name}/'):
             averages.append((tf.add_n(gradients) / len(gradients), variable))
     return averages
 
@@ -120,7 +122,8 @@ def train():
                 session.run(train_op)
 
 
-def main():
+def main(argv=None):  # `tf.app.run` passes the arguments.
+    del argv
     used = devices.line(FLAGS.num_gpus)
     training.use_recipe(FLAGS.num_gpus)
     if training.steps_left():
@@ -131,4 +134,4 @@ def main():
 
 if __name__ == '__main__':
     FLAGS.set_default('max_steps', 1000000)
-    startup.run(main, [devices, cifar10, recipes, training, ownership])
+    startup.run(main, [devices, cifar10, recipes, training, variables, ownership])

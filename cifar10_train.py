@@ -15,6 +15,7 @@ from program import startup  # First: it imports TensorFlow quietly.
 import tensorflow.compat.v1 as tf
 
 import cifar10
+from nets import variables
 from program import console
 from program import devices
 from program import ownership
@@ -37,7 +38,8 @@ def train():
                 session.run(train_op)
 
 
-def main():
+def main(argv=None):  # `tf.app.run` passes the arguments.
+    del argv
     used = devices.line()
     training.use_recipe()
     if training.steps_left():
@@ -47,4 +49,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, recipes, training, ownership])
+    startup.run(main, [devices, cifar10, recipes, training, variables, ownership])
