@@ -559,11 +559,11 @@ def apply_gradients(gradients, global_step, replicas=1, recipe=None):
                 if gradient is not None:
                     _histogram_summary(variable.op.name + '/gradients', gradient)
         # The averages use the variables and the global step after this update.
-        with tf.device(variables.device()), tf.name_scope('moving_averages'), \
-                tf.control_dependencies([descent]):
+        with tf.name_scope('moving_averages'), tf.control_dependencies([descent]):
             averages = tf.train.ExponentialMovingAverage(
                 MOVING_AVERAGE_DECAY, num_updates=global_step.read_value())
-            averaged = averages.apply(tf.trainable_variables())
+            with tf.device(variables.device()):
+                averaged = averages.apply(tf.trainable_variables())
     return tf.group(averaged, *of_first_tower(tf.get_collection(tf.GraphKeys.UPDATE_OPS)))
 
 

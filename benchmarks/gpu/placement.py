@@ -6,25 +6,31 @@ and receive, for each tensor that crosses. `RunOptions.output_partition_graphs` 
 import collections
 
 import tensorflow.compat.v1 as tf
+from absl import flags
 
 import cifar10
 import cifar10_multi_gpu_train
 from program import devices
 import recipes
 
+FLAGS = flags.FLAGS
+
 _SENDS = ('_Send', '_HostSend')
 
 
-def step_of_towers(towers):
+def step_of_towers(queue=None):
     """Adds `--num_gpus` towers and one training step to the default graph.
+
+    Args:
+        queue: of (images, labels); by default, that of the training images.
 
     Returns:
         The step, as `cifar10_multi_gpu_train.train` runs it.
     """
-    recipe = recipes.chosen()
+    recipe, towers = recipes.chosen(), FLAGS.num_gpus
     with tf.device('/cpu:0'):
         global_step = tf.train.get_or_create_global_step()
-        queue = cifar10.distorted_inputs_queue(2 * towers, recipe)
+        queue = queue or cifar10.distorted_inputs_queue(2 * towers, recipe)
         losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
         losses = cifar10_multi_gpu_train._mean_losses(losses)
         return tf.group(
@@ -94,8 +100,8 @@ def crossings(graph, partitions):
 
     Returns:
         List of dictionaries: `path`, such as 'CPU:0 to GPU:0'; `tensors`, their number; `bytes`,
-        their size together; `signals`, the number of control dependencies that cross; `largest`,
-        the names of the largest tensors.
+        their size together, without those whose shape is unknown; `signals`, the number of control
+        dependencies that cross; `largest`, the names of the largest tensors.
     """
     tensors, signals = collections.defaultdict(dict), collections.Counter()
     for node in _nodes(partitions):
@@ -127,7 +133,10 @@ def _bytes(graph, name):
     """Size of a tensor, named as a node's input; None for TensorFlow's own, made for a signal."""
     name, _, index = name.partition(':')
     try:
-        tensor = graph.get_operation_by_name(name).outputs[int(index or 0)]
-    except (KeyError, IndexError):
+        outputs = graph.get_operation_by_name(name).outputs
+    except KeyError:
         return None
+    if int(index or 0) >= len(outputs):  # oneDNN adds the gradient of a bias to a convolution's.
+        return 0
+    tensor = outputs[int(index or 0)]
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size
