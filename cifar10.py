@@ -414,12 +414,14 @@ def _variable_with_weight_decay(name, shape, stddev, wd):
         wd: the loss wd * |weights|^2 / 2 is added to the collection `losses`; None for none.
 
     Returns:
-        The variable; with `--use_fp16` or `--use_bf16`, its value in that type.
+        The variable or, with `wd`, `--use_fp16` or `--use_bf16`, its value as `compute_type()`.
     """
     weights = variables.on_cpu(name, shape, tf.truncated_normal_initializer(stddev=stddev))
-    if wd is not None:
-        variables.add_weight_decay(weights, wd)
-    return _to_compute_with(weights)
+    if wd is None:
+        return _to_compute_with(weights)
+    value = variables.read(weights)  # Once: with a GPU, each read crosses to it separately.
+    variables.add_weight_decay(value, wd)
+    return tf.cast(value, compute_type())
 
 
 def _to_compute_with(variable):
@@ -553,7 +555,8 @@ def apply_gradients(gradients, global_step, replicas=1, recipe=None):
             rate = recipe.schedule(global_step, replicas)
             _scalar_summary('learning_rate', rate)
         tf.add_to_collection('learning_rate', rate)
-        descent = recipe.optimizer(rate).apply_gradients(gradients, global_step)
+        with tf.device(variables.device()):
+            descent = recipe.optimizer(rate).apply_gradients(gradients, global_step)
         with tf.name_scope('summaries'):
             for gradient, variable in gradients:
                 _histogram_summary(variable.op.name, variable)
@@ -563,7 +566,8 @@ def apply_gradients(gradients, global_step, replicas=1, recipe=None):
         with tf.name_scope('moving_averages'), tf.control_dependencies([descent]):
             averages = tf.train.ExponentialMovingAverage(
                 MOVING_AVERAGE_DECAY, num_updates=global_step.read_value())
-            averaged = averages.apply(tf.trainable_variables())
+            with tf.device(variables.device()):
+                averaged = averages.apply(tf.trainable_variables())
     return tf.group(averaged, *of_first_tower(tf.get_collection(tf.GraphKeys.UPDATE_OPS)))
 
 

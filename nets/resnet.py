@@ -134,7 +134,7 @@ def _batch_norm(net, name, training):
             exponential_avg_factor=1.0 - _MOMENTUM if training else 1.0)
         if training:
             for variable, value in zip(moving, moved):
-                with tf.device('/cpu:0'):
+                with tf.device(variables.device()):
                     tf.add_to_collection(
                         tf.GraphKeys.UPDATE_OPS, variable.assign(value, read_value=False))
     return net
