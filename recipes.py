@@ -33,13 +33,13 @@ def _local_inference(images, training):
     del training
     net = cifar10.convolutions(images)  # [batch, 6, 6, 64]
     for name, filters in local.LAYERS:  # [batch, 6, 6, 64], then [batch, 6, 6, 32]
-        net = local.layer(net, name, filters, cifar10.activation_summary)
+        net = local.layer(net, name, filters, cifar10._activation_summary)
     return cifar10.softmax_linear(net)
 
 
 def _resnet23_inference(images, training, gather=None):
     return resnet.inference(images, cifar10.data_set().num_classes, training,
-                            tf.float16 if FLAGS.use_fp16 else tf.float32, gather)
+                            cifar10.compute_type(), gather)
 
 
 def _resnet23_schedule(global_step, replicas):

@@ -105,8 +105,8 @@ def _conv(net, name, size, filters, training, gather):
     float [batch, height, width, channels] -> float [batch, height, width, filters].
     """
     with tf.variable_scope(name):
-        weights = _weights([size, size, net.shape.as_list()[-1], filters])
-        net = tf.nn.conv2d(net, tf.cast(weights, net.dtype), strides=1, padding='SAME')
+        weights = _weights([size, size, net.shape.as_list()[-1], filters], net.dtype)
+        net = tf.nn.conv2d(net, weights, strides=1, padding='SAME')
         return _batch_norm(net, 'bn', training, gather)
 
 
@@ -141,7 +141,7 @@ def _batch_norm(net, name, training, gather):
                 is_training=training, exponential_avg_factor=1.0 - _MOMENTUM if training else 1.0)
         if training:
             for variable, value in zip(moving, moved):
-                with tf.device('/cpu:0'):
+                with tf.device(variables.device()):
                     tf.add_to_collection(
                         tf.GraphKeys.UPDATE_OPS, variable.assign(value, read_value=False))
     return net
@@ -177,15 +177,16 @@ def _synced_batch_norm(net, gamma, beta, moving_mean, moving_variance, gather):
 def _affine(net, name, units):
     """Fully connected layer with a bias: float [batch, inputs] -> float32 [batch, units]."""
     with tf.variable_scope(name):
-        weights = _weights([net.shape.as_list()[-1], units])
-        biases = variables.biases([units], 0.0)
-        net = tf.matmul(net, tf.cast(weights, net.dtype))
-        return tf.nn.bias_add(tf.cast(net, tf.float32), biases)
+        weights = _weights([net.shape.as_list()[-1], units], net.dtype)
+        biases = variables.on_cpu('biases', [units], tf.zeros_initializer())
+        net = tf.matmul(net, weights)
+        return tf.nn.bias_add(tf.cast(net, tf.float32), variables.read(biases))
 
 
-def _weights(shape):
-    """Returns `weights`, float32, initially uniform as in Glorot and Bengio (2010)."""
-    return variables.weights(shape, tf.glorot_uniform_initializer())
+def _weights(shape, dtype):
+    """Returns `weights` as `dtype`, initially uniform as in Glorot and Bengio (2010)."""
+    weights = variables.on_cpu('weights', shape, tf.glorot_uniform_initializer())
+    return variables.read(weights, dtype)
 
 
 # The random numbers for the augmentation of a batch:

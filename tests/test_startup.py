@@ -11,7 +11,6 @@ import pytest
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import app
-from absl.testing import flagsaver
 
 from program import startup
 from runs import checkpoints
@@ -296,13 +295,3 @@ def test_an_operations_error_is_reported_by_its_reason():
 def test_bugs_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         startup._without_traceback(lambda: 1 // 0)
-
-
-def test_session_config():
-    with flagsaver.flagsaver(device='cpu'):
-        config = startup.session_config()
-        assert dict(config.device_count) == {'GPU': 0}
-        assert startup.visible_gpus() == 0
-    assert 'GPU' not in startup.session_config().device_count
-    assert config.allow_soft_placement
-    assert config.gpu_options.allow_growth

@@ -268,7 +268,7 @@ def _prepare_folder(examples_per_step):
         'settings': {
             'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
             'max_steps': FLAGS.max_steps, 'learning_rate': FLAGS.learning_rate,
-            'use_fp16': FLAGS.use_fp16,
+            'use_fp16': FLAGS.use_fp16, 'use_bf16': FLAGS.use_bf16,
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
             'tensorflow': tf.version.VERSION}})

@@ -2,7 +2,7 @@
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from program import startup
+from program import devices
 from training import hooks
 
 FLAGS = flags.FLAGS
@@ -44,7 +44,7 @@ class Solo:
 
         After an error of a thread that reads records, this one still saves the last step.
         """
-        config = startup.session_config(FLAGS.log_device_placement)
+        config = devices.session_config(FLAGS.log_device_placement)
         config.device_count['CPU'] = self._cpus
         return tf.train.MonitoredTrainingSession(
             scaffold=scaffold, hooks=all_hooks, config=config)
