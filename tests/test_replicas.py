@@ -63,7 +63,7 @@ def moving_statistics():
 
 
 @pytest.mark.slow
-def test_two_towers_take_the_step_of_one_with_both_batches(narrow):
+def test_towers_with_synced_batch_norms_take_the_step_of_one(narrow):
     """Loss, gradients and moving statistics; the images of one tower are brighter."""
     random = np.random.RandomState(1)
     images = random.uniform(0, 50, [16, 16, 16, 3]).astype(np.float32)
