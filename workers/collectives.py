@@ -249,7 +249,7 @@ def serve(workers, config):
                                  start=False)
     except tf.errors.OpError as error:
         raise ConnectionError(f'TensorFlow cannot listen at {own}: is it in use?') from error
-    workers.release_port()
+    workers.port.close()
     closed = loopback and ports.close_to_others(int(own.split(':')[1]))
     server.start()  # It listens already, but does not run graphs yet.
     if workers.rank == 0 and not closed:

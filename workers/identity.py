@@ -12,7 +12,7 @@ import socket
 from workers import cluster as cluster_
 from workers import connection as connection_
 
-PROTOCOL = 'cifar10-workers-3'
+PROTOCOL = 'cifar10-workers-4'
 
 # What a worker sends first, besides its proof and perhaps a problem.
 _HELLO = {'rank': int, 'size': int, 'address': str, 'nonce': str, 'facts': dict}
