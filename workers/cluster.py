@@ -43,13 +43,7 @@ paths.define('hostfile', None, "mpirun's --hostfile; worker 0 runs on its first 
 
 @dataclasses.dataclass(frozen=True)
 class Timeouts:
-    """How long workers wait for one another, in seconds; the defaults of the flags.
-
-    Attributes:
-        start: for all workers to join.
-        step: until a worker that fails, freezes or cannot be reached ends all of them.
-        stage: for all workers to reach the point outside of steps that the first one has reached.
-    """
+    """How long workers wait for one another, in seconds; the flags below explain them."""
     start: float = 60.0
     step: float = 60.0
     stage: float = 7200.0
@@ -125,7 +119,7 @@ class Cluster:
 
     def hosts_of(self, rank):
         """Tuple of the hosts that a worker may run on; () if they are unknown."""
-        hosts = self.hosts[rank:rank + 1] if 0 <= rank < len(self.hosts) else self.hosts
+        hosts = self.hosts[rank:rank + 1] or self.hosts
         return tuple(connection.split_address(host)[0] for host in hosts) or self.nodes
 
 
@@ -270,13 +264,14 @@ def _tf_config():
             f'TF_CONFIG makes this task {small_files.shown(index)} of {small_files.shown(name)} '
             f'among {small_files.shown(sorted(cluster))}; expected only workers, one of them '
             'perhaps the chief')
-    hosts = {job: _tasks(job, cluster[job]) for job in jobs}
-    number = str(index) if isinstance(index, (int, str)) else ''
-    if not re.fullmatch('[0-9]{1,7}', number) or int(number) >= len(hosts[name]):
+    tasks = {(job, number): host for job in jobs
+             for number, host in enumerate(_tasks(job, cluster[job]))}
+    is_number = isinstance(index, (int, str)) and re.fullmatch('[0-9]{1,7}', str(index))
+    task = (name, int(index)) if is_number else None
+    if task not in tasks:
         raise app.UsageError(f'task {small_files.shown(index)} is not in TF_CONFIG, which lists '
-                             f'{len(hosts[name])} of "{name}"')
-    rank = sum(len(hosts[job]) for job in jobs[:jobs.index(name)]) + int(number)
-    return _of_hosts([host for job in jobs for host in hosts[job]], rank, 'TF_CONFIG')
+                             f'{sum(job == name for job, _ in tasks)} of "{name}"')
+    return _of_hosts(list(tasks.values()), list(tasks).index(task), 'TF_CONFIG')
 
 
 def _tasks(job, tasks):

@@ -16,11 +16,7 @@ _LONGEST_LINE = 1 << 20  # Bytes. The addresses of a thousand workers take 30,00
 
 
 def split_address(address):
-    """Splits 'host:port'.
-
-    Returns:
-        host: str.
-        port: int, 1 to 65535.
+    """Splits 'host:port' into str and int.
 
     Raises:
         ValueError: the address is malformed. That includes IPv6 addresses, since TensorFlow's
@@ -33,14 +29,9 @@ def split_address(address):
 
 
 def reach(address, deadline=float('inf')):
-    """Connects to 'host:port' by IPv4, on which TensorFlow's server always listens.
+    """A `Connection` to 'host:port' by IPv4, on which TensorFlow's server always listens.
 
-    Args:
-        address: str.
-        deadline: when to give up, by `time.monotonic`, if that is sooner than `_SECONDS`.
-
-    Returns:
-        A `Connection`.
+    It gives up after `_SECONDS`, or at a deadline by `time.monotonic` if that is sooner.
 
     Raises:
         OSError: nothing accepted the connection in time, or the host does not resolve.

@@ -41,11 +41,8 @@ class Meeting:
         """Starts watching.
 
         Args:
-            rank: int.
-            addresses: list of str.
             connections: dictionary from rank to `Connection`: to all others for worker 0, and to
                 worker 0 for the others.
-            port: socket from `ports.reserve`.
             timeouts: the `cluster.Timeouts`.
         """
         self.rank = rank
