@@ -145,8 +145,8 @@ class Meeting:
         """Sends a last message, and waits until the others have read it."""
         with self._changed:
             self._over = True
-        self._send_all(**message)
-        with self._changed:  # Closing a connection too early could discard what was sent.
+            self._send_all(**message)
+            # Closing a connection too early could discard what was sent.
             self._changed.wait_for(lambda: not self._connections, _FAREWELL)
 
     def _end(self, line, code):
