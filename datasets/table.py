@@ -76,10 +76,16 @@ class DataSet:
         """Returns the number of complete records in one split's files.
 
         Raises:
-            FileNotFoundError: a file is missing.
+            errors.MissingFile: a file is missing.
         """
-        sizes = [os.path.getsize(path) for path in self.paths(folder, eval_data)]
-        return sum(size // self.record_bytes for size in sizes)
+        return sum(self._size(path) // self.record_bytes for path in self.paths(folder, eval_data))
+
+    def _size(self, path):
+        try:
+            return os.path.getsize(path)
+        except FileNotFoundError as error:
+            raise errors.MissingFile(
+                f'{path} is missing: {self._remedy(os.path.dirname(path))}') from error
 
     def check(self, folder):
         """Reads and checks every file of the set.
