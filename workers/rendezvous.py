@@ -85,7 +85,9 @@ def _addresses(cluster, listener, facts, port):
     """All workers' addresses, a list; raises app.UsageError if one is missing or does not fit."""
     found = {0: _own_address(cluster, cluster.meeting, port)}
     for hello in sorted(listener.hellos.values(), key=lambda hello: hello['rank']):
-        _check(cluster, found, hello, facts)
+        line = _objection(cluster, found, hello, facts)
+        if line:
+            raise app.UsageError(line)
         found[hello['rank']] = hello['address']
     missing = [watch.name_of(rank, cluster.address_of(rank))
                for rank in range(cluster.size) if rank not in found]
@@ -98,23 +100,21 @@ def _addresses(cluster, listener, facts, port):
     return list(found.values())
 
 
-def _check(cluster, peers, hello, facts):
-    """Raises app.UsageError unless a worker fits worker 0 and `peers`, those of lower index."""
+def _objection(cluster, peers, hello, facts):
+    """A line that says why a worker does not fit worker 0 or `peers`, the lower ranks; or None."""
     rank, size = hello['rank'], hello['size']
     name = watch.name_of(rank, hello['address'])
     if size != cluster.size:
-        raise app.UsageError(f'{name} expects {size} workers, but worker 0 expects {cluster.size}: '
-                             'start all with the same number')
+        return (f'{name} expects {size} workers, but worker 0 expects {cluster.size}: start all '
+                'with the same number')
     if hello.get('problem'):
-        raise app.UsageError(f'{name}: {connection_.text(hello["problem"])}')
+        return f'{name}: {connection_.text(hello["problem"])}'
     if rank in peers:
-        raise app.UsageError(f'{name} has the same index as {watch.name_of(rank, peers[rank])}: '
-                             'start one worker per index')
+        other = watch.name_of(rank, peers[rank])
+        return f'{name} has the same index as {other}: start one worker per index'
     if not 0 < rank < size:
-        raise app.UsageError(f'{name} is not one of the workers 0 to {size - 1}')
-    line = watch.difference(name, hello['facts'], facts)
-    if line:
-        raise app.UsageError(line)
+        return f'{name} is not one of the workers 0 to {size - 1}'
+    return watch.difference(name, hello['facts'], facts)
 
 
 def _answer(cluster, hellos, **message):

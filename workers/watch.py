@@ -203,8 +203,7 @@ class Meeting:
 
     def _handle(self, peer, message):
         if 'error' in message:
-            self._lose(connection_.text(message['error']),
-                       _INTERRUPTED if message.get('code') == _INTERRUPTED else 1)
+            self._lose(connection_.text(message['error']), message.get('code', 1))
         with self._changed:
             if 'facts' in message:
                 self._stages[peer].append((time.monotonic(), message))
