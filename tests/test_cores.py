@@ -57,6 +57,15 @@ def test_without_control_groups(tmp_path):
     assert cores.by_quota(str(tmp_path / 'none'), str(tmp_path)) is None
 
 
+@pytest.mark.parametrize('words, expected', [
+    ('flags\t\t: fpu avx512f avx512_bf16 amx_tile\nbugs: spectre', True),
+    ('flags\t\t: fpu amx_bf16', True), ('Features\t: fp asimd bf16', True),
+    ('flags\t\t: fpu avx512f avx512_bf161', False), ('', False)])
+def test_instructions_for_bfloat16(tmp_path, words, expected):
+    (tmp_path / 'cpuinfo').write_text(words)
+    assert cores.multiply_bfloat16(str(tmp_path / 'cpuinfo')) == expected
+
+
 @contextlib.contextmanager
 def _a_group_with_one_core():
     folder = os.path.join(CPU, f'cifar10-test-{os.getpid()}')
@@ -74,8 +83,8 @@ def _a_group_with_one_core():
 
 @pytest.mark.slow
 def test_a_session_in_a_real_group_has_as_many_threads_as_its_quota():
-    program = ('from program import startup; import os; os.sched_getaffinity = lambda _: {1, 2}; '
-               'startup.FLAGS(["x"]); config = startup.session_config(); '
+    program = ('from program import devices; import os; os.sched_getaffinity = lambda _: {1, 2}; '
+               'devices.FLAGS(["x"]); config = devices.session_config(); '
                'print(config.intra_op_parallelism_threads, config.inter_op_parallelism_threads)')
     with _a_group_with_one_core() as members:
         done = subprocess.run(
