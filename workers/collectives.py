@@ -33,8 +33,8 @@ _CHUNK_BYTES = 1 << 15  # Measured: docs/distributed.md.
 
 # Operations that belong together have the same group and instance keys on all workers. A bucket
 # that starts with the k-th gradient has the instance key _BUCKETS + k; the k-th variable by name is
-# broadcast with _BROADCAST + k.
-_GROUP = 1
+# broadcast with _BROADCAST + k. A group has devices of only one kind.
+_CPUS, _GPUS = 1, 3
 _LOSSES, _BUCKETS, _BROADCAST = 99, 100, 10**6
 
 # What TensorFlow may raise when another worker fails.
@@ -121,7 +121,7 @@ def mean_losses(losses, group):
     names = sorted(losses)
     values = tf.stack([tf.cast(losses[name], tf.float32) for name in names])
     if group.size > 1:
-        # Always on the CPU: the data is small, and a group has devices of only one kind.
+        # Always on the CPU, since the data is small.
         values = _reduce_mean(values, dataclasses.replace(group, on_gpu=False), _LOSSES)
     return dict(zip(names, tf.unstack(values)))
 
@@ -135,7 +135,7 @@ def broadcast(variables, group):
         return tf.no_op()
     operations = []
     for key, variable in enumerate(sorted(variables, key=lambda v: v.op.name), _BROADCAST):
-        common = {'group_size': group.size, 'group_key': _GROUP, 'instance_key': key}
+        common = {'group_size': group.size, 'group_key': _CPUS, 'instance_key': key}
         with tf.device('/cpu:0'):
             if group.rank == 0:
                 operations.append(tf.raw_ops.CollectiveBcastSendV2(
@@ -148,12 +148,11 @@ def broadcast(variables, group):
 
 def _reduce_mean(flat, group, instance):
     """Mean of a vector over workers; all of them get the same bits."""
-    kind, device = (2, '/gpu:0') if group.on_gpu else (0, '/cpu:0')
+    key, device, hint = (_GPUS, '/gpu:0', 'nccl') if group.on_gpu else (_CPUS, '/cpu:0', 'ring')
     with tf.device(device):
         return tf.raw_ops.CollectiveReduceV2(
-            input=flat, group_size=group.size, group_key=_GROUP + kind, instance_key=instance,
-            ordering_token=[], merge_op='Add', final_op='Div',
-            communication_hint='nccl' if group.on_gpu else 'ring')
+            input=flat, group_size=group.size, group_key=key, instance_key=instance,
+            ordering_token=[], merge_op='Add', final_op='Div', communication_hint=hint)
 
 
 def _pack(tensors):
