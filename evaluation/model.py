@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 import cifar10
 from datasets import table
-from program import startup
+from program import devices
 import recipes
 from runs import checkpoints
 
@@ -16,7 +16,8 @@ class Model:
     Attributes:
         graph: the `tf.Graph`.
         outputs: dictionary of `logits` and `probabilities`, float32 [batch, classes], and
-            `classes`, int64 [batch], the index of the most probable class.
+            `classes`, int64 [batch], the index of the most probable class. The logits are the
+            network's own tensor: `softmax_linear/softmax_linear:0` of the tutorial's.
         pixels: placeholder of `of_pixels`, uint8 [batch, 32, 32, 3], values 0 to 255; else None.
     """
 
@@ -30,7 +31,7 @@ class Model:
         self.graph = tf.get_default_graph()
         self.pixels = pixels
         logits = recipes.chosen().inference(images, training=False)
-        self.outputs = {'logits': tf.identity(logits, name='logits'),
+        self.outputs = {'logits': logits,
                         'probabilities': tf.nn.softmax(logits, name='probabilities'),
                         'classes': tf.argmax(logits, axis=1, name='classes')}
         self._variables = {
@@ -43,10 +44,12 @@ class Model:
         with tf.Graph().as_default() as graph:
             pixels = tf.placeholder(
                 tf.uint8, [None, table.HEIGHT, table.WIDTH, table.DEPTH], name='images')
-            # Not `tf.transpose`: oneDNN has none for uint8, and logs that as an error.
-            planes = tf.reshape(tf.stack(tf.unstack(pixels, axis=3), axis=1),
-                                [-1, table.IMAGE_BYTES])
-            model = cls(recipes.chosen().prepare(planes), pixels)
+            with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
+                # Not `tf.transpose`: oneDNN has none for uint8, and logs that as an error.
+                planes = tf.reshape(tf.stack(tf.unstack(pixels, axis=3), axis=1),
+                                    [-1, table.IMAGE_BYTES])
+                images = recipes.chosen().prepare(planes)
+            model = cls(images, pixels)
             graph.finalize()
         return model
 
@@ -61,7 +64,7 @@ class Model:
         Raises:
             app.UsageError, checkpoints.Unreadable: see `load`.
         """
-        with tf.Session(graph=self.graph, config=startup.session_config()) as session:
+        with tf.Session(graph=self.graph, config=devices.session_config()) as session:
             self.load(path, session, use_moving_averages,
                       "Pass the run's --net and --dataset, or use the raw weights with "
                       '--use_moving_averages=false')

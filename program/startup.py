@@ -20,7 +20,6 @@ import tempfile
 import threading
 
 from program import console
-from program import cores
 from program import errors
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -160,9 +159,6 @@ tf.disable_v2_behavior()
 threading.excepthook = _report_thread_failure
 tf.enable_resource_variables()  # Orders reads and writes, including those of the global step.
 
-flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
-                  'auto uses GPUs if available, cpu uses only the CPU, gpu requires a GPU.')
-
 FLAGS = flags.FLAGS
 
 # Errors of the user, the data or the machine are reported in one line. Any other exception is a bug
@@ -242,9 +238,9 @@ def _check_values():
     for name in FLAGS:
         value = FLAGS[name].value
         if FLAGS[name].present and value in ('', []):
-            raise flags.ValidationError(f'flag --{name}= has no value')
+            raise flags.ValidationError(f'flag --{FLAGS[name].name}= has no value')
         if isinstance(value, float) and math.isnan(value):
-            raise flags.ValidationError(f'flag --{name}={value} is not a number')
+            raise flags.ValidationError(f'flag --{FLAGS[name].name}={value} is not a number')
 
 
 def _fit(given, positional):
@@ -263,38 +259,3 @@ def _without_traceback(main):
         console.end()
         errors.say('interrupted')
         return 130
-
-
-def session_config(log_device_placement=False):
-    """Returns a `tf.ConfigProto` for a session on the devices that `--device` allows.
-
-    Towers request GPUs whatever the machine has; soft placement moves them. GPU memory is allocated
-    on demand, so that an evaluation can share a GPU with a trainer. There are as many threads as
-    cores, or as the container's CPU quota allows.
-
-    Args:
-        log_device_placement: whether TensorFlow prints the device of every operation.
-    """
-    config = tf.ConfigProto(allow_soft_placement=True, log_device_placement=log_device_placement)
-    config.gpu_options.allow_growth = True
-    threads = cores.by_quota()
-    if threads:
-        config.intra_op_parallelism_threads = config.inter_op_parallelism_threads = threads
-    if FLAGS.device == 'cpu':
-        config.device_count['GPU'] = 0
-    return config
-
-
-def visible_gpus():
-    """Returns the number of GPUs that `--device` allows.
-
-    Raises:
-        app.UsageError: `--device=gpu`, but TensorFlow does not see a GPU.
-    """
-    if FLAGS.device == 'cpu':
-        return 0
-    count = len(tf.config.list_physical_devices('GPU'))
-    if FLAGS.device == 'gpu' and not count:
-        raise app.UsageError('--device=gpu, but TensorFlow sees no GPU: check the driver, '
-                             'install tensorflow[and-cuda], or use --device=auto')
-    return count
