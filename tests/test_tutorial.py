@@ -102,7 +102,7 @@ def test_solutions_that_change_the_code_fit_it():
     assert len(solutions) >= 3
     for solution in solutions:
         header, *hunks = re.split(r'^@@ ?', solution, flags=re.MULTILINE)
-        text = (ROOT / re.search(r'^--- a/(\S+)$', header, re.MULTILINE).group(1)).read_text()
+        text = (ROOT / re.search(r'^--- (\S+)$', header, re.MULTILINE).group(1)).read_text()
         for hunk in hunks:
             context, _, lines = hunk.partition('\n')
             removed = ''.join(re.findall(r'^[- ](.*\n)', lines, re.MULTILINE))
