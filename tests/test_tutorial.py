@@ -65,7 +65,8 @@ def test_the_check_of_quotations():
         assert not is_quoted_from(quotation, lines)
 
 
-@pytest.mark.parametrize('where, quotation', commented('quote'))
+@pytest.mark.parametrize('where, quotation', [
+    pytest.param(*block, id=block[0]) for block in commented('quote')])
 def test_quotations_are_the_code(where, quotation):
     path, _, name = where.partition(': ')
     assert is_quoted_from(quotation, source(path, name)), where
@@ -83,7 +84,8 @@ def test_each_section_quotes_code_and_ends_with_a_command():
         assert blocks[-1]['language'] == 'bash', section[:40]
 
 
-@pytest.mark.parametrize('path, expected', commented('output'))
+@pytest.mark.parametrize('path, expected', [
+    pytest.param(*block, id=block[0]) for block in commented('output')])
 def test_examples_print_what_the_text_shows(path, expected):
     done = spawn.run_script(path)
     assert done.stdout == expected, done.stderr
