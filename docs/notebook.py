@@ -55,11 +55,12 @@ import PIL.Image
 
 
 def show(path):
-    """Shows a picture file; a PNG as JPEG, which keeps the notebook small."""
+    """Shows a picture file; a PNG as a small JPEG, which keeps the notebook small."""
     if path.endswith('.svg'):
         return IPython.display.SVG(path)
-    jpeg = io.BytesIO()
-    PIL.Image.open(path).convert('RGB').save(jpeg, 'JPEG', quality=80)
+    jpeg, picture = io.BytesIO(), PIL.Image.open(path).convert('RGB')
+    picture.thumbnail([800, 800])
+    picture.save(jpeg, 'JPEG', quality=60)
     return IPython.display.Image(jpeg.getvalue())'''
 
 _CHOICES = '''\
