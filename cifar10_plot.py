@@ -275,4 +275,5 @@ def plot():
 
 
 if __name__ == '__main__':
-    startup.run(plot, [devices, cifar10, recipes, ownership])
+    startup.run(plot, [devices, cifar10, recipes, ownership],
+                unused=recipes.TRAINING_FLAGS)

@@ -192,4 +192,5 @@ def main(words):
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, recipes, checkpoint_flags], positional='IMAGE...')
+    startup.run(main, [devices, cifar10, recipes, checkpoint_flags], positional='IMAGE...',
+                unused=(*recipes.TRAINING_FLAGS, *cifar10.INPUT_FLAGS))

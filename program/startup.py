@@ -168,7 +168,7 @@ _USER_ERRORS = (app.UsageError, errors.DataError, FloatingPointError, OSError,
                 tf.errors.ResourceExhaustedError, tf.errors.DataLossError)
 
 
-def run(main, modules=(), positional=None):
+def run(main, modules=(), positional=None, unused=()):
     """Parses the command line, runs `main` and exits.
 
     Exit codes: 0 success; 1 user error, explained in one line on standard error; 130 interrupted
@@ -180,11 +180,13 @@ def run(main, modules=(), positional=None):
         modules: imported modules whose flags the script accepts besides its own.
         positional: the positional arguments, as the usage names them: 'IMAGE...' for at least one,
             'FOLDER DATA_DIR' for exactly two, None for flags only. Flags may be mixed with them.
+        unused: names of flags in `modules` that this script does not use; --help omits them.
     """
     os.umask(os.umask(0o022) | 0o022)  # Keeps others from writing to TensorFlow's files.
     for module in modules:
         for flag in FLAGS.get_key_flags_for_module(module):
-            FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # For --help.
+            if flag.name not in unused:
+                FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # For --help.
     try:
         app.run(lambda argv: _without_traceback(lambda: main(argv[1:]) if positional else main()),
                 flags_parser=functools.partial(_parse, positional))
