@@ -162,9 +162,11 @@ def _append(url, stream, size, progress):
 def _opener():
     """Returns an opener for http, https and file that refuses redirections to other schemes."""
     opener = urllib.request.OpenerDirector()
-    for name in ('Proxy', 'Unknown', 'HTTP', 'HTTPS', 'HTTPDefaultError', 'HTTPRedirect', 'File'):
-        opener.add_handler(getattr(urllib.request, f'{name}Handler')())
-    opener.add_handler(urllib.request.HTTPErrorProcessor())
+    for handler in (urllib.request.ProxyHandler, urllib.request.UnknownHandler,
+                    urllib.request.HTTPHandler, urllib.request.HTTPSHandler,
+                    urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPRedirectHandler,
+                    urllib.request.FileHandler, urllib.request.HTTPErrorProcessor):
+        opener.add_handler(handler())
     return opener
 
 

@@ -65,11 +65,7 @@ def read(path):
 
 
 def _arrays(stream):
-    """Returns the arrays `X` and `y` of a MATLAB file, {name: array}.
-
-    Raises:
-        ValueError, KeyError, struct.error, zlib.error: the file has another format or is damaged.
-    """
+    """Returns the arrays `X` and `y` of a MATLAB file, {name: array}; see `read` for errors."""
     if stream.read(128)[124:] != b'\0\1IM':
         raise ValueError('expected a little-endian MATLAB file of level 5')
     found = {}

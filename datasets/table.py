@@ -73,13 +73,9 @@ class DataSet:
         return [os.path.join(folder, name) for name in self.split(eval_data)]
 
     def count(self, folder, eval_data):
-        """Returns the number of complete records in one split's files.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-        """
-        sizes = [os.path.getsize(path) for path in self.paths(folder, eval_data)]
-        return sum(size // self.record_bytes for size in sizes)
+        """Counts the complete records in one split's files; raises `FileNotFoundError`."""
+        return sum(os.path.getsize(path) // self.record_bytes
+                   for path in self.paths(folder, eval_data))
 
     def check(self, folder):
         """Reads and checks every file of the set.
@@ -92,6 +88,8 @@ class DataSet:
             path = os.path.join(folder, name)
             try:
                 fault = self._fault(path)
+            except FileNotFoundError:
+                fault = 'is missing'
             except OSError as error:
                 fault = f'cannot be read ({error.strerror})'
             if fault:
@@ -99,8 +97,6 @@ class DataSet:
 
     def _fault(self, path):
         """Returns a description of a file's first fault, or None."""
-        if not os.path.exists(path):
-            return 'is missing'
         size = os.path.getsize(path)
         if size == 0 or size % self.record_bytes:
             return f'has {size} bytes; expected one or more records of {self.record_bytes} bytes'
