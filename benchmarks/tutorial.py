@@ -97,10 +97,10 @@ def _loss_summaries(total_loss):
     return update
 
 
-def train(total_loss, global_step, examples_per_epoch=50000, batch_size=128):
+def train(total_loss, global_step):
     """An operation that runs one training step."""
     rate = tf.train.exponential_decay(
-        0.1, global_step, int(examples_per_epoch / batch_size * 350.0), 0.1, staircase=True)
+        0.1, global_step, int(50000 / 128 * 350.0), 0.1, staircase=True)
     tf.summary.scalar('learning_rate', rate)
     with tf.control_dependencies([_loss_summaries(total_loss)]):
         optimizer = tf.train.GradientDescentOptimizer(rate)
@@ -137,12 +137,19 @@ class _LoggerHook(tf.train.SessionRunHook):
                   flush=True)
 
 
-def session(total_loss, train_dir, max_steps, batch_size, log_frequency=10):
-    """The tutorial's session and hooks."""
-    return tf.train.MonitoredTrainingSession(
-        checkpoint_dir=train_dir, hooks=[
-            tf.train.StopAtStepHook(last_step=max_steps), tf.train.NanTensorHook(total_loss),
-            _LoggerHook(total_loss, batch_size, log_frequency)])
+def run(data_dir, train_dir, max_steps, batch_size, log_frequency):
+    """Trains as the tutorial's script does, with its session and hooks."""
+    with tf.Graph().as_default():
+        global_step = tf.train.get_or_create_global_step()
+        with tf.device('/cpu:0'):
+            images, labels = distorted_inputs(data_dir, batch_size)
+        total_loss = loss(inference(images), labels)
+        train_op = train(total_loss, global_step)
+        hooks = [tf.train.StopAtStepHook(last_step=max_steps), tf.train.NanTensorHook(total_loss),
+                 _LoggerHook(total_loss, batch_size, log_frequency)]
+        with tf.train.MonitoredTrainingSession(checkpoint_dir=train_dir, hooks=hooks) as session:
+            while not session.should_stop():
+                session.run(train_op)
 
 
 def evaluate(data_dir, checkpoint, batch_size, num_examples):
@@ -153,12 +160,12 @@ def evaluate(data_dir, checkpoint, batch_size, num_examples):
         averages = tf.train.ExponentialMovingAverage(0.9999)
         saver = tf.train.Saver(averages.variables_to_restore())
         tf.summary.merge_all()
-        with tf.Session() as session_:
-            saver.restore(session_, os.path.abspath(checkpoint))
+        with tf.Session() as session:
+            saver.restore(session, os.path.abspath(checkpoint))
             coordinator = tf.train.Coordinator()
-            threads = tf.train.start_queue_runners(session_, coordinator)
+            threads = tf.train.start_queue_runners(session, coordinator)
             batches = -(-num_examples // batch_size)
-            right = sum(int(session_.run(top_k).sum()) for _ in range(batches))
+            right = sum(int(session.run(top_k).sum()) for _ in range(batches))
             coordinator.request_stop()
             coordinator.join(threads)
     return right / (batches * batch_size)

@@ -17,7 +17,7 @@ class Validation:
     `held_out`, the test set remains for one final evaluation.
 
     The evaluation has its own graph and session, so it does not affect training's queues and random
-    numbers. Create it with the training graph, before that is finalized.
+    numbers. Create it before the training graph is finalized.
     """
 
     def __init__(self, train_dir, variables, images='test', caught=()):
@@ -39,24 +39,18 @@ class Validation:
         self._evaluation = counting.Evaluation(images)
 
     def run(self, session, step):
-        """Validates, prints a line, and saves the variables if they are the best so far.
-
-        Args:
-            session: the training session.
-            step: the global step.
+        """Validates the training session, prints a line, and saves the best variables so far.
 
         Returns:
             `Errors`, or None if a signal stopped the validation.
         """
         console.progress(f'step {step}: validating on {self._evaluation.total} images')
         values = session.run(self._variables)
-        raw, averaged = (self._evaluation.count(values, use, self._caught)
-                         for use in (False, True))
-        if raw is None or averaged is None:
+        results = [self._evaluation.count(values, use, self._caught) for use in (False, True)]
+        if None in results:
             console.line(f'Skipped the validation at step {step}.')
             return None
-        errors = Errors((raw.total - raw.correct) / raw.total,
-                        (averaged.total - averaged.correct) / averaged.total)
+        errors = Errors(*((result.total - result.correct) / result.total for result in results))
         self._best.offer(session, step, values, errors.raw, errors.averaged)
         console.line(f'{datetime.datetime.now()}: step {step}, validation error = '
                      f'{errors.raw:.4f} ({errors.averaged:.4f} averaged)')
