@@ -10,6 +10,7 @@ has 1,068,298 parameters and takes 18.5 million multiply-adds per image. The tut
 accuracy of about 86 %.
 """
 import contextlib
+import dataclasses
 import os
 import re
 
@@ -52,7 +53,7 @@ IMAGE_SIZE = cifar10_input.IMAGE_SIZE
 NUM_CLASSES = cifar10_input.NUM_CLASSES
 NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
 NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
-DATA_URL = table.CIFAR10.url
+DATA_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 
 # The tutorial's training constants.
 MOVING_AVERAGE_DECAY = 0.9999
@@ -91,7 +92,8 @@ def _check_dataset(name):
 
 def data_set():
     """The `table.DataSet` of `--dataset`, from the table or from the user's folder."""
-    return custom.find(FLAGS.dataset)
+    row = custom.find(FLAGS.dataset)
+    return dataclasses.replace(cifar10_input.CIFAR10, url=DATA_URL) if row is table.CIFAR10 else row
 
 
 def data_folder():
@@ -124,7 +126,7 @@ def distorted_inputs(recipe=None, shard=(0, 1)):
         labels: int32 [batch_size].
 
     Raises:
-        FileNotFoundError: a record file is missing; see `maybe_download_and_extract`.
+        errors.MissingFile: a record file is missing; see `maybe_download_and_extract`.
     """
     return cifar10_input.distorted_inputs(
         data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue,
@@ -142,30 +144,33 @@ def distorted_inputs_queue(capacity, recipe=None):
         A queue of (images, labels) for `cifar10_input.dequeue`; shapes as in `distorted_inputs`.
 
     Raises:
-        FileNotFoundError: a record file is missing.
+        errors.MissingFile: a record file is missing.
     """
     return cifar10_input.distorted_inputs_queue(
         data_folder(), FLAGS.batch_size, data_set(), FLAGS.min_fraction_of_examples_in_queue,
         (recipe or TUTORIAL).augment, capacity, held_out=_holds_out())
 
 
-def inputs(eval_data, recipe=None, held_out=False):
-    """Images for evaluation: each exactly once, in order. The last batch may be smaller.
+def inputs(eval_data, recipe=None, held_out=False, num_epochs=None):
+    """Batches of images for evaluation, in order.
 
     Args:
         eval_data: True for the test set, False for the training set.
         recipe: a `Recipe`; by default the tutorial's.
         held_out: with `eval_data` False, whether to read only the held-out training images.
+        num_epochs: how often to read each image; None for endless batches.
 
     Returns:
-        images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or the size that
-            `recipe.prepare` makes.
-        labels: int32 [at most batch_size].
+        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or the size that `recipe.prepare`
+            makes.
+        labels: int32 [batch_size].
+        With `num_epochs`, the last batch may be smaller: see `cifar10_input.inputs`.
 
-    A missing record file raises `tf.errors.NotFoundError` in the session.
+    Raises:
+        errors.MissingFile: a record file of the set is missing; see `maybe_download_and_extract`.
     """
     return cifar10_input.inputs(eval_data, data_folder(), FLAGS.batch_size, data_set(),
-                                (recipe or TUTORIAL).prepare, held_out)
+                                (recipe or TUTORIAL).prepare, held_out, num_epochs)
 
 
 @contextlib.contextmanager
@@ -186,28 +191,38 @@ def damage_reported():
 
 
 def num_examples(eval_data):
-    """Number of images in the test set or, with `eval_data` False, of images to train on.
+    """Number of images in an epoch of the test set or, with `eval_data` False, of training.
 
     `--validate_on=held_out` leaves nine tenths of the training set. If the folder does not exist
-    yet, uses the sizes of the published files.
+    yet, uses the sizes of the published files. For CIFAR-10, the constants
+    NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN and NUM_EXAMPLES_PER_EPOCH_FOR_EVAL have priority if they were
+    edited.
 
     Raises:
-        FileNotFoundError: the folder exists, but one of its record files is missing.
+        errors.MissingFile: the folder exists, but one of its record files is missing.
     """
-    records = _num_records(eval_data)
-    return records if eval_data or not _holds_out() else records - num_held_out()
+    edited = cifar10_input.edited_examples_per_epoch(data_set(), eval_data)
+    examples = num_records(eval_data) if edited is None else edited
+    if eval_data or not _holds_out():
+        return examples
+    return examples - cifar10_input.num_held_out(examples)
 
 
 def num_held_out():
     """Number of training images that `--validate_on=held_out` reserves for validation.
 
     Raises:
-        FileNotFoundError: see `num_examples`.
+        errors.MissingFile: see `num_examples`.
     """
-    return cifar10_input.num_held_out(_num_records(eval_data=False))
+    return cifar10_input.num_held_out(num_records(eval_data=False))
 
 
-def _num_records(eval_data):
+def num_records(eval_data):
+    """Number of records in the files of the test set or, with `eval_data` False, the training set.
+
+    Raises:
+        errors.MissingFile: see `num_examples`.
+    """
     if os.path.isdir(data_folder()):
         return data_set().count(data_folder(), eval_data)
     return sum(data_set().split(eval_data).values())
@@ -229,7 +244,7 @@ def steps_per_epoch(replicas=1):
         replicas: number of batches of `--batch_size` in one step.
 
     Raises:
-        FileNotFoundError: a record file is missing.
+        errors.MissingFile: a record file is missing.
     """
     return num_examples(eval_data=False) / examples_per_step(replicas)
 
@@ -259,7 +274,7 @@ def convolutions(images):
         images: float [batch, IMAGE_SIZE, IMAGE_SIZE, 3].
 
     Returns:
-        float [batch, 6, 6, 64]; float16 with `--use_fp16`.
+        float [batch, 6, 6, 64] for images of 24 x 24; float16 with `--use_fp16`.
 
     Raises:
         ValueError: the images have a different size.
@@ -267,7 +282,7 @@ def convolutions(images):
     if images.shape.as_list()[1:] != [IMAGE_SIZE, IMAGE_SIZE, 3]:
         raise ValueError(f'images have shape {images.shape}; expected '
                          f'[batch, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]')
-    net = tf.cast(images, tf.float16 if FLAGS.use_fp16 else tf.float32)
+    net = tf.cast(images, _compute_type())
     net = _pooled_conv(net, 'conv1', 'pool1', 64, bias=0.0)  # [batch, 12, 12, 64]
     net = _normalise(net, 'norm1')
     net = _conv(net, 'conv2', 64, bias=0.1)  # [batch, 12, 12, 64]
@@ -277,7 +292,17 @@ def convolutions(images):
 
 def softmax_linear(net):
     """The last layer: float [batch, ...] -> logits, float32 [batch, classes]."""
-    return _linear(net, 'softmax_linear', data_set().num_classes)
+    with tf.variable_scope('softmax_linear') as scope:
+        net = _flatten(net)
+        inputs_ = net.shape.as_list()[-1]
+        units = data_set().num_classes
+        weights = _variable_with_weight_decay(
+            'weights', [inputs_, units], stddev=1.0 / inputs_, wd=None)
+        biases = _variable_on_cpu('biases', [units], tf.constant_initializer(0.0))
+        net = tf.cast(tf.nn.bias_add(tf.matmul(net, weights), biases), tf.float32)
+        net = tf.identity(net, name=scope.name)
+        _activation_summary(net)
+    return net
 
 
 def _conv(net, name, filters, bias):
@@ -295,7 +320,7 @@ def _conv(net, name, filters, bias):
     with tf.variable_scope(name) as scope:
         net, biases = _convolve(net, filters, bias)
         net = tf.nn.relu(tf.nn.bias_add(net, biases), name=scope.name)
-        activation_summary(net, name)
+        _activation_summary(net)
     return net
 
 
@@ -308,25 +333,26 @@ def _pooled_conv(net, name, pool_name, filters, bias):
 
     Args:
         net, name, filters, bias: as for `_conv`.
-        pool_name: name scope of the pooling.
+        pool_name: name of the result.
 
     Returns:
         float [batch, height / 2, width / 2, filters].
     """
     with tf.variable_scope(name) as scope:
         net, biases = _convolve(net, filters, bias)
-        activations = tf.nn.relu(tf.nn.bias_add(net, biases), name=scope.name)
-        activation_summary(activations, name)
-    with tf.name_scope(pool_name):
-        return tf.nn.relu(tf.nn.bias_add(_max_pool(net, 'max_pool'), biases))
+        _activation_summary(tf.nn.relu(tf.nn.bias_add(net, biases), name=scope.name))
+    with tf.name_scope(pool_name) as scope:
+        return tf.nn.relu(tf.nn.bias_add(_max_pool(net, 'max_pool'), biases), name=scope)
 
 
 def _convolve(net, filters, bias):
     """Convolves with the current scope's 5x5 `weights`; returns (result, `biases` to add)."""
     channels = net.shape.as_list()[-1]
-    weights = _weights([5, 5, channels, filters], stddev=5e-2, dtype=net.dtype)
-    biases = variables.biases([filters], bias, net.dtype)
-    return tf.nn.conv2d(net, weights, strides=[1, 1, 1, 1], padding='SAME'), biases
+    kernel = _variable_with_weight_decay(
+        'weights', [5, 5, channels, filters], stddev=5e-2, wd=None)
+    biases = _variable_on_cpu('biases', [filters], tf.constant_initializer(bias))
+    net = tf.nn.conv2d(net, kernel, strides=[1, 1, 1, 1], padding='SAME')
+    return net, tf.convert_to_tensor(biases)  # One read, for all uses.
 
 
 def _max_pool(net, name):
@@ -348,30 +374,55 @@ def _local(net, name, units):
     """Fully connected layer with ReLU and weight decay: [batch, ...] -> [batch, units]."""
     with tf.variable_scope(name) as scope:
         net = _flatten(net)
-        weights = _weights(
-            [net.shape.as_list()[-1], units], stddev=0.04, dtype=net.dtype, decay=0.004)
-        biases = variables.biases([units], 0.1, net.dtype)
+        weights = _variable_with_weight_decay(
+            'weights', [net.shape.as_list()[-1], units], stddev=0.04, wd=0.004)
+        biases = _variable_on_cpu('biases', [units], tf.constant_initializer(0.1))
         net = tf.nn.relu(tf.nn.bias_add(tf.matmul(net, weights), biases), name=scope.name)
-        activation_summary(net, name)
+        _activation_summary(net)
     return net
 
 
-def _linear(net, name, units):
-    """Fully connected layer without activation: [batch, ...] -> float32 [batch, units]."""
-    with tf.variable_scope(name) as scope:
-        net = _flatten(net)
-        inputs_ = net.shape.as_list()[-1]
-        weights = _weights([inputs_, units], stddev=1.0 / inputs_, dtype=net.dtype)
-        biases = variables.biases([units], 0.0, net.dtype)
-        net = tf.nn.bias_add(tf.matmul(net, weights), biases)
-        net = tf.cast(net, tf.float32, name=scope.name)
-        activation_summary(net, name)
-    return net
+def _variable_on_cpu(name, shape, initializer):
+    """Gets or creates a float32 variable in host memory.
+
+    Args:
+        name: name within the variable scope.
+        shape: list of int.
+        initializer: a TensorFlow initializer.
+
+    Returns:
+        The variable; with `--use_fp16`, its value as float16.
+    """
+    return _to_compute_with(variables.on_cpu(name, shape, initializer))
 
 
-def _weights(shape, stddev, dtype, decay=None):
-    """`weights` of the current variable scope, initialised from a truncated normal distribution."""
-    return variables.weights(shape, tf.truncated_normal_initializer(stddev=stddev), dtype, decay)
+def _variable_with_weight_decay(name, shape, stddev, wd):
+    """Gets or creates weights in host memory, initially from a truncated normal distribution.
+
+    Args:
+        name: name within the variable scope.
+        shape: list of int.
+        stddev: standard deviation of the distribution before truncation.
+        wd: the loss wd * |weights|^2 / 2 is added to the collection `losses`; None for none.
+
+    Returns:
+        The variable; with `--use_fp16`, its value as float16.
+    """
+    weights = variables.on_cpu(name, shape, tf.truncated_normal_initializer(stddev=stddev))
+    if wd is not None:
+        variables.add_weight_decay(weights, wd)
+    return _to_compute_with(weights)
+
+
+def _compute_type():
+    return tf.float16 if FLAGS.use_fp16 else tf.float32
+
+
+def _to_compute_with(variable):
+    """The variable itself, or its value if the layers compute in another type."""
+    if _compute_type() == tf.float32:
+        return variable
+    return variables.read(variable, _compute_type())
 
 
 def loss(logits, labels):
@@ -382,13 +433,14 @@ def loss(logits, labels):
 
     Args:
         logits: float32 [batch, classes], from `inference`.
-        labels: int [batch], 0 to classes - 1.
+        labels: [batch] of any integer type, 0 to classes - 1.
 
     Returns:
         float32 [], the total loss.
     """
+    labels = tf.cast(labels, tf.int64)
     with tf.name_scope('error'):
-        predictions = tf.argmax(logits, axis=1, output_type=labels.dtype)
+        predictions = tf.argmax(logits, axis=1)
         wrong = tf.cast(tf.not_equal(predictions, labels), tf.float32)
         tf.add_to_collection('errors', tf.reduce_mean(wrong))
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
@@ -412,7 +464,7 @@ def losses_by_name(total_loss):
     Returns:
         Dictionary from name without the tower, such as 'local3/weight_loss', to float32 [].
     """
-    return {re.sub(f'^{TOWER_NAME}_[0-9]+/', '', loss_.op.name): loss_
+    return {_without_tower(loss_.op.name): loss_
             for loss_ in _losses_in_scope() + [total_loss]}
 
 
@@ -429,7 +481,7 @@ def learning_rate(global_step, replicas=1):
         float32 [].
 
     Raises:
-        FileNotFoundError: a record file is missing.
+        errors.MissingFile: a record file is missing.
     """
     steps = int(steps_per_epoch(replicas) * NUM_EPOCHS_PER_DECAY)
     return tf.train.exponential_decay(_initial_learning_rate(), global_step, max(1, steps),
@@ -455,7 +507,7 @@ def train(total_loss, global_step, recipe=None):
     """
     gradients = compute_gradients(total_loss)
     return tf.group(apply_gradients(gradients, global_step, recipe=recipe),
-                    loss_summaries(losses_by_name(total_loss)))
+                    _add_loss_summaries(total_loss))
 
 
 def compute_gradients(total_loss):
@@ -468,13 +520,13 @@ def compute_gradients(total_loss):
         List of (gradient, variable) for all trainable variables. The gradient is None if the loss
         does not depend on the variable.
     """
-    variables = tf.trainable_variables()
+    trained = tf.trainable_variables()
     scale = _LOSS_SCALE if FLAGS.use_fp16 else 1.0
     with tf.name_scope('gradients'):
-        gradients = tf.gradients(total_loss * scale, variables)
+        gradients = tf.gradients(total_loss * scale, trained)
         if FLAGS.use_fp16:
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
-    return list(zip(gradients, variables))
+    return list(zip(gradients, trained))
 
 
 def apply_gradients(gradients, global_step, replicas=1, recipe=None):
@@ -541,11 +593,17 @@ def variables_to_restore(use_moving_averages):
     return found
 
 
+def _add_loss_summaries(total_loss):
+    """`loss_summaries` of all losses in the current name scope and their total."""
+    return loss_summaries(losses_by_name(total_loss))
+
+
 def loss_summaries(losses):
     """Adds summaries of each loss: its raw value and its moving average.
 
-    A raw loss varies from batch to batch; its average (decay 0.9) shows the trend. The averages are
-    local variables: they start at a session's first values and are not in checkpoints.
+    A raw loss varies from batch to batch; its average (decay 0.9) shows the trend. The averages
+    start at a session's first values. Their variable is in no collection, so that it needs no
+    initializer and is not in checkpoints.
 
     Args:
         losses: dictionary from name to float32 [].
@@ -556,25 +614,36 @@ def loss_summaries(losses):
     with tf.device('/cpu:0'), tf.name_scope('loss_averages'):
         values = tf.stack(list(losses.values()))
         averages = tf.get_variable(
-            'loss_averages/averages', [len(losses)], trainable=False, use_resource=True,
-            initializer=tf.constant_initializer(float('nan')),
-            collections=[tf.GraphKeys.LOCAL_VARIABLES])
-        before = averages.read_value()
-        moved = before + (1 - _LOSS_AVERAGE_DECAY) * (values - before)
-        after = averages.assign(tf.where(tf.is_nan(before), values, moved), read_value=False)
-        with tf.control_dependencies([after]):
-            shown = averages.read_value()
+            'loss_averages/averages', [len(losses)], initializer=tf.zeros_initializer(),
+            trainable=False, use_resource=True, collections=[])
+        moved = tf.cond(
+            averages.is_initialized(),
+            lambda: averages.read_value() + (1 - _LOSS_AVERAGE_DECAY) * (
+                values - averages.read_value()),
+            lambda: values)
+        after = averages.assign(moved, read_value=False)
         for index, name in enumerate(losses):
             _scalar_summary(name + ' (raw)', values[index])
-            _scalar_summary(name, shown[index])
+            _scalar_summary(name, moved[index])
     return after
 
 
-def activation_summary(net, name):
-    """Adds a histogram of a layer's activations, and the fraction of them that is zero."""
+def _activation_summary(x):
+    """Adds a histogram of a layer's activations, and the fraction of them that is zero.
+
+    The tags start with the name of the layer: 'conv1' for 'tower_0/conv1/conv1'.
+
+    Args:
+        x: float tensor, the layer's output.
+    """
+    name = re.sub(r'([^/]+)/\1$', r'\1', _without_tower(x.op.name))
     with tf.name_scope('summaries'):
-        _histogram_summary(name + '/activations', net)
-        _scalar_summary(name + '/sparsity', tf.nn.zero_fraction(net))
+        _histogram_summary(name + '/activations', x)
+        _scalar_summary(name + '/sparsity', tf.nn.zero_fraction(x))
+
+
+def _without_tower(name):
+    return re.sub(f'^{TOWER_NAME}_[0-9]+/', '', name)
 
 
 # `tf.summary` would put the tower's name scope in front of the tag and make it unique. These ops

@@ -135,7 +135,8 @@ def _write(writer, result, like_training):
     files.flush(writer, FLAGS.eval_dir)
 
 
-def main():
+def main(argv=None):  # `tf.app.run` passes the arguments.
+    del argv
     startup.visible_gpus()
     if FLAGS.run_once:
         console.require()

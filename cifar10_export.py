@@ -84,7 +84,8 @@ def _write_labels(folder):
         stream.writelines(f'{name}\n' for name in cifar10.data_set().classes)
 
 
-def main():
+def main(argv=None):  # `tf.app.run` passes the arguments.
+    del argv
     startup.visible_gpus()
     export()
 

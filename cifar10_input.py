@@ -7,6 +7,7 @@ Each operation reads, shuffles or distorts hundreds of records. With one record 
 the original tutorial, the overhead is several times the actual work.
 """
 import collections
+import dataclasses
 import os
 
 import numpy as np
@@ -30,6 +31,10 @@ MIN_FRACTION_OF_EXAMPLES_IN_QUEUE = 0.4
 # al., "Deep Residual Learning" (2016), section 4.2.
 _HELD_OUT_EVERY = 10
 
+# The row of `--dataset=cifar10`, with as many classes as NUM_CLASSES.
+CIFAR10 = dataclasses.replace(table.CIFAR10, classes=tuple(
+    [*table.CIFAR10.classes, *map(str, range(10, NUM_CLASSES))][:NUM_CLASSES]))
+
 _RECORDS_PER_READ = 512
 _RECORDS_PER_DISTORTION = 512
 _PREFETCHED_BATCHES = 4
@@ -44,7 +49,7 @@ class CIFAR10Record:
     """The result of `read_cifar10`, which documents the fields."""
 
 
-def read_cifar10(filename_queue, records=None, data_set=table.CIFAR10):
+def read_cifar10(filename_queue, records=None, data_set=CIFAR10):
     """Reads records from files of fixed-length records.
 
     Args:
@@ -128,12 +133,20 @@ Distortions = collections.namedtuple('Distortions', 'offsets flips brightness co
 
 def draw_distortions(batch_size):
     """Draws the tutorial's `Distortions` for `batch_size` images, uniform in their ranges."""
-    num_offsets = table.HEIGHT - IMAGE_SIZE + 1  # Images are square.
+    num_offsets = _num_offsets()
     return Distortions(
         offsets=tf.random_uniform([batch_size, 2], maxval=num_offsets, dtype=tf.int32),
         flips=tf.random_uniform([batch_size]) < 0.5,
         brightness=tf.random_uniform([batch_size], -_MAX_BRIGHTNESS_DELTA, _MAX_BRIGHTNESS_DELTA),
         contrast=tf.random_uniform([batch_size], *_CONTRAST_RANGE))
+
+
+def _num_offsets():
+    """Number of rows, and of columns, at which a crop can start; images are square."""
+    if not 1 <= IMAGE_SIZE <= table.HEIGHT:
+        raise errors.DataError(f'IMAGE_SIZE is {IMAGE_SIZE}; expected 1 to {table.HEIGHT}, the '
+                               'size of the images in the records')
+    return table.HEIGHT - IMAGE_SIZE + 1
 
 
 def distort(planes, distortions):
@@ -210,13 +223,13 @@ def _column_selections():
 
     Element [flip, offset, i, j] is 1 if column i of the image is column j of the crop.
     """
-    offset, crop_column = np.ogrid[:table.WIDTH - IMAGE_SIZE + 1, :IMAGE_SIZE]
+    offset, crop_column = np.ogrid[:_num_offsets(), :IMAGE_SIZE]
     columns = np.stack([offset + crop_column, offset + IMAGE_SIZE - 1 - crop_column])
     selected = columns[:, :, np.newaxis, :] == np.arange(table.WIDTH)[:, np.newaxis]
     return selected.astype(np.float32)
 
 
-def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
+def distorted_inputs(data_dir, batch_size, data_set=CIFAR10,
                      min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
                      augment=distort_at_random, shard=(0, 1), held_out=False):
     """Endless distorted training images in random order.
@@ -237,7 +250,7 @@ def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
         labels: int32 [batch_size].
 
     Raises:
-        FileNotFoundError: a file of the data set is missing in `data_dir`.
+        errors.MissingFile: a file of the data set is missing in `data_dir`.
         errors.DataError: there are fewer records than shards.
     """
     return dequeue(distorted_inputs_queue(
@@ -245,7 +258,7 @@ def distorted_inputs(data_dir, batch_size, data_set=table.CIFAR10,
         held_out=held_out))
 
 
-def distorted_inputs_queue(data_dir, batch_size, data_set=table.CIFAR10,
+def distorted_inputs_queue(data_dir, batch_size, data_set=CIFAR10,
                            min_fraction_of_examples_in_queue=MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
                            augment=distort_at_random, capacity=_PREFETCHED_BATCHES,
                            shard=(0, 1), held_out=False):
@@ -300,12 +313,13 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
     """
     index, shards = shard
     records = data_set.count(data_dir, eval_data=False)
-    records -= num_held_out(records) if held_out else 0
-    count = len(range(index, records, shards))
-    if not count:
+    examples = edited_examples_per_epoch(data_set, eval_data=False) or records
+    records, examples = (number - (num_held_out(number) if held_out else 0)
+                         for number in (records, examples))
+    if records < shards:
         raise errors.DataError(f'{records} records are not enough for {shards} workers: start '
                                f'at most {records}')
-    waiting = int(count * min_fraction)
+    waiting = int(len(range(index, examples, shards)) * min_fraction)
     console.line(
         f'Filling queue with {waiting} {data_set.title} images before starting to train.')
     files = tf.train.string_input_producer(data_set.paths(data_dir, eval_data=False))
@@ -317,6 +331,13 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
     return _decoded(tf.train.shuffle_batch(
         [values], batch_size, enqueue_many=True, min_after_dequeue=waiting,
         capacity=waiting + 3 * max(batch_size, _RECORDS_PER_READ)), data_set)
+
+
+def edited_examples_per_epoch(data_set, eval_data):
+    """The tutorial's constant for CIFAR-10's test or training set if it was edited, else None."""
+    examples = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL if eval_data else NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
+    published = sum(table.CIFAR10.split(eval_data).values())
+    return examples if data_set.name == 'cifar10' and examples != published else None
 
 
 def num_held_out(records):
@@ -355,12 +376,9 @@ def _record_numbers(keys, data_dir, data_set):
     return start + tf.strings.to_number(numbers, tf.int64)
 
 
-def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10, prepare=standardise,
-           held_out=False):
-    """Images for evaluation: each record once, in order; the last batch may be smaller.
-
-    Counts epochs in a local variable: run `tf.local_variables_initializer()` first. After the last
-    batch, a run raises `tf.errors.OutOfRangeError`.
+def inputs(eval_data, data_dir, batch_size, data_set=CIFAR10, prepare=standardise,
+           held_out=False, num_epochs=None):
+    """Images for evaluation, in order.
 
     Args:
         eval_data: whether to read the test files instead of the training files.
@@ -370,14 +388,22 @@ def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10, prepare=stan
         prepare: the deterministic counterpart of `augment` in `distorted_inputs`.
         held_out: with `eval_data` False, whether to read only the records that `distorted_inputs`
             holds out.
+        num_epochs: how often to read each record; None for endless batches. The epochs are counted
+            in a local variable: run `tf.local_variables_initializer()` first. After the last batch,
+            which may be smaller, a run raises `tf.errors.OutOfRangeError`.
 
     Returns:
-        images: float32 [at most batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `prepare`'s size.
-        labels: int32 [at most batch_size].
+        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of `prepare`'s size; with
+            `num_epochs`, the static batch size is unknown.
+        labels: int32 [batch_size].
+
+    Raises:
+        errors.MissingFile: a file of the set is missing in `data_dir`.
     """
+    data_set.count(data_dir, eval_data)
     with tf.name_scope('input'):
         files = tf.train.string_input_producer(
-            data_set.paths(data_dir, eval_data), num_epochs=1, shuffle=False)
+            data_set.paths(data_dir, eval_data), num_epochs, shuffle=False)
         read = read_cifar10(files, _RECORDS_PER_READ, data_set)
         records, labels = read.record, read.label[:, 0]
         if held_out:
@@ -387,6 +413,7 @@ def inputs(eval_data, data_dir, batch_size, data_set=table.CIFAR10, prepare=stan
         # Reads end with a file, batches do not; one thread keeps the order.
         images, labels = tf.train.batch(
             [images, labels], batch_size, num_threads=1, enqueue_many=True,
-            capacity=4 * max(batch_size, _RECORDS_PER_READ), allow_smaller_final_batch=True)
+            capacity=4 * max(batch_size, _RECORDS_PER_READ),
+            allow_smaller_final_batch=num_epochs is not None)
     _image_summary(images)
     return images, labels

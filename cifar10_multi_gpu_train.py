@@ -130,7 +130,8 @@ def devices(towers, gpus):
     return f'No GPU found; running {count} on the CPU.'
 
 
-def main():
+def main(argv=None):  # `tf.app.run` passes the arguments.
+    del argv
     console.line(devices(FLAGS.num_gpus, startup.visible_gpus()))
     training.use_recipe(FLAGS.num_gpus)
     if training.steps_left():

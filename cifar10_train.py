@@ -35,7 +35,8 @@ def train():
                 session.run(train_op)
 
 
-def main():
+def main(argv=None):  # `tf.app.run` passes the arguments.
+    del argv
     startup.visible_gpus()
     training.use_recipe()
     if training.steps_left():

@@ -31,7 +31,7 @@ def _local_inference(images, training):
     del training
     net = cifar10.convolutions(images)  # [batch, 6, 6, 64]
     for name, filters in local.LAYERS:  # [batch, 6, 6, 64], then [batch, 6, 6, 32]
-        net = local.layer(net, name, filters, cifar10.activation_summary)
+        net = local.layer(net, name, filters, cifar10._activation_summary)
     return cifar10.softmax_linear(net)
 
 

@@ -73,9 +73,19 @@ class DataSet:
         return [os.path.join(folder, name) for name in self.split(eval_data)]
 
     def count(self, folder, eval_data):
-        """Counts the complete records in one split's files; raises `FileNotFoundError`."""
-        return sum(os.path.getsize(path) // self.record_bytes
-                   for path in self.paths(folder, eval_data))
+        """Returns the number of complete records in one split's files.
+
+        Raises:
+            errors.MissingFile: a file is missing.
+        """
+        return sum(self._size(path) // self.record_bytes for path in self.paths(folder, eval_data))
+
+    def _size(self, path):
+        try:
+            return os.path.getsize(path)
+        except FileNotFoundError as error:
+            raise errors.MissingFile(
+                f'{path} is missing: {self._remedy(os.path.dirname(path))}') from error
 
     def check(self, folder):
         """Reads and checks every file of the set.

@@ -40,7 +40,7 @@ class Evaluation:
             num_examples: maximum number of images to count, from the first; None for all.
 
         Raises:
-            FileNotFoundError: a record file is missing.
+            errors.MissingFile: a record file is missing.
             errors.DataError: there are too few training images to hold some out.
         """
         self._use_moving_averages = use_moving_averages
@@ -48,14 +48,16 @@ class Evaluation:
             '--use_moving_averages=false evaluates the raw weights' if use_moving_averages else
             'Choose another run')
         use_test_set, held_out = eval_data == 'test', eval_data == 'held_out'
-        self.size = cifar10.num_held_out() if held_out else cifar10.num_examples(use_test_set)
+        self.size = cifar10.num_held_out() if held_out else min(
+            cifar10.num_examples(use_test_set), cifar10.num_records(use_test_set))
         if not self.size:
             raise errors.DataError(f'{cifar10.data_folder()} has fewer than 10 training images, '
                                    'too few to hold some out: use --validate_on=test')
         self.total = self.size if num_examples is None else min(num_examples, self.size)
         with tf.Graph().as_default() as self.graph:
             with tf.device('/cpu:0'):
-                images, labels = cifar10.inputs(use_test_set, recipes.chosen(), held_out)
+                images, labels = cifar10.inputs(
+                    use_test_set, recipes.chosen(), held_out, num_epochs=1)
             self._model = model.Model(images)
             self._classes = cifar10.data_set().num_classes
             with tf.name_scope('confusion'):

@@ -16,7 +16,8 @@ class Model:
     Attributes:
         graph: the `tf.Graph`.
         outputs: dictionary of `logits` and `probabilities`, float32 [batch, classes], and
-            `classes`, int64 [batch], the index of the most probable class.
+            `classes`, int64 [batch], the index of the most probable class. The logits are the
+            network's own tensor: `softmax_linear/softmax_linear:0` of the tutorial's.
         pixels: placeholder of `of_pixels`, uint8 [batch, 32, 32, 3], values 0 to 255; else None.
     """
 
@@ -30,7 +31,7 @@ class Model:
         self.graph = tf.get_default_graph()
         self.pixels = pixels
         logits = recipes.chosen().inference(images, training=False)
-        self.outputs = {'logits': tf.identity(logits, name='logits'),
+        self.outputs = {'logits': logits,
                         'probabilities': tf.nn.softmax(logits, name='probabilities'),
                         'classes': tf.argmax(logits, axis=1, name='classes')}
         self._variables = {

@@ -30,7 +30,7 @@ class Validation:
             caught: list of caught signals; a validation stops when one is added.
 
         Raises:
-            FileNotFoundError: a record file is missing.
+            errors.MissingFile: a record file is missing.
             errors.DataError: there are too few training images to hold some out.
         """
         self._caught = caught

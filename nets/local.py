@@ -27,19 +27,22 @@ def layer(net, name, filters, summarise):
         name: variable scope, owner of `weights` [height, width, 3, 3, channels, filters] and
             `biases` [height, width, filters], both float32.
         filters: number of output channels.
-        summarise: function of the activations and `name` that adds summaries.
+        summarise: function of the activations that adds summaries.
 
     Returns:
         float [batch, height, width, filters], of `net`'s type.
     """
     height, width, channels = net.shape.as_list()[1:]
     with tf.variable_scope(name) as scope:
-        weights = variables.weights(
-            [height, width, _SIZE, _SIZE, channels, filters],
-            tf.truncated_normal_initializer(stddev=_STDDEV), net.dtype, _WEIGHT_DECAY)
-        biases = variables.biases([height, width, filters], _BIAS, net.dtype)
+        weights = variables.on_cpu(
+            'weights', [height, width, _SIZE, _SIZE, channels, filters],
+            tf.truncated_normal_initializer(stddev=_STDDEV))
+        variables.add_weight_decay(weights, _WEIGHT_DECAY)
+        biases = variables.on_cpu(
+            'biases', [height, width, filters], tf.constant_initializer(_BIAS))
+        weights, biases = (variables.read(each, net.dtype) for each in (weights, biases))
         net = tf.nn.relu(locally_connected(net, weights) + biases, name=scope.name)
-        summarise(net, name)
+        summarise(net)
     return net
 
 

@@ -22,13 +22,13 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
         bias: added to the sum; positive.
         alpha: factor of the sum.
         beta: exponent.
-        name: name scope of the operations.
+        name: name of the result.
 
     Returns:
         A tensor of the shape and type of `net`.
     """
     channels = net.shape.as_list()[-1]
-    with tf.name_scope(name):
+    with tf.name_scope(name) as scope:
         neighbours = _band(channels, depth_radius)
 
         @tf.custom_gradient
@@ -49,7 +49,8 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
             return x * scale, gradient
 
         rows = tf.reshape(tf.cast(net, tf.float32), [-1, channels])
-        return tf.cast(tf.reshape(normalise(rows), tf.shape(net)), net.dtype)
+        result = tf.cast(tf.reshape(normalise(rows), tf.shape(net)), net.dtype)
+        return tf.identity(result, name=scope)
 
 
 def _band(channels, depth_radius):

@@ -144,14 +144,14 @@ def _affine(net, name, units):
     """Fully connected layer with a bias: float [batch, inputs] -> float32 [batch, units]."""
     with tf.variable_scope(name):
         weights = _weights([net.shape.as_list()[-1], units])
-        biases = variables.biases([units], 0.0)
+        biases = variables.on_cpu('biases', [units], tf.zeros_initializer())
         net = tf.matmul(net, tf.cast(weights, net.dtype))
-        return tf.nn.bias_add(tf.cast(net, tf.float32), biases)
+        return tf.nn.bias_add(tf.cast(net, tf.float32), variables.read(biases))
 
 
 def _weights(shape):
     """Returns `weights`, float32, initially uniform as in Glorot and Bengio (2010)."""
-    return variables.weights(shape, tf.glorot_uniform_initializer())
+    return variables.read(variables.on_cpu('weights', shape, tf.glorot_uniform_initializer()))
 
 
 # The random numbers for the augmentation of a batch:

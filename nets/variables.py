@@ -18,18 +18,7 @@ def read(variable, dtype=tf.float32):
         return tf.cast(variable.read_value(), dtype)
 
 
-def weights(shape, initializer, dtype=tf.float32, decay=None):
-    """Gets or creates `weights` and reads them as `dtype`.
-
-    With `decay`, adds the loss decay * |weights|^2 / 2 to the collection `losses`.
-    """
-    values = read(on_cpu('weights', shape, initializer))
-    if decay is not None:
-        weight_loss = tf.multiply(tf.nn.l2_loss(values), decay, name='weight_loss')
-        tf.add_to_collection('losses', weight_loss)
-    return tf.cast(values, dtype)
-
-
-def biases(shape, start, dtype=tf.float32):
-    """Gets or creates `biases`, initially all `start`, and reads them as `dtype`."""
-    return read(on_cpu('biases', shape, tf.constant_initializer(start)), dtype)
+def add_weight_decay(variable, factor):
+    """Adds the loss factor * |variable|^2 / 2 to the collection `losses`."""
+    tf.add_to_collection(
+        'losses', tf.multiply(tf.nn.l2_loss(variable), factor, name='weight_loss'))

@@ -10,6 +10,10 @@ class DataError(ValueError):
     """A data folder, file or archive is invalid; the message is one line for the user."""
 
 
+class MissingFile(DataError, FileNotFoundError):
+    """A record file is missing. The tutorial raises `ValueError`, which this is, too."""
+
+
 def one_line(error):
     """Returns an exception's message on one line; for a TensorFlow operation, only the reason."""
     message = getattr(error, 'message', None)

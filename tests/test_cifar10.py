@@ -85,7 +85,7 @@ def test_equals_the_plain_network():
 def test_loss_by_hand():
     """Logits of zero give log(10); weights of all ones of 2 x 3 would decay by 0.004 * 6 / 2."""
     with tf.variable_scope('layer'):
-        weights = cifar10._weights([2, 3], stddev=1.0, dtype=tf.float32, decay=0.004)
+        weights = cifar10._variable_with_weight_decay('weights', [2, 3], stddev=1.0, wd=0.004)
     loss = cifar10.loss(tf.zeros([4, 10]), tf.constant([0, 1, 2, 9]))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -172,21 +172,20 @@ def test_loss_averages_by_hand():
     summary = tf.summary.merge_all()
     shown = []
     with tf.Session() as session:
-        session.run(tf.local_variables_initializer())
         for fed in (4.0, 2.0, 1.0):
             _, text = session.run([update, summary], {value: fed})
             shown.append({v.tag: v.simple_value for v in tf.Summary.FromString(text).value})
     assert [tags['cross_entropy (raw)'] for tags in shown] == [4.0, 2.0, 1.0]
     np.testing.assert_allclose([tags['cross_entropy'] for tags in shown], [4.0, 3.8, 3.52],
                                rtol=1e-6)
-    assert tf.global_variables() == []
+    assert tf.global_variables() == tf.local_variables() == []
 
 
 def test_summaries_of_a_training_graph():
     _, loss = build()
     cifar10.train(loss, tf.train.get_or_create_global_step())
     with tf.Session() as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(tf.global_variables_initializer())
         summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
     tags = [value.tag for value in summary.value]
     layers = ['conv1', 'conv2', 'local3', 'local4', 'softmax_linear']
@@ -218,7 +217,7 @@ def test_float16_learns_and_keeps_float32_variables():
     assert types == {('Conv2D', tf.float16), ('SparseSoftmaxCrossEntropyWithLogits', tf.float32)}
     assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32, tf.int64}
     with tf.Session() as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(tf.global_variables_initializer())
         losses = [session.run([loss, train_op])[0] for _ in range(50)]
     assert np.all(np.isfinite(losses))
     assert losses[-1] < losses[0] - 0.3
@@ -267,7 +266,7 @@ images, labels = cifar10.distorted_inputs()
 loss = cifar10.loss(cifar10.inference(images), labels)
 train_op = cifar10.train(loss, global_step)
 with tf.Session() as session:
-    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    session.run(tf.global_variables_initializer())
     tf.train.start_queue_runners(session)
     for _ in range(2):
         session.run(train_op)

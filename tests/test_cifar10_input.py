@@ -152,7 +152,7 @@ def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data):
     """130 records in batches of 64, in one file, or in two that end within a batch."""
     written = write_small(tmp_path, a=100, b=30, c=130)
     expected = written[130:] if eval_data else written[:130]
-    images, labels = cifar10_input.inputs(eval_data, str(tmp_path), 64, SMALL)
+    images, labels = cifar10_input.inputs(eval_data, str(tmp_path), 64, SMALL, num_epochs=1)
     got = []
     with Running() as session, pytest.raises(tf.errors.OutOfRangeError):
         while True:
@@ -165,6 +165,33 @@ def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data):
     deviations = centre.std(axis=(1, 2, 3), keepdims=True)
     np.testing.assert_allclose(np.concatenate([batch[0] for batch in got]),
                                (centre - means) / deviations, atol=1e-4)
+
+
+def test_evaluation_is_endless_unless_epochs_are_given(tmp_path):
+    """Three batches of 64 from 100 records: the third continues with record 28."""
+    written = write_small(tmp_path, c=100)
+    images, labels = cifar10_input.inputs(True, str(tmp_path), 64, SMALL)
+    assert (images.shape.as_list(), labels.shape.as_list()) == ([64, 24, 24, 3], [64])
+    assert tf.local_variables() == []
+    with Running() as session:
+        read = np.concatenate([session.run(labels) for _ in range(3)])
+    assert read.tolist() == np.resize(written[:, 0], 192).tolist()
+
+
+@pytest.mark.parametrize('make', [
+    lambda folder: cifar10_input.distorted_inputs(folder, 8, SMALL),
+    lambda folder: cifar10_input.inputs(False, folder, 8, SMALL)])
+def test_a_missing_file_is_a_value_error_when_the_graph_is_built(tmp_path, make):
+    write_small(tmp_path)
+    (tmp_path / 'b.bin').unlink()
+    with pytest.raises(ValueError, match=f'^{tmp_path}/b.bin is missing: Restore the file'):
+        make(str(tmp_path))
+
+
+def test_evaluation_needs_only_the_files_of_its_set(tmp_path):
+    write_small(tmp_path, c=2)
+    (tmp_path / 'a.bin').unlink()
+    cifar10_input.inputs(True, str(tmp_path), 2, SMALL)
 
 
 def test_training_images_are_endless_and_mixed(tmp_path, capsys):
@@ -191,7 +218,8 @@ def test_held_out_images_are_validated_and_never_trained_on(tmp_path):
     row = table.DataSet('row', 'row', '', SMALL.train_files, {}, classes=('x',) * 100)
     shards = [cifar10_input.distorted_inputs(str(tmp_path), 8, row, shard=(k, 2), held_out=True)[1]
               for k in range(2)]
-    _, held_out = cifar10_input.inputs(False, str(tmp_path), 64, row, held_out=True)
+    _, held_out = cifar10_input.inputs(False, str(tmp_path), 64, row, held_out=True,
+                                       num_epochs=1)
     with Running() as session:
         assert session.run(held_out).tolist() == [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]
         first, second = ({label for _ in range(40) for label in session.run(labels)}

@@ -1,0 +1,286 @@
+"""Code written against the tutorial runs unchanged, apart from `import tensorflow.compat.v1`."""
+import json
+import math
+import os
+import shutil
+
+import numpy as np
+import pytest
+import spawn
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+
+import cifar10
+import cifar10_eval
+import cifar10_multi_gpu_train
+import cifar10_train
+from evaluation import counting
+
+FLAGS = flags.FLAGS
+LAYERS = ['conv1/conv1', 'pool1', 'norm1', 'conv2/conv2', 'norm2', 'pool2', 'local3/local3',
+          'local4/local4', 'softmax_linear/softmax_linear']
+
+
+def restore_averages(session):
+    averages = tf.train.ExponentialMovingAverage(cifar10.MOVING_AVERAGE_DECAY)
+    state = tf.train.get_checkpoint_state(FLAGS.checkpoint_dir)
+    tf.train.Saver(averages.variables_to_restore()).restore(session, state.model_checkpoint_path)
+
+
+def test_an_evaluation_loop(trained):
+    """17 batches of 8 read the 130 images and the first six again; each counts as in ours."""
+    images, labels = cifar10.inputs(eval_data=True)
+    logits = cifar10.inference(images)
+    top_k = tf.nn.in_top_k(logits, labels, 1)
+    summaries = tf.summary.merge_all()
+    with tf.Session() as session, \
+            tf.summary.FileWriter(FLAGS.eval_dir, session.graph) as writer:
+        restore_averages(session)
+        coordinator = tf.train.Coordinator()
+        threads = []
+        for runner in tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS):
+            threads += runner.create_threads(session, coord=coordinator, daemon=True, start=True)
+        hits = np.concatenate([session.run(top_k) for _ in range(math.ceil(130 / 8))])
+        summary = tf.Summary.FromString(session.run(summaries))
+        summary.value.add(tag='Precision @ 1', simple_value=hits.mean())
+        writer.add_summary(summary, 10)
+        coordinator.request_stop()
+        coordinator.join(threads, stop_grace_period_secs=10)
+    assert len(hits) == 136
+    assert hits[130:].tolist() == hits[:6].tolist()
+    expected = counting.Evaluation().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
+    assert hits[:130].sum() == expected.correct
+    path, = os.scandir(FLAGS.eval_dir)
+    tags = [value.tag for event in tf.train.summary_iterator(path.path)
+            for value in event.summary.value]
+    assert tags[-1] == 'Precision @ 1' and 'local3/sparsity' in tags
+
+
+@pytest.mark.parametrize('scope', ['', 'tower_0/'])
+def test_layers_by_name(scope):
+    """Each tensor is what TensorFlow's own operations make of the one before."""
+    random = np.random.RandomState(0)
+    images = tf.constant(random.normal(size=[3, 24, 24, 3]), tf.float32)
+    with tf.name_scope(scope or None):
+        logits = cifar10.inference(images)
+    found = [tf.get_default_graph().get_tensor_by_name(f'{scope}{name}:0') for name in LAYERS]
+    values = {variable.op.name: random.normal(0, 0.05, variable.shape)
+              for variable in tf.trainable_variables()}
+
+    def conv(net, name):
+        net = tf.nn.conv2d(net, values[f'{name}/weights'].astype(np.float32), 1, 'SAME')
+        return tf.nn.relu(net + values[f'{name}/biases'])
+
+    def dense(net, name):
+        net = tf.reshape(net, [3, -1]) @ values[f'{name}/weights'].astype(np.float32)
+        return net + values[f'{name}/biases']
+
+    def pool(net):
+        return tf.nn.max_pool(net, 3, 2, 'SAME')
+
+    def norm(net):
+        return tf.nn.lrn(net, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
+
+    conv1, pool1, norm1, conv2, norm2, pool2, local3, local4, _ = found
+    expected = [conv(images, 'conv1'), pool(conv1), norm(pool1), conv(norm1, 'conv2'), norm(conv2),
+                pool(norm2), tf.nn.relu(dense(pool2, 'local3')),
+                tf.nn.relu(dense(local3, 'local4')), dense(local4, 'softmax_linear')]
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for variable in tf.trainable_variables():
+            variable.load(values[variable.op.name], session)
+        got, correct, returned = session.run([found, expected, logits])
+    for name, ours, theirs in zip(LAYERS, got, correct):
+        assert abs(theirs).max() > 0.01, name
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=name)
+    assert returned.tolist() == got[-1].tolist()
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.int16, np.int32, np.int64])
+def test_labels_of_any_integer_type(dtype):
+    loss = cifar10.loss(tf.zeros([2, 10]), tf.constant([0, 9], dtype))
+    with tf.Session() as session:
+        np.testing.assert_allclose(session.run(loss), np.log(10), rtol=1e-6)
+
+
+def test_a_graph_frozen_by_the_name_of_its_logits(trained):
+    images = tf.placeholder(tf.float32, [None, 24, 24, 3], name='images')
+    logits = cifar10.inference(images)
+    fed = np.random.RandomState(0).normal(size=[5, 24, 24, 3])
+    with tf.Session() as session:
+        restore_averages(session)
+        expected = session.run(logits, {images: fed})
+        frozen = tf.graph_util.convert_variables_to_constants(
+            session, session.graph_def, ['softmax_linear/softmax_linear'])
+    with tf.Graph().as_default(), tf.Session() as session:
+        logits, = tf.import_graph_def(frozen, return_elements=['softmax_linear/softmax_linear:0'])
+        np.testing.assert_allclose(session.run(logits, {'import/images:0': fed}), expected,
+                                   atol=1e-5)
+
+
+def tower(scope, images, labels):
+    """Builds a tower as the multi-GPU script does: it sums the scope's collection `losses`."""
+    cifar10.loss(cifar10.inference(images), labels)
+    return tf.add_n(tf.get_collection('losses', scope), name='total_loss')
+
+
+def test_towers_and_a_plain_session(half_bright):
+    """The loop of the multi-GPU script, with a float32 step; then our evaluation reads it."""
+    with tf.device('/cpu:0'):
+        global_step = tf.get_variable('global_step', [], initializer=tf.constant_initializer(0),
+                                      trainable=False)
+        rate = tf.train.exponential_decay(0.03, global_step, 100, 0.1, staircase=True)
+        optimizer = tf.train.GradientDescentOptimizer(rate)
+        images, labels = cifar10.distorted_inputs()
+        towers = []
+        with tf.variable_scope(tf.get_variable_scope()):
+            for i in range(2):
+                with tf.device(f'/gpu:{i}'), tf.name_scope(f'{cifar10.TOWER_NAME}_{i}') as scope:
+                    loss = tower(scope, images, labels)
+                    tf.get_variable_scope().reuse_variables()
+                    towers.append(optimizer.compute_gradients(loss))
+        gradients = cifar10_multi_gpu_train.average_gradients(towers)
+        averages = tf.train.ExponentialMovingAverage(cifar10.MOVING_AVERAGE_DECAY, global_step)
+        step = tf.group(optimizer.apply_gradients(gradients, global_step),
+                        averages.apply(tf.trainable_variables()))
+    saver = tf.train.Saver(tf.global_variables())
+    with tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as session:
+        session.run(tf.global_variables_initializer())
+        coordinator = tf.train.Coordinator()
+        threads = tf.train.start_queue_runners(session, coordinator)
+        for _ in range(3):
+            session.run([step, loss])
+        path = saver.save(session, os.path.join(FLAGS.train_dir, 'model.ckpt'), global_step=3)
+        coordinator.request_stop()
+        coordinator.join(threads)
+    result = counting.Evaluation().run(path)
+    assert (result.step, result.total) == (3, 130)
+
+
+def test_main_accepts_the_arguments_of_app_run(trained, capsys):
+    for script in (cifar10_train, cifar10_multi_gpu_train):
+        script.main(['script'])
+        assert 'model.ckpt-10 has reached --max_steps=10' in capsys.readouterr().out
+    with flagsaver.flagsaver(run_once=True):
+        cifar10_eval.main(['script'])
+    assert 'precision @ 1 = ' in capsys.readouterr().out
+
+
+def copy_with(folder, name, edits):
+    """Copies the project to `folder` and replaces text in the file `name`; each must occur once."""
+    shutil.copytree(spawn.ROOT, folder, ignore=shutil.ignore_patterns(
+        'tests', 'docs', 'benchmarks', '.*', '__pycache__'))
+    text = (folder / name).read_text()
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (folder / name).write_text(text)
+    return folder
+
+
+PASTED = """
+    net = convolutions(images)
+    with tf.variable_scope('conv3') as scope:
+        kernel = _variable_with_weight_decay('weights', shape=[3, 3, 64, 32], stddev=5e-2, wd=0.01)
+        conv = tf.nn.conv2d(net, kernel, [1, 1, 1, 1], padding='SAME')
+        biases = _variable_on_cpu('biases', [32], tf.constant_initializer(0.1))
+        pre_activation = tf.nn.bias_add(conv, biases)
+        conv3 = tf.nn.relu(pre_activation, name=scope.name)
+        _activation_summary(conv3)
+    net = conv3
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('options', [[], ['--use_fp16']])
+def test_a_pasted_convolution(half_bright, tmp_path, options):
+    """It trains, decays, has summaries and averages, and is saved."""
+    copy = copy_with(tmp_path / 'copy', 'cifar10.py', [
+        ('\n    net = convolutions(images)  # [batch, 6, 6, 64]\n', PASTED)])
+    done = spawn.run([copy / 'cifar10_train.py', '--batch_size=8', '--max_steps=3',
+                      f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', *options],
+                     capture_output=True)
+    assert done.returncode == 0, done.stderr
+    reader = tf.train.load_checkpoint(FLAGS.train_dir)
+    for name, shape in [('conv3/weights', [3, 3, 64, 32]), ('conv3/biases', [32]),
+                        ('local3/weights', [6 * 6 * 32, 384])]:
+        value, average = (reader.get_tensor(name + end)
+                          for end in ('', '/ExponentialMovingAverage'))
+        assert list(value.shape) == shape
+        assert abs(value - average).max() > 0  # The last update moved it.
+    events = [path for path in os.listdir(FLAGS.train_dir) if 'tfevents' in path]
+    tags = {value.tag for event in tf.train.summary_iterator(
+        os.path.join(FLAGS.train_dir, events[0])) for value in event.summary.value}
+    assert {'conv3/activations', 'conv3/sparsity', 'conv3/weight_loss', 'conv3/weight_loss (raw)',
+            'conv3/weights', 'conv3/weights/gradients'} <= tags
+
+
+# Prints what the constants have changed.
+CONSTANTS = '''
+import json, os, sys
+sys.path.insert(0, sys.argv.pop(1))
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+import cifar10, cifar10_input, cifar10_multi_gpu_train
+from evaluation import counting
+step = tf.Variable(0, trainable=False, name='global_step')
+images, labels = cifar10.distorted_inputs()
+logits = cifar10.inference(images)
+train_op = cifar10.train(cifar10.loss(logits, labels), step)
+rate, = tf.get_collection('learning_rate')
+weights, average = (v for v in tf.global_variables() if v.op.name.startswith('local4/weights'))
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    tf.train.start_queue_runners(session)
+    start = session.run(weights)
+    session.run(train_op)
+    moved, averaged = session.run([weights, average])
+    rates = [float(session.run(rate, {step: number})) for number in (0, 19, 20, 40)]
+    image = session.run(images)
+with tf.Graph().as_default():
+    queue = cifar10.distorted_inputs_queue(2)
+    cifar10_multi_gpu_train._build_towers(queue)
+    names = [op.name for op in tf.get_default_graph().get_operations()]
+print(json.dumps({
+    'logits': logits.shape.as_list(), 'images': image.shape, 'rates': rates,
+    'decay': float((abs(averaged - moved) / abs(start - moved).max()).max()),
+    'towers': sorted({name.split('/')[0] for name in names if name.startswith('copy')}),
+    'total': counting.Evaluation().total, 'url': cifar10.data_set().url}))
+'''
+
+
+@pytest.mark.slow
+def test_edited_constants_have_an_effect(half_bright, tmp_path):
+    """160 images per epoch in batches of 8: the rate halves every 20 steps."""
+    copy = copy_with(tmp_path / 'copy', 'cifar10_input.py', [
+        ('IMAGE_SIZE = 24\n', 'IMAGE_SIZE = 28\n'), ('NUM_CLASSES = 10\n', 'NUM_CLASSES = 12\n'),
+        ('FOR_TRAIN = 50000', 'FOR_TRAIN = 160'), ('FOR_EVAL = 10000', 'FOR_EVAL = 50')])
+    text = (copy / 'cifar10.py').read_text()
+    for old, new in [("DATA_URL = 'https://www.cs.toronto.edu/~kriz", "DATA_URL = 'http://mirror"),
+                     ('DECAY = 0.9999', 'DECAY = 0.05'), ('PER_DECAY = 350.0', 'PER_DECAY = 1.0'),
+                     ('FACTOR = 0.1', 'FACTOR = 0.5'), ('_RATE = 0.1', '_RATE = 0.02'),
+                     ("TOWER_NAME = 'tower'", "TOWER_NAME = 'copy'")]:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (copy / 'cifar10.py').write_text(text)
+    done = spawn.run(['-c', CONSTANTS, copy, '--batch_size=8', f'--data_dir={FLAGS.data_dir}'],
+                     capture_output=True)
+    assert done.returncode == 0, done.stderr
+    *lines, result = done.stdout.splitlines()
+    assert lines[0] == 'Filling queue with 64 CIFAR images before starting to train.'
+    found = json.loads(result)
+    assert found['logits'] == [8, 12]
+    assert found['images'] == [8, 28, 28, 3]
+    np.testing.assert_allclose(found['rates'], [0.02, 0.02, 0.01, 0.005], rtol=1e-5)
+    np.testing.assert_allclose(found['decay'], 0.05, rtol=1e-3)
+    assert found['towers'] == ['copy_0']
+    assert found['total'] == 50
+    assert found['url'] == 'http://mirror/cifar-10-binary.tar.gz'
+
+
+@pytest.mark.parametrize('size', [0, 33])
+def test_an_image_size_beyond_the_records(half_bright, monkeypatch, size):
+    monkeypatch.setattr('cifar10_input.IMAGE_SIZE', size)
+    with pytest.raises(ValueError, match=f'IMAGE_SIZE is {size}; expected 1 to 32'):
+        cifar10.distorted_inputs()
