@@ -93,17 +93,12 @@ def _failure(data_set, data_dir, url, error):
 def download(url, archive, data_set):
     """Downloads and verifies an archive, resuming from `archive`.part if it exists.
 
-    Reconnects after a lost connection, as long as each connection delivers something.
-
-    Args:
-        url: an http, https or file URL; proxy variables are honoured.
-        archive: path of the file to create.
-        data_set: row of the data-set table, with the archive's size and checksum.
+    Reconnects as long as each connection delivers something. Honours proxy variables.
 
     Raises:
         OSError, http.client.HTTPException: the server or the disk failed; the part stays.
-        errors.DataError: the server offers a different file (the part stays), or the checksum is
-            wrong (the part is removed).
+        errors.DataError: the URL is not http, https or file; the server offers a different file
+            (the part stays); or the checksum is wrong (the part is removed).
     """
     if not is_url(url):
         raise errors.DataError('the URL does not start with http:, https: or file:')
@@ -171,11 +166,7 @@ def _opener():
 
 
 def _check_offer(response, start, size):
-    """Returns the position in the file at which a response starts.
-
-    Raises:
-        errors.DataError: length or range belong to a different file.
-    """
+    """Returns the position at which a response starts; refuses one about a different file."""
     position = 0
     if response.getcode() == 206:
         position, sent = start, response.headers.get('Content-Range', '')
@@ -232,10 +223,10 @@ def _verify(path, data_set):
 
 
 def extract(archive, data_dir, data_set):
-    """Unpacks a data set's files into its folder below `data_dir`, all or nothing.
+    """Unpacks a .tar.gz file into a data set's folder below `data_dir`, all or nothing.
 
-    Only files with the expected names and sizes are unpacked; links, folders and other names in the
-    archive, a .tar.gz file, are ignored.
+    Only files with the expected names and sizes are unpacked; links, folders and other names are
+    ignored.
 
     Raises:
         errors.DataError: the archive is damaged, lacks a file, or is much too large.

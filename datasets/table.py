@@ -98,8 +98,8 @@ class DataSet:
             path = os.path.join(folder, name)
             try:
                 fault = self._fault(path)
-            except FileNotFoundError:
-                fault = 'is missing'
+            except errors.MissingFile:
+                raise
             except OSError as error:
                 fault = f'cannot be read ({error.strerror})'
             if fault:
@@ -107,7 +107,7 @@ class DataSet:
 
     def _fault(self, path):
         """Returns a description of a file's first fault, or None."""
-        size = os.path.getsize(path)
+        size = self._size(path)
         if size == 0 or size % self.record_bytes:
             return f'has {size} bytes; expected one or more records of {self.record_bytes} bytes'
         with open(path, 'rb') as stream:

@@ -43,12 +43,9 @@ def explain_full_disk(folder):
 
 
 def flush(writer, folder):
-    """Flushes a `tf.summary.FileWriter` and detects a full disk, where events may be lost.
+    """Flushes a `tf.summary.FileWriter`; raises `OSError` or `RuntimeError` if the disk is full.
 
     TensorFlow's writer reports that small events did not fit, but ignores it for large ones.
-
-    Raises:
-        OSError, RuntimeError: the disk is full; `explain_full_disk` explains it.
     """
     writer.flush()
     room = os.statvfs(folder)
@@ -69,10 +66,7 @@ def own_folder(path):
 
 
 def make_folder(path):
-    """Creates a folder and its missing parents.
-
-    Unlike with `os.makedirs`, others cannot write to any of them, whatever the umask.
-    """
+    """Creates a folder and its missing parents; others cannot write to any, whatever the umask."""
     path = pathlib.Path(path)
     for folder in (*reversed(path.parents), path):
         if not os.path.isdir(folder):
@@ -80,11 +74,10 @@ def make_folder(path):
 
 
 def open_own(path, flags=0, mode=_FILE_MODE):
-    """Opens or creates a file for reading and writing; returns its descriptor.
+    """Opens or creates a file with a fixed name, such as a lock; returns its descriptor.
 
-    For files with fixed names, such as locks: another user who knows the name must not be able to
-    redirect our writes. `flags` are added to those of `os.open`; permissions beyond `mode` are
-    removed.
+    Another user who knows the name cannot redirect our writes. `flags` are added to those of
+    `os.open`; permissions beyond `mode` are removed.
 
     Raises:
         PermissionError: the path is a link, not a regular file, or another user's.
@@ -105,16 +98,13 @@ def open_own(path, flags=0, mode=_FILE_MODE):
 
 @contextlib.contextmanager
 def locked(path, waiting=None):
-    """Holds a lock on a file, which then contains the process ID of the holder.
+    """Holds a lock on a file, created if missing, which then contains the holder's process ID.
 
     The lock ends with the block or with the process, even a killed one. The file remains.
 
-    Args:
-        path: the lock file, created if missing.
-        waiting: line to print before waiting for another holder; None raises `Locked` instead.
-
     Raises:
-        Locked: another process holds the lock, and `waiting` is None.
+        Locked: another process holds the lock. If `waiting` is given, prints that line and waits
+            for the lock instead.
         OSError: see `open_own`.
     """
     number = open_own(path, mode=_LOCK_MODE)
@@ -153,8 +143,8 @@ def regular_file(path):
 def new_file(path):
     """Yields a binary stream; when the block ends, its content becomes the file `path`.
 
-    Until then, the file has a temporary name: see `PARTIAL`. If the block raises, the file is
-    removed. If the process is killed, the next `new_file` of the same path removes it.
+    Until then, the file has a temporary name. If the block raises, the file is removed. If the
+    process is killed, the next `new_file` of the same path removes it.
 
     Raises:
         OSError: writing failed, the disk is full, or others could change the folder.
@@ -171,13 +161,9 @@ def new_file(path):
 
 @contextlib.contextmanager
 def new_folder(path, flag):
-    """Yields an empty folder; when the block ends, it becomes the folder `path`.
+    """Yields an empty folder; when the block ends, it becomes the folder `path`, as in `new_file`.
 
-    Until then, it has a temporary name, as in `new_file`.
-
-    Args:
-        path: the folder to create; replaces an empty folder.
-        flag: the flag or argument that names the folder, for error messages.
+    Replaces an empty folder. Error messages name the `flag` that names the folder.
 
     Raises:
         app.UsageError: `path` exists and is not an empty folder.
@@ -220,8 +206,7 @@ def _replacing(path, make):
 def _new_partial(path, make):
     """Creates a temporary file or folder for `path`, with `_make_file` or `_make_folder`.
 
-    Returns:
-        (temporary path, file descriptor whose lock keeps `_remove_leftovers` away).
+    Returns its path, and a file descriptor whose lock keeps `_remove_leftovers` away.
     """
     while True:
         partial = f'{path}.{secrets.token_hex(8)}.part'

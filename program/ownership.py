@@ -25,8 +25,7 @@ _MAX_LINKS = 40  # Linux's limit.
 def check(folder):
     """Refuses a folder that others can write to; call it before TensorFlow writes there.
 
-    TensorFlow's file names can be guessed, and it follows links. Reading needs no check. The folder
-    may be missing.
+    TensorFlow's file names can be guessed, and it follows links. The folder may be missing.
 
     Raises:
         PermissionError: see `check_place`; or others can create files in the folder, or it contains
@@ -87,10 +86,8 @@ def _refusal(reason, remedy):
 
 
 def _steps(path):
-    """Yields (folder, path of an entry in it) for each name on the path, following links.
-
-    The folders are absolute and free of links.
-    """
+    """Yields (folder without links, path of an entry in it) for each name on a path, and follows
+    links."""
     here, links = '/', 0
     path = os.fspath(path) if os.path.isabs(path) else os.path.join(os.getcwd(), path)
     names = path.split('/')[::-1]

@@ -48,11 +48,10 @@ def parse_json(text, source):
 
 
 def check_fields(found, fields, source):
-    """Checks values of a JSON object.
+    """Checks a JSON object, a dict.
 
     Args:
-        found: dict.
-        fields: {name of a field: (check of its value, or of None; description of a valid value)}.
+        fields: {name: (function that checks the value or None, description of a valid value)}.
         source: how messages begin.
 
     Raises:

@@ -1,10 +1,7 @@
 """Starts a script: imports TensorFlow quietly, parses flags and reports user errors in one line.
 
-Import this module before TensorFlow. Set TF_CPP_MIN_LOG_LEVEL (0 to 3) to see TensorFlow's own
-messages.
-
-A script adds its folder to `sys.path` before it imports this module, because Python does not if
-PYTHONSAFEPATH is set.
+Import this module before TensorFlow, whose own messages TF_CPP_MIN_LOG_LEVEL (0 to 3) shows. First
+add the script's folder to `sys.path`: Python does not if PYTHONSAFEPATH is set.
 """
 import contextlib
 import errno
@@ -74,9 +71,8 @@ def _let_interrupts_end_the_process(stack):
 def _quiet_unless_it_fails():
     """Discards what the block writes to file descriptor 2, unless the block fails.
 
-    TensorFlow's C++ libraries write there while they load, whatever the log level. If they do not
-    support the processor, they abort. So a second process reads the text from a pipe, and prints it
-    unless it ends with `_DISCARD`.
+    TensorFlow's C++ libraries write there while they load, and abort if they do not support the
+    processor. So a second process reads the text, and prints it unless it ends with `_DISCARD`.
     """
     screen = os.dup(2)
     read_end, write_end = os.pipe()
@@ -260,11 +256,7 @@ def session_config(log_device_placement=False):
 
 
 def visible_gpus():
-    """Returns the number of GPUs that `--device` allows.
-
-    Raises:
-        app.UsageError: `--device=gpu`, but TensorFlow does not see a GPU.
-    """
+    """Counts the GPUs that `--device` allows; raises `app.UsageError` for `gpu` without any."""
     if FLAGS.device == 'cpu':
         return 0
     count = len(tf.config.list_physical_devices('GPU'))

@@ -1,4 +1,7 @@
-"""Finds checkpoints, checks that they are complete and fit, and loads them into variables."""
+"""Finds checkpoints, checks that they are complete and fit, and loads them into variables.
+
+The path of a checkpoint is without `.index`.
+"""
 import os
 import time
 
@@ -14,7 +17,7 @@ _STEPS = 2 ** 63  # Steps are int64.
 
 
 def latest(folder, report=True):
-    """Path of the newest intact checkpoint in a folder, without `.index`; None if it has none.
+    """Path of the newest intact checkpoint in a folder; None if it has none.
 
     The file `checkpoint` names the newest. If that one is damaged, uses the intact one with the
     highest step, and prints a line if `report`. Nothing is removed. The folder may be missing.
@@ -60,17 +63,9 @@ def candidates(folder):
 
 
 def watch(folder, seconds):
-    """Yields the newest intact checkpoint of a folder, then each new one, endlessly.
+    """Yields the newest intact checkpoint of a folder, then each new one, endlessly; see `latest`.
 
-    Unlike `tf.train.checkpoints_iterator`, it skips damaged ones. The folder may be missing at
-    first.
-
-    Args:
-        folder: folder of the checkpoints.
-        seconds: minimum time between two checkpoints.
-
-    Raises:
-        app.UsageError: see `latest`.
+    Unlike `tf.train.checkpoints_iterator`, skips damaged ones. At least `seconds` pass between two.
     """
     seen = yielded = None
     while True:
@@ -101,11 +96,7 @@ class Unreadable(errors.DataError):
 
 
 def _values(path, names=None):
-    """Yields (name, array) for the values in a checkpoint; see `read`.
-
-    Raises:
-        Unreadable: files are missing or damaged; the message is only the reason.
-    """
+    """Yields what `read` returns; the message of `Unreadable` is only the reason."""
     try:
         reader = tf.train.load_checkpoint(path)
         held = reader.get_variable_to_shape_map()
@@ -118,7 +109,7 @@ def _values(path, names=None):
 
 
 def fault(path):
-    """Why a checkpoint cannot be read completely, or None. The path is without `.index`."""
+    """Why a checkpoint cannot be read completely, or None."""
     try:
         for _ in _values(path):
             pass
@@ -128,14 +119,7 @@ def fault(path):
 
 
 def read(path, names=None):
-    """The values in a checkpoint.
-
-    Args:
-        path: path of the checkpoint, without `.index`.
-        names: names of the variables to read, in order; by default all. Missing ones are left out.
-
-    Returns:
-        Dictionary from name to array.
+    """The values in a checkpoint, {name: array}; of the variables `names` that it has, or all.
 
     Raises:
         Unreadable: the files are missing or damaged, perhaps only since `latest` found them intact.
@@ -183,7 +167,7 @@ def _type(value):
 
 
 class Loader:
-    """Assigns values to variables, all in one run of the session.
+    """Assigns values to variables in one run of the session.
 
     `variable.load` runs one operation per variable, and TensorFlow optimises the whole graph for
     each of them: 40 seconds for ResNet-23.
@@ -203,13 +187,7 @@ class Loader:
         self.assign(values_for(path, variables, advice), variables, session)
 
     def assign(self, values, variables, session):
-        """Assigns values.
-
-        Args:
-            values: dictionary from name to array; other items are ignored.
-            variables: dictionary from name to variable, all variables of this loader.
-            session: the session that holds the variables.
-        """
+        """Assigns values, {name: array}, to all variables of this loader, {name: variable}."""
         session.run(self._assign, {
             self._placeholders[variable.op.name]: values[name]
             for name, variable in variables.items()})
@@ -218,15 +196,13 @@ class Loader:
 def values_for(path, variables, advice):
     """Reads the values of variables from a checkpoint and converts them to the variables' types.
 
-    Other values in the checkpoint are ignored.
-
     Args:
-        path: path of the checkpoint, without `.index`.
-        variables: dictionary from name in the checkpoint to variable.
+        path: path of the checkpoint.
+        variables: {name in the checkpoint: variable}.
         advice: what the user can do if the checkpoint is unusable; ends the error's message.
 
     Returns:
-        Dictionary from name in the checkpoint to array.
+        {name in the checkpoint: array}.
 
     Raises:
         app.UsageError: variables are missing in the checkpoint, have a different shape or are not
