@@ -81,11 +81,7 @@ def distorted(stream):
 
 
 def filters(stream):
-    """Draws the first layer's kernels, as moving averages if the checkpoint has them.
-
-    Raises:
-        app.UsageError: the checkpoint is missing, or its first layer cannot be drawn.
-    """
+    """Draws the first layer's kernels, as moving averages if the checkpoint has them."""
     checkpoint = _latest()
     found = checkpoints.read(
         checkpoint, ['conv1/weights/ExponentialMovingAverage', 'conv1/weights'])
@@ -111,11 +107,7 @@ def _are_filters(weights):
 
 
 def confused(stream):
-    """Draws the confusion matrix of the test set.
-
-    Raises:
-        app.UsageError: the checkpoint is missing, or does not fit --net and --dataset.
-    """
+    """Draws the confusion matrix of the test set."""
     checkpoint = _latest()
     run_folder.check_run(FLAGS.runs[0], FLAGS.net, cifar10.data_set(),
                          'pass those flags, or choose another run with --runs')
@@ -127,11 +119,7 @@ def confused(stream):
 
 
 def curves(stream):
-    """Draws losses and errors of all runs.
-
-    Raises:
-        app.UsageError: a run has no metrics.
-    """
+    """Draws losses and errors of all runs."""
     losses, errors = [], []
     common = os.path.commonpath([os.path.abspath(os.path.dirname(run)) for run in FLAGS.runs])
     for number, run in enumerate(FLAGS.runs):
@@ -201,7 +189,7 @@ def plot():
     """Writes the picture, all or nothing.
 
     Raises:
-        app.UsageError: a flag or a run is invalid, or Matplotlib is missing.
+        app.UsageError: a flag, a run or its checkpoint is invalid, or Matplotlib is missing.
     """
     if FLAGS.picture is None:
         raise app.UsageError(f'--picture is missing; expected {"|".join(_PICTURES)}')
