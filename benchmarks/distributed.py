@@ -105,8 +105,7 @@ class _Case:
 
         Args:
             stack: an `ExitStack`, which ends them.
-            options: the parsed command line.
-            hosts: each worker's address and command prefix.
+            options, hosts: the parsed command line, and the result of `_hosts`.
             cores: the two to use.
             size: number of workers.
             runs: number of runs of one worker each, side by side.

@@ -76,8 +76,7 @@ def write(folder, name, classes, train, test):
     """Writes record files and their JSON file into an empty folder.
 
     Args:
-        folder: path of the folder.
-        name: name of the data set, for the console and for `run.json`.
+        folder, name: path of the folder, and name of the data set.
         classes: list of 2 to `MAX_CLASSES` names.
         train, test: iterables of blocks of records, uint8 [records, 1 + 3 * 32 * 32].
 

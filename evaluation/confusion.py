@@ -16,13 +16,10 @@ _DARKEST = np.array([8.0, 48.0, 107.0])  # Red, green and blue of a fraction of 
 
 
 def shares(confusion):
-    """Computes recall and precision of each class.
+    """Computes recall and precision of each class, both float [classes].
 
-    Returns:
-        recall: float [classes], the fraction of a class's images that were classified correctly;
-            NaN for a class without images.
-        precision: float [classes], the fraction of the predictions of a class that were correct;
-            NaN for a class without predictions.
+    Recall is the fraction of a class's images classified correctly, precision the fraction of a
+    class's predictions that are correct; NaN for a class without images, or without predictions.
     """
     right = np.diag(confusion)
     with np.errstate(invalid='ignore'):

@@ -24,9 +24,7 @@ class Validation:
         """Builds the evaluation's graph.
 
         Args:
-            train_dir: folder of the run, for the folder `best`.
-            variables: list of the variables in a checkpoint.
-            images: 'test' or 'held_out', see `counting.Evaluation`.
+            train_dir, variables, images: see `best.Best`.
             caught: list of caught signals; a validation stops when one is added.
 
         Raises:

@@ -16,9 +16,7 @@ def by_quota(membership='/proc/self/cgroup', mounts='/sys/fs/cgroup'):
     `docker run --cpus=2` and Kubernetes limits leave all cores visible. TensorFlow starts a thread
     for each; together they exhaust the quota early in each period and then all stall.
 
-    Args:
-        membership: file that lists the control groups of this process; see `man 7 cgroups`.
-        mounts: folder where control groups are mounted.
+    `membership` lists the control groups of this process; `mounts` holds them: `man 7 cgroups`.
     """
     cores = min((math.ceil(quota) for quota in _quotas(membership, mounts)), default=None)
     return cores if cores and cores < visible() else None

@@ -57,8 +57,7 @@ class Best:
         removed: if the process is killed, the file still names a checkpoint that exists.
 
         Args:
-            session: the session that holds the variables.
-            step: the global step.
+            session, step: the session that holds the variables, and the global step.
             values: dictionary from name to value of the same variables.
             error, averaged_error: floats, 0 to 1, of the raw weights and the moving averages.
         """

@@ -101,20 +101,16 @@ _RUN_FIELDS = {
 
 
 def check_run(folder, net, data_set, advice):
-    """Checks that a folder holds a run of this network and data set.
+    """Checks that a folder holds a run of a network, by name, and a `table.DataSet`.
 
-    Args:
-        folder: path of the folder.
-        net: name of the network.
-        data_set: a `table.DataSet`. Classes may have been renamed, but not to the former name of
-            another class.
-        advice: what the user can do otherwise; ends the error's message.
+    Classes may have been renamed, but not to the former name of another class.
 
     Returns:
         The run's settings, a dictionary; None without `run.json`.
 
     Raises:
-        app.UsageError: the run has a different network or data set, or `run.json` is damaged.
+        app.UsageError: the run has a different network or data set, or `run.json` is damaged. The
+            message ends with `advice`.
         OSError: the file cannot be read.
     """
     path = os.path.join(folder, names.RUN)
