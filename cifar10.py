@@ -507,7 +507,7 @@ def train(total_loss, global_step, recipe=None):
     """
     gradients = compute_gradients(total_loss)
     return tf.group(apply_gradients(gradients, global_step, recipe=recipe),
-                    _add_loss_summaries(total_loss))
+                    _add_loss_summaries(total_loss), name='train')
 
 
 def compute_gradients(total_loss):
