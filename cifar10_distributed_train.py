@@ -19,6 +19,8 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
+from program import console
+from program import devices
 from program import ownership
 import recipes
 from training import session as training
@@ -31,9 +33,9 @@ from workers import team as team_
 FLAGS = flags.FLAGS
 
 # Flags that must have the same value for all workers; an error names the first that differs.
-_COMMON_FLAGS = ('batch_size', 'max_steps', 'validate_every', 'validate_on', 'learning_rate',
-                 'use_fp16', 'bucket_mb', 'overlap', 'warmup_epochs', 'step_timeout',
-                 'stage_timeout')
+_COMMON_FLAGS = ('batch_size', 'epochs', 'max_steps', 'validate_every', 'validate_on',
+                 'learning_rate', 'use_fp16', 'use_bf16', 'bucket_mb', 'overlap', 'warmup_epochs',
+                 'step_timeout', 'stage_timeout')
 
 
 def build(images, labels, team):
@@ -82,7 +84,7 @@ def facts():
     """Settings that all workers must share: dictionary from name to JSON value."""
     return {'--net': FLAGS.net, '--dataset': cifar10.data_set().name,  # Folders may differ.
             **{f'--{name}': FLAGS[name].value for name in _COMMON_FLAGS},
-            'TensorFlow': tf.version.VERSION, 'a GPU': bool(startup.visible_gpus())}
+            'TensorFlow': tf.version.VERSION, 'a GPU': bool(devices.visible_gpus())}
 
 
 def main(me):
@@ -94,6 +96,7 @@ def main(me):
             training.first_step() if team.leads and training.steps_left() else None))
         if first_step is None:  # Worker 0 has printed that no steps are left.
             return
+        console.line(devices.line())
         cifar10.maybe_download_and_extract()
         team.agree('the data', {
             'training images': cifar10.num_examples(eval_data=False),
@@ -103,4 +106,4 @@ def main(me):
 
 if __name__ == '__main__':
     startup.run(lambda: launch.run(main),
-                [startup, cifar10, recipes, training, cluster, collectives, ownership])
+                [devices, cifar10, recipes, training, cluster, collectives, ownership])

@@ -23,6 +23,7 @@ from evaluation import checkpoint_flags
 from evaluation import confusion
 from evaluation import counting
 from program import console
+from program import devices
 from program import files
 from program import ownership
 from program import paths
@@ -137,11 +138,11 @@ def _write(writer, result, like_training):
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    startup.visible_gpus()
+    devices.visible_gpus()
     if FLAGS.run_once:
         console.require()
     evaluate()
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, checkpoint_flags, ownership])
+    startup.run(main, [devices, cifar10, recipes, checkpoint_flags, ownership])

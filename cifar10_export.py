@@ -22,6 +22,7 @@ import cifar10
 from evaluation import checkpoint_flags
 from evaluation import model
 from program import console
+from program import devices
 from program import files
 from program import ownership
 from program import paths
@@ -68,7 +69,7 @@ def _frozen(classifier, session):
 
 def _save(graph_def, classifier, folder):
     """Writes a SavedModel of a frozen graph with the tensor names of `classifier`."""
-    with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
+    with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
         tf.import_graph_def(graph_def, name='')
         images, *outputs = (session.graph.get_tensor_by_name(tensor.name)
                             for tensor in (classifier.pixels, *classifier.outputs.values()))
@@ -86,9 +87,9 @@ def _write_labels(folder):
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    startup.visible_gpus()
+    devices.visible_gpus()
     export()
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, checkpoint_flags, ownership])
+    startup.run(main, [devices, cifar10, recipes, checkpoint_flags, ownership])

@@ -17,7 +17,9 @@ from absl import flags
 
 import cifar10
 import cifar10_input
+from nets import variables
 from program import console
+from program import devices
 from program import ownership
 import recipes
 from training import session as training
@@ -64,7 +66,8 @@ def average_gradients(tower_grads):
         if len(gradients) < len(pairs):
             raise ValueError(f'{len(gradients)} of {len(pairs)} towers have a gradient for '
                              f'{variable.op.name}; expected all or none')
-        with tf.name_scope(f'average_gradients/{variable.op.name}/'):
+        with tf.device(variables.device()), \
+                tf.name_scope(f'average_gradients/{variable.op.name}/'):
             averages.append((tf.add_n(gradients) / len(gradients), variable))
     return averages
 
@@ -119,26 +122,16 @@ def train():
                 session.run(train_op)
 
 
-def devices(towers, gpus):
-    """Returns a line that says where a number of towers will run, given the number of GPUs."""
-    count = f'{towers} tower{"s" * (towers > 1)}'
-    if gpus >= towers:
-        used = ', '.join(f'/gpu:{i}' for i in range(towers))
-        return f'Running {count} on {used}; variables and input on the CPU.'
-    if gpus:
-        return f'Found only {gpus} GPU{"s" * (gpus > 1)}; {count} will share.'
-    return f'No GPU found; running {count} on the CPU.'
-
-
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    console.line(devices(FLAGS.num_gpus, startup.visible_gpus()))
+    used = devices.line(FLAGS.num_gpus)
     training.use_recipe(FLAGS.num_gpus)
     if training.steps_left():
+        console.line(used)
         cifar10.maybe_download_and_extract()
         train()
 
 
 if __name__ == '__main__':
     FLAGS.set_default('max_steps', 1000000)
-    startup.run(main, [startup, cifar10, recipes, training, ownership])
+    startup.run(main, [devices, cifar10, recipes, training, variables, ownership])

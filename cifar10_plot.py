@@ -31,6 +31,7 @@ from evaluation import confusion
 from evaluation import counting
 from evaluation import pictures
 from program import console
+from program import devices
 from program import files
 from program import ownership
 from program import paths
@@ -69,7 +70,7 @@ def distorted(stream):
     """Draws training images, and random distortions of them as in training."""
     labels, planes = _records()
     labels, planes = labels[:_DISTORTED_IMAGES], planes[:_DISTORTED_IMAGES]
-    with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
+    with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
         repeated = tf.constant(np.repeat(planes, _COLUMNS - 1, axis=0))
         made = session.run(recipes.chosen().augment(repeated))
     made = pictures.scaled(made).reshape(len(planes), _COLUMNS - 1, *made.shape[1:])
@@ -204,4 +205,4 @@ def plot():
 
 
 if __name__ == '__main__':
-    startup.run(plot, [startup, cifar10, recipes, ownership])
+    startup.run(plot, [devices, cifar10, recipes, ownership])

@@ -31,6 +31,7 @@ from datasets import images
 from evaluation import checkpoint_flags
 from evaluation import model
 from program import console
+from program import devices
 from program import paths
 from program import small_files
 import recipes
@@ -108,7 +109,7 @@ def _network():
     """Yields a function from images to probabilities, uint8 [batch, 32, 32, 3] -> float32 [batch,
     classes], and the names of the classes."""
     if FLAGS.saved_model:
-        with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
+        with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
             images_, probabilities = _load(session)
             names = _labels(FLAGS.saved_model, probabilities.shape.as_list()[-1])
             yield lambda batch: session.run(probabilities, {images_: batch}), names
@@ -177,10 +178,10 @@ def _table(paths, names):
 
 
 def main(words):
-    startup.visible_gpus()
+    devices.visible_gpus()
     console.require()
     return predict(words)
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, checkpoint_flags], positional='IMAGE...')
+    startup.run(main, [devices, cifar10, recipes, checkpoint_flags], positional='IMAGE...')

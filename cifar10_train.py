@@ -15,6 +15,9 @@ from program import startup  # First: it imports TensorFlow quietly.
 import tensorflow.compat.v1 as tf
 
 import cifar10
+from nets import variables
+from program import console
+from program import devices
 from program import ownership
 import recipes
 from training import session as training
@@ -37,12 +40,13 @@ def train():
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    startup.visible_gpus()
+    used = devices.line()
     training.use_recipe()
     if training.steps_left():
+        console.line(used)
         cifar10.maybe_download_and_extract()
         train()
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, training, ownership])
+    startup.run(main, [devices, cifar10, recipes, training, variables, ownership])

@@ -28,6 +28,7 @@ import cifar10_multi_gpu_train
 import cifar10_train
 from datasets import table
 from evaluation import counting
+from program import devices
 import recipes
 
 flags.DEFINE_enum('what', 'train', ['input', 'step', 'train', 'evaluate'], 'What to measure.')
@@ -46,7 +47,7 @@ def measure_input(side):
     """Images per second of the input alone, after warming up, and seconds to the first batch."""
     batch = tf.group(*(cifar10.distorted_inputs() if side == 'ours' else
                        tutorial.distorted_inputs(cifar10.data_folder(), FLAGS.batch_size)))
-    creator = tf.train.ChiefSessionCreator(config=startup.session_config())
+    creator = tf.train.ChiefSessionCreator(config=devices.session_config())
     with tf.train.MonitoredSession(creator) as session:  # It runs the queues.
         start = time.perf_counter()
         session.run(batch)
@@ -81,7 +82,7 @@ def _stepper(build):
     graph = tf.Graph()
     with graph.as_default():
         operation = build()
-        session = tf.Session(config=startup.session_config())
+        session = tf.Session(config=devices.session_config())
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
 
     def step():
@@ -96,7 +97,7 @@ def _fixed_batch():
     random = np.random.RandomState(0)
     pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
     labels = random.randint(0, 10, FLAGS.batch_size)
-    with tf.Graph().as_default(), tf.Session(config=startup.session_config()) as session:
+    with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
         images = session.run(recipes.chosen().prepare(tf.constant(pixels)))
     return lambda: (tf.Variable(images, trainable=False, use_resource=True).read_value(),
                     tf.constant(labels, tf.int32)), images.shape
@@ -183,4 +184,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [startup, cifar10, recipes, cifar10_multi_gpu_train])
+    startup.run(main, [devices, cifar10, recipes, cifar10_multi_gpu_train])

@@ -13,6 +13,7 @@ from absl import app
 from absl import flags
 
 from benchmarks import children
+from program import devices
 from workers import cluster
 from workers import collectives
 from workers import launch
@@ -42,7 +43,7 @@ def main(me):
 
 def _measure(group, peers):
     """For each size: (bytes, median seconds, mean seconds of this process's processor time)."""
-    config = startup.session_config()
+    config = devices.session_config()
     collectives.configure(config, group)
     if FLAGS.chunk_kb:
         config.experimental.recv_buf_max_chunk = FLAGS.chunk_kb << 10
@@ -69,4 +70,4 @@ def _seconds(session, operation):
 
 
 if __name__ == '__main__':
-    startup.run(lambda: launch.run(main), [startup, cluster, collectives])
+    startup.run(lambda: launch.run(main), [devices, cluster, collectives])

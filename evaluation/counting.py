@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 import cifar10
 from evaluation import model
 from program import errors
-from program import startup
+from program import devices
 import recipes
 from runs import checkpoints
 
@@ -112,7 +112,7 @@ class Evaluation:
     def _run(self, load, step=None, summarise=False, caught=()):
         """Counts in a new session, whose variables the function `load` sets."""
         with cifar10.damage_reported(), \
-                tf.Session(graph=self.graph, config=startup.session_config()) as session:
+                tf.Session(graph=self.graph, config=devices.session_config()) as session:
             session.run(self._initialiser)
             load(session)
             with _queues_running(session):

@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 import cifar10
 from datasets import table
-from program import startup
+from program import devices
 import recipes
 from runs import checkpoints
 
@@ -44,10 +44,12 @@ class Model:
         with tf.Graph().as_default() as graph:
             pixels = tf.placeholder(
                 tf.uint8, [None, table.HEIGHT, table.WIDTH, table.DEPTH], name='images')
-            # Not `tf.transpose`: oneDNN has none for uint8, and logs that as an error.
-            planes = tf.reshape(tf.stack(tf.unstack(pixels, axis=3), axis=1),
-                                [-1, table.IMAGE_BYTES])
-            model = cls(recipes.chosen().prepare(planes), pixels)
+            with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
+                # Not `tf.transpose`: oneDNN has none for uint8, and logs that as an error.
+                planes = tf.reshape(tf.stack(tf.unstack(pixels, axis=3), axis=1),
+                                    [-1, table.IMAGE_BYTES])
+                images = recipes.chosen().prepare(planes)
+            model = cls(images, pixels)
             graph.finalize()
         return model
 
@@ -62,7 +64,7 @@ class Model:
         Raises:
             app.UsageError, checkpoints.Unreadable: see `load`.
         """
-        with tf.Session(graph=self.graph, config=startup.session_config()) as session:
+        with tf.Session(graph=self.graph, config=devices.session_config()) as session:
             self.load(path, session, use_moving_averages,
                       "Pass the run's --net and --dataset, or use the raw weights with "
                       '--use_moving_averages=false')

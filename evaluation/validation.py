@@ -36,8 +36,12 @@ class Validation:
         self._best = best.Best(train_dir, variables, images)
         self._evaluation = counting.Evaluation(images)
 
-    def run(self, session, step):
+    def run(self, session, step, training_error=None):
         """Validates the training session, prints a line, and saves the best variables so far.
+
+        Args:
+            session, step: the training session, and the global step.
+            training_error: float from 0 to 1, printed in the same line; None if unknown.
 
         Returns:
             `Errors`, or None if a signal stopped the validation.
@@ -50,6 +54,7 @@ class Validation:
             return None
         errors = Errors(*((result.total - result.correct) / result.total for result in results))
         self._best.offer(session, step, values, errors.raw, errors.averaged)
-        console.line(f'{datetime.datetime.now()}: step {step}, validation error = '
+        training = '' if training_error is None else f'training error = {training_error:.4f}, '
+        console.line(f'{datetime.datetime.now()}: step {step}, {training}validation error = '
                      f'{errors.raw:.4f} ({errors.averaged:.4f} averaged)')
         return errors

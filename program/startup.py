@@ -16,7 +16,6 @@ import sys
 import threading
 
 from program import console
-from program import cores
 from program import errors
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -137,9 +136,6 @@ tf.disable_v2_behavior()
 threading.excepthook = _report_thread_failure
 tf.enable_resource_variables()  # Orders reads and writes, including those of the global step.
 
-flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
-                  'auto uses GPUs if available, cpu uses only the CPU, gpu requires a GPU.')
-
 FLAGS = flags.FLAGS
 
 # Errors of the user, the data or the machine are reported in one line. Any other exception is a bug
@@ -210,9 +206,9 @@ def _check_values():
     for name in FLAGS:
         value = FLAGS[name].value
         if FLAGS[name].present and value in ('', []):
-            raise flags.ValidationError(f'flag --{name}= has no value')
+            raise flags.ValidationError(f'flag --{FLAGS[name].name}= has no value')
         if isinstance(value, float) and math.isnan(value):
-            raise flags.ValidationError(f'flag --{name}={value} is not a number')
+            raise flags.ValidationError(f'flag --{FLAGS[name].name}={value} is not a number')
 
 
 def _check_positional(given, expected):
@@ -236,31 +232,3 @@ def _without_traceback(main):
         console.end()
         errors.say('interrupted')
         return 130
-
-
-def session_config(log_device_placement=False):
-    """Returns a `tf.ConfigProto` for a session on the devices that `--device` allows.
-
-    Towers request GPUs whatever the machine has; soft placement moves them. GPU memory is allocated
-    on demand, so that an evaluation can share a GPU with a trainer. There are as many threads as
-    cores, or as the container's CPU quota allows.
-    """
-    config = tf.ConfigProto(allow_soft_placement=True, log_device_placement=log_device_placement)
-    config.gpu_options.allow_growth = True
-    threads = cores.by_quota()
-    if threads:
-        config.intra_op_parallelism_threads = config.inter_op_parallelism_threads = threads
-    if FLAGS.device == 'cpu':
-        config.device_count['GPU'] = 0
-    return config
-
-
-def visible_gpus():
-    """Counts the GPUs that `--device` allows; raises `app.UsageError` for `gpu` without any."""
-    if FLAGS.device == 'cpu':
-        return 0
-    count = len(tf.config.list_physical_devices('GPU'))
-    if FLAGS.device == 'gpu' and not count:
-        raise app.UsageError('--device=gpu, but TensorFlow sees no GPU: check the driver, '
-                             'install tensorflow[and-cuda], or use --device=auto')
-    return count

@@ -31,10 +31,11 @@ def test_the_scripts_work_as_a_user_runs_them(tmp_path):
     assert trained.returncode == 0, trained.stderr
     assert trained.stderr == ''
     lines = trained.stdout.splitlines()
-    assert lines[0] == f'Generating the synthetic images in {tmp_path}/data.'
-    assert lines[1] == 'Filling queue with 4000 synthetic images before starting to train.'
-    assert [bool(outcomes.LINE.fullmatch(line)) for line in lines[2:4]] == [True, True]
-    assert lines[4:] == [f'Saved step 11 in {tmp_path}/train.']
+    assert lines[0].startswith('Training on ')
+    assert lines[1] == f'Generating the synthetic images in {tmp_path}/data.'
+    assert lines[2] == 'Filling queue with 4000 synthetic images before starting to train.'
+    assert [bool(outcomes.LINE.fullmatch(line)) for line in lines[3:5]] == [True, True]
+    assert lines[5:] == [f'Saved step 11 in {tmp_path}/train.']
     evaluated = spawn.run_script(
         'cifar10_eval.py', *folders, '--run_once', f'--checkpoint_dir={tmp_path}/train',
         f'--eval_dir={tmp_path}/eval')

@@ -131,6 +131,7 @@ def test_a_single_core_gets_a_second_thread(monkeypatch, visible, by_quota, thre
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 from program import startup
+from program import devices
 import json, os, socket, time
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -231,7 +232,7 @@ def main():
                          timeouts=cluster.Timeouts(step=tf.app.flags.FLAGS.step_timeout))
     with rendezvous.join(me, {}) as workers:
         with collectives.failures_of(workers):
-            config = startup.session_config()
+            config = devices.session_config()
             collectives.configure(config, group)
             server = collectives.serve(workers, config)
             workers.agree('the start')
@@ -245,7 +246,7 @@ def main():
                       flush=True)
             workers.agree('the end')
             workers.leave()
-startup.run(main, [startup, cluster, collectives])
+startup.run(main, [devices, cluster, collectives])
 '''
 
 

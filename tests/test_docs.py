@@ -77,8 +77,9 @@ def options_of_script(script):
     call, = (node for node in ast.walk(ast.parse(text(script)))
              if isinstance(node, ast.Call) and ast.unparse(node.func) == 'startup.run')
     modules = [module, *eval(ast.unparse(call.args[1]), vars(module))]
-    return {f'--{flag.name}' for owner in modules
-            for flag in flags.FLAGS.get_key_flags_for_module(owner)} | {'--help'}
+    found = [flag for owner in modules for flag in flags.FLAGS.get_key_flags_for_module(owner)]
+    return {'--help', *(f'--{flag.name}' for flag in found),
+            *(f'-{flag.short_name}' for flag in found if flag.short_name)}
 
 
 def options_of_all_scripts():

@@ -11,7 +11,6 @@ import pytest
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import app
-from absl.testing import flagsaver
 
 from program import startup
 from runs import checkpoints
@@ -38,6 +37,13 @@ def _refused(script, *arguments):
     (['--batch_siz=1'], "Unknown command line flag 'batch_siz'. Did you mean: batch_size"),
     (['--batch_size=0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
     (['--max_steps=-1'], '--max_steps=-1'),
+    (['--epochs=2', '--max_steps=9'], 'epochs=2.0, max_steps=9: both set the length of the '
+     'training; expected only one of them: remove the other'),
+    (['--epochs=-1'], '--epochs=-1: -1.0 is not a number in the range'),
+    (['-b', '0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
+    (['-l='], '--learning_rate='), (['-e', 'nan'], '--warmup_epochs=nan is not a number'),
+    (['-c', 'cudnn'], '--device=cudnn: value should be one of <auto|cpu|gpu>'),
+    (['-n', 'cifar10_resnet23'], '"cifar10_resnet23" is not one of tutorial, resnet23'),
     (['stray'], '"stray" is not a flag; expected --name=value'),
     (['--train_dir='], '--train_dir= has no value'),
     (['--learning_rate=-1'], '--learning_rate=-1: -1.0 is not a number in the range [0.0, 1000000'),
@@ -289,13 +295,3 @@ def test_an_operations_error_is_reported_by_its_reason():
 def test_bugs_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         startup._without_traceback(lambda: 1 // 0)
-
-
-def test_session_config():
-    with flagsaver.flagsaver(device='cpu'):
-        config = startup.session_config()
-        assert dict(config.device_count) == {'GPU': 0}
-        assert startup.visible_gpus() == 0
-    assert 'GPU' not in startup.session_config().device_count
-    assert config.allow_soft_placement
-    assert config.gpu_options.allow_growth

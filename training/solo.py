@@ -2,7 +2,7 @@
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from program import startup
+from program import devices
 from training import hooks
 
 FLAGS = flags.FLAGS
@@ -40,7 +40,7 @@ class Solo:
         """
         return tf.train.MonitoredTrainingSession(
             scaffold=scaffold, hooks=all_hooks,
-            config=startup.session_config(FLAGS.log_device_placement))
+            config=devices.session_config(FLAGS.log_device_placement))
 
     def hooks(self, caught):
         """Hooks before all others; `caught` is the list of signals that this worker caught."""

@@ -13,7 +13,7 @@ from absl import app
 
 from program import console
 from program import errors
-from program import startup
+from program import devices
 from workers import cluster
 from workers import ports
 
@@ -44,7 +44,7 @@ def run(work):
     """
     end_with_parent()
     count = cluster.workers_to_start()
-    gpus = startup.visible_gpus()
+    gpus = devices.visible_gpus()
     if count > gpus > 0:
         raise app.UsageError(f'--num_workers={count}, but each worker needs a GPU of its own, and '
                              f'this machine has {gpus}: start fewer, or use --device=cpu')

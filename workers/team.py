@@ -5,7 +5,7 @@ import signal
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from program import startup
+from program import devices
 from training import solo
 from workers import collectives
 from workers import rendezvous
@@ -41,7 +41,7 @@ class Team(solo.Solo):
         self.signals = []
         self._local_rank = me.local_rank
         self._peers = peers
-        self._gpus = startup.visible_gpus()
+        self._gpus = devices.visible_gpus()
         self._group = collectives.Group(me.rank, me.size, bool(self._gpus))
         self._layout = []
 
@@ -71,7 +71,7 @@ class Team(solo.Solo):
         Not a `MonitoredTrainingSession`, which would take a lost worker for a preemption and retry
         forever.
         """
-        config = startup.session_config(FLAGS.log_device_placement)
+        config = devices.session_config(FLAGS.log_device_placement)
         collectives.configure(config, self._group, self._local_rank, self._gpus)
         self._server = collectives.serve(self._peers, config)
         return tf.train.SingularMonitoredSession(

@@ -1,0 +1,142 @@
+"""Where the operations of a step run, and what crosses between the host and the GPUs.
+
+TensorFlow divides the graph of a step into one part per device, and adds a pair of operations, send
+and receive, for each tensor that crosses. `RunOptions.output_partition_graphs` returns the parts.
+"""
+import collections
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+import cifar10
+import cifar10_multi_gpu_train
+from program import devices
+import recipes
+
+FLAGS = flags.FLAGS
+
+_SENDS = ('_Send', '_HostSend')
+
+
+def step_of_towers(queue=None):
+    """Adds `--num_gpus` towers and one training step to the default graph.
+
+    Args:
+        queue: of (images, labels); by default, that of the training images.
+
+    Returns:
+        The step, as `cifar10_multi_gpu_train.train` runs it.
+    """
+    recipe, towers = recipes.chosen(), FLAGS.num_gpus
+    with tf.device('/cpu:0'):
+        global_step = tf.train.get_or_create_global_step()
+        queue = queue or cifar10.distorted_inputs_queue(2 * towers, recipe)
+        losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
+        losses = cifar10_multi_gpu_train._mean_losses(losses)
+        return tf.group(
+            cifar10.apply_gradients(cifar10_multi_gpu_train.average_gradients(gradients),
+                                    global_step, towers, recipe),
+            cifar10.loss_summaries(losses))
+
+
+def gpus_as_cpus(op):
+    """A device function for graphs: CPU 1 stands in for GPU 0, CPU 2 for GPU 1, and so on."""
+    device = tf.DeviceSpec.from_string(op.device)
+    if device.device_type == 'GPU':
+        device = device.replace(device_type='CPU', device_index=1 + (device.device_index or 0))
+    return device.to_string()
+
+
+def config(towers, stand_ins):
+    """A `tf.ConfigProto` that runs the graph as it was built.
+
+    Args:
+        towers: number of GPUs to stand in for.
+        stand_ins: whether CPUs stand in for GPUs.
+    """
+    result = devices.session_config()
+    result.graph_options.rewrite_options.disable_meta_optimizer = True
+    result.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
+    if stand_ins:
+        result.device_count['CPU'] = 1 + towers
+    return result
+
+
+def parts(session, step):
+    """Runs a step; returns its parts, one `tf.GraphDef` per device."""
+    metadata = tf.RunMetadata()
+    session.run(step, options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    return metadata.partition_graphs
+
+
+def moved(graph, partitions):
+    """Operations that did not run on the device that they ask for.
+
+    Returns:
+        Dictionary from 'Type: asks for GPU:0, ran on CPU:0' to their number.
+    """
+    found = collections.Counter()
+    asked = {op.name: op.device for op in graph.get_operations() if op.device}
+    for node in _nodes(partitions):
+        if node.name in asked and _short(asked[node.name]) != _short(node.device):
+            found[f'{node.op}: asks for {_short(asked[node.name])}, ran on '
+                  f'{_short(node.device)}'] += 1
+    return dict(found)
+
+
+def counts(partitions):
+    """Dictionary from device to the number of operations that ran there, without transfers."""
+    return dict(collections.Counter(
+        _short(node.device) for node in _nodes(partitions)
+        if not node.op.startswith(('_Send', '_Recv', '_Host'))))
+
+
+def crossings(graph, partitions):
+    """What crosses between devices.
+
+    Args:
+        graph: the graph of the step, which knows the shapes.
+        partitions: from `parts`.
+
+    Returns:
+        List of dictionaries: `path`, such as 'CPU:0 to GPU:0'; `tensors`, their number; `bytes`,
+        their size together, without those whose shape is unknown; `signals`, the number of control
+        dependencies that cross; `largest`, the names of the largest tensors.
+    """
+    tensors, signals = collections.defaultdict(dict), collections.Counter()
+    for node in _nodes(partitions):
+        source, target = (_short(node.attr[f'{end}_device'].s.decode()) for end in ('send', 'recv'))
+        if node.op not in _SENDS or node.attr['client_terminated'].b or source == target:
+            continue
+        size = _bytes(graph, node.input[0])
+        if size is None:
+            signals[f'{source} to {target}'] += 1
+        else:
+            tensors[f'{source} to {target}'][node.input[0]] = size
+    return [{'path': path, 'tensors': len(tensors[path]), 'bytes': sum(tensors[path].values()),
+             'signals': signals[path],
+             'largest': sorted(tensors[path], key=tensors[path].get, reverse=True)[:3]}
+            for path in sorted({*tensors, *signals})]
+
+
+def _nodes(partitions):
+    return (node for part in partitions for node in part.node)
+
+
+def _short(device):
+    """'/job:localhost/replica:0/task:0/device:CPU:0' -> 'CPU:0'."""
+    spec = tf.DeviceSpec.from_string(device)
+    return f'{spec.device_type}:{spec.device_index or 0}'
+
+
+def _bytes(graph, name):
+    """Size of a tensor, named as a node's input; None for TensorFlow's own, made for a signal."""
+    name, _, index = name.partition(':')
+    try:
+        outputs = graph.get_operation_by_name(name).outputs
+    except KeyError:
+        return None
+    if int(index or 0) >= len(outputs):  # oneDNN adds the gradient of a bias to a convolution's.
+        return 0
+    tensor = outputs[int(index or 0)]
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size

@@ -1,0 +1,102 @@
+"""Every operation that may run on a GPU has a kernel there, which needs no GPU to check.
+
+TensorFlow's packages register their GPU kernels on every machine.
+"""
+import functools
+
+import pytest
+import record_files
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+from tensorflow.python.framework import kernels
+
+import cifar10
+import cifar10_multi_gpu_train
+from evaluation import counting
+from evaluation import model
+import recipes
+
+# Operations that a tower or an inference graph leaves to the CPU, and why. Soft placement moves
+# those that ask for a GPU. All of them run only in the steps that write summaries.
+ON_THE_HOST = {
+    'ScalarSummary': 'makes a string, and strings are in host memory',
+    'HistogramSummary': 'makes a string',
+    'MergeSummary': 'makes a string',
+    'Const': 'only if it is a string: the tag of a summary',
+}
+
+PRECISIONS = [name for name in ('use_fp16', 'use_bf16') if name in flags.FLAGS]
+
+
+@functools.cache
+def _gpu_kernels(kind):
+    """The type constraints of an operation's kernels for GPUs, or for any device ('DEFAULT')."""
+    return [kernel.constraint for kernel in kernels.get_registered_kernels_for_op(kind).kernel
+            if kernel.device_type in ('GPU', 'DEFAULT')]
+
+
+def has_gpu_kernel(op):
+    """Whether a kernel for GPUs is registered for an operation with the types that it has."""
+    def fits(constraint):
+        attribute = op.node_def.attr[constraint.name]
+        types = attribute.list.type or [attribute.type]
+        return set(types) <= set(constraint.allowed_values.list.type)
+
+    return any(all(map(fits, constraints)) for constraints in _gpu_kernels(op.type))
+
+
+def _check(operations):
+    """Every operation has a GPU kernel or is expected on the host; returns how many there are."""
+    count = 0
+    for op in operations:
+        count += 1
+        assert has_gpu_kernel(op) or op.type in ON_THE_HOST, op
+        if op.type == 'Const' and not has_gpu_kernel(op):
+            assert op.outputs[0].dtype == tf.string, op
+    return count
+
+
+@pytest.fixture(scope='module', params=['use_fp32', *PRECISIONS])
+def precision(request, tmp_path_factory):
+    """A precision of --net's computation, and small record files in --data_dir."""
+    folder = tmp_path_factory.mktemp('data')
+    record_files.write_noise(folder, count=20)
+    with flagsaver.flagsaver(data_dir=str(folder), batch_size=4, **(
+            {request.param: True} if request.param in PRECISIONS else {})):
+        yield request.param
+
+
+def _tower(net):
+    with tf.Graph().as_default() as graph, flagsaver.flagsaver(net=net, num_gpus=1), \
+            tf.device('/cpu:0'):
+        queue = cifar10.distorted_inputs_queue(2, recipes.chosen())
+        cifar10_multi_gpu_train._build_towers(queue)
+    return [op for op in graph.get_operations() if 'GPU' in op.device]
+
+
+@pytest.mark.parametrize('net, least', [('tutorial', 200), ('resnet23', 300), ('local', 500)])
+def test_a_tower(net, least, precision):
+    assert _check(_tower(net)) > least
+
+
+@pytest.mark.parametrize('net', ['tutorial', 'resnet23', 'local'])
+def test_inference_of_evaluation_prediction_and_export(net, precision):
+    """Operations without a device go to a GPU if there is one."""
+    with flagsaver.flagsaver(net=net):
+        for graph in counting.Evaluation().graph, model.Model.of_pixels().graph:
+            assert _check(op for op in graph.get_operations() if not op.device) > 90
+
+
+def test_all_networks_are_covered():
+    assert set(recipes.TABLE) == {'tutorial', 'resnet23', 'local'}
+
+
+@pytest.mark.parametrize('build, expected', [
+    (lambda: tf.matmul(tf.zeros([2, 2], tf.half), tf.zeros([2, 2], tf.half)), True),
+    (lambda: tf.gather(tf.zeros([2], tf.uint8), [0]), False),  # Some types have no kernel.
+    (lambda: tf.strings.join(['a', 'b']), False),
+    (lambda: tf.identity(tf.zeros([2], tf.uint8)), True),  # 'DEFAULT'
+    (lambda: tf.split(tf.zeros([2, 2]), 2)[0], True)])
+def test_the_question_itself(build, expected):
+    assert has_gpu_kernel(build().op) == expected
