@@ -96,7 +96,7 @@ def main(me):
             training.first_step() if team.leads and training.steps_left() else None))
         if first_step is None:  # Worker 0 has printed that no steps are left.
             return
-        console.line(devices.line())
+        console.line(devices.line(dtype=cifar10.compute_type()))
         cifar10.maybe_download_and_extract()
         team.agree('the data', {
             'training images': cifar10.num_examples(eval_data=False),
