@@ -11,6 +11,7 @@ a thread while it waits, so they cannot block one another.
 """
 import contextlib
 import dataclasses
+import itertools
 import os
 
 import tensorflow.compat.v1 as tf
@@ -93,8 +94,13 @@ def buckets(gradients, bucket_mb):
 
         3 MB, 2 MB, 6 MB, 1 MB with bucket_mb = 5  ->  [3, 2], [6], [1]
 
+    A bucket ends at a layer unless the layer is larger than a bucket, because the gradients of a
+    layer may be ready only together: oneDNN computes those of a convolution's filter and bias in
+    one operation, which a bucket with the bias alone would wait for.
+
     Args:
-        gradients: list of (gradient, variable); shapes are fully known.
+        gradients: list of (gradient, variable); shapes are fully known. A layer is a sequence of
+            variables with the same outermost scope.
         bucket_mb: largest size of a bucket, in megabytes (2^20 bytes); a larger gradient gets a
             bucket of its own.
 
@@ -102,15 +108,22 @@ def buckets(gradients, bucket_mb):
         List of buckets: lists of (gradient, variable) of one type.
     """
     result, room = [], 0
-    for gradient, variable in gradients:
-        size = gradient.shape.num_elements() * gradient.dtype.size
-        same_type = result and result[-1][-1][0].dtype == gradient.dtype
-        if size > room or not same_type:
-            result.append([])
-            room = bucket_mb * 2**20
-        result[-1].append((gradient, variable))
-        room -= size
+    for _, layer in itertools.groupby(gradients, lambda pair: pair[1].op.name.split('/')[0]):
+        layer = list(layer)
+        if sum(_bytes(gradient) for gradient, _ in layer) > room:
+            room = 0
+        for gradient, variable in layer:
+            same_type = result and result[-1][-1][0].dtype == gradient.dtype
+            if _bytes(gradient) > room or not same_type:
+                result.append([])
+                room = bucket_mb * 2**20
+            result[-1].append((gradient, variable))
+            room -= _bytes(gradient)
     return result
+
+
+def _bytes(tensor):
+    return tensor.shape.num_elements() * tensor.dtype.size
 
 
 def mean_losses(losses, group):
