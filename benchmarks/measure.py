@@ -78,7 +78,7 @@ def _tutorial_input():
     return tutorial.distorted_inputs(cifar10.data_folder(), FLAGS.batch_size)
 
 
-def _train_op(images, labels):
+def train_op(images, labels):
     recipe = recipes.chosen()
     loss = cifar10.loss(recipe.inference(images, training=True), labels)
     return cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
@@ -89,7 +89,7 @@ def _tutorial_train_op(images, labels):
     return tutorial.train(loss, tf.train.get_or_create_global_step())
 
 
-def _stepper(build):
+def stepper(build):
     """A function that runs what `build` returns, in its own session, and returns the seconds."""
     graph = tf.Graph()
     with graph.as_default():
@@ -104,7 +104,7 @@ def _stepper(build):
     return step
 
 
-def _fixed_batch():
+def fixed_batch():
     """A function that adds a batch of images and labels to the current graph, and its shape."""
     random = np.random.RandomState(0)
     pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
@@ -124,31 +124,31 @@ def _plain_inference(images, training):
 
 def measure_step(_):
     """Seconds of a step on a fixed batch, all sides in turn: dictionary from name to list."""
-    batch, shape = _fixed_batch()
+    batch, shape = fixed_batch()
     is_tutorial = FLAGS.net == 'tutorial'
     steppers = {
-        'ours': _stepper(lambda: _train_op(*batch())),
-        'floor': _stepper(lambda: floor.operation(
+        'ours': stepper(lambda: train_op(*batch())),
+        'floor': stepper(lambda: floor.operation(
             lambda images: _plain_inference(images, training=True), shape)),
-        'ours, forward': _stepper(lambda: recipes.chosen().inference(batch()[0], training=False)),
-        'floor, forward': _stepper(lambda: floor.operation(
+        'ours, forward': stepper(lambda: recipes.chosen().inference(batch()[0], training=False)),
+        'floor, forward': stepper(lambda: floor.operation(
             lambda images: _plain_inference(images, training=False), shape, backward=False))}
     if is_tutorial:
-        steppers['tutorial'] = _stepper(lambda: _tutorial_train_op(*batch()))
-        steppers['tutorial, forward'] = _stepper(lambda: tutorial.inference(batch()[0]))
+        steppers['tutorial'] = stepper(lambda: _tutorial_train_op(*batch()))
+        steppers['tutorial, forward'] = stepper(lambda: tutorial.inference(batch()[0]))
     if is_tutorial and importlib.util.find_spec('torch'):
         from benchmarks import torch_net
         for compiled in (False, True):
             name = 'PyTorch, compiled' if compiled else 'PyTorch'
             steppers[name] = torch_net.Trainer(FLAGS.batch_size, compiled).step
-    for stepper in steppers.values():
+    for step in steppers.values():
         for _ in range(_STEPS_PER_TURN):
-            stepper()
+            step()
     seconds = {name: [] for name in steppers}
     for _ in range(FLAGS.rounds):
-        for name, stepper in steppers.items():
-            stepper()  # The caches still hold the other side's data.
-            seconds[name] += [stepper() for _ in range(_STEPS_PER_TURN)]
+        for name, step in steppers.items():
+            step()  # The caches still hold the other side's data.
+            seconds[name] += [step() for _ in range(_STEPS_PER_TURN)]
     return seconds
 
 

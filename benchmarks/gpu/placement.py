@@ -15,6 +15,15 @@ import recipes
 
 FLAGS = flags.FLAGS
 
+# Operations that a tower or an inference graph leaves to the CPU, and why. Soft placement moves
+# those that ask for a GPU. They run only in the steps that write summaries.
+ON_THE_HOST = {
+    'ScalarSummary': 'makes a string, and strings are in host memory',
+    'HistogramSummary': 'makes a string',
+    'MergeSummary': 'makes a string',
+    'Const': 'if it is a string: the tag of a summary',
+}
+
 _SENDS = ('_Send', '_HostSend')
 
 
