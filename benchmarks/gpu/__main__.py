@@ -9,58 +9,64 @@ synthetic data set. Needs no network. Ends after --minutes; the same command wit
 the parts that are not done.
 """
 import collections
-import contextlib
+import functools
 import json
 import os
-import shutil
-import signal
-import subprocess
 import sys
 import time
 
 from benchmarks import children
+from benchmarks.gpu import child
 from benchmarks.gpu import report
-
-_NETS = ('tutorial', 'resnet23')
-_PRECISIONS = ('tf32', 'float32', 'fp16', 'bf16')
-_CIFAR10 = 'cifar-10-batches-bin'  # `datasets.table` has it, but imports TensorFlow.
+from benchmarks.gpu import scripts
+from datasets import table
 
 _SHORTEST = 10  # Seconds that a part needs at least.
 
-# A process of the report. Attributes: the part that `--parts` names; title; words of the command
-# after `python -m`; time limit in seconds; variables to add to the environment.
-Process = collections.namedtuple('Process', 'part title words limit environment')
+# A part of the report. Attributes: the name for `--parts`; title; time limit in seconds; function
+# from a limit in seconds to the result (see `part`).
+Part = collections.namedtuple('Part', 'name title limit run')
 
 
-def processes(options):
-    """All processes of the report, the most important first."""
-    def run(part, title, limit, **flags):
-        words = ['benchmarks.gpu.part', f'--part={part}',
-                 *(f'--{name}={value}' for name, value in {**common, **flags}.items())]
-        return Process(part, title, words, limit, _exact(flags.get('precision')))
+def parts(options):
+    """All parts of the report, the most important first."""
+    def part(name, title, limit, **flags):
+        words = ['-m', 'benchmarks.gpu.part', f'--part={name}',
+                 *(f'--{flag}={value}' for flag, value in {**common, **flags}.items())]
+        return Part(name, title, limit, functools.partial(
+            _result, words, environment=_exact(flags.get('precision'))))
+
+    def script(function, title, limit):
+        return Part(function.__name__, title, limit, functools.partial(function, options))
+
+    def torch(precision):
+        words = ['-m', 'benchmarks.gpu.pytorch', f'--batches={options.batches}',
+                 f'--precision={precision}', f'--step_seconds={options.step_seconds}']
+        return Part('torch', f'PyTorch, {precision}', 180, functools.partial(
+            _result, words, environment=_exact(precision)))
+
+    def agreement(precision):
+        return part('agreement', f'Agreement with the CPU, {precision}', 120, precision=precision)
 
     common = {name: getattr(options, name) for name in (
-        'data_dir', 'dataset', 'batches', 'step_seconds', 'steps', 'images', 'nets', 'short_steps',
-        'long_steps', 'seconds')}
-    found = [run('machine', 'Machine', 90),
-             run('placement', 'Placement and transfers', 150),
-             *(run('agreement', f'Agreement with the CPU, {precision}', 120, precision=precision)
-               for precision in ('float32', 'tf32')),
-             run('input', 'Input alone', 60)]
-    found += [run('speed', f'Speed, {net}, {precision}', 120, net=net, precision=precision)
-              for precision in _PRECISIONS for net in _NETS]
-    found += [run('variables', 'Variables on the CPU and on the GPU', 120),
-              run('towers', 'Towers', 120, precision='float32'),
-              run('scripts', 'Training, evaluation, prediction, export', 180),
-              run('precision', 'Precision @ 1', 300),
-              run('workers', 'Two workers', 120),
-              *(Process('torch', f'PyTorch, {precision}', [
-                  'benchmarks.gpu.pytorch', f'--precision={precision}',
-                  f'--batches={options.batches}', f'--step_seconds={options.step_seconds}'],
-                  180, _exact(precision)) for precision in ('tf32', 'float32')),
-              *(run('agreement', f'Agreement with the CPU, {precision}', 120, precision=precision)
-                for precision in ('fp16', 'bf16'))]
-    return [each for each in found if not options.parts or each.part in options.parts.split(',')]
+        'data_dir', 'dataset', 'batches', 'step_seconds', 'steps', 'images', 'nets', 'seconds')}
+    precisions, nets = options.precisions.split(','), options.nets.split(',')
+    found = [
+        part('machine', 'Machine', 120),
+        part('placement', 'Placement and transfers', 150),
+        *map(agreement, precisions[:2]),
+        part('input', 'Input alone', 60),
+        *(part('speed', f'Speed, {net}, {precision}', 120, net=net, precision=precision)
+          for precision in precisions for net in nets if net != 'local'),
+        part('variables', 'Variables on the CPU and on the GPU', 120),
+        part('towers', 'Towers', 120, precision='float32'),
+        script(scripts.train_and_evaluate, 'Training and evaluation', 150),
+        script(scripts.predict_and_export, 'Prediction and export', 150),
+        script(scripts.precision, 'Precision @ 1', 300),
+        script(scripts.workers, 'Two workers', 120),
+        *(torch(precision) for precision in precisions if precision in ('float32', 'tf32')),
+        *map(agreement, precisions[2:])]
+    return [each for each in found if not options.parts or each.name in options.parts.split(',')]
 
 
 def _exact(precision):
@@ -68,33 +74,18 @@ def _exact(precision):
     return {'NVIDIA_TF32_OVERRIDE': '0'} if precision == 'float32' else {}
 
 
-def run(process, limit):
-    """Runs a process of the report.
+def _result(words, limit, environment):
+    """The result that a process prints in its last line."""
+    return json.loads(child.run(words, limit, environment).splitlines()[-1])
 
-    Args:
-        process: a `Process`.
-        limit: seconds after which it is ended with all of its children.
 
-    Returns:
-        Its result, or a dictionary with the `error`; both with `seconds`.
-    """
+def _run(part, limit):
+    """Runs a part; returns its result or its `error`, and `seconds`."""
     start = time.monotonic()
-    # Kernels that the driver compiles are cached on disk; they need more than the default.
-    environment = {'CUDA_CACHE_MAXSIZE': str(4 << 30), **os.environ, **process.environment}
-    with subprocess.Popen([sys.executable, '-m', *process.words], cwd=children.ROOT, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
-                          start_new_session=True) as child:
-        try:
-            out, error = child.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            out, error = '', f'ended after its limit of {limit:.0f} seconds'
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
     try:
-        result = json.loads(out.splitlines()[-1])
-    except (IndexError, ValueError):
-        result = {'error': f'exit code {child.returncode}: {(error or out).strip()[-3000:]}'}
+        result = part.run(limit)
+    except Exception as error:  # Whatever it is, the other parts run.
+        result = {'error': f'{type(error).__name__}: {error}'}
     return {**result, 'seconds': round(time.monotonic() - start, 1)}
 
 
@@ -118,12 +109,13 @@ def _parser():
     parser = children.parser('benchmarks.gpu', __doc__)
     parser.add_argument('--output', default='gpu_report', help='path of the report, without ending')
     parser.add_argument('--parts', help='only these, separated by commas: machine, placement, '
-                        'agreement, input, speed, variables, towers, scripts, precision, workers, '
-                        'torch')
+                        'agreement, input, speed, variables, towers, train_and_evaluate, '
+                        'predict_and_export, precision, workers, torch')
     parser.add_argument('--keep', action='store_true', help='keep the parts that are done')
     parser.add_argument('--minutes', type=float, default=8.0, help='time limit of all parts')
     parser.add_argument('--batches', default='128,512,2048', help='batch sizes')
-    parser.add_argument('--nets', default='tutorial,resnet23,local', help='networks to place')
+    parser.add_argument('--nets', default='tutorial,resnet23,local', help='networks')
+    parser.add_argument('--precisions', default='float32,tf32,fp16,bf16', help='precisions')
     parser.add_argument('--seconds', type=float, default=3.0, help='seconds of reading input')
     parser.add_argument('--step_seconds', type=float, default=1.5, help='seconds to repeat a step')
     parser.add_argument('--steps', type=int, default=400, help='largest number of steps end to end')
@@ -133,26 +125,36 @@ def _parser():
     return parser
 
 
+def _prepare(options):
+    """Chooses a data set that is there; returns notes for the report."""
+    notes = []
+    if child.nvidia_smi(['name']):
+        # The driver compiles kernels that the packages lack for its GPU, and caches them on disk.
+        os.environ.setdefault('CUDA_CACHE_MAXSIZE', str(4 << 30))
+    else:
+        notes.append('**No GPU: everything ran on the CPU.**')
+    folder = os.path.join(options.data_dir, table.CIFAR10.folder)
+    if options.dataset == 'cifar10' and not os.path.isdir(folder):
+        options.dataset = 'synthetic'
+        notes.append(f'{folder} does not exist: the data set is the synthetic one.')
+    return notes
+
+
 def main():
     options = _parser().parse_args()
     options.data_dir = os.path.abspath(options.data_dir)
-    start, notes = time.monotonic(), []
-    if not os.path.exists('/dev/nvidia0') and not shutil.which('nvidia-smi'):
-        notes.append('**No GPU: everything ran on the CPU.**')
-    if options.dataset == 'cifar10' and not os.path.isdir(os.path.join(options.data_dir, _CIFAR10)):
-        options.dataset = 'synthetic'
-        notes.append(f'No CIFAR-10 in {options.data_dir}: the data set is the synthetic one.')
-    found = {'heading': children.heading(), 'notes': notes, 'parts': _earlier(options)}
-    for process in processes(options):
-        left = 60 * options.minutes - (time.monotonic() - start)
-        if process.title in found['parts']:
+    found = {'heading': children.heading(), 'notes': _prepare(options), 'parts': _earlier(options)}
+    end = time.monotonic() + 60 * options.minutes
+    for part in parts(options):
+        if part.title in found['parts']:
             continue
+        left = end - time.monotonic()
         if left < _SHORTEST:
             result = {'skipped': f'--minutes={options.minutes:g} were over'}
         else:
-            print(f'{process.title} ...', file=sys.stderr)
-            result = run(process, min(process.limit, left))
-        found['parts'][process.title] = result
+            print(f'{part.title} ...', file=sys.stderr)
+            result = _run(part, min(part.limit, left))
+        found['parts'][part.title] = result
         _write(found, options)
     print(report.markdown(found))
     broken = [title for title, result in found['parts'].items() if 'error' in result or any(

@@ -5,7 +5,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from benchmarks import measure
-from benchmarks.gpu import machine
+from benchmarks.gpu import child
 from benchmarks.gpu import placement
 from benchmarks.gpu import speed
 import cifar10
@@ -100,7 +100,7 @@ def _divided(gpus):
     """A session configuration that divides GPU 0 into two logical devices."""
     config = devices.session_config()
     if gpus:
-        memory = [int(line.split()[0]) for line in machine.nvidia_smi(['memory.total'])]
+        memory = [int(line.split()[0]) for line in child.nvidia_smi(['memory.total'])]
         each = 0.4 * (memory[0] if memory else 8000)  # MB; the rest is for the CUDA context.
         config.gpu_options.visible_device_list = '0'
         config.gpu_options.experimental.virtual_devices.add(memory_limit_mb=[each, each])

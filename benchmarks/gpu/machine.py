@@ -2,25 +2,14 @@
 import ctypes
 import os
 import platform
-import subprocess
 
 import tensorflow.compat.v1 as tf
 
 from benchmarks import children
+from benchmarks.gpu import child
 from program import devices
 
 _FIELDS = ('index', 'name', 'driver_version', 'memory.total', 'compute_cap', 'power.limit')
-
-
-def nvidia_smi(fields):
-    """The answer of `nvidia-smi` to a query, one line per GPU; [] without it."""
-    try:
-        done = subprocess.run(
-            ['nvidia-smi', f'--query-gpu={",".join(fields)}', '--format=csv,noheader'],
-            capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return done.stdout.splitlines()
 
 
 def describe():
@@ -31,13 +20,13 @@ def describe():
             ('Python', platform.python_version()),
             ('TensorFlow was built for', f'CUDA {build.get("cuda_version")}, cuDNN '
              f'{build.get("cudnn_version")}, {architectures}')]
-    rows += [(f'GPU {line.split(",")[0]}', line) for line in nvidia_smi(_FIELDS)]
+    rows += [(f'GPU {line.split(",")[0]}', line) for line in child.nvidia_smi(_FIELDS)]
     _use_libraries()
     rows += [(name, version) for name, version in _versions()]
     return {'rows': [{'what': what, 'value': value} for what, value in rows],
             'checks': [{'what': 'TensorFlow sees a GPU', 'value': len(devices.gpu_names()),
                         'limit': '1 or more', 'passed': bool(devices.gpu_names())}]
-            if nvidia_smi(['name']) else [], 'notes': []}
+            if child.nvidia_smi(['name']) else [], 'notes': []}
 
 
 def _use_libraries():

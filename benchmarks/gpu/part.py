@@ -17,7 +17,6 @@ from absl import flags
 from benchmarks import measure
 from benchmarks.gpu import agreement
 from benchmarks.gpu import machine
-from benchmarks.gpu import scripts
 from benchmarks.gpu import speed
 import cifar10
 import cifar10_multi_gpu_train
@@ -27,8 +26,7 @@ import recipes
 
 PARTS = {'machine': machine.describe, 'placement': speed.placement, 'agreement': agreement.compare,
          'input': speed.input_alone, 'speed': speed.steps, 'towers': agreement.towers,
-         'variables': speed.variables, 'scripts': scripts.all_scripts,
-         'precision': scripts.precision, 'workers': scripts.workers}
+         'variables': speed.variables}
 
 flags.DEFINE_enum('part', None, list(PARTS), 'What to run.', required=True)
 flags.DEFINE_enum('precision', 'tf32', ['float32', 'tf32', 'fp16', 'bf16'],
