@@ -28,7 +28,7 @@ from program import errors
 from program import paths
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images per batch; each tower or worker takes '
-                     'a batch per step.', lower_bound=1, upper_bound=1 << 16)
+                     'a batch per step.', lower_bound=1, upper_bound=1 << 16, short_name='b')
 paths.define('dataset', 'cifar10', f'The images to use: {", ".join(table.TABLE)}, or a folder '
              'made by cifar10_convert.py.')
 paths.define('data_dir', '/tmp/cifar10_data', 'Folder for downloaded and generated data sets.')
@@ -38,8 +38,11 @@ flags.DEFINE_enum('validate_on', 'test', ['test', 'held_out'], 'Images for --val
                   'the test set, or every tenth training image, which is then excluded from '
                   'training.')
 flags.DEFINE_float('learning_rate', None, 'Initial learning rate. The default depends on --net and '
-                   '--dataset.', lower_bound=0.0, upper_bound=1e6)
-flags.DEFINE_boolean('use_fp16', False, 'Compute in float16 with float32 variables.')
+                   '--dataset.', lower_bound=0.0, upper_bound=1e6, short_name='l')
+flags.DEFINE_boolean('use_fp16', False, 'Compute in float16 with float32 variables; for GPUs.')
+flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32 variables; for GPUs, and '
+                     'CPUs with AMX or AVX512_BF16.')
+flags.mark_bool_flags_as_mutual_exclusive(['use_fp16', 'use_bf16'])
 flags.DEFINE_float('min_fraction_of_examples_in_queue',
                    cifar10_input.MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
                    'Fraction of the training images to keep in the shuffle queue.',
@@ -249,6 +252,11 @@ def steps_per_epoch(replicas=1):
     return num_examples(eval_data=False) / examples_per_step(replicas)
 
 
+def compute_type():
+    """The type in which layers compute; variables, losses and updates are float32 with any."""
+    return tf.float16 if FLAGS.use_fp16 else tf.bfloat16 if FLAGS.use_bf16 else tf.float32
+
+
 def inference(images):
     """Builds the network.
 
@@ -274,7 +282,7 @@ def convolutions(images):
         images: float [batch, IMAGE_SIZE, IMAGE_SIZE, 3].
 
     Returns:
-        float [batch, 6, 6, 64] for images of 24 x 24; float16 with `--use_fp16`.
+        float [batch, 6, 6, 64] for images of 24 x 24, of type `compute_type()`.
 
     Raises:
         ValueError: the images have a different size.
@@ -282,7 +290,7 @@ def convolutions(images):
     if images.shape.as_list()[1:] != [IMAGE_SIZE, IMAGE_SIZE, 3]:
         raise ValueError(f'images have shape {images.shape}; expected '
                          f'[batch, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]')
-    net = tf.cast(images, _compute_type())
+    net = tf.cast(images, compute_type())
     net = _pooled_conv(net, 'conv1', 'pool1', 64, bias=0.0)  # [batch, 12, 12, 64]
     net = _normalise(net, 'norm1')
     net = _conv(net, 'conv2', 64, bias=0.1)  # [batch, 12, 12, 64]
@@ -391,7 +399,7 @@ def _variable_on_cpu(name, shape, initializer):
         initializer: a TensorFlow initializer.
 
     Returns:
-        The variable; with `--use_fp16`, its value as float16.
+        The variable; with `--use_fp16` or `--use_bf16`, its value in that type.
     """
     return _to_compute_with(variables.on_cpu(name, shape, initializer))
 
@@ -406,25 +414,21 @@ def _variable_with_weight_decay(name, shape, stddev, wd):
         wd: the loss wd * |weights|^2 / 2 is added to the collection `losses`; None for none.
 
     Returns:
-        The variable or, with `wd` or `--use_fp16`, its value.
+        The variable or, with `wd`, `--use_fp16` or `--use_bf16`, its value as `compute_type()`.
     """
     weights = variables.on_cpu(name, shape, tf.truncated_normal_initializer(stddev=stddev))
     if wd is None:
         return _to_compute_with(weights)
     value = variables.read(weights)  # Once: with a GPU, each read crosses to it separately.
     variables.add_weight_decay(value, wd)
-    return tf.cast(value, _compute_type())
-
-
-def _compute_type():
-    return tf.float16 if FLAGS.use_fp16 else tf.float32
+    return tf.cast(value, compute_type())
 
 
 def _to_compute_with(variable):
     """The variable itself, or its value if the layers compute in another type."""
-    if _compute_type() == tf.float32:
+    if compute_type() == tf.float32:
         return variable
-    return variables.read(variable, _compute_type())
+    return variables.read(variable, compute_type())
 
 
 def loss(logits, labels):
@@ -509,7 +513,7 @@ def train(total_loss, global_step, recipe=None):
     """
     gradients = compute_gradients(total_loss)
     return tf.group(apply_gradients(gradients, global_step, recipe=recipe),
-                    _add_loss_summaries(total_loss))
+                    _add_loss_summaries(total_loss), name='train')
 
 
 def compute_gradients(total_loss):

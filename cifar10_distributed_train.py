@@ -33,9 +33,9 @@ from workers import team as team_
 FLAGS = flags.FLAGS
 
 # Flags that must have the same value for all workers; an error names the first that differs.
-_COMMON_FLAGS = ('batch_size', 'max_steps', 'validate_every', 'validate_on', 'learning_rate',
-                 'use_fp16', 'bucket_mb', 'overlap', 'warmup_epochs', 'step_timeout',
-                 'stage_timeout')
+_COMMON_FLAGS = ('batch_size', 'epochs', 'max_steps', 'validate_every', 'validate_on',
+                 'learning_rate', 'use_fp16', 'use_bf16', 'bucket_mb', 'overlap', 'warmup_epochs',
+                 'step_timeout', 'stage_timeout')
 
 
 def build(images, labels, team):
@@ -96,7 +96,7 @@ def main(me):
             training.first_step() if team.leads and training.steps_left() else None))
         if first_step is None:  # Worker 0 has printed that no steps are left.
             return
-        console.line(devices.line())
+        console.line(devices.line(dtype=cifar10.compute_type()))
         cifar10.maybe_download_and_extract()
         team.agree('the data', {
             'training images': cifar10.num_examples(eval_data=False),

@@ -124,7 +124,7 @@ def train():
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    used = devices.line(FLAGS.num_gpus)
+    used = devices.line(FLAGS.num_gpus, cifar10.compute_type())
     training.use_recipe(FLAGS.num_gpus)
     if training.steps_left():
         console.line(used)

@@ -40,7 +40,7 @@ def train():
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    used = devices.line()
+    used = devices.line(dtype=cifar10.compute_type())
     training.use_recipe()
     if training.steps_left():
         console.line(used)

@@ -12,10 +12,12 @@ from nets import local
 from nets import recipe
 from nets import resnet
 
-flags.DEFINE_string('net', 'tutorial', 'The network: tutorial, resnet23 or local.')
-flags.DEFINE_float('warmup_epochs', resnet.WARMUP_EPOCHS, 'Epochs of learning-rate warm-up if the '
-                   f'images per step are a multiple of {resnet.BATCH_SIZE}; resnet23 only.',
-                   lower_bound=0.0, upper_bound=1e6)
+flags.DEFINE_string('net', 'tutorial', 'The network: tutorial, resnet23 or local.',
+                    short_name='n')
+flags.DEFINE_float('warmup_epochs', resnet.WARMUP_EPOCHS, 'Epochs of learning-rate warm-up with '
+                   f'several towers or workers, or a multiple of {resnet.BATCH_SIZE} images per '
+                   'batch; resnet23 only.',
+                   lower_bound=0.0, upper_bound=1e6, short_name='e')
 
 FLAGS = flags.FLAGS
 
@@ -37,18 +39,20 @@ def _local_inference(images, training):
 
 def _resnet23_inference(images, training):
     return resnet.inference(images, cifar10.data_set().num_classes, training,
-                            tf.float16 if FLAGS.use_fp16 else tf.float32)
+                            cifar10.compute_type())
 
 
 def _resnet23_schedule(global_step, replicas):
-    """The rate of NNabla's example or `--learning_rate`, with a warm-up for multiples of its batch.
+    """The rate of NNabla's example or `--learning_rate`, with its warm-up for several replicas.
 
-    The data set's rate does not apply: it is for gradient descent, and this network uses Adam.
+    Unlike there, a batch of k times 64 images counts as k replicas, so that one worker with 128
+    images trains as two with 64. The data set's rate does not apply: it is for gradient descent,
+    and this network uses Adam.
     """
-    multiple, rest = divmod(cifar10.examples_per_step(replicas), resnet.BATCH_SIZE)
+    multiple, rest = divmod(cifar10.examples_per_step(), resnet.BATCH_SIZE)
     return resnet.learning_rate(
         global_step, cifar10.steps_per_epoch(replicas),
-        multiple if multiple and not rest else 1, FLAGS.warmup_epochs,
+        replicas * (multiple if multiple and not rest else 1), FLAGS.warmup_epochs,
         resnet.LEARNING_RATE if FLAGS.learning_rate is None else FLAGS.learning_rate)
 
 

@@ -38,12 +38,13 @@ class Validation:
         self._best = best.Best(train_dir, variables, images)
         self._evaluation = counting.Evaluation(images)
 
-    def run(self, session, step):
+    def run(self, session, step, training_error=None):
         """Validates, prints a line, and saves the variables if they are the best so far.
 
         Args:
             session: the training session.
             step: the global step.
+            training_error: float from 0 to 1, printed in the same line; None if unknown.
 
         Returns:
             `Errors`, or None if a signal stopped the validation.
@@ -58,6 +59,7 @@ class Validation:
         errors = Errors((raw.total - raw.correct) / raw.total,
                         (averaged.total - averaged.correct) / averaged.total)
         self._best.offer(session, step, values, errors.raw, errors.averaged)
-        console.line(f'{datetime.datetime.now()}: step {step}, validation error = '
+        training = '' if training_error is None else f'training error = {training_error:.4f}, '
+        console.line(f'{datetime.datetime.now()}: step {step}, {training}validation error = '
                      f'{errors.raw:.4f} ({errors.averaged:.4f} averaged)')
         return errors

@@ -18,7 +18,7 @@ class Recipe:
             number of batches of `--batch_size` in one step.
         optimizer: function from the learning rate to a `tf.train.Optimizer`.
         batch_size: default of `--batch_size`.
-        epochs: length of the training if `--max_steps` is not given; None for that flag's default.
+        epochs: default of `--epochs`; None for the default of `--max_steps`.
         validate_every: default of `--validate_every`, in epochs; 0 means never.
     """
 

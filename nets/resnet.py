@@ -102,8 +102,8 @@ def _conv(net, name, size, filters, training):
     float [batch, height, width, channels] -> float [batch, height, width, filters].
     """
     with tf.variable_scope(name):
-        weights = _weights([size, size, net.shape.as_list()[-1], filters])
-        net = tf.nn.conv2d(net, tf.cast(weights, net.dtype), strides=1, padding='SAME')
+        weights = _weights([size, size, net.shape.as_list()[-1], filters], net.dtype)
+        net = tf.nn.conv2d(net, weights, strides=1, padding='SAME')
         return _batch_norm(net, 'bn', training)
 
 
@@ -143,15 +143,16 @@ def _batch_norm(net, name, training):
 def _affine(net, name, units):
     """Fully connected layer with a bias: float [batch, inputs] -> float32 [batch, units]."""
     with tf.variable_scope(name):
-        weights = _weights([net.shape.as_list()[-1], units])
+        weights = _weights([net.shape.as_list()[-1], units], net.dtype)
         biases = variables.on_cpu('biases', [units], tf.zeros_initializer())
-        net = tf.matmul(net, tf.cast(weights, net.dtype))
+        net = tf.matmul(net, weights)
         return tf.nn.bias_add(tf.cast(net, tf.float32), variables.read(biases))
 
 
-def _weights(shape):
-    """Returns `weights`, float32, initially uniform as in Glorot and Bengio (2010)."""
-    return variables.read(variables.on_cpu('weights', shape, tf.glorot_uniform_initializer()))
+def _weights(shape, dtype):
+    """Returns `weights` as `dtype`, initially uniform as in Glorot and Bengio (2010)."""
+    weights = variables.on_cpu('weights', shape, tf.glorot_uniform_initializer())
+    return variables.read(weights, dtype)
 
 
 # The random numbers for the augmentation of a batch:
@@ -212,17 +213,18 @@ def prepare(planes):
 
 def learning_rate(global_step, steps_per_epoch, multiple, warmup_epochs=WARMUP_EPOCHS,
                   base=LEARNING_RATE):
-    """Adam's learning rate: constant, after a warm-up if batches are larger than the example's.
+    """Adam's learning rate: constant, after a warm-up if there are several batches per step.
 
     In the warm-up, it rises linearly from `base` to `multiple` * `base`: Goyal et al., "Accurate,
-    Large Minibatch SGD" (2017), section 2.2.
+    Large Minibatch SGD" (2017), section 2.2. The example sets the rate after a step instead of
+    before it, so each of its steps has the rate that the step before has here.
 
     Args:
         global_step: int [], the number of earlier steps.
         steps_per_epoch: number of steps in an epoch.
-        multiple: images per step, over all towers and workers, divided by BATCH_SIZE.
+        multiple: number of batches of the example's kind per step, over all towers and workers.
         warmup_epochs: length of the warm-up; 0 disables it.
-        base: learning rate for BATCH_SIZE images per step.
+        base: learning rate for one batch per step.
 
     Returns:
         float32 [].

@@ -1,4 +1,4 @@
-"""The processor cores available to this process."""
+"""The processor cores available to this process, and what they are good at."""
 import math
 import os
 
@@ -8,6 +8,15 @@ def visible():
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # Not on Linux.
+
+
+def multiply_bfloat16(path='/proc/cpuinfo'):
+    """Whether the cores have instructions for bfloat16; False if `path` does not list them.
+
+    AMX and AVX512 are Intel's and AMD's, `bf16` is Arm's. Without them, oneDNN converts to float32
+    and back.
+    """
+    return not {'amx_bf16', 'avx512_bf16', 'bf16'}.isdisjoint(_read(path).split())
 
 
 def by_quota(membership='/proc/self/cgroup', mounts='/sys/fs/cgroup'):

@@ -16,7 +16,8 @@ from program import cores
 from program import startup  # noqa: F401, imports TensorFlow quietly.
 
 flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
-                  'auto uses GPUs if available, cpu uses only the CPU, gpu requires a GPU.')
+                  'auto uses GPUs if available, cpu uses only the CPU, gpu requires a GPU.',
+                  short_name='c')
 
 FLAGS = flags.FLAGS
 
@@ -69,18 +70,29 @@ def visible_gpus():
     return count
 
 
-def line(towers=1):
-    """Returns a trainer's first line, which names its devices.
+def line(towers=1, dtype=tf.float32):
+    """Returns a trainer's first line: its devices, and whether they are slow for `dtype`.
 
     Args:
         towers: number of towers, one per GPU.
+        dtype: the type in which layers compute.
 
     Raises:
         app.UsageError: see `visible_gpus`.
     """
     names = gpu_names()
     unseen = None if names or FLAGS.device == 'cpu' else why_unseen()
-    return describe(towers, names, unseen)
+    slow = '' if names else _slow_on_cpu(dtype)
+    return describe(towers, names, unseen) + slow
+
+
+def _slow_on_cpu(dtype):
+    if dtype == tf.float16:
+        return ' --use_fp16 is many times slower than float32 on a CPU.'
+    if dtype == tf.bfloat16 and not cores.multiply_bfloat16():
+        return (' --use_bf16 is slower than float32 on a CPU without amx_bf16 or avx512_bf16 in '
+                '/proc/cpuinfo.')
+    return ''
 
 
 def describe(towers, names, unseen=None):

@@ -238,9 +238,9 @@ def _check_values():
     for name in FLAGS:
         value = FLAGS[name].value
         if FLAGS[name].present and value in ('', []):
-            raise flags.ValidationError(f'flag --{name}= has no value')
+            raise flags.ValidationError(f'flag --{FLAGS[name].name}= has no value')
         if isinstance(value, float) and math.isnan(value):
-            raise flags.ValidationError(f'flag --{name}={value} is not a number')
+            raise flags.ValidationError(f'flag --{FLAGS[name].name}={value} is not a number')
 
 
 def _fit(given, positional):

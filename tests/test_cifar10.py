@@ -206,15 +206,19 @@ def test_checkpoint_names():
 
 
 @pytest.mark.slow
-def test_float16_learns_and_keeps_float32_variables():
+@pytest.mark.parametrize('flag, dtype', [('use_fp16', tf.float16), ('use_bf16', tf.bfloat16)])
+def test_half_precision_learns_and_keeps_float32_variables(flag, dtype):
     """50 steps on eight images: the loss stays finite and falls."""
-    with flagsaver.flagsaver(use_fp16=True):
+    with flagsaver.flagsaver(**{flag: True}):
         logits = cifar10.inference(tf.constant(IMAGES[:8]))
         loss = cifar10.loss(logits, tf.constant(LABELS[:8]))
         train_op = cifar10.train(loss, tf.train.get_or_create_global_step())
     types = {(op.type, op.get_attr('T')) for op in tf.get_default_graph().get_operations()
-             if op.type in ('Conv2D', 'SparseSoftmaxCrossEntropyWithLogits')}
-    assert types == {('Conv2D', tf.float16), ('SparseSoftmaxCrossEntropyWithLogits', tf.float32)}
+             if op.type in ('Conv2D', 'MatMul', 'L2Loss', 'ResourceApplyGradientDescent',
+                            'SparseSoftmaxCrossEntropyWithLogits')}
+    assert types == {('Conv2D', dtype), ('MatMul', dtype), ('MatMul', tf.float32),  # LRN's.
+                     ('L2Loss', tf.float32), ('ResourceApplyGradientDescent', tf.float32),
+                     ('SparseSoftmaxCrossEntropyWithLogits', tf.float32)}
     assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32, tf.int64}
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())

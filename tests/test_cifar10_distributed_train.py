@@ -170,8 +170,8 @@ def workers_of(process):
 
 @pytest.mark.slow
 def test_trains_is_evaluated_and_resumes(half_bright):
-    for steps in ('30', '32'):
-        process = start(f'--max_steps={steps}')
+    for length in ('--max_steps=30', '--epochs=6.4'):  # 80 images in steps of 2 x 8.
+        process = start(length)
         _, error = process.communicate(timeout=spawn.PATIENCE)
         assert process.returncode == 0, error
         assert error == ''
@@ -295,11 +295,11 @@ SLOW_VALIDATION = '''
 import time
 from evaluation import validation
 validate = validation.Validation.run
-def validate_slowly(self, session, step):
+def validate_slowly(self, session, step, training_error):
     if step >= %d:
         print('validating', step, flush=True)
         time.sleep(12)
-    return validate(self, session, step)
+    return validate(self, session, step, training_error)
 validation.Validation.run = validate_slowly
 '''
 
@@ -311,7 +311,7 @@ def test_a_validation_may_take_longer_than_a_step(half_bright):
                     prepare=SLOW_VALIDATION % 5)
     out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0, error
-    assert re.findall(r'step (\d+), validation error', out) == ['5', '6']
+    assert re.findall(r'step (\d+), training error = \S+ validation error', out) == ['5', '6']
     assert out.count('validating') == 2
 
 
@@ -326,7 +326,8 @@ def test_sigterm_during_the_last_validation_loses_nothing(half_bright):
     os.kill(spawn.workers(process.pid)[1], signal.SIGTERM)
     out, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143, error
-    assert 'step 6, validation error' in out and 'Saved step 6 in' in out, error
+    assert re.search(r'step 6, training error = \S+ validation error', out), error
+    assert 'Saved step 6 in' in out, error
 
 
 @pytest.mark.slow

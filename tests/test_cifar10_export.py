@@ -107,6 +107,7 @@ def test_the_content_of_a_saved_model(noisy, tmp_path, capsys):
     signature = loaded.signature_def['serving_default']
     assert list(signature.inputs) == ['images']
     assert sorted(signature.outputs) == ['classes', 'logits', 'probabilities']
+    assert signature.outputs['logits'].name == 'softmax_linear/softmax_linear:0'
 
 
 def test_an_existing_folder_stays(noisy, tmp_path):

@@ -107,8 +107,9 @@ def test_a_runs_progress_on_a_terminal(half_bright):
     assert 'step 3: saving a checkpoint' in shown
     assert lines[-2:] == [f'Saved step 3 in {FLAGS.train_dir}.', '']
     for step in (2, 3):
-        line, = [line for line in lines if f': step {step}, validation error = ' in line]
+        line, = [line for line in lines if f': step {step}, training error = ' in line]
         assert re.match(r'\d{4}-', line)
+        assert ', validation error = ' in line
 
 
 def test_short_epochs_keep_a_line_every_two_seconds(monkeypatch):

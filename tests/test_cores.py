@@ -57,6 +57,15 @@ def test_without_control_groups(tmp_path):
     assert cores.by_quota(str(tmp_path / 'none'), str(tmp_path)) is None
 
 
+@pytest.mark.parametrize('words, expected', [
+    ('flags\t\t: fpu avx512f avx512_bf16 amx_tile\nbugs: spectre', True),
+    ('flags\t\t: fpu amx_bf16', True), ('Features\t: fp asimd bf16', True),
+    ('flags\t\t: fpu avx512f avx512_bf161', False), ('', False)])
+def test_instructions_for_bfloat16(tmp_path, words, expected):
+    (tmp_path / 'cpuinfo').write_text(words)
+    assert cores.multiply_bfloat16(str(tmp_path / 'cpuinfo')) == expected
+
+
 @contextlib.contextmanager
 def _a_group_with_one_core():
     folder = os.path.join(CPU, f'cifar10-test-{os.getpid()}')

@@ -45,7 +45,7 @@ def test_the_row_works_like_those_of_the_table(folder):
 
 
 def test_the_flag_takes_a_name_or_a_folder(folder, monkeypatch):
-    assert cifar10.data_set() is table.CIFAR10
+    assert cifar10.data_set() == table.CIFAR10
     monkeypatch.chdir(folder.parent)
     for name in (str(folder), 'pets', './pets/'):
         with flagsaver.flagsaver(dataset=name, data_dir='/nonexistent'):

@@ -41,6 +41,17 @@ def test_the_line_about_devices(towers, names, unseen, line):
     assert devices.describe(towers, names, unseen) == line
 
 
+@pytest.mark.parametrize('dtype, has_instructions, words', [
+    (tf.float32, False, ''), (tf.bfloat16, True, ''),
+    (tf.bfloat16, False, ' --use_bf16 is slower than float32 on a CPU without amx_bf16 or '
+     'avx512_bf16 in /proc/cpuinfo.'),
+    (tf.float16, True, ' --use_fp16 is many times slower than float32 on a CPU.')])
+def test_half_precision_on_a_cpu(monkeypatch, dtype, has_instructions, words):
+    monkeypatch.setattr('program.cores.multiply_bfloat16', lambda: has_instructions)
+    with flagsaver.flagsaver(device='cpu'):
+        assert devices.line(dtype=dtype) == 'Training on the CPU.' + words
+
+
 def test_a_tower_without_a_gpu_of_its_own_shares_the_first_device():
     """What the line says of GPUs, with two logical CPUs: soft placement chooses the first."""
     with tf.device('/cpu:3'):

@@ -94,15 +94,15 @@ def test_the_net():
     assert all(variable.device == '/device:CPU:0' for variable in tf.trainable_variables())
 
 
-@pytest.mark.parametrize('use_fp16', [False, True])
-def test_the_net_learns(use_fp16):
+@pytest.mark.parametrize('precision', [{}, {'use_fp16': True}, {'use_bf16': True}])
+def test_the_net_learns(precision):
     """It memorises eight images at a tenth of the tutorial's learning rate."""
     images = np.random.RandomState(1).normal(size=[8, 24, 24, 3]).astype(np.float32)
-    with flagsaver.flagsaver(use_fp16=use_fp16, learning_rate=0.01):
+    with flagsaver.flagsaver(learning_rate=0.01, **precision):
         recipe = recipes.TABLE['local']
         loss = cifar10.loss(recipe.inference(tf.constant(images), training=True), tf.range(8))
         train_op = cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
     with tf.Session() as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(tf.global_variables_initializer())
         losses = [session.run([loss, train_op])[0] for _ in range(30)]
     assert losses[-1] < losses[0] - 0.3, losses

@@ -9,10 +9,11 @@ import record_files
 import spawn
 import tensorflow.compat.v1 as tf
 import tiny
-from absl import flags
+from absl import app, flags
 from absl.testing import flagsaver
 
 import cifar10
+import cifar10_distributed_train
 import cifar10_eval
 import cifar10_input
 import cifar10_multi_gpu_train
@@ -21,6 +22,7 @@ from evaluation import counting
 import recipes
 from runs import metrics
 from training import session as training
+from workers import cluster
 
 FLAGS = flags.FLAGS
 
@@ -157,6 +159,80 @@ def test_flags_that_the_user_gives_are_kept(tiny_net, capsys, given, expected, p
         f'Defaults for --net=tiny: {printed}\n' if printed else '')
 
 
+@pytest.mark.parametrize('epochs, batch_size, replicas, max_steps', [
+    (3, 16, 1, 15), (3, 16, 2, 8),  # 7.5, rounded to the even number.
+    (1.7, 8, 1, 17), (0.5, 8, 3, 2), (0.001, 8, 1, 1), (0, 8, 1, 0)])
+def test_epochs_of_80_images(tiny_net, capsys, epochs, batch_size, replicas, max_steps):
+    for name, value_ in (('epochs', epochs), ('batch_size', batch_size)):
+        FLAGS[name].parse(value_)
+        FLAGS[name].using_default_value = False
+    training.use_recipe(replicas)
+    assert FLAGS.max_steps == max_steps
+    assert capsys.readouterr().out.endswith(
+        f'--epochs={epochs}: {max_steps} steps of {batch_size * replicas} images.\n')
+
+
+def test_epochs_of_the_images_that_are_not_held_out(tiny_net):
+    """8 of 80 images are held out: 2 epochs of 72 images in batches of 16 are 9 steps."""
+    with flagsaver.flagsaver(validate_on='held_out', epochs=2):
+        training.use_recipe()
+        assert FLAGS.max_steps == 9
+
+
+def test_too_many_epochs(tiny_net):
+    with flagsaver.flagsaver(epochs=1e6, batch_size=1, data_dir='/nonexistent'):
+        with pytest.raises(app.UsageError, match='--epochs=1e[+]06 is 50000000000 steps; expected '
+                           'at most 1000000000: lower --epochs'):
+            training.use_recipe()
+
+
+def test_each_trainer_counts_epochs_and_resumes(tiny_net, capsys):
+    """80 images in batches of 16: two towers make half as many steps per epoch."""
+    with flagsaver.flagsaver(batch_size=16, num_gpus=2, validate_every=0):
+        for epochs, main, steps in (
+                (1, cifar10_train.main, 5),
+                (4, cifar10_multi_gpu_train.main, 10),  # 2.5 steps per epoch.
+                (2.6, lambda: cifar10_distributed_train.main(cluster.Cluster()), 13)):
+            with flagsaver.flagsaver(epochs=epochs):
+                main()
+                assert value('global_step') == steps
+                capsys.readouterr()
+                assert not training.steps_left()
+            assert f'has reached --max_steps={steps}' in capsys.readouterr().out
+
+
+def test_a_resumed_run_continues_the_schedule_from_another_learning_rate(
+        tiny_net, monkeypatch, capsys):
+    """With the tutorial's schedule; here, the rate falls to a tenth every 2 epochs of 80 images."""
+    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(
+        tiny.RECIPE, schedule=cifar10.learning_rate))
+    monkeypatch.setattr(cifar10, 'NUM_EPOCHS_PER_DECAY', 2.0)
+    starts = [  # Trainer, its flags, and the rate of its last step.
+        (cifar10_train.main, {'learning_rate': 0.02, 'max_steps': 20}, 0.02),
+        (lambda: cifar10_distributed_train.main(cluster.Cluster()),
+         {'learning_rate': 0.05, 'max_steps': 21}, 0.005),  # After 2 epochs.
+        (cifar10_multi_gpu_train.main, {'num_gpus': 2, 'max_steps': 22}, 0.0003)]  # After 4.
+    for main, given, rate in starts:
+        with flagsaver.flagsaver(batch_size=8, validate_every=0, **given):
+            main()
+        row = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))[-1]
+        assert row['step'] == given['max_steps']
+        np.testing.assert_allclose(row['learning_rate'], rate, rtol=1e-6)
+    assert [line for line in capsys.readouterr().out.splitlines() if 'learning' in line] == [
+        'Resuming with --learning_rate=0.05 (was --learning_rate=0.02); the schedule continues at '
+        'the same step.',
+        'Resuming with the default learning rate (was --learning_rate=0.05); the schedule '
+        'continues at the same step.']
+
+
+@pytest.mark.parametrize('net, rate', [('tutorial', 0.1), ('local', 0.1), ('resnet23', 0.001)])
+@pytest.mark.parametrize('given', [None, 0.0625])
+def test_the_learning_rate_of_step_0(net, rate, given):
+    with flagsaver.flagsaver(learning_rate=given, data_dir='/nonexistent'), tf.Session() as session:
+        found = session.run(recipes.TABLE[net].schedule(tf.constant(0, tf.int64), 2))
+    np.testing.assert_allclose(found, rate if given is None else given, rtol=1e-6)
+
+
 def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net, capsys):
     with flagsaver.flagsaver(net='tutorial'):
         training.use_recipe()
@@ -178,7 +254,10 @@ def test_resnet23s_steps(tiny_net, tmp_path, capsys, replicas, max_steps):
     (64, 2, [1e-3, 1.5e-3, 2e-3]),
     (128, 1, [1e-3, 1.5e-3, 2e-3]),
     (100, 1, [1e-3, 1e-3, 1e-3]),  # Not a multiple of 64.
-    (32, 1, [1e-3, 1e-3, 1e-3])])
+    (32, 1, [1e-3, 1e-3, 1e-3]),
+    (100, 2, [1e-3, 1.5e-3, 2e-3]),  # As in the example, whatever the batch.
+    (32, 4, [1e-3, 2.5e-3, 4e-3]),
+    (128, 2, [1e-3, 2.5e-3, 4e-3])])
 def test_resnet23_warms_up(tmp_path, batch_size, replicas, rates):
     """Over 5 epochs of 50,000 images: at their start, in the middle and after them."""
     epochs = [0, 2.5, 6]
@@ -188,6 +267,31 @@ def test_resnet23_warms_up(tmp_path, batch_size, replicas, rates):
                  for step in steps]
     with tf.Session() as session:
         np.testing.assert_allclose(session.run(found), rates, rtol=1e-3)
+
+
+def test_each_step_of_the_warm_up_has_the_examples_next_rate(tmp_path):
+    """Four workers with 64 of 12,800 images: 50 steps per epoch, 250 steps of warm-up.
+
+    The example, in its own words: a slope of rate * (workers - 1) / warm-up steps; the rate for the
+    steps after step i is rate + slope * i.
+    """
+    slope = 1e-3 * (4 - 1) / 250
+    used, rate = [], 1e-3
+    for i in range(300):
+        used.append(rate)
+        if i <= 250:
+            rate = 1e-3 + slope * i
+    folder = tmp_path / 'cifar-10-batches-bin'
+    folder.mkdir()
+    for k in range(1, 6):
+        (folder / f'data_batch_{k}.bin').write_bytes(bytes(3073 * 2560))
+    with flagsaver.flagsaver(data_dir=str(tmp_path), batch_size=64):
+        step = tf.placeholder(tf.int64, [])
+        ours = recipes.TABLE['resnet23'].schedule(step, 4)
+    with tf.Session() as session:
+        for i in (0, 1, 2, 100, 249, 250, 251, 298):
+            np.testing.assert_allclose(session.run(ours, {step: i}), used[i + 1], rtol=1e-6)
+    assert used[100] == 1e-3 + 3e-3 * 99 / 250 and used[299] == 4e-3
 
 
 @pytest.mark.parametrize('given, rates', [

@@ -191,20 +191,21 @@ def test_images_of_other_shapes_are_rejected(shape):
         resnet.inference(tf.zeros(shape), 10, training=True)
 
 
-def test_float16():
+@pytest.mark.parametrize('dtype, tolerance', [(tf.float16, 0.01), (tf.bfloat16, 0.05)])
+def test_half_precision(dtype, tolerance):
     """The results are nearly the same; variables and logits stay float32."""
     images = tf.constant(np.random.RandomState(1).randint(0, 256, [5, 32, 32, 3]), tf.float32)
     logits = [resnet.inference(images, 10, training=True)]
     with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-        logits.append(resnet.inference(images, 10, training=True, dtype=tf.float16))
+        logits.append(resnet.inference(images, 10, training=True, dtype=dtype))
     assert logits[1].dtype == tf.float32
     assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32}
-    assert any(tensor.dtype == tf.float16 for op in tf.get_default_graph().get_operations()
+    assert any(tensor.dtype == dtype for op in tf.get_default_graph().get_operations()
                if op.type == 'Conv2D' for tensor in op.outputs)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         expected, got = session.run(logits)
-    np.testing.assert_allclose(got, expected, atol=0.01 * abs(expected).max())
+    np.testing.assert_allclose(got, expected, atol=tolerance * abs(expected).max())
     assert not np.array_equal(got, expected)
 
 

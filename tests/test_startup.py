@@ -37,6 +37,13 @@ def _refused(script, *arguments):
     (['--batch_siz=1'], "Unknown command line flag 'batch_siz'. Did you mean: batch_size"),
     (['--batch_size=0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
     (['--max_steps=-1'], '--max_steps=-1'),
+    (['--epochs=2', '--max_steps=9'], 'epochs=2.0, max_steps=9: both set the length of the '
+     'training; expected only one of them: remove the other'),
+    (['--epochs=-1'], '--epochs=-1: -1.0 is not a number in the range'),
+    (['-b', '0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
+    (['-l='], '--learning_rate='), (['-e', 'nan'], '--warmup_epochs=nan is not a number'),
+    (['-c', 'cudnn'], '--device=cudnn: value should be one of <auto|cpu|gpu>'),
+    (['-n', 'cifar10_resnet23'], '"cifar10_resnet23" is not one of tutorial, resnet23'),
     (['stray'], '"stray" is not a flag; expected --name=value'),
     (['--train_dir='], '--train_dir= has no value'),
     (['--learning_rate=-1'], '--learning_rate=-1: -1.0 is not a number in the range [0.0, 1000000'),

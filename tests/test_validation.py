@@ -1,6 +1,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import time
@@ -99,6 +100,30 @@ def test_after_each_epoch_and_the_last_step(tiny_net, capsys):
     out = capsys.readouterr().out
     assert [line.split(': step ')[1].split(',')[0] for line in out.splitlines()
             if 'validation error = ' in line] == ['10', '20', '25']
+
+
+def test_the_training_error_is_the_mean_of_the_epochs_batches(tiny_net, capsys):
+    """In step k, counted from 0, the errors of two towers are k / 100 and 2 k / 100."""
+    recipe = recipes.chosen()
+    for max_steps in (15, 25):
+        with flagsaver.flagsaver(max_steps=max_steps), tf.Graph().as_default():
+            step = tf.train.get_or_create_global_step()
+            images, labels = cifar10.distorted_inputs(recipe)
+            loss = cifar10.loss(recipe.inference(images, training=True), labels)
+            made = tf.cast(step.read_value(), tf.float32)
+            tf.get_collection_ref('errors')[:] = [made / 100, 2 * made / 100]
+            with tf.control_dependencies([made]):
+                train_op = cifar10.train(loss, step, recipe)
+            with training.session(loss, examples_per_step=8) as session:
+                while not session.should_stop():
+                    session.run(train_op)
+    printed = re.findall(r': step (\d+), training error = (0\.\d{4}), validation error = 0\.\d{4} '
+                         r'\(0\.\d{4} averaged\)\n', capsys.readouterr().out)
+    assert printed == [
+        ('10', '0.0675'),  # 0.015 times the mean of 0 to 9, 4.5,
+        ('15', '0.1800'),  # of 10 to 14,
+        ('20', '0.2550'),  # of 15 to 19, since the run resumed at 15,
+        ('25', '0.3300')]  # and of 20 to 24.
 
 
 def test_every_second_epoch(tiny_net):
@@ -236,7 +261,8 @@ def test_held_out_images_are_not_trained_on(tiny_net, capsys):
     assert metrics.read(folder('metrics.csv'))[0]['epoch'] == 1.0
     assert json.loads(pathlib.Path(folder('best', 'error.json')).read_text())[
         'validated_on'] == 'held_out'
-    assert ': step 9, validation error = ' in capsys.readouterr().out
+    assert re.search(': step 9, training error = .*, validation error = ',
+                     capsys.readouterr().out)
 
 
 def test_a_run_on_all_images_cannot_resume_with_held_out_ones(tiny_net):

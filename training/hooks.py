@@ -218,19 +218,35 @@ class ProfileHook(tf.train.SessionRunHook):
 
 
 class ValidationHook(tf.train.SessionRunHook):
-    """Runs a `Validation` when it is due; precedes the `MetricsHook`, which records the errors."""
+    """Runs a `Validation` when it is due; precedes the `MetricsHook`, which records the errors.
 
-    def __init__(self, steps, pace, validation, metrics_hook):
+    The line that a validation prints also has the training error: the mean over the batches of the
+    epoch so far, or since this start if that was later.
+    """
+
+    def __init__(self, steps, pace, error, validation, metrics_hook):
+        """`error` is the fraction of wrong predictions in the batch, float []; None if unknown."""
         self._steps = steps
         self._pace = pace
+        self._error = error
         self._validation = validation
         self._metrics = metrics_hook
+        self._batch_errors = []
+
+    def before_run(self, run_context):
+        return None if self._error is None else tf.train.SessionRunArgs(self._error)
 
     def after_run(self, run_context, run_values):
+        if self._error is not None:
+            self._batch_errors.append(run_values.results)
         if self._pace.validates(self._steps.made):
             start = time.perf_counter()
-            errors = self._validation.run(run_context.session, self._steps.made)
+            errors = self._validation.run(
+                run_context.session, self._steps.made,
+                float(np.mean(self._batch_errors)) if self._batch_errors else None)
             self._metrics.add_validation(errors, time.perf_counter() - start)
+        if self._pace.ends_epoch(self._steps.made):
+            self._batch_errors = []
 
 
 class MetricsHook(tf.train.SessionRunHook):

@@ -2,6 +2,19 @@
 import dataclasses
 
 
+def steps_in(epochs, steps_per_epoch):
+    """The whole number of steps that is closest to a number of epochs.
+
+    Args:
+        epochs: float; may have a fraction.
+        steps_per_epoch: float, number of steps in which the network sees each image once.
+
+    Returns:
+        int; at least 1, unless there are 0 epochs.
+    """
+    return max(1, round(epochs * steps_per_epoch)) if epochs else 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Pace:
     """Answers these questions for all hooks and all workers.

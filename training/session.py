@@ -30,9 +30,13 @@ from training import pace as pace_
 from training import signals
 from training import solo
 
+_MAX_STEPS = 10**9
+
 paths.define('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
 flags.DEFINE_integer('max_steps', 100000, 'Total number of steps, including those before a resume.',
-                     lower_bound=0, upper_bound=10**9)
+                     lower_bound=0, upper_bound=_MAX_STEPS)
+flags.DEFINE_float('epochs', None, 'Total number of epochs, instead of --max_steps; may have a '
+                   'fraction. The default depends on --net.', lower_bound=0.0, upper_bound=1e6)
 flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
 flags.DEFINE_integer('log_frequency', 10, 'Number of steps between printed lines.', lower_bound=1,
                      upper_bound=10**9)
@@ -57,6 +61,12 @@ flags.DEFINE_boolean('restart', False,
 FLAGS = flags.FLAGS
 
 CHECKPOINTS_KEPT = 5
+
+
+@flags.multi_flags_validator(['epochs', 'max_steps'], 'both set the length of the training; '
+                             'expected only one of them: remove the other')
+def _check_length(values):
+    return values['epochs'] is None or FLAGS['max_steps'].using_default_value
 
 
 @contextlib.contextmanager
@@ -128,7 +138,8 @@ def _leaders_hooks(steps, pace, loss, scaffold, variables, caught):
     """Hooks that print, validate and write."""
     folder = FLAGS.train_dir
     rate = next(iter(tf.get_collection('learning_rate')), None)
-    metrics = hooks.MetricsHook(steps, pace, loss, _mean_error(), rate, folder)
+    error = _mean_error()
+    metrics = hooks.MetricsHook(steps, pace, loss, error, rate, folder)
     found = [
         hooks.LossHook(steps, loss, pace.examples_per_step, FLAGS.log_frequency, folder),
         hooks.SummaryHook(steps, scaffold, folder),
@@ -137,8 +148,8 @@ def _leaders_hooks(steps, pace, loss, scaffold, variables, caught):
         found.append(hooks.ProgressHook(steps, pace, loss))
     if pace.validate_every:
         found.append(hooks.ValidationHook(
-            steps, pace, validation.Validation(folder, variables, FLAGS.validate_on, caught),
-            metrics))
+            steps, pace, error,
+            validation.Validation(folder, variables, FLAGS.validate_on, caught), metrics))
     found += [
         metrics,
         tf.train.CheckpointSaverHook(
@@ -162,8 +173,14 @@ def _mean_error():
 def use_recipe(replicas=1):
     """Sets flags that the user did not give to the defaults of `--net`, and prints changes.
 
+    `--max_steps` becomes the number of steps in `--epochs`, or else in the recipe's epochs.
+
     Args:
         replicas: number of batches of `--batch_size` in one step.
+
+    Raises:
+        FileNotFoundError: a record file is missing.
+        app.UsageError: there are too many steps in `--epochs`.
     """
     recipe = recipes.chosen()
     replaced = []
@@ -174,12 +191,25 @@ def use_recipe(replicas=1):
             replaced.append(f'--{name}={value}')
 
     replace('batch_size', recipe.batch_size)
-    if recipe.epochs is not None:
-        replace('max_steps', max(1, round(recipe.epochs * cifar10.steps_per_epoch(replicas))))
+    if FLAGS.epochs is not None:
+        FLAGS.set_default('max_steps', _steps_in(FLAGS.epochs, replicas))
+    elif recipe.epochs is not None:
+        replace('max_steps', _steps_in(recipe.epochs, replicas))
     if FLAGS.validate_every is None:
         FLAGS.set_default('validate_every', recipe.validate_every)
     if replaced:
         console.line(f'Defaults for --net={recipe.name}: {" ".join(replaced)}')
+    if FLAGS.epochs is not None:
+        console.line(f'--epochs={FLAGS.epochs:g}: {FLAGS.max_steps} steps of '
+                     f'{cifar10.examples_per_step(replicas)} images.')
+
+
+def _steps_in(epochs, replicas):
+    steps = pace_.steps_in(epochs, cifar10.steps_per_epoch(replicas))
+    if steps > _MAX_STEPS:
+        raise app.UsageError(f'--epochs={epochs:g} is {steps} steps; expected at most '
+                             f'{_MAX_STEPS}: lower --epochs')
+    return steps
 
 
 def use_seed(rank=0, step=None):
@@ -228,16 +258,24 @@ def _prepare_folder(examples_per_step):
         console.line(f'Resuming with {examples_per_step} images per step (was '
                      f'{earlier["examples_per_step"]}); the schedule treats earlier steps as '
                      f'{examples_per_step}-image steps.')
+    if earlier and earlier.get('learning_rate', FLAGS.learning_rate) != FLAGS.learning_rate:
+        console.line(f'Resuming with {_rate(FLAGS.learning_rate)} (was '
+                     f'{_rate(earlier["learning_rate"])}); the schedule continues at the same '
+                     'step.')
     data_set = cifar10.data_set()
     run_folder.write_run(FLAGS.train_dir, {
         'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
         'settings': {
             'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
             'max_steps': FLAGS.max_steps, 'learning_rate': FLAGS.learning_rate,
-            'use_fp16': FLAGS.use_fp16,
+            'use_fp16': FLAGS.use_fp16, 'use_bf16': FLAGS.use_bf16,
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
             'tensorflow': tf.version.VERSION}})
+
+
+def _rate(value):
+    return 'the default learning rate' if value is None else f'--learning_rate={value}'
 
 
 def _check_same_run():

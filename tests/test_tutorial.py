@@ -1,0 +1,193 @@
+"""The walk-through: its quotations are the code, its examples print what it says."""
+import ast
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import nbformat
+import numpy as np
+import pytest
+import spawn
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+import cifar10_input
+from docs import notebook
+from evaluation import model
+from nets import variables
+import recipes
+from runs import checkpoints
+
+FLAGS = flags.FLAGS
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TUTORIAL = (ROOT / 'docs/tutorial.md').read_text()
+
+
+def commented(word):
+    """(rest of the comment, code) of each block below a comment that begins with a word."""
+    return [(block['comment'].partition(' ')[2], block['code'])
+            for block in notebook.blocks(TUTORIAL)
+            if (block['comment'] or '').split()[:1] == [word]]
+
+
+def source(path, name):
+    """The lines of a file, or of the function, class or constant in it with that name."""
+    text = (ROOT / path).read_text()
+    lines = text.splitlines()
+    if not name:
+        return lines
+    found, = (node for node in ast.walk(ast.parse(text)) if name == getattr(node, 'name', None)
+              or isinstance(node, ast.Assign) and name == ast.unparse(node.targets[0]))
+    return lines[found.lineno - 1:found.end_lineno]
+
+
+def is_quoted_from(quotation, lines):
+    """Whether the parts of a quotation, separated by `...`, are in the lines, in this order."""
+    start = 0
+    for part in re.split(r'^\.\.\.\n', quotation, flags=re.MULTILINE):
+        wanted = part.splitlines()
+        start = next((index + len(wanted) for index in range(start, len(lines) - len(wanted) + 1)
+                      if lines[index:index + len(wanted)] == wanted), None)
+        if start is None:
+            return False
+    return True
+
+
+def test_the_check_of_quotations():
+    """Each part must be there, whole lines, in order."""
+    lines = ['def f():', '    a', '    b', '    c']
+    for quotation in ('    a\n    b\n', '    a\n...\n    c\n'):
+        assert is_quoted_from(quotation, lines)
+    for quotation in ('b\n', '    c\n...\n    a\n', '    a\n    c\n', '    d\n'):
+        assert not is_quoted_from(quotation, lines)
+
+
+@pytest.mark.parametrize('where, quotation', commented('quote'))
+def test_quotations_are_the_code(where, quotation):
+    path, _, name = where.partition(': ')
+    assert is_quoted_from(quotation, source(path, name)), where
+
+
+def test_each_section_quotes_code_and_ends_with_a_command():
+    """Sections 1 to 12: 8 to 15 lines of the project's code, and something to run."""
+    sections = re.split(r'^## (?=\d+\. )', TUTORIAL, flags=re.MULTILINE)[1:13]
+    assert [int(section.partition('.')[0]) for section in sections] == list(range(1, 13))
+    for section in sections:
+        blocks = notebook.blocks(section)
+        quoted = [block['code'].count('\n') for block in blocks
+                  if (block['comment'] or '').startswith('quote')]
+        assert any(8 <= lines <= 15 for lines in quoted), section[:40]
+        assert blocks[-1]['language'] == 'bash', section[:40]
+
+
+@pytest.mark.parametrize('path, expected', commented('output'))
+def test_examples_print_what_the_text_shows(path, expected):
+    done = spawn.run_script(path)
+    assert done.stdout == expected, done.stderr
+
+
+def test_every_example_is_quoted_with_its_output():
+    paths = sorted(f'docs/examples/{path.name}' for path in (ROOT / 'docs/examples').glob('*.py'))
+    assert sorted(path for path, _ in commented('output')) == paths
+    assert {path for path, _ in commented('quote')} >= set(paths)
+
+
+def test_solutions_that_change_the_code_fit_it():
+    """The lines that a solution removes are in the file, once, below the line that @@ names."""
+    solutions = [block['code'] for block in notebook.blocks(TUTORIAL)
+                 if block['language'] == 'diff']
+    assert len(solutions) >= 3
+    for solution in solutions:
+        header, *hunks = re.split(r'^@@ ?', solution, flags=re.MULTILINE)
+        text = (ROOT / re.search(r'^--- a/(\S+)$', header, re.MULTILINE).group(1)).read_text()
+        for hunk in hunks:
+            context, _, lines = hunk.partition('\n')
+            removed = ''.join(re.findall(r'^[- ](.*\n)', lines, re.MULTILINE))
+            below = text[text.index(f'\n{context}'):] if context else text
+            assert removed and below.count(removed) == 1, solution
+
+
+def test_solutions_that_add_networks_build_them(half_bright, monkeypatch):
+    """With the same variables in training and evaluation."""
+    solutions = [code for path, code in commented('solution') if path == 'recipes.py']
+    assert len(solutions) >= 3
+    for solution in solutions:
+        table = {}
+        exec(solution, {**vars(recipes), 'TABLE': table, 'cifar10_input': cifar10_input,
+                        'variables': variables})
+        (name, recipe), = table.items()
+        assert name == recipe.name
+        built = []
+        for training in (True, False):
+            with tf.Graph().as_default():
+                images = recipe.augment(tf.zeros([4, 3072], tf.uint8))
+                assert recipe.inference(images, training).shape.as_list() == [4, 10]
+                built.append([variable.op.name for variable in tf.global_variables()])
+        assert built[0] == built[1]
+
+
+def test_the_notebook_is_that_of_the_text():
+    """Made by `python docs/notebook.py`, with the output of every cell that prints."""
+    made = nbformat.read(ROOT / 'docs/tutorial.ipynb', as_version=4)
+    assert [(cell.cell_type, cell.source) for cell in made.cells] == notebook.cells(TUTORIAL), (
+        'run: python docs/notebook.py')
+    for cell in made.cells:
+        if cell.cell_type == 'code' and re.search(r'^ *(!|print|show)', cell.source, re.MULTILINE):
+            assert cell.outputs, cell.source
+            assert all(output.output_type != 'error' for output in cell.outputs)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """From top to bottom, with 20 steps: it trains, evaluates, predicts and shows pictures."""
+    monkeypatch.setenv('TUTORIAL_STEPS', '20')
+    monkeypatch.setenv('TUTORIAL_DATA_DIR', str(tmp_path))
+    monkeypatch.setenv('TMPDIR', str(tmp_path))
+    made = notebook.build(TUTORIAL)
+    notebook.execute(made)
+    outputs = json.dumps([cell.get('outputs') for cell in made.cells])
+    for expected in ('step 10, loss = ', 'precision @ 1 = ', '3.944056', 'image/png',
+                     'image/svg+xml', '2 towers', 'With queue runners: 3 numbers.'):
+        assert expected in outputs
+
+
+@pytest.mark.slow
+def test_the_network_in_tensorflow_2(trained, tmp_path):
+    """Reads a checkpoint of ours and computes the same logits; trains with falling loss."""
+    pixels = np.random.RandomState(1).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
+    checkpoint = checkpoints.latest(FLAGS.train_dir)
+    network = model.Model.of_pixels()
+    expected = {}
+    for averaged in (True, False):
+        with network.session(checkpoint, averaged) as session:
+            expected[str(averaged)] = session.run(
+                network.outputs['logits'], {network.pixels: pixels})
+    np.save(tmp_path / 'pixels.npy', pixels)
+    program = f'''
+import glob, json, sys
+sys.path.insert(0, {str(ROOT)!r})
+import numpy as np
+import tensorflow as tf
+from docs import tf2_equivalent as tf2
+images = [tf2.centre(tf.cast(image, tf.float32), 0)[0] for image in np.load('pixels.npy')]
+network, logits = tf2.network(), {{}}
+for averaged in (True, False):
+    tf2.load(network, {checkpoint!r}, averaged)
+    logits[str(averaged)] = network(tf.stack(images)).numpy().tolist()
+losses, averages = tf2.train(tf2.network(), glob.glob({str(trained)!r} + '/data_batch_*'), 40,
+                             rate=0.03, every=20, batch_size=8)
+print(json.dumps([logits, losses, [value.shape for value in averages]]))
+'''
+    # Not a fork: the process that forks has already chosen TensorFlow 1's behaviour.
+    done = subprocess.run([sys.executable, '-c', program], cwd=tmp_path, capture_output=True,
+                          text=True, timeout=spawn.PATIENCE, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    logits, losses, shapes = json.loads(done.stdout.splitlines()[-1])
+    for averaged, values in expected.items():
+        np.testing.assert_allclose(logits[averaged], values, atol=1e-4)
+    assert not np.allclose(expected['True'], expected['False'], atol=1e-4)
+    assert losses[1] < losses[0]
+    assert [5, 5, 3, 64] in shapes and len(shapes) == 10
