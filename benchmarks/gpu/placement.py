@@ -10,6 +10,7 @@ from absl import flags
 
 import cifar10
 import cifar10_multi_gpu_train
+from nets import variables
 from program import devices
 import recipes
 
@@ -42,10 +43,10 @@ def step_of_towers(queue=None):
         queue = queue or cifar10.distorted_inputs_queue(2 * towers, recipe)
         losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
         losses = cifar10_multi_gpu_train._mean_losses(losses)
-        return tf.group(
-            cifar10.apply_gradients(cifar10_multi_gpu_train.average_gradients(gradients),
-                                    global_step, towers, recipe),
-            cifar10.loss_summaries(losses))
+        with tf.device(variables.device()):
+            gradients = cifar10_multi_gpu_train.average_gradients(gradients)
+        return tf.group(cifar10.apply_gradients(gradients, global_step, towers, recipe),
+                        cifar10.loss_summaries(losses))
 
 
 def gpus_as_cpus(op):
