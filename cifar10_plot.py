@@ -7,13 +7,16 @@
     samples     training images of each class
     distorted   training images, and random distortions of them
     filters     the kernels of the first layer, conv1/weights, in a run's latest checkpoint
+    predictions test images, and the classes that a run's latest checkpoint predicts for them
     confusion   the confusion matrix of a run's latest checkpoint on the test images
     curves      loss and error by step: of training runs with their validations, and of folders that
                 cifar10_eval.py writes to
+    sparsity    the fraction of zeros in the output of each layer by step, of a training run
 
 --runs selects the runs. All pictures except `confusion` require Matplotlib (pip install
 matplotlib).
 """
+import itertools
 import os
 import sys
 
@@ -29,6 +32,7 @@ import cifar10
 from datasets import table
 from evaluation import confusion
 from evaluation import counting
+from evaluation import model
 from evaluation import pictures
 from program import console
 from program import devices
@@ -49,6 +53,7 @@ FLAGS = flags.FLAGS
 
 _COLUMNS = 10
 _DISTORTED_IMAGES = 8
+_PREDICTED_PER_CLASS = 3
 _MAX_FILTERS, _MAX_WEIGHTS = 1024, 1 << 22  # More would take minutes or exhaust memory.
 
 
@@ -111,18 +116,39 @@ def _are_filters(weights):
             and np.all(abs(weights) <= np.finfo(np.float32).max))
 
 
+def predictions(stream):
+    """Draws the first test images of each class, a column per class, with their predicted classes.
+
+    Raises:
+        app.UsageError: the checkpoint is missing, or does not fit --net and --dataset.
+    """
+    checkpoint, averaged = _evaluated()
+    labels, planes = _records(eval_data=True)
+    classes = cifar10.data_set().classes
+    per_class = _PREDICTED_PER_CLASS if len(classes) <= _COLUMNS else 1
+    chosen = [np.flatnonzero(labels == k)[:per_class] for k in range(len(classes))]
+    chosen = [i for row in itertools.zip_longest(*chosen) for i in row if i is not None]
+    images = _images(planes[chosen])
+    network = model.Model.of_pixels()
+    with network.session(checkpoint, averaged) as session:
+        probabilities = session.run(
+            network.outputs['probabilities'], {network.pixels: np.rint(255 * images)})
+    cells = []
+    for image, label, row in zip(images, labels[chosen], probabilities):
+        best = np.argmax(row)
+        cells.append((image, f'{classes[best]} {row[best]:.0%}', best == label))
+    pictures.grid(stream, _rows(cells, min(len(classes), _COLUMNS)),
+                  f'Test images and their predicted classes after {checkpoints.step(checkpoint)} '
+                  'steps; wrong ones in orange')
+
+
 def confused(stream):
     """Draws the confusion matrix of the test set.
 
     Raises:
         app.UsageError: the checkpoint is missing, or does not fit --net and --dataset.
     """
-    checkpoint = _latest()
-    run_folder.check_run(FLAGS.runs[0], FLAGS.net, cifar10.data_set(),
-                         'pass those flags, or choose another run with --runs')
-    cifar10.maybe_download_and_extract()
-    averaged = any(name.endswith('/ExponentialMovingAverage')
-                   for name in checkpoints.read(checkpoint))
+    checkpoint, averaged = _evaluated()
     result = counting.Evaluation(use_moving_averages=averaged).run(checkpoint)
     confusion.picture(result.confusion, cifar10.data_set().classes).save(stream, 'PNG')
 
@@ -156,17 +182,33 @@ def curves(stream):
     pictures.curves(stream, losses, errors)
 
 
+def sparsity(stream):
+    """Draws the sparsity of each layer with a ReLU.
+
+    Raises:
+        app.UsageError: the run has no such summaries.
+    """
+    run = _only_run()
+    tags = [f'{layer}/sparsity' for layer in ('conv1', 'conv2', 'local3', 'local4')]
+    lines = [(tag, number, None, points) for number, tag in enumerate(tags)
+             if (points := metrics.read_scalars(run, tag))]
+    if not lines:
+        raise app.UsageError(f'{run} has no event file with {tags[0]}: choose another run with '
+                             '--runs')
+    pictures.lines(stream, lines, 'Fraction of zeros in the output of each layer')
+
+
 def _over_many_steps(rows):
     """Drops rows whose means cover few steps, such as those just before or after a checkpoint."""
     steps = np.diff([0] + [row['step'] for row in rows])
     return [row for row, count in zip(rows, steps) if 2 * count >= np.median(steps)]
 
 
-def _records():
-    """Reads the first training file: labels, int [records], and uint8 [records, 3 * 32 * 32]."""
+def _records(eval_data=False):
+    """Reads the first file of a set: labels, int [records], and uint8 [records, 3 * 32 * 32]."""
     cifar10.maybe_download_and_extract()
     data_set = cifar10.data_set()
-    first = data_set.paths(cifar10.data_folder(), eval_data=False)[0]
+    first = data_set.paths(cifar10.data_folder(), eval_data)[0]
     records = np.fromfile(first, np.uint8).reshape(-1, data_set.record_bytes)
     return records[:, data_set.label_index], records[:, data_set.label_bytes:]
 
@@ -181,20 +223,36 @@ def _rows(cells, columns=_COLUMNS):
     return [cells[i:i + columns] for i in range(0, len(cells), columns)]
 
 
-def _latest():
-    """Returns the path of the latest checkpoint of the only run in `--runs`."""
+def _only_run():
+    """Returns the folder in `--runs`, which must have one."""
     if len(FLAGS.runs) != 1:
         raise app.UsageError(f'--runs has {len(FLAGS.runs)} folders ({", ".join(FLAGS.runs)}); '
                              f'--picture={FLAGS.picture} expects one')
-    latest = checkpoints.latest(FLAGS.runs[0])
+    return FLAGS.runs[0]
+
+
+def _latest():
+    """Returns the path of the latest checkpoint of the only run in `--runs`."""
+    run = _only_run()
+    latest = checkpoints.latest(run)
     if latest is None:
-        raise app.UsageError(f'No checkpoint in {FLAGS.runs[0]}: train first, or choose a run with '
-                             '--runs')
+        raise app.UsageError(f'No checkpoint in {run}: train first, or choose a run with --runs')
     return latest
 
 
-_PICTURES = {'samples': samples, 'distorted': distorted, 'filters': filters, 'confusion': confused,
-             'curves': curves}
+def _evaluated():
+    """Returns the latest checkpoint, and whether it has moving averages; prepares the data set."""
+    checkpoint = _latest()
+    run_folder.check_run(FLAGS.runs[0], FLAGS.net, cifar10.data_set(),
+                         'pass those flags, or choose another run with --runs')
+    cifar10.maybe_download_and_extract()
+    return checkpoint, any(name.endswith('/ExponentialMovingAverage')
+                           for name in checkpoints.read(checkpoint))
+
+
+_PICTURES = {'samples': samples, 'distorted': distorted, 'filters': filters,
+             'predictions': predictions, 'confusion': confused, 'curves': curves,
+             'sparsity': sparsity}
 flags.DEFINE_enum('picture', None, list(_PICTURES), 'Picture to draw.')
 
 

@@ -30,6 +30,7 @@ and 300 steps, and take about five minutes on two CPU cores. For CIFAR-10, chang
 _SET_UP = '''\
 REPOSITORY = ''  # On Colab: the address of this repository, as for `git clone`.
 
+import io
 import os
 import re
 import subprocess
@@ -49,12 +50,18 @@ sys.path.insert(0, os.getcwd())
 from program import startup  # Imports TensorFlow quietly, with TensorFlow 1's behaviour.
 
 import tensorflow.compat.v1 as tf
-from IPython.display import SVG, Image
+import IPython.display
+import PIL.Image
 
 
 def show(path):
-    """Shows a picture file."""
-    return (SVG if path.endswith('.svg') else Image)(filename=path)'''
+    """Shows a picture file; a PNG as a small JPEG, which keeps the notebook small."""
+    if path.endswith('.svg'):
+        return IPython.display.SVG(path)
+    jpeg, picture = io.BytesIO(), PIL.Image.open(path).convert('RGB')
+    picture.thumbnail([800, 800])
+    picture.save(jpeg, 'JPEG', quality=60)
+    return IPython.display.Image(jpeg.getvalue())'''
 
 _CHOICES = '''\
 DATASET = 'synthetic'  # Or 'cifar10', which downloads 170 MB.

@@ -34,13 +34,13 @@ def grid(stream, rows, title, row_names=None):
 
     Args:
         stream: binary stream or path.
-        rows: list of rows, each a list of (image, name): float [height, width, 3], 0 to 1, and the
-            text above it or None.
+        rows: list of rows, each a list of (image, name) or (image, name, right): float [height,
+            width, 3], 0 to 1; the text above it or None; and whether to draw the text in black.
         title: title of the picture.
         row_names: text to the left of each row, or None.
     """
     columns = max(map(len, rows))
-    named = any(name for row in rows for _, name in row)
+    named = any(cell[1] for row in rows for cell in row)
     figure = _figure([_INCHES_PER_IMAGE * (columns + (1.5 if row_names else 0)),
                       _INCHES_PER_IMAGE * (1.5 if named else 1) * len(rows) + 0.6])
     figure.suptitle(title, fontsize=11)
@@ -48,9 +48,10 @@ def grid(stream, rows, title, row_names=None):
     for cell in axes.flat:
         cell.set(xticks=[], yticks=[], frame_on=False)
     for i, row in enumerate(rows):
-        for cell, (image, name) in zip(axes[i], row):
+        for cell, (image, name, *right) in zip(axes[i], row):
             cell.imshow(image, interpolation='nearest')
-            cell.set_title(textwrap.fill((name or '').replace('_', ' '), 13), fontsize=7, pad=2)
+            cell.set_title(textwrap.fill((name or '').replace('_', ' '), 13), fontsize=7, pad=2,
+                           color='black' if all(right) else _COLOURS[1])
         if row_names:
             axes[i, 0].set_ylabel(row_names[i], rotation=0, ha='right', va='center', fontsize=9)
     figure.savefig(stream, format='png')
@@ -66,21 +67,32 @@ def curves(stream, losses, errors):
     """
     figure = _figure([10, 4.2])
     panels = figure.subplots(1, 2)
-    for axes, lines, what in zip(panels, (losses, errors), (
+    for axes, shown, what in zip(panels, (losses, errors), (
             'loss: cross entropy + weight decay', 'error: 1 - precision @ 1')):
-        for name, run, marker, points in lines:
-            lone = 's' if len(points) == 1 else None  # A single point is not a visible line.
-            axes.plot(list(points), list(points.values()), label=name, marker=marker or lone,
-                      markersize=4, color=_COLOURS[run % len(_COLOURS)],
-                      linewidth=2 if marker else 1.2, linestyle='--' if marker == 'o' else '-')
-        axes.set_title(what, fontsize=11)
-        axes.set_xlabel('step')
-        axes.grid(alpha=0.3)
-        if lines:
-            axes.legend(fontsize=8)
+        _panel(axes, shown, what)
     panels[0].set_ylabel('mean since the previous row')
     panels[1].set_ylabel('fraction of images')
     figure.savefig(stream, format='png')
+
+
+def lines(stream, shown, title):
+    """Writes a PNG with one panel; arguments as for `curves`."""
+    figure = _figure([7, 4])
+    _panel(figure.subplots(), shown, title)
+    figure.savefig(stream, format='png')
+
+
+def _panel(axes, shown, title):
+    for name, run, marker, points in shown:
+        lone = 's' if len(points) == 1 else None  # A single point is not a visible line.
+        axes.plot(list(points), list(points.values()), label=name, marker=marker or lone,
+                  markersize=4, color=_COLOURS[run % len(_COLOURS)],
+                  linewidth=2 if marker else 1.2, linestyle='--' if marker == 'o' else '-')
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel('step')
+    axes.grid(alpha=0.3)
+    if shown:
+        axes.legend(fontsize=8)
 
 
 def _figure(size):

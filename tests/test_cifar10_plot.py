@@ -46,8 +46,14 @@ def test_a_trained_run(half_bright, tmp_path, capsys):
     both = plot(tmp_path / 'curves.png', 'curves', runs=[run, evaluated])
     for colour in ([0x00, 0x72, 0xB2], [0xD5, 0x5E, 0x00]):  # Training's, evaluation's.
         assert (both == colour).all(axis=2).any()
+    zeros = plot(tmp_path / 'sparsity.png', 'sparsity', runs=[run])
+    assert (zeros == [0x00, 0x9E, 0x73]).all(axis=2).any()  # local3's line, the third.
+    predicted = plot(tmp_path / 'predictions.png', 'predictions', runs=[run])
+    shown = predicted[np.ptp(predicted.astype(int), axis=2) > 20]
+    assert len(shown) > 10000  # Three images of each class.
     assert capsys.readouterr().out.splitlines() == [
-        f'Wrote {tmp_path}/{name}.png.' for name in ('filters', 'confusion', 'curves')]
+        f'Wrote {tmp_path}/{name}.png.'
+        for name in ('filters', 'confusion', 'curves', 'sparsity', 'predictions')]
 
 
 def test_means_over_few_steps_are_dropped():
@@ -108,6 +114,8 @@ def test_filters_are_the_averaged_weights(tmp_path):
      r'--runs has 2 folders \(a, b\); --picture=filters expects one'),
     ({'picture': 'filters', 'runs': ['nowhere']}, 'No checkpoint in nowhere'),
     ({'picture': 'curves', 'runs': ['nowhere']}, 'nowhere has no metrics.csv'),
+    ({'picture': 'predictions', 'runs': ['nowhere']}, 'No checkpoint in nowhere'),
+    ({'picture': 'sparsity', 'runs': ['nowhere']}, 'nowhere has no event file with conv1/spars'),
     ({'picture': 'samples', 'output': 'a.pdf'}, '--output is a.pdf; expected a name that ends')])
 def test_mistakes(options, message):
     with flagsaver.flagsaver(**options), pytest.raises(app.UsageError, match=message):

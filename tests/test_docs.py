@@ -92,6 +92,8 @@ def has_option(program, option):
         return option in options_of_script(program)
     if option in OPTIONS_OF_OTHERS.get(program, ()):
         return True
+    if program.startswith('docs/'):
+        return f"'{option}'" in text(program)
     if program.startswith('benchmarks') and option in options_of_all_scripts():
         return True  # Some take the flags of a trainer.
     defined = sources('tests' if program == 'pytest' else 'benchmarks')
@@ -101,7 +103,8 @@ def has_option(program, option):
 def commands(page):
     """Yields (program, options) of each command in a page: a script, a benchmark, or a program
     that OPTIONS_OF_OTHERS names."""
-    programs = r'python (cifar10_\w+\.py)|python -m (benchmarks[.\w]*)|\b(pytest|tensorboard)\b'
+    programs = (r'python (cifar10_\w+\.py|docs/[/\w]+\.py)|python -m (benchmarks[.\w]*)|'
+                r'\b(pytest|tensorboard)\b')
     for piece in code(page):
         for command in re.split(r'[|;&]', piece.partition(' #')[0]):
             found = re.search(programs, command)

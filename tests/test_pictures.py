@@ -27,6 +27,16 @@ def test_grid_places_rows_and_columns(tmp_path):
     assert abs(r_column - b_column) < 0.02 and r_column < g_column
 
 
+def test_names_of_wrong_cells_are_orange(tmp_path):
+    """Of two black images, the right one is to the left."""
+    black = np.zeros([4, 4, 3])
+    pictures.grid(tmp_path / 'a.png', [[(black, 'MMMMMMMM', True), (black, 'MMMMMMMM', False)]], '')
+    image = pixels(tmp_path / 'a.png')
+    orange = np.argwhere(image[..., 0] - image[..., 2] > 100)
+    assert len(orange) > 20
+    assert orange[:, 1].min() > 0.5 * image.shape[1]
+
+
 def test_scaled_by_hand():
     """For the values 0 to 100, 1 becomes 0 and 99 becomes 1."""
     got = pictures.scaled(np.arange(101.0))
