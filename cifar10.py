@@ -559,8 +559,7 @@ def apply_gradients(gradients, global_step, replicas=1, recipe=None):
             rate = recipe.schedule(global_step, replicas)
             _scalar_summary('learning_rate', rate)
         tf.add_to_collection('learning_rate', rate)
-        with tf.device(variables.device()):
-            descent = recipe.optimizer(rate).apply_gradients(gradients, global_step)
+        descent = recipe.optimizer(rate).apply_gradients(gradients, global_step)
         with tf.name_scope('summaries'):
             for gradient, variable in gradients:
                 _histogram_summary(variable.op.name, variable)

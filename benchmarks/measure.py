@@ -66,7 +66,7 @@ def _run_for(session, operation, seconds):
     return count, time.perf_counter() - start
 
 
-def _train_op(images, labels):
+def train_op(images, labels):
     recipe = recipes.chosen()
     loss = cifar10.loss(recipe.inference(images, training=True), labels)
     return cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
@@ -77,7 +77,7 @@ def _tutorial_train_op(images, labels):
     return tutorial.train(loss, tf.train.get_or_create_global_step())
 
 
-def _stepper(build):
+def stepper(build):
     """A function that runs what `build` returns, in its own session, and returns the seconds."""
     graph = tf.Graph()
     with graph.as_default():
@@ -92,7 +92,7 @@ def _stepper(build):
     return step
 
 
-def _fixed_batch():
+def fixed_batch():
     """A function that adds a batch of images and labels to the current graph, and its shape."""
     random = np.random.RandomState(0)
     pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
@@ -105,7 +105,7 @@ def _fixed_batch():
 
 def measure_step(_):
     """Seconds of a step on a fixed batch, all sides in turn: dictionary from name to list."""
-    batch, shape = _fixed_batch()
+    batch, shape = fixed_batch()
     inference = recipes.chosen().inference
     is_tutorial = FLAGS.net == 'tutorial'
 
@@ -113,7 +113,7 @@ def measure_step(_):
         return tutorial.inference(images) if is_tutorial else inference(images, training)
 
     builds = {
-        'ours': lambda: _train_op(*batch()),
+        'ours': lambda: train_op(*batch()),
         'floor': lambda: floor.operation(plain, shape),
         'ours, forward': lambda: inference(batch()[0], training=False),
         'floor, forward': lambda: floor.operation(
@@ -121,19 +121,19 @@ def measure_step(_):
     if is_tutorial:
         builds['tutorial'] = lambda: _tutorial_train_op(*batch())
         builds['tutorial, forward'] = lambda: tutorial.inference(batch()[0])
-    steppers = {name: _stepper(build) for name, build in builds.items()}
+    steppers = {name: stepper(build) for name, build in builds.items()}
     if is_tutorial and importlib.util.find_spec('torch'):
         from benchmarks import torch_net
         steppers['PyTorch'], steppers['PyTorch, compiled'] = (
             torch_net.Trainer(FLAGS.batch_size, compiled).step for compiled in (False, True))
-    for stepper in steppers.values():
+    for step in steppers.values():
         for _ in range(_STEPS_PER_TURN):
-            stepper()
+            step()
     seconds = {name: [] for name in steppers}
     for _ in range(FLAGS.rounds):
-        for name, stepper in steppers.items():
-            stepper()  # The caches still hold the other side's data.
-            seconds[name] += [stepper() for _ in range(_STEPS_PER_TURN)]
+        for name, step in steppers.items():
+            step()  # The caches still hold the other side's data.
+            seconds[name] += [step() for _ in range(_STEPS_PER_TURN)]
     return seconds
 
 

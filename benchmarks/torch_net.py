@@ -18,16 +18,16 @@ def _network():
 class Trainer:
     """Trains the network on one batch of noise, with weight decay and moving averages."""
 
-    def __init__(self, batch_size, compiled):
-        self._network = _network()
+    def __init__(self, batch_size, compiled, device='cpu'):
+        self._network = _network().to(device)
         self._averages = [p.detach().clone() for p in self._network.parameters()]
         decayed = [self._network[9].weight, self._network[11].weight]
         others = [p for p in self._network.parameters() if all(p is not d for d in decayed)]
         self._optimizer = torch.optim.SGD(
             [{'params': decayed, 'weight_decay': 0.004}, {'params': others}], lr=0.1)
         self._forward = torch.compile(self._network) if compiled else self._network
-        self._images = torch.randn(batch_size, 3, 24, 24)
-        self._labels = torch.randint(0, 10, [batch_size])
+        self._images = torch.randn(batch_size, 3, 24, 24, device=device)
+        self._labels = torch.randint(0, 10, [batch_size], device=device)
 
     def step(self):
         """Trains for one step; returns its duration in seconds."""
