@@ -33,7 +33,10 @@ OPTIONS_OF_OTHERS = {
     'mpirun': {'-n', '-x', '--hostfile', '--allow-run-as-root', '--oversubscribe'},
     'pytest': {'-m', '-k'},
     'tensorboard': {'--logdir', '--logdir_spec'},
-    'classification.py': {'-b', '-c', '-h', '-n', '--context', '--with-all-reduce-callback'}}
+    'classification.py': {
+        '-b', '-c', '-e', '-h', '-l', '-m', '-n', '-o', '-t', '--batch-size', '--context',
+        '--epochs', '--learning-rate', '--net', '--sync-bn', '--use-latest-checkpoint',
+        '--warmup-epoch', '--with-all-reduce-callback'}}
 _BLOCK = re.compile(r'^```[a-z]*\n(.*?)^```', re.DOTALL | re.MULTILINE)
 
 

@@ -10,7 +10,7 @@ import image_files
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
-from absl import app
+from absl import app, flags
 
 from program import startup
 from runs import checkpoints
@@ -62,6 +62,22 @@ def test_wrong_flags_are_rejected(arguments, words):
     ('cifar10_eval.py', '--num_examples=0'), ('cifar10_eval.py', '--run_one')])
 def test_the_other_scripts_reject_wrong_flags(script, flag):
     assert flag[2:].split('=')[0] in _refused(script, flag)
+
+
+def test_batch_norms_are_synced_only_if_there_are_any_and_several_replicas():
+    assert _refused('cifar10_multi_gpu_train.py', '--sync_batch_norm').endswith(
+        'net=tutorial: this network has no batch norm; expected one that has, such as '
+        '--net=resnet23: choose it, or remove --sync_batch_norm (see --help)\n')
+    assert "Unknown command line flag 'sync_batch_norm'" in _refused(
+        'cifar10_train.py', '--sync_batch_norm', '--net=resnet23')
+
+
+@pytest.mark.parametrize('name, short', [
+    ('batch_size', 'b'), ('device', 'c'), ('warmup_epochs', 'e'), ('learning_rate', 'l'),
+    ('net', 'n')])
+def test_short_forms_of_flags(name, short):
+    """Those of NNabla's example."""
+    assert flags.FLAGS[short] is flags.FLAGS[name]
 
 
 @pytest.mark.parametrize('script', SCRIPTS)
