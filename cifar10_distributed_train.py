@@ -23,6 +23,7 @@ from program import console
 from program import devices
 from program import ownership
 import recipes
+from training import replicas
 from training import session as training
 from training import solo
 from workers import cluster
@@ -34,8 +35,8 @@ FLAGS = flags.FLAGS
 
 # Flags that must have the same value for all workers; an error names the first that differs.
 _COMMON_FLAGS = ('batch_size', 'epochs', 'max_steps', 'validate_every', 'validate_on',
-                 'learning_rate', 'use_fp16', 'use_bf16', 'bucket_mb', 'overlap', 'warmup_epochs',
-                 'step_timeout', 'stage_timeout')
+                 'learning_rate', 'use_fp16', 'use_bf16', 'sync_batch_norm', 'bucket_mb',
+                 'overlap', 'warmup_epochs', 'step_timeout', 'stage_timeout')
 
 
 def build(images, labels, team):
@@ -52,7 +53,8 @@ def build(images, labels, team):
     """
     recipe = recipes.chosen()
     global_step = tf.train.get_or_create_global_step()
-    loss = cifar10.loss(recipe.inference(images, training=True), labels)
+    replica = replicas.Replica(team.rank, team.size)
+    loss = cifar10.loss(replicas.inference(images, replica), labels)
     gradients = cifar10.compute_gradients(loss)
     losses = team.mean_losses(cifar10.losses_by_name(loss))
     train_op = tf.group(
@@ -106,4 +108,4 @@ def main(me):
 
 if __name__ == '__main__':
     startup.run(lambda: launch.run(main),
-                [devices, cifar10, recipes, training, cluster, collectives, ownership])
+                [devices, cifar10, recipes, training, replicas, cluster, collectives, ownership])

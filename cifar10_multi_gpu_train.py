@@ -22,7 +22,9 @@ from program import console
 from program import devices
 from program import ownership
 import recipes
+from training import replicas
 from training import session as training
+from training import solo
 
 flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU.', lower_bound=1,
                      upper_bound=256)
@@ -30,19 +32,20 @@ flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU.', lower_boun
 FLAGS = flags.FLAGS
 
 
-def tower_loss(scope, images, labels):
+def tower_loss(scope, images, labels, replica=replicas.ALONE):
     """Builds one tower.
 
     Args:
         scope: name scope of the tower, for example 'tower_0/'.
         images: float32 [batch, height, width, 3].
         labels: int32 [batch].
+        replica: the `replicas.Replica` that this tower is, for `--sync_batch_norm`.
 
     Returns:
         float32 [], the total loss of the tower's batch.
     """
     with tf.name_scope(scope):
-        return cifar10.loss(recipes.chosen().inference(images, training=True), labels)
+        return cifar10.loss(replicas.inference(images, replica), labels)
 
 
 def average_gradients(tower_grads):
@@ -85,7 +88,8 @@ def _build_towers(batch_queue):
                 tf.name_scope(f'{cifar10.TOWER_NAME}_{i}') as scope:
             images, labels = cifar10_input.dequeue(batch_queue)
             with tf.device(f'/gpu:{i}'):
-                total_loss = tower_loss(scope, images, labels)
+                replica = replicas.Replica(i, FLAGS.num_gpus, device=f'/cpu:{i}')
+                total_loss = tower_loss(scope, images, labels, replica)
                 gradients.append(cifar10.compute_gradients(total_loss))
             losses.append(cifar10.losses_by_name(total_loss))
     return losses, gradients
@@ -116,8 +120,10 @@ def train():
             cifar10.apply_gradients(
                 average_gradients(tower_grads), global_step, FLAGS.num_gpus, recipe),
             cifar10.loss_summaries(losses))
+        # The towers exchange the statistics of batch norms on CPU devices.
+        team = solo.Solo(cpus=FLAGS.num_gpus if FLAGS.sync_batch_norm else 1)
         with training.session(losses['total_loss'], cifar10.examples_per_step(FLAGS.num_gpus),
-                              _summaries()) as session:
+                              _summaries(), team) as session:
             while not session.should_stop():
                 session.run(train_op)
 
@@ -134,4 +140,4 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
 
 if __name__ == '__main__':
     FLAGS.set_default('max_steps', 1000000)
-    startup.run(main, [devices, cifar10, recipes, training, variables, ownership])
+    startup.run(main, [devices, cifar10, recipes, training, replicas, variables, ownership])

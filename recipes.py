@@ -37,9 +37,9 @@ def _local_inference(images, training):
     return cifar10.softmax_linear(net)
 
 
-def _resnet23_inference(images, training):
+def _resnet23_inference(images, training, gather=None):
     return resnet.inference(images, cifar10.data_set().num_classes, training,
-                            cifar10.compute_type())
+                            cifar10.compute_type(), gather)
 
 
 def _resnet23_schedule(global_step, replicas):
@@ -67,7 +67,8 @@ TABLE = {row.name: row for row in (
         optimizer=tf.train.AdamOptimizer,
         batch_size=resnet.BATCH_SIZE,
         epochs=resnet.EPOCHS,
-        validate_every=1),
+        validate_every=1,
+        has_batch_norm=True),
     dataclasses.replace(cifar10.TUTORIAL, name='local', inference=_local_inference))}
 
 

@@ -10,7 +10,7 @@ class Recipe:
     Attributes:
         name: value of `--net`.
         inference: function (images, training) -> logits, float32 [batch, classes]; `training` is a
-            bool.
+            bool. See also `has_batch_norm`.
         augment: function from the pixels of records, uint8 [records, 3 * 32 * 32], to images for
             training, float32 [records, height, width, 3]. May draw random numbers.
         prepare: the same for evaluation, without random numbers.
@@ -20,6 +20,8 @@ class Recipe:
         batch_size: default of `--batch_size`.
         epochs: default of `--epochs`; None for the default of `--max_steps`.
         validate_every: default of `--validate_every`, in epochs; 0 means never.
+        has_batch_norm: whether the network has batch norms. `inference` then accepts `gather`, a
+            function that collects the statistics of all replicas, as `resnet.inference` does.
     """
 
     name: str
@@ -31,3 +33,4 @@ class Recipe:
     batch_size: int
     epochs: int | None = None
     validate_every: int = 0
+    has_batch_norm: bool = False

@@ -28,21 +28,24 @@ _MOMENTUM = 0.9
 _EPSILON = 1e-5
 
 
-def inference(images, num_classes, training, dtype=tf.float32):
+def inference(images, num_classes, training, dtype=tf.float32, gather=None):
     """Builds ResNet-23.
 
     For 100 classes it has C = 384 channels, ELU and 3,415,012 parameters; otherwise 64 channels and
     ReLU, with 97,482 parameters for 10 classes.
 
     In training, each batch norm adds two operations to the collection `tf.GraphKeys.UPDATE_OPS`,
-    which update its moving statistics; run them with each step. Each tower normalises its own
-    batch; run the updates of only one tower. The caller adds summaries.
+    which update its moving statistics; run them with each step. With several towers, run the
+    updates of only one. The caller adds summaries.
 
     Args:
         images: float [batch, 32, 32, 3], pixels from 0 to 255; the first batch norm scales them.
         num_classes: number of classes.
         training: bool; normalises by the statistics of the batch if true, else by the moving ones.
         dtype: type of the computation; variables and statistics are float32.
+        gather: function that collects a tensor of each replica, towers or workers: float32 [...] ->
+            float32 [replicas, ...]. Training then normalises by the statistics over the batches of
+            all replicas; by default, each replica by those of its own batch.
 
     Returns:
         float32 [batch, num_classes], unnormalised logits.
@@ -54,12 +57,12 @@ def inference(images, num_classes, training, dtype=tf.float32):
         raise ValueError(f'images have shape {images.shape}; expected '
                          f'[batch, {table.HEIGHT}, {table.WIDTH}, {table.DEPTH}]')
     channels, activation = (384, tf.nn.elu) if num_classes == 100 else (64, tf.nn.relu)
-    return _network(tf.cast(images, dtype), num_classes, channels, activation, training)
+    return _network(tf.cast(images, dtype), num_classes, channels, activation, training, gather)
 
 
-def _network(net, num_classes, channels, activation, training):
+def _network(net, num_classes, channels, activation, training, gather=None):
     """The layers of `inference`, for images of any size; C is `channels`, an even number."""
-    conv = functools.partial(_conv, training=training)
+    conv = functools.partial(_conv, training=training, gather=gather)
     unit = functools.partial(_unit, conv=conv, activation=activation)
     net = activation(conv(net, 'conv1', 3, channels))  # [batch, 32, 32, C]
     net = unit(net, 'conv2')  # [batch, 32, 32, C]
@@ -82,7 +85,7 @@ def _unit(net, name, conv, activation, pool=False):
     Args:
         net: float [batch, height, width, channels].
         name: variable scope.
-        conv: `_conv` with a fixed `training`.
+        conv: `_conv` with a fixed `training` and `gather`.
         activation: a monotonic function.
         pool: whether to halve height and width at the end; otherwise the shape is kept.
     """
@@ -96,7 +99,7 @@ def _unit(net, name, conv, activation, pool=False):
         return activation(net)
 
 
-def _conv(net, name, size, filters, training):
+def _conv(net, name, size, filters, training, gather):
     """Convolution without a bias, then batch norm; `size` is the kernel's.
 
     float [batch, height, width, channels] -> float [batch, height, width, filters].
@@ -104,10 +107,10 @@ def _conv(net, name, size, filters, training):
     with tf.variable_scope(name):
         weights = _weights([size, size, net.shape.as_list()[-1], filters], net.dtype)
         net = tf.nn.conv2d(net, weights, strides=1, padding='SAME')
-        return _batch_norm(net, 'bn', training)
+        return _batch_norm(net, 'bn', training, gather)
 
 
-def _batch_norm(net, name, training):
+def _batch_norm(net, name, training, gather):
     """Batch normalisation: Ioffe and Szegedy, https://arxiv.org/abs/1502.03167.
 
     In training, normalises each channel by the mean and the (biased) variance of the batch. The
@@ -118,6 +121,7 @@ def _batch_norm(net, name, training):
         net: float [batch, height, width, channels].
         name: variable scope, owner of `gamma`, `beta`, `moving_mean` and `moving_variance`.
         training: bool; uses the statistics of the batch if true, else the moving ones.
+        gather: see `inference`; None for the statistics of this replica.
 
     Returns:
         A tensor of the shape and type of `net`.
@@ -129,15 +133,45 @@ def _batch_norm(net, name, training):
         moving = [
             variables.on_cpu('moving_mean', shape, tf.zeros_initializer(), trainable=False),
             variables.on_cpu('moving_variance', shape, tf.ones_initializer(), trainable=False)]
-        net, *moved = tf.nn.fused_batch_norm(
-            net, gamma, beta, *map(variables.read, moving), epsilon=_EPSILON, is_training=training,
-            exponential_avg_factor=1.0 - _MOMENTUM if training else 1.0)
+        if training and gather:
+            net, *moved = _synced_batch_norm(net, gamma, beta, *map(variables.read, moving), gather)
+        else:
+            net, *moved = tf.nn.fused_batch_norm(
+                net, gamma, beta, *map(variables.read, moving), epsilon=_EPSILON,
+                is_training=training, exponential_avg_factor=1.0 - _MOMENTUM if training else 1.0)
         if training:
             for variable, value in zip(moving, moved):
                 with tf.device(variables.device()):
                     tf.add_to_collection(
                         tf.GraphKeys.UPDATE_OPS, variable.assign(value, read_value=False))
     return net
+
+
+def _synced_batch_norm(net, gamma, beta, moving_mean, moving_variance, gather):
+    """`tf.nn.fused_batch_norm` in training, with the statistics of all replicas' batches.
+
+    The variance of all elements is the mean of the replicas' variances plus the variance of their
+    means. This form adds only squares, so that a large mean does not cancel the digits of the
+    variance, unlike the difference of the mean square and the squared mean.
+
+    Args:
+        net: float [batch, height, width, channels]; the batches of all replicas have one size.
+        gamma, beta, moving_mean, moving_variance: float32 [channels].
+        gather: see `inference`.
+
+    Returns:
+        A tensor of the shape and type of `net`, and the new moving mean and moving variance.
+    """
+    inputs = tf.cast(net, tf.float32)
+    own = tf.stack(tf.nn.moments(inputs, axes=[0, 1, 2]))  # [2, channels]
+    means, variances = tf.unstack(gather(own), axis=1)  # Each [replicas, channels].
+    mean = tf.reduce_mean(means, axis=0)
+    variance = tf.reduce_mean(variances + tf.square(means - mean), axis=0)
+    outputs = tf.nn.batch_normalization(inputs, mean, variance, beta, gamma, _EPSILON)
+    elements = tf.cast(tf.size(inputs[..., 0]) * tf.shape(means)[0], tf.float32)  # Per channel.
+    unbiased = variance * (elements / (elements - 1))
+    return (tf.cast(outputs, net.dtype), _MOMENTUM * moving_mean + (1 - _MOMENTUM) * mean,
+            _MOMENTUM * moving_variance + (1 - _MOMENTUM) * unbiased)
 
 
 def _affine(net, name, units):

@@ -20,6 +20,7 @@ from absl.testing import flagsaver
 from benchmarks import link
 import cifar10_distributed_train
 import cifar10_input
+from runs import metrics
 
 FLAGS = flags.FLAGS
 NAME = 'cifar10_distributed_train.py'
@@ -51,14 +52,16 @@ def test_without_a_launcher_it_trains_as_one_worker(half_bright):
 
 # Runs steps on fixed images, a slice per rank, and writes the resulting variables.
 PROGRAM = '''
-import sys; sys.path.insert(0, sys.argv.pop(1))
+import sys; sys.path[:0] = [sys.argv[1], sys.argv.pop(1) + '/tests']
 folder = sys.argv.pop(1)
 from program import startup
 import numpy as np
 import tensorflow.compat.v1 as tf
-import cifar10, cifar10_distributed_train as script, recipes
+import cifar10, cifar10_distributed_train as script, recipes, tiny
 from training import session as training
 from workers import cluster, collectives, launch, team as team_
+
+recipes.TABLE['normed'] = tiny.NORMED
 
 def steps(me, team):
     random = np.random.RandomState(0)
@@ -84,12 +87,12 @@ startup.run(lambda: launch.run(main), [startup, cifar10, recipes, training, clus
 '''
 
 
-def variables_after(tmp_path, size, steps=20, net='tutorial'):
+def variables_after(tmp_path, size, steps=20, net='tutorial', *arguments):
     """The variables of each worker at the end: list of dictionaries from name to value."""
     process = spawn.start([
         '-c', PROGRAM, str(spawn.ROOT), str(tmp_path), f'--num_workers={size}', f'--net={net}',
         f'--batch_size={12 // size}', f'--max_steps={steps}', f'--data_dir={FLAGS.data_dir}',
-        f'--train_dir={tmp_path}/train-{size}', '--bucket_mb=1', '--validate_every=0'])
+        f'--train_dir={tmp_path}/train-{size}', '--bucket_mb=1', '--validate_every=0', *arguments])
     _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 0, error
     return [{name.replace('|', '/'): value
@@ -123,6 +126,20 @@ def test_workers_are_bitwise_equal_after_200_steps_except_for_batch_statistics(
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path / 'train-2')))
     for name in own:
         np.testing.assert_array_equal(reader.get_tensor(name), first[name])
+
+
+@pytest.mark.slow
+def test_synced_batch_norms_train_as_one_process_with_all_records(half_bright, tmp_path):
+    """Also the moving statistics, which are the same on all workers, bit for bit."""
+    alone, = variables_after(tmp_path, 1, 3, 'normed')
+    first, second = variables_after(tmp_path, 2, 3, 'normed', '--sync_batch_norm')
+    assert len([name for name in alone if 'moving_variance' in name]) == 4
+    for name, value in alone.items():
+        np.testing.assert_allclose(first[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert first[name].tobytes() == second[name].tobytes(), name
+    losses = [metrics.read(tmp_path / f'train-{size}' / 'metrics.csv')[-1]['training_loss']
+              for size in (1, 2)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def flags_of_a_run(*arguments):

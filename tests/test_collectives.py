@@ -11,6 +11,7 @@ import spawn
 import tensorflow.compat.v1 as tf
 
 from benchmarks import link
+import cifar10
 from program import cores
 from workers import collectives
 
@@ -40,6 +41,30 @@ MB = 2**18  # float32 elements.
 def test_buckets(megabytes, bucket_mb, expected):
     assert names(collectives.buckets(pairs(*[[size * MB] for size in megabytes]),
                                      bucket_mb)) == expected
+
+
+def test_a_bucket_ends_at_a_layer():
+    """Only a layer that is larger than a bucket is divided."""
+    gradients = []
+    for scope, sizes in [('a', [2, 1]), ('b', [1, 2]), ('c', [4, 2, 1]), ('d', [1])]:
+        with tf.variable_scope(scope):
+            gradients += pairs(*[[size * MB] for size in sizes])
+    assert names(collectives.buckets(gradients, 5)) == [
+        ['a/v0', 'a/v1'], ['b/v0', 'b/v1'], ['c/v0'], ['c/v1', 'c/v2', 'd/v0']]
+
+
+def test_the_bucket_of_local3_does_not_wait_for_conv2():
+    """The tutorial's layers from the top to local3 have 3.8 MB; conv2's bias has 256 bytes."""
+    logits = cifar10.inference(tf.zeros([1, 24, 24, 3]))
+    gradients = cifar10.compute_gradients(cifar10.loss(logits, tf.zeros([1], tf.int32)))
+    collectives.all_reduce_mean(gradients, collectives.Group(0, 2))
+    top, bottom = reductions(tf.get_default_graph())
+    assert top.inputs[0].shape.num_elements() == 1068298 - 4864 - 102464  # conv1's and conv2's.
+    conv2 = {gradient.op.name for gradient, variable in gradients
+             if variable.op.name.startswith('conv2')}
+    assert len(conv2) == 2
+    assert not conv2 & inputs_of(top)
+    assert conv2 <= inputs_of(bottom)
 
 
 def test_a_bucket_has_one_type_whose_bytes_count():

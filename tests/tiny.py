@@ -1,7 +1,11 @@
-"""A network and its recipe for tests: all that a user writes to add one."""
+"""Networks and their recipes for tests: all that a user writes to add one."""
+import dataclasses
+import functools
+
 import tensorflow.compat.v1 as tf
 
 from nets import recipe
+from nets import resnet
 
 SIZE = 16  # Of its images.
 
@@ -35,3 +39,20 @@ RECIPE = recipe.Recipe(
     name='tiny', inference=inference, augment=augment, prepare=prepare,
     schedule=lambda global_step, replicas: tf.constant(0.01), optimizer=tf.train.AdamOptimizer,
     batch_size=16, epochs=6, validate_every=1)
+
+
+def normed_inference(images, training, gather=None):
+    """The start of ResNet-23 with eight channels and four batch norms: logits of ten classes.
+
+    With ELU: the kink of ReLU would turn rounding errors into large differences of the gradients.
+    """
+    conv = functools.partial(resnet._conv, training=training, gather=gather)
+    net = tf.nn.elu(conv(images, 'conv1', 3, 8))
+    net = resnet._unit(net, 'conv2', conv, tf.nn.elu, pool=True)
+    return resnet._affine(tf.reduce_mean(net, axis=[1, 2]), 'affine', 10)
+
+
+NORMED = dataclasses.replace(
+    RECIPE, name='normed', inference=normed_inference, has_batch_norm=True,
+    schedule=lambda global_step, replicas: tf.constant(0.1),
+    optimizer=tf.train.GradientDescentOptimizer)  # Its steps are multiples of the gradients.

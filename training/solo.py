@@ -11,6 +11,9 @@ FLAGS = flags.FLAGS
 class Solo:
     """What a training session calls on its team; `workers.team.Team` is a team of several workers.
 
+    Args:
+        cpus: number of CPU devices of its session, which share the cores.
+
     Attributes:
         rank: number of this worker.
         size: number of workers.
@@ -19,6 +22,9 @@ class Solo:
     """
 
     rank, size, leads, signals = 0, 1, True, ()
+
+    def __init__(self, cpus=1):
+        self._cpus = cpus
 
     def agree(self, stage, facts=None, value=None):
         """Waits for all workers at a stage, and compares facts; returns worker 0's `value`."""
@@ -38,9 +44,10 @@ class Solo:
 
         After an error of a thread that reads records, this one still saves the last step.
         """
+        config = devices.session_config(FLAGS.log_device_placement)
+        config.device_count['CPU'] = self._cpus
         return tf.train.MonitoredTrainingSession(
-            scaffold=scaffold, hooks=all_hooks,
-            config=devices.session_config(FLAGS.log_device_placement))
+            scaffold=scaffold, hooks=all_hooks, config=config)
 
     def hooks(self, caught):
         """Hooks before all others; `caught` is the list of signals that this worker caught."""

@@ -43,13 +43,7 @@ paths.define('hostfile', None, "mpirun's --hostfile; worker 0 runs on its first 
 
 @dataclasses.dataclass(frozen=True)
 class Timeouts:
-    """How long workers wait for one another, in seconds; the defaults of the flags.
-
-    Attributes:
-        start: for all workers to join.
-        step: until a worker that fails, freezes or cannot be reached ends all of them.
-        stage: for all workers to reach the point outside of steps that the first one has reached.
-    """
+    """How long workers wait for one another, in seconds; the flags below explain them."""
     start: float = 60.0
     step: float = 60.0
     stage: float = 7200.0
@@ -80,6 +74,10 @@ _MAX_SIZE = 10**6  # Workers.
 # Where workers meet if no port was given: above the ports of services, below those that Linux
 # assigns to outgoing connections.
 _FIRST_PORT, _PORTS = 20000, 10000
+
+# A host or hosts in Slurm's notation: node[01-16,20]-ib.
+_RANGE = '[0-9]{1,18}(?:-[0-9]{1,18})?'
+_SLURM_HOST = rf'(?:[A-Za-z0-9._-]|\[{_RANGE}(?:,{_RANGE})*\])+'
 
 # Where Open MPI 5, 4 and older ones keep the name of the job, which all of its workers share.
 _OPEN_MPI_JOBS = ('PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'OMPI_MCA_orte_hnp_uri')
@@ -121,7 +119,7 @@ class Cluster:
 
     def hosts_of(self, rank):
         """Tuple of the hosts that a worker may run on; () if they are unknown."""
-        hosts = self.hosts[rank:rank + 1] if 0 <= rank < len(self.hosts) else self.hosts
+        hosts = self.hosts[rank:rank + 1] or self.hosts
         return tuple(connection.split_address(host)[0] for host in hosts) or self.nodes
 
 
@@ -147,48 +145,37 @@ def resolve():
         app.UsageError: flags and environment are invalid or contradict each other.
         OSError: `--hostfile` or `--secret_file` cannot be read.
     """
-    me = _from_launcher_or_flags()
+    if VARIABLE in os.environ:
+        given = from_launcher()
+        me = Cluster(given['rank'], given['size'], given['rank'], given['meeting'],
+                     job=given['job'])
+    else:
+        readers = {'--worker_hosts': _by_hand, 'mpirun': _open_mpi, 'TF_CONFIG': _tf_config,
+                   'srun': _slurm}
+        me = readers.get(_launcher(), Cluster)()
     return dataclasses.replace(
         me, secret=_secret() if me.size > 1 else '',
         timeouts=Timeouts(FLAGS.start_timeout, FLAGS.step_timeout, FLAGS.stage_timeout))
 
 
 def _secret():
-    """The secret from `--secret_file` or the environment; '' if neither is given.
-
-    Raises:
-        app.UsageError: both are given, or the secret is so short that an eavesdropper could find it
-            by trying.
-        OSError: the file cannot be read.
-    """
-    if FLAGS.secret_file is None and SECRET_VARIABLE not in os.environ:
-        return ''
-    if FLAGS.secret_file is None:
-        source, secret = SECRET_VARIABLE, os.environ[SECRET_VARIABLE].strip()
-    elif SECRET_VARIABLE in os.environ:
+    """The secret from `--secret_file` or the environment; '' if neither is given."""
+    if FLAGS.secret_file is not None and SECRET_VARIABLE in os.environ:
         raise app.UsageError(f'--secret_file and {SECRET_VARIABLE} both give a secret: leave one '
                              'out')
-    else:
+    if FLAGS.secret_file is not None:
         source = f'--secret_file={FLAGS.secret_file}'
         with open(FLAGS.secret_file, encoding='utf-8', errors='surrogateescape') as stream:
             secret = stream.read(_LONGEST_SECRET).strip()
-    if len(secret) < _SHORTEST_SECRET:
+    elif SECRET_VARIABLE in os.environ:
+        source, secret = SECRET_VARIABLE, os.environ[SECRET_VARIABLE].strip()
+    else:
+        return ''
+    if len(secret) < _SHORTEST_SECRET:  # An eavesdropper could find it by trying.
         raise app.UsageError(f'{source} gives a secret of {len(secret)} characters, which is too '
                              f'short: use at least {_SHORTEST_SECRET}, as from `openssl rand -hex '
                              '16`')
     return secret
-
-
-def _from_launcher_or_flags():
-    """The `Cluster`, without timeouts and secret."""
-    if VARIABLE in os.environ:
-        given = from_launcher()
-        return Cluster(given['rank'], given['size'], given['rank'], given['meeting'],
-                       job=given['job'])
-    launcher = _launcher()
-    readers = {'--worker_hosts': _by_hand, 'mpirun': _open_mpi, 'TF_CONFIG': _tf_config,
-               'srun': _slurm}
-    return readers.get(launcher, Cluster)()
 
 
 def from_launcher():
@@ -212,11 +199,7 @@ def from_launcher():
 
 
 def _launcher():
-    """The name of the flag or launcher that defines the workers, or None.
-
-    Raises:
-        app.UsageError: there are two, one of them a flag.
-    """
+    """The name of the flag or launcher that defines the workers, or None; never two of them."""
     found = [name for name, present in (
         ('--worker_hosts', bool(FLAGS.worker_hosts)),
         ('--num_workers', FLAGS.num_workers is not None),
@@ -238,11 +221,7 @@ def _launcher():
 
 
 def _read_tf_config():
-    """The JSON object in TF_CONFIG, empty if it is not set.
-
-    Raises:
-        app.UsageError: it does not hold a JSON object.
-    """
+    """The JSON object in TF_CONFIG; empty if it is not set."""
     text = os.environ.get('TF_CONFIG', '').strip()
     try:
         return small_files.parse_json(text, 'TF_CONFIG') if text else {}
@@ -285,25 +264,23 @@ def _tf_config():
             f'TF_CONFIG makes this task {small_files.shown(index)} of {small_files.shown(name)} '
             f'among {small_files.shown(sorted(cluster))}; expected only workers, one of them '
             'perhaps the chief')
-    hosts = {job: _tasks(job, cluster[job]) for job in jobs}
-    number = str(index) if isinstance(index, (int, str)) else ''
-    if not re.fullmatch('[0-9]{1,7}', number) or int(number) >= len(hosts[name]):
+    tasks = {(job, number): host for job in jobs
+             for number, host in enumerate(_tasks(job, cluster[job]))}
+    is_number = isinstance(index, (int, str)) and re.fullmatch('[0-9]{1,7}', str(index))
+    task = (name, int(index)) if is_number else None
+    if task not in tasks:
         raise app.UsageError(f'task {small_files.shown(index)} is not in TF_CONFIG, which lists '
-                             f'{len(hosts[name])} of "{name}"')
-    rank = sum(len(hosts[job]) for job in jobs[:jobs.index(name)]) + int(number)
-    return _of_hosts([host for job in jobs for host in hosts[job]], rank, 'TF_CONFIG')
+                             f'{sum(job == name for job, _ in tasks)} of "{name}"')
+    return _of_hosts(list(tasks.values()), list(tasks).index(task), 'TF_CONFIG')
 
 
 def _tasks(job, tasks):
     """The addresses of a job's tasks in TF_CONFIG: from a list, or an object with their indices.
 
-    Raises:
-        app.UsageError: it is neither, or lacks some of the tasks, as TensorFlow's sparse clusters
-            do: every worker must know its address.
+    None may be missing, as in TensorFlow's sparse clusters: every worker must know its address.
     """
     if isinstance(tasks, dict):
-        missing = [str(index) for index in range(len(tasks)) if str(index) not in tasks]
-        tasks = None if missing else [tasks[str(index)] for index in range(len(tasks))]
+        tasks = [tasks.get(str(index)) for index in range(len(tasks))]
     if not tasks or not isinstance(tasks, list) or not all(isinstance(host, str) for host in tasks):
         raise app.UsageError(f'TF_CONFIG does not list all tasks of "{job}"; expected the '
                              'HOST:PORT of each, from task 0 on')
@@ -324,20 +301,13 @@ def _open_mpi():
             f'{", ".join(_OPEN_MPI_JOBS)} are not set; without them the workers of two mpirun jobs '
             'could mix: give all workers --coordinator=HOST:PORT, and the same --secret_file or '
             f'{SECRET_VARIABLE}')
-    listed = _hosts_in(FLAGS.hostfile) if FLAGS.hostfile else ()
-    nodes = ('127.0.0.1',) if local_size == size else listed
-    if FLAGS.coordinator:
-        _checked(FLAGS.coordinator, '--coordinator')
-        meeting = FLAGS.coordinator
-    elif FLAGS.hostfile:
-        meeting = f'{listed[0]}:{_port(job)}'
-        _checked(meeting, f'--hostfile={FLAGS.hostfile}')
-    elif local_size == size:
-        meeting = f'127.0.0.1:{_port(job)}'
-    else:
-        raise app.UsageError(
-            f'{local_size} of {size} workers are on this machine, and mpirun does not provide the '
-            'address of worker 0: give the script --hostfile as well, or --coordinator=HOST:PORT')
+    nodes = _hosts_in(FLAGS.hostfile) if FLAGS.hostfile else ()
+    if local_size == size:
+        nodes = ('127.0.0.1',)
+    meeting = _meeting(
+        nodes, job, f'--hostfile={FLAGS.hostfile}',
+        f'{local_size} of {size} workers are on this machine, and mpirun does not provide the '
+        'address of worker 0: give the script --hostfile as well, or --coordinator=HOST:PORT')
     return Cluster(rank, size, local_rank, meeting, job=job, nodes=nodes)
 
 
@@ -348,12 +318,25 @@ def _slurm():
     local_rank = _number('SLURM_LOCALID', 0, size - 1)
     job = f'slurm-{os.environ.get("SLURM_JOB_ID")}.{os.environ.get("SLURM_STEP_ID")}'
     nodes = _hosts_of_list(os.environ.get('SLURM_STEP_NODELIST', ''))
-    if FLAGS.coordinator:
-        _checked(FLAGS.coordinator, '--coordinator')
-    elif not nodes:
-        raise app.UsageError('SLURM_STEP_NODELIST names no host: give --coordinator=HOST:PORT')
-    meeting = FLAGS.coordinator or f'{nodes[0]}:{_port(job)}'
+    meeting = _meeting(nodes, job, 'SLURM_STEP_NODELIST',
+                       'SLURM_STEP_NODELIST names no host: give --coordinator=HOST:PORT')
     return Cluster(rank, size, local_rank, meeting, job=job, nodes=nodes)
+
+
+def _meeting(nodes, job, source, unknown):
+    """Where the workers of mpirun or srun meet: --coordinator, or a port of the first node.
+
+    The port is the same for all workers of a job, and unlikely to be that of another job.
+    `source` gave the nodes; `unknown` is the error if there are none.
+    """
+    if FLAGS.coordinator:
+        meeting, source = FLAGS.coordinator, '--coordinator'
+    elif nodes:
+        meeting = f'{nodes[0]}:{_FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS}'
+    else:
+        raise app.UsageError(unknown)
+    _checked(meeting, source)
+    return meeting
 
 
 def _hosts_of_list(text):
@@ -361,29 +344,20 @@ def _hosts_of_list(text):
 
     At most `_MAX_SIZE`: TensorFlow's `expand_hostlist` would expand all of `n[1-999999999999]`.
     """
-    item = r'(?:[^,\[\]]|\[[^\[\]]*\])+'
-    if not re.fullmatch(f'{item}(?:,{item})*', text):
+    if not re.fullmatch(f'{_SLURM_HOST}(?:,{_SLURM_HOST})*', text):
         return ()
-    try:
-        hosts = tuple(itertools.islice(itertools.chain.from_iterable(
-            map(''.join, itertools.product(*map(_numbered, re.split(r'(\[.*?\])', each))))
-            for each in re.findall(item, text)), _MAX_SIZE))
-    except ValueError:
-        return ()
-    return hosts if all(re.fullmatch(connection.HOST, host) for host in hosts) else ()
+    hosts = (''.join(parts) for host in re.findall(_SLURM_HOST, text)
+             for parts in itertools.product(*map(_numbered, re.findall(r'\[.*?\]|[^[]+', host))))
+    return tuple(itertools.islice(hosts, _MAX_SIZE))
 
 
 def _numbered(part):
-    """Expands a part of a host's name: '[2,10-11]' -> ['2', '10', '11'], 'n' -> ['n'].
-
-    Raises:
-        ValueError: the brackets contain something other than numbers and ranges.
-    """
+    """Expands a part of a host's name: '[2,10-11]' -> ['2', '10', '11'], 'n' -> ['n']."""
     if not part.startswith('['):
         return [part]
-    ranges = [each.partition('-')[::2] for each in part[1:-1].split(',')]
-    return [f'{number:0{len(first)}}' for first, last in ranges for number in itertools.islice(
-        range(int(first), int(last or first) + 1), _MAX_SIZE)]
+    return [f'{number:0{len(first)}}'
+            for first, last in re.findall('([0-9]+)-?([0-9]*)', part)
+            for number in itertools.islice(range(int(first), int(last or first) + 1), _MAX_SIZE)]
 
 
 def _checked(address, source):
@@ -394,11 +368,7 @@ def _checked(address, source):
 
 
 def _number(variable, low, high):
-    """The integer in an environment variable, from `low` to `high`.
-
-    Raises:
-        app.UsageError: the variable is not set, or holds something else.
-    """
+    """The integer in an environment variable, from `low` to `high`."""
     text = os.environ.get(variable, '')
     if not re.fullmatch('[0-9]{1,7}', text) or not low <= int(text) <= high:
         found = small_files.shown(text) if variable in os.environ else 'not set'
@@ -415,8 +385,3 @@ def _hosts_in(hostfile):
     if not hosts:
         raise app.UsageError(f'--hostfile={hostfile} names no host')
     return hosts
-
-
-def _port(job):
-    """A port that is the same for all workers of a job, and unlikely to be that of another job."""
-    return _FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS

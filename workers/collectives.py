@@ -11,6 +11,7 @@ a thread while it waits, so they cannot block one another.
 """
 import contextlib
 import dataclasses
+import itertools
 import os
 
 import tensorflow.compat.v1 as tf
@@ -32,9 +33,10 @@ _LEADER = f'/job:{_JOB}/replica:0/task:0'
 _CHUNK_BYTES = 1 << 15  # Measured: docs/distributed.md.
 
 # Operations that belong together have the same group and instance keys on all workers. A bucket
-# that starts with the k-th variable by name has the instance key _BUCKETS + k.
-_GROUP = 1
-_BROADCAST, _LOSSES, _BUCKETS = 1, 99, 100
+# that starts with the k-th gradient has the instance key _BUCKETS + k; the k-th variable by name is
+# broadcast with _BROADCAST + k. A group has devices of only one kind.
+_CPUS, _GPUS = 1, 3
+_LOSSES, _BUCKETS, _BROADCAST = 99, 100, 10**6
 
 # What TensorFlow may raise when another worker fails.
 _PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
@@ -65,8 +67,7 @@ def all_reduce_mean(gradients, group, bucket_mb=4.0, overlap=True):
         gradients: list of (gradient, variable), in the order in which the network uses the
             variables; a gradient that is None must be None on all workers.
         group: a `Group`.
-        bucket_mb: largest size of a bucket, in megabytes (2^20 bytes); a larger gradient gets a
-            bucket of its own.
+        bucket_mb: see `buckets`.
         overlap: False to wait for all gradients before the first bucket is sent.
 
     Returns:
@@ -76,21 +77,16 @@ def all_reduce_mean(gradients, group, bucket_mb=4.0, overlap=True):
              if gradient is not None]
     if group.size == 1:
         return pairs
-    keys = {name: key for key, name in enumerate(sorted(
-        variable.op.name for _, variable in pairs))}
-    after = [] if overlap else [gradient for gradient, _ in pairs]
-    means = {}
+    means, after = [], [] if overlap else [gradient for gradient, _ in pairs]
     for bucket in buckets(pairs[::-1], bucket_mb):
-        instance = _BUCKETS + keys[bucket[0][1].op.name]
+        own = [gradient for gradient, _ in bucket]
+        first = len(pairs) - len(means) - 1
         with tf.control_dependencies(after):
-            flat = _reduce_mean(_pack([gradient for gradient, _ in bucket]), group, instance)
+            flat = _reduce_mean(_pack(own), group, _BUCKETS + first)
         if group.on_gpu:  # NCCL runs one at a time, and requires the same order on all workers.
             after = [flat]
-        for mean, (gradient, variable) in zip(
-                _unpack(flat, [gradient for gradient, _ in bucket]), bucket):
-            mean.set_shape(gradient.shape)
-            means[variable.op.name] = mean
-    return [(means[variable.op.name], variable) for _, variable in pairs]
+        means += _unpack(flat, own)
+    return [(mean, variable) for mean, (_, variable) in zip(means[::-1], pairs)]
 
 
 def buckets(gradients, bucket_mb):
@@ -98,106 +94,95 @@ def buckets(gradients, bucket_mb):
 
         3 MB, 2 MB, 6 MB, 1 MB with bucket_mb = 5  ->  [3, 2], [6], [1]
 
+    A bucket ends at a layer unless the layer is larger than a bucket, because the gradients of a
+    layer may be ready only together: oneDNN computes those of a convolution's filter and bias in
+    one operation, which a bucket with the bias alone would wait for.
+
     Args:
-        gradients: list of (gradient, variable); shapes are fully known.
-        bucket_mb: largest size of a bucket, in megabytes (2^20 bytes).
+        gradients: list of (gradient, variable); shapes are fully known. A layer is a sequence of
+            variables with the same outermost scope.
+        bucket_mb: largest size of a bucket, in megabytes (2^20 bytes); a larger gradient gets a
+            bucket of its own.
 
     Returns:
         List of buckets: lists of (gradient, variable) of one type.
     """
     result, room = [], 0
-    for gradient, variable in gradients:
-        size = gradient.shape.num_elements() * gradient.dtype.size
-        same_type = result and result[-1][-1][0].dtype == gradient.dtype
-        if size > room or not same_type:
-            result.append([])
-            room = bucket_mb * 2**20
-        result[-1].append((gradient, variable))
-        room -= size
+    for _, layer in itertools.groupby(gradients, lambda pair: pair[1].op.name.split('/')[0]):
+        layer = list(layer)
+        if sum(_bytes(gradient) for gradient, _ in layer) > room:
+            room = 0
+        for gradient, variable in layer:
+            same_type = result and result[-1][-1][0].dtype == gradient.dtype
+            if _bytes(gradient) > room or not same_type:
+                result.append([])
+                room = bucket_mb * 2**20
+            result[-1].append((gradient, variable))
+            room -= _bytes(gradient)
     return result
 
 
+def _bytes(tensor):
+    return tensor.shape.num_elements() * tensor.dtype.size
+
+
 def mean_losses(losses, group):
-    """Means over all workers.
+    """Means over all workers of a `Group`: dictionary from name to float32 [].
 
-    Args:
-        losses: dictionary from name to number []; the same names for all workers.
-        group: a `Group`.
-
-    Returns:
-        Dictionary from name to float32 [].
+    `losses` is a dictionary from name to number [], with the same names for all workers.
     """
     names = sorted(losses)
     values = tf.stack([tf.cast(losses[name], tf.float32) for name in names])
     if group.size > 1:
-        # Always on the CPU: the data is small, and a group has devices of only one kind.
+        # Always on the CPU, since the data is small.
         values = _reduce_mean(values, dataclasses.replace(group, on_gpu=False), _LOSSES)
     return dict(zip(names, tf.unstack(values)))
 
 
 def broadcast(variables, group):
-    """An operation that sets variables to their values on worker 0.
+    """An operation that sets variables to their values on worker 0, exactly, whatever their types.
 
-    All workers must run it. It is exact for all types, including integers.
-
-    Args:
-        variables: list of variables, the same for all workers.
-        group: a `Group`.
+    All workers of the `Group` must run it, with the same variables.
     """
     if group.size == 1:
         return tf.no_op()
-    variables = sorted(variables, key=lambda variable: variable.op.name)
-    types = sorted({variable.dtype.base_dtype for variable in variables}, key=lambda t: t.name)
-    return tf.group([
-        _broadcast([variable for variable in variables if variable.dtype.base_dtype == dtype],
-                   group, _BROADCAST + index) for index, dtype in enumerate(types)])
-
-
-def _broadcast(variables, group, instance):
-    """`broadcast` for variables of one type."""
-    common = {'group_size': group.size, 'group_key': _GROUP, 'instance_key': instance}
-    values = [variable.read_value() for variable in variables]
-    with tf.device('/cpu:0'):
-        if group.rank == 0:
-            return tf.raw_ops.CollectiveBcastSendV2(input=_pack(values), **common).op
-        elements = sum(value.shape.num_elements() for value in values)
-        flat = tf.raw_ops.CollectiveBcastRecvV2(shape=[elements], T=values[0].dtype, **common)
-        return tf.group([variable.assign(value) for variable, value in zip(
-            variables, _unpack(flat, values))])
+    operations = []
+    for key, variable in enumerate(sorted(variables, key=lambda v: v.op.name), _BROADCAST):
+        common = {'group_size': group.size, 'group_key': _CPUS, 'instance_key': key}
+        with tf.device('/cpu:0'):
+            if group.rank == 0:
+                operations.append(tf.raw_ops.CollectiveBcastSendV2(
+                    input=variable.read_value(), **common))
+            else:
+                operations.append(variable.assign(tf.raw_ops.CollectiveBcastRecvV2(
+                    shape=variable.shape, T=variable.dtype.base_dtype, **common)))
+    return tf.group(operations)
 
 
 def _reduce_mean(flat, group, instance):
     """Mean of a vector over workers; all of them get the same bits."""
-    kind, device = (2, '/gpu:0') if group.on_gpu else (0, '/cpu:0')
+    key, device, hint = (_GPUS, '/gpu:0', 'nccl') if group.on_gpu else (_CPUS, '/cpu:0', 'ring')
     with tf.device(device):
         return tf.raw_ops.CollectiveReduceV2(
-            input=flat, group_size=group.size, group_key=_GROUP + kind, instance_key=instance,
-            ordering_token=[], merge_op='Add', final_op='Div',
-            communication_hint='nccl' if group.on_gpu else 'ring')
+            input=flat, group_size=group.size, group_key=key, instance_key=instance,
+            ordering_token=[], merge_op='Add', final_op='Div', communication_hint=hint)
 
 
 def _pack(tensors):
     """Concatenates all elements into one vector."""
-    flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
-    return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
 
 
 def _unpack(flat, like):
     """The inverse of `_pack`: tensors with the shapes of others."""
-    shapes = [tensor.shape.as_list() for tensor in like]
-    parts = tf.split(flat, [tensor.shape.num_elements() for tensor in like]) \
-        if len(like) > 1 else [flat]
-    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes)]
+    parts = tf.split(flat, [tensor.shape.num_elements() for tensor in like])
+    return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, like)]
 
 
 def layout(gradients):
-    """Names and shapes, which must be the same on all workers for their gradients to match.
+    """What must be the same on all workers: sorted strings like 'conv1/weights [5, 5, 3, 64]'.
 
-    Args:
-        gradients: list of (gradient, variable).
-
-    Returns:
-        List of strings, such as 'conv1/weights [5, 5, 3, 64]', sorted.
+    `gradients` is a list of (gradient, variable).
     """
     return sorted(f'{variable.op.name} {gradient.shape.as_list()}'
                   for gradient, variable in gradients if gradient is not None)
@@ -229,7 +214,7 @@ def serve(workers, config):
     """Starts this worker's server. All must listen before the first collective operation.
 
     Args:
-        workers: the `watch.Meeting` of several workers.
+        workers: the `watch.Meeting`.
         config: a `tf.ConfigProto`, after `configure`.
 
     Returns:
@@ -249,7 +234,7 @@ def serve(workers, config):
                                  start=False)
     except tf.errors.OpError as error:
         raise ConnectionError(f'TensorFlow cannot listen at {own}: is it in use?') from error
-    workers.release_port()
+    workers.port.close()
     closed = loopback and ports.close_to_others(int(own.split(':')[1]))
     server.start()  # It listens already, but does not run graphs yet.
     if workers.rank == 0 and not closed:
@@ -258,22 +243,18 @@ def serve(workers, config):
 
 
 def reach_all(workers):
-    """Checks that this worker can connect to the servers of all others.
+    """Checks that this worker can connect to all servers; call it after a barrier after `serve`.
 
     If a firewall blocks a port, TensorFlow would wait for it in a step, in some cases forever, and
     never name it.
-
-    Args:
-        workers: the `watch.Meeting`, after a barrier that follows `serve`.
 
     Raises:
         ConnectionError: a server cannot be reached; the message names its worker.
     """
     for rank, address in enumerate(workers.addresses):
-        if rank == workers.rank:
-            continue
         try:
-            connection.reach(address).close()
+            if rank != workers.rank:
+                connection.reach(address).close()
         except OSError as error:
             raise ConnectionError(
                 f'cannot connect to {workers.name(rank)}: {error.strerror or error}; does a '
@@ -287,10 +268,7 @@ def step_options():
 
 @contextlib.contextmanager
 def failures_of(workers):
-    """Turns TensorFlow's errors about another worker into one that names it.
-
-    Args:
-        workers: the `watch.Meeting`.
+    """Turns TensorFlow's errors about another worker of a `watch.Meeting` into one that names it.
 
     Raises:
         ConnectionError: a worker was lost; the message names it.

@@ -12,7 +12,7 @@ import socket
 from workers import cluster as cluster_
 from workers import connection as connection_
 
-PROTOCOL = 'cifar10-workers-3'
+PROTOCOL = 'cifar10-workers-4'
 
 # What a worker sends first, besides its proof and perhaps a problem.
 _HELLO = {'rank': int, 'size': int, 'address': str, 'nonce': str, 'facts': dict}
@@ -50,11 +50,7 @@ def check(cluster, connection, hello):
 
 
 def _addresses_of(host):
-    """The IPv4 addresses of a host, a set.
-
-    Raises:
-        socket.gaierror: the name does not resolve.
-    """
+    """The IPv4 addresses of a host, a set."""
     return {info[4][0] for info in socket.getaddrinfo(
         host, None, socket.AF_INET, socket.SOCK_STREAM)}
 
@@ -63,11 +59,7 @@ _addresses_once = functools.cache(_addresses_of)
 
 
 def _check_origin(cluster, address, rank):
-    """Compares the address that a worker connects from with those of its host.
-
-    Raises:
-        OSError: they differ, or a host does not resolve.
-    """
+    """Raises OSError unless a worker connects from an address of its host."""
     hosts, unknown = cluster.hosts_of(rank), None
     # A single host is resolved again at each attempt: it may be a pod that DNS does not know yet.
     addresses = _addresses_of if len(hosts) == 1 else _addresses_once

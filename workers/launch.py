@@ -39,8 +39,8 @@ def run(work):
         The result of `work`, or the exit code of `start`.
 
     Raises:
-        app.UsageError: there are more workers than GPUs; or see `cluster.resolve`.
-        FileNotFoundError: see `cluster.resolve`.
+        app.UsageError: there are more workers than GPUs.
+        app.UsageError, OSError: see `cluster.resolve`.
     """
     end_with_parent()
     count = cluster.workers_to_start()
@@ -52,13 +52,10 @@ def run(work):
 
 
 def start(count):
-    """Runs this process's own command once per worker, and waits for all of them.
+    """Runs this process's own command in `count` workers, and waits for all of them.
 
     Worker 0 prints to the console. The standard error of the others is copied to ours, line by
     line with their ranks, and their standard output is dropped. Signals are passed on.
-
-    Args:
-        count: the number of workers.
 
     Returns:
         0, or the exit code of the worker that failed first. If a signal to this process stopped

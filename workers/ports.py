@@ -27,7 +27,7 @@ def reserve(port=0, host=''):
         host: IPv4 address of the interface, or '' for all of them, as TensorFlow uses.
 
     Returns:
-        A socket. Keep it open until the server listens.
+        A socket; keep it open until the server listens.
 
     Raises:
         OSError: the port is in use.
@@ -77,11 +77,9 @@ def close_to_others(port):
 
 
 def notice(addresses, loopback):
-    """A line that warns about ports that are open to other machines.
+    """A line that warns that ports at these addresses are open to other machines.
 
-    Args:
-        addresses: list of every worker's 'host:port'.
-        loopback: whether these are on loopback, so that the system failed to close the ports.
+    If the addresses are on loopback, the system failed to close them.
     """
     shown = ', '.join(addresses[:4]) + f' and {len(addresses) - 4} more' * (len(addresses) > 4)
     if loopback:
@@ -110,10 +108,7 @@ def _binding_a_listener_works():
     """Whether binding a socket that already listens to a device has an effect.
 
     gVisor stores the device and continues to accept. So this binds a listener on loopback to
-    another device, and tries to connect.
-
-    Raises:
-        OSError: the system refuses to bind it.
+    another device, and tries to connect. It raises OSError if the system refuses to bind it.
     """
     others = [name for _, name in socket.if_nameindex() if name != 'lo']
     if not others:

@@ -57,75 +57,64 @@ def _lead(cluster, facts):
     deadline = time.monotonic() + _LEADERS_SHARE * cluster.timeouts.start
     try:
         port = ports.reserve(cluster.own_port())
-        listener = listener_.Listener(cluster.meeting, protocol=identity.PROTOCOL)
+        listener = listener_.Listener(cluster)
     except OSError as error:
         raise app.UsageError(f'worker 0 cannot listen at {cluster.meeting}: {error.strerror}; is '
                              'another training run using it?') from error
-    hellos = {}  # From connection to the message by which a worker identified itself.
-    try:
-        with contextlib.closing(listener):  # TensorFlow's server may need its port.
-            _admit_all(cluster, listener, hellos, deadline)
-        peers = {0: _own_address(cluster, cluster.meeting, port)}
-        for hello in sorted(hellos.values(), key=lambda hello: hello['rank']):
-            _check_facts(cluster, peers, hello, facts)
-            peers[hello['rank']] = hello['address']
-        _check_complete(cluster, peers, listener.no_room)
-    except app.UsageError as error:
-        _answer(cluster, hellos, error=str(error))
-        raise
-    _answer(cluster, hellos, peers=list(peers.values()))
-    connections = {hello['rank']: connection for connection, hello in hellos.items()}
-    return watch.Meeting(0, list(peers.values()), connections, port, cluster.timeouts)
+    with contextlib.closing(listener):  # TensorFlow's server may need its port.
+        try:
+            _await_all(cluster, listener, deadline)
+            peers = _addresses(cluster, listener, facts, port)
+        except app.UsageError as error:
+            _answer(cluster, listener.hellos, error=str(error))
+            raise
+    _answer(cluster, listener.hellos, peers=peers)
+    connections = {hello['rank']: connection for connection, hello in listener.hellos.items()}
+    return watch.Meeting(0, peers, connections, port, cluster.timeouts)
 
 
-def _admit_all(cluster, listener, hellos, deadline):
-    """Fills `hellos` until there are as many workers as any of them expects, or to the deadline."""
-    while len(hellos) + 1 < max([cluster.size, *(hello['size'] for hello in hellos.values())]):
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            break
-        for connection, message in listener.receive(min(remaining, 1.0)):
-            if isinstance(message, Exception):
-                raise app.UsageError(
-                    f'{_name(hellos.pop(connection))} ended before all workers had joined')
-            if connection not in hellos:
-                try:
-                    identity.check(cluster, connection, message)
-                except (OSError, ValueError) as error:
-                    listener.drop(connection, rejected=f'worker 0 rejected this worker: {error}')
-                else:
-                    listener.keep(connection)
-                    hellos[connection] = message
+def _await_all(cluster, listener, deadline):
+    """Waits until there are as many workers as any of them expects, or until the deadline."""
+    hellos = listener.hellos
+    while (left := deadline - time.monotonic()) > 0 and len(hellos) + 1 < max(
+            [cluster.size, *(hello['size'] for hello in hellos.values())]):
+        listener.wait(min(left, 1.0))
 
 
-def _check_facts(cluster, peers, hello, facts):
-    """Raises app.UsageError unless a worker fits worker 0 and `peers`, those of lower index."""
-    rank, name = hello['rank'], _name(hello)
-    if hello['size'] != cluster.size:
-        raise app.UsageError(
-            f'{name} expects {hello["size"]} workers, but worker 0 expects {cluster.size}: '
-            'start all with the same number')
-    if hello.get('problem'):
-        raise app.UsageError(f'{name}: {connection_.text(hello["problem"])}')
-    if rank in peers:
-        raise app.UsageError(f'{name} has the same index as {watch.name_of(rank, peers[rank])}: '
-                             'start one worker per index')
-    if not 0 < rank < cluster.size:
-        raise app.UsageError(f'{name} is not one of the workers 0 to {cluster.size - 1}')
-    line = watch.difference(name, hello['facts'], facts)
-    if line:
-        raise app.UsageError(line)
-
-
-def _check_complete(cluster, peers, no_room):
+def _addresses(cluster, listener, facts, port):
+    """All workers' addresses, a list; raises app.UsageError if one is missing or does not fit."""
+    found = {0: _own_address(cluster, cluster.meeting, port)}
+    for hello in sorted(listener.hellos.values(), key=lambda hello: hello['rank']):
+        line = _objection(cluster, found, hello, facts)
+        if line:
+            raise app.UsageError(line)
+        found[hello['rank']] = hello['address']
     missing = [watch.name_of(rank, cluster.address_of(rank))
-               for rank in range(cluster.size) if rank not in peers]
+               for rank in range(cluster.size) if rank not in found]
     if missing:
         raise app.UsageError(
             f'{", ".join(missing[:5])}{" and others" * (len(missing) > 5)} did not connect to '
             f'worker 0 at {cluster.meeting} in time'
-            f'{f" (worker 0 reports: {no_room})" * bool(no_room)}: check that all workers were '
-            'started, or raise --start_timeout')
+            f'{f" (worker 0 reports: {listener.no_room})" * bool(listener.no_room)}: check that '
+            'all workers were started, or raise --start_timeout')
+    return list(found.values())
+
+
+def _objection(cluster, peers, hello, facts):
+    """A line that says why a worker does not fit worker 0 or `peers`, the lower ranks; or None."""
+    rank, size = hello['rank'], hello['size']
+    name = watch.name_of(rank, hello['address'])
+    if size != cluster.size:
+        return (f'{name} expects {size} workers, but worker 0 expects {cluster.size}: start all '
+                'with the same number')
+    if hello.get('problem'):
+        return f'{name}: {connection_.text(hello["problem"])}'
+    if rank in peers:
+        other = watch.name_of(rank, peers[rank])
+        return f'{name} has the same index as {other}: start one worker per index'
+    if not 0 < rank < size:
+        return f'{name} is not one of the workers 0 to {size - 1}'
+    return watch.difference(name, hello['facts'], facts)
 
 
 def _answer(cluster, hellos, **message):
@@ -133,15 +122,7 @@ def _answer(cluster, hellos, **message):
         connection.send(**message, proof=identity.proof(cluster, hello['nonce'], message))
 
 
-def _name(hello):
-    return watch.name_of(hello['rank'], hello['address'])
-
-
 # The others.
-
-
-class _RejectedError(ConnectionError):
-    """Worker 0 rejects this worker, perhaps only for now; the message is its reason."""
 
 
 def _follow(cluster, facts):
@@ -161,7 +142,8 @@ def _follow(cluster, facts):
         except (OSError, ValueError) as error:
             if connection:
                 connection.close()
-            if not isinstance(reason, _RejectedError):  # It explains more than later errors.
+            # What a server answered explains more than that it did not answer.
+            if isinstance(error, ValueError) or not isinstance(reason, ValueError):
                 reason = error
             time.sleep(_PAUSE)
     reason = getattr(reason, 'strerror', None) or reason
@@ -172,8 +154,7 @@ def _follow(cluster, facts):
 
 def _introduce(cluster, connection, facts, port, problem, deadline):
     """Identifies this worker; returns the addresses of all from worker 0's answer."""
-    greeting = connection.receive_one(
-        min(deadline, time.monotonic() + listener_.STRANGERS_SECONDS))
+    greeting = connection.receive_one(min(deadline, time.monotonic() + listener_.STRANGERS_SECONDS))
     if greeting.get('protocol') != identity.PROTOCOL:
         raise ValueError('the server there is not worker 0')
     host = connection.socket.getsockname()[0]
@@ -185,7 +166,7 @@ def _introduce(cluster, connection, facts, port, problem, deadline):
     connection.send(**hello, proof=identity.proof(cluster, greeting.get('nonce'), hello))
     answer = connection.receive_one(deadline)
     if 'rejected' in answer:
-        raise _RejectedError(answer['rejected'])
+        raise ValueError(answer['rejected'])  # Perhaps only for now.
     if not identity.is_proven(cluster, connection.nonce, answer):
         raise ValueError('the server there belongs to another job or has another secret')
     if 'error' in answer:

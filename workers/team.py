@@ -37,6 +37,7 @@ class Team(solo.Solo):
 
     def __init__(self, me, peers):
         """`me` is the `cluster.Cluster`, `peers` the `watch.Meeting`."""
+        super().__init__()
         self.rank, self.size, self.leads = me.rank, me.size, me.rank == 0
         self.signals = []
         self._local_rank = me.local_rank

@@ -15,10 +15,11 @@ import time
 from program import errors
 from workers import connection as connection_
 
-# Fractions of --step_timeout: the interval of heartbeats; the silence after which a worker counts
-# as lost; and how long the others then have to leave their step, which may hang, before they end.
-_BEAT, _SILENCE, _GRACE = 0.05, 0.5, 0.25
+# Fractions of --step_timeout: the interval of heartbeats; and how long workers then have to leave
+# their step, which may hang, when one is lost, before they end.
+_BEAT, _GRACE = 0.05, 0.25
 
+_SILENT_BEATS = 10  # A worker counts as lost after more of them without a message.
 _FAREWELL = 2.0  # Seconds in which the others read a last message.
 _INTERRUPTED = 128 + signal.SIGINT  # Exit code.
 
@@ -33,32 +34,26 @@ class Meeting:
     Attributes:
         rank: int, the index of this worker.
         addresses: list of every worker's 'host:port' for TensorFlow's server.
+        port: socket that reserves this worker's port; close it when the server listens.
     """
 
     def __init__(self, rank, addresses, connections, port, timeouts):
         """Starts watching.
 
         Args:
-            rank: int.
-            addresses: list of str.
             connections: dictionary from rank to `Connection`: to all others for worker 0, and to
                 worker 0 for the others.
-            port: socket from `ports.reserve` for TensorFlow's server, or None.
             timeouts: the `cluster.Timeouts`.
         """
         self.rank = rank
         self.addresses = addresses
-        self._connections = connections
-        self._port = port
+        self.port = port
+        self._connections = dict(connections)  # To peers that have not left.
         self._timeouts = timeouts
         self._changed = threading.Condition()
         self._lost, self._code = None, 1
-        self._gone = set()  # Peers that will not send anything more.
         self._over = False
         self._stages = {peer: [] for peer in connections}  # (time, message), not yet awaited.
-        for connection in connections.values():
-            connection.socket.settimeout(connection_.REACH_SECONDS)
-            connection.heard = time.monotonic()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def __enter__(self):
@@ -66,16 +61,15 @@ class Meeting:
 
     def __exit__(self, kind, error, traceback):
         """Reports an exception to the others; ends the process if a lost worker was the cause."""
+        interrupted = isinstance(error, KeyboardInterrupt)  # One Ctrl-C often reaches several.
         if self._over:
             return
         if error is None:
             self.leave()
-        elif isinstance(error, KeyboardInterrupt):  # One Ctrl-C often reaches several workers.
-            if self._lost:
-                self._end('interrupted', _INTERRUPTED)
-            self._part(error=f'{self.name(self.rank)} was interrupted', code=_INTERRUPTED)
         elif self._lost:
-            self._end(self._lost, self._code)
+            self._end(*('interrupted', _INTERRUPTED) if interrupted else (self._lost, self._code))
+        elif interrupted:
+            self._part(error=f'{self.name(self.rank)} was interrupted', code=_INTERRUPTED)
         else:
             line = errors.one_line(error) or kind.__name__
             self._part(error=f'{self.name(self.rank)} failed: {line}', code=1)
@@ -95,22 +89,20 @@ class Meeting:
             ConnectionError: facts or stages differ, a worker was lost, or is alive but did not
                 arrive within `timeouts.stage` seconds of the first; the message names it.
         """
-        ours = {'stage': stage, 'facts': facts or {}}
+        facts = {'stage': stage, **(facts or {})}
         if self.rank:
-            self._send_all(**ours)
+            self._send_all(facts=facts)
             # Worker 0 gives up earlier, and announces which worker did not arrive.
-            return self._await(stage, self._timeouts.stage + self.patience)[0].get('value')
+            return self._await(stage, self._timeouts.stage + self.patience)[0]['value']
         try:
-            for peer, theirs in self._await(stage, self._timeouts.stage).items():
-                line = difference(
-                    self.name(peer), {'stage': theirs['stage'], **theirs.get('facts', {})},
-                    {'stage': stage, **ours['facts']})
+            for peer, message in self._await(stage, self._timeouts.stage).items():
+                line = difference(self.name(peer), message['facts'], facts)
                 if line:
                     raise ConnectionError(line)
         except ConnectionError as error:
             self._lose(str(error))
             raise
-        self._send_all(**ours, value=value)
+        self._send_all(facts=facts, value=value)
         return value
 
     def _await(self, stage, seconds):
@@ -129,11 +121,6 @@ class Meeting:
                         f'--stage_timeout={self._timeouts.stage:g} seconds')
             return {peer: came.pop(0)[1] for peer, came in self._stages.items()}
 
-    def release_port(self):
-        """Closes the reserved port, once TensorFlow's server listens there."""
-        if self._port:
-            self._port.close()
-
     def lost(self, seconds=0.0):
         """A line that says which worker was lost, and how; or None.
 
@@ -142,13 +129,13 @@ class Meeting:
                 `patience`: a frozen worker counts as lost only after some silence.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._lost or self._all_gone(), seconds)
+            self._changed.wait_for(lambda: self._lost or not self._connections, seconds)
             return self._lost
 
     @property
     def patience(self):
         """Seconds after which a worker that has failed counts as lost everywhere."""
-        return (_SILENCE + 2 * _BEAT) * self._timeouts.step
+        return (_SILENT_BEATS + 2) * _BEAT * self._timeouts.step
 
     def leave(self):
         """Ends the meeting: connections that close from now on are not a loss."""
@@ -158,12 +145,9 @@ class Meeting:
         """Sends a last message, and waits until the others have read it."""
         with self._changed:
             self._over = True
-        self._send_all(**message)
-        with self._changed:  # Closing a connection too early could discard what was sent.
-            self._changed.wait_for(self._all_gone, _FAREWELL)
-
-    def _all_gone(self):
-        return len(self._gone) == len(self._connections)
+            self._send_all(**message)
+            # Closing a connection too early could discard what was sent.
+            self._changed.wait_for(lambda: not self._connections, _FAREWELL)
 
     def _end(self, line, code):
         """Ends the process with a line on standard error and an exit code.
@@ -177,55 +161,54 @@ class Meeting:
         os._exit(code)
 
     def _send_all(self, **message):
-        for connection in self._connections.values():
+        for connection in list(self._connections.values()):
             connection.send(**message)
 
     def _watch(self):
-        """Sends heartbeats, and takes messages and heartbeats, until all peers are gone."""
-        beat, silence = _BEAT * self._timeouts.step, _SILENCE * self._timeouts.step
+        """Sends heartbeats and takes messages until all peers have left.
+
+        It counts heartbeats rather than seconds: a process that was stopped counts none.
+        """
+        beat = _BEAT * self._timeouts.step
+        silent = dict.fromkeys(self._connections, 0)  # Own heartbeats since the last message.
         selector = selectors.DefaultSelector()
         for peer, connection in self._connections.items():
-            if not connection.ready or self._take(peer, connection):  # Came with the addresses.
-                selector.register(connection, selectors.EVENT_READ, peer)
-        sent = looked = time.monotonic()
-        while selector.get_map():
-            for key, _ in selector.select(beat):
-                if not self._take(key.data, key.fileobj):
+            selector.register(connection, selectors.EVENT_READ, peer)
+        due = time.monotonic() + beat
+        while self._connections:
+            for key, _ in selector.select(max(0.0, due - time.monotonic())):
+                silent[key.data] = 0
+                self._take(key.data, key.fileobj)
+                if key.data not in self._connections:
                     selector.unregister(key.fileobj)
-            now = time.monotonic()
-            if now - looked > silence / 2:  # This process itself was stopped.
-                for connection in self._connections.values():
-                    connection.heard = now
-            looked = now
-            if now - sent >= beat:
-                self._send_all(alive=True)
-                sent = now
-            for key in selector.get_map().values():
-                if now - key.fileobj.heard > silence:
-                    self._lose(f'{self.name(key.data)} was lost: no heartbeat for {silence:g} '
-                               'seconds; it is frozen, or the network is down')
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + beat
+            self._send_all(alive=True)
+            for peer in self._connections:
+                silent[peer] += 1
+                if silent[peer] > _SILENT_BEATS:
+                    self._lose(f'{self.name(peer)} was lost: no heartbeat for '
+                               f'{_SILENT_BEATS * beat:g} seconds; it is frozen, or the network '
+                               'is down')
 
     def _take(self, peer, connection):
-        """Handles what a peer sent; returns whether the connection is still open."""
-        for message in connection.take():
-            if isinstance(message, Exception):
-                if peer not in self._gone:
-                    reason = connection_.text(getattr(message, 'strerror', None) or message)
-                    self._lose(f'{self.name(peer)} was lost: it ended unexpectedly ({reason})')
-                self._handle(peer, {'bye': True})
-                return False
-            self._handle(peer, message)
-        return True
+        try:
+            for message in connection.receive():
+                self._handle(peer, message)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, 'strerror', None) or error
+            self._handle(peer, {
+                'error': f'{self.name(peer)} was lost: it ended unexpectedly ({reason})'})
 
     def _handle(self, peer, message):
         if 'error' in message:
-            self._lose(connection_.text(message['error']),
-                       _INTERRUPTED if message.get('code') == _INTERRUPTED else 1)
+            self._lose(connection_.text(message['error']), message.get('code', 1))
         with self._changed:
-            if 'error' in message or 'bye' in message:
-                self._gone.add(peer)
-            elif 'stage' in message:
+            if 'facts' in message:
                 self._stages[peer].append((time.monotonic(), message))
+            elif 'alive' not in message:  # Its last message.
+                self._connections.pop(peer, None)
             self._changed.notify_all()
 
     def _lose(self, line, code=1):
