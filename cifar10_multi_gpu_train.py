@@ -26,8 +26,8 @@ from training import replicas
 from training import session as training
 from training import solo
 
-flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU.', lower_bound=1,
-                     upper_bound=256)
+flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a batch per step.',
+                     lower_bound=1, upper_bound=256)
 
 FLAGS = flags.FLAGS
 

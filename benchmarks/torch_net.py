@@ -5,17 +5,12 @@ import torch
 from torch import nn
 
 
-class _LocalResponseNorm(nn.Module):
-    """Over nine channels; PyTorch divides alpha by that number, and TensorFlow does not."""
-
-    def forward(self, x):
-        return nn.functional.local_response_norm(x, 9, alpha=0.001, beta=0.75, k=1.0)
-
-
 def _network():
+    # PyTorch divides alpha by the number of channels, 9; TensorFlow does not.
+    norm = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
     return nn.Sequential(
-        nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2, 1), _LocalResponseNorm(),
-        nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), _LocalResponseNorm(), nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2, 1), norm,
+        nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), norm, nn.MaxPool2d(3, 2, 1),
         nn.Flatten(), nn.Linear(2304, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(),
         nn.Linear(192, 10))
 
