@@ -27,8 +27,8 @@ from nets import variables
 from program import errors
 from program import paths
 
-flags.DEFINE_integer('batch_size', 128, 'Number of images per batch; each tower or worker takes '
-                     'a batch per step.', lower_bound=1, upper_bound=1 << 16, short_name='b')
+flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
+                     upper_bound=1 << 16, short_name='b')
 paths.define('dataset', 'cifar10', f'The images to use: {", ".join(table.TABLE)}, or a folder '
              'made by cifar10_convert.py.')
 paths.define('data_dir', '/tmp/cifar10_data', 'Folder for downloaded and generated data sets.')
@@ -47,6 +47,10 @@ flags.DEFINE_float('min_fraction_of_examples_in_queue',
                    cifar10_input.MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
                    'Fraction of the training images to keep in the shuffle queue.',
                    lower_bound=0.0, upper_bound=1.0)
+
+# Scripts that do not train, or do not read record files, omit these from --help.
+TRAINING_FLAGS = ('learning_rate', 'min_fraction_of_examples_in_queue', 'validate_on')
+INPUT_FLAGS = ('batch_size', 'data_dir', 'data_url')
 
 # TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
 FLAGS = tf.app.flags.FLAGS
@@ -555,8 +559,7 @@ def apply_gradients(gradients, global_step, replicas=1, recipe=None):
             rate = recipe.schedule(global_step, replicas)
             _scalar_summary('learning_rate', rate)
         tf.add_to_collection('learning_rate', rate)
-        with tf.device(variables.device()):
-            descent = recipe.optimizer(rate).apply_gradients(gradients, global_step)
+        descent = recipe.optimizer(rate).apply_gradients(gradients, global_step)
         with tf.name_scope('summaries'):
             for gradient, variable in gradients:
                 _histogram_summary(variable.op.name, variable)

@@ -39,14 +39,15 @@ def convert(folder, data_dir):
         OSError: reading or writing failed.
     """
     skipped = []
-    write = _write_svhn if svhn.found(folder) else _write_images
-    if write is _write_images and _is_inside(data_dir, folder):
+    is_svhn = svhn.found(folder)
+    if not is_svhn and _is_inside(data_dir, folder):
         raise app.UsageError(f'{data_dir} is inside {folder}, where each folder is a class: choose '
                              'another DATA_DIR')
     try:
         with files.new_folder(data_dir, 'DATA_DIR') as partial:
-            classes, counts = write(
-                folder, partial, os.path.basename(os.path.abspath(data_dir)), skipped)
+            classes, train, test = _of_svhn(folder) if is_svhn else _of_images(folder, skipped)
+            name = os.path.basename(os.path.abspath(data_dir))
+            counts = custom.write(partial, name, classes, train, test)
     finally:  # Not inside `new_folder`: a lost console must not remove the data set.
         if skipped:
             console.line(f'Skipped {len(skipped)} files or folders:')
@@ -61,22 +62,16 @@ def _is_inside(path, folder):
     return path != folder and os.path.commonpath([path, folder]) == folder
 
 
-def _write_svhn(folder, partial, name, skipped):
-    """Writes SVHN's images; arguments and result are those of `_write_images`."""
-    del skipped  # SVHN's files are read completely or not at all.
-    train, test = (svhn.read(os.path.join(folder, file))
-                   for file in (svhn.TRAIN_FILE, svhn.TEST_FILE))
-    return svhn.CLASSES, custom.write(partial, name, svhn.CLASSES, [train], [test])
+def _of_svhn(folder):
+    """Returns the classes, and the blocks of training and test records; see `custom.write`."""
+    train, test = ([svhn.read(os.path.join(folder, name))]
+                   for name in (svhn.TRAIN_FILE, svhn.TEST_FILE))
+    return svhn.CLASSES, train, test
 
 
-def _write_images(folder, partial, name, skipped):
-    """Writes the images of class folders to the folder `partial`, showing progress.
-
-    Appends a line to `skipped` for each file that is skipped.
-
-    Returns:
-        (names of the classes, (number of training images, number of test images)).
-    """
+def _of_images(folder, skipped):
+    """The same for class folders, showing progress; appends a line to `skipped` for each file that
+    is skipped."""
     found = folders.find(folder)
     skipped += [f'{path} is not named like an image' for path in found.skipped]
     total, done = len(found.train) + len(found.test), 0
@@ -91,8 +86,7 @@ def _write_images(folder, partial, name, skipped):
             done += 1
             console.progress(f'{done} of {total} images', keep=done == total)
 
-    return found.classes, custom.write(
-        partial, name, found.classes, records(found.train), records(found.test))
+    return found.classes, records(found.train), records(found.test)
 
 
 if __name__ == '__main__':

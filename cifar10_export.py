@@ -92,4 +92,5 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, recipes, checkpoint_flags, ownership])
+    startup.run(main, [devices, cifar10, recipes, checkpoint_flags, ownership],
+                unused=(*recipes.TRAINING_FLAGS, *cifar10.INPUT_FLAGS))

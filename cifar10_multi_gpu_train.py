@@ -26,8 +26,8 @@ from training import replicas
 from training import session as training
 from training import solo
 
-flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU.', lower_bound=1,
-                     upper_bound=256)
+flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a batch per step.',
+                     lower_bound=1, upper_bound=256)
 
 FLAGS = flags.FLAGS
 
@@ -69,8 +69,7 @@ def average_gradients(tower_grads):
         if len(gradients) < len(pairs):
             raise ValueError(f'{len(gradients)} of {len(pairs)} towers have a gradient for '
                              f'{variable.op.name}; expected all or none')
-        with tf.device(variables.device()), \
-                tf.name_scope(f'average_gradients/{variable.op.name}/'):
+        with tf.name_scope(f'average_gradients/{variable.op.name}/'):
             averages.append((tf.add_n(gradients) / len(gradients), variable))
     return averages
 
@@ -116,9 +115,10 @@ def train():
         batch_queue = cifar10.distorted_inputs_queue(2 * FLAGS.num_gpus, recipe)
         losses, tower_grads = _build_towers(batch_queue)
         losses = _mean_losses(losses)
+        with tf.device(variables.device()):
+            gradients = average_gradients(tower_grads)
         train_op = tf.group(
-            cifar10.apply_gradients(
-                average_gradients(tower_grads), global_step, FLAGS.num_gpus, recipe),
+            cifar10.apply_gradients(gradients, global_step, FLAGS.num_gpus, recipe),
             cifar10.loss_summaries(losses))
         # The towers exchange the statistics of batch norms on CPU devices.
         team = solo.Solo(cpus=FLAGS.num_gpus if FLAGS.sync_batch_norm else 1)

@@ -87,11 +87,7 @@ def distorted(stream):
 
 
 def filters(stream):
-    """Draws the first layer's kernels, as moving averages if the checkpoint has them.
-
-    Raises:
-        app.UsageError: the checkpoint is missing, or its first layer cannot be drawn.
-    """
+    """Draws the first layer's kernels, as moving averages if the checkpoint has them."""
     checkpoint = _latest()
     found = checkpoints.read(
         checkpoint, ['conv1/weights/ExponentialMovingAverage', 'conv1/weights'])
@@ -117,11 +113,7 @@ def _are_filters(weights):
 
 
 def predictions(stream):
-    """Draws the first test images of each class, a column per class, with their predicted classes.
-
-    Raises:
-        app.UsageError: the checkpoint is missing, or does not fit --net and --dataset.
-    """
+    """Draws the first test images, a column per class, with their predicted classes."""
     checkpoint, averaged = _evaluated()
     labels, planes = _records(eval_data=True)
     classes = cifar10.data_set().classes
@@ -143,22 +135,14 @@ def predictions(stream):
 
 
 def confused(stream):
-    """Draws the confusion matrix of the test set.
-
-    Raises:
-        app.UsageError: the checkpoint is missing, or does not fit --net and --dataset.
-    """
+    """Draws the confusion matrix of the test set."""
     checkpoint, averaged = _evaluated()
     result = counting.Evaluation(use_moving_averages=averaged).run(checkpoint)
     confusion.picture(result.confusion, cifar10.data_set().classes).save(stream, 'PNG')
 
 
 def curves(stream):
-    """Draws losses and errors of all runs.
-
-    Raises:
-        app.UsageError: a run has no metrics.
-    """
+    """Draws losses and errors of all runs."""
     losses, errors = [], []
     common = os.path.commonpath([os.path.abspath(os.path.dirname(run)) for run in FLAGS.runs])
     for number, run in enumerate(FLAGS.runs):
@@ -260,7 +244,7 @@ def plot():
     """Writes the picture, all or nothing.
 
     Raises:
-        app.UsageError: a flag or a run is invalid, or Matplotlib is missing.
+        app.UsageError: a flag, a run or its checkpoint is invalid, or Matplotlib is missing.
     """
     if FLAGS.picture is None:
         raise app.UsageError(f'--picture is missing; expected {"|".join(_PICTURES)}')
@@ -275,4 +259,5 @@ def plot():
 
 
 if __name__ == '__main__':
-    startup.run(plot, [devices, cifar10, recipes, ownership])
+    startup.run(plot, [devices, cifar10, recipes, ownership],
+                unused=recipes.TRAINING_FLAGS)

@@ -59,6 +59,7 @@ def predict(words):
     Raises:
         app.UsageError: a folder or a pattern has no images, or the network is missing or does not
             fit the flags.
+        OSError: the SavedModel cannot be read.
     """
     paths = [path for word in words for path in _paths(word)]
     predicted = 0
@@ -84,11 +85,7 @@ def _read(paths):
 
 
 def _paths(word):
-    """Returns the files that an argument stands for.
-
-    Raises:
-        app.UsageError: the argument is a folder without images, or a pattern without a match.
-    """
+    """Returns the files that an argument stands for."""
     if os.path.isdir(word):
         found = images.find(word)
     elif os.path.lexists(word) or not glob.has_magic(word):
@@ -127,12 +124,7 @@ def _network():
 
 
 def _load(session):
-    """Loads --saved_model; returns the tensors of its images and probabilities.
-
-    Raises:
-        OSError: the SavedModel cannot be read.
-        app.UsageError: cifar10_export.py did not make it.
-    """
+    """Loads --saved_model; returns the tensors of its images and probabilities."""
     try:
         loaded = tf.saved_model.load(session, ['serve'], FLAGS.saved_model)
     except RuntimeError as error:  # It has no graph with the tag 'serve'.
@@ -192,4 +184,5 @@ def main(words):
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, recipes, checkpoint_flags], positional='IMAGE...')
+    startup.run(main, [devices, cifar10, recipes, checkpoint_flags], positional='IMAGE...',
+                unused=(*recipes.TRAINING_FLAGS, *cifar10.INPUT_FLAGS))

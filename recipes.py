@@ -21,6 +21,8 @@ flags.DEFINE_float('warmup_epochs', resnet.WARMUP_EPOCHS, 'Epochs of learning-ra
 
 FLAGS = flags.FLAGS
 
+TRAINING_FLAGS = ('warmup_epochs', *cifar10.TRAINING_FLAGS)
+
 
 def chosen():
     """The row of `--net`, a `nets.recipe.Recipe`."""
@@ -77,3 +79,15 @@ def _check_net(name):
     if name not in TABLE:  # Checked at parsing time, because a program may have added rows.
         raise flags.ValidationError(f'"{name}" is not one of {", ".join(TABLE)}')
     return True
+
+
+def describe_defaults(name):
+    """Adds to the help of a flag its default for each network that has its own.
+
+    Args:
+        name: name of the flag and of the field in a `Recipe`.
+    """
+    for row in TABLE.values():
+        value = getattr(row, name)
+        if value and value != FLAGS[name].default:
+            FLAGS[name].help += f' With --net={row.name}, the default is {value}.'

@@ -44,8 +44,8 @@ def step_rows(options):
 def train_rows(options):
     imports = statistics.median(_import_seconds() for _ in range(options.turns))
     found = children.in_turn('train', options, steps=options.steps)
-    rates, starts = ([[value(run) for run in runs] for runs in found.values()] for value in (
-        children.rate, lambda run: run['ended'][0] - run['started']))
+    rates = [[children.rate(run) for run in runs] for runs in found.values()]
+    starts = [[run['ended'][0] - run['started'] for run in runs] for runs in found.values()]
     return [Row('training, end to end', 'images/s', *rates, True),
             Row('peak memory of it', 'MB', *_values(found, 'peak_megabytes'), False),
             Row('start to the end of step 0', 's', *starts, False),
@@ -97,7 +97,7 @@ def _figure(values):
     """'1234 (1200-1260)': the median, and the range of the middle half."""
     low, middle, high = (statistics.quantiles(values, n=4, method='inclusive')
                          if len(values) > 1 else 3 * values)
-    digits = max(0, 2 - len(str(int(middle))) + 1) if middle < 100 else 0
+    digits = max(0, 3 - len(str(int(middle))))
     return f'{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})'
 
 
@@ -127,9 +127,9 @@ def main():
         print(line.format(f'{row.what}, {row.unit}', _figure(row.ours), _figure(row.tutorial),
                           f'{_ratio(row):.2f}', len(row.ours)))
     if options.json:
-        found = {'heading': children.heading(), 'rows': [row._asdict() for row in rows]}
         with open(options.json, 'w') as stream:
-            json.dump(found, stream, indent=1)
+            json.dump({'heading': children.heading(), 'rows': [row._asdict() for row in rows]},
+                      stream, indent=1)
 
 
 if __name__ == '__main__':

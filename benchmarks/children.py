@@ -25,8 +25,9 @@ def parser(module, description):
 
 
 def _flags(options, **flags):
-    common = {name: getattr(options, name) for name in ('data_dir', 'dataset', 'batch_size', 'net')}
-    return [f'--{name}={value}' for name, value in {**common, **flags}.items()]
+    for name in ('data_dir', 'dataset', 'batch_size', 'net'):
+        flags.setdefault(name, getattr(options, name))
+    return [f'--{name}={value}' for name, value in flags.items()]
 
 
 def trainer(script, options, **flags):

@@ -11,7 +11,6 @@ both workers send, other traffic included.
 """
 import collections
 import contextlib
-import dataclasses
 import datetime
 import os
 import re
@@ -61,7 +60,7 @@ def main():
               f'{wire}')
         for start in range(options.starts):
             with contextlib.ExitStack() as stack:
-                started = {name: _start(stack, options, hosts, cores, **case)
+                started = {name: _Case(stack, options, hosts, cores, **case)
                            for name, case in cases.items()}
                 for turn in range(options.turns):
                     for name, case in started.items():
@@ -98,52 +97,41 @@ def _print_table(found):
               f'{1e3 * used:.1f} | {sent / 1e6:.2f} |')
 
 
-def _start(stack, options, hosts, cores, size=1, runs=1, pinned=True, **flags):
-    """Starts trainers, and freezes them after their first steps: a `_Case`.
-
-    Args:
-        stack: an `ExitStack`, which ends them.
-        options: the parsed command line.
-        hosts: each worker's address and command prefix.
-        cores: the two to use.
-        size: number of workers.
-        runs: number of runs of one worker each, side by side.
-        pinned: whether each worker has one core; otherwise all have both.
-        **flags: of the trainer.
-    """
-    flags.update(max_steps=10**6, save_checkpoint_secs=_NEVER, step_timeout=_NEVER)
-    if size > 1:
-        flags['worker_hosts'] = ','.join(f'{host}:{_free_port()}' for host, _ in hosts)
-    trainers = []
-    for rank in range(max(size, runs)):
-        prefix = hosts[rank][1]
-        command = [*prefix, 'taskset', '-c',
-                   ','.join(map(str, cores[rank:rank + 1] if pinned else cores)),
-                   *children.trainer('cifar10_distributed_train.py', options, **flags,
-                                     train_dir=stack.enter_context(tempfile.TemporaryDirectory()),
-                                     **({'task_index': rank} if size > 1 else {}))]
-        trainers.append(stack.enter_context(_Trainer(command, prefix)))
-    # All workers send over the one loopback.
-    case = _Case(trainers, trainers[:runs], options.batch_size * size,
-                 shared=1 if options.link else size)
-    case.turn(_WARM_UP_STEPS)
-    return case
-
-
-@dataclasses.dataclass(frozen=True)
 class _Case:
-    """Trainers that are frozen between turns.
+    """Trainers that are frozen between turns."""
 
-    Attributes:
-        trainers: list of all `_Trainer`.
-        leaders: list of those that print the steps.
-        images: images per step of each leader's run.
-        shared: number of workers whose bytes are counted together.
-    """
-    trainers: list
-    leaders: list
-    images: int
-    shared: int
+    def __init__(self, stack, options, hosts, cores, size=1, runs=1, pinned=True, **flags):
+        """Starts the trainers, and freezes them after their first steps.
+
+        Args:
+            stack: an `ExitStack`, which ends them.
+            options, hosts: the parsed command line, and the result of `_hosts`.
+            cores: the two to use.
+            size: number of workers.
+            runs: number of runs of one worker each, side by side.
+            pinned: whether each worker has one core; otherwise all have both.
+            **flags: of the trainer.
+        """
+        flags.update(max_steps=10**6, save_checkpoint_secs=_NEVER, step_timeout=_NEVER)
+        if size > 1:
+            flags['worker_hosts'] = ','.join(f'{host}:{_free_port()}' for host, _ in hosts)
+        self._processes = []
+        for rank in range(max(size, runs)):
+            if size > 1:
+                flags['task_index'] = rank
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            chosen = cores[rank:rank + 1] if pinned else cores
+            command = [*hosts[rank][1], 'taskset', '-c', ','.join(map(str, chosen)),
+                       *children.trainer('cifar10_distributed_train.py', options,
+                                         train_dir=folder, **flags)]
+            self._processes.append(stack.enter_context(subprocess.Popen(
+                command, cwd=children.ROOT, text=True, stdout=subprocess.PIPE)))
+            stack.callback(self._processes[-1].kill)
+        self._leaders = self._processes[:runs]  # Those that print steps.
+        self._prefix = hosts[0][1]
+        self._images = options.batch_size * size
+        self._senders = 1 if options.link else size  # All workers send over the one loopback.
+        self.turn(_WARM_UP_STEPS)
 
     def turn(self, steps):
         """Continues for some steps.
@@ -153,53 +141,36 @@ class _Case:
             seconds per step; 'sent', bytes per step of each worker.
         """
         since = time.time()
-        for trainer in self.trainers:
-            trainer.process.send_signal(signal.SIGCONT)
-        found = [leader.marks(steps, since) for leader in self.leaders]
-        for trainer in self.trainers:
-            trainer.process.send_signal(signal.SIGSTOP)
+        for process in self._processes:
+            process.send_signal(signal.SIGCONT)
+        found = [self._marks(leader, steps, since) for leader in self._leaders]
+        for process in self._processes:
+            process.send_signal(signal.SIGSTOP)
         (first, last), *_ = found
         made = last.step - first.step
-        return {'rate': sum(self.images * (last.step - first.step) / (last.time - first.time)
+        return {'rate': sum(self._images * (last.step - first.step) / (last.time - first.time)
                             for first, last in found),
                 'used': (last.used - first.used) / made,
-                'sent': (last.sent - first.sent) / made / self.shared}
+                'sent': (last.sent - first.sent) / made / self._senders}
 
-
-class _Trainer:
-    """A trainer's process; the context kills it."""
-
-    def __init__(self, command, prefix):
-        self._prefix = prefix
-        self.process = subprocess.Popen(
-            command, cwd=children.ROOT, text=True, stdout=subprocess.PIPE)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.communicate()
-
-    def marks(self, steps, since):
+    def _marks(self, leader, steps, since):
         """The `_Mark` of the first line after a time, and of the one some steps later."""
         first = None
-        for line in self.process.stdout:
-            match = _LINE.match(line)
-            if not match:
-                continue
+        for match in filter(None, map(_LINE.match, leader.stdout)):
             printed, step = datetime.datetime.fromisoformat(match[1]).timestamp(), int(match[2])
-            if first is None and printed > since:
-                first = _Mark(printed, step, self._used(), _sent(self._prefix))
-            elif first is not None and step - first.step >= steps:
-                return first, _Mark(printed, step, self._used(), _sent(self._prefix))
+            if printed > since and (first is None or step - first.step >= steps):
+                mark = _Mark(printed, step, _used(leader.pid), _sent(self._prefix))
+                if first:
+                    return first, mark
+                first = mark
         sys.exit('benchmarks.distributed: a worker failed')
 
-    def _used(self):
-        """Processor time of all threads so far, in seconds."""
-        with open(f'/proc/{self.process.pid}/stat') as stream:
-            user, system = stream.read().rpartition(')')[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
+
+def _used(pid):
+    """Processor time of all threads of a process so far, in seconds."""
+    with open(f'/proc/{pid}/stat') as stream:
+        user, system = stream.read().rpartition(')')[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
 
 
 def _free_port():

@@ -11,13 +11,8 @@ _PRODUCTS = ('Conv2D', 'Conv2DBackpropFilter', 'Conv2DBackpropInput', 'MatMul', 
 def operation(inference, shape, backward=True):
     """An operation that runs all products of a network, each after the one before it.
 
-    Args:
-        inference: function from images to logits.
-        shape: shape of the images, [batch, height, width, 3].
-        backward: whether to run the products of the gradients, too.
-
-    Returns:
-        float32 [], a meaningless value to fetch.
+    `inference` is a function of images of a shape, [batch, height, width, 3]. With `backward`, the
+    operation runs the products of the gradients, too. Its value, float32 [], means nothing.
     """
     graph = tf.Graph()
     with graph.as_default():

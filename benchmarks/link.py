@@ -15,11 +15,10 @@ def networks():
     """Yields the names of two linked network namespaces, and their IPv4 addresses on the link."""
     names = [f'cifar10-{os.getpid()}-{end}' for end in 'ab']
     addresses = ['10.99.0.1', '10.99.0.2']
-    made = []
-    try:
+    with contextlib.ExitStack() as stack:
         for name in names:
             _ip('netns', 'add', name)
-            made.append(name)
+            stack.callback(_ip, 'netns', 'del', name)
         _ip('link', 'add', 'name', DEVICE, 'netns', names[0], 'type', 'veth',
             'peer', 'name', DEVICE, 'netns', names[1])
         for name, address in zip(names, addresses):
@@ -27,9 +26,6 @@ def networks():
             for device in ('lo', DEVICE):
                 _ip('-n', name, 'link', 'set', 'dev', device, 'up')
         yield names, addresses
-    finally:
-        for name in made:
-            _ip('netns', 'del', name)
 
 
 def cut(name):

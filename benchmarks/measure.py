@@ -43,20 +43,12 @@ FLAGS = flags.FLAGS
 _STEPS_PER_TURN = 5
 
 
-@contextlib.contextmanager
-def _queues_running(session):
-    coordinator = tf.train.Coordinator()
-    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-    threads = tf.train.start_queue_runners(session, coordinator)
-    yield
-    coordinator.request_stop()
-    coordinator.join(threads)
-
-
 def measure_input(side):
     """Images per second of the input alone, after warming up, and seconds to the first batch."""
-    batch = tf.group(*(cifar10.distorted_inputs() if side == 'ours' else _tutorial_input()))
-    with tf.Session(config=devices.session_config()) as session, _queues_running(session):
+    batch = tf.group(*(cifar10.distorted_inputs() if side == 'ours' else
+                       tutorial.distorted_inputs(cifar10.data_folder(), FLAGS.batch_size)))
+    creator = tf.train.ChiefSessionCreator(config=devices.session_config())
+    with tf.train.MonitoredSession(creator) as session:  # It runs the queues.
         start = time.perf_counter()
         session.run(batch)
         first = time.perf_counter() - start
@@ -74,11 +66,7 @@ def _run_for(session, operation, seconds):
     return count, time.perf_counter() - start
 
 
-def _tutorial_input():
-    return tutorial.distorted_inputs(cifar10.data_folder(), FLAGS.batch_size)
-
-
-def _train_op(images, labels):
+def train_op(images, labels):
     recipe = recipes.chosen()
     loss = cifar10.loss(recipe.inference(images, training=True), labels)
     return cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
@@ -89,7 +77,7 @@ def _tutorial_train_op(images, labels):
     return tutorial.train(loss, tf.train.get_or_create_global_step())
 
 
-def _stepper(build):
+def stepper(build):
     """A function that runs what `build` returns, in its own session, and returns the seconds."""
     graph = tf.Graph()
     with graph.as_default():
@@ -104,7 +92,7 @@ def _stepper(build):
     return step
 
 
-def _fixed_batch():
+def fixed_batch():
     """A function that adds a batch of images and labels to the current graph, and its shape."""
     random = np.random.RandomState(0)
     pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
@@ -115,40 +103,37 @@ def _fixed_batch():
                     tf.constant(labels, tf.int32)), images.shape
 
 
-def _plain_inference(images, training):
-    """The network of the floor: the tutorial's does without the matrix products of our LRN."""
-    if FLAGS.net == 'tutorial':
-        return tutorial.inference(images)
-    return recipes.chosen().inference(images, training)
-
-
 def measure_step(_):
     """Seconds of a step on a fixed batch, all sides in turn: dictionary from name to list."""
-    batch, shape = _fixed_batch()
+    batch, shape = fixed_batch()
+    inference = recipes.chosen().inference
     is_tutorial = FLAGS.net == 'tutorial'
-    steppers = {
-        'ours': _stepper(lambda: _train_op(*batch())),
-        'floor': _stepper(lambda: floor.operation(
-            lambda images: _plain_inference(images, training=True), shape)),
-        'ours, forward': _stepper(lambda: recipes.chosen().inference(batch()[0], training=False)),
-        'floor, forward': _stepper(lambda: floor.operation(
-            lambda images: _plain_inference(images, training=False), shape, backward=False))}
+
+    def plain(images, training=True):  # Without the matrix products of our LRN.
+        return tutorial.inference(images) if is_tutorial else inference(images, training)
+
+    builds = {
+        'ours': lambda: train_op(*batch()),
+        'floor': lambda: floor.operation(plain, shape),
+        'ours, forward': lambda: inference(batch()[0], training=False),
+        'floor, forward': lambda: floor.operation(
+            lambda images: plain(images, training=False), shape, backward=False)}
     if is_tutorial:
-        steppers['tutorial'] = _stepper(lambda: _tutorial_train_op(*batch()))
-        steppers['tutorial, forward'] = _stepper(lambda: tutorial.inference(batch()[0]))
+        builds['tutorial'] = lambda: _tutorial_train_op(*batch())
+        builds['tutorial, forward'] = lambda: tutorial.inference(batch()[0])
+    steppers = {name: stepper(build) for name, build in builds.items()}
     if is_tutorial and importlib.util.find_spec('torch'):
         from benchmarks import torch_net
-        for compiled in (False, True):
-            name = 'PyTorch, compiled' if compiled else 'PyTorch'
-            steppers[name] = torch_net.Trainer(FLAGS.batch_size, compiled).step
-    for stepper in steppers.values():
+        steppers['PyTorch'], steppers['PyTorch, compiled'] = (
+            torch_net.Trainer(FLAGS.batch_size, compiled).step for compiled in (False, True))
+    for step in steppers.values():
         for _ in range(_STEPS_PER_TURN):
-            stepper()
+            step()
     seconds = {name: [] for name in steppers}
     for _ in range(FLAGS.rounds):
-        for name, stepper in steppers.items():
-            stepper()  # The caches still hold the other side's data.
-            seconds[name] += [stepper() for _ in range(_STEPS_PER_TURN)]
+        for name, step in steppers.items():
+            step()  # The caches still hold the other side's data.
+            seconds[name] += [step() for _ in range(_STEPS_PER_TURN)]
     return seconds
 
 
@@ -156,35 +141,22 @@ def measure_train(side):
     """Training by the script itself: when each step's line was printed, and peak memory."""
     cifar10.maybe_download_and_extract()
     train = {'ours': cifar10_train.train, 'towers': cifar10_multi_gpu_train.train,
-             'tutorial': _train_tutorial}[side]
-    towers = FLAGS.num_gpus if FLAGS.side == 'towers' else 1
-    return {'ended': _train(train, FLAGS.steps), 'finished': time.time(),
-            'images_per_step': FLAGS.batch_size * towers,
+             'tutorial': lambda: tutorial.run(cifar10.data_folder(), FLAGS.train_dir,
+                                              FLAGS.steps, FLAGS.batch_size, FLAGS.log_frequency)}
+    with tempfile.TemporaryDirectory() as folder:
+        ended = _train(train[side], FLAGS.steps, folder)
+    return {'ended': ended, 'finished': time.time(),
+            'images_per_step': FLAGS.batch_size * (FLAGS.num_gpus if side == 'towers' else 1),
             'peak_megabytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def _train(train, steps, folder=None):
-    """Trains in `folder`, or in a temporary one: the time of each step's line, in seconds."""
-    out = io.StringIO()
-    with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stdout(out), \
-            flagsaver.flagsaver(train_dir=folder or temporary, max_steps=steps, log_frequency=1):
+def _train(train, steps, folder):
+    """Trains in a folder: the time of each step's line, in seconds."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, \
+            flagsaver.flagsaver(train_dir=folder, max_steps=steps, log_frequency=1):
         train()
     return [datetime.datetime.fromisoformat(line.split(': step ')[0]).timestamp()
             for line in out.getvalue().splitlines() if ': step ' in line]
-
-
-def _train_tutorial():
-    """Trains like the tutorial."""
-    with tf.Graph().as_default():
-        global_step = tf.train.get_or_create_global_step()
-        with tf.device('/cpu:0'):
-            images, labels = _tutorial_input()
-        loss = tutorial.loss(tutorial.inference(images), labels)
-        train_op = tutorial.train(loss, global_step)
-        with tutorial.session(loss, FLAGS.train_dir, FLAGS.max_steps, FLAGS.batch_size,
-                              FLAGS.log_frequency) as session:
-            while not session.should_stop():
-                session.run(train_op)
 
 
 def measure_evaluate(side):

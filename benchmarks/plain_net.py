@@ -13,15 +13,9 @@ WEIGHT_DECAY = 0.004
 
 
 def logits(images, variables, observe=lambda net, name: None):
-    """Unnormalised logits of ten classes.
+    """Logits, float32 [batch, 10], of images, float32 [batch, 24, 24, 3].
 
-    Args:
-        images: float32 [batch, 24, 24, 3].
-        variables: dictionary from the names in `SHAPES` to tensors.
-        observe: called with the output and name of each layer.
-
-    Returns:
-        float32 [batch, 10].
+    `variables` maps the names in `SHAPES` to tensors; `observe` gets each layer's output and name.
     """
     def conv(net, name):
         net = tf.nn.conv2d(net, variables[name + '/weights'], [1, 1, 1, 1], 'SAME')

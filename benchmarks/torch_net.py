@@ -5,17 +5,12 @@ import torch
 from torch import nn
 
 
-class _LocalResponseNorm(nn.Module):
-    """Over nine channels; PyTorch divides alpha by that number, and TensorFlow does not."""
-
-    def forward(self, x):
-        return nn.functional.local_response_norm(x, 9, alpha=0.001, beta=0.75, k=1.0)
-
-
 def _network():
+    # PyTorch divides alpha by the number of channels, 9; TensorFlow does not.
+    norm = nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
     return nn.Sequential(
-        nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2, 1), _LocalResponseNorm(),
-        nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), _LocalResponseNorm(), nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2, 1), norm,
+        nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), norm, nn.MaxPool2d(3, 2, 1),
         nn.Flatten(), nn.Linear(2304, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(),
         nn.Linear(192, 10))
 
@@ -23,16 +18,16 @@ def _network():
 class Trainer:
     """Trains the network on one batch of noise, with weight decay and moving averages."""
 
-    def __init__(self, batch_size, compiled):
-        self._network = _network()
+    def __init__(self, batch_size, compiled, device='cpu'):
+        self._network = _network().to(device)
         self._averages = [p.detach().clone() for p in self._network.parameters()]
         decayed = [self._network[9].weight, self._network[11].weight]
         others = [p for p in self._network.parameters() if all(p is not d for d in decayed)]
         self._optimizer = torch.optim.SGD(
             [{'params': decayed, 'weight_decay': 0.004}, {'params': others}], lr=0.1)
         self._forward = torch.compile(self._network) if compiled else self._network
-        self._images = torch.randn(batch_size, 3, 24, 24)
-        self._labels = torch.randint(0, 10, [batch_size])
+        self._images = torch.randn(batch_size, 3, 24, 24, device=device)
+        self._labels = torch.randint(0, 10, [batch_size], device=device)
 
     def step(self):
         """Trains for one step; returns its duration in seconds."""

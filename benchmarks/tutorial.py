@@ -4,15 +4,14 @@
 `plain_net`, with `tf.nn.lrn`. Summaries and checkpoints are as frequent as in the tutorial. Only
 `benchmarks` and a test that compares it with this project's graph use it.
 """
-import datetime
 import os
-import time
 
 import tensorflow.compat.v1 as tf
 
 from benchmarks import plain_net
 import cifar10_input
 from datasets import table
+from training import hooks
 
 _IMAGE_SIZE = 24
 _THREADS = 16
@@ -97,10 +96,10 @@ def _loss_summaries(total_loss):
     return update
 
 
-def train(total_loss, global_step, examples_per_epoch=50000, batch_size=128):
+def train(total_loss, global_step):
     """An operation that runs one training step."""
     rate = tf.train.exponential_decay(
-        0.1, global_step, int(examples_per_epoch / batch_size * 350.0), 0.1, staircase=True)
+        0.1, global_step, int(50000 / 128 * 350.0), 0.1, staircase=True)
     tf.summary.scalar('learning_rate', rate)
     with tf.control_dependencies([_loss_summaries(total_loss)]):
         optimizer = tf.train.GradientDescentOptimizer(rate)
@@ -115,34 +114,22 @@ def train(total_loss, global_step, examples_per_epoch=50000, batch_size=128):
         return averages.apply(tf.trainable_variables())
 
 
-class _LoggerHook(tf.train.SessionRunHook):
-    """Prints the tutorial's console line."""
-
-    def __init__(self, loss_, batch_size, log_frequency):
-        self._loss, self._batch_size, self._log_frequency = loss_, batch_size, log_frequency
-
-    def begin(self):
-        self._step, self._start = -1, time.time()
-
-    def before_run(self, run_context):
-        self._step += 1
-        return tf.train.SessionRunArgs(self._loss)
-
-    def after_run(self, run_context, run_values):
-        if self._step % self._log_frequency == 0:
-            seconds = (time.time() - self._start) / self._log_frequency
-            self._start = time.time()
-            print(f'{datetime.datetime.now()}: step {self._step}, loss = {run_values.results:.2f} '
-                  f'({self._batch_size / seconds:.1f} examples/sec; {seconds:.3f} sec/batch)',
-                  flush=True)
-
-
-def session(total_loss, train_dir, max_steps, batch_size, log_frequency=10):
-    """The tutorial's session and hooks."""
-    return tf.train.MonitoredTrainingSession(
-        checkpoint_dir=train_dir, hooks=[
-            tf.train.StopAtStepHook(last_step=max_steps), tf.train.NanTensorHook(total_loss),
-            _LoggerHook(total_loss, batch_size, log_frequency)])
+def run(data_dir, train_dir, max_steps, batch_size, log_frequency):
+    """Trains as the tutorial's script does, with its session; this project prints the lines."""
+    with tf.Graph().as_default():
+        global_step = tf.train.get_or_create_global_step()
+        with tf.device('/cpu:0'):
+            images, labels = distorted_inputs(data_dir, batch_size)
+        total_loss = loss(inference(images), labels)
+        train_op = train(total_loss, global_step)
+        steps = hooks.StepCounter()
+        all_hooks = [
+            tf.train.StopAtStepHook(last_step=max_steps), tf.train.NanTensorHook(total_loss), steps,
+            hooks.LossHook(steps, total_loss, batch_size, log_frequency, train_dir)]
+        with tf.train.MonitoredTrainingSession(
+                checkpoint_dir=train_dir, hooks=all_hooks) as session:
+            while not session.should_stop():
+                session.run(train_op)
 
 
 def evaluate(data_dir, checkpoint, batch_size, num_examples):
@@ -153,12 +140,12 @@ def evaluate(data_dir, checkpoint, batch_size, num_examples):
         averages = tf.train.ExponentialMovingAverage(0.9999)
         saver = tf.train.Saver(averages.variables_to_restore())
         tf.summary.merge_all()
-        with tf.Session() as session_:
-            saver.restore(session_, os.path.abspath(checkpoint))
+        with tf.Session() as session:
+            saver.restore(session, os.path.abspath(checkpoint))
             coordinator = tf.train.Coordinator()
-            threads = tf.train.start_queue_runners(session_, coordinator)
+            threads = tf.train.start_queue_runners(session, coordinator)
             batches = -(-num_examples // batch_size)
-            right = sum(int(session_.run(top_k).sum()) for _ in range(batches))
+            right = sum(int(session.run(top_k).sum()) for _ in range(batches))
             coordinator.request_stop()
             coordinator.join(threads)
     return right / (batches * batch_size)

@@ -41,20 +41,12 @@ def read(folder):
             f'{FILE}, made by cifar10_convert.py') from error
     except OSError as error:
         raise errors.DataError(f'{path} cannot be read ({error.strerror})') from error
-    _check(path, found)
-    return table.DataSet(title=found['name'], folder=os.path.abspath(folder),
-                         **{**found, 'classes': tuple(found['classes'])})
-
-
-def _check(path, found):
-    """Raises `errors.DataError` if the JSON object is not a valid row."""
     if set(found) != set(_FIELDS):
         raise errors.DataError(
             f'{path} has the keys {small_files.shown(list(found))}; expected {", ".join(_FIELDS)}')
-    for field, (is_valid, expected) in _FIELDS.items():
-        if not is_valid(found[field]):
-            raise errors.DataError(
-                f'{path}: "{field}" is {small_files.shown(found[field])}; expected {expected}')
+    small_files.check_fields(found, _FIELDS, path)
+    return table.DataSet(title=found['name'], folder=os.path.abspath(folder),
+                         **{**found, 'classes': tuple(found['classes'])})
 
 
 def _is_new_name(value):
@@ -73,23 +65,20 @@ def _are_files(value):
         for name, count in value.items())
 
 
-# Field -> (check, description of a valid value).
-_FIELDS = {
+_FIELDS = {  # See `small_files.check_fields`.
     'name': (_is_new_name, f'a name other than {", ".join(table.TABLE)}'),
     'classes': (_are_classes, f'a list of 2 to {MAX_CLASSES} different names'),
-    'train_files': (_are_files, 'names of files in this folder, each with its number of records'),
-    'test_files': (_are_files, 'names of files in this folder, each with its number of records')}
+    **dict.fromkeys(['train_files', 'test_files'], (
+        _are_files, 'names of files in this folder, each with its number of records'))}
 
 
 def write(folder, name, classes, train, test):
     """Writes record files and their JSON file into an empty folder.
 
     Args:
-        folder: path of the folder.
-        name: name of the data set, for the console and for `run.json`.
+        folder, name: path of the folder, and name of the data set.
         classes: list of 2 to `MAX_CLASSES` names.
-        train: iterable of blocks of records, uint8 [records, 1 + 3 * 32 * 32].
-        test: the same for evaluation.
+        train, test: iterables of blocks of records, uint8 [records, 1 + 3 * 32 * 32].
 
     Returns:
         (number of training records, number of test records).

@@ -29,15 +29,11 @@ _ARCHIVE_MARGIN_BYTES = 1 << 24  # For the archive's other content: a read-me, p
 
 
 def maybe_download_and_extract(data_set, data_dir, url=None):
-    """Makes sure that a data set's folder exists and its files are valid.
+    """Makes sure that a data set's folder exists in `data_dir` and its files are valid.
 
-    If the folder is missing, unpacks the archive in `data_dir`; if that is missing too, downloads
-    it. A data set without a URL is generated. Concurrent processes wait for the first one.
-
-    Args:
-        data_set: row of the data-set table.
-        data_dir: the data folder, created if missing.
-        url: where to download from; by default the row's URL.
+    If it is missing, unpacks the archive in `data_dir`; if that is missing too, downloads it from
+    `url`, by default that of the row. A data set without a URL is generated. Concurrent processes
+    wait for the first one.
 
     Raises:
         errors.DataError: the message names the cause, the place and the remedy.
@@ -97,17 +93,12 @@ def _failure(data_set, data_dir, url, error):
 def download(url, archive, data_set):
     """Downloads and verifies an archive, resuming from `archive`.part if it exists.
 
-    Reconnects after a lost connection, as long as each connection delivers something.
-
-    Args:
-        url: an http, https or file URL; proxy variables are honoured.
-        archive: path of the file to create.
-        data_set: row of the data-set table, with the archive's size and checksum.
+    Reconnects as long as each connection delivers something. Honours proxy variables.
 
     Raises:
         OSError, http.client.HTTPException: the server or the disk failed; the part stays.
-        errors.DataError: the server offers a different file (the part stays), or the checksum is
-            wrong (the part is removed).
+        errors.DataError: the URL is not http, https or file; the server offers a different file
+            (the part stays); or the checksum is wrong (the part is removed).
     """
     if not is_url(url):
         raise errors.DataError('the URL does not start with http:, https: or file:')
@@ -164,7 +155,7 @@ def _append(url, stream, size, progress):
 
 
 def _opener():
-    """Returns an opener for http, https and file that refuses other schemes in redirections."""
+    """Returns an opener for http, https and file that refuses redirections to other schemes."""
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.ProxyHandler, urllib.request.UnknownHandler,
                     urllib.request.HTTPHandler, urllib.request.HTTPSHandler,
@@ -175,17 +166,11 @@ def _opener():
 
 
 def _check_offer(response, start, size):
-    """Returns the position in the file at which a response starts.
-
-    Raises:
-        errors.DataError: length or range belong to a different file.
-    """
-    position = start if response.getcode() == 206 else 0
+    """Returns the position at which a response starts; refuses one about a different file."""
+    position = 0
     if response.getcode() == 206:
-        sent = response.headers.get('Content-Range')
-        offered = re.match(r'bytes (\d+)-\d+/(\d+|\*)$', sent or '')
-        if (not offered or int(offered.group(1)) != start
-                or offered.group(2) not in ('*', str(size))):
+        position, sent = start, response.headers.get('Content-Range', '')
+        if not re.fullmatch(rf'bytes {start}-\d+/({size}|\*)', sent):
             raise errors.DataError(
                 f'the server sent "{sent}"; expected bytes {start} to {size - 1} of {size}')
     length = response.headers.get('Content-Length')
@@ -202,7 +187,6 @@ class _Progress:
         self._name, self._total = name, total
         self._start, self._start_time = done, time.monotonic()
         self._shown_tenth, self._shown_time = 10 * done // total, 0.0
-        self._bar = console.shows_progress()
         if done:
             console.line(f'Resuming {name} at {done / 1e6:.1f} MB.')
 
@@ -210,19 +194,18 @@ class _Progress:
         """Shows that `done` bytes have arrived, unless the display was updated very recently."""
         now = time.monotonic()
         tenth = 10 * done // self._total
-        if self._bar and (now - self._shown_time >= 0.2 or done == self._total):
-            self._shown_time = now
-            bar = '=' * (2 * tenth) + '>' * (tenth < 10)
-            console.progress(f'{self._name:.20} [{bar:20}] {self._figures(done, now)}')
-        elif not self._bar and tenth > self._shown_tenth:
-            console.line(f'{self._name}: {self._figures(done, now)}')
-        self._shown_tenth = tenth
-
-    def _figures(self, done, now):
         rate = (done - self._start) / max(now - self._start_time, 1e-3)
         left = int((self._total - done) / max(rate, 1.0))
-        return '%3d %%, %.2f MB/s, %d:%02d left' % (
-            100 * done // self._total, rate / 1e6, left // 60, left % 60)
+        figures = (f'{100 * done // self._total:3} %, {rate / 1e6:.2f} MB/s, '
+                   f'{left // 60}:{left % 60:02} left')
+        if not console.shows_progress():
+            if tenth > self._shown_tenth:
+                console.line(f'{self._name}: {figures}')
+        elif now - self._shown_time >= 0.2 or done == self._total:
+            self._shown_time = now
+            bar = '=' * (2 * tenth) + '>' * (tenth < 10)
+            console.progress(f'{self._name:.20} [{bar:20}] {figures}')
+        self._shown_tenth = tenth
 
 
 def _verify(path, data_set):
@@ -240,10 +223,10 @@ def _verify(path, data_set):
 
 
 def extract(archive, data_dir, data_set):
-    """Unpacks a data set's files into its folder below `data_dir`, all or nothing.
+    """Unpacks a .tar.gz file into a data set's folder below `data_dir`, all or nothing.
 
-    Only files with the expected names and sizes are unpacked; links, folders and other names in the
-    archive, a .tar.gz file, are ignored.
+    Only files with the expected names and sizes are unpacked; links, folders and other names are
+    ignored.
 
     Raises:
         errors.DataError: the archive is damaged, lacks a file, or is much too large.
@@ -253,26 +236,24 @@ def extract(archive, data_dir, data_set):
         with files.new_folder(os.path.join(data_dir, data_set.folder), '--data_dir') as partial:
             missing = _unpack(archive, partial, data_set)
             if missing:
-                names = [f'{data_set.folder}/{name} of {size} bytes'
-                         for name, size in missing.items()]
-                raise errors.DataError(f'{archive} lacks {", ".join(names)}')
+                missing = [f'{name} of {size} bytes' for name, size in missing.items()]
+                raise errors.DataError(f'{archive} lacks {", ".join(missing)}')
     except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise errors.DataError(f'{archive} is damaged ({error})') from error
 
 
 def _unpack(archive, folder, data_set):
-    """Unpacks the data set's files into `folder`; returns {name: size} of the missing ones."""
-    missing = {name: count * data_set.record_bytes for name, count in data_set.files.items()}
+    """Unpacks the data set's files into `folder`; returns {path: size} of the missing ones."""
+    missing = {f'{data_set.folder}/{name}': count * data_set.record_bytes
+               for name, count in data_set.files.items()}
     limit = sum(missing.values()) + _ARCHIVE_MARGIN_BYTES
     with gzip.open(archive) as stream, \
             tarfile.open(fileobj=_Limited(stream, limit), mode='r|') as tar:
         for member in tar:
-            name = member.name[len(data_set.folder) + 1:]
-            if (member.isreg() and member.name == f'{data_set.folder}/{name}'
-                    and missing.get(name) == member.size):
-                with open(os.path.join(folder, name), 'xb') as target:
+            if member.isreg() and missing.get(member.name) == member.size:
+                with open(os.path.join(folder, os.path.basename(member.name)), 'xb') as target:
                     shutil.copyfileobj(tar.extractfile(member), target, _BLOCK_BYTES)
-                del missing[name]
+                del missing[member.name]
             if not missing:
                 break
     return missing

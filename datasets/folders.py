@@ -34,24 +34,22 @@ def find(folder):
     """
     skipped = []
     test_folder = _test_folder(folder)
-    if test_folder is None:
-        by_class = _images_by_class(folder, skipped)
-        classes = _checked(folder, by_class)
-        train, test = _split([by_class[name] for name in classes])
-    else:
-        train_folder = os.path.join(folder, 'train')
-        by_class = _images_by_class(train_folder, skipped)
-        classes = _checked(train_folder, by_class)
-        by_test_class = _images_by_class(test_folder, skipped)
-        unknown = [name for name in by_test_class if name not in by_class]
+    train_folder = os.path.join(folder, 'train') if test_folder else folder
+    by_class = _images_by_class(train_folder, skipped)
+    classes = _checked(train_folder, by_class)
+    train = [by_class[name] for name in classes]
+    if test_folder:
+        by_class = _images_by_class(test_folder, skipped)
+        unknown = sorted(set(by_class).difference(classes))
         if unknown:
             raise errors.DataError(
                 f'{test_folder} has {", ".join(unknown)}, missing from {train_folder}: add them '
                 'there, or remove them')
-        train = [by_class[name] for name in classes]
-        test = [by_test_class.get(name, []) for name in classes]
+        test = [by_class.get(name, []) for name in classes]
         skipped += [entry.path for entry in _visible(folder)
                     if entry.path not in (train_folder, test_folder)]
+    else:
+        train, test = _split(train)
     random = np.random.RandomState(SEED)
     return Found(classes, _labelled(train, random), _labelled(test, random), sorted(skipped))
 
@@ -63,11 +61,9 @@ def _test_folder(folder):
     folders; otherwise they are classes.
     """
     names = {entry.name for entry in _visible(folder) if entry.is_dir()}
-    if 'train' not in names or not names <= {'train', 'test', 'val'} or len(names) == 1:
-        return None
-    if not any(entry.is_dir() for entry in _visible(os.path.join(folder, 'train'))):
-        return None
-    return os.path.join(folder, 'test' if 'test' in names else 'val')
+    is_split = ({'train'} < names <= {'train', 'test', 'val'}
+                and any(entry.is_dir() for entry in _visible(os.path.join(folder, 'train'))))
+    return os.path.join(folder, 'test' if 'test' in names else 'val') if is_split else None
 
 
 def _images_by_class(folder, skipped):
@@ -112,9 +108,9 @@ def _split(paths_by_label):
     train, test = [], []
     for paths in paths_by_label:
         count = max(len(paths) // TEST_SHARE, min(1, len(paths) - 1))
-        drawn = set(random.permutation(len(paths))[:count].tolist())
-        test.append([path for index, path in enumerate(paths) if index in drawn])
-        train.append([path for index, path in enumerate(paths) if index not in drawn])
+        order = random.permutation(len(paths))
+        test.append([paths[index] for index in sorted(order[:count])])
+        train.append([paths[index] for index in sorted(order[count:])])
     return train, test
 
 

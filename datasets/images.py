@@ -91,11 +91,7 @@ def _libraries_silenced():
 
 
 def _decode(data):
-    """Decodes the bytes of a file to uint8 [32, 32, 3].
-
-    Raises:
-        ImageError: the image is too large; the message does not name the file.
-    """
+    """Decodes the bytes of a file to uint8 [32, 32, 3]; messages do not name the file."""
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         if max(image.size) > MAX_SIDE or image.width * image.height > MAX_PIXELS:
             raise ImageError(f'has {image.width} x {image.height} pixels; expected at most '
@@ -111,12 +107,8 @@ def _decode(data):
 
 
 def _with_eight_bits(image):
-    """Converts an image to grey or RGB of eight bits per channel.
-
-    Raises:
-        ImageError: the range of the values is unknown; the message does not name the file.
-    """
-    if image.mode in ('I', 'F'):
+    """Converts an image to grey or RGB of eight bits per channel."""
+    if image.mode in ('I', 'F'):  # Their values may have any range.
         raise ImageError('has channels of 32 bits; expected 8 or 16')
     if image.mode.startswith('I;16'):
         upper = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -135,12 +127,7 @@ def _fit(image):
 
 
 def record(label, image):
-    """Returns a record, uint8 [1 + 3 * 32 * 32]: the label, then the red, green and blue planes.
-
-    Args:
-        label: int, 0 to 255.
-        image: uint8 [32, 32, 3].
-    """
+    """Returns a record, uint8 [1 + 3 * 32 * 32], of a label, 0 to 255, and uint8 [32, 32, 3]."""
     return np.concatenate([[np.uint8(label)], image.transpose(2, 0, 1).ravel()])
 
 

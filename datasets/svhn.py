@@ -56,7 +56,11 @@ def read(path):
         try:
             content = _arrays(stream)
             pixels, labels = content['X'], content['y'].ravel()
-            _check(pixels, labels)
+            expected = (table.HEIGHT, table.WIDTH, table.DEPTH, len(labels))
+            if pixels.dtype != np.uint8 or pixels.shape != expected or len(labels) == 0:
+                raise ValueError(f'X is {pixels.dtype} {pixels.shape}; expected uint8 {expected}')
+            if not np.isin(labels, np.arange(1, 11)).all():
+                raise ValueError('y has labels other than 1 to 10')
         except (ValueError, KeyError, struct.error, zlib.error, OSError, MemoryError) as error:
             raise errors.DataError(
                 f'{path} is not a valid SVHN file ({error!r}): download it again') from error
@@ -65,11 +69,7 @@ def read(path):
 
 
 def _arrays(stream):
-    """Returns the arrays `X` and `y` of a MATLAB file, {name: array}.
-
-    Raises:
-        ValueError, KeyError, struct.error, zlib.error: the file has another format or is damaged.
-    """
+    """Returns the arrays `X` and `y` of a MATLAB file, {name: array}; see `read` for errors."""
     if stream.read(128)[124:] != b'\0\1IM':
         raise ValueError('expected a little-endian MATLAB file of level 5')
     found = {}
@@ -114,12 +114,3 @@ def _element(data, start):
     if start + size > len(data):
         raise ValueError('the file is truncated')
     return kind, data[start:start + size], start + size + -(start + size) % 8
-
-
-def _check(pixels, labels):
-    """Raises `ValueError` if types, shapes or labels are not SVHN's."""
-    expected = (table.HEIGHT, table.WIDTH, table.DEPTH, len(labels))
-    if pixels.dtype != np.uint8 or pixels.shape != expected or len(labels) == 0:
-        raise ValueError(f'X is {pixels.dtype} {pixels.shape}; expected uint8 {expected}')
-    if not np.isin(labels, np.arange(1, 11)).all():
-        raise ValueError('y has labels other than 1 to 10')

@@ -39,13 +39,11 @@ def write(data_set, data_dir):
 
 
 def draw(count, num_classes, seed, label_bytes=1):
-    """Draws records of equally frequent classes in random order.
+    """Draws `count` records of equally frequent classes in random order.
 
     Args:
-        count: number of records.
         num_classes: labels are 0 to `num_classes` - 1; at most the number of `FORMS` or, with two
             label bytes, of pairs of `FORMS`.
-        seed: seed of the random numbers.
         label_bytes: 1: the label is the index of the form. 2: the first byte is the upper form; the
             second, the label, is ten times the upper form plus the lower form.
 

@@ -85,7 +85,7 @@ class DataSet:
             return os.path.getsize(path)
         except FileNotFoundError as error:
             raise errors.MissingFile(
-                f'{path} is missing: {self._remedy(os.path.dirname(path))}') from error
+                f'{path} is missing. {self._remedy(os.path.dirname(path))}') from error
 
     def check(self, folder):
         """Reads and checks every file of the set.
@@ -98,6 +98,8 @@ class DataSet:
             path = os.path.join(folder, name)
             try:
                 fault = self._fault(path)
+            except errors.MissingFile:
+                raise
             except OSError as error:
                 fault = f'cannot be read ({error.strerror})'
             if fault:
@@ -105,9 +107,7 @@ class DataSet:
 
     def _fault(self, path):
         """Returns a description of a file's first fault, or None."""
-        if not os.path.exists(path):
-            return 'is missing'
-        size = os.path.getsize(path)
+        size = self._size(path)
         if size == 0 or size % self.record_bytes:
             return f'has {size} bytes; expected one or more records of {self.record_bytes} bytes'
         with open(path, 'rb') as stream:

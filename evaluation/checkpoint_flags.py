@@ -28,11 +28,7 @@ def folder():
 
 
 def checkpoint():
-    """Path of the checkpoint that the flags name, without `.index`.
-
-    Raises:
-        app.UsageError: there is no checkpoint.
-    """
+    """Path of the checkpoint that the flags name; raises `app.UsageError` if there isn't one."""
     latest = checkpoints.latest(folder())
     if latest is None:
         advice = ('train with --validate_every, or leave out --best' if FLAGS.best else
@@ -42,13 +38,7 @@ def checkpoint():
 
 
 def check_run():
-    """Checks that `--checkpoint_dir` holds a run of `--net` and `--dataset`.
-
-    Returns:
-        The run's settings, see `folder.check_run`; None without `run.json`.
-
-    Raises:
-        app.UsageError: the run has a different network or data set.
-    """
+    """Checks that `--checkpoint_dir` holds a run of `--net` and `--dataset`; see `check_run` in
+    `runs/folder.py` for results and errors."""
     return run_folder.check_run(FLAGS.checkpoint_dir, FLAGS.net, cifar10.data_set(),
                                 'pass those flags, or choose another --checkpoint_dir')

@@ -16,13 +16,10 @@ _DARKEST = np.array([8.0, 48.0, 107.0])  # Red, green and blue of a fraction of 
 
 
 def shares(confusion):
-    """Computes recall and precision of each class.
+    """Computes recall and precision of each class, both float [classes].
 
-    Returns:
-        recall: float [classes], the fraction of a class's images that were classified correctly;
-            NaN for a class without images.
-        precision: float [classes], the fraction of the predictions of a class that were correct;
-            NaN for a class without predictions.
+    Recall is the fraction of a class's images classified correctly, precision the fraction of a
+    class's predictions that are correct; NaN for a class without images, or without predictions.
     """
     right = np.diag(confusion)
     with np.errstate(invalid='ignore'):
@@ -96,21 +93,14 @@ def picture(confusion, names):
         draw.text([margin - 6, middle], name, 'black', font, anchor='rm')
         draw.text([middle - font.size / 2, margin - 6 - font.getlength(name)], name, 'black',
                   upright)
-    numbered = font.getlength(str(confusion.max())) < cell - 2
     # The square root makes small fractions visible.
     darkness = np.sqrt(confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1))
-    for row, column in np.ndindex(*confusion.shape):
-        corner = margin + column * cell, margin + row * cell
-        _draw_cell(draw, corner, cell, darkness[row, column],
-                   str(confusion[row, column] or '') if numbered else '', font)
+    colours = 255 + darkness[:, :, np.newaxis] * (_DARKEST - 255)
+    image.paste(Image.fromarray(colours.astype(np.uint8)).resize(
+        [cell * len(names)] * 2, Image.Resampling.NEAREST), [margin, margin])
+    if font.getlength(str(confusion.max())) < cell - 2:
+        for row, column in np.argwhere(confusion):
+            draw.text(margin + cell * (np.array([column, row]) + 0.5), str(confusion[row, column]),
+                      'white' if darkness[row, column] > 0.5 else 'black', font, anchor='mm')
     draw.rectangle([margin, margin, size - 20, size - 20], outline='grey')
     return image
-
-
-def _draw_cell(draw, corner, cell, darkness, number, font):
-    """Draws a cell at its upper left corner; `darkness` is 0 to 1, `number` its text."""
-    x, y = corner
-    colour = 255 + darkness * (_DARKEST - 255)
-    draw.rectangle([x, y, x + cell, y + cell], tuple(colour.astype(int)))
-    draw.text([x + cell / 2, y + cell / 2], number, 'white' if darkness > 0.5 else 'black', font,
-              anchor='mm')

@@ -30,10 +30,9 @@ def require_matplotlib():
 
 
 def grid(stream, rows, title, row_names=None):
-    """Writes a PNG with rows of images.
+    """Writes a PNG with rows of images to a binary stream or path.
 
     Args:
-        stream: binary stream or path.
         rows: list of rows, each a list of (image, name) or (image, name, right): float [height,
             width, 3], 0 to 1; the text above it or None; and whether to draw the text in black.
         title: title of the picture.
@@ -58,12 +57,10 @@ def grid(stream, rows, title, row_names=None):
 
 
 def curves(stream, losses, errors):
-    """Writes a PNG with losses and errors by step.
+    """Writes a PNG with losses and errors by step to a binary stream or path.
 
-    Args:
-        stream: binary stream or path.
-        losses, errors: lists of curves, (name, run, marker, points): the name in the legend, the
-            index of the run for the colour, a Matplotlib marker or None, and {step: value}.
+    Both are lists of curves, (name, run, marker, points): the name in the legend, the index of the
+    run for the colour, a Matplotlib marker or None, and {step: value}.
     """
     figure = _figure([10, 4.2])
     panels = figure.subplots(1, 2)

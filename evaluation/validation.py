@@ -17,16 +17,14 @@ class Validation:
     `held_out`, the test set remains for one final evaluation.
 
     The evaluation has its own graph and session, so it does not affect training's queues and random
-    numbers. Create it with the training graph, before that is finalized.
+    numbers. Create it before the training graph is finalized.
     """
 
     def __init__(self, train_dir, variables, images='test', caught=()):
         """Builds the evaluation's graph.
 
         Args:
-            train_dir: folder of the run, for the folder `best`.
-            variables: list of the variables in a checkpoint.
-            images: 'test' or 'held_out', see `counting.Evaluation`.
+            train_dir, variables, images: see `best.Best`.
             caught: list of caught signals; a validation stops when one is added.
 
         Raises:
@@ -39,11 +37,10 @@ class Validation:
         self._evaluation = counting.Evaluation(images)
 
     def run(self, session, step, training_error=None):
-        """Validates, prints a line, and saves the variables if they are the best so far.
+        """Validates the training session, prints a line, and saves the best variables so far.
 
         Args:
-            session: the training session.
-            step: the global step.
+            session, step: the training session, and the global step.
             training_error: float from 0 to 1, printed in the same line; None if unknown.
 
         Returns:
@@ -51,13 +48,11 @@ class Validation:
         """
         console.progress(f'step {step}: validating on {self._evaluation.total} images')
         values = session.run(self._variables)
-        raw, averaged = (self._evaluation.count(values, use, self._caught)
-                         for use in (False, True))
-        if raw is None or averaged is None:
+        results = [self._evaluation.count(values, use, self._caught) for use in (False, True)]
+        if None in results:
             console.line(f'Skipped the validation at step {step}.')
             return None
-        errors = Errors((raw.total - raw.correct) / raw.total,
-                        (averaged.total - averaged.correct) / averaged.total)
+        errors = Errors(*((result.total - result.correct) / result.total for result in results))
         self._best.offer(session, step, values, errors.raw, errors.averaged)
         training = '' if training_error is None else f'training error = {training_error:.4f}, '
         console.line(f'{datetime.datetime.now()}: step {step}, {training}validation error = '

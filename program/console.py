@@ -1,12 +1,11 @@
 """Writes lines to standard output and standard error, and draws progress on a terminal.
 
-The scripts send all output through this module, which replaces unprintable characters: file names,
-class names and server responses may contain escape sequences.
+All output of the scripts is made printable here: file names, class names and server responses may
+contain escape sequences.
 
 If standard output fails (closed terminal, pipe without a reader, full disk), later output is
 discarded and the process receives SIGHUP, as from a closing terminal: a trainer saves and stops, or
-continues if it was started with `nohup`. A script whose purpose is its output calls `require`, and
-the failure raises `Gone` instead.
+continues if it was started with `nohup`. After `require`, the failure raises `Gone` instead.
 """
 import contextlib
 import os
@@ -27,10 +26,9 @@ class Gone(Exception):
 
 
 def open_closed():
-    """Opens /dev/null in place of each closed standard stream.
+    """Opens /dev/null in place of each closed standard stream; call it before anything else.
 
-    Call this before anything else. Otherwise the next file to be opened gets the free descriptor,
-    and printed text ends up in that file.
+    Otherwise the next file to be opened gets the free descriptor, and all printed text.
     """
     for number, (name, mode) in enumerate((('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w'))):
         try:
@@ -43,7 +41,7 @@ def open_closed():
 
 
 def require():
-    """Makes a failure of standard output raise `Gone` instead of SIGHUP."""
+    """Makes a failure of standard output raise `Gone`: for a script whose purpose is its output."""
     global _required
     _required = True
 
@@ -71,18 +69,15 @@ def end():
 
 
 def progress(text, keep=False):
-    """Replaces the progress line; does nothing unless standard output is a terminal.
+    """Replaces the progress line, unless standard output is not a terminal.
 
-    Args:
-        text: the new line; cut to the width of the terminal.
-        keep: whether to keep this line, so that later output starts on the next one.
+    Cuts the text to the terminal's width. With `keep`, later output starts on the next line.
     """
     global _progress_shown
-    if not shows_progress():
-        return
-    width = shutil.get_terminal_size().columns
-    _show(_CLEAR + printable(text)[:width - 1], end='\n' if keep else '')
-    _progress_shown = not keep
+    if shows_progress():
+        width = shutil.get_terminal_size().columns
+        _show(_CLEAR + printable(text)[:width - 1], end='\n' if keep else '')
+        _progress_shown = not keep
 
 
 def shows_progress():
@@ -109,9 +104,8 @@ def _show(text, end='\n'):
 def printable(text, stream=None):
     """Returns text with "?" for each control character and each character that cannot be encoded.
 
-    Args:
-        text: str; may contain surrogates, which stand for undecodable bytes of a file name.
-        stream: where the text will be shown; standard output by default.
+    Surrogates, which stand for undecodable bytes of a file name, are such characters. `stream` is
+    where the text will be shown; by default, standard output.
     """
     shown = ''.join(character if character.isprintable() else '?' for character in text)
     encoding = _encoding(stream or sys.stdout)

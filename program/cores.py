@@ -25,9 +25,7 @@ def by_quota(membership='/proc/self/cgroup', mounts='/sys/fs/cgroup'):
     `docker run --cpus=2` and Kubernetes limits leave all cores visible. TensorFlow starts a thread
     for each; together they exhaust the quota early in each period and then all stall.
 
-    Args:
-        membership: file that lists the control groups of this process; see `man 7 cgroups`.
-        mounts: folder where control groups are mounted.
+    `membership` lists the control groups of this process; `mounts` holds them: `man 7 cgroups`.
     """
     cores = min((math.ceil(quota) for quota in _quotas(membership, mounts)), default=None)
     return cores if cores and cores < visible() else None
@@ -37,32 +35,20 @@ def _quotas(membership, mounts):
     """Yields the quotas, in cores, of the process's control groups and their ancestors."""
     for line in _read(membership).splitlines():
         _, controllers, path = line.split(':', 2)
-        if not controllers:
-            roots, quota = ('', 'unified'), _quota_of_version_2
-        elif 'cpu' in controllers.split(','):
-            roots, quota = ('cpu', 'cpu,cpuacct'), _quota_of_version_1
+        if not controllers:  # Version 2: 'QUOTA PERIOD', in microseconds; 'max' means unlimited.
+            roots, names = ('', 'unified'), ['cpu.max']
+        elif 'cpu' in controllers.split(','):  # Version 1: a file each; -1 means unlimited.
+            roots, names = ('cpu', 'cpu,cpuacct'), ['cpu.cfs_quota_us', 'cpu.cfs_period_us']
         else:
             continue
         # In a container, the path is often the host's, and the group itself is mounted as the root.
         parts = [part for part in path.split('/') if part not in ('', '..')]
         for root in roots:
             for depth in range(len(parts) + 1):
-                found = quota(os.path.join(mounts, root, *parts[:depth]))
-                if found:
-                    yield found
-
-
-def _quota_of_version_2(folder):
-    """Reads 'QUOTA PERIOD', both in microseconds; QUOTA may be 'max'."""
-    words = _read(os.path.join(folder, 'cpu.max')).split()
-    return int(words[0]) / int(words[1]) if words and words[0] != 'max' else None
-
-
-def _quota_of_version_1(folder):
-    """Reads quota and period from a file each; a quota of -1 means unlimited."""
-    quota, period = (_read(os.path.join(folder, f'cpu.cfs_{what}_us'))
-                     for what in ('quota', 'period'))
-    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
+                folder = os.path.join(mounts, root, *parts[:depth])
+                words = ' '.join(_read(os.path.join(folder, name)) for name in names).split()
+                if len(words) == 2 and words[0].isdecimal():
+                    yield int(words[0]) / int(words[1])
 
 
 def _read(path):

@@ -1,6 +1,4 @@
-"""The devices of a session: which GPUs TensorFlow sees, and why it may not see one.
-
-"""
+"""The devices of a session: which GPUs TensorFlow sees, and why it may not see one."""
 import ctypes
 import glob
 import os

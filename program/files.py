@@ -3,6 +3,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import pathlib
 import re
 import secrets
 import shutil
@@ -16,7 +17,8 @@ from program import ownership
 # Suffix of the temporary names; random, so that other users cannot plant a link under that name.
 PARTIAL = r'\.[0-9a-f]{16}\.part'
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755  # Before the umask.
-LOCK_MODE = 0o600  # Whoever can read a file can lock it.
+_LOCK_MODE = 0o600  # Whoever can read a file can lock it.
+_EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 _FULL = re.compile('|'.join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))))
 
@@ -41,12 +43,9 @@ def explain_full_disk(folder):
 
 
 def flush(writer, folder):
-    """Flushes a `tf.summary.FileWriter` and detects a full disk, where events may be lost.
+    """Flushes a `tf.summary.FileWriter`; raises `OSError` or `RuntimeError` if the disk is full.
 
     TensorFlow's writer reports that small events did not fit, but ignores it for large ones.
-
-    Raises:
-        OSError, RuntimeError: the disk is full; `explain_full_disk` explains it.
     """
     writer.flush()
     room = os.statvfs(folder)
@@ -67,28 +66,18 @@ def own_folder(path):
 
 
 def make_folder(path):
-    """Creates a folder and its missing parents.
-
-    Unlike with `os.makedirs`, others cannot write to any of them, whatever the umask.
-    """
-    if os.path.isdir(path):
-        return
-    parent = os.path.dirname(os.fspath(path).rstrip('/'))
-    if parent:
-        make_folder(parent)
-    try:
-        os.mkdir(path, _FOLDER_MODE)
-    except FileExistsError:
-        if not os.path.isdir(path):
-            raise
+    """Creates a folder and its missing parents; others cannot write to any, whatever the umask."""
+    path = pathlib.Path(path)
+    for folder in (*reversed(path.parents), path):
+        if not os.path.isdir(folder):
+            folder.mkdir(_FOLDER_MODE, exist_ok=True)
 
 
 def open_own(path, flags=0, mode=_FILE_MODE):
-    """Opens or creates a file for reading and writing; returns its descriptor.
+    """Opens or creates a file with a fixed name, such as a lock; returns its descriptor.
 
-    For files with fixed names, such as locks: another user who knows the name must not be able to
-    redirect our writes. `flags` are added to those of `os.open`; permissions beyond `mode` are
-    removed.
+    Another user who knows the name cannot redirect our writes. `flags` are added to those of
+    `os.open`; permissions beyond `mode` are removed.
 
     Raises:
         PermissionError: the path is a link, not a regular file, or another user's.
@@ -109,22 +98,19 @@ def open_own(path, flags=0, mode=_FILE_MODE):
 
 @contextlib.contextmanager
 def locked(path, waiting=None):
-    """Holds a lock on a file, which then contains the process ID of the holder.
+    """Holds a lock on a file, created if missing, which then contains the holder's process ID.
 
     The lock ends with the block or with the process, even a killed one. The file remains.
 
-    Args:
-        path: the lock file, created if missing.
-        waiting: line to print before waiting for another holder; None raises `Locked` instead.
-
     Raises:
-        Locked: another process holds the lock, and `waiting` is None.
+        Locked: another process holds the lock. If `waiting` is given, prints that line and waits
+            for the lock instead.
         OSError: see `open_own`.
     """
-    number = open_own(path, mode=LOCK_MODE)
+    number = open_own(path, mode=_LOCK_MODE)
     with os.fdopen(number, 'r+', encoding='ascii', errors='replace') as stream:
         try:
-            _lock(stream)
+            fcntl.flock(stream, _EXCLUSIVE)
         except BlockingIOError as error:
             if waiting is None:
                 holder = stream.read(20).strip()
@@ -135,11 +121,6 @@ def locked(path, waiting=None):
         stream.write(f'{os.getpid()}\n')
         stream.flush()
         yield
-
-
-def _lock(file):
-    """Locks an open file; raises `BlockingIOError` if another process holds the lock."""
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager
@@ -162,8 +143,8 @@ def regular_file(path):
 def new_file(path):
     """Yields a binary stream; when the block ends, its content becomes the file `path`.
 
-    Until then, the file has a temporary name: see `PARTIAL`. If the block raises, the file is
-    removed. If the process is killed, the next `new_file` of the same path removes it.
+    Until then, the file has a temporary name. If the block raises, the file is removed. If the
+    process is killed, the next `new_file` of the same path removes it.
 
     Raises:
         OSError: writing failed, the disk is full, or others could change the folder.
@@ -172,31 +153,17 @@ def new_file(path):
     ownership.check_place(folder)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f'{folder} is not a folder: create it, or choose another')
-    _remove_leftovers(path)
-    with explain_full_disk(folder):
-        partial, number = _new_partial(path, _make_file)
-        with os.fdopen(number, 'wb') as stream:
-            try:
-                yield stream
-                stream.flush()
-                os.fsync(number)
-                os.replace(partial, path)
-            except BaseException:
-                with contextlib.suppress(FileNotFoundError):  # It was renamed just before.
-                    os.remove(partial)
-                raise
+    with _replacing(path, _make_file) as (_, number):
+        with open(number, 'wb', closefd=False) as stream:
+            yield stream
+        os.fsync(number)
 
 
 @contextlib.contextmanager
 def new_folder(path, flag):
-    """Yields an empty folder; when the block ends, it becomes the folder `path`.
+    """Yields an empty folder; when the block ends, it becomes the folder `path`, as in `new_file`.
 
-    Until then, the folder has a temporary name: see `PARTIAL`. If the block raises, the folder is
-    removed. If the process is killed, the next `new_folder` of the same path removes it.
-
-    Args:
-        path: the folder to create; replaces an empty folder.
-        flag: the flag or argument that names the folder, for error messages.
+    Replaces an empty folder. Error messages name the `flag` that names the folder.
 
     Raises:
         app.UsageError: `path` exists and is not an empty folder.
@@ -211,15 +178,26 @@ def new_folder(path, flag):
         raise app.UsageError(f'{path} exists and is not an empty folder: remove it, or choose '
                              f'another {flag}')
     make_folder(os.path.dirname(path))
+    with _replacing(path, _make_folder) as (partial, _):
+        yield partial
+        for place, _, names in os.walk(partial):  # Flushing may reveal that the disk is full.
+            for name in names:
+                with open(os.path.join(place, name), 'rb') as stream:
+                    os.fsync(stream.fileno())
+
+
+@contextlib.contextmanager
+def _replacing(path, make):
+    """Yields the path and descriptor of a `_new_partial`, which becomes `path` afterwards."""
     _remove_leftovers(path)
-    with explain_full_disk(os.path.dirname(path)):
-        partial, number = _new_partial(path, _make_folder)
+    with explain_full_disk(os.path.dirname(os.path.abspath(path))):
+        partial, number = _new_partial(path, make)
         try:
-            yield partial
-            _sync(partial)
-            os.rename(partial, path)
+            yield partial, number
+            os.replace(partial, path)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            with contextlib.suppress(OSError):  # Perhaps it has just been renamed.
+                _remove(partial)
             raise
         finally:
             os.close(number)
@@ -228,14 +206,13 @@ def new_folder(path, flag):
 def _new_partial(path, make):
     """Creates a temporary file or folder for `path`, with `_make_file` or `_make_folder`.
 
-    Returns:
-        (temporary path, file descriptor whose lock keeps `_remove_leftovers` away).
+    Returns its path, and a file descriptor whose lock keeps `_remove_leftovers` away.
     """
     while True:
         partial = f'{path}.{secrets.token_hex(8)}.part'
         number = make(partial)
         try:
-            _lock(number)
+            fcntl.flock(number, _EXCLUSIVE)
             if _is_at(partial, number):
                 return partial, number
         except BlockingIOError:  # Another process is removing it, or blocks us on purpose.
@@ -250,12 +227,10 @@ def _make_file(path):
 
 
 def _make_folder(path):
-    os.mkdir(path, _FOLDER_MODE)
     while True:
-        try:
+        os.mkdir(path, _FOLDER_MODE)
+        with contextlib.suppress(FileNotFoundError):  # Another process removed it before the lock.
             return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except FileNotFoundError:  # Another process removed it before it was locked.
-            os.mkdir(path, _FOLDER_MODE)
 
 
 def _is_at(path, number):
@@ -285,16 +260,15 @@ def _remove_if_dead(path):
     access = os.O_RDONLY if is_folder else os.O_RDWR  # NFS locks files only if they are writable.
     number = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        _lock(number)
+        fcntl.flock(number, _EXCLUSIVE)
         if _is_at(path, number):
-            shutil.rmtree(path) if is_folder else os.remove(path)
+            _remove(path)
     finally:
         os.close(number)
 
 
-def _sync(folder):
-    """Flushes all files in a folder to disk, which may reveal that the disk is full."""
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with open(os.path.join(place, name), 'rb') as stream:
-                os.fsync(stream.fileno())
+def _remove(path):
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        os.remove(path)

@@ -16,12 +16,9 @@ def used():
 def limit(size):
     """Limits how much the address space may grow inside the block.
 
-    For libraries that allocate whatever a file's header asks for. Beyond the limit, allocation
-    fails with `MemoryError` or an error of the library. The limit applies to all threads. Systems
-    without /proc have no limit.
-
-    Args:
-        size: in bytes.
+    For libraries that allocate whatever a file's header asks for. Beyond the limit of `size` bytes,
+    allocation fails with `MemoryError` or an error of the library. The limit applies to all
+    threads. Systems without /proc have no limit.
     """
     before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if used() is not None:

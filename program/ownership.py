@@ -25,8 +25,7 @@ _MAX_LINKS = 40  # Linux's limit.
 def check(folder):
     """Refuses a folder that others can write to; call it before TensorFlow writes there.
 
-    TensorFlow's file names can be guessed, and it follows links. Reading needs no check. The folder
-    may be missing.
+    TensorFlow's file names can be guessed, and it follows links. The folder may be missing.
 
     Raises:
         PermissionError: see `check_place`; or others can create files in the folder, or it contains
@@ -36,7 +35,7 @@ def check(folder):
     real = os.path.realpath(folder)
     if _allowed() or not os.path.isdir(real):
         return
-    if _writers(real) and not _is_volume(real):
+    if _writers(real) and real != _volume(real):
         raise _refusal(f'{_writers(real)} can create files in {real}', 'choose a folder below it')
     for entry in os.scandir(real):
         if entry.is_symlink() and entry.stat(follow_symlinks=False).st_uid not in _trusted(real):
@@ -46,8 +45,7 @@ def check(folder):
 def check_place(folder):
     """Refuses a folder in which others could remove or replace what we create.
 
-    Sufficient for temporary names that cannot be guessed, such as those of `files`. The folder may
-    be missing.
+    Sufficient for names that cannot be guessed, as `files` uses. The folder may be missing.
 
     Raises:
         PermissionError: others can write to the folder or a parent that has no sticky bit; an
@@ -57,7 +55,13 @@ def check_place(folder):
     if _allowed():
         return
     for parent, path in _steps(folder):
-        _check_step(parent, path)
+        writers = _writers(parent)
+        if writers:  # They could have planted the entry, or could still replace it.
+            _check_writers(parent)
+            if os.path.islink(path):
+                raise _refusal(f'{path} is a link in a folder writable by {writers}, so another '
+                               'user may have created it', 'choose the folder it points to')
+            _check_owner(path)
     real = os.path.realpath(folder)
     if os.path.isdir(real):
         _check_owner(real)
@@ -82,10 +86,8 @@ def _refusal(reason, remedy):
 
 
 def _steps(path):
-    """Yields (folder, path of an entry in it) for each name on the path, following links.
-
-    The folders are absolute and free of links.
-    """
+    """Yields (folder without links, path of an entry in it) for each name on a path, and follows
+    links."""
     here, links = '/', 0
     path = os.fspath(path) if os.path.isabs(path) else os.path.join(os.getcwd(), path)
     names = path.split('/')[::-1]
@@ -105,18 +107,6 @@ def _steps(path):
                 here = there
 
 
-def _check_step(parent, path):
-    """Refuses a step of the path that others could have planted, or could still replace."""
-    writers = _writers(parent)
-    if not writers:
-        return
-    _check_writers(parent)
-    if os.path.islink(path):
-        raise _refusal(f'{path} is a link in a folder writable by {writers}, so another user may '
-                       'have created it', 'choose the folder it points to')
-    _check_owner(path)
-
-
 def _check_owner(path):
     """Refuses a file or folder that an untrusted user owns."""
     found = _lstat(path)
@@ -128,7 +118,7 @@ def _check_owner(path):
 def _check_writers(path):
     """Refuses a folder in which others can replace what we create."""
     writers = _writers(path)
-    if writers and not _lstat(path).st_mode & stat.S_ISVTX and not _is_volume(path):
+    if writers and not _lstat(path).st_mode & stat.S_ISVTX and path != _volume(path):
         raise _refusal(f'{path} is writable by {writers}',
                        f'choose another folder, run "chmod go-w {path}"')
 
@@ -183,31 +173,26 @@ def _user_name(number):
 def _trusted(path):
     """Returns the IDs of the users who may own `path`."""
     volume = _volume(path)
-    owners = {os.stat(volume).st_uid} if volume != '/' else set()
-    return {0, os.geteuid()} | owners
-
-
-def _is_volume(path):
-    return path != '/' and _volume(path) == path
+    return {0, os.geteuid(), os.stat(volume).st_uid if volume else 0}
 
 
 def _volume(path):
-    """Returns the mount point of the container volume that holds `path`; '/' outside containers.
+    """Returns the mount point of the container volume that holds `path`, or None.
 
     Whoever started the container provided its volumes, so their owner and mode are trusted: a bind
     mount has those of the host's folder, Kubernetes' `emptyDir` is root's with mode 0777.
     """
     try:
         if os.stat('/proc/self/ns/pid').st_ino == _HOST_PID_NAMESPACE:
-            return '/'
+            return None
         with open('/proc/self/mountinfo', errors='surrogateescape') as stream:
             points = {re.sub(r'\\(\d{3})', lambda code: chr(int(code.group(1), 8)), line.split()[4])
                       for line in stream}
     except OSError:
-        return '/'
+        return None
     while path not in points and path != '/':
         path = os.path.dirname(path)
-    return path
+    return path if path != '/' else None
 
 
 def _lstat(path):

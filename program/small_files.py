@@ -27,11 +27,7 @@ def read_text(path):
 
 
 def read_json(path):
-    """Reads a file that holds a JSON object; returns a dict.
-
-    Raises:
-        OSError, errors.DataError: see `read_text` and `parse_json`.
-    """
+    """Reads a file with a JSON object, see `read_text` and `parse_json`; returns a dict."""
     return parse_json(read_text(path), path)
 
 
@@ -49,6 +45,22 @@ def parse_json(text, source):
     if not isinstance(found, dict):
         raise errors.DataError(f'{source} holds {shown(found)}; expected a JSON object')
     return found
+
+
+def check_fields(found, fields, source):
+    """Checks a JSON object, a dict.
+
+    Args:
+        fields: {name: (function that checks the value or None, description of a valid value)}.
+        source: how messages begin.
+
+    Raises:
+        errors.DataError: a value is invalid; the message names the field.
+    """
+    for field, (is_valid, expected) in fields.items():
+        value = found.get(field)
+        if not is_valid(value):
+            raise errors.DataError(f'{source}: "{field}" is {shown(value)}; expected {expected}')
 
 
 def is_name(value):

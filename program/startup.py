@@ -1,10 +1,7 @@
 """Starts a script: imports TensorFlow quietly, parses flags and reports user errors in one line.
 
-Import this module before TensorFlow. Set TF_CPP_MIN_LOG_LEVEL (0 to 3) to see TensorFlow's own
-messages.
-
-A script adds its folder to `sys.path` before it imports this module, because Python does not if
-PYTHONSAFEPATH is set.
+Import this module before TensorFlow, whose own messages TF_CPP_MIN_LOG_LEVEL (0 to 3) shows. First
+add the script's folder to `sys.path`: Python does not if PYTHONSAFEPATH is set.
 """
 import contextlib
 import errno
@@ -16,7 +13,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 
 from program import console
@@ -28,6 +24,7 @@ _LOG_LEVEL = '3'  # At level 2, TensorFlow reports a missing GPU as an error.
 
 # TensorFlow's C++ libraries print these lines at any log level while they load.
 _INFORMATION = re.compile(rb'^(?:I\d{4} |WARNING: All log messages before ).*\n', re.MULTILINE)
+_DISCARD = b'\0'
 
 
 def _use_utf8():
@@ -46,88 +43,68 @@ def _use_utf8():
 def _report_exception(kind, error, trace):
     """Reports an uncaught exception; a missing package gets one line instead of a traceback."""
     package = (getattr(error, 'name', None) or '').partition('.')[0]
-    if not isinstance(error, ModuleNotFoundError) or _is_installed(package):
+    if (isinstance(error, ModuleNotFoundError) and package
+            and importlib.util.find_spec(package) is None):
+        errors.say(f'the Python package {package} is not installed: activate the virtual '
+                   'environment that has it, or run: pip install -r requirements.txt')
+    else:
         sys.__excepthook__(kind, error, trace)
-        return
-    errors.say(f'the Python package {package} is not installed: activate the virtual '
-               'environment that has it, or run: pip install -r requirements.txt')
 
 
-def _is_installed(package):
-    return not package or importlib.util.find_spec(package) is not None
+def _set_default(stack, mapping, name, value):
+    """Sets a missing item of `os.environ` or `sys.modules` until `stack` ends."""
+    if name not in mapping:
+        mapping[name] = value
+        stack.callback(mapping.pop, name)
 
 
-@contextlib.contextmanager
-def _default(mapping, name, value):
-    """Sets a missing item of `os.environ` or `sys.modules` for the duration of the block."""
-    if name in mapping:
-        yield
-        return
-    mapping[name] = value
-    try:
-        yield
-    finally:
-        del mapping[name]
-
-
-@contextlib.contextmanager
-def _interrupts_end_the_process():
-    """Makes Ctrl-C end the process at once: KeyboardInterrupt during the import would show a long
-    traceback."""
-    earlier = signal.getsignal(signal.SIGINT)
-    if (earlier is not signal.default_int_handler
-            or threading.current_thread() is not threading.main_thread()):
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, earlier)
-
-
-def _scratch_file():
-    """A file descriptor: in memory where Python and the system support that, else on disk."""
-    if hasattr(os, 'memfd_create'):
-        return os.memfd_create('stderr')
-    with tempfile.TemporaryFile() as stream:
-        return os.dup(stream.fileno())
+def _let_interrupts_end_the_process(stack):
+    """Keeps Ctrl-C from raising KeyboardInterrupt, with its long traceback, until `stack` ends."""
+    if (signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            and threading.current_thread() is threading.main_thread()):
+        earlier = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        stack.callback(signal.signal, signal.SIGINT, earlier)
 
 
 @contextlib.contextmanager
 def _quiet_unless_it_fails():
     """Discards what the block writes to file descriptor 2, unless the block fails.
 
-    TensorFlow's C++ libraries write there while they load, whatever the log level. If they do not
-    support the processor, they abort. So a second process waits, and prints the text if this
-    process dies: a byte from the pipe `verdict` discards the text, the end of the pipe prints it.
+    TensorFlow's C++ libraries write there while they load, and abort if they do not support the
+    processor. So a second process reads the text, and prints it unless it ends with `_DISCARD`.
     """
     screen = os.dup(2)
-    verdict_end, verdict = os.pipe()
-    text = holder = None
-    with contextlib.suppress(OSError):  # Without a file or a process, the text is not held back.
-        text = _scratch_file()
+    read_end, write_end = os.pipe()
+    holder = None
+    with contextlib.suppress(OSError):  # Without a second process, the text is not held back.
         holder = os.fork()
     if holder == 0:
-        os.close(verdict)
-        try:
-            if not os.read(verdict_end, 1):
-                os.write(screen, _INFORMATION.sub(b'', os.pread(text, os.fstat(text).st_size, 0)))
-        finally:
-            os._exit(0)
+        os.close(write_end)
+        _hold(read_end, screen)
     if holder:
-        os.dup2(text, 2)
+        os.dup2(write_end, 2)
     try:
         yield
-        os.write(verdict, b'.')
+        os.write(write_end, _DISCARD)
     finally:
         os.dup2(screen, 2)
-        for number in (screen, text, verdict_end, verdict):
-            if number is not None:
-                os.close(number)
+        for number in (screen, read_end, write_end):
+            os.close(number)
         if holder:
             with contextlib.suppress(ChildProcessError):  # Raised if SIGCHLD is ignored.
                 os.waitpid(holder, 0)
+
+
+def _hold(read_end, screen):
+    """Reads a pipe, prints the text unless it ends with `_DISCARD`, and ends the process."""
+    text = b''
+    try:
+        while not text.endswith(_DISCARD) and (block := os.read(read_end, 1 << 16)):
+            text += block
+        if not text.endswith(_DISCARD):
+            os.write(screen, _INFORMATION.sub(b'', text))
+    finally:
+        os._exit(0)
 
 
 def _report_thread_failure(failure):
@@ -146,11 +123,11 @@ from absl import flags  # noqa: E402
 with contextlib.ExitStack() as _stack:
     # TensorFlow imports absl's test library and, if installed, Matplotlib. They need a writable
     # folder, and we need neither of them.
-    _stack.enter_context(_default(os.environ, 'TEST_TMPDIR', os.curdir))
-    _stack.enter_context(_default(sys.modules, 'matplotlib', None))
+    _set_default(_stack, os.environ, 'TEST_TMPDIR', os.curdir)
+    _set_default(_stack, sys.modules, 'matplotlib', None)
     if _QUIET:
-        _stack.enter_context(_default(os.environ, 'TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL))
-        _stack.enter_context(_interrupts_end_the_process())
+        _set_default(_stack, os.environ, 'TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL)
+        _let_interrupts_end_the_process(_stack)
         _stack.enter_context(_quiet_unless_it_fails())
     import tensorflow.compat.v1 as tf
 if _QUIET:
@@ -168,7 +145,7 @@ _USER_ERRORS = (app.UsageError, errors.DataError, FloatingPointError, OSError,
                 tf.errors.ResourceExhaustedError, tf.errors.DataLossError)
 
 
-def run(main, modules=(), positional=None):
+def run(main, modules=(), positional=None, unused=()):
     """Parses the command line, runs `main` and exits.
 
     Exit codes: 0 success; 1 user error, explained in one line on standard error; 130 interrupted
@@ -178,13 +155,15 @@ def run(main, modules=(), positional=None):
         main: function without arguments or, with `positional`, of the list of positional arguments.
             Its result is the exit code; None means 0.
         modules: imported modules whose flags the script accepts besides its own.
-        positional: the positional arguments, as the usage names them: 'IMAGE...' for at least one,
-            'FOLDER DATA_DIR' for exactly two, None for flags only. Flags may be mixed with them.
+        positional: the positional arguments in the usage: 'IMAGE...' for at least one, 'FOLDER
+            DATA_DIR' for exactly two, None for flags only. Flags may be mixed with them.
+        unused: names of flags in `modules` that this script does not use; --help omits them.
     """
     os.umask(os.umask(0o022) | 0o022)  # Keeps others from writing to TensorFlow's files.
     for module in modules:
         for flag in FLAGS.get_key_flags_for_module(module):
-            FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # For --help.
+            if flag.name not in unused:
+                FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # For --help.
     try:
         app.run(lambda argv: _without_traceback(lambda: main(argv[1:]) if positional else main()),
                 flags_parser=functools.partial(_parse, positional))
@@ -201,23 +180,18 @@ def run(main, modules=(), positional=None):
 
 
 def _parse(positional, argv):
+    """Returns the script's name and its positional arguments; see `run`."""
     if any(word in ('--help', '-help', '-h', '-?', '--helpshort') for word in argv[1:]):
         _show_help()
         sys.exit(0)
     FLAGS.set_gnu_getopt(positional is not None)
     try:
-        given = FLAGS(argv)[1:]
+        words = FLAGS(argv)
         _check_values()
+        _check_positional(words[1:], positional)
     except flags.Error as error:
-        message = ' '.join(str(error).split())
-        sys.exit(f'{errors.script()}: {message} (see --help)')
-    if given and positional is None:
-        sys.exit(f'{errors.script()}: "{given[0]}" is not a flag; expected --name=value (see '
-                 '--help)')
-    if positional is not None and not _fit(given, positional):
-        sys.exit(f'{errors.script()}: got {" ".join(given) or "no arguments"}; expected '
-                 f'{positional} (see --help)')
-    return argv[:1] + given
+        sys.exit(f'{errors.script()}: {errors.one_line(error)} (see --help)')
+    return words
 
 
 def _show_help():
@@ -230,11 +204,7 @@ def _show_help():
 
 
 def _check_values():
-    """Rejects values that absl accepts: empty ones, as from an unset shell variable, and NaN.
-
-    Raises:
-        flags.ValidationError: names the flag.
-    """
+    """Rejects values that absl accepts: empty ones, as from an unset shell variable, and NaN."""
     for name in FLAGS:
         value = FLAGS[name].value
         if FLAGS[name].present and value in ('', []):
@@ -243,10 +213,15 @@ def _check_values():
             raise flags.ValidationError(f'flag --{FLAGS[name].name}={value} is not a number')
 
 
-def _fit(given, positional):
-    """Whether the number of positional arguments is right."""
-    count = len(positional.split())
-    return len(given) >= count if positional.endswith('...') else len(given) == count
+def _check_positional(given, expected):
+    """Rejects a wrong number of positional arguments."""
+    if expected is None:
+        if given:
+            raise flags.Error(f'"{given[0]}" is not a flag; expected --name=value')
+        return
+    excess = len(given) - len(expected.split())
+    if excess < 0 or excess and not expected.endswith('...'):
+        raise flags.Error(f'got {" ".join(given) or "no arguments"}; expected {expected}')
 
 
 def _without_traceback(main):

@@ -29,8 +29,8 @@ class Best:
         Args:
             train_dir: folder of the run.
             variables: list of the variables in a checkpoint.
-            images: 'test' or 'held_out', the images that the errors are measured on. Ignores a best
-                checkpoint that was chosen on other images.
+            images: 'test' or 'held_out', the images of the errors; a best checkpoint that was
+                chosen on other images is ignored.
         """
         self._images = images
         self._folder = os.path.join(train_dir, names.BEST)
@@ -46,10 +46,9 @@ class Best:
             error, step = float(found['averaged_error']), int(found['step'])
         except (OSError, ValueError, TypeError, KeyError, OverflowError):
             return np.inf, None
-        if not 0 <= error <= 1 or found.get('validated_on', 'test') != self._images:
-            return np.inf, None
-        damage = checkpoints.fault(os.path.join(self._folder, names.checkpoint(step)))
-        return (np.inf, None) if damage else (error, step)
+        counts = (0 <= error <= 1 and found.get('validated_on', 'test') == self._images
+                  and not checkpoints.fault(os.path.join(self._folder, names.checkpoint(step))))
+        return (error, step) if counts else (np.inf, None)
 
     def offer(self, session, step, values, error, averaged_error):
         """Saves the variables if the error of their averages is the lowest so far.
@@ -58,11 +57,9 @@ class Best:
         removed: if the process is killed, the file still names a checkpoint that exists.
 
         Args:
-            session: the session that holds the variables.
-            step: the global step.
+            session, step: the session that holds the variables, and the global step.
             values: dictionary from name to value of the same variables.
-            error: float, 0 to 1, the error of the raw weights.
-            averaged_error: the same for the moving averages.
+            error, averaged_error: floats, 0 to 1, of the raw weights and the moving averages.
         """
         if averaged_error >= self.error:
             return

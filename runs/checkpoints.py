@@ -1,5 +1,7 @@
-"""Finds checkpoints, checks that they are complete and fit, and loads them into variables."""
-import contextlib
+"""Finds checkpoints, checks that they are complete and fit, and loads them into variables.
+
+The path of a checkpoint is without `.index`.
+"""
 import os
 import time
 
@@ -15,17 +17,10 @@ _STEPS = 2 ** 63  # Steps are int64.
 
 
 def latest(folder, report=True):
-    """Path of the newest intact checkpoint in a folder, without `.index`.
+    """Path of the newest intact checkpoint in a folder; None if it has none.
 
     The file `checkpoint` names the newest. If that one is damaged, uses the intact one with the
-    highest step, and prints a line. Nothing is removed.
-
-    Args:
-        folder: folder of the checkpoints; may be missing.
-        report: whether to print that line.
-
-    Returns:
-        str, or None if the folder has no checkpoints.
+    highest step, and prints a line if `report`. Nothing is removed. The folder may be missing.
 
     Raises:
         app.UsageError: all checkpoints are damaged; the message gives the reason.
@@ -39,12 +34,12 @@ def latest(folder, report=True):
             return path
         faults.append(f'{path} is damaged ({reason})' if not faults else
                       f'so is {os.path.basename(path)}')
-    if faults:
-        if candidates(folder) != paths:  # A trainer has just written or removed some.
-            return latest(folder, report)
-        raise app.UsageError(f'{"; ".join(faults)}: all checkpoints in {folder} are damaged. '
-                             'Restore one, or start over in another folder')
-    return None
+    if not faults:
+        return None
+    if candidates(folder) != paths:  # A trainer has just written or removed some.
+        return latest(folder, report)
+    raise app.UsageError(f'{"; ".join(faults)}: all checkpoints in {folder} are damaged. Restore '
+                         'one, or start over in another folder')
 
 
 def candidates(folder):
@@ -54,33 +49,23 @@ def candidates(folder):
     the file name is used, and the checkpoint is looked for in this folder.
     """
     try:
-        found = os.listdir(folder)
+        matches = filter(None, map(names_.CHECKPOINT_INDEX.fullmatch, os.listdir(folder)))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    steps = {int(match.group(1)) for match in map(names_.CHECKPOINT_INDEX.fullmatch, found)
-             if match}
-    paths = [os.path.join(folder, names_.checkpoint(step_))
-             for step_ in sorted(steps, reverse=True)]
+    steps = sorted((int(match.group(1)) for match in matches), reverse=True)
     try:
         state = tf.train.get_checkpoint_state(folder)
     except ValueError:  # The file is empty or not text; TensorFlow returns None for other damage.
         state = None
     named = os.path.basename(state.model_checkpoint_path) if state else ''
-    first = [os.path.join(folder, named)] if named else []
-    return first + [path for path in paths if path not in first]
+    found = dict.fromkeys([named, *map(names_.checkpoint, steps)])  # Each once, in this order.
+    return [os.path.join(folder, name) for name in found if name]
 
 
 def watch(folder, seconds):
-    """Yields the newest intact checkpoint of a folder, then each new one, endlessly.
+    """Yields the newest intact checkpoint of a folder, then each new one, endlessly; see `latest`.
 
-    Unlike `tf.train.checkpoints_iterator`, it skips damaged ones.
-
-    Args:
-        folder: folder of the checkpoints; may be missing at first.
-        seconds: minimum time between two checkpoints.
-
-    Raises:
-        app.UsageError: see `latest`.
+    Unlike `tf.train.checkpoints_iterator`, skips damaged ones. At least `seconds` pass between two.
     """
     seen = yielded = None
     while True:
@@ -110,49 +95,37 @@ class Unreadable(errors.DataError):
     """A checkpoint's files are missing or damaged, or were removed while being read."""
 
 
-@contextlib.contextmanager
-def _reader(path):
-    """Yields TensorFlow's reader of a checkpoint.
-
-    Raises:
-        Unreadable: files are missing or damaged; the message is only the reason.
-    """
+def _values(path, names=None):
+    """Yields what `read` returns; the message of `Unreadable` is only the reason."""
     try:
-        yield tf.train.load_checkpoint(path)
+        reader = tf.train.load_checkpoint(path)
+        held = reader.get_variable_to_shape_map()
+        for name in held if names is None else names:
+            if name in held:
+                yield name, np.asarray(reader.get_tensor(name))
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
         # MemoryError: a damaged index may give exabytes as a size.
         raise Unreadable(errors.one_line(error)) from error
 
 
 def fault(path):
-    """Why a checkpoint cannot be read completely, or None. The path is without `.index`."""
+    """Why a checkpoint cannot be read completely, or None."""
     try:
-        with _reader(path) as reader:
-            for name in reader.get_variable_to_shape_map():
-                reader.get_tensor(name)
+        for _ in _values(path):
+            pass
     except Unreadable as error:
         return str(error)
     return None
 
 
 def read(path, names=None):
-    """The values in a checkpoint.
-
-    Args:
-        path: path of the checkpoint, without `.index`.
-        names: names of the variables to read, in order; by default all. Missing ones are left out.
-
-    Returns:
-        Dictionary from name to array.
+    """The values in a checkpoint, {name: array}; of the variables `names` that it has, or all.
 
     Raises:
         Unreadable: the files are missing or damaged, perhaps only since `latest` found them intact.
     """
     try:
-        with _reader(path) as reader:
-            held = reader.get_variable_to_shape_map()
-            return {name: np.asarray(reader.get_tensor(name))
-                    for name in (held if names is None else names) if name in held}
+        return dict(_values(path, names))
     except Unreadable as error:
         raise Unreadable(f'{path} cannot be read ({error}): if it was just removed or replaced, '
                          'run the same command again') from error
@@ -160,9 +133,6 @@ def read(path, names=None):
 
 def step(path):
     """The global step of a checkpoint, an int. The original multi-GPU script stored a float.
-
-    Args:
-        path: path of the checkpoint, without `.index`.
 
     Raises:
         app.UsageError: `global_step` is missing or not a whole number.
@@ -197,18 +167,14 @@ def _type(value):
 
 
 class Loader:
-    """Assigns values to variables, all in one run of the session.
+    """Assigns values to variables in one run of the session.
 
     `variable.load` runs one operation per variable, and TensorFlow optimises the whole graph for
     each of them: 40 seconds for ResNet-23.
     """
 
     def __init__(self, variables):
-        """Builds the operation; call it before the graph is finalized.
-
-        Args:
-            variables: list of variables.
-        """
+        """Builds the operation for a list of variables, before the graph is finalized."""
         with tf.device('/cpu:0'), tf.name_scope('load'):
             self._placeholders = {variable.op.name: tf.placeholder(
                 variable.dtype.base_dtype, variable.shape) for variable in variables}
@@ -217,25 +183,11 @@ class Loader:
                 for variable in variables])
 
     def load(self, path, variables, session, advice):
-        """Assigns the values in a checkpoint.
-
-        Args:
-            path, variables, advice: see `values_for`; all variables belong to this `Loader`.
-            session: the session that holds the variables.
-
-        Raises:
-            app.UsageError, Unreadable: see `values_for`.
-        """
+        """Assigns the values in a checkpoint: `assign` and `values_for`, which also raises."""
         self.assign(values_for(path, variables, advice), variables, session)
 
     def assign(self, values, variables, session):
-        """Assigns values.
-
-        Args:
-            values: dictionary from name to array; other items are ignored.
-            variables: dictionary from name to variable; all variables belong to this loader.
-            session: the session that holds the variables.
-        """
+        """Assigns values, {name: array}, to all variables of this loader, {name: variable}."""
         session.run(self._assign, {
             self._placeholders[variable.op.name]: values[name]
             for name, variable in variables.items()})
@@ -244,15 +196,13 @@ class Loader:
 def values_for(path, variables, advice):
     """Reads the values of variables from a checkpoint and converts them to the variables' types.
 
-    Other values in the checkpoint are ignored.
-
     Args:
-        path: path of the checkpoint, without `.index`.
-        variables: dictionary from name in the checkpoint to variable.
+        path: path of the checkpoint.
+        variables: {name in the checkpoint: variable}.
         advice: what the user can do if the checkpoint is unusable; ends the error's message.
 
     Returns:
-        Dictionary from name in the checkpoint to array.
+        {name in the checkpoint: array}.
 
     Raises:
         app.UsageError: variables are missing in the checkpoint, have a different shape or are not
@@ -260,8 +210,8 @@ def values_for(path, variables, advice):
         Unreadable: see `read`.
     """
     values = read(path, sorted(variables))
-    faults = [fault_ for name in sorted(variables)
-              if (fault_ := _misfit(name, values.get(name), variables[name].shape.as_list()))]
+    faults = list(filter(None, (_misfit(name, values.get(name), variables[name].shape.as_list())
+                                for name in sorted(variables))))
     if faults:
         raise app.UsageError(f'{path} does not fit this network: {"; ".join(faults)}. {advice}')
     if 'global_step' in values:

@@ -17,13 +17,7 @@ _GLOB_CHARACTERS = frozenset('*?[\\')
 
 @contextlib.contextmanager
 def held(folder):
-    """Creates a run's folder if necessary, and locks it against other trainers.
-
-    The lock ends with the process, however the process ends. The lock file stays and holds the
-    process ID.
-
-    Args:
-        folder: path of the folder.
+    """Creates a run's folder if necessary, and locks it against other trainers: see `files.locked`.
 
     Raises:
         app.UsageError: another trainer holds the folder, it is not a folder, or TensorFlow would
@@ -49,29 +43,22 @@ def held(folder):
 
 
 def remove_unfinished(folder):
-    """Removes files that a killed process, or a full disk, left unfinished.
-
-    Call it only from the process that holds the folder.
-    """
-    for place in (folder, os.path.join(folder, names.BEST)):
-        if os.path.isdir(place) and not (place != folder and os.path.islink(place)):
-            for path in _matching(place, names.UNFINISHED):
-                os.remove(path)
+    """Removes files that a killed process left unfinished; call it only while `held`."""
+    for place in _places(folder):
+        for entry in list(os.scandir(place)):
+            if _is_file(entry, names.UNFINISHED):
+                os.remove(entry.path)
 
 
 def remove_own_files(folder):
-    """Removes the files of a run; anything else stays, and is reported together with what goes.
-
-    Does not follow links.
-    """
-    own = _matching(folder, names.OWN)
-    best = os.path.join(folder, names.BEST)
-    present = [os.path.join(folder, name)
-               for name in {*os.listdir(folder)} - {names.LOCK, names.BEST}]
-    if os.path.isdir(best) and not os.path.islink(best):
-        own += _matching(best, names.OWN_IN_BEST)
-        present += [os.path.join(best, name) for name in os.listdir(best)]
-    others = set(present) - set(own)
+    """Removes a run's files, but does not follow links; reports other files, which stay."""
+    own, others = [], []
+    for place, pattern in zip(_places(folder), (names.OWN, names.OWN_IN_BEST)):
+        for entry in os.scandir(place):
+            if _is_file(entry, pattern):
+                own.append(entry.path)
+            elif entry.name not in (names.LOCK, names.BEST):
+                others.append(entry.path)
     if others:
         stays, goes = (', '.join(sorted(os.path.relpath(path, folder) for path in paths))
                        for paths in (others, own))
@@ -81,18 +68,18 @@ def remove_own_files(folder):
         os.remove(path)
 
 
-def _matching(folder, pattern):
-    return [entry.path for entry in os.scandir(folder)
-            if pattern.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False)]
+def _places(folder):
+    """The folder of a run and, unless it is a link, the folder `best` in it."""
+    best = os.path.join(folder, names.BEST)
+    return [folder, best] if os.path.isdir(best) and not os.path.islink(best) else [folder]
+
+
+def _is_file(entry, pattern):
+    return pattern.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False)
 
 
 def write_run(folder, run):
-    """Records in `run.json` which run a folder holds.
-
-    Args:
-        folder: path of the folder.
-        run: dictionary of JSON values: `net`, `dataset`, `classes`, and the dictionary `settings`.
-    """
+    """Writes `run.json`, which holds `net`, `dataset`, `classes` and the dictionary `settings`."""
     with files.new_file(os.path.join(folder, names.RUN)) as stream:
         stream.write((json.dumps(run, indent=2, sort_keys=True) + '\n').encode())
 
@@ -114,35 +101,26 @@ _RUN_FIELDS = {
 
 
 def check_run(folder, net, data_set, advice):
-    """Checks that a folder holds a run of this network and data set.
+    """Checks that a folder holds a run of a network, by name, and a `table.DataSet`.
 
-    Args:
-        folder: path of the folder.
-        net: name of the network.
-        data_set: a `table.DataSet`. Its classes may have been renamed since, but a label must not
-            have the name that another label had: it would mean a different class.
-        advice: what the user can do otherwise; ends the error's message.
+    Classes may have been renamed, but not to the former name of another class.
 
     Returns:
         The run's settings, a dictionary; None without `run.json`.
 
     Raises:
-        app.UsageError: the run has a different network or data set, or `run.json` is damaged.
+        app.UsageError: the run has a different network or data set, or `run.json` is damaged. The
+            message ends with `advice`.
         OSError: the file cannot be read.
     """
     path = os.path.join(folder, names.RUN)
     try:
         run = small_files.read_json(path)
+        small_files.check_fields(run, _RUN_FIELDS, f'{path} is damaged')
     except (FileNotFoundError, NotADirectoryError):
         return None
     except errors.DataError as error:
-        raise app.UsageError(
-            f'{error}: it is damaged. Remove it to continue, or {advice}') from error
-    for field, (fits, expected) in _RUN_FIELDS.items():
-        if not fits(run.get(field)):
-            raise app.UsageError(
-                f'{path} is damaged: "{field}" is {small_files.shown(run.get(field))}; expected '
-                f'{expected}. Remove it to continue, or {advice}')
+        raise app.UsageError(f'{error}. Remove it to continue, or {advice}') from error
     earlier = run['net'], run['dataset']
     if earlier != (net, data_set.name):
         raise app.UsageError(

@@ -30,15 +30,11 @@ class Metrics:
     """
 
     def __init__(self, folder, step):
-        """Continues the file in a folder, or creates it.
+        """Continues the file in a run's folder, or creates it.
 
-        Drops rows after the checkpoint at `step`, because those steps will be repeated. Also drops
-        lines that are not rows, as a spreadsheet may have written; the file is then kept as
-        `metrics.csv.old`, `metrics.csv.old.1` and so on.
-
-        Args:
-            folder: folder of the run.
-            step: the step at which the run starts.
+        Drops rows after `step`, the checkpoint from which the run continues. Also drops lines that
+        are not rows, as a spreadsheet may have written; the file is then kept as `metrics.csv.old`,
+        `metrics.csv.old.1` and so on.
         """
         self._path = os.path.join(folder, names.METRICS)
         rows, others = _read_lines(self._path)
@@ -47,9 +43,9 @@ class Metrics:
             os.rename(self._path, kept)
             console.line(f'{self._path} has lines that a run did not write; the file is kept as '
                          f'{kept}.')
-        rows = [row for row in rows if row['step'] <= step]
         with files.new_file(self._path) as stream:
-            stream.write(''.join([_HEADER, *map(_line, rows)]).encode())
+            lines = [_HEADER, *(_line(row) for row in rows if row['step'] <= step)]
+            stream.write(''.join(lines).encode())
 
     def append(self, **row):
         """Adds a row, given by column; None for a missing figure."""
@@ -91,15 +87,12 @@ def read(path):
 
 
 def _read_lines(path):
-    """The rows of a `metrics.csv`, and the number of lines that are neither row nor header."""
-    rows, others = [], 0
-    for number, line in enumerate(_lines(path)):
-        row = _row(line)
-        if row:
-            rows.append(row)
-        else:
-            others += number > 0 or line != _HEADER.rstrip().encode()
-    return rows, others
+    """The rows of a `metrics.csv`, and whether it has lines that are neither row nor header."""
+    lines = list(_lines(path))
+    if lines[:1] == [_HEADER.rstrip().encode()]:
+        del lines[0]
+    rows = list(filter(None, map(_row, lines)))
+    return rows, len(rows) < len(lines)
 
 
 def _lines(path):
@@ -131,12 +124,10 @@ def _row(line):
 
 
 def read_scalars(folder, tag):
-    """A curve from the event files in a folder, in the order of their times.
+    """A curve from the event files in a folder, {step: float}, sorted by step.
 
-    A damaged file counts up to the damage, which a line reports.
-
-    Returns:
-        Dictionary from step to float, sorted by step.
+    Later files replace values of earlier ones. A damaged file counts up to the damage, which a line
+    reports.
     """
     found = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), 'events.out.tfevents.*'))):

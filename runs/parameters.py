@@ -6,11 +6,11 @@ from program import files
 
 
 def write(path, values, trainable):
-    """Writes values of variables to an HDF5 file.
+    """Writes an HDF5 file with the values of variables.
 
     `weights/NAME` are the trainable variables, `averages/NAME` their moving averages and
-    `statistics/NAME` those of batch norms, each under the variable's name. The attribute
-    `global_step` is the number of steps. The state of the optimizer is left out.
+    `statistics/NAME` those of batch norms. The attribute `global_step` is the number of steps. The
+    state of the optimizer is left out.
 
     Args:
         path: path of the file.

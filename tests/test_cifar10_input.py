@@ -184,7 +184,7 @@ def test_evaluation_is_endless_unless_epochs_are_given(tmp_path):
 def test_a_missing_file_is_a_value_error_when_the_graph_is_built(tmp_path, make):
     write_small(tmp_path)
     (tmp_path / 'b.bin').unlink()
-    with pytest.raises(ValueError, match=f'^{tmp_path}/b.bin is missing: Restore the file'):
+    with pytest.raises(ValueError, match=f'^{tmp_path}/b.bin is missing. Restore the file'):
         make(str(tmp_path))
 
 

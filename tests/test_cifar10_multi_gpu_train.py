@@ -1,3 +1,6 @@
+import json
+import pathlib
+
 import numpy as np
 import pytest
 import spawn
@@ -154,10 +157,15 @@ def test_speed_counts_all_towers(half_bright, capsys):
 @pytest.mark.slow
 def test_the_script_as_a_user_runs_it(half_bright):
     done = spawn.run_script(
-        'cifar10_multi_gpu_train.py', '--num_gpus=2', '--max_steps=2', '--batch_size=4',
-        '--device=cpu', f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}')
+        'cifar10_multi_gpu_train.py', '--num_gpus=2', '--max_steps=2', '-b', '4', '-c=cpu',
+        '-n', 'tutorial', '-l', '0.02', '-e', '2.5', f'--data_dir={FLAGS.data_dir}',
+        f'--train_dir={FLAGS.train_dir}')
     assert done.returncode == 0, done.stderr
     assert done.stderr == ''
     lines = done.stdout.splitlines()
     assert lines[0] == 'Training 2 towers on the CPU.'
     assert lines[-1] == f'Saved step 2 in {FLAGS.train_dir}.'
+    run = json.loads(pathlib.Path(FLAGS.train_dir, 'run.json').read_text())
+    assert run['net'] == 'tutorial'
+    assert run['settings'].items() >= {
+        'batch_size': 4, 'examples_per_step': 8, 'learning_rate': 0.02}.items()

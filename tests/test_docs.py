@@ -33,7 +33,10 @@ OPTIONS_OF_OTHERS = {
     'mpirun': {'-n', '-x', '--hostfile', '--allow-run-as-root', '--oversubscribe'},
     'pytest': {'-m', '-k'},
     'tensorboard': {'--logdir', '--logdir_spec'},
-    'classification.py': {'-b', '-c', '-h', '-n', '--context', '--with-all-reduce-callback'}}
+    'classification.py': {
+        '-b', '-c', '-e', '-h', '-l', '-m', '-n', '-o', '-t', '--batch-size', '--context',
+        '--epochs', '--learning-rate', '--net', '--sync-bn', '--use-latest-checkpoint',
+        '--warmup-epoch', '--with-all-reduce-callback'}}
 _BLOCK = re.compile(r'^```[a-z]*\n(.*?)^```', re.DOTALL | re.MULTILINE)
 
 
@@ -77,7 +80,10 @@ def options_of_script(script):
     call, = (node for node in ast.walk(ast.parse(text(script)))
              if isinstance(node, ast.Call) and ast.unparse(node.func) == 'startup.run')
     modules = [module, *eval(ast.unparse(call.args[1]), vars(module))]
-    found = [flag for owner in modules for flag in flags.FLAGS.get_key_flags_for_module(owner)]
+    unused = [eval(ast.unparse(each.value), vars(module)) for each in call.keywords
+              if each.arg == 'unused']
+    found = [flag for owner in modules for flag in flags.FLAGS.get_key_flags_for_module(owner)
+             if flag.name not in set().union(*unused)]
     return {'--help', *(f'--{flag.name}' for flag in found),
             *(f'-{flag.short_name}' for flag in found if flag.short_name)}
 

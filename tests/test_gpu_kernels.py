@@ -11,20 +11,12 @@ from absl import flags
 from absl.testing import flagsaver
 from tensorflow.python.framework import kernels
 
+from benchmarks.gpu import placement
 import cifar10
 import cifar10_multi_gpu_train
 from evaluation import counting
 from evaluation import model
 import recipes
-
-# Operations that a tower or an inference graph leaves to the CPU, and why. Soft placement moves
-# those that ask for a GPU. All of them run only in the steps that write summaries.
-ON_THE_HOST = {
-    'ScalarSummary': 'makes a string, and strings are in host memory',
-    'HistogramSummary': 'makes a string',
-    'MergeSummary': 'makes a string',
-    'Const': 'only if it is a string: the tag of a summary',
-}
 
 PRECISIONS = [name for name in ('use_fp16', 'use_bf16') if name in flags.FLAGS]
 
@@ -51,7 +43,7 @@ def _check(operations):
     count = 0
     for op in operations:
         count += 1
-        assert has_gpu_kernel(op) or op.type in ON_THE_HOST, op
+        assert has_gpu_kernel(op) or op.type in placement.ON_THE_HOST, op
         if op.type == 'Const' and not has_gpu_kernel(op):
             assert op.outputs[0].dtype == tf.string, op
     return count

@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -9,7 +7,6 @@ from absl.testing import flagsaver
 
 import cifar10
 import cifar10_multi_gpu_train
-from nets import resnet
 import recipes
 from training import replicas
 
@@ -47,14 +44,10 @@ def test_a_replica_that_fails_ends_the_step_of_all():
 
 
 @pytest.fixture
-def narrow(monkeypatch):
-    """ResNet-23 with fewer channels on small images, and ELU, as for 100 classes."""
-    def inference(images, training, gather=None):
-        return resnet._network(images, 10, 8, tf.nn.elu, training, gather)
-
-    monkeypatch.setitem(recipes.TABLE, 'narrow', dataclasses.replace(
-        tiny.RECIPE, name='narrow', inference=inference, has_batch_norm=True))
-    with flagsaver.flagsaver(net='narrow', num_gpus=2):
+def normed(monkeypatch):
+    """Two towers of a network with four batch norms."""
+    monkeypatch.setitem(recipes.TABLE, 'normed', tiny.NORMED)
+    with flagsaver.flagsaver(net='normed', num_gpus=2):
         yield
 
 
@@ -62,8 +55,7 @@ def moving_statistics():
     return [variable for variable in tf.global_variables() if 'moving' in variable.op.name]
 
 
-@pytest.mark.slow
-def test_two_towers_take_the_step_of_one_with_both_batches(narrow):
+def test_towers_with_synced_batch_norms_take_the_step_of_one(normed):
     """Loss, gradients and moving statistics; the images of one tower are brighter."""
     random = np.random.RandomState(1)
     images = random.uniform(0, 50, [16, 16, 16, 3]).astype(np.float32)
@@ -80,7 +72,7 @@ def test_two_towers_take_the_step_of_one_with_both_batches(narrow):
         total = cifar10_multi_gpu_train.tower_loss(scope, tf.constant(images), labels)
         of_both = cifar10.compute_gradients(total)
     updates_of_both = tf.get_collection(tf.GraphKeys.UPDATE_OPS, 'both/')
-    assert len(updates_of_both) == 44
+    assert len(updates_of_both) == 8
     updates = [update for update in updates if update not in updates_of_both]
     with session(2) as session_:
         session_.run([tf.global_variables_initializer(), fill])
@@ -90,16 +82,24 @@ def test_two_towers_take_the_step_of_one_with_both_batches(narrow):
         expected = session_.run([total, [gradient for gradient, _ in of_both], updates_of_both])[:2]
         expected_moved = session_.run(moving_statistics())
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
-    assert len(got[1]) == 68 and len(moved) == 44
+    assert len(got[1]) == 14 and len(moved) == 8
     for ours, theirs in zip([*got[1], *moved], [*expected[1], *expected_moved]):
-        np.testing.assert_allclose(ours, theirs, atol=2e-5 * abs(theirs).max())
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_towers_train_with_synced_batch_norms(half_bright, monkeypatch):
-    monkeypatch.setitem(recipes.TABLE, 'normed', tiny.NORMED)
-    with flagsaver.flagsaver(net='normed', num_gpus=2, sync_batch_norm=True, max_steps=2):
+def test_towers_train_with_synced_batch_norms(normed, half_bright):
+    with flagsaver.flagsaver(sync_batch_norm=True, max_steps=2):
         cifar10_multi_gpu_train.train()
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-2')
+
+
+@pytest.mark.parametrize('count, sync, exchanges', [(2, True, 22), (2, False, 0), (1, True, 0)])
+def test_resnet23_gathers_the_statistics_of_every_batch_norm(count, sync, exchanges):
+    with flagsaver.flagsaver(net='resnet23', sync_batch_norm=sync):
+        replicas.inference(tf.zeros([2, 32, 32, 3]), replicas.Replica(0, count))
+    kinds = [op.type for op in tf.get_default_graph().get_operations()]
+    assert kinds.count('CollectiveGatherV2') == exchanges
+    assert kinds.count('FusedBatchNormV3') == 22 - exchanges
 
 
 def test_networks_without_batch_norm_are_refused():

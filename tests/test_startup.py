@@ -10,7 +10,7 @@ import image_files
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
-from absl import app
+from absl import app, flags
 
 from program import startup
 from runs import checkpoints
@@ -64,6 +64,22 @@ def test_the_other_scripts_reject_wrong_flags(script, flag):
     assert flag[2:].split('=')[0] in _refused(script, flag)
 
 
+def test_batch_norms_are_synced_only_if_there_are_any_and_several_replicas():
+    assert _refused('cifar10_multi_gpu_train.py', '--sync_batch_norm').endswith(
+        'net=tutorial: this network has no batch norm; expected one that has, such as '
+        '--net=resnet23: choose it, or remove --sync_batch_norm (see --help)\n')
+    assert "Unknown command line flag 'sync_batch_norm'" in _refused(
+        'cifar10_train.py', '--sync_batch_norm', '--net=resnet23')
+
+
+@pytest.mark.parametrize('name, short', [
+    ('batch_size', 'b'), ('device', 'c'), ('warmup_epochs', 'e'), ('learning_rate', 'l'),
+    ('net', 'n')])
+def test_short_forms_of_flags(name, short):
+    """Those of NNabla's example."""
+    assert flags.FLAGS[short] is flags.FLAGS[name]
+
+
 @pytest.mark.parametrize('script', SCRIPTS)
 def test_a_missing_gpu_is_reported_in_one_line(script, tmp_path):
     if tf.config.list_physical_devices('GPU'):
@@ -86,8 +102,15 @@ def test_help_lists_the_scripts_flags(script, own):
     for flag in own:
         assert f'--{flag}:' in done.stdout or f'--[no]{flag}:' in done.stdout
     assert 'logtostderr' not in done.stdout
-    default = '1000000' if 'multi' in script else '100000'
-    assert f"(default: '{default}')" in done.stdout or script == 'cifar10_eval.py'
+    if script == 'cifar10_eval.py':
+        for flag in ('learning_rate', 'warmup_epochs', 'validate_on'):
+            assert f'--{flag}:' not in done.stdout
+    else:
+        default = '1000000' if 'multi' in script else '100000'
+        assert f"(default: '{default}')" in done.stdout
+        words = ' '.join(done.stdout.split())
+        assert 'images per batch. With --net=resnet23, the default is 64.' in words
+        assert 'With --net=resnet23, the default is 300.' in words
 
 
 @pytest.mark.parametrize('script, own', [
@@ -99,7 +122,8 @@ def test_help_of_the_scripts_that_use_a_trained_network(script, own):
     assert 'python ' + script in done.stdout
     for flag in own:
         assert f'--{flag}:' in done.stdout or f'--[no]{flag}:' in done.stdout
-    assert '--train_dir:' not in done.stdout
+    for flag in ('train_dir', 'learning_rate', 'warmup_epochs', 'batch_size', 'data_dir'):
+        assert f'--{flag}:' not in done.stdout
 
 
 def test_trainers_reject_the_flags_that_name_a_trained_network():

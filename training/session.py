@@ -36,7 +36,7 @@ paths.define('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and even
 flags.DEFINE_integer('max_steps', 100000, 'Total number of steps, including those before a resume.',
                      lower_bound=0, upper_bound=_MAX_STEPS)
 flags.DEFINE_float('epochs', None, 'Total number of epochs, instead of --max_steps; may have a '
-                   'fraction. The default depends on --net.', lower_bound=0.0, upper_bound=1e6)
+                   'fraction.', lower_bound=0.0, upper_bound=1e6)
 flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
 flags.DEFINE_integer('log_frequency', 10, 'Number of steps between printed lines.', lower_bound=1,
                      upper_bound=10**9)
@@ -46,7 +46,7 @@ flags.DEFINE_integer('save_checkpoint_steps', None,
                      'Steps between checkpoints, instead of --save_checkpoint_secs.',
                      lower_bound=1, upper_bound=10**9)
 flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the images '
-                     'of --validate_on; 0 means never. The default depends on --net.',
+                     'of --validate_on; 0, the default, means never.',
                      lower_bound=0, upper_bound=10**9)
 flags.DEFINE_integer('profile', None, 'Trace this step: writes timeline-STEP.json into --train_dir '
                      "for chrome://tracing, and adds the trace to TensorBoard's graph.",
@@ -61,6 +61,9 @@ flags.DEFINE_boolean('restart', False,
 FLAGS = flags.FLAGS
 
 CHECKPOINTS_KEPT = 5
+
+for _name in ('batch_size', 'epochs', 'validate_every'):
+    recipes.describe_defaults(_name)
 
 
 @flags.multi_flags_validator(['epochs', 'max_steps'], 'both set the length of the training; '

@@ -10,10 +10,20 @@ from absl import flags
 
 import cifar10
 import cifar10_multi_gpu_train
+from nets import variables
 from program import devices
 import recipes
 
 FLAGS = flags.FLAGS
+
+# Operations that a tower or an inference graph leaves to the CPU, and why. Soft placement moves
+# those that ask for a GPU. They run only in the steps that write summaries.
+ON_THE_HOST = {
+    'ScalarSummary': 'makes a string, and strings are in host memory',
+    'HistogramSummary': 'makes a string',
+    'MergeSummary': 'makes a string',
+    'Const': 'if it is a string: the tag of a summary',
+}
 
 _SENDS = ('_Send', '_HostSend')
 
@@ -33,10 +43,10 @@ def step_of_towers(queue=None):
         queue = queue or cifar10.distorted_inputs_queue(2 * towers, recipe)
         losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
         losses = cifar10_multi_gpu_train._mean_losses(losses)
-        return tf.group(
-            cifar10.apply_gradients(cifar10_multi_gpu_train.average_gradients(gradients),
-                                    global_step, towers, recipe),
-            cifar10.loss_summaries(losses))
+        with tf.device(variables.device()):
+            gradients = cifar10_multi_gpu_train.average_gradients(gradients)
+        return tf.group(cifar10.apply_gradients(gradients, global_step, towers, recipe),
+                        cifar10.loss_summaries(losses))
 
 
 def gpus_as_cpus(op):
