@@ -48,16 +48,17 @@ def placement():
     rows, checks, notes = [], [], []
     stand_ins = not devices.visible_gpus()
     if stand_ins:
-        notes.append('There is no GPU: a second logical CPU stands in for it, so that transfers '
-                     'can be counted.')
+        notes.append('A second logical CPU stands in for the GPU, so that transfers can be '
+                     'counted. It has kernels that a GPU lacks; tests/test_gpu_kernels.py asks '
+                     'for those.')
     for net in FLAGS.nets:
         for precision, flags_ in precisions().items():
             with flagsaver.flagsaver(net=net, num_gpus=1, **flags_):
                 row, unexpected, moved = _placed(stand_ins)
             rows.append({'net': net, 'precision': precision, **row})
-            checks.append({'what': f'{net}, {precision}: operations moved off the GPU, apart from '
-                           'those of summaries', 'value': unexpected, 'limit': 0,
-                           'passed': unexpected == 0})
+            checks.append({'what': f'{net}, {precision}: operations that did not run where they '
+                           'ask to, apart from those of summaries', 'value': unexpected,
+                           'limit': 0, 'passed': unexpected == 0})
             notes += [f'{net}, {precision}: {count} x {what}' for what, count in moved.items()]
     return {'rows': rows, 'checks': checks, 'notes': notes}
 
