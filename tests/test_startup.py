@@ -316,6 +316,14 @@ def test_an_operations_error_is_reported_by_its_reason():
     assert str(exit_.value.code).endswith(': /nonexistent; No such file or directory')
 
 
+def test_a_full_device_is_reported_with_the_remedy():
+    with tf.Session() as session, pytest.raises(SystemExit) as exit_:
+        startup._without_traceback(lambda: session.run(tf.fill([1 << 46], 1.0)))
+    assert 'OOM when allocating tensor' in str(exit_.value.code)
+    assert str(exit_.value.code).endswith(
+        ': use a smaller --batch_size, or end other programs on the device')
+
+
 def test_bugs_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         startup._without_traceback(lambda: 1 // 0)
