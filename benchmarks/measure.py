@@ -122,6 +122,8 @@ def measure_step(_):
         builds['tutorial'] = lambda: _tutorial_train_op(*batch())
         builds['tutorial, forward'] = lambda: tutorial.inference(batch()[0])
     steppers = {name: stepper(build) for name, build in builds.items()}
+    with flagsaver.flagsaver(use_bf16=True):
+        steppers['ours, bfloat16'] = stepper(builds['ours'])
     if is_tutorial and importlib.util.find_spec('torch'):
         from benchmarks import torch_net
         steppers['PyTorch'], steppers['PyTorch, compiled'] = (
