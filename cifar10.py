@@ -100,7 +100,9 @@ def _check_dataset(name):
 def data_set():
     """The `table.DataSet` of `--dataset`, from the table or from the user's folder."""
     row = custom.find(FLAGS.dataset)
-    return dataclasses.replace(cifar10_input.CIFAR10, url=DATA_URL) if row is table.CIFAR10 else row
+    if row is table.CIFAR10:
+        return dataclasses.replace(cifar10_input.cifar10_row(NUM_CLASSES), url=DATA_URL)
+    return row
 
 
 def data_folder():
@@ -208,7 +210,9 @@ def num_examples(eval_data):
     Raises:
         errors.MissingFile: the folder exists, but one of its record files is missing.
     """
-    edited = cifar10_input.edited_examples_per_epoch(data_set(), eval_data)
+    edited = cifar10_input.edited_size(
+        NUM_EXAMPLES_PER_EPOCH_FOR_EVAL if eval_data else NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN,
+        data_set(), eval_data)
     examples = num_records(eval_data) if edited is None else edited
     if eval_data or not _holds_out():
         return examples
@@ -516,8 +520,11 @@ def train(total_loss, global_step, recipe=None):
         An operation that runs one step.
     """
     gradients = compute_gradients(total_loss)
-    return tf.group(apply_gradients(gradients, global_step, recipe=recipe),
-                    _add_loss_summaries(total_loss), name='train')
+    # If the caller's scope reuses the variables of the network, averages and slots are still new.
+    with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE,
+                           auxiliary_name_scope=False):
+        return tf.group(apply_gradients(gradients, global_step, recipe=recipe),
+                        _add_loss_summaries(total_loss), name='train')
 
 
 def compute_gradients(total_loss):

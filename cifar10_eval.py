@@ -42,7 +42,7 @@ flags.DEFINE_boolean('run_once', False, 'Evaluate only the latest checkpoint, th
 flags.DEFINE_boolean('per_class', False, 'Also print recall and precision per class and the '
                      'confusion matrix, and write them for TensorBoard.')
 
-FLAGS = flags.FLAGS
+FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 
 def evaluate():

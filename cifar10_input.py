@@ -31,9 +31,17 @@ MIN_FRACTION_OF_EXAMPLES_IN_QUEUE = 0.4
 # al., "Deep Residual Learning" (2016), section 4.2.
 _HELD_OUT_EVERY = 10
 
-# The row of `--dataset=cifar10`, with as many classes as NUM_CLASSES.
-CIFAR10 = dataclasses.replace(table.CIFAR10, classes=tuple(
-    [*table.CIFAR10.classes, *map(str, range(10, NUM_CLASSES))][:NUM_CLASSES]))
+
+def cifar10_row(num_classes):
+    """The row of CIFAR-10; `num_classes` is not 10 if NUM_CLASSES was edited.
+
+    Additional classes are named by their numbers.
+    """
+    names = [*table.CIFAR10.classes, *map(str, range(10, num_classes))]
+    return dataclasses.replace(table.CIFAR10, classes=tuple(names[:num_classes]))
+
+
+CIFAR10 = cifar10_row(NUM_CLASSES)
 
 _RECORDS_PER_READ = 512
 _RECORDS_PER_DISTORTION = 512
@@ -299,10 +307,14 @@ def dequeue(queue):
 
 
 def _image_summary(images):
-    """Adds a summary of the first images, with a tag that omits the tower's name scope."""
-    with tf.name_scope('image_summary'):
+    """Adds a summary of the first images, with a tag that omits the tower's name scope.
+
+    The tags of a graph that reads several sets are `images`, `images_1` and so on: two summaries
+    with the same tag cannot be merged.
+    """
+    with tf.name_scope('images') as scope:
         tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.ImageSummary(
-            tag='images', tensor=images, max_images=3))
+            tag=os.path.basename(scope.rstrip('/')), tensor=images, max_images=3))
 
 
 def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_out=False):
@@ -313,7 +325,7 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
     """
     index, shards = shard
     records = data_set.count(data_dir, eval_data=False)
-    examples = edited_examples_per_epoch(data_set, eval_data=False) or records
+    examples = edited_size(NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN, data_set, eval_data=False) or records
     records, examples = (number - (num_held_out(number) if held_out else 0)
                          for number in (records, examples))
     if records < shards:
@@ -333,9 +345,11 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
         capacity=waiting + 3 * max(batch_size, _RECORDS_PER_READ)), data_set)
 
 
-def edited_examples_per_epoch(data_set, eval_data):
-    """The tutorial's constant for CIFAR-10's test or training set if it was edited, else None."""
-    examples = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL if eval_data else NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
+def edited_size(examples, data_set, eval_data):
+    """`examples`, the tutorial's constant for the size of an epoch, if it was edited; else None.
+
+    None for data sets other than CIFAR-10.
+    """
     published = sum(table.CIFAR10.split(eval_data).values())
     return examples if data_set.name == 'cifar10' and examples != published else None
 

@@ -29,7 +29,7 @@ from training import solo
 flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a batch per step.',
                      lower_bound=1, upper_bound=256)
 
-FLAGS = flags.FLAGS
+FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 
 def tower_loss(scope, images, labels, replica=replicas.ALONE):

@@ -22,6 +22,8 @@ from program import ownership
 import recipes
 from training import session as training
 
+FLAGS = cifar10.FLAGS  # For code that sets the flags of a run and calls `train`.
+
 
 def train():
     """Builds the graph and steps it until --max_steps, resuming if it can."""

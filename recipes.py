@@ -19,7 +19,7 @@ flags.DEFINE_float('warmup_epochs', resnet.WARMUP_EPOCHS, 'Epochs of learning-ra
                    'batch; resnet23 only.',
                    lower_bound=0.0, upper_bound=1e6, short_name='e')
 
-FLAGS = flags.FLAGS
+FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 TRAINING_FLAGS = ('warmup_epochs', *cifar10.TRAINING_FLAGS)
 

@@ -9,7 +9,7 @@ from absl import flags
 flags.DEFINE_enum('variables', 'cpu', ['cpu', 'gpu'], 'Memory for the variables and their update: '
                   "the host's, or that of the first GPU, which saves copying them in each step.")
 
-FLAGS = flags.FLAGS
+FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 
 def device():

@@ -167,6 +167,97 @@ def test_main_accepts_the_arguments_of_app_run(trained, capsys):
     assert 'precision @ 1 = ' in capsys.readouterr().out
 
 
+def test_a_network_of_a_fixed_batch_size(trained, monkeypatch):
+    """The tutorial's `inference` flattens pool2 so; 130 is not a multiple of 8."""
+    checkpoint = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
+    expected = counting.Evaluation().run(checkpoint)
+
+    def inference(images):
+        assert images.shape.as_list() == [8, 24, 24, 3]
+        net = tf.reshape(cifar10.convolutions(images), [FLAGS.batch_size, -1])
+        for name, units in [('local3', 384), ('local4', 192)]:
+            net = cifar10._local(net, name, units)
+        return cifar10.softmax_linear(net)
+
+    monkeypatch.setattr(cifar10, 'inference', inference)
+    result = counting.Evaluation().run(checkpoint)
+    assert result.total == 130
+    assert result.confusion.tolist() == expected.confusion.tolist()
+
+
+def test_training_and_evaluation_in_one_graph(half_bright):
+    """`train` makes new variables in a scope that reuses the network's; all summaries merge."""
+    images, labels = cifar10.distorted_inputs()
+    test_images, test_labels = cifar10.inputs(eval_data=True)
+    step = tf.Variable(0, trainable=False)
+    with tf.variable_scope(tf.get_variable_scope()) as scope:
+        logits = cifar10.inference(images)
+        scope.reuse_variables()
+        hits = tf.nn.in_top_k(cifar10.inference(test_images), test_labels, 1)
+        train_op = cifar10.train(cifar10.loss(logits, labels), step)
+    summaries = tf.summary.merge_all()
+    assert len(tf.trainable_variables()) == 10
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        coordinator = tf.train.Coordinator()
+        threads = tf.train.start_queue_runners(session, coordinator)
+        for _ in range(2):
+            session.run(train_op)
+        assert session.run([step, hits])[0] == 2
+        tags = [value.tag for value in tf.Summary.FromString(session.run(summaries)).value]
+        coordinator.request_stop()
+        coordinator.join(threads)
+    assert len(set(tags)) == len(tags)
+    assert {'images/image/0', 'images_1/image/0', 'conv1/activations', 'learning_rate'} <= set(tags)
+
+
+# Programs without `tf.app.run`, which would parse the command line.
+HELPER = '''
+with tf.variable_scope('conv3'):
+    cifar10._variable_on_cpu('biases', [3], tf.constant_initializer(0.1))
+print([(v.op.name, v.device) for v in tf.global_variables()], cifar10.FLAGS.batch_size)
+'''
+TRAINER = '''
+import cifar10_train
+cifar10_train.FLAGS.max_steps = 1
+cifar10_train.train()
+'''
+EVALUATION = '''
+import cifar10_eval
+cifar10_eval.FLAGS.run_once = True
+cifar10_eval.evaluate()
+'''
+
+
+@pytest.mark.parametrize('program, output', [
+    (HELPER, "[('conv3/biases', '/device:CPU:0')] 8"), (TRAINER, 'Saved step 1 in '),
+    (EVALUATION, ' on 130 images.')], ids=['helper', 'trainer', 'evaluation'])
+def test_the_command_line_is_parsed_on_first_use(request, program, output):
+    request.getfixturevalue('trained' if program is EVALUATION else 'half_bright')
+    folders = [f'--data_dir={FLAGS.data_dir}']
+    if program is TRAINER:
+        folders.append(f'--train_dir={FLAGS.train_dir}')
+    if program is EVALUATION:
+        folders += [f'--checkpoint_dir={FLAGS.checkpoint_dir}', f'--eval_dir={FLAGS.eval_dir}']
+    start = f'import sys; sys.path.insert(0, {str(spawn.ROOT)!r})\n'
+    start += 'import tensorflow.compat.v1 as tf\ntf.disable_v2_behavior()\nimport cifar10\n'
+    done = spawn.run(['-c', start + program, '--batch_size=8', *folders], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert output in done.stdout
+
+
+def test_constants_set_from_outside(half_bright, monkeypatch):
+    """20 steps of 8 images in an epoch of 160; the rate falls to a tenth after 350 epochs."""
+    for name, value in [('NUM_CLASSES', 12), ('NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN', 160),
+                        ('NUM_EXAMPLES_PER_EPOCH_FOR_EVAL', 50)]:
+        monkeypatch.setattr(cifar10, name, value)
+    assert cifar10.inference(tf.zeros([2, 24, 24, 3])).shape.as_list() == [2, 12]
+    assert counting.Evaluation().total == 50
+    with tf.Session() as session:
+        rates = [session.run(cifar10.learning_rate(step)) for step in (6999, 7000)]
+    np.testing.assert_allclose(rates, [0.03, 0.003], rtol=1e-5)
+
+
 def copy_with(folder, name, edits):
     """Copies the project to `folder` and replaces text in the file `name`; each must occur once."""
     shutil.copytree(spawn.ROOT, folder, ignore=shutil.ignore_patterns(
