@@ -325,7 +325,7 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
     """
     index, shards = shard
     records = data_set.count(data_dir, eval_data=False)
-    examples = edited_size(NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN, data_set, eval_data=False) or records
+    examples = edited_examples_per_epoch(data_set, eval_data=False) or records
     records, examples = (number - (num_held_out(number) if held_out else 0)
                          for number in (records, examples))
     if records < shards:
@@ -345,11 +345,23 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
         capacity=waiting + 3 * max(batch_size, _RECORDS_PER_READ)), data_set)
 
 
-def edited_size(examples, data_set, eval_data):
-    """`examples`, the tutorial's constant for the size of an epoch, if it was edited; else None.
+def edited_examples_per_epoch(data_set, eval_data, examples=None):
+    """The tutorial's constant for CIFAR-10's test or training set if it was edited, else None.
 
-    None for data sets other than CIFAR-10.
+    Args:
+        data_set: row of the data-set table.
+        eval_data: True for the test set, False for the training set.
+        examples: the constant's value in another module; None for its value here.
+
+    Raises:
+        errors.DataError: the constant is less than 1.
     """
+    if examples is None:
+        examples = (NUM_EXAMPLES_PER_EPOCH_FOR_EVAL if eval_data
+                    else NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN)
+    if examples < 1:
+        raise errors.DataError(f'NUM_EXAMPLES_PER_EPOCH_FOR_{"EVAL" if eval_data else "TRAIN"} is '
+                               f'{examples}; expected at least 1: edit cifar10_input.py')
     published = sum(table.CIFAR10.split(eval_data).values())
     return examples if data_set.name == 'cifar10' and examples != published else None
 
