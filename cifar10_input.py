@@ -33,10 +33,7 @@ _HELD_OUT_EVERY = 10
 
 
 def cifar10_row(num_classes):
-    """The row of CIFAR-10; `num_classes` is not 10 if NUM_CLASSES was edited.
-
-    Additional classes are named by their numbers.
-    """
+    """The row of `--dataset=cifar10` with another number of classes."""
     names = [*table.CIFAR10.classes, *map(str, range(10, num_classes))]
     return dataclasses.replace(table.CIFAR10, classes=tuple(names[:num_classes]))
 
@@ -325,7 +322,8 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
     """
     index, shards = shard
     records = data_set.count(data_dir, eval_data=False)
-    examples = edited_examples_per_epoch(data_set, eval_data=False) or records
+    examples = edited_examples_per_epoch(
+        data_set, False, NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN) or records
     records, examples = (number - (num_held_out(number) if held_out else 0)
                          for number in (records, examples))
     if records < shards:
@@ -345,23 +343,20 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
         capacity=waiting + 3 * max(batch_size, _RECORDS_PER_READ)), data_set)
 
 
-def edited_examples_per_epoch(data_set, eval_data, examples=None):
-    """The tutorial's constant for CIFAR-10's test or training set if it was edited, else None.
+def edited_examples_per_epoch(data_set, eval_data, examples):
+    """One of the tutorial's constants if it was edited and CIFAR-10 is the data set, else None.
 
     Args:
         data_set: row of the data-set table.
-        eval_data: True for the test set, False for the training set.
-        examples: the constant's value in another module; None for its value here.
+        eval_data: whether the constant is that of the test set.
+        examples: the value of the constant.
 
     Raises:
         errors.DataError: the constant is less than 1.
     """
-    if examples is None:
-        examples = (NUM_EXAMPLES_PER_EPOCH_FOR_EVAL if eval_data
-                    else NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN)
     if examples < 1:
         raise errors.DataError(f'NUM_EXAMPLES_PER_EPOCH_FOR_{"EVAL" if eval_data else "TRAIN"} is '
-                               f'{examples}; expected at least 1: edit cifar10_input.py')
+                               f'{examples}; expected at least 1: edit it')
     published = sum(table.CIFAR10.split(eval_data).values())
     return examples if data_set.name == 'cifar10' and examples != published else None
 
