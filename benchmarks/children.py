@@ -3,6 +3,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,11 +38,21 @@ def trainer(script, options, **flags):
 
 def measure(what, side, options, **flags):
     """Runs `benchmarks.measure`: its result, plus `started`, the time when it was started."""
+    return _result(['benchmarks.measure', f'--what={what}', f'--side={side}',
+                    *_flags(options, **flags)])
+
+
+def keras_fit(options, **flags):
+    """Runs `benchmarks.keras_fit`; its result is like that of `measure` of training."""
+    return _result(['benchmarks.keras_fit', *_flags(options, **flags)],
+                   env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'})
+
+
+def _result(command, **process):
+    """The last line that a module prints, which is JSON, plus `started`."""
     started = time.time()
-    done = subprocess.run(
-        [sys.executable, '-m', 'benchmarks.measure', f'--what={what}', f'--side={side}',
-         *_flags(options, **flags)],
-        stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    done = subprocess.run([sys.executable, '-m', *command], stdout=subprocess.PIPE, text=True,
+                          check=False, cwd=ROOT, **process)
     if done.returncode:
         sys.exit(done.returncode)  # It has reported why on standard error.
     return {**json.loads(done.stdout.splitlines()[-1]), 'started': started}
@@ -73,8 +84,25 @@ def seconds_to_step_0(script, options, **flags):
 
 def rate(run):
     """Images per second of a training run after warming up, hooks included."""
-    ended = run['ended'][int(_WARM_UP * len(run['ended'])):]
-    return run['images_per_step'] * (len(ended) - 1) / (ended[-1] - ended[0])
+    return run['images_per_step'] / _per_step(run['ended'])
+
+
+def processor_ms(run):
+    """Milliseconds of processor time per step of a training run after warming up, all threads."""
+    return 1000 * _per_step(run['processor'])
+
+
+def _per_step(times):
+    times = times[int(_WARM_UP * len(times)):]
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def figure(values):
+    """'1234 (1200-1260)': the median, and the range of the middle half."""
+    low, middle, high = (statistics.quantiles(values, n=4, method='inclusive')
+                         if len(values) > 1 else 3 * values)
+    digits = max(0, 3 - len(str(int(middle))))
+    return f'{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})'
 
 
 def heading():

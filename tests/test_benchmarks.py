@@ -1,4 +1,5 @@
 import collections
+import functools
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from absl.testing import flagsaver
 from benchmarks import __main__ as benchmarks_main
 from benchmarks import floor
 from benchmarks import tutorial
+from benchmarks import yardstick
 import cifar10
 from datasets import synthetic
 from datasets import table
@@ -26,11 +28,13 @@ def test_the_yardstick_computes_the_same_function():
     labels = random.randint(0, 10, 5).astype(np.int32)
     values = plain.weights(seed=1, scale=2.0)
     results = []
-    for module in (cifar10, tutorial):
+    # As published, the averages race with the update.
+    ordered = functools.partial(tutorial.train, parts=tutorial.Parts(averages_beside=False))
+    for module, train in ((cifar10, cifar10.train), (tutorial, ordered)):
         with tf.Graph().as_default(), tf.Session() as session:
             logits = module.inference(tf.constant(images))
             loss = module.loss(logits, tf.constant(labels))
-            train_op = module.train(loss, tf.train.get_or_create_global_step())
+            train_op = train(loss, tf.train.get_or_create_global_step())
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
             saved = {v.op.name: v for v in tf.global_variables() if not v.op.name.endswith('/avg')}
             for name, value in values.items():
@@ -45,6 +49,40 @@ def test_the_yardstick_computes_the_same_function():
     assert variables.keys() == expected.keys()
     for name in expected:
         np.testing.assert_allclose(variables[name], expected[name], atol=1e-4, err_msg=name)
+
+
+def waits_for(name, kind):
+    """Whether an operation runs after one of a type, by data or by control."""
+    operation = tf.get_default_graph().get_operation_by_name(name)
+    pending, seen = [operation], set()
+    while pending:
+        each = pending.pop()
+        if each not in seen:
+            seen.add(each)
+            pending += [tensor.op for tensor in each.inputs] + each.control_inputs
+    return any(kind in each.type for each in seen - {operation})
+
+
+@pytest.mark.parametrize('published', [True, False])
+def test_the_yardstick_is_as_published_unless_a_part_is_replaced(half_bright, published):
+    parts = tutorial.Parts(**dict.fromkeys(yardstick.PARTS, published))
+    images, labels = tutorial.distorted_inputs(cifar10.data_folder(), 8, parts)
+    tutorial.training(images, labels, parts)
+    types = {op.type for op in tf.get_default_graph().get_operations()}
+    suffix = '' if published else '/AssignSubVariableOp'
+    layer = 'Conv2D' if published else 'conv1/Conv2D'
+    assert {
+        'input': 'ReaderReadV2' in types,
+        'reader': 'StaticRegexReplace' not in types,  # Part of the check of the label.
+        'layers': 'LRN' in types,
+        'references': 'VariableV2' in types,
+        'losses_first': waits_for(f'gradients/{layer}_grad/Conv2DBackpropFilter', 'AssignSub'),
+        'averages_beside': not waits_for(
+            f'ExponentialMovingAverage/AssignMovingAvg{suffix}', 'ApplyGradientDescent'),
+    } == dict.fromkeys(yardstick.PARTS, published)
+    shuffling, = [runner for runner in tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS)
+                  if runner.queue.queue_ref.op.type == 'RandomShuffleQueueV2']
+    assert (len(shuffling.enqueue_ops) == 16) == published
 
 
 def test_the_yardsticks_evaluation_input_is_the_same(half_bright):
