@@ -10,6 +10,7 @@ The tutorial has no counterpart of any other --net. Then only the step, beside t
 network's own products, and the start are measured, which takes about two minutes.
 """
 import collections
+import functools
 import json
 import statistics
 import subprocess
@@ -26,7 +27,7 @@ _NETS = ('tutorial', 'resnet23', 'local')  # Those of recipes.py, which imports 
 
 
 def input_rows(options):
-    found = children.in_turn('input', options, seconds=options.seconds)
+    found = children.both_sides('input', options, seconds=options.seconds)
     return [Row('input alone', 'images/s', *_values(found, 'images_per_second'), True),
             Row('first batch of the input', 's', *_values(found, 'first_batch_seconds'), False)]
 
@@ -46,7 +47,7 @@ def step_rows(options):
 
 def train_rows(options):
     imports = statistics.median(_import_seconds() for _ in range(options.turns))
-    found = children.in_turn('train', options, steps=options.steps)
+    found = children.both_sides('train', options, steps=options.steps)
     rates = [[children.rate(run) for run in runs] for runs in found.values()]
     busy = [[children.processor_ms(run) for run in runs] for runs in found.values()]
     starts = [[run['ended'][0] - run['started'] for run in runs] for runs in found.values()]
@@ -60,17 +61,15 @@ def train_rows(options):
 
 def keras_rows(options):
     """Training end to end, beside `model.fit` of Keras 3."""
-    ours, theirs = [], {name: [] for name in _KERAS}
-    for _ in range(options.turns):
-        ours.append(children.measure('train', 'ours', options, steps=options.steps))
-        for name, jit_compile in _KERAS.items():
-            theirs[name].append(children.keras_fit(
-                options, steps=options.steps, jit_compile=jit_compile))
+    runs = {'ours': lambda: children.measure('train', 'ours', options, steps=options.steps)}
+    runs.update({name: functools.partial(children.keras_fit, options, steps=options.steps,
+                                         jit_compile=value) for name, value in _KERAS.items()})
+    found = children.in_turn(runs, options.turns)
     figures = [('training', 'images/s', children.rate, True),
                ('processor time per step', 'ms', children.processor_ms, False)]
-    return [Row(f'{what}, beside {name}', unit, [of(run) for run in ours],
-                [of(run) for run in runs], larger_is_better)
-            for name, runs in theirs.items() for what, unit, of, larger_is_better in figures]
+    return [Row(f'{what}, beside {name}', unit, *([of(run) for run in found[side]]
+                                                  for side in ('ours', name)), larger_is_better)
+            for name in _KERAS for what, unit, of, larger_is_better in figures]
 
 
 def _import_seconds():
@@ -105,7 +104,7 @@ def tower_rows(options):
 
 
 def evaluate_rows(options):
-    found = children.in_turn('evaluate', options)
+    found = children.both_sides('evaluate', options)
     return [Row('evaluation of the test set', 's', *_values(found, 'seconds'), False)]
 
 

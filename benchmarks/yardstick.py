@@ -3,21 +3,23 @@
     python -m benchmarks.yardstick --data_dir=/tmp/cifar10_data
 
 Trains with the tutorial as published, with one of its parts at a time replaced by this project's,
-with all of them replaced, and with this project, in turn. A figure is a median, with the range of
-the middle half. Processor time includes the threads that read the input.
+with all of them replaced, and with this project, in turn. `tutorial.Parts` describes the parts. A
+figure is a median, with the range of the middle half. Processor time includes the threads that
+read the input.
 """
-import sys
+import functools
 
 from benchmarks import children
 
 PARTS = ('input', 'reader', 'layers', 'references', 'losses_first', 'averages_beside')
 
 
-def _sides():
+def _sides(parts):
     """From the name of a side to the options of `benchmarks.measure`."""
     sides = {'published': {'side': 'tutorial'}}
-    sides.update({f'without {part}': {'side': 'tutorial', 'replaced': part} for part in PARTS})
-    sides['without all of these'] = {'side': 'tutorial', 'replaced': ','.join(PARTS)}
+    sides.update({f'without {part}': {'side': 'tutorial', 'replaced': part} for part in parts})
+    if len(parts) > 1:
+        sides['without all of these'] = {'side': 'tutorial', 'replaced': ','.join(parts)}
     return {**sides, 'this project': {'side': 'ours'}}
 
 
@@ -25,14 +27,13 @@ def main():
     parser = children.parser('benchmarks.yardstick', __doc__)
     parser.add_argument('--turns', type=int, default=5, help='runs of each side')
     parser.add_argument('--steps', type=int, default=150, help='steps of a run')
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=PARTS, metavar='PART',
+                        help=f'parts to replace, of {", ".join(PARTS)}')
     options = parser.parse_args()
-    runs = {name: [] for name in _sides()}
-    for turn in range(options.turns):
-        for name, flags in _sides().items():
-            print(f'\r{turn + 1} of {options.turns}, {name} ', end='', file=sys.stderr)
-            runs[name].append(children.measure('train', options=options, steps=options.steps,
-                                               **flags))
-    print(f'\r{40 * " "}\r', end='', file=sys.stderr)
+    runs = children.in_turn(
+        {name: functools.partial(children.measure, 'train', options=options, steps=options.steps,
+                                 **flags) for name, flags in _sides(options.parts).items()},
+        options.turns)
     print(f'{children.heading()}\nbatch {options.batch_size}, {options.dataset}; '
           f'median (middle half) of n = {options.turns}\n')
     print('| | images/s | processor time per step, ms |\n| --- | --- | --- |')
