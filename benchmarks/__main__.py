@@ -37,6 +37,7 @@ def step_rows(options):
     found = children.measure('step', 'ours', options, rounds=10 * options.turns)
     pairs = [('step on a fixed batch', 'ours', 'tutorial'),
              ('its forward part', 'ours, forward', 'tutorial, forward'),
+             ('step in bfloat16, beside float32', 'ours, bfloat16', 'ours'),
              ('step, beside the floor', 'ours', 'floor'),
              ('forward, beside its floor', 'ours, forward', 'floor, forward'),
              ('step, beside PyTorch', 'ours', 'PyTorch'),

@@ -118,6 +118,8 @@ def measure_step(_):
         builds['tutorial'] = lambda: tutorial.training(*batch())[0]
         builds['tutorial, forward'] = lambda: tutorial.inference(batch()[0])
     steppers = {name: stepper(build) for name, build in builds.items()}
+    with flagsaver.flagsaver(use_bf16=True):
+        steppers['ours, bfloat16'] = stepper(builds['ours'])
     if is_tutorial and importlib.util.find_spec('torch'):
         from benchmarks import torch_net
         steppers['PyTorch'], steppers['PyTorch, compiled'] = (

@@ -133,21 +133,23 @@ def _batch_norm(net, name, training, gather):
         moving = [
             variables.on_cpu('moving_mean', shape, tf.zeros_initializer(), trainable=False),
             variables.on_cpu('moving_variance', shape, tf.ones_initializer(), trainable=False)]
-        if training and gather:
-            net, *moved = _synced_batch_norm(net, gamma, beta, *map(variables.read, moving), gather)
-        else:
-            net, *moved = tf.nn.fused_batch_norm(
+        if not training:
+            return tf.nn.fused_batch_norm(
                 net, gamma, beta, *map(variables.read, moving), epsilon=_EPSILON,
-                is_training=training, exponential_avg_factor=1.0 - _MOMENTUM if training else 1.0)
-        if training:
-            for variable, value in zip(moving, moved):
-                with tf.device(variables.device()):
-                    tf.add_to_collection(
-                        tf.GraphKeys.UPDATE_OPS, variable.assign(value, read_value=False))
+                is_training=False)[0]
+        if gather:
+            net, *statistics = _synced_batch_norm(net, gamma, beta, gather)
+        else:
+            net, *statistics = tf.nn.fused_batch_norm(net, gamma, beta, epsilon=_EPSILON)
+        # Updated where they are: a GPU needs the moving statistics only for inference.
+        with tf.device(variables.device()):
+            for variable, value in zip(moving, statistics):
+                tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, variable.assign_sub(
+                    (1 - _MOMENTUM) * (variables.read(variable) - value), read_value=False))
     return net
 
 
-def _synced_batch_norm(net, gamma, beta, moving_mean, moving_variance, gather):
+def _synced_batch_norm(net, gamma, beta, gather):
     """`tf.nn.fused_batch_norm` in training, with the statistics of all replicas' batches.
 
     The variance of all elements is the mean of the replicas' variances plus the variance of their
@@ -156,11 +158,12 @@ def _synced_batch_norm(net, gamma, beta, moving_mean, moving_variance, gather):
 
     Args:
         net: float [batch, height, width, channels]; the batches of all replicas have one size.
-        gamma, beta, moving_mean, moving_variance: float32 [channels].
+        gamma, beta: float32 [channels].
         gather: see `inference`.
 
     Returns:
-        A tensor of the shape and type of `net`, and the new moving mean and moving variance.
+        A tensor of the shape and type of `net`; the mean and the unbiased variance, float32
+        [channels].
     """
     inputs = tf.cast(net, tf.float32)
     own = tf.stack(tf.nn.moments(inputs, axes=[0, 1, 2]))  # [2, channels]
@@ -169,9 +172,7 @@ def _synced_batch_norm(net, gamma, beta, moving_mean, moving_variance, gather):
     variance = tf.reduce_mean(variances + tf.square(means - mean), axis=0)
     outputs = tf.nn.batch_normalization(inputs, mean, variance, beta, gamma, _EPSILON)
     elements = tf.cast(tf.size(inputs[..., 0]) * tf.shape(means)[0], tf.float32)  # Per channel.
-    unbiased = variance * (elements / (elements - 1))
-    return (tf.cast(outputs, net.dtype), _MOMENTUM * moving_mean + (1 - _MOMENTUM) * mean,
-            _MOMENTUM * moving_variance + (1 - _MOMENTUM) * unbiased)
+    return tf.cast(outputs, net.dtype), mean, variance * (elements / (elements - 1))
 
 
 def _affine(net, name, units):

@@ -229,7 +229,10 @@ def _without_traceback(main):
         return main()
     except _USER_ERRORS as error:
         console.end()
-        sys.exit(f'{errors.script()}: {errors.one_line(error)}')
+        message = errors.one_line(error)
+        if message.startswith('OOM '):
+            message += ': use a smaller --batch_size, or end other programs on the device'
+        sys.exit(f'{errors.script()}: {message}')
     except KeyboardInterrupt:
         console.end()
         errors.say('interrupted')

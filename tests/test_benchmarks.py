@@ -273,8 +273,8 @@ def test_the_table(command, tmp_path):
     figures = json.loads((tmp_path / 'figures.json').read_text())
     whats = [row['what'] for row in figures['rows']]
     for what in ('input alone', 'step on a fixed batch', 'step, beside the floor',
-                 'training, end to end', 'evaluation of the test set',
-                 'start to step 0, resnet23, beside two workers'):
+                 'step in bfloat16, beside float32', 'training, end to end',
+                 'evaluation of the test set', 'start to step 0, resnet23, beside two workers'):
         assert what in whats
         assert what in out
     for row in figures['rows']:

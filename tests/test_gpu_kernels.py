@@ -49,13 +49,19 @@ def _check(operations):
     return count
 
 
-@pytest.fixture(scope='module', params=['use_fp32', *PRECISIONS])
-def precision(request, tmp_path_factory):
-    """A precision of --net's computation, and small record files in --data_dir."""
+@pytest.fixture(scope='module')
+def records(tmp_path_factory):
+    """Small record files in --data_dir."""
     folder = tmp_path_factory.mktemp('data')
     record_files.write_noise(folder, count=20)
-    with flagsaver.flagsaver(data_dir=str(folder), batch_size=4, **(
-            {request.param: True} if request.param in PRECISIONS else {})):
+    with flagsaver.flagsaver(data_dir=str(folder), batch_size=4):
+        yield
+
+
+@pytest.fixture(params=['use_fp32', *PRECISIONS])
+def precision(request, records):
+    """A precision in which networks compute."""
+    with flagsaver.flagsaver(**({request.param: True} if request.param in PRECISIONS else {})):
         yield request.param
 
 
@@ -70,6 +76,15 @@ def _tower(net):
 @pytest.mark.parametrize('net, least', [('tutorial', 200), ('resnet23', 300), ('local', 500)])
 def test_a_tower(net, least, precision):
     assert _check(_tower(net)) > least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('net, least', [('tutorial', 300), ('resnet23', 2000)])
+def test_the_update_of_variables_on_the_gpu(net, least, records):
+    with tf.Graph().as_default() as graph, flagsaver.flagsaver(
+            net=net, num_gpus=1, variables='gpu'):
+        placement.step_of_towers()
+    assert _check(op for op in graph.get_operations() if 'GPU' in op.device) > least
 
 
 @pytest.mark.parametrize('net', ['tutorial', 'resnet23', 'local'])

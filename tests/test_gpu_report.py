@@ -60,6 +60,12 @@ def test_a_part_that_fails_is_reported_and_the_others_run(tmp_path, monkeypatch,
     assert 'error' not in parts['Agreement with the CPU, bf16']
 
 
+def test_an_unknown_part_is_refused(monkeypatch, tmp_path):
+    with pytest.raises(SystemExit) as exit_:
+        _main(monkeypatch, f'--data_dir={tmp_path}', '--parts=speed,sped')
+    assert '--parts has "sped"; expected some of machine,placement,' in exit_.value.code
+
+
 def test_a_part_is_ended_after_its_limit_with_its_children():
     """The child keeps the pipe open: without its end, the command would wait for it."""
     program = ('import subprocess, sys; '

@@ -183,7 +183,7 @@ def test_run_json_and_another_data_set(trained):
         training.steps_left()  # Even if no steps are left.
     assert sorted(os.listdir(FLAGS.train_dir)) == before
     path.write_text('{')
-    with pytest.raises(app.UsageError, match='damaged'):
+    with pytest.raises(app.UsageError, match='run.json is not JSON'):
         training._prepare_folder(8)
 
 

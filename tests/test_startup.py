@@ -316,6 +316,19 @@ def test_an_operations_error_is_reported_by_its_reason():
     assert str(exit_.value.code).endswith(': /nonexistent; No such file or directory')
 
 
+def test_a_full_device_is_reported_with_the_remedy():
+    def main():  # TensorFlow's text; a real one comes after 20 seconds of retries.
+        raise tf.errors.ResourceExhaustedError(
+            None, None, "Graph execution error:\n\nNode: 'Fill'\nOOM when allocating tensor with "
+            'shape[9] and type float by allocator GPU_0_bfc\n\t [[{{node Fill}}]]')
+
+    with pytest.raises(SystemExit) as exit_:
+        startup._without_traceback(main)
+    assert str(exit_.value.code).endswith(
+        ': OOM when allocating tensor with shape[9] and type float by allocator GPU_0_bfc: use a '
+        'smaller --batch_size, or end other programs on the device')
+
+
 def test_bugs_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         startup._without_traceback(lambda: 1 // 0)

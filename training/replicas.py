@@ -66,12 +66,12 @@ class Replica:
             with tf.device(self._device):
                 flat = tf.raw_ops.CollectiveGatherV2(
                     input=tf.reshape(values, [1, -1]), **self._collective(forward))
-            return tf.reshape(flat, [self.count, *shape]), self._scatter(backward)
+            return tf.reshape(flat, [self.count, *shape]), self._gradient(backward)
 
         return gathered(values)
 
-    def _scatter(self, key):
-        """The gradient function of `gather`: adds up all replicas' gradients for its own values."""
+    def _gradient(self, key):
+        """The gradient function of `gather`: the sum of all replicas' gradients for own values."""
         def gradient(upstream):
             with tf.device(self._device):
                 total = tf.raw_ops.CollectiveReduceV2(

@@ -66,7 +66,12 @@ def parts(options):
         script(scripts.workers, 'Two workers', 120),
         *(torch(precision) for precision in precisions if precision in ('float32', 'tf32')),
         *map(agreement, precisions[2:])]
-    return [each for each in found if not options.parts or each.name in options.parts.split(',')]
+    names = list(dict.fromkeys(each.name for each in found))
+    chosen = options.parts.split(',') if options.parts else names
+    for name in chosen:
+        if name not in names:
+            sys.exit(f'benchmarks.gpu: --parts has "{name}"; expected some of {",".join(names)}')
+    return [each for each in found if each.name in chosen]
 
 
 def _exact(precision):
