@@ -117,17 +117,24 @@ def test_the_floor_runs_all_products_one_after_another():
 
 
 def test_the_floor_of_resnet23_has_its_convolutions():
-    """1 of the images, 7 x 3 others, whose inputs need gradients; one product of two gradients."""
+    """One of the images, and seven units: one 3x3 convolution and two products in each.
+
+    All inputs but the images need gradients. The last layer is one more product.
+    """
     inference = recipes.TABLE['resnet23'].inference
     floor.operation(lambda images: inference(images, training=True), [2, 32, 32, 3])
     graph = tf.get_default_graph()
     counts = collections.Counter(op.type for op in graph.get_operations())
-    assert counts['Conv2D'] == counts['Conv2DBackpropFilter'] == 22
-    assert counts['Conv2DBackpropInput'] == 21
-    assert counts['MatMul'] == 3
+    assert counts['Conv2D'] == counts['Conv2DBackpropFilter'] == 1 + 7
+    assert counts['Conv2DBackpropInput'] == 7
+    assert counts['MatMul'] == 3 * (7 * 2 + 1)
     sides = collections.Counter(op.outputs[0].shape.as_list()[1] for op in graph.get_operations()
                                 if op.type == 'Conv2D')
-    assert sides == {32: 7, 16: 6, 8: 6, 4: 3}
+    assert sides == {32: 3, 16: 2, 8: 2, 4: 1}
+    rows = collections.Counter(  # Of the products' first operand, batch x height x width.
+        op.inputs[0].shape.as_list()[0] for op in graph.get_operations()
+        if op.type == 'MatMul' and not op.get_attr('transpose_a'))
+    assert rows == {2 * 32 ** 2: 8, 2 * 16 ** 2: 8, 2 * 8 ** 2: 8, 2 * 4 ** 2: 4, 2: 2}
 
 
 @pytest.mark.parametrize('net', ['tutorial', 'resnet23'])
