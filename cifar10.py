@@ -42,7 +42,6 @@ flags.DEFINE_float('learning_rate', None, 'Initial learning rate. The default de
 flags.DEFINE_boolean('use_fp16', False, 'Compute in float16 with float32 variables; for GPUs.')
 flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32 variables; for GPUs, and '
                      'CPUs with AMX or AVX512_BF16.')
-flags.mark_bool_flags_as_mutual_exclusive(['use_fp16', 'use_bf16'])
 flags.DEFINE_float('min_fraction_of_examples_in_queue',
                    cifar10_input.MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
                    'Fraction of the training images to keep in the shuffle queue.',
@@ -55,7 +54,8 @@ INPUT_FLAGS = ('batch_size', 'data_dir', 'data_url')
 # TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
 FLAGS = tf.app.flags.FLAGS
 
-# Facts about CIFAR-10.
+# Facts about CIFAR-10. The first four are copies for programs that read them here: edit them in
+# cifar10_input.py.
 IMAGE_SIZE = cifar10_input.IMAGE_SIZE
 NUM_CLASSES = cifar10_input.NUM_CLASSES
 NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
@@ -77,6 +77,12 @@ TOWER_NAME = 'tower'
 _LOSS_SCALE = 128.0
 
 _LOSS_AVERAGE_DECAY = 0.9  # For the losses in TensorBoard; the tutorial's value.
+
+
+@flags.multi_flags_validator(['use_fp16', 'use_bf16'], 'both set the type in which layers compute; '
+                             'expected at most one of them: remove the other')
+def _check_types(values):
+    return not all(values.values())
 
 
 @flags.validator('data_url')
@@ -647,7 +653,7 @@ def _activation_summary(x):
     Args:
         x: float tensor, the layer's output.
     """
-    name = re.sub(r'([^/]+)/\1$', r'\1', _without_tower(x.op.name))
+    name = re.sub(r'(^|/)([^/]+)/\2$', r'\1\2', _without_tower(x.op.name))
     with tf.name_scope('summaries'):
         _histogram_summary(name + '/activations', x)
         _scalar_summary(name + '/sparsity', tf.nn.zero_fraction(x))

@@ -334,8 +334,15 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
 
 
 def edited_examples_per_epoch(data_set, eval_data):
-    """The tutorial's constant for CIFAR-10's test or training set if it was edited, else None."""
+    """The tutorial's constant for CIFAR-10's test or training set if it was edited, else None.
+
+    Raises:
+        errors.DataError: the constant is less than 1.
+    """
     examples = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL if eval_data else NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
+    if examples < 1:
+        raise errors.DataError(f'NUM_EXAMPLES_PER_EPOCH_FOR_{"EVAL" if eval_data else "TRAIN"} is '
+                               f'{examples}; expected at least 1: edit cifar10_input.py')
     published = sum(table.CIFAR10.split(eval_data).values())
     return examples if data_set.name == 'cifar10' and examples != published else None
 

@@ -185,4 +185,4 @@ def main(words):
 
 if __name__ == '__main__':
     startup.run(main, [devices, cifar10, recipes, checkpoint_flags], positional='IMAGE...',
-                unused=(*recipes.TRAINING_FLAGS, *cifar10.INPUT_FLAGS))
+                unused=(*recipes.TRAINING_FLAGS, 'data_dir', 'data_url'))

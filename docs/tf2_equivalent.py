@@ -10,6 +10,7 @@ precision @ 1 on the test images with the raw weights and with their moving aver
 import argparse
 import glob
 import os
+import sys
 
 import keras
 import tensorflow as tf
@@ -125,10 +126,13 @@ def main():
     training, test = (glob.glob(os.path.join(options.records, name))
                       for name in ('data_batch_*.bin', 'test_batch.bin'))
     if not training or not test:
-        parser.error(f'--records is {options.records}; expected a folder with data_batch_*.bin and '
-                     'test_batch.bin: run cifar10_train.py first, which downloads them')
+        sys.exit(f'--records is {options.records}; expected a folder with data_batch_*.bin and '
+                 'test_batch.bin: run cifar10_train.py first, which downloads them')
     if options.steps < 100 or options.steps % 100:
-        parser.error(f'--steps is {options.steps}; expected a positive multiple of 100')
+        sys.exit(f'--steps is {options.steps}; expected a positive multiple of 100')
+    if options.checkpoint and not os.path.exists(options.checkpoint + '.index'):
+        sys.exit(f'--checkpoint is {options.checkpoint}; expected a checkpoint such as '
+                 '/tmp/cifar10_train/model.ckpt-1000: look into the folder')
     model = network()
     if options.checkpoint:
         load(model, options.checkpoint, averaged=False)

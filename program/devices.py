@@ -69,7 +69,7 @@ def visible_gpus():
 
 
 def line(towers=1, dtype=tf.float32):
-    """Returns a trainer's first line: its devices, and whether they are slow for `dtype`.
+    """Returns a line for a trainer to print: its devices, and whether they are slow for `dtype`.
 
     Args:
         towers: number of towers, one per GPU.

@@ -48,7 +48,8 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
     values = plain.save_checkpoint(tmp_path / 'train')[use_moving_averages]
     names = table.CIFAR10.split(eval_data == 'test')
     correct = plain_correct([noisy / name for name in names], values)
-    current = counting.Evaluation(eval_data, use_moving_averages)
+    with flagsaver.flagsaver(validate_on='held_out'):  # Has no effect here.
+        current = counting.Evaluation(eval_data, use_moving_averages)
     result = current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
     assert result.total == current.total == len(correct) == (130 if eval_data == 'test' else 150)
     assert result.correct == correct.sum() > 0

@@ -40,6 +40,8 @@ def _refused(script, *arguments):
     (['--epochs=2', '--max_steps=9'], 'epochs=2.0, max_steps=9: both set the length of the '
      'training; expected only one of them: remove the other'),
     (['--epochs=-1'], '--epochs=-1: -1.0 is not a number in the range'),
+    (['--use_fp16', '--use_bf16'], 'use_fp16=True, use_bf16=True: both set the type in which '
+     'layers compute; expected at most one of them: remove the other'),
     (['-b', '0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
     (['-l='], '--learning_rate='), (['-e', 'nan'], '--warmup_epochs=nan is not a number'),
     (['-c', 'cudnn'], '--device=cudnn: value should be one of <auto|cpu|gpu>'),
@@ -114,7 +116,8 @@ def test_help_lists_the_scripts_flags(script, own):
 
 
 @pytest.mark.parametrize('script, own', [
-    ('cifar10_predict.py', ['saved_model', 'top_k', 'json', 'checkpoint_dir', 'best', 'net']),
+    ('cifar10_predict.py', ['saved_model', 'top_k', 'json', 'checkpoint_dir', 'best', 'net',
+                          'batch_size']),
     ('cifar10_export.py', ['export_dir', 'checkpoint_dir', 'use_moving_averages', 'dataset'])])
 def test_help_of_the_scripts_that_use_a_trained_network(script, own):
     done = spawn.run_script(script, '--help')
@@ -122,7 +125,7 @@ def test_help_of_the_scripts_that_use_a_trained_network(script, own):
     assert 'python ' + script in done.stdout
     for flag in own:
         assert f'--{flag}:' in done.stdout or f'--[no]{flag}:' in done.stdout
-    for flag in ('train_dir', 'learning_rate', 'warmup_epochs', 'batch_size', 'data_dir'):
+    for flag in {'train_dir', 'learning_rate', 'warmup_epochs', 'batch_size', 'data_dir'} - {*own}:
         assert f'--{flag}:' not in done.stdout
 
 

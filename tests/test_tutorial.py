@@ -193,3 +193,15 @@ print(json.dumps([logits, losses, [value.shape for value in averages]]))
     assert not np.allclose(expected['True'], expected['False'], atol=1e-4)
     assert losses[1] < losses[0]
     assert [5, 5, 3, 64] in shapes and len(shapes) == 10
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['--records=nowhere'], '--records is nowhere; expected a folder with data_batch'),
+    (['--steps=150'], '--steps is 150; expected a positive multiple of 100'),
+    (['--checkpoint=nothing'], '--checkpoint is nothing; expected a checkpoint such as')])
+def test_mistakes_with_tensorflow_2_are_one_line(half_bright, monkeypatch, arguments, message):
+    from docs import tf2_equivalent  # Keras takes a second.
+    monkeypatch.setattr(sys, 'argv', ['tf2_equivalent.py', f'--records={half_bright}', *arguments])
+    with pytest.raises(SystemExit, match=message) as ended:
+        tf2_equivalent.main()
+    assert '\n' not in ended.value.code

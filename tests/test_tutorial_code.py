@@ -284,3 +284,10 @@ def test_an_image_size_beyond_the_records(half_bright, monkeypatch, size):
     monkeypatch.setattr('cifar10_input.IMAGE_SIZE', size)
     with pytest.raises(ValueError, match=f'IMAGE_SIZE is {size}; expected 1 to 32'):
         cifar10.distorted_inputs()
+
+
+@pytest.mark.parametrize('name, eval_data', [('TRAIN', False), ('EVAL', True)])
+def test_an_epoch_without_images(half_bright, monkeypatch, name, eval_data):
+    monkeypatch.setattr(f'cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_{name}', 0)
+    with pytest.raises(ValueError, match=f'FOR_{name} is 0; expected at least 1'):
+        cifar10.num_examples(eval_data)
