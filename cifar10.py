@@ -54,8 +54,7 @@ INPUT_FLAGS = ('batch_size', 'data_dir', 'data_url')
 # TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
 FLAGS = tf.app.flags.FLAGS
 
-# Facts about CIFAR-10. The first four are copies for programs that read them here: edit them in
-# cifar10_input.py.
+# Facts about CIFAR-10. The image size is that of cifar10_input.py: edit it there.
 IMAGE_SIZE = cifar10_input.IMAGE_SIZE
 NUM_CLASSES = cifar10_input.NUM_CLASSES
 NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
@@ -106,7 +105,9 @@ def _check_dataset(name):
 def data_set():
     """The `table.DataSet` of `--dataset`, from the table or from the user's folder."""
     row = custom.find(FLAGS.dataset)
-    return dataclasses.replace(cifar10_input.CIFAR10, url=DATA_URL) if row is table.CIFAR10 else row
+    if row is table.CIFAR10:
+        row = dataclasses.replace(cifar10_input.cifar10_row(NUM_CLASSES), url=DATA_URL)
+    return row
 
 
 def data_folder():
@@ -204,28 +205,41 @@ def damage_reported():
 
 
 def num_examples(eval_data):
-    """Number of images in an epoch of the test set or, with `eval_data` False, of training.
+    """Number of images to evaluate or, with `eval_data` False, to train on in an epoch.
 
-    `--validate_on=held_out` leaves nine tenths of the training set. If the folder does not exist
-    yet, uses the sizes of the published files. For CIFAR-10, the constants
-    NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN and NUM_EXAMPLES_PER_EPOCH_FOR_EVAL have priority if they were
-    edited.
+    `--validate_on=held_out` leaves nine tenths of the training set.
 
     Raises:
-        errors.MissingFile: the folder exists, but one of its record files is missing.
+        errors.MissingFile: see `examples_per_epoch`.
     """
-    edited = cifar10_input.edited_examples_per_epoch(data_set(), eval_data)
-    examples = num_records(eval_data) if edited is None else edited
+    examples = examples_per_epoch(eval_data)
     if eval_data or not _holds_out():
         return examples
     return examples - cifar10_input.num_held_out(examples)
+
+
+def examples_per_epoch(eval_data):
+    """Number of images in an epoch of the test set or, with `eval_data` False, the training set.
+
+    That is the number of records. If the folder does not exist yet, uses the sizes of the published
+    files. For CIFAR-10, NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN and NUM_EXAMPLES_PER_EPOCH_FOR_EVAL have
+    priority if they were edited.
+
+    Raises:
+        errors.MissingFile: the folder exists, but one of its record files is missing.
+        errors.DataError: an edited constant is less than 1.
+    """
+    edited = cifar10_input.edited_examples_per_epoch(
+        data_set(), eval_data,
+        NUM_EXAMPLES_PER_EPOCH_FOR_EVAL if eval_data else NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN)
+    return num_records(eval_data) if edited is None else edited
 
 
 def num_held_out():
     """Number of training images that `--validate_on=held_out` reserves for validation.
 
     Raises:
-        errors.MissingFile: see `num_examples`.
+        errors.MissingFile: see `examples_per_epoch`.
     """
     return cifar10_input.num_held_out(num_records(eval_data=False))
 
@@ -234,7 +248,7 @@ def num_records(eval_data):
     """Number of records in the files of the test set or, with `eval_data` False, the training set.
 
     Raises:
-        errors.MissingFile: see `num_examples`.
+        errors.MissingFile: see `examples_per_epoch`.
     """
     if os.path.isdir(data_folder()):
         return data_set().count(data_folder(), eval_data)

@@ -31,9 +31,14 @@ MIN_FRACTION_OF_EXAMPLES_IN_QUEUE = 0.4
 # al., "Deep Residual Learning" (2016), section 4.2.
 _HELD_OUT_EVERY = 10
 
-# The row of `--dataset=cifar10`, with as many classes as NUM_CLASSES.
-CIFAR10 = dataclasses.replace(table.CIFAR10, classes=tuple(
-    [*table.CIFAR10.classes, *map(str, range(10, NUM_CLASSES))][:NUM_CLASSES]))
+
+def cifar10_row(num_classes):
+    """The row of `--dataset=cifar10` with another number of classes."""
+    names = [*table.CIFAR10.classes, *map(str, range(10, num_classes))]
+    return dataclasses.replace(table.CIFAR10, classes=tuple(names[:num_classes]))
+
+
+CIFAR10 = cifar10_row(NUM_CLASSES)
 
 _RECORDS_PER_READ = 512
 _RECORDS_PER_DISTORTION = 512
@@ -313,7 +318,8 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
     """
     index, shards = shard
     records = data_set.count(data_dir, eval_data=False)
-    examples = edited_examples_per_epoch(data_set, eval_data=False) or records
+    examples = edited_examples_per_epoch(
+        data_set, False, NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN) or records
     records, examples = (number - (num_held_out(number) if held_out else 0)
                          for number in (records, examples))
     if records < shards:
@@ -333,16 +339,20 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
         capacity=waiting + 3 * max(batch_size, _RECORDS_PER_READ)), data_set)
 
 
-def edited_examples_per_epoch(data_set, eval_data):
-    """The tutorial's constant for CIFAR-10's test or training set if it was edited, else None.
+def edited_examples_per_epoch(data_set, eval_data, examples):
+    """One of the tutorial's constants if it was edited and CIFAR-10 is the data set, else None.
+
+    Args:
+        data_set: row of the data-set table.
+        eval_data: whether the constant is that of the test set.
+        examples: the value of the constant.
 
     Raises:
         errors.DataError: the constant is less than 1.
     """
-    examples = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL if eval_data else NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
     if examples < 1:
         raise errors.DataError(f'NUM_EXAMPLES_PER_EPOCH_FOR_{"EVAL" if eval_data else "TRAIN"} is '
-                               f'{examples}; expected at least 1: edit cifar10_input.py')
+                               f'{examples}; expected at least 1: edit it')
     published = sum(table.CIFAR10.split(eval_data).values())
     return examples if data_set.name == 'cifar10' and examples != published else None
 

@@ -6,7 +6,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import cifar10
-import cifar10_input
 from evaluation import model
 from program import errors
 from program import devices
@@ -49,9 +48,8 @@ class Evaluation:
             '--use_moving_averages=false evaluates the raw weights' if use_moving_averages else
             'Choose another run')
         use_test_set, held_out = eval_data == 'test', eval_data == 'held_out'
-        records = cifar10.num_records(use_test_set)
-        edited = cifar10_input.edited_examples_per_epoch(cifar10.data_set(), use_test_set)
-        self.size = cifar10.num_held_out() if held_out else min(records, edited or records)
+        self.size = cifar10.num_held_out() if held_out else min(
+            cifar10.examples_per_epoch(use_test_set), cifar10.num_records(use_test_set))
         if not self.size:
             raise errors.DataError(f'{cifar10.data_folder()} has fewer than 10 training images, '
                                    'too few to hold some out: use --validate_on=test')

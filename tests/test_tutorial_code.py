@@ -279,6 +279,17 @@ def test_edited_constants_have_an_effect(half_bright, tmp_path):
     assert found['url'] == 'http://mirror/cifar-10-binary.tar.gz'
 
 
+def test_constants_edited_in_cifar10(half_bright, monkeypatch):
+    """They decide there, whatever cifar10_input says: the network, the schedule, the evaluation."""
+    monkeypatch.setattr(cifar10, 'NUM_CLASSES', 4)
+    monkeypatch.setattr(cifar10, 'NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN', 160)
+    monkeypatch.setattr(cifar10, 'NUM_EXAMPLES_PER_EPOCH_FOR_EVAL', 50)
+    assert cifar10.inference(tf.zeros([1, 24, 24, 3])).shape.as_list() == [1, 4]
+    assert cifar10.data_set().classes == ('airplane', 'automobile', 'bird', 'cat')
+    assert cifar10.steps_per_epoch() == 20
+    assert counting.Evaluation().total == 50
+
+
 @pytest.mark.parametrize('size', [0, 33])
 def test_an_image_size_beyond_the_records(half_bright, monkeypatch, size):
     monkeypatch.setattr('cifar10_input.IMAGE_SIZE', size)
@@ -288,6 +299,6 @@ def test_an_image_size_beyond_the_records(half_bright, monkeypatch, size):
 
 @pytest.mark.parametrize('name, eval_data', [('TRAIN', False), ('EVAL', True)])
 def test_an_epoch_without_images(half_bright, monkeypatch, name, eval_data):
-    monkeypatch.setattr(f'cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_{name}', 0)
+    monkeypatch.setattr(f'cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_{name}', 0)
     with pytest.raises(ValueError, match=f'FOR_{name} is 0; expected at least 1'):
         cifar10.num_examples(eval_data)
