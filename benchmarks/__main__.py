@@ -2,13 +2,15 @@
 
     python -m benchmarks --data_dir=/tmp/cifar10_data
 
-Takes about ten minutes. Both sides run in turn, A B A B, so that drift of the machine affects both.
-A figure is the median of n, with the range of the middle half. Run nothing else at the same time.
+Takes about fifteen minutes. All sides run in turn, A B A B, so that drift of the machine affects
+each. A figure is the median of n, with the range of the middle half. Run nothing else at the same
+time.
 
 The tutorial has no counterpart of any other --net. Then only the step, beside the floor of the
 network's own products, and the start are measured, which takes about two minutes.
 """
 import collections
+import functools
 import json
 import statistics
 import subprocess
@@ -19,11 +21,13 @@ from benchmarks import children
 
 Row = collections.namedtuple('Row', 'what unit ours tutorial larger_is_better')
 
+_KERAS = {'Keras': 'auto', 'Keras without XLA': 'false'}  # Its default is XLA.
+
 _NETS = ('tutorial', 'resnet23', 'local')  # Those of recipes.py, which imports TensorFlow.
 
 
 def input_rows(options):
-    found = children.in_turn('input', options, seconds=options.seconds)
+    found = children.both_sides('input', options, seconds=options.seconds)
     return [Row('input alone', 'images/s', *_values(found, 'images_per_second'), True),
             Row('first batch of the input', 's', *_values(found, 'first_batch_seconds'), False)]
 
@@ -44,14 +48,29 @@ def step_rows(options):
 
 def train_rows(options):
     imports = statistics.median(_import_seconds() for _ in range(options.turns))
-    found = children.in_turn('train', options, steps=options.steps)
+    found = children.both_sides('train', options, steps=options.steps)
     rates = [[children.rate(run) for run in runs] for runs in found.values()]
+    busy = [[children.processor_ms(run) for run in runs] for runs in found.values()]
     starts = [[run['ended'][0] - run['started'] for run in runs] for runs in found.values()]
     return [Row('training, end to end', 'images/s', *rates, True),
+            Row('processor time of it, per step', 'ms', *busy, False),
             Row('peak memory of it', 'MB', *_values(found, 'peak_megabytes'), False),
             Row('start to the end of step 0', 's', *starts, False),
             Row('the same without importing TensorFlow', 's', *(
                 [each - imports for each in side] for side in starts), False)]
+
+
+def keras_rows(options):
+    """Training end to end, beside `model.fit` of Keras 3."""
+    runs = {'ours': lambda: children.measure('train', 'ours', options, steps=options.steps)}
+    runs.update({name: functools.partial(children.keras_fit, options, steps=options.steps,
+                                         jit_compile=value) for name, value in _KERAS.items()})
+    found = children.in_turn(runs, options.turns)
+    figures = [('training', 'images/s', children.rate, True),
+               ('processor time per step', 'ms', children.processor_ms, False)]
+    return [Row(f'{what}, beside {name}', unit, *([of(run) for run in found[side]]
+                                                  for side in ('ours', name)), larger_is_better)
+            for name in _KERAS for what, unit, of, larger_is_better in figures]
 
 
 def _import_seconds():
@@ -86,20 +105,12 @@ def tower_rows(options):
 
 
 def evaluate_rows(options):
-    found = children.in_turn('evaluate', options)
+    found = children.both_sides('evaluate', options)
     return [Row('evaluation of the test set', 's', *_values(found, 'seconds'), False)]
 
 
 def _values(found, key):
     return [[run[key] for run in runs] for runs in found.values()]
-
-
-def _figure(values):
-    """'1234 (1200-1260)': the median, and the range of the middle half."""
-    low, middle, high = (statistics.quantiles(values, n=4, method='inclusive')
-                         if len(values) > 1 else 3 * values)
-    digits = max(0, 3 - len(str(int(middle))))
-    return f'{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})'
 
 
 def _ratio(row):
@@ -108,25 +119,31 @@ def _ratio(row):
     return ours / other if row.larger_is_better else other / ours
 
 
+_ROWS = {'input': input_rows, 'step': step_rows, 'train': train_rows, 'keras': keras_rows,
+         'start': start_rows, 'towers': tower_rows, 'evaluate': evaluate_rows}
+_OF_EVERY_NET = ('step', 'start')
+
+
 def main():
     parser = children.parser('benchmarks', __doc__)
     parser.add_argument('--turns', type=int, default=3, help='runs of each side')
     parser.add_argument('--steps', type=int, default=150, help='steps of a training run')
     parser.add_argument('--seconds', type=float, default=5.0, help='seconds of reading input')
     parser.add_argument('--json', metavar='FILE', help='also write all figures to a file')
+    parser.add_argument('--only', nargs='+', choices=_ROWS, default=list(_ROWS), metavar='ROWS',
+                        help=f'only these measurements, of {", ".join(_ROWS)}')
     options = parser.parse_args()
-    measurements = [step_rows, start_rows]
-    if options.net == 'tutorial':
-        measurements = [input_rows, step_rows, train_rows, start_rows, tower_rows, evaluate_rows]
-    rows = [row for rows in measurements for row in rows(options)]
+    rows = [row for name in options.only
+            if options.net == 'tutorial' or name in _OF_EVERY_NET for row in _ROWS[name](options)]
     print(children.heading())
     print(f'{options.net}, batch {options.batch_size}, {options.dataset}; '
           'median (middle half) of n\n')
     line = '{:52}{:>23}{:>23}{:>7}  {}'
     print(line.format('', 'this project', 'the other', 'ratio', 'n'))
     for row in rows:
-        print(line.format(f'{row.what}, {row.unit}', _figure(row.ours), _figure(row.tutorial),
-                          f'{_ratio(row):.2f}', len(row.ours)))
+        figures = [children.figure(side) for side in (row.ours, row.tutorial)]
+        print(line.format(f'{row.what}, {row.unit}', *figures, f'{_ratio(row):.2f}',
+                          len(row.ours)))
     if options.json:
         with open(options.json, 'w') as stream:
             json.dump({'heading': children.heading(), 'rows': [row._asdict() for row in rows]},

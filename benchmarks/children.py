@@ -1,8 +1,10 @@
 """Starts the processes that the benchmarks measure, one at a time."""
 import argparse
+import functools
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,25 +39,49 @@ def trainer(script, options, **flags):
 
 def measure(what, side, options, **flags):
     """Runs `benchmarks.measure`: its result, plus `started`, the time when it was started."""
+    return _result(['benchmarks.measure', f'--what={what}', f'--side={side}',
+                    *_flags(options, **flags)])
+
+
+def keras_fit(options, **flags):
+    """Runs `benchmarks.keras_fit`; its result is like that of `measure` of training."""
+    return _result(['benchmarks.keras_fit', *_flags(options, **flags)],
+                   env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'})
+
+
+def _result(command, **process):
+    """The last line that a module prints, which is JSON, plus `started`."""
     started = time.time()
-    done = subprocess.run(
-        [sys.executable, '-m', 'benchmarks.measure', f'--what={what}', f'--side={side}',
-         *_flags(options, **flags)],
-        stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    done = subprocess.run([sys.executable, '-m', *command], stdout=subprocess.PIPE, text=True,
+                          check=False, cwd=ROOT, **process)
     if done.returncode:
         sys.exit(done.returncode)  # It has reported why on standard error.
     return {**json.loads(done.stdout.splitlines()[-1]), 'started': started}
 
 
-def in_turn(what, options, **flags):
-    """Measures both sides in turn: dictionary from side to a list of results."""
-    found = {'ours': [], 'tutorial': []}
-    for turn in range(options.turns):
-        for side, runs in found.items():
-            print(f'\r{what}: {turn + 1} of {options.turns}, {side} ', end='', file=sys.stderr)
-            runs.append(measure(what, side, options, **flags))
-    print('\r' + 40 * ' ' + '\r', end='', file=sys.stderr)
-    return found
+def in_turn(runs, turns):
+    """Runs each of several functions once per turn, so that drift affects all of them alike.
+
+    Args:
+        runs: {name: function without arguments}.
+        turns: number of calls of each.
+
+    Returns:
+        {name: list of results, one per turn}.
+    """
+    results = {name: [] for name in runs}
+    for turn in range(turns):
+        for name, run in runs.items():
+            print(f'\r{f"{turn + 1} of {turns}: {name}":60}', end='', file=sys.stderr)
+            results[name].append(run())
+    print(f'\r{60 * " "}\r', end='', file=sys.stderr)
+    return results
+
+
+def both_sides(what, options, **flags):
+    """Measures this project and the tutorial in turn: {side: list of results}."""
+    return in_turn({side: functools.partial(measure, what, side, options, **flags)
+                    for side in ('ours', 'tutorial')}, options.turns)
 
 
 def seconds_to_step_0(script, options, **flags):
@@ -73,8 +99,30 @@ def seconds_to_step_0(script, options, **flags):
 
 def rate(run):
     """Images per second of a training run after warming up, hooks included."""
-    ended = run['ended'][int(_WARM_UP * len(run['ended'])):]
-    return run['images_per_step'] * (len(ended) - 1) / (ended[-1] - ended[0])
+    return run['images_per_step'] / _per_step(run['ended'])
+
+
+def processor_ms(run):
+    """Milliseconds of processor time per step of a training run after warming up, all threads."""
+    return 1000 * _per_step(run['processor'])
+
+
+def _per_step(times):
+    times = times[int(_WARM_UP * len(times)):]
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def quartiles(values):
+    """Lower quartile, median and upper quartile; of one value, that value three times."""
+    return (statistics.quantiles(values, n=4, method='inclusive') if len(values) > 1
+            else 3 * list(values))
+
+
+def figure(values):
+    """'1234 (1200-1260)': the median, and the range of the middle half."""
+    low, middle, high = quartiles(values)
+    digits = max(0, 3 - len(str(int(middle))))
+    return f'{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})'
 
 
 def heading():

@@ -2,68 +2,107 @@
 
     python -m benchmarks.growth --data_dir=/tmp/cifar10_data --png=docs/growth.png
 
-Takes about five minutes. The picture requires Matplotlib.
+Takes about twenty minutes. All points run in turn, one run of each per turn, so that drift of the
+machine affects all of them. A figure is a median, with the range of the middle half. The picture
+requires Matplotlib.
 """
+import collections
+import functools
 import os
-import statistics
 
 from benchmarks import children
 
-_BATCHES = (16, 32, 64, 128, 256, 512, 1024)
-_TOWERS = (1, 2, 4)
+# A configuration; `towers` is None for cifar10_train.py, which has no towers.
+Point = collections.namedtuple('Point', 'batch cores towers')
 
 
-def _measure(options, side='ours', cores=None, **flags):
-    """Medians of `--turns` runs on the first `cores` cores: (images/s, peak MB)."""
+def points_of(options, cores):
+    """The points of each table: {title: {key: `Point`}}; tables share equal points.
+
+    Args:
+        options: `batches` and `towers`, lists of int, and `batch_size`.
+        cores: number of cores of this machine.
+    """
+    size = options.batch_size
+    return {'batch': {batch: Point(batch, cores, None) for batch in options.batches},
+            'cores': {count: Point(size, count, None) for count in range(1, cores + 1)},
+            'towers': {count: Point(size, cores, count) for count in options.towers}}
+
+
+def _run(point, options):
+    """One training run on the first cores: (images/s, peak MB)."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:cores])  # Children inherit it, as with `taskset`.
+    os.sched_setaffinity(0, sorted(before)[:point.cores])  # Children inherit it, as of `taskset`.
+    images = point.batch * (point.towers or 1)
+    side, flags = ('towers', {'num_gpus': point.towers}) if point.towers else ('ours', {})
     try:
-        images = flags.get('batch_size', options.batch_size) * flags.get('num_gpus', 1)
-        steps = max(20, min(200, 10000 // images))  # For about 10,000 images.
-        runs = [children.measure('train', side, options, steps=steps, **flags)
-                for _ in range(options.turns)]
+        run = children.measure('train', side, options, batch_size=point.batch,
+                               steps=max(20, min(200, options.images // images)), **flags)
     finally:
         os.sched_setaffinity(0, before)
-    return (statistics.median(children.rate(run) for run in runs),
-            statistics.median(run['peak_megabytes'] for run in runs))
+    return children.rate(run), run['peak_megabytes']
+
+
+def _draw(axis, label, rows, unit):
+    """Medians of each row, with the range of the middle half.
+
+    Args:
+        axis: Matplotlib axes.
+        label: what the keys of `rows` are.
+        rows: {key: list of values}.
+        unit: what the values are.
+    """
+    low, middle, high = zip(*map(children.quartiles, rows.values()))
+    errors = [[b - a for a, b in zip(low, middle)], [b - a for a, b in zip(middle, high)]]
+    axis.errorbar(list(rows), middle, errors, marker='o', capsize=4)
+    axis.set_xscale('log', base=2)
+    axis.set_xticks(list(rows), [str(key) for key in rows])
+    axis.set_ylim(0, 1.1 * max(high))
+    axis.set_xlabel(label)
+    axis.set_ylabel(unit)
+    axis.grid(alpha=0.3)
 
 
 def _plot(path, heading, tables):
+    """Draws four curves, 800 pixels wide: the width of a page."""
     import matplotlib
     matplotlib.use('Agg')
     from matplotlib import pyplot
-    figure, axes = pyplot.subplots(1, 4, figsize=(14, 3.6), layout='constrained')
-    for axis, label, column in zip(axes, [*tables, 'batch'], (0, 0, 0, 1)):
-        keys, values = list(tables[label]), [row[column] for row in tables[label].values()]
-        axis.plot(keys, values, marker='o')
-        axis.set_xscale('log', base=2)
-        axis.set_xticks(keys, [str(key) for key in keys])
-        axis.set_ylim(0, 1.1 * max(values))
-        axis.set_xlabel(label)
-        axis.set_ylabel('peak memory, MB' if column else 'images/s')
-        axis.grid(alpha=0.3)
-    figure.suptitle(heading, fontsize=9)
-    figure.savefig(path, dpi=110)
+    figure, axes = pyplot.subplots(2, 2, figsize=(8, 6), layout='constrained')
+    panels = [('batch', 'images/s', 0), ('batch', 'peak memory, MB', 1),
+              ('cores', 'images/s', 0), ('towers', 'images/s', 0)]
+    for axis, (title, unit, column) in zip(axes.flat, panels):
+        rows = {key: [run[column] for run in runs] for key, runs in tables[title].items()}
+        _draw(axis, title, rows, unit)
+    figure.suptitle(heading.replace('; ', '\n', 1), fontsize=10)
+    figure.savefig(path, dpi=100)
 
 
 def main():
     parser = children.parser('benchmarks.growth', __doc__)
-    parser.add_argument('--turns', type=int, default=1, help='runs per figure')
+    parser.add_argument('--turns', type=int, default=5, help='runs of each point')
+    parser.add_argument('--images', type=int, default=10000,
+                        help='images per run, in 20 to 200 steps')
+    parser.add_argument('--batches', type=int, nargs='+', help='batch sizes',
+                        default=[16, 32, 64, 128, 256, 512, 1024])
+    parser.add_argument('--towers', type=int, nargs='+', default=[1, 2, 4],
+                        help='numbers of towers')
     parser.add_argument('--png', metavar='FILE', help='also draw the picture')
     options = parser.parse_args()
-    heading = children.heading()
-    print(heading)
-    cores = range(1, len(os.sched_getaffinity(0)) + 1)
-    tables = {
-        'batch': {size: _measure(options, batch_size=size) for size in _BATCHES},
-        'cores': {count: _measure(options, cores=count) for count in cores},
-        'towers': {count: _measure(options, 'towers', num_gpus=count) for count in _TOWERS}}
+    points = points_of(options, len(os.sched_getaffinity(0)))
+    runs = children.in_turn(
+        {point: functools.partial(_run, point, options)
+         for rows in points.values() for point in rows.values()}, options.turns)
+    tables = {title: {key: runs[point] for key, point in rows.items()}
+              for title, rows in points.items()}
+    print(f'{children.heading()}\n{options.net}, {options.dataset}; median (middle half) of '
+          f'n = {options.turns}')
     for title, rows in tables.items():
         print(f'\n| {title} | images/s | peak MB |\n| --- | --- | --- |')
-        for key, (rate, megabytes) in rows.items():
-            print(f'| {key} | {rate:.0f} | {megabytes:.0f} |')
+        for key, found in rows.items():
+            print(f'| {key} | {" | ".join(map(children.figure, zip(*found)))} |')
     if options.png:
-        _plot(options.png, heading, tables)
+        _plot(options.png, children.heading(), tables)
 
 
 if __name__ == '__main__':

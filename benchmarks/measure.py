@@ -8,7 +8,6 @@ measurement left in memory or in TensorFlow's threads.
 from program import startup  # First: it imports TensorFlow quietly.
 
 import contextlib
-import datetime
 import importlib.util
 import io
 import json
@@ -36,6 +35,8 @@ flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial', 'towers'],
                   'This project, the original tutorial, or this project with --num_gpus towers.')
 flags.DEFINE_integer('steps', 200, 'Number of steps to train.', lower_bound=1)
 flags.DEFINE_float('seconds', 5.0, 'Seconds of reading input.', lower_bound=0.1)
+flags.DEFINE_list('replaced', [], "Fields of `tutorial.Parts` to replace by this project's when "
+                  'training with --side=tutorial.')
 flags.DEFINE_integer('rounds', 10, 'Turns of each side when measuring steps.', lower_bound=1)
 
 FLAGS = flags.FLAGS
@@ -70,11 +71,6 @@ def train_op(images, labels):
     recipe = recipes.chosen()
     loss = cifar10.loss(recipe.inference(images, training=True), labels)
     return cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
-
-
-def _tutorial_train_op(images, labels):
-    loss = tutorial.loss(tutorial.inference(images), labels)
-    return tutorial.train(loss, tf.train.get_or_create_global_step())
 
 
 def stepper(build):
@@ -119,7 +115,7 @@ def measure_step(_):
         'floor, forward': lambda: floor.operation(
             lambda images: plain(images, training=False), shape, backward=False)}
     if is_tutorial:
-        builds['tutorial'] = lambda: _tutorial_train_op(*batch())
+        builds['tutorial'] = lambda: tutorial.training(*batch())[0]
         builds['tutorial, forward'] = lambda: tutorial.inference(batch()[0])
     steppers = {name: stepper(build) for name, build in builds.items()}
     with flagsaver.flagsaver(use_bf16=True):
@@ -140,25 +136,44 @@ def measure_step(_):
 
 
 def measure_train(side):
-    """Training by the script itself: when each step's line was printed, and peak memory."""
+    """Training by the script itself: its `_Lines`, and peak memory."""
     cifar10.maybe_download_and_extract()
     train = {'ours': cifar10_train.train, 'towers': cifar10_multi_gpu_train.train,
-             'tutorial': lambda: tutorial.run(cifar10.data_folder(), FLAGS.train_dir,
-                                              FLAGS.steps, FLAGS.batch_size, FLAGS.log_frequency)}
+             'tutorial': lambda: tutorial.run(
+                 cifar10.data_folder(), FLAGS.train_dir, FLAGS.steps, FLAGS.batch_size,
+                 FLAGS.log_frequency, tutorial.Parts(**dict.fromkeys(FLAGS.replaced, False)))}
     with tempfile.TemporaryDirectory() as folder:
-        ended = _train(train[side], FLAGS.steps, folder)
-    return {'ended': ended, 'finished': time.time(),
+        lines = _train(train[side], FLAGS.steps, folder)
+    return {'ended': lines.ended, 'processor': lines.processor, 'finished': time.time(),
             'images_per_step': FLAGS.batch_size * (FLAGS.num_gpus if side == 'towers' else 1),
             'peak_megabytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
+class _Lines(io.StringIO):
+    """A console that notes when each step's line is printed.
+
+    Attributes:
+        ended: the time of each line, in seconds.
+        processor: the processor time that this process had used by then, in seconds.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.ended, self.processor = [], []
+
+    def write(self, text):
+        if ': step ' in text:
+            self.ended.append(time.time())
+            self.processor.append(time.process_time())
+        return super().write(text)
+
+
 def _train(train, steps, folder):
-    """Trains in a folder: the time of each step's line, in seconds."""
-    with contextlib.redirect_stdout(io.StringIO()) as out, \
+    """Trains in a folder; returns the `_Lines` printed."""
+    with contextlib.redirect_stdout(_Lines()) as lines, \
             flagsaver.flagsaver(train_dir=folder, max_steps=steps, log_frequency=1):
         train()
-    return [datetime.datetime.fromisoformat(line.split(': step ')[0]).timestamp()
-            for line in out.getvalue().splitlines() if ': step ' in line]
+    return lines
 
 
 def measure_evaluate(side):

@@ -1,31 +1,73 @@
-"""The yardstick: the tutorial's graph as its text describes it.
+"""The yardstick: the tutorial's graph and session as they were published.
 
 16 threads read, decode, distort (`tf.image`) and shuffle one record at a time. The network is
-`plain_net`, with `tf.nn.lrn`. Summaries and checkpoints are as frequent as in the tutorial. Only
-`benchmarks` and a test that compares it with this project's graph use it.
+`plain_net`, with `tf.nn.lrn`, and its variables are reference variables. Summaries and checkpoints
+are as frequent as in the tutorial. Only `benchmarks` and a test that compares it with this
+project's graph use it.
+
+Source: https://github.com/tensorflow/models, tutorials/image/cifar10, cifar10_input.py, cifar10.py
+and cifar10_train.py.
 """
+import dataclasses
+import datetime
 import os
+import time
 
 import tensorflow.compat.v1 as tf
 
 from benchmarks import plain_net
+import cifar10
 import cifar10_input
 from datasets import table
-from training import hooks
 
 _IMAGE_SIZE = 24
 _THREADS = 16
 
 
-def _read(paths, **options):
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Parts of the published code that may cost time; False replaces one by this project's.
+
+    Attributes:
+        input: one record at a time, by 16 threads; otherwise `cifar10.distorted_inputs`.
+        reader: a reader that checks nothing; otherwise `cifar10_input.read_cifar10`, which checks
+            each label, one record at a time.
+        layers: TensorFlow's own layers; otherwise those of `cifar10.inference`.
+        references: reference variables; otherwise resource variables.
+        losses_first: the gradients wait for the moving averages of the losses.
+        averages_beside: the moving averages of the variables do not wait for their update, so that
+            they may miss it.
+    """
+
+    input: bool = True
+    reader: bool = True
+    layers: bool = True
+    references: bool = True
+    losses_first: bool = True
+    averages_beside: bool = True
+
+
+PUBLISHED = Parts()
+
+
+def _read(paths, parts=PUBLISHED, **options):
     """One record per run: float32 [32, 32, 3] and int32 []."""
-    result = cifar10_input.read_cifar10(tf.train.string_input_producer(paths, **options))
-    return tf.cast(result.uint8image, tf.float32), result.label[0]
+    files = tf.train.string_input_producer(paths, **options)
+    if not parts.reader:
+        result = cifar10_input.read_cifar10(files)
+        return tf.cast(result.uint8image, tf.float32), result.label[0]
+    reader = tf.FixedLengthRecordReader(record_bytes=table.CIFAR10.record_bytes)
+    record = tf.decode_raw(reader.read(files)[1], tf.uint8)  # A label, then three planes.
+    planes = tf.reshape(record[1:table.CIFAR10.record_bytes], [3, 32, 32])
+    image = tf.cast(tf.transpose(planes, [1, 2, 0]), tf.float32)
+    return image, tf.cast(record[0], tf.int32)
 
 
-def distorted_inputs(data_dir, batch_size):
+def distorted_inputs(data_dir, batch_size, parts=PUBLISHED):
     """Training batches: float32 [batch_size, 24, 24, 3] and int32 [batch_size]."""
-    image, label = _read(table.CIFAR10.paths(data_dir, eval_data=False))
+    if not parts.input:
+        return cifar10.distorted_inputs()
+    image, label = _read(table.CIFAR10.paths(data_dir, eval_data=False), parts)
     image = tf.random_crop(image, [_IMAGE_SIZE, _IMAGE_SIZE, 3])
     image = tf.image.random_flip_left_right(image)
     image = tf.image.random_brightness(image, max_delta=63)
@@ -56,6 +98,11 @@ _STDDEV = {'conv1': 5e-2, 'conv2': 5e-2, 'local3': 0.04, 'local4': 0.04, 'softma
 _BIAS = {'conv1': 0.0, 'conv2': 0.1, 'local3': 0.1, 'local4': 0.1, 'softmax_linear': 0.0}
 
 
+def _kind_of_variables(parts):
+    """In this context, `tf.get_variable` makes reference variables, or else resource variables."""
+    return tf.variable_scope(tf.get_variable_scope(), use_resource=not parts.references)
+
+
 def _variable(name, shape):
     layer, _, kind = name.partition('/')
     initializer = (tf.constant_initializer(_BIAS[layer]) if kind == 'biases'
@@ -69,9 +116,12 @@ def _summarise(net, name):
     tf.summary.scalar(name + '/sparsity', tf.nn.zero_fraction(net))
 
 
-def inference(images):
+def inference(images, parts=PUBLISHED):
     """Logits, float32 [batch, 10], of float32 [batch, 24, 24, 3]."""
-    variables = {name: _variable(name, shape) for name, shape in plain_net.SHAPES.items()}
+    if not parts.layers:
+        return cifar10.inference(images)
+    with _kind_of_variables(parts):
+        variables = {name: _variable(name, shape) for name, shape in plain_net.SHAPES.items()}
     for name in plain_net.DECAYED:
         tf.add_to_collection('losses', tf.multiply(
             tf.nn.l2_loss(variables[name]), plain_net.WEIGHT_DECAY,
@@ -96,12 +146,13 @@ def _loss_summaries(total_loss):
     return update
 
 
-def train(total_loss, global_step):
+def train(total_loss, global_step, parts=PUBLISHED):
     """An operation that runs one training step."""
     rate = tf.train.exponential_decay(
         0.1, global_step, int(50000 / 128 * 350.0), 0.1, staircase=True)
     tf.summary.scalar('learning_rate', rate)
-    with tf.control_dependencies([_loss_summaries(total_loss)]):
+    loss_averages = _loss_summaries(total_loss)
+    with tf.control_dependencies([loss_averages] if parts.losses_first else []):
         optimizer = tf.train.GradientDescentOptimizer(rate)
         gradients = optimizer.compute_gradients(total_loss)
     descent = optimizer.apply_gradients(gradients, global_step)
@@ -110,24 +161,49 @@ def train(total_loss, global_step):
     for gradient, variable in gradients:
         tf.summary.histogram(variable.op.name + '/gradients', gradient)
     averages = tf.train.ExponentialMovingAverage(0.9999, global_step)
-    with tf.control_dependencies([descent]):
-        return averages.apply(tf.trainable_variables())
+    with tf.control_dependencies([] if parts.averages_beside else [descent]):
+        averaged = averages.apply(tf.trainable_variables())
+    return tf.group(descent, averaged, loss_averages, name='train')
 
 
-def run(data_dir, train_dir, max_steps, batch_size, log_frequency):
-    """Trains as the tutorial's script does, with its session; this project prints the lines."""
-    with tf.Graph().as_default():
+def training(images, labels, parts=PUBLISHED):
+    """The graph of a training step and its variables: (an operation that runs it, the loss)."""
+    with _kind_of_variables(parts):
         global_step = tf.train.get_or_create_global_step()
+        total_loss = loss(inference(images, parts), labels)
+        return train(total_loss, global_step, parts), total_loss
+
+
+class _Logger(tf.train.SessionRunHook):
+    """Prints loss and speed every `frequency` steps."""
+
+    def __init__(self, total_loss, batch_size, frequency):
+        self._loss, self._batch_size, self._frequency = total_loss, batch_size, frequency
+
+    def begin(self):
+        self._step, self._start = -1, time.time()
+
+    def before_run(self, run_context):
+        self._step += 1
+        return tf.train.SessionRunArgs(self._loss)
+
+    def after_run(self, run_context, run_values):
+        if self._step % self._frequency == 0:
+            now = time.time()
+            seconds, self._start = (now - self._start) / self._frequency, now
+            print(f'{datetime.datetime.now()}: step {self._step}, loss = {run_values.results:.2f} '
+                  f'({self._batch_size / seconds:.1f} examples/sec; {seconds:.3f} sec/batch)')
+
+
+def run(data_dir, train_dir, max_steps, batch_size, log_frequency, parts=PUBLISHED):
+    """Trains as the tutorial's script does, with its session and hooks."""
+    with tf.Graph().as_default():
         with tf.device('/cpu:0'):
-            images, labels = distorted_inputs(data_dir, batch_size)
-        total_loss = loss(inference(images), labels)
-        train_op = train(total_loss, global_step)
-        steps = hooks.StepCounter()
-        all_hooks = [
-            tf.train.StopAtStepHook(last_step=max_steps), tf.train.NanTensorHook(total_loss), steps,
-            hooks.LossHook(steps, total_loss, batch_size, log_frequency, train_dir)]
-        with tf.train.MonitoredTrainingSession(
-                checkpoint_dir=train_dir, hooks=all_hooks) as session:
+            images, labels = distorted_inputs(data_dir, batch_size, parts)
+        train_op, total_loss = training(images, labels, parts)
+        hooks = [tf.train.StopAtStepHook(last_step=max_steps), tf.train.NanTensorHook(total_loss),
+                 _Logger(total_loss, batch_size, log_frequency)]
+        with tf.train.MonitoredTrainingSession(checkpoint_dir=train_dir, hooks=hooks) as session:
             while not session.should_stop():
                 session.run(train_op)
 

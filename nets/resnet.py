@@ -106,8 +106,25 @@ def _conv(net, name, size, filters, training, gather):
     """
     with tf.variable_scope(name):
         weights = _weights([size, size, net.shape.as_list()[-1], filters], net.dtype)
-        net = tf.nn.conv2d(net, weights, strides=1, padding='SAME')
+        net = (_pointwise(net, weights) if size == 1
+               else tf.nn.conv2d(net, weights, strides=1, padding='SAME'))
         return _batch_norm(net, 'bn', training, gather)
+
+
+def _pointwise(net, weights):
+    """1x1 convolution as a matrix product, whose gradients take a CPU less time.
+
+    Args:
+        net: float [batch, height, width, channels].
+        weights: float [1, 1, channels, filters].
+
+    Returns:
+        float [batch, height, width, filters].
+    """
+    _, height, width, channels = net.shape.as_list()
+    filters = weights.shape.as_list()[-1]
+    products = tf.matmul(tf.reshape(net, [-1, channels]), tf.reshape(weights, [channels, filters]))
+    return tf.reshape(products, [-1, height, width, filters])
 
 
 def _batch_norm(net, name, training, gather):

@@ -1,5 +1,9 @@
+import argparse
 import collections
+import functools
 import json
+import os
+import re
 import subprocess
 import sys
 
@@ -9,10 +13,14 @@ import plain
 import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
+from PIL import Image
 
 from benchmarks import __main__ as benchmarks_main
+from benchmarks import children
 from benchmarks import floor
+from benchmarks import growth
 from benchmarks import tutorial
+from benchmarks import yardstick
 import cifar10
 from datasets import synthetic
 from datasets import table
@@ -26,11 +34,13 @@ def test_the_yardstick_computes_the_same_function():
     labels = random.randint(0, 10, 5).astype(np.int32)
     values = plain.weights(seed=1, scale=2.0)
     results = []
-    for module in (cifar10, tutorial):
+    # As published, the averages race with the update.
+    ordered = functools.partial(tutorial.train, parts=tutorial.Parts(averages_beside=False))
+    for module, train in ((cifar10, cifar10.train), (tutorial, ordered)):
         with tf.Graph().as_default(), tf.Session() as session:
             logits = module.inference(tf.constant(images))
             loss = module.loss(logits, tf.constant(labels))
-            train_op = module.train(loss, tf.train.get_or_create_global_step())
+            train_op = train(loss, tf.train.get_or_create_global_step())
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
             saved = {v.op.name: v for v in tf.global_variables() if not v.op.name.endswith('/avg')}
             for name, value in values.items():
@@ -45,6 +55,40 @@ def test_the_yardstick_computes_the_same_function():
     assert variables.keys() == expected.keys()
     for name in expected:
         np.testing.assert_allclose(variables[name], expected[name], atol=1e-4, err_msg=name)
+
+
+def waits_for(name, kind):
+    """Whether an operation runs after one of a type, by data or by control."""
+    operation = tf.get_default_graph().get_operation_by_name(name)
+    pending, seen = [operation], set()
+    while pending:
+        each = pending.pop()
+        if each not in seen:
+            seen.add(each)
+            pending += [tensor.op for tensor in each.inputs] + each.control_inputs
+    return any(kind in each.type for each in seen - {operation})
+
+
+@pytest.mark.parametrize('published', [True, False])
+def test_the_yardstick_is_as_published_unless_a_part_is_replaced(half_bright, published):
+    parts = tutorial.Parts(**dict.fromkeys(yardstick.PARTS, published))
+    images, labels = tutorial.distorted_inputs(cifar10.data_folder(), 8, parts)
+    tutorial.training(images, labels, parts)
+    types = {op.type for op in tf.get_default_graph().get_operations()}
+    suffix = '' if published else '/AssignSubVariableOp'
+    layer = 'Conv2D' if published else 'conv1/Conv2D'
+    assert {
+        'input': 'ReaderReadV2' in types,
+        'reader': 'StaticRegexReplace' not in types,  # Part of the check of the label.
+        'layers': 'LRN' in types,
+        'references': 'VariableV2' in types,
+        'losses_first': waits_for(f'gradients/{layer}_grad/Conv2DBackpropFilter', 'AssignSub'),
+        'averages_beside': not waits_for(
+            f'ExponentialMovingAverage/AssignMovingAvg{suffix}', 'ApplyGradientDescent'),
+    } == dict.fromkeys(yardstick.PARTS, published)
+    shuffling, = [runner for runner in tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS)
+                  if runner.queue.queue_ref.op.type == 'RandomShuffleQueueV2']
+    assert (len(shuffling.enqueue_ops) == 16) == published
 
 
 def test_the_yardsticks_evaluation_input_is_the_same(half_bright):
@@ -73,17 +117,24 @@ def test_the_floor_runs_all_products_one_after_another():
 
 
 def test_the_floor_of_resnet23_has_its_convolutions():
-    """1 of the images, 7 x 3 others, whose inputs need gradients; one product of two gradients."""
+    """One of the images, and seven units: one 3x3 convolution and two products in each.
+
+    All inputs but the images need gradients. The last layer is one more product.
+    """
     inference = recipes.TABLE['resnet23'].inference
     floor.operation(lambda images: inference(images, training=True), [2, 32, 32, 3])
     graph = tf.get_default_graph()
     counts = collections.Counter(op.type for op in graph.get_operations())
-    assert counts['Conv2D'] == counts['Conv2DBackpropFilter'] == 22
-    assert counts['Conv2DBackpropInput'] == 21
-    assert counts['MatMul'] == 3
+    assert counts['Conv2D'] == counts['Conv2DBackpropFilter'] == 1 + 7
+    assert counts['Conv2DBackpropInput'] == 7
+    assert counts['MatMul'] == 3 * (7 * 2 + 1)
     sides = collections.Counter(op.outputs[0].shape.as_list()[1] for op in graph.get_operations()
                                 if op.type == 'Conv2D')
-    assert sides == {32: 7, 16: 6, 8: 6, 4: 3}
+    assert sides == {32: 3, 16: 2, 8: 2, 4: 1}
+    rows = collections.Counter(  # Of the products' first operand, batch x height x width.
+        op.inputs[0].shape.as_list()[0] for op in graph.get_operations()
+        if op.type == 'MatMul' and not op.get_attr('transpose_a'))
+    assert rows == {2 * 32 ** 2: 8, 2 * 16 ** 2: 8, 2 * 8 ** 2: 8, 2 * 4 ** 2: 4, 2: 2}
 
 
 @pytest.mark.parametrize('net', ['tutorial', 'resnet23'])
@@ -123,20 +174,108 @@ def test_the_start_of_every_net_is_measured():
     assert set(benchmarks_main._NETS) == set(recipes.TABLE)
 
 
+def test_points_of_growth_are_shared_between_tables():
+    options = argparse.Namespace(batch_size=128, batches=[64, 128], towers=[1, 2])
+    tables = growth.points_of(options, cores=2)
+    assert tables == {
+        'batch': {64: (64, 2, None), 128: (128, 2, None)},
+        'cores': {1: (128, 1, None), 2: (128, 2, None)},
+        'towers': {1: (128, 2, 1), 2: (128, 2, 2)}}
+
+
+def test_figures_are_quartiles():
+    """Of 1, 2, 3, 4 and 10: 2, 3 and 4, whatever the last value."""
+    assert children.quartiles([10, 2, 1, 4, 3]) == [2, 3, 4]
+    assert children.figure([10, 2, 1, 4, 3]) == '3.00 (2.00-4.00)'
+    assert children.figure([1234.5]) == '1234 (1234-1234)'
+
+
+def test_speed_after_warming_up():
+    """Ten steps: the first two are left out, the others take half a second each."""
+    times = [0.0, 9.0] + [10.0 + 0.5 * step for step in range(8)]
+    run = {'ended': times, 'processor': [2 * each for each in times], 'images_per_step': 64}
+    assert children.rate(run) == 128
+    assert children.processor_ms(run) == 1000
+
+
+def records(folder):
+    """A data folder with 200 synthetic images in each file of CIFAR-10."""
+    files = folder / table.CIFAR10.folder
+    files.mkdir()
+    for seed, name in enumerate(table.CIFAR10.files):
+        synthetic.draw(200, 10, seed, 1).tofile(files / name)
+    return folder
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """A function that runs a benchmark's `main` with options, on small files: what it prints."""
+    monkeypatch.setattr(subprocess, 'Popen', forks.Python)  # Its processes import nothing twice.
+    data_dir = records(tmp_path)
+
+    def run(module, *options):
+        monkeypatch.setattr(sys, 'argv', [
+            'benchmarks', f'--data_dir={data_dir}', '--batch_size=16', *options])
+        module.main()
+        return capsys.readouterr()
+    return run
+
+
+def test_sides_run_in_turn(capsys):
+    order = []
+    found = children.in_turn({name: lambda name=name: order.append(name) or len(order)
+                              for name in 'abc'}, turns=2)
+    assert order == list('abcabc')
+    assert found == {'a': [1, 4], 'b': [2, 5], 'c': [3, 6]}
+    assert '2 of 2: c' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_growth(command, tmp_path):
+    """One point as batch 16 and as one core, another as a tower; the picture fits a page."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:1])
+    try:
+        out, _ = command(growth, '--turns=1', '--images=1', '--batches', '16', '--towers', '1',
+                         f'--png={tmp_path}/growth.png')
+        assert os.sched_getaffinity(0) == set(sorted(before)[:1])
+    finally:
+        os.sched_setaffinity(0, before)
+    rows = [line.split(' | ') for line in out.splitlines() if re.match(r'\| \d', line)]
+    assert len(rows) == 3
+    assert rows[0][1:] == rows[1][1:] != rows[2][1:]  # Shared; a run of its own.
+    assert Image.open(tmp_path / 'growth.png').size == (800, 600)
+
+
+@pytest.mark.slow
+def test_the_yardsticks_parts_are_measured(command):
+    """The table has a row for each side, with positive figures."""
+    out, _ = command(yardstick, '--turns=1', '--steps=5', '--parts', 'references')
+    rows = [line.strip('| ').split(' | ') for line in out.splitlines()[5:]]
+    assert [row[0] for row in rows] == ['published', 'without references', 'this project']
+    assert all(float(figure.split()[0]) > 0 for row in rows for figure in row[1:])
+
+
+@pytest.mark.slow
+def test_the_rows_of_keras(command, tmp_path, monkeypatch):
+    """Its first steps have the loss of the tutorial's first lines: ln 10 and the weight decay."""
+    monkeypatch.delitem(benchmarks_main._KERAS, 'Keras')  # XLA compiles for ten seconds.
+    results, keras_fit = [], children.keras_fit
+    monkeypatch.setattr(children, 'keras_fit', lambda *args, **flags: results.append(
+        keras_fit(*args, **flags)) or results[-1])
+    out, _ = command(benchmarks_main, '--turns=1', '--steps=5', '--only', 'keras')
+    assert len(re.findall(r'beside Keras without XLA, (?:images/s|ms) +\d', out)) == 2
+    assert len(results[0]['ended']) == 5
+    assert 4.4 < results[0]['loss'] < 5.0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_table(tmp_path, monkeypatch, capsys):
+def test_the_table(command, tmp_path):
     """The command of the documentation, on small files and batches, with few steps."""
-    monkeypatch.setattr(subprocess, 'Popen', forks.Python)  # Its processes import nothing twice.
-    folder = tmp_path / table.CIFAR10.folder
-    folder.mkdir()
-    for seed, name in enumerate(table.CIFAR10.files):
-        synthetic.draw(200, 10, seed, 1).tofile(folder / name)
-    monkeypatch.setattr(sys, 'argv', [
-        'benchmarks', f'--data_dir={tmp_path}', '--turns=1', '--steps=10', '--batch_size=16',
-        '--seconds=0.1', f'--json={tmp_path}/figures.json'])
-    benchmarks_main.main()
-    out = capsys.readouterr().out
+    out, _ = command(
+        benchmarks_main, '--turns=1', '--steps=10', '--seconds=0.1', '--only', 'input', 'step',
+        'train', 'start', 'towers', 'evaluate', f'--json={tmp_path}/figures.json')
     assert 'TensorFlow ' in out.splitlines()[0]
     figures = json.loads((tmp_path / 'figures.json').read_text())
     whats = [row['what'] for row in figures['rows']]

@@ -1,0 +1,75 @@
+"""Trains the tutorial's network with `model.fit`, and prints the result as a line of JSON.
+
+    python -m benchmarks.keras_fit --data_dir=/tmp/cifar10_data --steps=200
+
+Network and `tf.data` input are those of docs/tf2_equivalent.py; the moving averages of the weights
+are the optimizer's. Nothing else is set: Keras 3 compiles the step with XLA unless --jit_compile is
+false. It needs a process without the start-up of this project, which disables eager execution.
+"""
+import json
+import os
+import resource
+import time
+
+import keras
+
+from benchmarks import children
+from datasets import table
+from docs import tf2_equivalent
+
+
+class Clock(keras.callbacks.Callback):
+    """Notes when each step ends.
+
+    Attributes:
+        ended: the time of each end, in seconds.
+        processor: the processor time that this process had used by then, in seconds.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.ended, self.processor = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.ended.append(time.time())
+        self.processor.append(time.process_time())
+
+
+def fit(paths, steps, batch_size, jit_compile='auto'):
+    """Trains a new model; returns the `Clock` and the mean loss.
+
+    Args:
+        paths: list of record files.
+        steps: number of steps.
+        batch_size: images per step.
+        jit_compile: as for `Model.compile`.
+    """
+    model = tf2_equivalent.network()
+    schedule = keras.optimizers.schedules.ExponentialDecay(  # The tutorial's: every 350 epochs.
+        0.1, int(50000 / batch_size * 350), 0.1, staircase=True)
+    model.compile(keras.optimizers.SGD(schedule, use_ema=True, ema_momentum=0.9999),
+                  keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                  jit_compile=jit_compile)
+    clock = Clock()
+    history = model.fit(tf2_equivalent.batches(paths, training=True, batch_size=batch_size),
+                        steps_per_epoch=steps, verbose=0, callbacks=[clock])
+    return clock, history.history['loss'][-1]
+
+
+def main():
+    parser = children.parser('benchmarks.keras_fit', __doc__)
+    parser.add_argument('--steps', type=int, default=200, help='number of steps')
+    parser.add_argument('--jit_compile', choices=['auto', 'false'], default='auto',
+                        help="Keras's choice, which is XLA, or no XLA")
+    options = parser.parse_args()
+    folder = os.path.join(options.data_dir, table.CIFAR10.folder)
+    clock, loss = fit(table.CIFAR10.paths(folder, eval_data=False), options.steps,
+                      options.batch_size, 'auto' if options.jit_compile == 'auto' else False)
+    print(json.dumps({
+        'ended': clock.ended, 'processor': clock.processor, 'loss': loss,
+        'images_per_step': options.batch_size,
+        'peak_megabytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+
+
+if __name__ == '__main__':
+    main()
