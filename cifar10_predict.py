@@ -32,6 +32,7 @@ from evaluation import checkpoint_flags
 from evaluation import model
 from program import console
 from program import devices
+from program import errors
 from program import paths
 from program import small_files
 import recipes
@@ -130,6 +131,9 @@ def _load(session):
     except RuntimeError as error:  # It has no graph with the tag 'serve'.
         raise app.UsageError(f'{FLAGS.saved_model} is not a SavedModel for serving: export one '
                              'with cifar10_export.py') from error
+    except OSError as error:
+        raise OSError(f'{errors.one_line(error).rstrip(".")}: export a SavedModel with '
+                      'cifar10_export.py') from error
     signature = loaded.signature_def['serving_default']
     names = signature.inputs['images'].name, signature.outputs['probabilities'].name
     if '' in names:  # Reading a missing entry creates an empty one.

@@ -177,7 +177,8 @@ def test_long_names_of_classes_are_shortened(capsys):
 
 
 @pytest.mark.parametrize('content, words', [
-    (None, 'SavedModel file does not exist'), (b'text', 'Cannot parse')])
+    (None, 'SavedModel file does not exist.*: export a SavedModel with cifar10_export'),
+    (b'text', 'Cannot parse.*: export a SavedModel with cifar10_export')])
 def test_an_unreadable_saved_model(pictures_, tmp_path, content, words):
     if content:
         (tmp_path / 'saved_model.pb').write_bytes(content)
