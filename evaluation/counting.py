@@ -158,7 +158,8 @@ def _whole_batch(images):
     Returns:
         float32 [batch_size, height, width, 3].
     """
-    return tf.gather(images, tf.range(cifar10.examples_per_step()) % tf.shape(images)[0])
+    with tf.name_scope('whole_batch'):
+        return tf.gather(images, tf.range(cifar10.examples_per_step()) % tf.shape(images)[0])
 
 
 @contextlib.contextmanager

@@ -76,5 +76,5 @@ def _flags(script):
     """Names of the flags that `--help` lists."""
     text = spawn.run_script(script, '--help').stdout
     found = re.findall(r'^  (?:-\w,)?--(?:\[no\])?(\w+):', text, re.MULTILINE)
-    assert 'batch_size' in found or script == 'cifar10_convert.py', found
+    assert 'device' in found or script == 'cifar10_convert.py', found
     return found
