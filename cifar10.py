@@ -23,6 +23,7 @@ from datasets import download
 from datasets import table
 from nets import lrn
 from nets import recipe as recipe_
+from nets import scaling
 from nets import variables
 from program import errors
 from program import paths
@@ -39,6 +40,12 @@ flags.DEFINE_enum('validate_on', 'test', ['test', 'held_out'], 'Images for --val
                   'training.')
 flags.DEFINE_float('learning_rate', None, 'Initial learning rate. The default depends on --net and '
                    '--dataset.', lower_bound=0.0, upper_bound=1e6, short_name='l')
+flags.DEFINE_boolean('linear_scaling', None, 'With k batches per step, use k times the learning '
+                     'rate after a warm-up. Counts the batches of all towers and workers; a batch '
+                     'of k times the default --batch_size counts as k.')
+flags.DEFINE_float('warmup_epochs', scaling.WARMUP_EPOCHS, 'Length of the warm-up of '
+                   '--linear_scaling; 0 starts at the full rate.',
+                   lower_bound=0.0, upper_bound=1e6, short_name='e')
 flags.DEFINE_boolean('use_fp16', False, 'Compute in float16 with float32 variables; for GPUs.')
 flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32 variables; for GPUs, and '
                      'CPUs with AMX or AVX512_BF16.')
@@ -48,7 +55,8 @@ flags.DEFINE_float('min_fraction_of_examples_in_queue',
                    lower_bound=0.0, upper_bound=1.0)
 
 # Scripts that do not train, or do not read record files, omit these from --help.
-TRAINING_FLAGS = ('learning_rate', 'min_fraction_of_examples_in_queue', 'validate_on')
+TRAINING_FLAGS = ('learning_rate', 'linear_scaling', 'min_fraction_of_examples_in_queue',
+                  'validate_on', 'warmup_epochs')
 INPUT_FLAGS = ('batch_size', 'data_dir', 'data_url')
 
 # TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
@@ -524,6 +532,34 @@ def _initial_learning_rate():
     return next(rate for rate in rates if rate is not None)
 
 
+def scales_linearly(recipe):
+    """Whether the linear scaling rule applies: `--linear_scaling`, or else the `Recipe`'s own."""
+    return recipe.linear_scaling if FLAGS.linear_scaling is None else FLAGS.linear_scaling
+
+
+def scheduled_rate(global_step, replicas=1, recipe=None):
+    """The learning rate of a step: the recipe's, multiplied if the linear scaling rule applies.
+
+    Args:
+        global_step: int [].
+        replicas: number of batches of `--batch_size` in one step, over all towers and workers.
+        recipe: a `Recipe`; by default the tutorial's.
+
+    Returns:
+        float32 [].
+
+    Raises:
+        errors.MissingFile: a record file is missing.
+    """
+    recipe = recipe or TUTORIAL
+    rate = recipe.schedule(global_step, replicas)
+    if not scales_linearly(recipe):
+        return rate
+    batches = scaling.batches_per_step(FLAGS.batch_size, replicas, recipe.batch_size)
+    return rate * scaling.factor(
+        global_step, steps_per_epoch(replicas), batches, FLAGS.warmup_epochs)
+
+
 def train(total_loss, global_step, recipe=None):
     """Adds the ops that train the network: gradient descent and moving averages.
 
@@ -579,7 +615,7 @@ def apply_gradients(gradients, global_step, replicas=1, recipe=None):
     recipe = recipe or TUTORIAL
     with tf.device('/cpu:0'):
         with tf.name_scope('learning_rate'):
-            rate = recipe.schedule(global_step, replicas)
+            rate = scheduled_rate(global_step, replicas, recipe)
             _scalar_summary('learning_rate', rate)
         tf.add_to_collection('learning_rate', rate)
         descent = recipe.optimizer(rate).apply_gradients(gradients, global_step)

@@ -146,4 +146,4 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
 
 if __name__ == '__main__':
     startup.run(main, [devices, cifar10, recipes, checkpoint_flags, ownership],
-                unused=recipes.TRAINING_FLAGS)
+                unused=cifar10.TRAINING_FLAGS)

@@ -93,4 +93,4 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
 
 if __name__ == '__main__':
     startup.run(main, [devices, cifar10, recipes, checkpoint_flags, ownership],
-                unused=(*recipes.TRAINING_FLAGS, *cifar10.INPUT_FLAGS))
+                unused=(*cifar10.TRAINING_FLAGS, *cifar10.INPUT_FLAGS))

@@ -11,6 +11,8 @@
     confusion   the confusion matrix of a run's latest checkpoint on the test images
     curves      loss and error by step: of training runs with their validations, and of folders that
                 cifar10_eval.py writes to
+    validation  the error of training runs by epoch, to compare runs with different numbers of
+                images per step: raw weights and their moving averages, from the validations
     sparsity    the fraction of zeros in the output of each layer by step, of a training run
 
 --runs selects the runs. All pictures except `confusion` require Matplotlib (pip install
@@ -47,7 +49,7 @@ from runs import names
 
 paths.define('output', None, 'PNG file to write; by default PICTURE.png in the current folder.')
 paths.define_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by commas; only '
-                  '--picture=curves accepts several.')
+                  '--picture=curves and --picture=validation accept several.')
 
 FLAGS = flags.FLAGS
 
@@ -144,9 +146,7 @@ def confused(stream):
 def curves(stream):
     """Draws losses and errors of all runs."""
     losses, errors = [], []
-    common = os.path.commonpath([os.path.abspath(os.path.dirname(run)) for run in FLAGS.runs])
-    for number, run in enumerate(FLAGS.runs):
-        name = os.path.relpath(run, common)
+    for number, (name, run) in enumerate(_named_runs()):
         rows = metrics.read(os.path.join(run, names.METRICS))
         evaluated = {} if rows else metrics.read_scalars(run, 'Precision @ 1')
         if not rows and not evaluated:
@@ -164,6 +164,31 @@ def curves(stream):
             errors.append((f'{name}, evaluation', number, 's',
                            {step: 1 - value for step, value in evaluated.items()}))
     pictures.curves(stream, losses, errors)
+
+
+def validation(stream):
+    """Draws the validation errors of all runs by epoch."""
+    raw, averaged = [], []
+    for number, (name, run) in enumerate(_named_runs()):
+        for panel, points in zip((raw, averaged), _validations(run)):
+            panel.append((name, number, '.', points))
+    pictures.validations(stream, raw, averaged)
+
+
+def _validations(run):
+    """The validation errors of a run, of the raw weights and of their averages: {epoch: error}.
+
+    Raises:
+        app.UsageError: the run has no validations.
+    """
+    rows = {row['step']: row for row in metrics.read(os.path.join(run, names.METRICS))
+            if row['epoch'] is not None and row['validation_error'] is not None}
+    if not rows:
+        raise app.UsageError(f'{run} has no metrics.csv with validations: train with '
+                             '--validate_every=1, or choose other folders with --runs')
+    averaged = metrics.read_scalars(run, 'validation/error_averaged')
+    return ({row['epoch']: row['validation_error'] for row in rows.values()},
+            {rows[step]['epoch']: error for step, error in averaged.items() if step in rows})
 
 
 def sparsity(stream):
@@ -207,6 +232,12 @@ def _rows(cells, columns=_COLUMNS):
     return [cells[i:i + columns] for i in range(0, len(cells), columns)]
 
 
+def _named_runs():
+    """Returns a list of (name in the legend, folder) of `--runs`."""
+    common = os.path.commonpath([os.path.abspath(os.path.dirname(run)) for run in FLAGS.runs])
+    return [(os.path.relpath(run, common), run) for run in FLAGS.runs]
+
+
 def _only_run():
     """Returns the folder in `--runs`, which must have one."""
     if len(FLAGS.runs) != 1:
@@ -236,7 +267,7 @@ def _evaluated():
 
 _PICTURES = {'samples': samples, 'distorted': distorted, 'filters': filters,
              'predictions': predictions, 'confusion': confused, 'curves': curves,
-             'sparsity': sparsity}
+             'validation': validation, 'sparsity': sparsity}
 flags.DEFINE_enum('picture', None, list(_PICTURES), 'Picture to draw.')
 
 
@@ -260,4 +291,4 @@ def plot():
 
 if __name__ == '__main__':
     startup.run(plot, [devices, cifar10, recipes, ownership],
-                unused=recipes.TRAINING_FLAGS)
+                unused=cifar10.TRAINING_FLAGS)

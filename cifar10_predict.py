@@ -189,4 +189,4 @@ def main(words):
 
 if __name__ == '__main__':
     startup.run(main, [devices, cifar10, recipes, checkpoint_flags], positional='IMAGE...',
-                unused=(*recipes.TRAINING_FLAGS, 'data_dir', 'data_url'))
+                unused=(*cifar10.TRAINING_FLAGS, 'data_dir', 'data_url'))

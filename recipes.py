@@ -14,14 +14,8 @@ from nets import resnet
 
 flags.DEFINE_string('net', 'tutorial', 'The network: tutorial, resnet23 or local.',
                     short_name='n')
-flags.DEFINE_float('warmup_epochs', resnet.WARMUP_EPOCHS, 'Epochs of learning-rate warm-up with '
-                   f'several towers or workers, or a multiple of {resnet.BATCH_SIZE} images per '
-                   'batch; resnet23 only.',
-                   lower_bound=0.0, upper_bound=1e6, short_name='e')
 
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
-
-TRAINING_FLAGS = ('warmup_epochs', *cifar10.TRAINING_FLAGS)
 
 
 def chosen():
@@ -45,16 +39,12 @@ def _resnet23_inference(images, training, gather=None):
 
 
 def _resnet23_schedule(global_step, replicas):
-    """The rate of NNabla's example or `--learning_rate`, with its warm-up for several replicas.
+    """The constant rate of NNabla's example, or `--learning_rate`.
 
-    Unlike there, a batch of k times 64 images counts as k replicas, so that one worker with 128
-    images trains as two with 64. The data set's rate does not apply: it is for gradient descent,
-    and this network uses Adam.
+    The data set's rate does not apply: it is for gradient descent, and this network uses Adam.
     """
-    multiple, rest = divmod(cifar10.examples_per_step(), resnet.BATCH_SIZE)
-    return resnet.learning_rate(
-        global_step, cifar10.steps_per_epoch(replicas),
-        replicas * (multiple if multiple and not rest else 1), FLAGS.warmup_epochs,
+    del global_step, replicas
+    return tf.constant(
         resnet.LEARNING_RATE if FLAGS.learning_rate is None else FLAGS.learning_rate)
 
 
@@ -70,6 +60,7 @@ TABLE = {row.name: row for row in (
         batch_size=resnet.BATCH_SIZE,
         epochs=resnet.EPOCHS,
         validate_every=1,
+        linear_scaling=True,
         has_batch_norm=True),
     dataclasses.replace(cifar10.TUTORIAL, name='local', inference=_local_inference))}
 
@@ -79,6 +70,14 @@ def _check_net(name):
     if name not in TABLE:  # Checked at parsing time, because a program may have added rows.
         raise flags.ValidationError(f'"{name}" is not one of {", ".join(TABLE)}')
     return True
+
+
+@flags.multi_flags_validator(
+    ['warmup_epochs', 'linear_scaling', 'net'], 'the learning rate warms up only with the linear '
+    'scaling rule; expected --linear_scaling: add it, or remove --warmup_epochs')
+def _check_warmup(values):
+    return FLAGS['warmup_epochs'].using_default_value or cifar10.scales_linearly(
+        TABLE[values['net']])
 
 
 def describe_defaults(name):

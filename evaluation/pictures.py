@@ -72,6 +72,19 @@ def curves(stream, losses, errors):
     figure.savefig(stream, format='png')
 
 
+def validations(stream, raw, averaged):
+    """Writes a PNG with validation errors by epoch, of the raw weights and of their averages.
+
+    Both are lists of curves as for `curves`, with {epoch: error} instead.
+    """
+    figure = _figure([8, 4])
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, shown, what in zip(panels, (raw, averaged), ('raw weights', 'averaged weights')):
+        _panel(axes, shown, f'validation error, {what}', 'epochs: passes over the images')
+    panels[0].set_ylabel('fraction of images')
+    figure.savefig(stream, format='png')
+
+
 def lines(stream, shown, title):
     """Writes a PNG with one panel; arguments as for `curves`."""
     figure = _figure([7, 4])
@@ -79,14 +92,14 @@ def lines(stream, shown, title):
     figure.savefig(stream, format='png')
 
 
-def _panel(axes, shown, title):
+def _panel(axes, shown, title, unit='step'):
     for name, run, marker, points in shown:
         lone = 's' if len(points) == 1 else None  # A single point is not a visible line.
         axes.plot(list(points), list(points.values()), label=name, marker=marker or lone,
                   markersize=4, color=_COLOURS[run % len(_COLOURS)],
                   linewidth=2 if marker else 1.2, linestyle='--' if marker == 'o' else '-')
     axes.set_title(title, fontsize=11)
-    axes.set_xlabel('step')
+    axes.set_xlabel(unit)
     axes.grid(alpha=0.3)
     if shown:
         axes.legend(fontsize=8)

@@ -15,11 +15,13 @@ class Recipe:
             training, float32 [records, height, width, 3]. May draw random numbers.
         prepare: the same for evaluation, without random numbers.
         schedule: function (global_step, replicas) -> learning rate, float32 []; `replicas` is the
-            number of batches of `--batch_size` in one step.
+            number of batches of `--batch_size` in one step. Leaves out the linear scaling rule.
         optimizer: function from the learning rate to a `tf.train.Optimizer`.
         batch_size: default of `--batch_size`.
         epochs: default of `--epochs`; None for the default of `--max_steps`.
         validate_every: default of `--validate_every`, in epochs; 0 means never.
+        linear_scaling: default of `--linear_scaling`: whether a step of k batches has k times the
+            learning rate, see `nets/scaling.py`.
         has_batch_norm: whether the network has batch norms. `inference` then accepts `gather`, a
             function that collects the statistics of all replicas, as `resnet.inference` does.
     """
@@ -33,4 +35,5 @@ class Recipe:
     batch_size: int
     epochs: int | None = None
     validate_every: int = 0
+    linear_scaling: bool = False
     has_batch_norm: bool = False

@@ -16,7 +16,6 @@ from nets import variables
 # The example's constants for training, with Adam's default settings.
 BATCH_SIZE = 64
 EPOCHS = 300
-WARMUP_EPOCHS = 5
 LEARNING_RATE = 1e-3
 
 # The example's ranges for the augmentation.
@@ -261,28 +260,3 @@ def prepare(planes):
     """
     images = tf.reshape(planes, [-1, table.DEPTH, table.HEIGHT, table.WIDTH])
     return tf.cast(tf.transpose(images, [0, 2, 3, 1]), tf.float32)
-
-
-def learning_rate(global_step, steps_per_epoch, multiple, warmup_epochs=WARMUP_EPOCHS,
-                  base=LEARNING_RATE):
-    """Adam's learning rate: constant, after a warm-up if there are several batches per step.
-
-    In the warm-up, it rises linearly from `base` to `multiple` * `base`: Goyal et al., "Accurate,
-    Large Minibatch SGD" (2017), section 2.2. The example sets the rate after a step instead of
-    before it, so each of its steps has the rate that the step before has here.
-
-    Args:
-        global_step: int [], the number of earlier steps.
-        steps_per_epoch: number of steps in an epoch.
-        multiple: number of batches of the example's kind per step, over all towers and workers.
-        warmup_epochs: length of the warm-up; 0 disables it.
-        base: learning rate for one batch per step.
-
-    Returns:
-        float32 [].
-    """
-    warmup_steps = steps_per_epoch * warmup_epochs
-    if warmup_steps == 0:
-        return tf.constant(base * multiple)
-    progress = tf.minimum(tf.cast(global_step, tf.float32) / warmup_steps, 1.0)
-    return base * (1.0 + (multiple - 1.0) * progress)

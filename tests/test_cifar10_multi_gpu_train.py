@@ -158,8 +158,8 @@ def test_speed_counts_all_towers(half_bright, capsys):
 def test_the_script_as_a_user_runs_it(half_bright):
     done = spawn.run_script(
         'cifar10_multi_gpu_train.py', '--num_gpus=2', '--max_steps=2', '-b', '4', '-c=cpu',
-        '-n', 'tutorial', '-l', '0.02', '-e', '2.5', f'--data_dir={FLAGS.data_dir}',
-        f'--train_dir={FLAGS.train_dir}')
+        '-n', 'tutorial', '-l', '0.02', '--linear_scaling', '-e', '2.5',
+        f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}')
     assert done.returncode == 0, done.stderr
     assert done.stderr == ''
     lines = done.stdout.splitlines()

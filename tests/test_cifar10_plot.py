@@ -11,6 +11,7 @@ from PIL import Image
 import cifar10_eval
 import cifar10_plot
 import cifar10_train
+from runs import metrics
 
 FLAGS = flags.FLAGS
 
@@ -108,12 +109,35 @@ def test_filters_are_the_averaged_weights(tmp_path):
     assert not (image == [127, 255, 127]).all(axis=2).any()
 
 
+def test_validations_by_epoch(tmp_path):
+    """Of two runs; rows without a validation are left out, and so are averages without a row."""
+    runs = [str(tmp_path / name) for name in 'ab']
+    for run, images_per_step in zip(runs, (50, 100)):
+        with tf.summary.FileWriter(run) as events:
+            table = metrics.Metrics(run, step=0)
+            for step, raw in ((10, 0.5), (15, None), (20, 0.25)):
+                table.append(**dict.fromkeys(metrics.COLUMNS) | {
+                    'step': step, 'epoch': step * images_per_step / 1000, 'validation_error': raw})
+            for step, averaged in ((10, 0.75), (20, 0.375), (30, 0.125)):
+                events.add_summary(tf.Summary(value=[tf.Summary.Value(
+                    tag='validation/error_averaged', simple_value=averaged)]), step)
+    assert cifar10_plot._validations(runs[0]) == ({0.5: 0.5, 1: 0.25}, {0.5: 0.75, 1: 0.375})
+    assert cifar10_plot._validations(runs[1]) == ({1: 0.5, 2: 0.25}, {1: 0.75, 2: 0.375})
+    image = plot(tmp_path / 'validation.png', 'validation', runs=runs)
+    assert image.shape[1] == 800
+    for half in np.split(image, 2, axis=1):
+        for colour in ([0x00, 0x72, 0xB2], [0xD5, 0x5E, 0x00]):
+            assert (half == colour).all(axis=2).any()
+
+
 @pytest.mark.parametrize('options, message', [
     ({'picture': None}, '--picture is missing; expected samples'),
     ({'picture': 'filters', 'runs': ['a', 'b']},
      r'--runs has 2 folders \(a, b\); --picture=filters expects one'),
     ({'picture': 'filters', 'runs': ['nowhere']}, 'No checkpoint in nowhere'),
     ({'picture': 'curves', 'runs': ['nowhere']}, 'nowhere has no metrics.csv'),
+    ({'picture': 'validation', 'runs': ['nowhere']},
+     'nowhere has no metrics.csv with validations: train with --validate_every=1, or choose'),
     ({'picture': 'predictions', 'runs': ['nowhere']}, 'No checkpoint in nowhere'),
     ({'picture': 'sparsity', 'runs': ['nowhere']}, 'nowhere has no event file with conv1/spars'),
     ({'picture': 'samples', 'output': 'a.pdf'}, '--output is a.pdf; expected a name that ends')])

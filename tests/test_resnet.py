@@ -307,17 +307,3 @@ def test_prepare_only_reorders():
     assert prepared.shape.as_list() == [5, 32, 32, 3]
     with tf.Session() as session:
         np.testing.assert_array_equal(session.run(prepared), images)
-
-
-@pytest.mark.parametrize('multiple, warmup_epochs, rates', [
-    (1, 5, {0: 1e-3, 25: 1e-3, 50: 1e-3, 1000: 1e-3}),
-    (4, 5, {0: 1e-3, 1: 1.06e-3, 25: 2.5e-3, 49: 3.94e-3, 50: 4e-3, 51: 4e-3, 1000: 4e-3}),
-    (4, 0, {0: 4e-3, 1: 4e-3}), (1, 0, {0: 1e-3})])
-def test_learning_rate(multiple, warmup_epochs, rates):
-    """With ten steps per epoch: before, during, at the end of and after the warm-up."""
-    step = tf.placeholder(tf.int64, [])
-    rate = resnet.learning_rate(step, 10, multiple, warmup_epochs)
-    assert rate.dtype == tf.float32
-    with tf.Session() as session:
-        for at, expected in rates.items():
-            np.testing.assert_allclose(session.run(rate, {step: at}), expected, rtol=1e-6)

@@ -62,7 +62,7 @@ FLAGS = flags.FLAGS
 
 CHECKPOINTS_KEPT = 5
 
-for _name in ('batch_size', 'epochs', 'validate_every'):
+for _name in ('batch_size', 'epochs', 'validate_every', 'linear_scaling'):
     recipes.describe_defaults(_name)
 
 
@@ -261,16 +261,19 @@ def _prepare_folder(examples_per_step):
         console.line(f'Resuming with {examples_per_step} images per step (was '
                      f'{earlier["examples_per_step"]}); the schedule treats earlier steps as '
                      f'{examples_per_step}-image steps.')
-    if earlier and earlier.get('learning_rate', FLAGS.learning_rate) != FLAGS.learning_rate:
-        console.line(f'Resuming with {_rate(FLAGS.learning_rate)} (was '
-                     f'{_rate(earlier["learning_rate"])}); the schedule continues at the same '
-                     'step.')
+    scales = cifar10.scales_linearly(recipes.chosen())
+    rate = {'learning_rate': FLAGS.learning_rate,
+            'warmup_epochs': FLAGS.warmup_epochs if scales else None}  # None: not scaled.
+    for name, describe in (('learning_rate', _rate), ('warmup_epochs', _scaling)):
+        if earlier and earlier.get(name, rate[name]) != rate[name]:
+            console.line(f'Resuming with {describe(rate[name])} (was {describe(earlier[name])}); '
+                         'the schedule continues at the same step.')
     data_set = cifar10.data_set()
     run_folder.write_run(FLAGS.train_dir, {
         'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
         'settings': {
             'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
-            'max_steps': FLAGS.max_steps, 'learning_rate': FLAGS.learning_rate,
+            'max_steps': FLAGS.max_steps, **rate, 'linear_scaling': scales,
             'use_fp16': FLAGS.use_fp16, 'use_bf16': FLAGS.use_bf16,
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
@@ -279,6 +282,11 @@ def _prepare_folder(examples_per_step):
 
 def _rate(value):
     return 'the default learning rate' if value is None else f'--learning_rate={value}'
+
+
+def _scaling(epochs):
+    return '--linear_scaling=false' if epochs is None else (
+        f'--linear_scaling --warmup_epochs={epochs}')
 
 
 def _check_same_run():

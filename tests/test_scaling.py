@@ -1,0 +1,128 @@
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+
+import cifar10
+import cifar10_distributed_train
+import cifar10_multi_gpu_train
+from nets import scaling
+import recipes
+from runs import metrics
+
+FLAGS = flags.FLAGS
+
+
+def rates(net, replicas, steps):
+    """The learning rates of some steps, by step."""
+    step = tf.placeholder(tf.int64, [])
+    rate = cifar10.scheduled_rate(step, replicas, recipes.TABLE[net])
+    assert rate.dtype == tf.float32
+    with tf.Session() as session:
+        return {at: session.run(rate, {step: at}) for at in steps}
+
+
+@pytest.mark.parametrize('batches, warmup_epochs, factors', [
+    (1, 5, {0: 1, 25: 1, 50: 1, 1000: 1}),
+    (4, 5, {0: 1, 1: 1.06, 25: 2.5, 49: 3.94, 50: 4, 51: 4, 1000: 4}),
+    (4, 0, {0: 4, 1: 4}), (1, 0, {0: 1})])
+def test_factor(batches, warmup_epochs, factors):
+    """With ten steps per epoch: before, during, at the end of and after the warm-up."""
+    step = tf.placeholder(tf.int64, [])
+    factor = scaling.factor(step, 10, batches, warmup_epochs)
+    rate = 1e-3 * factor
+    assert rate.dtype == factor.dtype == tf.float32
+    with tf.Session() as session:
+        for at, expected in factors.items():
+            np.testing.assert_allclose(session.run(rate, {step: at}), 1e-3 * expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize('batch_size, replicas, batches', [
+    (128, 1, 1), (128, 4, 4), (256, 1, 2), (256, 3, 6), (64, 2, 2), (192, 2, 2), (1, 1, 1)])
+def test_batches_per_step(batch_size, replicas, batches):
+    assert scaling.batches_per_step(batch_size, replicas, unit=128) == batches
+
+
+@pytest.mark.parametrize('net', ['tutorial', 'local'])
+@pytest.mark.parametrize('replicas, expected', [
+    (1, {0: 0.1, 400: 0.1, 800: 0.1, 139999: 0.1, 140000: 0.01, 280000: 0.001}),
+    (2, {0: 0.1, 100: 0.125, 200: 0.15, 399: 0.19975, 400: 0.2, 69999: 0.2, 70000: 0.02}),
+    (4, {0: 0.1, 50: 0.175, 100: 0.25, 199: 0.3985, 200: 0.4, 34999: 0.4, 35000: 0.04})])
+def test_the_tutorials_rate_with_the_rule(net, replicas, expected):
+    """50,000 images in batches of 125, 400 / replicas steps per epoch: 2 epochs of warm-up, and a
+    tenth of the rate after 350 epochs."""
+    with flagsaver.flagsaver(linear_scaling=True, warmup_epochs=2.0, batch_size=125,
+                             data_dir='/nonexistent'):
+        found = rates(net, replicas, expected)
+    for step, rate in expected.items():
+        np.testing.assert_allclose(found[step], rate, rtol=1e-5, err_msg=str(step))
+
+
+@pytest.mark.parametrize('batch_size, replicas, rate', [
+    (128, 1, 0.1), (128, 2, 0.2), (256, 1, 0.2), (256, 2, 0.4), (64, 2, 0.2), (192, 1, 0.1)])
+def test_without_a_warm_up_the_first_step_has_the_full_rate(batch_size, replicas, rate):
+    with flagsaver.flagsaver(linear_scaling=True, warmup_epochs=0.0, batch_size=batch_size,
+                             data_dir='/nonexistent'):
+        np.testing.assert_allclose(rates('tutorial', replicas, [0])[0], rate, rtol=1e-6)
+
+
+@pytest.mark.parametrize('net, given, scaled', [
+    ('tutorial', None, False), ('local', None, False), ('resnet23', None, True),
+    ('tutorial', True, True), ('resnet23', False, False)])
+def test_the_flag_takes_precedence_over_the_recipe(net, given, scaled):
+    """Three replicas long after the warm-up; unscaled, the graph is that of the schedule alone."""
+    recipe = recipes.TABLE[net]
+    with flagsaver.flagsaver(linear_scaling=given, batch_size=recipe.batch_size,
+                             data_dir='/nonexistent'):
+        assert cifar10.scales_linearly(recipe) == scaled
+        expected = (0.001 if net == 'resnet23' else 0.1) * (3 if scaled else 1)
+        np.testing.assert_allclose(rates(net, 3, [10000])[10000], expected, rtol=1e-6)
+        graphs = []
+        for build in (cifar10.scheduled_rate, lambda step, replicas, recipe: recipe.schedule(
+                step, replicas)):
+            with tf.Graph().as_default() as graph:
+                build(tf.constant(7, tf.int64), 3, recipe)
+                graphs.append(graph.as_graph_def())
+    assert (graphs[0] == graphs[1]) != scaled
+
+
+def test_towers_warm_up_and_a_resumed_run_reports_the_change(trained, capsys):
+    """80 images in batches of 2 x 8 are 5 steps per epoch: after 10 of 20 steps, the rate is half
+    way from 0.03 to 0.06."""
+    with flagsaver.flagsaver(num_gpus=2, max_steps=11, linear_scaling=True, warmup_epochs=4.0):
+        cifar10_multi_gpu_train.train()
+    row = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))[-1]
+    np.testing.assert_allclose([row['step'], row['learning_rate']], [11, 0.045], rtol=1e-6)
+    settings = json.loads(pathlib.Path(FLAGS.train_dir, 'run.json').read_text())['settings']
+    assert (settings['linear_scaling'], settings['warmup_epochs']) == (True, 4)
+    assert [line for line in capsys.readouterr().out.splitlines() if 'scaling' in line] == [
+        'Resuming with --linear_scaling --warmup_epochs=4.0 (was --linear_scaling=false); the '
+        'schedule continues at the same step.']
+
+
+@pytest.mark.parametrize('others', [{}, {'linear_scaling': False, 'net': 'resnet23'}])
+def test_a_warm_up_without_the_rule_is_refused(others):
+    """As on a command line with --warmup_epochs, even if its value is the default."""
+    with flagsaver.flagsaver(**others):
+        FLAGS['warmup_epochs'].using_default_value = False
+        with pytest.raises(flags.IllegalFlagValueError, match=(
+                'the learning rate warms up only with the linear scaling rule; expected '
+                '--linear_scaling: add it, or remove --warmup_epochs')):
+            FLAGS.validate_all_flags()
+
+
+@pytest.mark.parametrize('others', [{'linear_scaling': True}, {'net': 'resnet23'}])
+def test_a_warm_up_with_the_rule_is_accepted(others):
+    with flagsaver.flagsaver(**others):
+        FLAGS['warmup_epochs'].using_default_value = False
+        FLAGS.validate_all_flags()
+
+
+def test_all_workers_must_use_the_same_rule():
+    with flagsaver.flagsaver(linear_scaling=True, warmup_epochs=2.0):
+        facts = cifar10_distributed_train.facts()
+    assert (facts['--linear_scaling'], facts['--warmup_epochs']) == (True, 2.0)
