@@ -30,11 +30,12 @@ from benchmarks import link
 
 _LINE = re.compile(r'(\S+ \S+): step (\d+)\b')
 _SUMMARY_STEPS = 100
+_SHOWN_MS = 0.1
 _NEVER = 24 * 3600
 
 # State of a worker when it printed a line: the time and its step; the processor time that it had
-# used, in seconds; the bytes that had left its network.
-_Mark = collections.namedtuple('_Mark', 'time step used sent')
+# used, in seconds, and that of its threads by name; the bytes that had left its network.
+_Mark = collections.namedtuple('_Mark', 'time step used threads sent')
 
 # From a name in --cases to a row and the options of `_Trainers` for two workers.
 _CASES = {'default': ('2 workers', {}),
@@ -55,6 +56,8 @@ def main():
     parser.add_argument('--seconds', type=float, default=3.0, help='seconds per turn')
     parser.add_argument('--link', action='store_true',
                         help='connect the workers by a link of 1 Gbit/s; requires root')
+    parser.add_argument('--threads', action='store_true',
+                        help='also print the processor time of threads by their name')
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Ends workers, too.
     cores = sorted(os.sched_getaffinity(0))[:2]
@@ -66,8 +69,10 @@ def main():
         print(f'{options.net}, batches of {options.batch_size} per worker, one core per worker, '
               f'{wire}')
         starts = [_measure(groups, options, hosts, cores) for _ in range(options.starts)]
-    _print_table(groups, {name: [run for start in starts for run in start[name]]
-                          for name in starts[0]})
+    found = {row: [run for start in starts for run in start[row]] for row in starts[0]}
+    _print_table(groups, found)
+    if options.threads:
+        _print_threads(found)
 
 
 def _groups(options):
@@ -128,6 +133,16 @@ def _print_table(groups, found):
                   f'{_spread(more, digits=1)} | {sent / 1e6:.2f} |')
 
 
+def _print_threads(found):
+    print('\nProcessor time by name of thread, ms per step of the first worker, median:\n')
+    for row, runs in found.items():
+        names = sorted({name for run in runs for name in run['threads']})
+        medians = {name: 1e3 * statistics.median(run['threads'][name] for run in runs)
+                   for name in names}
+        print(f'- {row}: ' + ', '.join(
+            f'{name} {ms:.1f}' for name, ms in medians.items() if ms >= _SHOWN_MS))
+
+
 def _ratios(runs, others):
     return [run['rate'] / other['rate'] for run, other in zip(runs, others)]
 
@@ -175,7 +190,7 @@ class _Trainers:
 
         Returns:
             Dictionary: 'rate', images/s of all runs; 'used', processor time of the first worker in
-            seconds per step; 'sent', bytes per step of each worker.
+            seconds per step; 'threads', the same by name; 'sent', bytes per step of each worker.
         """
         since = time.time()
         for process in self._processes:
@@ -188,6 +203,9 @@ class _Trainers:
         return {'rate': sum(self._images * (last.step - first.step) / (last.time - first.time)
                             for first, last in marks),
                 'used': (last.used - first.used) / made,
+                'threads': collections.Counter({
+                    name: (used - first.threads[name]) / made
+                    for name, used in last.threads.items()}),
                 'sent': (last.sent - first.sent) / made / self._senders}
 
     def _marks(self, leader, since):
@@ -200,11 +218,13 @@ class _Trainers:
             printed, step = datetime.datetime.fromisoformat(match[1]).timestamp(), int(match[2])
             if printed <= since:
                 continue
-            mark = _Mark(printed, step, _used(leader.pid), _sent(leader.pid, self._device))
-            if first is None or step % _SUMMARY_STEPS < 2:  # Written after the line of the step.
+            starts = first is None or step % _SUMMARY_STEPS < 2  # Written after the step's line.
+            if starts or printed - first.time >= self._seconds:
+                mark = _Mark(printed, step, _used(leader.pid), _threads(leader.pid),
+                             _sent(leader.pid, self._device))
+                if not starts:
+                    return first, mark
                 first = mark
-            elif printed - first.time >= self._seconds:
-                return first, mark
         sys.exit('benchmarks.distributed: a worker failed')
 
 
@@ -227,9 +247,19 @@ def _pytorch(options, addresses, rank, train_dir):
 
 def _used(pid):
     """Processor time of all threads of a process so far, in seconds."""
-    with open(f'/proc/{pid}/stat') as stream:
-        user, system = stream.read().rpartition(')')[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
+    return time.clock_gettime(~pid << 3 | 2)  # As clock_getcpuclockid of the C library.
+
+
+def _threads(pid):
+    """The same by name of thread, a Counter; unnamed threads have the name of the program."""
+    found = collections.Counter()
+    for task in os.listdir(f'/proc/{pid}/task'):
+        path = f'/proc/{pid}/task/{task}/'
+        with contextlib.suppress(OSError), open(path + 'comm') as name, (
+                open(path + 'schedstat')) as state:  # It may have ended.
+            found['main' if int(task) == pid else name.read().strip()] += (
+                int(state.read().split()[0]) / 1e9)
+    return found
 
 
 def _sent(pid, device):
