@@ -277,18 +277,21 @@ def test_growth(command, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason='requires two cores')
-@pytest.mark.parametrize('case', ['default', 'ddp'])
-def test_two_workers(command, case):
+@pytest.mark.parametrize('case, thread', [('default', 'collective_ops'), ('ddp', 'gloo')])
+def test_two_workers(command, case, thread):
     """Only two workers send their gradients: 4 bytes for each of the 1,068,298 parameters."""
     if case == 'ddp':
         pytest.importorskip('torch')
     before = os.sched_getaffinity(0)
-    out, _ = command(distributed, '--starts=1', '--turns=1', '--seconds=0.5', f'--cases={case}')
+    out, _ = command(distributed, '--starts=1', '--turns=1', '--seconds=0.5', f'--cases={case}',
+                     '--threads')
     assert os.sched_getaffinity(0) == before
-    rows = [line.strip('| ').split(' | ') for line in out.splitlines()[-3:]]
+    rows = [line.strip('| ').split(' | ') for line in out.splitlines()
+            if re.match(r'\| (\d|PyTorch)', line)]
     assert all(int(rate) > 0 and count == '1' for _, rate, _, _, count, *_ in rows)
     *_, sent = [float(row[-1]) for row in rows]
     assert sent > 0.8 * 4.27  # The last step of a turn may be counted in part.
+    assert [thread in line for line in out.splitlines()[-3:]] == [False, False, True]
 
 
 @pytest.mark.slow
