@@ -87,14 +87,15 @@ def _groups(options):
     groups = []
     if ours:
         groups.append({'1 worker': {}, '2 runs that share nothing': {'runs': 2}, **ours})
-    if 'ddp' in options.cases and importlib.util.find_spec('torch') is None:
+    if 'ddp' not in options.cases or options.net != 'tutorial':  # The only one in PyTorch.
+        return groups
+    if importlib.util.find_spec('torch') is None:
         print('PyTorch is not installed; its rows are left out')
-    elif 'ddp' in options.cases and options.net == 'tutorial':
-        row, case = _CASES['ddp']
-        groups.append({'PyTorch, 1 process': case,
-                       'PyTorch, 2 processes that share nothing': {'runs': 2, **case},
-                       row: {'size': 2, **case}})
-    return groups
+        return groups
+    row, case = _CASES['ddp']
+    return [*groups, {'PyTorch, 1 process': case,
+                      'PyTorch, 2 processes that share nothing': {'runs': 2, **case},
+                      row: {'size': 2, **case}}]
 
 
 @contextlib.contextmanager
