@@ -22,7 +22,7 @@ import cifar10_train
 
 flags.FLAGS(['pytest'])
 
-pytest_plugins = ['drills.plugin']
+pytest_plugins = ['drills.plugin', 'spawn']
 
 
 @pytest.fixture(autouse=True)
