@@ -3,6 +3,7 @@ a trained run."""
 from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 import contextlib
+import os
 import shutil
 
 import pytest
@@ -23,6 +24,12 @@ import cifar10_train
 flags.FLAGS(['pytest'])
 
 pytest_plugins = ['drills.plugin', 'spawn']
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """One process per core and one more: many tests wait, for timeouts or for other processes."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.fixture(autouse=True)
