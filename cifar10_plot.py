@@ -118,18 +118,19 @@ def predictions(stream):
     labels, planes = _records(eval_data=True)
     classes = cifar10.data_set().classes
     per_class = _PREDICTED_PER_CLASS if len(classes) <= _COLUMNS else 1
-    chosen = [np.flatnonzero(labels == k)[:per_class] for k in range(len(classes))]
-    chosen = [i for row in itertools.zip_longest(*chosen) for i in row if i is not None]
+    columns = [np.flatnonzero(labels == k)[:per_class] for k in range(len(classes))]
+    places = [i for row in itertools.zip_longest(*columns) for i in row]  # None: an empty place.
+    chosen = [i for i in places if i is not None]
     images = _images(planes[chosen])
     network = model.Model.of_pixels()
     with network.session(checkpoint, averaged) as session:
         probabilities = session.run(
             network.outputs['probabilities'], {network.pixels: np.rint(255 * images)})
-    cells = []
-    for image, label, row in zip(images, labels[chosen], probabilities):
+    cells = {}
+    for i, image, row in zip(chosen, images, probabilities):
         best = np.argmax(row)
-        cells.append((image, f'{classes[best]} {row[best]:.0%}', best == label))
-    pictures.grid(stream, _rows(cells, min(len(classes), _COLUMNS)),
+        cells[i] = (image, f'{classes[best]} {row[best]:.0%}', best == labels[i])
+    pictures.grid(stream, _rows([cells.get(i) for i in places], min(len(classes), _COLUMNS)),
                   f'Test images and their predicted classes after {checkpoints.step(checkpoint)} '
                   'steps; wrong ones in orange')
 

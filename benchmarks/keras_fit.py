@@ -8,35 +8,17 @@ false. It needs a process without the start-up of this project, which disables e
 """
 import json
 import os
-import resource
-import time
 
 import keras
 
 from benchmarks import children
+from benchmarks import timing
 from datasets import table
 from docs import tf2_equivalent
 
 
-class Clock(keras.callbacks.Callback):
-    """Notes when each step ends.
-
-    Attributes:
-        ended: the time of each end, in seconds.
-        processor: the processor time that this process had used by then, in seconds.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.ended, self.processor = [], []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.ended.append(time.time())
-        self.processor.append(time.process_time())
-
-
 def fit(paths, steps, batch_size, jit_compile='auto'):
-    """Trains a new model; returns the `Clock` and the mean loss.
+    """Trains a new model; returns the `timing.Clock` and the mean loss.
 
     Args:
         paths: list of record files.
@@ -50,9 +32,11 @@ def fit(paths, steps, batch_size, jit_compile='auto'):
     model.compile(keras.optimizers.SGD(schedule, use_ema=True, ema_momentum=0.9999),
                   keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                   jit_compile=jit_compile)
-    clock = Clock()
+    clock = timing.Clock()
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: clock.step_ended())
     history = model.fit(tf2_equivalent.batches(paths, training=True, batch_size=batch_size),
-                        steps_per_epoch=steps, verbose=0, callbacks=[clock])
+                        steps_per_epoch=steps, verbose=0, callbacks=[note])
     return clock, history.history['loss'][-1]
 
 
@@ -65,10 +49,7 @@ def main():
     folder = os.path.join(options.data_dir, table.CIFAR10.folder)
     clock, loss = fit(table.CIFAR10.paths(folder, eval_data=False), options.steps,
                       options.batch_size, 'auto' if options.jit_compile == 'auto' else False)
-    print(json.dumps({
-        'ended': clock.ended, 'processor': clock.processor, 'loss': loss,
-        'images_per_step': options.batch_size,
-        'peak_megabytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+    print(json.dumps({**clock.result(options.batch_size), 'loss': loss}))
 
 
 if __name__ == '__main__':

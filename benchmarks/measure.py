@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import resource
 import tempfile
 import time
 
@@ -21,6 +20,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from benchmarks import floor
+from benchmarks import timing
 from benchmarks import tutorial
 import cifar10
 import cifar10_multi_gpu_train
@@ -144,27 +144,20 @@ def measure_train(side):
                  FLAGS.log_frequency, tutorial.Parts(**dict.fromkeys(FLAGS.replaced, False)))}
     with tempfile.TemporaryDirectory() as folder:
         lines = _train(train[side], FLAGS.steps, folder)
-    return {'ended': lines.ended, 'processor': lines.processor, 'finished': time.time(),
-            'images_per_step': FLAGS.batch_size * (FLAGS.num_gpus if side == 'towers' else 1),
-            'peak_megabytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    towers = FLAGS.num_gpus if side == 'towers' else 1
+    return {**lines.clock.result(FLAGS.batch_size * towers), 'finished': time.time()}
 
 
 class _Lines(io.StringIO):
-    """A console that notes when each step's line is printed.
-
-    Attributes:
-        ended: the time of each line, in seconds.
-        processor: the processor time that this process had used by then, in seconds.
-    """
+    """A console whose `timing.Clock` notes when each step's line is printed."""
 
     def __init__(self):
         super().__init__()
-        self.ended, self.processor = [], []
+        self.clock = timing.Clock()
 
     def write(self, text):
         if ': step ' in text:
-            self.ended.append(time.time())
-            self.processor.append(time.process_time())
+            self.clock.step_ended()
         return super().write(text)
 
 

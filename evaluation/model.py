@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf
 import cifar10
 from datasets import table
 from program import devices
+from program import interrupts
 import recipes
 from runs import checkpoints
 
@@ -37,6 +38,7 @@ class Model:
         self._variables = {
             averaged: cifar10.variables_to_restore(averaged) for averaged in (False, True)}
         self._loader = checkpoints.Loader(tf.global_variables())
+        interrupts.raise_lost()
 
     @classmethod
     def of_pixels(cls):

@@ -34,12 +34,13 @@ def grid(stream, rows, title, row_names=None):
 
     Args:
         rows: list of rows, each a list of (image, name) or (image, name, right): float [height,
-            width, 3], 0 to 1; the text above it or None; and whether to draw the text in black.
+            width, 3], 0 to 1; the text above it or None; and whether to draw the text in black. A
+            place that has None instead stays empty.
         title: title of the picture.
         row_names: text to the left of each row, or None.
     """
     columns = max(map(len, rows))
-    named = any(cell[1] for row in rows for cell in row)
+    named = any(cell[1] for row in rows for cell in row if cell)
     figure = _figure([_INCHES_PER_IMAGE * (columns + (1.5 if row_names else 0)),
                       _INCHES_PER_IMAGE * (1.5 if named else 1) * len(rows) + 0.6])
     figure.suptitle(title, fontsize=11)
@@ -47,9 +48,12 @@ def grid(stream, rows, title, row_names=None):
     for cell in axes.flat:
         cell.set(xticks=[], yticks=[], frame_on=False)
     for i, row in enumerate(rows):
-        for cell, (image, name, *right) in zip(axes[i], row):
-            cell.imshow(image, interpolation='nearest')
-            cell.set_title(textwrap.fill((name or '').replace('_', ' '), 13), fontsize=7, pad=2,
+        for axis, cell in zip(axes[i], row):
+            if cell is None:
+                continue
+            image, name, *right = cell
+            axis.imshow(image, interpolation='nearest')
+            axis.set_title(textwrap.fill((name or '').replace('_', ' '), 13), fontsize=7, pad=2,
                            color='black' if all(right) else _COLOURS[1])
         if row_names:
             axes[i, 0].set_ylabel(row_names[i], rotation=0, ha='right', va='center', fontsize=9)

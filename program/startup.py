@@ -17,6 +17,7 @@ import threading
 
 from program import console
 from program import errors
+from program import interrupts
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
@@ -159,6 +160,7 @@ def run(main, modules=(), positional=None, unused=()):
             DATA_DIR' for exactly two, None for flags only. Flags may be mixed with them.
         unused: names of flags in `modules` that this script does not use; --help omits them.
     """
+    interrupts.remember()
     os.umask(os.umask(0o022) | 0o022)  # Keeps others from writing to TensorFlow's files.
     for module in modules:
         for flag in FLAGS.get_key_flags_for_module(module):

@@ -27,6 +27,16 @@ def test_grid_places_rows_and_columns(tmp_path):
     assert abs(r_column - b_column) < 0.02 and r_column < g_column
 
 
+def test_an_empty_place_shifts_no_image(tmp_path):
+    """Red and green; blue is below green."""
+    red, green, blue = (np.tile(row.astype(float), [4, 4, 1]) for row in np.eye(3))
+    pictures.grid(tmp_path / 'a.png', [[(red, 'r'), (green, 'g')], [None, (blue, 'b')]], 'Title')
+    image = pixels(tmp_path / 'a.png')
+    _, (g_row, g_column), (b_row, b_column) = (
+        middle_of(image, colour) for colour in 255 * np.eye(3))
+    assert abs(g_column - b_column) < 0.02 and g_row < b_row
+
+
 def test_names_of_wrong_cells_are_orange(tmp_path):
     """Of two black images, the right one is to the left."""
     black = np.zeros([4, 4, 3])

@@ -6,6 +6,7 @@ import threading
 import time
 
 from program import console
+from program import interrupts
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TOGETHER = 0.25  # Seconds within which signals count as one: `timeout`, for one, sends two.
@@ -25,6 +26,9 @@ def caught():
 
     Yields:
         List that gets the number of the caught signal.
+
+    Raises:
+        KeyboardInterrupt: SIGINT came earlier, and was lost: see `interrupts`.
     """
     found = []
     if threading.current_thread() is not threading.main_thread():
@@ -33,10 +37,11 @@ def caught():
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     threading.Thread(target=_listen, args=(read_end, found), daemon=True).start()
+    earlier_end = signal.set_wakeup_fd(write_end)  # First, so that no signal is lost in between.
     earlier = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS
                if signal.getsignal(number) is not signal.SIG_IGN}
-    earlier_end = signal.set_wakeup_fd(write_end)
     try:
+        interrupts.raise_lost()
         yield found
     finally:
         signal.set_wakeup_fd(earlier_end)

@@ -7,10 +7,8 @@ A process without TensorFlow: the two may come with different CUDA libraries.
 import argparse
 import importlib.util
 import json
-import statistics
-import time
 
-_WARM_UP, _LEAST = 5, 3  # Steps.
+from benchmarks import timing
 
 
 def main():
@@ -39,21 +37,13 @@ def _rows(options):
             row = {'PyTorch': torch.__version__, 'device': device, 'precision': options.precision,
                    'batch': batch, 'mode': 'compiled' if compiled else 'eager'}
             try:
-                seconds = _median(torch_net.Trainer(batch, compiled, device), options.step_seconds)
+                trainer = torch_net.Trainer(batch, compiled, device)
+                seconds = timing.median_seconds(trainer.step, options.step_seconds)
                 row.update({'ms': round(1000 * seconds, 3), 'images/s': round(batch / seconds)})
             except Exception as error:  # noqa: BLE001, the compiler may lack a part of its own.
                 row['error'] = str(error).splitlines()[0][:200]
             rows.append(row)
     return rows
-
-
-def _median(trainer, duration):
-    for _ in range(_WARM_UP):
-        trainer.step()
-    seconds, end = [], time.perf_counter() + duration
-    while len(seconds) < _LEAST or time.perf_counter() < end:
-        seconds.append(trainer.step())
-    return statistics.median(seconds)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,4 @@
 """How fast steps are, and what makes them so: transfers, the input, where the variables are."""
-import statistics
-import time
 
 import tensorflow.compat.v1 as tf
 from absl import flags
@@ -8,6 +6,7 @@ from absl.testing import flagsaver
 
 from benchmarks import children
 from benchmarks import measure
+from benchmarks import timing
 from benchmarks.gpu import placement as placement_
 from program import devices
 from program import errors
@@ -20,28 +19,7 @@ flags.DEFINE_list('nets', ['tutorial', 'resnet23', 'local'], 'Networks to place.
 
 FLAGS = flags.FLAGS
 
-_WARM_UP, _LEAST = 3, 3  # Steps.
-
-
-def precisions():
-    """Those of this version: dictionary from name to flags."""
-    found = {'float32': {}}
-    for name in ('fp16', 'bf16'):
-        if f'use_{name}' in FLAGS:
-            found[name] = {f'use_{name}': True}
-    return found
-
-
-def timed(run):
-    """Median seconds of a function that runs a step, after warming up."""
-    for _ in range(_WARM_UP):
-        run()
-    seconds, end = [], time.perf_counter() + FLAGS.step_seconds
-    while len(seconds) < _LEAST or time.perf_counter() < end:
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+_PRECISIONS = {'float32': {}, 'fp16': {'use_fp16': True}, 'bf16': {'use_bf16': True}}
 
 
 def placement():
@@ -53,7 +31,7 @@ def placement():
                      'counted. It has kernels that a GPU lacks; tests/test_gpu_kernels.py asks '
                      'for those.')
     for net in FLAGS.nets:
-        for precision, flags_ in precisions().items():
+        for precision, flags_ in _PRECISIONS.items():
             with flagsaver.flagsaver(net=net, num_gpus=1, **flags_):
                 row, unexpected, moved = _placed(stand_ins)
             rows.append({'net': net, 'precision': precision, **row})
@@ -112,7 +90,7 @@ def steps():
 
 
 def _speeds(batch):
-    fixed = timed(_on_fixed_batch())
+    fixed = timing.median_seconds(_on_fixed_batch(), FLAGS.step_seconds)
     end_to_end = batch / children.rate(measure.measure_train('ours'))
     return {'fixed batch, ms': round(1000 * fixed, 3),
             'fixed batch, images/s': round(batch / fixed),
@@ -150,4 +128,4 @@ def timed_towers(config):
         step = placement_.step_of_towers()
         creator = tf.train.ChiefSessionCreator(config=config)
         with tf.train.MonitoredSession(creator) as session:
-            return timed(lambda: session.run(step))
+            return timing.median_seconds(lambda: session.run(step), FLAGS.step_seconds)
