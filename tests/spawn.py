@@ -91,7 +91,8 @@ def _processes_end_with_their_test():
     yield
     for pid in set(children(os.getpid())) - {*earlier, forks.servers_pid}:
         _kill_tree(pid)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # Its `Popen` still gets the exit code.
+        with contextlib.suppress(ChildProcessError):  # A thread of the test has waited for it.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # `Popen` still gets the exit code.
 
 
 def _kill_tree(pid):
