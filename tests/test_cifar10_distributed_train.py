@@ -50,6 +50,12 @@ def test_without_a_launcher_it_trains_as_one_worker(half_bright):
     assert outcomes.precision(FLAGS.train_dir) == 1.0
 
 
+def test_workers_compare_every_flag_of_the_collectives():
+    own = {flag.name for flag in FLAGS.flags_by_module_dict()['workers.collectives']}
+    assert {'bucket_mb', 'compress'} <= own
+    assert own <= set(cifar10_distributed_train._COMMON_FLAGS)
+
+
 # Runs steps on fixed images, a slice per rank, and writes the resulting variables.
 PROGRAM = '''
 import sys; sys.path[:0] = [sys.argv[1], sys.argv.pop(1) + '/tests']
@@ -127,6 +133,18 @@ def test_workers_stay_bitwise_equal_except_for_batch_statistics(
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path / 'train-2')))
     for name in own:
         np.testing.assert_array_equal(reader.get_tensor(name), first[name])
+
+
+@pytest.mark.slow
+def test_compressed_gradients_are_the_same_for_all_workers(half_bright, tmp_path):
+    """The last biases start at 0, so they are the rate times a mean of 8 bits after a step."""
+    first, second = variables_after(
+        tmp_path, 2, 1, 'tutorial', '--compress=bf16', '--learning_rate=0.5')
+    for name in first:
+        assert first[name].tobytes() == second[name].tobytes(), name
+    means = -2 * first['softmax_linear/biases']
+    assert np.any(means)
+    assert not np.any(means.view(np.int32) & 0xffff)  # float32 has 16 more bits.
 
 
 @pytest.mark.slow
