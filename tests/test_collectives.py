@@ -1,7 +1,6 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 
 import networks
@@ -302,13 +301,11 @@ def start(size, what, *arguments, **environment):
     return [start_one(rank, hosts, what, *arguments, **environment) for rank in range(size)]
 
 
-def start_one(rank, hosts, what, *arguments, inside=(), **environment):
+def start_one(rank, hosts, what, *arguments, network=None, **environment):
     arguments = ['-c', PROGRAM, spawn.ROOT, str(rank), hosts, what, *arguments]
-    environment = {**spawn.environment(), **environment}
-    if not inside:
-        return spawn.start(arguments, env=environment)
-    return subprocess.Popen([*inside, sys.executable, *arguments], text=True, env=environment,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if network:
+        arguments = networks.inside(network, arguments)
+    return spawn.start(arguments, env={**spawn.environment(), **environment})
 
 
 def results(processes):
@@ -445,8 +442,8 @@ def test_a_firewall_in_front_of_a_server_is_reported_with_its_address(blocked, d
         hosts = [f'{address}:222{rank}' for rank, address in enumerate(addresses)]
         block(names[blocked], 2220 + other, drops)
         processes = [start_one(
-            rank, ','.join(hosts), 'means', '--step_timeout=100', MEETING=f'{addresses[0]}:2229',
-            inside=['ip', 'netns', 'exec', name]) for rank, name in enumerate(names)]
+            rank, ','.join(hosts), 'means', '--step_timeout=40', MEETING=f'{addresses[0]}:2229',
+            network=name) for rank, name in enumerate(names)]
         errors = [process.communicate(timeout=spawn.PATIENCE)[1] for process in processes]
     line = (f'cannot connect to worker {other} ({hosts[other]}): {reason}; does a firewall block '
             'it?\n')
