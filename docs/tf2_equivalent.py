@@ -104,6 +104,7 @@ def train(model, paths, steps, rate=0.1, every=100, batch_size=128):
                   keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     averages = MovingAverages()
     history = model.fit(batches(paths, training=True, batch_size=batch_size), verbose=2,
+                        shuffle=False,  # The data set shuffles.
                         steps_per_epoch=every, epochs=steps // every, callbacks=[averages])
     return history.history['loss'], [value.numpy() for value in averages.values]
 
