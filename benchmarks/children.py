@@ -1,5 +1,6 @@
 """Starts the processes that the benchmarks measure, one at a time."""
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -35,6 +36,17 @@ def _flags(options, **flags):
 def trainer(script, options, **flags):
     """Command of a training script that does not validate."""
     return [sys.executable, script, '--validate_every=0', *_flags(options, **flags)]
+
+
+@contextlib.contextmanager
+def on_cores(cores):
+    """Processes that start within this context run on these cores, as with `taskset`."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def measure(what, side, options, **flags):

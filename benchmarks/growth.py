@@ -31,15 +31,11 @@ def points_of(options, cores):
 
 def _run(point, options):
     """One training run on the first cores: (images/s, peak MB)."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:point.cores])  # Children inherit it, as of `taskset`.
     images = point.batch * (point.towers or 1)
     side, flags = ('towers', {'num_gpus': point.towers}) if point.towers else ('ours', {})
-    try:
+    with children.on_cores(sorted(os.sched_getaffinity(0))[:point.cores]):
         run = children.measure('train', side, options, batch_size=point.batch,
                                steps=max(20, min(200, options.images // images)), **flags)
-    finally:
-        os.sched_setaffinity(0, before)
     return children.rate(run), run['peak_megabytes']
 
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.scaling --num_workers=2
     python -m benchmarks.scaling --num_workers=2 --chunk_kb=4
+    python -m benchmarks.scaling --num_workers=2 --compress=bf16
 """
 from program import startup  # First: it imports TensorFlow quietly.
 
@@ -48,7 +49,7 @@ def _measure(group, peers):
     if FLAGS.chunk_kb:
         config.experimental.recv_buf_max_chunk = FLAGS.chunk_kb << 10
     gradients = [(tf.ones([size // 4]), tf.get_variable(f'v{size}', [1])) for size in _BYTES]
-    means = collectives.all_reduce_mean(gradients, group, bucket_mb=0)
+    means = collectives.all_reduce_mean(gradients, group, bucket_mb=0, compress=FLAGS.compress)
     server = collectives.serve(peers, config)
     peers.agree('the start')
     rows = []

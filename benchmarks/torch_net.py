@@ -16,16 +16,26 @@ def _network():
 
 
 class Trainer:
-    """Trains the network on one batch of noise, with weight decay and moving averages."""
+    """Trains the network on one batch of noise, with weight decay and moving averages.
 
-    def __init__(self, batch_size, compiled, device='cpu'):
+    Args:
+        batch_size: images per step of this process.
+        compiled: whether to use `torch.compile`.
+        device: 'cpu' or 'cuda'.
+        distributed: whether to average gradients over the process group, which must exist.
+    """
+
+    def __init__(self, batch_size, compiled, device='cpu', distributed=False):
         self._network = _network().to(device)
         self._averages = [p.detach().clone() for p in self._network.parameters()]
         decayed = [self._network[9].weight, self._network[11].weight]
         others = [p for p in self._network.parameters() if all(p is not d for d in decayed)]
         self._optimizer = torch.optim.SGD(
             [{'params': decayed, 'weight_decay': 0.004}, {'params': others}], lr=0.1)
-        self._forward = torch.compile(self._network) if compiled else self._network
+        self._forward = (
+            nn.parallel.DistributedDataParallel(self._network) if distributed else self._network)
+        if compiled:
+            self._forward = torch.compile(self._forward)
         self._images = torch.randn(batch_size, 3, 24, 24, device=device)
         self._labels = torch.randint(0, 10, [batch_size], device=device)
 

@@ -31,6 +31,7 @@ _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 
 _lock = threading.Lock()
 _server = None  # A socket.
+servers_pid = None
 _servers_environment = None
 
 
@@ -148,14 +149,14 @@ def _adopting():
 
 
 def _start_server():
-    global _server, _servers_environment
+    global _server, servers_pid, _servers_environment
     _servers_environment = dict(os.environ)
     _server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        subprocess.Popen(
+        servers_pid = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, 'OPENBLAS_NUM_THREADS': '1'})  # A fork keeps one thread only.
+            env={**os.environ, 'OPENBLAS_NUM_THREADS': '1'}).pid  # A fork keeps one thread only.
 
 
 def _serve(server):

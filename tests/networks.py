@@ -39,6 +39,28 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5):
 """
 
 
+# Enters a network namespace before it runs a program, as `ip netns exec` does.
+_INSIDE = """
+import ctypes, os, sys
+namespace = os.open('/run/netns/' + sys.argv.pop(1), os.O_RDONLY)
+if ctypes.CDLL(None, use_errno=True).setns(namespace, 0):
+    raise OSError(ctypes.get_errno(), 'setns failed')
+os.close(namespace)
+exec(sys.argv.pop(1))
+"""
+
+
+def inside(network, arguments):
+    """Python's arguments for a program, `-c` and its own, that runs in a network namespace.
+
+    A process started so can be a fork (tests/forks.py). Its own children can be in another
+    namespace: use `ip netns exec` for a launcher.
+    """
+    option, *rest = arguments
+    assert option == '-c'
+    return ['-c', _INSIDE, network, *rest]
+
+
 def connecting(network, address, port):
     """Starts connecting to a port from a network namespace, for 5 seconds: a `subprocess.Popen`."""
     return subprocess.Popen(

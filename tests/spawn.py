@@ -1,7 +1,12 @@
-"""Runs scripts, and programs given as text, in processes of their own."""
+"""Runs scripts, and programs given as text, in processes of their own.
+
+As a pytest plugin, it ends the processes that a test leaves.
+"""
+import contextlib
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -61,11 +66,42 @@ def start(arguments, ignore=(), **options):
     return forks.Python([sys.executable, *arguments], ignore=ignore, **options)
 
 
+def children(pid):
+    """Process IDs of a process's children, whichever of its threads started them."""
+    found = []
+    for path in pathlib.Path(f'/proc/{pid}/task').glob('*/children'):
+        with contextlib.suppress(OSError):  # The thread has ended.
+            found += map(int, path.read_text().split())
+    return found
+
+
 def workers(pid):
     """Process IDs of the workers that a launcher started, each of which leads a session."""
-    with open(f'/proc/{pid}/task/{pid}/children') as stream:
-        children = [int(word) for word in stream.read().split()]
-    return [child for child in children if os.getsid(child) == child]
+    return [child for child in children(pid) if os.getsid(child) == child]
+
+
+@pytest.fixture(autouse=True)
+def _processes_end_with_their_test():
+    """Kills what a test started and left running, whether it passed or failed.
+
+    A launcher and its workers would otherwise train on, and slow down all later tests. Processes of
+    fixtures with a wider scope are older than the test, and stay.
+    """
+    earlier = children(os.getpid())
+    yield
+    for pid in set(children(os.getpid())) - {*earlier, forks.servers_pid}:
+        _kill_tree(pid)
+        with contextlib.suppress(ChildProcessError):  # A thread of the test has waited for it.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # `Popen` still gets the exit code.
+
+
+def _kill_tree(pid):
+    """Kills a process and its descendants, the oldest first, so that it cannot replace them."""
+    below = children(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    for child in below:
+        _kill_tree(child)
 
 
 def mpirun(count):

@@ -17,6 +17,7 @@ from PIL import Image
 
 from benchmarks import __main__ as benchmarks_main
 from benchmarks import children
+from benchmarks import distributed
 from benchmarks import floor
 from benchmarks import growth
 from benchmarks import tutorial
@@ -183,6 +184,33 @@ def test_points_of_growth_are_shared_between_tables():
         'towers': {1: (128, 2, 1), 2: (128, 2, 2)}}
 
 
+def cases(*names, net='tutorial', bucket_mb=()):
+    return argparse.Namespace(cases=names, net=net, bucket_mb=bucket_mb)
+
+
+def test_two_workers_are_compared_with_runs_of_the_same_program(monkeypatch, capsys):
+    assert distributed._groups(cases('bf16', bucket_mb=[0.5])) == [{
+        '1 worker': {}, '2 runs that share nothing': {'runs': 2},
+        '2 workers, --compress=bf16': {'size': 2, 'compress': 'bf16'},
+        '2 workers, --bucket_mb=0.5': {'size': 2, 'bucket_mb': 0.5}}]
+    monkeypatch.setitem(sys.modules, 'torch', None)
+    assert distributed._groups(cases('ddp')) == []
+    assert capsys.readouterr().out == 'PyTorch is not installed; its rows are left out\n'
+
+
+def test_the_table_of_two_workers(capsys):
+    """Medians of the ratios in each turn; the second worker of the third turn was slow."""
+    runs = {'1 worker': [(100, 0.20), (100, 0.20), (100, 0.20)],
+            '2 runs that share nothing': [(200, 0.20), (160, 0.25), (200, 0.20)],
+            '2 workers': [(180, 0.21), (160, 0.26), (100, 0.24)]}
+    found = {row: [{'rate': rate, 'used': used, 'sent': 4.27e6} for rate, used in figures]
+             for row, figures in runs.items()}
+    distributed._print_table([dict.fromkeys(runs)], found)
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == ('| 2 workers | 160 | 1.60 (1.30 to 1.70) | 0.90 (0.70 to 0.95) | 3 | 240.0 | '
+                    '10.0 (10.0 to 25.0) | 4.27 |')
+
+
 def test_figures_are_quartiles():
     """Of 1, 2, 3, 4 and 10: 2, 3 and 4, whatever the last value."""
     assert children.quartiles([10, 2, 1, 4, 3]) == [2, 3, 4]
@@ -248,6 +276,25 @@ def test_growth(command, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason='requires two cores')
+@pytest.mark.parametrize('case, thread', [('default', 'collective_ops'), ('ddp', 'gloo')])
+def test_two_workers(command, case, thread):
+    """Only two workers send their gradients: 4 bytes for each of the 1,068,298 parameters."""
+    if case == 'ddp':
+        pytest.importorskip('torch')
+    before = os.sched_getaffinity(0)
+    out, _ = command(distributed, '--starts=1', '--turns=1', '--seconds=0.5', f'--cases={case}',
+                     '--threads')
+    assert os.sched_getaffinity(0) == before
+    rows = [line.strip('| ').split(' | ') for line in out.splitlines()
+            if re.match(r'\| (\d|PyTorch)', line)]
+    assert all(int(rate) > 0 and count == '1' for _, rate, _, _, count, *_ in rows)
+    *_, sent = [float(row[-1]) for row in rows]
+    assert sent > 0.8 * 4.27  # The last step of a turn may be counted in part.
+    assert [thread in line for line in out.splitlines()[-3:]] == [False, False, True]
+
+
+@pytest.mark.slow
 def test_the_yardsticks_parts_are_measured(command):
     """The table has a row for each side, with positive figures."""
     out, _ = command(yardstick, '--turns=1', '--steps=5', '--parts', 'references')
@@ -271,8 +318,9 @@ def test_the_rows_of_keras(command, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_table(command, tmp_path):
+def test_the_table(command, tmp_path, monkeypatch):
     """The command of the documentation, on small files and batches, with few steps."""
+    monkeypatch.setattr(benchmarks_main, '_NETS', ('tutorial', 'local'))  # ResNet-23 is slow.
     out, _ = command(
         benchmarks_main, '--turns=1', '--steps=10', '--seconds=0.1', '--only', 'input', 'step',
         'train', 'start', 'towers', 'evaluate', f'--json={tmp_path}/figures.json')
@@ -281,7 +329,8 @@ def test_the_table(command, tmp_path):
     whats = [row['what'] for row in figures['rows']]
     for what in ('input alone', 'step on a fixed batch', 'step, beside the floor',
                  'step in bfloat16, beside float32', 'training, end to end',
-                 'evaluation of the test set', 'start to step 0, resnet23, beside two workers'):
+                 'evaluation of the test set', 'start to step 0, tutorial, beside two workers',
+                 'start to step 0, local, beside two workers'):
         assert what in whats
         assert what in out
     for row in figures['rows']:

@@ -50,6 +50,12 @@ def test_without_a_launcher_it_trains_as_one_worker(half_bright):
     assert outcomes.precision(FLAGS.train_dir) == 1.0
 
 
+def test_workers_compare_every_flag_of_the_collectives():
+    own = {flag.name for flag in FLAGS.flags_by_module_dict()['workers.collectives']}
+    assert {'bucket_mb', 'compress'} <= own
+    assert own <= set(cifar10_distributed_train._COMMON_FLAGS)
+
+
 # Runs steps on fixed images, a slice per rank, and writes the resulting variables.
 PROGRAM = '''
 import sys; sys.path[:0] = [sys.argv[1], sys.argv.pop(1) + '/tests']
@@ -101,24 +107,25 @@ def variables_after(tmp_path, size, steps=20, net='tutorial', *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('size', [2, 3])
-def test_the_updates_are_those_of_one_process_with_all_records(half_bright, tmp_path, size):
+def test_the_updates_are_those_of_one_process_with_all_records(half_bright, tmp_path):
+    """Those of two workers and of three, whose variables are equal bit for bit."""
     alone, = variables_after(tmp_path, 1)
-    first, *others = variables_after(tmp_path, size)
     assert alone['global_step'] == 20
-    for name, value in alone.items():
-        np.testing.assert_allclose(first[name], value, atol=1e-5, err_msg=name)
-    for other in others:
-        for name, value in first.items():
-            assert value.tobytes() == other[name].tobytes(), name
+    for size in (2, 3):
+        first, *others = variables_after(tmp_path, size)
+        for name, value in alone.items():
+            np.testing.assert_allclose(first[name], value, atol=1e-5, err_msg=name)
+        for other in others:
+            for name, value in first.items():
+                assert value.tobytes() == other[name].tobytes(), name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('net', ['tutorial', 'resnet23'])
-def test_workers_are_bitwise_equal_after_200_steps_except_for_batch_statistics(
-        half_bright, tmp_path, net):
-    first, second = variables_after(tmp_path, 2, 200, net)
-    assert first['global_step'] == 200
+@pytest.mark.parametrize('net, steps', [('tutorial', 200), ('resnet23', 40)])
+def test_workers_stay_bitwise_equal_except_for_batch_statistics(
+        half_bright, tmp_path, net, steps):
+    first, second = variables_after(tmp_path, 2, steps, net)
+    assert first['global_step'] == steps
     own = {name for name in first if re.search('moving_(mean|variance)$', name)}
     assert bool(own) == (net == 'resnet23')
     for name in first:
@@ -126,6 +133,18 @@ def test_workers_are_bitwise_equal_after_200_steps_except_for_batch_statistics(
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path / 'train-2')))
     for name in own:
         np.testing.assert_array_equal(reader.get_tensor(name), first[name])
+
+
+@pytest.mark.slow
+def test_compressed_gradients_are_the_same_for_all_workers(half_bright, tmp_path):
+    """The last biases start at 0, so they are the rate times a mean of 8 bits after a step."""
+    first, second = variables_after(
+        tmp_path, 2, 1, 'tutorial', '--compress=bf16', '--learning_rate=0.5')
+    for name in first:
+        assert first[name].tobytes() == second[name].tobytes(), name
+    means = -2 * first['softmax_linear/biases']
+    assert np.any(means)
+    assert not np.any(means.view(np.int32) & 0xffff)  # float32 has 16 more bits.
 
 
 @pytest.mark.slow
@@ -419,12 +438,9 @@ def test_a_worker_lost_during_a_save_harms_no_checkpoint(half_bright, rank, numb
 def test_a_cut_link_ends_both(half_bright):
     with link.networks() as (names, addresses):
         hosts = ','.join(f'{address}:2222' for address in addresses)
-        processes = [subprocess.Popen(
-            ['ip', 'netns', 'exec', name, sys.executable, *spawn.gently(NAME),
-             f'--worker_hosts={hosts}', f'--task_index={rank}',
-             *flags_of_a_run('--max_steps=100000')],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=spawn.environment())
-            for rank, name in enumerate(names)]
+        processes = [spawn.start(networks.inside(name, [
+            *spawn.gently(NAME), f'--worker_hosts={hosts}', f'--task_index={rank}',
+            *flags_of_a_run('--max_steps=100000')])) for rank, name in enumerate(names)]
         notices = [line for line in await_steps(processes[0]) if 'private network' in line]
         assert notices == [
             "TensorFlow listens on all interfaces of the workers' machines (10.99.0.1:2222, "

@@ -10,7 +10,6 @@ from PIL import Image
 
 import cifar10_eval
 import cifar10_plot
-import cifar10_train
 
 FLAGS = flags.FLAGS
 
@@ -34,9 +33,8 @@ def test_samples_and_distorted_show_the_images(half_bright, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_trained_run(half_bright, tmp_path, capsys):
+def test_a_trained_run(trained, tmp_path, capsys):
     """All pictures of a run that learned to distinguish its two classes."""
-    cifar10_train.train()
     with flagsaver.flagsaver(run_once=True):
         cifar10_eval.evaluate()
     run, evaluated = FLAGS.train_dir, FLAGS.eval_dir

@@ -1,7 +1,6 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 
 import networks
@@ -133,6 +132,14 @@ def test_on_gpus_buckets_go_one_after_another():
     assert first.get_attr('communication_hint') == b'nccl'
 
 
+def test_compressed_buckets_go_as_bfloat16_unless_they_are_small_already():
+    gradients = pairs([3], [2], dtypes=[tf.float32, tf.float16])
+    means = collectives.all_reduce_mean(gradients, collectives.Group(0, 2), compress='bf16')
+    assert [op.get_attr('T') for op in reductions(tf.get_default_graph())] == [
+        tf.float16, tf.bfloat16]
+    assert [mean.dtype for mean, _ in means] == [tf.float32, tf.float16]
+
+
 def test_settings():
     config = tf.ConfigProto()
     collectives.configure(config, collectives.Group(1, 2, on_gpu=True), local_rank=5, gpus=4)
@@ -188,6 +195,20 @@ def bits():
         values = np.random.RandomState(rank).normal(size=1001).astype(np.float32)
         (mean, _), = collectives.all_reduce_mean(
             [(tf.constant(values), tf.get_variable('v', [1001]))], group)
+    yield graph, mean, 1
+
+def rounded():
+    """As `bits`, after numbers that show what is rounded."""
+    tiny = 2.0 ** -8
+    first = np.array([[1 + tiny, 1 + 3 * tiny, 3, 2.0 ** 100],
+                      [2, 2 - 4 * tiny, 2 * tiny, 2.0 ** 100],
+                      [0, 0, 0, 2.0 ** 100]], np.float32)
+    graph = tf.Graph()
+    with graph.as_default():
+        values = np.random.RandomState(rank).normal(size=1001).astype(np.float32)
+        (mean, _), = collectives.all_reduce_mean(
+            [(tf.constant(np.concatenate([first[rank], values])), tf.get_variable('v', [1005]))],
+            group, compress=tf.app.flags.FLAGS.compress)
     yield graph, mean, 1
 
 def many():
@@ -262,8 +283,8 @@ def main():
             server = collectives.serve(workers, config)
             workers.agree('the start')
             collectives.reach_all(workers)
-            programs = dict(means=means, bits=bits, many=many, values=values, endless=endless,
-                            slow=endless)
+            programs = dict(means=means, bits=bits, rounded=rounded, many=many, values=values,
+                            endless=endless, slow=endless)
             if what == 'ports':
                 print(json.dumps(list(listening())), flush=True)
             for item in programs[what]() if what in programs else []:
@@ -280,13 +301,11 @@ def start(size, what, *arguments, **environment):
     return [start_one(rank, hosts, what, *arguments, **environment) for rank in range(size)]
 
 
-def start_one(rank, hosts, what, *arguments, inside=(), **environment):
+def start_one(rank, hosts, what, *arguments, network=None, **environment):
     arguments = ['-c', PROGRAM, spawn.ROOT, str(rank), hosts, what, *arguments]
-    environment = {**spawn.environment(), **environment}
-    if not inside:
-        return spawn.start(arguments, env=environment)
-    return subprocess.Popen([*inside, sys.executable, *arguments], text=True, env=environment,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if network:
+        arguments = networks.inside(network, arguments)
+    return spawn.start(arguments, env={**spawn.environment(), **environment})
 
 
 def results(processes):
@@ -317,6 +336,19 @@ def test_all_get_the_same_bits():
     assert first == second == third
     np.testing.assert_allclose(first[0], np.mean([
         np.random.RandomState(rank).normal(size=1001) for rank in range(3)], axis=0), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_compressed_means_are_rounded_to_the_same_bits():
+    """Of 8 bits, halves to even: 1 + 2^-8 -> 1; 1 + 3 * 2^-8 -> 1 + 2^-6; 3 + 2^-7 -> 3.
+
+    So the sums of the first three numbers are 3. The fourth is beyond the range of float16.
+    """
+    first, second, third = results(start(3, 'rounded', '--compress=bf16'))
+    assert first == second == third
+    assert first[0][:4] == [1.0, 1.0, 1.0, 2.0 ** 100]
+    np.testing.assert_allclose(first[0][4:], np.mean([
+        np.random.RandomState(rank).normal(size=1001) for rank in range(3)], axis=0), atol=0.05)
 
 
 @pytest.mark.slow
@@ -410,8 +442,8 @@ def test_a_firewall_in_front_of_a_server_is_reported_with_its_address(blocked, d
         hosts = [f'{address}:222{rank}' for rank, address in enumerate(addresses)]
         block(names[blocked], 2220 + other, drops)
         processes = [start_one(
-            rank, ','.join(hosts), 'means', '--step_timeout=100', MEETING=f'{addresses[0]}:2229',
-            inside=['ip', 'netns', 'exec', name]) for rank, name in enumerate(names)]
+            rank, ','.join(hosts), 'means', '--step_timeout=40', MEETING=f'{addresses[0]}:2229',
+            network=name) for rank, name in enumerate(names)]
         errors = [process.communicate(timeout=spawn.PATIENCE)[1] for process in processes]
     line = (f'cannot connect to worker {other} ({hosts[other]}): {reason}; does a firewall block '
             'it?\n')

@@ -228,10 +228,10 @@ def graphs_seed(rank=0, step=None):
         return graph.seed
 
 
-def test_a_resumed_run_draws_new_random_numbers(half_bright):
-    with flagsaver.flagsaver(seed=3):
+def test_a_resumed_run_draws_new_random_numbers(trained, tmp_path):
+    with flagsaver.flagsaver(seed=3, train_dir=str(tmp_path / 'new')):
         first, of_worker_1 = graphs_seed(), graphs_seed(1, 0)
-        cifar10_train.train()
+    with flagsaver.flagsaver(seed=3):
         assert graphs_seed() == graphs_seed() != first
         assert graphs_seed(1, 0) == of_worker_1  # It gets the step from worker 0.
         assert training.first_step() == 10

@@ -144,8 +144,8 @@ def test_the_notebook_is_that_of_the_text():
 
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch):
-    """From top to bottom, with 20 steps: it trains, evaluates, predicts and shows pictures."""
-    monkeypatch.setenv('TUTORIAL_STEPS', '20')
+    """From top to bottom, with 11 steps: it trains, evaluates, predicts and shows pictures."""
+    monkeypatch.setenv('TUTORIAL_STEPS', '11')
     monkeypatch.setenv('TUTORIAL_DATA_DIR', str(tmp_path))
     monkeypatch.setenv('TMPDIR', str(tmp_path))
     made = notebook.build(TUTORIAL)

@@ -37,6 +37,23 @@ def tiny_net(half_bright, monkeypatch):
         yield
 
 
+@pytest.fixture(scope='module')
+def _kept(tmp_path_factory):
+    return tmp_path_factory.mktemp('tiny_run')
+
+
+@pytest.fixture
+def tiny_run(tiny_net, _kept, capsys):
+    """`tiny_net`, and a run of it in --train_dir, made once for all tests: what it printed."""
+    if (_kept / 'train').exists():
+        shutil.copytree(_kept / 'train', FLAGS.train_dir)
+    else:
+        cifar10_train.train()
+        (_kept / 'printed').write_text(capsys.readouterr().out)
+        shutil.copytree(FLAGS.train_dir, _kept / 'train')
+    return (_kept / 'printed').read_text()
+
+
 def folder(*names):
     return pathlib.Path(FLAGS.train_dir, *names)
 
@@ -93,12 +110,10 @@ def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
             tf.train.load_variable(str(folder('model.ckpt-25')), 'conv1/weights'))
 
 
-def test_after_each_epoch_and_the_last_step(tiny_net, capsys):
-    cifar10_train.train()
+def test_after_each_epoch_and_the_last_step(tiny_run):
     assert [step for step, _ in rows()] == [10, 20, 25]
     assert all(error is not None for _, error in rows())
-    out = capsys.readouterr().out
-    assert [line.split(': step ')[1].split(',')[0] for line in out.splitlines()
+    assert [line.split(': step ')[1].split(',')[0] for line in tiny_run.splitlines()
             if 'validation error = ' in line] == ['10', '20', '25']
 
 
@@ -241,11 +256,10 @@ def test_without_an_error_tensor_the_column_is_empty(half_bright):
     assert (row['training_loss'], row['training_error'], row['learning_rate']) == (2, None, None)
 
 
-def test_no_validation_by_default(half_bright):
+def test_no_validation_by_default(trained):
     """By default, --net=tutorial writes neither best/ nor an error."""
     training.use_recipe()
     assert FLAGS.validate_every == 0
-    cifar10_train.train()
     assert rows() == [(10, None)]
     assert not folder('best').exists()
     assert scalars('validation/error') == scalars('training/error') == {}
@@ -273,8 +287,7 @@ def test_a_run_on_all_images_cannot_resume_with_held_out_ones(tiny_net):
             cifar10_train.train()
 
 
-def test_the_best_is_evaluated_like_a_run(tiny_net, capsys):
-    cifar10_train.train()
+def test_the_best_is_evaluated_like_a_run(tiny_run, capsys):
     best = json.loads(folder('best', 'error.json').read_text())
     capsys.readouterr()
     with flagsaver.flagsaver(run_once=True, checkpoint_dir=str(folder('best')),
@@ -308,8 +321,7 @@ def test_validation_does_not_affect_random_numbers_and_queues(tiny_net):
     assert folder('every1', 'best').exists() and not folder('every0', 'best').exists()
 
 
-def test_restart_removes_a_runs_own_results(tiny_net):
-    cifar10_train.train()
+def test_restart_removes_a_runs_own_results(tiny_run):
     for path in (folder('best', 'notes.txt'), folder('best', 'model.ckpt-mine')):
         path.write_text('mine')
     folder('best', 'model.ckpt-9.d').mkdir()
@@ -318,9 +330,8 @@ def test_restart_removes_a_runs_own_results(tiny_net):
     assert sorted(os.listdir(folder('best'))) == ['model.ckpt-9.d', 'model.ckpt-mine', 'notes.txt']
 
 
-def test_restart_forgets_the_best(tiny_net):
+def test_restart_forgets_the_best(tiny_run):
     """An error of 0 from the earlier run could never be improved."""
-    cifar10_train.train()
     assert json.loads(folder('best', 'error.json').read_text())['error'] == 0
     with flagsaver.flagsaver(restart=True, max_steps=3):
         cifar10_train.train()

@@ -25,6 +25,8 @@ from workers import ports
 flags.DEFINE_float('bucket_mb', 4.0, 'Gradients are averaged in buckets of at most this number of '
                    'megabytes (2^20 bytes).', lower_bound=0.0, upper_bound=1e6)
 flags.DEFINE_boolean('overlap', True, 'Average gradients while others are still being computed.')
+flags.DEFINE_enum('compress', 'none', ['none', 'bf16'], 'How workers send gradients: float32, or '
+                  'rounded to bfloat16, which halves the bytes. Sums are rounded, too.')
 
 FLAGS = flags.FLAGS
 
@@ -57,7 +59,7 @@ class Group:
     on_gpu: bool = False
 
 
-def all_reduce_mean(gradients, group, bucket_mb=4.0, overlap=True):
+def all_reduce_mean(gradients, group, bucket_mb=4.0, overlap=True, compress='none'):
     """Means of gradients over all workers.
 
     Gradients are packed into buckets in reverse order, since the backward pass computes those of
@@ -69,9 +71,12 @@ def all_reduce_mean(gradients, group, bucket_mb=4.0, overlap=True):
         group: a `Group`.
         bucket_mb: see `buckets`.
         overlap: False to wait for all gradients before the first bucket is sent.
+        compress: 'bf16' to send float32 gradients as bfloat16. Each gradient and each sum is then
+            rounded to 8 bits of precision; all workers still get the same bits.
 
     Returns:
-        List of (mean gradient, variable), without the variables that have no gradient.
+        List of (mean gradient, variable), without the variables that have no gradient; types are
+        those of the gradients.
     """
     pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in gradients
              if gradient is not None]
@@ -82,7 +87,7 @@ def all_reduce_mean(gradients, group, bucket_mb=4.0, overlap=True):
         own = [gradient for gradient, _ in bucket]
         first = len(pairs) - len(means) - 1
         with tf.control_dependencies(after):
-            flat = _reduce_mean(_pack(own), group, _BUCKETS + first)
+            flat = _reduce_bucket(_pack(own), group, _BUCKETS + first, compress)
         if group.on_gpu:  # NCCL runs one at a time, and requires the same order on all workers.
             after = [flat]
         means += _unpack(flat, own)
@@ -166,6 +171,13 @@ def _reduce_mean(flat, group, instance):
         return tf.raw_ops.CollectiveReduceV2(
             input=flat, group_size=group.size, group_key=key, instance_key=instance,
             ordering_token=[], merge_op='Add', final_op='Div', communication_hint=hint)
+
+
+def _reduce_bucket(flat, group, instance, compress):
+    """`_reduce_mean` of a bucket, in bfloat16 if `compress` says so and the bucket is float32."""
+    if compress == 'none' or flat.dtype != tf.float32:
+        return _reduce_mean(flat, group, instance)
+    return tf.cast(_reduce_mean(tf.cast(flat, tf.bfloat16), group, instance), tf.float32)
 
 
 def _pack(tensors):

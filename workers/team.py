@@ -64,7 +64,8 @@ class Team(solo.Solo):
 
     def mean_gradients(self, gradients):
         self._layout = collectives.layout(gradients)
-        return collectives.all_reduce_mean(gradients, self._group, FLAGS.bucket_mb, FLAGS.overlap)
+        return collectives.all_reduce_mean(gradients, self._group, FLAGS.bucket_mb, FLAGS.overlap,
+                                           FLAGS.compress)
 
     def session(self, scaffold, all_hooks):
         """Starts this worker's server, and returns a session on it.

@@ -51,7 +51,7 @@ def test_checkpoints_removed_during_an_evaluation(folder, tally):
                             f'--checkpoint_dir={folder}/train', f'--eval_dir={folder}/eval',
                             '--eval_interval_secs=1') as evaluation:
         evaluation.await_text('precision @ 1')
-        end = time.monotonic() + 20
+        end = time.monotonic() + 8
         while time.monotonic() < end:
             _remove_checkpoints(folder / 'train')
             time.sleep(0.05)

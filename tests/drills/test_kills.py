@@ -31,15 +31,15 @@ _MOMENTS = ('any time', 'a checkpoint', 'the end')
 
 
 def _case(name, signal_, script='cifar10_train.py', flags=(), kills=2):
-    """A parameter set, under its own title in the summary."""
+    """A parameter set, under its own title in the summary; `kills` are the kills by default."""
     return pytest.param(signal_, script, flags, kills, id=name,
                         marks=pytest.mark.drill(f'Kills, {name}'))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('signal_, script, flags, kills', [
-    _case('SIGKILL', signal.SIGKILL, kills=6),
-    _case('SIGTERM', signal.SIGTERM, kills=6),
+    _case('SIGKILL', signal.SIGKILL, kills=3),
+    _case('SIGTERM', signal.SIGTERM, kills=3),
     _case('SIGINT', signal.SIGINT),
     _case('two towers', signal.SIGKILL, 'cifar10_multi_gpu_train.py', ['--num_gpus=2']),
     _case('two workers', signal.SIGKILL, 'cifar10_distributed_train.py',

@@ -11,7 +11,6 @@ import contextlib
 import csv
 import os
 import subprocess
-import sys
 import time
 
 import pytest
@@ -67,9 +66,8 @@ def _train(folder, data, max_steps, interval):
 def _started(folder, who, script, *flags):
     """A script that appends to a log file; in the end it gets SIGTERM, and saves."""
     with open(f'{folder}/{who}.log', 'a') as log:
-        process = subprocess.Popen(  # In a session of its own: Ctrl-C reaches only pytest.
-            [sys.executable, str(spawn.ROOT / script), *flags], stdout=log, stderr=log,
-            env=spawn.environment(), start_new_session=True)
+        process = spawn.start(  # In a session of its own: Ctrl-C reaches only pytest.
+            [spawn.ROOT / script, *flags], stdout=log, stderr=log, start_new_session=True)
     try:
         yield process
     finally:
