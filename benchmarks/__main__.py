@@ -74,9 +74,10 @@ def keras_rows(options):
 
 
 def _import_seconds():
+    """Seconds in which a script that ends after its first import, TensorFlow's, starts and ends."""
     start = time.time()
-    subprocess.run([sys.executable, '-c', 'import tensorflow.compat.v1'], check=True,
-                   stderr=subprocess.DEVNULL)
+    subprocess.run([sys.executable, '-c', 'from program import startup'], check=True,
+                   cwd=children.ROOT)
     return time.time() - start
 
 
@@ -84,12 +85,17 @@ def start_rows(options):
     """Seconds until the line of step 0: one process, beside two workers."""
     rows = []
     for net in _NETS if options.net == 'tutorial' else [options.net]:
-        alone, together = [], []
+        imports, alone, together = [], [], []
         for _ in range(options.turns):
+            imports.append(_import_seconds())
             alone.append(children.seconds_to_step_0('cifar10_train.py', options, net=net))
             together.append(children.seconds_to_step_0(
                 'cifar10_distributed_train.py', options, net=net, num_workers=2))
-        rows.append(Row(f'start to step 0, {net}, beside two workers', 's', alone, together, False))
+        first = f'start to step 0, {net}, beside two workers'
+        rows += [Row(first, 's', alone, together, False),
+                 Row('the same without importing TensorFlow', 's', *(
+                     [each - statistics.median(imports) for each in side]
+                     for side in (alone, together)), False)]
     return rows
 
 

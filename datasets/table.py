@@ -14,7 +14,7 @@ from program import errors
 
 HEIGHT, WIDTH, DEPTH = 32, 32, 3
 IMAGE_BYTES = HEIGHT * WIDTH * DEPTH
-_RECORDS_PER_READ = 8192  # 25 MB: fast, and small compared to what training needs.
+_RECORDS_PER_READ = 512  # 1.6 MB, which stays in the processor's cache.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,8 +39,14 @@ def session_config(log_device_placement=False):
     on demand, so that an evaluation can share a GPU with a trainer. There are as many threads as
     cores, or as the container's CPU quota allows.
 
+    On a CPU, TensorFlow optimises each graph once instead of twice. The second pass changes nothing
+    in the graphs of our networks, but takes half of the time, 0.1 to 0.3 s before a first step.
+
     Args:
         log_device_placement: whether TensorFlow prints the device of every operation.
+
+    Raises:
+        app.UsageError: see `visible_gpus`.
     """
     config = tf.ConfigProto(allow_soft_placement=True, log_device_placement=log_device_placement)
     config.gpu_options.allow_growth = True
@@ -49,6 +55,9 @@ def session_config(log_device_placement=False):
         config.intra_op_parallelism_threads = config.inter_op_parallelism_threads = threads
     if FLAGS.device == 'cpu':
         config.device_count['GPU'] = 0
+    if not visible_gpus():
+        rewrites = config.graph_options.rewrite_options
+        rewrites.meta_optimizer_iterations = rewrites.ONE
     return config
 
 

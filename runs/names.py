@@ -5,6 +5,7 @@ from program import files
 
 RUN = 'run.json'  # Network, data set and settings of the run.
 METRICS = 'metrics.csv'
+GRAPH = 'graph.pbtxt'
 PARAMETERS = 'params.h5'
 BEST = 'best'  # Folder of the best validated checkpoint,
 BEST_ERROR = 'error.json'  # and the errors of that checkpoint.

@@ -1,3 +1,4 @@
+import collections
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from absl.testing import flagsaver
 
 import cifar10
 from nets import variables
+from program import devices
 
 FLAGS = flags.FLAGS
 IMAGES = np.random.RandomState(3).normal(size=[13, 24, 24, 3]).astype(np.float32)
@@ -203,6 +205,35 @@ def test_a_summary_keeps_names_that_only_end_alike():
     tags = [op.inputs[0].op.get_attr('value').string_val[0].decode()
             for op in tf.get_default_graph().get_operations() if op.type == 'HistogramSummary']
     assert tags == ['reconv/conv/activations']
+
+
+def test_the_sparsity_is_the_fraction_of_zeros():
+    cifar10._activation_summary(tf.constant([[0.0, 1.0, -2.0, 0.0, 1e-30]], name='net'))
+    with tf.Session() as session:
+        summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
+    values = {value.tag: value.simple_value for value in summary.value}
+    np.testing.assert_allclose(values['net/sparsity'], 0.4, rtol=1e-6)
+
+
+def test_a_second_pass_of_the_optimiser_would_change_nothing():
+    """On a CPU, `devices.session_config` asks TensorFlow for one pass."""
+    _, loss = build()
+    train_op = cifar10.train(loss, tf.train.get_or_create_global_step())
+    optimised = []
+    for passes in (0, 1, 2):  # 0 means TensorFlow's default.
+        with flagsaver.flagsaver(device='cpu'):
+            config = devices.session_config()
+        rewrites = config.graph_options.rewrite_options
+        assert rewrites.meta_optimizer_iterations == 1
+        rewrites.meta_optimizer_iterations = passes
+        metadata = tf.RunMetadata()
+        with tf.Session(config=config) as session:
+            session.run(tf.global_variables_initializer())
+            session.run([train_op, tf.summary.merge_all()],
+                        options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+        optimised.append(collections.Counter(
+            node.op for graph in metadata.partition_graphs for node in graph.node))
+    assert optimised[0] == optimised[1] == optimised[2]
 
 
 def test_checkpoint_names():

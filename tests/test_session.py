@@ -20,6 +20,7 @@ import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
+from google.protobuf import text_format
 from tensorflow.python.client.session import BaseSession
 
 import cifar10
@@ -165,6 +166,14 @@ def test_summaries_every_hundred_steps_over_all_starts(half_bright, monkeypatch)
     starts = [step for step, event in events() if event.session_log.status == tf.SessionLog.START]
     assert starts == [0, 60]
     assert any(event.graph_def for _, event in events())
+
+
+def test_graph_pbtxt_holds_the_graph(trained):
+    text = pathlib.Path(FLAGS.train_dir, 'graph.pbtxt').read_text()
+    nodes = {node.name: node for node in text_format.Parse(text, tf.GraphDef()).node}
+    assert {'train', 'conv1/weights', 'input/prefetch_queue', 'save/restore_all'} <= set(nodes)
+    shape = nodes['conv1/weights'].attr['shape'].shape
+    assert [size.size for size in shape.dim] == [5, 5, 3, 64]
 
 
 def test_run_json_and_another_data_set(trained):

@@ -84,7 +84,7 @@ def test_a_folder_in_place_of_a_file(folder):
 
 
 def test_an_invalid_label_is_reported_with_its_record(folder):
-    """Also after the first block of 8,192 records."""
+    """Also after the first block of 512 records."""
     data = np.zeros([9000, 3073], np.uint8)
     data[8500, 0] = 10
     data.tofile(folder / 'data_batch_2.bin')

@@ -387,14 +387,21 @@ class ParametersHook(tf.train.SessionRunHook):
                          {variable.op.name for variable in self._variables if variable.trainable})
 
 
-class SaveListener(tf.train.CheckpointSaverListener):
-    """Refuses to save variables that are not finite, so the latest checkpoint stays good.
+class CheckpointHook(tf.train.SessionRunHook):
+    """Saves a checkpoint at the start, when `timer` is due, and at the end; writes `graph.pbtxt`.
 
-    Writes the metrics up to a checkpoint first, so that a resumed run leaves no gap.
+    Unlike `tf.train.CheckpointSaverHook`, refuses to save variables that are not finite, so the
+    latest checkpoint stays good, and reads the step from the counter, not from the session, which
+    would optimise the whole graph for that. Writes the metrics up to a checkpoint first, so that a
+    resumed run leaves no gap.
     """
 
-    def __init__(self, variables, metrics_hook, folder):
+    def __init__(self, steps, variables, saver, timer, metrics_hook, folder):
+        """`timer` is a `tf.train.SecondOrStepTimer`."""
+        self._steps = steps
         self._variables = variables
+        self._saver = saver
+        self._timer = timer
         self._metrics = metrics_hook
         self._folder = folder
 
@@ -409,13 +416,27 @@ class SaveListener(tf.train.CheckpointSaverListener):
             self._finite = tf.stack([
                 tf.reduce_all(tf.is_finite(variable.read_value())) for variable in self._checked])
 
-    def before_save(self, session, global_step_value):
-        console.progress(f'step {global_step_value}: saving a checkpoint')
+    def after_create_session(self, session, coord):
+        with files.new_file(os.path.join(self._folder, names.GRAPH)) as stream:
+            stream.write(str(session.graph.as_graph_def(add_shapes=True)).encode())
+        self._save(session)
+
+    def after_run(self, run_context, run_values):
+        if self._timer.should_trigger_for_step(self._steps.made):
+            self._save(run_context.session)
+
+    def end(self, session):
+        if self._steps.made != self._timer.last_triggered_step():
+            self._save(session)
+        console.line(f'Saved step {self._steps.made} in {self._folder}.')
+
+    def _save(self, session):
+        step = self._steps.made
+        console.progress(f'step {step}: saving a checkpoint')
         for variable, finite in zip(self._checked, session.run(self._finite)):
             if not finite:
-                raise _diverged(session, self._folder, global_step_value,
+                raise _diverged(session, self._folder, step,
                                 f'{variable.op.name} is not finite')
         self._metrics.write_row()
-
-    def end(self, session, global_step_value):
-        console.line(f'Saved step {global_step_value} in {self._folder}.')
+        self._saver.save(session, os.path.join(self._folder, names.CHECKPOINT), global_step=step)
+        self._timer.update_last_triggered_step(step)
