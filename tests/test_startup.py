@@ -43,13 +43,16 @@ def _refused(script, *arguments):
     (['--use_fp16', '--use_bf16'], 'use_fp16=True, use_bf16=True: both set the type in which '
      'layers compute; expected at most one of them: remove the other'),
     (['-b', '0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
-    (['-l='], '--learning_rate='), (['-e', 'nan'], '--warmup_epochs=nan is not a number'),
+    (['-l='], '--learning_rate='),
+    (['-e', 'nan', '--linear_scaling'], '--warmup_epochs=nan is not a number'),
     (['-c', 'cudnn'], '--device=cudnn: value should be one of <auto|cpu|gpu>'),
     (['-n', 'cifar10_resnet23'], '"cifar10_resnet23" is not one of tutorial, resnet23'),
     (['stray'], '"stray" is not a flag; expected --name=value'),
     (['--train_dir='], '--train_dir= has no value'),
     (['--learning_rate=-1'], '--learning_rate=-1: -1.0 is not a number in the range [0.0, 1000000'),
-    (['--warmup_epochs=nan'], '--warmup_epochs=nan is not a number'),
+    (['--warmup_epochs=nan', '--net=resnet23'], '--warmup_epochs=nan is not a number'),
+    (['--warmup_epochs=2'], 'warmup_epochs=2.0, linear_scaling=None, net=tutorial: the learning '
+     'rate warms up only with the linear scaling rule; expected --linear_scaling: add it'),
     ([b'--train_dir=/tmp/\xff'],
      '--train_dir=/tmp/?: TensorFlow opens only files and folders whose path is UTF-8'),
     (['--data_url=http://x/\udcff.gz'], 'a URL has only ASCII characters'),
