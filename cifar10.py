@@ -21,9 +21,9 @@ import cifar10_input
 from datasets import custom
 from datasets import download
 from datasets import table
+from nets import linear_scaling
 from nets import lrn
 from nets import recipe as recipe_
-from nets import scaling
 from nets import variables
 from program import errors
 from program import paths
@@ -43,7 +43,7 @@ flags.DEFINE_float('learning_rate', None, 'Initial learning rate. The default de
 flags.DEFINE_boolean('linear_scaling', None, 'With k batches per step, use k times the learning '
                      'rate after a warm-up. Counts the batches of all towers and workers; a batch '
                      'of k times the default --batch_size counts as k. The default is false.')
-flags.DEFINE_float('warmup_epochs', scaling.WARMUP_EPOCHS, 'Length of the warm-up of '
+flags.DEFINE_float('warmup_epochs', linear_scaling.WARMUP_EPOCHS, 'Length of the warm-up of '
                    '--linear_scaling; 0 starts at the full rate.',
                    lower_bound=0.0, upper_bound=1e6, short_name='e')
 flags.DEFINE_boolean('use_fp16', False, 'Compute in float16 with float32 variables; for GPUs.')
@@ -555,8 +555,8 @@ def scheduled_rate(global_step, replicas=1, recipe=None):
     rate = recipe.schedule(global_step, replicas)
     if not scales_linearly(recipe):
         return rate
-    batches = scaling.batches_per_step(FLAGS.batch_size, replicas, recipe.batch_size)
-    return rate * scaling.factor(
+    batches = linear_scaling.batches_per_step(FLAGS.batch_size, replicas, recipe.batch_size)
+    return rate * linear_scaling.factor(
         global_step, steps_per_epoch(replicas), batches, FLAGS.warmup_epochs)
 
 

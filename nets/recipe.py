@@ -21,7 +21,7 @@ class Recipe:
         epochs: default of `--epochs`; None for the default of `--max_steps`.
         validate_every: default of `--validate_every`, in epochs; 0 means never.
         linear_scaling: default of `--linear_scaling`: whether a step of k batches has k times the
-            learning rate, see `nets/scaling.py`.
+            learning rate, see `nets/linear_scaling.py`.
         has_batch_norm: whether the network has batch norms. `inference` then accepts `gather`, a
             function that collects the statistics of all replicas, as `resnet.inference` does.
     """

@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_distributed_train
 import cifar10_multi_gpu_train
-from nets import scaling
+from nets import linear_scaling
 import recipes
 from runs import metrics
 
@@ -33,7 +33,7 @@ def rates(net, replicas, steps):
 def test_factor(batches, warmup_epochs, factors):
     """With ten steps per epoch: before, during, at the end of and after the warm-up."""
     step = tf.placeholder(tf.int64, [])
-    factor = scaling.factor(step, 10, batches, warmup_epochs)
+    factor = linear_scaling.factor(step, 10, batches, warmup_epochs)
     rate = 1e-3 * factor
     assert rate.dtype == factor.dtype == tf.float32
     with tf.Session() as session:
@@ -44,7 +44,7 @@ def test_factor(batches, warmup_epochs, factors):
 @pytest.mark.parametrize('batch_size, replicas, batches', [
     (128, 1, 1), (128, 4, 4), (256, 1, 2), (256, 3, 6), (64, 2, 2), (192, 2, 2), (1, 1, 1)])
 def test_batches_per_step(batch_size, replicas, batches):
-    assert scaling.batches_per_step(batch_size, replicas, unit=128) == batches
+    assert linear_scaling.batches_per_step(batch_size, replicas, unit=128) == batches
 
 
 @pytest.mark.parametrize('net', ['tutorial', 'local'])
