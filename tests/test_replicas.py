@@ -87,6 +87,7 @@ def test_towers_with_synced_batch_norms_take_the_step_of_one(normed):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_towers_train_with_synced_batch_norms(normed, half_bright):
     with flagsaver.flagsaver(sync_batch_norm=True, max_steps=2):
         cifar10_multi_gpu_train.train()
