@@ -47,7 +47,7 @@ def step_rows(options):
 
 
 def train_rows(options):
-    imports = statistics.median(_import_seconds() for _ in range(options.turns))
+    imports = [_import_seconds() for _ in range(options.turns)]
     found = children.both_sides('train', options, steps=options.steps)
     rates = [[children.rate(run) for run in runs] for runs in found.values()]
     busy = [[children.processor_ms(run) for run in runs] for runs in found.values()]
@@ -55,9 +55,7 @@ def train_rows(options):
     return [Row('training, end to end', 'images/s', *rates, True),
             Row('processor time of it, per step', 'ms', *busy, False),
             Row('peak memory of it', 'MB', *_values(found, 'peak_megabytes'), False),
-            Row('start to the end of step 0', 's', *starts, False),
-            Row('the same without importing TensorFlow', 's', *(
-                [each - imports for each in side] for side in starts), False)]
+            *_with_and_without_import('start to the end of step 0', starts, imports)]
 
 
 def keras_rows(options):
@@ -81,6 +79,13 @@ def _import_seconds():
     return time.time() - start
 
 
+def _with_and_without_import(what, sides, imports):
+    """Rows of seconds from the start: in total, and without the median of the imports."""
+    without = ([each - statistics.median(imports) for each in side] for side in sides)
+    return [Row(what, 's', *sides, False),
+            Row('the same without importing TensorFlow', 's', *without, False)]
+
+
 def start_rows(options):
     """Seconds until the line of step 0: one process, beside two workers."""
     rows = []
@@ -91,11 +96,8 @@ def start_rows(options):
             alone.append(children.seconds_to_step_0('cifar10_train.py', options, net=net))
             together.append(children.seconds_to_step_0(
                 'cifar10_distributed_train.py', options, net=net, num_workers=2))
-        first = f'start to step 0, {net}, beside two workers'
-        rows += [Row(first, 's', alone, together, False),
-                 Row('the same without importing TensorFlow', 's', *(
-                     [each - statistics.median(imports) for each in side]
-                     for side in (alone, together)), False)]
+        rows += _with_and_without_import(
+            f'start to step 0, {net}, beside two workers', (alone, together), imports)
     return rows
 
 
