@@ -75,6 +75,14 @@ def children(pid):
     return found
 
 
+def runs(pid):
+    """Whether a process exists and is not a zombie."""
+    try:
+        return pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] != 'Z'
+    except FileNotFoundError:
+        return False
+
+
 def workers(pid):
     """Process IDs of the workers that a launcher started, each of which leads a session."""
     return [child for child in children(pid) if os.getsid(child) == child]

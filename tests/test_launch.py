@@ -1,6 +1,5 @@
 import json
 import os
-import pathlib
 import signal
 import time
 
@@ -73,14 +72,6 @@ def pids(folder, count=3):
     return [int((folder / str(rank)).read_text()) for rank in range(count)]
 
 
-def runs(pid):
-    """Whether a process exists and is not a zombie."""
-    try:
-        return pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] != 'Z'
-    except FileNotFoundError:
-        return False
-
-
 def test_a_signal_during_the_start_stops_all_and_starts_no_more(tmp_path):
     process = start('stopped early', tmp_path)
     process.communicate(timeout=spawn.PATIENCE)
@@ -102,7 +93,7 @@ def test_the_first_failure_ends_all_and_sets_the_exit_code(tmp_path):
     _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 1
     assert '[worker 1] -c: disk full' in error.splitlines()
-    assert not any(runs(pid) for pid in pids(tmp_path))
+    assert not any(spawn.runs(pid) for pid in pids(tmp_path))
 
 
 def test_a_worker_that_is_killed(tmp_path):
@@ -113,7 +104,7 @@ def test_a_worker_that_is_killed(tmp_path):
     assert process.returncode == 137
     assert ('-c: worker 2 ended with exit code 137; killed the others, which did not end by '
             'themselves' in error.splitlines())
-    assert not any(runs(pid) for pid in numbers)
+    assert not any(spawn.runs(pid) for pid in numbers)
 
 
 def test_a_signal_is_passed_on_and_worker_0_may_save(tmp_path):
@@ -123,7 +114,7 @@ def test_a_signal_is_passed_on_and_worker_0_may_save(tmp_path):
     out, _ = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143
     assert out == 'out of 0\nsaved 0\n'
-    assert not any(runs(pid) for pid in numbers)
+    assert not any(spawn.runs(pid) for pid in numbers)
 
 
 def test_a_regular_stop_of_one_worker_gives_the_others_time(tmp_path):
@@ -132,7 +123,7 @@ def test_a_regular_stop_of_one_worker_gives_the_others_time(tmp_path):
     os.kill(numbers[1], signal.SIGTERM)
     time.sleep(launch._GRACE + 1)
     assert process.poll() is None
-    assert runs(numbers[0])
+    assert spawn.runs(numbers[0])
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == 143
@@ -168,7 +159,7 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path, number):
     process.kill()
     process.wait()
     deadline = time.monotonic() + 30
-    while any(runs(pid) for pid in numbers):
+    while any(spawn.runs(pid) for pid in numbers):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

@@ -7,7 +7,7 @@ import spawn
 # Tests that leave a process which has a child; the child would outlive its parent. With -S, Python
 # starts in a few milliseconds.
 _TESTS = '''
-import pathlib, time
+import time
 import pytest, spawn
 
 WAITING = 'import time; time.sleep(600)'
@@ -36,14 +36,8 @@ def test_after_them(of_the_module):
     assert of_the_module.poll() is None
     assert len(left) == 4
     for pid in left:
-        while runs(pid):  # A killed process needs a moment to end.
+        while spawn.runs(pid):  # A killed process needs a moment to end.
             time.sleep(0.01)
-
-def runs(pid):
-    try:
-        return pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] != 'Z'
-    except FileNotFoundError:
-        return False
 '''
 
 
