@@ -10,6 +10,7 @@ import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
+from tensorflow.python.tools import freeze_graph
 
 import cifar10
 import cifar10_eval
@@ -97,6 +98,13 @@ def test_layers_by_name(scope):
     assert returned.tolist() == got[-1].tolist()
 
 
+def test_images_in_an_array():
+    logits = cifar10.inference(np.zeros([2, 24, 24, 3]))
+    assert logits.shape.as_list() == [2, 10]
+    with pytest.raises(ValueError, match=r'images have shape \(2, 32, 32, 3\)'):
+        cifar10.inference(np.zeros([2, 32, 32, 3]))
+
+
 @pytest.mark.parametrize('dtype', [np.uint8, np.int16, np.int32, np.int64])
 def test_labels_of_any_integer_type(dtype):
     loss = cifar10.loss(tf.zeros([2, 10]), tf.constant([0, 9], dtype))
@@ -117,6 +125,18 @@ def test_a_graph_frozen_by_the_name_of_its_logits(trained):
         logits, = tf.import_graph_def(frozen, return_elements=['softmax_linear/softmax_linear:0'])
         np.testing.assert_allclose(session.run(logits, {'import/images:0': fed}), expected,
                                    atol=1e-5)
+
+
+def test_tensorflows_program_that_freezes_a_graph(trained, tmp_path):
+    """The remedy of docs/differences.md: it cannot match resource variables with a GraphDef."""
+    checkpoint = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
+    freeze_graph.freeze_graph(
+        '', '', True, checkpoint, 'softmax_linear/softmax_linear', '', '',
+        str(tmp_path / 'frozen.pb'), True, '', input_meta_graph=checkpoint + '.meta')
+    frozen = tf.GraphDef.FromString((tmp_path / 'frozen.pb').read_bytes())
+    logits, = tf.import_graph_def(frozen, return_elements=['softmax_linear/softmax_linear:0'])
+    assert logits.shape.as_list() == [8, 10]
+    assert not [node.name for node in frozen.node if node.op == 'VarHandleOp']
 
 
 def tower(scope, images, labels):
@@ -229,9 +249,19 @@ cifar10_eval.evaluate()
 '''
 
 
+OWN_FLAGS = '''
+tf.app.flags.DEFINE_float('learning_rate', 0.5, 'As many programs define it.')
+tf.app.flags.DEFINE_string('dataset', 'cifar10', '')
+print(tf.app.flags.FLAGS.learning_rate, cifar10.FLAGS.batch_size)
+with tf.Session() as session:
+    print(session.run(cifar10.learning_rate(tf.constant(0))))
+'''
+
+
 @pytest.mark.parametrize('program, output', [
     (HELPER, "[('conv3/biases', '/device:CPU:0')] 8"), (TRAINER, 'Saved step 1 in '),
-    (EVALUATION, ' on 130 images.')], ids=['helper', 'trainer', 'evaluation'])
+    (EVALUATION, ' on 130 images.'), (OWN_FLAGS, '0.5 8\n0.5\n')],
+    ids=['helper', 'trainer', 'evaluation', 'own flags'])
 def test_the_command_line_is_parsed_on_first_use(request, program, output):
     request.getfixturevalue('trained' if program is EVALUATION else 'half_bright')
     folders = [f'--data_dir={FLAGS.data_dir}']
@@ -244,6 +274,41 @@ def test_the_command_line_is_parsed_on_first_use(request, program, output):
     done = spawn.run(['-c', start + program, '--batch_size=8', *folders], capture_output=True)
     assert done.returncode == 0, done.stderr
     assert output in done.stdout
+
+
+HOSTED = '''
+import sys; sys.path.insert(0, sys.argv.pop(1))
+sys.argv[0] = 'ipykernel_launcher.py'
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+import cifar10
+tf.app.flags.FLAGS(['notebook'])
+cifar10.FLAGS.batch_size = 16
+with tf.Session() as session:
+    logits = cifar10.inference(tf.zeros([cifar10.FLAGS.batch_size, 24, 24, 3]))
+    session.run(tf.global_variables_initializer())
+    print(session.run(logits).shape)
+'''
+
+
+def test_a_notebook_has_a_command_line_of_its_own():
+    """The remedy of docs/differences.md; without it, TensorFlow refuses the flag -f."""
+    done = spawn.run(['-c', HOSTED, spawn.ROOT, '-f', 'kernel.json'], capture_output=True)
+    assert (done.returncode, done.stdout) == (0, '(16, 10)\n'), done.stderr
+    done = spawn.run(['-c', HOSTED.replace("tf.app.flags.FLAGS(['notebook'])", ''), spawn.ROOT,
+                      '-f', 'kernel.json'], capture_output=True)
+    assert "Unknown command line flag 'f'" in done.stderr
+
+
+def test_the_value_of_a_variable_by_name():
+    """The remedy of docs/differences.md."""
+    cifar10.inference(tf.zeros([1, 24, 24, 3]))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        value = session.run('conv1/weights/Read/ReadVariableOp:0')
+        with tf.variable_scope('conv1', reuse=True):
+            np.testing.assert_array_equal(session.run(tf.get_variable('weights')), value)
+    assert value.shape == (5, 5, 3, 64)
 
 
 def copy_with(folder, name, edits):
