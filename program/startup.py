@@ -27,6 +27,8 @@ _LOG_LEVEL = '3'  # At level 2, TensorFlow reports a missing GPU as an error.
 _INFORMATION = re.compile(rb'^(?:I\d{4} |WARNING: All log messages before ).*\n', re.MULTILINE)
 _DISCARD = b'\0'
 
+_LIBRARY = re.compile(r'\S+\.so\S*: ')  # How the dynamic loader's messages begin.
+
 
 def _use_utf8():
     """Restarts the script in Python's UTF-8 mode if the locale has another encoding.
@@ -42,12 +44,16 @@ def _use_utf8():
 
 
 def _report_exception(kind, error, trace):
-    """Reports an uncaught exception; a missing package gets one line instead of a traceback."""
+    """Reports an uncaught exception; a package that is missing, or whose shared libraries cannot be
+    loaded, gets one line instead of a traceback."""
     package = (getattr(error, 'name', None) or '').partition('.')[0]
     if (isinstance(error, ModuleNotFoundError) and package
             and importlib.util.find_spec(package) is None):
         errors.say(f'the Python package {package} is not installed: activate the virtual '
                    'environment that has it, or run: pip install -r requirements.txt')
+    elif isinstance(error, ImportError) and _LIBRARY.match(str(error)):
+        errors.say(f'a shared library cannot be loaded ({errors.one_line(error)}): raise the '
+                   'memory limit (ulimit -v), or install the requirements in a new environment')
     else:
         sys.__excepthook__(kind, error, trace)
 

@@ -31,7 +31,7 @@ def held(folder):
     try:
         files.own_folder(folder)
         ownership.check(os.path.join(folder, names.BEST))  # Now, not after the first validation.
-    except (FileExistsError, NotADirectoryError) as error:
+    except NotADirectoryError as error:
         raise app.UsageError(f'{folder} or one of its parents is not a folder: choose another '
                              '--train_dir') from error
     try:
