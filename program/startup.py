@@ -145,6 +145,10 @@ tf.enable_resource_variables()  # Orders reads and writes, including those of th
 
 FLAGS = flags.FLAGS
 
+_WRONG_TYPES = {r'invalid literal for int\(\) .*': 'expected a whole number',
+                'could not convert string to float: .*': 'expected a number',
+                r"\('Non-boolean argument to boolean flag', .*\)": 'expected true or false'}
+
 # Errors of the user, the data or the machine are reported in one line. Any other exception is a bug
 # in this program and keeps its traceback.
 _USER_ERRORS = (app.UsageError, errors.DataError, FloatingPointError, OSError,
@@ -197,9 +201,16 @@ def _parse(positional, argv):
         words = FLAGS(argv)
         _check_values()
         _check_positional(words[1:], positional)
-    except flags.Error as error:
-        sys.exit(f'{errors.script()}: {errors.one_line(error)} (see --help)')
+    except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME.
+        sys.exit(f'{errors.script()}: {_explained(errors.one_line(error))} (see --help)')
     return words
+
+
+def _explained(message):
+    """Replaces Python's and absl's words for a value of the wrong type."""
+    for words, expected in _WRONG_TYPES.items():
+        message = re.sub(words, expected, message)
+    return message
 
 
 def _show_help():
