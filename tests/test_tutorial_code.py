@@ -14,8 +14,10 @@ from tensorflow.python.tools import freeze_graph
 
 import cifar10
 import cifar10_eval
+import cifar10_input
 import cifar10_multi_gpu_train
 import cifar10_train
+from datasets import table
 from evaluation import counting
 
 FLAGS = flags.FLAGS
@@ -96,6 +98,28 @@ def test_layers_by_name(scope):
         assert abs(theirs).max() > 0.01, name
         np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=name)
     assert returned.tolist() == got[-1].tolist()
+
+
+@pytest.mark.parametrize('shuffle', [False, True])
+def test_an_input_of_single_records(half_bright, shuffle):
+    """The tutorial's own `distorted_inputs` and `inputs` consist of these calls."""
+    paths = table.CIFAR10.paths(cifar10.data_folder(), eval_data=False)
+    read = cifar10_input.read_cifar10(tf.train.string_input_producer(paths, shuffle=False))
+    image = tf.image.per_image_standardization(tf.cast(read.uint8image, tf.float32))
+    images, labels = cifar10_input._generate_image_and_label_batch(
+        image, read.label, 20, 8, shuffle)
+    assert (images.shape.as_list(), labels.shape.as_list()) == ([8, 32, 32, 3], [8])
+    assert tf.get_collection(tf.GraphKeys.SUMMARIES)
+    with tf.Session() as session:
+        coordinator = tf.train.Coordinator()
+        threads = tf.train.start_queue_runners(session, coordinator)
+        found, classes = session.run([images, labels])
+        coordinator.request_stop()
+        coordinator.join(threads)
+    assert (found[:, :16].mean((1, 2, 3)) > 0).tolist() == (classes == 0).tolist()
+    first = np.fromfile(paths[0], np.uint8).reshape(-1, 3073)[:8, 1:].reshape(8, 3, 32, 32)
+    first = (first - first.mean((1, 2, 3), keepdims=True)) / first.std((1, 2, 3), keepdims=True)
+    assert np.allclose(found, first.transpose(0, 2, 3, 1), atol=1e-4) != shuffle
 
 
 def test_images_in_an_array():
