@@ -238,7 +238,12 @@ def first_step():
 
 
 def steps_left():
-    """Whether the run in `--train_dir` has steps left; prints a line if not."""
+    """Whether the run in `--train_dir` has steps left; prints a line if not.
+
+    Raises:
+        app.UsageError: `--train_dir` cannot hold this run. Better now than after a download.
+    """
+    run_folder.check_path(FLAGS.train_dir)
     if FLAGS.restart:
         return True
     _check_same_run()
