@@ -57,15 +57,15 @@ def own_folder(path):
     """Creates a folder if it is missing; other users cannot create or change files in it.
 
     Raises:
-        NotADirectoryError: the path, or a parent, is not a folder.
+        FileExistsError, NotADirectoryError: the path, or a parent, is not a folder.
         OSError: creating it failed, or others could tamper with it: see `ownership.check`.
     """
     try:
         ownership.check(path)
         make_folder(path)
     except (FileExistsError, NotADirectoryError) as error:
-        raise NotADirectoryError(f'{path} or one of its parents is not a folder: choose '
-                                 'another') from error
+        raise type(error)(
+            f'{path} or one of its parents is not a folder: choose another') from error
     ownership.check(path)  # Another user may have created it in the meantime.
 
 
