@@ -67,19 +67,18 @@ def test_copies_of_a_step(tmp_path, net, variables):
 
 
 _TRANSPOSITIONS = """
-from program import startup
 from benchmarks.gpu import placement
-from nets import resnet
 from program import devices
 import tensorflow.compat.v1 as tf
 from absl import flags
-flags.FLAGS(['test'])
-with tf.device('/gpu:0'):
-    logits = resnet.inference(tf.random_uniform([8, 32, 32, 3]), 10, training=True)
-    gradients = tf.gradients(logits, tf.trainable_variables())
+flags.FLAGS(['test', '--net=resnet23', '--num_gpus=1', '--batch_size=8'])
+queue = tf.FIFOQueue(9, [tf.float32, tf.int32], [[8, 32, 32, 3], [8]])
+fill = queue.enqueue([tf.zeros([8, 32, 32, 3]), tf.zeros([8], tf.int32)])
+step = placement.step_of_towers(queue)
 with tf.Session(config=devices.session_config()) as session:
     session.run(tf.global_variables_initializer())
-    for part in placement.parts(session, gradients):
+    session.run(fill)
+    for part in placement.parts(session, step):
         for node in part.node:
             if node.op == 'Transpose':
                 print(node.name)
