@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from benchmarks import link
 import cifar10_distributed_train
 import cifar10_input
 from runs import metrics
+from training import session as training
+from workers import watch
 
 FLAGS = flags.FLAGS
 NAME = 'cifar10_distributed_train.py'
@@ -54,6 +57,26 @@ def test_workers_compare_every_flag_of_the_collectives():
     own = {flag.name for flag in FLAGS.flags_by_module_dict()['workers.collectives']}
     assert {'bucket_mb', 'compress'} <= own
     assert own <= set(cifar10_distributed_train._COMMON_FLAGS)
+
+
+@pytest.mark.parametrize('length, line', [
+    ({'epochs': 2.0}, 'training images is 64, not 80'), ({'max_steps': 20}, None),
+    ({'net': 'resnet23'}, 'training images is 64, not 80')])
+def test_workers_with_different_numbers_of_images_compare_them_if_they_count_epochs(
+        half_bright, tmp_path, length, line):
+    """Not the numbers of steps, which the user did not give."""
+    shutil.copytree(FLAGS.data_dir, tmp_path / 'other')
+    os.truncate(tmp_path / 'other' / half_bright.name / 'data_batch_5.bin', 0)
+    found = []
+    for folder in (tmp_path / 'data', tmp_path / 'other'):
+        with flagsaver.flagsaver(data_dir=str(folder)):
+            FLAGS['max_steps'].unparse()  # `half_bright` sets it.
+            with flagsaver.flagsaver(**length):
+                training.use_recipe(2)
+                found.append(cifar10_distributed_train.facts())
+    ours, theirs = found
+    assert watch.difference('worker 1', theirs, ours) == (
+        line and f'worker 1 differs from worker 0: {line}')
 
 
 # Runs steps on fixed images, a slice per rank, and writes the resulting variables.

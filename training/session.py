@@ -210,6 +210,12 @@ def use_recipe(replicas=1):
                      f'{cifar10.examples_per_step(replicas)} images.')
 
 
+def counts_epochs():
+    """Whether `--max_steps` follows from `--epochs` or the recipe's epochs; see `use_recipe`."""
+    return FLAGS['max_steps'].using_default_value and (
+        FLAGS.epochs is not None or recipes.chosen().epochs is not None)
+
+
 def _steps_in(epochs, replicas):
     steps = pace_.steps_in(epochs, cifar10.steps_per_epoch(replicas))
     if steps > _MAX_STEPS:
@@ -250,7 +256,9 @@ def steps_left():
         return True
     if parameters.step(os.path.join(FLAGS.train_dir, names.PARAMETERS)) != step:
         return True  # The last start ended before it wrote its last file.
-    console.line(f'Nothing to do: {latest} has reached --max_steps={FLAGS.max_steps}.')
+    length = (f'--max_steps={FLAGS.max_steps}' if FLAGS.epochs is None else
+              f'--epochs={FLAGS.epochs:g} ({FLAGS.max_steps} steps)')
+    console.line(f'Nothing to do: {latest} has reached {length}.')
     return False
 
 
