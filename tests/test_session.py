@@ -281,6 +281,17 @@ def test_profile_of_a_step_that_is_not_run_prints_one_line(half_bright, capsys):
     assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
 
 
+@pytest.mark.parametrize('made, traced, max_steps, covered', [
+    (3, 2, 5, 'steps 3 to 4'), (3, 3, 3, 'no steps'), (3, 2, 3, 'no steps'), (0, 0, 0, 'no steps')])
+def test_profile_of_a_step_before_a_resumed_run_or_of_a_run_without_steps(
+        capsys, made, traced, max_steps, covered):
+    steps = hooks.StepCounter()
+    steps.made = made
+    hooks.ProfileHook(steps, traced, max_steps, '/nonexistent').after_create_session(None, None)
+    assert capsys.readouterr().out == (
+        f'Step {traced} will not be traced: this run covers {covered}.\n')
+
+
 def test_restart_removes_only_a_runs_own_files(trained, tmp_path):
     precious = tmp_path / 'precious'
     precious.write_text('mine')

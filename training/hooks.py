@@ -195,9 +195,11 @@ class ProfileHook(tf.train.SessionRunHook):
         self._folder = folder
 
     def after_create_session(self, session, coord):
-        if not self._steps.made <= self._traced_step < self._max_steps:
-            console.line(f'Step {self._traced_step} will not be traced: this run covers steps '
-                         f'{self._steps.made} to {self._max_steps - 1}.')
+        first, end = self._steps.made, self._max_steps
+        if not first <= self._traced_step < end:
+            covered = f'steps {first} to {end - 1}' if first < end else 'no steps'
+            console.line(
+                f'Step {self._traced_step} will not be traced: this run covers {covered}.')
 
     def before_run(self, run_context):
         if self._steps.made == self._traced_step:
