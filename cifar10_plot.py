@@ -206,7 +206,7 @@ def sparsity(stream):
     if not lines:
         raise app.UsageError(f'{run} has no event file with {tags[0]}: choose another run with '
                              '--runs')
-    pictures.lines(stream, lines, 'Fraction of zeros in the output of each layer')
+    pictures.lines(stream, lines, 'Sparsity of the output of each layer', 'fraction of zeros')
 
 
 def _over_many_steps(rows):
