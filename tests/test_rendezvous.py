@@ -635,7 +635,7 @@ try:
                 time.sleep(3.0 if rank == 1 else 0.1)
                 workers.agree('a step')
         else:
-            time.sleep(30)
+            time.sleep(300)
         workers.agree('end')
         workers.leave()
 except KeyboardInterrupt:
@@ -675,11 +675,11 @@ def test_a_lost_worker_ends_the_others_by_name(victim, number, words):
     processes[victim].send_signal(number)
     try:
         others = [process for process in processes if process is not processes[victim]]
-        for code, line in ends(others, 4 + 20):
+        for code, line in ends(others, 4 + 60):
             assert code == 1
             assert f'worker {victim} ({addresses[victim]}) {words}' in line
         processes[victim].send_signal(signal.SIGCONT)  # It finds that the others are gone.
-        code, line = ends([processes[victim]], 4 + 20)[0]
+        code, line = ends([processes[victim]], 4 + 60)[0]
         assert code == (1 if number == signal.SIGSTOP else -signal.SIGKILL)
     finally:
         processes[victim].kill()
@@ -692,7 +692,7 @@ def test_a_lost_worker_ends_the_others_by_name(victim, number, words):
 def test_all_report_the_failure_of_a_worker(what, words):
     processes, addresses = start_three(what)
     words = words.replace('ADDRESS2', addresses[2]).replace('ADDRESS', addresses[1])
-    found = ends(processes, 4 + 20)
+    found = ends(processes, 4 + 60)
     assert [code for code, _ in found] == [1, 1, 1]
     own = 1 if what != 'differ' else None
     for rank, (_, line) in enumerate(found):
