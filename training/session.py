@@ -268,11 +268,12 @@ def _prepare_folder(examples_per_step):
         run_folder.remove_own_files(FLAGS.train_dir)
     earlier = _check_same_run()
     run_folder.remove_unfinished(FLAGS.train_dir)
+    scales = cifar10.scales_linearly(recipes.chosen())
     if earlier and earlier.get('examples_per_step') not in (None, examples_per_step):
+        warm_up = '; --linear_scaling does not warm up again' if scales else ''
         console.line(f'Resuming with {examples_per_step} images per step (was '
                      f'{earlier["examples_per_step"]}); the schedule treats earlier steps as '
-                     f'{examples_per_step}-image steps.')
-    scales = cifar10.scales_linearly(recipes.chosen())
+                     f'{examples_per_step}-image steps{warm_up}.')
     rate = {'learning_rate': FLAGS.learning_rate,
             'warmup_epochs': FLAGS.warmup_epochs if scales else None}  # None: not scaled.
     for name, describe in (('learning_rate', _rate), ('warmup_epochs', _scaling)):
