@@ -269,17 +269,9 @@ def _prepare_folder(examples_per_step):
     earlier = _check_same_run()
     run_folder.remove_unfinished(FLAGS.train_dir)
     scales = cifar10.scales_linearly(recipes.chosen())
-    if earlier and earlier.get('examples_per_step') not in (None, examples_per_step):
-        warm_up = '; --linear_scaling does not warm up again' if scales else ''
-        console.line(f'Resuming with {examples_per_step} images per step (was '
-                     f'{earlier["examples_per_step"]}); the schedule treats earlier steps as '
-                     f'{examples_per_step}-image steps{warm_up}.')
     rate = {'learning_rate': FLAGS.learning_rate,
             'warmup_epochs': FLAGS.warmup_epochs if scales else None}  # None: not scaled.
-    for name, describe in (('learning_rate', _rate), ('warmup_epochs', _scaling)):
-        if earlier and earlier.get(name, rate[name]) != rate[name]:
-            console.line(f'Resuming with {describe(rate[name])} (was {describe(earlier[name])}); '
-                         'the schedule continues at the same step.')
+    _report_changes(earlier or {}, examples_per_step, rate)
     data_set = cifar10.data_set()
     run_folder.write_run(FLAGS.train_dir, {
         'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
@@ -290,6 +282,20 @@ def _prepare_folder(examples_per_step):
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
             'tensorflow': tf.version.VERSION}})
+
+
+def _report_changes(earlier, examples_per_step, rate):
+    """Prints which settings of the schedule differ from those of an earlier start."""
+    if earlier.get('examples_per_step') not in (None, examples_per_step):
+        warm_up = '' if rate['warmup_epochs'] is None else (
+            '; --linear_scaling does not warm up again')
+        console.line(f'Resuming with {examples_per_step} images per step (was '
+                     f'{earlier["examples_per_step"]}); the schedule treats earlier steps as '
+                     f'{examples_per_step}-image steps{warm_up}.')
+    for name, describe in (('learning_rate', _rate), ('warmup_epochs', _scaling)):
+        if earlier.get(name, rate[name]) != rate[name]:
+            console.line(f'Resuming with {describe(rate[name])} (was {describe(earlier[name])}); '
+                         'the schedule continues at the same step.')
 
 
 def _rate(value):
