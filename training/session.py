@@ -287,8 +287,8 @@ def _prepare_folder(examples_per_step):
 def _report_changes(earlier, examples_per_step, rate):
     """Prints which settings of the schedule differ from those of an earlier start."""
     if earlier.get('examples_per_step') not in (None, examples_per_step):
-        warm_up = '' if rate['warmup_epochs'] is None else (
-            '; --linear_scaling does not warm up again')
+        scaled = None not in (earlier.get('warmup_epochs'), rate['warmup_epochs'])
+        warm_up = '; --linear_scaling does not warm up again' if scaled else ''
         console.line(f'Resuming with {examples_per_step} images per step (was '
                      f'{earlier["examples_per_step"]}); the schedule treats earlier steps as '
                      f'{examples_per_step}-image steps{warm_up}.')
