@@ -18,7 +18,7 @@ class MissingFile(DataError, FileNotFoundError):
 
 # What the errors of a GPU, its driver and its libraries say, and what the user can do.
 _ON_THE_GPU = (
-    (r'OOM when allocating.*|CUDA_ERROR_OUT_OF_MEMORY.*',
+    (r'OOM when allocating.*|failed to allocate memory.*|CUDA_ERROR_OUT_OF_MEMORY.*',
      'use a smaller --batch_size, or end other programs on the device'),
     (r'CUDA_ERROR_DEVICE_UNAVAILABLE.*', 'end the other programs on the GPU (nvidia-smi shows '
      'them), or use --device=cpu'),

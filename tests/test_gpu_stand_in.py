@@ -109,12 +109,20 @@ def test_two_workers(tmp_path):
     assert 'Saved step 3' in out
 
 
+def test_workers_on_gpus_do_not_compress(tmp_path):
+    done = stand_in_gpu.run('cifar10_distributed_train.py', '--num_workers=2', '--compress=bf16',
+                            '--dataset=synthetic', f'--train_dir={tmp_path}', gpus=2)
+    assert (done.returncode, done.stderr) == (
+        1, 'cifar10_distributed_train.py: --compress=bf16, but TensorFlow does not send bfloat16 '
+        'between GPUs: remove the flag, or use --device=cpu\n')
+
+
 @pytest.mark.parametrize('settings, line', [
     ({'fail': 'cuDevicePrimaryCtxRetain=2'},
      'CUDA_ERROR_OUT_OF_MEMORY: out of memory: use a smaller --batch_size, or end other programs'),
     ({'fail': 'cuDevicePrimaryCtxRetain=46'},
      r'CUDA_ERROR_DEVICE_UNAVAILABLE: .*: end the other programs on the GPU'),
-    ({'mb': 200}, r'OOM when allocating tensor with shape\[.*: use a smaller --batch_size'),
+    ({'mb': 200}, '(OOM when allocating tensor .*|failed to allocate memory): use a smaller --batch_size'),
     ({'cudnn': 90100}, 'No DNN in stream executor: cuDNN or cuBLAS did not start'),
     ({'fail': 'cublasCreate_v2=1'}, 'No BLAS for stream: cuDNN or cuBLAS did not start'),
     ({'fail': 'cuMemcpyHtoDAsync_v2=700'},

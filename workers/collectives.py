@@ -15,6 +15,7 @@ import itertools
 import os
 
 import tensorflow.compat.v1 as tf
+from absl import app
 from absl import flags
 
 from program import console
@@ -57,6 +58,17 @@ class Group:
     rank: int = 0
     size: int = 1
     on_gpu: bool = False
+
+
+def check_compression(gpus):
+    """Checks that workers with this number of GPUs can send gradients as `--compress` says.
+
+    Raises:
+        app.UsageError: they cannot; TensorFlow's NCCL operation knows float16, but not bfloat16.
+    """
+    if gpus and FLAGS.compress != 'none':
+        raise app.UsageError(f'--compress={FLAGS.compress}, but TensorFlow does not send bfloat16 '
+                             'between GPUs: remove the flag, or use --device=cpu')
 
 
 def all_reduce_mean(gradients, group, bucket_mb=4.0, overlap=True, compress='none'):

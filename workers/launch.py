@@ -15,6 +15,7 @@ from program import console
 from program import errors
 from program import devices
 from workers import cluster
+from workers import collectives
 from workers import ports
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -39,7 +40,7 @@ def run(work):
         The result of `work`, or the exit code of `start`.
 
     Raises:
-        app.UsageError: there are more workers than GPUs.
+        app.UsageError: there are more workers than GPUs; see `collectives.check_compression`.
         app.UsageError, OSError: see `cluster.resolve`.
     """
     end_with_parent()
@@ -48,6 +49,7 @@ def run(work):
     if count > gpus > 0:
         raise app.UsageError(f'--num_workers={count}, but each worker needs a GPU of its own, and '
                              f'this machine has {gpus}: start fewer, or use --device=cpu')
+    collectives.check_compression(gpus)
     return start(count) if count else work(cluster.resolve())
 
 
