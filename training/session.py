@@ -134,7 +134,7 @@ def _monitored_session(loss, examples_per_step, scaffold, variables, caught, tea
     all_hooks = [
         *team.hooks(caught),  # First: worker 0 broadcasts the global step to the counters.
         steps,
-        hooks.StopHook(steps, FLAGS.max_steps),
+        hooks.StopHook(lambda: steps.made >= FLAGS.max_steps),
         hooks.DataHook(steps, cifar10.data_set(), cifar10.data_folder()),
         *(_leaders_hooks(steps, pace, loss, scaffold, variables, caught) if team.leads else []),
         *team.hooks_after(steps, pace)]
