@@ -313,7 +313,9 @@ def _resume(session_, saver, loader, variables):
     latest = checkpoints.latest(FLAGS.train_dir)
     if latest:
         console.line(f'Resuming from {latest}.')
-        loader.load(latest, {variable.op.name: variable for variable in variables}, session_,
-                    'Choose another --train_dir, or start over with --restart')
+        by_name = {variable.op.name: variable for variable in variables}
+        values = checkpoints.values_for(
+            latest, by_name, 'Choose another --train_dir, or start over with --restart')
+        loader.assign(values, by_name, session_)
         older = checkpoints.candidates(FLAGS.train_dir)  # Damaged ones precede the latest.
         saver.recover_last_checkpoints(older[older.index(latest):][::-1])
