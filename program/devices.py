@@ -139,7 +139,7 @@ def why_unseen(dev='/dev'):
     if not nodes and not shutil.which('nvidia-smi'):
         return None
     return (_hidden() or _built_without_cuda() or _closed(nodes) or _driver_problem()
-            or _missing_libraries()
+            or _driver_error() or _missing_libraries()
             or "TensorFlow's messages, shown with TF_CPP_MIN_LOG_LEVEL=0, may name the reason")
 
 
@@ -187,23 +187,38 @@ def _numbers(version):
     return [int(number) for number in version.split('.') if number]
 
 
-def _missing_libraries():
-    """The driver's library, and those of CUDA in the packages beside TensorFlow or the system."""
-    if not _loads('libcuda.so.1'):
+def _driver_error():
+    """Loads the driver's libraries, both of which TensorFlow needs, and starts the driver."""
+    driver = _load('libcuda.so.1')
+    if not driver:
         return ("libcuda.so.1, the driver's library, was not found: install the NVIDIA driver, or "
                 'start the container with its GPUs (docker run --gpus all)')
+    status = driver.cuInit(0)
+    if status:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(status, ctypes.byref(text))
+        return (f'the NVIDIA driver answers "{(text.value or b"?").decode()}" (CUDA error '
+                f'{status}): restart the machine, or reinstall the driver')
+    if not _load('libnvidia-ml.so.1'):
+        return ('libnvidia-ml.so.1 was not found: install the NVIDIA driver completely, or start '
+                'the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility')
+    return None
+
+
+def _missing_libraries():
+    """Looks for CUDA's libraries in the packages beside TensorFlow, and in the system."""
     packages = os.path.dirname(tf.sysconfig.get_lib())
     missing = [name for name in _LIBRARIES
                if not glob.glob(os.path.join(packages, 'nvidia', '*', 'lib', name))
-               and not _loads(name)]
+               and not _load(name)]
     if missing:
         return f'TensorFlow does not find {", ".join(missing)}: {_INSTALL}'
     return None
 
 
-def _loads(library):
+def _load(library):
+    """Returns a shared library, or None."""
     try:
-        ctypes.CDLL(library)
+        return ctypes.CDLL(library)
     except OSError:
-        return False
-    return True
+        return None

@@ -229,11 +229,13 @@ def _check_positional(given, expected):
 def _without_traceback(main):
     try:
         return main()
-    except _USER_ERRORS as error:
+    except (tf.errors.OpError, RuntimeError, *_USER_ERRORS) as error:
+        message = errors.on_the_gpu(error)
+        if not message and isinstance(error, _USER_ERRORS):
+            message = errors.one_line(error)
+        if not message:
+            raise
         console.end()
-        message = errors.one_line(error)
-        if message.startswith('OOM '):
-            message += ': use a smaller --batch_size, or end other programs on the device'
         sys.exit(f'{errors.script()}: {message}')
     except KeyboardInterrupt:
         console.end()

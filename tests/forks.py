@@ -30,9 +30,9 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 
 _lock = threading.Lock()
-_server = None  # A socket.
-servers_pid = None
-_servers_environment = None
+_servers = {}  # From the variables that Python and TensorFlow read to the socket of a server.
+servers_pids = set()
+_environment = None  # The one of the first server.
 
 
 class Python(subprocess.Popen):
@@ -56,7 +56,7 @@ class Python(subprocess.Popen):
                for name, value in (os.environ if env is None else env).items()}
         _, gid, gids, uid, umask, start_new_session = others[:6]
         special = preexec_fn or pass_fds or not gid == gids == uid is None
-        if special or not _can_fork(args, env):
+        if special or not _can_fork(args) or _needs_own_start(env):
             prepare = preexec_fn or (lambda: _set_signals(self._ignore))
             super()._execute_child(
                 args, executable, prepare, close_fds, pass_fds, cwd, env, startupinfo,
@@ -92,17 +92,30 @@ def run(args, capture_output=False, timeout=None, check=False, **options):
     return done
 
 
-def _can_fork(args, environment):
+def prepare(environment):
+    """Makes `Python` fork processes of this environment, too, although it differs from the tests'
+    in what Python and TensorFlow read when they start."""
+    global _environment
+    _environment = _environment or dict(os.environ)
+    with _lock:
+        if _at_start(environment) not in _servers:
+            _start_server(environment)
+
+
+def _can_fork(args):
     if sys.platform != 'linux' or args[0] != sys.executable:
         return False
-    if args[1].startswith('-') and args[1] not in ('-c', '-m'):  # An option of the interpreter.
-        return False
-    return _at_start(environment) == _at_start(_servers_environment or os.environ)
+    return not args[1].startswith('-') or args[1] in ('-c', '-m')  # No option of the interpreter.
+
+
+def _needs_own_start(environment):
+    read = _at_start(environment)
+    return read not in _servers and read != _at_start(_environment or os.environ)
 
 
 def _at_start(environment):
-    return {name: value for name, value in environment.items()
-            if name.startswith(_AT_START) and name != 'TF_CONFIG'}
+    return tuple(sorted((name, value) for name, value in environment.items()
+                        if name.startswith(_AT_START) and name != 'TF_CONFIG'))
 
 
 def _umask():
@@ -127,11 +140,13 @@ def _set_signals(ignore):
 
 def _fork(request, files):
     """Makes the server fork; returns the process ID of the new child of this process."""
+    environment = _at_start(request['environment'])
     with _lock, _adopting():
-        if _server is None:
-            _start_server()
-        socket.send_fds(_server, [json.dumps(request).encode()], files)
-        answer = _server.recv(100)
+        if environment not in _servers:
+            _start_server(request['environment'])
+        server = _servers[environment]
+        socket.send_fds(server, [json.dumps(request).encode()], files)
+        answer = server.recv(100)
     if not answer:
         raise ChildProcessError('the process that forks has ended')
     return int(answer)
@@ -148,15 +163,16 @@ def _adopting():
         prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
-def _start_server():
-    global _server, servers_pid, _servers_environment
-    _servers_environment = dict(os.environ)
-    _server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def _start_server(environment):
+    global _environment
+    _environment = _environment or dict(environment)
+    server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        servers_pid = subprocess.Popen(
+        servers_pids.add(subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, 'OPENBLAS_NUM_THREADS': '1'}).pid  # A fork keeps one thread only.
+            stdin=subprocess.DEVNULL,  # A fork keeps one thread only.
+            env={**environment, 'OPENBLAS_NUM_THREADS': '1'}).pid)
+    _servers[_at_start(environment)] = server
 
 
 def _serve(server):
@@ -223,8 +239,7 @@ def _next_program(server):
 
 def _serve_launchers(server):
     """Makes this process fork its workers, too; the launcher starts them by `subprocess.Popen`."""
-    global _server
-    _server = server
+    _servers[_at_start(_environment)] = server
     subprocess.Popen = Python
 
 
@@ -260,6 +275,6 @@ def _import_once():
 if __name__ == '__main__':
     for _number in (signal.SIGINT, signal.SIGHUP):  # Meant for pytest, which closes the socket.
         signal.signal(_number, signal.SIG_IGN)
-    _servers_environment = dict(os.environ)
+    _environment = dict(os.environ)
     _import_once()
     _next_program(socket.socket(fileno=int(sys.argv[1])))()

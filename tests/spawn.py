@@ -97,7 +97,7 @@ def _processes_end_with_their_test():
     """
     earlier = children(os.getpid())
     yield
-    for pid in set(children(os.getpid())) - {*earlier, forks.servers_pid}:
+    for pid in set(children(os.getpid())) - {*earlier, *forks.servers_pids}:
         _kill_tree(pid)
         with contextlib.suppress(ChildProcessError):  # A thread of the test has waited for it.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # `Popen` still gets the exit code.

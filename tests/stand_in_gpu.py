@@ -1,0 +1,78 @@
+"""GPUs for TensorFlow that compute nothing: see `stand_in_gpu.c`.
+
+What a test sees is what TensorFlow does with a GPU except for the results of its kernels, which are
+zeros: devices, placement, copies, and the errors of the driver and its libraries.
+"""
+import atexit
+import functools
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import forks
+import pytest
+import spawn
+
+_LIBRARIES = ('libcuda.so.1', 'libcudart.so.12', 'libcublas.so.12', 'libcublasLt.so.12',
+              'libcufft.so.11', 'libcusolver.so.11', 'libcusparse.so.12', 'libcudnn.so.9',
+              'libnccl.so.2', 'libnvidia-ml.so.1')
+
+_NVIDIA_SMI = '''#!/bin/sh
+for number in $(seq 0 $((${STAND_IN_GPUS:-1} - 1))); do
+  case "$*" in
+    *index*) echo "$number, Stand-in GPU, 555.42.06, ${STAND_IN_MB:-8192} MiB, 8.0, 300.00 W";;
+    *driver_version*) echo 555.42.06;;
+    *memory*) echo "${STAND_IN_MB:-8192} MiB";;
+    *) echo 'Stand-in GPU';;
+  esac
+done
+'''
+
+
+def environment(without=(), **settings):
+    """Returns the environment of a process that has stand-ins for GPUs.
+
+    Args:
+        without: names of libraries to leave out.
+        **settings: `gpus=2` sets STAND_IN_GPUS, and so on: see `stand_in_gpu.c`.
+    """
+    folder = _folder(tuple(without))
+    inherited = {name: value for name, value in spawn.environment().items()
+                 if not name.startswith(('CUDA_', 'NVIDIA_'))}
+    return {**inherited, 'LD_LIBRARY_PATH': folder, 'PATH': f'{folder}:{os.environ["PATH"]}',
+            # Memory from the driver, which is zero. TensorFlow's own pool holds older values.
+            'TF_GPU_ALLOCATOR': 'cuda_malloc_async',
+            **{f'STAND_IN_{name.upper()}': str(value) for name, value in settings.items()}}
+
+
+def run(name, *arguments, **settings):
+    """Runs a script with stand-ins for GPUs: as `spawn.run_script`."""
+    variables = environment(**settings)
+    forks.prepare(variables)
+    return spawn.run_script(name, *arguments, env=variables)
+
+
+@functools.cache
+def _folder(without=()):
+    """A folder with the libraries and `nvidia-smi`, made once per process."""
+    compiler = shutil.which('cc')
+    if not compiler:
+        pytest.skip('needs a C compiler: apt-get install gcc libc6-dev')
+    folder = pathlib.Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    first = folder / _LIBRARIES[0]
+    if without:
+        shutil.copy(pathlib.Path(_folder()) / first.name, first)
+    else:
+        subprocess.run([compiler, '-O1', '-shared', '-fPIC', '-o', first,
+                        pathlib.Path(__file__).with_suffix('.c')], check=True)
+    for name in _LIBRARIES[1:]:
+        (folder / name).symlink_to(first)
+    for name in without:
+        (folder / name).unlink()
+    command = folder / 'nvidia-smi'
+    command.write_text(_NVIDIA_SMI)
+    command.chmod(0o755)
+    return str(folder)
