@@ -6,8 +6,8 @@ Takes about fifteen minutes. All sides run in turn, A B A B, so that drift of th
 each. A figure is the median of n, with the range of the middle half. Run nothing else at the same
 time.
 
-The tutorial has no counterpart of any other --net. Then only the step, beside the floor of the
-network's own products, and the start are measured, which takes about two minutes.
+The tutorial has only one network. With another --net, only the start is measured, and the step next
+to the floor of that network's products, which takes about two minutes.
 """
 import collections
 import functools

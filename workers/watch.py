@@ -1,8 +1,8 @@
 """Workers that have met: they watch one another, and wait for one another at barriers.
 
-TensorFlow's own errors rarely name the worker that failed, and a frozen worker would end a step
-only by a time limit, just like a worker 0 that takes long to validate. So a thread sends
-heartbeats, however long a step takes, and worker 0 announces which worker is lost.
+TensorFlow's own errors rarely name the worker that failed. Nor can a time limit for steps
+distinguish a frozen worker from a worker 0 that is still validating. So a thread sends heartbeats,
+however long a step takes, and worker 0 announces which worker is lost.
 """
 import contextlib
 import multiprocessing.connection
