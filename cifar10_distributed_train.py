@@ -85,9 +85,13 @@ def train(team=solo.ALONE, first_step=None):
 
 def facts():
     """Settings that all workers must share: dictionary from name to JSON value."""
-    return {'--net': FLAGS.net, '--dataset': cifar10.data_set().name,  # Folders may differ.
-            **{f'--{name}': FLAGS[name].value for name in _COMMON_FLAGS},
-            'TensorFlow': tf.version.VERSION, 'a GPU': bool(devices.visible_gpus())}
+    shared = {'--net': FLAGS.net, '--dataset': cifar10.data_set().name,  # Folders may differ.
+              **{f'--{name}': FLAGS[name].value for name in _COMMON_FLAGS},
+              'TensorFlow': tf.version.VERSION, 'a GPU': bool(devices.visible_gpus())}
+    if training.counts_epochs():  # Compare the number that the user can see.
+        del shared['--max_steps']
+        shared['training images'] = cifar10.num_examples(eval_data=False)
+    return shared
 
 
 def main(me):

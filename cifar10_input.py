@@ -35,7 +35,11 @@ _HELD_OUT_EVERY = 10
 def cifar10_row(num_classes):
     """The row of `--dataset=cifar10` with another number of classes."""
     names = [*table.CIFAR10.classes, *map(str, range(10, num_classes))]
-    return dataclasses.replace(table.CIFAR10, classes=tuple(names[:num_classes]))
+    remedy = None if num_classes >= table.CIFAR10.num_classes else (
+        f'NUM_CLASSES is {num_classes}: raise it to 10, or remove the records of other classes '
+        'from the files.')
+    return dataclasses.replace(
+        table.CIFAR10, classes=tuple(names[:num_classes]), label_remedy=remedy)
 
 
 CIFAR10 = cifar10_row(NUM_CLASSES)

@@ -124,7 +124,8 @@ def predictions(stream):
     places = [i for row in itertools.zip_longest(*columns) for i in row]  # None: an empty place.
     chosen = [i for i in places if i is not None]
     images = _images(planes[chosen])
-    network = model.Model.of_pixels()
+    FLAGS.batch_size = len(chosen)  # Also for an `inference` that fixes the batch size.
+    network = model.Model.of_pixels(FLAGS.batch_size)
     with network.session(checkpoint, averaged) as session:
         probabilities = session.run(
             network.outputs['probabilities'], {network.pixels: np.rint(255 * images)})
@@ -205,7 +206,7 @@ def sparsity(stream):
     if not lines:
         raise app.UsageError(f'{run} has no event file with {tags[0]}: choose another run with '
                              '--runs')
-    pictures.lines(stream, lines, 'Fraction of zeros in the output of each layer')
+    pictures.lines(stream, lines, 'Sparsity of the output of each layer', 'fraction of zeros')
 
 
 def _over_many_steps(rows):

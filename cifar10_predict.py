@@ -63,6 +63,8 @@ def predict(words):
         OSError: the SavedModel cannot be read.
     """
     paths = [path for word in words for path in _paths(word)]
+    # Also for an `inference` that fixes the batch size: see `model.Model`.
+    FLAGS.batch_size = min(FLAGS.batch_size, len(paths))
     predicted = 0
     with _network() as (classify, names):
         show = _show_json if FLAGS.json else _table(paths, names)
@@ -117,7 +119,7 @@ def _network():
         return
     checkpoint = checkpoint_flags.checkpoint()
     checkpoint_flags.check_run()
-    classifier = model.Model.of_pixels()
+    classifier = model.Model.of_pixels(FLAGS.batch_size)
     with classifier.session(checkpoint, FLAGS.use_moving_averages) as session:
         probabilities = classifier.outputs['probabilities']
         yield (lambda batch: session.run(probabilities, {classifier.pixels: batch}),

@@ -75,7 +75,7 @@ def in_turn(runs, turns):
     """Runs each of several functions once per turn, so that drift affects all of them alike.
 
     Args:
-        runs: {name: function without arguments}.
+        runs: {name: function without arguments}; the progress line shows str(name).
         turns: number of calls of each.
 
     Returns:

@@ -6,14 +6,23 @@ Takes about twenty minutes. All points run in turn, one run of each per turn, so
 machine affects all of them. A figure is a median, with the range of the middle half. The picture
 requires Matplotlib.
 """
-import collections
 import functools
 import os
+import typing
 
 from benchmarks import children
 
-# A configuration; `towers` is None for cifar10_train.py, which has no towers.
-Point = collections.namedtuple('Point', 'batch cores towers')
+
+class Point(typing.NamedTuple):
+    """A configuration; `towers` is None for cifar10_train.py, which has no towers."""
+
+    batch: int
+    cores: int
+    towers: int | None
+
+    def __str__(self):  # For the progress line.
+        towers = '' if self.towers is None else f', towers: {self.towers}'
+        return f'batch size {self.batch}, cores: {self.cores}{towers}'
 
 
 def points_of(options, cores):

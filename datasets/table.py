@@ -36,6 +36,8 @@ class DataSet:
         sha256: checksum of the archive, in hexadecimal.
         learning_rate: initial rate for the tutorial's network and networks that share its recipe;
             None means the tutorial's rate, 0.1.
+        label_remedy: what to do about a label that is not a class; None means the same as about
+            other faults of a file.
     """
 
     name: str
@@ -50,6 +52,7 @@ class DataSet:
     archive_bytes: int = 0
     sha256: str = ''
     learning_rate: float | None = None
+    label_remedy: str | None = None
 
     @property
     def num_classes(self):
@@ -101,25 +104,27 @@ class DataSet:
             except errors.MissingFile:
                 raise
             except OSError as error:
-                fault = f'cannot be read ({error.strerror})'
+                fault = f'cannot be read ({error.strerror}). {self._remedy(folder)}'
             if fault:
-                raise errors.DataError(f'{path} {fault}. {self._remedy(folder)}')
+                raise errors.DataError(f'{path} {fault}')
 
     def _fault(self, path):
-        """Returns a description of a file's first fault, or None."""
-        size = self._size(path)
+        """Returns a description of a file's first fault and its remedy, or None."""
+        size, remedy = self._size(path), self._remedy(os.path.dirname(path))
         if size == 0 or size % self.record_bytes:
-            return f'has {size} bytes; expected one or more records of {self.record_bytes} bytes'
+            return (f'has {size} bytes; expected one or more records of {self.record_bytes} bytes. '
+                    f'{remedy}')
         with open(path, 'rb') as stream:
             for first in range(0, size // self.record_bytes, _RECORDS_PER_READ):
                 block = np.frombuffer(stream.read(_RECORDS_PER_READ * self.record_bytes), np.uint8)
                 if not len(block) or len(block) % self.record_bytes:
-                    return 'changed during the check'
+                    return f'changed during the check. {remedy}'
                 labels = block.reshape(-1, self.record_bytes)[:, self.label_index]
                 if labels.max() >= self.num_classes:
                     worst = int(np.argmax(labels >= self.num_classes))
                     return (f'has label {labels[worst]} in record {first + worst} (counted from '
-                            f'0); expected 0 to {self.num_classes - 1}')
+                            f'0); expected 0 to {self.num_classes - 1}. '
+                            f'{self.label_remedy or remedy}')
         return None
 
     def _remedy(self, folder):

@@ -58,12 +58,11 @@ class Evaluation:
             with tf.device('/cpu:0'):
                 images, labels = cifar10.inputs(
                     use_test_set, recipes.chosen(), held_out, num_epochs=1)
-            self._model = model.Model(_whole_batch(images))
+            self._model = model.Model(images, cifar10.examples_per_step())
             self._classes = cifar10.data_set().num_classes
             with tf.name_scope('confusion'):
                 # One prediction per image: `in_top_k` would count all classes of a tie.
-                predictions = tf.cast(
-                    self._model.outputs['classes'][:tf.shape(labels)[0]], tf.int32)
+                predictions = tf.cast(self._model.outputs['classes'], tf.int32)
                 # The cell of the confusion matrix for each image, counted row by row.
                 self._cells = labels * self._classes + predictions
             self._summary = tf.summary.merge_all()
@@ -142,22 +141,6 @@ class Evaluation:
             total += len(cells)
             summary = results.get('summary', summary)
         return confusion.reshape(self._classes, self._classes), summary
-
-
-def _whole_batch(images):
-    """Fills the last batch by repeating its images, so that the batch size is static.
-
-    An `inference` written for the tutorial may require that: it flattened a layer by
-    `tf.reshape(pool2, [FLAGS.batch_size, -1])`.
-
-    Args:
-        images: float32 [1 to batch_size, height, width, 3], with an unknown static batch size.
-
-    Returns:
-        float32 [batch_size, height, width, 3].
-    """
-    with tf.name_scope('whole_batch'):
-        return tf.gather(images, tf.range(cifar10.examples_per_step()) % tf.shape(images)[0])
 
 
 @contextlib.contextmanager

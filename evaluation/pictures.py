@@ -68,11 +68,9 @@ def curves(stream, losses, errors):
     """
     figure = _figure([10, 4.2])
     panels = figure.subplots(1, 2)
-    for axes, shown, what in zip(panels, (losses, errors), (
-            'loss: cross entropy + weight decay', 'error: 1 - precision @ 1')):
-        _panel(axes, shown, what)
-    panels[0].set_ylabel('mean since the previous row')
-    panels[1].set_ylabel('fraction of images')
+    _panel(panels[0], losses, 'loss: cross entropy + weight decay',
+           'loss (nats), mean since the previous point')
+    _panel(panels[1], errors, 'error: 1 - precision @ 1', 'error (fraction of images)')
     figure.savefig(stream, format='png')
 
 
@@ -84,26 +82,28 @@ def validations(stream, raw, averaged):
     figure = _figure([8, 4])
     panels = figure.subplots(1, 2, sharey=True)
     for axes, shown, what in zip(panels, (raw, averaged), ('raw weights', 'averaged weights')):
-        _panel(axes, shown, f'validation error, {what}', 'epochs: passes over the images')
-    panels[0].set_ylabel('fraction of images')
+        _panel(axes, shown, f'validation error, {what}', 'fraction of images',
+               'epochs: passes over the images')
+    panels[1].set_ylabel(None)  # That of the left panel.
     figure.savefig(stream, format='png')
 
 
-def lines(stream, shown, title):
-    """Writes a PNG with one panel; arguments as for `curves`."""
+def lines(stream, shown, title, unit):
+    """Writes a PNG with one panel; arguments as for `curves`, and the unit of the values."""
     figure = _figure([7, 4])
-    _panel(figure.subplots(), shown, title)
+    _panel(figure.subplots(), shown, title, unit)
     figure.savefig(stream, format='png')
 
 
-def _panel(axes, shown, title, unit='step'):
+def _panel(axes, shown, title, unit, unit_of_x='step'):
     for name, run, marker, points in shown:
         lone = 's' if len(points) == 1 else None  # A single point is not a visible line.
         axes.plot(list(points), list(points.values()), label=name, marker=marker or lone,
                   markersize=4, color=_COLOURS[run % len(_COLOURS)],
                   linewidth=2 if marker else 1.2, linestyle='--' if marker == 'o' else '-')
     axes.set_title(title, fontsize=11)
-    axes.set_xlabel(unit)
+    axes.set_xlabel(unit_of_x)
+    axes.set_ylabel(unit)
     axes.grid(alpha=0.3)
     if shown:
         axes.legend(fontsize=8)

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from datasets import table
 from nets import variables
+from program import devices
 
 # The example's constants for training, with Adam's default settings.
 BATCH_SIZE = 64
@@ -105,13 +106,16 @@ def _conv(net, name, size, filters, training, gather):
     """
     with tf.variable_scope(name):
         weights = _weights([size, size, net.shape.as_list()[-1], filters], net.dtype)
-        net = (_pointwise(net, weights) if size == 1
+        net = (_pointwise(net, weights) if size == 1 and not devices.visible_gpus()
                else tf.nn.conv2d(net, weights, strides=1, padding='SAME'))
         return _batch_norm(net, 'bn', training, gather)
 
 
 def _pointwise(net, weights):
     """1x1 convolution as a matrix product, whose gradients take a CPU less time.
+
+    Not for GPUs: TensorFlow computes float32 convolutions on them in the layout NCHW, and would
+    transpose the input and the output of each product.
 
     Args:
         net: float [batch, height, width, channels].

@@ -158,7 +158,8 @@ def run(main, modules=(), positional=None, unused=()):
         modules: imported modules whose flags the script accepts besides its own.
         positional: the positional arguments in the usage: 'IMAGE...' for at least one, 'FOLDER
             DATA_DIR' for exactly two, None for flags only. Flags may be mixed with them.
-        unused: names of flags in `modules` that this script does not use; --help omits them.
+        unused: names of flags in `modules` that this script does not use. --help omits them; a
+            line on standard error warns of those that are given.
     """
     interrupts.remember()
     os.umask(os.umask(0o022) | 0o022)  # Keeps others from writing to TensorFlow's files.
@@ -168,7 +169,7 @@ def run(main, modules=(), positional=None, unused=()):
                 FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # For --help.
     try:
         app.run(lambda argv: _without_traceback(lambda: main(argv[1:]) if positional else main()),
-                flags_parser=functools.partial(_parse, positional))
+                flags_parser=functools.partial(_parse, positional, unused=unused))
     except console.Gone as gone:
         if gone.__cause__.errno == errno.EPIPE:  # As in `... | head`: exit silently.
             sys.exit(128 + signal.SIGPIPE)
@@ -181,7 +182,7 @@ def run(main, modules=(), positional=None, unused=()):
         raise
 
 
-def _parse(positional, argv):
+def _parse(positional, argv, unused=()):
     """Returns the script's name and its positional arguments; see `run`."""
     if any(word in ('--help', '-help', '-h', '-?', '--helpshort') for word in argv[1:]):
         _show_help()
@@ -193,6 +194,9 @@ def _parse(positional, argv):
         _check_positional(words[1:], positional)
     except flags.Error as error:
         sys.exit(f'{errors.script()}: {errors.one_line(error)} (see --help)')
+    ignored = [f'--{name}' for name in unused if FLAGS[name].present]
+    if ignored:  # Not an error: the same flags are often given to several scripts.
+        errors.say(f'no effect in this script: {", ".join(ignored)}')
     return words
 
 

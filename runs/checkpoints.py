@@ -169,8 +169,8 @@ def _type(value):
 class Loader:
     """Assigns values to variables in one run of the session.
 
-    `variable.load` runs one operation per variable, and TensorFlow optimises the whole graph for
-    each of them: 40 seconds for ResNet-23.
+    `variable.load` runs one operation per variable, and TensorFlow optimises the graph for each of
+    them, which takes many seconds for ResNet-23.
     """
 
     def __init__(self, variables):

@@ -103,8 +103,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Sends nothing for a second, then closes."""
         threading.Event().wait(1)
 
-    def _slow(self):
-        threading.Event().wait(1)
+    def _held(self):
+        """Sends nothing until the event `released` is set."""
+        self.server.released.wait()
         self._good()
 
     def _without_range(self):

@@ -2,6 +2,10 @@
 
 What a test sees is what TensorFlow does with a GPU except for the results of its kernels, which are
 zeros: devices, placement, copies, and the errors of the driver and its libraries.
+
+As a script, runs a command with them:
+
+    STAND_IN_GPUS=2 python tests/stand_in_gpu.py python cifar10_multi_gpu_train.py --num_gpus=2
 """
 import atexit
 import functools
@@ -9,6 +13,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tempfile
 
 import forks
@@ -41,9 +46,9 @@ def environment(without=(), **settings):
     folder = _folder(tuple(without))
     inherited = {name: value for name, value in spawn.environment().items()
                  if not name.startswith(('CUDA_', 'NVIDIA_'))}
-    return {**inherited, 'LD_LIBRARY_PATH': folder, 'PATH': f'{folder}:{os.environ["PATH"]}',
-            # Memory from the driver, which is zero. TensorFlow's own pool holds older values.
-            'TF_GPU_ALLOCATOR': 'cuda_malloc_async',
+    # Memory from the driver, which is zero. TensorFlow's own pool holds older values.
+    return {'TF_GPU_ALLOCATOR': 'cuda_malloc_async', **inherited,
+            'LD_LIBRARY_PATH': folder, 'PATH': f'{folder}:{os.environ["PATH"]}',
             **{f'STAND_IN_{name.upper()}': str(value) for name, value in settings.items()}}
 
 
@@ -76,3 +81,7 @@ def _folder(without=()):
     command.write_text(_NVIDIA_SMI)
     command.chmod(0o755)
     return str(folder)
+
+
+if __name__ == '__main__':
+    sys.exit(subprocess.call(sys.argv[1:], env=environment()))

@@ -184,6 +184,13 @@ def test_points_of_growth_are_shared_between_tables():
         'towers': {1: (128, 2, 1), 2: (128, 2, 2)}}
 
 
+def test_progress_of_growth_names_the_point(capsys):
+    children.in_turn({growth.Point(16, 2, None): int, growth.Point(128, 1, 4): int}, turns=1)
+    lines = [line.strip() for line in capsys.readouterr().err.split('\r')]
+    assert lines[1:3] == ['1 of 1: batch size 16, cores: 2',
+                          '1 of 1: batch size 128, cores: 1, towers: 4']
+
+
 def cases(*names, net='tutorial', bucket_mb=()):
     return argparse.Namespace(cases=names, net=net, bucket_mb=bucket_mb)
 

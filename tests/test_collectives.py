@@ -265,7 +265,8 @@ def run(server, config, graph, fetches, times):
         with graph.as_default():
             session.run(tf.global_variables_initializer())
         for _ in range(times):
-            found = session.run(fetches, options=collectives.step_options())
+            # The first step has no limit: on a busy machine, it may take long.
+            found = session.run(fetches, options=collectives.step_options() if _ else None)
             if what == 'endless' and _ == 20:
                 print('running', flush=True)
             if what == 'slow' and _ == 2 and rank == 1:
@@ -379,8 +380,8 @@ def started(processes):
 @pytest.mark.slow
 @pytest.mark.parametrize('victim', [0, 1])
 @pytest.mark.parametrize('number, words, seconds', [
-    (signal.SIGKILL, 'it ended unexpectedly', 4 + 20),
-    (signal.SIGSTOP, 'no heartbeat for 4 seconds', 8 + 20)])
+    (signal.SIGKILL, 'it ended unexpectedly', 4 + 60),
+    (signal.SIGSTOP, 'no heartbeat for 4 seconds', 8 + 60)])
 def test_a_lost_worker_ends_the_others_in_mid_step(victim, number, words, seconds):
     processes = start(3, 'endless', '--step_timeout=8')
     try:

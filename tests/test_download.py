@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import termios
+import threading
 
 import downloads
 import pytest
@@ -246,13 +247,25 @@ def test_a_full_disk_keeps_the_part(server, tmp_path):
 
 
 def test_two_processes_share_one_download(server, tmp_path):
-    server.behaviour = 'slow'  # So that the second process starts during the download of the first.
+    server.behaviour, server.released = 'held', threading.Event()
     statement = f'download.maybe_download_and_extract(row("{server.url}"), "{tmp_path}")\n'
     processes = [_in_process(statement) for _ in range(2)]
-    outputs = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    outputs = [[], []]
+
+    def read(process, output):
+        for line in process.stdout:
+            output.append(line)
+            if 'Waiting for another process' in line:
+                server.released.set()
+    threads = [threading.Thread(target=read, args=each) for each in zip(processes, outputs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [process.wait() for process in processes] == [0, 0], [
+        process.stderr.read() for process in processes]
     assert server.requests == [('/small.tar.gz', None)]
-    assert sum('Waiting for another process' in output for output, _ in outputs) == 1
+    assert sum('Waiting for another process' in line for output in outputs for line in output) == 1
     assert_whole(tmp_path)
 
 

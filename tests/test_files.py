@@ -179,11 +179,17 @@ def test_a_lock_shows_its_holder_or_waits_for_it(tmp_path, capsys):
         holder = os.read(pipe, 20).decode()
         with pytest.raises(files.Locked, match=f'^{holder}$'), files.locked(tmp_path / 'lock'):
             pytest.fail('the block must not run')
-        start = time.monotonic()
-        threading.Timer(0.2, os.kill, [int(holder), signal.SIGKILL]).start()
+        printed = []
+
+        def kill_after_a_line():
+            while not printed:
+                printed.extend(capsys.readouterr().out.splitlines())
+            time.sleep(0.2)
+            printed.append('killed')
+            os.kill(int(holder), signal.SIGKILL)
+        threading.Thread(target=kill_after_a_line).start()
         with files.locked(tmp_path / 'lock', waiting='Waiting.'):
-            assert time.monotonic() - start >= 0.2
-            assert capsys.readouterr().out == 'Waiting.\n'
+            assert printed == ['Waiting.', 'killed']
             assert (tmp_path / 'lock').read_text() == f'{os.getpid()}\n'
 
 

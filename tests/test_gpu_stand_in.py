@@ -14,6 +14,9 @@ _COPIES = {  # A step with 128 images: the table in docs/gpu.md, and the loss fo
     ('tutorial', 'gpu'): {'to the GPU': (4, 885_260), 'from the GPU': (4 + 1, 20)},
     ('resnet23', 'cpu'): {'to the GPU': (70, 1_963_304), 'from the GPU': (114, 397_616)},
 }
+# What plain `tensorflow` lacks on a machine with a driver.
+_CUDA = ['libcudart.so.12', 'libcublas.so.12', 'libcublasLt.so.12', 'libcufft.so.11',
+         'libcusolver.so.11', 'libcusparse.so.12', 'libcudnn.so.9']
 
 
 def _train(folder, *words, script='cifar10_train.py', **settings):
@@ -63,6 +66,33 @@ def test_copies_of_a_step(tmp_path, net, variables):
     assert copies == _COPIES[net, variables]
 
 
+_TRANSPOSITIONS = """
+from benchmarks.gpu import placement
+from program import devices
+import tensorflow.compat.v1 as tf
+from absl import flags
+flags.FLAGS(['test', '--net=resnet23', '--num_gpus=1', '--batch_size=8'])
+queue = tf.FIFOQueue(9, [tf.float32, tf.int32], [[8, 32, 32, 3], [8]])
+fill = queue.enqueue([tf.zeros([8, 32, 32, 3]), tf.zeros([8], tf.int32)])
+step = placement.step_of_towers(queue)
+with tf.Session(config=devices.session_config()) as session:
+    session.run(tf.global_variables_initializer())
+    session.run(fill)
+    for part in placement.parts(session, step):
+        for node in part.node:
+            if node.op == 'Transpose':
+                print(node.name)
+"""
+
+
+def test_resnet23_stays_in_one_layout():
+    """TensorFlow turns the images and the gradient of the last mean to NCHW, and nothing else."""
+    done = spawn.run(['-c', _TRANSPOSITIONS], capture_output=True, cwd=spawn.ROOT,
+                     env=stand_in_gpu.environment())
+    first, last = done.stdout.split()
+    assert 'conv1/' in first and 'conv8/' in last, done.stderr
+
+
 @pytest.mark.parametrize('words', [['--use_bf16'], ['--variables=gpu'],
                                    ['--net=resnet23', '--sync_batch_norm']])
 def test_two_towers(tmp_path, words):
@@ -102,8 +132,8 @@ def test_failures_are_one_line(tmp_path, settings, line):
      '(CUDA error 803): restart the machine, or reinstall the driver'),
     (['libnvidia-ml.so.1'], {}, 'libnvidia-ml.so.1 was not found: install the NVIDIA driver '
      'completely, or start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility'),
-    (['libcudnn.so.9', 'libcufft.so.11'], {}, 'TensorFlow does not find libcufft.so.11, '
-     'libcudnn.so.9: run pip install -r requirements-gpu.txt')])
+    (_CUDA, {}, f'TensorFlow does not find {", ".join(_CUDA)}: run pip install -r '
+     'requirements-gpu.txt')])
 def test_why_a_gpu_is_not_seen(without, settings, reason):
     program = ('from program import devices; import tensorflow as tf; '
                'print(tf.config.list_physical_devices("GPU"), devices.why_unseen())')

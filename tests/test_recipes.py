@@ -198,7 +198,7 @@ def test_each_trainer_counts_epochs_and_resumes(tiny_net, capsys):
                 assert value('global_step') == steps
                 capsys.readouterr()
                 assert not training.steps_left()
-            assert f'has reached --max_steps={steps}' in capsys.readouterr().out
+            assert f'has reached --epochs={epochs} ({steps} steps).' in capsys.readouterr().out
 
 
 def test_a_resumed_run_continues_the_schedule_from_another_learning_rate(

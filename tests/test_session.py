@@ -138,9 +138,13 @@ def test_the_first_line_after_a_resume_leaves_out_the_start(half_bright, capsys)
 
 
 def test_resuming_with_another_batch_size_prints_a_line(trained, capsys):
-    with flagsaver.flagsaver(batch_size=4, max_steps=11):
-        cifar10_train.train()
-    assert 'Resuming with 4 images per step (was 8)' in capsys.readouterr().out
+    again = '; --linear_scaling does not warm up again'
+    for max_steps, batch_size, words in ((11, 4, ''), (12, 8, again)):  # The run did not scale.
+        with flagsaver.flagsaver(batch_size=batch_size, max_steps=max_steps, linear_scaling=True):
+            cifar10_train.train()
+        assert (f'Resuming with {batch_size} images per step (was {12 - batch_size}); the schedule '
+                f'treats earlier steps as {batch_size}-image steps{words}.\n'
+                ) in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -279,6 +283,17 @@ def test_profile_of_a_step_that_is_not_run_prints_one_line(half_bright, capsys):
     assert capsys.readouterr().out.count(
         'Step 10 will not be traced: this run covers steps 0 to 9.\n') == 1
     assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
+
+
+@pytest.mark.parametrize('made, traced, max_steps, covered', [
+    (3, 2, 5, 'steps 3 to 4'), (3, 3, 3, 'no steps'), (3, 2, 3, 'no steps'), (0, 0, 0, 'no steps')])
+def test_profile_of_a_step_before_a_resumed_run_or_of_a_run_without_steps(
+        capsys, made, traced, max_steps, covered):
+    steps = hooks.StepCounter()
+    steps.made = made
+    hooks.ProfileHook(steps, traced, max_steps, '/nonexistent').after_create_session(None, None)
+    assert capsys.readouterr().out == (
+        f'Step {traced} will not be traced: this run covers {covered}.\n')
 
 
 def test_restart_removes_only_a_runs_own_files(trained, tmp_path):

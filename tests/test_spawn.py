@@ -44,7 +44,7 @@ def test_after_them(of_the_module):
 def test_processes_end_with_their_test(tmp_path):
     (tmp_path / 'test_leaks.py').write_text(_TESTS)
     done = subprocess.run(
-        [sys.executable, '-m', 'pytest', '-q', '-p', 'spawn', '--timeout=60'],
+        [sys.executable, '-m', 'pytest', '-q', '-p', 'spawn', f'--timeout={spawn.PATIENCE}'],
         env={**spawn.environment(), 'PYTHONPATH': str(spawn.ROOT / 'tests')}, cwd=tmp_path,
         capture_output=True, text=True, check=False)
     assert '1 failed, 2 passed' in done.stdout.splitlines()[-1], done.stdout

@@ -132,6 +132,16 @@ def test_help_of_the_scripts_that_use_a_trained_network(script, own):
         assert f'--{flag}:' not in done.stdout
 
 
+def test_a_flag_without_effect_is_reported_and_does_no_harm(tmp_path):
+    done = spawn.run_script('cifar10_eval.py', '--run_once', f'--checkpoint_dir={tmp_path}/none',
+                            '--batch_size=8', '-l', '0.5', '--validate_on=held_out')
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        'cifar10_eval.py: no effect in this script: --learning_rate, --validate_on',
+        f'cifar10_eval.py: No checkpoint in {tmp_path}/none: train first, or choose another '
+        '--checkpoint_dir']
+
+
 def test_trainers_reject_the_flags_that_name_a_trained_network():
     assert "Unknown command line flag 'checkpoint_dir'" in _refused(
         'cifar10_train.py', '--checkpoint_dir=x')

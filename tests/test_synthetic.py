@@ -24,10 +24,14 @@ def test_the_bytes_are_the_same_everywhere(num_classes, label_bytes):
 
 
 @pytest.mark.parametrize('row', [table.SYNTHETIC, table.SYNTHETIC100])
-def test_writing_takes_three_seconds_and_is_complete(tmp_path, row):
+def test_writing_takes_seconds_and_is_complete(tmp_path, row):
+    """Less than twenty times a loop of 0.15 s; about 3 s, if the machine is as fast."""
+    start = time.process_time()
+    sum(number * number for number in range(2_000_000))
+    loop = time.process_time() - start
     start = time.process_time()
     synthetic.write(row, tmp_path)
-    assert time.process_time() - start < 3
+    assert time.process_time() - start < 20 * loop
     folder = tmp_path / row.folder
     assert {path.name for path in folder.iterdir()} == set(row.files)
     row.check(folder)

@@ -4,16 +4,20 @@ import math
 import os
 import shutil
 
+import image_files
 import numpy as np
 import pytest
+import record_files
 import spawn
 import tensorflow.compat.v1 as tf
-from absl import flags
+from absl import app, flags
 from absl.testing import flagsaver
 
 import cifar10
 import cifar10_eval
+import cifar10_export
 import cifar10_multi_gpu_train
+import cifar10_predict
 import cifar10_train
 from evaluation import counting
 
@@ -167,22 +171,78 @@ def test_main_accepts_the_arguments_of_app_run(trained, capsys):
     assert 'precision @ 1 = ' in capsys.readouterr().out
 
 
-def test_a_network_of_a_fixed_batch_size(trained, monkeypatch):
-    """The tutorial's `inference` flattens pool2 so; 130 is not a multiple of 8."""
-    checkpoint = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
-    expected = counting.Evaluation().run(checkpoint)
+@pytest.fixture(params=[
+    lambda images: [FLAGS.batch_size, 2304], lambda images: [FLAGS.batch_size, -1],
+    lambda images: [images.get_shape().as_list()[0], -1]], ids=['2015', '2017', '2018'])
+def of_fixed_batches(request, monkeypatch):
+    """Flattens pool2 as the tutorial did, in the versions of these years.
+
+    Returns a function that puts this `inference` into `cifar10`, and returns the list to which it
+    adds the shape of its images.
+    """
+    shapes = []
 
     def inference(images):
-        assert images.shape.as_list() == [8, 24, 24, 3]
-        net = tf.reshape(cifar10.convolutions(images), [FLAGS.batch_size, -1])
+        shapes.append(images.shape.as_list())
+        net = tf.reshape(cifar10.convolutions(images), request.param(images))
         for name, units in [('local3', 384), ('local4', 192)]:
             net = cifar10._local(net, name, units)
         return cifar10.softmax_linear(net)
 
-    monkeypatch.setattr(cifar10, 'inference', inference)
+    def put():
+        monkeypatch.setattr(cifar10, 'inference', inference)
+        return shapes
+    return put
+
+
+def test_a_network_of_a_fixed_batch_size(trained, of_fixed_batches):
+    """130 is not a multiple of 8."""
+    checkpoint = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
+    expected = counting.Evaluation().run(checkpoint)
+    shapes = of_fixed_batches()
     result = counting.Evaluation().run(checkpoint)
+    assert shapes == [[8, 24, 24, 3]]
     assert result.total == 130
     assert result.confusion.tolist() == expected.confusion.tolist()
+
+
+def test_training_a_network_of_a_fixed_batch_size(half_bright, of_fixed_batches):
+    shapes = of_fixed_batches()
+    cifar10.inference(cifar10.distorted_inputs()[0])
+    with tf.Graph().as_default(), flagsaver.flagsaver(num_gpus=2):
+        cifar10_multi_gpu_train._build_towers(cifar10.distorted_inputs_queue(2))
+    with tf.Graph().as_default():  # The second of three workers.
+        cifar10.inference(cifar10.distorted_inputs(shard=(1, 3))[0])
+    assert shapes == 4 * [[8, 24, 24, 3]]
+
+
+@pytest.mark.parametrize('batch_size', [2, 8])
+def test_predictions_of_a_network_of_a_fixed_batch_size(
+        trained, of_fixed_batches, tmp_path, capsys, batch_size):
+    """Three images: batches of two and one, or one of three."""
+    for index, (_, image) in enumerate(record_files.noise(3, seed=1)):
+        image_files.png(tmp_path / f'{index}.png', image)
+    printed = []
+    for prepare in (lambda: None, of_fixed_batches):
+        prepare()
+        with flagsaver.flagsaver(batch_size=batch_size, json=True):
+            assert cifar10_predict.predict([str(tmp_path / '*.png')]) == 0
+        printed.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    expected, found = printed
+    assert len({line['predictions'][0]['probability'] for line in expected}) == len(found) == 3
+    for one, other in zip(expected, found):
+        assert one['image'] == other['image']
+        for its, others in zip(one['predictions'], other['predictions'], strict=True):
+            assert its == {**others, 'probability': pytest.approx(others['probability'], abs=1e-5)}
+
+
+def test_a_network_of_a_fixed_batch_size_is_not_exported(trained, of_fixed_batches, tmp_path):
+    """Other programs classify any number of images with it."""
+    of_fixed_batches()
+    with flagsaver.flagsaver(export_dir=str(tmp_path / 'model')), pytest.raises(
+            app.UsageError, match='a fixed batch size; expected any .*: flatten by tf.reshape'):
+        cifar10_export.export()
+    assert not (tmp_path / 'model').exists()
 
 
 def test_training_and_evaluation_in_one_graph(half_bright):

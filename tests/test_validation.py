@@ -162,8 +162,9 @@ def test_a_last_step_that_is_due_for_saving_has_one_row(tiny_net):
         (5, True), (10, False), (15, False)]
 
 
-def test_a_signal_skips_the_validation_and_saves(tiny_net, capsys):
+def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     """The signal comes during step 10, which ends an epoch."""
+    err = ''
     with flagsaver.flagsaver(max_steps=20), tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         images, labels = cifar10.distorted_inputs(recipes.chosen())
@@ -173,9 +174,11 @@ def test_a_signal_skips_the_validation_and_saves(tiny_net, capsys):
             while not session.should_stop():
                 if session.run_step_fn(lambda step_context: step_context.session.run(step)) == 9:
                     os.kill(os.getpid(), signal.SIGTERM)
-                    time.sleep(0.5)  # Until the listening thread has read it.
+                    while 'Stopping after this step' not in err:
+                        time.sleep(0.01)
+                        err += capfd.readouterr().err
                 session.run(train_op)
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     assert 'Skipped the validation at step 10.' in out
     assert 'Saved step 10' in out
     assert rows() == [(10, None)]

@@ -182,9 +182,11 @@ class ProfileHook(tf.train.SessionRunHook):
         self._folder = folder
 
     def after_create_session(self, session, coord):
-        if not self._steps.made <= self._traced_step < self._max_steps:
-            console.line(f'Step {self._traced_step} will not be traced: this run covers steps '
-                         f'{self._steps.made} to {self._max_steps - 1}.')
+        first, end = self._steps.made, self._max_steps
+        if not first <= self._traced_step < end:
+            covered = f'steps {first} to {end - 1}' if first < end else 'no steps'
+            console.line(
+                f'Step {self._traced_step} will not be traced: this run covers {covered}.')
 
     def before_run(self, run_context):
         if self._steps.made == self._traced_step:
@@ -378,9 +380,8 @@ class CheckpointHook(tf.train.SessionRunHook):
     """Saves a checkpoint at the start, when `timer` is due, and at the end; writes `graph.pbtxt`.
 
     Unlike `tf.train.CheckpointSaverHook`, refuses to save variables that are not finite, so the
-    latest checkpoint stays good, and reads the step from the counter, not from the session, which
-    would optimise the whole graph for that. Writes the metrics up to a checkpoint first, so that a
-    resumed run leaves no gap.
+    latest checkpoint stays good, and reads the step from the counter, not from the session. Writes
+    the metrics up to a checkpoint first, so that a resumed run leaves no gap.
     """
 
     def __init__(self, steps, variables, saver, timer, metrics_hook, folder):
@@ -395,8 +396,7 @@ class CheckpointHook(tf.train.SessionRunHook):
     def begin(self):
         """Builds the check as one tensor, bool [variables].
 
-        One tensor, because TensorFlow optimises the whole graph again for each new fetch, which
-        takes a second or more. In the graph, because copies of all variables in Python take memory.
+        In the graph, because copies of all variables in Python take memory.
         """
         self._checked = [variable for variable in self._variables if variable.dtype.is_floating]
         with tf.device('/cpu:0'), tf.name_scope('check_finite'):

@@ -210,6 +210,12 @@ def use_recipe(replicas=1):
                      f'{cifar10.examples_per_step(replicas)} images.')
 
 
+def counts_epochs():
+    """Whether `--max_steps` follows from `--epochs` or the recipe's epochs; see `use_recipe`."""
+    return FLAGS['max_steps'].using_default_value and (
+        FLAGS.epochs is not None or recipes.chosen().epochs is not None)
+
+
 def _steps_in(epochs, replicas):
     steps = pace_.steps_in(epochs, cifar10.steps_per_epoch(replicas))
     if steps > _MAX_STEPS:
@@ -250,7 +256,9 @@ def steps_left():
         return True
     if parameters.step(os.path.join(FLAGS.train_dir, names.PARAMETERS)) != step:
         return True  # The last start ended before it wrote its last file.
-    console.line(f'Nothing to do: {latest} has reached --max_steps={FLAGS.max_steps}.')
+    length = (f'--max_steps={FLAGS.max_steps}' if FLAGS.epochs is None else
+              f'--epochs={FLAGS.epochs:g} ({FLAGS.max_steps} steps)')
+    console.line(f'Nothing to do: {latest} has reached {length}.')
     return False
 
 
@@ -260,17 +268,10 @@ def _prepare_folder(examples_per_step):
         run_folder.remove_own_files(FLAGS.train_dir)
     earlier = _check_same_run()
     run_folder.remove_unfinished(FLAGS.train_dir)
-    if earlier and earlier.get('examples_per_step') not in (None, examples_per_step):
-        console.line(f'Resuming with {examples_per_step} images per step (was '
-                     f'{earlier["examples_per_step"]}); the schedule treats earlier steps as '
-                     f'{examples_per_step}-image steps.')
     scales = cifar10.scales_linearly(recipes.chosen())
     rate = {'learning_rate': FLAGS.learning_rate,
             'warmup_epochs': FLAGS.warmup_epochs if scales else None}  # None: not scaled.
-    for name, describe in (('learning_rate', _rate), ('warmup_epochs', _scaling)):
-        if earlier and earlier.get(name, rate[name]) != rate[name]:
-            console.line(f'Resuming with {describe(rate[name])} (was {describe(earlier[name])}); '
-                         'the schedule continues at the same step.')
+    _report_changes(earlier or {}, examples_per_step, rate)
     data_set = cifar10.data_set()
     run_folder.write_run(FLAGS.train_dir, {
         'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
@@ -281,6 +282,20 @@ def _prepare_folder(examples_per_step):
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
             'tensorflow': tf.version.VERSION}})
+
+
+def _report_changes(earlier, examples_per_step, rate):
+    """Prints which settings of the schedule differ from those of an earlier start."""
+    if earlier.get('examples_per_step') not in (None, examples_per_step):
+        scaled = None not in (earlier.get('warmup_epochs'), rate['warmup_epochs'])
+        warm_up = '; --linear_scaling does not warm up again' if scaled else ''
+        console.line(f'Resuming with {examples_per_step} images per step (was '
+                     f'{earlier["examples_per_step"]}); the schedule treats earlier steps as '
+                     f'{examples_per_step}-image steps{warm_up}.')
+    for name, describe in (('learning_rate', _rate), ('warmup_epochs', _scaling)):
+        if earlier.get(name, rate[name]) != rate[name]:
+            console.line(f'Resuming with {describe(rate[name])} (was {describe(earlier[name])}); '
+                         'the schedule continues at the same step.')
 
 
 def _rate(value):
