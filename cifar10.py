@@ -59,6 +59,12 @@ TRAINING_FLAGS = ('learning_rate', 'linear_scaling', 'min_fraction_of_examples_i
                   'validate_on', 'warmup_epochs')
 INPUT_FLAGS = ('batch_size', 'data_dir', 'data_url')
 
+# The tutorial does not have these flags, so programs written against it may define their own flags
+# of the same names, which then replace ours.
+for _name in ('dataset', 'data_url', 'validate_on', 'learning_rate', 'linear_scaling',
+              'warmup_epochs', 'use_bf16', 'min_fraction_of_examples_in_queue'):
+    flags.FLAGS[_name].allow_override = True
+
 # TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
 FLAGS = tf.app.flags.FLAGS
 
@@ -319,6 +325,7 @@ def convolutions(images):
     Raises:
         ValueError: the images have a different size.
     """
+    images = tf.convert_to_tensor(images)  # From an array, too.
     if images.shape.as_list()[1:] != [IMAGE_SIZE, IMAGE_SIZE, 3]:
         raise ValueError(f'images have shape {images.shape}; expected '
                          f'[batch, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]')

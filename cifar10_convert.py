@@ -13,6 +13,7 @@ Creates DATA_DIR with train.bin and test.bin in CIFAR-10's layout, and dataset.j
 and the names of the classes. Files that are not images are skipped, and listed at the end.
 """
 import os
+import shlex
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
@@ -54,7 +55,7 @@ def convert(folder, data_dir):
             for reason in skipped:
                 console.line(reason)
     console.line(f'{data_dir} holds {counts[0]} training and {counts[1]} test images of '
-                 f'{len(classes)} classes: train with --dataset={data_dir}')
+                 f'{len(classes)} classes: train with --dataset={shlex.quote(data_dir)}')
 
 
 def _is_inside(path, folder):

@@ -347,6 +347,30 @@ def _shuffled_records(data_dir, batch_size, data_set, min_fraction, shard, held_
         capacity=waiting + 3 * max(batch_size, _RECORDS_PER_READ)), data_set)
 
 
+def _generate_image_and_label_batch(image, label, min_queue_examples, batch_size, shuffle=True):
+    """Makes batches of single images, for input code written against the tutorial.
+
+    Args:
+        image: float32 [height, width, 3].
+        label: int32 [1].
+        min_queue_examples: number of images that always wait in the shuffle queue.
+        batch_size: number of images per batch.
+        shuffle: whether to mix the images; otherwise they keep their order.
+
+    Returns:
+        images: float32 [batch_size, height, width, 3].
+        labels: int32 [batch_size].
+    """
+    capacity = min_queue_examples + 3 * batch_size
+    if shuffle:
+        images, labels = tf.train.shuffle_batch(
+            [image, label], batch_size, capacity, min_queue_examples, num_threads=16)
+    else:
+        images, labels = tf.train.batch([image, label], batch_size, capacity=capacity)
+    _image_summary(images)
+    return images, tf.reshape(labels, [batch_size])
+
+
 def edited_examples_per_epoch(data_set, eval_data, examples):
     """One of the tutorial's constants if it was edited and CIFAR-10 is the data set, else None.
 

@@ -96,7 +96,8 @@ def write(folder, name, classes, train, test):
     if missing:
         raise errors.DataError(f'no training image of {", ".join(missing)} can be read')
     if not tested.any():
-        raise errors.DataError('no test image can be read')
+        raise errors.DataError('no test image can be read; expected at least one: add images, '
+                               'since a class with a single one has none for testing')
     counts = int(trained.sum()), int(tested.sum())
     row = {'name': name, 'classes': list(classes), 'train_files': {'train.bin': counts[0]},
            'test_files': {'test.bin': counts[1]}}

@@ -41,6 +41,7 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
     """
     folder = os.path.join(data_dir, data_set.folder)
     if not os.path.isdir(folder):
+        _check_parent(data_set, data_dir)
         url = url or data_set.url
         ownership.check_place(data_dir)
         try:
@@ -52,6 +53,15 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
         except (OSError, http.client.HTTPException, ValueError) as error:  # Or an invalid URL.
             raise errors.DataError(_failure(data_set, data_dir, url, error)) from error
     data_set.check(folder)
+
+
+def _check_parent(data_set, data_dir):
+    """Rejects the folder of the record files in place of its parent: a needless download."""
+    parent, name = os.path.split(os.path.abspath(data_dir))
+    if name == data_set.folder and any(
+            os.path.exists(os.path.join(data_dir, file)) for file in data_set.files):
+        raise errors.DataError(f'{data_dir} holds the record files; expected the folder that '
+                               f'contains {name}: pass --data_dir={parent}')
 
 
 def is_url(text):
@@ -80,7 +90,7 @@ def _failure(data_set, data_dir, url, error):
     """Returns a line with the failed action, its cause and the remedies."""
     if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
         error = error.reason  # Without "<urlopen error ...>".
-    reason = ' '.join(str(error).split()) or type(error).__name__
+    reason = errors.one_line(error) or type(error).__name__
     if data_set.url is None:
         return (f'Cannot generate the {data_set.title} images in {data_dir}: {reason}. '
                 'Choose another --data_dir.')

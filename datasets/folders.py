@@ -28,10 +28,13 @@ def find(folder):
     """Finds the classes and images in a folder; the same files give the same `Found`.
 
     Raises:
-        errors.DataError: the number of classes is not 2 to 256, a class has no images, or a class
-            is only in `test`.
+        errors.DataError: the folder is missing, the number of classes is not 2 to 256, a class has
+            no images, or a class is only in `test`.
         OSError: the folder cannot be read.
     """
+    if not os.path.isdir(folder):
+        raise errors.DataError(f'{folder} is not a folder; expected one with a folder of images '
+                               'for each class')
     skipped = []
     test_folder = _test_folder(folder)
     train_folder = os.path.join(folder, 'train') if test_folder else folder

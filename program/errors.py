@@ -5,6 +5,8 @@ import sys
 
 from program import console
 
+_ERROR_NUMBER = re.compile(r'^\[Errno -?\d+\] ')  # As Python writes it; the words after it suffice.
+
 
 class DataError(ValueError):
     """A data folder, file or archive is invalid; the message is one line for the user."""
@@ -36,7 +38,7 @@ def one_line(error):
         reason = (re.search(r'^  \(0\) [A-Z_]+: (.*)', message, re.MULTILINE)
                   or re.search(r'^Node: .*\n(.*)', message, re.MULTILINE))
         return reason.group(1) if reason else ''.join(message.splitlines()[:1])
-    return ' '.join(str(error).split())
+    return _ERROR_NUMBER.sub('', ' '.join(str(error).split()))
 
 
 def on_the_gpu(error):

@@ -60,8 +60,12 @@ def own_folder(path):
         FileExistsError, NotADirectoryError: the path, or a parent, is not a folder.
         OSError: creating it failed, or others could tamper with it: see `ownership.check`.
     """
-    ownership.check(path)
-    make_folder(path)
+    try:
+        ownership.check(path)
+        make_folder(path)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise type(error)(
+            f'{path} or one of its parents is not a folder: choose another') from error
     ownership.check(path)  # Another user may have created it in the meantime.
 
 

@@ -1,9 +1,10 @@
 """Flags whose values are paths.
 
-A leading `~` is expanded, since shells do not expand it in `--train_dir=~/run`. Paths that
-TensorFlow cannot open are rejected.
+A leading `~` is expanded, since shells do not expand it in `--train_dir=~/run`. Rejects URLs, and
+paths that TensorFlow cannot open.
 """
 import os
+import re
 
 from absl import flags
 
@@ -20,6 +21,9 @@ def define_list(name, default, text, flag_values=flags.FLAGS):
     """Defines a flag whose value is a list of paths, separated by commas."""
     flags.DEFINE(_Checked(default, flags.ListParser()), name, default, text, flag_values,
                  flags.CsvListSerializer(','))
+
+
+_URL = re.compile('[A-Za-z][A-Za-z0-9+.-]*://')
 
 
 class _Checked(flags.ArgumentParser):
@@ -41,9 +45,13 @@ def _expand(path):
     """Expands a leading `~`.
 
     Raises:
-        ValueError: the user does not exist, TensorFlow cannot open the path, or the path is
-            relative and the current folder was removed.
+        ValueError: the path is a URL, which TensorFlow would open but Python would not; the user
+            does not exist; TensorFlow cannot open the path; or the path is relative and the current
+            folder was removed.
     """
+    if _URL.match(path):
+        raise ValueError(f'{path} is a URL; expected the path of a file or folder: mount it, or '
+                         'copy it')
     expanded = os.path.expanduser(path)
     if expanded.startswith('~'):
         raise ValueError(f'user {expanded.partition("/")[0][1:]} does not exist; write ./~ for a '

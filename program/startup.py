@@ -27,6 +27,8 @@ _LOG_LEVEL = '3'  # At level 2, TensorFlow reports a missing GPU as an error.
 _INFORMATION = re.compile(rb'^(?:I\d{4} |WARNING: All log messages before ).*\n', re.MULTILINE)
 _DISCARD = b'\0'
 
+_LIBRARY = re.compile(r'\S+\.so\S*: ')  # How the dynamic loader's messages begin.
+
 
 def _use_utf8():
     """Restarts the script in Python's UTF-8 mode if the locale has another encoding.
@@ -42,12 +44,16 @@ def _use_utf8():
 
 
 def _report_exception(kind, error, trace):
-    """Reports an uncaught exception; a missing package gets one line instead of a traceback."""
+    """Reports an uncaught exception; a package that is missing, or whose shared libraries cannot be
+    loaded, gets one line instead of a traceback."""
     package = (getattr(error, 'name', None) or '').partition('.')[0]
     if (isinstance(error, ModuleNotFoundError) and package
             and importlib.util.find_spec(package) is None):
         errors.say(f'the Python package {package} is not installed: activate the virtual '
                    'environment that has it, or run: pip install -r requirements.txt')
+    elif isinstance(error, ImportError) and _LIBRARY.match(str(error)):
+        errors.say(f'a shared library cannot be loaded ({errors.one_line(error)}): raise the '
+                   'memory limit (ulimit -v), or install the requirements in a new environment')
     else:
         sys.__excepthook__(kind, error, trace)
 
@@ -139,6 +145,10 @@ tf.enable_resource_variables()  # Orders reads and writes, including those of th
 
 FLAGS = flags.FLAGS
 
+_WRONG_TYPES = {r'invalid literal for int\(\) .*': 'expected a whole number',
+                'could not convert string to float: .*': 'expected a number',
+                r"\('Non-boolean argument to boolean flag', .*\)": 'expected true or false'}
+
 # Errors of the user, the data or the machine are reported in one line. Any other exception is a bug
 # in this program and keeps its traceback.
 _USER_ERRORS = (app.UsageError, errors.DataError, FloatingPointError, OSError,
@@ -192,12 +202,19 @@ def _parse(positional, argv, unused=()):
         words = FLAGS(argv)
         _check_values()
         _check_positional(words[1:], positional)
-    except flags.Error as error:
-        sys.exit(f'{errors.script()}: {errors.one_line(error)} (see --help)')
+    except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME.
+        sys.exit(f'{errors.script()}: {_explained(errors.one_line(error))} (see --help)')
     ignored = [f'--{name}' for name in unused if FLAGS[name].present]
     if ignored:  # Not an error: the same flags are often given to several scripts.
         errors.say(f'no effect in this script: {", ".join(ignored)}')
     return words
+
+
+def _explained(message):
+    """Replaces Python's and absl's words for a value of the wrong type."""
+    for words, expected in _WRONG_TYPES.items():
+        message = re.sub(words, expected, message)
+    return message
 
 
 def _show_help():

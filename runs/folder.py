@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import pathlib
 
 from absl import app
 
@@ -15,25 +16,33 @@ from runs import names
 _GLOB_CHARACTERS = frozenset('*?[\\')
 
 
-@contextlib.contextmanager
-def held(folder):
-    """Creates a run's folder if necessary, and locks it against other trainers: see `files.locked`.
+def check_path(folder):
+    """Checks whether a path, which may not exist yet, can be a run's folder.
 
     Raises:
-        app.UsageError: another trainer holds the folder, it is not a folder, or TensorFlow would
-            read its path as a pattern.
-        OSError: the folder cannot be written, or is not safe: see `ownership.check`.
+        app.UsageError: it or a parent is not a folder, or TensorFlow would read it as a pattern.
     """
     if set(os.fspath(folder)) & _GLOB_CHARACTERS:
         raise app.UsageError(f'{folder} contains one of {" ".join(sorted(_GLOB_CHARACTERS))}: '
                              "TensorFlow would read it as a pattern and remove other runs' "
                              'checkpoints. Choose another --train_dir')
-    try:
-        files.own_folder(folder)
-        ownership.check(os.path.join(folder, names.BEST))  # Now, not after the first validation.
-    except (FileExistsError, NotADirectoryError) as error:
+    path = pathlib.Path(folder)
+    if any(os.path.lexists(each) and not os.path.isdir(each) for each in (path, *path.parents)):
         raise app.UsageError(f'{folder} or one of its parents is not a folder: choose another '
-                             '--train_dir') from error
+                             '--train_dir')
+
+
+@contextlib.contextmanager
+def held(folder):
+    """Creates a run's folder if necessary, and locks it against other trainers: see `files.locked`.
+
+    Raises:
+        app.UsageError: another trainer holds the folder, or see `check_path`.
+        OSError: the folder cannot be written, or is not safe: see `ownership.check`.
+    """
+    check_path(folder)
+    files.own_folder(folder)
+    ownership.check(os.path.join(folder, names.BEST))  # Now, not after the first validation.
     try:
         with files.locked(os.path.join(folder, names.LOCK)):
             yield

@@ -68,11 +68,14 @@ def test_without_a_network_there_is_one_line(tmp_path):
     assert not (tmp_path / 'train').exists()
 
 
-def test_train_dir_is_a_file(half_bright, tmp_path):
+@pytest.mark.parametrize('options', [[], ['--restart']])
+def test_train_dir_is_a_file(half_bright, tmp_path, options):
+    """That is noticed before a download, which may take an hour."""
     (tmp_path / 'train').write_text('mine')
-    done = spawn.run_script('cifar10_train.py', f'--data_dir={FLAGS.data_dir}',
-                            f'--train_dir={FLAGS.train_dir}')
-    assert done.returncode == 1
+    done = spawn.run_script('cifar10_train.py', f'--data_dir={tmp_path}/nothing',
+                            '--data_url=file:///nothing', f'--train_dir={FLAGS.train_dir}',
+                            *options)
+    assert (done.returncode, done.stdout) == (1, '')
     assert done.stderr == (
         f'cifar10_train.py: {FLAGS.train_dir} or one of its parents is not a folder: choose '
         'another --train_dir\n')

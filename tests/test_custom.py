@@ -128,7 +128,7 @@ def test_a_damaged_record_file_is_reported_with_a_remedy(folder):
 
 @pytest.mark.parametrize('name, train, test, words', [
     ('pets', blocks(1, 1), blocks(0), 'no training image of cat can be read'),
-    ('pets', blocks(0, 1), [], 'no test image can be read'),
+    ('pets', blocks(0, 1), [], 'no test image can be read; expected at least one: add'),
     ('cifar10', blocks(0, 1), blocks(0), '"cifar10" cannot be the name of a data set')])
 def test_an_invalid_data_set_gets_no_json_file(tmp_path, name, train, test, words):
     with pytest.raises(errors.DataError, match=words):

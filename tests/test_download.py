@@ -56,6 +56,17 @@ def failure(data_dir, url, **options):
     return message
 
 
+@pytest.mark.parametrize('slash', ['', '/'])
+def test_the_folder_of_the_files_in_place_of_its_parent(server, tmp_path, slash):
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    inside = f'{tmp_path}/small{slash}'
+    with pytest.raises(errors.DataError, match=f'{inside} holds the record files; expected the '
+                       f'folder that contains small: pass --data_dir={tmp_path}$'):
+        download.maybe_download_and_extract(row(server.url), inside)
+    assert_whole(tmp_path)
+    assert sorted(os.listdir(inside)) == sorted(CONTENTS)
+
+
 def test_a_second_start_needs_no_network(server, tmp_path):
     download.maybe_download_and_extract(row(server.url), str(tmp_path / 'new'))
     assert_whole(tmp_path / 'new')

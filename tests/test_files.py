@@ -130,6 +130,14 @@ def test_folders_are_ours_alone_whatever_the_umask(tmp_path):
                      'lock': 0o644}
 
 
+@pytest.mark.parametrize('path', ['file', 'file/a/b'])
+def test_a_file_in_place_of_a_folder(tmp_path, path):
+    (tmp_path / 'file').touch()
+    with pytest.raises((FileExistsError, NotADirectoryError),
+                       match=f'{path} or one of its parents is not a folder: choose another'):
+        files.own_folder(tmp_path / path)
+
+
 def test_a_stricter_umask_applies(tmp_path):
     earlier = os.umask(0o077)
     try:

@@ -105,3 +105,10 @@ def test_folders_that_are_not_classes(tmp_path, counts, words):
     fill(tmp_path, **counts)
     with pytest.raises(errors.DataError, match=words):
         folders.find(tmp_path)
+
+
+@pytest.mark.parametrize('name', ['nowhere', 'file.png'])
+def test_a_path_that_is_not_a_folder(tmp_path, name):
+    (tmp_path / 'file.png').touch()
+    with pytest.raises(errors.DataError, match=f'{name} is not a folder; expected one with'):
+        folders.find(tmp_path / name)

@@ -35,6 +35,13 @@ def test_paths_that_tensorflow_cannot_open_are_rejected(parsed, word):
         parsed(word)
 
 
+@pytest.mark.parametrize('flag, url', [('folder', 'gs://bucket/run'), ('folders', 'file:///b')])
+def test_urls_are_rejected(parsed, flag, url):
+    with pytest.raises(flags.Error, match=f'--{flag}=.*: {url} is a URL; expected the path of a'):
+        parsed(f'--{flag}={url}')
+    assert parsed('--folder=a:b//c')[0] == 'a:b//c'
+
+
 def test_a_relative_path_in_a_folder_that_tensorflow_cannot_open(parsed, tmp_path, monkeypatch):
     folder = os.fsencode(tmp_path) + b'/\xff'
     os.mkdir(folder)

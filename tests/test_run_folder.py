@@ -33,9 +33,10 @@ def test_a_second_trainer_is_refused_with_the_process_id_of_the_first(tmp_path):
                 assert (tmp_path / 'run' / '.lock').read_text() == f'{os.getpid()}\n'
 
 
-@pytest.mark.parametrize('name', ['file', 'file/run'])
+@pytest.mark.parametrize('name', ['file', 'file/run', 'dangling/run'])
 def test_a_path_that_is_not_a_folder(tmp_path, name):
     (tmp_path / 'file').write_text('x')
+    (tmp_path / 'dangling').symlink_to(tmp_path / 'nowhere')
     with pytest.raises(app.UsageError, match=f'{name} or one of its parents is not a folder'):
         with run_folder.held(tmp_path / name):
             pass

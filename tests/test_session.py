@@ -148,6 +148,23 @@ def test_resuming_with_another_batch_size_prints_a_line(trained, capsys):
 
 
 @pytest.mark.slow
+def test_checkpoints_are_due_after_seconds_or_steps():
+    now = 100.0
+    by_time = hooks.CheckpointTimer(10, clock=lambda: now)
+    by_steps = hooks.CheckpointTimer(10, steps=3, clock=lambda: now)
+    for timer in (by_time, by_steps):
+        timer.saved(5)
+    for now, step, due in [(109.9, 6, (False, False)), (110.0, 5, (False, False)),
+                           (110.0, 7, (True, False)), (109.9, 8, (False, True))]:
+        assert (by_time.is_due(step), by_steps.is_due(step)) == due, (now, step)
+    by_time.saved(8)
+    now = 119.8
+    assert not by_time.is_due(9)
+    now = 119.9
+    assert by_time.is_due(9)
+    assert by_time.saved_step == 8
+
+
 def test_five_checkpoints_are_kept_over_a_restart(half_bright):
     with flagsaver.flagsaver(save_checkpoint_steps=2):
         cifar10_train.train()

@@ -37,6 +37,10 @@ def _refused(script, *arguments):
     (['--batch_siz=1'], "Unknown command line flag 'batch_siz'. Did you mean: batch_size"),
     (['--batch_size=0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
     (['--max_steps=-1'], '--max_steps=-1'),
+    (['--batch_size=1e3'], '--batch_size=1e3: expected a whole number (see --help)'),
+    (['--learning_rate=high'], '--learning_rate=high: expected a number (see --help)'),
+    (['--restart=maybe'], '--restart=maybe: expected true or false (see --help)'),
+    (['--nouse_fp16=true'], '--nouse_fp16=true does not take an argument'),
     (['--epochs=2', '--max_steps=9'], 'epochs=2.0, max_steps=9: both set the length of the '
      'training; expected only one of them: remove the other'),
     (['--epochs=-1'], '--epochs=-1: -1.0 is not a number in the range'),
@@ -203,6 +207,20 @@ def test_an_aborted_import_shows_the_held_text(tmp_path):
     assert done.stderr == 'F0000 00:00:2 feature.cc:2] no AVX\n'
 
 
+def test_a_library_that_cannot_be_loaded_is_reported_in_one_line(tmp_path):
+    """As with a limit on memory, or on a system older than the package supports."""
+    package = tmp_path / 'tensorflow'
+    package.mkdir()
+    (package / '__init__.py').write_text('from tensorflow import native')
+    (package / 'native.so').write_text('not a library')
+    done = _python('from program import startup', PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr.count('\n')) == (1, 1), done.stderr
+    assert f'a shared library cannot be loaded ({package}/native.so: ' in done.stderr
+    (package / '__init__.py').write_text('from _ctypes import nothing')
+    done = _python('from program import startup', PYTHONPATH=str(tmp_path))
+    assert 'Traceback' in done.stderr and "cannot import name 'nothing'" in done.stderr
+
+
 @pytest.mark.slow
 def test_starting_writes_no_file():
     """As in a container whose folders are all read-only, even the home folder."""
@@ -316,7 +334,7 @@ def test_names_that_the_locale_cannot_encode(half_bright, tmp_path, environment)
 
 @pytest.mark.parametrize('error, words', [
     (app.UsageError('what to do'), 'what to do'),
-    (FileNotFoundError(2, 'No such file or directory', '/x'), "No such file or directory: '/x'"),
+    (FileNotFoundError(2, 'No such file or directory', '/x'), ": No such file or directory: '/x'"),
     (FloatingPointError('two\nlines'), 'two lines')])
 def test_user_errors_are_reported_in_one_line(error, words):
     def main():

@@ -12,13 +12,16 @@ import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
+from tensorflow.python.tools import freeze_graph
 
 import cifar10
 import cifar10_eval
 import cifar10_export
+import cifar10_input
 import cifar10_multi_gpu_train
 import cifar10_predict
 import cifar10_train
+from datasets import table
 from evaluation import counting
 
 FLAGS = flags.FLAGS
@@ -101,6 +104,35 @@ def test_layers_by_name(scope):
     assert returned.tolist() == got[-1].tolist()
 
 
+@pytest.mark.parametrize('shuffle', [False, True])
+def test_an_input_of_single_records(half_bright, shuffle):
+    """The tutorial's own `distorted_inputs` and `inputs` consist of these calls."""
+    paths = table.CIFAR10.paths(cifar10.data_folder(), eval_data=False)
+    read = cifar10_input.read_cifar10(tf.train.string_input_producer(paths, shuffle=False))
+    image = tf.image.per_image_standardization(tf.cast(read.uint8image, tf.float32))
+    images, labels = cifar10_input._generate_image_and_label_batch(
+        image, read.label, 20, 8, shuffle)
+    assert (images.shape.as_list(), labels.shape.as_list()) == ([8, 32, 32, 3], [8])
+    assert tf.get_collection(tf.GraphKeys.SUMMARIES)
+    with tf.Session() as session:
+        coordinator = tf.train.Coordinator()
+        threads = tf.train.start_queue_runners(session, coordinator)
+        found, classes = session.run([images, labels])
+        coordinator.request_stop()
+        coordinator.join(threads)
+    assert (found[:, :16].mean((1, 2, 3)) > 0).tolist() == (classes == 0).tolist()
+    first = np.fromfile(paths[0], np.uint8).reshape(-1, 3073)[:8, 1:].reshape(8, 3, 32, 32)
+    first = (first - first.mean((1, 2, 3), keepdims=True)) / first.std((1, 2, 3), keepdims=True)
+    assert np.allclose(found, first.transpose(0, 2, 3, 1), atol=1e-4) != shuffle
+
+
+def test_images_in_an_array():
+    logits = cifar10.inference(np.zeros([2, 24, 24, 3]))
+    assert logits.shape.as_list() == [2, 10]
+    with pytest.raises(ValueError, match=r'images have shape \(2, 32, 32, 3\)'):
+        cifar10.inference(np.zeros([2, 32, 32, 3]))
+
+
 @pytest.mark.parametrize('dtype', [np.uint8, np.int16, np.int32, np.int64])
 def test_labels_of_any_integer_type(dtype):
     loss = cifar10.loss(tf.zeros([2, 10]), tf.constant([0, 9], dtype))
@@ -121,6 +153,18 @@ def test_a_graph_frozen_by_the_name_of_its_logits(trained):
         logits, = tf.import_graph_def(frozen, return_elements=['softmax_linear/softmax_linear:0'])
         np.testing.assert_allclose(session.run(logits, {'import/images:0': fed}), expected,
                                    atol=1e-5)
+
+
+def test_tensorflows_program_that_freezes_a_graph(trained, tmp_path):
+    """The remedy of docs/differences.md: it cannot match resource variables with a GraphDef."""
+    checkpoint = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
+    freeze_graph.freeze_graph(
+        '', '', True, checkpoint, 'softmax_linear/softmax_linear', '', '',
+        str(tmp_path / 'frozen.pb'), True, '', input_meta_graph=checkpoint + '.meta')
+    frozen = tf.GraphDef.FromString((tmp_path / 'frozen.pb').read_bytes())
+    logits, = tf.import_graph_def(frozen, return_elements=['softmax_linear/softmax_linear:0'])
+    assert logits.shape.as_list() == [8, 10]
+    assert not [node.name for node in frozen.node if node.op == 'VarHandleOp']
 
 
 def tower(scope, images, labels):
@@ -289,9 +333,19 @@ cifar10_eval.evaluate()
 '''
 
 
+OWN_FLAGS = '''
+tf.app.flags.DEFINE_float('learning_rate', 0.5, 'As many programs define it.')
+tf.app.flags.DEFINE_string('dataset', 'cifar10', '')
+print(tf.app.flags.FLAGS.learning_rate, cifar10.FLAGS.batch_size)
+with tf.Session() as session:
+    print(session.run(cifar10.learning_rate(tf.constant(0))))
+'''
+
+
 @pytest.mark.parametrize('program, output', [
     (HELPER, "[('conv3/biases', '/device:CPU:0')] 8"), (TRAINER, 'Saved step 1 in '),
-    (EVALUATION, ' on 130 images.')], ids=['helper', 'trainer', 'evaluation'])
+    (EVALUATION, ' on 130 images.'), (OWN_FLAGS, '0.5 8\n0.5\n')],
+    ids=['helper', 'trainer', 'evaluation', 'own flags'])
 def test_the_command_line_is_parsed_on_first_use(request, program, output):
     request.getfixturevalue('trained' if program is EVALUATION else 'half_bright')
     folders = [f'--data_dir={FLAGS.data_dir}']
@@ -304,6 +358,41 @@ def test_the_command_line_is_parsed_on_first_use(request, program, output):
     done = spawn.run(['-c', start + program, '--batch_size=8', *folders], capture_output=True)
     assert done.returncode == 0, done.stderr
     assert output in done.stdout
+
+
+HOSTED = '''
+import sys; sys.path.insert(0, sys.argv.pop(1))
+sys.argv[0] = 'ipykernel_launcher.py'
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+import cifar10
+tf.app.flags.FLAGS(['notebook'])
+cifar10.FLAGS.batch_size = 16
+with tf.Session() as session:
+    logits = cifar10.inference(tf.zeros([cifar10.FLAGS.batch_size, 24, 24, 3]))
+    session.run(tf.global_variables_initializer())
+    print(session.run(logits).shape)
+'''
+
+
+def test_a_notebook_has_a_command_line_of_its_own():
+    """The remedy of docs/differences.md; without it, TensorFlow refuses the flag -f."""
+    done = spawn.run(['-c', HOSTED, spawn.ROOT, '-f', 'kernel.json'], capture_output=True)
+    assert (done.returncode, done.stdout) == (0, '(16, 10)\n'), done.stderr
+    done = spawn.run(['-c', HOSTED.replace("tf.app.flags.FLAGS(['notebook'])", ''), spawn.ROOT,
+                      '-f', 'kernel.json'], capture_output=True)
+    assert "Unknown command line flag 'f'" in done.stderr
+
+
+def test_the_value_of_a_variable_by_name():
+    """The remedy of docs/differences.md."""
+    cifar10.inference(tf.zeros([1, 24, 24, 3]))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        value = session.run('conv1/weights/Read/ReadVariableOp:0')
+        with tf.variable_scope('conv1', reuse=True):
+            np.testing.assert_array_equal(session.run(tf.get_variable('weights')), value)
+    assert value.shape == (5, 5, 3, 64)
 
 
 def copy_with(folder, name, edits):

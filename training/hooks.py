@@ -376,6 +376,31 @@ class ParametersHook(tf.train.SessionRunHook):
                          {variable.op.name for variable in self._variables if variable.trainable})
 
 
+class CheckpointTimer:
+    """When the next checkpoint is due: a number of seconds, or of steps, after the last one.
+
+    `tf.train.SecondOrStepTimer` reads the time of day: if that were set back by an hour, no
+    checkpoint would be saved for an hour.
+    """
+
+    def __init__(self, seconds, steps=None, clock=time.monotonic):
+        """`steps`, if not None, replaces `seconds`. `clock` returns seconds."""
+        self._seconds = seconds
+        self._steps = steps
+        self._clock = clock
+        self.saved_step = None
+
+    def is_due(self, step):
+        """Whether to save a checkpoint after this step; `saved` was called at least once."""
+        if self._steps is not None:
+            return step >= self.saved_step + self._steps
+        return step > self.saved_step and self._clock() >= self._saved_time + self._seconds
+
+    def saved(self, step):
+        """Starts to wait for the next checkpoint after the one of this step."""
+        self.saved_step, self._saved_time = step, self._clock()
+
+
 class CheckpointHook(tf.train.SessionRunHook):
     """Saves a checkpoint at the start, when `timer` is due, and at the end; writes `graph.pbtxt`.
 
@@ -385,7 +410,7 @@ class CheckpointHook(tf.train.SessionRunHook):
     """
 
     def __init__(self, steps, variables, saver, timer, metrics_hook, folder):
-        """`timer` is a `tf.train.SecondOrStepTimer`."""
+        """`timer` is a `CheckpointTimer`."""
         self._steps = steps
         self._variables = variables
         self._saver = saver
@@ -409,11 +434,11 @@ class CheckpointHook(tf.train.SessionRunHook):
         self._save(session)
 
     def after_run(self, run_context, run_values):
-        if self._timer.should_trigger_for_step(self._steps.made):
+        if self._timer.is_due(self._steps.made):
             self._save(run_context.session)
 
     def end(self, session):
-        if self._steps.made != self._timer.last_triggered_step():
+        if self._steps.made != self._timer.saved_step:
             self._save(session)
         console.line(f'Saved step {self._steps.made} in {self._folder}.')
 
@@ -426,4 +451,4 @@ class CheckpointHook(tf.train.SessionRunHook):
                                 f'{variable.op.name} is not finite')
         self._metrics.write_row()
         self._saver.save(session, os.path.join(self._folder, names.CHECKPOINT), global_step=step)
-        self._timer.update_last_triggered_step(step)
+        self._timer.saved(step)

@@ -147,9 +147,7 @@ def _leaders_hooks(steps, pace, loss, scaffold, variables, caught):
     rate = next(iter(tf.get_collection('learning_rate')), None)
     error = _mean_error()
     metrics = hooks.MetricsHook(steps, pace, loss, error, rate, folder)
-    timer = tf.train.SecondOrStepTimer(
-        None if FLAGS.save_checkpoint_steps else FLAGS.save_checkpoint_secs,
-        FLAGS.save_checkpoint_steps)
+    timer = hooks.CheckpointTimer(FLAGS.save_checkpoint_secs, FLAGS.save_checkpoint_steps)
     found = [
         hooks.LossHook(steps, loss, pace.examples_per_step, FLAGS.log_frequency, folder),
         hooks.SummaryHook(steps, scaffold, folder),
@@ -246,7 +244,12 @@ def first_step():
 
 
 def steps_left():
-    """Whether the run in `--train_dir` has steps left; prints a line if not."""
+    """Whether the run in `--train_dir` has steps left; prints a line if not.
+
+    Raises:
+        app.UsageError: `--train_dir` cannot hold this run. Better now than after a download.
+    """
+    run_folder.check_path(FLAGS.train_dir)
     if FLAGS.restart:
         return True
     _check_same_run()

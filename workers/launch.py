@@ -119,10 +119,11 @@ def _start_one(rank, common):
 def _show(rank, stream):
     """Starts a thread that copies lines to standard error with the worker's rank; returns it."""
     def copy():
-        for line in stream:
-            if line.strip():
-                text = line.decode(errors='replace').rstrip().expandtabs()
-                console.note(f'[worker {rank}] {text}')
+        with stream:
+            for line in stream:
+                if line.strip():
+                    text = line.decode(errors='replace').rstrip().expandtabs()
+                    console.note(f'[worker {rank}] {text}')
     thread = threading.Thread(target=copy, daemon=True)
     thread.start()
     return thread
