@@ -165,7 +165,10 @@ def curves(stream):
         if evaluated:
             errors.append((f'{name}, evaluation', number, 's',
                            {step: 1 - value for step, value in evaluated.items()}))
-    pictures.curves(stream, losses, errors)
+    pictures.curves(stream, [10, 4.2], [
+        (losses, 'loss: cross entropy + weight decay', 'loss (nats), mean since the previous point',
+         'step'),
+        (errors, 'error: 1 - precision @ 1', 'error (fraction of images)', 'step')])
 
 
 def validation(stream):
@@ -174,7 +177,10 @@ def validation(stream):
     for number, (name, run) in enumerate(_named_runs()):
         for panel, points in zip((raw, averaged), _validations(run)):
             panel.append((name, number, '.', points))
-    pictures.validations(stream, raw, averaged)
+    pictures.curves(stream, [8, 4], [
+        (shown, f'validation error, {weights} weights', 'fraction of images',
+         'epochs: passes over the images')
+        for shown, weights in ((raw, 'raw'), (averaged, 'averaged'))], same_scale=True)
 
 
 def _validations(run):
@@ -206,7 +212,8 @@ def sparsity(stream):
     if not lines:
         raise app.UsageError(f'{run} has no event file with {tags[0]}: choose another run with '
                              '--runs')
-    pictures.lines(stream, lines, 'Sparsity of the output of each layer', 'fraction of zeros')
+    pictures.curves(stream, [7, 4], [
+        (lines, 'Sparsity of the output of each layer', 'fraction of zeros', 'step')])
 
 
 def _over_many_steps(rows):

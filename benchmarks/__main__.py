@@ -6,8 +6,8 @@ Takes about fifteen minutes. All sides run in turn, A B A B, so that drift of th
 each. A figure is the median of n, with the range of the middle half. Run nothing else at the same
 time.
 
-The tutorial has no counterpart of any other --net. Then only the step, beside the floor of the
-network's own products, and the start are measured, which takes about two minutes.
+The tutorial has only one network. With another --net, only the start is measured, and the step next
+to the floor of that network's products, which takes about two minutes.
 """
 import collections
 import functools
@@ -90,26 +90,28 @@ def start_rows(options):
     """Seconds until the line of step 0: one process, beside two workers."""
     rows = []
     for net in _NETS if options.net == 'tutorial' else [options.net]:
-        imports, alone, together = [], [], []
-        for _ in range(options.turns):
-            imports.append(_import_seconds())
-            alone.append(children.seconds_to_step_0('cifar10_train.py', options, net=net))
-            together.append(children.seconds_to_step_0(
-                'cifar10_distributed_train.py', options, net=net, num_workers=2))
+        to_step_0 = functools.partial(children.seconds_to_step_0, options=options, net=net)
+        imports, *sides = children.in_turn(
+            {'import': _import_seconds,
+             'one process': functools.partial(to_step_0, 'cifar10_train.py'),
+             'two workers': functools.partial(
+                 to_step_0, 'cifar10_distributed_train.py', num_workers=2)},
+            options.turns).values()
         rows += _with_and_without_import(
-            f'start to step 0, {net}, beside two workers', (alone, together), imports)
+            f'start to step 0, {net}, beside two workers', sides, imports)
     return rows
 
 
 def tower_rows(options):
     """Two towers, in the first column, beside one of twice the batch."""
-    steps, towers, single = options.steps // 2, [], []
-    for _ in range(options.turns):
-        towers.append(children.rate(children.measure(
-            'train', 'towers', options, steps=steps, num_gpus=2)))
-        single.append(children.rate(children.measure(
-            'train', 'ours', options, steps=steps, batch_size=2 * options.batch_size)))
-    return [Row('two towers, beside one of twice the batch', 'images/s', towers, single, True)]
+    train = functools.partial(
+        children.measure, 'train', options=options, steps=options.steps // 2)
+    found = children.in_turn(
+        {'two towers': lambda: train('towers', num_gpus=2),
+         'one of twice the batch': lambda: train('ours', batch_size=2 * options.batch_size)},
+        options.turns)
+    return [Row('two towers, beside one of twice the batch', 'images/s',
+                *([children.rate(run) for run in runs] for runs in found.values()), True)]
 
 
 def evaluate_rows(options):

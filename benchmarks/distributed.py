@@ -1,4 +1,4 @@
-"""Compares two workers, on a core each, with two runs that share nothing, and with PyTorch's.
+"""Compares two workers, one core each, with two independent runs, and with PyTorch.
 
     python -m benchmarks.distributed --data_dir=/tmp/cifar10_data
     python -m benchmarks.distributed --data_dir=/tmp/cifar10_data --cases default late --link

@@ -1,4 +1,4 @@
-"""Measures one thing in a process of its own, and prints the result as a line of JSON.
+"""Measures one thing in its own process, and prints the result as a line of JSON.
 
     python -m benchmarks.measure --what=train --side=ours --steps=200
 

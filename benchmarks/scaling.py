@@ -31,7 +31,7 @@ _REPEATS = 50
 
 def main(me):
     if me.size == 1:
-        raise app.UsageError('one worker has nobody to average with: pass --num_workers=2')
+        raise app.UsageError('there is one worker; expected at least two: pass --num_workers=2')
     with rendezvous.join(me, {}) as peers, collectives.failures_of(peers):
         rows = _measure(collectives.Group(me.rank, me.size), peers)
     if me.rank == 0:

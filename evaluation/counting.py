@@ -90,31 +90,29 @@ class Evaluation:
             errors.DataError: a record file was replaced by a damaged one.
         """
         step = checkpoints.step(checkpoint)
-        return self._run(
-            lambda session: self._model.load(
-                checkpoint, session, self._use_moving_averages, self._advice), step, summarise)
+        values = self._model.read(checkpoint, self._use_moving_averages, self._advice)
+        return self.count(values, self._use_moving_averages, step, summarise)
 
-    def count(self, values, use_moving_averages, caught=()):
-        """Evaluates values that another session holds.
+    def count(self, values, use_moving_averages, step=None, summarise=False, caught=()):
+        """Evaluates values of the variables, in a session of its own.
 
         Args:
             values: dictionary from name of a variable or average to array; other items are ignored.
             use_moving_averages: whether to use the moving averages.
+            step: global step of the values, for the `Result`.
+            summarise: whether to make the summaries of the first batch.
             caught: list of caught signals; the evaluation stops when one is added.
 
         Returns:
-            A `Result` without step and summary; None if a signal stopped the evaluation.
-        """
-        return self._run(
-            lambda session: self._model.assign(values, session, use_moving_averages),
-            caught=caught)
+            A `Result`; None if a signal stopped the evaluation.
 
-    def _run(self, load, step=None, summarise=False, caught=()):
-        """Counts in a new session, whose variables the function `load` sets."""
+        Raises:
+            errors.DataError: a record file was replaced by a damaged one.
+        """
         with cifar10.damage_reported(), \
                 tf.Session(graph=self.graph, config=devices.session_config()) as session:
             session.run(self._initialiser)
-            load(session)
+            self._model.assign(values, session, use_moving_averages)
             with _queues_running(session):
                 confusion, summary = self._count(session, summarise, caught)
         if caught:

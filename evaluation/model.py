@@ -75,31 +75,21 @@ class Model:
             use_moving_averages: whether to use the moving averages.
 
         Raises:
-            app.UsageError, checkpoints.Unreadable: see `load`.
+            app.UsageError, checkpoints.Unreadable: see `checkpoints.values_for`.
         """
+        values = self.read(path, use_moving_averages,
+                           "Pass the run's --net and --dataset, or use the raw weights with "
+                           '--use_moving_averages=false')
         with tf.Session(graph=self.graph, config=devices.session_config()) as session:
-            self.load(path, session, use_moving_averages,
-                      "Pass the run's --net and --dataset, or use the raw weights with "
-                      '--use_moving_averages=false')
+            self.assign(values, session, use_moving_averages)
             yield session
 
-    def load(self, path, session, use_moving_averages, advice):
-        """Sets the variables to the values in a checkpoint.
-
-        Args:
-            path: path of the checkpoint, without `.index`.
-            session: the session that holds the variables.
-            use_moving_averages: whether to use the moving averages.
-            advice: what the user can do if the checkpoint does not fit; ends the error's message.
-
-        Raises:
-            app.UsageError: the checkpoint does not fit; the message names the variables.
-            checkpoints.Unreadable: the checkpoint was removed in the meantime.
-        """
-        self._loader.load(path, self._variables[use_moving_averages], session, advice)
+    def read(self, path, use_moving_averages, advice):
+        """The values of the variables in a checkpoint; see `checkpoints.values_for`."""
+        return checkpoints.values_for(path, self._variables[use_moving_averages], advice)
 
     def assign(self, values, session, use_moving_averages):
-        """Sets the variables to values from elsewhere.
+        """Sets the variables to values.
 
         Args:
             values: dictionary from name of a variable or average to array; other items are ignored.

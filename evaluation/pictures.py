@@ -60,50 +60,35 @@ def grid(stream, rows, title, row_names=None):
     figure.savefig(stream, format='png')
 
 
-def curves(stream, losses, errors):
-    """Writes a PNG with losses and errors by step to a binary stream or path.
+def curves(stream, size, panels, same_scale=False):
+    """Writes a PNG with panels of curves, side by side, to a binary stream or path.
 
-    Both are lists of curves, (name, run, marker, points): the name in the legend, the index of the
-    run for the colour, a Matplotlib marker or None, and {step: value}.
+    Args:
+        size: width and height of the picture, in inches of 100 pixels.
+        panels: list of (curves, title, label of the y axis, label of the x axis). A curve is (name,
+            run, marker, points): the name in the legend, the index of the run for the colour, a
+            Matplotlib marker or None, and {x: y}.
+        same_scale: whether the panels share the y axis and the label of the first.
     """
-    figure = _figure([10, 4.2])
-    panels = figure.subplots(1, 2)
-    _panel(panels[0], losses, 'loss: cross entropy + weight decay',
-           'loss (nats), mean since the previous point')
-    _panel(panels[1], errors, 'error: 1 - precision @ 1', 'error (fraction of images)')
+    figure = _figure(size)
+    row = figure.subplots(1, len(panels), sharey=same_scale, squeeze=False)[0]
+    for axes, panel in zip(row, panels):
+        _panel(axes, *panel)
+    if same_scale:
+        for axes in row[1:]:
+            axes.set_ylabel(None)
     figure.savefig(stream, format='png')
 
 
-def validations(stream, raw, averaged):
-    """Writes a PNG with validation errors by epoch, of the raw weights and of their averages.
-
-    Both are lists of curves as for `curves`, with {epoch: error} instead.
-    """
-    figure = _figure([8, 4])
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, shown, what in zip(panels, (raw, averaged), ('raw weights', 'averaged weights')):
-        _panel(axes, shown, f'validation error, {what}', 'fraction of images',
-               'epochs: passes over the images')
-    panels[1].set_ylabel(None)  # That of the left panel.
-    figure.savefig(stream, format='png')
-
-
-def lines(stream, shown, title, unit):
-    """Writes a PNG with one panel; arguments as for `curves`, and the unit of the values."""
-    figure = _figure([7, 4])
-    _panel(figure.subplots(), shown, title, unit)
-    figure.savefig(stream, format='png')
-
-
-def _panel(axes, shown, title, unit, unit_of_x='step'):
+def _panel(axes, shown, title, y_label, x_label):
     for name, run, marker, points in shown:
         lone = 's' if len(points) == 1 else None  # A single point is not a visible line.
         axes.plot(list(points), list(points.values()), label=name, marker=marker or lone,
                   markersize=4, color=_COLOURS[run % len(_COLOURS)],
                   linewidth=2 if marker else 1.2, linestyle='--' if marker == 'o' else '-')
     axes.set_title(title, fontsize=11)
-    axes.set_xlabel(unit_of_x)
-    axes.set_ylabel(unit)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
     if shown:
         axes.legend(fontsize=8)

@@ -48,7 +48,8 @@ class Validation:
         """
         console.progress(f'step {step}: validating on {self._evaluation.total} images')
         values = session.run(self._variables)
-        results = [self._evaluation.count(values, use, self._caught) for use in (False, True)]
+        results = [self._evaluation.count(values, use, caught=self._caught)
+                   for use in (False, True)]
         if None in results:
             console.line(f'Skipped the validation at step {step}.')
             return None

@@ -182,10 +182,6 @@ class Loader:
                 variable.assign(self._placeholders[variable.op.name], read_value=False)
                 for variable in variables])
 
-    def load(self, path, variables, session, advice):
-        """Assigns the values in a checkpoint: `assign` and `values_for`, which also raises."""
-        self.assign(values_for(path, variables, advice), variables, session)
-
     def assign(self, values, variables, session):
         """Assigns values, {name: array}, to all variables of this loader, {name: variable}."""
         session.run(self._assign, {

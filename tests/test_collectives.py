@@ -12,9 +12,8 @@ import tensorflow.compat.v1 as tf
 from benchmarks import link
 import cifar10
 from program import cores
+from training import solo
 from workers import collectives
-
-ALONE = collectives.Group()
 
 
 def pairs(*shapes, dtypes=None):
@@ -73,12 +72,12 @@ def test_a_bucket_has_one_type_whose_bytes_count():
 
 def test_a_single_worker_exchanges_nothing():
     gradients = pairs([3], [2]) + [(None, tf.get_variable('unused', [1]))]
-    means = collectives.all_reduce_mean(gradients, ALONE)
-    assert [variable.op.name for _, variable in means] == ['v0', 'v1']
-    losses = collectives.mean_losses({'b': tf.constant(3), 'a': tf.constant(0.5)}, ALONE)
-    with tf.Session() as session:
-        assert session.run(losses) == {'a': 0.5, 'b': 3.0}
-        session.run(collectives.broadcast([gradients[0][1]], ALONE))
+    losses = {'b': tf.constant(3), 'a': tf.constant(0.5)}
+    built = tf.get_default_graph().get_operations()
+    assert solo.ALONE.mean_gradients(gradients) == gradients
+    assert solo.ALONE.mean_losses(losses) == losses
+    assert solo.ALONE.agree('the data', {'images': 7}, value=3) == 3
+    assert tf.get_default_graph().get_operations() == built
 
 
 def test_layout_is_sorted_and_omits_variables_without_a_gradient():

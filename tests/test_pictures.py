@@ -58,7 +58,8 @@ def test_images_of_one_colour_do_not_divide_by_zero():
 
 
 def test_curves_have_a_colour_for_each_run(tmp_path):
-    pictures.curves(tmp_path / 'a.png', [('a', 0, None, {1: 2.0, 3: 1.0})],
-                    [('a', 0, 's', {1: 0.5}), ('b', 1, 'o', {1: 0.5, 3: 0.4})])
+    pictures.curves(tmp_path / 'a.png', [10, 4.2], [
+        ([('a', 0, None, {1: 2.0, 3: 1.0})], 'loss', 'nats', 'step'),
+        ([('a', 0, 's', {1: 0.5}), ('b', 1, 'o', {1: 0.5, 3: 0.4})], 'error', 'fraction', 'step')])
     image = pixels(tmp_path / 'a.png')
     assert middle_of(image, [0x00, 0x72, 0xB2])[1] < middle_of(image, [0xD5, 0x5E, 0x00])[1]

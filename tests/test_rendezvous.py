@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import re
 import resource
@@ -23,6 +24,7 @@ from workers import cluster
 from workers import collectives
 from workers import connection
 from workers import identity
+from workers import listener
 from workers import ports
 from workers import rendezvous
 from workers import watch
@@ -488,6 +490,39 @@ def test_a_silent_connection_is_closed_while_worker_0_still_waits():
     assert met[1] is None, met[1]
     assert isinstance(met[0], watch.Meeting) and isinstance(met[2], watch.Meeting), met
     together(met[0].leave, met[2].leave)
+
+
+def test_a_connection_that_is_dropped_to_make_room_may_have_sent_something():
+    """Worker 0 has no file descriptor for the third, and drops the first before reading from it."""
+    me = workers(2)[0]
+    with contextlib.closing(listener.Listener(me)) as accepting, contextlib.ExitStack() as stack:
+        first, _ = [stack.enter_context(reached(connection.split_address(me.meeting)))
+                    for _ in range(2)]
+        while len(accepting._strangers) < 2:
+            accepting.wait(10.0)
+        oldest = next(iter(accepting._strangers))
+        first.sendall(b'nonsense\n')
+        stack.enter_context(reached(connection.split_address(me.meeting)))
+        select.select([oldest], [], [], 10.0)
+        with without_file_descriptors():
+            accepting.wait(10.0)
+            assert accepting.no_room == 'Too many open files'
+            assert oldest not in accepting._strangers
+        accepting.wait(10.0)
+        assert len(accepting._strangers) == 2
+
+
+@contextlib.contextmanager
+def without_file_descriptors():
+    """In this context, this process cannot open more files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def reached(address):

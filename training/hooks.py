@@ -54,33 +54,20 @@ class StepCounter(tf.train.SessionRunHook):
 
 
 class StopHook(tf.train.SessionRunHook):
-    """Stops after the last step, or at once if the run resumes there."""
+    """Stops after the running step, or before the first, when a function returns true.
 
-    def __init__(self, steps, max_steps):
-        self._steps = steps
-        self._max_steps = max_steps
+    `tf.train.StopAtStepHook` makes one more step if a run resumes at its last one.
+    """
+
+    def __init__(self, is_over):
+        self._is_over = is_over
 
     def after_create_session(self, session, coord):
-        if self._steps.made >= self._max_steps:
+        if self._is_over():
             coord.request_stop()
 
     def after_run(self, run_context, run_values):
-        if self._steps.made >= self._max_steps:
-            run_context.request_stop()
-
-
-class SignalHook(tf.train.SessionRunHook):
-    """Stops after the running step when a signal was caught."""
-
-    def __init__(self, caught):
-        self._caught = caught
-
-    def after_create_session(self, session, coord):
-        if self._caught:
-            coord.request_stop()
-
-    def after_run(self, run_context, run_values):
-        if self._caught:
+        if self._is_over():
             run_context.request_stop()
 
 

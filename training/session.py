@@ -134,7 +134,7 @@ def _monitored_session(loss, examples_per_step, scaffold, variables, caught, tea
     all_hooks = [
         *team.hooks(caught),  # First: worker 0 broadcasts the global step to the counters.
         steps,
-        hooks.StopHook(steps, FLAGS.max_steps),
+        hooks.StopHook(lambda: steps.made >= FLAGS.max_steps),
         hooks.DataHook(steps, cifar10.data_set(), cifar10.data_folder()),
         *(_leaders_hooks(steps, pace, loss, scaffold, variables, caught) if team.leads else []),
         *team.hooks_after(steps, pace)]
@@ -331,7 +331,9 @@ def _resume(session_, saver, loader, variables):
     latest = checkpoints.latest(FLAGS.train_dir)
     if latest:
         console.line(f'Resuming from {latest}.')
-        loader.load(latest, {variable.op.name: variable for variable in variables}, session_,
-                    'Choose another --train_dir, or start over with --restart')
+        by_name = {variable.op.name: variable for variable in variables}
+        values = checkpoints.values_for(
+            latest, by_name, 'Choose another --train_dir, or start over with --restart')
+        loader.assign(values, by_name, session_)
         older = checkpoints.candidates(FLAGS.train_dir)  # Damaged ones precede the latest.
         saver.recover_last_checkpoints(older[older.index(latest):][::-1])

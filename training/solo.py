@@ -51,7 +51,7 @@ class Solo:
 
     def hooks(self, caught):
         """Hooks before all others; `caught` is the list of signals that this worker caught."""
-        return [hooks.SignalHook(caught)]
+        return [hooks.StopHook(lambda: bool(caught))]
 
     def hooks_after(self, steps, pace):
         """Hooks after all others, given the `StepCounter` and the `Pace`."""

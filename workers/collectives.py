@@ -52,11 +52,11 @@ class Group:
 
     Attributes:
         rank: int, the index of this worker, from 0.
-        size: int, the number of workers; a single one keeps its own values.
+        size: int, the number of workers, at least 2; `solo.Solo` is a single one.
         on_gpu: whether gradients are averaged on GPUs, by NCCL.
     """
-    rank: int = 0
-    size: int = 1
+    rank: int
+    size: int
     on_gpu: bool = False
 
 
@@ -92,8 +92,6 @@ def all_reduce_mean(gradients, group, bucket_mb=4.0, overlap=True, compress='non
     """
     pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in gradients
              if gradient is not None]
-    if group.size == 1:
-        return pairs
     means, after = [], [] if overlap else [gradient for gradient, _ in pairs]
     for bucket in buckets(pairs[::-1], bucket_mb):
         own = [gradient for gradient, _ in bucket]
@@ -150,10 +148,9 @@ def mean_losses(losses, group):
     """
     names = sorted(losses)
     values = tf.stack([tf.cast(losses[name], tf.float32) for name in names])
-    if group.size > 1:
-        # Always on the CPU, since the data is small.
-        values = _reduce_mean(values, dataclasses.replace(group, on_gpu=False), _LOSSES)
-    return dict(zip(names, tf.unstack(values)))
+    # Always on the CPU, since the data is small.
+    means = _reduce_mean(values, dataclasses.replace(group, on_gpu=False), _LOSSES)
+    return dict(zip(names, tf.unstack(means)))
 
 
 def broadcast(variables, group):
@@ -161,8 +158,6 @@ def broadcast(variables, group):
 
     All workers of the `Group` must run it, with the same variables.
     """
-    if group.size == 1:
-        return tf.no_op()
     operations = []
     for key, variable in enumerate(sorted(variables, key=lambda v: v.op.name), _BROADCAST):
         common = {'group_size': group.size, 'group_key': _CPUS, 'instance_key': key}

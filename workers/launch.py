@@ -14,15 +14,14 @@ from absl import app
 from program import console
 from program import errors
 from program import devices
+from training import signals
 from workers import cluster
 from workers import collectives
 from workers import ports
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 # Exit codes of a regular end: success, or a stop by one of the signals. The other workers then end
 # by themselves, while worker 0 may still be saving.
-_STOPPED = {128 + number for number in _SIGNALS}
+_STOPPED = {128 + number for number in signals.SIGNALS}
 _ORDERLY = {0, *_STOPPED}
 
 _GRACE = 5.0  # Seconds in which the other workers can end by themselves after a failure.
@@ -74,25 +73,22 @@ def start(count):
             for process in processes:
                 process.send_signal(number)
 
-        earlier = {number: signal.signal(number, pass_on) for number in _SIGNALS
-                   if signal.getsignal(number) is not signal.SIG_IGN}
-        try:
-            for rank in range(count):
-                processes.append(_start_one(rank, common))
-                if rank:
-                    threads.append(_show(rank, processes[rank].stderr))
-                if caught:  # The signal may have come before this worker was in the list.
-                    processes[rank].send_signal(caught[0])
-                    break
-            code = _wait(processes)
-            # Workers may stop with another code, if another worker stopped them first.
-            return 128 + caught[0] if caught and code in _STOPPED else code
-        finally:
-            _kill(processes)
-            for thread in threads:
-                thread.join()
-            for number, handler in earlier.items():
-                signal.signal(number, handler)
+        with signals.handled(pass_on):
+            try:
+                for rank in range(count):
+                    processes.append(_start_one(rank, common))
+                    if rank:
+                        threads.append(_show(rank, processes[rank].stderr))
+                    if caught:  # The signal may have come before this worker was in the list.
+                        processes[rank].send_signal(caught[0])
+                        break
+                code = _wait(processes)
+                # Workers may stop with another code, if another worker stopped them first.
+                return 128 + caught[0] if caught and code in _STOPPED else code
+            finally:
+                _kill(processes)
+                for thread in threads:
+                    thread.join()
 
 
 def end_with_parent():

@@ -1,6 +1,6 @@
 """Worker 0's port: accepts workers that identify themselves, and drops all other connections."""
 import errno
-import selectors
+import multiprocessing.connection
 import time
 
 from absl import app
@@ -39,8 +39,6 @@ class Listener:
         self._socket = ports.reserve(port, host if host.startswith('127.') else '')
         self._socket.setblocking(False)  # A peer may be gone again before `accept`.
         self._socket.listen(1024)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._socket, selectors.EVENT_READ)
 
     def wait(self, seconds):
         """Waits for connections and messages, for at most some seconds.
@@ -48,17 +46,17 @@ class Listener:
         Raises:
             app.UsageError: a worker in `hellos` ended; the message names it.
         """
-        for key, _ in self._selector.select(seconds):
-            if key.fileobj is self._socket:
+        for ready in multiprocessing.connection.wait(
+                [self._socket, *self._strangers, *self.hellos], seconds):
+            if ready is self._socket:
                 self._accept()
-            elif key.fileobj.fileno() >= 0:  # Not dropped to make room for another.
-                self._receive(key.fileobj)
+            elif ready in self._strangers or ready in self.hellos:  # Not dropped to make room.
+                self._receive(ready)
         self._drop_strangers()
 
     def close(self):
         """Stops listening, and closes all connections except those in `hellos`."""
         self._drop_strangers(0)
-        self._selector.close()
         self._socket.close()
 
     def _accept(self):
@@ -72,7 +70,6 @@ class Listener:
             return
         connection = connection_.Connection(socket_)
         self._strangers[connection] = time.monotonic()
-        self._selector.register(connection, selectors.EVENT_READ)
         connection.send(protocol=identity.PROTOCOL, nonce=connection.nonce)
 
     def _receive(self, connection):
@@ -99,5 +96,4 @@ class Listener:
 
     def _drop(self, connection):
         del self._strangers[connection]
-        self._selector.unregister(connection)
         connection.close()

@@ -1,10 +1,10 @@
 """Reserves ports, and closes TensorFlow's to other machines if all workers meet on loopback.
 
-`tf.train.Server` listens on every interface, whatever its address is, and executes whatever it is
-sent. Neither TensorFlow nor gRPC has a setting for that. So the listening socket is bound to the
-loopback device afterwards; Linux then refuses connections to all other addresses. Since Linux 5.7
-any user may do this. A filter on the socket (SO_ATTACH_FILTER) would work as well, but newer
-kernels allow it only to privileged users.
+`tf.train.Server` listens on every interface, regardless of its address, and executes every graph
+that it receives. Neither TensorFlow nor gRPC has a setting for that. So the listening socket is
+bound to the loopback device afterwards; Linux then refuses connections to all other addresses.
+Since Linux 5.7 any user may do this. A filter on the socket (SO_ATTACH_FILTER) would work as well,
+but newer kernels allow it only to privileged users.
 """
 import contextlib
 import ipaddress

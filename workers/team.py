@@ -15,10 +15,10 @@ FLAGS = flags.FLAGS
 
 @contextlib.contextmanager
 def joined(me, facts):
-    """Yields the team of this worker, once all of its workers have met.
+    """Yields this worker's team once all workers have met; `solo.ALONE` if it is the only one.
 
     Args:
-        me: the `cluster.Cluster`. Alone, a worker meets nobody.
+        me: the `cluster.Cluster`.
         facts: dictionary from name to JSON value, which must be the same for all workers.
 
     Raises:

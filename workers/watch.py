@@ -1,12 +1,12 @@
 """Workers that have met: they watch one another, and wait for one another at barriers.
 
-TensorFlow's own errors rarely name the worker that failed, and a frozen worker would end a step
-only by a time limit, just like a worker 0 that takes long to validate. So a thread sends
-heartbeats, however long a step takes, and worker 0 announces which worker is lost.
+TensorFlow's own errors rarely name the worker that failed. Nor can a time limit for steps
+distinguish a frozen worker from a worker 0 that is still validating. So a thread sends heartbeats,
+however long a step takes, and worker 0 announces which worker is lost.
 """
 import contextlib
+import multiprocessing.connection
 import os
-import selectors
 import signal
 import sys
 import threading
@@ -61,13 +61,15 @@ class Meeting:
 
     def __exit__(self, kind, error, traceback):
         """Reports an exception to the others; ends the process if a lost worker was the cause."""
-        interrupted = isinstance(error, KeyboardInterrupt)  # One Ctrl-C often reaches several.
+        interrupted = isinstance(error, KeyboardInterrupt)
         if self._over:
             return
         if error is None:
             self.leave()
+        elif self._lost and interrupted:  # One Ctrl-C often reaches several workers.
+            self._end('interrupted', _INTERRUPTED)
         elif self._lost:
-            self._end(*('interrupted', _INTERRUPTED) if interrupted else (self._lost, self._code))
+            self._end(self._lost, self._code)
         elif interrupted:
             self._part(error=f'{self.name(self.rank)} was interrupted', code=_INTERRUPTED)
         else:
@@ -171,16 +173,13 @@ class Meeting:
         """
         beat = _BEAT * self._timeouts.step
         silent = dict.fromkeys(self._connections, 0)  # Own heartbeats since the last message.
-        selector = selectors.DefaultSelector()
-        for peer, connection in self._connections.items():
-            selector.register(connection, selectors.EVENT_READ, peer)
         due = time.monotonic() + beat
         while self._connections:
-            for key, _ in selector.select(max(0.0, due - time.monotonic())):
-                silent[key.data] = 0
-                self._take(key.data, key.fileobj)
-                if key.data not in self._connections:
-                    selector.unregister(key.fileobj)
+            peers = {connection: peer for peer, connection in self._connections.items()}
+            for connection in multiprocessing.connection.wait(
+                    list(peers), max(0.0, due - time.monotonic())):
+                silent[peers[connection]] = 0
+                self._take(peers[connection], connection)
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + beat
