@@ -6,6 +6,7 @@ its import is shared. `Python` starts an ordinary process where a fork would dif
 
 Run as a script, this module is the server: it forks itself when a message arrives.
 """
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -172,6 +173,7 @@ def _start_server(environment):
             [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,  # A fork keeps one thread only.
             env={**environment, 'OPENBLAS_NUM_THREADS': '1'}).pid)
+    atexit.register(server.close)  # Ends the server.
     _servers[_at_start(environment)] = server
 
 
