@@ -115,7 +115,9 @@ def _logits_of_whole_batch(images, batch_size):
     with tf.name_scope('whole_batch'):
         count = tf.shape(images)[0]
         whole = tf.gather(images, tf.range(batch_size) % count)
-    return recipes.chosen().inference(whole, training=False)[:count]
+    logits = recipes.chosen().inference(whole, training=False)
+    with tf.name_scope('whole_batch/'):
+        return logits[:count]
 
 
 def _logits(images):

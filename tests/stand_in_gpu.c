@@ -1,13 +1,15 @@
 /* Stands in for NVIDIA's libraries, so that TensorFlow's GPU code runs on a machine without a GPU.
 
-   TensorFlow opens libcuda, libcudart, libcublas, libcudnn and others by name when it starts. This one
-   library takes the place of all of them. Its "GPUs" keep their memory in the host's: allocations,
-   copies, streams and events work, and every kernel, product and convolution returns at once without
-   writing its output. So what TensorFlow does around the kernels is real (placement, graph passes,
-   copies, errors), and what the GPU would compute is not: memory is zero until something copies to it.
+   TensorFlow opens libcuda, libcudart, libcublas, libcudnn and others by name when it starts. This
+   one library takes the place of all of them. Its "GPUs" keep their memory in the host's:
+   allocations, copies, streams and events work. Every kernel, product and convolution returns at
+   once without writing its output. So what TensorFlow does around the kernels is real (placement,
+   graph passes, copies, errors), and what the GPU would compute is not: memory is zero until
+   something copies to it.
 
    Numbers of attributes and layouts of structures: cuda.h and driver_types.h of CUDA 12.5, and
-   cudnn_graph.h of cuDNN 9.3, the versions that TensorFlow 2.21 is built with.
+   cudnn_graph.h of cuDNN 9.3, the versions that TensorFlow 2.21 is built with. TensorFlow reports a
+   function that is missing here as an error when it calls it.
 
    Variables of the environment:
      STAND_IN_GPUS        how many GPUs there are; 1 by default (CUDA_VISIBLE_DEVICES limits them)
@@ -17,7 +19,6 @@
      STAND_IN_FAIL        functions that fail, and their status: cuInit=100,cudnnCreate=1
      STAND_IN_COUNTS      a file for what the process did, as JSON, written when it exits */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -33,6 +34,7 @@
   int name parameters { int status = failure(#name); if (!status) { __VA_ARGS__; } return status; }
 #define SUCCEED(name) CALL(name, (void), )
 #define CREATE(name) CALL(name, (void **handle), *handle = calloc(1, 512))
+#define DESTROY(name) CALL(name, (void *handle), free(handle))
 
 static long setting(const char *name, long otherwise) {
   const char *value = getenv(name);
@@ -48,6 +50,10 @@ static int failure(const char *name) {
     found += length;
   }
   return 0;
+}
+
+static const char *describe_status(int status) {
+  return status ? "an error of the stand-in" : "success";
 }
 
 static int gpus(void) {
@@ -70,13 +76,14 @@ static void count_copy(int direction, size_t bytes) {
 }
 
 __attribute__((destructor)) static void write_counts(void) {
+  static const char *paths[] = {"to the GPU", "from the GPU", "on the GPU"};
   const char *path = getenv("STAND_IN_COUNTS");
   FILE *file = path ? fopen(path, "w") : NULL;
   if (!file) return;
   fprintf(file, "{\"kernels\": %zu", (size_t)kernels);
   for (int i = 0; i < 3; i++)
-    fprintf(file, ", \"%s\": {\"copies\": %zu, \"bytes\": %zu}",
-            (const char *[]){"to the GPU", "from the GPU", "on the GPU"}[i], (size_t)copies[i], (size_t)copied[i]);
+    fprintf(file, ", \"%s\": {\"copies\": %zu, \"bytes\": %zu}", paths[i], (size_t)copies[i],
+            (size_t)copied[i]);
   fprintf(file, "}\n");
   fclose(file);
 }
@@ -104,7 +111,9 @@ static int attribute(int which, int gpu) {
     case 75: return capability() / 10;
     case 76: return capability() % 10;
     case 81: case 97: return 164 << 10;                  /* shared memory of a multiprocessor */
-    case 31: case 41: case 115: return 1;                /* concurrent kernels; unified addresses; memory pools */
+    case 31: return 1;                                   /* concurrent kernels */
+    case 41: return 1;                                   /* unified addresses */
+    case 115: return 1;                                  /* memory pools */
     default: return 0;
   }
 }
@@ -115,13 +124,15 @@ CALL(cuDeviceGetCount, (int *count), *count = gpus())
 CALL(cuDeviceGet, (int *gpu, int number), *gpu = number)
 CALL(cuDeviceGetName, (char *name, int size, int gpu), snprintf(name, size, "Stand-in GPU"))
 CALL(cuDeviceTotalMem_v2, (size_t *bytes, int gpu), *bytes = memory())
-CALL(cuDeviceGetPCIBusId, (char *id, int size, int gpu), snprintf(id, size, "0000:%02x:00.0", 16 + gpu))
+CALL(cuDeviceGetPCIBusId, (char *id, int size, int gpu),
+     snprintf(id, size, "0000:%02x:00.0", 16 + gpu))
 CALL(cuDeviceGetUuid_v2, (char *uuid, int gpu), memset(uuid, gpu + 1, 16))
 CALL(cuDeviceGetAttribute, (int *value, int which, int gpu), *value = attribute(which, gpu))
 CALL(cuDevicePrimaryCtxGetState, (int gpu, unsigned *flags, int *active), *flags = *active = 0)
 SUCCEED(cuDevicePrimaryCtxSetFlags_v2)
 SUCCEED(cuDevicePrimaryCtxRelease_v2)
-CALL(cuDevicePrimaryCtxRetain, (int **context, int gpu), numbers[gpu] = gpu; *context = numbers + gpu)
+CALL(cuDevicePrimaryCtxRetain, (int **context, int gpu),
+     numbers[gpu] = gpu; *context = numbers + gpu)
 CALL(cuCtxGetCurrent, (int **context), *context = current)
 CALL(cuCtxSetCurrent, (int *context), current = context)
 CALL(cuCtxGetDevice, (int *gpu), *gpu = current ? *current : 0)
@@ -174,18 +185,22 @@ CALL(cuMemPoolCreate, (void **pool, void *properties), *pool = numbers)
 CALL(cuMemPoolGetAttribute, (void *pool, int which, uint64_t *value), *value = 0)
 SUCCEED(cuMemPoolSetAttribute)
 SUCCEED(cuMemPoolSetAccess)
-CALL(cuMemAllocFromPoolAsync, (void **pointer, size_t bytes, void *pool, void *stream), status = allocate(pointer, bytes))
+CALL(cuMemAllocFromPoolAsync, (void **pointer, size_t bytes, void *pool, void *stream),
+     status = allocate(pointer, bytes))
 CALL(cuMemFreeAsync, (void *pointer, void *stream), release(pointer))
-CALL(cuMemHostAlloc, (void **pointer, size_t bytes, unsigned flags), status = posix_memalign(pointer, ALIGNMENT, bytes) ? OUT_OF_MEMORY : 0)
+CALL(cuMemHostAlloc, (void **pointer, size_t bytes, unsigned flags),
+     status = posix_memalign(pointer, ALIGNMENT, bytes) ? OUT_OF_MEMORY : 0)
 CALL(cuMemFreeHost, (void *pointer), free(pointer))
 CALL(cuPointerGetAttribute, (void *value, int which, void *pointer), memset(value, 0, 4))
 
 #define COPY(name, direction) \
-  CALL(name, (void *to, const void *from, size_t bytes), memcpy(to, from, bytes); count_copy(direction, bytes))
+  CALL(name, (void *to, const void *from, size_t bytes), \
+       memcpy(to, from, bytes); count_copy(direction, bytes))
 COPY(cuMemcpyHtoD_v2, 0) COPY(cuMemcpyHtoDAsync_v2, 0)
 COPY(cuMemcpyDtoH_v2, 1) COPY(cuMemcpyDtoHAsync_v2, 1)
 COPY(cuMemcpyDtoD_v2, 2) COPY(cuMemcpyDtoDAsync_v2, 2) COPY(cuMemcpyAsync, 2)
-CALL(cuMemcpyPeerAsync, (void *to, void *context, const void *from, void *other, size_t bytes), memcpy(to, from, bytes); count_copy(2, bytes))
+CALL(cuMemcpyPeerAsync, (void *to, void *context, const void *from, void *other, size_t bytes),
+     memcpy(to, from, bytes); count_copy(2, bytes))
 CALL(cuMemsetD8_v2, (void *to, uint8_t value, size_t count), memset(to, value, count))
 CALL(cuMemsetD8Async, (void *to, uint8_t value, size_t count), memset(to, value, count))
 CALL(cuMemsetD32_v2, (uint32_t *to, uint32_t value, size_t count), while (count--) *to++ = value)
@@ -195,20 +210,22 @@ CALL(cuMemsetD32Async, (uint32_t *to, uint32_t value, size_t count), while (coun
 
 CALL(cuStreamCreate, (void **stream, unsigned flags), *stream = malloc(1))
 CALL(cuStreamCreateWithPriority, (void **stream, unsigned flags, int priority), *stream = malloc(1))
-CALL(cuStreamDestroy_v2, (void *stream), free(stream))
+DESTROY(cuStreamDestroy_v2)
 CALL(cuStreamGetCtx, (void *stream, int **context), *context = current)
 CALL(cuStreamIsCapturing, (void *stream, int *capturing), *capturing = 0)
 CALL(cuLaunchHostFunc, (void *stream, void (*function)(void *), void *data), function(data))
-CALL(cuStreamAddCallback, (void *stream, void (*function)(void *, int, void *), void *data), function(stream, 0, data))
+CALL(cuStreamAddCallback, (void *stream, void (*function)(void *, int, void *), void *data),
+     function(stream, 0, data))
 SUCCEED(cuStreamQuery)
 SUCCEED(cuStreamSynchronize)
 SUCCEED(cuStreamWaitEvent)
 CALL(cuEventCreate, (struct timespec **event, unsigned flags), *event = calloc(1, sizeof **event))
 CALL(cuEventRecord, (struct timespec *event, void *stream), clock_gettime(CLOCK_MONOTONIC, event))
-CALL(cuEventDestroy_v2, (void *event), free(event))
+DESTROY(cuEventDestroy_v2)
 CALL(cuEventElapsedTime, (float *ms, struct timespec *from, struct timespec *to),
      *ms = 1e3f * (to->tv_sec - from->tv_sec) + 1e-6f * (to->tv_nsec - from->tv_nsec))
-CALL(cuEventElapsedTime_v2, (float *ms, struct timespec *from, struct timespec *to), cuEventElapsedTime(ms, from, to))
+CALL(cuEventElapsedTime_v2, (float *ms, struct timespec *from, struct timespec *to),
+     cuEventElapsedTime(ms, from, to))
 SUCCEED(cuEventQuery)
 SUCCEED(cuEventSynchronize)
 CALL(cuModuleLoadDataEx, (void **module), *module = malloc(1))
@@ -232,11 +249,14 @@ SUCCEED(__cudaRegisterFatBinaryEnd)
 SUCCEED(__cudaUnregisterFatBinary)
 SUCCEED(__cudaRegisterFunction)
 SUCCEED(__cudaRegisterVar)
-CALL(__cudaPushCallConfiguration, (uint64_t grid_xy, unsigned grid_z, uint64_t block_xy, unsigned block_z, size_t shared, void *stream),
-     memcpy(launch.grid, &grid_xy, 8); launch.grid[2] = grid_z; memcpy(launch.block, &block_xy, 8); launch.block[2] = block_z;
-     launch.shared = shared; launch.stream = stream)
+CALL(__cudaPushCallConfiguration,
+     (uint64_t grid_xy, unsigned grid_z, uint64_t block_xy, unsigned block_z, size_t shared, void
+      *stream),
+     memcpy(launch.grid, &grid_xy, 8); launch.grid[2] = grid_z; memcpy(launch.block, &block_xy, 8);
+     launch.block[2] = block_z; launch.shared = shared; launch.stream = stream)
 CALL(__cudaPopCallConfiguration, (void *grid, void *block, size_t *shared, void **stream),
-     memcpy(grid, launch.grid, 12); memcpy(block, launch.block, 12); *shared = launch.shared; *stream = launch.stream)
+     memcpy(grid, launch.grid, 12); memcpy(block, launch.block, 12); *shared = launch.shared;
+     *stream = launch.stream)
 CALL(cudaLaunchKernel, (void), kernels++)
 CALL(cudaLaunchKernelExC, (void), kernels++)
 SUCCEED(cudaGetLastError)
@@ -248,14 +268,16 @@ CALL(cudaGetDeviceCount, (int *count), *count = gpus())
 CALL(cudaRuntimeGetVersion, (int *version), *version = 12050)
 CALL(cudaDeviceGetAttribute, (int *value, int which, int gpu), *value = attribute(which, gpu))
 CALL(cudaDeviceGetStreamPriorityRange, (int *least, int *greatest), *least = 0; *greatest = -5)
-CALL(cudaFuncGetAttributes, (int *attributes), memset(attributes, 0, 64); attributes[6] = 1024; attributes[7] = 32)
+CALL(cudaFuncGetAttributes, (int *attributes),
+     memset(attributes, 0, 64); attributes[6] = 1024; attributes[7] = 32)
 CALL(cudaFuncSetAttribute, (void), )
 CALL(cudaGetFuncBySymbol, (const void **function, const void *symbol), *function = symbol)
 CALL(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, (int *blocks), *blocks = 2)
-CALL(cudaMemcpyAsync, (void *to, const void *from, size_t bytes), memcpy(to, from, bytes); count_copy(2, bytes))
+CALL(cudaMemcpyAsync, (void *to, const void *from, size_t bytes),
+     memcpy(to, from, bytes); count_copy(2, bytes))
 CALL(cudaMemsetAsync, (void *to, int value, size_t bytes), memset(to, value, bytes))
-const char *cudaGetErrorString(int error) { return error ? "an error of the stand-in" : "no error"; }
-const char *cudaGetErrorName(int error) { return error ? "cudaErrorOfTheStandIn" : "cudaSuccess"; }
+const char *cudaGetErrorString(int error) { return describe_status(error); }
+const char *cudaGetErrorName(int error) { return describe_status(error); }
 
 static void describe(char *properties, int gpu) {  /* struct cudaDeviceProp */
   static const struct { int offset, attribute; } fields[] = {
@@ -273,7 +295,7 @@ CALL(cudaGetDeviceProperties_v2, (char *properties, int gpu), describe(propertie
 /* cuBLAS */
 
 CREATE(cublasCreate_v2)
-SUCCEED(cublasDestroy_v2)
+DESTROY(cublasDestroy_v2)
 SUCCEED(cublasSetStream_v2)
 SUCCEED(cublasSetWorkspace_v2)
 SUCCEED(cublasSetMathMode)
@@ -285,7 +307,7 @@ CALL(cublasGetVersion_v2, (void *handle, int *version), *version = 120500)
 CALL(cublasGetProperty, (int part, int *value), *value = (int[]){12, 5, 0}[part])
 CALL(cublasSgemm_v2, (void), kernels++)
 CALL(cublasSgemv_v2, (void), kernels++)
-const char *cublasGetStatusString(int status) { return status ? "an error of the stand-in" : "CUBLAS_STATUS_SUCCESS"; }
+const char *cublasGetStatusString(int status) { return describe_status(status); }
 CALL(cublasSgemmEx, (void), kernels++)
 CALL(cublasGemmEx, (void), kernels++)
 CALL(cublasSgemmBatched, (void), kernels++)
@@ -295,19 +317,23 @@ CALL(cublasHgemmStridedBatched, (void), kernels++)
 CALL(cublasGemmStridedBatchedEx, (void), kernels++)
 CALL(cublasGemmBatchedEx, (void), kernels++)
 CREATE(cublasLtCreate)
-SUCCEED(cublasLtDestroy)
+DESTROY(cublasLtDestroy)
 size_t cublasLtGetVersion(void) { return 120500; }
 CREATE(cublasLtMatmulDescCreate)
 CREATE(cublasLtMatrixLayoutCreate)
 CREATE(cublasLtMatmulPreferenceCreate)
-CALL(cublasLtMatmulDescDestroy, (void *description), free(description))
-CALL(cublasLtMatrixLayoutDestroy, (void *layout), free(layout))
-CALL(cublasLtMatmulPreferenceDestroy, (void *preference), free(preference))
+DESTROY(cublasLtMatmulDescDestroy)
+DESTROY(cublasLtMatrixLayoutDestroy)
+DESTROY(cublasLtMatmulPreferenceDestroy)
 SUCCEED(cublasLtMatmulDescSetAttribute)
 SUCCEED(cublasLtMatrixLayoutSetAttribute)
 SUCCEED(cublasLtMatmulPreferenceSetAttribute)
-CALL(cublasLtMatmulDescGetAttribute, (void *description, int which, void *value, size_t size, size_t *written), memset(value, 0, size); if (written) *written = size)
-CALL(cublasLtMatmulAlgoGetHeuristic, (void *handle, void *operation, void *a, void *b, void *c, void *d, void *preference, int most, void *results, int *found),
+CALL(cublasLtMatmulDescGetAttribute,
+     (void *description, int which, void *value, size_t size, size_t *written),
+     memset(value, 0, size); if (written) *written = size)
+CALL(cublasLtMatmulAlgoGetHeuristic,
+     (void *handle, void *operation, void *a, void *b, void *c, void *d, void *preference,
+      int most, void *results, int *found),
      memset(results, 0, 96); *found = 1)
 CALL(cublasLtMatmul, (void), kernels++)
 
@@ -315,25 +341,26 @@ CALL(cublasLtMatmul, (void), kernels++)
 
 size_t cudnnGetVersion(void) { return setting("STAND_IN_CUDNN", 90300); }
 size_t cudnnGetCudartVersion(void) { return 12050; }
-const char *cudnnGetErrorString(int status) { return status ? "an error of the stand-in" : "CUDNN_STATUS_SUCCESS"; }
+const char *cudnnGetErrorString(int status) { return describe_status(status); }
 void cudnnGetLastErrorString(char *text, size_t size) { if (size) *text = 0; }
-CALL(cudnnGetProperty, (int part, int *value), *value = (int[]){cudnnGetVersion() / 10000, cudnnGetVersion() / 100 % 100, cudnnGetVersion() % 100}[part])
+CALL(cudnnGetProperty, (int part, int *value),
+     *value = cudnnGetVersion() / (int[]){10000, 100, 1}[part] % 100)
 SUCCEED(cudnnGraphVersionCheck)
 SUCCEED(cudnnOpsVersionCheck)
 SUCCEED(cudnnCnnVersionCheck)
 CREATE(cudnnCreate)
-SUCCEED(cudnnDestroy)
+DESTROY(cudnnDestroy)
 SUCCEED(cudnnSetStream)
 CALL(cudnnGetStream, (void *handle, void **stream), *stream = NULL)
 CREATE(cudnnCreateTensorDescriptor)
-SUCCEED(cudnnDestroyTensorDescriptor)
+DESTROY(cudnnDestroyTensorDescriptor)
 SUCCEED(cudnnSetTensorNdDescriptor)
 SUCCEED(cudnnSetTensor4dDescriptor)
 CREATE(cudnnCreatePoolingDescriptor)
-SUCCEED(cudnnDestroyPoolingDescriptor)
+DESTROY(cudnnDestroyPoolingDescriptor)
 SUCCEED(cudnnSetPoolingNdDescriptor)
 CREATE(cudnnCreateActivationDescriptor)
-SUCCEED(cudnnDestroyActivationDescriptor)
+DESTROY(cudnnDestroyActivationDescriptor)
 SUCCEED(cudnnSetActivationDescriptor)
 CALL(cudnnPoolingForward, (void), kernels++)
 CALL(cudnnPoolingBackward, (void), kernels++)
@@ -342,27 +369,44 @@ CALL(cudnnBatchNormalizationForwardTraining, (void), kernels++)
 CALL(cudnnBatchNormalizationForwardTrainingEx, (void), kernels++)
 CALL(cudnnBatchNormalizationBackward, (void), kernels++)
 CALL(cudnnBatchNormalizationBackwardEx, (void), kernels++)
-CALL(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize, (void *handle, int mode, int operations, void *x, void *z, void *y, void *scale, void *activation, size_t *bytes), *bytes = 0)
-CALL(cudnnGetBatchNormalizationBackwardExWorkspaceSize, (void *handle, int mode, int operations, void *x, void *y, void *dy, void *dz, void *dx, void *scale, void *activation, size_t *bytes), *bytes = 0)
-CALL(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, (void *handle, int mode, int operations, void *activation, void *x, size_t *bytes), *bytes = 0)
+CALL(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize,
+     (void *handle, int mode, int operations, void *x, void *z, void *y, void *scale,
+      void *activation, size_t *bytes),
+     *bytes = 0)
+CALL(cudnnGetBatchNormalizationBackwardExWorkspaceSize,
+     (void *handle, int mode, int operations, void *x, void *y, void *dy, void *dz, void *dx,
+      void *scale, void *activation, size_t *bytes),
+     *bytes = 0)
+CALL(cudnnGetBatchNormalizationTrainingExReserveSpaceSize,
+     (void *handle, int mode, int operations, void *activation, void *x, size_t *bytes),
+     *bytes = 0)
 
 /* cuDNN's graphs: every graph has one engine, number 0, which needs no workspace. */
 
 CALL(cudnnBackendCreateDescriptor, (int type, void **descriptor), *descriptor = calloc(1, 512))
-CALL(cudnnBackendDestroyDescriptor, (void *descriptor), free(descriptor))
+DESTROY(cudnnBackendDestroyDescriptor)
 SUCCEED(cudnnBackendSetAttribute)
 SUCCEED(cudnnBackendFinalize)
 CALL(cudnnBackendExecute, (void), kernels++)
 
 static int64_t elements(int attribute, int64_t room, int64_t *values) {
   switch (attribute) {
-    case 202: case 300: case 401: return 1;  /* A heuristic's results; a configuration's engine; a plan's configuration: descriptors of the caller. */
-    case 402: case 1301: if (values && room) *values = 0; return 1;  /* A plan's workspace; an engine's number. */
-    case 802: if (values && room) *values = 1; return 1;  /* A graph's engines. */
+    case 202:   /* A heuristic's results, */
+    case 300:   /* a configuration's engine, */
+    case 401:   /* a plan's configuration: the caller's descriptors. */
+      return 1;
+    case 402:   /* The bytes of a plan's workspace. */
+    case 1301:  /* An engine's number. */
+      if (values && room) *values = 0;
+      return 1;
+    case 802:   /* How many engines a graph has. */
+      if (values && room) *values = 1;
+      return 1;
     default: return 0;
   }
 }
-CALL(cudnnBackendGetAttribute, (void *descriptor, int attribute, int type, int64_t room, int64_t *count, int64_t *values),
+CALL(cudnnBackendGetAttribute,
+     (void *descriptor, int attribute, int type, int64_t room, int64_t *count, int64_t *values),
      int64_t found = elements(attribute, room, values); if (count) *count = found)
 
 /* NCCL */
@@ -370,13 +414,13 @@ CALL(cudnnBackendGetAttribute, (void *descriptor, int attribute, int type, int64
 SUCCEED(ncclGetUniqueId)
 CREATE(ncclCommInitRank)
 CALL(ncclCommInitRankConfig, (void **communicator), *communicator = calloc(1, 512))
-SUCCEED(ncclCommDestroy)
-SUCCEED(ncclCommAbort)
+DESTROY(ncclCommDestroy)
+DESTROY(ncclCommAbort)
 CALL(ncclCommGetAsyncError, (void *communicator, int *error), *error = 0)
 SUCCEED(ncclGroupStart)
 SUCCEED(ncclGroupEnd)
 CALL(ncclGetVersion, (int *version), *version = 22105)
-const char *ncclGetErrorString(int error) { return error ? "an error of the stand-in" : "no error"; }
+const char *ncclGetErrorString(int error) { return describe_status(error); }
 CALL(ncclAllReduce, (void), kernels++)
 CALL(ncclBroadcast, (void), kernels++)
 CALL(ncclBcast, (void), kernels++)

@@ -109,7 +109,7 @@ def test_a_download(disk, monkeypatch, tally, what, size):
     ('synthetic images', 'cifar10_train.py', ['--dataset=synthetic', '--data_dir=DISK/data',
                                               '--max_steps=1', '--train_dir=OUT/again']),
     ('an evaluation', 'cifar10_eval.py', [*_RUN, '--run_once', '--eval_dir=DISK/eval']),
-    ('an export', 'cifar10_export.py', [*_RUN, '--export_dir=DISK/model']),
+    ('an export', 'cifar10_export.py', [_RUN[1], '--export_dir=DISK/model']),
     ('a data set of images', 'cifar10_convert.py', ['OUT/images', 'DISK/set']),
     ('a picture', 'cifar10_plot.py', [
         '--picture=samples', _RUN[0], '--output=DISK/samples.png'])])
