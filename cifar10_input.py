@@ -279,7 +279,7 @@ def distorted_inputs_queue(data_dir, batch_size, data_set=CIFAR10,
     Returns:
         A queue of (images, labels).
     """
-    with tf.name_scope('input'):
+    with tf.device('/cpu:0'), tf.name_scope('input'):  # Also for a caller that names no device.
         batches = -(-_RECORDS_PER_DISTORTION // batch_size)  # Several at once if they are small.
         records = _shuffled_records(
             data_dir, batches * batch_size, data_set, min_fraction_of_examples_in_queue, shard,
@@ -292,8 +292,8 @@ def distorted_inputs_queue(data_dir, batch_size, data_set=CIFAR10,
         enqueue = tf.group(*[queue.enqueue(batch) for batch in zip(
             tf.split(images, batches), tf.split(labels, batches))])
         tf.train.add_queue_runner(tf.train.QueueRunner(queue, _DISTORTING_THREADS * [enqueue]))
-        fill = tf.cast(queue.size(), tf.float32) / capacity
-    tf.summary.scalar(f'input/fraction_of_{capacity}_full', fill)
+        tf.summary.scalar(f'fraction_of_{capacity}_full',
+                          tf.cast(queue.size(), tf.float32) / capacity)
     return queue
 
 
@@ -450,7 +450,7 @@ def inputs(eval_data, data_dir, batch_size, data_set=CIFAR10, prepare=standardis
         errors.MissingFile: a file of the set is missing in `data_dir`.
     """
     data_set.count(data_dir, eval_data)
-    with tf.name_scope('input'):
+    with tf.device('/cpu:0'), tf.name_scope('input'):
         files = tf.train.string_input_producer(
             data_set.paths(data_dir, eval_data), num_epochs, shuffle=False)
         read = read_cifar10(files, _RECORDS_PER_READ, data_set)

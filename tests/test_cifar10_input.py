@@ -188,6 +188,17 @@ def test_a_missing_file_is_a_value_error_when_the_graph_is_built(tmp_path, make)
         make(str(tmp_path))
 
 
+def test_the_input_runs_on_the_host_whatever_the_caller_says(tmp_path):
+    """Early versions of the tutorial's scripts name no device; TensorFlow would choose the GPU."""
+    record_files.write_noise(tmp_path)
+    with tf.Graph().as_default() as graph, tf.device('/gpu:0'):
+        cifar10_input.distorted_inputs(str(tmp_path / 'cifar-10-batches-bin'), 8)
+        cifar10_input.inputs(True, str(tmp_path / 'cifar-10-batches-bin'), 8)
+        devices = {op.device for op in graph.get_operations()
+                   if op.name.startswith(('input/', 'input_1/'))}
+    assert devices == {'/device:CPU:0'}
+
+
 def test_evaluation_needs_only_the_files_of_its_set(tmp_path):
     write_small(tmp_path, c=2)
     (tmp_path / 'a.bin').unlink()

@@ -8,8 +8,6 @@ import re
 import tempfile
 import time
 
-from PIL import Image
-
 from benchmarks.gpu import child
 from datasets import table
 
@@ -112,6 +110,8 @@ def predict_and_export(options, limit):
 
 def _an_image(options, folder):
     """Writes the first test image to a file; returns its path."""
+    from PIL import Image  # Here, since the other parts run without it.
+
     data_set = table.TABLE[options.dataset]
     records = os.path.join(options.data_dir, data_set.folder)
     with open(data_set.paths(records, eval_data=True)[0], 'rb') as stream:
