@@ -126,17 +126,14 @@ CALL(cuDeviceGetName, (char *name, int size, int gpu), snprintf(name, size, "Sta
 CALL(cuDeviceTotalMem_v2, (size_t *bytes, int gpu), *bytes = memory())
 CALL(cuDeviceGetPCIBusId, (char *id, int size, int gpu),
      snprintf(id, size, "0000:%02x:00.0", 16 + gpu))
-CALL(cuDeviceGetUuid_v2, (char *uuid, int gpu), memset(uuid, gpu + 1, 16))
 CALL(cuDeviceGetAttribute, (int *value, int which, int gpu), *value = attribute(which, gpu))
 CALL(cuDevicePrimaryCtxGetState, (int gpu, unsigned *flags, int *active), *flags = *active = 0)
-SUCCEED(cuDevicePrimaryCtxSetFlags_v2)
 SUCCEED(cuDevicePrimaryCtxRelease_v2)
 CALL(cuDevicePrimaryCtxRetain, (int **context, int gpu),
      numbers[gpu] = gpu; *context = numbers + gpu)
 CALL(cuCtxGetCurrent, (int **context), *context = current)
 CALL(cuCtxSetCurrent, (int *context), current = context)
 CALL(cuCtxGetDevice, (int *gpu), *gpu = current ? *current : 0)
-CALL(cuCtxGetStreamPriorityRange, (int *least, int *greatest), *least = 0; *greatest = -5)
 SUCCEED(cuCtxSynchronize)
 CALL(cuDeviceCanAccessPeer, (int *can, int gpu, int peer), *can = 0)
 
@@ -181,10 +178,8 @@ CALL(cuMemGetInfo_v2, (size_t *left, size_t *total), *total = memory(); *left = 
 CALL(cuMemAlloc_v2, (void **pointer, size_t bytes), status = allocate(pointer, bytes))
 CALL(cuMemFree_v2, (void *pointer), release(pointer))
 CALL(cuDeviceGetDefaultMemPool, (void **pool, int gpu), *pool = numbers + gpu)
-CALL(cuMemPoolCreate, (void **pool, void *properties), *pool = numbers)
 CALL(cuMemPoolGetAttribute, (void *pool, int which, uint64_t *value), *value = 0)
 SUCCEED(cuMemPoolSetAttribute)
-SUCCEED(cuMemPoolSetAccess)
 CALL(cuMemAllocFromPoolAsync, (void **pointer, size_t bytes, void *pool, void *stream),
      status = allocate(pointer, bytes))
 CALL(cuMemFreeAsync, (void *pointer, void *stream), release(pointer))
@@ -198,25 +193,16 @@ CALL(cuPointerGetAttribute, (void *value, int which, void *pointer), memset(valu
        memcpy(to, from, bytes); count_copy(direction, bytes))
 COPY(cuMemcpyHtoD_v2, 0) COPY(cuMemcpyHtoDAsync_v2, 0)
 COPY(cuMemcpyDtoH_v2, 1) COPY(cuMemcpyDtoHAsync_v2, 1)
-COPY(cuMemcpyDtoD_v2, 2) COPY(cuMemcpyDtoDAsync_v2, 2) COPY(cuMemcpyAsync, 2)
+COPY(cuMemcpyDtoD_v2, 2) COPY(cuMemcpyDtoDAsync_v2, 2)
 CALL(cuMemcpyPeerAsync, (void *to, void *context, const void *from, void *other, size_t bytes),
      memcpy(to, from, bytes); count_copy(2, bytes))
-CALL(cuMemsetD8_v2, (void *to, uint8_t value, size_t count), memset(to, value, count))
-CALL(cuMemsetD8Async, (void *to, uint8_t value, size_t count), memset(to, value, count))
-CALL(cuMemsetD32_v2, (uint32_t *to, uint32_t value, size_t count), while (count--) *to++ = value)
 CALL(cuMemsetD32Async, (uint32_t *to, uint32_t value, size_t count), while (count--) *to++ = value)
 
 /* The driver: streams, events and kernels. All work is done when a call returns. */
 
 CALL(cuStreamCreate, (void **stream, unsigned flags), *stream = malloc(1))
-CALL(cuStreamCreateWithPriority, (void **stream, unsigned flags, int priority), *stream = malloc(1))
 DESTROY(cuStreamDestroy_v2)
-CALL(cuStreamGetCtx, (void *stream, int **context), *context = current)
 CALL(cuStreamIsCapturing, (void *stream, int *capturing), *capturing = 0)
-CALL(cuLaunchHostFunc, (void *stream, void (*function)(void *), void *data), function(data))
-CALL(cuStreamAddCallback, (void *stream, void (*function)(void *, int, void *), void *data),
-     function(stream, 0, data))
-SUCCEED(cuStreamQuery)
 SUCCEED(cuStreamSynchronize)
 SUCCEED(cuStreamWaitEvent)
 CALL(cuEventCreate, (struct timespec **event, unsigned flags), *event = calloc(1, sizeof **event))
@@ -224,21 +210,15 @@ CALL(cuEventRecord, (struct timespec *event, void *stream), clock_gettime(CLOCK_
 DESTROY(cuEventDestroy_v2)
 CALL(cuEventElapsedTime, (float *ms, struct timespec *from, struct timespec *to),
      *ms = 1e3f * (to->tv_sec - from->tv_sec) + 1e-6f * (to->tv_nsec - from->tv_nsec))
-CALL(cuEventElapsedTime_v2, (float *ms, struct timespec *from, struct timespec *to),
-     cuEventElapsedTime(ms, from, to))
 SUCCEED(cuEventQuery)
 SUCCEED(cuEventSynchronize)
-CALL(cuModuleLoadDataEx, (void **module), *module = malloc(1))
-CALL(cuModuleLoadFatBinary, (void **module), *module = malloc(1))
 CALL(cuModuleLoadData, (void **module), *module = malloc(1))
 CALL(cuModuleUnload, (void *module), free(module))
 CALL(cuModuleGetFunction, (const char **function, void *module, const char *name), *function = name)
 CALL(cuFuncGetAttribute, (int *value, int which), *value = which ? 32 : 1024)
 SUCCEED(cuFuncSetAttribute)
 SUCCEED(cuFuncSetCacheConfig)
-CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *blocks), *blocks = 2)
 CALL(cuLaunchKernel, (void), kernels++)
-CALL(cuLaunchKernelEx, (void), kernels++)
 
 /* The runtime, for the kernels that are compiled into TensorFlow. */
 
@@ -258,11 +238,9 @@ CALL(__cudaPopCallConfiguration, (void *grid, void *block, size_t *shared, void 
      memcpy(grid, launch.grid, 12); memcpy(block, launch.block, 12); *shared = launch.shared;
      *stream = launch.stream)
 CALL(cudaLaunchKernel, (void), kernels++)
-CALL(cudaLaunchKernelExC, (void), kernels++)
 SUCCEED(cudaGetLastError)
 SUCCEED(cudaPeekAtLastError)
 SUCCEED(cudaSetDevice)
-SUCCEED(cudaStreamSynchronize)
 CALL(cudaGetDevice, (int *gpu), *gpu = current ? *current : 0)
 CALL(cudaGetDeviceCount, (int *count), *count = gpus())
 CALL(cudaRuntimeGetVersion, (int *version), *version = 12050)
@@ -270,12 +248,10 @@ CALL(cudaDeviceGetAttribute, (int *value, int which, int gpu), *value = attribut
 CALL(cudaDeviceGetStreamPriorityRange, (int *least, int *greatest), *least = 0; *greatest = -5)
 CALL(cudaFuncGetAttributes, (int *attributes),
      memset(attributes, 0, 64); attributes[6] = 1024; attributes[7] = 32)
-CALL(cudaFuncSetAttribute, (void), )
 CALL(cudaGetFuncBySymbol, (const void **function, const void *symbol), *function = symbol)
 CALL(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, (int *blocks), *blocks = 2)
 CALL(cudaMemcpyAsync, (void *to, const void *from, size_t bytes),
      memcpy(to, from, bytes); count_copy(2, bytes))
-CALL(cudaMemsetAsync, (void *to, int value, size_t bytes), memset(to, value, bytes))
 const char *cudaGetErrorString(int error) { return describe_status(error); }
 const char *cudaGetErrorName(int error) { return describe_status(error); }
 
@@ -297,45 +273,17 @@ CALL(cudaGetDeviceProperties_v2, (char *properties, int gpu), describe(propertie
 CREATE(cublasCreate_v2)
 DESTROY(cublasDestroy_v2)
 SUCCEED(cublasSetStream_v2)
-SUCCEED(cublasSetWorkspace_v2)
 SUCCEED(cublasSetMathMode)
 SUCCEED(cublasSetPointerMode_v2)
-SUCCEED(cublasSetAtomicsMode)
 CALL(cublasGetPointerMode_v2, (void *handle, int *mode), *mode = 0)
 CALL(cublasGetMathMode, (void *handle, int *mode), *mode = 0)
 CALL(cublasGetVersion_v2, (void *handle, int *version), *version = 120500)
-CALL(cublasGetProperty, (int part, int *value), *value = (int[]){12, 5, 0}[part])
 CALL(cublasSgemm_v2, (void), kernels++)
-CALL(cublasSgemv_v2, (void), kernels++)
 const char *cublasGetStatusString(int status) { return describe_status(status); }
 CALL(cublasSgemmEx, (void), kernels++)
-CALL(cublasGemmEx, (void), kernels++)
-CALL(cublasSgemmBatched, (void), kernels++)
 CALL(cublasSgemmStridedBatched, (void), kernels++)
-CALL(cublasHgemmBatched, (void), kernels++)
-CALL(cublasHgemmStridedBatched, (void), kernels++)
 CALL(cublasGemmStridedBatchedEx, (void), kernels++)
-CALL(cublasGemmBatchedEx, (void), kernels++)
 CREATE(cublasLtCreate)
-DESTROY(cublasLtDestroy)
-size_t cublasLtGetVersion(void) { return 120500; }
-CREATE(cublasLtMatmulDescCreate)
-CREATE(cublasLtMatrixLayoutCreate)
-CREATE(cublasLtMatmulPreferenceCreate)
-DESTROY(cublasLtMatmulDescDestroy)
-DESTROY(cublasLtMatrixLayoutDestroy)
-DESTROY(cublasLtMatmulPreferenceDestroy)
-SUCCEED(cublasLtMatmulDescSetAttribute)
-SUCCEED(cublasLtMatrixLayoutSetAttribute)
-SUCCEED(cublasLtMatmulPreferenceSetAttribute)
-CALL(cublasLtMatmulDescGetAttribute,
-     (void *description, int which, void *value, size_t size, size_t *written),
-     memset(value, 0, size); if (written) *written = size)
-CALL(cublasLtMatmulAlgoGetHeuristic,
-     (void *handle, void *operation, void *a, void *b, void *c, void *d, void *preference,
-      int most, void *results, int *found),
-     memset(results, 0, 96); *found = 1)
-CALL(cublasLtMatmul, (void), kernels++)
 
 /* cuDNN */
 
@@ -347,15 +295,12 @@ CALL(cudnnGetProperty, (int part, int *value),
      *value = cudnnGetVersion() / (int[]){10000, 100, 1}[part] % 100)
 SUCCEED(cudnnGraphVersionCheck)
 SUCCEED(cudnnOpsVersionCheck)
-SUCCEED(cudnnCnnVersionCheck)
 CREATE(cudnnCreate)
 DESTROY(cudnnDestroy)
 SUCCEED(cudnnSetStream)
-CALL(cudnnGetStream, (void *handle, void **stream), *stream = NULL)
 CREATE(cudnnCreateTensorDescriptor)
 DESTROY(cudnnDestroyTensorDescriptor)
 SUCCEED(cudnnSetTensorNdDescriptor)
-SUCCEED(cudnnSetTensor4dDescriptor)
 CREATE(cudnnCreatePoolingDescriptor)
 DESTROY(cudnnDestroyPoolingDescriptor)
 SUCCEED(cudnnSetPoolingNdDescriptor)
@@ -365,9 +310,7 @@ SUCCEED(cudnnSetActivationDescriptor)
 CALL(cudnnPoolingForward, (void), kernels++)
 CALL(cudnnPoolingBackward, (void), kernels++)
 CALL(cudnnBatchNormalizationForwardInference, (void), kernels++)
-CALL(cudnnBatchNormalizationForwardTraining, (void), kernels++)
 CALL(cudnnBatchNormalizationForwardTrainingEx, (void), kernels++)
-CALL(cudnnBatchNormalizationBackward, (void), kernels++)
 CALL(cudnnBatchNormalizationBackwardEx, (void), kernels++)
 CALL(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize,
      (void *handle, int mode, int operations, void *x, void *z, void *y, void *scale,
@@ -413,17 +356,12 @@ CALL(cudnnBackendGetAttribute,
 
 SUCCEED(ncclGetUniqueId)
 CREATE(ncclCommInitRank)
-CALL(ncclCommInitRankConfig, (void **communicator), *communicator = calloc(1, 512))
 DESTROY(ncclCommDestroy)
 DESTROY(ncclCommAbort)
-CALL(ncclCommGetAsyncError, (void *communicator, int *error), *error = 0)
 SUCCEED(ncclGroupStart)
 SUCCEED(ncclGroupEnd)
-CALL(ncclGetVersion, (int *version), *version = 22105)
 const char *ncclGetErrorString(int error) { return describe_status(error); }
 CALL(ncclAllReduce, (void), kernels++)
-CALL(ncclBroadcast, (void), kernels++)
-CALL(ncclBcast, (void), kernels++)
 
 /* NVML, which describes the links between GPUs */
 
