@@ -18,15 +18,15 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10_input
-from datasets import custom
-from datasets import download
-from datasets import table
-from nets import linear_scaling
-from nets import lrn
-from nets import recipe as recipe_
-from nets import variables
-from program import errors
-from program import paths
+from cifar10_lib.datasets import custom
+from cifar10_lib.datasets import download
+from cifar10_lib.datasets import table
+from cifar10_lib.nets import linear_scaling
+from cifar10_lib.nets import lrn
+from cifar10_lib.nets import recipe as recipe_
+from cifar10_lib.nets import variables
+from cifar10_lib.program import errors
+from cifar10_lib.program import paths
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
                      upper_bound=1 << 16, short_name='b')

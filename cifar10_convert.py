@@ -17,18 +17,18 @@ import shlex
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from program import startup  # First: it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import numpy as np
 from absl import app
 
-from datasets import custom
-from datasets import folders
-from datasets import images
-from datasets import svhn
-from program import console
-from program import files
-from program import ownership
+from cifar10_lib.datasets import custom
+from cifar10_lib.datasets import folders
+from cifar10_lib.datasets import images
+from cifar10_lib.datasets import svhn
+from cifar10_lib.program import console
+from cifar10_lib.program import files
+from cifar10_lib.program import ownership
 
 
 def convert(folder, data_dir):

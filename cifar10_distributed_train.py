@@ -13,23 +13,23 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from program import startup  # First: it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
-from program import console
-from program import devices
-from program import ownership
-import recipes
-from training import replicas
-from training import session as training
-from training import solo
-from workers import cluster
-from workers import collectives
-from workers import launch
-from workers import team as team_
+from cifar10_lib.program import console
+from cifar10_lib.program import devices
+from cifar10_lib.program import ownership
+from cifar10_lib import recipes
+from cifar10_lib.training import replicas
+from cifar10_lib.training import session as training
+from cifar10_lib.training import solo
+from cifar10_lib.workers import cluster
+from cifar10_lib.workers import collectives
+from cifar10_lib.workers import launch
+from cifar10_lib.workers import team as team_
 
 FLAGS = flags.FLAGS
 

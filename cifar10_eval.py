@@ -12,23 +12,23 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from program import startup  # First: it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 from absl import app
 from absl import flags
 
 import cifar10
-from evaluation import checkpoint_flags
-from evaluation import confusion
-from evaluation import counting
-from program import console
-from program import devices
-from program import files
-from program import ownership
-from program import paths
-import recipes
-from runs import checkpoints
+from cifar10_lib.evaluation import checkpoint_flags
+from cifar10_lib.evaluation import confusion
+from cifar10_lib.evaluation import counting
+from cifar10_lib.program import console
+from cifar10_lib.program import devices
+from cifar10_lib.program import files
+from cifar10_lib.program import ownership
+from cifar10_lib.program import paths
+from cifar10_lib import recipes
+from cifar10_lib.runs import checkpoints
 
 paths.define('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],

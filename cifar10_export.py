@@ -12,21 +12,21 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from program import startup  # First: it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 from absl import app
 from absl import flags
 
 import cifar10
-from evaluation import checkpoint_flags
-from evaluation import model
-from program import console
-from program import devices
-from program import files
-from program import ownership
-from program import paths
-import recipes
+from cifar10_lib.evaluation import checkpoint_flags
+from cifar10_lib.evaluation import model
+from cifar10_lib.program import console
+from cifar10_lib.program import devices
+from cifar10_lib.program import files
+from cifar10_lib.program import ownership
+from cifar10_lib.program import paths
+from cifar10_lib import recipes
 
 paths.define('export_dir', None, 'Folder to create for the SavedModel.')
 

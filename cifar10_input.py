@@ -13,9 +13,9 @@ import os
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from datasets import table
-from program import console
-from program import errors
+from cifar10_lib.datasets import table
+from cifar10_lib.program import console
+from cifar10_lib.program import errors
 
 # Images are cropped to this size. Changing it changes the network, which must be trained again.
 IMAGE_SIZE = 24

@@ -10,21 +10,21 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from program import startup  # First: it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
 import cifar10_input
-from nets import variables
-from program import console
-from program import devices
-from program import ownership
-import recipes
-from training import replicas
-from training import session as training
-from training import solo
+from cifar10_lib.nets import variables
+from cifar10_lib.program import console
+from cifar10_lib.program import devices
+from cifar10_lib.program import ownership
+from cifar10_lib import recipes
+from cifar10_lib.training import replicas
+from cifar10_lib.training import session as training
+from cifar10_lib.training import solo
 
 flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a batch per step.',
                      lower_bound=1, upper_bound=256)

@@ -23,7 +23,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from program import startup  # First: it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -31,21 +31,21 @@ from absl import app
 from absl import flags
 
 import cifar10
-from datasets import table
-from evaluation import confusion
-from evaluation import counting
-from evaluation import model
-from evaluation import pictures
-from program import console
-from program import devices
-from program import files
-from program import ownership
-from program import paths
-import recipes
-from runs import checkpoints
-from runs import folder as run_folder
-from runs import metrics
-from runs import names
+from cifar10_lib.datasets import table
+from cifar10_lib.evaluation import confusion
+from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import model
+from cifar10_lib.evaluation import pictures
+from cifar10_lib.program import console
+from cifar10_lib.program import devices
+from cifar10_lib.program import files
+from cifar10_lib.program import ownership
+from cifar10_lib.program import paths
+from cifar10_lib import recipes
+from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import metrics
+from cifar10_lib.runs import names
 
 paths.define('output', None, 'PNG file to write; by default PICTURE.png in the current folder.')
 paths.define_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by commas; only '

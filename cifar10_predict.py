@@ -19,7 +19,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from program import startup  # First: it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -27,15 +27,15 @@ from absl import app
 from absl import flags
 
 import cifar10
-from datasets import images
-from evaluation import checkpoint_flags
-from evaluation import model
-from program import console
-from program import devices
-from program import errors
-from program import paths
-from program import small_files
-import recipes
+from cifar10_lib.datasets import images
+from cifar10_lib.evaluation import checkpoint_flags
+from cifar10_lib.evaluation import model
+from cifar10_lib.program import console
+from cifar10_lib.program import devices
+from cifar10_lib.program import errors
+from cifar10_lib.program import paths
+from cifar10_lib.program import small_files
+from cifar10_lib import recipes
 
 paths.define('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
              '--net, --dataset and --checkpoint_dir are then ignored.')

@@ -10,17 +10,17 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from program import startup  # First: it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 
 import cifar10
-from nets import variables
-from program import console
-from program import devices
-from program import ownership
-import recipes
-from training import session as training
+from cifar10_lib.nets import variables
+from cifar10_lib.program import console
+from cifar10_lib.program import devices
+from cifar10_lib.program import ownership
+from cifar10_lib import recipes
+from cifar10_lib.training import session as training
 
 FLAGS = cifar10.FLAGS  # For code that sets the flags of a run and calls `train`.
 

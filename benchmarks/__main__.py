@@ -74,7 +74,7 @@ def keras_rows(options):
 def _import_seconds():
     """Seconds in which a script that ends after its first import, TensorFlow's, starts and ends."""
     start = time.time()
-    subprocess.run([sys.executable, '-c', 'from program import startup'], check=True,
+    subprocess.run([sys.executable, '-c', 'from cifar10_lib.program import startup'], check=True,
                    cwd=children.ROOT)
     return time.time() - start
 

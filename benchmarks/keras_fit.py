@@ -13,7 +13,7 @@ import keras
 
 from benchmarks import children
 from benchmarks import timing
-from datasets import table
+from cifar10_lib.datasets import table
 from docs import tf2_equivalent
 
 

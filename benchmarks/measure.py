@@ -5,7 +5,7 @@
 The other benchmarks start these processes in turn. Each starts cold, unaffected by what another
 measurement left in memory or in TensorFlow's threads.
 """
-from program import startup  # First: it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import contextlib
 import importlib.util
@@ -25,10 +25,10 @@ from benchmarks import tutorial
 import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
-from datasets import table
-from evaluation import counting
-from program import devices
-import recipes
+from cifar10_lib.datasets import table
+from cifar10_lib.evaluation import counting
+from cifar10_lib.program import devices
+from cifar10_lib import recipes
 
 flags.DEFINE_enum('what', 'train', ['input', 'step', 'train', 'evaluate'], 'What to measure.')
 flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial', 'towers'],

@@ -4,7 +4,7 @@
     python -m benchmarks.scaling --num_workers=2 --chunk_kb=4
     python -m benchmarks.scaling --num_workers=2 --compress=bf16
 """
-from program import startup  # First: it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import statistics
 import time
@@ -14,11 +14,11 @@ from absl import app
 from absl import flags
 
 from benchmarks import children
-from program import devices
-from workers import cluster
-from workers import collectives
-from workers import launch
-from workers import rendezvous
+from cifar10_lib.program import devices
+from cifar10_lib.workers import cluster
+from cifar10_lib.workers import collectives
+from cifar10_lib.workers import launch
+from cifar10_lib.workers import rendezvous
 
 flags.DEFINE_integer('chunk_kb', None, 'Kilobytes that gRPC copies at a time; by default the '
                      "trainers' setting.", lower_bound=1)

@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 from benchmarks import plain_net
 import cifar10
 import cifar10_input
-from datasets import table
+from cifar10_lib.datasets import table
 
 _IMAGE_SIZE = 24
 _THREADS = 16

@@ -47,7 +47,8 @@ elif not os.path.exists('cifar10.py'):
                     'matplotlib'], check=True)
 os.environ['PATH'] = os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']
 sys.path.insert(0, os.getcwd())
-from program import startup  # Imports TensorFlow quietly, with TensorFlow 1's behaviour.
+# Imports TensorFlow quietly, with TensorFlow 1's behaviour.
+from cifar10_lib.program import startup
 
 import tensorflow.compat.v1 as tf
 import IPython.display

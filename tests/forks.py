@@ -268,7 +268,7 @@ def _program(arguments):
 def _import_once():
     """Imports what every script imports first; other modules define flags that some lack."""
     sys.path[0] = str(ROOT)
-    importlib.import_module('program.startup')
+    importlib.import_module('cifar10_lib.program.startup')
     del sys.path[0]
     gc.collect()
     gc.freeze()  # Keeps the collector from writing to shared pages.

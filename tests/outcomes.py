@@ -1,8 +1,8 @@
 """What a run printed, and how good its model is."""
 import re
 
-from evaluation import counting
-from runs import checkpoints
+from cifar10_lib.evaluation import counting
+from cifar10_lib.runs import checkpoints
 
 # The tutorial's console line; the groups are the images and the seconds.
 LINE = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step \d+, loss = \d+\.\d\d '

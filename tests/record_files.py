@@ -3,7 +3,7 @@ import os
 
 import numpy as np
 
-from datasets import table
+from cifar10_lib.datasets import table
 
 
 def write(path, labelled_images, label_bytes=1):

@@ -1,6 +1,6 @@
 """Set-up of all tests: TensorFlow 1 behaviour, parsed flags, a fresh graph, small record files and
 a trained run."""
-from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 import contextlib
 import shutil

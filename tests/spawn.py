@@ -29,7 +29,7 @@ PATIENCE = 300
 _GENTLY = f'''
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
-from program import startup
+from cifar10_lib.program import startup
 import cifar10
 cifar10.INITIAL_LEARNING_RATE = float(sys.argv.pop(1))
 exec(sys.argv.pop(1))

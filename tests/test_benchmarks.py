@@ -23,9 +23,9 @@ from benchmarks import growth
 from benchmarks import tutorial
 from benchmarks import yardstick
 import cifar10
-from datasets import synthetic
-from datasets import table
-import recipes
+from cifar10_lib.datasets import synthetic
+from cifar10_lib.datasets import table
+from cifar10_lib import recipes
 
 
 def test_the_yardstick_computes_the_same_function():

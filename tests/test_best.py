@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runs import best as best_
+from cifar10_lib.runs import best as best_
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from absl import app
 
-from program import errors
-from runs import checkpoints
+from cifar10_lib.program import errors
+from cifar10_lib.runs import checkpoints
 
 
 def _save(path, **values):

@@ -11,8 +11,8 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
-from nets import variables
-from program import devices
+from cifar10_lib.nets import variables
+from cifar10_lib.program import devices
 
 FLAGS = flags.FLAGS
 IMAGES = np.random.RandomState(3).normal(size=[13, 24, 24, 3]).astype(np.float32)

@@ -21,9 +21,9 @@ from absl.testing import flagsaver
 from benchmarks import link
 import cifar10_distributed_train
 import cifar10_input
-from runs import metrics
-from training import session as training
-from workers import watch
+from cifar10_lib.runs import metrics
+from cifar10_lib.training import session as training
+from cifar10_lib.workers import watch
 
 FLAGS = flags.FLAGS
 NAME = 'cifar10_distributed_train.py'
@@ -54,7 +54,7 @@ def test_without_a_launcher_it_trains_as_one_worker(half_bright):
 
 
 def test_workers_compare_every_flag_of_the_collectives():
-    own = {flag.name for flag in FLAGS.flags_by_module_dict()['workers.collectives']}
+    own = {flag.name for flag in FLAGS.flags_by_module_dict()['cifar10_lib.workers.collectives']}
     assert {'bucket_mb', 'compress'} <= own
     assert own <= set(cifar10_distributed_train._COMMON_FLAGS)
 
@@ -83,12 +83,12 @@ def test_workers_with_different_numbers_of_images_compare_them_if_they_count_epo
 PROGRAM = '''
 import sys; sys.path[:0] = [sys.argv[1], sys.argv.pop(1) + '/tests']
 folder = sys.argv.pop(1)
-from program import startup
+from cifar10_lib.program import startup
 import numpy as np
 import tensorflow.compat.v1 as tf
 import cifar10, cifar10_distributed_train as script, recipes, tiny
-from training import session as training
-from workers import cluster, collectives, launch, team as team_
+from cifar10_lib.training import session as training
+from cifar10_lib.workers import cluster, collectives, launch, team as team_
 
 recipes.TABLE['normed'] = tiny.NORMED
 
@@ -245,7 +245,7 @@ def test_trains_is_evaluated_and_resumes(half_bright):
 SEEDED = f'''
 import runpy, sys
 sys.path.insert(0, {str(spawn.ROOT)!r})
-from program import startup
+from cifar10_lib.program import startup
 import tensorflow.compat.v1 as tf
 draw = tf.set_random_seed
 def draw_and_say(seed):
@@ -357,7 +357,7 @@ def test_all_workers_report_a_loss_that_is_not_finite(half_bright):
 # Validations take 12 seconds longer from a step on.
 SLOW_VALIDATION = '''
 import time
-from evaluation import validation
+from cifar10_lib.evaluation import validation
 validate = validation.Validation.run
 def validate_slowly(self, session, step, training_error):
     if step >= %d:

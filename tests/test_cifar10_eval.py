@@ -12,9 +12,9 @@ from absl.testing import flagsaver
 
 import cifar10_eval
 import cifar10_train
-from evaluation import counting
-from evaluation import model
-from program import errors
+from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import model
+from cifar10_lib.program import errors
 
 FLAGS = flags.FLAGS
 

@@ -14,7 +14,7 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_export
 import cifar10_train
-from evaluation import counting
+from cifar10_lib.evaluation import counting
 
 FLAGS = flags.FLAGS
 

@@ -4,8 +4,8 @@ import record_files
 import tensorflow.compat.v1 as tf
 
 import cifar10_input
-from datasets import table
-from program import errors
+from cifar10_lib.datasets import table
+from cifar10_lib.program import errors
 
 SMALL = table.DataSet('small', 'small', '', {'a.bin': 0, 'b.bin': 0}, {'c.bin': 0},
                       classes=table.CIFAR10.classes)

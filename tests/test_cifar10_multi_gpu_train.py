@@ -12,7 +12,7 @@ import cifar10
 import cifar10_eval
 import cifar10_multi_gpu_train
 import cifar10_train
-from program import devices
+from cifar10_lib.program import devices
 
 FLAGS = flags.FLAGS
 

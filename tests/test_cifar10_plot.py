@@ -10,7 +10,7 @@ from PIL import Image
 
 import cifar10_eval
 import cifar10_plot
-from runs import metrics
+from cifar10_lib.runs import metrics
 
 FLAGS = flags.FLAGS
 

@@ -17,7 +17,7 @@ from absl.testing import flagsaver
 import cifar10_export
 import cifar10_predict
 import cifar10_train
-from program import errors
+from cifar10_lib.program import errors
 
 FLAGS = flags.FLAGS
 IMAGES = [image for _, image in record_files.noise(7, seed=3)]

@@ -11,9 +11,9 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks import link
 import cifar10
-from program import cores
-from training import solo
-from workers import collectives
+from cifar10_lib.program import cores
+from cifar10_lib.training import solo
+from cifar10_lib.workers import collectives
 
 
 def pairs(*shapes, dtypes=None):
@@ -161,12 +161,12 @@ def test_a_single_core_gets_a_second_thread(monkeypatch, visible, by_quota, thre
 
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
-from program import startup
-from program import devices
+from cifar10_lib.program import startup
+from cifar10_lib.program import devices
 import json, os, socket, time
 import numpy as np
 import tensorflow.compat.v1 as tf
-from workers import cluster, collectives, rendezvous
+from cifar10_lib.workers import cluster, collectives, rendezvous
 
 rank, hosts, what = int(sys.argv[1]), tuple(sys.argv[2].split(',')), sys.argv[3]
 size = len(hosts)

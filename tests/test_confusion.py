@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import table
-from evaluation import confusion
+from cifar10_lib.datasets import table
+from cifar10_lib.evaluation import confusion
 
 # Four cats, three of them classified as dogs; two dogs, both correct; no bird, and none predicted.
 NAMES = ('cat', 'dog', 'bird')

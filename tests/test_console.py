@@ -13,16 +13,16 @@ import pytest
 import spawn
 from absl import flags
 
-from program import console
-from training import hooks
-from training import pace
+from cifar10_lib.program import console
+from cifar10_lib.training import hooks
+from cifar10_lib.training import pace
 
 FLAGS = flags.FLAGS
 
 CLEAR = '\r\x1b[K'
 
 LINES = '''
-from program import console
+from cifar10_lib.program import console
 console.progress('epoch 0.5')
 console.progress('epoch 0.6')
 console.line('step 6')
@@ -153,7 +153,7 @@ def test_closed_streams_lead_to_dev_null(tmp_path):
 
     program = f'''
 import os, subprocess, sys
-from program import console, errors
+from cifar10_lib.program import console, errors
 console.open_closed()
 with open({str(tmp_path / "file")!r}, 'w') as stream:
     console.line('line')
@@ -169,14 +169,15 @@ with open({str(tmp_path / "file")!r}, 'w') as stream:
 
 
 def test_open_streams_stay():
-    program = 'from program import console; console.open_closed(); console.line(input())'
+    program = ('from cifar10_lib.program import console; console.open_closed(); '
+               'console.line(input())')
     assert _run(program, input='words\n', capture_output=True).stdout == 'words\n'
 
 
 def test_a_lost_console_is_a_hang_up_or_a_separate_error():
     """The error is not an OSError, which callers would attribute to a folder."""
     program = '''
-from program import console
+from cifar10_lib.program import console
 import sys
 if len(sys.argv) > 1: console.require()
 try:
@@ -184,8 +185,9 @@ try:
 except OSError:
     console.note('an OSError')
 '''
-    for words, code, message in (([], -1, '\nThe console is gone: No space left on device.\n'),
-                                 (['x'], 1, 'program.console.Gone: No space left on device\n')):
+    for words, code, message in (
+            ([], -1, '\nThe console is gone: No space left on device.\n'),
+            (['x'], 1, 'cifar10_lib.program.console.Gone: No space left on device\n')):
         with open('/dev/full', 'w') as full:
             done = spawn.run(['-c', program, *words], cwd=spawn.ROOT, stdout=full,
                              stderr=subprocess.PIPE)
@@ -196,7 +198,7 @@ except OSError:
 def test_all_output_is_made_printable():
     """Escape sequences, undecodable bytes of a name, and characters that cannot be encoded."""
     program = r'''
-from program import console, errors
+from cifar10_lib.program import console, errors
 text = 'k\xe4fer\x1b[2J\udcff'
 console.line(text)
 console.note(text)
@@ -212,7 +214,7 @@ errors.say(text)
 
 def test_a_full_standard_error_is_ignored():
     program = '''
-from program import errors
+from cifar10_lib.program import errors
 errors.say('lost')
 '''
     with open('/dev/full', 'w') as full:

@@ -6,7 +6,7 @@ import sys
 import pytest
 import spawn
 
-from program import cores
+from cifar10_lib.program import cores
 
 CPU = '/sys/fs/cgroup/cpu'
 
@@ -83,7 +83,8 @@ def _a_group_with_one_core():
 
 @pytest.mark.slow
 def test_a_session_in_a_real_group_has_as_many_threads_as_its_quota():
-    program = ('from program import devices; import os; os.sched_getaffinity = lambda _: {1, 2}; '
+    program = ('from cifar10_lib.program import devices; import os; '
+               'os.sched_getaffinity = lambda _: {1, 2}; '
                'devices.FLAGS(["x"]); config = devices.session_config(); '
                'print(config.intra_op_parallelism_threads, config.inter_op_parallelism_threads)')
     with _a_group_with_one_core() as members:

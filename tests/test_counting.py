@@ -6,9 +6,9 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
 
-from datasets import table
-from evaluation import counting
-from program import errors
+from cifar10_lib.datasets import table
+from cifar10_lib.evaluation import counting
+from cifar10_lib.program import errors
 
 FLAGS = flags.FLAGS
 

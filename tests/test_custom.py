@@ -8,9 +8,9 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
-from datasets import custom
-from datasets import table
-from program import errors
+from cifar10_lib.datasets import custom
+from cifar10_lib.datasets import table
+from cifar10_lib.program import errors
 
 FLAGS = flags.FLAGS
 ROW = {'name': 'pets', 'classes': ['cat', 'dög'], 'train_files': {'train.bin': 3},

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 from absl import app
 from absl.testing import flagsaver
 
-from program import devices
+from cifar10_lib.program import devices
 
 
 def test_session_config():
@@ -47,7 +47,7 @@ def test_the_line_about_devices(towers, names, unseen, line):
      'avx512_bf16 in /proc/cpuinfo.'),
     (tf.float16, True, ' --use_fp16 is many times slower than float32 on a CPU.')])
 def test_half_precision_on_a_cpu(monkeypatch, dtype, has_instructions, words):
-    monkeypatch.setattr('program.cores.multiply_bfloat16', lambda: has_instructions)
+    monkeypatch.setattr('cifar10_lib.program.cores.multiply_bfloat16', lambda: has_instructions)
     with flagsaver.flagsaver(device='cpu'):
         assert devices.line(dtype=dtype) == 'Training on the CPU.' + words
 
@@ -103,7 +103,8 @@ def test_a_device_file_that_others_own():
         os.chmod(folder, 0o755)
         with open(f'{folder}/nvidia0', 'w') as stream:
             os.fchmod(stream.fileno(), 0o600)
-        done = spawn.run(['-c', 'import os, sys; from program import devices; os.setuid(65534); '
+        done = spawn.run(['-c', 'import os, sys; from cifar10_lib.program import devices; '
+                          'os.setuid(65534); '
                           'print(devices.why_unseen(sys.argv[1]))', folder], capture_output=True,
                          cwd=spawn.ROOT)
     assert done.stdout == (f'this user may not read and write {folder}/nvidia0: join the group '

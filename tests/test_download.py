@@ -19,9 +19,9 @@ import pytest
 import spawn
 from downloads import ARCHIVE, CONTENTS, GOOD, Server, member, row, tar
 
-from datasets import download
-from datasets import table
-from program import errors
+from cifar10_lib.datasets import download
+from cifar10_lib.datasets import table
+from cifar10_lib.program import errors
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +238,7 @@ def test_files_of_other_users_are_not_written_to(server, tmp_path, name):
 def _in_process(statement, **options):
     """Starts Python with `row` and the module `download` imported."""
     code = 'import sys; sys.path[:0] = sys.argv[1:]\n' + \
-        'from datasets import download\nfrom downloads import row\n' + statement
+        'from cifar10_lib.datasets import download\nfrom downloads import row\n' + statement
     return subprocess.Popen(
         [sys.executable, '-c', code, str(spawn.ROOT), str(spawn.ROOT / 'tests')], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)

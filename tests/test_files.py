@@ -12,7 +12,7 @@ import spawn
 import tensorflow.compat.v1 as tf
 from absl import app
 
-from program import files
+from cifar10_lib.program import files
 
 
 def test_a_folder_appears_when_the_block_ends(tmp_path):

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from datasets import folders
-from program import errors
+from cifar10_lib.datasets import folders
+from cifar10_lib.program import errors
 
 
 def fill(folder, **counts):

@@ -83,7 +83,7 @@ def test_modules_are_those_of_every_script(tmp_path):
 import sys
 sys.path.insert(0, sys.argv[1])
 before = set(sys.modules)
-from program import startup
+from cifar10_lib.program import startup
 assert set(sys.modules) == before
 print(startup.FLAGS.is_parsed(), {'device', 'batch_size'} & set(startup.FLAGS))
 '''

@@ -14,9 +14,9 @@ from tensorflow.python.framework import kernels
 from benchmarks.gpu import placement
 import cifar10
 import cifar10_multi_gpu_train
-from evaluation import counting
-from evaluation import model
-import recipes
+from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import model
+from cifar10_lib import recipes
 
 PRECISIONS = [name for name in ('use_fp16', 'use_bf16') if name in flags.FLAGS]
 

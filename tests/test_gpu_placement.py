@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
 from benchmarks.gpu import placement
-import recipes
+from cifar10_lib import recipes
 
 IMAGES = {'tutorial': 24 * 24 * 3, 'resnet23': 32 * 32 * 3}  # Values per image.
 BATCH = 2

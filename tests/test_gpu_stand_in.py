@@ -68,7 +68,7 @@ def test_copies_of_a_step(tmp_path, net, variables):
 
 _TRANSPOSITIONS = """
 from benchmarks.gpu import placement
-from program import devices
+from cifar10_lib.program import devices
 import tensorflow.compat.v1 as tf
 from absl import flags
 flags.FLAGS(['test', '--net=resnet23', '--num_gpus=1', '--batch_size=8'])
@@ -144,7 +144,7 @@ def test_failures_are_one_line(tmp_path, settings, line):
     (_CUDA, {}, f'TensorFlow does not find {", ".join(_CUDA)}: run pip install -r '
      'requirements-gpu.txt')])
 def test_why_a_gpu_is_not_seen(without, settings, reason):
-    program = ('from program import devices; import tensorflow as tf; '
+    program = ('from cifar10_lib.program import devices; import tensorflow as tf; '
                'print(tf.config.list_physical_devices("GPU"), devices.why_unseen())')
     done = spawn.run(['-c', program], capture_output=True, cwd=spawn.ROOT,
                      env=stand_in_gpu.environment(without=without, **settings))

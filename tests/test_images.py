@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import images
+from cifar10_lib.datasets import images
 
 NOISE = np.random.RandomState(1).randint(0, 256, [32, 32, 4]).astype(np.uint8)
 COLOUR, GREY = NOISE[..., :3], np.repeat(NOISE[..., :1], 3, axis=2)

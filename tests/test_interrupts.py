@@ -7,10 +7,10 @@ FLAGS = flags.FLAGS
 
 PROGRAM = f'''
 import sys; sys.path.insert(0, {str(spawn.ROOT)!r})
-from program import startup
+from cifar10_lib.program import startup
 import os, signal, time
 import cifar10, cifar10_train
-from evaluation import model
+from cifar10_lib.evaluation import model
 
 convolutions = cifar10.convolutions
 

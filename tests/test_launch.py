@@ -7,15 +7,15 @@ import pytest
 import spawn
 from absl import app
 
-from workers import cluster
-from workers import launch
+from cifar10_lib.workers import cluster
+from cifar10_lib.workers import launch
 
 pytestmark = pytest.mark.slow
 
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import os, pathlib, signal, time
-from program import startup; from workers import cluster, launch
+from cifar10_lib.program import startup; from cifar10_lib.workers import cluster, launch
 what, folder = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1))
 def main(me):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -167,7 +167,7 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path, number):
 def test_a_worker_whose_parent_has_already_ended_ends(tmp_path):
     program = '''
 import os, sys; sys.path.insert(0, sys.argv[1])
-from workers import cluster, launch
+from cifar10_lib.workers import cluster, launch
 os.environ[cluster.VARIABLE] = '{"parent": 1}'
 launch.end_with_parent()
 print('still here')

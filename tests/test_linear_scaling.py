@@ -10,9 +10,9 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_distributed_train
 import cifar10_multi_gpu_train
-from nets import linear_scaling
-import recipes
-from runs import metrics
+from cifar10_lib.nets import linear_scaling
+from cifar10_lib import recipes
+from cifar10_lib.runs import metrics
 
 FLAGS = flags.FLAGS
 

@@ -4,8 +4,8 @@ import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
 import cifar10
-from nets import local
-import recipes
+from cifar10_lib.nets import local
+from cifar10_lib import recipes
 
 
 def plain(net, weights):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import images
-from datasets import svhn
-from program import errors
-from program import memory
+from cifar10_lib.datasets import images
+from cifar10_lib.datasets import svhn
+from cifar10_lib.program import errors
+from cifar10_lib.program import memory
 
 
 def peak_mb(work):

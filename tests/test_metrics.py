@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-from runs import metrics as metrics_
+from cifar10_lib.runs import metrics as metrics_
 
 HEADER = ('step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
           'images_per_second\n')

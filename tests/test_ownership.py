@@ -11,7 +11,7 @@ import pytest
 import spawn
 from absl.testing import flagsaver
 
-from program import ownership
+from cifar10_lib.program import ownership
 
 ALICE, BOB, TEAM = 41001, 41002, 41003  # IDs of users, and of a group, without names.
 DAEMON = pwd.getpwnam('daemon')  # Has a group of its own.
@@ -197,7 +197,7 @@ def can_unshare(*options):
 
 def in_namespaces(options, commands, path, user):
     """Runs `check` as a user in new namespaces, after some commands; returns its refusal."""
-    code = ('import os, sys; from program import ownership\n'
+    code = ('import os, sys; from cifar10_lib.program import ownership\n'
             'os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))\n'
             'ownership.check(sys.argv[1])')
     script = ' && '.join([*commands, 'exec "$@"'])

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runs import parameters
+from cifar10_lib.runs import parameters
 
 
 @pytest.fixture

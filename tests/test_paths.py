@@ -3,7 +3,7 @@ import os
 import pytest
 from absl import flags
 
-from program import paths
+from cifar10_lib.program import paths
 
 
 @pytest.fixture
@@ -70,4 +70,4 @@ def test_empty_values_are_left_to_startup(parsed):
 def test_flags_belong_to_the_module_that_defines_them():
     names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module('training.session')}
     assert 'train_dir' in names
-    assert not flags.FLAGS.get_key_flags_for_module('program.paths')
+    assert not flags.FLAGS.get_key_flags_for_module('cifar10_lib.program.paths')

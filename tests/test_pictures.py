@@ -1,7 +1,7 @@
 import numpy as np
 from PIL import Image
 
-from evaluation import pictures
+from cifar10_lib.evaluation import pictures
 
 
 def pixels(path):

@@ -10,7 +10,7 @@ import pytest
 import spawn
 
 from benchmarks import link
-from workers import ports
+from cifar10_lib.workers import ports
 
 
 @pytest.mark.parametrize('hosts, expected', [
@@ -72,7 +72,7 @@ def test_notices_are_one_line():
 # Listens at ports 2222 and 3333, and closes 2222 on a line from standard input.
 PROGRAM = '''
 import socket, sys; sys.path.insert(0, sys.argv[1])
-from workers import ports
+from cifar10_lib.workers import ports
 listeners = [socket.create_server(('', port)) for port in (2222, 3333)]
 print('listening', flush=True)
 sys.stdin.readline()

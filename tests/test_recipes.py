@@ -18,11 +18,11 @@ import cifar10_eval
 import cifar10_input
 import cifar10_multi_gpu_train
 import cifar10_train
-from evaluation import counting
-import recipes
-from runs import metrics
-from training import session as training
-from workers import cluster
+from cifar10_lib.evaluation import counting
+from cifar10_lib import recipes
+from cifar10_lib.runs import metrics
+from cifar10_lib.training import session as training
+from cifar10_lib.workers import cluster
 
 FLAGS = flags.FLAGS
 

@@ -20,14 +20,14 @@ import spawn
 from absl import app
 
 from benchmarks import link
-from workers import cluster
-from workers import collectives
-from workers import connection
-from workers import identity
-from workers import listener
-from workers import ports
-from workers import rendezvous
-from workers import watch
+from cifar10_lib.workers import cluster
+from cifar10_lib.workers import collectives
+from cifar10_lib.workers import connection
+from cifar10_lib.workers import identity
+from cifar10_lib.workers import listener
+from cifar10_lib.workers import ports
+from cifar10_lib.workers import rendezvous
+from cifar10_lib.workers import watch
 
 
 def together(*calls):
@@ -432,7 +432,7 @@ def test_worker_0_announces_a_loss_before_it_can_end():
 WORKER_0 = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import resource
-from workers import cluster, rendezvous
+from cifar10_lib.workers import cluster, rendezvous
 files = int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 me = cluster.Cluster(0, 2, 0, '127.0.0.1:' + sys.argv[1], timeouts=cluster.Timeouts(start=300))
@@ -614,7 +614,7 @@ def test_a_server_that_is_not_worker_0():
 MACHINES_PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import socket
-from workers import cluster, connection, rendezvous
+from cifar10_lib.workers import cluster, connection, rendezvous
 rank = int(sys.argv[1])
 with rendezvous.join(cluster.Cluster(rank, 3, rank, 'head:2222'), {}) as workers:
     with socket.create_server(('', int(workers.addresses[rank].split(':')[1]))):
@@ -649,7 +649,7 @@ def test_other_machines_reach_a_worker_that_shares_worker_0s_machine():
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import os, time
-from workers import cluster, rendezvous
+from cifar10_lib.workers import cluster, rendezvous
 rank, port, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 try:
     me = cluster.Cluster(rank, 3, rank, '127.0.0.1:' + port, timeouts=cluster.Timeouts(60, 4))
@@ -763,7 +763,7 @@ def test_a_job_that_was_stopped_as_a_whole_continues():
 
 MPI_PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
-from workers import cluster, rendezvous
+from cifar10_lib.workers import cluster, rendezvous
 def main():
     me = cluster.resolve()
     odd = me.rank % 2 if sys.argv[1:] == ['--step_timeout=9'] else 0
@@ -773,7 +773,7 @@ def main():
     print(f'{me.rank} of {me.size}, {me.local_rank} here: {len(set(w.addresses))} addresses')
 '''
 WITHOUT_TENSORFLOW = 'cluster.FLAGS(sys.argv); main()'  # It starts in a tenth of the time.
-AS_A_SCRIPT = 'from program import startup; startup.run(main, [startup, cluster])'
+AS_A_SCRIPT = 'from cifar10_lib.program import startup; startup.run(main, [startup, cluster])'
 
 
 def mpirun(start, *arguments, options=()):

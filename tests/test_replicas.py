@@ -7,8 +7,8 @@ from absl.testing import flagsaver
 
 import cifar10
 import cifar10_multi_gpu_train
-import recipes
-from training import replicas
+from cifar10_lib import recipes
+from cifar10_lib.training import replicas
 
 FLAGS = flags.FLAGS
 

@@ -3,7 +3,7 @@ import pytest
 import record_files
 import tensorflow.compat.v1 as tf
 
-from nets import resnet
+from cifar10_lib.nets import resnet
 
 
 def relu(x):

@@ -7,13 +7,13 @@ import pytest
 import spawn
 from absl import app
 
-from datasets import table
-from program import files
-from runs import folder as run_folder
+from cifar10_lib.datasets import table
+from cifar10_lib.program import files
+from cifar10_lib.runs import folder as run_folder
 
 
 def test_a_second_trainer_is_refused_with_the_process_id_of_the_first(tmp_path):
-    program = ('import sys; from runs import folder as run_folder\n'
+    program = ('import sys; from cifar10_lib.runs import folder as run_folder\n'
                'with run_folder.held(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
     with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=spawn.ROOT,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:

@@ -26,13 +26,13 @@ from tensorflow.python.client.session import BaseSession
 import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
-from datasets import table
-from program import errors
-from runs import checkpoints
-from runs import folder as run_folder
-from runs import parameters
-from training import hooks
-from training import session as training
+from cifar10_lib.datasets import table
+from cifar10_lib.program import errors
+from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import parameters
+from cifar10_lib.training import hooks
+from cifar10_lib.training import session as training
 
 FLAGS = flags.FLAGS
 
@@ -539,7 +539,7 @@ def test_a_closed_terminal_saves_and_stops(half_bright):
 
 HANGING = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
-from program import startup; from training import session as training
+from cifar10_lib.program import startup; from cifar10_lib.training import session as training
 import tensorflow.compat.v1 as tf
 step = tf.train.get_or_create_global_step()
 never = tf.FIFOQueue(1, [tf.float32], [[]]).dequeue()

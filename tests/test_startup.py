@@ -12,10 +12,10 @@ import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
-from program import startup
-from runs import checkpoints
-from runs import metrics
-from runs import parameters
+from cifar10_lib.program import startup
+from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import metrics
+from cifar10_lib.runs import parameters
 
 SCRIPTS = ['cifar10_train.py', 'cifar10_multi_gpu_train.py', 'cifar10_eval.py']
 ALL_SCRIPTS = [f'cifar10_{name}.py' for name in (
@@ -179,7 +179,7 @@ def _python(program, prepare=None, **env):
 
 @pytest.mark.slow
 def test_the_import_is_quiet_by_default():
-    program = 'from program import startup; startup.tf.Session(); print("done")'
+    program = 'from cifar10_lib.program import startup; startup.tf.Session(); print("done")'
     done = _python(program)
     assert (done.stdout, done.stderr) == ('done\n', '')
     assert 'tensorflow' in _python(program, TF_CPP_MIN_LOG_LEVEL='0').stderr.lower()
@@ -189,7 +189,7 @@ def test_a_failing_import_shows_the_held_text(tmp_path):
     (tmp_path / 'tensorflow').mkdir()
     (tmp_path / 'tensorflow' / '__init__.py').write_text(
         'import os; os.write(2, b"library is broken"); raise ImportError("no luck")')
-    done = _python('from program import startup', PYTHONPATH=str(tmp_path))
+    done = _python('from cifar10_lib.program import startup', PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert 'library is broken' in done.stderr
     assert 'no luck' in done.stderr
@@ -202,7 +202,7 @@ def test_an_aborted_import_shows_the_held_text(tmp_path):
         'import os\n'
         'os.write(2, b"I0000 00:00:1 port.cc:1] on\\nF0000 00:00:2 feature.cc:2] no AVX\\n")\n'
         'os.abort()')
-    done = _python('from program import startup', PYTHONPATH=str(tmp_path))
+    done = _python('from cifar10_lib.program import startup', PYTHONPATH=str(tmp_path))
     assert done.returncode == -signal.SIGABRT
     assert done.stderr == 'F0000 00:00:2 feature.cc:2] no AVX\n'
 
@@ -213,11 +213,11 @@ def test_a_library_that_cannot_be_loaded_is_reported_in_one_line(tmp_path):
     package.mkdir()
     (package / '__init__.py').write_text('from tensorflow import native')
     (package / 'native.so').write_text('not a library')
-    done = _python('from program import startup', PYTHONPATH=str(tmp_path))
+    done = _python('from cifar10_lib.program import startup', PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stderr.count('\n')) == (1, 1), done.stderr
     assert f'a shared library cannot be loaded ({package}/native.so: ' in done.stderr
     (package / '__init__.py').write_text('from _ctypes import nothing')
-    done = _python('from program import startup', PYTHONPATH=str(tmp_path))
+    done = _python('from cifar10_lib.program import startup', PYTHONPATH=str(tmp_path))
     assert 'Traceback' in done.stderr and "cannot import name 'nothing'" in done.stderr
 
 
@@ -227,7 +227,7 @@ def test_starting_writes_no_file():
     def forbid_writing():
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
-    done = _python('from program import startup; startup.tf.Session(); print("done")',
+    done = _python('from cifar10_lib.program import startup; startup.tf.Session(); print("done")',
                    forbid_writing, PYTHONDONTWRITEBYTECODE='1', HOME='/proc')
     assert (done.stdout, done.stderr) == ('done\n', '')
 
@@ -244,8 +244,8 @@ def test_a_missing_package_is_reported_with_the_remedy(tmp_path):
 
 
 def test_a_missing_module_of_an_installed_package_is_a_bug():
-    done = spawn.run(['-c', 'from program import startup; import json.nothing'], cwd=spawn.ROOT,
-                     capture_output=True)
+    done = spawn.run(['-c', 'from cifar10_lib.program import startup; import json.nothing'],
+                     cwd=spawn.ROOT, capture_output=True)
     assert done.returncode == 1
     assert 'Traceback' in done.stderr and "No module named 'json.nothing'" in done.stderr
 

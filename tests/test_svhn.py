@@ -6,8 +6,8 @@ import zlib
 import numpy as np
 import pytest
 
-from datasets import svhn
-from program import errors
+from cifar10_lib.datasets import svhn
+from cifar10_lib.program import errors
 
 
 @pytest.fixture

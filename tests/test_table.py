@@ -3,8 +3,8 @@ import pytest
 import record_files
 
 import cifar10_input
-from datasets import table
-from program import errors
+from cifar10_lib.datasets import table
+from cifar10_lib.program import errors
 
 NOISE = next(record_files.noise(1, seed=0))[1]
 

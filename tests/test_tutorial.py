@@ -16,10 +16,10 @@ from absl import flags
 
 import cifar10_input
 from docs import notebook
-from evaluation import model
-from nets import variables
-import recipes
-from runs import checkpoints
+from cifar10_lib.evaluation import model
+from cifar10_lib.nets import variables
+from cifar10_lib import recipes
+from cifar10_lib.runs import checkpoints
 
 FLAGS = flags.FLAGS
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -114,7 +114,7 @@ def test_solutions_that_change_the_code_fit_it():
 
 def test_solutions_that_add_networks_build_them(half_bright, monkeypatch):
     """With the same variables in training and evaluation."""
-    solutions = [code for path, code in commented('solution') if path == 'recipes.py']
+    solutions = [code for path, code in commented('solution') if path == 'cifar10_lib/recipes.py']
     assert len(solutions) >= 3
     for solution in solutions:
         table = {}

@@ -21,8 +21,8 @@ import cifar10_input
 import cifar10_multi_gpu_train
 import cifar10_predict
 import cifar10_train
-from datasets import table
-from evaluation import counting
+from cifar10_lib.datasets import table
+from cifar10_lib.evaluation import counting
 
 FLAGS = flags.FLAGS
 LAYERS = ['conv1/conv1', 'pool1', 'norm1', 'conv2/conv2', 'norm2', 'pool2', 'local3/local3',
@@ -451,7 +451,7 @@ sys.path.insert(0, sys.argv.pop(1))
 import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
 import cifar10, cifar10_input, cifar10_multi_gpu_train
-from evaluation import counting
+from cifar10_lib.evaluation import counting
 step = tf.Variable(0, trainable=False, name='global_step')
 images, labels = cifar10.distorted_inputs()
 logits = cifar10.inference(images)

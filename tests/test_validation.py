@@ -19,12 +19,12 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_eval
 import cifar10_train
-from evaluation import counting
-import recipes
-from runs import folder as run_folder
-from runs import metrics
-from training import pace as pace_
-from training import session as training
+from cifar10_lib.evaluation import counting
+from cifar10_lib import recipes
+from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import metrics
+from cifar10_lib.training import pace as pace_
+from cifar10_lib.training import session as training
 
 FLAGS = flags.FLAGS
 

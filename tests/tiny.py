@@ -4,8 +4,8 @@ import functools
 
 import tensorflow.compat.v1 as tf
 
-from nets import recipe
-from nets import resnet
+from cifar10_lib.nets import recipe
+from cifar10_lib.nets import resnet
 
 SIZE = 16  # Of its images.
 

@@ -19,7 +19,7 @@ from benchmarks import children
 from benchmarks.gpu import child
 from benchmarks.gpu import report
 from benchmarks.gpu import scripts
-from datasets import table
+from cifar10_lib.datasets import table
 
 _ENOUGH = 0.25  # Fraction of its time limit that a part needs to start.
 

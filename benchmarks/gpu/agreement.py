@@ -9,8 +9,8 @@ from benchmarks.gpu import child
 from benchmarks.gpu import placement
 from benchmarks.gpu import speed
 import cifar10
-from program import devices
-import recipes
+from cifar10_lib.program import devices
+from cifar10_lib import recipes
 
 FLAGS = flags.FLAGS
 

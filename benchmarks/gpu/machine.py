@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks import children
 from benchmarks.gpu import child
-from program import devices
+from cifar10_lib.program import devices
 
 _FIELDS = ('index', 'name', 'driver_version', 'memory.total', 'compute_cap', 'power.limit')
 

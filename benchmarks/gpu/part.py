@@ -5,7 +5,7 @@
 benchmarks.gpu starts these processes. A result has rows (dictionaries), checks (what, value, limit,
 passed) and notes (lines); or `skipped`, the reason why the part cannot run here.
 """
-from program import startup
+from cifar10_lib.program import startup
 
 import contextlib
 import json
@@ -20,9 +20,9 @@ from benchmarks.gpu import machine
 from benchmarks.gpu import speed
 import cifar10
 import cifar10_multi_gpu_train
-from nets import variables
-from program import devices
-import recipes
+from cifar10_lib.nets import variables
+from cifar10_lib.program import devices
+from cifar10_lib import recipes
 
 PARTS = {'machine': machine.describe, 'placement': speed.placement, 'agreement': agreement.compare,
          'input': speed.input_alone, 'speed': speed.steps, 'towers': agreement.towers,

@@ -10,9 +10,9 @@ from absl import flags
 
 import cifar10
 import cifar10_multi_gpu_train
-from nets import variables
-from program import devices
-import recipes
+from cifar10_lib.nets import variables
+from cifar10_lib.program import devices
+from cifar10_lib import recipes
 
 FLAGS = flags.FLAGS
 

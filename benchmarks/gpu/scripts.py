@@ -9,7 +9,7 @@ import tempfile
 import time
 
 from benchmarks.gpu import child
-from datasets import table
+from cifar10_lib.datasets import table
 
 _SAME_PRECISION = 0.005  # 50 of 10,000 images: the devices round differently.
 

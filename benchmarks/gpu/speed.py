@@ -8,8 +8,8 @@ from benchmarks import children
 from benchmarks import measure
 from benchmarks import timing
 from benchmarks.gpu import placement as placement_
-from program import devices
-from program import errors
+from cifar10_lib.program import devices
+from cifar10_lib.program import errors
 
 flags.DEFINE_list('batches', ['128', '512', '2048'], 'Batch sizes to time.')
 flags.DEFINE_integer('images', 200000, 'Images of a training run; --steps limits it, too.',

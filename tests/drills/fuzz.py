@@ -3,7 +3,7 @@
 A reader is a function that makes one random file, reads it with the project's code, and returns the
 outcome in a few words; an `AssertionError` is a fault.
 """
-from program import startup  # noqa: F401, first: it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # noqa: F401, first: it imports TensorFlow quietly.
 
 import contextlib
 import io
@@ -24,14 +24,14 @@ from PIL import ExifTags, Image
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 import cifar10_input
-from datasets import custom
-from datasets import images
-from datasets import svhn
-from datasets import table
-from program import errors
-from runs import checkpoints
-from runs import folder as run_folder
-from runs import metrics
+from cifar10_lib.datasets import custom
+from cifar10_lib.datasets import images
+from cifar10_lib.datasets import svhn
+from cifar10_lib.datasets import table
+from cifar10_lib.program import errors
+from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import metrics
 
 _SECONDS = 60  # For one file.
 _RECORD = table.CIFAR10.record_bytes

@@ -25,8 +25,8 @@ _EXTRACT = """
 import resource, sys
 sys.path[:0] = sys.argv[3:]
 import downloads
-from datasets import download
-from program import errors
+from cifar10_lib.datasets import download
+from cifar10_lib.program import errors
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:
     download.extract(sys.argv[1], sys.argv[2], downloads.row())

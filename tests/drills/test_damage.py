@@ -10,7 +10,7 @@ import pytest
 import record_files
 
 from drills import helpers
-from runs import metrics
+from cifar10_lib.runs import metrics
 
 _STEPS = (10, 20, 30)
 _DATA = 'data-00000-of-00001'

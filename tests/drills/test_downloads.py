@@ -9,8 +9,8 @@ import downloads
 import pytest
 from downloads import ARCHIVE, CONTENTS, Server
 
-from datasets import download
-from program import errors
+from cifar10_lib.datasets import download
+from cifar10_lib.program import errors
 
 _CUTS = [(2 * part + 1) * len(ARCHIVE) // 40 for part in range(20)]
 _HALF = ARCHIVE[:len(ARCHIVE) // 2]

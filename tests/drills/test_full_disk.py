@@ -15,10 +15,10 @@ import image_files
 import pytest
 import record_files
 
-from datasets import download
+from cifar10_lib.datasets import download
 from drills import helpers
-from program import errors
-from runs import checkpoints
+from cifar10_lib.program import errors
+from cifar10_lib.runs import checkpoints
 
 _MB = 1 << 20
 _RUN = ('--data_dir=OUT/data', '--checkpoint_dir=OUT/train')

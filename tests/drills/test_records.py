@@ -13,7 +13,7 @@ import time
 import pytest
 import record_files
 
-from datasets import table
+from cifar10_lib.datasets import table
 from drills import helpers
 
 _RECORD = table.CIFAR10.record_bytes

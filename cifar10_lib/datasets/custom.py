@@ -1,0 +1,117 @@
+"""The user's own data sets: folders of record files, each with a JSON file as its table row.
+
+    {"name": "pets", "classes": ["cat", "dog"],
+     "train_files": {"train.bin": 1000}, "test_files": {"test.bin": 200}}
+
+A label is an index into the classes. Users may edit the file, to rename classes or add record
+files. The numbers of records are only informative; the program counts the records in the files.
+"""
+import json
+import os
+
+import numpy as np
+
+from cifar10_lib.datasets import table
+from cifar10_lib.program import errors
+from cifar10_lib.program import small_files
+
+FILE = 'dataset.json'
+MAX_CLASSES = 256  # A label is one byte.
+
+
+def find(name):
+    """Returns the table row of that name, or the row of that folder: see `read`."""
+    return table.TABLE.get(name) or read(name)
+
+
+def read(folder):
+    """Returns the row of a folder that `write` filled and the user may have edited.
+
+    The row's `folder` is an absolute path, so that --data_dir has no effect.
+
+    Raises:
+        errors.DataError: the JSON file is missing or invalid.
+    """
+    path = os.path.join(folder, FILE)
+    try:
+        found = small_files.read_json(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise errors.DataError(
+            f'"{folder}" is not a data set; expected {", ".join(table.TABLE)}, or a folder with a '
+            f'{FILE}, made by cifar10_convert.py') from error
+    except OSError as error:
+        raise errors.DataError(f'{path} cannot be read ({error.strerror})') from error
+    if set(found) != set(_FIELDS):
+        raise errors.DataError(
+            f'{path} has the keys {small_files.shown(list(found))}; expected {", ".join(_FIELDS)}')
+    small_files.check_fields(found, _FIELDS, path)
+    return table.DataSet(title=found['name'], folder=os.path.abspath(folder),
+                         **{**found, 'classes': tuple(found['classes'])})
+
+
+def _is_new_name(value):
+    return small_files.is_name(value) and value not in table.TABLE
+
+
+def _are_classes(value):
+    return (isinstance(value, list) and 2 <= len(value) <= MAX_CLASSES
+            and all(map(small_files.is_name, value)) and len(set(value)) == len(value))
+
+
+def _are_files(value):
+    return isinstance(value, dict) and value != {} and all(
+        small_files.is_name(name) and name == os.path.basename(name)
+        and type(count) is int and count > 0
+        for name, count in value.items())
+
+
+_FIELDS = {  # See `small_files.check_fields`.
+    'name': (_is_new_name, f'a name other than {", ".join(table.TABLE)}'),
+    'classes': (_are_classes, f'a list of 2 to {MAX_CLASSES} different names'),
+    **dict.fromkeys(['train_files', 'test_files'], (
+        _are_files, 'names of files in this folder, each with its number of records'))}
+
+
+def write(folder, name, classes, train, test):
+    """Writes record files and their JSON file into an empty folder.
+
+    Args:
+        folder, name: path of the folder, and name of the data set.
+        classes: list of 2 to `MAX_CLASSES` names.
+        train, test: iterables of blocks of records, uint8 [records, 1 + 3 * 32 * 32].
+
+    Returns:
+        (number of training records, number of test records).
+
+    Raises:
+        errors.DataError: the name is taken, a class has no training image, or the test set is
+            empty.
+    """
+    if not _is_new_name(name):
+        raise errors.DataError(f'"{name}" cannot be the name of a data set; expected '
+                               f'{_FIELDS["name"][1]}: choose another folder')
+    trained, tested = (_write_records(os.path.join(folder, file), blocks)
+                       for file, blocks in (('train.bin', train), ('test.bin', test)))
+    missing = [label for label, count in zip(classes, trained) if count == 0]
+    if missing:
+        raise errors.DataError(f'no training image of {", ".join(missing)} can be read')
+    if not tested.any():
+        raise errors.DataError('no test image can be read; expected at least one: add images, '
+                               'since a class with a single one has none for testing')
+    counts = int(trained.sum()), int(tested.sum())
+    row = {'name': name, 'classes': list(classes), 'train_files': {'train.bin': counts[0]},
+           'test_files': {'test.bin': counts[1]}}
+    with open(os.path.join(folder, FILE), 'w', encoding='utf-8') as stream:
+        json.dump(row, stream, indent=2, ensure_ascii=False)
+        stream.write('\n')
+    return counts
+
+
+def _write_records(path, blocks):
+    """Writes a record file; returns the number of records of each label, int [256]."""
+    counts = np.zeros(MAX_CLASSES, int)
+    with open(path, 'wb') as stream:
+        for block in blocks:
+            stream.write(np.ascontiguousarray(block))  # `tofile` does not report a full disk.
+            counts += np.bincount(block[:, 0], minlength=MAX_CLASSES)
+    return counts

@@ -1,0 +1,283 @@
+"""Downloads a data set's archive, verifies it and unpacks it.
+
+We trust the archive's SHA-256, not the host that sent it. After any failure, the downloaded bytes
+stay in a `.part` file, and the next attempt resumes there. Only a complete file with the wrong
+checksum is deleted.
+"""
+import gzip
+import hashlib
+import http.client
+import os
+import re
+import shutil
+import tarfile
+import time
+import zlib
+
+from six.moves import urllib
+
+from cifar10_lib.datasets import synthetic
+from cifar10_lib.program import console
+from cifar10_lib.program import errors
+from cifar10_lib.program import files
+from cifar10_lib.program import ownership
+
+_TIMEOUT_SECONDS = 30.0  # To connect, and between two reads.
+_PAUSE_SECONDS = 1.0  # Before reconnecting.
+_BLOCK_BYTES = 1 << 18
+_ARCHIVE_MARGIN_BYTES = 1 << 24  # For the archive's other content: a read-me, padding.
+
+
+def maybe_download_and_extract(data_set, data_dir, url=None):
+    """Makes sure that a data set's folder exists in `data_dir` and its files are valid.
+
+    If it is missing, unpacks the archive in `data_dir`; if that is missing too, downloads it from
+    `url`, by default that of the row. A data set without a URL is generated. Concurrent processes
+    wait for the first one.
+
+    Raises:
+        errors.DataError: the message names the cause, the place and the remedy.
+        PermissionError: others could tamper with the data folder.
+    """
+    folder = os.path.join(data_dir, data_set.folder)
+    if not os.path.isdir(folder):
+        _check_parent(data_set, data_dir)
+        url = url or data_set.url
+        ownership.check_place(data_dir)
+        try:
+            files.make_folder(data_dir)
+            with files.locked(os.path.join(data_dir, f'.{data_set.folder}.lock'),
+                              waiting='Waiting for another process to fetch the data.'):
+                if not os.path.isdir(folder):  # Another process may have created it by now.
+                    _make_folder(data_set, data_dir, url)
+        except (OSError, http.client.HTTPException, ValueError) as error:  # Or an invalid URL.
+            raise errors.DataError(_failure(data_set, data_dir, url, error)) from error
+    data_set.check(folder)
+
+
+def _check_parent(data_set, data_dir):
+    """Rejects the folder of the record files in place of its parent: a needless download."""
+    parent, name = os.path.split(os.path.abspath(data_dir))
+    if name == data_set.folder and any(
+            os.path.exists(os.path.join(data_dir, file)) for file in data_set.files):
+        raise errors.DataError(f'{data_dir} holds the record files; expected the folder that '
+                               f'contains {name}: pass --data_dir={parent}')
+
+
+def is_url(text):
+    """Whether a text has a URL scheme that `download` supports."""
+    return text.lower().startswith(('http:', 'https:', 'file:'))
+
+
+def _make_folder(data_set, data_dir, url):
+    if data_set.url is None:
+        console.line(f'Generating the {data_set.title} images in {data_dir}.')
+        synthetic.write(data_set, data_dir)
+        return
+    archive = os.path.join(data_dir, os.path.basename(data_set.url))
+    if os.path.lexists(archive):
+        try:
+            _verify(archive, data_set)
+        except errors.DataError as error:
+            raise errors.DataError(f'{error}; replace it, or remove it to download '
+                                   'it again') from error
+    else:
+        download(url, archive, data_set)
+    extract(archive, data_dir, data_set)
+
+
+def _failure(data_set, data_dir, url, error):
+    """Returns a line with the failed action, its cause and the remedies."""
+    if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
+        error = error.reason  # Without "<urlopen error ...>".
+    reason = errors.one_line(error) or type(error).__name__
+    if data_set.url is None:
+        return (f'Cannot generate the {data_set.title} images in {data_dir}: {reason}. '
+                'Choose another --data_dir.')
+    archive = os.path.basename(data_set.url)
+    return (f'Cannot download {url} to {data_dir}: {reason}. Run the same command again to resume, '
+            f'copy the correct {archive} there, choose another --data_dir, or try '
+            '--dataset=synthetic.')
+
+
+def download(url, archive, data_set):
+    """Downloads and verifies an archive, resuming from `archive`.part if it exists.
+
+    Reconnects as long as each connection delivers something. Honours proxy variables.
+
+    Raises:
+        OSError, http.client.HTTPException: the server or the disk failed; the part stays.
+        errors.DataError: the URL is not http, https or file; the server offers a different file
+            (the part stays); or the checksum is wrong (the part is removed).
+    """
+    if not is_url(url):
+        raise errors.DataError('the URL does not start with http:, https: or file:')
+    part = archive + '.part'
+    with os.fdopen(files.open_own(part, os.O_APPEND), 'ab', buffering=0) as stream:
+        progress = _Progress(os.path.basename(archive), stream.tell(), data_set.archive_bytes)
+        try:
+            _complete(url, stream, data_set.archive_bytes, progress)
+        finally:
+            console.end()
+        os.fsync(stream.fileno())
+    try:
+        _verify(part, data_set)
+    except errors.DataError:
+        os.remove(part)
+        raise
+    os.rename(part, archive)
+
+
+def _complete(url, stream, size, progress):
+    """Repeats requests until the part has `size` bytes, or one delivers nothing and fails."""
+    while stream.tell() < size:
+        before = stream.tell()
+        try:
+            _append(url, stream, size, progress)
+        except (OSError, http.client.HTTPException):
+            if stream.tell() == before:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _append(url, stream, size, progress):
+    """Appends the response to one request to the part, up to `size` bytes in total.
+
+    A server that ignores the range sends the file from the start; known bytes are skipped.
+    """
+    start = stream.tell()
+    headers = {'User-Agent': 'cifar10-tutorial', 'Accept-Encoding': 'identity'}
+    if start:
+        headers['Range'] = 'bytes=%d-' % start
+    request = urllib.request.Request(url, headers=headers)
+    with _opener().open(request, timeout=_TIMEOUT_SECONDS) as response:
+        position = _check_offer(response, start, size)
+        while stream.tell() < size:
+            # Unlike `read1`, `read` loses received bytes when the connection breaks.
+            block = response.read1(min(_BLOCK_BYTES, size - position))
+            if not block:
+                raise ConnectionError(f'the connection ended after {stream.tell()} of {size} bytes')
+            new = memoryview(block)[max(0, start - position):]
+            while new:  # On a nearly full disk, `write` may take only a part.
+                new = new[stream.write(new):]
+            position += len(block)
+            progress.update(stream.tell())
+
+
+def _opener():
+    """Returns an opener for http, https and file that refuses redirections to other schemes."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (urllib.request.ProxyHandler, urllib.request.UnknownHandler,
+                    urllib.request.HTTPHandler, urllib.request.HTTPSHandler,
+                    urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPRedirectHandler,
+                    urllib.request.FileHandler, urllib.request.HTTPErrorProcessor):
+        opener.add_handler(handler())
+    return opener
+
+
+def _check_offer(response, start, size):
+    """Returns the position at which a response starts; refuses one about a different file."""
+    position = 0
+    if response.getcode() == 206:
+        position, sent = start, response.headers.get('Content-Range', '')
+        if not re.fullmatch(rf'bytes {start}-\d+/({size}|\*)', sent):
+            raise errors.DataError(
+                f'the server sent "{sent}"; expected bytes {start} to {size - 1} of {size}')
+    length = response.headers.get('Content-Length')
+    if length is not None and position + int(length) != size:
+        raise errors.DataError(
+            f'the server offers a file of {position + int(length)} bytes; expected {size}')
+    return position
+
+
+class _Progress:
+    """Shows a download's progress: a bar on a terminal, elsewhere a line every 10 %."""
+
+    def __init__(self, name, done, total):
+        self._name, self._total = name, total
+        self._start, self._start_time = done, time.monotonic()
+        self._shown_tenth, self._shown_time = 10 * done // total, 0.0
+        if done:
+            console.line(f'Resuming {name} at {done / 1e6:.1f} MB.')
+
+    def update(self, done):
+        """Shows that `done` bytes have arrived, unless the display was updated very recently."""
+        now = time.monotonic()
+        tenth = 10 * done // self._total
+        rate = (done - self._start) / max(now - self._start_time, 1e-3)
+        left = int((self._total - done) / max(rate, 1.0))
+        figures = (f'{100 * done // self._total:3} %, {rate / 1e6:.2f} MB/s, '
+                   f'{left // 60}:{left % 60:02} left')
+        if not console.shows_progress():
+            if tenth > self._shown_tenth:
+                console.line(f'{self._name}: {figures}')
+        elif now - self._shown_time >= 0.2 or done == self._total:
+            self._shown_time = now
+            bar = '=' * (2 * tenth) + '>' * (tenth < 10)
+            console.progress(f'{self._name:.20} [{bar:20}] {figures}')
+        self._shown_tenth = tenth
+
+
+def _verify(path, data_set):
+    """Raises `errors.DataError` if an archive has the wrong size or SHA-256."""
+    size = os.path.getsize(path)
+    if size != data_set.archive_bytes:
+        raise errors.DataError(f'{path} has {size} bytes; expected {data_set.archive_bytes}')
+    digest = hashlib.sha256()
+    with open(path, 'rb') as stream:
+        for block in iter(lambda: stream.read(_BLOCK_BYTES), b''):
+            digest.update(block)
+    if digest.hexdigest() != data_set.sha256:
+        raise errors.DataError(
+            f'{path} has SHA-256 {digest.hexdigest()}; expected {data_set.sha256}')
+
+
+def extract(archive, data_dir, data_set):
+    """Unpacks a .tar.gz file into a data set's folder below `data_dir`, all or nothing.
+
+    Only files with the expected names and sizes are unpacked; links, folders and other names are
+    ignored.
+
+    Raises:
+        errors.DataError: the archive is damaged, lacks a file, or is much too large.
+        OSError: the disk failed.
+    """
+    try:
+        with files.new_folder(os.path.join(data_dir, data_set.folder), '--data_dir') as partial:
+            missing = _unpack(archive, partial, data_set)
+            if missing:
+                missing = [f'{name} of {size} bytes' for name, size in missing.items()]
+                raise errors.DataError(f'{archive} lacks {", ".join(missing)}')
+    except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        raise errors.DataError(f'{archive} is damaged ({error})') from error
+
+
+def _unpack(archive, folder, data_set):
+    """Unpacks the data set's files into `folder`; returns {path: size} of the missing ones."""
+    missing = {f'{data_set.folder}/{name}': count * data_set.record_bytes
+               for name, count in data_set.files.items()}
+    limit = sum(missing.values()) + _ARCHIVE_MARGIN_BYTES
+    with gzip.open(archive) as stream, \
+            tarfile.open(fileobj=_Limited(stream, limit), mode='r|') as tar:
+        for member in tar:
+            if member.isreg() and missing.get(member.name) == member.size:
+                with open(os.path.join(folder, os.path.basename(member.name)), 'xb') as target:
+                    shutil.copyfileobj(tar.extractfile(member), target, _BLOCK_BYTES)
+                del missing[member.name]
+            if not missing:
+                break
+    return missing
+
+
+class _Limited:
+    """A stream that raises after `limit` bytes: a few kilobytes of gzip may hold terabytes."""
+
+    def __init__(self, stream, limit):
+        self._stream, self._left = stream, limit
+
+    def read(self, size):
+        block = self._stream.read(min(size, self._left + 1))
+        self._left -= len(block)
+        if self._left < 0:
+            raise tarfile.ReadError('its content is much larger than expected')
+        return block

@@ -1,0 +1,137 @@
+"""Reads image files of any size as images of 32 x 32, the size of the data sets."""
+import contextlib
+import io
+import os
+import warnings
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from cifar10_lib.datasets import table
+from cifar10_lib.program import errors
+from cifar10_lib.program import files
+from cifar10_lib.program import memory
+
+# Endings of the files that a search in a folder finds.
+ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff')
+
+# A small file may decode to a picture that exhausts memory, so the size is limited. Decoded, this
+# many pixels take 512 MB, and decoders use up to three times as much. The limit on a side is
+# JPEG's; Pillow keeps a pointer for each row.
+MAX_FILE_BYTES = 1 << 26
+MAX_PIXELS = 1 << 27
+MAX_SIDE = 65535
+_MAX_MEMORY = 1 << 31  # Pillow before 13 does not limit EXIF data and TIFF directories.
+
+# Each scan of a progressive JPEG updates all pixels, at 0.7 ns per pixel, and can be as short as 14
+# bytes. Encoders write about ten scans.
+_MAX_SCANNED_PIXELS = 20 * MAX_PIXELS
+
+# For other formats, Pillow may start another program, or unpack data without a limit.
+_FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF')
+
+
+class ImageError(errors.DataError):
+    """A file is not a readable image; the message names the file."""
+
+
+def read(path):
+    """Reads a JPEG, PNG, GIF, BMP, WebP or TIFF file and fits its image to 32 x 32.
+
+    Scales the short side to 32 and keeps the centre, in one antialiased resampling (bilinear if it
+    enlarges); does not change an image of 32 x 32. Applies the EXIF orientation. Uses the first
+    frame of an animation, the first of several pages, and the upper eight of 16 bits. Ignores
+    transparency: a transparent pixel has its stored colour.
+
+    Returns:
+        uint8 [32, 32, 3].
+
+    Raises:
+        ImageError: the file cannot be read, has another format, is damaged or is too large.
+    """
+    try:
+        with files.regular_file(path) as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ImageError(f'{path} cannot be read ({error.strerror})') from error
+    if not data:
+        raise ImageError(f'{path} is empty')
+    if len(data) > MAX_FILE_BYTES:
+        raise ImageError(f'{path} is larger than {MAX_FILE_BYTES >> 20} MB')
+    try:
+        with memory.limit(_MAX_MEMORY), _libraries_silenced():
+            return _decode(data)
+    except ImageError as error:
+        raise ImageError(f'{path} {error}') from error
+    except Image.UnidentifiedImageError as error:
+        raise ImageError(f'{path} is damaged or truncated, or not a JPEG, PNG, GIF, BMP, WebP or '
+                         'TIFF image') from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(f'{path} has more than {MAX_PIXELS} pixels') from error
+    except MemoryError as error:
+        raise ImageError(f'{path} needs more than {_MAX_MEMORY >> 20} MB of memory') from error
+    except Exception as error:  # Pillow raises many types for damaged files.
+        reason = errors.one_line(error) or type(error).__name__
+        raise ImageError(f'{path} is damaged or truncated ({reason})') from error
+
+
+@contextlib.contextmanager
+def _libraries_silenced():
+    """Discards Pillow's warnings, and libtiff's, which go to file descriptor 2."""
+    screen, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            yield
+    finally:
+        os.dup2(screen, 2)
+        os.close(screen)
+        os.close(nothing)
+
+
+def _decode(data):
+    """Decodes the bytes of a file to uint8 [32, 32, 3]; messages do not name the file."""
+    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        if max(image.size) > MAX_SIDE or image.width * image.height > MAX_PIXELS:
+            raise ImageError(f'has {image.width} x {image.height} pixels; expected at most '
+                             f'{MAX_PIXELS} in all and {MAX_SIDE} per side')
+        scans = data.count(b'\xff\xda') if 'progressive' in image.info else 1
+        if scans * image.width * image.height > _MAX_SCANNED_PIXELS:
+            raise ImageError(f'has {scans} progressive scans of {image.width} x {image.height} '
+                             f'pixels; expected at most {_MAX_SCANNED_PIXELS} pixels in all scans')
+        fitted = _fit(_with_eight_bits(image))
+    with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
+        ImageOps.exif_transpose(fitted, in_place=True)
+    return np.asarray(fitted.convert('RGB'))
+
+
+def _with_eight_bits(image):
+    """Converts an image to grey or RGB of eight bits per channel."""
+    if image.mode in ('I', 'F'):  # Their values may have any range.
+        raise ImageError('has channels of 32 bits; expected 8 or 16')
+    if image.mode.startswith('I;16'):
+        upper = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        upper.info = image.info  # Includes the EXIF data.
+        return upper
+    return image if image.mode in ('L', 'RGB') else image.convert('RGB')
+
+
+def _fit(image):
+    """Scales the central square to 32 x 32."""
+    width, height = image.size
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return image.resize((table.WIDTH, table.HEIGHT), Image.Resampling.BILINEAR,
+                        box=(left, top, left + side, top + side))
+
+
+def record(label, image):
+    """Returns a record, uint8 [1 + 3 * 32 * 32], of a label, 0 to 255, and uint8 [32, 32, 3]."""
+    return np.concatenate([[np.uint8(label)], image.transpose(2, 0, 1).ravel()])
+
+
+def find(folder):
+    """Returns the sorted paths of the images directly in a folder, except hidden ones."""
+    return sorted(entry.path for entry in os.scandir(folder) if entry.is_file()
+                  and entry.name.lower().endswith(ENDINGS) and not entry.name.startswith('.'))

@@ -1,0 +1,203 @@
+"""The data sets, one row each, and the check of their record files.
+
+A record is `label_bytes` bytes of labels and 3,072 bytes of pixels: the red, green and blue planes
+of a 32 x 32 image, each row by row. A file is a sequence of records and nothing else.
+https://www.cs.toronto.edu/~kriz/cifar.html
+"""
+import dataclasses
+import os
+from collections.abc import Mapping
+
+import numpy as np
+
+from cifar10_lib.program import errors
+
+HEIGHT, WIDTH, DEPTH = 32, 32, 3
+IMAGE_BYTES = HEIGHT * WIDTH * DEPTH
+_RECORDS_PER_READ = 512  # 1.6 MB, which stays in the processor's cache.
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """A row of the table.
+
+    Attributes:
+        name: value of `--dataset`.
+        title: name of its images on the console.
+        folder: folder of the files, relative to the data folder; or an absolute path, for the
+            user's own set.
+        train_files: {name: number of records in the published file}; other numbers are accepted.
+        test_files: the same for evaluation.
+        classes: names of the classes; a label is an index into them.
+        label_bytes: number of bytes before the pixels.
+        label_index: index of the label among those bytes.
+        url: URL of the archive; None if `synthetic.py` generates the files.
+        archive_bytes: size of the archive in bytes.
+        sha256: checksum of the archive, in hexadecimal.
+        learning_rate: initial rate for the tutorial's network and networks that share its recipe;
+            None means the tutorial's rate, 0.1.
+        label_remedy: what to do about a label that is not a class; None means the same as about
+            other faults of a file.
+    """
+
+    name: str
+    title: str
+    folder: str
+    train_files: Mapping[str, int]
+    test_files: Mapping[str, int]
+    classes: tuple[str, ...]
+    label_bytes: int = 1
+    label_index: int = 0
+    url: str | None = None
+    archive_bytes: int = 0
+    sha256: str = ''
+    learning_rate: float | None = None
+    label_remedy: str | None = None
+
+    @property
+    def num_classes(self):
+        return len(self.classes)
+
+    @property
+    def record_bytes(self):
+        return self.label_bytes + IMAGE_BYTES
+
+    @property
+    def files(self):
+        """All files of the set, {name: number of records in the published file}."""
+        return {**self.train_files, **self.test_files}
+
+    def split(self, eval_data):
+        """Returns the test files if `eval_data`, else the training files, as in `files`."""
+        return self.test_files if eval_data else self.train_files
+
+    def paths(self, folder, eval_data):
+        """Returns the paths of one split's files in `folder`; see `split`."""
+        return [os.path.join(folder, name) for name in self.split(eval_data)]
+
+    def count(self, folder, eval_data):
+        """Returns the number of complete records in one split's files.
+
+        Raises:
+            errors.MissingFile: a file is missing.
+        """
+        return sum(self._size(path) // self.record_bytes for path in self.paths(folder, eval_data))
+
+    def _size(self, path):
+        try:
+            return os.path.getsize(path)
+        except FileNotFoundError as error:
+            raise errors.MissingFile(
+                f'{path} is missing. {self._remedy(os.path.dirname(path))}') from error
+
+    def check(self, folder):
+        """Reads and checks every file of the set.
+
+        Raises:
+            errors.DataError: a file is missing, empty, unreadable or truncated, or contains an
+                invalid label. The message names the file, the fault and the remedy.
+        """
+        for name in self.files:
+            path = os.path.join(folder, name)
+            try:
+                fault = self._fault(path)
+            except errors.MissingFile:
+                raise
+            except OSError as error:
+                fault = f'cannot be read ({error.strerror}). {self._remedy(folder)}'
+            if fault:
+                raise errors.DataError(f'{path} {fault}')
+
+    def _fault(self, path):
+        """Returns a description of a file's first fault and its remedy, or None."""
+        size, remedy = self._size(path), self._remedy(os.path.dirname(path))
+        if size == 0 or size % self.record_bytes:
+            return (f'has {size} bytes; expected one or more records of {self.record_bytes} bytes. '
+                    f'{remedy}')
+        with open(path, 'rb') as stream:
+            for first in range(0, size // self.record_bytes, _RECORDS_PER_READ):
+                block = np.frombuffer(stream.read(_RECORDS_PER_READ * self.record_bytes), np.uint8)
+                if not len(block) or len(block) % self.record_bytes:
+                    return f'changed during the check. {remedy}'
+                labels = block.reshape(-1, self.record_bytes)[:, self.label_index]
+                if labels.max() >= self.num_classes:
+                    worst = int(np.argmax(labels >= self.num_classes))
+                    return (f'has label {labels[worst]} in record {first + worst} (counted from '
+                            f'0); expected 0 to {self.num_classes - 1}. '
+                            f'{self.label_remedy or remedy}')
+        return None
+
+    def _remedy(self, folder):
+        if os.path.isabs(self.folder):
+            return 'Restore the file, or recreate the data set with cifar10_convert.py.'
+        action = 'download' if self.url else 'regenerate'
+        return f'Restore the file, or move {folder} away and run again to {action} the data set.'
+
+
+CIFAR10 = DataSet(
+    name='cifar10',
+    title='CIFAR',
+    folder='cifar-10-batches-bin',
+    train_files={'data_batch_%d.bin' % i: 10000 for i in range(1, 6)},
+    test_files={'test_batch.bin': 10000},
+    classes=('airplane', 'automobile', 'bird', 'cat', 'deer',
+             'dog', 'frog', 'horse', 'ship', 'truck'),
+    url='https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz',
+    archive_bytes=170052171,
+    sha256='c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd')
+
+# In the order of the archive's `fine_label_names.txt`.
+_FINE_LABELS = '''
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+    butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach
+    couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster
+    house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+    pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket
+    rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+    sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
+    turtle wardrobe whale willow_tree wolf woman worm'''
+
+# The first label byte, the coarse label (one of 20 groups of classes), is not used.
+CIFAR100 = DataSet(
+    name='cifar100',
+    title='CIFAR-100',
+    folder='cifar-100-binary',
+    train_files={'train.bin': 50000},
+    test_files={'test.bin': 10000},
+    classes=tuple(_FINE_LABELS.split()),
+    label_bytes=2,
+    label_index=1,
+    url='https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
+    archive_bytes=168513733,
+    sha256='58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec')
+
+# For synthetic images. At the tutorial's 0.1, the loss sometimes jumps to 2 or more late in a run
+# of 300 steps, and not every run recovers in time. At 0.03, it still jumps, but the weights move
+# less and their averages barely move, so precision hardly suffers.
+_GENTLE = 0.03
+
+SYNTHETIC = DataSet(
+    name='synthetic',
+    title='synthetic',
+    folder='synthetic-batches-bin',
+    train_files={'data_batch_1.bin': 10000},
+    test_files={'test_batch.bin': 2000},
+    classes=('disc', 'square', 'triangle', 'ring', 'cross',
+             'bars', 'columns', 'slope', 'checks', 'dots'),
+    learning_rate=_GENTLE)
+
+# Two of `synthetic`'s forms per image, in CIFAR-100's layout; the upper is the coarse label.
+SYNTHETIC100 = DataSet(
+    name='synthetic100',
+    title='synthetic100',
+    folder='synthetic-100-batches-bin',
+    train_files={'train.bin': 5000},
+    test_files={'test.bin': 1000},
+    classes=tuple(f'{upper}_above_{lower}'
+                  for upper in SYNTHETIC.classes for lower in SYNTHETIC.classes),
+    label_bytes=2,
+    label_index=1,
+    learning_rate=_GENTLE)
+
+TABLE = {row.name: row for row in (CIFAR10, CIFAR100, SYNTHETIC, SYNTHETIC100)}

@@ -1,0 +1,44 @@
+"""Flags that name a trained model: the checkpoint to evaluate, predict with or export.
+
+They have a module of their own, so that trainers do not accept flags that would have no effect.
+"""
+import os
+
+from absl import app
+from absl import flags
+
+import cifar10
+from cifar10_lib.program import paths
+from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import names
+
+paths.define('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
+flags.DEFINE_boolean('best', False, 'Use the best checkpoint of a validated run, in '
+                     '--checkpoint_dir/best, instead of the latest.')
+flags.DEFINE_boolean('use_moving_averages', True, 'Use the moving averages of the variables '
+                     'instead of the raw weights.')
+
+FLAGS = flags.FLAGS
+
+
+def folder():
+    """Path of the folder whose latest checkpoint the flags name."""
+    return os.path.join(FLAGS.checkpoint_dir, names.BEST) if FLAGS.best else FLAGS.checkpoint_dir
+
+
+def checkpoint():
+    """Path of the checkpoint that the flags name; raises `app.UsageError` if there isn't one."""
+    latest = checkpoints.latest(folder())
+    if latest is None:
+        advice = ('train with --validate_every, or leave out --best' if FLAGS.best else
+                  'train first, or choose another --checkpoint_dir')
+        raise app.UsageError(f'No checkpoint in {folder()}: {advice}')
+    return latest
+
+
+def check_run():
+    """Checks that `--checkpoint_dir` holds a run of `--net` and `--dataset`; see `check_run` in
+    `runs/folder.py` for results and errors."""
+    return run_folder.check_run(FLAGS.checkpoint_dir, FLAGS.net, cifar10.data_set(),
+                                'pass those flags, or choose another --checkpoint_dir')

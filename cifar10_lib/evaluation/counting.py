@@ -1,0 +1,155 @@
+"""Counts the images of a set that a checkpoint, or a training session, classifies correctly."""
+import collections
+import contextlib
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+import cifar10
+from cifar10_lib.evaluation import model
+from cifar10_lib.program import errors
+from cifar10_lib.program import devices
+from cifar10_lib import recipes
+from cifar10_lib.runs import checkpoints
+
+# The result of an evaluation:
+#   precision: float, the fraction of images whose top prediction is their label (precision @ 1)
+#   correct, total: int, the number of correctly classified images, and of all images
+#   confusion: int64 [classes, classes], number of images by label (row) and prediction (column)
+#   step: int, the global step of the checkpoint; None without a checkpoint
+#   summary: a serialised `Summary` of the first batch, or None
+Result = collections.namedtuple('Result', 'precision correct total confusion step summary')
+
+
+class Evaluation:
+    """The graph that evaluates a set of images: `run` it on checkpoints, or `count` with values.
+
+    Attributes:
+        graph: a `tf.Graph` of its own.
+        total: number of images to count.
+        size: number of images in the set.
+    """
+
+    def __init__(self, eval_data='test', use_moving_averages=True, num_examples=None):
+        """Builds the graph.
+
+        Args:
+            eval_data: 'test'; or undistorted training images: 'train_eval' for all, 'held_out' for
+                the tenth that `--validate_on=held_out` excludes from training.
+            use_moving_averages: whether `run` uses the moving averages.
+            num_examples: maximum number of images to count, from the first; None for all.
+
+        Raises:
+            errors.MissingFile: a record file is missing.
+            errors.DataError: there are too few training images to hold some out.
+        """
+        self._use_moving_averages = use_moving_averages
+        self._advice = (
+            '--use_moving_averages=false evaluates the raw weights' if use_moving_averages else
+            'Choose another run')
+        use_test_set, held_out = eval_data == 'test', eval_data == 'held_out'
+        self.size = cifar10.num_held_out() if held_out else min(
+            cifar10.examples_per_epoch(use_test_set), cifar10.num_records(use_test_set))
+        if not self.size:
+            raise errors.DataError(f'{cifar10.data_folder()} has fewer than 10 training images, '
+                                   'too few to hold some out: use --validate_on=test')
+        self.total = self.size if num_examples is None else min(num_examples, self.size)
+        with tf.Graph().as_default() as self.graph:
+            with tf.device('/cpu:0'):
+                images, labels = cifar10.inputs(
+                    use_test_set, recipes.chosen(), held_out, num_epochs=1)
+            self._model = model.Model(images, cifar10.examples_per_step())
+            self._classes = cifar10.data_set().num_classes
+            with tf.name_scope('confusion'):
+                # One prediction per image: `in_top_k` would count all classes of a tie.
+                predictions = tf.cast(self._model.outputs['classes'], tf.int32)
+                # The cell of the confusion matrix for each image, counted row by row.
+                self._cells = labels * self._classes + predictions
+            self._summary = tf.summary.merge_all()
+            self._initialiser = tf.local_variables_initializer()
+            self.graph.finalize()
+
+    @property
+    def whole(self):
+        """Whether all images of the set are counted."""
+        return self.total == self.size
+
+    def run(self, checkpoint, summarise=False):
+        """Evaluates a checkpoint.
+
+        Args:
+            checkpoint: path of the checkpoint, without `.index`.
+            summarise: whether to make the summaries of the first batch.
+
+        Returns:
+            A `Result`.
+
+        Raises:
+            app.UsageError: the checkpoint does not fit; the message names the variables.
+            checkpoints.Unreadable: the checkpoint was removed in the meantime.
+            errors.DataError: a record file was replaced by a damaged one.
+        """
+        step = checkpoints.step(checkpoint)
+        values = self._model.read(checkpoint, self._use_moving_averages, self._advice)
+        return self.count(values, self._use_moving_averages, step, summarise)
+
+    def count(self, values, use_moving_averages, step=None, summarise=False, caught=()):
+        """Evaluates values of the variables, in a session of its own.
+
+        Args:
+            values: dictionary from name of a variable or average to array; other items are ignored.
+            use_moving_averages: whether to use the moving averages.
+            step: global step of the values, for the `Result`.
+            summarise: whether to make the summaries of the first batch.
+            caught: list of caught signals; the evaluation stops when one is added.
+
+        Returns:
+            A `Result`; None if a signal stopped the evaluation.
+
+        Raises:
+            errors.DataError: a record file was replaced by a damaged one.
+        """
+        with cifar10.damage_reported(), \
+                tf.Session(graph=self.graph, config=devices.session_config()) as session:
+            session.run(self._initialiser)
+            self._model.assign(values, session, use_moving_averages)
+            with _queues_running(session):
+                confusion, summary = self._count(session, summarise, caught)
+        if caught:
+            return None
+        correct, total = int(np.trace(confusion)), int(confusion.sum())
+        return Result(correct / total, correct, total, confusion, step, summary)
+
+    def _count(self, session, summarise, caught):
+        """The confusion matrix of the first `total` images, and the summary or None.
+
+        Incomplete if a signal is caught.
+        """
+        confusion, total, summary = np.zeros(self._classes ** 2, np.int64), 0, None
+        while total < self.total and not caught:
+            fetches = {'cells': self._cells}
+            if summarise and total == 0:
+                fetches['summary'] = self._summary
+            try:
+                results = session.run(fetches)
+            except tf.errors.OutOfRangeError as error:
+                raise errors.DataError(
+                    f'{cifar10.data_folder()} had at least {self.total} images at the start and '
+                    f'has {total} now: run the same command again to count these') from error
+            cells = results['cells'][:self.total - total]
+            confusion += np.bincount(cells, minlength=len(confusion))
+            total += len(cells)
+            summary = results.get('summary', summary)
+        return confusion.reshape(self._classes, self._classes), summary
+
+
+@contextlib.contextmanager
+def _queues_running(session):
+    """Runs the graph's queue runners; their exceptions replace the error "queue is closed"."""
+    coordinator = tf.train.Coordinator()
+    threads = tf.train.start_queue_runners(session, coordinator)
+    try:
+        yield
+    finally:
+        coordinator.request_stop()
+        coordinator.join(threads)

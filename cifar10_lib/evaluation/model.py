@@ -1,0 +1,138 @@
+"""The graph that classifies images with a trained network."""
+import contextlib
+
+import tensorflow.compat.v1 as tf
+from absl import app
+
+import cifar10
+from cifar10_lib.datasets import table
+from cifar10_lib.program import devices
+from cifar10_lib.program import interrupts
+from cifar10_lib import recipes
+from cifar10_lib.runs import checkpoints
+
+
+class Model:
+    """The network of `--net` with trained values, in a graph that only classifies.
+
+    Attributes:
+        graph: the `tf.Graph`.
+        outputs: dictionary of `logits` and `probabilities`, float32 [batch, classes], and
+            `classes`, int64 [batch], the index of the most probable class. Without `batch_size`,
+            the logits are the network's own tensor: `softmax_linear/softmax_linear:0` of the
+            tutorial's.
+        pixels: placeholder of `of_pixels`, uint8 [batch, 32, 32, 3], values 0 to 255; else None.
+    """
+
+    def __init__(self, images, batch_size=None, pixels=None):
+        """Builds the network in the default graph, which has no other variables.
+
+        Args:
+            images: float32 [batch, height, width, 3], preprocessed as for evaluation.
+            batch_size: the largest number of images in a run, and the static batch size of the
+                network; None for any number of images.
+            pixels: see above.
+
+        Raises:
+            app.UsageError: there is no `batch_size`, but `inference` requires a fixed one.
+        """
+        self.graph = tf.get_default_graph()
+        self.pixels = pixels
+        logits = _logits(images) if batch_size is None else _logits_of_whole_batch(
+            images, batch_size)
+        self.outputs = {'logits': logits,
+                        'probabilities': tf.nn.softmax(logits, name='probabilities'),
+                        'classes': tf.argmax(logits, axis=1, name='classes')}
+        self._variables = {
+            averaged: cifar10.variables_to_restore(averaged) for averaged in (False, True)}
+        self._loader = checkpoints.Loader(tf.global_variables())
+        interrupts.raise_lost()
+
+    @classmethod
+    def of_pixels(cls, batch_size=None):
+        """A model in a graph of its own, whose input is the placeholder `pixels`.
+
+        See `__init__` for `batch_size` and the error without it.
+        """
+        with tf.Graph().as_default() as graph:
+            pixels = tf.placeholder(
+                tf.uint8, [None, table.HEIGHT, table.WIDTH, table.DEPTH], name='images')
+            with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
+                # Not `tf.transpose`: oneDNN has none for uint8, and logs that as an error.
+                planes = tf.reshape(tf.stack(tf.unstack(pixels, axis=3), axis=1),
+                                    [-1, table.IMAGE_BYTES])
+                images = recipes.chosen().prepare(planes)
+            model = cls(images, batch_size, pixels)
+            graph.finalize()
+        return model
+
+    @contextlib.contextmanager
+    def session(self, path, use_moving_averages=True):
+        """A session with the values of a checkpoint.
+
+        Args:
+            path: path of the checkpoint, without `.index`.
+            use_moving_averages: whether to use the moving averages.
+
+        Raises:
+            app.UsageError, checkpoints.Unreadable: see `checkpoints.values_for`.
+        """
+        values = self.read(path, use_moving_averages,
+                           "Pass the run's --net and --dataset, or use the raw weights with "
+                           '--use_moving_averages=false')
+        with tf.Session(graph=self.graph, config=devices.session_config()) as session:
+            self.assign(values, session, use_moving_averages)
+            yield session
+
+    def read(self, path, use_moving_averages, advice):
+        """The values of the variables in a checkpoint; see `checkpoints.values_for`."""
+        return checkpoints.values_for(path, self._variables[use_moving_averages], advice)
+
+    def assign(self, values, session, use_moving_averages):
+        """Sets the variables to values.
+
+        Args:
+            values: dictionary from name of a variable or average to array; other items are ignored.
+            session: the session that holds the variables.
+            use_moving_averages: whether to use the moving averages.
+        """
+        self._loader.assign(values, self._variables[use_moving_averages], session)
+
+
+def _logits_of_whole_batch(images, batch_size):
+    """Logits of a network with a static batch size, for a batch that may be smaller.
+
+    Fills the batch by repeating its images. An `inference` written for the tutorial may require
+    that: it flattened a layer by `tf.reshape(pool2, [FLAGS.batch_size, -1])`.
+
+    Args:
+        images: float32 [1 to batch_size, height, width, 3], with an unknown static batch size.
+        batch_size: int.
+
+    Returns:
+        float32 [1 to batch_size, classes].
+    """
+    with tf.name_scope('whole_batch'):
+        count = tf.shape(images)[0]
+        whole = tf.gather(images, tf.range(batch_size) % count)
+    logits = recipes.chosen().inference(whole, training=False)
+    with tf.name_scope('whole_batch/'):
+        return logits[:count]
+
+
+def _logits(images):
+    """Logits of any number of images: float32 [batch, height, width, 3] -> [batch, classes].
+
+    Raises:
+        app.UsageError: `inference` requires a fixed batch size. An `inference` that trains can fail
+            here for no other reason.
+    """
+    advice = ('inference requires a fixed batch size; expected any number of images: flatten by '
+              'tf.reshape(net, [-1, UNITS]), not by tf.reshape(net, [FLAGS.batch_size, -1])')
+    try:
+        logits = recipes.chosen().inference(images, training=False)
+    except (TypeError, ValueError) as error:
+        raise app.UsageError(advice) from error
+    if logits.shape.as_list()[0] is not None:
+        raise app.UsageError(advice)
+    return logits

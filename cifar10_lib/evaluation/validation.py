@@ -1,0 +1,61 @@
+"""Validation during training: the error on images not trained on, and the best checkpoint."""
+import collections
+import datetime
+
+from cifar10_lib.evaluation import counting
+from cifar10_lib.program import console
+from cifar10_lib.runs import best
+
+# Errors of one validation, each a float from 0 to 1: of the raw weights and of their averages.
+Errors = collections.namedtuple('Errors', 'raw averaged')
+
+
+class Validation:
+    """Measures the error of a training session's variables, and keeps the best of them.
+
+    If the best is chosen on the test set, its error there is optimistic for new images; with
+    `held_out`, the test set remains for one final evaluation.
+
+    The evaluation has its own graph and session, so it does not affect training's queues and random
+    numbers. Create it before the training graph is finalized.
+    """
+
+    def __init__(self, train_dir, variables, images='test', caught=()):
+        """Builds the evaluation's graph.
+
+        Args:
+            train_dir, variables, images: see `best.Best`.
+            caught: list of caught signals; a validation stops when one is added.
+
+        Raises:
+            errors.MissingFile: a record file is missing.
+            errors.DataError: there are too few training images to hold some out.
+        """
+        self._caught = caught
+        self._variables = {variable.op.name: variable for variable in variables}
+        self._best = best.Best(train_dir, variables, images)
+        self._evaluation = counting.Evaluation(images)
+
+    def run(self, session, step, training_error=None):
+        """Validates the training session, prints a line, and saves the best variables so far.
+
+        Args:
+            session, step: the training session, and the global step.
+            training_error: float from 0 to 1, printed in the same line; None if unknown.
+
+        Returns:
+            `Errors`, or None if a signal stopped the validation.
+        """
+        console.progress(f'step {step}: validating on {self._evaluation.total} images')
+        values = session.run(self._variables)
+        results = [self._evaluation.count(values, use, caught=self._caught)
+                   for use in (False, True)]
+        if None in results:
+            console.line(f'Skipped the validation at step {step}.')
+            return None
+        errors = Errors(*((result.total - result.correct) / result.total for result in results))
+        self._best.offer(session, step, values, errors.raw, errors.averaged)
+        training = '' if training_error is None else f'training error = {training_error:.4f}, '
+        console.line(f'{datetime.datetime.now()}: step {step}, {training}validation error = '
+                     f'{errors.raw:.4f} ({errors.averaged:.4f} averaged)')
+        return errors

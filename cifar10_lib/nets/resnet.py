@@ -1,0 +1,266 @@
+"""ResNet-23: NNabla's network for CIFAR-10 and CIFAR-100, with its training recipe.
+
+A residual network after He et al., "Deep Residual Learning for Image Recognition" (2015): one
+convolution, seven units of three convolutions each, one affine layer. All details are from
+https://github.com/sony/nnabla-examples, image-classification/cifar10-100: the network from
+`models.py`, the training from `classification.py` and its default arguments.
+"""
+import collections
+import functools
+
+import tensorflow.compat.v1 as tf
+
+from cifar10_lib.datasets import table
+from cifar10_lib.nets import variables
+from cifar10_lib.program import devices
+
+# The example's constants for training, with Adam's default settings.
+BATCH_SIZE = 64
+EPOCHS = 300
+LEARNING_RATE = 1e-3
+
+# The example's ranges for the augmentation.
+_MAX_ANGLE = 0.25  # Radians.
+_FLIP_PROBABILITY = 0.5
+
+# NNabla's defaults, which the example keeps.
+_MOMENTUM = 0.9
+_EPSILON = 1e-5
+
+
+def inference(images, num_classes, training, dtype=tf.float32, gather=None):
+    """Builds ResNet-23.
+
+    For 100 classes it has C = 384 channels, ELU and 3,415,012 parameters; otherwise 64 channels and
+    ReLU, with 97,482 parameters for 10 classes.
+
+    In training, each batch norm adds two operations to the collection `tf.GraphKeys.UPDATE_OPS`,
+    which update its moving statistics; run them with each step. With several towers, run the
+    updates of only one. The caller adds summaries.
+
+    Args:
+        images: float [batch, 32, 32, 3], pixels from 0 to 255; the first batch norm scales them.
+        num_classes: number of classes.
+        training: bool; normalises by the statistics of the batch if true, else by the moving ones.
+        dtype: type of the computation; variables and statistics are float32.
+        gather: function that collects a tensor of each replica, towers or workers: float32 [...] ->
+            float32 [replicas, ...]. Training then normalises by the statistics over the batches of
+            all replicas; by default, each replica by those of its own batch.
+
+    Returns:
+        float32 [batch, num_classes], unnormalised logits.
+
+    Raises:
+        ValueError: the images have a different size.
+    """
+    if images.shape.as_list()[1:] != [table.HEIGHT, table.WIDTH, table.DEPTH]:
+        raise ValueError(f'images have shape {images.shape}; expected '
+                         f'[batch, {table.HEIGHT}, {table.WIDTH}, {table.DEPTH}]')
+    channels, activation = (384, tf.nn.elu) if num_classes == 100 else (64, tf.nn.relu)
+    return _network(tf.cast(images, dtype), num_classes, channels, activation, training, gather)
+
+
+def _network(net, num_classes, channels, activation, training, gather=None):
+    """The layers of `inference`, for images of any size; C is `channels`, an even number."""
+    conv = functools.partial(_conv, training=training, gather=gather)
+    unit = functools.partial(_unit, conv=conv, activation=activation)
+    net = activation(conv(net, 'conv1', 3, channels))  # [batch, 32, 32, C]
+    net = unit(net, 'conv2')  # [batch, 32, 32, C]
+    net = unit(net, 'conv3', pool=True)  # [batch, 16, 16, C]
+    net = unit(net, 'conv4')  # [batch, 16, 16, C]
+    net = unit(net, 'conv5', pool=True)  # [batch, 8, 8, C]
+    net = unit(net, 'conv6')  # [batch, 8, 8, C]
+    net = unit(net, 'conv7', pool=True)  # [batch, 4, 4, C]
+    net = unit(net, 'conv8')  # [batch, 4, 4, C]
+    net = tf.reduce_mean(net, axis=[1, 2])  # [batch, C]
+    return _affine(net, 'affine', num_classes)  # [batch, num_classes]
+
+
+def _unit(net, name, conv, activation, pool=False):
+    """Three convolutions with half as many channels in between, added to their input.
+
+    The example pools after the activation. Activations here are monotonic, so the order does not
+    change the result, and this order leaves a quarter of the work to the activation.
+
+    Args:
+        net: float [batch, height, width, channels].
+        name: variable scope.
+        conv: `_conv` with a fixed `training` and `gather`.
+        activation: a monotonic function.
+        pool: whether to halve height and width at the end; otherwise the shape is kept.
+    """
+    channels = net.shape.as_list()[-1]
+    with tf.variable_scope(name):
+        residual = activation(conv(net, 'conv1', 1, channels // 2))
+        residual = activation(conv(residual, 'conv2', 3, channels // 2))
+        net += conv(residual, 'conv3', 1, channels)
+        if pool:
+            net = tf.nn.max_pool(net, ksize=2, strides=2, padding='VALID')
+        return activation(net)
+
+
+def _conv(net, name, size, filters, training, gather):
+    """Convolution without a bias, then batch norm; `size` is the kernel's.
+
+    float [batch, height, width, channels] -> float [batch, height, width, filters].
+    """
+    with tf.variable_scope(name):
+        weights = _weights([size, size, net.shape.as_list()[-1], filters], net.dtype)
+        net = (_pointwise(net, weights) if size == 1 and not devices.visible_gpus()
+               else tf.nn.conv2d(net, weights, strides=1, padding='SAME'))
+        return _batch_norm(net, 'bn', training, gather)
+
+
+def _pointwise(net, weights):
+    """1x1 convolution as a matrix product, whose gradients take a CPU less time.
+
+    Not for GPUs: TensorFlow computes float32 convolutions on them in the layout NCHW, and would
+    transpose the input and the output of each product.
+
+    Args:
+        net: float [batch, height, width, channels].
+        weights: float [1, 1, channels, filters].
+
+    Returns:
+        float [batch, height, width, filters].
+    """
+    _, height, width, channels = net.shape.as_list()
+    filters = weights.shape.as_list()[-1]
+    products = tf.matmul(tf.reshape(net, [-1, channels]), tf.reshape(weights, [channels, filters]))
+    return tf.reshape(products, [-1, height, width, filters])
+
+
+def _batch_norm(net, name, training, gather):
+    """Batch normalisation: Ioffe and Szegedy, https://arxiv.org/abs/1502.03167.
+
+    In training, normalises each channel by the mean and the (biased) variance of the batch. The
+    moving statistics become 0.9 times their old value plus 0.1 times that of the batch, with the
+    unbiased variance, as in the paper's algorithm 2 and NNabla's `batch_normalization.cpp`.
+
+    Args:
+        net: float [batch, height, width, channels].
+        name: variable scope, owner of `gamma`, `beta`, `moving_mean` and `moving_variance`.
+        training: bool; uses the statistics of the batch if true, else the moving ones.
+        gather: see `inference`; None for the statistics of this replica.
+
+    Returns:
+        A tensor of the shape and type of `net`.
+    """
+    shape = net.shape.as_list()[-1:]
+    with tf.variable_scope(name):
+        gamma = variables.read(variables.on_cpu('gamma', shape, tf.ones_initializer()))
+        beta = variables.read(variables.on_cpu('beta', shape, tf.zeros_initializer()))
+        moving = [
+            variables.on_cpu('moving_mean', shape, tf.zeros_initializer(), trainable=False),
+            variables.on_cpu('moving_variance', shape, tf.ones_initializer(), trainable=False)]
+        if not training:
+            return tf.nn.fused_batch_norm(
+                net, gamma, beta, *map(variables.read, moving), epsilon=_EPSILON,
+                is_training=False)[0]
+        if gather:
+            net, *statistics = _synced_batch_norm(net, gamma, beta, gather)
+        else:
+            net, *statistics = tf.nn.fused_batch_norm(net, gamma, beta, epsilon=_EPSILON)
+        # Updated where they are: a GPU needs the moving statistics only for inference.
+        with tf.device(variables.device()):
+            for variable, value in zip(moving, statistics):
+                tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, variable.assign_sub(
+                    (1 - _MOMENTUM) * (variables.read(variable) - value), read_value=False))
+    return net
+
+
+def _synced_batch_norm(net, gamma, beta, gather):
+    """`tf.nn.fused_batch_norm` in training, with the statistics of all replicas' batches.
+
+    The variance of all elements is the mean of the replicas' variances plus the variance of their
+    means. This form adds only squares, so that a large mean does not cancel the digits of the
+    variance, unlike the difference of the mean square and the squared mean.
+
+    Args:
+        net: float [batch, height, width, channels]; the batches of all replicas have one size.
+        gamma, beta: float32 [channels].
+        gather: see `inference`.
+
+    Returns:
+        A tensor of the shape and type of `net`; the mean and the unbiased variance, float32
+        [channels].
+    """
+    inputs = tf.cast(net, tf.float32)
+    own = tf.stack(tf.nn.moments(inputs, axes=[0, 1, 2]))  # [2, channels]
+    means, variances = tf.unstack(gather(own), axis=1)  # Each [replicas, channels].
+    mean = tf.reduce_mean(means, axis=0)
+    variance = tf.reduce_mean(variances + tf.square(means - mean), axis=0)
+    outputs = tf.nn.batch_normalization(inputs, mean, variance, beta, gamma, _EPSILON)
+    elements = tf.cast(tf.size(inputs[..., 0]) * tf.shape(means)[0], tf.float32)  # Per channel.
+    return tf.cast(outputs, net.dtype), mean, variance * (elements / (elements - 1))
+
+
+def _affine(net, name, units):
+    """Fully connected layer with a bias: float [batch, inputs] -> float32 [batch, units]."""
+    with tf.variable_scope(name):
+        weights = _weights([net.shape.as_list()[-1], units], net.dtype)
+        biases = variables.on_cpu('biases', [units], tf.zeros_initializer())
+        net = tf.matmul(net, weights)
+        return tf.nn.bias_add(tf.cast(net, tf.float32), variables.read(biases))
+
+
+def _weights(shape, dtype):
+    """Returns `weights` as `dtype`, initially uniform as in Glorot and Bengio (2010)."""
+    weights = variables.on_cpu('weights', shape, tf.glorot_uniform_initializer())
+    return variables.read(weights, dtype)
+
+
+# The random numbers for the augmentation of a batch:
+#   angles: float32 [batch], counterclockwise rotation in radians
+#   flips: bool [batch], whether to mirror left and right before rotating
+Augmentation = collections.namedtuple('Augmentation', 'angles flips')
+
+
+def augment(planes):
+    """Rotates and mirrors training images at random.
+
+    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, 32, 32, 3], 0 to 255.
+    """
+    return rotate_and_flip(planes, draw_augmentation(tf.shape(planes)[0]))
+
+
+def draw_augmentation(batch_size):
+    """Draws the example's `Augmentation` for `batch_size` images, uniform in its ranges."""
+    return Augmentation(angles=tf.random_uniform([batch_size], -_MAX_ANGLE, _MAX_ANGLE),
+                        flips=tf.random_uniform([batch_size]) < _FLIP_PROBABILITY)
+
+
+def rotate_and_flip(planes, augmentation):
+    """Mirrors images, then rotates them about their centre, in one resampling.
+
+    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, 32, 32, 3], 0 to 255. Each pixel
+    is a bilinear interpolation; outside the image, its border is repeated.
+    """
+    return tf.raw_ops.ImageProjectiveTransformV3(
+        images=prepare(planes), transforms=_transforms(augmentation),
+        output_shape=[table.HEIGHT, table.WIDTH], fill_value=0.0,
+        interpolation='BILINEAR', fill_mode='NEAREST')
+
+
+def _transforms(augmentation):
+    """Returns transforms for `ImageProjectiveTransformV3`, float32 [batch, 8].
+
+    A row (a, b, c, d, e, f, 0, 0) reads column x, row y of the output at column a x + b y + c, row
+    d x + e y + f of the input. Relative to the centre, a rotation reads (x, y) at (cos x - sin y,
+    sin x + cos y), and mirroring negates the column.
+    """
+    x, y = (table.WIDTH - 1) / 2, (table.HEIGHT - 1) / 2  # The centre.
+    cos, sin = tf.cos(augmentation.angles), tf.sin(augmentation.angles)
+    sign = tf.where(augmentation.flips, -tf.ones_like(cos), tf.ones_like(cos))
+    a, b, d, e = sign * cos, -sign * sin, sin, cos
+    zero = tf.zeros_like(cos)
+    return tf.stack([a, b, x - a * x - b * y, d, e, y - d * x - e * y, zero, zero], axis=1)
+
+
+def prepare(planes):
+    """Converts planes to images without augmentation, for evaluation.
+
+    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, 32, 32, 3], 0 to 255.
+    """
+    images = tf.reshape(planes, [-1, table.DEPTH, table.HEIGHT, table.WIDTH])
+    return tf.cast(tf.transpose(images, [0, 2, 3, 1]), tf.float32)

@@ -1,0 +1,224 @@
+"""The devices of a session: which GPUs TensorFlow sees, and why it may not see one."""
+import ctypes
+import glob
+import os
+import re
+import shutil
+import subprocess
+
+import tensorflow.compat.v1 as tf
+from absl import app
+from absl import flags
+
+from cifar10_lib.program import cores
+from cifar10_lib.program import startup  # noqa: F401, imports TensorFlow quietly.
+
+flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
+                  'auto uses GPUs if available, cpu uses only the CPU, gpu requires a GPU.',
+                  short_name='c')
+
+FLAGS = flags.FLAGS
+
+_INSTALL = 'run pip install -r requirements-gpu.txt'
+
+# The oldest driver for programs built with CUDA 12: "CUDA Compatibility", section 2.1,
+# https://docs.nvidia.com/deploy/cuda-compatibility.
+_OLDEST_DRIVER = '525.60.13'
+
+# Without one of these, TensorFlow 2.21 registers no GPU.
+_LIBRARIES = ('libcudart.so.12', 'libcublas.so.12', 'libcublasLt.so.12', 'libcufft.so.11',
+              'libcusolver.so.11', 'libcusparse.so.12', 'libcudnn.so.9')
+
+_SMI_SECONDS = 30
+
+
+def session_config(log_device_placement=False):
+    """Returns a `tf.ConfigProto` for a session on the devices that `--device` allows.
+
+    Towers request GPUs whatever the machine has; soft placement moves them. GPU memory is allocated
+    on demand, so that an evaluation can share a GPU with a trainer. There are as many threads as
+    cores, or as the container's CPU quota allows.
+
+    On a CPU, TensorFlow optimises each graph once instead of twice. The second pass changes nothing
+    in the graphs of our networks, but takes half of the time, 0.1 to 0.3 s before a first step.
+
+    Args:
+        log_device_placement: whether TensorFlow prints the device of every operation.
+
+    Raises:
+        app.UsageError: see `visible_gpus`.
+    """
+    config = tf.ConfigProto(allow_soft_placement=True, log_device_placement=log_device_placement)
+    config.gpu_options.allow_growth = True
+    threads = cores.by_quota()
+    if threads:
+        config.intra_op_parallelism_threads = config.inter_op_parallelism_threads = threads
+    if FLAGS.device == 'cpu':
+        config.device_count['GPU'] = 0
+    if not visible_gpus():
+        rewrites = config.graph_options.rewrite_options
+        rewrites.meta_optimizer_iterations = rewrites.ONE
+    return config
+
+
+def visible_gpus():
+    """Returns the number of GPUs that `--device` allows.
+
+    Raises:
+        app.UsageError: `--device=gpu`, but TensorFlow does not see a GPU.
+    """
+    if FLAGS.device == 'cpu':
+        return 0
+    count = len(tf.config.list_physical_devices('GPU'))
+    if FLAGS.device == 'gpu' and not count:
+        reason = why_unseen() or f'found no NVIDIA GPU: check the driver, {_INSTALL}'
+        raise app.UsageError(f'--device=gpu, but TensorFlow sees no GPU: {reason}, or use '
+                             '--device=auto')
+    return count
+
+
+def line(towers=1, dtype=tf.float32):
+    """Returns a line for a trainer to print: its devices, and whether they are slow for `dtype`.
+
+    Args:
+        towers: number of towers, one per GPU.
+        dtype: the type in which layers compute.
+
+    Raises:
+        app.UsageError: see `visible_gpus`.
+    """
+    names = gpu_names()
+    unseen = None if names or FLAGS.device == 'cpu' else why_unseen()
+    slow = '' if names else _slow_on_cpu(dtype)
+    return describe(towers, names, unseen) + slow
+
+
+def _slow_on_cpu(dtype):
+    if dtype == tf.float16:
+        return ' --use_fp16 is many times slower than float32 on a CPU.'
+    if dtype == tf.bfloat16 and not cores.multiply_bfloat16():
+        return (' --use_bf16 is slower than float32 on a CPU without amx_bf16 or avx512_bf16 in '
+                '/proc/cpuinfo.')
+    return ''
+
+
+def describe(towers, names, unseen=None):
+    """Returns the text of `line`.
+
+    Args:
+        towers: number of towers.
+        names: list of the GPUs' names.
+        unseen: without GPUs, a reason from `why_unseen`, or None.
+    """
+    text = 'Training' if towers == 1 else f'Training {towers} towers'
+    if not names:
+        return f'{text} on the CPU' + (
+            f'; TensorFlow does not see the GPU: {unseen}.' if unseen else '.')
+    build = tf.sysconfig.get_build_info()
+    cuda = '.'.join(build.get('cuda_version', '?').split('.')[:2])
+    used = ', '.join(f'GPU {index}: {name}' for index, name in enumerate(names[:towers]))
+    text += f' on {used} (CUDA {cuda}, cuDNN {build.get("cudnn_version", "?")})'
+    if towers > len(names):  # Soft placement moves the others to the first GPU.
+        text += f'; found only {len(names)} GPU{"s" * (len(names) > 1)}, so towers share GPU 0'
+    return text + '.'
+
+
+def gpu_names():
+    """Returns the names of the GPUs that `--device` allows, in the order of their numbers."""
+    return [tf.config.experimental.get_device_details(gpu).get('device_name', 'unknown model')
+            for gpu in tf.config.list_physical_devices('GPU')[:visible_gpus()]]
+
+
+def why_unseen(dev='/dev'):
+    """Returns why TensorFlow sees no GPU, and the remedy; None if the machine has no NVIDIA GPU.
+
+    Args:
+        dev: folder of device files.
+    """
+    nodes = sorted(glob.glob(os.path.join(glob.escape(dev), 'nvidia[0-9]*')))
+    if not nodes and not shutil.which('nvidia-smi'):
+        return None
+    return (_hidden() or _built_without_cuda() or _closed(nodes) or _driver_problem()
+            or _driver_error() or _missing_libraries()
+            or "TensorFlow's messages, shown with TF_CPP_MIN_LOG_LEVEL=0, may name the reason")
+
+
+def _hidden():
+    value = os.environ.get('CUDA_VISIBLE_DEVICES')
+    if value is not None and (not value.strip() or value.startswith('-')):
+        return f'CUDA_VISIBLE_DEVICES="{value}" hides all GPUs: unset it'
+    return None
+
+
+def _built_without_cuda():
+    if not tf.test.is_built_with_cuda():
+        return f'this TensorFlow was built without CUDA: {_INSTALL}'
+    return None
+
+
+def _closed(nodes):
+    for node in nodes:
+        if not os.access(node, os.R_OK | os.W_OK):
+            return f'this user may not read and write {node}: join the group that owns it'
+    return None
+
+
+def _driver_problem():
+    """Asks `nvidia-smi`; containers may lack it, although they have a GPU."""
+    try:
+        done = subprocess.run(
+            ['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader'],
+            capture_output=True, text=True, errors='replace', timeout=_SMI_SECONDS, check=False)
+    except FileNotFoundError:
+        return None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f'nvidia-smi does not run ({error}): reinstall the NVIDIA driver'
+    said = ' '.join((done.stdout + done.stderr).split())
+    if done.returncode:
+        return f'nvidia-smi fails ("{said}"): install the NVIDIA driver, or restart the machine'
+    found = re.match(r'[\d.]+', said)
+    if found and _numbers(found[0]) < _numbers(_OLDEST_DRIVER):
+        return (f'the NVIDIA driver is {found[0]}; expected {_OLDEST_DRIVER} or later: '
+                'update it')
+    return None
+
+
+def _numbers(version):
+    return [int(number) for number in version.split('.') if number]
+
+
+def _driver_error():
+    """Loads the driver's libraries, both of which TensorFlow needs, and starts the driver."""
+    driver = _load('libcuda.so.1')
+    if not driver:
+        return ("libcuda.so.1, the driver's library, was not found: install the NVIDIA driver, or "
+                'start the container with its GPUs (docker run --gpus all)')
+    status = driver.cuInit(0)
+    if status:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(status, ctypes.byref(text))
+        return (f'the NVIDIA driver answers "{(text.value or b"?").decode()}" (CUDA error '
+                f'{status}): restart the machine, or reinstall the driver')
+    if not _load('libnvidia-ml.so.1'):
+        return ('libnvidia-ml.so.1 was not found: install the NVIDIA driver completely, or start '
+                'the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility')
+    return None
+
+
+def _missing_libraries():
+    """Looks for CUDA's libraries in the packages beside TensorFlow, and in the system."""
+    packages = os.path.dirname(tf.sysconfig.get_lib())
+    missing = [name for name in _LIBRARIES
+               if not glob.glob(os.path.join(packages, 'nvidia', '*', 'lib', name))
+               and not _load(name)]
+    if missing:
+        return f'TensorFlow does not find {", ".join(missing)}: {_INSTALL}'
+    return None
+
+
+def _load(library):
+    """Returns a shared library, or None."""
+    try:
+        return ctypes.CDLL(library)
+    except OSError:
+        return None

@@ -1,0 +1,278 @@
+"""Writes files and folders atomically, locks them, and explains a full disk."""
+import contextlib
+import errno
+import fcntl
+import os
+import pathlib
+import re
+import secrets
+import shutil
+import stat
+
+from absl import app
+
+from cifar10_lib.program import console
+from cifar10_lib.program import ownership
+
+# Suffix of the temporary names; random, so that other users cannot plant a link under that name.
+PARTIAL = r'\.[0-9a-f]{16}\.part'
+_FILE_MODE, _FOLDER_MODE = 0o644, 0o755  # Before the umask.
+_LOCK_MODE = 0o600  # Whoever can read a file can lock it.
+_EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
+
+_FULL = re.compile('|'.join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))))
+
+
+class Locked(Exception):
+    """Another process holds the lock; the message is its process ID, or 'unknown'."""
+
+
+@contextlib.contextmanager
+def explain_full_disk(folder):
+    """Turns full-disk errors of Python, HDF5 and TensorFlow into an `OSError` naming `folder`."""
+    try:
+        yield
+    except Exception as error:
+        # TensorFlow's errors have an `error_code`. Reading data must not import TensorFlow.
+        candidate = isinstance(error, (OSError, RuntimeError)) or hasattr(error, 'error_code')
+        reason = candidate and _FULL.search(str(error))
+        if not reason:
+            raise
+        raise OSError(f'{reason.group()} in {folder}. Files saved earlier are complete: make '
+                      'room, then run the same command again') from error
+
+
+def flush(writer, folder):
+    """Flushes a `tf.summary.FileWriter`; raises `OSError` or `RuntimeError` if the disk is full.
+
+    TensorFlow's writer reports that small events did not fit, but ignores it for large ones.
+    """
+    writer.flush()
+    room = os.statvfs(folder)
+    if room.f_blocks and not (room.f_bavail if os.geteuid() else room.f_bfree):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+
+
+def own_folder(path):
+    """Creates a folder if it is missing; other users cannot create or change files in it.
+
+    Raises:
+        FileExistsError, NotADirectoryError: the path, or a parent, is not a folder.
+        OSError: creating it failed, or others could tamper with it: see `ownership.check`.
+    """
+    try:
+        ownership.check(path)
+        make_folder(path)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise type(error)(
+            f'{path} or one of its parents is not a folder: choose another') from error
+    ownership.check(path)  # Another user may have created it in the meantime.
+
+
+def make_folder(path):
+    """Creates a folder and its missing parents; others cannot write to any, whatever the umask."""
+    path = pathlib.Path(path)
+    for folder in (*reversed(path.parents), path):
+        if not os.path.isdir(folder):
+            folder.mkdir(_FOLDER_MODE, exist_ok=True)
+
+
+def open_own(path, flags=0, mode=_FILE_MODE):
+    """Opens or creates a file with a fixed name, such as a lock; returns its descriptor.
+
+    Another user who knows the name cannot redirect our writes. `flags` are added to those of
+    `os.open`; permissions beyond `mode` are removed.
+
+    Raises:
+        PermissionError: the path is a link, not a regular file, or another user's.
+        OSError: the file cannot be opened.
+    """
+    if os.path.islink(path):  # O_NOFOLLOW alone has a worse message.
+        raise PermissionError(f'{path} is a link, which this program never creates: remove it')
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, mode)
+    try:
+        ownership.check_file(path, number)
+        if os.fstat(number).st_uid == os.geteuid():
+            os.fchmod(number, os.fstat(number).st_mode & mode)  # Earlier versions allowed more.
+    except BaseException:
+        os.close(number)
+        raise
+    return number
+
+
+@contextlib.contextmanager
+def locked(path, waiting=None):
+    """Holds a lock on a file, created if missing, which then contains the holder's process ID.
+
+    The lock ends with the block or with the process, even a killed one. The file remains.
+
+    Raises:
+        Locked: another process holds the lock. If `waiting` is given, prints that line and waits
+            for the lock instead.
+        OSError: see `open_own`.
+    """
+    number = open_own(path, mode=_LOCK_MODE)
+    with os.fdopen(number, 'r+', encoding='ascii', errors='replace') as stream:
+        try:
+            fcntl.flock(stream, _EXCLUSIVE)
+        except BlockingIOError as error:
+            if waiting is None:
+                holder = stream.read(20).strip()
+                raise Locked(holder if holder.isdecimal() else 'unknown') from error
+            console.line(waiting)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.truncate(0)
+        stream.write(f'{os.getpid()}\n')
+        stream.flush()
+        yield
+
+
+@contextlib.contextmanager
+def regular_file(path):
+    """Yields a binary stream that reads a regular file; never waits for the writer of a pipe.
+
+    Raises:
+        OSError: the file cannot be opened, or is a pipe, a device or a folder.
+    """
+    def without_waiting(name, flags):
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    with open(path, 'rb', opener=without_waiting) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, 'not a regular file', str(path))
+        yield stream
+
+
+@contextlib.contextmanager
+def new_file(path):
+    """Yields a binary stream; when the block ends, its content becomes the file `path`.
+
+    Until then, the file has a temporary name. If the block raises, the file is removed. If the
+    process is killed, the next `new_file` of the same path removes it.
+
+    Raises:
+        OSError: writing failed, the disk is full, or others could change the folder.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    ownership.check_place(folder)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f'{folder} is not a folder: create it, or choose another')
+    with _replacing(path, _make_file) as (_, number):
+        with open(number, 'wb', closefd=False) as stream:
+            yield stream
+        os.fsync(number)
+
+
+@contextlib.contextmanager
+def new_folder(path, flag):
+    """Yields an empty folder; when the block ends, it becomes the folder `path`, as in `new_file`.
+
+    Replaces an empty folder. Error messages name the `flag` that names the folder.
+
+    Raises:
+        app.UsageError: `path` exists and is not an empty folder.
+        OSError: writing failed, the disk is full, or others could change the folder.
+    """
+    ownership.check(path)
+    path = os.path.realpath(path)
+    if os.path.ismount(path):
+        raise app.UsageError(f'{path} is a mount point, which cannot be replaced: choose a folder '
+                             f'below it as {flag}')
+    if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
+        raise app.UsageError(f'{path} exists and is not an empty folder: remove it, or choose '
+                             f'another {flag}')
+    make_folder(os.path.dirname(path))
+    with _replacing(path, _make_folder) as (partial, _):
+        yield partial
+        for place, _, names in os.walk(partial):  # Flushing may reveal that the disk is full.
+            for name in names:
+                with open(os.path.join(place, name), 'rb') as stream:
+                    os.fsync(stream.fileno())
+
+
+@contextlib.contextmanager
+def _replacing(path, make):
+    """Yields the path and descriptor of a `_new_partial`, which becomes `path` afterwards."""
+    _remove_leftovers(path)
+    with explain_full_disk(os.path.dirname(os.path.abspath(path))):
+        partial, number = _new_partial(path, make)
+        try:
+            yield partial, number
+            os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # Perhaps it has just been renamed.
+                _remove(partial)
+            raise
+        finally:
+            os.close(number)
+
+
+def _new_partial(path, make):
+    """Creates a temporary file or folder for `path`, with `_make_file` or `_make_folder`.
+
+    Returns its path, and a file descriptor whose lock keeps `_remove_leftovers` away.
+    """
+    while True:
+        partial = f'{path}.{secrets.token_hex(8)}.part'
+        number = make(partial)
+        try:
+            fcntl.flock(number, _EXCLUSIVE)
+            if _is_at(partial, number):
+                return partial, number
+        except BlockingIOError:  # Another process is removing it, or blocks us on purpose.
+            pass
+        except OSError:  # Some network file systems do not support locks.
+            return partial, number
+        os.close(number)
+
+
+def _make_file(path):
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _FILE_MODE)
+
+
+def _make_folder(path):
+    while True:
+        os.mkdir(path, _FOLDER_MODE)
+        with contextlib.suppress(FileNotFoundError):  # Another process removed it before the lock.
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+
+def _is_at(path, number):
+    """Whether a file descriptor still refers to the file or folder at `path`."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(number))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_leftovers(path):
+    """Removes temporary files and folders of `path` that killed processes left behind."""
+    folder, name = os.path.split(os.path.abspath(path))
+    names = re.compile(re.escape(name) + PARTIAL)
+    with contextlib.suppress(OSError):  # The folder may be writable but not readable.
+        for entry in os.scandir(folder):
+            if names.fullmatch(entry.name):
+                with contextlib.suppress(OSError):  # Locked by a live process, or not removable.
+                    _remove_if_dead(entry.path)
+
+
+def _remove_if_dead(path):
+    found = os.lstat(path)
+    is_folder = stat.S_ISDIR(found.st_mode)
+    if found.st_uid != os.geteuid() or not (is_folder or stat.S_ISREG(found.st_mode)):
+        return
+    access = os.O_RDONLY if is_folder else os.O_RDWR  # NFS locks files only if they are writable.
+    number = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(number, _EXCLUSIVE)
+        if _is_at(path, number):
+            _remove(path)
+    finally:
+        os.close(number)
+
+
+def _remove(path):
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        os.remove(path)

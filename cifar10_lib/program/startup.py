@@ -1,0 +1,264 @@
+"""Starts a script: imports TensorFlow quietly, parses flags and reports user errors in one line.
+
+Import this module before TensorFlow, whose own messages TF_CPP_MIN_LOG_LEVEL (0 to 3) shows. First
+add the script's folder to `sys.path`: Python does not if PYTHONSAFEPATH is set.
+"""
+import contextlib
+import errno
+import functools
+import importlib.util
+import io
+import math
+import os
+import re
+import signal
+import sys
+import threading
+
+from cifar10_lib.program import console
+from cifar10_lib.program import errors
+from cifar10_lib.program import interrupts
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
+_LOG_LEVEL = '3'  # At level 2, TensorFlow reports a missing GPU as an error.
+
+# TensorFlow's C++ libraries print these lines at any log level while they load.
+_INFORMATION = re.compile(rb'^(?:I\d{4} |WARNING: All log messages before ).*\n', re.MULTILINE)
+_DISCARD = b'\0'
+
+_LIBRARY = re.compile(r'\S+\.so\S*: ')  # How the dynamic loader's messages begin.
+
+
+def _use_utf8():
+    """Restarts the script in Python's UTF-8 mode if the locale has another encoding.
+
+    TensorFlow expects file names in UTF-8. With another encoding, Python would open other files.
+    """
+    script = getattr(sys.modules['__main__'], '__file__', None) or ''
+    if (sys.getfilesystemencoding() == 'utf-8' or 'utf8' in sys._xoptions or not sys.executable
+            or os.path.dirname(os.path.realpath(script)) != _ROOT):
+        return
+    os.environ.setdefault('PYTHONIOENCODING', sys.stdout.encoding)  # Keep the terminal's.
+    os.execv(sys.executable, [sys.executable, '-X', 'utf8', *sys.orig_argv[1:]])
+
+
+def _report_exception(kind, error, trace):
+    """Reports an uncaught exception; a package that is missing, or whose shared libraries cannot be
+    loaded, gets one line instead of a traceback."""
+    package = (getattr(error, 'name', None) or '').partition('.')[0]
+    if (isinstance(error, ModuleNotFoundError) and package
+            and importlib.util.find_spec(package) is None):
+        errors.say(f'the Python package {package} is not installed: activate the virtual '
+                   'environment that has it, or run: pip install -r requirements.txt')
+    elif isinstance(error, ImportError) and _LIBRARY.match(str(error)):
+        errors.say(f'a shared library cannot be loaded ({errors.one_line(error)}): raise the '
+                   'memory limit (ulimit -v), or install the requirements in a new environment')
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _set_default(stack, mapping, name, value):
+    """Sets a missing item of `os.environ` or `sys.modules` until `stack` ends."""
+    if name not in mapping:
+        mapping[name] = value
+        stack.callback(mapping.pop, name)
+
+
+def _let_interrupts_end_the_process(stack):
+    """Keeps Ctrl-C from raising KeyboardInterrupt, with its long traceback, until `stack` ends."""
+    if (signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            and threading.current_thread() is threading.main_thread()):
+        earlier = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        stack.callback(signal.signal, signal.SIGINT, earlier)
+
+
+@contextlib.contextmanager
+def _quiet_unless_it_fails():
+    """Discards what the block writes to file descriptor 2, unless the block fails.
+
+    TensorFlow's C++ libraries write there while they load, and abort if they do not support the
+    processor. So a second process reads the text, and prints it unless it ends with `_DISCARD`.
+    """
+    screen = os.dup(2)
+    read_end, write_end = os.pipe()
+    holder = None
+    with contextlib.suppress(OSError):  # Without a second process, the text is not held back.
+        holder = os.fork()
+    if holder == 0:
+        os.close(write_end)
+        _hold(read_end, screen)
+    if holder:
+        os.dup2(write_end, 2)
+    try:
+        yield
+        os.write(write_end, _DISCARD)
+    finally:
+        os.dup2(screen, 2)
+        for number in (screen, read_end, write_end):
+            os.close(number)
+        if holder:
+            with contextlib.suppress(ChildProcessError):  # Raised if SIGCHLD is ignored.
+                os.waitpid(holder, 0)
+
+
+def _hold(read_end, screen):
+    """Reads a pipe, prints the text unless it ends with `_DISCARD`, and ends the process."""
+    text = b''
+    try:
+        while not text.endswith(_DISCARD) and (block := os.read(read_end, 1 << 16)):
+            text += block
+        if not text.endswith(_DISCARD):
+            os.write(screen, _INFORMATION.sub(b'', text))
+    finally:
+        os._exit(0)
+
+
+def _report_thread_failure(failure):
+    """Reports a thread's exception, except of a `FileWriter`, whose next call raises it again."""
+    if failure.thread is None or failure.thread.name != 'EventLoggerThread':
+        threading.__excepthook__(failure)
+
+
+console.open_closed()
+_use_utf8()
+sys.excepthook = _report_exception
+
+from absl import app  # noqa: E402, after the steps above.
+from absl import flags  # noqa: E402
+
+with contextlib.ExitStack() as _stack:
+    # TensorFlow imports absl's test library and, if installed, Matplotlib. They need a writable
+    # folder, and we need neither of them.
+    _set_default(_stack, os.environ, 'TEST_TMPDIR', os.curdir)
+    _set_default(_stack, sys.modules, 'matplotlib', None)
+    if _QUIET:
+        _set_default(_stack, os.environ, 'TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL)
+        _let_interrupts_end_the_process(_stack)
+        _stack.enter_context(_quiet_unless_it_fails())
+    import tensorflow.compat.v1 as tf
+if _QUIET:
+    tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors that it logs.
+tf.disable_v2_behavior()
+threading.excepthook = _report_thread_failure
+tf.enable_resource_variables()  # Orders reads and writes, including those of the global step.
+
+FLAGS = flags.FLAGS
+
+_WRONG_TYPES = {r'invalid literal for int\(\) .*': 'expected a whole number',
+                'could not convert string to float: .*': 'expected a number',
+                r"\('Non-boolean argument to boolean flag', .*\)": 'expected true or false'}
+
+# Errors of the user, the data or the machine are reported in one line. Any other exception is a bug
+# in this program and keeps its traceback.
+_USER_ERRORS = (app.UsageError, errors.DataError, FloatingPointError, OSError,
+                tf.errors.NotFoundError, tf.errors.PermissionDeniedError,
+                tf.errors.ResourceExhaustedError, tf.errors.DataLossError)
+
+
+def run(main, modules=(), positional=None, unused=()):
+    """Parses the command line, runs `main` and exits.
+
+    Exit codes: 0 success; 1 user error, explained in one line on standard error; 130 interrupted
+    by Ctrl-C; 141 standard output closed, in a script whose purpose is its output.
+
+    Args:
+        main: function without arguments or, with `positional`, of the list of positional arguments.
+            Its result is the exit code; None means 0.
+        modules: imported modules whose flags the script accepts besides its own.
+        positional: the positional arguments in the usage: 'IMAGE...' for at least one, 'FOLDER
+            DATA_DIR' for exactly two, None for flags only. Flags may be mixed with them.
+        unused: names of flags in `modules` that this script does not use. --help omits them; a
+            line on standard error warns of those that are given.
+    """
+    interrupts.remember()
+    os.umask(os.umask(0o022) | 0o022)  # Keeps others from writing to TensorFlow's files.
+    for module in modules:
+        for flag in FLAGS.get_key_flags_for_module(module):
+            if flag.name not in unused:
+                FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # For --help.
+    try:
+        app.run(lambda argv: _without_traceback(lambda: main(argv[1:]) if positional else main()),
+                flags_parser=functools.partial(_parse, positional, unused=unused))
+    except console.Gone as gone:
+        if gone.__cause__.errno == errno.EPIPE:  # As in `... | head`: exit silently.
+            sys.exit(128 + signal.SIGPIPE)
+        errors.say(f'cannot write to standard output: {gone}')
+        sys.exit(1)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            console.note(end.code)
+            sys.exit(1)
+        raise
+
+
+def _parse(positional, argv, unused=()):
+    """Returns the script's name and its positional arguments; see `run`."""
+    if any(word in ('--help', '-help', '-h', '-?', '--helpshort') for word in argv[1:]):
+        _show_help()
+        sys.exit(0)
+    FLAGS.set_gnu_getopt(positional is not None)
+    try:
+        words = FLAGS(argv)
+        _check_values()
+        _check_positional(words[1:], positional)
+    except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME.
+        sys.exit(f'{errors.script()}: {_explained(errors.one_line(error))} (see --help)')
+    ignored = [f'--{name}' for name in unused if FLAGS[name].present]
+    if ignored:  # Not an error: the same flags are often given to several scripts.
+        errors.say(f'no effect in this script: {", ".join(ignored)}')
+    return words
+
+
+def _explained(message):
+    """Replaces Python's and absl's words for a value of the wrong type."""
+    for words, expected in _WRONG_TYPES.items():
+        message = re.sub(words, expected, message)
+    return message
+
+
+def _show_help():
+    console.require()
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        app.usage(shorthelp=True, writeto_stdout=True)
+    for line in text.getvalue().rstrip('\n').split('\n'):
+        console.line(line)
+
+
+def _check_values():
+    """Rejects values that absl accepts: empty ones, as from an unset shell variable, and NaN."""
+    for name in FLAGS:
+        value = FLAGS[name].value
+        if FLAGS[name].present and value in ('', []):
+            raise flags.ValidationError(f'flag --{FLAGS[name].name}= has no value')
+        if isinstance(value, float) and math.isnan(value):
+            raise flags.ValidationError(f'flag --{FLAGS[name].name}={value} is not a number')
+
+
+def _check_positional(given, expected):
+    """Rejects a wrong number of positional arguments."""
+    if expected is None:
+        if given:
+            raise flags.Error(f'"{given[0]}" is not a flag; expected --name=value')
+        return
+    excess = len(given) - len(expected.split())
+    if excess < 0 or excess and not expected.endswith('...'):
+        raise flags.Error(f'got {" ".join(given) or "no arguments"}; expected {expected}')
+
+
+def _without_traceback(main):
+    try:
+        return main()
+    except (tf.errors.OpError, RuntimeError, *_USER_ERRORS) as error:
+        message = errors.on_the_gpu(error)
+        if not message and isinstance(error, _USER_ERRORS):
+            message = errors.one_line(error)
+        if not message:
+            raise
+        console.end()
+        sys.exit(f'{errors.script()}: {message}')
+    except KeyboardInterrupt:
+        console.end()
+        errors.say('interrupted')
+        return 130

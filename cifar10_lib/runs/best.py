@@ -1,0 +1,78 @@
+"""The folder `best/`: the checkpoint with the lowest validation error so far."""
+import json
+import os
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from cifar10_lib.program import files
+from cifar10_lib.program import small_files
+from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import names
+from cifar10_lib.runs import parameters
+
+
+class Best:
+    """The best checkpoint of a run by the error of its moving averages.
+
+    The averages decide, because `--best` evaluates, predicts with and exports them by default.
+    `error.json` holds the step and the errors, `params.h5` the variables.
+
+    Attributes:
+        error: float, the lowest error so far; infinity if there is none.
+        step: its step, or None.
+    """
+
+    def __init__(self, train_dir, variables, images='test'):
+        """Reads the result of earlier starts.
+
+        Args:
+            train_dir: folder of the run.
+            variables: list of the variables in a checkpoint.
+            images: 'test' or 'held_out', the images of the errors; a best checkpoint that was
+                chosen on other images is ignored.
+        """
+        self._images = images
+        self._folder = os.path.join(train_dir, names.BEST)
+        self._trainable = {variable.op.name for variable in variables if variable.trainable}
+        self._saver = tf.train.Saver(  # `offer` removes old checkpoints itself.
+            variables, max_to_keep=None, save_relative_paths=True)
+        self.error, self.step = self._read()
+
+    def _read(self):
+        """Error and step of the best so far; (infinity, None) if there is no intact one."""
+        try:
+            found = small_files.read_json(os.path.join(self._folder, names.BEST_ERROR))
+            error, step = float(found['averaged_error']), int(found['step'])
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
+            return np.inf, None
+        counts = (0 <= error <= 1 and found.get('validated_on', 'test') == self._images
+                  and not checkpoints.fault(os.path.join(self._folder, names.checkpoint(step))))
+        return (error, step) if counts else (np.inf, None)
+
+    def offer(self, session, step, values, error, averaged_error):
+        """Saves the variables if the error of their averages is the lowest so far.
+
+        `error.json` names the new checkpoint once it is complete, and only then the old one is
+        removed: if the process is killed, the file still names a checkpoint that exists.
+
+        Args:
+            session, step: the session that holds the variables, and the global step.
+            values: dictionary from name to value of the same variables.
+            error, averaged_error: floats, 0 to 1, of the raw weights and the moving averages.
+        """
+        if averaged_error >= self.error:
+            return
+        files.own_folder(self._folder)
+        self._saver.save(session, os.path.join(self._folder, names.CHECKPOINT), global_step=step,
+                         write_meta_graph=False)
+        parameters.write(os.path.join(self._folder, names.PARAMETERS), values, self._trainable)
+        found = {'step': step, 'error': error, 'averaged_error': averaged_error,
+                 'validated_on': self._images, 'checkpoint': names.checkpoint(step)}
+        with files.new_file(os.path.join(self._folder, names.BEST_ERROR)) as stream:
+            stream.write((json.dumps(found) + '\n').encode())
+        self.error, self.step = averaged_error, step
+        for entry in os.scandir(self._folder):
+            match = names.CHECKPOINT_FILE.fullmatch(entry.name)
+            if match and int(match.group(1)) != step:
+                os.remove(entry.path)

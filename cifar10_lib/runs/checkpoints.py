@@ -1,0 +1,235 @@
+"""Finds checkpoints, checks that they are complete and fit, and loads them into variables.
+
+The path of a checkpoint is without `.index`.
+"""
+import os
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import app
+
+from cifar10_lib.program import console
+from cifar10_lib.program import errors
+from cifar10_lib.runs import names as names_
+
+_STEPS = 2 ** 63  # Steps are int64.
+
+
+def latest(folder, report=True):
+    """Path of the newest intact checkpoint in a folder; None if it has none.
+
+    The file `checkpoint` names the newest. If that one is damaged, uses the intact one with the
+    highest step, and prints a line if `report`. Nothing is removed. The folder may be missing.
+
+    Raises:
+        app.UsageError: all checkpoints are damaged; the message gives the reason.
+    """
+    faults, paths = [], candidates(folder)
+    for path in paths:
+        reason = fault(path)
+        if reason is None:
+            if faults and report:
+                console.line(f'{"; ".join(faults)}: using {os.path.basename(path)}.')
+            return path
+        faults.append(f'{path} is damaged ({reason})' if not faults else
+                      f'so is {os.path.basename(path)}')
+    if not faults:
+        return None
+    if candidates(folder) != paths:  # A trainer has just written or removed some.
+        return latest(folder, report)
+    raise app.UsageError(f'{"; ".join(faults)}: all checkpoints in {folder} are damaged. Restore '
+                         'one, or start over in another folder')
+
+
+def candidates(folder):
+    """Paths of a folder's checkpoints: the one that the file `checkpoint` names, then by step.
+
+    That file may hold absolute paths, which are wrong after the run was copied or moved. So only
+    the file name is used, and the checkpoint is looked for in this folder.
+    """
+    try:
+        matches = filter(None, map(names_.CHECKPOINT_INDEX.fullmatch, os.listdir(folder)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    steps = sorted((int(match.group(1)) for match in matches), reverse=True)
+    try:
+        state = tf.train.get_checkpoint_state(folder)
+    except ValueError:  # The file is empty or not text; TensorFlow returns None for other damage.
+        state = None
+    named = os.path.basename(state.model_checkpoint_path) if state else ''
+    found = dict.fromkeys([named, *map(names_.checkpoint, steps)])  # Each once, in this order.
+    return [os.path.join(folder, name) for name in found if name]
+
+
+def watch(folder, seconds):
+    """Yields the newest intact checkpoint of a folder, then each new one, endlessly; see `latest`.
+
+    Unlike `tf.train.checkpoints_iterator`, skips damaged ones. At least `seconds` pass between two.
+    """
+    seen = yielded = None
+    while True:
+        started = time.monotonic()
+        newest = candidates(folder)[:1]
+        path = _latest_unless_gone(folder) if newest != seen else yielded
+        seen = newest
+        if path not in (None, yielded):
+            yielded = path
+            yield path
+            time.sleep(max(0, started + seconds - time.monotonic()))
+        else:
+            time.sleep(1)
+
+
+def _latest_unless_gone(folder):
+    """`latest`, or None if all files are gone but the file `checkpoint` still names one."""
+    try:
+        return latest(folder)
+    except app.UsageError:
+        if any(os.path.exists(path + '.index') for path in candidates(folder)):
+            raise
+        return None
+
+
+class Unreadable(errors.DataError):
+    """A checkpoint's files are missing or damaged, or were removed while being read."""
+
+
+def _values(path, names=None):
+    """Yields what `read` returns; the message of `Unreadable` is only the reason."""
+    try:
+        reader = tf.train.load_checkpoint(path)
+        held = reader.get_variable_to_shape_map()
+        for name in held if names is None else names:
+            if name in held:
+                yield name, np.asarray(reader.get_tensor(name))
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
+        # MemoryError: a damaged index may give exabytes as a size.
+        raise Unreadable(errors.one_line(error)) from error
+
+
+def fault(path):
+    """Why a checkpoint cannot be read completely, or None."""
+    try:
+        for _ in _values(path):
+            pass
+    except Unreadable as error:
+        return str(error)
+    return None
+
+
+def read(path, names=None):
+    """The values in a checkpoint, {name: array}; of the variables `names` that it has, or all.
+
+    Raises:
+        Unreadable: the files are missing or damaged, perhaps only since `latest` found them intact.
+    """
+    try:
+        return dict(_values(path, names))
+    except Unreadable as error:
+        raise Unreadable(f'{path} cannot be read ({error}): if it was just removed or replaced, '
+                         'run the same command again') from error
+
+
+def step(path):
+    """The global step of a checkpoint, an int. The original multi-GPU script stored a float.
+
+    Raises:
+        app.UsageError: `global_step` is missing or not a whole number.
+        Unreadable: see `read`.
+    """
+    values = read(path, ['global_step'])
+    if not values:
+        raise app.UsageError(f'{path} has no global_step: it is not a checkpoint of a training run')
+    _check_step(path, values['global_step'])
+    return int(values['global_step'])
+
+
+def _check_step(path, value):
+    """Raises `app.UsageError` if an array cannot be a global step."""
+    if value.shape != () or not _holds_numbers(value):
+        found = f'of type {_type(value)} and shape {list(value.shape)}'
+    elif not 0 <= value < _STEPS or value != np.floor(value):
+        found = f'{value}'
+    else:
+        return
+    raise app.UsageError(f'{path} has a global_step {found}; expected a whole number of at least '
+                         '0: it is not a checkpoint of a training run')
+
+
+def _holds_numbers(value):
+    dtype = tf.as_dtype(value.dtype)
+    return dtype.is_integer or dtype.is_floating
+
+
+def _type(value):
+    return tf.as_dtype(value.dtype).name
+
+
+class Loader:
+    """Assigns values to variables in one run of the session.
+
+    `variable.load` runs one operation per variable, and TensorFlow optimises the graph for each of
+    them, which takes many seconds for ResNet-23.
+    """
+
+    def __init__(self, variables):
+        """Builds the operation for a list of variables, before the graph is finalized."""
+        with tf.device('/cpu:0'), tf.name_scope('load'):
+            self._placeholders = {variable.op.name: tf.placeholder(
+                variable.dtype.base_dtype, variable.shape) for variable in variables}
+            self._assign = tf.group(*[
+                variable.assign(self._placeholders[variable.op.name], read_value=False)
+                for variable in variables])
+
+    def assign(self, values, variables, session):
+        """Assigns values, {name: array}, to all variables of this loader, {name: variable}."""
+        session.run(self._assign, {
+            self._placeholders[variable.op.name]: values[name]
+            for name, variable in variables.items()})
+
+
+def values_for(path, variables, advice):
+    """Reads the values of variables from a checkpoint and converts them to the variables' types.
+
+    Args:
+        path: path of the checkpoint.
+        variables: {name in the checkpoint: variable}.
+        advice: what the user can do if the checkpoint is unusable; ends the error's message.
+
+    Returns:
+        {name in the checkpoint: array}.
+
+    Raises:
+        app.UsageError: variables are missing in the checkpoint, have a different shape or are not
+            finite there, or `global_step` is not a step. The message names all of them.
+        Unreadable: see `read`.
+    """
+    values = read(path, sorted(variables))
+    faults = list(filter(None, (_misfit(name, values.get(name), variables[name].shape.as_list())
+                                for name in sorted(variables))))
+    if faults:
+        raise app.UsageError(f'{path} does not fit this network: {"; ".join(faults)}. {advice}')
+    if 'global_step' in values:
+        _check_step(path, values['global_step'])
+    with np.errstate(over='ignore', invalid='ignore'):  # Checked below.
+        converted = {name: value.astype(variables[name].dtype.base_dtype.as_numpy_dtype)
+                     for name, value in values.items()}
+    broken = [name for name in values
+              if not (np.all(np.isfinite(values[name])) and np.all(np.isfinite(converted[name])))]
+    if broken:
+        raise app.UsageError(
+            f'{path} has values that are not finite: {", ".join(broken)}. {advice}')
+    return converted
+
+
+def _misfit(name, value, shape):
+    """Why a value (None if missing) does not fit a variable of that shape, or None if it does."""
+    if value is None:
+        return f'{name} is missing'
+    if list(value.shape) != shape:
+        return f'{name} has shape {list(value.shape)}; expected {shape}'
+    if not _holds_numbers(value):
+        return f'{name} has type {_type(value)}; expected numbers'
+    return None
+

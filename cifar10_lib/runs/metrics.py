@@ -1,0 +1,160 @@
+"""The figures of a run: `metrics.csv`, and curves in event files."""
+import contextlib
+import glob
+import itertools
+import os
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from google.protobuf import message
+
+from cifar10_lib.program import console
+from cifar10_lib.program import files
+from cifar10_lib.runs import names
+
+COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
+           'validation_error', 'images_per_second')
+_HEADER = ','.join(COLUMNS) + '\n'
+
+_MAX_LINE = 1000  # Bytes; a row has about a hundred.
+_MAX_STEP = 2 ** 53  # A float can hold every whole number up to this.
+_MAX_FIGURE = float(np.finfo(np.float32).max)
+_RECORD_FRAME = 16  # Bytes around an event: its length, and the checksums of length and event.
+
+
+class Metrics:
+    """`metrics.csv`: one row per interval of steps, without gaps or duplicates over all starts.
+
+    `step` is the number of steps made so far, and training figures are means over the steps since
+    the row before. `wall_time` is in seconds since 1970. A figure that was not measured is empty.
+    """
+
+    def __init__(self, folder, step):
+        """Continues the file in a run's folder, or creates it.
+
+        Drops rows after `step`, the checkpoint from which the run continues. Also drops lines that
+        are not rows, as a spreadsheet may have written; the file is then kept as `metrics.csv.old`,
+        `metrics.csv.old.1` and so on.
+        """
+        self._path = os.path.join(folder, names.METRICS)
+        rows, others = _read_lines(self._path)
+        if others:
+            kept = _unused(self._path + '.old')
+            os.rename(self._path, kept)
+            console.line(f'{self._path} has lines that a run did not write; the file is kept as '
+                         f'{kept}.')
+        with files.new_file(self._path) as stream:
+            lines = [_HEADER, *(_line(row) for row in rows if row['step'] <= step)]
+            stream.write(''.join(lines).encode())
+
+    def append(self, **row):
+        """Adds a row, given by column; None for a missing figure."""
+        with open(self._path, 'a') as stream:
+            if not stream.tell():  # The file was removed or emptied during training.
+                stream.write(_HEADER)
+            stream.write(_line(row))
+
+
+def _line(row):
+    return ','.join(_text(name, row[name]) for name in COLUMNS) + '\n'
+
+
+def _text(name, value):
+    """A figure with the digits of a float32; times to the millisecond."""
+    if value is None:
+        return ''
+    if name == 'step':
+        return str(value)
+    return f'{value:.3f}' if name == 'wall_time' else f'{value:.7g}'
+
+
+def _unused(path):
+    """The first of PATH, PATH.1, PATH.2 and so on that does not exist."""
+    paths = itertools.chain([path], (f'{path}.{number}' for number in itertools.count(1)))
+    return next(each for each in paths if not os.path.lexists(each))
+
+
+def read(path):
+    """The rows of a `metrics.csv`; an empty list if there is no file.
+
+    Skips lines that a run cannot have written, such as those with a fraction as step, or with a
+    figure that exceeds float32.
+
+    Returns:
+        List of dictionaries from column to int (`step`), float, or None for a missing figure.
+    """
+    return _read_lines(path)[0]
+
+
+def _read_lines(path):
+    """The rows of a `metrics.csv`, and whether it has lines that are neither row nor header."""
+    lines = list(_lines(path))
+    if lines[:1] == [_HEADER.rstrip().encode()]:
+        del lines[0]
+    rows = list(filter(None, map(_row, lines)))
+    return rows, len(rows) < len(lines)
+
+
+def _lines(path):
+    """Yields the lines of a file as bytes; an empty one for a line that is too long for a row.
+
+    Skips a line without an end: a crash cut it short.
+    """
+    with contextlib.suppress(FileNotFoundError), files.regular_file(path) as stream:
+        is_continued = False
+        for piece in iter(lambda: stream.readline(_MAX_LINE), b''):
+            is_end = piece.endswith(b'\n')
+            if is_end:
+                yield b'' if is_continued else piece.rstrip(b'\r\n')
+            is_continued = not is_end
+
+
+def _row(line):
+    """The row in a line of a `metrics.csv`, or None if a run cannot have written it."""
+    try:
+        values = [float(word) if word else None for word in line.decode('ascii').split(',')]
+        row = dict(zip(COLUMNS, values, strict=True))
+    except ValueError:
+        return None
+    if row['step'] is None or not 0 <= row['step'] <= _MAX_STEP or row['step'] % 1:
+        return None
+    if not all(value is None or abs(value) <= _MAX_FIGURE for value in values):  # False for NaN.
+        return None
+    return {**row, 'step': int(row['step'])}
+
+
+def read_scalars(folder, tag):
+    """A curve from the event files in a folder, {step: float}, sorted by step.
+
+    Later files replace values of earlier ones. A damaged file counts up to the damage, which a line
+    reports.
+    """
+    found = {}
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), 'events.out.tfevents.*'))):
+        records = _count_records(path)
+        try:
+            for event in itertools.islice(tf.train.summary_iterator(path), records):
+                for value in event.summary.value:
+                    if value.tag == tag:
+                        found[event.step] = value.simple_value
+        except (tf.errors.OpError, message.DecodeError):
+            console.line(f'{path} is damaged; using the part before the damage.')
+    return dict(sorted(found.items()))
+
+
+def _count_records(path):
+    """The number of complete records in an event file, by their length fields.
+
+    The last one may be incomplete while a process writes the file. TensorFlow's reader allocates
+    whatever a length field says, and crashes if that fails.
+    """
+    count = 0
+    with files.regular_file(path) as stream:
+        rest = os.fstat(stream.fileno()).st_size
+        while rest >= _RECORD_FRAME:
+            length = int.from_bytes(stream.read(8), 'little')
+            rest -= _RECORD_FRAME + length
+            if rest >= 0:
+                count += 1
+                stream.seek(_RECORD_FRAME - 8 + length, os.SEEK_CUR)
+    return count

@@ -1,0 +1,38 @@
+"""Names of the files that a training run writes into its folder."""
+import re
+
+from cifar10_lib.program import files
+
+RUN = 'run.json'  # Network, data set and settings of the run.
+METRICS = 'metrics.csv'
+GRAPH = 'graph.pbtxt'
+PARAMETERS = 'params.h5'
+BEST = 'best'  # Folder of the best validated checkpoint,
+BEST_ERROR = 'error.json'  # and the errors of that checkpoint.
+LOCK = '.lock'
+CHECKPOINT = 'model.ckpt'  # TensorFlow appends the step.
+
+CHECKPOINT_FILE = re.compile(r'model\.ckpt-(\d+)\..*')
+CHECKPOINT_INDEX = re.compile(r'model\.ckpt-(\d+)\.index')  # TensorFlow writes this one last.
+
+_IN_BEST = r'params\.h5|error\.json|checkpoint|model\.ckpt-\d+\..*'
+_IN_FOLDER = (r'checkpoint|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt|run\.json|'
+              r'metrics\.csv(?:\.old(?:\.\d+)?)?|params\.h5|timeline-\d+\.json')
+# Suffixes of unfinished files: ours and TensorFlow's.
+_UNFINISHED = rf'(?:{files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+)'
+
+# All files that `--restart` may remove, unfinished ones included, in the folder and in `best/`.
+# Earlier versions wrote `.part`.
+OWN, OWN_IN_BEST = (re.compile(rf'(?:{names})(?:{_UNFINISHED}|\.part)?')
+                    for names in (_IN_FOLDER, _IN_BEST))
+UNFINISHED = re.compile(f'(?:{_IN_FOLDER}|{_IN_BEST}){_UNFINISHED}')
+
+
+def checkpoint(step):
+    """Name of a checkpoint, without `.index`."""
+    return f'{CHECKPOINT}-{step}'
+
+
+def timeline(step):
+    """Name of the trace of a step, see `--profile`."""
+    return f'timeline-{step}.json'

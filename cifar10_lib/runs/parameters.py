@@ -1,0 +1,44 @@
+"""`params.h5`: the variables of a run for other programs."""
+import io
+import operator
+
+from cifar10_lib.program import files
+
+
+def write(path, values, trainable):
+    """Writes an HDF5 file with the values of variables.
+
+    `weights/NAME` are the trainable variables, `averages/NAME` their moving averages and
+    `statistics/NAME` those of batch norms. The attribute `global_step` is the number of steps. The
+    state of the optimizer is left out.
+
+    Args:
+        path: path of the file.
+        values: dictionary from a variable's name to an array; includes `global_step`.
+        trainable: names of the trainable variables.
+    """
+    import h5py  # Here, because the import is slow.
+    average = '/ExponentialMovingAverage'
+    image = io.BytesIO()  # HDF5 opens files by name, and hides the error of a full disk.
+    with h5py.File(image, 'w') as stream:
+        for name, value in values.items():
+            if name == 'global_step':
+                stream.attrs[name] = int(value)
+            elif name in trainable:
+                stream[f'weights/{name}'] = value
+            elif name.endswith(average):
+                stream[f'averages/{name.removesuffix(average)}'] = value
+            elif name.rpartition('/')[2] in ('moving_mean', 'moving_variance'):
+                stream[f'statistics/{name}'] = value
+    with files.new_file(path) as stream:
+        stream.write(image.getbuffer())
+
+
+def step(path):
+    """The global step in a file from `write`; None if the file is missing or damaged."""
+    import h5py
+    try:
+        with h5py.File(path) as stream:
+            return operator.index(stream.attrs['global_step'])  # TypeError if not an integer.
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError, MemoryError):
+        return None

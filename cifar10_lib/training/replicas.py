@@ -1,0 +1,103 @@
+"""Batch-norm statistics over the replicas of a network: towers or workers.
+
+A replica gathers the statistics of all others with TensorFlow's collective operations: each replica
+runs an operation of its own, and operations with the same keys exchange data, within a process or
+over gRPC. The data is small, so it goes through host memory, also between GPUs.
+"""
+import itertools
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+from cifar10_lib import recipes
+
+flags.DEFINE_boolean('sync_batch_norm', False, 'Normalise by the mean and variance over the '
+                     'batches of all towers or workers; for networks with batch norm (resnet23).')
+
+FLAGS = flags.FLAGS
+
+_GROUP = 1000  # Unlike the groups of workers/collectives.py, so that instance keys cannot clash.
+
+
+@flags.multi_flags_validator(['sync_batch_norm', 'net'], 'this network has no batch norm; expected '
+                             'one that has, such as --net=resnet23: choose it, or remove '
+                             '--sync_batch_norm')
+def _check_net(values):
+    return not values['sync_batch_norm'] or recipes.TABLE[values['net']].has_batch_norm
+
+
+class Replica:
+    """One of several replicas that train together.
+
+    All are built in the same order, so that their k-th exchanges belong together. All must run in
+    the same step: one that runs alone waits for the others.
+    """
+
+    def __init__(self, index, count, device='/cpu:0'):
+        """Describes a replica of a graph.
+
+        Args:
+            index: int, from 0.
+            count: int, number of replicas.
+            device: where this replica exchanges data. In one process, each replica requires a CPU
+                device of its own: see `solo.Solo`.
+        """
+        self.count = count
+        self._index = index
+        self._device = device
+        self._keys = itertools.count()  # Two for each `gather`.
+
+    def gather(self, values):
+        """Collects a tensor of each replica.
+
+        Args:
+            values: float32 [...], a fully known shape, the same for all replicas.
+
+        Returns:
+            float32 [replicas, ...], the same bits for all replicas. The gradient for `values` is
+            that of the sum of all replicas' losses: a step averages gradients over replicas, which
+            makes it that of their mean.
+        """
+        forward, backward = next(self._keys), next(self._keys)
+        shape = values.shape.as_list()
+
+        @tf.custom_gradient
+        def gathered(values):
+            with tf.device(self._device):
+                flat = tf.raw_ops.CollectiveGatherV2(
+                    input=tf.reshape(values, [1, -1]), **self._collective(forward))
+            return tf.reshape(flat, [self.count, *shape]), self._gradient(backward)
+
+        return gathered(values)
+
+    def _gradient(self, key):
+        """The gradient function of `gather`: the sum of all replicas' gradients for own values."""
+        def gradient(upstream):
+            with tf.device(self._device):
+                total = tf.raw_ops.CollectiveReduceV2(
+                    input=upstream, merge_op='Add', final_op='Id', **self._collective(key))
+            return total[self._index]
+        return gradient
+
+    def _collective(self, key):
+        return {'group_size': self.count, 'group_key': _GROUP, 'instance_key': key,
+                'ordering_token': [], 'communication_hint': 'ring'}
+
+
+ALONE = Replica(0, 1)
+
+
+def inference(images, replica):
+    """Logits of `--net` in training, with `--sync_batch_norm` if given.
+
+    Args:
+        images: float32 [batch, height, width, 3], this replica's.
+        replica: a `Replica`.
+
+    Returns:
+        float32 [batch, classes].
+    """
+    recipe = recipes.chosen()
+    if FLAGS.sync_batch_norm and replica.count > 1:
+        return recipe.inference(images, training=True, gather=replica.gather)
+    return recipe.inference(images, training=True)

@@ -1,0 +1,175 @@
+"""Starts the workers of `--num_workers` on this machine, and makes them end together."""
+import ctypes
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from absl import app
+
+from cifar10_lib.program import console
+from cifar10_lib.program import errors
+from cifar10_lib.program import devices
+from cifar10_lib.training import signals
+from cifar10_lib.workers import cluster
+from cifar10_lib.workers import collectives
+from cifar10_lib.workers import ports
+
+# Exit codes of a regular end: success, or a stop by one of the signals. The other workers then end
+# by themselves, while worker 0 may still be saving.
+_STOPPED = {128 + number for number in signals.SIGNALS}
+_ORDERLY = {0, *_STOPPED}
+
+_GRACE = 5.0  # Seconds in which the other workers can end by themselves after a failure.
+_POLL = 0.1
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def run(work):
+    """Runs `work` in this worker; or with `--num_workers`, starts processes that do.
+
+    Args:
+        work: function of the `cluster.Cluster`.
+
+    Returns:
+        The result of `work`, or the exit code of `start`.
+
+    Raises:
+        app.UsageError: there are more workers than GPUs; see `collectives.check_compression`.
+        app.UsageError, OSError: see `cluster.resolve`.
+    """
+    end_with_parent()
+    count = cluster.workers_to_start()
+    gpus = devices.visible_gpus()
+    if count > gpus > 0:
+        raise app.UsageError(f'--num_workers={count}, but each worker needs a GPU of its own, and '
+                             f'this machine has {gpus}: start fewer, or use --device=cpu')
+    collectives.check_compression(gpus)
+    return start(count) if count else work(cluster.resolve())
+
+
+def start(count):
+    """Runs this process's own command in `count` workers, and waits for all of them.
+
+    Worker 0 prints to the console. The standard error of the others is copied to ours, line by
+    line with their ranks, and their standard output is dropped. Signals are passed on.
+
+    Returns:
+        0, or the exit code of the worker that failed first. If a signal to this process stopped
+        them, 128 + the signal's number.
+    """
+    # Worker 0 listens at this port, which is reserved until all have ended.
+    with ports.reserve(host='127.0.0.1') as port:
+        common = {'size': count, 'meeting': f'127.0.0.1:{port.getsockname()[1]}',
+                  'job': secrets.token_hex(16), 'parent': os.getpid()}
+        processes, threads, caught = [], [], []
+
+        def pass_on(number, _):
+            caught.append(number)
+            for process in processes:
+                process.send_signal(number)
+
+        with signals.handled(pass_on):
+            try:
+                for rank in range(count):
+                    processes.append(_start_one(rank, common))
+                    if rank:
+                        threads.append(_show(rank, processes[rank].stderr))
+                    if caught:  # The signal may have come before this worker was in the list.
+                        processes[rank].send_signal(caught[0])
+                        break
+                code = _wait(processes)
+                # Workers may stop with another code, if another worker stopped them first.
+                return 128 + caught[0] if caught and code in _STOPPED else code
+            finally:
+                _kill(processes)
+                for thread in threads:
+                    thread.join()
+
+
+def end_with_parent():
+    """Makes Linux kill this process when its parent ends, for whatever reason.
+
+    A worker calls it first. It has no effect in a process that `start` did not start.
+
+    Raises:
+        app.UsageError: see `cluster.from_launcher`.
+    """
+    if cluster.VARIABLE not in os.environ:
+        return
+    parent = cluster.from_launcher()['parent']
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        errors.say(f'{cluster.VARIABLE} names process {parent}, which has ended or is not the '
+                   'parent of this process. If you set the variable yourself, unset it')
+        os._exit(1)
+
+
+def _start_one(rank, common):
+    """Starts a worker in a session of its own, so that it gets Ctrl-C only once, from here."""
+    others = {} if rank == 0 else {
+        'stdin': subprocess.DEVNULL, 'stdout': subprocess.DEVNULL, 'stderr': subprocess.PIPE}
+    return subprocess.Popen(
+        [sys.executable, *sys.orig_argv[1:]], start_new_session=True,
+        env={**os.environ, cluster.VARIABLE: json.dumps({'rank': rank, **common})}, **others)
+
+
+def _show(rank, stream):
+    """Starts a thread that copies lines to standard error with the worker's rank; returns it."""
+    def copy():
+        with stream:
+            for line in stream:
+                if line.strip():
+                    text = line.decode(errors='replace').rstrip().expandtabs()
+                    console.note(f'[worker {rank}] {text}')
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    return thread
+
+
+def _wait(processes):
+    """Waits for all workers; kills those still running some seconds after the first failure."""
+    ended, failure, deadline = {}, None, None  # `ended` is in order of time.
+    while True:
+        for rank, process in enumerate(processes):
+            if rank not in ended and process.poll() is not None:
+                ended[rank] = process.returncode
+        if len(ended) == len(processes):
+            return _exit_code(ended.values())
+        if failure is None:
+            failure = next((f'worker {rank} ended with exit code {_as_in_a_shell(code)}'
+                            for rank, code in ended.items() if code not in _ORDERLY), None)
+            deadline = time.monotonic() + _GRACE
+        elif time.monotonic() > deadline:
+            errors.say(f'{failure}; killed the others, which did not end by themselves')
+            _kill(processes)
+        time.sleep(_POLL)
+
+
+def _exit_code(codes):
+    """The exit code for all workers, from theirs in the order in which they ended.
+
+    It is the first that is not 0. But when one worker gets a signal, the others end as if by
+    SIGTERM, so the code of another regular stop takes precedence over SIGTERM's.
+    """
+    failed = [_as_in_a_shell(code) for code in codes if code]
+    first = next(iter(failed), 0)
+    if first == 128 + signal.SIGTERM:
+        return next((code for code in failed if code in _ORDERLY and code != first), first)
+    return first
+
+
+def _as_in_a_shell(code):
+    """Converts Python's exit code for a killed process, -signal, to a shell's, 128 + signal."""
+    return code if code >= 0 else 128 - code
+
+
+def _kill(processes):
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
