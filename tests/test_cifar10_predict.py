@@ -17,6 +17,7 @@ from absl.testing import flagsaver
 import cifar10_export
 import cifar10_predict
 import cifar10_train
+from cifar10_lib.datasets import images
 from cifar10_lib.program import errors
 
 FLAGS = flags.FLAGS
@@ -204,8 +205,8 @@ def test_as_a_user(network, pictures_, tmp_path):
         f'--checkpoint_dir={FLAGS.checkpoint_dir}')
     assert done.returncode == 1
     assert done.stderr == (
-        f'cifar10_predict.py: {tmp_path}/text.jpg is damaged or truncated, or not a JPEG, PNG, '
-        'GIF, BMP, WebP or TIFF image\n')
+        f'cifar10_predict.py: {tmp_path}/text.jpg is damaged or truncated, or not an image '
+        f'({", ".join(images._FORMATS)})\n')
     assert len(done.stdout.splitlines()) == 2
     done = spawn.run_script('cifar10_predict.py')
     assert (done.returncode, done.stdout) == (1, '')

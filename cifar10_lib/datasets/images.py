@@ -5,7 +5,7 @@ import os
 import warnings
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
@@ -13,7 +13,8 @@ from cifar10_lib.program import files
 from cifar10_lib.program import memory
 
 # Endings of the files that a search in a folder finds.
-ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff')
+_AVIF = features.check('avif')
+ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff', *['.avif'][:_AVIF])
 
 # A small file may decode to a picture that exhausts memory. Decoded, this many pixels take 512 MB,
 # and decoders use up to three times as much. The limit on a side is JPEG's.
@@ -27,7 +28,7 @@ _MAX_MEMORY = 1 << 31  # Pillow before 13 does not limit EXIF data and TIFF dire
 _MAX_SCANNED_PIXELS = 20 * MAX_PIXELS
 
 # For other formats, Pillow may start another program, or unpack data without a limit.
-_FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF')
+_FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF', *['AVIF'][:_AVIF])
 
 
 class ImageError(errors.DataError):
@@ -35,7 +36,7 @@ class ImageError(errors.DataError):
 
 
 def read(path):
-    """Reads a JPEG, PNG, GIF, BMP, WebP or TIFF file; see `decode`. Messages name the file."""
+    """Reads an image file and fits its image to 32 x 32, see `decode`; messages name the file."""
     try:
         with files.regular_file(path) as stream:
             return decode(stream.read(MAX_FILE_BYTES + 1))
@@ -75,7 +76,7 @@ def _fault(error):
     if isinstance(error, ImageError):
         return str(error)
     if isinstance(error, Image.UnidentifiedImageError):
-        return 'is damaged or truncated, or not a JPEG, PNG, GIF, BMP, WebP or TIFF image'
+        return f'is damaged or truncated, or not an image ({", ".join(_FORMATS)})'
     if isinstance(error, Image.DecompressionBombError):
         return f'has more than {MAX_PIXELS} pixels'
     if isinstance(error, MemoryError):
