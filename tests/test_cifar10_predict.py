@@ -137,6 +137,19 @@ def test_a_folder_or_a_pattern_without_images(network, tmp_path, word):
         cifar10_predict.predict([os.path.join(tmp_path, word)])
 
 
+@pytest.mark.parametrize('word, words', [
+    ('-', '"-" is not a file: save the image to a file first'),
+    ('https://example.com/cat.jpg?size=9', '"https://.*size=9" is not a file: save the image to'),
+    ('sorted', r'No image in sorted; for the images in its folders, pass "sorted/\*/\*"')])
+def test_words_that_other_programs_accept(network, pictures_, tmp_path, monkeypatch, word, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'sorted').mkdir()
+    (tmp_path / 'pictures').rename(tmp_path / 'sorted' / 'cat')
+    with pytest.raises(app.UsageError, match=words):
+        cifar10_predict.predict([word])
+    assert len(cifar10_predict._paths('sorted/*/*')) == len(IMAGES)
+
+
 def test_unreadable_images_are_skipped(network, pictures_, capfd):
     for index, data in ((1, b'text'), (3, b''), (4, b''), (5, b'')):  # Including a whole batch.
         with open(pictures_[index], 'wb') as stream:
@@ -175,6 +188,15 @@ def test_long_names_of_classes_are_shortened(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [len(line) for line in lines] == [60, 80]
     assert lines[1].endswith('yyy...')
+
+
+def test_wide_characters_stay_aligned(capsys):
+    """Each of these characters takes two of a terminal's columns."""
+    cifar10_predict._table(['\u732b.png', 50 * '\u72ac'], [])('\u732b.png', [(0, 'cat', 0.5)])
+    cifar10_predict._table([50 * '\u72ac'], [])(50 * '\u72ac', [(0, 50 * '\u732b', 0.5)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == '\u732b.png' + 34 * ' ' + '  ' + '     0.5000  cat'
+    assert lines[3] == '...' + 18 * '\u72ac' + '   ' + '     0.5000  ' + 11 * '\u732b' + '...'
 
 
 @pytest.mark.parametrize('content, words', [
