@@ -20,6 +20,7 @@ class Model:
             `classes`, int64 [batch], the index of the most probable class. Without `batch_size`,
             the logits are the network's own tensor: `softmax_linear/softmax_linear:0` of the
             tutorial's.
+        images: the preprocessed images, float32 [batch, height, width, 3].
         pixels: placeholder of `of_pixels`, uint8 [batch, 32, 32, 3], values 0 to 255; else None.
     """
 
@@ -36,7 +37,7 @@ class Model:
             app.UsageError: there is no `batch_size`, but `inference` requires a fixed one.
         """
         self.graph = tf.get_default_graph()
-        self.pixels = pixels
+        self.images, self.pixels = images, pixels
         logits = _logits(images) if batch_size is None else _logits_of_whole_batch(
             images, batch_size)
         self.outputs = {'logits': logits,
