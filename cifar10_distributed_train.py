@@ -102,7 +102,7 @@ def facts():
 def main(me):
     if me.rank:
         sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
-    training.use_recipe(me.size)
+    training.apply_recipe_defaults(me.size)
     with team_.joined(me, facts()) as team:
         first_step = team.agree('the run', value=(
             training.first_step() if team.leads and training.steps_left() else None))

@@ -136,7 +136,7 @@ def train():
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
     used = devices.line(FLAGS.num_gpus, variables.compute_type())
-    training.use_recipe(FLAGS.num_gpus)
+    training.apply_recipe_defaults(FLAGS.num_gpus)
     if training.steps_left():
         console.line(used)
         cifar10.maybe_download_and_extract()

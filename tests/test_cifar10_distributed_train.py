@@ -73,7 +73,7 @@ def test_workers_with_different_numbers_of_images_compare_them_if_they_count_epo
         with flagsaver.flagsaver(data_dir=str(folder)):
             FLAGS['max_steps'].unparse()  # `half_bright` sets it.
             with flagsaver.flagsaver(**length):
-                training.use_recipe(2)
+                training.apply_recipe_defaults(2)
                 found.append(cifar10_distributed_train.facts())
     ours, theirs = found
     assert watch.difference('worker 1', theirs, ours) == (

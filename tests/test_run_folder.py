@@ -14,22 +14,22 @@ from cifar10_lib.runs import folder as run_folder
 
 def test_a_second_trainer_is_refused_with_the_process_id_of_the_first(tmp_path):
     program = ('import sys; from cifar10_lib.runs import folder as run_folder\n'
-               'with run_folder.held(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
+               'with run_folder.locked(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
     with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=spawn.ROOT,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == 'held\n'
         with pytest.raises(app.UsageError, match=f'in use: process {first.pid} trains there'):
-            with run_folder.held(tmp_path / 'run'):
+            with run_folder.locked(tmp_path / 'run'):
                 pass
         for other in (b'\xff\xfe', b'1\n2', b'\x1b[2J'):
             (tmp_path / 'run' / '.lock').write_bytes(other)
             with pytest.raises(app.UsageError, match='in use: process unknown trains there'):
-                with run_folder.held(tmp_path / 'run'):
+                with run_folder.locked(tmp_path / 'run'):
                     pass
         first.kill()  # Without releasing the lock.
         first.wait()
         for _ in range(2):
-            with run_folder.held(tmp_path / 'run'):
+            with run_folder.locked(tmp_path / 'run'):
                 assert (tmp_path / 'run' / '.lock').read_text() == f'{os.getpid()}\n'
 
 
@@ -38,7 +38,7 @@ def test_a_path_that_is_not_a_folder(tmp_path, name):
     (tmp_path / 'file').write_text('x')
     (tmp_path / 'dangling').symlink_to(tmp_path / 'nowhere')
     with pytest.raises(app.UsageError, match=f'{name} or one of its parents is not a folder'):
-        with run_folder.held(tmp_path / name):
+        with run_folder.locked(tmp_path / name):
             pass
 
 
@@ -46,7 +46,7 @@ def test_a_folder_best_that_others_can_change_is_refused_at_the_start(tmp_path):
     (tmp_path / 'best').mkdir()
     (tmp_path / 'best').chmod(0o777)
     with pytest.raises(PermissionError, match='best is writable by everybody'):
-        with run_folder.held(tmp_path):
+        with run_folder.locked(tmp_path):
             pass
 
 
@@ -54,7 +54,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / 'precious').write_text('x')
     (tmp_path / '.lock').symlink_to(tmp_path / 'precious')
     with pytest.raises(OSError):
-        with run_folder.held(tmp_path):
+        with run_folder.locked(tmp_path):
             pass
     assert (tmp_path / 'precious').read_text() == 'x'
 
@@ -62,7 +62,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
 def test_a_folder_that_reads_as_a_pattern_is_refused(tmp_path):
     """TensorFlow would remove the checkpoints of `run1` for those of `run[1]`."""
     with pytest.raises(app.UsageError, match=r'run\[1\] contains one of .*Choose another --train'):
-        with run_folder.held(str(tmp_path / 'run[1]')):
+        with run_folder.locked(str(tmp_path / 'run[1]')):
             pass
     assert os.listdir(tmp_path) == []
 
@@ -93,7 +93,7 @@ def test_unfinished_files_are_removed(tmp_path, remove):
 
 def test_unfinished_files_of_all_writers_are_recognised(tmp_path):
     seen = set()
-    with run_folder.held(tmp_path):
+    with run_folder.locked(tmp_path):
         for name in ('run.json', 'metrics.csv', 'params.h5', 'timeline-7.json'):
             with files.new_file(tmp_path / name):
                 seen.update(name for name in os.listdir(tmp_path) if name.endswith('.part'))

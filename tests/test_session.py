@@ -31,7 +31,7 @@ from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.runs import folder as run_folder
 from cifar10_lib.runs import parameters
-from cifar10_lib.training import hooks
+from cifar10_lib.training import pace
 from cifar10_lib.training import session as training
 
 FLAGS = flags.FLAGS
@@ -147,22 +147,31 @@ def test_resuming_with_another_batch_size_prints_a_line(trained, capsys):
                 ) in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_checkpoints_are_due_after_seconds_or_steps():
-    now = 100.0
-    by_time = hooks.CheckpointTimer(10, clock=lambda: now)
-    by_steps = hooks.CheckpointTimer(10, steps=3, clock=lambda: now)
-    for timer in (by_time, by_steps):
-        timer.saved(5)
-    for now, step, due in [(109.9, 6, (False, False)), (110.0, 5, (False, False)),
-                           (110.0, 7, (True, False)), (109.9, 8, (False, True))]:
-        assert (by_time.is_due(step), by_steps.is_due(step)) == due, (now, step)
-    by_time.saved(8)
-    now = 119.8
-    assert not by_time.is_due(9)
-    now = 119.9
-    assert by_time.is_due(9)
-    assert by_time.saved_step == 8
+def counted(**values):
+    """Makes steps that only count, until the session stops, with flags; yields before each step and
+    after it."""
+    with tf.Graph().as_default(), flagsaver.flagsaver(**values):
+        count = tf.train.get_or_create_global_step().assign_add(1)
+        with training.session(tf.constant(1.0), examples_per_step=8) as session:
+            while not session.should_stop():
+                yield
+                session.run(count)
+                yield
+
+
+def test_a_checkpoint_is_due_a_second_after_the_last_one(half_bright):
+    """The test's own times before and after each step say whether one was due."""
+    times, saved = [], [0]
+    for _ in counted(save_checkpoint_secs=1, max_steps=20):
+        times.append(time.monotonic())
+        step = checkpoints.step(latest())
+        if step not in saved:
+            saved.append(step)
+        time.sleep(0.1 * (len(times) % 2))
+    assert len(saved) > 2 and checkpoints.step(latest()) == 20
+    for earlier, later in zip(saved[1:], saved[2:]):  # Step k is between times 2k - 2 and 2k - 1.
+        assert times[2 * later - 1] - times[2 * earlier - 2] >= 1
+        assert later == earlier + 1 or times[2 * later - 4] - times[2 * earlier - 1] < 1
 
 
 def test_five_checkpoints_are_kept_over_a_restart(half_bright):
@@ -214,7 +223,7 @@ def test_run_json_and_another_data_set(trained):
     assert sorted(os.listdir(FLAGS.train_dir)) == before
     path.write_text('{')
     with pytest.raises(app.UsageError, match='run.json is not JSON'):
-        training._prepare_folder(8)
+        training.steps_left()
 
 
 @pytest.mark.parametrize('classes, message', [
@@ -302,15 +311,14 @@ def test_profile_of_a_step_that_is_not_run_prints_one_line(half_bright, capsys):
     assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
 
 
-@pytest.mark.parametrize('made, traced, max_steps, covered', [
+@pytest.mark.parametrize('done, traced, max_steps, covered', [
     (3, 2, 5, 'steps 3 to 4'), (3, 3, 3, 'no steps'), (3, 2, 3, 'no steps'), (0, 0, 0, 'no steps')])
 def test_profile_of_a_step_before_a_resumed_run_or_of_a_run_without_steps(
-        capsys, made, traced, max_steps, covered):
-    steps = hooks.StepCounter()
-    steps.made = made
-    hooks.ProfileHook(steps, traced, max_steps, '/nonexistent').after_create_session(None, None)
-    assert capsys.readouterr().out == (
-        f'Step {traced} will not be traced: this run covers {covered}.\n')
+        half_bright, capsys, done, traced, max_steps, covered):
+    list(counted(max_steps=done))
+    list(counted(max_steps=max_steps, profile=traced))
+    assert f'Step {traced} will not be traced: this run covers {covered}.\n' in (
+        capsys.readouterr().out)
 
 
 def test_restart_removes_only_a_runs_own_files(trained, tmp_path):
@@ -347,7 +355,7 @@ def test_nan_stops_and_the_last_good_checkpoint_stays(trained, monkeypatch):
 def test_nan_at_a_step_with_summaries(half_bright, monkeypatch):
     """Histograms of NaN would raise their own error before the loss is reported."""
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 1e30)
-    monkeypatch.setattr(hooks, 'SUMMARY_STEPS', 1)
+    monkeypatch.setattr(pace, 'SUMMARY_STEPS', 1)
     with pytest.raises(FloatingPointError, match='Training diverged at step'):
         cifar10_train.train()
 

@@ -261,7 +261,7 @@ def test_without_an_error_tensor_the_column_is_empty(half_bright):
 
 def test_no_validation_by_default(trained):
     """By default, --net=tutorial writes neither best/ nor an error."""
-    training.use_recipe()
+    training.apply_recipe_defaults()
     assert FLAGS.validate_every == 0
     assert rows() == [(10, None)]
     assert not folder('best').exists()

@@ -95,26 +95,12 @@ class Unreadable(errors.DataError):
     """A checkpoint's files are missing or damaged, or were removed while being read."""
 
 
-def _values(path, names=None):
-    """Yields what `read` returns; the message of `Unreadable` is only the reason."""
-    try:
-        reader = tf.train.load_checkpoint(path)
-        held = reader.get_variable_to_shape_map()
-        for name in held if names is None else names:
-            if name in held:
-                yield name, np.asarray(reader.get_tensor(name))
-    except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
-        # MemoryError: a damaged index may give exabytes as a size.
-        raise Unreadable(errors.one_line(error)) from error
-
-
 def fault(path):
     """Why a checkpoint cannot be read completely, or None."""
     try:
-        for _ in _values(path):
-            pass
+        read(path)
     except Unreadable as error:
-        return str(error)
+        return errors.one_line(error.__cause__)
     return None
 
 
@@ -125,10 +111,14 @@ def read(path, names=None):
         Unreadable: the files are missing or damaged, perhaps only since `latest` found them intact.
     """
     try:
-        return dict(_values(path, names))
-    except Unreadable as error:
-        raise Unreadable(f'{path} cannot be read ({error}): if it was just removed or replaced, '
-                         'run the same command again') from error
+        reader = tf.train.load_checkpoint(path)
+        held = reader.get_variable_to_shape_map()
+        return {name: np.asarray(reader.get_tensor(name))
+                for name in (held if names is None else names) if name in held}
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
+        # MemoryError: a damaged index may give exabytes as a size.
+        raise Unreadable(f'{path} cannot be read ({errors.one_line(error)}): if it was just '
+                         'removed or replaced, run the same command again') from error
 
 
 def step(path):
@@ -232,4 +222,3 @@ def _misfit(name, value, shape):
     if not _holds_numbers(value):
         return f'{name} has type {_type(value)}; expected numbers'
     return None
-

@@ -33,7 +33,7 @@ def check_path(folder):
 
 
 @contextlib.contextmanager
-def held(folder):
+def locked(folder):
     """Creates a run's folder if necessary, and locks it against other trainers: see `files.locked`.
 
     Raises:
@@ -52,7 +52,7 @@ def held(folder):
 
 
 def remove_unfinished(folder):
-    """Removes files that a killed process left unfinished; call it only while `held`."""
+    """Removes files that a killed process left unfinished; call it only while `locked`."""
     for place in _places(folder):
         for entry in list(os.scandir(place)):
             if _is_file(entry, names.UNFINISHED):

@@ -3,7 +3,6 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 from cifar10_lib.program import devices
-from cifar10_lib.training import hooks
 
 FLAGS = flags.FLAGS
 
@@ -18,7 +17,7 @@ class Solo:
         rank: number of this worker.
         size: number of workers.
         leads: whether this is worker 0, which alone prints, validates and saves.
-        signals: list of signals that stopped the team, caught by other workers.
+        signals: list of signals that stop the team.
     """
 
     rank, size, leads, signals = 0, 1, True, ()
@@ -50,12 +49,8 @@ class Solo:
             scaffold=scaffold, hooks=all_hooks, config=config)
 
     def hooks(self, caught):
-        """Hooks before all others; `caught` is the list of signals that this worker caught."""
-        return [hooks.StopHook(lambda: bool(caught))]
-
-    def hooks_after(self, steps, pace):
-        """Hooks after all others, given the `StepCounter` and the `Pace`."""
-        del steps, pace
+        """Hooks before all others; `caught` is the list of signals that this worker catches."""
+        self.signals = caught
         return []
 
     def end(self):

@@ -88,9 +88,6 @@ class Team(solo.Solo):
         self.agree('the start', {'gradients': self._layout})
         collectives.reach_all(self._peers)
 
-    def hooks_after(self, steps, pace):
-        return [_AwaitValidationHook(self, steps, pace)] if pace.validate_every else []
-
     def end(self):
         """Waits until worker 0 has saved the last step, and leaves."""
         self.agree('the end')
@@ -130,16 +127,3 @@ class _StopTogetherHook(tf.train.SessionRunHook):
             # Not in `caught`: a signal that this worker itself gets from now on is its first.
             self._signals.append(signal.SIGTERM)
             run_context.request_stop()
-
-
-class _AwaitValidationHook(tf.train.SessionRunHook):
-    """Waits for worker 0's validation outside of a step, because steps have a time limit."""
-
-    def __init__(self, team, steps, pace):
-        self._team = team
-        self._steps = steps
-        self._pace = pace
-
-    def after_run(self, run_context, run_values):
-        if self._pace.validates(self._steps.made):
-            self._team.agree('the validation')
