@@ -22,6 +22,7 @@ from cifar10_lib.program import files
 from cifar10_lib.program import paths
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import events
 from cifar10_lib.runs import folder as run_folder
 from cifar10_lib.runs import names
 from cifar10_lib.runs import parameters
@@ -108,7 +109,7 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
         if team.leads:
             stack.enter_context(run_folder.locked(FLAGS.train_dir))
             resume.prepare_folder(examples_per_step)
-            run.writer = stack.enter_context(tf.summary.FileWriter(FLAGS.train_dir))
+            run.writer = stack.enter_context(events.Writer(FLAGS.train_dir))
             run.fetches = _fetches(loss)
             run.summary_op = tf.summary.merge_all() if summary_op is None else summary_op
         stack.enter_context(cifar10.damage_reported())
