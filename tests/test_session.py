@@ -30,8 +30,10 @@ from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import metrics
 from cifar10_lib.runs import parameters
 from cifar10_lib.training import pace
+from cifar10_lib.training import resume
 from cifar10_lib.training import session as training
 
 FLAGS = flags.FLAGS
@@ -147,16 +149,24 @@ def test_resuming_with_another_batch_size_prints_a_line(trained, capsys):
                 ) in capsys.readouterr().out
 
 
-def counted(**values):
+def counted(examples_per_step=8, **values):
     """Makes steps that only count, until the session stops, with flags; yields before each step and
     after it."""
     with tf.Graph().as_default(), flagsaver.flagsaver(**values):
         count = tf.train.get_or_create_global_step().assign_add(1)
-        with training.session(tf.constant(1.0), examples_per_step=8) as session:
+        with training.session(tf.constant(1.0), examples_per_step) as session:
             while not session.should_stop():
                 yield
                 session.run(count)
                 yield
+
+
+def test_epochs_are_images_seen_over_all_starts(half_bright):
+    """With 8, 16 and 4 of 80 images per step, and a start without a step."""
+    for examples_per_step, max_steps in ((8, 5), (16, 10), (160, 10), (4, 20)):
+        list(counted(examples_per_step, max_steps=max_steps))
+    rows = metrics.read(os.path.join(FLAGS.train_dir, 'metrics.csv'))
+    assert [(row['step'], row['epoch']) for row in rows] == [(5, 0.5), (10, 1.5), (20, 2)]
 
 
 def test_a_checkpoint_is_due_a_second_after_the_last_one(half_bright):
@@ -264,7 +274,7 @@ def test_a_resumed_run_draws_new_random_numbers(trained, tmp_path):
     with flagsaver.flagsaver(seed=3):
         assert graphs_seed() == graphs_seed() != first
         assert graphs_seed(1, 0) == of_worker_1  # It gets the step from worker 0.
-        assert training.first_step() == 10
+        assert resume.first_step() == 10
         assert len({first, graphs_seed(), of_worker_1, graphs_seed(1, 10)}) == 4
         with flagsaver.flagsaver(restart=True):
             assert graphs_seed() == first

@@ -94,18 +94,20 @@ def write_run(folder, run):
 
 
 def _are_settings(value):
-    return isinstance(value, dict) and type(value.get('examples_per_step', 0)) is int
+    return isinstance(value, dict) and all(type(value.get(name, 0)) is int for name in _NUMBERS)
 
 
 def _are_classes(value):
     return value is None or isinstance(value, list) and all(map(small_files.is_name, value))
 
 
+_NUMBERS = ('examples_per_step', 'first_step', 'images_before')
+
 # The fields of `run.json` that the code reads; the rest is for people.
 _RUN_FIELDS = {
     'net': (small_files.is_name, 'the name of a network'),
     'dataset': (small_files.is_name, 'the name of a data set'),
-    'settings': (_are_settings, 'an object whose "examples_per_step" is a whole number'),
+    'settings': (_are_settings, f'an object whose {", ".join(_NUMBERS)} are whole numbers'),
     'classes': (_are_classes, 'a list of names')}
 
 

@@ -12,26 +12,40 @@ from cifar10_lib.runs import folder as run_folder
 FLAGS = flags.FLAGS
 
 
+def first_step():
+    """The step at which this start begins: that of the latest checkpoint in `--train_dir`, or 0."""
+    latest = None if FLAGS.restart else checkpoints.latest(FLAGS.train_dir, report=False)
+    return checkpoints.step(latest) if latest else 0
+
+
 def prepare_folder(examples_per_step):
-    """Checks that `--train_dir` holds this run or nothing, and writes `run.json`."""
+    """Checks that `--train_dir` holds this run or nothing, and writes `run.json`.
+
+    Returns:
+        Dictionary of `first_step` and `images_before`, see `Pace`.
+    """
     if FLAGS.restart:
         run_folder.remove_own_files(FLAGS.train_dir)
-    earlier = check_same_run()
+    earlier = check_same_run() or {}
     run_folder.remove_unfinished(FLAGS.train_dir)
     scales = cifar10.scales_linearly(recipes.chosen())
     rate = {'learning_rate': FLAGS.learning_rate,
             'warmup_epochs': FLAGS.warmup_epochs if scales else None}  # None: not scaled.
-    _report_changes(earlier or {}, examples_per_step, rate)
+    _report_changes(earlier, examples_per_step, rate)
+    step = first_step()
+    before = {'first_step': step, 'images_before': max(0, earlier.get('images_before', 0) + (
+        step - earlier.get('first_step', 0)) * earlier.get('examples_per_step', examples_per_step))}
     data_set = cifar10.data_set()
     run_folder.write_run(FLAGS.train_dir, {
         'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
         'settings': {
             'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
-            'max_steps': FLAGS.max_steps, **rate, 'linear_scaling': scales,
+            'max_steps': FLAGS.max_steps, **before, **rate, 'linear_scaling': scales,
             'use_fp16': FLAGS.use_fp16, 'use_bf16': FLAGS.use_bf16,
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
             'tensorflow': tf.version.VERSION}})
+    return before
 
 
 def _report_changes(earlier, examples_per_step, rate):
