@@ -161,6 +161,23 @@ def counted(examples_per_step=8, **values):
                 yield
 
 
+@pytest.mark.parametrize('name, value, line', [
+    ('use_fp16', True, '--use_fp16=true (was false)'),
+    ('use_bf16', True, '--use_bf16=true (was false)'),
+    ('sync_batch_norm', True, '--sync_batch_norm=true (was false)'),
+    ('variables', 'gpu', '--variables=gpu (was cpu)')])
+def test_resuming_with_other_types_or_devices_prints_a_line(
+        half_bright, capsys, name, value, line):
+    list(counted(max_steps=1))
+    with flagsaver.flagsaver(net='resnet23' if name == 'sync_batch_norm' else FLAGS.net):
+        if FLAGS.net != 'tutorial':
+            list(counted(max_steps=1, restart=True))
+        capsys.readouterr()
+        for max_steps in (2, 3):
+            list(counted(**{name: value, 'max_steps': max_steps}))
+    assert capsys.readouterr().out.count(f'Resuming with {line}.\n') == 1
+
+
 def test_epochs_are_images_seen_over_all_starts(half_bright):
     """With 8, 16 and 4 of 80 images per step, and a start without a step."""
     for examples_per_step, max_steps in ((8, 5), (16, 10), (160, 10), (4, 20)):

@@ -5,6 +5,7 @@ from absl import flags
 
 import cifar10
 from cifar10_lib.program import console
+from cifar10_lib.program import small_files
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.runs import folder as run_folder
@@ -16,6 +17,10 @@ def first_step():
     """The step at which this start begins: that of the latest checkpoint in `--train_dir`, or 0."""
     latest = None if FLAGS.restart else checkpoints.latest(FLAGS.train_dir, report=False)
     return checkpoints.step(latest) if latest else 0
+
+
+# Flags whose changes are reported besides those of the schedule. Not all trainers have all of them.
+_REPORTED = ('use_fp16', 'use_bf16', 'sync_batch_norm', 'variables')
 
 
 def prepare_folder(examples_per_step):
@@ -41,7 +46,7 @@ def prepare_folder(examples_per_step):
         'settings': {
             'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
             'max_steps': FLAGS.max_steps, **before, **rate, 'linear_scaling': scales,
-            'use_fp16': FLAGS.use_fp16, 'use_bf16': FLAGS.use_bf16,
+            **_reported(),
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
             'tensorflow': tf.version.VERSION}})
@@ -49,7 +54,7 @@ def prepare_folder(examples_per_step):
 
 
 def _report_changes(earlier, examples_per_step, rate):
-    """Prints which settings of the schedule differ from those of an earlier start."""
+    """Prints which settings differ from those of an earlier start."""
     if earlier.get('examples_per_step') not in (None, examples_per_step):
         scaled = None not in (earlier.get('warmup_epochs'), rate['warmup_epochs'])
         warm_up = '; --linear_scaling does not warm up again' if scaled else ''
@@ -60,6 +65,14 @@ def _report_changes(earlier, examples_per_step, rate):
         if earlier.get(name, rate[name]) != rate[name]:
             console.line(f'Resuming with {describe(rate[name])} (was {describe(earlier[name])}); '
                          'the schedule continues at the same step.')
+    for name, value in _reported().items():
+        if earlier.get(name, value) != value:
+            now, then = (small_files.shown(each).strip('"') for each in (value, earlier[name]))
+            console.line(f'Resuming with --{name}={now} (was {then}).')
+
+
+def _reported():
+    return {name: FLAGS[name].value if name in FLAGS else False for name in _REPORTED}
 
 
 def _rate(value):
