@@ -26,6 +26,7 @@ from tensorflow.python.client.session import BaseSession
 import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
+from cifar10_lib.datasets import custom
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
@@ -251,6 +252,18 @@ def test_run_json_and_another_data_set(trained):
     path.write_text('{')
     with pytest.raises(app.UsageError, match='run.json is not JSON'):
         training.steps_left()
+
+
+def test_run_json_has_the_folder_of_a_users_own_data_set(half_bright, tmp_path):
+    """Its name alone cannot be passed as --dataset."""
+    data_set = tmp_path / 'pets'
+    data_set.mkdir()
+    records = np.zeros([2, 1 + 3 * 32 * 32], np.uint8)
+    records[1, 0] = 1
+    custom.write(data_set, 'pets', ['cat', 'dog'], [records], [records])
+    for dataset, expected in ((str(data_set), str(data_set)), ('cifar10', 'cifar10')):
+        list(counted(dataset=dataset, restart=True, max_steps=1))
+        assert run_folder.net_and_dataset(FLAGS.train_dir, '') == ('tutorial', expected)
 
 
 @pytest.mark.parametrize('classes, message', [

@@ -1,4 +1,6 @@
 """How a start finds `--train_dir`: which run it holds, what changed, and its latest checkpoint."""
+import os
+
 import tensorflow.compat.v1 as tf
 from absl import app
 from absl import flags
@@ -43,6 +45,7 @@ def prepare_folder(examples_per_step):
     data_set = cifar10.data_set()
     run_folder.write_run(FLAGS.train_dir, {
         'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
+        'dataset_folder': data_set.folder if os.path.isabs(data_set.folder) else None,
         'settings': {
             'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
             'max_steps': FLAGS.max_steps, **before, **rate, 'linear_scaling': scales,
