@@ -111,6 +111,7 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
         if team.leads:
             stack.enter_context(run_folder.locked(FLAGS.train_dir))
             run.pace = dataclasses.replace(pace, **resume.prepare_folder(examples_per_step))
+            _print_epochs(run.pace)
             run.writer = stack.enter_context(events.Writer(FLAGS.train_dir))
             run.fetches = _fetches(loss)
             run.summary_op = tf.summary.merge_all() if summary_op is None else summary_op
@@ -122,6 +123,14 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
     caught = caught or team.signals
     if caught:
         raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
+
+
+def _print_epochs(pace):
+    """Prints the number of epochs, unless the user gave it: for few images, it may be thousands."""
+    if FLAGS.epochs is None and pace.first_step < pace.max_steps:
+        console.line(f'{pace.max_steps} steps of {pace.examples_per_step} images are '
+                     f'{pace.epochs(pace.max_steps):.4g} epochs of {pace.examples_per_epoch} '
+                     'images.')
 
 
 def _fetches(loss):
