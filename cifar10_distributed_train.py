@@ -27,6 +27,7 @@ from cifar10_lib.program import devices
 from cifar10_lib.program import ownership
 from cifar10_lib import recipes
 from cifar10_lib.training import replicas
+from cifar10_lib.training import resume
 from cifar10_lib.training import session as training
 from cifar10_lib.training import solo
 from cifar10_lib.workers import cluster
@@ -105,7 +106,7 @@ def main(me):
     training.apply_recipe_defaults(me.size)
     with team_.joined(me, facts()) as team:
         first_step = team.agree('the run', value=(
-            training.first_step() if team.leads and training.steps_left() else None))
+            resume.first_step() if team.leads and training.steps_left() else None))
         if first_step is None:  # Worker 0 has printed that no steps are left.
             return
         console.line(devices.line(dtype=variables.compute_type()))

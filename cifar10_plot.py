@@ -44,6 +44,7 @@ from cifar10_lib.program import ownership
 from cifar10_lib.program import paths
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import events
 from cifar10_lib.runs import folder as run_folder
 from cifar10_lib.runs import metrics
 from cifar10_lib.runs import names
@@ -143,7 +144,7 @@ def curves(stream):
     losses, errors = [], []
     for number, (name, run) in enumerate(_named_runs()):
         rows = metrics.read(os.path.join(run, names.METRICS))
-        evaluated = {} if rows else metrics.read_scalars(run, 'Precision @ 1')
+        evaluated = {} if rows else events.read_scalars(run, 'Precision @ 1')
         if not rows and not evaluated:
             raise app.UsageError(f'{run} has no metrics.csv of a training run and no event file of '
                                  'an evaluation: choose other folders with --runs')
@@ -183,7 +184,7 @@ def _validations(run):
     if not rows:
         raise app.UsageError(f'{run} has no metrics.csv with validations: train with '
                              '--validate_every=1, or choose other folders with --runs')
-    averaged = metrics.read_scalars(run, 'validation/error_averaged')
+    averaged = events.read_scalars(run, 'validation/error_averaged')
     return ({row['epoch']: row['validation_error'] for row in rows.values()},
             {rows[step]['epoch']: error for step, error in averaged.items() if step in rows})
 
@@ -193,7 +194,7 @@ def sparsity(stream):
     run = _only_run()
     tags = [f'{layer}/sparsity' for layer in ('conv1', 'conv2', 'local3', 'local4')]
     lines = [(tag, number, None, points) for number, tag in enumerate(tags)
-             if (points := metrics.read_scalars(run, tag))]
+             if (points := events.read_scalars(run, tag))]
     if not lines:
         raise app.UsageError(f'{run} has no event file with {tags[0]}: choose another run with '
                              '--runs')

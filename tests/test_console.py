@@ -144,7 +144,7 @@ def test_a_runs_log_is_clean(half_bright):
     done = spawn.run_script('cifar10_train.py', *arguments(half_bright))
     assert done.returncode == 0, done.stderr
     assert '\r' not in done.stdout and '\x1b' not in done.stdout and 'epoch ' not in done.stdout
-    assert len(done.stdout.splitlines()) == 6  # Device, queue, step 0, two validations, saved.
+    assert len(done.stdout.splitlines()) == 7  # Device, queue, epochs, step 0, validations, saved.
 
 
 def test_printable_keeps_names_and_replaces_commands(monkeypatch):

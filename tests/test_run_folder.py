@@ -148,6 +148,9 @@ def test_a_folder_best_that_is_a_link_is_not_followed(tmp_path):
     ({'settings': []}, r'"settings" is \[\]; expected an object'),
     ({'settings': {'examples_per_step': 'x\ny'}}, '"settings" is '),
     ({'settings': {'examples_per_step': 1e999}}, '"settings" is '),
+    ({'dataset_folder': 'pets'}, '"dataset_folder" is "pets"; expected an absolute path'),
+    ({'dataset_folder': 7}, '"dataset_folder" is 7'),
+    ({'settings': {'images_before': '7'}}, '"settings" is '),
     ({'classes': 'cat'}, '"classes" is "cat"; expected a list of names'),
     ({'classes': [['cat']]}, '"classes" is')])
 def test_a_damaged_run_json(tmp_path, text, words):
@@ -164,6 +167,16 @@ def test_no_run_json(tmp_path):
     (tmp_path / 'file').write_text('')
     for folder in (tmp_path, tmp_path / 'missing', tmp_path / 'file'):
         assert run_folder.check_run(folder, 'tutorial', table.CIFAR10, '') is None
+        assert run_folder.net_and_dataset(folder, '') is None
+
+
+@pytest.mark.parametrize('recorded, dataset', [
+    ({'dataset_folder': '/sets/pets'}, '/sets/pets'), ({'dataset_folder': None}, 'pets'),
+    ({}, 'pets')])
+def test_net_and_dataset_of_a_run(tmp_path, recorded, dataset):
+    run_folder.write_run(tmp_path, {'net': 'local', 'dataset': 'pets', 'settings': {}, **recorded})
+    assert run_folder.net_and_dataset(tmp_path, '') == ('local', dataset)
+
 
 def test_a_run_json_that_is_a_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / 'run.json')  # Without a writer.

@@ -26,12 +26,15 @@ from tensorflow.python.client.session import BaseSession
 import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
+from cifar10_lib.datasets import custom
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import metrics
 from cifar10_lib.runs import parameters
 from cifar10_lib.training import pace
+from cifar10_lib.training import resume
 from cifar10_lib.training import session as training
 
 FLAGS = flags.FLAGS
@@ -147,16 +150,58 @@ def test_resuming_with_another_batch_size_prints_a_line(trained, capsys):
                 ) in capsys.readouterr().out
 
 
-def counted(**values):
+def counted(examples_per_step=8, **values):
     """Makes steps that only count, until the session stops, with flags; yields before each step and
     after it."""
     with tf.Graph().as_default(), flagsaver.flagsaver(**values):
         count = tf.train.get_or_create_global_step().assign_add(1)
-        with training.session(tf.constant(1.0), examples_per_step=8) as session:
+        with training.session(tf.constant(1.0), examples_per_step) as session:
             while not session.should_stop():
                 yield
                 session.run(count)
                 yield
+
+
+@pytest.mark.parametrize('name, value, line', [
+    ('use_fp16', True, '--use_fp16=true (was false)'),
+    ('use_bf16', True, '--use_bf16=true (was false)'),
+    ('sync_batch_norm', True, '--sync_batch_norm=true (was false)'),
+    ('variables', 'gpu', '--variables=gpu (was cpu)')])
+def test_resuming_with_other_types_or_devices_prints_a_line(
+        half_bright, capsys, name, value, line):
+    list(counted(max_steps=1))
+    with flagsaver.flagsaver(net='resnet23' if name == 'sync_batch_norm' else FLAGS.net):
+        if FLAGS.net != 'tutorial':
+            list(counted(max_steps=1, restart=True))
+        capsys.readouterr()
+        for max_steps in (2, 3):
+            list(counted(**{name: value, 'max_steps': max_steps}))
+    assert capsys.readouterr().out.count(f'Resuming with {line}.\n') == 1
+
+
+@pytest.mark.parametrize('flag, line', [
+    ({'max_steps': 1000}, '1000 steps of 8 images are 99.85 epochs of 80 images.'),
+    ({'epochs': 100.0}, None)])
+def test_a_start_prints_the_number_of_epochs_unless_the_user_gave_it(
+        half_bright, capsys, flag, line):
+    """The first three of 1,000 steps had four images each."""
+    list(counted(4, max_steps=3))
+    capsys.readouterr()
+    FLAGS['max_steps'].unparse()  # `half_bright` sets it.
+    with flagsaver.flagsaver(**flag):
+        run = counted(8)
+        next(run)
+        run.close()
+    assert [line for line in capsys.readouterr().out.splitlines() if ' epochs of ' in line] == (
+        [line] if line else [])
+
+
+def test_epochs_are_images_seen_over_all_starts(half_bright):
+    """With 8, 16 and 4 of 80 images per step, and a start without a step."""
+    for examples_per_step, max_steps in ((8, 5), (16, 10), (160, 10), (4, 20)):
+        list(counted(examples_per_step, max_steps=max_steps))
+    rows = metrics.read(os.path.join(FLAGS.train_dir, 'metrics.csv'))
+    assert [(row['step'], row['epoch']) for row in rows] == [(5, 0.5), (10, 1.5), (20, 2)]
 
 
 def test_a_checkpoint_is_due_a_second_after_the_last_one(half_bright):
@@ -226,6 +271,18 @@ def test_run_json_and_another_data_set(trained):
         training.steps_left()
 
 
+def test_run_json_has_the_folder_of_a_users_own_data_set(half_bright, tmp_path):
+    """Its name alone cannot be passed as --dataset."""
+    data_set = tmp_path / 'pets'
+    data_set.mkdir()
+    records = np.zeros([2, 1 + 3 * 32 * 32], np.uint8)
+    records[1, 0] = 1
+    custom.write(data_set, 'pets', ['cat', 'dog'], [records], [records])
+    for dataset, expected in ((str(data_set), str(data_set)), ('cifar10', 'cifar10')):
+        list(counted(dataset=dataset, restart=True, max_steps=1))
+        assert run_folder.net_and_dataset(FLAGS.train_dir, '') == ('tutorial', expected)
+
+
 @pytest.mark.parametrize('classes, message', [
     (['cat', 'dog'], None), (['tom', 'dog'], None),  # Names may change.
     (['dog', 'cat'], 'label 0 was cat, but in --dataset=pets it is dog, another class'),
@@ -264,7 +321,7 @@ def test_a_resumed_run_draws_new_random_numbers(trained, tmp_path):
     with flagsaver.flagsaver(seed=3):
         assert graphs_seed() == graphs_seed() != first
         assert graphs_seed(1, 0) == of_worker_1  # It gets the step from worker 0.
-        assert training.first_step() == 10
+        assert resume.first_step() == 10
         assert len({first, graphs_seed(), of_worker_1, graphs_seed(1, 10)}) == 4
         with flagsaver.flagsaver(restart=True):
             assert graphs_seed() == first

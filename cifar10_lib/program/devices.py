@@ -2,6 +2,7 @@
 import ctypes
 import glob
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -78,7 +79,7 @@ def visible_gpus():
 
 
 def line(towers=1, dtype=tf.float32):
-    """Returns a line for a trainer to print: its devices, and whether they are slow for `dtype`.
+    """Returns a line for a trainer to print: its devices, and which type is slow or fast on them.
 
     Args:
         towers: number of towers, one per GPU.
@@ -89,16 +90,18 @@ def line(towers=1, dtype=tf.float32):
     """
     names = gpu_names()
     unseen = None if names or FLAGS.device == 'cpu' else why_unseen()
-    slow = '' if names else _slow_on_cpu(dtype)
-    return describe(towers, names, unseen) + slow
+    speed = '' if names else _speed_on_cpu(dtype)
+    return describe(towers, names, unseen) + speed
 
 
-def _slow_on_cpu(dtype):
+def _speed_on_cpu(dtype):
     if dtype == tf.float16:
         return ' --use_fp16 is many times slower than float32 on a CPU.'
     if dtype == tf.bfloat16 and not cores.multiply_bfloat16():
         return (' --use_bf16 is slower than float32 on a CPU without amx_bf16 or avx512_bf16 in '
                 '/proc/cpuinfo.')
+    if dtype == tf.float32 and platform.machine() == 'x86_64' and cores.multiply_bfloat16():
+        return ' --use_bf16 is faster on this processor.'
     return ''
 
 

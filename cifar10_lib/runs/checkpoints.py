@@ -65,20 +65,30 @@ def candidates(folder):
 def watch(folder, seconds):
     """Yields the newest intact checkpoint of a folder, then each new one, endlessly; see `latest`.
 
-    Unlike `tf.train.checkpoints_iterator`, skips damaged ones. At least `seconds` pass between two.
+    Unlike `tf.train.checkpoints_iterator`, skips damaged ones, and yields a path again if it is
+    that of a new checkpoint, as after `--restart`. At least `seconds` pass between two.
     """
     seen = yielded = None
     while True:
         started = time.monotonic()
-        newest = candidates(folder)[:1]
-        path = _latest_unless_gone(folder) if newest != seen else yielded
+        newest = [_identity(path) for path in candidates(folder)[:1]]
+        path = _latest_unless_gone(folder) if newest != seen else None
         seen = newest
-        if path not in (None, yielded):
-            yielded = path
+        if path is not None and _identity(path) != yielded:
+            yielded = _identity(path)
             yield path
             time.sleep(max(0, started + seconds - time.monotonic()))
         else:
             time.sleep(1)
+
+
+def _identity(path):
+    """Path, inode and time of a checkpoint."""
+    try:
+        found = os.stat(path + '.index')
+    except OSError:
+        return path, None, None
+    return path, found.st_ino, found.st_mtime_ns
 
 
 def _latest_unless_gone(folder):

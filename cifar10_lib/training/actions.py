@@ -124,15 +124,13 @@ class Summarise(Action):
 
     def start(self, session):
         self._run.writer.add_graph(session.graph)
-        # TensorBoard then drops what a killed run wrote after its last checkpoint.
-        self._run.writer.add_session_log(
-            tf.SessionLog(status=tf.SessionLog.START), self._run.steps_done)
+        self._run.writer.add_start(self._run.steps_done)
 
     def run(self, session):
         run = self._run
         if 'summary' in run.values:  # There are none in a graph without summaries.
             run.writer.add_summary(run.values['summary'], run.steps_done - 1)
-            files.flush(run.writer, run.folder)  # For TensorBoard, and in case we are killed.
+            run.writer.flush()
 
 
 class Trace(Action):
@@ -222,7 +220,7 @@ class Record(Action):
                 tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]),
                 run.steps_done)
         if errors:
-            files.flush(run.writer, run.folder)
+            run.writer.flush()
 
 
 class Save(Action):

@@ -30,6 +30,8 @@ class Pace:
         validate_every: number of epochs between validations; 0 means never.
         log_frequency: number of steps between printed lines.
         profile: number of the step to trace, counted from 0; None for none.
+        first_step: number of steps of earlier starts, and
+        images_before: number of images in them; only worker 0 knows both.
     """
 
     examples_per_step: int
@@ -38,13 +40,22 @@ class Pace:
     validate_every: int = 0
     log_frequency: int = 10
     profile: int | None = None
+    first_step: int = 0
+    images_before: int = 0
+
+    def images(self, steps):
+        """Number of images in this many steps; earlier starts may have had others per step."""
+        return self.images_before + (steps - self.first_step) * self.examples_per_step
 
     def epochs(self, steps):
         """Number of epochs in this many steps, a float."""
-        return steps * self.examples_per_step / self.examples_per_epoch
+        return self.images(steps) / self.examples_per_epoch
 
     def ends_epoch(self, steps, every=1):
-        """Whether the latest step completed an epoch, or a multiple of `every` epochs."""
+        """Whether the latest step completed an epoch, or a multiple of `every` epochs.
+
+        As if all steps had the present number of images, which all workers know.
+        """
         before, now = (done * self.examples_per_step // (every * self.examples_per_epoch)
                        for done in (steps - 1, steps))
         return now > before

@@ -1,4 +1,6 @@
 """How a start finds `--train_dir`: which run it holds, what changed, and its latest checkpoint."""
+import os
+
 import tensorflow.compat.v1 as tf
 from absl import app
 from absl import flags
@@ -6,6 +8,7 @@ from absl import flags
 import cifar10
 from cifar10_lib import settings as settings_
 from cifar10_lib.program import console
+from cifar10_lib.program import small_files
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.runs import folder as run_folder
@@ -13,30 +16,49 @@ from cifar10_lib.runs import folder as run_folder
 FLAGS = flags.FLAGS
 
 
+def first_step():
+    """The step at which this start begins: that of the latest checkpoint in `--train_dir`, or 0."""
+    latest = None if FLAGS.restart else checkpoints.latest(FLAGS.train_dir, report=False)
+    return checkpoints.step(latest) if latest else 0
+
+
+# Flags whose changes are reported besides those of the schedule. Not all trainers have all of them.
+_REPORTED = ('use_fp16', 'use_bf16', 'sync_batch_norm', 'variables')
+
+
 def prepare_folder(examples_per_step):
-    """Checks that `--train_dir` holds this run or nothing, and writes `run.json`."""
+    """Checks that `--train_dir` holds this run or nothing, and writes `run.json`.
+
+    Returns:
+        Dictionary of `first_step` and `images_before`, see `Pace`.
+    """
     if FLAGS.restart:
         run_folder.remove_own_files(FLAGS.train_dir)
-    earlier = check_same_run()
+    earlier = check_same_run() or {}
     run_folder.remove_unfinished(FLAGS.train_dir)
     scales = settings_.scales_linearly(recipes.chosen())
     rate = {'learning_rate': FLAGS.learning_rate,
             'warmup_epochs': FLAGS.warmup_epochs if scales else None}  # None: not scaled.
-    _report_changes(earlier or {}, examples_per_step, rate)
+    _report_changes(earlier, examples_per_step, rate)
+    step = first_step()
+    before = {'first_step': step, 'images_before': max(0, earlier.get('images_before', 0) + (
+        step - earlier.get('first_step', 0)) * earlier.get('examples_per_step', examples_per_step))}
     data_set = cifar10.source().data_set
     run_folder.write_run(FLAGS.train_dir, {
         'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
+        'dataset_folder': data_set.folder if os.path.isabs(data_set.folder) else None,
         'settings': {
             'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
-            'max_steps': FLAGS.max_steps, **rate, 'linear_scaling': scales,
-            'use_fp16': FLAGS.use_fp16, 'use_bf16': FLAGS.use_bf16,
+            'max_steps': FLAGS.max_steps, **before, **rate, 'linear_scaling': scales,
+            **_reported(),
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
             'tensorflow': tf.version.VERSION}})
+    return before
 
 
 def _report_changes(earlier, examples_per_step, rate):
-    """Prints which settings of the schedule differ from those of an earlier start."""
+    """Prints which settings differ from those of an earlier start."""
     if earlier.get('examples_per_step') not in (None, examples_per_step):
         scaled = None not in (earlier.get('warmup_epochs'), rate['warmup_epochs'])
         warm_up = '; --linear_scaling does not warm up again' if scaled else ''
@@ -47,6 +69,14 @@ def _report_changes(earlier, examples_per_step, rate):
         if earlier.get(name, rate[name]) != rate[name]:
             console.line(f'Resuming with {describe(rate[name])} (was {describe(earlier[name])}); '
                          'the schedule continues at the same step.')
+    for name, value in _reported().items():
+        if earlier.get(name, value) != value:
+            now, then = (small_files.shown(each).strip('"') for each in (value, earlier[name]))
+            console.line(f'Resuming with --{name}={now} (was {then}).')
+
+
+def _reported():
+    return {name: FLAGS[name].value if name in FLAGS else False for name in _REPORTED}
 
 
 def _rate(value):

@@ -24,7 +24,7 @@ class Run(tf.train.SessionRunHook):
             known, `training_error`, the fraction of wrong predictions, and `learning_rate`. Empty,
             like the next two, for a worker that does not lead.
         summary_op: string [], which steps with summaries fetch, too.
-        writer: the writer of event files.
+        writer: the `events.Writer` of the run's folder.
         actions: list of (function from the number of steps done to whether the action is due,
             `actions.Action`).
         steps_done: number of steps over all starts.

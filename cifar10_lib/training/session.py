@@ -7,6 +7,7 @@ A training script builds its graph and then runs
             session.run(train_op)
 """
 import contextlib
+import dataclasses
 import os
 import signal
 
@@ -22,6 +23,7 @@ from cifar10_lib.program import files
 from cifar10_lib.program import paths
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import events
 from cifar10_lib.runs import folder as run_folder
 from cifar10_lib.runs import names
 from cifar10_lib.runs import parameters
@@ -100,15 +102,17 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
         errors.DataError: a record file was replaced by a damaged one.
         FloatingPointError: the loss or a variable is not finite.
     """
-    pace = pace_.Pace(examples_per_step, cifar10.source().num_examples(), FLAGS.max_steps,
-                      FLAGS.validate_every or 0, FLAGS.log_frequency, FLAGS.profile)
+    pace = pace_.Pace(
+        examples_per_step, cifar10.source().num_examples(), FLAGS.max_steps,
+        FLAGS.validate_every or 0, FLAGS.log_frequency, FLAGS.profile if team.leads else None)
     run = run_.Run(FLAGS.train_dir, pace, tf.global_variables(), team)
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.explain_full_disk(FLAGS.train_dir))
         if team.leads:
             stack.enter_context(run_folder.locked(FLAGS.train_dir))
-            resume.prepare_folder(examples_per_step)
-            run.writer = stack.enter_context(tf.summary.FileWriter(FLAGS.train_dir))
+            run.pace = dataclasses.replace(pace, **resume.prepare_folder(examples_per_step))
+            _print_epochs(run.pace)
+            run.writer = stack.enter_context(events.Writer(FLAGS.train_dir))
             run.fetches = _fetches(loss)
             run.summary_op = tf.summary.merge_all() if summary_op is None else summary_op
         stack.enter_context(cifar10.source().damage_reported())
@@ -119,6 +123,14 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
     caught = caught or team.signals
     if caught:
         raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
+
+
+def _print_epochs(pace):
+    """Prints the number of epochs, unless the user gave it: for few images, it may be thousands."""
+    if FLAGS.epochs is None and pace.first_step < pace.max_steps:
+        console.line(f'{pace.max_steps} steps of {pace.examples_per_step} images are '
+                     f'{pace.epochs(pace.max_steps):.4g} epochs of {pace.examples_per_epoch} '
+                     'images.')
 
 
 def _fetches(loss):
@@ -224,18 +236,12 @@ def use_seed(rank=0, step=None):
 
     Args:
         rank: number of this worker; each worker draws its own numbers.
-        step: worker 0's `first_step`; by default this process's own.
+        step: worker 0's `resume.first_step`; by default this process's own.
     """
     if FLAGS.seed is not None:
-        step = first_step() if step is None else step
+        step = resume.first_step() if step is None else step
         entropy = np.random.SeedSequence([FLAGS.seed, step, rank])
         tf.set_random_seed(int(entropy.generate_state(1)[0]))
-
-
-def first_step():
-    """The step at which this start begins: that of the latest checkpoint in `--train_dir`, or 0."""
-    latest = None if FLAGS.restart else checkpoints.latest(FLAGS.train_dir, report=False)
-    return checkpoints.step(latest) if latest else 0
 
 
 def steps_left():
@@ -248,7 +254,7 @@ def steps_left():
     if FLAGS.restart:
         return True
     resume.check_same_run()
-    step = first_step()
+    step = resume.first_step()
     # Without a `params.h5` of this step, the last start ended before it wrote its last file.
     if step < FLAGS.max_steps or parameters.step(
             os.path.join(FLAGS.train_dir, names.PARAMETERS)) != step:
