@@ -46,7 +46,7 @@ def export():
     if not FLAGS.export_dir:
         raise app.UsageError('--export_dir is missing: choose a new folder')
     checkpoint = checkpoint_flags.checkpoint()
-    checkpoint_flags.check_run()
+    checkpoint_flags.use_run()
     with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
         classifier = model.Model.of_pixels()
         with classifier.session(checkpoint, FLAGS.use_moving_averages) as session:

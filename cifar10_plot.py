@@ -45,7 +45,6 @@ from cifar10_lib.program import paths
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.runs import events
-from cifar10_lib.runs import folder as run_folder
 from cifar10_lib.runs import metrics
 from cifar10_lib.runs import names
 
@@ -253,8 +252,7 @@ def _latest():
 def _evaluated():
     """Returns the latest checkpoint, and whether it has moving averages; prepares the data set."""
     checkpoint = _latest()
-    run_folder.check_run(FLAGS.runs[0], FLAGS.net, cifar10.source().data_set,
-                         'pass those flags, or choose another run with --runs')
+    model.use_run(FLAGS.runs[0], 'pass those flags, or choose another run with --runs')
     cifar10.maybe_download_and_extract()
     return checkpoint, any('ExponentialMovingAverage' in name
                            for name in checkpoints.read(checkpoint))

@@ -123,7 +123,7 @@ def _network():
             yield lambda batch: session.run(probabilities, {images_: batch}), names
         return
     checkpoint = checkpoint_flags.checkpoint()
-    checkpoint_flags.check_run()
+    checkpoint_flags.use_run()
     classifier = model.Model.of_pixels(FLAGS.batch_size)
     with classifier.session(checkpoint, FLAGS.use_moving_averages) as session:
         probabilities = classifier.outputs['probabilities']

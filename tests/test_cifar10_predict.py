@@ -115,7 +115,8 @@ def test_the_best_checkpoint(half_bright, pictures_, capsys):
 def test_a_run_of_another_net_is_rejected(network, pictures_, tmp_path):
     (tmp_path / 'train' / 'run.json').write_text(
         json.dumps({'net': 'local', 'dataset': 'cifar10', 'settings': {}}))
-    with pytest.raises(app.UsageError, match='--net=local --dataset=cifar10, not with --net=tuto'):
+    with flagsaver.flagsaver(net='tutorial'), pytest.raises(
+            app.UsageError, match='--net=local --dataset=cifar10, not with --net=tuto'):
         cifar10_predict.predict(pictures_)
 
 

@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import pathlib
+import pwd
 
 from absl import app
 
@@ -127,6 +128,17 @@ def _read_run(folder, advice):
     except errors.DataError as error:
         raise app.UsageError(f'{error}. Remove it to continue, or {advice}') from error
     return run
+
+
+def owner(folder):
+    """' (of user NAME)' if a folder belongs to another user, else ''; for lines about its run."""
+    uid = os.stat(folder).st_uid
+    if uid == os.geteuid():
+        return ''
+    try:
+        return f' (of user {pwd.getpwuid(uid).pw_name})'
+    except KeyError:  # A container may not know the names of the host's users.
+        return f' (of user {uid})'
 
 
 def net_and_dataset(folder, advice):

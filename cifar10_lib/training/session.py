@@ -262,5 +262,6 @@ def steps_left():
     length = (f'--max_steps={FLAGS.max_steps}' if FLAGS.epochs is None else
               f'--epochs={FLAGS.epochs:g} ({FLAGS.max_steps} steps)')
     latest = checkpoints.latest(FLAGS.train_dir, report=False)
-    console.line(f'Nothing to do: {latest} has reached {length}.')
+    console.line(f'Nothing to do: {latest}{run_folder.owner(FLAGS.train_dir)} has reached '
+                 f'{length}.')
     return False
