@@ -211,7 +211,8 @@ def test_a_full_stdout_is_not_reported_as_a_full_folder(trained):
 def evaluate_as(user, *arguments):
     """Runs the script on the run of `trained` as another user: a `subprocess.CompletedProcess`."""
     program = (f'import os, runpy, sys; sys.path.insert(0, {str(spawn.ROOT)!r}); '
-               f'os.setgid({user}); os.setuid({user}); runpy.run_path(sys.argv.pop(1), run_name="__main__")')
+               f'os.setgid({user}); os.setuid({user}); '
+               'runpy.run_path(sys.argv.pop(1), run_name="__main__")')
     return spawn.run(
         ['-c', program, spawn.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
          f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}', '--run_once',
