@@ -28,6 +28,7 @@ class Run(tf.train.SessionRunHook):
         actions: list of (function from the number of steps done to whether the action is due,
             `actions.Action`).
         steps_done: number of steps over all starts.
+        is_good: whether a validation has reached `--stop_at`.
         values: what the latest step fetched: {name: number}, and the summaries as `summary`.
         metadata: the latest step's `tf.RunMetadata`.
         since_row: list of the values of each step since the last row of metrics.
@@ -40,7 +41,7 @@ class Run(tf.train.SessionRunHook):
         self.folder, self.pace, self.variables, self.team = folder, pace, variables, team
         self.fetches, self.summary_op, self.writer = {}, None, None
         self.actions, self.since_row, self.epoch_errors = [], [], []
-        self.values, self.metadata = {}, None
+        self.values, self.metadata, self.is_good = {}, None, False
 
     def begin(self):
         self._global_step = tf.train.get_global_step()
@@ -92,7 +93,8 @@ class Run(tf.train.SessionRunHook):
 
     def _is_over(self):
         # `tf.train.StopAtStepHook` makes one more step if a run resumes at its last one.
-        return self.steps_done >= self.pace.max_steps or bool(self.team.signals)
+        return (self.steps_done >= self.pace.max_steps or self.is_good
+                or bool(self.team.signals))
 
     def diverged(self, step, reason):
         """The exception for a loss or variable that is not finite."""
