@@ -102,7 +102,7 @@ class Progress(Action):
         run, now = self._run, time.perf_counter()
         steps, start_time = run.start
         keep = run.pace.ends_epoch(run.steps_done) and now - self._kept_time >= _KEPT_SECONDS
-        was_warm, self._is_warm = self._is_warm, True
+        was_warm, self._is_warm = self._is_warm, True  # The first step includes the set-up.
         if not was_warm or not keep and now - self._shown_time < _PROGRESS_SECONDS:
             return
         self._shown_time = now
@@ -128,8 +128,8 @@ class Summarise(Action):
 
     def run(self, session):
         run = self._run
-        if 'summary' in run.values:  # There are none in a graph without summaries.
-            run.writer.add_summary(run.values['summary'], run.steps_done - 1)
+        if run.summary is not None:  # The graph may have no summaries.
+            run.writer.add_summary(run.summary, run.steps_done - 1)
             run.writer.flush()
 
 
