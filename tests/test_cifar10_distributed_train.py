@@ -382,6 +382,16 @@ def test_a_validation_may_take_longer_than_a_step(half_bright):
 
 
 @pytest.mark.slow
+def test_all_workers_stop_when_a_validation_reaches_the_precision(half_bright):
+    """Any precision is at least 0. Both validate after each epoch, 5 steps of 16 images."""
+    process = start('--max_steps=100000', '--validate_every=1', '--stop_at=0')
+    out, error = process.communicate(timeout=spawn.PATIENCE)
+    assert (process.returncode, error) == (0, '')
+    assert 'Reached --stop_at=0 at step 5, after 80 images (1 epochs) and ' in out
+    assert f'Saved step 5 in {FLAGS.train_dir}.' in out
+
+
+@pytest.mark.slow
 def test_sigterm_during_the_last_validation_loses_nothing(half_bright):
     """That takes worker 0 longer than it would wait for a lost worker's goodbye."""
     process = start('--max_steps=6', '--validate_every=1', '--step_timeout=10',

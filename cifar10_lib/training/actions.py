@@ -102,7 +102,7 @@ class Progress(Action):
         run, now = self._run, time.perf_counter()
         steps, start_time = run.start
         keep = run.pace.ends_epoch(run.steps_done) and now - self._kept_time >= _KEPT_SECONDS
-        was_warm, self._is_warm = self._is_warm, True
+        was_warm, self._is_warm = self._is_warm, True  # The first step includes the set-up.
         if not was_warm or not keep and now - self._shown_time < _PROGRESS_SECONDS:
             return
         self._shown_time = now
@@ -128,8 +128,8 @@ class Summarise(Action):
 
     def run(self, session):
         run = self._run
-        if 'summary' in run.values:  # There are none in a graph without summaries.
-            run.writer.add_summary(run.values['summary'], run.steps_done - 1)
+        if run.summary is not None:  # The graph may have no summaries.
+            run.writer.add_summary(run.summary, run.steps_done - 1)
             run.writer.flush()
 
 
@@ -159,16 +159,29 @@ class Trace(Action):
 class Validate(Action):
     """Worker 0 validates, and the others wait for it, because steps have a time limit."""
 
-    def __init__(self, run, validation=None):
-        """`validation` is worker 0's `validation.Validation`."""
+    def __init__(self, run, validation=None, stop_at=None):
+        """`validation` is worker 0's `validation.Validation`; at the precision `stop_at` of the
+        averaged weights, all workers stop."""
         super().__init__(run)
         self._validation = validation
+        self._stop_at = math.inf if stop_at is None else stop_at
+
+    def start(self, session):
+        self._start_time = time.perf_counter()
 
     def run(self, session):
         """Returns `validation.Errors`; None if a signal ended the validation."""
+        run = self._run
         errors = self._validation and self._validation.run(
-            session, self._run.steps_done, _mean(self._run.epoch_errors))
-        self._run.team.agree('the validation')
+            session, run.steps_done, _mean(run.epoch_errors))
+        is_good = errors is not None and 1 - errors.averaged >= self._stop_at
+        if is_good:
+            since = ' since this start' if run.pace.first_step else ''
+            console.line(
+                f'Reached --stop_at={self._stop_at:g} at step {run.steps_done}, after '
+                f'{run.pace.images(run.steps_done)} images ({run.pace.epochs(run.steps_done):.4g} '
+                f'epochs) and {time.perf_counter() - self._start_time:.1f} seconds{since}.')
+        run.is_good = run.team.agree('the validation', value=is_good)
         return errors
 
 
@@ -185,6 +198,7 @@ class Record(Action):
         self._validate = validate
 
     def start(self, session):
+        self._validate.start(session)
         self._table = metrics.Metrics(self._run.folder, self._run.steps_done)
         self._start_time = time.perf_counter()
 

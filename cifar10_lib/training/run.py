@@ -28,8 +28,9 @@ class Run(tf.train.SessionRunHook):
         actions: list of (function from the number of steps done to whether the action is due,
             `actions.Action`).
         steps_done: number of steps over all starts.
-        values: what the latest step fetched: {name: number}, and the summaries as `summary`.
-        metadata: the latest step's `tf.RunMetadata`.
+        is_good: whether a validation has reached `--stop_at`.
+        values: the latest step's values of `fetches`, {name: number}.
+        summary, metadata: its summaries, bytes or None, and its `tf.RunMetadata`.
         since_row: list of the values of each step since the last row of metrics.
         epoch_errors: list of the training errors since the epoch began, or this start if later.
         start: (number of steps, `time.perf_counter()`) at the start or, once the first step is
@@ -40,7 +41,7 @@ class Run(tf.train.SessionRunHook):
         self.folder, self.pace, self.variables, self.team = folder, pace, variables, team
         self.fetches, self.summary_op, self.writer = {}, None, None
         self.actions, self.since_row, self.epoch_errors = [], [], []
-        self.values, self.metadata = {}, None
+        self.values, self.is_good = {}, False
 
     def begin(self):
         self._global_step = tf.train.get_global_step()
@@ -65,8 +66,9 @@ class Run(tf.train.SessionRunHook):
 
     def after_run(self, run_context, run_values):
         is_first = self.steps_done == self.start[0]
-        self._count(run_values.results)
+        self.summary = run_values.results.pop('summary', None)
         self.metadata = run_values.run_metadata
+        self._count(run_values.results)
         for is_due, action in self.actions:
             if is_due(self.steps_done):
                 action.run(run_context.session)
@@ -81,7 +83,8 @@ class Run(tf.train.SessionRunHook):
         self.steps_done += 1
         self.values = values
         self.since_row.append(values)
-        self.epoch_errors += [values[name] for name in ('training_error',) if name in values]
+        if 'training_error' in values:
+            self.epoch_errors.append(values['training_error'])
         loss = values.get('training_loss', 0.0)
         if not np.isfinite(loss):
             raise self.diverged(self.steps_done - 1, f'the loss is {loss}')
@@ -92,7 +95,8 @@ class Run(tf.train.SessionRunHook):
 
     def _is_over(self):
         # `tf.train.StopAtStepHook` makes one more step if a run resumes at its last one.
-        return self.steps_done >= self.pace.max_steps or bool(self.team.signals)
+        return (self.steps_done >= self.pace.max_steps or self.is_good
+                or bool(self.team.signals))
 
     def diverged(self, step, reason):
         """The exception for a loss or variable that is not finite."""

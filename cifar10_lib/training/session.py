@@ -8,6 +8,7 @@ A training script builds its graph and then runs
 """
 import contextlib
 import dataclasses
+import math
 import os
 import signal
 
@@ -22,6 +23,7 @@ from cifar10_lib.program import console
 from cifar10_lib.program import files
 from cifar10_lib.program import paths
 from cifar10_lib import recipes
+from cifar10_lib.runs import best
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.runs import events
 from cifar10_lib.runs import folder as run_folder
@@ -52,6 +54,8 @@ flags.DEFINE_integer('save_checkpoint_steps', None,
 flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the images '
                      'of --validate_on; 0, the default, means never.',
                      lower_bound=0, upper_bound=10**9)
+flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1 with the '
+                   'averaged weights, such as 0.8.', lower_bound=0.0, upper_bound=1.0)
 flags.DEFINE_integer('profile', None, 'Trace this step: writes timeline-STEP.json into --train_dir '
                      "for chrome://tracing, and adds the trace to TensorBoard's graph.",
                      lower_bound=0, upper_bound=10**9)
@@ -168,8 +172,10 @@ def _actions(run, saver, caught):
     check_data = actions.CheckData(run, source.data_set, source.folder)
     if not run.team.leads:
         return [(pace.ends_interval, check_data), (pace.validates, actions.Validate(run))]
-    record = actions.Record(run, actions.Validate(run, validation.Validation(
-        run.folder, run.variables, FLAGS.validate_on, caught) if pace.validate_every else None))
+    validate = actions.Validate(run, validation.Validation(
+        run.folder, run.variables, FLAGS.validate_on, caught) if pace.validate_every else None,
+        FLAGS.stop_at)
+    record = actions.Record(run, validate)
     save = actions.Save(run, record, saver, FLAGS.save_checkpoint_secs, FLAGS.save_checkpoint_steps)
     return [
         (pace.ends_interval, check_data),
@@ -191,7 +197,7 @@ def apply_recipe_defaults(batches_per_step=1):
 
     Raises:
         FileNotFoundError: a record file is missing.
-        app.UsageError: there are too many steps in `--epochs`.
+        app.UsageError: there are too many steps in `--epochs`, or `--stop_at` without validations.
     """
     recipe = recipes.chosen()
     replaced = []
@@ -208,6 +214,9 @@ def apply_recipe_defaults(batches_per_step=1):
         replace('max_steps', _steps_in(recipe.epochs, batches_per_step))
     if FLAGS.validate_every is None:
         FLAGS.set_default('validate_every', recipe.validate_every)
+    if FLAGS.stop_at is not None and not FLAGS.validate_every:
+        raise app.UsageError(f'--stop_at={FLAGS.stop_at:g} requires validations: add '
+                             '--validate_every=1')
     if replaced:
         console.line(f'Defaults for --net={recipe.name}: {" ".join(replaced)}')
     if FLAGS.epochs is not None:
@@ -245,7 +254,7 @@ def use_seed(rank=0, step=None):
 
 
 def steps_left():
-    """Whether the run in `--train_dir` has steps left; prints a line if not.
+    """Whether the run in `--train_dir` has steps left and is not good enough; prints a line if not.
 
     Raises:
         app.UsageError: `--train_dir` cannot hold this run. Better now than after a download.
@@ -255,12 +264,15 @@ def steps_left():
         return True
     resume.check_same_run()
     step = resume.first_step()
-    # Without a `params.h5` of this step, the last start ended before it wrote its last file.
-    if step < FLAGS.max_steps or parameters.step(
-            os.path.join(FLAGS.train_dir, names.PARAMETERS)) != step:
+    if parameters.step(os.path.join(FLAGS.train_dir, names.PARAMETERS)) != step:
+        return True  # The last start ended before it wrote its last file.
+    if step >= FLAGS.max_steps:
+        length = (f'--max_steps={FLAGS.max_steps}' if FLAGS.epochs is None else
+                  f'--epochs={FLAGS.epochs:g} ({FLAGS.max_steps} steps)')
+    elif 1 - best.read(FLAGS.train_dir, FLAGS.validate_on)[0] >= (FLAGS.stop_at or math.inf):
+        length = f'--stop_at={FLAGS.stop_at:g}'
+    else:
         return True
-    length = (f'--max_steps={FLAGS.max_steps}' if FLAGS.epochs is None else
-              f'--epochs={FLAGS.epochs:g} ({FLAGS.max_steps} steps)')
     latest = checkpoints.latest(FLAGS.train_dir, report=False)
     console.line(f'Nothing to do: {latest}{run_folder.owner(FLAGS.train_dir)} has reached '
                  f'{length}.')
