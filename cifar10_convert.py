@@ -8,8 +8,10 @@ TIFF or AVIF of any size. Folders train/cat and test/cat (or val/cat) and so on 
 otherwise a fixed sixth of each class becomes the test set. The EXIF orientation is applied, the
 short side becomes 32 pixels, and the centre is kept.
 
-FOLDER may also contain Kaggle's train/ and trainLabels.csv, or SVHN's train_32x32.mat and
-test_32x32.mat.
+FOLDER may also contain Kaggle's train/ and trainLabels.csv, SVHN's train_32x32.mat and
+test_32x32.mat, the pickles of torchvision and Keras (cifar-10-batches-py, cifar-100-python), or
+Parquet files from Hugging Face (requires pyarrow); or be an .npz file with x_train, y_train, x_test
+and y_test. These keep the published pixels, byte for byte.
 
 Creates DATA_DIR with train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes
 and the names of the classes. Lists at the end which files were skipped, and why.
@@ -24,8 +26,7 @@ from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 from absl import app
 
 from cifar10_lib.datasets import custom
-from cifar10_lib.datasets import folders
-from cifar10_lib.datasets import svhn
+from cifar10_lib.datasets import forms
 from cifar10_lib.program import console
 from cifar10_lib.program import files
 from cifar10_lib.program import ownership
@@ -35,7 +36,7 @@ _MAX_NAME = 230  # Bytes; the file system's limit is 255, and a temporary name i
 
 
 def convert(folder, data_dir):
-    """Converts the images or MATLAB files in a folder to the data set `data_dir`, all or nothing.
+    """Converts the data in a folder or file to the data set `data_dir`, all or nothing.
 
     Raises:
         app.UsageError: `data_dir` is not empty, has too long a name, or is inside a folder of
@@ -44,9 +45,9 @@ def convert(folder, data_dir):
         OSError: reading or writing failed.
     """
     skipped = []
-    is_svhn = svhn.found(folder)
+    form = forms.find(folder) or forms.CLASS_FOLDERS
     name = os.path.basename(os.path.abspath(data_dir))
-    if not is_svhn and _is_inside(data_dir, folder):
+    if form is forms.CLASS_FOLDERS and _is_inside(data_dir, folder):
         raise app.UsageError(f'{data_dir} is inside {folder}, where each folder is a class: choose '
                              'another DATA_DIR')
     if len(os.fsencode(name)) > _MAX_NAME:
@@ -54,8 +55,8 @@ def convert(folder, data_dir):
                              f'most {_MAX_NAME}: choose another DATA_DIR')
     try:
         with files.new_folder(data_dir, 'DATA_DIR') as partial:
-            read = svhn.read_folder if is_svhn else folders.read
-            classes, train, test = read(folder, skipped)
+            console.line(f'{folder} holds {form.title}.')
+            classes, train, test = form.read(folder, skipped)
             counts = custom.write(partial, name, classes, train, test)
     finally:  # Not inside `new_folder`: a lost console must not remove the data set.
         _show(skipped)

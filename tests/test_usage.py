@@ -126,3 +126,22 @@ def test_the_server(folder, expected):
     found = json.loads(post(pathlib.Path(folder / 'image.png').read_bytes()))
     assert list(found)[:2] == ['airplane', 'automobile']
     np.testing.assert_allclose(list(found.values()), expected[0], rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_the_loop_over_seeds(tmp_path):
+    """Two runs of two steps; the mean and the spread are those of the printed precisions."""
+    loop, = blocks('Mean and spread of several runs')
+    for old, new in (('1 2 3 4 5', '1 2'), ('=300', '=2'), ('/tmp/seeds', f'{tmp_path}/seeds'),
+                     ('python ', f'{sys.executable} {spawn.ROOT}/'),
+                     ('=synthetic', f'=synthetic --data_dir={tmp_path}')):
+        assert old in loop
+        loop = loop.replace(old, new)
+    done = subprocess.run(['bash', '-c', loop], capture_output=True, text=True, check=False,
+                          timeout=2 * spawn.PATIENCE)
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    found = [float(line.split()[-1]) for line in lines if 'precision @ 1' in line]
+    words = re.fullmatch(r'2 runs: (\S+) \+- (\S+)', last).groups()
+    np.testing.assert_allclose([float(word) for word in words],
+                               [np.mean(found), np.std(found, ddof=1)], rtol=1e-4, atol=1e-6)

@@ -40,7 +40,7 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
     """
     folder = os.path.join(data_dir, data_set.folder)
     if not os.path.isdir(folder):
-        _check_parent(data_set, data_dir)
+        _check_place(data_set, data_dir)
         url = url or data_set.url
         ownership.check_place(data_dir)
         try:
@@ -54,13 +54,19 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
     data_set.check(folder)
 
 
-def _check_parent(data_set, data_dir):
-    """Rejects the folder of the record files in place of its parent: a needless download."""
+def _check_place(data_set, data_dir):
+    """Rejects the folder of the record files in place of its parent, and data of another form."""
     parent, name = os.path.split(os.path.abspath(data_dir))
     if name == data_set.folder and any(
             os.path.exists(os.path.join(data_dir, file)) for file in data_set.files):
         raise errors.DataError(f'{data_dir} holds the record files; expected the folder that '
                                f'contains {name}: pass --data_dir={parent}')
+    from cifar10_lib.datasets import forms  # It imports Pillow, which few runs need.
+    form = forms.find(data_dir) if data_set.url else None
+    if form:
+        raise errors.DataError(f'{data_dir} holds {form.title}; convert that with python '
+                               f'cifar10_convert.py {data_dir} NEW_FOLDER, and train with '
+                               '--dataset=NEW_FOLDER')
 
 
 def is_url(text):
