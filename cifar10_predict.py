@@ -185,7 +185,7 @@ def _table(paths, names):
 
 def main(words):
     devices.visible_gpus()
-    console.require()
+    console.fail_if_stdout_closes()
     return predict(words)
 
 
