@@ -166,7 +166,7 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
     devices.visible_gpus()
     if FLAGS.run_once:
-        console.require()
+        console.fail_if_stdout_closes()
     evaluate()
 
 

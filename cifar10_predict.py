@@ -194,7 +194,7 @@ def _shortened(text, width):
 
 def main(words):
     devices.visible_gpus()
-    console.require()
+    console.fail_if_stdout_closes()
     return predict(words)
 
 

@@ -194,7 +194,7 @@ def test_a_lost_console_is_a_hang_up_or_a_separate_error():
     program = '''
 from cifar10_lib.program import console
 import sys
-if len(sys.argv) > 1: console.require()
+if len(sys.argv) > 1: console.fail_if_stdout_closes()
 try:
     console.line('lost')
 except OSError:
