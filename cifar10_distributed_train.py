@@ -54,12 +54,13 @@ def build(images, labels, team):
     """
     recipe = recipes.chosen()
     global_step = tf.train.get_or_create_global_step()
-    replica = replicas.Replica(team.rank, team.size)
+    replica = replicas.Replica(team.worker)
     loss = cifar10.loss(replicas.inference(images, replica), labels)
     gradients = cifar10.compute_gradients(loss)
     losses = team.mean_losses(cifar10.losses_by_name(loss))
     train_op = tf.group(
-        cifar10.apply_gradients(team.mean_gradients(gradients), global_step, team.size, recipe),
+        cifar10.apply_gradients(team.mean_gradients(gradients), global_step,
+                                team.worker.size, recipe),
         cifar10.loss_summaries(losses))
     return train_op, losses['total_loss']
 
@@ -72,13 +73,14 @@ def train(team=solo.ALONE, first_step=None):
         first_step: the step at which worker 0 starts; the others may be unable to read its
             checkpoints.
     """
+    worker = team.worker
     with tf.Graph().as_default():
-        training.use_seed(team.rank, first_step)
+        training.use_seed(worker.rank, first_step)
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             tf.train.get_or_create_global_step()
-            images, labels = cifar10.distorted_inputs(recipes.chosen(), (team.rank, team.size))
+            images, labels = cifar10.distorted_inputs(recipes.chosen(), (worker.rank, worker.size))
         train_op, loss = build(images, labels, team)
-        with training.session(loss, cifar10.examples_per_step(team.size), team=team) as session:
+        with training.session(loss, cifar10.examples_per_step(worker.size), team=team) as session:
             while not session.should_stop():
                 session.run(train_op)
 
@@ -94,18 +96,18 @@ def facts():
     return shared
 
 
-def main(me):
-    if me.rank:
+def main(cluster_):
+    if not cluster_.worker.leads:
         sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
-    training.use_recipe(me.size)
-    with team_.joined(me, facts()) as team:
-        first_step = team.agree('the run', value=(
+    training.use_recipe(cluster_.worker.size)
+    with team_.joined(cluster_, facts()) as team:
+        first_step = team.barrier('the run', value=(
             training.first_step() if team.leads and training.steps_left() else None))
         if first_step is None:  # Worker 0 has printed that no steps are left.
             return
         console.line(devices.line(dtype=cifar10.compute_type()))
         cifar10.maybe_download_and_extract()
-        team.agree('the data', {
+        team.barrier('the data', {
             'training images': cifar10.num_examples(eval_data=False),
             **{f'label {label}': name for label, name in enumerate(cifar10.data_set().classes)}})
         train(team, first_step)

@@ -92,7 +92,8 @@ from cifar10_lib.workers import cluster, collectives, launch, team as team_
 
 recipes.TABLE['normed'] = tiny.NORMED
 
-def steps(me, team):
+def steps(team):
+    me = team.worker
     random = np.random.RandomState(0)
     edge = 24 if tf.app.flags.FLAGS.net == 'tutorial' else 32
     images = random.normal(size=[12, edge, edge, 3]).astype(np.float32)
@@ -109,9 +110,9 @@ def steps(me, team):
                 {v.op.name.replace('/', '|'): v for v in tf.global_variables()}))
     np.savez(f'{folder}/{me.size}-{me.rank}.npz', **values)
 
-def main(me):
-    with team_.joined(me, {}) as team:
-        steps(me, team)
+def main(cluster_):
+    with team_.joined(cluster_, {}) as team:
+        steps(team)
 startup.run(lambda: launch.run(main), [startup, cifar10, recipes, training, cluster, collectives])
 '''
 
@@ -468,13 +469,10 @@ def test_a_cut_link_ends_both(half_bright):
         processes = [spawn.start(networks.inside(name, [
             *spawn.gently(NAME), f'--worker_hosts={hosts}', f'--task_index={rank}',
             *flags_of_a_run('--max_steps=100000')])) for rank, name in enumerate(names)]
-        notices = [line for line in await_steps(processes[0]) if 'private network' in line]
-        assert notices == [
-            "TensorFlow listens on all interfaces of the workers' machines (10.99.0.1:2222, "
-            '10.99.0.2:2222) and executes whatever it is sent: use a private network.\n']
+        await_steps(processes[0])
         link.cut(names[0])
         for rank, (code, _, line) in enumerate(ends(processes, 20 + 20)):
-            assert code == 1
+            assert code == 75
             assert line == (
                 f'{NAME}: worker {1 - rank} ({addresses[1 - rank]}:2222) was lost: no heartbeat '
                 'for 10 seconds; it is frozen, or the network is down')

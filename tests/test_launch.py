@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import time
@@ -17,7 +16,8 @@ import sys; sys.path.insert(0, sys.argv.pop(1))
 import os, pathlib, signal, time
 from cifar10_lib.program import startup; from cifar10_lib.workers import cluster, launch
 what, folder = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1))
-def main(me):
+def main(cluster_):
+    me = cluster_.worker
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print('out of', me.rank, flush=True)
     print('error of', me.rank, file=sys.stderr, flush=True)
@@ -47,8 +47,8 @@ def main(me):
         print('saved', me.rank, flush=True)
         raise
 start_one = launch._start_one
-def start_one_and_be_stopped(rank, common):
-    process = start_one(rank, common)
+def start_one_and_be_stopped(rank, place):
+    process = start_one(rank, place)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
     return process
@@ -121,7 +121,7 @@ def test_a_regular_stop_of_one_worker_gives_the_others_time(tmp_path):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
     os.kill(numbers[1], signal.SIGTERM)
-    time.sleep(launch._GRACE + 1)
+    time.sleep(launch._KILLED_AFTER + 1)
     assert process.poll() is None
     assert spawn.runs(numbers[0])
     process.send_signal(signal.SIGTERM)
@@ -168,7 +168,7 @@ def test_a_worker_whose_parent_has_already_ended_ends(tmp_path):
     program = '''
 import os, sys; sys.path.insert(0, sys.argv[1])
 from cifar10_lib.workers import cluster, launch
-os.environ[cluster.VARIABLE] = '{"parent": 1}'
+os.environ[cluster.VARIABLE] = '0 2 5 1'
 launch.end_with_parent()
 print('still here')
 '''
@@ -178,12 +178,11 @@ print('still here')
 
 
 def test_the_launchers_variable_copied_from_elsewhere(monkeypatch, tmp_path):
-    for value in ('1', '{"rank": 0}'):
+    for value in ('1', '0 2 5'):
         monkeypatch.setenv(cluster.VARIABLE, value)
-        with pytest.raises(app.UsageError, match='CIFAR10_WORKER .*: unset it'):
+        with pytest.raises(app.UsageError, match='CIFAR10_WORKER is .*: unset it'):
             launch.end_with_parent()
-    monkeypatch.setenv(cluster.VARIABLE, json.dumps(
-        {'rank': 1, 'size': 2, 'meeting': '127.0.0.1:5', 'job': 'x', 'parent': 1}))
+    monkeypatch.setenv(cluster.VARIABLE, '1 2 5 1')
     done = spawn.run_script('cifar10_distributed_train.py', f'--train_dir={tmp_path}/train')
     assert (done.returncode, done.stdout, done.stderr) == (
         1, '', 'cifar10_distributed_train.py: CIFAR10_WORKER names process 1, which has ended or '

@@ -4,6 +4,7 @@ from absl import flags
 
 from cifar10_lib.program import devices
 from cifar10_lib.training import hooks
+from cifar10_lib.training import worker as worker_
 
 FLAGS = flags.FLAGS
 
@@ -15,20 +16,23 @@ class Solo:
         cpus: number of CPU devices of its session, which share the cores.
 
     Attributes:
-        rank: number of this worker.
-        size: number of workers.
-        leads: whether this is worker 0, which alone prints, validates and saves.
+        worker: which `worker.Worker` this is.
         signals: list of signals that stopped the team, caught by other workers.
     """
 
-    rank, size, leads, signals = 0, 1, True, ()
+    worker, signals = worker_.Worker(), ()
 
     def __init__(self, cpus=1):
         self._cpus = cpus
 
-    def agree(self, stage, facts=None, value=None):
+    @property
+    def leads(self):
+        """Whether this is worker 0, which alone prints, validates and saves."""
+        return self.worker.leads
+
+    def barrier(self, stage, must_match=None, value=None):
         """Waits for all workers at a stage, and compares facts; returns worker 0's `value`."""
-        del stage, facts
+        del stage, must_match
         return value
 
     def mean_losses(self, losses):
