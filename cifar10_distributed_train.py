@@ -115,4 +115,5 @@ def main(cluster_):
 
 if __name__ == '__main__':
     startup.run(lambda: launch.run(main),
-                [devices, cifar10, recipes, training, replicas, cluster, collectives, ownership])
+                [devices, cifar10, recipes, training, replicas, cluster, collectives, launch,
+                 ownership])

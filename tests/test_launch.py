@@ -14,11 +14,13 @@ pytestmark = pytest.mark.slow
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import os, pathlib, signal, time
-from cifar10_lib.program import startup; from cifar10_lib.workers import cluster, launch
+from cifar10_lib.program import startup
+from cifar10_lib.workers import cluster, connection, launch
 what, folder = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1))
 def main(cluster_):
     me = cluster_.worker
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     print('out of', me.rank, flush=True)
     print('error of', me.rank, file=sys.stderr, flush=True)
     (folder / f'{me.rank}.part').write_text(str(os.getpid()))
@@ -27,6 +29,9 @@ def main(cluster_):
         return me.rank * 0
     if what == 'fail' and me.rank == 1:
         raise OSError('disk full')
+    if what == 'lost' and me.rank == 1:
+        (folder / f'start {os.getppid()} {os.getpid()}').touch()
+        raise connection.Lost('worker 0 was lost')
     if what == 'follow':  # As if worker 0 had stopped the others after Ctrl-C.
         signal.signal(signal.SIGINT, lambda *_: sys.exit(143 if me.rank else 0))
     if what == 'count':
@@ -58,9 +63,9 @@ startup.run(lambda: launch.run(main), [startup, cluster])
 '''
 
 
-def start(what, folder, count=3):
+def start(what, folder, *arguments, count=3):
     return spawn.start(['-c', PROGRAM, str(spawn.ROOT), what, str(folder),
-                        f'--num_workers={count}'])
+                        f'--num_workers={count}', f'--train_dir={folder}/train', *arguments])
 
 
 def pids(folder, count=3):
@@ -96,6 +101,30 @@ def test_the_first_failure_ends_all_and_sets_the_exit_code(tmp_path):
     assert not any(spawn.runs(pid) for pid in pids(tmp_path))
 
 
+def test_after_a_loss_all_start_again_until_too_often_no_checkpoint_is_new(tmp_path):
+    process = start('lost', tmp_path, '--max_restarts=2', count=2)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
+    assert process.returncode == 75
+    lines = [line for line in error.splitlines() if line.startswith('-c: ')]
+    killed = ('-c: worker 1 ended with exit code 75; killed the others, which did not end by '
+              'themselves')
+    again = ('-c: starting all workers again in {} seconds, from step 0; start {} of '
+             '--max_restarts=2 without a new checkpoint')
+    assert lines == [killed, again.format(1, 1), killed, again.format(2, 2), killed,
+                     '-c: --max_restarts=2 starts in a row saved no new checkpoint']
+    assert len(list(tmp_path.glob('start *'))) == 3
+
+
+@pytest.mark.parametrize('what, arguments, code, words', [
+    ('fail', [], 1, 'disk full'), ('lost', ['--restart'], 1, 'leave one out'),
+    ('lost', ['--max_restarts=0'], 75, 'worker 0 was lost')])
+def test_a_mistake_is_not_tried_again(tmp_path, what, arguments, code, words):
+    process = start(what, tmp_path, '--max_restarts=2', *arguments, count=2)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
+    assert process.returncode == code
+    assert words in error and 'again' not in error
+
+
 def test_a_worker_that_is_killed(tmp_path):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
@@ -107,12 +136,13 @@ def test_a_worker_that_is_killed(tmp_path):
     assert not any(spawn.runs(pid) for pid in numbers)
 
 
-def test_a_signal_is_passed_on_and_worker_0_may_save(tmp_path):
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_passed_on_and_worker_0_may_save(tmp_path, number):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 143
+    assert process.returncode == 128 + number
     assert out == 'out of 0\nsaved 0\n'
     assert not any(spawn.runs(pid) for pid in numbers)
 

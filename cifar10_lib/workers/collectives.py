@@ -1,13 +1,11 @@
 """Averages gradients over workers, and copies the variables of worker 0 to the others.
 
 These are TensorFlow's collective operations: every worker runs a graph of its own in a session on
-its own server, and operations with the same keys exchange data. On CPUs the data goes around a ring
-over gRPC, so that each of n workers sends and receives 2 (n - 1) / n of it (Patarasu and Yuan,
-"Bandwidth optimal all-reduce algorithms", 2009); on GPUs it goes over NCCL.
-
-A process can build only one graph with them, since its server remembers the shape for each key. The
-operations of a step may start in a different order on each worker: over gRPC none of them occupies
-a thread while it waits, so they cannot block one another.
+its own server, and operations with the same keys exchange data: on CPUs around a ring over gRPC, so
+that each of n workers sends and receives 2 (n - 1) / n of it (Patarasu and Yuan, "Bandwidth optimal
+all-reduce algorithms", 2009); on GPUs over NCCL. A process can build only one graph with them: its
+server remembers the shape for each key. Over gRPC they may start in a different order on each
+worker, because none of them occupies a thread while it waits.
 """
 import contextlib
 import itertools
@@ -46,35 +44,28 @@ _PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors
 
 
 def check_compression(gpus):
-    """Checks that workers with this number of GPUs can send gradients as `--compress` says.
-
-    Raises:
-        app.UsageError: they cannot; TensorFlow's NCCL operation knows float16, but not bfloat16.
-    """
+    """Raises app.UsageError if workers with these GPUs cannot send as `--compress` says."""
     if gpus and FLAGS.compress != 'none':
         raise app.UsageError(f'--compress={FLAGS.compress}, but TensorFlow does not send bfloat16 '
                              'between GPUs: remove the flag, or use --device=cpu')
 
 
 def all_reduce_mean(gradients, worker, bucket_mb=4.0, overlap=True, compress='none', on_gpu=False):
-    """Means of gradients over all workers.
-
-    Gradients are packed into buckets in reverse order, since the backward pass computes those of
-    the last layer first. Each bucket is sent as soon as it is complete.
+    """Means of gradients over all workers, each bucket sent as soon as it is complete.
 
     Args:
         gradients: list of (gradient, variable), in the order in which the network uses the
-            variables; a gradient that is None must be None on all workers.
+            variables; the backward pass computes the last first. A gradient that is None must be
+            None on all workers.
         worker: this `worker.Worker`.
         bucket_mb: see `buckets`.
         overlap: False to wait for all gradients before the first bucket is sent.
-        compress: 'bf16' to send float32 gradients as bfloat16. Each gradient and each sum is then
-            rounded to 8 bits of precision; all workers still get the same bits.
+        compress: 'bf16' to send float32 gradients as bfloat16. Gradients and sums are then rounded
+            to 8 bits of precision; all workers still get the same bits.
         on_gpu: True to average on GPUs, by NCCL.
 
     Returns:
-        List of (mean gradient, variable), without the variables that have no gradient; types are
-        those of the gradients.
+        List of (mean gradient, variable) without the variables that have no gradient.
     """
     pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in gradients
              if gradient is not None]
@@ -100,13 +91,12 @@ def buckets(gradients, bucket_mb):
     one operation, which a bucket with the bias alone would wait for.
 
     Args:
-        gradients: list of (gradient, variable); shapes are fully known. A layer is a sequence of
-            variables with the same outermost scope.
+        gradients: list of (gradient, variable). A layer has one outermost scope.
         bucket_mb: largest size of a bucket, in megabytes (2^20 bytes); a larger gradient gets a
             bucket of its own.
 
     Returns:
-        List of buckets: lists of (gradient, variable) of one type.
+        List of lists of (gradient, variable) of one type.
     """
     result, room = [], 0
     for _, layer in itertools.groupby(gradients, lambda pair: pair[1].op.name.split('/')[0]):
@@ -193,12 +183,9 @@ def layout(gradients):
 
 
 def configure(config, worker, gpus=0):
-    """Configures a worker's server and session for collective operations.
+    """Configures a worker's server and session, a `tf.ConfigProto`, for collective operations.
 
-    Args:
-        config: a `tf.ConfigProto`.
-        worker: this `worker.Worker`; its local rank selects its GPU.
-        gpus: number of GPUs that this process sees.
+    The worker's local rank selects one of `gpus`, the number of GPUs that this process sees.
     """
     # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
     config.experimental.collective_group_leader = _LEADER
@@ -214,22 +201,14 @@ def configure(config, worker, gpus=0):
 
 
 def serve(workers, config):
-    """Starts this worker's server. All must listen before the first collective operation.
+    """Starts this worker's `tf.train.Server`. All must listen before the first operation.
 
-    Args:
-        workers: the `watch.Meeting`.
-        config: a `tf.ConfigProto`, after `configure`.
-
-    Returns:
-        A `tf.train.Server`; its `target` is for sessions.
-
-    Raises:
-        ConnectionError: the server cannot listen.
+    `workers` is the `watch.Meeting`; `config` has been through `configure`. Raises ConnectionError
+    if the server cannot listen.
     """
     hosts = sorted({address.split(':')[0] for address in workers.addresses})
     own = workers.addresses[workers.rank]
     host, port = connection.split_address(own)
-    device = ports.device_of(host, hosts)
     # gRPC would use the environment's Internet proxy. It reads this variable in lower case.
     os.environ['no_grpc_proxy'] = ','.join(hosts)  # noqa: SIM112
     try:
@@ -238,7 +217,7 @@ def serve(workers, config):
     except tf.errors.OpError as error:
         raise ConnectionError(f'TensorFlow cannot listen at {own}: is it in use?') from error
     workers.port.close()
-    if not device or not ports.bind(port, device):
+    if not ports.bind(port, ports.device_of(host, hosts)):
         errors.say(f'Warning: any network of this machine can reach the port of TensorFlow ({own}),'
                    ' which executes whatever it is sent there: use a private network.')
     server.start()  # It listens already, but does not run graphs yet.

@@ -8,16 +8,24 @@ import threading
 import time
 
 from absl import app
+from absl import flags
 
 from cifar10_lib.program import console
 from cifar10_lib.program import errors
 from cifar10_lib.program import devices
+from cifar10_lib.training import session as training
 from cifar10_lib.training import signals
 from cifar10_lib.workers import cluster
 from cifar10_lib.workers import collectives
 from cifar10_lib.workers import connection
 from cifar10_lib.workers import ports
 from cifar10_lib.workers import watch
+
+flags.DEFINE_integer('max_restarts', 0, 'With --num_workers: how many times in a row to start all '
+                     'workers again after a loss (one was killed, crashed or froze) without a new '
+                     'checkpoint in between.', lower_bound=0, upper_bound=16)
+
+FLAGS = flags.FLAGS
 
 # Exit codes of a regular end: success, or a stop by one of the signals. The other workers then end
 # by themselves, while worker 0 may still be saving.
@@ -26,6 +34,7 @@ _ORDERLY = {0, *_STOPPED}
 
 _KILLED_AFTER = 5.0  # Seconds after a failure in which the other workers can end by themselves.
 _POLL = 0.1
+_PAUSE = 1.0  # Seconds before the first start after a loss; doubles with each further one.
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -36,7 +45,8 @@ def run(work):
         work: function of the `cluster.Cluster`.
 
     Returns:
-        The result of `work`, or the exit code of `start`.
+        The result of `work`; the exit code for all workers; or `watch.LOST` if another one was
+        lost.
 
     Raises:
         app.UsageError: there are more workers than GPUs; see `collectives.check_compression`.
@@ -50,13 +60,36 @@ def run(work):
                              f'this machine has {gpus}: start fewer, or use --device=cpu')
     collectives.check_compression(gpus)
     if count:
-        return start(count)
+        return _start_until_done(count)
     try:
         return work(cluster.resolve())
     except connection.Lost as error:
         console.end()
         errors.say(errors.one_line(error))
         return watch.LOST
+
+
+def _start_until_done(count):
+    """Starts workers; after a loss again, up to `--max_restarts` times without a new checkpoint."""
+    if FLAGS.max_restarts and FLAGS.restart:
+        raise app.UsageError('--restart would remove the checkpoints that --max_restarts resumes '
+                             'from: leave one out')
+    restarts, saved = 0, training.first_step()
+    while True:
+        code = start(count)
+        killed = code > 128 and code not in _STOPPED
+        if not FLAGS.max_restarts or not (code == watch.LOST or killed):
+            return code
+        step = training.first_step()
+        restarts, saved = (0 if step > saved else restarts), step
+        if restarts == FLAGS.max_restarts:
+            errors.say(f'--max_restarts={restarts} starts in a row saved no new checkpoint')
+            return code
+        pause = _PAUSE * 2**restarts
+        restarts += 1
+        errors.say(f'starting all workers again in {pause:g} seconds, from step {step}; start '
+                   f'{restarts} of --max_restarts={FLAGS.max_restarts} without a new checkpoint')
+        time.sleep(pause)
 
 
 def start(count):

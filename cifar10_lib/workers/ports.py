@@ -18,14 +18,11 @@ _ENTRY = '16s4x4s16x'  # Device, address; linux/if.h.
 
 
 def reserve(port=0, host=''):
-    """Reserves a port for a server that this process starts later.
+    """Reserves a port, by default any free one, for a server that this process starts later.
 
     The socket is bound with SO_REUSEADDR, and does not listen. Linux then gives the port only to
-    processes that ask for it by number, as TensorFlow's server does.
-
-    Args:
-        port: its number, or 0 for any free one.
-        host: IPv4 address of the interface, or '' for all of them, as TensorFlow uses.
+    processes that ask for it by number, as TensorFlow's server does. `host` is the IPv4 address of
+    an interface, or '' for all of them, as TensorFlow uses.
 
     Returns:
         A socket; keep it open until the server listens.
@@ -71,8 +68,11 @@ def bind(port, device):
     Call it before the server answers requests: connections from the milliseconds before stay open.
 
     Returns:
-        Whether that closes the port to all others; False if the system cannot do that.
+        Whether that closes the port to all others; False if the system cannot do that, or the
+        device is None.
     """
+    if device is None:
+        return False
     with contextlib.ExitStack() as stack:
         listeners = _listeners(port, stack)
         try:
@@ -89,12 +89,11 @@ def _bind_to_device(socket_, device):
 
 def _listeners(port, stack):
     """The sockets of this process that listen at a port: list of copies, closed by the stack."""
-    numbers = [int(path.name) for path in pathlib.Path('/proc/self/fd').iterdir()
-               if path.is_socket()]
     found = []
-    for number in numbers:
+    for number in [path.name for path in pathlib.Path('/proc/self/fd').iterdir()
+                   if path.is_socket()]:
         with contextlib.suppress(OSError):  # It has been closed meanwhile.
-            item = stack.enter_context(socket.socket(fileno=os.dup(number)))
+            item = stack.enter_context(socket.socket(fileno=os.dup(int(number))))
             if (item.family in (socket.AF_INET, socket.AF_INET6)
                     and item.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                     and item.getsockname()[1] == port):
