@@ -58,6 +58,6 @@ def test_empty_values_are_left_to_startup():
 
 
 def test_flags_belong_to_the_module_that_defines_them():
-    names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module('cifar10_lib.training.session')}
-    assert 'train_dir' in names
+    found = flags.FLAGS.get_key_flags_for_module('cifar10_lib.training.session')
+    assert 'train_dir' in {flag.name for flag in found}
     assert not flags.FLAGS.get_key_flags_for_module('cifar10_lib.program.paths')

@@ -181,7 +181,7 @@ class Validate(Action):
                 f'Reached --stop_at={self._stop_at:g} at step {run.steps_done}, after '
                 f'{run.pace.images(run.steps_done)} images ({run.pace.epochs(run.steps_done):.4g} '
                 f'epochs) and {time.perf_counter() - self._start_time:.1f} seconds{since}.')
-        run.is_good = run.team.agree('the validation', value=is_good)
+        run.is_good = run.team.barrier('the validation', value=is_good)
         return errors
 
 

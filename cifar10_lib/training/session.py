@@ -106,13 +106,14 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
         errors.DataError: a record file was replaced by a damaged one.
         FloatingPointError: the loss or a variable is not finite.
     """
+    leads = team.worker.leads
     pace = pace_.Pace(
         examples_per_step, cifar10.source().num_examples(), FLAGS.max_steps,
-        FLAGS.validate_every or 0, FLAGS.log_frequency, FLAGS.profile if team.leads else None)
+        FLAGS.validate_every or 0, FLAGS.log_frequency, FLAGS.profile if leads else None)
     run = run_.Run(FLAGS.train_dir, pace, tf.global_variables(), team)
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.explain_full_disk(FLAGS.train_dir))
-        if team.leads:
+        if leads:
             stack.enter_context(run_folder.locked(FLAGS.train_dir))
             run.pace = dataclasses.replace(pace, **resume.prepare_folder(examples_per_step))
             _print_epochs(run.pace)
@@ -154,13 +155,14 @@ def _monitored(run, caught):
     # This process initialises all variables. Reports of those that are not initialised, which the
     # scaffold would add, are an eighth of the graph.
     none = tf.constant([], tf.string)
+    leads = run.team.worker.leads
     scaffold = tf.train.Scaffold(
         ready_op=none, ready_for_local_init_op=none, saver=saver, summary_op=run.summary_op,
         init_fn=lambda _, session_: (
-            resume.load_latest(session_, saver, loader, run.variables) if run.team.leads else None))
+            resume.load_latest(session_, saver, loader, run.variables) if leads else None))
     run.actions = _actions(run, saver, caught)
     hooks = [*run.team.hooks(caught), run]  # The team's first: worker 0 broadcasts its step.
-    if run.team.leads:
+    if leads:
         hooks.append(tf.train.StepCounterHook(pace_.SUMMARY_STEPS, summary_writer=run.writer))
     return run.team.session(scaffold, hooks)
 
@@ -170,7 +172,7 @@ def _actions(run, saver, caught):
     pace = run.pace
     source = cifar10.source()
     check_data = actions.CheckData(run, source.data_set, source.folder)
-    if not run.team.leads:
+    if not run.team.worker.leads:
         return [(pace.ends_interval, check_data), (pace.validates, actions.Validate(run))]
     validate = actions.Validate(run, validation.Validation(
         run.folder, run.variables, FLAGS.validate_on, caught) if pace.validate_every else None,

@@ -3,6 +3,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 from cifar10_lib.program import devices
+from cifar10_lib.training import worker as worker_
 
 FLAGS = flags.FLAGS
 
@@ -14,20 +15,18 @@ class Solo:
         cpus: number of CPU devices of its session, which share the cores.
 
     Attributes:
-        rank: number of this worker.
-        size: number of workers.
-        leads: whether this is worker 0, which alone prints, validates and saves.
-        signals: list of signals that stop the team.
+        worker: which `worker.Worker` this is.
+        signals: list of signals that stopped the team, caught by other workers.
     """
 
-    rank, size, leads, signals = 0, 1, True, ()
+    worker, signals = worker_.Worker(), ()
 
     def __init__(self, cpus=1):
         self._cpus = cpus
 
-    def agree(self, stage, facts=None, value=None):
+    def barrier(self, stage, must_match=None, value=None):
         """Waits for all workers at a stage, and compares facts; returns worker 0's `value`."""
-        del stage, facts
+        del stage, must_match
         return value
 
     def mean_losses(self, losses):
