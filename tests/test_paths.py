@@ -58,6 +58,7 @@ def test_empty_values_are_left_to_startup():
 
 
 def test_flags_belong_to_the_module_that_defines_them():
-    names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module('cifar10_lib.training.session')}
+    module = 'cifar10_lib.training.session'
+    names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(module)}
     assert 'train_dir' in names
     assert not flags.FLAGS.get_key_flags_for_module('cifar10_lib.program.paths')
