@@ -1,14 +1,10 @@
 """The walk-through: its quotations are the code, its examples print what it says."""
 import ast
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import nbformat
-import numpy as np
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
@@ -16,10 +12,8 @@ from absl import flags
 
 import cifar10_input
 from docs import notebook
-from cifar10_lib.evaluation import model
 from cifar10_lib.nets import variables
 from cifar10_lib import recipes
-from cifar10_lib.runs import checkpoints
 
 FLAGS = flags.FLAGS
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -154,54 +148,3 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     for expected in ('step 10, loss = ', 'precision @ 1 = ', '3.944056', 'image/jpeg',
                      'image/svg+xml', '2 towers', 'With queue runners: 3 numbers.'):
         assert expected in outputs
-
-
-@pytest.mark.slow
-def test_the_network_in_tensorflow_2(trained, tmp_path):
-    """Reads a checkpoint of ours and computes the same logits; trains with falling loss."""
-    pixels = np.random.RandomState(1).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
-    checkpoint = checkpoints.latest(FLAGS.train_dir)
-    network = model.Model.of_pixels()
-    expected = {}
-    for averaged in (True, False):
-        with network.session(checkpoint, averaged) as session:
-            expected[str(averaged)] = session.run(
-                network.outputs['logits'], {network.pixels: pixels})
-    np.save(tmp_path / 'pixels.npy', pixels)
-    program = f'''
-import glob, json, sys
-sys.path.insert(0, {str(ROOT)!r})
-import numpy as np
-import tensorflow as tf
-from docs import tf2_equivalent as tf2
-images = [tf2.centre(tf.cast(image, tf.float32), 0)[0] for image in np.load('pixels.npy')]
-network, logits = tf2.network(), {{}}
-for averaged in (True, False):
-    tf2.load(network, {checkpoint!r}, averaged)
-    logits[str(averaged)] = network(tf.stack(images)).numpy().tolist()
-losses, averages = tf2.train(tf2.network(), glob.glob({str(trained)!r} + '/data_batch_*'), 40,
-                             rate=0.03, every=20, batch_size=8)
-print(json.dumps([logits, losses, [value.shape for value in averages]]))
-'''
-    # Not a fork: the process that forks has already chosen TensorFlow 1's behaviour.
-    done = subprocess.run([sys.executable, '-c', program], cwd=tmp_path, capture_output=True,
-                          text=True, timeout=spawn.PATIENCE, env=dict(os.environ))
-    assert done.returncode == 0, done.stderr
-    logits, losses, shapes = json.loads(done.stdout.splitlines()[-1])
-    for averaged, values in expected.items():
-        np.testing.assert_allclose(logits[averaged], values, atol=1e-4)
-    assert not np.allclose(expected['True'], expected['False'], atol=1e-4)
-    assert losses[1] < losses[0]
-    assert [5, 5, 3, 64] in shapes and len(shapes) == 10
-
-
-@pytest.mark.parametrize('arguments, message', [
-    (['--records=nowhere'], '--records is nowhere; expected a folder with data_batch'),
-    (['--steps=150'], '--steps is 150; expected a positive multiple of 100'),
-    (['--checkpoint=nothing'], '--checkpoint is nothing; expected a checkpoint such as')])
-def test_mistakes_with_tensorflow_2_are_one_line(half_bright, monkeypatch, arguments, message):
-    from docs import tf2_equivalent  # Keras takes a second.
-    monkeypatch.setattr(sys, 'argv', ['tf2_equivalent.py', f'--records={half_bright}', *arguments])
-    with pytest.raises(SystemExit, match=message) as ended:
-        tf2_equivalent.main()
-    assert '\n' not in ended.value.code
