@@ -19,6 +19,9 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
+from cifar10_lib import settings
+from cifar10_lib.nets import summaries
+from cifar10_lib.nets import variables
 from cifar10_lib.program import console
 from cifar10_lib.program import devices
 from cifar10_lib.program import ownership
@@ -60,7 +63,7 @@ def build(images, labels, team):
     losses = team.mean_losses(cifar10.losses_by_name(loss))
     train_op = tf.group(
         cifar10.apply_gradients(team.mean_gradients(gradients), global_step, team.size, recipe),
-        cifar10.loss_summaries(losses))
+        summaries.losses(losses))
     return train_op, losses['total_loss']
 
 
@@ -78,19 +81,21 @@ def train(team=solo.ALONE, first_step=None):
             tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(recipes.chosen(), (team.rank, team.size))
         train_op, loss = build(images, labels, team)
-        with training.session(loss, cifar10.examples_per_step(team.size), team=team) as session:
+        examples_per_step = cifar10.source().examples_per_step(team.size)
+        with training.session(loss, examples_per_step, team=team) as session:
             while not session.should_stop():
                 session.run(train_op)
 
 
 def facts():
     """Settings that all workers must share: dictionary from name to JSON value."""
-    shared = {'--net': FLAGS.net, '--dataset': cifar10.data_set().name,  # Folders may differ.
+    source = cifar10.source()
+    shared = {'--net': FLAGS.net, '--dataset': source.data_set.name,  # Folders may differ.
               **{f'--{name}': FLAGS[name].value for name in _COMMON_FLAGS},
               'TensorFlow': tf.version.VERSION, 'a GPU': bool(devices.visible_gpus())}
     if training.counts_epochs():  # Compare the number that the user can see.
         del shared['--max_steps']
-        shared['training images'] = cifar10.num_examples(eval_data=False)
+        shared['training images'] = source.num_examples()
     return shared
 
 
@@ -103,14 +108,16 @@ def main(me):
             training.first_step() if team.leads and training.steps_left() else None))
         if first_step is None:  # Worker 0 has printed that no steps are left.
             return
-        console.line(devices.line(dtype=cifar10.compute_type()))
+        console.line(devices.line(dtype=variables.compute_type()))
         cifar10.maybe_download_and_extract()
+        source = cifar10.source()
         team.agree('the data', {
-            'training images': cifar10.num_examples(eval_data=False),
-            **{f'label {label}': name for label, name in enumerate(cifar10.data_set().classes)}})
+            'training images': source.num_examples(),
+            **{f'label {label}': name for label, name in enumerate(source.data_set.classes)}})
         train(team, first_step)
 
 
 if __name__ == '__main__':
     startup.run(lambda: launch.run(main),
-                [devices, cifar10, recipes, training, replicas, cluster, collectives, ownership])
+                [devices, cifar10, settings, recipes, training, replicas, cluster, collectives,
+                 ownership])

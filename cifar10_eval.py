@@ -19,9 +19,10 @@ from absl import app
 from absl import flags
 
 import cifar10
+from cifar10_lib import settings
+from cifar10_lib.evaluation import accuracy
 from cifar10_lib.evaluation import checkpoint_flags
 from cifar10_lib.evaluation import confusion
-from cifar10_lib.evaluation import counting
 from cifar10_lib.program import console
 from cifar10_lib.program import devices
 from cifar10_lib.program import files
@@ -56,7 +57,7 @@ def evaluate():
     if settings:  # Otherwise the run has not started.
         _validated_on(settings)
     cifar10.maybe_download_and_extract()
-    current = counting.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
+    current = accuracy.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
     if not current.whole:
         console.line(f'Evaluating the first {current.total} of {current.size} images; see '
                      '--num_examples.')
@@ -92,7 +93,7 @@ def _print(checkpoint, result):
                  f'{result.total} images.')
     console.line(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}')
     if FLAGS.per_class:
-        names = cifar10.data_set().classes
+        names = cifar10.source().data_set.classes
         text = '\n\n'.join([confusion.table(result.confusion, names),
                             confusion.matrix(result.confusion, names)])
         for line in text.split('\n'):
@@ -131,7 +132,7 @@ def _write(writer, result, like_training):
         summary.value.add(tag='validation/error' + '_averaged' * FLAGS.use_moving_averages,
                           simple_value=1 - result.precision)
     if FLAGS.per_class:
-        summary.MergeFrom(confusion.summary(result.confusion, cifar10.data_set().classes))
+        summary.MergeFrom(confusion.summary(result.confusion, cifar10.source().data_set.classes))
     writer.add_summary(summary, result.step)
     files.flush(writer, FLAGS.eval_dir)
 
@@ -145,5 +146,5 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, recipes, checkpoint_flags, ownership],
-                unused=cifar10.TRAINING_FLAGS)
+    startup.run(main, [devices, cifar10, settings, recipes, checkpoint_flags, ownership],
+                unused=settings.TRAINING_FLAGS)

@@ -19,6 +19,7 @@ from absl import app
 from absl import flags
 
 import cifar10
+from cifar10_lib import settings
 from cifar10_lib.evaluation import checkpoint_flags
 from cifar10_lib.evaluation import model
 from cifar10_lib.program import console
@@ -82,7 +83,7 @@ def _write_labels(folder):
     extra = os.path.join(folder, 'assets.extra')
     os.mkdir(extra)
     with open(os.path.join(extra, 'labels.txt'), 'w', encoding='utf-8') as stream:
-        stream.writelines(f'{name}\n' for name in cifar10.data_set().classes)
+        stream.writelines(f'{name}\n' for name in cifar10.source().data_set.classes)
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
@@ -92,5 +93,5 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, recipes, checkpoint_flags, ownership],
-                unused=(*cifar10.TRAINING_FLAGS, *cifar10.INPUT_FLAGS))
+    startup.run(main, [devices, cifar10, settings, recipes, checkpoint_flags, ownership],
+                unused=(*settings.TRAINING_FLAGS, *settings.INPUT_FLAGS))

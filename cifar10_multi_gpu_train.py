@@ -17,6 +17,8 @@ from absl import flags
 
 import cifar10
 import cifar10_input
+from cifar10_lib import settings
+from cifar10_lib.nets import summaries
 from cifar10_lib.nets import variables
 from cifar10_lib.program import console
 from cifar10_lib.program import devices
@@ -112,25 +114,28 @@ def train():
     with tf.Graph().as_default(), tf.device('/cpu:0'):
         training.use_seed()
         global_step = tf.train.get_or_create_global_step()
-        batch_queue = cifar10.distorted_inputs_queue(2 * FLAGS.num_gpus, recipe)
+        batch_queue = cifar10_input.distorted_batches(
+            cifar10.source(), recipe.augment, 2 * FLAGS.num_gpus,
+            FLAGS.min_fraction_of_examples_in_queue)
         losses, tower_grads = _build_towers(batch_queue)
         losses = _mean_losses(losses)
         with tf.device(variables.device()):
             gradients = average_gradients(tower_grads)
         train_op = tf.group(
             cifar10.apply_gradients(gradients, global_step, FLAGS.num_gpus, recipe),
-            cifar10.loss_summaries(losses))
+            summaries.losses(losses))
         # The towers exchange the statistics of batch norms on CPU devices.
         team = solo.Solo(cpus=FLAGS.num_gpus if FLAGS.sync_batch_norm else 1)
-        with training.session(losses['total_loss'], cifar10.examples_per_step(FLAGS.num_gpus),
-                              _summaries(), team) as session:
+        examples_per_step = cifar10.source().examples_per_step(FLAGS.num_gpus)
+        with training.session(
+                losses['total_loss'], examples_per_step, _summaries(), team) as session:
             while not session.should_stop():
                 session.run(train_op)
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    used = devices.line(FLAGS.num_gpus, cifar10.compute_type())
+    used = devices.line(FLAGS.num_gpus, variables.compute_type())
     training.use_recipe(FLAGS.num_gpus)
     if training.steps_left():
         console.line(used)
@@ -140,4 +145,5 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
 
 if __name__ == '__main__':
     FLAGS.set_default('max_steps', 1000000)
-    startup.run(main, [devices, cifar10, recipes, training, replicas, variables, ownership])
+    startup.run(main, [devices, cifar10, settings, recipes, training, replicas, variables,
+                       ownership])

@@ -31,9 +31,10 @@ from absl import app
 from absl import flags
 
 import cifar10
+from cifar10_lib import settings
 from cifar10_lib.datasets import table
 from cifar10_lib.evaluation import confusion
-from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import accuracy
 from cifar10_lib.evaluation import model
 from cifar10_lib.evaluation import pictures
 from cifar10_lib.program import console
@@ -62,7 +63,7 @@ _MAX_FILTERS, _MAX_WEIGHTS = 1024, 1 << 22  # More would take minutes or exhaust
 def samples(stream):
     """Draws the first training images of each class."""
     labels, planes = _records()
-    data_set = cifar10.data_set()
+    data_set = cifar10.source().data_set
     title = f'{data_set.title} training images'
     images = [_images(planes[labels == k][:_COLUMNS]) for k in range(data_set.num_classes)]
     if data_set.num_classes <= _COLUMNS:
@@ -85,7 +86,7 @@ def distorted(stream):
             for original, distortions in zip(_images(planes), made)]
     pictures.grid(
         stream, rows, f'Left: original images. Right: distorted for training --net={FLAGS.net}',
-        [cifar10.data_set().classes[label] for label in labels])
+        [cifar10.source().data_set.classes[label] for label in labels])
 
 
 def filters(stream):
@@ -118,7 +119,7 @@ def predictions(stream):
     """Draws the first test images, a column per class, with their predicted classes."""
     checkpoint, averaged = _evaluated()
     labels, planes = _records(eval_data=True)
-    classes = cifar10.data_set().classes
+    classes = cifar10.source().data_set.classes
     per_class = _PREDICTED_PER_CLASS if len(classes) <= _COLUMNS else 1
     columns = [np.flatnonzero(labels == k)[:per_class] for k in range(len(classes))]
     places = [i for row in itertools.zip_longest(*columns) for i in row]  # None: an empty place.
@@ -141,8 +142,8 @@ def predictions(stream):
 def confused(stream):
     """Draws the confusion matrix of the test set."""
     checkpoint, averaged = _evaluated()
-    result = counting.Evaluation(use_moving_averages=averaged).run(checkpoint)
-    confusion.picture(result.confusion, cifar10.data_set().classes).save(stream, 'PNG')
+    result = accuracy.Evaluation(use_moving_averages=averaged).run(checkpoint)
+    confusion.picture(result.confusion, cifar10.source().data_set.classes).save(stream, 'PNG')
 
 
 def curves(stream):
@@ -225,9 +226,9 @@ def _over_many_steps(rows):
 def _records(eval_data=False):
     """Reads the first file of a set: labels, int [records], and uint8 [records, 3 * 32 * 32]."""
     cifar10.maybe_download_and_extract()
-    data_set = cifar10.data_set()
-    first = data_set.paths(cifar10.data_folder(), eval_data)[0]
-    records = np.fromfile(first, np.uint8).reshape(-1, data_set.record_bytes)
+    source = cifar10.source(eval_data)
+    data_set = source.data_set
+    records = np.fromfile(source.paths()[0], np.uint8).reshape(-1, data_set.record_bytes)
     return records[:, data_set.label_index], records[:, data_set.label_bytes:]
 
 
@@ -267,7 +268,7 @@ def _latest():
 def _evaluated():
     """Returns the latest checkpoint, and whether it has moving averages; prepares the data set."""
     checkpoint = _latest()
-    run_folder.check_run(FLAGS.runs[0], FLAGS.net, cifar10.data_set(),
+    run_folder.check_run(FLAGS.runs[0], FLAGS.net, cifar10.source().data_set,
                          'pass those flags, or choose another run with --runs')
     cifar10.maybe_download_and_extract()
     return checkpoint, any(name.endswith('/ExponentialMovingAverage')
@@ -299,5 +300,5 @@ def plot():
 
 
 if __name__ == '__main__':
-    startup.run(plot, [devices, cifar10, recipes, ownership],
-                unused=cifar10.TRAINING_FLAGS)
+    startup.run(plot, [devices, cifar10, settings, recipes, ownership],
+                unused=settings.TRAINING_FLAGS)

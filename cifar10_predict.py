@@ -27,6 +27,7 @@ from absl import app
 from absl import flags
 
 import cifar10
+from cifar10_lib import settings
 from cifar10_lib.datasets import images
 from cifar10_lib.evaluation import checkpoint_flags
 from cifar10_lib.evaluation import model
@@ -123,7 +124,7 @@ def _network():
     with classifier.session(checkpoint, FLAGS.use_moving_averages) as session:
         probabilities = classifier.outputs['probabilities']
         yield (lambda batch: session.run(probabilities, {classifier.pixels: batch}),
-               cifar10.data_set().classes)
+               cifar10.source().data_set.classes)
 
 
 def _load(session):
@@ -190,5 +191,5 @@ def main(words):
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, recipes, checkpoint_flags], positional='IMAGE...',
-                unused=(*cifar10.TRAINING_FLAGS, 'data_dir', 'data_url'))
+    startup.run(main, [devices, cifar10, settings, recipes, checkpoint_flags],
+                positional='IMAGE...', unused=(*settings.TRAINING_FLAGS, 'data_dir', 'data_url'))

@@ -15,6 +15,7 @@ from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 import tensorflow.compat.v1 as tf
 
 import cifar10
+from cifar10_lib import settings
 from cifar10_lib.nets import variables
 from cifar10_lib.program import console
 from cifar10_lib.program import devices
@@ -35,14 +36,14 @@ def train():
             images, labels = cifar10.distorted_inputs(recipe)
         loss = cifar10.loss(recipe.inference(images, training=True), labels)
         train_op = cifar10.train(loss, global_step, recipe)
-        with training.session(loss, cifar10.examples_per_step()) as session:
+        with training.session(loss, FLAGS.batch_size) as session:
             while not session.should_stop():
                 session.run(train_op)
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    used = devices.line(dtype=cifar10.compute_type())
+    used = devices.line(dtype=variables.compute_type())
     training.use_recipe()
     if training.steps_left():
         console.line(used)
@@ -51,4 +52,4 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, recipes, training, variables, ownership])
+    startup.run(main, [devices, cifar10, settings, recipes, training, variables, ownership])

@@ -26,7 +26,7 @@ import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib.datasets import table
-from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import accuracy
 from cifar10_lib.program import devices
 from cifar10_lib import recipes
 
@@ -47,7 +47,7 @@ _STEPS_PER_TURN = 5
 def measure_input(side):
     """Images per second of the input alone, after warming up, and seconds to the first batch."""
     batch = tf.group(*(cifar10.distorted_inputs() if side == 'ours' else
-                       tutorial.distorted_inputs(cifar10.data_folder(), FLAGS.batch_size)))
+                       tutorial.distorted_inputs(cifar10.source().folder, FLAGS.batch_size)))
     creator = tf.train.ChiefSessionCreator(config=devices.session_config())
     with tf.train.MonitoredSession(creator) as session:  # It runs the queues.
         start = time.perf_counter()
@@ -140,7 +140,7 @@ def measure_train(side):
     cifar10.maybe_download_and_extract()
     train = {'ours': cifar10_train.train, 'towers': cifar10_multi_gpu_train.train,
              'tutorial': lambda: tutorial.run(
-                 cifar10.data_folder(), FLAGS.train_dir, FLAGS.steps, FLAGS.batch_size,
+                 cifar10.source().folder, FLAGS.train_dir, FLAGS.steps, FLAGS.batch_size,
                  FLAGS.log_frequency, tutorial.Parts(**dict.fromkeys(FLAGS.replaced, False)))}
     with tempfile.TemporaryDirectory() as folder:
         lines = _train(train[side], FLAGS.steps, folder)
@@ -176,9 +176,9 @@ def measure_evaluate(side):
         checkpoint = tf.train.latest_checkpoint(folder)
         start = time.perf_counter()
         if side == 'ours':
-            precision = counting.Evaluation().run(checkpoint).precision
+            precision = accuracy.Evaluation().run(checkpoint).precision
         else:
-            data_dir = cifar10.data_folder()
+            data_dir = cifar10.source().folder
             precision = tutorial.evaluate(data_dir, checkpoint, FLAGS.batch_size,
                                           table.CIFAR10.count(data_dir, eval_data=True))
         seconds = time.perf_counter() - start

@@ -8,9 +8,11 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
+from cifar10_lib import settings
 from cifar10_lib.nets import local
 from cifar10_lib.nets import recipe
 from cifar10_lib.nets import resnet
+from cifar10_lib.nets import variables
 
 flags.DEFINE_string('net', 'tutorial', 'The network: tutorial, resnet23 or local.',
                     short_name='n')
@@ -30,20 +32,40 @@ def _local_inference(images, training):
     net = cifar10.convolutions(images)  # [batch, 6, 6, 64]
     for name, filters in local.LAYERS:  # [batch, 6, 6, 64], then [batch, 6, 6, 32]
         net = local.layer(net, name, filters, cifar10._activation_summary)
-    return cifar10.softmax_linear(net)
+    return softmax_linear(net)
+
+
+def softmax_linear(net):
+    """The tutorial's last layer, on other networks.
+
+    float [batch, ...] -> float32 [batch, classes], unnormalised logits.
+    """
+    with tf.variable_scope('softmax_linear') as scope:
+        units, num_classes = net.shape[1:].num_elements(), _num_classes()
+        net = tf.reshape(net, [-1, units], name='flatten')
+        weights = cifar10._variable_with_weight_decay(
+            'weights', [units, num_classes], stddev=1.0 / units, wd=None)
+        biases = cifar10._variable_on_cpu('biases', [num_classes], tf.constant_initializer(0.0))
+        net = tf.nn.bias_add(tf.matmul(net, weights), biases)
+        net = tf.identity(tf.cast(net, tf.float32), name=scope.name)
+        cifar10._activation_summary(net)
+    return net
 
 
 def _resnet23_inference(images, training, gather=None):
-    return resnet.inference(images, cifar10.data_set().num_classes, training,
-                            cifar10.compute_type(), gather)
+    return resnet.inference(images, _num_classes(), training, variables.compute_type(), gather)
 
 
-def _resnet23_schedule(global_step, replicas):
+def _num_classes():
+    return cifar10.source().data_set.num_classes
+
+
+def _resnet23_schedule(global_step, batches_per_step):
     """The constant rate of NNabla's example, or `--learning_rate`.
 
     The data set's rate does not apply: it is for gradient descent, and this network uses Adam.
     """
-    del global_step, replicas
+    del global_step, batches_per_step
     return tf.constant(
         resnet.LEARNING_RATE if FLAGS.learning_rate is None else FLAGS.learning_rate)
 
@@ -76,7 +98,7 @@ def _check_net(name):
     ['warmup_epochs', 'linear_scaling', 'net'], 'the learning rate warms up only with the linear '
     'scaling rule; expected --linear_scaling: add it, or remove --warmup_epochs')
 def _check_warmup(values):
-    return FLAGS['warmup_epochs'].using_default_value or cifar10.scales_linearly(
+    return FLAGS['warmup_epochs'].using_default_value or settings.scales_linearly(
         TABLE[values['net']])
 
 

@@ -1,7 +1,7 @@
 """What a run printed, and how good its model is."""
 import re
 
-from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import accuracy
 from cifar10_lib.runs import checkpoints
 
 # The tutorial's console line; the groups are the images and the seconds.
@@ -11,4 +11,4 @@ LINE = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step \d+, loss = \d+\.\
 
 def precision(train_dir, **options):
     """Precision @ 1 of a run's latest checkpoint; `options` are those of `Evaluation`."""
-    return counting.Evaluation(**options).run(checkpoints.latest(train_dir)).precision
+    return accuracy.Evaluation(**options).run(checkpoints.latest(train_dir)).precision

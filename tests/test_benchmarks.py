@@ -73,7 +73,7 @@ def waits_for(name, kind):
 @pytest.mark.parametrize('published', [True, False])
 def test_the_yardstick_is_as_published_unless_a_part_is_replaced(half_bright, published):
     parts = tutorial.Parts(**dict.fromkeys(yardstick.PARTS, published))
-    images, labels = tutorial.distorted_inputs(cifar10.data_folder(), 8, parts)
+    images, labels = tutorial.distorted_inputs(cifar10.source().folder, 8, parts)
     tutorial.training(images, labels, parts)
     types = {op.type for op in tf.get_default_graph().get_operations()}
     suffix = '' if published else '/AssignSubVariableOp'

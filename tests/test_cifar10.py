@@ -11,6 +11,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
+from cifar10_lib.nets import summaries
 from cifar10_lib.nets import variables
 from cifar10_lib.program import devices
 
@@ -148,7 +149,7 @@ def test_update_and_average_by_hand():
     decay is (1 + step) / (10 + step) as long as that is below 0.9999, with the step that was made.
     """
     with tf.variable_scope('layer'):
-        variables.on_cpu('weights', [1], tf.constant_initializer(1.0))
+        variables.get_float32('weights', [1], tf.constant_initializer(1.0))
     variable, = tf.trainable_variables()
     global_step = tf.train.get_or_create_global_step()
     train_op = cifar10.apply_gradients([(tf.constant([2.0]), variable)], global_step)
@@ -170,7 +171,7 @@ def test_update_and_average_by_hand():
 def test_loss_averages_by_hand():
     """The first value, then 0.9 of the average plus 0.1 of the value; and the raw value."""
     value = tf.placeholder(tf.float32, [])
-    update = cifar10.loss_summaries({'cross_entropy': value})
+    update = summaries.losses({'cross_entropy': value})
     summary = tf.summary.merge_all()
     shown = []
     with tf.Session() as session:
@@ -240,7 +241,7 @@ def test_checkpoint_names():
     _, loss = build()
     cifar10.train(loss, tf.train.get_or_create_global_step())
     expected = list(plain.SHAPES) + [name + '/ExponentialMovingAverage' for name in plain.SHAPES]
-    variables = {variable.op.name: variable for variable in cifar10.variables_to_save()}
+    variables = {variable.op.name: variable for variable in tf.global_variables()}
     assert sorted(variables) == sorted(expected + ['global_step'])
     assert variables['global_step'].dtype.base_dtype == tf.int64
 
@@ -269,7 +270,7 @@ def test_half_precision_learns_and_keeps_float32_variables(flag, dtype):
 
 def test_float16_gradients_are_scaled():
     """2e-8 is below the smallest float16, 6e-8: without scaling the gradient would be zero."""
-    variables.on_cpu('weights', [], tf.constant_initializer(1.0))
+    variables.get_float32('weights', [], tf.constant_initializer(1.0))
     half = tf.cast(tf.trainable_variables()[0], tf.float16)
     loss = 2e-8 * tf.cast(half, tf.float32)
     with flagsaver.flagsaver(use_fp16=True):

@@ -19,6 +19,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from benchmarks import link
+import cifar10
 import cifar10_distributed_train
 import cifar10_input
 from cifar10_lib.runs import metrics
@@ -39,7 +40,7 @@ def test_shards_are_disjoint_and_complete(half_bright, count):
         expected = everything[index::count]
         with tf.Graph().as_default():
             read = cifar10_input._shuffled_records(
-                half_bright, len(expected), cifar10_input.table.CIFAR10, 0.0, (index, count))
+                cifar10.source(shard=(index, count)), len(expected), min_fraction=0.0)
             with tf.train.MonitoredSession() as session:
                 got = np.concatenate([session.run(read) for _ in range(40)])
         found = {record.tobytes() for record in got}
@@ -86,7 +87,8 @@ folder = sys.argv.pop(1)
 from cifar10_lib.program import startup
 import numpy as np
 import tensorflow.compat.v1 as tf
-import cifar10, cifar10_distributed_train as script, recipes, tiny
+import cifar10, cifar10_distributed_train as script, tiny
+from cifar10_lib import recipes
 from cifar10_lib.training import session as training
 from cifar10_lib.workers import cluster, collectives, launch, team as team_
 

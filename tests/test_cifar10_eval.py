@@ -12,7 +12,7 @@ from absl.testing import flagsaver
 
 import cifar10_eval
 import cifar10_train
-from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import accuracy
 from cifar10_lib.evaluation import model
 from cifar10_lib.program import errors
 
@@ -116,7 +116,7 @@ def test_eval_dir_is_a_file(trained, tmp_path):
 def test_a_checkpoint_that_is_removed_before_it_is_read(trained, capsys, gone):
     """The evaluation waits for the next one; --run_once, prediction and export exit with a line."""
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
-    current = counting.Evaluation()
+    current = accuracy.Evaluation()
     assert cifar10_eval._run_unless_gone(current, latest).total == 130
     for ending in gone:
         os.remove(latest + ending)

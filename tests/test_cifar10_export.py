@@ -14,7 +14,7 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_export
 import cifar10_train
-from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import accuracy
 
 FLAGS = flags.FLAGS
 
@@ -80,7 +80,7 @@ def test_other_programs_get_the_results_of_the_evaluation(noisy, tmp_path, net):
             FLAGS.train_dir = FLAGS.checkpoint_dir = str(tmp_path / net)
             cifar10_train.train()
         cifar10_export.export()
-        expected = counting.Evaluation().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
+        expected = accuracy.Evaluation().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
     found = use_elsewhere(tmp_path / 'model' / '1', noisy / 'test_batch.bin', tmp_path)
     assert found['correct'] == expected.correct > 0
     assert found['types'] == {'logits': ['float32', [130, 10]], 'classes': ['int64', [130]],
@@ -98,7 +98,7 @@ def test_the_content_of_a_saved_model(noisy, tmp_path, capsys):
         f'{folder} holds {tmp_path}/train/model.ckpt-123 as a SavedModel.\n')
     assert sorted(os.listdir(folder)) == ['assets.extra', 'saved_model.pb', 'variables']
     assert (folder / 'assets.extra' / 'labels.txt').read_text().split('\n') == [
-        *cifar10.data_set().classes, '']
+        *cifar10.source().data_set.classes, '']
     with tf.Graph().as_default() as graph, tf.Session() as session:
         loaded = tf.saved_model.load(session, ['serve'], str(folder))
         nodes = graph.as_graph_def().node

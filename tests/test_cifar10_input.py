@@ -4,11 +4,18 @@ import record_files
 import tensorflow.compat.v1 as tf
 
 import cifar10_input
+from cifar10_lib.datasets import source
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 
 SMALL = table.DataSet('small', 'small', '', {'a.bin': 0, 'b.bin': 0}, {'c.bin': 0},
                       classes=table.CIFAR10.classes)
+
+
+def distorted_inputs(folder, batch_size, data_set, **options):
+    """Images and labels of a training set other than CIFAR-10."""
+    return cifar10_input.dequeue(cifar10_input.distorted_batches(
+        source.Source(data_set, folder, batch_size, **options)))
 
 
 def write_small(folder, a=0, b=0, c=0):
@@ -152,7 +159,8 @@ def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data):
     """130 records in batches of 64, in one file, or in two that end within a batch."""
     written = write_small(tmp_path, a=100, b=30, c=130)
     expected = written[130:] if eval_data else written[:130]
-    images, labels = cifar10_input.inputs(eval_data, str(tmp_path), 64, SMALL, num_epochs=1)
+    images, labels = cifar10_input.batches(
+        source.Source(SMALL, str(tmp_path), 64, eval_data), num_epochs=1)
     got = []
     with Running() as session, pytest.raises(tf.errors.OutOfRangeError):
         while True:
@@ -170,7 +178,7 @@ def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data):
 def test_evaluation_is_endless_unless_epochs_are_given(tmp_path):
     """Three batches of 64 from 100 records: the third continues with record 28."""
     written = write_small(tmp_path, c=100)
-    images, labels = cifar10_input.inputs(True, str(tmp_path), 64, SMALL)
+    images, labels = cifar10_input.batches(source.Source(SMALL, str(tmp_path), 64, True))
     assert (images.shape.as_list(), labels.shape.as_list()) == ([64, 24, 24, 3], [64])
     assert tf.local_variables() == []
     with Running() as session:
@@ -179,8 +187,8 @@ def test_evaluation_is_endless_unless_epochs_are_given(tmp_path):
 
 
 @pytest.mark.parametrize('make', [
-    lambda folder: cifar10_input.distorted_inputs(folder, 8, SMALL),
-    lambda folder: cifar10_input.inputs(False, folder, 8, SMALL)])
+    lambda folder: distorted_inputs(folder, 8, SMALL),
+    lambda folder: cifar10_input.batches(source.Source(SMALL, folder, 8))])
 def test_a_missing_file_is_a_value_error_when_the_graph_is_built(tmp_path, make):
     write_small(tmp_path)
     (tmp_path / 'b.bin').unlink()
@@ -202,7 +210,7 @@ def test_the_input_runs_on_the_host_whatever_the_caller_says(tmp_path):
 def test_evaluation_needs_only_the_files_of_its_set(tmp_path):
     write_small(tmp_path, c=2)
     (tmp_path / 'a.bin').unlink()
-    cifar10_input.inputs(True, str(tmp_path), 2, SMALL)
+    cifar10_input.batches(source.Source(SMALL, str(tmp_path), 2, True))
 
 
 def test_training_images_are_endless_and_mixed(tmp_path, capsys):
@@ -211,7 +219,7 @@ def test_training_images_are_endless_and_mixed(tmp_path, capsys):
         for index in range(100):
             (stream if index < 60 else other).write(bytes([index]) + bytes(3072))
     row = table.DataSet('row', 'row', '', SMALL.train_files, {}, classes=('x',) * 100)
-    images, labels = cifar10_input.distorted_inputs(str(tmp_path), 32, row)
+    images, labels = distorted_inputs(str(tmp_path), 32, row)
     assert images.shape.as_list() == [32, 24, 24, 3]
     assert labels.shape.as_list() == [32]
     assert 'Filling queue with 40 row images before starting to train.' in capsys.readouterr().out
@@ -227,15 +235,15 @@ def test_held_out_images_are_validated_and_never_trained_on(tmp_path):
         for index in range(100):
             (stream if index < 65 else other).write(bytes([index]) + bytes(3072))
     row = table.DataSet('row', 'row', '', SMALL.train_files, {}, classes=('x',) * 100)
-    shards = [cifar10_input.distorted_inputs(str(tmp_path), 8, row, shard=(k, 2), held_out=True)[1]
+    shards = [distorted_inputs(str(tmp_path), 8, row, shard=(k, 2), subset='training')[1]
               for k in range(2)]
-    _, held_out = cifar10_input.inputs(False, str(tmp_path), 64, row, held_out=True,
-                                       num_epochs=1)
+    reserved = source.Source(row, str(tmp_path), 64, subset='held_out')
+    _, held_out = cifar10_input.batches(reserved, num_epochs=1)
     with Running() as session:
         assert session.run(held_out).tolist() == [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]
         first, second = ({label for _ in range(40) for label in session.run(labels)}
                          for labels in shards)
-    assert cifar10_input.num_held_out(100) == 10
+    assert reserved.num_records() == 10
     assert len(first) == len(second) == 45
     assert first | second == {index for index in range(100) if index % 10 != 9}
 
@@ -244,7 +252,7 @@ def test_held_out_images_are_validated_and_never_trained_on(tmp_path):
 def test_the_shuffle_queue_keeps_its_fraction(tmp_path, fraction, waiting):
     """Checks `min_after_dequeue` of the queue itself."""
     write_small(tmp_path, a=150, b=50)
-    cifar10_input.distorted_inputs(str(tmp_path), 16, SMALL, fraction)
+    cifar10_input.distorted_batches(source.Source(SMALL, str(tmp_path), 16), min_fraction=fraction)
     graph = tf.get_default_graph().as_graph_def()
     queue, = [node for node in graph.node if node.op == 'RandomShuffleQueueV2']
     assert queue.attr['min_after_dequeue'].i == waiting
@@ -255,7 +263,7 @@ def test_the_shuffle_queue_keeps_its_fraction(tmp_path, fraction, waiting):
 def test_summaries_show_the_batchs_images_and_the_queues_fill(tmp_path):
     """The images of the training batch: the summary does not dequeue a batch of its own."""
     write_small(tmp_path, a=150, b=50)
-    images, _ = cifar10_input.distorted_inputs(str(tmp_path), 16, SMALL)
+    images, _ = distorted_inputs(str(tmp_path), 16, SMALL)
     shown, = [op for op in tf.get_default_graph().get_operations() if op.type == 'ImageSummary']
     assert shown.inputs[1] is images
     with Running() as session:
@@ -269,12 +277,12 @@ def test_summaries_show_the_batchs_images_and_the_queues_fill(tmp_path):
 def test_more_workers_than_records(tmp_path):
     write_small(tmp_path, a=2, b=1)
     with pytest.raises(errors.DataError, match='3 records are not enough for 4 workers'):
-        cifar10_input.distorted_inputs(str(tmp_path), 8, SMALL, shard=(3, 4))
+        distorted_inputs(str(tmp_path), 8, SMALL, shard=(3, 4))
 
 
 def test_the_exception_of_a_reading_thread_is_raised(tmp_path):
     write_small(tmp_path, a=10, b=10)
-    images, _ = cifar10_input.distorted_inputs(str(tmp_path), 8, SMALL)
+    images, _ = distorted_inputs(str(tmp_path), 8, SMALL)
     (tmp_path / 'b.bin').unlink()
     with pytest.raises(tf.errors.NotFoundError, match='b.bin'):
         with tf.train.MonitoredSession() as session:

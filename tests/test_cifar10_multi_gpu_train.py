@@ -9,9 +9,11 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
+import cifar10_input
 import cifar10_eval
 import cifar10_multi_gpu_train
 import cifar10_train
+from cifar10_lib.nets import summaries
 from cifar10_lib.program import devices
 
 FLAGS = flags.FLAGS
@@ -39,7 +41,7 @@ def test_a_gradient_that_some_towers_lack_is_an_error():
 def two_towers(half_bright):
     """The graph of two towers."""
     with flagsaver.flagsaver(num_gpus=2), tf.device('/cpu:0'):
-        queue = cifar10.distorted_inputs_queue(capacity=4)
+        queue = cifar10_input.distorted_batches(cifar10.source(), capacity=4)
         losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
         cifar10.apply_gradients(cifar10_multi_gpu_train.average_gradients(gradients),
                                 tf.train.get_or_create_global_step(), 2)
@@ -118,7 +120,7 @@ def test_two_towers_take_the_step_of_one_with_both_batches():
 
 
 def test_summary_tags_do_not_contain_towers(two_towers):
-    cifar10.loss_summaries(cifar10_multi_gpu_train._mean_losses(two_towers[1]))
+    summaries.losses(cifar10_multi_gpu_train._mean_losses(two_towers[1]))
     merged = cifar10_multi_gpu_train._summaries()
     summary = tf.Summary.FromString(run(merged))
     tags = [value.tag for value in summary.value]

@@ -45,13 +45,13 @@ def test_the_row_works_like_those_of_the_table(folder):
 
 
 def test_the_flag_takes_a_name_or_a_folder(folder, monkeypatch):
-    assert cifar10.data_set() == table.CIFAR10
+    assert cifar10.source().data_set == table.CIFAR10
     monkeypatch.chdir(folder.parent)
     for name in (str(folder), 'pets', './pets/'):
         with flagsaver.flagsaver(dataset=name, data_dir='/nonexistent'):
-            assert cifar10.data_set().classes == ('cat', 'dög')
-            assert cifar10.data_folder() == str(folder)
-            assert cifar10.num_examples(eval_data=True) == 2
+            assert cifar10.source().data_set.classes == ('cat', 'dög')
+            assert cifar10.source().folder == str(folder)
+            assert cifar10.source(True).num_examples() == 2
             cifar10.maybe_download_and_extract()
 
 

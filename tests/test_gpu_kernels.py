@@ -13,8 +13,9 @@ from tensorflow.python.framework import kernels
 
 from benchmarks.gpu import placement
 import cifar10
+import cifar10_input
 import cifar10_multi_gpu_train
-from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import accuracy
 from cifar10_lib.evaluation import model
 from cifar10_lib import recipes
 
@@ -68,7 +69,7 @@ def precision(request, records):
 def _tower(net):
     with tf.Graph().as_default() as graph, flagsaver.flagsaver(net=net, num_gpus=1), \
             tf.device('/cpu:0'):
-        queue = cifar10.distorted_inputs_queue(2, recipes.chosen())
+        queue = cifar10_input.distorted_batches(cifar10.source(), recipes.chosen().augment, 2)
         cifar10_multi_gpu_train._build_towers(queue)
     return [op for op in graph.get_operations() if 'GPU' in op.device]
 
@@ -91,7 +92,7 @@ def test_the_update_of_variables_on_the_gpu(net, least, records):
 def test_inference_of_evaluation_prediction_and_export(net, precision):
     """Operations without a device go to a GPU if there is one."""
     with flagsaver.flagsaver(net=net):
-        for graph in counting.Evaluation().graph, model.Model.of_pixels().graph:
+        for graph in accuracy.Evaluation().graph, model.Model.of_pixels().graph:
             assert _check(op for op in graph.get_operations() if not op.device) > 90
 
 

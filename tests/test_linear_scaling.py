@@ -10,6 +10,7 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_distributed_train
 import cifar10_multi_gpu_train
+from cifar10_lib import settings
 from cifar10_lib.nets import linear_scaling
 from cifar10_lib import recipes
 from cifar10_lib.runs import metrics
@@ -78,7 +79,7 @@ def test_the_flag_takes_precedence_over_the_recipe(net, given, scaled):
     recipe = recipes.TABLE[net]
     with flagsaver.flagsaver(linear_scaling=given, batch_size=recipe.batch_size,
                              data_dir='/nonexistent'):
-        assert cifar10.scales_linearly(recipe) == scaled
+        assert settings.scales_linearly(recipe) == scaled
         expected = (0.001 if net == 'resnet23' else 0.1) * (3 if scaled else 1)
         np.testing.assert_allclose(rates(net, 3, [10000])[10000], expected, rtol=1e-6)
         graphs = []

@@ -18,7 +18,7 @@ import cifar10_eval
 import cifar10_input
 import cifar10_multi_gpu_train
 import cifar10_train
-from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import accuracy
 from cifar10_lib import recipes
 from cifar10_lib.runs import metrics
 from cifar10_lib.training import session as training
@@ -101,7 +101,7 @@ def test_training_uses_all_parts_of_the_recipe(half_bright, monkeypatch):
         optimizer=tf.train.GradientDescentOptimizer))
     with flagsaver.flagsaver(net='tiny', max_steps=1, validate_every=0, num_gpus=2):
         cifar10_multi_gpu_train.train()
-        counting.Evaluation()
+        accuracy.Evaluation()
     assert seen['replicas'] == 2
     assert seen[True].shape.as_list() == [8, 16, 16, 3]
     assert seen[False].shape.as_list()[1:] == [16, 16, 3]
@@ -337,7 +337,7 @@ def hundred(tmp_path):
 def test_a_hundred_logits(dataset, net, size):
     with flagsaver.flagsaver(dataset=dataset, net=net):
         logits = recipes.chosen().inference(tf.zeros([2, size, size, 3]), training=False)
-        assert cifar10.data_set().num_classes == 100
+        assert cifar10.source().data_set.num_classes == 100
     assert logits.shape.as_list() == [2, 100]
     assert (cifar10.NUM_CLASSES, cifar10_input.NUM_CLASSES) == (10, 10)
 

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import record_files
 
-import cifar10_input
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 
@@ -101,16 +100,16 @@ def test_a_label_beyond_fewer_classes_names_the_constant(folder):
     record_files.write(folder / 'data_batch_2.bin', [(label, NOISE) for label in (3, 0, 4)])
     record_files.write(folder / 'data_batch_1.bin', [(3, NOISE)])
     with pytest.raises(errors.DataError) as error:
-        cifar10_input.cifar10_row(4).check(folder)
+        table.edited_cifar10(4).check(folder)
     assert str(error.value) == (
         f'{folder}/data_batch_2.bin has label 4 in record 2 (counted from 0); expected 0 to 3. '
         'NUM_CLASSES is 4: raise it to 10, or remove the records of other classes from the files.')
     (folder / 'data_batch_2.bin').write_bytes(b'text')
     with pytest.raises(errors.DataError, match='has 4 bytes; .* Restore the file, or move'):
-        cifar10_input.cifar10_row(4).check(folder)
+        table.edited_cifar10(4).check(folder)
     record_files.write(folder / 'data_batch_2.bin', [(12, NOISE)])
     with pytest.raises(errors.DataError, match='has label 12 .* 0 to 11. Restore the file'):
-        cifar10_input.cifar10_row(12).check(folder)
+        table.edited_cifar10(12).check(folder)
 
 
 def test_the_row_defines_the_label_byte(tmp_path):

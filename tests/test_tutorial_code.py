@@ -21,8 +21,9 @@ import cifar10_input
 import cifar10_multi_gpu_train
 import cifar10_predict
 import cifar10_train
+from cifar10_lib import recipes
 from cifar10_lib.datasets import table
-from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import accuracy
 
 FLAGS = flags.FLAGS
 LAYERS = ['conv1/conv1', 'pool1', 'norm1', 'conv2/conv2', 'norm2', 'pool2', 'local3/local3',
@@ -56,7 +57,7 @@ def test_an_evaluation_loop(trained):
         coordinator.join(threads, stop_grace_period_secs=10)
     assert len(hits) == 136
     assert hits[130:].tolist() == hits[:6].tolist()
-    expected = counting.Evaluation().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
+    expected = accuracy.Evaluation().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
     assert hits[:130].sum() == expected.correct
     path, = os.scandir(FLAGS.eval_dir)
     tags = [value.tag for event in tf.train.summary_iterator(path.path)
@@ -107,7 +108,7 @@ def test_layers_by_name(scope):
 @pytest.mark.parametrize('shuffle', [False, True])
 def test_an_input_of_single_records(half_bright, shuffle):
     """The tutorial's own `distorted_inputs` and `inputs` consist of these calls."""
-    paths = table.CIFAR10.paths(cifar10.data_folder(), eval_data=False)
+    paths = table.CIFAR10.paths(cifar10.source().folder, eval_data=False)
     read = cifar10_input.read_cifar10(tf.train.string_input_producer(paths, shuffle=False))
     image = tf.image.per_image_standardization(tf.cast(read.uint8image, tf.float32))
     images, labels = cifar10_input._generate_image_and_label_batch(
@@ -202,7 +203,7 @@ def test_towers_and_a_plain_session(half_bright):
         path = saver.save(session, os.path.join(FLAGS.train_dir, 'model.ckpt'), global_step=3)
         coordinator.request_stop()
         coordinator.join(threads)
-    result = counting.Evaluation().run(path)
+    result = accuracy.Evaluation().run(path)
     assert (result.step, result.total) == (3, 130)
 
 
@@ -230,8 +231,12 @@ def of_fixed_batches(request, monkeypatch):
         shapes.append(images.shape.as_list())
         net = tf.reshape(cifar10.convolutions(images), request.param(images))
         for name, units in [('local3', 384), ('local4', 192)]:
-            net = cifar10._local(net, name, units)
-        return cifar10.softmax_linear(net)
+            with tf.variable_scope(name) as scope:
+                weights = cifar10._variable_with_weight_decay(
+                    'weights', [net.shape.as_list()[1], units], stddev=0.04, wd=0.004)
+                biases = cifar10._variable_on_cpu('biases', [units], tf.constant_initializer(0.1))
+                net = tf.nn.relu(tf.matmul(net, weights) + biases, name=scope.name)
+        return recipes.softmax_linear(net)
 
     def put():
         monkeypatch.setattr(cifar10, 'inference', inference)
@@ -242,9 +247,9 @@ def of_fixed_batches(request, monkeypatch):
 def test_a_network_of_a_fixed_batch_size(trained, of_fixed_batches):
     """130 is not a multiple of 8."""
     checkpoint = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
-    expected = counting.Evaluation().run(checkpoint)
+    expected = accuracy.Evaluation().run(checkpoint)
     shapes = of_fixed_batches()
-    result = counting.Evaluation().run(checkpoint)
+    result = accuracy.Evaluation().run(checkpoint)
     assert shapes == [[8, 24, 24, 3]]
     assert result.total == 130
     assert result.confusion.tolist() == expected.confusion.tolist()
@@ -254,7 +259,8 @@ def test_training_a_network_of_a_fixed_batch_size(half_bright, of_fixed_batches)
     shapes = of_fixed_batches()
     cifar10.inference(cifar10.distorted_inputs()[0])
     with tf.Graph().as_default(), flagsaver.flagsaver(num_gpus=2):
-        cifar10_multi_gpu_train._build_towers(cifar10.distorted_inputs_queue(2))
+        queue = cifar10_input.distorted_batches(cifar10.source(), capacity=2)
+        cifar10_multi_gpu_train._build_towers(queue)
     with tf.Graph().as_default():  # The second of three workers.
         cifar10.inference(cifar10.distorted_inputs(shard=(1, 3))[0])
     assert shapes == 4 * [[8, 24, 24, 3]]
@@ -451,7 +457,7 @@ sys.path.insert(0, sys.argv.pop(1))
 import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
 import cifar10, cifar10_input, cifar10_multi_gpu_train
-from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import accuracy
 step = tf.Variable(0, trainable=False, name='global_step')
 images, labels = cifar10.distorted_inputs()
 logits = cifar10.inference(images)
@@ -467,14 +473,14 @@ with tf.Session() as session:
     rates = [float(session.run(rate, {step: number})) for number in (0, 19, 20, 40)]
     image = session.run(images)
 with tf.Graph().as_default():
-    queue = cifar10.distorted_inputs_queue(2)
+    queue = cifar10_input.distorted_batches(cifar10.source(), capacity=2)
     cifar10_multi_gpu_train._build_towers(queue)
     names = [op.name for op in tf.get_default_graph().get_operations()]
 print(json.dumps({
     'logits': logits.shape.as_list(), 'images': image.shape, 'rates': rates,
     'decay': float((abs(averaged - moved) / abs(start - moved).max()).max()),
     'towers': sorted({name.split('/')[0] for name in names if name.startswith('copy')}),
-    'total': counting.Evaluation().total, 'url': cifar10.data_set().url}))
+    'total': accuracy.Evaluation().total, 'url': cifar10.source().data_set.url}))
 '''
 
 
@@ -513,9 +519,9 @@ def test_constants_edited_in_cifar10(half_bright, monkeypatch):
     monkeypatch.setattr(cifar10, 'NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN', 160)
     monkeypatch.setattr(cifar10, 'NUM_EXAMPLES_PER_EPOCH_FOR_EVAL', 50)
     assert cifar10.inference(tf.zeros([1, 24, 24, 3])).shape.as_list() == [1, 4]
-    assert cifar10.data_set().classes == ('airplane', 'automobile', 'bird', 'cat')
-    assert cifar10.steps_per_epoch() == 20
-    assert counting.Evaluation().total == 50
+    assert cifar10.source().data_set.classes == ('airplane', 'automobile', 'bird', 'cat')
+    assert cifar10.source().steps_per_epoch() == 20
+    assert accuracy.Evaluation().total == 50
 
 
 @pytest.mark.parametrize('size', [0, 33])
@@ -529,4 +535,4 @@ def test_an_image_size_beyond_the_records(half_bright, monkeypatch, size):
 def test_an_epoch_without_images(half_bright, monkeypatch, name, eval_data):
     monkeypatch.setattr(f'cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_{name}', 0)
     with pytest.raises(ValueError, match=f'FOR_{name} is 0; expected at least 1'):
-        cifar10.num_examples(eval_data)
+        cifar10.source(eval_data).num_examples()

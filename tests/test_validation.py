@@ -19,7 +19,7 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_eval
 import cifar10_train
-from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import accuracy
 from cifar10_lib import recipes
 from cifar10_lib.runs import folder as run_folder
 from cifar10_lib.runs import metrics
@@ -74,7 +74,7 @@ def scalars(tag):
 def errors(step):
     """Errors of the checkpoint at a step, by a separate evaluation."""
     path = str(folder(f'model.ckpt-{step}'))
-    found = [counting.Evaluation(use_moving_averages=averaged).run(path)
+    found = [accuracy.Evaluation(use_moving_averages=averaged).run(path)
              for averaged in (False, True)]
     return [(result.total - result.correct) / result.total for result in found]
 

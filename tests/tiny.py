@@ -37,8 +37,8 @@ def augment(planes):
 
 RECIPE = recipe.Recipe(
     name='tiny', inference=inference, augment=augment, prepare=prepare,
-    schedule=lambda global_step, replicas: tf.constant(0.01), optimizer=tf.train.AdamOptimizer,
-    batch_size=16, epochs=6, validate_every=1)
+    schedule=lambda global_step, batches_per_step: tf.constant(0.01),
+    optimizer=tf.train.AdamOptimizer, batch_size=16, epochs=6, validate_every=1)
 
 
 def normed_inference(images, training, gather=None):
@@ -54,5 +54,5 @@ def normed_inference(images, training, gather=None):
 
 NORMED = dataclasses.replace(
     RECIPE, name='normed', inference=normed_inference, has_batch_norm=True,
-    schedule=lambda global_step, replicas: tf.constant(0.1),
+    schedule=lambda global_step, batches_per_step: tf.constant(0.1),
     optimizer=tf.train.GradientDescentOptimizer)  # Its steps are multiples of the gradients.

@@ -9,7 +9,9 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
+import cifar10_input
 import cifar10_multi_gpu_train
+from cifar10_lib.nets import summaries
 from cifar10_lib.nets import variables
 from cifar10_lib.program import devices
 from cifar10_lib import recipes
@@ -40,13 +42,14 @@ def step_of_towers(queue=None):
     recipe, towers = recipes.chosen(), FLAGS.num_gpus
     with tf.device('/cpu:0'):
         global_step = tf.train.get_or_create_global_step()
-        queue = queue or cifar10.distorted_inputs_queue(2 * towers, recipe)
+        queue = queue or cifar10_input.distorted_batches(
+            cifar10.source(), recipe.augment, 2 * towers)
         losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
         losses = cifar10_multi_gpu_train._mean_losses(losses)
         with tf.device(variables.device()):
             gradients = cifar10_multi_gpu_train.average_gradients(gradients)
         return tf.group(cifar10.apply_gradients(gradients, global_step, towers, recipe),
-                        cifar10.loss_summaries(losses))
+                        summaries.losses(losses))
 
 
 def gpus_as_cpus(op):

@@ -201,3 +201,13 @@ SYNTHETIC100 = DataSet(
     learning_rate=_GENTLE)
 
 TABLE = {row.name: row for row in (CIFAR10, CIFAR100, SYNTHETIC, SYNTHETIC100)}
+
+
+def edited_cifar10(num_classes, url=CIFAR10.url):
+    """The row of CIFAR-10 with the tutorial's constants NUM_CLASSES and DATA_URL."""
+    names = [*CIFAR10.classes, *map(str, range(10, num_classes))]
+    remedy = None if num_classes >= CIFAR10.num_classes else (
+        f'NUM_CLASSES is {num_classes}: raise it to 10, or remove the records of other classes '
+        'from the files.')
+    return dataclasses.replace(
+        CIFAR10, classes=tuple(names[:num_classes]), url=url, label_remedy=remedy)

@@ -40,5 +40,5 @@ def checkpoint():
 def check_run():
     """Checks that `--checkpoint_dir` holds a run of `--net` and `--dataset`; see `check_run` in
     `runs/folder.py` for results and errors."""
-    return run_folder.check_run(FLAGS.checkpoint_dir, FLAGS.net, cifar10.data_set(),
+    return run_folder.check_run(FLAGS.checkpoint_dir, FLAGS.net, cifar10.source().data_set,
                                 'pass those flags, or choose another --checkpoint_dir')

@@ -4,7 +4,6 @@ import contextlib
 import tensorflow.compat.v1 as tf
 from absl import app
 
-import cifar10
 from cifar10_lib.datasets import table
 from cifar10_lib.program import devices
 from cifar10_lib.program import interrupts
@@ -44,7 +43,7 @@ class Model:
                         'probabilities': tf.nn.softmax(logits, name='probabilities'),
                         'classes': tf.argmax(logits, axis=1, name='classes')}
         self._variables = {
-            averaged: cifar10.variables_to_restore(averaged) for averaged in (False, True)}
+            averaged: _variables_to_restore(averaged) for averaged in (False, True)}
         self._loader = checkpoints.Loader(tf.global_variables())
         interrupts.raise_lost()
 
@@ -97,6 +96,19 @@ class Model:
             use_moving_averages: whether to use the moving averages.
         """
         self._loader.assign(values, self._variables[use_moving_averages], session)
+
+
+def _variables_to_restore(use_moving_averages):
+    """The network's variables by the names of their values in a checkpoint.
+
+    The moving statistics of batch norms are not averaged.
+    """
+    found = {variable.op.name: variable for variable in tf.global_variables()}
+    if use_moving_averages:
+        averages = tf.train.ExponentialMovingAverage(decay=0.0)  # Only for the names.
+        for variable in tf.trainable_variables():
+            found[averages.average_name(variable)] = found.pop(variable.op.name)
+    return found
 
 
 def _logits_of_whole_batch(images, batch_size):

@@ -2,7 +2,7 @@
 import collections
 import datetime
 
-from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import accuracy
 from cifar10_lib.program import console
 from cifar10_lib.runs import best
 
@@ -34,7 +34,7 @@ class Validation:
         self._caught = caught
         self._variables = {variable.op.name: variable for variable in variables}
         self._best = best.Best(train_dir, variables, images)
-        self._evaluation = counting.Evaluation(images)
+        self._evaluation = accuracy.Evaluation(images)
 
     def run(self, session, step, training_error=None):
         """Validates the training session, prints a line, and saves the best variables so far.

@@ -7,19 +7,19 @@ import tensorflow.compat.v1 as tf
 WARMUP_EPOCHS = 5  # Of the paper, and of NNabla's example.
 
 
-def batches_per_step(batch_size, replicas, unit):
+def batches_per_step(batch_size, batches, unit):
     """The number of batches by which the rule multiplies the learning rate, an int.
 
-    A batch of k times the usual size counts as k batches, so that one replica with 256 images
-    trains as two with 128. A batch of any other size counts as one.
+    A batch of k times the usual size counts as k batches, so that one tower with 256 images trains
+    as two with 128. A batch of any other size counts as one.
 
     Args:
-        batch_size: number of images in the batch of each replica.
-        replicas: number of batches in a step, over all towers and workers.
+        batch_size: number of images in each batch.
+        batches: number of batches in a step, over all towers and workers.
         unit: the usual size of a batch, for which the learning rate was chosen.
     """
     multiple, rest = divmod(batch_size, unit)
-    return replicas * (1 if rest else multiple)
+    return batches * (1 if rest else multiple)
 
 
 def factor(global_step, steps_per_epoch, batches, warmup_epochs=WARMUP_EPOCHS):

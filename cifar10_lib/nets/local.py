@@ -34,13 +34,10 @@ def layer(net, name, filters, summarise):
     """
     height, width, channels = net.shape.as_list()[1:]
     with tf.variable_scope(name) as scope:
-        weights = variables.read(variables.on_cpu(
-            'weights', [height, width, _SIZE, _SIZE, channels, filters],
-            tf.truncated_normal_initializer(stddev=_STDDEV)))
-        variables.add_weight_decay(weights, _WEIGHT_DECAY)
-        weights = tf.cast(weights, net.dtype)
-        biases = variables.read(variables.on_cpu(
-            'biases', [height, width, filters], tf.constant_initializer(_BIAS)), net.dtype)
+        weights = variables.with_weight_decay(
+            'weights', [height, width, _SIZE, _SIZE, channels, filters], _STDDEV, _WEIGHT_DECAY)
+        biases = variables.on_cpu(
+            'biases', [height, width, filters], tf.constant_initializer(_BIAS))
         net = tf.nn.relu(locally_connected(net, weights) + biases, name=scope.name)
         summarise(net)
     return net

@@ -29,7 +29,8 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
     """
     channels = net.shape.as_list()[-1]
     with tf.name_scope(name) as scope:
-        neighbours = _band(channels, depth_radius)
+        index = np.arange(channels)  # The band matrix is 1 where two channels are neighbours.
+        neighbours = (abs(index[:, np.newaxis] - index) <= depth_radius).astype(np.float32)
 
         @tf.custom_gradient
         def normalise(x):
@@ -37,7 +38,8 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
             # operations would each cost a pass over all activations.
             squares = tf.matmul(tf.square(x), alpha * neighbours)
             total = tf.nn.bias_add(squares, [bias] * channels)
-            scale = _negative_power(total, beta)
+            # For the usual beta, square roots are much faster than `tf.pow`.
+            scale = tf.rsqrt(total * tf.sqrt(total)) if beta == 0.75 else tf.pow(total, -beta)
 
             def gradient(dy):
                 # dy[j] / dx[c] is scale[c] if j = c, minus 2 alpha beta x[c] y[j] / total[j] if j
@@ -51,16 +53,3 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
         rows = tf.reshape(tf.cast(net, tf.float32), [-1, channels])
         result = tf.cast(tf.reshape(normalise(rows), tf.shape(net)), net.dtype)
         return tf.identity(result, name=scope)
-
-
-def _band(channels, depth_radius):
-    """float32 [channels, channels]: 1 if the two channels are neighbours, else 0."""
-    index = np.arange(channels)
-    return (abs(index[:, np.newaxis] - index) <= depth_radius).astype(np.float32)
-
-
-def _negative_power(total, beta):
-    """total ^ -beta; for the usual 0.75, by square roots, which are much faster than `tf.pow`."""
-    if beta == 0.75:
-        return tf.rsqrt(total * tf.sqrt(total))
-    return tf.pow(total, -beta)

@@ -14,8 +14,8 @@ class Recipe:
         augment: function from the pixels of records, uint8 [records, 3 * 32 * 32], to images for
             training, float32 [records, height, width, 3]. May draw random numbers.
         prepare: the same for evaluation, without random numbers.
-        schedule: function (global_step, replicas) -> learning rate, float32 []; `replicas` is the
-            number of batches of `--batch_size` in one step. Leaves out the linear scaling rule.
+        schedule: function (global_step, batches_per_step) -> learning rate, float32 []. Leaves out
+            the linear scaling rule.
         optimizer: function from the learning rate to a `tf.train.Optimizer`.
         batch_size: default of `--batch_size`.
         epochs: default of `--epochs`; None for the default of `--max_steps`.

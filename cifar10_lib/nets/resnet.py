@@ -148,11 +148,11 @@ def _batch_norm(net, name, training, gather):
     """
     shape = net.shape.as_list()[-1:]
     with tf.variable_scope(name):
-        gamma = variables.read(variables.on_cpu('gamma', shape, tf.ones_initializer()))
-        beta = variables.read(variables.on_cpu('beta', shape, tf.zeros_initializer()))
+        gamma = variables.read(variables.get_float32('gamma', shape, tf.ones_initializer()))
+        beta = variables.read(variables.get_float32('beta', shape, tf.zeros_initializer()))
         moving = [
-            variables.on_cpu('moving_mean', shape, tf.zeros_initializer(), trainable=False),
-            variables.on_cpu('moving_variance', shape, tf.ones_initializer(), trainable=False)]
+            variables.get_float32('moving_mean', shape, tf.zeros_initializer(), trainable=False),
+            variables.get_float32('moving_variance', shape, tf.ones_initializer(), trainable=False)]
         if not training:
             return tf.nn.fused_batch_norm(
                 net, gamma, beta, *map(variables.read, moving), epsilon=_EPSILON,
@@ -199,14 +199,14 @@ def _affine(net, name, units):
     """Fully connected layer with a bias: float [batch, inputs] -> float32 [batch, units]."""
     with tf.variable_scope(name):
         weights = _weights([net.shape.as_list()[-1], units], net.dtype)
-        biases = variables.on_cpu('biases', [units], tf.zeros_initializer())
+        biases = variables.get_float32('biases', [units], tf.zeros_initializer())
         net = tf.matmul(net, weights)
         return tf.nn.bias_add(tf.cast(net, tf.float32), variables.read(biases))
 
 
 def _weights(shape, dtype):
     """Returns `weights` as `dtype`, initially uniform as in Glorot and Bengio (2010)."""
-    weights = variables.on_cpu('weights', shape, tf.glorot_uniform_initializer())
+    weights = variables.get_float32('weights', shape, tf.glorot_uniform_initializer())
     return variables.read(weights, dtype)
 
 

@@ -1,6 +1,6 @@
-"""Float32 variables, shared by all towers; names are within the variable scope.
+"""Float32 variables, shared by all towers, and the type in which layers compute with them.
 
-They are in host memory, as in the tutorial, unless `--variables` moves them. They are resource
+Variables are in host memory, as in the tutorial, unless `--variables` moves them. They are resource
 variables, whose reads and writes are ordered: the moving averages rely on that.
 """
 import tensorflow.compat.v1 as tf
@@ -10,6 +10,12 @@ flags.DEFINE_enum('variables', 'cpu', ['cpu', 'gpu'], 'Memory for the variables 
                   "the host's, or that of the first GPU, which saves copying them in each step.")
 
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
+FLAGS['variables'].allow_override = True  # A program's own flag of this name replaces ours.
+
+
+def compute_type():
+    """The type in which layers compute; variables, losses and updates are float32 with any."""
+    return tf.float16 if FLAGS.use_fp16 else tf.bfloat16 if FLAGS.use_bf16 else tf.float32
 
 
 def device():
@@ -17,8 +23,8 @@ def device():
     return f'/{FLAGS.variables}:0'
 
 
-def on_cpu(name, shape, initializer, trainable=True):
-    """Gets or creates a variable; on the first GPU with `--variables=gpu`."""
+def get_float32(name, shape, initializer, trainable=True):
+    """Gets or creates a variable of the current variable scope."""
     with tf.device(device()):
         return tf.get_variable(name, shape, initializer=initializer, dtype=tf.float32,
                                trainable=trainable, use_resource=True)
@@ -30,7 +36,37 @@ def read(variable, dtype=tf.float32):
         return tf.cast(variable.read_value(), dtype)
 
 
-def add_weight_decay(variable, factor):
-    """Adds the loss factor * |variable|^2 / 2 to the collection `losses`."""
-    tf.add_to_collection(
-        'losses', tf.multiply(tf.nn.l2_loss(variable), factor, name='weight_loss'))
+def on_cpu(name, shape, initializer):
+    """Gets or creates a variable to compute with.
+
+    Args:
+        name: name within the variable scope.
+        shape: list of int.
+        initializer: a TensorFlow initializer.
+
+    Returns:
+        The float32 variable; with `--use_fp16` or `--use_bf16`, its value in that type.
+    """
+    variable = get_float32(name, shape, initializer)
+    dtype = compute_type()
+    return variable if dtype == tf.float32 else read(variable, dtype)
+
+
+def with_weight_decay(name, shape, stddev, wd):
+    """Gets or creates weights, initially from a truncated normal distribution.
+
+    Args:
+        name: name within the variable scope.
+        shape: list of int.
+        stddev: standard deviation of the distribution before truncation.
+        wd: the loss wd * |weights|^2 / 2 is added to the collection `losses`; None for none.
+
+    Returns:
+        The variable or, with `wd`, `--use_fp16` or `--use_bf16`, its value as `compute_type()`.
+    """
+    initializer = tf.truncated_normal_initializer(stddev=stddev)
+    if wd is None:
+        return on_cpu(name, shape, initializer)
+    weights = read(get_float32(name, shape, initializer))  # Once: a GPU would copy it each time.
+    tf.add_to_collection('losses', tf.multiply(tf.nn.l2_loss(weights), wd, name='weight_loss'))
+    return tf.cast(weights, compute_type())

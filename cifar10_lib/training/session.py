@@ -16,6 +16,7 @@ from absl import app
 from absl import flags
 
 import cifar10
+from cifar10_lib import settings as settings_
 from cifar10_lib.evaluation import validation
 from cifar10_lib.program import console
 from cifar10_lib.program import files
@@ -98,7 +99,7 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
         errors.DataError: a record file was replaced by a damaged one.
         FloatingPointError: the loss or a variable is not finite.
     """
-    variables = cifar10.variables_to_save()
+    variables = tf.global_variables()
     loader = checkpoints.Loader(variables)
     # This process initialises all variables. Reports of those that are not initialised, which the
     # scaffold would add, are an eighth of the graph.
@@ -114,7 +115,7 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
         if team.leads:
             _prepare_folder(examples_per_step)
         try:
-            with cifar10.damage_reported(), signals.caught() as caught:
+            with cifar10.source().damage_reported(), signals.caught() as caught:
                 with _monitored_session(
                         loss, examples_per_step, scaffold, variables, caught, team) as monitored:
                     yield monitored
@@ -128,14 +129,15 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
 
 def _monitored_session(loss, examples_per_step, scaffold, variables, caught, team):
     """The session of one worker, with its hooks in the order in which they see a step."""
-    pace = pace_.Pace(examples_per_step, cifar10.num_examples(eval_data=False), FLAGS.max_steps,
+    source = cifar10.source()
+    pace = pace_.Pace(examples_per_step, source.num_examples(), FLAGS.max_steps,
                       FLAGS.validate_every or 0)
     steps = hooks.StepCounter()
     all_hooks = [
         *team.hooks(caught),  # First: worker 0 broadcasts the global step to the counters.
         steps,
         hooks.StopHook(lambda: steps.made >= FLAGS.max_steps),
-        hooks.DataHook(steps, cifar10.data_set(), cifar10.data_folder()),
+        hooks.DataHook(steps, source.data_set, source.folder),
         *(_leaders_hooks(steps, pace, loss, scaffold, variables, caught) if team.leads else []),
         *team.hooks_after(steps, pace)]
     return team.session(scaffold, all_hooks)
@@ -174,13 +176,13 @@ def _mean_error():
         return tf.add_n(errors) / len(errors) if errors else None
 
 
-def use_recipe(replicas=1):
+def use_recipe(batches_per_step=1):
     """Sets flags that the user did not give to the defaults of `--net`, and prints changes.
 
     `--max_steps` becomes the number of steps in `--epochs`, or else in the recipe's epochs.
 
     Args:
-        replicas: number of batches of `--batch_size` in one step.
+        batches_per_step: number of batches of `--batch_size` in one step.
 
     Raises:
         FileNotFoundError: a record file is missing.
@@ -196,16 +198,16 @@ def use_recipe(replicas=1):
 
     replace('batch_size', recipe.batch_size)
     if FLAGS.epochs is not None:
-        FLAGS.set_default('max_steps', _steps_in(FLAGS.epochs, replicas))
+        FLAGS.set_default('max_steps', _steps_in(FLAGS.epochs, batches_per_step))
     elif recipe.epochs is not None:
-        replace('max_steps', _steps_in(recipe.epochs, replicas))
+        replace('max_steps', _steps_in(recipe.epochs, batches_per_step))
     if FLAGS.validate_every is None:
         FLAGS.set_default('validate_every', recipe.validate_every)
     if replaced:
         console.line(f'Defaults for --net={recipe.name}: {" ".join(replaced)}')
     if FLAGS.epochs is not None:
         console.line(f'--epochs={FLAGS.epochs:g}: {FLAGS.max_steps} steps of '
-                     f'{cifar10.examples_per_step(replicas)} images.')
+                     f'{cifar10.source().examples_per_step(batches_per_step)} images.')
 
 
 def counts_epochs():
@@ -214,8 +216,8 @@ def counts_epochs():
         FLAGS.epochs is not None or recipes.chosen().epochs is not None)
 
 
-def _steps_in(epochs, replicas):
-    steps = pace_.steps_in(epochs, cifar10.steps_per_epoch(replicas))
+def _steps_in(epochs, batches_per_step):
+    steps = pace_.steps_in(epochs, cifar10.source().steps_per_epoch(batches_per_step))
     if steps > _MAX_STEPS:
         raise app.UsageError(f'--epochs={epochs:g} is {steps} steps; expected at most '
                              f'{_MAX_STEPS}: lower --epochs')
@@ -271,11 +273,11 @@ def _prepare_folder(examples_per_step):
         run_folder.remove_own_files(FLAGS.train_dir)
     earlier = _check_same_run()
     run_folder.remove_unfinished(FLAGS.train_dir)
-    scales = cifar10.scales_linearly(recipes.chosen())
+    scales = settings_.scales_linearly(recipes.chosen())
     rate = {'learning_rate': FLAGS.learning_rate,
             'warmup_epochs': FLAGS.warmup_epochs if scales else None}  # None: not scaled.
     _report_changes(earlier or {}, examples_per_step, rate)
-    data_set = cifar10.data_set()
+    data_set = cifar10.source().data_set
     run_folder.write_run(FLAGS.train_dir, {
         'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
         'settings': {
@@ -317,7 +319,7 @@ def _check_same_run():
         app.UsageError: the flags describe another run.
     """
     advice = 'choose another --train_dir, or start over with --restart'
-    settings = run_folder.check_run(FLAGS.train_dir, FLAGS.net, cifar10.data_set(), advice)
+    settings = run_folder.check_run(FLAGS.train_dir, FLAGS.net, cifar10.source().data_set, advice)
     earlier = settings and settings.get('validate_on', 'test')
     if earlier not in (None, FLAGS.validate_on):
         raise app.UsageError(

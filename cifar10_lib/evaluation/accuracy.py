@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import cifar10
+import cifar10_input
 from cifar10_lib.evaluation import model
 from cifar10_lib.program import errors
 from cifar10_lib.program import devices
@@ -47,19 +48,19 @@ class Evaluation:
         self._advice = (
             '--use_moving_averages=false evaluates the raw weights' if use_moving_averages else
             'Choose another run')
-        use_test_set, held_out = eval_data == 'test', eval_data == 'held_out'
-        self.size = cifar10.num_held_out() if held_out else min(
-            cifar10.examples_per_epoch(use_test_set), cifar10.num_records(use_test_set))
+        subset = 'held_out' if eval_data == 'held_out' else 'all'
+        self._source = cifar10.source(eval_data == 'test', subset)
+        self.size = min(self._source.num_examples(), self._source.num_records())
         if not self.size:
-            raise errors.DataError(f'{cifar10.data_folder()} has fewer than 10 training images, '
-                                   'too few to hold some out: use --validate_on=test')
+            raise errors.DataError(f'{self._source.folder} has fewer than 10 training images, too '
+                                   'few to hold some out: use --validate_on=test')
         self.total = self.size if num_examples is None else min(num_examples, self.size)
         with tf.Graph().as_default() as self.graph:
             with tf.device('/cpu:0'):
-                images, labels = cifar10.inputs(
-                    use_test_set, recipes.chosen(), held_out, num_epochs=1)
-            self._model = model.Model(images, cifar10.examples_per_step())
-            self._classes = cifar10.data_set().num_classes
+                images, labels = cifar10_input.batches(
+                    self._source, recipes.chosen().prepare, num_epochs=1)
+            self._model = model.Model(images, self._source.batch_size)
+            self._classes = self._source.data_set.num_classes
             with tf.name_scope('confusion'):
                 # One prediction per image: `in_top_k` would count all classes of a tie.
                 predictions = tf.cast(self._model.outputs['classes'], tf.int32)
@@ -109,7 +110,7 @@ class Evaluation:
         Raises:
             errors.DataError: a record file was replaced by a damaged one.
         """
-        with cifar10.damage_reported(), \
+        with self._source.damage_reported(), \
                 tf.Session(graph=self.graph, config=devices.session_config()) as session:
             session.run(self._initialiser)
             self._model.assign(values, session, use_moving_averages)
@@ -134,7 +135,7 @@ class Evaluation:
                 results = session.run(fetches)
             except tf.errors.OutOfRangeError as error:
                 raise errors.DataError(
-                    f'{cifar10.data_folder()} had at least {self.total} images at the start and '
+                    f'{self._source.folder} had at least {self.total} images at the start and '
                     f'has {total} now: run the same command again to count these') from error
             cells = results['cells'][:self.total - total]
             confusion += np.bincount(cells, minlength=len(confusion))

@@ -7,7 +7,7 @@ from absl import app, flags
 from absl.testing import flagsaver
 
 from cifar10_lib.datasets import table
-from cifar10_lib.evaluation import counting
+from cifar10_lib.evaluation import accuracy
 from cifar10_lib.program import errors
 
 FLAGS = flags.FLAGS
@@ -49,7 +49,7 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
     names = table.CIFAR10.split(eval_data == 'test')
     correct = plain_correct([noisy / name for name in names], values)
     with flagsaver.flagsaver(validate_on='held_out'):  # Has no effect here.
-        current = counting.Evaluation(eval_data, use_moving_averages)
+        current = accuracy.Evaluation(eval_data, use_moving_averages)
     result = current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
     assert result.total == current.total == len(correct) == (130 if eval_data == 'test' else 150)
     assert result.correct == correct.sum() > 0
@@ -64,7 +64,7 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
 def test_num_examples(noisy, tmp_path, num_examples, total):
     raw, _ = plain.save_checkpoint(tmp_path / 'train')
     correct = plain_correct([noisy / 'test_batch.bin'], raw)[:total]
-    result = counting.Evaluation('test', False, num_examples).run(
+    result = accuracy.Evaluation('test', False, num_examples).run(
         str(tmp_path / 'train' / 'model.ckpt-123'))
     assert (result.correct, result.total) == (correct.sum(), total)
 
@@ -74,7 +74,7 @@ def test_the_confusion_matrix_has_labels_in_rows(noisy, tmp_path):
     expected = np.zeros([10, 10], np.int64)
     for label, prediction in zip(*plain_predictions([noisy / 'test_batch.bin'], raw)):
         expected[label, prediction] += 1
-    result = counting.Evaluation(use_moving_averages=False).run(
+    result = accuracy.Evaluation(use_moving_averages=False).run(
         str(tmp_path / 'train' / 'model.ckpt-123'))
     assert (expected != expected.T).any()
     assert result.confusion.dtype == np.int64
@@ -90,7 +90,7 @@ def test_a_tie_counts_as_one_prediction(noisy, tmp_path):
         session.run(tf.global_variables_initializer())
         path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
     labels = np.fromfile(noisy / 'test_batch.bin', np.uint8).reshape(-1, 3073)[:, 0]
-    result = counting.Evaluation(use_moving_averages=False).run(path)
+    result = accuracy.Evaluation(use_moving_averages=False).run(path)
     assert result.correct == (labels == 0).sum()
 
 
@@ -102,17 +102,17 @@ def test_a_checkpoint_that_does_not_fit_names_the_variables(noisy, tmp_path):
         session.run(tf.global_variables_initializer())
         path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
     with pytest.raises(app.UsageError) as error:
-        counting.Evaluation(use_moving_averages=False).run(path)
+        accuracy.Evaluation(use_moving_averages=False).run(path)
     assert 'network: conv2/biases has shape [3]; expected [64]. Choose' in str(error.value)
     with pytest.raises(app.UsageError) as error:
-        counting.Evaluation().run(path)
+        accuracy.Evaluation().run(path)
     assert str(error.value).count('ExponentialMovingAverage is missing') == 10
     assert '--use_moving_averages=false' in str(error.value)
 
 
 def test_the_exception_of_a_reading_thread_is_raised(noisy, tmp_path):
     plain.save_checkpoint(tmp_path / 'train')
-    current = counting.Evaluation()
+    current = accuracy.Evaluation()
     (noisy / 'test_batch.bin').unlink()
     with pytest.raises(tf.errors.NotFoundError, match='test_batch.bin'):
         current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
@@ -121,7 +121,7 @@ def test_the_exception_of_a_reading_thread_is_raised(noisy, tmp_path):
 def test_fewer_records_than_counted_are_an_error(noisy, tmp_path):
     """The file was replaced after the check; a precision of other images must not be printed."""
     plain.save_checkpoint(tmp_path / 'train')
-    current = counting.Evaluation()
+    current = accuracy.Evaluation()
     with open(noisy / 'test_batch.bin', 'r+b') as stream:
         stream.truncate(3073 * 100)
     with pytest.raises(errors.DataError, match='had at least 130 images .* has 100 now'):
@@ -131,7 +131,7 @@ def test_fewer_records_than_counted_are_an_error(noisy, tmp_path):
 def test_an_invalid_label_is_reported_with_file_and_record(noisy, tmp_path):
     """Even if the file was replaced after the check."""
     plain.save_checkpoint(tmp_path / 'train')
-    current = counting.Evaluation()
+    current = accuracy.Evaluation()
     with open(noisy / 'test_batch.bin', 'r+b') as stream:
         stream.seek(3073 * 77)
         stream.write(b'\x0a')
@@ -145,6 +145,6 @@ def test_a_signal_ends_counting(noisy, tmp_path):
     plain.save_checkpoint(tmp_path / 'train')
     values = tf.train.load_checkpoint(str(tmp_path / 'train' / 'model.ckpt-123'))
     values = {name: values.get_tensor(name) for name in values.get_variable_to_shape_map()}
-    current = counting.Evaluation()
+    current = accuracy.Evaluation()
     assert current.count(values, False).total == 130
     assert current.count(values, False, caught=[15]) is None
