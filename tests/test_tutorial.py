@@ -63,6 +63,10 @@ def test_the_check_of_quotations():
     pytest.param(*block, id=block[0]) for block in commented('quote')])
 def test_quotations_are_the_code(where, quotation):
     path, _, name = where.partition(': ')
+    if name:  # Its first line says where it is from.
+        first, _, quotation = quotation.partition('\n')
+        brackets = '' if name.isupper() else '()'
+        assert first == f'# {path}, {name}{brackets}'
     assert is_quoted_from(quotation, source(path, name)), where
 
 
@@ -78,17 +82,43 @@ def test_each_section_quotes_code_and_ends_with_a_command():
         assert blocks[-1]['language'] == 'bash', section[:40]
 
 
-@pytest.mark.parametrize('path, expected', [
-    pytest.param(*block, id=block[0]) for block in commented('output')])
-def test_examples_print_what_the_text_shows(path, expected):
+@pytest.mark.parametrize('path', sorted({path for path, _ in commented('output')}))
+def test_examples_print_what_the_text_shows(path):
+    """An example that is quoted in stages has an output below each."""
+    expected = ''.join(output for each, output in commented('output') if each == path)
     done = spawn.run_script(path)
     assert done.stdout == expected, done.stderr
 
 
 def test_every_example_is_quoted_with_its_output():
     paths = sorted(f'docs/examples/{path.name}' for path in (ROOT / 'docs/examples').glob('*.py'))
-    assert sorted(path for path, _ in commented('output')) == paths
+    assert sorted({path for path, _ in commented('output')}) == paths
     assert {path for path, _ in commented('quote')} >= set(paths)
+
+
+def test_each_section_asks_a_question_with_a_folded_answer():
+    for section in re.split(r'^## (?=\d+\. )', TUTORIAL, flags=re.MULTILINE)[1:13]:
+        found = re.findall(
+            r'^\*\*Before you go on\.\*\* .*?\n\n<details><summary>Answer</summary>\n\n.+?\n\n'
+            r'</details>$', section, re.MULTILINE | re.DOTALL)
+        assert len(found) == 1, section[:40]
+
+
+def test_the_trainer_is_quoted_whole():
+    """What a reader types in from the text is the file, apart from its docstring."""
+    quoted = [code for path, code in commented('quote') if path == 'docs/examples/trainer.py']
+    assert len(quoted) == 4
+    text = (ROOT / 'docs/examples/trainer.py').read_text()
+    body = text[text.index('import numpy'):]
+    assert '\n'.join(quoted).split() == body.split()
+
+
+def test_the_notebook_has_the_anchors_of_its_links():
+    """JupyterLab's own ids are not GitHub's."""
+    text = '\n'.join(source for kind, source in notebook.cells(TUTORIAL) if kind == 'markdown')
+    links = re.findall(r'\]\(#([\w-]+)\)', text)
+    assert len(links) > 30
+    assert set(links) <= set(re.findall(r'<a id="([\w-]+)"></a>', text))
 
 
 def test_solutions_that_change_the_code_fit_it():
