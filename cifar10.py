@@ -24,6 +24,7 @@ from cifar10_lib.nets import lrn
 from cifar10_lib.nets import recipe as recipe_
 from cifar10_lib.nets import summaries
 from cifar10_lib.nets import variables
+from cifar10_lib.program import argparse_flags
 from cifar10_lib.program import paths
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
@@ -33,6 +34,8 @@ flags.DEFINE_boolean('use_fp16', False, 'Compute in float16 with float32 variabl
 
 # TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
 FLAGS = tf.app.flags.FLAGS
+FLAGS['batch_size'].allow_override = True  # Also for a program's own flag `b`.
+parser = argparse_flags.Parser()  # For code written against the tutorial's last version.
 
 # Facts about CIFAR-10. The image size is that of cifar10_input.py: edit it there.
 IMAGE_SIZE = cifar10_input.IMAGE_SIZE

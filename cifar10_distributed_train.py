@@ -27,6 +27,7 @@ from cifar10_lib.program import devices
 from cifar10_lib.program import ownership
 from cifar10_lib import recipes
 from cifar10_lib.training import replicas
+from cifar10_lib.training import resume
 from cifar10_lib.training import session as training
 from cifar10_lib.training import solo
 from cifar10_lib.workers import cluster
@@ -57,12 +58,13 @@ def build(images, labels, team):
     """
     recipe = recipes.chosen()
     global_step = tf.train.get_or_create_global_step()
-    replica = replicas.Replica(team.rank, team.size)
+    replica = replicas.Replica(team.worker)
     loss = cifar10.loss(replicas.inference(images, replica), labels)
     gradients = cifar10.compute_gradients(loss)
     losses = team.mean_losses(cifar10.losses_by_name(loss))
     train_op = tf.group(
-        cifar10.apply_gradients(team.mean_gradients(gradients), global_step, team.size, recipe),
+        cifar10.apply_gradients(team.mean_gradients(gradients), global_step,
+                                team.worker.size, recipe),
         summaries.losses(losses))
     return train_op, losses['total_loss']
 
@@ -75,13 +77,14 @@ def train(team=solo.ALONE, first_step=None):
         first_step: the step at which worker 0 starts; the others may be unable to read its
             checkpoints.
     """
+    worker = team.worker
     with tf.Graph().as_default():
-        training.use_seed(team.rank, first_step)
+        training.use_seed(worker.rank, first_step)
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             tf.train.get_or_create_global_step()
-            images, labels = cifar10.distorted_inputs(recipes.chosen(), (team.rank, team.size))
+            images, labels = cifar10.distorted_inputs(recipes.chosen(), (worker.rank, worker.size))
         train_op, loss = build(images, labels, team)
-        examples_per_step = cifar10.source().examples_per_step(team.size)
+        examples_per_step = cifar10.source().examples_per_step(worker.size)
         with training.session(loss, examples_per_step, team=team) as session:
             while not session.should_stop():
                 session.run(train_op)
@@ -99,19 +102,19 @@ def facts():
     return shared
 
 
-def main(me):
-    if me.rank:
+def main(cluster_):
+    if not cluster_.worker.leads:
         sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
-    training.use_recipe(me.size)
-    with team_.joined(me, facts()) as team:
-        first_step = team.agree('the run', value=(
-            training.first_step() if team.leads and training.steps_left() else None))
+    training.apply_recipe_defaults(cluster_.worker.size)
+    with team_.joined(cluster_, facts()) as team:
+        first_step = team.barrier('the run', value=(
+            resume.first_step() if team.worker.leads and training.steps_left() else None))
         if first_step is None:  # Worker 0 has printed that no steps are left.
             return
         console.line(devices.line(dtype=variables.compute_type()))
         cifar10.maybe_download_and_extract()
         source = cifar10.source()
-        team.agree('the data', {
+        team.barrier('the data', {
             'training images': source.num_examples(),
             **{f'label {label}': name for label, name in enumerate(source.data_set.classes)}})
         train(team, first_step)
@@ -120,4 +123,4 @@ def main(me):
 if __name__ == '__main__':
     startup.run(lambda: launch.run(main),
                 [devices, cifar10, settings, recipes, training, replicas, cluster, collectives,
-                 ownership])
+                 launch, ownership])

@@ -7,6 +7,7 @@ image once, with the moving averages of the variables. Run it next to the traine
 --run_once to evaluate only the latest checkpoint. --per_class adds figures per class and the
 confusion matrix.
 """
+import contextlib
 import datetime
 import os
 import sys
@@ -30,6 +31,8 @@ from cifar10_lib.program import ownership
 from cifar10_lib.program import paths
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import events
+from cifar10_lib.runs import folder as run_folder
 
 paths.define('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],
@@ -53,25 +56,39 @@ def evaluate():
         app.UsageError: no checkpoint with --run_once, or a checkpoint does not fit the network.
     """
     only = [checkpoint_flags.checkpoint()] if FLAGS.run_once else None  # Fails before any download.
-    settings = checkpoint_flags.check_run()
-    if settings:  # Otherwise the run has not started.
-        _validated_on(settings)
+    if os.path.realpath(FLAGS.eval_dir) == os.path.realpath(FLAGS.checkpoint_dir):
+        console.line('Warning: --eval_dir is the folder of the run: TensorBoard will draw the '
+                     'curves of training and evaluation as one.')
+    current = writer = None
+    with files.explain_full_disk(FLAGS.eval_dir), contextlib.ExitStack() as stack:
+        for checkpoint in only or _checkpoints():
+            validated_on = _validated_on(checkpoint_flags.use_run() or {})
+            current = current or _evaluation()
+            result = _run_unless_gone(current, checkpoint)
+            if result is not None:
+                try:
+                    files.own_folder(FLAGS.eval_dir)
+                    writer = writer or stack.enter_context(_writer(current.graph))
+                    _write(writer, result, current.whole and FLAGS.eval_data == validated_on)
+                finally:  # Print the result even if it cannot be written.
+                    _print(checkpoint, result)
+
+
+def _evaluation():
+    """The `Evaluation` that the flags describe."""
     cifar10.maybe_download_and_extract()
     current = accuracy.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
     if not current.whole:
         console.line(f'Evaluating the first {current.total} of {current.size} images; see '
                      '--num_examples.')
-    files.own_folder(FLAGS.eval_dir)
-    with files.explain_full_disk(FLAGS.eval_dir), \
-            tf.summary.FileWriter(FLAGS.eval_dir, current.graph) as writer:
-        for checkpoint in only or _checkpoints():
-            validated_on = _validated_on(checkpoint_flags.check_run() or {})
-            result = _run_unless_gone(current, checkpoint)
-            if result is not None:
-                try:
-                    _write(writer, result, current.whole and FLAGS.eval_data == validated_on)
-                finally:  # Print the result even if the disk is full.
-                    _print(checkpoint, result)
+    return current
+
+
+def _writer(graph):
+    """An `events.Writer` in `--eval_dir`, with the graph."""
+    writer = events.Writer(FLAGS.eval_dir)
+    writer.add_graph(graph)
+    return writer
 
 
 def _validated_on(settings):
@@ -89,15 +106,22 @@ def _validated_on(settings):
 
 def _print(checkpoint, result):
     weights = 'averaged' if FLAGS.use_moving_averages else 'raw'
-    console.line(f'Evaluated {checkpoint} (step {result.step}, {weights} weights) on '
-                 f'{result.total} images.')
+    console.line(f'Evaluated {checkpoint}{run_folder.owner(FLAGS.checkpoint_dir)} (step '
+                 f'{result.step}, {weights} weights) on {result.total} images.')
     console.line(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}')
+    if _has_many_classes():
+        console.line(f'precision @ {accuracy.TOP} = {result.top:.3f}')
     if FLAGS.per_class:
         names = cifar10.source().data_set.classes
         text = '\n\n'.join([confusion.table(result.confusion, names),
                             confusion.matrix(result.confusion, names)])
         for line in text.split('\n'):
             console.line(line)
+
+
+def _has_many_classes():
+    """Whether the right class among the first five says something."""
+    return cifar10.source().data_set.num_classes > 2 * accuracy.TOP
 
 
 def _run_unless_gone(current, checkpoint):
@@ -125,23 +149,24 @@ def _write(writer, result, like_training):
     If training validates on the same images (`like_training`), also writes the error, with
     training's tag.
     """
-    summary = tf.Summary()
-    summary.ParseFromString(result.summary)
+    summary = tf.Summary.FromString(result.summary)
     summary.value.add(tag='Precision @ 1', simple_value=result.precision)
+    if _has_many_classes():
+        summary.value.add(tag=f'Precision @ {accuracy.TOP}', simple_value=result.top)
     if like_training:
         summary.value.add(tag='validation/error' + '_averaged' * FLAGS.use_moving_averages,
                           simple_value=1 - result.precision)
     if FLAGS.per_class:
         summary.MergeFrom(confusion.summary(result.confusion, cifar10.source().data_set.classes))
     writer.add_summary(summary, result.step)
-    files.flush(writer, FLAGS.eval_dir)
+    writer.flush()
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
     devices.visible_gpus()
     if FLAGS.run_once:
-        console.require()
+        console.fail_if_stdout_closes()
     evaluate()
 
 

@@ -4,9 +4,11 @@
 
 The signature `serving_default` maps `images`, uint8 [batch, 32, 32, 3], to `logits` and
 `probabilities`, both float32 [batch, classes], and `classes`, int64 [batch], the most probable
-ones. The model includes the preprocessing for evaluation, and the variables as constants. The names
-of the classes are in assets.extra/labels.txt, one per line. --export_dir must be a new or empty
-folder. For TensorFlow Serving, its name must be a number, as here.
+ones. It includes the preprocessing for evaluation. The signature `preprocessed` leaves that out,
+for integer quantisation: its `images` are float32, for the tutorial's network [batch, 24, 24, 3],
+each standardised. The variables are constants. The names of the classes are in
+assets.extra/labels.txt, one per line. --export_dir must be a new or empty folder. For TensorFlow
+Serving, its name must be a number, as here.
 """
 import os
 import sys
@@ -44,7 +46,7 @@ def export():
     if not FLAGS.export_dir:
         raise app.UsageError('--export_dir is missing: choose a new folder')
     checkpoint = checkpoint_flags.checkpoint()
-    checkpoint_flags.check_run()
+    checkpoint_flags.use_run()
     with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
         classifier = model.Model.of_pixels()
         with classifier.session(checkpoint, FLAGS.use_moving_averages) as session:
@@ -58,7 +60,6 @@ def _frozen(classifier, session):
     """Returns the part of the graph that computes the outputs, with the variables as constants.
 
     Removes the gradient of local response normalisation, which other processes do not know.
-    `simple_save` removes the devices.
     """
     graph_def = tf.graph_util.convert_variables_to_constants(
         session, classifier.graph.as_graph_def(),
@@ -72,10 +73,16 @@ def _save(graph_def, classifier, folder):
     """Writes a SavedModel of a frozen graph with the tensor names of `classifier`."""
     with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
         tf.import_graph_def(graph_def, name='')
-        images, *outputs = (session.graph.get_tensor_by_name(tensor.name)
-                            for tensor in (classifier.pixels, *classifier.outputs.values()))
-        tf.saved_model.simple_save(
-            session, folder, {'images': images}, dict(zip(classifier.outputs, outputs)))
+        outputs = {name: session.graph.get_tensor_by_name(tensor.name)
+                   for name, tensor in classifier.outputs.items()}
+        signatures = {
+            name: tf.saved_model.predict_signature_def(
+                {'images': session.graph.get_tensor_by_name(images.name)}, outputs)
+            for name, images in (('serving_default', classifier.pixels),
+                                 ('preprocessed', classifier.images))}
+        builder = tf.saved_model.Builder(folder)
+        builder.add_meta_graph_and_variables(session, ['serve'], signatures, clear_devices=True)
+        builder.save()
 
 
 def _write_labels(folder):

@@ -27,6 +27,7 @@ from cifar10_lib import recipes
 from cifar10_lib.training import replicas
 from cifar10_lib.training import session as training
 from cifar10_lib.training import solo
+from cifar10_lib.training import worker
 
 flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a batch per step.',
                      lower_bound=1, upper_bound=256)
@@ -89,7 +90,7 @@ def _build_towers(batch_queue):
                 tf.name_scope(f'{cifar10.TOWER_NAME}_{i}') as scope:
             images, labels = cifar10_input.dequeue(batch_queue)
             with tf.device(f'/gpu:{i}'):
-                replica = replicas.Replica(i, FLAGS.num_gpus, device=f'/cpu:{i}')
+                replica = replicas.Replica(worker.Worker(i, FLAGS.num_gpus), f'/cpu:{i}')
                 total_loss = tower_loss(scope, images, labels, replica)
                 gradients.append(cifar10.compute_gradients(total_loss))
             losses.append(cifar10.losses_by_name(total_loss))
@@ -136,7 +137,7 @@ def train():
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
     used = devices.line(FLAGS.num_gpus, variables.compute_type())
-    training.use_recipe(FLAGS.num_gpus)
+    training.apply_recipe_defaults(FLAGS.num_gpus)
     if training.steps_left():
         console.line(used)
         cifar10.maybe_download_and_extract()

@@ -44,7 +44,7 @@ from cifar10_lib.program import ownership
 from cifar10_lib.program import paths
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import events
 from cifar10_lib.runs import metrics
 from cifar10_lib.runs import names
 
@@ -64,14 +64,12 @@ def samples(stream):
     """Draws the first training images of each class."""
     labels, planes = _records()
     data_set = cifar10.source().data_set
-    title = f'{data_set.title} training images'
-    images = [_images(planes[labels == k][:_COLUMNS]) for k in range(data_set.num_classes)]
-    if data_set.num_classes <= _COLUMNS:
-        rows = [[(image, None) for image in row] for row in images]
-        pictures.grid(stream, rows, title, data_set.classes)
-    else:
-        cells = [(row[0], name) for row, name in zip(images, data_set.classes) if len(row)]
-        pictures.grid(stream, _rows(cells), title)
+    has_rows = data_set.num_classes <= _COLUMNS  # Otherwise one image per class, with its name.
+    rows = [[(image, None if has_rows else name)
+             for image in _images(planes[labels == k][:_COLUMNS if has_rows else 1])]
+            for k, name in enumerate(data_set.classes)]
+    pictures.grid(stream, rows if has_rows else _rows(list(itertools.chain(*rows))),
+                  f'{data_set.title} training images', data_set.classes if has_rows else None)
 
 
 def distorted(stream):
@@ -95,24 +93,18 @@ def filters(stream):
     found = checkpoints.read(
         checkpoint, ['conv1/weights/ExponentialMovingAverage', 'conv1/weights'])
     weights = next(iter(found.values()), np.empty([0]))
-    if not _are_filters(weights):
+    height, width, depth, count = weights.shape if weights.ndim == 4 else 4 * (0,)
+    if (depth != 3 or weights.dtype.kind != 'f' or not 0 < weights.size <= _MAX_WEIGHTS
+            or count > _MAX_FILTERS or not np.all(abs(weights) <= np.finfo(np.float32).max)):
         raise app.UsageError(
             f'{checkpoint} has no conv1/weights to draw; expected finite kernels of three colours, '
             f'at most {_MAX_FILTERS}: choose another run with --runs')
-    height, width, _, count = weights.shape
     weights = weights.astype(np.float64)
     largest = max(np.percentile(abs(weights), 99.5), 1e-30)  # Not 0.
     kernels = np.clip(0.5 + weights.transpose([3, 0, 1, 2]) / (2 * largest), 0, 1)
     pictures.grid(stream, _rows([(kernel, None) for kernel in kernels], columns=int(count ** 0.5)),
                   f'conv1: {count} filters of {height} x {width} pixels after '
                   f'{checkpoints.step(checkpoint)} steps (grey is 0)')
-
-
-def _are_filters(weights):
-    """Whether an array has finite kernels [height, width, 3, filters] and is small enough."""
-    return (weights.ndim == 4 and weights.shape[2] == 3 and weights.dtype.kind == 'f'
-            and 0 < weights.size <= _MAX_WEIGHTS and weights.shape[3] <= _MAX_FILTERS
-            and np.all(abs(weights) <= np.finfo(np.float32).max))
 
 
 def predictions(stream):
@@ -151,7 +143,7 @@ def curves(stream):
     losses, errors = [], []
     for number, (name, run) in enumerate(_named_runs()):
         rows = metrics.read(os.path.join(run, names.METRICS))
-        evaluated = {} if rows else metrics.read_scalars(run, 'Precision @ 1')
+        evaluated = {} if rows else events.read_scalars(run, 'Precision @ 1')
         if not rows and not evaluated:
             raise app.UsageError(f'{run} has no metrics.csv of a training run and no event file of '
                                  'an evaluation: choose other folders with --runs')
@@ -185,31 +177,23 @@ def validation(stream):
 
 
 def _validations(run):
-    """The validation errors of a run, of the raw weights and of their averages: {epoch: error}.
-
-    Raises:
-        app.UsageError: the run has no validations.
-    """
+    """The validation errors of a run, of the raw weights and of their averages: {epoch: error}."""
     rows = {row['step']: row for row in metrics.read(os.path.join(run, names.METRICS))
             if row['epoch'] is not None and row['validation_error'] is not None}
     if not rows:
         raise app.UsageError(f'{run} has no metrics.csv with validations: train with '
                              '--validate_every=1, or choose other folders with --runs')
-    averaged = metrics.read_scalars(run, 'validation/error_averaged')
+    averaged = events.read_scalars(run, 'validation/error_averaged')
     return ({row['epoch']: row['validation_error'] for row in rows.values()},
             {rows[step]['epoch']: error for step, error in averaged.items() if step in rows})
 
 
 def sparsity(stream):
-    """Draws the sparsity of each layer with a ReLU.
-
-    Raises:
-        app.UsageError: the run has no such summaries.
-    """
+    """Draws the sparsity of each layer with a ReLU."""
     run = _only_run()
     tags = [f'{layer}/sparsity' for layer in ('conv1', 'conv2', 'local3', 'local4')]
     lines = [(tag, number, None, points) for number, tag in enumerate(tags)
-             if (points := metrics.read_scalars(run, tag))]
+             if (points := events.read_scalars(run, tag))]
     if not lines:
         raise app.UsageError(f'{run} has no event file with {tags[0]}: choose another run with '
                              '--runs')
@@ -244,7 +228,7 @@ def _rows(cells, columns=_COLUMNS):
 
 def _named_runs():
     """Returns a list of (name in the legend, folder) of `--runs`."""
-    common = os.path.commonpath([os.path.abspath(os.path.dirname(run)) for run in FLAGS.runs])
+    common = os.path.commonpath([os.path.dirname(os.path.abspath(run)) for run in FLAGS.runs])
     return [(os.path.relpath(run, common), run) for run in FLAGS.runs]
 
 
@@ -268,10 +252,9 @@ def _latest():
 def _evaluated():
     """Returns the latest checkpoint, and whether it has moving averages; prepares the data set."""
     checkpoint = _latest()
-    run_folder.check_run(FLAGS.runs[0], FLAGS.net, cifar10.source().data_set,
-                         'pass those flags, or choose another run with --runs')
+    model.use_run(FLAGS.runs[0], 'pass those flags, or choose another run with --runs')
     cifar10.maybe_download_and_extract()
-    return checkpoint, any(name.endswith('/ExponentialMovingAverage')
+    return checkpoint, any('ExponentialMovingAverage' in name
                            for name in checkpoints.read(checkpoint))
 
 
@@ -282,11 +265,7 @@ flags.DEFINE_enum('picture', None, list(_PICTURES), 'Picture to draw.')
 
 
 def plot():
-    """Writes the picture, all or nothing.
-
-    Raises:
-        app.UsageError: a flag, a run or its checkpoint is invalid, or Matplotlib is missing.
-    """
+    """Writes the picture, all or nothing; raises `app.UsageError` if a flag or a run is invalid."""
     if FLAGS.picture is None:
         raise app.UsageError(f'--picture is missing; expected {"|".join(_PICTURES)}')
     if FLAGS.picture != 'confusion':

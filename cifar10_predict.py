@@ -30,6 +30,7 @@ import cifar10
 from cifar10_lib import settings
 from cifar10_lib.datasets import images
 from cifar10_lib.evaluation import checkpoint_flags
+from cifar10_lib.evaluation import confusion
 from cifar10_lib.evaluation import model
 from cifar10_lib.program import console
 from cifar10_lib.program import devices
@@ -59,8 +60,7 @@ def predict(words):
         Exit code: 1 if an image cannot be read, else 0.
 
     Raises:
-        app.UsageError: a folder or a pattern has no images, or the network is missing or does not
-            fit the flags.
+        app.UsageError: a word stands for no image, or the network is missing or does not fit.
         OSError: the SavedModel cannot be read.
     """
     paths = [path for word in words for path in _paths(word)]
@@ -90,15 +90,19 @@ def _read(paths):
 
 def _paths(word):
     """Returns the files that an argument stands for."""
+    advice = f'; expected files named {", ".join(images.ENDINGS)}'
+    if word == '-' or '://' in word:
+        raise app.UsageError(f'"{word}" is not a file: save the image to a file first')
     if os.path.isdir(word):
         found = images.find(word)
+        if any(images.find(entry.path) for entry in os.scandir(word) if entry.is_dir()):
+            advice = f'; for the images in its folders, pass "{os.path.join(word, "*", "*")}"'
     elif os.path.lexists(word) or not glob.has_magic(word):
         return [word]
     else:
         found = sorted(path for path in glob.glob(word) if not os.path.isdir(path))
     if not found:
-        endings = ', '.join(images.ENDINGS)
-        raise app.UsageError(f'No image in {word}; expected files named {endings}')
+        raise app.UsageError(f'No image in {word}{advice}')
     return found
 
 
@@ -119,7 +123,7 @@ def _network():
             yield lambda batch: session.run(probabilities, {images_: batch}), names
         return
     checkpoint = checkpoint_flags.checkpoint()
-    checkpoint_flags.check_run()
+    checkpoint_flags.use_run()
     classifier = model.Model.of_pixels(FLAGS.batch_size)
     with classifier.session(checkpoint, FLAGS.use_moving_averages) as session:
         probabilities = classifier.outputs['probabilities']
@@ -131,10 +135,7 @@ def _load(session):
     """Loads --saved_model; returns the tensors of its images and probabilities."""
     try:
         loaded = tf.saved_model.load(session, ['serve'], FLAGS.saved_model)
-    except RuntimeError as error:  # It has no graph with the tag 'serve'.
-        raise app.UsageError(f'{FLAGS.saved_model} is not a SavedModel for serving: export one '
-                             'with cifar10_export.py') from error
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: no graph with the tag 'serve'.
         raise OSError(f'{errors.one_line(error).rstrip(".")}: export a SavedModel with '
                       'cifar10_export.py') from error
     signature = loaded.signature_def['serving_default']
@@ -166,15 +167,13 @@ def _show_json(path, top):
 
 def _table(paths, names):
     """Prints the heading of a table; returns a function that prints the lines of an image."""
-    image_width = min(max(len(path) for path in [*paths, 'image']), _MAX_IMAGE)
+    image_width = min(max(map(confusion.columns, [*paths, 'image'])), _MAX_IMAGE)
     name_width = _MAX_LINE - image_width - len('  probability  ')
 
     def show(image, probability, name):
-        if len(image) > image_width:
-            image = '...' + image[3 - image_width:]
-        if len(name) > name_width:
-            name = name[:name_width - 3] + '...'
-        console.line(f'{image:{image_width}}  {probability:>11}  {name}')
+        image = _shortened(image[::-1], image_width)[::-1]
+        name = _shortened(name, name_width)
+        console.line(f'{confusion.padded(image, image_width)}  {probability:>11}  {name}')
 
     def show_top(path, top):
         for row, (_, name, probability) in enumerate(top):
@@ -184,9 +183,18 @@ def _table(paths, names):
     return show_top
 
 
+def _shortened(text, width):
+    """Replaces the end of text that is wider than `width` columns by three dots."""
+    if confusion.columns(text) <= width:
+        return text
+    while confusion.columns(text) > width - 3:
+        text = text[:-1]
+    return text + '...'
+
+
 def main(words):
     devices.visible_gpus()
-    console.require()
+    console.fail_if_stdout_closes()
     return predict(words)
 
 

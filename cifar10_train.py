@@ -44,7 +44,7 @@ def train():
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
     used = devices.line(dtype=variables.compute_type())
-    training.use_recipe()
+    training.apply_recipe_defaults()
     if training.steps_left():
         console.line(used)
         cifar10.maybe_download_and_extract()

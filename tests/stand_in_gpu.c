@@ -13,6 +13,7 @@
 
    Variables of the environment:
      STAND_IN_GPUS        how many GPUs there are; 1 by default (CUDA_VISIBLE_DEVICES limits them)
+     STAND_IN_DRIVER      the CUDA version of the driver; 12050 by default
      STAND_IN_MB          the memory of each; 8192 by default
      STAND_IN_CAPABILITY  their compute capability times ten; 80 by default
      STAND_IN_CUDNN       the version of cuDNN; 90300 by default
@@ -119,7 +120,7 @@ static int attribute(int which, int gpu) {
 }
 
 SUCCEED(cuInit)
-CALL(cuDriverGetVersion, (int *version), *version = 12050)
+CALL(cuDriverGetVersion, (int *version), *version = setting("STAND_IN_DRIVER", 12050))
 CALL(cuDeviceGetCount, (int *count), *count = gpus())
 CALL(cuDeviceGet, (int *gpu, int number), *gpu = number)
 CALL(cuDeviceGetName, (char *name, int size, int gpu), snprintf(name, size, "Stand-in GPU"))

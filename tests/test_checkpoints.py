@@ -211,6 +211,23 @@ def test_watch_yields_each_intact_checkpoint_once(tmp_path, capsys):
     assert 'model.ckpt-6 is damaged' in capsys.readouterr().out
 
 
+def test_watch_yields_a_new_checkpoint_of_the_same_step(tmp_path):
+    """As after --restart: without the step's second checkpoint, the next one would be of step 7."""
+    fifth, = _save_steps(tmp_path, 5)
+    coming = checkpoints.watch(str(tmp_path), 0.1)
+    assert next(coming) == fifth
+
+    def restart():
+        for path in tmp_path.iterdir():
+            path.unlink()
+        _save_steps(tmp_path, 5)
+
+    threading.Timer(0.5, restart).start()
+    threading.Timer(6, lambda: _save_steps(tmp_path, 7)).start()
+    assert next(coming) == fifth
+    assert next(coming) == str(tmp_path / 'model.ckpt-7')
+
+
 def test_watch_waits_if_all_checkpoints_are_removed(tmp_path):
     """The file `checkpoint` names a removed one, which is not damage: new ones will follow."""
     _save_steps(tmp_path, 5)

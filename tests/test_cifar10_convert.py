@@ -18,6 +18,7 @@ import cifar10_convert
 import cifar10_predict
 import cifar10_train
 from cifar10_lib.datasets import custom
+from cifar10_lib.datasets import images
 from cifar10_lib.program import errors
 
 NAMES = ['upper half', 'ünten']  # The bright half; see `record_files.half_bright`.
@@ -42,12 +43,16 @@ def test_the_data_set_trains_evaluates_and_predicts(folder, tmp_path, capsys, mo
     data = tmp_path / 'data' / 'halves'
     cifar10_convert.convert(str(folder), str(data))
     assert capsys.readouterr().out.splitlines() == [
-        'Skipped 3 files or folders:',
+        f'{folder} holds a folder of images per class.',
+        'Skipped 1:',
         f'{folder}/{NAMES[0]}/notes.txt is not named like an image',
-        f'{folder}/{NAMES[0]}/pipe.png is not named like an image',
-        f'{folder}/{NAMES[0]}/broken.png is damaged or truncated, or not a JPEG, PNG, GIF, BMP, '
-        'WebP or TIFF image',
-        f'{data} holds 70 training and 14 test images of 2 classes: train with --dataset={data}']
+        'Skipped 1:',
+        f'{folder}/{NAMES[0]}/pipe.png is not a regular file',
+        'Skipped 1:',
+        f'{folder}/{NAMES[0]}/broken.png is damaged or truncated, or not an image '
+        f'({", ".join(images._FORMATS)})',
+        f'{data} holds 70 training and 14 test images of 2 classes: train with --dataset={data} '
+        '--epochs=100']
     assert custom.read(data).classes == tuple(NAMES)
     with flagsaver.flagsaver(
             dataset=str(data), data_dir='/nonexistent', train_dir=str(tmp_path / 'train'),
@@ -99,7 +104,7 @@ def test_a_class_without_readable_images_is_an_error(tmp_path, capsys):
         (tmp_path / 'images' / name / '1.png').write_text('text')
     with pytest.raises(errors.DataError, match='no training image of cat, dog can be read'):
         cifar10_convert.convert(str(tmp_path / 'images'), str(tmp_path / 'data'))
-    assert capsys.readouterr().out.startswith('Skipped 2 files or folders:\n')
+    assert capsys.readouterr().out.splitlines()[1] == 'Skipped 2:'
     assert os.listdir(tmp_path) == ['images']
 
 
@@ -117,6 +122,33 @@ def test_svhn(tmp_path, capsys):
     row = custom.read(tmp_path / 'svhn')
     row.check(tmp_path / 'svhn')
     assert row.classes[3] == '3'
+
+
+def test_kaggles_images(tmp_path, capsys):
+    """Four labelled images per class, byte for byte, and 30 more without a label."""
+    expected = {}
+    (tmp_path / 'train').mkdir()
+    for index, (label, image) in enumerate(record_files.half_bright(38, seed=1)):
+        image_files.png(tmp_path / 'train' / f'{index + 1}.png', image)
+        if index < 8:
+            expected[image.transpose(2, 0, 1).tobytes()] = label
+    (tmp_path / 'trainLabels.csv').write_text(
+        'id,label\n' + ''.join(f'{index + 1},{"ab"[index % 2]}\n' for index in range(8)))
+    cifar10_convert.convert(str(tmp_path), str(tmp_path.parent / 'halves'))
+    found = np.concatenate([np.fromfile(tmp_path.parent / 'halves' / name, np.uint8)
+                            for name in ('train.bin', 'test.bin')]).reshape(-1, 3073)
+    assert {record[1:].tobytes(): record[0] for record in found} == expected
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert lines[0] == 'Skipped 30:'
+    assert lines[21] == '... and 10 more' and len(lines) == 23
+    assert 'holds 6 training and 2 test images of 2 classes' in lines[22]
+
+
+def test_too_long_a_name(folder, tmp_path):
+    with pytest.raises(app.UsageError, match='has 240 bytes; expected a name of at most 230'):
+        cifar10_convert.convert(str(folder), str(tmp_path / (80 * '\u732b')))
+    assert os.listdir(tmp_path) == ['my images']
+    cifar10_convert.convert(str(folder), str(tmp_path / (230 * 'x')))
 
 
 @pytest.mark.slow
@@ -176,5 +208,5 @@ def test_as_a_user(folder, tmp_path):
         f'cifar10_convert.py: got {folder}; expected FOLDER DATA_DIR (see --help)\n')
     done = spawn.run_script('cifar10_convert.py', folder / NAMES[0], tmp_path / 'data')
     assert (done.returncode, done.stderr.count('\n')) == (1, 1)
-    assert 'has 0 folders; expected 2 to 256, one for each class' in done.stderr
+    assert 'has 0 classes; expected 2 to 256, each a folder with its images' in done.stderr
     assert os.listdir(tmp_path) == ['my images']

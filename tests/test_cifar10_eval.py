@@ -1,5 +1,7 @@
 import contextlib
 import os
+import pathlib
+import shutil
 import signal
 import subprocess
 
@@ -12,6 +14,7 @@ from absl.testing import flagsaver
 
 import cifar10_eval
 import cifar10_train
+from cifar10_lib.datasets import custom
 from cifar10_lib.evaluation import accuracy
 from cifar10_lib.evaluation import model
 from cifar10_lib.program import errors
@@ -203,3 +206,101 @@ def test_a_full_stdout_is_not_reported_as_a_full_folder(trained):
     assert (done.returncode, done.stderr) == (
         1, 'cifar10_eval.py: cannot write to standard output: No space left on device\n')
     assert list(values('Precision @ 1')) == [10]
+
+
+def evaluate_as(user, *arguments):
+    """Runs the script on the run of `trained` as another user: a `subprocess.CompletedProcess`."""
+    program = (f'import os, runpy, sys; sys.path.insert(0, {str(spawn.ROOT)!r}); '
+               f'os.setgid({user}); os.setuid({user}); '
+               'runpy.run_path(sys.argv.pop(1), run_name="__main__")')
+    return spawn.run(
+        ['-c', program, spawn.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
+         f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}', '--run_once',
+         *arguments], capture_output=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason='requires root')
+def test_a_folder_that_cannot_be_written_and_a_run_of_another_user(trained):
+    """As after one evaluation with sudo: the precision is printed, and the exit code is 1."""
+    for folder in pathlib.Path(FLAGS.eval_dir).parents:
+        if folder.stat().st_uid == os.geteuid() and folder != folder.parent:
+            folder.chmod(folder.stat().st_mode | 0o055)
+    os.mkdir(FLAGS.eval_dir, 0o755)
+    done = evaluate_as(65534)
+    assert f'Evaluated {FLAGS.train_dir}/model.ckpt-10 (of user root) (step 10, ' in done.stdout
+    assert ': precision @ 1 = ' in done.stdout
+    assert done.returncode == 1
+    line, = done.stderr.splitlines()
+    assert 'Permission denied' in line and FLAGS.eval_dir in line
+    assert os.listdir(FLAGS.eval_dir) == []
+
+
+def test_a_folder_that_is_removed_while_the_evaluation_runs(trained, monkeypatch):
+    """It is made again, with a new event file."""
+    def two_checkpoints():
+        latest = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
+        yield latest
+        shutil.rmtree(FLAGS.eval_dir)
+        yield latest
+
+    monkeypatch.setattr(cifar10_eval, '_checkpoints', two_checkpoints)
+    cifar10_eval.evaluate()
+    assert values('Precision @ 1').keys() == {10}
+
+
+def test_events_in_the_folder_of_the_run(trained, capsys):
+    with flagsaver.flagsaver(run_once=True, eval_dir=FLAGS.train_dir + '/'):
+        cifar10_eval.evaluate()
+    assert 'Warning: --eval_dir is the folder of the run: ' in capsys.readouterr().out
+
+
+def test_net_and_data_set_come_from_the_run(half_bright, tmp_path, capsys):
+    """Also a user's own data set, wherever --data_dir is; unless the flags are given."""
+    mine = tmp_path / 'mine'
+    mine.mkdir()
+    records = np.fromfile(half_bright / 'test_batch.bin', np.uint8).reshape(-1, 3073)
+    custom.write(mine, 'mine', ['a', 'b', 'c'], [np.concatenate([records[:50], records[:1] + [
+        [2] + [0] * 3072]])], [records])
+    with flagsaver.flagsaver(net='local', dataset=str(mine), max_steps=1):
+        cifar10_train.train()
+    with flagsaver.flagsaver(run_once=True, data_dir='/nonexistent'):
+        cifar10_eval.evaluate()
+        assert (FLAGS.net, FLAGS.dataset) == ('local', str(mine))
+    assert ' on 130 images.' in capsys.readouterr().out
+    with flagsaver.flagsaver(run_once=True, net='tutorial'), pytest.raises(
+            app.UsageError, match="--net"):
+        cifar10_eval.evaluate()
+    shutil.rmtree(mine)
+    with flagsaver.flagsaver(run_once=True), pytest.raises(
+            app.UsageError, match=f'was trained with --dataset={mine}: .* pass --dataset'):
+        cifar10_eval.evaluate()
+
+
+def test_the_five_most_probable_of_a_hundred_classes(tmp_path, capsys):
+    """Twelve images whose labels rank first, fifth and sixth, four each: 1/3 and 2/3."""
+    data_dir = tmp_path / 'synthetic-100-batches-bin'
+    data_dir.mkdir()
+    record = np.zeros([1, 3074], np.uint8)
+    for name, labels in (('train.bin', range(100)), ('test.bin', [99, 95, 94] * 4)):
+        records = np.repeat(record, len(labels), axis=0)
+        records[:, 1] = labels
+        records.tofile(data_dir / name)
+    with flagsaver.flagsaver(dataset='synthetic100', data_dir=str(tmp_path), max_steps=0,
+                             train_dir=str(tmp_path / 'run'), checkpoint_dir=str(tmp_path / 'run'),
+                             eval_dir=str(tmp_path / 'eval'), batch_size=5, run_once=True):
+        cifar10_train.train()
+        reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(FLAGS.train_dir))
+        with tf.Graph().as_default(), tf.Session() as session:
+            for name in reader.get_variable_to_shape_map():
+                value = reader.get_tensor(name)
+                if name.startswith('softmax_linear/weights'):
+                    value = np.zeros_like(value)
+                if name.startswith('softmax_linear/biases'):
+                    value = np.arange(100, dtype=np.float32)  # Class 99 is the most probable.
+                tf.Variable(value, name=name, use_resource=False)
+            session.run(tf.global_variables_initializer())
+            tf.train.Saver().save(session, FLAGS.train_dir + '/model.ckpt', global_step=0)
+        cifar10_eval.evaluate()
+        assert 'precision @ 5 = 0.667\n' in capsys.readouterr().out
+        assert set(values('Precision @ 5').values()) == {np.float32(2 / 3)}

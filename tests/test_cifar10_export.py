@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import plain
 import pytest
 import record_files
@@ -108,6 +109,23 @@ def test_the_content_of_a_saved_model(noisy, tmp_path, capsys):
     assert list(signature.inputs) == ['images']
     assert sorted(signature.outputs) == ['classes', 'logits', 'probabilities']
     assert signature.outputs['logits'].name == 'softmax_linear/softmax_linear:0'
+
+
+def test_preprocessed_images_as_input(noisy, tmp_path):
+    """They give the same results as the pixels, and integer quantisation can convert that part."""
+    cifar10_export.export()
+    pixels = np.stack([image for _, image in record_files.noise(5, seed=3)])
+    with tf.Graph().as_default(), tf.Session() as session:
+        signatures = tf.saved_model.load(
+            session, ['serve'], str(tmp_path / 'model' / '1')).signature_def
+        standardised = session.run(tf.image.per_image_standardization(
+            tf.cast(pixels[:, 4:28, 4:28], tf.float32)))
+        found = [session.run(signatures[name].outputs['logits'].name,
+                             {signatures[name].inputs['images'].name: images})
+                 for name, images in (('serving_default', pixels), ('preprocessed', standardised))]
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-4)
+    shape = signatures['preprocessed'].inputs['images'].tensor_shape
+    assert [dimension.size for dimension in shape.dim] == [-1, 24, 24, 3]
 
 
 def test_an_existing_folder_stays(noisy, tmp_path):

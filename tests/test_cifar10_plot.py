@@ -128,6 +128,18 @@ def test_validations_by_epoch(tmp_path):
             assert (half == colour).all(axis=2).any()
 
 
+@pytest.mark.parametrize('runs, names', [
+    (['a/b/'], ['b']), (['a/b'], ['b']), (['a/b/', 'a/c'], ['b', 'c']), (['.'], ['b']),
+    (['a/b/', 'd/b'], ['a/b', 'd/b'])])
+def test_names_of_runs(tmp_path, monkeypatch, runs, names):
+    monkeypatch.chdir(tmp_path)
+    if runs == ['.']:
+        (tmp_path / 'b').mkdir()
+        monkeypatch.chdir('b')
+    with flagsaver.flagsaver(runs=runs):
+        assert cifar10_plot._named_runs() == list(zip(names, runs))
+
+
 @pytest.mark.parametrize('options, message', [
     ({'picture': None}, '--picture is missing; expected samples'),
     ({'picture': 'filters', 'runs': ['a', 'b']},

@@ -17,6 +17,7 @@ from absl.testing import flagsaver
 import cifar10_export
 import cifar10_predict
 import cifar10_train
+from cifar10_lib.datasets import images
 from cifar10_lib.program import errors
 
 FLAGS = flags.FLAGS
@@ -114,7 +115,8 @@ def test_the_best_checkpoint(half_bright, pictures_, capsys):
 def test_a_run_of_another_net_is_rejected(network, pictures_, tmp_path):
     (tmp_path / 'train' / 'run.json').write_text(
         json.dumps({'net': 'local', 'dataset': 'cifar10', 'settings': {}}))
-    with pytest.raises(app.UsageError, match='--net=local --dataset=cifar10, not with --net=tuto'):
+    with flagsaver.flagsaver(net='tutorial'), pytest.raises(
+            app.UsageError, match='--net=local --dataset=cifar10, not with --net=tuto'):
         cifar10_predict.predict(pictures_)
 
 
@@ -134,6 +136,19 @@ def test_a_folder_or_a_pattern_without_images(network, tmp_path, word):
     (tmp_path / 'notes.txt').touch()
     with pytest.raises(app.UsageError, match='No image in .*; expected files named .jpg'):
         cifar10_predict.predict([os.path.join(tmp_path, word)])
+
+
+@pytest.mark.parametrize('word, words', [
+    ('-', '"-" is not a file: save the image to a file first'),
+    ('https://example.com/cat.jpg?size=9', '"https://.*size=9" is not a file: save the image to'),
+    ('sorted', r'No image in sorted; for the images in its folders, pass "sorted/\*/\*"')])
+def test_words_that_other_programs_accept(network, pictures_, tmp_path, monkeypatch, word, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'sorted').mkdir()
+    (tmp_path / 'pictures').rename(tmp_path / 'sorted' / 'cat')
+    with pytest.raises(app.UsageError, match=words):
+        cifar10_predict.predict([word])
+    assert len(cifar10_predict._paths('sorted/*/*')) == len(IMAGES)
 
 
 def test_unreadable_images_are_skipped(network, pictures_, capfd):
@@ -176,6 +191,15 @@ def test_long_names_of_classes_are_shortened(capsys):
     assert lines[1].endswith('yyy...')
 
 
+def test_wide_characters_stay_aligned(capsys):
+    """Each of these characters takes two of a terminal's columns."""
+    cifar10_predict._table(['\u732b.png', 50 * '\u72ac'], [])('\u732b.png', [(0, 'cat', 0.5)])
+    cifar10_predict._table([50 * '\u72ac'], [])(50 * '\u72ac', [(0, 50 * '\u732b', 0.5)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == '\u732b.png' + 34 * ' ' + '  ' + '     0.5000  cat'
+    assert lines[3] == '...' + 18 * '\u72ac' + '   ' + '     0.5000  ' + 11 * '\u732b' + '...'
+
+
 @pytest.mark.parametrize('content, words', [
     (None, 'SavedModel file does not exist.*: export a SavedModel with cifar10_export'),
     (b'text', 'Cannot parse.*: export a SavedModel with cifar10_export')])
@@ -204,8 +228,8 @@ def test_as_a_user(network, pictures_, tmp_path):
         f'--checkpoint_dir={FLAGS.checkpoint_dir}')
     assert done.returncode == 1
     assert done.stderr == (
-        f'cifar10_predict.py: {tmp_path}/text.jpg is damaged or truncated, or not a JPEG, PNG, '
-        'GIF, BMP, WebP or TIFF image\n')
+        f'cifar10_predict.py: {tmp_path}/text.jpg is damaged or truncated, or not an image '
+        f'({", ".join(images._FORMATS)})\n')
     assert len(done.stdout.splitlines()) == 2
     done = spawn.run_script('cifar10_predict.py')
     assert (done.returncode, done.stdout) == (1, '')

@@ -34,8 +34,9 @@ def test_the_scripts_work_as_a_user_runs_them(tmp_path):
     assert lines[0].startswith('Training on ')
     assert lines[1] == f'Generating the synthetic images in {tmp_path}/data.'
     assert lines[2] == 'Filling queue with 4000 synthetic images before starting to train.'
-    assert [bool(outcomes.LINE.fullmatch(line)) for line in lines[3:5]] == [True, True]
-    assert lines[5:] == [f'Saved step 11 in {tmp_path}/train.']
+    assert lines[3] == '11 steps of 32 images are 0.0352 epochs of 10000 images.'
+    assert [bool(outcomes.LINE.fullmatch(line)) for line in lines[4:6]] == [True, True]
+    assert lines[6:] == [f'Saved step 11 in {tmp_path}/train.']
     evaluated = spawn.run_script(
         'cifar10_eval.py', *folders, '--run_once', f'--checkpoint_dir={tmp_path}/train',
         f'--eval_dir={tmp_path}/eval')

@@ -4,6 +4,7 @@ import pytest
 from absl import app
 from absl.testing import flagsaver
 
+from cifar10_lib.training.worker import Worker
 from cifar10_lib.workers import cluster
 from cifar10_lib.workers import connection
 
@@ -12,6 +13,9 @@ MPI = {'OMPI_COMM_WORLD_RANK': '1', 'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORL
 MPI_SPREAD = {**MPI, 'OMPI_COMM_WORLD_LOCAL_SIZE': '2'}
 SLURM = {'SLURM_PROCID': '2', 'SLURM_STEP_NUM_TASKS': '3', 'SLURM_LOCALID': '0',
          'SLURM_STEP_NODELIST': 'n[2,10-11]', 'SLURM_JOB_ID': '7', 'SLURM_STEP_ID': '0'}
+TORCH = {'RANK': '2', 'WORLD_SIZE': '4', 'LOCAL_RANK': '1', 'MASTER_ADDR': 'node1',
+         'MASTER_PORT': '29500'}
+PMI = {'PMI_RANK': '3', 'PMI_SIZE': '4', 'MPI_LOCALRANKID': '1', 'MPI_LOCALNRANKS': '2'}
 
 
 def tf_config(kind, index, **jobs):
@@ -20,8 +24,8 @@ def tf_config(kind, index, **jobs):
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    for name in {**MPI, **SLURM, **tf_config('worker', 0), cluster.VARIABLE: '',
-                 cluster.SECRET_VARIABLE: '', 'OMPI_MCA_ess_base_jobid': ''}:
+    for name in {**MPI, **SLURM, **TORCH, **PMI, **tf_config('worker', 0), cluster.VARIABLE: '',
+                 'OMPI_MCA_ess_base_jobid': '', 'TORCHELASTIC_RUN_ID': ''}:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -48,12 +52,21 @@ def resolve(monkeypatch, environment, options):
     ({**SLURM, 'SLURM_STEP_NUM_TASKS': '1'}, {}, 0, 1, 0, None, ()),
     ({'SLURM_NTASKS': '3', 'SLURM_PROCID': '0'}, {}, 0, 1, 0, None, ()),  # A batch script.
     ({**SLURM, **MPI}, {}, 1, 4, 1, '127.0.0.1', ()),  # mpirun in a Slurm job.
-    ({**MPI, 'OMPI_COMM_WORLD_SIZE': '1'}, {'coordinator': 'a:1'}, 0, 1, 0, None, ())])
+    ({**MPI, 'OMPI_COMM_WORLD_SIZE': '1'}, {'coordinator': 'a:1'}, 0, 1, 0, None, ()),
+    (TORCH, {}, 2, 4, 1, 'node1', ()),
+    (TORCH, {'coordinator': 'node1:7'}, 2, 4, 1, 'node1:7', ()),
+    ({**TORCH, 'WORLD_SIZE': '1', 'RANK': '0'}, {}, 0, 1, 0, None, ()),
+    ({name: value for name, value in TORCH.items() if name != 'LOCAL_RANK'}, {}, 2, 4, 0, 'node1',
+     ()),  # PyTorchJob: one process per pod.
+    ({**SLURM, **TORCH}, {}, 2, 4, 1, 'node1', ()),  # srun starts one torchrun per machine.
+    ({**SLURM, 'WORLD_SIZE': '3', 'MASTER_ADDR': 'n2', 'MASTER_PORT': '5'}, {}, 2, 3, 0, 'n2', ()),
+    (PMI, {'coordinator': 'a:1'}, 3, 4, 1, 'a:1', ()),
+    ({**SLURM, **PMI}, {'coordinator': 'a:1'}, 3, 4, 1, 'a:1', ()),  # Intel's mpirun in a job.
+    ({**SLURM, 'PMI_RANK': '2', 'PMI_SIZE': '3'}, {}, 2, 3, 0, 'n2', ())])  # srun sets these, too.
 def test_rank_size_and_meeting(
         monkeypatch, environment, options, rank, size, local_rank, meeting, hosts):
     found = resolve(monkeypatch, environment, options)
-    assert (found.rank, found.size, found.local_rank, found.hosts) == (
-        rank, size, local_rank, hosts)
+    assert (found.worker, found.hosts) == (Worker(rank, size, local_rank), hosts)
     if meeting and ':' not in meeting:  # The job determines the port.
         host, port = connection.split_address(found.meeting)
         assert host == meeting
@@ -71,13 +84,13 @@ def test_the_port_is_the_same_within_a_job_and_different_for_the_next(monkeypatc
     assert first.job != other.job
 
 
-@pytest.mark.parametrize('text', [
-    'node1 slots=2\nnode2\n', '# für zwei\n\n  root@node1:4\nnode2\n', 'node1'])
-def test_the_first_host_of_the_hostfile(monkeypatch, tmp_path, text):
-    path = tmp_path / 'hosts'
-    path.write_text(text, encoding='latin-1')
-    found = resolve(monkeypatch, MPI_SPREAD, {'hostfile': str(path)})
-    assert found.meeting.startswith('node1:')
+def test_torchrun_gives_each_job_a_port_of_its_own(monkeypatch):
+    """Not MASTER_PORT, where the store of torchrun listens."""
+    meetings = {resolve(monkeypatch, {**TORCH, **change}, {}).meeting for change in (
+        {}, {'RANK': '0', 'LOCAL_RANK': '0'}, {'MASTER_PORT': '29501'},
+        {'TORCHELASTIC_RUN_ID': 'another'})}
+    assert len(meetings) == 3
+    assert not {'node1:29500', 'node1:29501'} & meetings
 
 
 @pytest.mark.parametrize('environment, options, words', [
@@ -88,8 +101,7 @@ def test_the_first_host_of_the_hostfile(monkeypatch, tmp_path, text):
     ({}, {'worker_hosts': ['a:1', 'a:1'], 'task_index': 0}, '--worker_hosts has a:1 twice'),
     ({}, {'worker_hosts': ['a:1', 'b'], 'task_index': 0}, '--worker_hosts: "b" is not HOST:PORT'),
     ({}, {'worker_hosts': ['a:1', 'b:99999'], 'task_index': 0}, '"b:99999" is not HOST:PORT'),
-    ({}, {'coordinator': 'a:1'}, '--coordinator is for workers that mpirun or srun starts'),
-    ({}, {'hostfile': 'x'}, '--hostfile is for workers that mpirun or srun starts'),
+    ({}, {'coordinator': 'a:1'}, '--coordinator is for workers that torchrun, mpirun, mpiexec or'),
     (MPI, {'worker_hosts': ['a:1'], 'task_index': 0}, '--worker_hosts and mpirun both define'),
     (MPI, {'num_workers': 2}, '--num_workers and mpirun both define'),
     (SLURM, {'num_workers': 2}, '--num_workers and srun both define'),
@@ -97,15 +109,25 @@ def test_the_first_host_of_the_hostfile(monkeypatch, tmp_path, text):
      '--num_workers and TF_CONFIG both define'),
     ({}, {'worker_hosts': ['a:1'], 'num_workers': 2},
      '--worker_hosts and --num_workers both define'),
-    (MPI_SPREAD, {}, '2 of 4 workers are on this machine.*--hostfile.*--coordinator'),
+    (MPI_SPREAD, {}, 'mpirun does not provide the address of worker 0 .*--coordinator=HOST:PORT'),
+    (TORCH, {'num_workers': 2}, '--num_workers and torchrun both define'),
+    ({**TORCH, 'MASTER_PORT': ''}, {}, 'torchrun does not provide the address .*--coordinator'),
+    ({**TORCH, 'MASTER_ADDR': '::1'}, {},
+     """the host in torchrun's environment: "::1:[0-9]*" is not HOST:PORT"""),
+    ({'WORLD_SIZE': '2', 'MASTER_ADDR': 'a', 'MASTER_PORT': '1'}, {},
+     'WORLD_SIZE=2 in the environment names several processes, but nothing says which'),
+    ({'PMI_SIZE': '4'}, {}, 'PMI_SIZE=4 in the environment names several'),
+    ({'OMPI_COMM_WORLD_SIZE': '4'}, {}, 'OMPI_COMM_WORLD_SIZE=4 in the environment names'),
+    ({'PET_NNODES': '1:3'}, {}, 'PET_NNODES=1:3 in the environment names several .*unset it'),
+    ({'HOROVOD_SIZE': '1', 'WORLD_SIZE': ''}, {}, None),
     (MPI_SPREAD, {'coordinator': 'node1'}, '--coordinator: "node1" is not HOST:PORT'),
     ({**MPI, 'OMPI_COMM_WORLD_RANK': 'x'}, {}, 'OMPI_COMM_WORLD_RANK is "x"'),
-    ({**SLURM, 'SLURM_STEP_NODELIST': ''}, {}, 'SLURM_STEP_NODELIST names no host'),
+    ({**SLURM, 'SLURM_STEP_NODELIST': ''}, {}, 'srun does not provide the address of worker 0'),
     ({'TF_CONFIG': '{"environment": "cloud"}'}, {}, None),
     ({'TF_CONFIG': "{'cluster': {}}"}, {}, 'TF_CONFIG is not JSON'),
     ({'TF_CONFIG': '1'}, {}, 'TF_CONFIG holds 1; expected a JSON object'),
     ({'PMI_SIZE': '1'}, {}, None),
-    ({'PMI_RANK': '1', 'PMI_SIZE': '4'}, {}, "this mpirun is not Open MPI's"),
+    (PMI, {}, 'mpiexec does not provide the address of worker 0 .*--coordinator=HOST:PORT'),
     ({**MPI, 'PMI_SIZE': '4'}, {'coordinator': 'a'}, '"a" is not HOST:PORT'),
     ({'TF_CONFIG': '{"cluster": 1}'}, {}, 'has cluster 1 and task null; expected objects'),
     (tf_config('worker', 2, worker=['a:1']), {},
@@ -162,38 +184,29 @@ FIRST = {'type': 'worker', 'index': 0}
       for name, value in (
           ('RANK', '4'), ('RANK', '-1'), ('RANK', ''), ('RANK', 9000 * '9'), ('SIZE', '0'),
           ('SIZE', '-4'), ('SIZE', '1' + 9 * '0'), ('SIZE', '4.0'), ('SIZE', ''),
-          ('LOCAL_RANK', '4'), ('LOCAL_RANK', '1_0'), ('LOCAL_SIZE', '5'), ('LOCAL_SIZE', '0'))),
+          ('LOCAL_RANK', '4'), ('LOCAL_RANK', '1_0'))),
+    *(({**TORCH, name: value}, f'{name} is ".*expected a number') for name, value in (
+        ('RANK', '4'), ('RANK', ''), ('WORLD_SIZE', '0'), ('WORLD_SIZE', 'x'),
+        ('LOCAL_RANK', '9'))),
+    *(({**PMI, name: value}, f'{name} is ".*expected a number') for name, value in (
+        ('PMI_RANK', '4'), ('PMI_SIZE', ''), ('MPI_LOCALRANKID', '-1'))),
     *(({**SLURM, f'SLURM_{name}': value}, f'SLURM_{name} is ".*expected a number')
       for name, value in (
           ('PROCID', '3'), ('PROCID', '-1'), ('STEP_NUM_TASKS', '0'), ('STEP_NUM_TASKS', 'x'),
           ('STEP_NUM_TASKS', 31 * '9'), ('LOCALID', '3'), ('LOCALID', '\u0663'))),
-    *(({**SLURM, 'SLURM_STEP_NODELIST': hosts}, 'SLURM_STEP_NODELIST names no host')
+    *(({**SLURM, 'SLURM_STEP_NODELIST': hosts},
+       "srun does not provide the address|the host in srun's environment: .* is not HOST:PORT")
       for hosts in ('n[', 'n[]', 'n[x]', ',', '[', ']', 'n[2', 'n 1', 'n:1', 'n\n', 100000 * '[1',
                     'n[' + 100000 * '1')),
-    *(({cluster.VARIABLE: value}, f'{cluster.VARIABLE} {words}.*unset it') for value, words in (
-        ('1', 'holds 1; expected a JSON object'), ('', 'is not JSON'), ('x', 'is not JSON'),
-        (100000 * '[', 'is not JSON: nested'), ('{}', 'lacks a valid job, meeting, parent, rank')))
+    *(({cluster.VARIABLE: value}, f'{cluster.VARIABLE} is ".*unset it') for value in (
+        '', 'x', '1', '1 2 3', '1 2 3 4 5', '2 2 5 1', '-1 2 5 1', '0 2 5 x', '0  2 5 1',
+        100000 * '1', '\u0663 4 5 6'))
 ])
 def test_an_invalid_environment(monkeypatch, environment, words):
     with pytest.raises(app.UsageError, match=words) as error:
         resolve(monkeypatch, environment, {})
     assert '\n' not in str(error.value)
     assert len(str(error.value)) < 400
-
-
-GIVEN = {'rank': 2, 'size': 3, 'meeting': '127.0.0.1:5', 'job': 'secret', 'parent': 1}
-
-
-@pytest.mark.parametrize('change, words', [
-    ({'rank': 3}, 'names worker 3 of 3'), ({'rank': -1}, 'names worker -1 of 3'),
-    ({'rank': '2'}, 'lacks a valid rank'), ({'size': 10 ** 30}, 'names worker 2 of 1000'),
-    ({'size': True}, 'lacks a valid size'), ({'meeting': None}, 'lacks a valid meeting'),
-    ({'meeting': 'here'}, '"here" is not HOST:PORT'), ({'job': []}, 'lacks a valid job'),
-    ({'parent': 1.0}, 'lacks a valid parent')])
-def test_an_invalid_variable_of_the_launcher(monkeypatch, change, words):
-    with pytest.raises(app.UsageError, match=words) as error:
-        resolve(monkeypatch, {cluster.VARIABLE: json.dumps({**GIVEN, **change})}, {})
-    assert 'secret' not in str(error.value)
 
 
 @pytest.mark.parametrize('hosts, first', [
@@ -207,90 +220,25 @@ def test_the_first_host_of_slurms_list(monkeypatch, hosts, first):
 def test_tf_config_may_list_tasks_by_index(monkeypatch):
     found = resolve(monkeypatch, _tf_config_of(
         {'worker': {'1': 'b:2', '0': 'a:1'}}, {'type': 'worker', 'index': '1'}), {})
-    assert (found.rank, found.hosts) == (1, ('a:1', 'b:2'))
+    assert (found.worker.rank, found.hosts) == (1, ('a:1', 'b:2'))
 
 
 def test_a_job_name_that_is_not_utf_8(monkeypatch):
-    assert resolve(monkeypatch, {**MPI, 'PMIX_NAMESPACE': 'a\udcff'}, {}).size == 4
-
-
-@pytest.mark.parametrize('text', [':4\n', 'user@\n', '\0\n', '%$\n', '[::1]\n'])
-def test_a_hostfile_without_a_host(monkeypatch, tmp_path, text):
-    (tmp_path / 'hosts').write_text(text)
-    with pytest.raises(app.UsageError, match='--hostfile=.*is not HOST:PORT'):
-        resolve(monkeypatch, MPI_SPREAD, {'hostfile': str(tmp_path / 'hosts')})
+    assert resolve(monkeypatch, {**MPI, 'PMIX_NAMESPACE': 'a\udcff'}, {}).worker.size == 4
 
 
 NO_JOB = {name: value for name, value in MPI.items() if name != 'PMIX_NAMESPACE'}
-SECRET = {cluster.SECRET_VARIABLE: '0123456789abcdef'}
 
 
 def test_mpirun_that_does_not_name_the_job(monkeypatch):
     """Two such jobs on a machine would share a port, and their workers could mix."""
-    for environment, options in (
-            (NO_JOB, {}), (NO_JOB, {'coordinator': 'a:1'}), ({**NO_JOB, **SECRET}, {})):
-        with pytest.raises(app.UsageError, match='PMIX_NAMESPACE.* are not set.*--coordinator=HOST'
-                                                 ':PORT, and the same --secret_file or CIFAR10'):
-            resolve(monkeypatch, environment, options)
-    assert resolve(monkeypatch, {**NO_JOB, **SECRET}, {'coordinator': 'a:1'}).meeting == 'a:1'
-    monkeypatch.delenv(cluster.SECRET_VARIABLE)
+    with pytest.raises(app.UsageError, match='and the name of the job: give all .*--coordinator'):
+        resolve(monkeypatch, NO_JOB, {})
+    assert resolve(monkeypatch, NO_JOB, {'coordinator': 'a:1'}).meeting == 'a:1'
     jobs = [resolve(monkeypatch, {**NO_JOB, 'OMPI_MCA_ess_base_jobid': job}, {})
             for job in ('17', '18')]
     assert [one.job for one in jobs] == ['17', '18']
     assert jobs[0].meeting != jobs[1].meeting
-
-
-@pytest.mark.parametrize('environment, options', [
-    (MPI, {}), (MPI_SPREAD, {'coordinator': 'a:1'}), (SLURM, {}),
-    (tf_config('worker', 0, worker=['a:1', 'b:2']), {}),
-    ({}, {'worker_hosts': ['a:1', 'b:2'], 'task_index': 0}),
-    ({cluster.VARIABLE: json.dumps({'rank': 2, 'size': 3, 'meeting': 'a:5', 'job': 'x',
-                                   'parent': 1})}, {})])
-def test_every_launcher_accepts_a_secret(monkeypatch, tmp_path, environment, options):
-    assert resolve(monkeypatch, environment, options).secret == ''
-    (tmp_path / 'secret').write_text('of the file, 16 characters\n')
-    found = resolve(monkeypatch, environment, {**options, 'secret_file': f'{tmp_path}/secret'})
-    assert found.secret == 'of the file, 16 characters'
-    found = resolve(monkeypatch, {**environment, **SECRET}, options)
-    assert found.secret == '0123456789abcdef'
-    assert '0123456789abcdef' not in str(found)
-
-
-@pytest.mark.parametrize('variable, content, words', [
-    ('', None, 'CIFAR10_JOB_SECRET gives a secret of 0 characters, .* too short: use at least 16'),
-    ('fifteen letters', None, 'CIFAR10_JOB_SECRET gives a secret of 15 characters'),
-    (None, b'\n', '--secret_file=.*/secret gives a secret of 0 characters'),
-    ('0123456789abcdef', b'0123456789abcdef', 'both give a secret: leave one out')])
-def test_an_invalid_secret(monkeypatch, tmp_path, variable, content, words):
-    options = {}
-    if content is not None:
-        (tmp_path / 'secret').write_bytes(content)
-        options = {'secret_file': str(tmp_path / 'secret')}
-    environment = {} if variable is None else {cluster.SECRET_VARIABLE: variable}
-    with pytest.raises(app.UsageError, match=words):
-        resolve(monkeypatch, {**MPI, **environment}, options)
-
-
-@pytest.mark.parametrize('environment, options, hosts', [
-    (MPI, {}, {1: ('127.0.0.1',)}), (MPI_SPREAD, {'coordinator': 'a:1'}, {1: ()}),
-    (SLURM, {}, {1: ('n2', 'n10', 'n11')}),
-    (tf_config('worker', 0, worker=['a:1', 'b:2']), {}, {1: ('b',), 5: ('a', 'b')}),
-    ({}, {'worker_hosts': ['a:1', 'b:2'], 'task_index': 0}, {0: ('a',), -1: ('a', 'b')})])
-def test_hosts_from_which_a_worker_may_connect(monkeypatch, environment, options, hosts):
-    found = resolve(monkeypatch, environment, options)
-    assert {rank: found.hosts_of(rank) for rank in hosts} == hosts
-
-
-def test_workers_of_mpirun_may_connect_from_the_hosts_of_the_hostfile(monkeypatch, tmp_path):
-    (tmp_path / 'hosts').write_text('node1 slots=2\n# two\nroot@node2:4\n')
-    found = resolve(monkeypatch, MPI_SPREAD, {'hostfile': str(tmp_path / 'hosts')})
-    assert found.hosts_of(3) == ('node1', 'node2')
-
-
-def test_an_empty_hostfile(monkeypatch, tmp_path):
-    (tmp_path / 'hosts').write_text('# none\n')
-    with pytest.raises(app.UsageError, match='names no host'):
-        resolve(monkeypatch, MPI_SPREAD, {'hostfile': str(tmp_path / 'hosts')})
 
 
 def test_workers_to_start(monkeypatch):
@@ -300,10 +248,9 @@ def test_workers_to_start(monkeypatch):
         assert cluster.resolve() == cluster.Cluster()
     with flagsaver.flagsaver(num_workers=3):
         assert cluster.workers_to_start() == 3
-        monkeypatch.setenv(cluster.VARIABLE, json.dumps(
-            {'rank': 2, 'size': 3, 'meeting': '127.0.0.1:5', 'job': 'x', 'parent': 1}))
+        monkeypatch.setenv(cluster.VARIABLE, '2 3 5 77')
         assert cluster.workers_to_start() == 0
-        assert cluster.resolve() == cluster.Cluster(2, 3, 2, '127.0.0.1:5', (), 'x')
+        assert cluster.resolve() == cluster.Cluster(Worker(2, 3, 2), '127.0.0.1:5', (), '77')
     with flagsaver.flagsaver(num_workers=3, worker_hosts=['a:1']):
         monkeypatch.delenv(cluster.VARIABLE)
         with pytest.raises(app.UsageError, match='both define'):

@@ -13,6 +13,7 @@ from benchmarks import link
 import cifar10
 from cifar10_lib.program import cores
 from cifar10_lib.training import solo
+from cifar10_lib.training.worker import Worker
 from cifar10_lib.workers import collectives
 
 
@@ -55,7 +56,7 @@ def test_the_bucket_of_local3_does_not_wait_for_conv2():
     """The tutorial's layers from the top to local3 have 3.8 MB; conv2's bias has 256 bytes."""
     logits = cifar10.inference(tf.zeros([1, 24, 24, 3]))
     gradients = cifar10.compute_gradients(cifar10.loss(logits, tf.zeros([1], tf.int32)))
-    collectives.all_reduce_mean(gradients, collectives.Group(0, 2))
+    collectives.all_reduce_mean(gradients, Worker(0, 2))
     top, bottom = reductions(tf.get_default_graph())
     assert top.inputs[0].shape.num_elements() == 1068298 - 4864 - 102464  # conv1's and conv2's.
     conv2 = {gradient.op.name for gradient, variable in gradients
@@ -76,7 +77,7 @@ def test_a_single_worker_exchanges_nothing():
     built = tf.get_default_graph().get_operations()
     assert solo.ALONE.mean_gradients(gradients) == gradients
     assert solo.ALONE.mean_losses(losses) == losses
-    assert solo.ALONE.agree('the data', {'images': 7}, value=3) == 3
+    assert solo.ALONE.barrier('the data', {'images': 7}, value=3) == 3
     assert tf.get_default_graph().get_operations() == built
 
 
@@ -85,10 +86,10 @@ def test_layout_is_sorted_and_omits_variables_without_a_gradient():
     assert collectives.layout(gradients[::-1]) == ['v0 [13, 7]', 'v1 [99]']
 
 
-def graph_of(group, **options):
+def graph_of(worker, **options):
     graph = tf.Graph()
     with graph.as_default():
-        collectives.all_reduce_mean(pairs([13], [2 * MB], [7]), group, 1.0, **options)
+        collectives.all_reduce_mean(pairs([13], [2 * MB], [7]), worker, 1.0, **options)
     return graph
 
 
@@ -109,7 +110,7 @@ def inputs_of(op):
 
 
 def test_the_last_layer_goes_first_and_depends_on_nothing_else():
-    first, second, third = reductions(graph_of(collectives.Group(0, 2)))
+    first, second, third = reductions(graph_of(Worker(0, 2)))
     keys = [tf.make_ndarray(op.inputs[3].op.get_attr('value')) for op in (first, second, third)]
     assert keys == [102, 101, 100]
     assert [op.inputs[0].shape.as_list() for op in (first, second, third)] == [[7], [2 * MB], [13]]
@@ -119,12 +120,12 @@ def test_the_last_layer_goes_first_and_depends_on_nothing_else():
 
 
 def test_without_overlap_each_bucket_waits_for_all_gradients():
-    for op in reductions(graph_of(collectives.Group(0, 2), overlap=False)):
+    for op in reductions(graph_of(Worker(0, 2), overlap=False)):
         assert {'zeros', 'zeros_1', 'zeros_2'} <= inputs_of(op)
 
 
 def test_on_gpus_buckets_go_one_after_another():
-    first, second, third = reductions(graph_of(collectives.Group(0, 2, on_gpu=True)))
+    first, second, third = reductions(graph_of(Worker(0, 2), on_gpu=True))
     assert first.name in inputs_of(second)
     assert second.name in inputs_of(third)
     assert first.device == '/device:GPU:0'
@@ -133,7 +134,7 @@ def test_on_gpus_buckets_go_one_after_another():
 
 def test_compressed_buckets_go_as_bfloat16_unless_they_are_small_already():
     gradients = pairs([3], [2], dtypes=[tf.float32, tf.float16])
-    means = collectives.all_reduce_mean(gradients, collectives.Group(0, 2), compress='bf16')
+    means = collectives.all_reduce_mean(gradients, Worker(0, 2), compress='bf16')
     assert [op.get_attr('T') for op in reductions(tf.get_default_graph())] == [
         tf.float16, tf.bfloat16]
     assert [mean.dtype for mean, _ in means] == [tf.float32, tf.float16]
@@ -141,12 +142,12 @@ def test_compressed_buckets_go_as_bfloat16_unless_they_are_small_already():
 
 def test_settings():
     config = tf.ConfigProto()
-    collectives.configure(config, collectives.Group(1, 2, on_gpu=True), local_rank=5, gpus=4)
+    collectives.configure(config, Worker(1, 2, 5), gpus=4)
     assert config.gpu_options.visible_device_list == '1'
     assert config.experimental.collective_nccl
     assert list(config.device_filters) == ['/job:worker/task:1']
     config = tf.ConfigProto()
-    collectives.configure(config, collectives.Group(0, 2), local_rank=0, gpus=1)
+    collectives.configure(config, Worker(0, 2), gpus=1)
     assert config.gpu_options.visible_device_list == ''
 
 
@@ -155,7 +156,7 @@ def test_settings():
 def test_a_single_core_gets_a_second_thread(monkeypatch, visible, by_quota, threads):
     monkeypatch.setattr(cores, 'visible', lambda: visible)
     config = tf.ConfigProto(inter_op_parallelism_threads=by_quota)
-    collectives.configure(config, collectives.Group(0, 2))
+    collectives.configure(config, Worker(0, 2))
     assert config.inter_op_parallelism_threads == threads
 
 
@@ -166,12 +167,13 @@ from cifar10_lib.program import devices
 import json, os, socket, time
 import numpy as np
 import tensorflow.compat.v1 as tf
-from cifar10_lib.workers import cluster, collectives, rendezvous
+from cifar10_lib.training.worker import Worker
+from cifar10_lib.workers import cluster, collectives, launch, meeting
 
 rank, hosts, what = int(sys.argv[1]), tuple(sys.argv[2].split(',')), sys.argv[3]
 size = len(hosts)
 del sys.argv[1:4]
-group = collectives.Group(rank, size)
+worker = Worker(rank, size, rank)
 
 def means():
     """Gradients in several buckets, integers, and a variable that the loss does not depend on."""
@@ -182,9 +184,9 @@ def means():
         gradients = [(tf.fill(shape, (rank + 1.0) * (k + 1)), tf.get_variable(f'v{k}', shape))
                      for k, shape in enumerate(shapes)]
         gradients.insert(2, (None, tf.get_variable('unused', [5])))
-        reduced = collectives.all_reduce_mean(gradients, group, FLAGS.bucket_mb, FLAGS.overlap)
+        reduced = collectives.all_reduce_mean(gradients, worker, FLAGS.bucket_mb, FLAGS.overlap)
         losses = collectives.mean_losses(
-            {'b': tf.constant(10 * rank), 'a': tf.constant(0.5 * rank)}, group)
+            {'b': tf.constant(10 * rank), 'a': tf.constant(0.5 * rank)}, worker)
     yield graph, ([mean for mean, _ in reduced], losses), 3
 
 def bits():
@@ -193,7 +195,7 @@ def bits():
     with graph.as_default():
         values = np.random.RandomState(rank).normal(size=1001).astype(np.float32)
         (mean, _), = collectives.all_reduce_mean(
-            [(tf.constant(values), tf.get_variable('v', [1001]))], group)
+            [(tf.constant(values), tf.get_variable('v', [1001]))], worker)
     yield graph, mean, 1
 
 def rounded():
@@ -207,7 +209,7 @@ def rounded():
         values = np.random.RandomState(rank).normal(size=1001).astype(np.float32)
         (mean, _), = collectives.all_reduce_mean(
             [(tf.constant(np.concatenate([first[rank], values])), tf.get_variable('v', [1005]))],
-            group, compress=tf.app.flags.FLAGS.compress)
+            worker, compress=tf.app.flags.FLAGS.compress)
     yield graph, mean, 1
 
 def many():
@@ -223,7 +225,7 @@ def many():
             gradient = tf.numpy_function(late, [k], tf.float32)
             gradient.set_shape([3])
             gradients.append((gradient, tf.get_variable(f'v{k}', [3])))
-        reduced = [mean for mean, _ in collectives.all_reduce_mean(gradients, group, 0.0)]
+        reduced = [mean for mean, _ in collectives.all_reduce_mean(gradients, worker, 0.0)]
         more = [tf.constant(1.0)] if rank == 0 else []
     yield graph, (tf.stack(reduced)[:, 0], more), 3
 
@@ -236,7 +238,7 @@ def values():
             tf.get_variable('a', initializer=np.array(start, np.float32), use_resource=True),
             tf.get_variable('b', initializer=np.full([2, 2], rank + 1.0, np.float32)),
             tf.get_variable('c', initializer=np.int64(2**53 + 1 + rank), use_resource=True)]
-        with tf.control_dependencies([collectives.broadcast(variables, group)]):
+        with tf.control_dependencies([collectives.broadcast(variables, worker)]):
             read = [tf.bitcast(variables[0].read_value(), tf.int32), variables[1].read_value(),
                     variables[2].read_value()]
     yield graph, read, 2
@@ -246,7 +248,7 @@ def endless():
     with graph.as_default():
         step = tf.train.get_or_create_global_step()
         gradients = [(tf.ones([1000]), tf.get_variable(f'v{k}', [1000])) for k in range(9)]
-        reduced = collectives.all_reduce_mean(gradients, group, 0.0)
+        reduced = collectives.all_reduce_mean(gradients, worker, 0.0)
         yield graph, [mean[0] for mean, _ in reduced], 10**9
 
 def listening():
@@ -273,15 +275,15 @@ def run(server, config, graph, fetches, times):
                 time.sleep(100)
         return found
 
-def main():
-    me = cluster.Cluster(rank, size, rank, os.environ.get('MEETING', hosts[0]), hosts,
+def main(_):
+    me = cluster.Cluster(worker, os.environ.get('MEETING', hosts[0]), hosts,
                          timeouts=cluster.Timeouts(step=tf.app.flags.FLAGS.step_timeout))
-    with rendezvous.join(me, {}) as workers:
+    with meeting.join(me, {}) as workers:
         with collectives.failures_of(workers):
             config = devices.session_config()
-            collectives.configure(config, group)
+            collectives.configure(config, worker)
             server = collectives.serve(workers, config)
-            workers.agree('the start')
+            workers.barrier('the start')
             collectives.reach_all(workers)
             programs = dict(means=means, bits=bits, rounded=rounded, many=many, values=values,
                             endless=endless, slow=endless)
@@ -290,9 +292,9 @@ def main():
             for item in programs[what]() if what in programs else []:
                 print(json.dumps(run(server, config, *item), default=lambda x: x.tolist()),
                       flush=True)
-            workers.agree('the end')
+            workers.barrier('the end')
             workers.leave()
-startup.run(main, [devices, cluster, collectives])
+startup.run(lambda: launch.run(main), [devices, cluster, collectives])
 '''
 
 
@@ -392,7 +394,7 @@ def test_a_lost_worker_ends_the_others_in_mid_step(victim, number, words, second
             if process is processes[victim]:
                 continue
             _, error = process.communicate(timeout=deadline - time.monotonic())
-            assert process.returncode == 1
+            assert process.returncode == 75
             assert error.startswith(f'-c: worker {victim} (127.0.0.1:')
             assert words in error
             assert error.count('\n') == 1
@@ -449,4 +451,4 @@ def test_a_firewall_in_front_of_a_server_is_reported_with_its_address(blocked, d
             'it?\n')
     assert errors[blocked] == f'-c: {line}'
     assert errors[other] == f'-c: worker {blocked} ({hosts[blocked]}) failed: {line}'
-    assert [process.returncode for process in processes] == [1, 1]
+    assert [process.returncode for process in processes] == [75, 75]

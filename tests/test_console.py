@@ -1,6 +1,5 @@
 import fcntl
 import io
-import itertools
 import os
 import pty
 import re
@@ -14,8 +13,6 @@ import spawn
 from absl import flags
 
 from cifar10_lib.program import console
-from cifar10_lib.training import hooks
-from cifar10_lib.training import pace
 
 FLAGS = flags.FLAGS
 
@@ -112,16 +109,34 @@ def test_a_runs_progress_on_a_terminal(half_bright):
         assert ', validation error = ' in line
 
 
-def test_short_epochs_keep_a_line_every_two_seconds(monkeypatch):
-    """50 epochs of one step, eight per second; the first does not count for the speed."""
-    shown, seconds = [], itertools.count(step=0.125)
-    monkeypatch.setattr(console, 'progress', lambda text, keep: shown.append((text, keep)))
-    progress = hooks.ProgressHook(None, pace.Pace(128, 128, max_steps=50), None,
-                                  clock=lambda: next(seconds))
-    for step in range(1, 51):
-        progress.update(step, loss=1.0)
-    assert [text.split()[3] for text, keep in shown if keep] == ['2', '18', '34', '50']
-    assert len(shown) == 25  # Four per second.
+SHORT_EPOCHS = '''
+import time
+from cifar10_lib.program import startup
+import tensorflow.compat.v1 as tf
+from cifar10_lib.training import session as training
+count = tf.train.get_or_create_global_step().assign_add(1)
+def main():
+    with training.session(tf.constant(1.0), 80) as session:
+        start = time.monotonic()
+        while not session.should_stop():
+            session.run(count)
+            time.sleep(0.05)
+        print(f'\\n{time.monotonic() - start} seconds', flush=True)
+startup.run(main, [startup, training])
+'''
+
+
+def test_short_epochs_keep_a_line_every_two_seconds(half_bright):
+    """100 epochs of one step; the line is drawn at most four times per second."""
+    shown = on_a_terminal(['-c', SHORT_EPOCHS, f'--data_dir={FLAGS.data_dir}', '--device=cpu',
+                           f'--train_dir={FLAGS.train_dir}', '--max_steps=100',
+                           '--log_frequency=1000'], columns=100)
+    seconds = float(re.search(r'\n(\S+) seconds', shown).group(1))
+    kept = [line for line in left_on_screen(shown[:shown.index(' seconds')])
+            if line.startswith('epoch ')][:-1]  # The last one is cut off by the seconds.
+    assert 3 <= len(kept) <= seconds / 2 + 1, shown
+    assert 'step 1 of' not in shown  # It includes the set-up.
+    assert 5 <= shown.count(f'{CLEAR}epoch ') <= 4 * seconds + len(kept) + 1, shown
 
 
 @pytest.mark.slow
@@ -129,7 +144,7 @@ def test_a_runs_log_is_clean(half_bright):
     done = spawn.run_script('cifar10_train.py', *arguments(half_bright))
     assert done.returncode == 0, done.stderr
     assert '\r' not in done.stdout and '\x1b' not in done.stdout and 'epoch ' not in done.stdout
-    assert len(done.stdout.splitlines()) == 6  # Device, queue, step 0, two validations, saved.
+    assert len(done.stdout.splitlines()) == 7  # Device, queue, epochs, step 0, validations, saved.
 
 
 def test_printable_keeps_names_and_replaces_commands(monkeypatch):
@@ -179,7 +194,7 @@ def test_a_lost_console_is_a_hang_up_or_a_separate_error():
     program = '''
 from cifar10_lib.program import console
 import sys
-if len(sys.argv) > 1: console.require()
+if len(sys.argv) > 1: console.fail_if_stdout_closes()
 try:
     console.line('lost')
 except OSError:

@@ -42,9 +42,11 @@ def test_the_split_is_reproducible_and_mixed(tmp_path):
     assert of(found.test, 0) != of(found.test, 1)
 
 
-@pytest.mark.parametrize('name, other', [('test', 'val'), ('val', None)])
-def test_an_existing_split_is_used(tmp_path, name, other):
-    fill(tmp_path / 'train', dog=3, cat=2)
+@pytest.mark.parametrize('train, name, other', [
+    ('train', 'test', 'val'), ('train', 'val', None), ('train', 'valid', None),
+    ('train', 'validation', 'unlabeled'), ('Train', 'Test', None), ('training', 'testing', None)])
+def test_an_existing_split_is_used(tmp_path, train, name, other):
+    fill(tmp_path / train, dog=3, cat=2)
     fill(tmp_path / name, dog=1)
     if other:
         fill(tmp_path / other, dog=1)
@@ -52,13 +54,52 @@ def test_an_existing_split_is_used(tmp_path, name, other):
     assert found.classes == ('cat', 'dog')
     assert (len(of(found.train, 0)), len(of(found.train, 1))) == (2, 3)
     assert found.test == [(1, f'{tmp_path}/{name}/dog/0.png')]
-    assert found.skipped == ([f'{tmp_path}/{other}'] if other else [])
+    assert found.skipped == (
+        [(f'{tmp_path}/{other}', 'is not part of the split')] if other else [])
 
 
 def test_train_and_test_may_be_classes(tmp_path):
-    """CIFAR-100 has a class `train`."""
+    """CIFAR-100 has a class `train`. But with no other class, the labels are missing."""
     fill(tmp_path, train=6, test=6)
-    assert folders.find(tmp_path).classes == ('test', 'train')
+    with pytest.raises(errors.DataError, match='has test, train, without a folder for each class '
+                       'in them or a trainLabels.csv: sort the images by class'):
+        folders.find(tmp_path)
+    fill(tmp_path, bus=6)
+    assert folders.find(tmp_path).classes == ('bus', 'test', 'train')
+
+
+def kaggle(folder, labels, images=4):
+    """Creates Kaggle's layout with these lines of labels and empty files."""
+    fill(folder, train=images, test=3)
+    (folder / 'trainLabels.csv').write_text('id,label\n' + ''.join(f'{line}\n' for line in labels))
+
+
+def test_kaggles_labels(tmp_path):
+    """Image 2 has no label; of the two dogs, one is for testing; the test images have no labels."""
+    kaggle(tmp_path, ['0,dog', '1,cat', '3,dog'])
+    found = folders.find(tmp_path)
+    assert found.classes == ('cat', 'dog')
+    assert of(found.train, 0) == {'1.png'}
+    assert of(found.train, 1) | of(found.test, 1) == {'0.png', '3.png'}
+    assert len(found.train) == 2
+    assert found.skipped == [(f'{tmp_path}/test', 'has no label in trainLabels.csv'),
+                             (f'{tmp_path}/train/2.png', 'has no label in trainLabels.csv')]
+
+
+@pytest.mark.parametrize('labels, words', [
+    (['0,dog', '1'], 'trainLabels.csv has the line 1; expected ID,LABEL'),
+    (['0,dog', '1,cat,x' + 80 * 'y'], 'has the line 1,cat,xyy+; expected'),
+    ([], 'has 0 classes; expected 2 to 256'), (['0,d\x1b[31mog', '1,cat'], 'has a class named')])
+def test_kaggles_labels_with_mistakes(tmp_path, labels, words):
+    kaggle(tmp_path, labels)
+    with pytest.raises(errors.DataError, match=words):
+        folders.find(tmp_path)
+
+
+def test_a_label_cannot_name_a_file_outside(tmp_path):
+    kaggle(tmp_path, ['../../etc/0,dog', '1,cat'])
+    assert {path for _, path in folders.find(tmp_path).train} == {
+        f'{tmp_path}/train/0.png', f'{tmp_path}/train/1.png'}
 
 
 def test_a_class_without_training_images(tmp_path):
@@ -71,6 +112,7 @@ def test_a_class_without_training_images(tmp_path):
 def test_skipped_files(tmp_path):
     fill(tmp_path, cat=6, dog=6)
     (tmp_path / 'notes.txt').touch()
+    (tmp_path / 'photo.png').touch()
     (tmp_path / 'cat' / 'list.csv').touch()
     (tmp_path / 'cat' / '.hidden.png').touch()
     (tmp_path / 'cat' / 'more').mkdir()
@@ -79,7 +121,10 @@ def test_skipped_files(tmp_path):
     found = folders.find(tmp_path)
     assert len(found.train) + len(found.test) == 12
     assert found.skipped == [
-        f'{tmp_path}/cat/list.csv', f'{tmp_path}/cat/more', f'{tmp_path}/notes.txt']
+        (f'{tmp_path}/cat/list.csv', 'is not named like an image'),
+        (f'{tmp_path}/cat/more', 'is a folder, not searched'),
+        (f'{tmp_path}/notes.txt', 'is not named like an image'),
+        (f'{tmp_path}/photo.png', 'is not in the folder of a class')]
 
 
 def test_links_are_followed(tmp_path):
@@ -92,15 +137,16 @@ def test_links_are_followed(tmp_path):
     (tmp_path / 'images' / 'dog' / 'loop').symlink_to(tmp_path / 'images')
     found = folders.find(tmp_path / 'images')
     assert len(found.train) + len(found.test) == 7
-    assert [os.path.basename(path) for path in found.skipped] == ['2.png', 'loop']
+    assert [(os.path.basename(path), why) for path, why in found.skipped] == [
+        ('2.png', 'is a broken link'), ('loop', 'is a folder, not searched')]
 
 
 @pytest.mark.parametrize('counts, words', [
-    ({}, 'has 0 folders; expected 2 to 256, one for each class'),
-    ({'cat': 9}, 'has 1 folders'),
-    ({f'c{index}': 1 for index in range(257)}, 'has 257 folders'),
+    ({}, 'has 0 classes; expected 2 to 256, each a folder with its images'),
+    ({'cat': 9}, 'has 1 classes'),
+    ({f'c{index}': 1 for index in range(257)}, 'has 257 classes'),
     ({'cat': 9, 'dog': 0}, r'dog has no image \(.jpg, .jpeg, .png, .gif, .bmp, .webp,'),
-    ({'cat': 9, 'd\x1b[31mog': 9}, r"folder named 'd\\x1b\[31mog'")])
+    ({'cat': 9, 'd\x1b[31mog': 9}, r"class named 'd\\x1b\[31mog'")])
 def test_folders_that_are_not_classes(tmp_path, counts, words):
     fill(tmp_path, **counts)
     with pytest.raises(errors.DataError, match=words):

@@ -139,6 +139,8 @@ def test_failures_are_one_line(tmp_path, settings, line):
     ([], {'fail': 'cuInit=803'},
      'the NVIDIA driver answers "system has unsupported display driver / cuda driver combination" '
      '(CUDA error 803): restart the machine, or reinstall the driver'),
+    ([], {'driver': 11040, 'fail': 'cuInit=999'},
+     'the NVIDIA driver supports CUDA 11.4; expected 12.0 or later: update it'),
     (['libnvidia-ml.so.1'], {}, 'libnvidia-ml.so.1 was not found: install the NVIDIA driver '
      'completely, or start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility'),
     (_CUDA, {}, f'TensorFlow does not find {", ".join(_CUDA)}: run pip install -r '

@@ -5,7 +5,7 @@ import zlib
 import image_files
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from cifar10_lib.datasets import images
 
@@ -74,6 +74,17 @@ def test_inks_are_subtracted_from_white(read, options):
     inks = Image.new('CMYK', [32, 32], (51, 102, 0, 51))  # 0.2, 0.4, 0, 0.2 of 255.
     found = read(save, inks, **options).astype(int)
     assert abs(found - [163, 122, 204]).max() <= 2
+
+
+@pytest.mark.skipif(not features.check('avif'), reason='requires Pillow with AVIF')
+def test_avif(read):
+    """Smooth grey; also named as in a folder of images."""
+    y, x = np.mgrid[:32, :32]
+    smooth = np.repeat((2 * (x + y))[..., np.newaxis].astype(np.uint8), 3, axis=2)
+    assert abs(read(save, smooth, format='AVIF', quality=100).astype(int) - smooth).max() < 8
+    assert '.avif' in images.ENDINGS
+    with pytest.raises(images.ImageError, match='is damaged or truncated'):
+        read(lambda path: path.write_bytes(path.read_bytes()[:-200]))
 
 
 @pytest.mark.parametrize('format_', ['GIF', 'PNG', 'WEBP', 'TIFF'])
@@ -160,8 +171,8 @@ def test_any_size(read, shape):
 
 @pytest.mark.parametrize('data, words', [
     (b'', 'is empty'),
-    (b'just text', 'not a JPEG, PNG, GIF, BMP, WebP or TIFF image'),
-    (b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n', 'not a JPEG, PNG, GIF, BMP, '),
+    (b'just text', 'is damaged or truncated, or not an image (JPEG, PNG, GIF, BMP, WEBP, TIFF'),
+    (b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n', 'not an image (JPEG, PNG, '),
     (b'RIFF....WEBPVP8 ', 'is damaged or truncated'),
     (b'\xff\xd8\xff', 'is damaged or truncated'),
     (b'\xff\xd8\xff\xe0\0\0', 'is damaged or truncated'),

@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import time
@@ -15,10 +14,13 @@ pytestmark = pytest.mark.slow
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import os, pathlib, signal, time
-from cifar10_lib.program import startup; from cifar10_lib.workers import cluster, launch
+from cifar10_lib.program import startup
+from cifar10_lib.workers import cluster, connection, launch
 what, folder = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1))
-def main(me):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+def main(cluster_):
+    me = cluster_.worker
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     print('out of', me.rank, flush=True)
     print('error of', me.rank, file=sys.stderr, flush=True)
     (folder / f'{me.rank}.part').write_text(str(os.getpid()))
@@ -27,6 +29,9 @@ def main(me):
         return me.rank * 0
     if what == 'fail' and me.rank == 1:
         raise OSError('disk full')
+    if what == 'lost' and me.rank == 1:
+        (folder / f'start {os.getppid()} {os.getpid()}').touch()
+        raise connection.Lost('worker 0 was lost')
     if what == 'follow':  # As if worker 0 had stopped the others after Ctrl-C.
         signal.signal(signal.SIGINT, lambda *_: sys.exit(143 if me.rank else 0))
     if what == 'count':
@@ -47,8 +52,8 @@ def main(me):
         print('saved', me.rank, flush=True)
         raise
 start_one = launch._start_one
-def start_one_and_be_stopped(rank, common):
-    process = start_one(rank, common)
+def start_one_and_be_stopped(rank, place):
+    process = start_one(rank, place)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
     return process
@@ -58,9 +63,9 @@ startup.run(lambda: launch.run(main), [startup, cluster])
 '''
 
 
-def start(what, folder, count=3):
+def start(what, folder, *arguments, count=3):
     return spawn.start(['-c', PROGRAM, str(spawn.ROOT), what, str(folder),
-                        f'--num_workers={count}'])
+                        f'--num_workers={count}', f'--train_dir={folder}/train', *arguments])
 
 
 def pids(folder, count=3):
@@ -96,6 +101,30 @@ def test_the_first_failure_ends_all_and_sets_the_exit_code(tmp_path):
     assert not any(spawn.runs(pid) for pid in pids(tmp_path))
 
 
+def test_after_a_loss_all_start_again_until_too_often_no_checkpoint_is_new(tmp_path):
+    process = start('lost', tmp_path, '--max_restarts=2', count=2)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
+    assert process.returncode == 75
+    lines = [line for line in error.splitlines() if line.startswith('-c: ')]
+    killed = ('-c: worker 1 ended with exit code 75; killed the others, which did not end by '
+              'themselves')
+    again = ('-c: starting all workers again in {} seconds, from step 0; start {} of '
+             '--max_restarts=2 without a new checkpoint')
+    assert lines == [killed, again.format(1, 1), killed, again.format(2, 2), killed,
+                     '-c: --max_restarts=2 starts in a row saved no new checkpoint']
+    assert len(list(tmp_path.glob('start *'))) == 3
+
+
+@pytest.mark.parametrize('what, arguments, code, words', [
+    ('fail', [], 1, 'disk full'), ('lost', ['--restart'], 1, 'leave one out'),
+    ('lost', ['--max_restarts=0'], 75, 'worker 0 was lost')])
+def test_a_mistake_is_not_tried_again(tmp_path, what, arguments, code, words):
+    process = start(what, tmp_path, '--max_restarts=2', *arguments, count=2)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
+    assert process.returncode == code
+    assert words in error and 'again' not in error
+
+
 def test_a_worker_that_is_killed(tmp_path):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
@@ -107,12 +136,13 @@ def test_a_worker_that_is_killed(tmp_path):
     assert not any(spawn.runs(pid) for pid in numbers)
 
 
-def test_a_signal_is_passed_on_and_worker_0_may_save(tmp_path):
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_passed_on_and_worker_0_may_save(tmp_path, number):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 143
+    assert process.returncode == 128 + number
     assert out == 'out of 0\nsaved 0\n'
     assert not any(spawn.runs(pid) for pid in numbers)
 
@@ -121,7 +151,7 @@ def test_a_regular_stop_of_one_worker_gives_the_others_time(tmp_path):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
     os.kill(numbers[1], signal.SIGTERM)
-    time.sleep(launch._GRACE + 1)
+    time.sleep(launch._KILLED_AFTER + 1)
     assert process.poll() is None
     assert spawn.runs(numbers[0])
     process.send_signal(signal.SIGTERM)
@@ -168,7 +198,7 @@ def test_a_worker_whose_parent_has_already_ended_ends(tmp_path):
     program = '''
 import os, sys; sys.path.insert(0, sys.argv[1])
 from cifar10_lib.workers import cluster, launch
-os.environ[cluster.VARIABLE] = '{"parent": 1}'
+os.environ[cluster.VARIABLE] = '0 2 5 1'
 launch.end_with_parent()
 print('still here')
 '''
@@ -178,12 +208,11 @@ print('still here')
 
 
 def test_the_launchers_variable_copied_from_elsewhere(monkeypatch, tmp_path):
-    for value in ('1', '{"rank": 0}'):
+    for value in ('1', '0 2 5'):
         monkeypatch.setenv(cluster.VARIABLE, value)
-        with pytest.raises(app.UsageError, match='CIFAR10_WORKER .*: unset it'):
+        with pytest.raises(app.UsageError, match='CIFAR10_WORKER is .*: unset it'):
             launch.end_with_parent()
-    monkeypatch.setenv(cluster.VARIABLE, json.dumps(
-        {'rank': 1, 'size': 2, 'meeting': '127.0.0.1:5', 'job': 'x', 'parent': 1}))
+    monkeypatch.setenv(cluster.VARIABLE, '1 2 5 1')
     done = spawn.run_script('cifar10_distributed_train.py', f'--train_dir={tmp_path}/train')
     assert (done.returncode, done.stdout, done.stderr) == (
         1, '', 'cifar10_distributed_train.py: CIFAR10_WORKER names process 1, which has ended or '

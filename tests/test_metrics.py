@@ -1,12 +1,9 @@
 import csv
 import os
-import struct
 import tracemalloc
 
 import numpy as np
 import pytest
-import tensorflow.compat.v1 as tf
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from cifar10_lib.runs import metrics as metrics_
 
@@ -175,36 +172,3 @@ def test_a_spreadsheet_and_numpy_can_read_it(path):
     assert table.dtype.names == metrics_.COLUMNS
     assert table['epoch'].tolist() == [1, 2, 3]
     assert np.isnan(table['validation_error']).all()
-
-
-@pytest.fixture
-def event_file(tmp_path):
-    """Path of an event file whose curve is 0.5 at step 1 and 0.25 at step 2."""
-    with tf.Graph().as_default(), tf.summary.FileWriter(str(tmp_path / 'eval')) as writer:
-        for step, value in ((1, 0.5), (2, 0.25)):
-            writer.add_summary(
-                tf.Summary(value=[tf.Summary.Value(tag='curve', simple_value=value)]), step)
-    path, = (tmp_path / 'eval').iterdir()
-    return path
-
-
-def framed(data, length):
-    """A record with valid checksums and any length field."""
-    header = struct.pack('<Q', length)
-    return b''.join([header, struct.pack('<I', masked_crc32c(header)),
-                     data, struct.pack('<I', masked_crc32c(data))])
-
-
-@pytest.mark.parametrize('added, reported', [
-    (b'', False), (b'\0', False), (framed(b'', 1 << 46), False),
-    (framed(b'', (1 << 64) - 10), False), (framed(b'\xff\xff\xff', 3), True),
-    (bytes(100), True), (b'any text that is longer than the frame of a record', False)])
-def test_a_curve_ends_where_its_file_is_damaged(event_file, capsys, added, reported):
-    """A record that exceeds the file may still be being written, so it is not reported."""
-    whole = event_file.read_bytes()
-    event_file.write_bytes(whole + added)
-    assert metrics_.read_scalars(str(event_file.parent), 'curve') == {1: 0.5, 2: 0.25}
-    assert capsys.readouterr().out == reported * (
-        f'{event_file} is damaged; using the part before the damage.\n')
-    event_file.write_bytes(whole[:-1] + added)
-    assert metrics_.read_scalars(str(event_file.parent), 'curve') == {1: 0.5}

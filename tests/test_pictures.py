@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from PIL import Image
 
 from cifar10_lib.evaluation import pictures
@@ -55,6 +56,20 @@ def test_scaled_by_hand():
 
 def test_images_of_one_colour_do_not_divide_by_zero():
     np.testing.assert_array_equal(pictures.scaled(np.full([2, 2, 3], 7.0)), np.zeros([2, 2, 3]))
+
+
+@pytest.mark.parametrize('name', ['$x^$', r'$\\frac$', '_hidden', '\u732b', 'a%b#c'])
+def test_names_are_text(tmp_path, capfd, name):
+    """Not formulas, which may be wrong; not hidden; without warnings about fonts."""
+    black = np.zeros([4, 4, 3])
+    pictures.grid(tmp_path / 'a.png', [[(black, name)]], name, [name])
+    sizes = []
+    for shown in (name, ' '):
+        pictures.curves(tmp_path / 'b.png', [4, 4], [
+            ([(shown, 0, None, {1: 2.0, 3: 1.0})], name, name, name)])
+        sizes.append((pixels(tmp_path / 'b.png') < 128).all(axis=2).sum())
+    assert sizes[0] > sizes[1] + 10  # The name is in the legend.
+    assert capfd.readouterr().err == ''
 
 
 def test_curves_have_a_colour_for_each_run(tmp_path):

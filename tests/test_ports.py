@@ -1,6 +1,5 @@
 """Real sockets; another machine is another network namespace."""
 import contextlib
-import re
 import socket
 import subprocess
 import sys
@@ -13,12 +12,13 @@ from benchmarks import link
 from cifar10_lib.workers import ports
 
 
-@pytest.mark.parametrize('hosts, expected', [
-    (['127.0.0.1', 'localhost', '127.0.1.1'], True),
-    (['127.0.0.1', '203.0.113.77'], False),  # Reserved for documentation.
-    (['nowhere.invalid'], False)])
-def test_whether_all_hosts_are_on_loopback(hosts, expected):
-    assert ports.on_loopback(hosts) == expected
+@pytest.mark.parametrize('host, hosts, expected', [
+    ('localhost', ['127.0.0.1', 'localhost', '127.0.1.1'], 'lo'),
+    ('127.0.1.1', ['127.0.1.1', '203.0.113.77'], None),  # Reserved for documentation.
+    ('203.0.113.77', ['203.0.113.77'], None), ('127.0.0.1', ['nowhere.invalid'], None),
+    ('nowhere.invalid', ['203.0.113.77'], None)])
+def test_the_device_of_loopback_or_of_no_address_of_this_machine(host, hosts, expected):
+    assert ports.device_of(host, hosts) == expected
 
 
 def device(listener):
@@ -39,116 +39,89 @@ def test_all_listeners_of_a_port_are_bound_and_loopback_stays_open():
             listeners.append(listen(socket.AF_INET6, '::', port))
         other = listen(socket.AF_INET, '0.0.0.0')
         stack.enter_context(socket.create_connection(('127.0.0.1', port)))
-        assert ports.close_to_others(port)
+        assert ports.bind(port, 'lo')
         assert [device(listener) for listener in listeners] == [b'lo'] * len(listeners)
         assert device(other) == b''
         for address in ['127.0.0.1', '::1'][:len(listeners) - 1]:
             stack.enter_context(socket.create_connection((address, port), spawn.PATIENCE))
 
 
-def test_a_connection_between_two_addresses_of_this_machine_counts_as_local():
-    """Debian gives the machine's name 127.0.1.1, and connects to it from 127.0.0.1."""
-    with socket.create_server(('127.0.1.1', 0)) as listener:
-        address = listener.getsockname()
-        with socket.create_connection(address, source_address=('127.0.0.1', 0)) as connection:
-            assert connection.getsockname()[0] != connection.getpeername()[0]
-            listener.setblocking(False)
-            assert ports.close_to_others(address[1])
-
-
 def test_a_port_without_a_listener_counts_as_open():
-    assert not ports.close_to_others(networks.free_port())
+    assert not ports.bind(networks.free_port(), 'lo')
 
 
-def test_notices_are_one_line():
-    addresses = [f'node{k}:2222' for k in range(9)]
-    for loopback in (False, True):
-        line = ports.notice(addresses, loopback)
-        assert '(node0:2222, node1:2222, node2:2222, node3:2222 and 5 more)' in line
-        assert '\n' not in line
-    assert '(a:1, b:2)' in ports.notice(['a:1', 'b:2'], False)
-
-
-# Listens at ports 2222 and 3333, and closes 2222 on a line from standard input.
+# Listens at ports 2222 and 3333; on a line from standard input with addresses, its own first, binds
+# 2222 to the device.
 PROGRAM = '''
 import socket, sys; sys.path.insert(0, sys.argv[1])
 from cifar10_lib.workers import ports
 listeners = [socket.create_server(('', port)) for port in (2222, 3333)]
 print('listening', flush=True)
-sys.stdin.readline()
-if sys.argv[2] == 'accepted':
-    connection, _ = listeners[0].accept()
-try:
-    print(ports.close_to_others(2222), flush=True)
-except ConnectionError as error:
-    print(error, flush=True)
+hosts = sys.stdin.readline().split()
+device = ports.device_of(hosts[0], hosts)
+print(device, bool(device) and ports.bind(2222, device), flush=True)
 sys.stdin.readline()
 '''
 
 
 @contextlib.contextmanager
-def listening(name, when='never'):
-    """Runs `PROGRAM` in a network namespace; yields a function that closes the port."""
+def listening(name):
+    """Runs `PROGRAM` in a network namespace; yields a function of addresses that binds the port."""
     process = subprocess.Popen(
-        ['ip', 'netns', 'exec', name, sys.executable, '-c', PROGRAM, spawn.ROOT, when],
+        ['ip', 'netns', 'exec', name, sys.executable, '-c', PROGRAM, spawn.ROOT],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def close():
-        process.stdin.write('\n')
+    def bind(*hosts):
+        process.stdin.write(' '.join(hosts) + '\n')
         process.stdin.flush()
         return process.stdout.readline().strip()
 
     with process:
         assert process.stdout.readline() == 'listening\n'
-        yield close
+        yield bind
         process.stdin.close()
 
 
 @networks.with_networks
 def test_another_machine_cannot_connect_but_this_one_can_over_loopback():
     with link.networks() as (names, (own, _)):
-        with listening(names[0]) as close:
-            assert close() == 'True'
+        with listening(names[0]) as bind:
+            assert bind('127.0.0.1', 'localhost') == 'lo True'
             assert networks.connects(names[0], '127.0.0.1', 2222)
             assert networks.connects(names[1], own, 3333)
             assert not networks.connects(names[1], own, 2222)
 
 
-@networks.with_networks
-@pytest.mark.parametrize('when', ['accepted', 'waiting'])
-def test_an_earlier_connection_from_another_machine_is_an_error(when):
-    with link.networks() as (names, (own, other)), listening(names[0], when) as close:
-        with networks.connected(names[1], own, 2222):
-            assert close() == TOO_LATE.format(other)
-
-
-TOO_LATE = ("{} connected to TensorFlow's port 2222 before it was closed to other machines; start "
-            'again')
-
-
-@pytest.mark.slow
-@networks.with_networks
-def test_a_half_open_connection_from_another_machine_is_an_error():
-    """Its last packet would open it even after the port is closed to new connections."""
-    with link.networks() as (names, (own, other)), listening(names[0]) as close:
-        # The answer gets lost: it goes to a network card that does not exist.
-        subprocess.run(['ip', '-n', names[0], 'neigh', 'replace', other, 'lladdr',
-                        '02:00:00:00:00:99', 'dev', link.DEVICE], check=True)
-        with networks.connecting(names[1], own, 2222):
-            table = ''
-            while not re.search(':08AE [0-9A-F:]+ 03 ', table):
-                table = subprocess.run(
-                    ['ip', 'netns', 'exec', names[0], 'cat', '/proc/net/tcp', '/proc/net/tcp6'],
-                    capture_output=True, text=True, check=True).stdout
-            assert close() == TOO_LATE.format(other)
+def ip(*words):
+    subprocess.run(['ip', *' '.join(words).split()], check=True)
 
 
 @networks.with_networks
-def test_a_system_that_cannot_close_the_port_reports_it():
+@pytest.mark.parametrize('address', ['10.99.0.1', '10.99.0.7'])
+def test_the_other_networks_of_a_machine_cannot_connect(address):
+    """It has two network cards, of which the first has two addresses."""
+    with link.networks() as (names, (own, other)):
+        ip('link add name other netns', names[0], 'type veth peer name other netns', names[1])
+        for name, number in zip(names, (1, 2)):
+            ip('-n', name, f'addr add 10.98.0.{number}/24 dev other')
+            ip('-n', name, 'link set other up')
+        ip('-n', names[0], 'addr add 10.99.0.7/24 dev', link.DEVICE)
+        with listening(names[0]) as bind:
+            assert networks.connects(names[1], '10.98.0.1', 2222)
+            assert bind(address, other) == f'{link.DEVICE} True'
+            for reachable in (own, '10.99.0.7'):
+                assert networks.connects(names[1], reachable, 2222)
+                assert networks.connects(names[0], reachable, 2222)  # A worker on its machine.
+            assert not networks.connects(names[1], '10.98.0.1', 2222)
+            assert not networks.connects(names[0], '127.0.0.1', 2222)
+            assert networks.connects(names[1], '10.98.0.1', 3333)
+
+
+@networks.with_networks
+def test_a_system_that_cannot_bind_the_port_reports_it():
     """Here it has no device named lo."""
     with link.networks() as (names, _):
-        for change in (['down'], ['name', 'loop'], ['up']):
-            device_ = 'loop' if change == ['up'] else 'lo'
-            subprocess.run(['ip', '-n', names[0], 'link', 'set', device_, *change], check=True)
-        with listening(names[0]) as close:
-            assert close() == 'False'
+        for change in ('down', 'name loop', 'up'):
+            ip('-n', names[0], 'link set', 'loop' if change == 'up' else 'lo', change)
+        with listening(names[0]) as bind:
+            assert bind('127.0.0.1') == 'lo False'

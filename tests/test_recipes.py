@@ -153,7 +153,7 @@ def test_flags_that_the_user_gives_are_kept(tiny_net, capsys, given, expected, p
     for name, given_value in given.items():
         FLAGS[name].parse(given_value)
         FLAGS[name].using_default_value = False
-    training.use_recipe()
+    training.apply_recipe_defaults()
     assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == expected
     assert capsys.readouterr().out == (
         f'Defaults for --net=tiny: {printed}\n' if printed else '')
@@ -166,7 +166,7 @@ def test_epochs_of_80_images(tiny_net, capsys, epochs, batch_size, replicas, max
     for name, value_ in (('epochs', epochs), ('batch_size', batch_size)):
         FLAGS[name].parse(value_)
         FLAGS[name].using_default_value = False
-    training.use_recipe(replicas)
+    training.apply_recipe_defaults(replicas)
     assert FLAGS.max_steps == max_steps
     assert capsys.readouterr().out.endswith(
         f'--epochs={epochs}: {max_steps} steps of {batch_size * replicas} images.\n')
@@ -175,7 +175,7 @@ def test_epochs_of_80_images(tiny_net, capsys, epochs, batch_size, replicas, max
 def test_epochs_of_the_images_that_are_not_held_out(tiny_net):
     """8 of 80 images are held out: 2 epochs of 72 images in batches of 16 are 9 steps."""
     with flagsaver.flagsaver(validate_on='held_out', epochs=2):
-        training.use_recipe()
+        training.apply_recipe_defaults()
         assert FLAGS.max_steps == 9
 
 
@@ -183,7 +183,7 @@ def test_too_many_epochs(tiny_net):
     with flagsaver.flagsaver(epochs=1e6, batch_size=1, data_dir='/nonexistent'):
         with pytest.raises(app.UsageError, match='--epochs=1e[+]06 is 50000000000 steps; expected '
                            'at most 1000000000: lower --epochs'):
-            training.use_recipe()
+            training.apply_recipe_defaults()
 
 
 def test_each_trainer_counts_epochs_and_resumes(tiny_net, capsys):
@@ -236,7 +236,7 @@ def test_the_learning_rate_of_step_0(net, rate, given):
 
 def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net, capsys):
     with flagsaver.flagsaver(net='tutorial'):
-        training.use_recipe()
+        training.apply_recipe_defaults()
         assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == (128, 100000, 0)
     assert capsys.readouterr().out == ''
 
@@ -245,7 +245,7 @@ def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net, capsys):
 def test_resnet23s_steps(tiny_net, tmp_path, capsys, replicas, max_steps):
     """300 epochs of 50,000 images in batches of 64; 117,187.5 are rounded to the even number."""
     with flagsaver.flagsaver(net='resnet23', data_dir=str(tmp_path / 'none')):
-        training.use_recipe(replicas)
+        training.apply_recipe_defaults(replicas)
         assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == (64, max_steps, 1)
     assert f'--batch_size=64 --max_steps={max_steps}\n' in capsys.readouterr().out
 

@@ -9,6 +9,7 @@ import cifar10
 import cifar10_multi_gpu_train
 from cifar10_lib import recipes
 from cifar10_lib.training import replicas
+from cifar10_lib.training.worker import Worker
 
 FLAGS = flags.FLAGS
 
@@ -22,7 +23,7 @@ def test_each_replica_gathers_all_and_gets_the_gradient_of_all_losses():
     """Replica i has [i, 10 i] and the loss (i + 1) (1 g00 + 2 g01 + 3 g10 + 4 g11 + 5 g20 ...)."""
     weights = np.arange(1.0, 7.0, dtype=np.float32).reshape(3, 2)
     own = [tf.constant([1.0 * i, 10.0 * i]) for i in range(3)]
-    gathered = [replicas.Replica(i, 3, f'/cpu:{i}').gather(own[i]) for i in range(3)]
+    gathered = [replicas.Replica(Worker(i, 3), f'/cpu:{i}').gather(own[i]) for i in range(3)]
     gradients = [tf.gradients((i + 1) * tf.reduce_sum(weights * gathered[i]), own[i])[0]
                  for i in range(3)]
     assert gathered[0].shape.as_list() == [3, 2]
@@ -35,8 +36,8 @@ def test_each_replica_gathers_all_and_gets_the_gradient_of_all_losses():
 def test_a_replica_that_fails_ends_the_step_of_all():
     """The second one's images have run out."""
     queue = tf.FIFOQueue(1, [tf.float32], [[2]])
-    first = replicas.Replica(0, 2, '/cpu:0').gather(tf.ones([2]))
-    second = replicas.Replica(1, 2, '/cpu:1').gather(queue.dequeue())
+    first = replicas.Replica(Worker(0, 2), '/cpu:0').gather(tf.ones([2]))
+    second = replicas.Replica(Worker(1, 2), '/cpu:1').gather(queue.dequeue())
     with session(2) as session_:
         session_.run(queue.close())
         with pytest.raises(tf.errors.OutOfRangeError):
@@ -97,7 +98,7 @@ def test_towers_train_with_synced_batch_norms(normed, half_bright):
 @pytest.mark.parametrize('count, sync, exchanges', [(2, True, 22), (2, False, 0), (1, True, 0)])
 def test_resnet23_gathers_the_statistics_of_every_batch_norm(count, sync, exchanges):
     with flagsaver.flagsaver(net='resnet23', sync_batch_norm=sync):
-        replicas.inference(tf.zeros([2, 32, 32, 3]), replicas.Replica(0, count))
+        replicas.inference(tf.zeros([2, 32, 32, 3]), replicas.Replica(Worker(0, count)))
     kinds = [op.type for op in tf.get_default_graph().get_operations()]
     assert kinds.count('CollectiveGatherV2') == exchanges
     assert kinds.count('FusedBatchNormV3') == 22 - exchanges

@@ -14,22 +14,22 @@ from cifar10_lib.runs import folder as run_folder
 
 def test_a_second_trainer_is_refused_with_the_process_id_of_the_first(tmp_path):
     program = ('import sys; from cifar10_lib.runs import folder as run_folder\n'
-               'with run_folder.held(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
+               'with run_folder.locked(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
     with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=spawn.ROOT,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == 'held\n'
         with pytest.raises(app.UsageError, match=f'in use: process {first.pid} trains there'):
-            with run_folder.held(tmp_path / 'run'):
+            with run_folder.locked(tmp_path / 'run'):
                 pass
         for other in (b'\xff\xfe', b'1\n2', b'\x1b[2J'):
             (tmp_path / 'run' / '.lock').write_bytes(other)
             with pytest.raises(app.UsageError, match='in use: process unknown trains there'):
-                with run_folder.held(tmp_path / 'run'):
+                with run_folder.locked(tmp_path / 'run'):
                     pass
         first.kill()  # Without releasing the lock.
         first.wait()
         for _ in range(2):
-            with run_folder.held(tmp_path / 'run'):
+            with run_folder.locked(tmp_path / 'run'):
                 assert (tmp_path / 'run' / '.lock').read_text() == f'{os.getpid()}\n'
 
 
@@ -38,7 +38,7 @@ def test_a_path_that_is_not_a_folder(tmp_path, name):
     (tmp_path / 'file').write_text('x')
     (tmp_path / 'dangling').symlink_to(tmp_path / 'nowhere')
     with pytest.raises(app.UsageError, match=f'{name} or one of its parents is not a folder'):
-        with run_folder.held(tmp_path / name):
+        with run_folder.locked(tmp_path / name):
             pass
 
 
@@ -46,7 +46,7 @@ def test_a_folder_best_that_others_can_change_is_refused_at_the_start(tmp_path):
     (tmp_path / 'best').mkdir()
     (tmp_path / 'best').chmod(0o777)
     with pytest.raises(PermissionError, match='best is writable by everybody'):
-        with run_folder.held(tmp_path):
+        with run_folder.locked(tmp_path):
             pass
 
 
@@ -54,7 +54,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / 'precious').write_text('x')
     (tmp_path / '.lock').symlink_to(tmp_path / 'precious')
     with pytest.raises(OSError):
-        with run_folder.held(tmp_path):
+        with run_folder.locked(tmp_path):
             pass
     assert (tmp_path / 'precious').read_text() == 'x'
 
@@ -62,7 +62,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
 def test_a_folder_that_reads_as_a_pattern_is_refused(tmp_path):
     """TensorFlow would remove the checkpoints of `run1` for those of `run[1]`."""
     with pytest.raises(app.UsageError, match=r'run\[1\] contains one of .*Choose another --train'):
-        with run_folder.held(str(tmp_path / 'run[1]')):
+        with run_folder.locked(str(tmp_path / 'run[1]')):
             pass
     assert os.listdir(tmp_path) == []
 
@@ -93,7 +93,7 @@ def test_unfinished_files_are_removed(tmp_path, remove):
 
 def test_unfinished_files_of_all_writers_are_recognised(tmp_path):
     seen = set()
-    with run_folder.held(tmp_path):
+    with run_folder.locked(tmp_path):
         for name in ('run.json', 'metrics.csv', 'params.h5', 'timeline-7.json'):
             with files.new_file(tmp_path / name):
                 seen.update(name for name in os.listdir(tmp_path) if name.endswith('.part'))
@@ -148,6 +148,9 @@ def test_a_folder_best_that_is_a_link_is_not_followed(tmp_path):
     ({'settings': []}, r'"settings" is \[\]; expected an object'),
     ({'settings': {'examples_per_step': 'x\ny'}}, '"settings" is '),
     ({'settings': {'examples_per_step': 1e999}}, '"settings" is '),
+    ({'dataset_folder': 'pets'}, '"dataset_folder" is "pets"; expected an absolute path'),
+    ({'dataset_folder': 7}, '"dataset_folder" is 7'),
+    ({'settings': {'images_before': '7'}}, '"settings" is '),
     ({'classes': 'cat'}, '"classes" is "cat"; expected a list of names'),
     ({'classes': [['cat']]}, '"classes" is')])
 def test_a_damaged_run_json(tmp_path, text, words):
@@ -164,6 +167,16 @@ def test_no_run_json(tmp_path):
     (tmp_path / 'file').write_text('')
     for folder in (tmp_path, tmp_path / 'missing', tmp_path / 'file'):
         assert run_folder.check_run(folder, 'tutorial', table.CIFAR10, '') is None
+        assert run_folder.net_and_dataset(folder, '') is None
+
+
+@pytest.mark.parametrize('recorded, dataset', [
+    ({'dataset_folder': '/sets/pets'}, '/sets/pets'), ({'dataset_folder': None}, 'pets'),
+    ({}, 'pets')])
+def test_net_and_dataset_of_a_run(tmp_path, recorded, dataset):
+    run_folder.write_run(tmp_path, {'net': 'local', 'dataset': 'pets', 'settings': {}, **recorded})
+    assert run_folder.net_and_dataset(tmp_path, '') == ('local', dataset)
+
 
 def test_a_run_json_that_is_a_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / 'run.json')  # Without a writer.

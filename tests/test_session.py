@@ -26,12 +26,15 @@ from tensorflow.python.client.session import BaseSession
 import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
+from cifar10_lib.datasets import custom
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import metrics
 from cifar10_lib.runs import parameters
-from cifar10_lib.training import hooks
+from cifar10_lib.training import pace
+from cifar10_lib.training import resume
 from cifar10_lib.training import session as training
 
 FLAGS = flags.FLAGS
@@ -147,22 +150,73 @@ def test_resuming_with_another_batch_size_prints_a_line(trained, capsys):
                 ) in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_checkpoints_are_due_after_seconds_or_steps():
-    now = 100.0
-    by_time = hooks.CheckpointTimer(10, clock=lambda: now)
-    by_steps = hooks.CheckpointTimer(10, steps=3, clock=lambda: now)
-    for timer in (by_time, by_steps):
-        timer.saved(5)
-    for now, step, due in [(109.9, 6, (False, False)), (110.0, 5, (False, False)),
-                           (110.0, 7, (True, False)), (109.9, 8, (False, True))]:
-        assert (by_time.is_due(step), by_steps.is_due(step)) == due, (now, step)
-    by_time.saved(8)
-    now = 119.8
-    assert not by_time.is_due(9)
-    now = 119.9
-    assert by_time.is_due(9)
-    assert by_time.saved_step == 8
+def counted(examples_per_step=8, **values):
+    """Makes steps that only count, until the session stops, with flags; yields before each step and
+    after it."""
+    with tf.Graph().as_default(), flagsaver.flagsaver(**values):
+        count = tf.train.get_or_create_global_step().assign_add(1)
+        with training.session(tf.constant(1.0), examples_per_step) as session:
+            while not session.should_stop():
+                yield
+                session.run(count)
+                yield
+
+
+@pytest.mark.parametrize('name, value, line', [
+    ('use_fp16', True, '--use_fp16=true (was false)'),
+    ('use_bf16', True, '--use_bf16=true (was false)'),
+    ('sync_batch_norm', True, '--sync_batch_norm=true (was false)'),
+    ('variables', 'gpu', '--variables=gpu (was cpu)')])
+def test_resuming_with_other_types_or_devices_prints_a_line(
+        half_bright, capsys, name, value, line):
+    list(counted(max_steps=1))
+    with flagsaver.flagsaver(net='resnet23' if name == 'sync_batch_norm' else FLAGS.net):
+        if FLAGS.net != 'tutorial':
+            list(counted(max_steps=1, restart=True))
+        capsys.readouterr()
+        for max_steps in (2, 3):
+            list(counted(**{name: value, 'max_steps': max_steps}))
+    assert capsys.readouterr().out.count(f'Resuming with {line}.\n') == 1
+
+
+@pytest.mark.parametrize('flag, line', [
+    ({'max_steps': 1000}, '1000 steps of 8 images are 99.85 epochs of 80 images.'),
+    ({'epochs': 100.0}, None)])
+def test_a_start_prints_the_number_of_epochs_unless_the_user_gave_it(
+        half_bright, capsys, flag, line):
+    """The first three of 1,000 steps had four images each."""
+    list(counted(4, max_steps=3))
+    capsys.readouterr()
+    FLAGS['max_steps'].unparse()  # `half_bright` sets it.
+    with flagsaver.flagsaver(**flag):
+        run = counted(8)
+        next(run)
+        run.close()
+    assert [line for line in capsys.readouterr().out.splitlines() if ' epochs of ' in line] == (
+        [line] if line else [])
+
+
+def test_epochs_are_images_seen_over_all_starts(half_bright):
+    """With 8, 16 and 4 of 80 images per step, and a start without a step."""
+    for examples_per_step, max_steps in ((8, 5), (16, 10), (160, 10), (4, 20)):
+        list(counted(examples_per_step, max_steps=max_steps))
+    rows = metrics.read(os.path.join(FLAGS.train_dir, 'metrics.csv'))
+    assert [(row['step'], row['epoch']) for row in rows] == [(5, 0.5), (10, 1.5), (20, 2)]
+
+
+def test_a_checkpoint_is_due_a_second_after_the_last_one(half_bright):
+    """The test's own times before and after each step say whether one was due."""
+    times, saved = [], [0]
+    for _ in counted(save_checkpoint_secs=1, max_steps=20):
+        times.append(time.monotonic())
+        step = checkpoints.step(latest())
+        if step not in saved:
+            saved.append(step)
+        time.sleep(0.1 * (len(times) % 2))
+    assert len(saved) > 2 and checkpoints.step(latest()) == 20
+    for earlier, later in zip(saved[1:], saved[2:]):  # Step k is between times 2k - 2 and 2k - 1.
+        assert times[2 * later - 1] - times[2 * earlier - 2] >= 1
+        assert later == earlier + 1 or times[2 * later - 4] - times[2 * earlier - 1] < 1
 
 
 def test_five_checkpoints_are_kept_over_a_restart(half_bright):
@@ -214,7 +268,19 @@ def test_run_json_and_another_data_set(trained):
     assert sorted(os.listdir(FLAGS.train_dir)) == before
     path.write_text('{')
     with pytest.raises(app.UsageError, match='run.json is not JSON'):
-        training._prepare_folder(8)
+        training.steps_left()
+
+
+def test_run_json_has_the_folder_of_a_users_own_data_set(half_bright, tmp_path):
+    """Its name alone cannot be passed as --dataset."""
+    data_set = tmp_path / 'pets'
+    data_set.mkdir()
+    records = np.zeros([2, 1 + 3 * 32 * 32], np.uint8)
+    records[1, 0] = 1
+    custom.write(data_set, 'pets', ['cat', 'dog'], [records], [records])
+    for dataset, expected in ((str(data_set), str(data_set)), ('cifar10', 'cifar10')):
+        list(counted(dataset=dataset, restart=True, max_steps=1))
+        assert run_folder.net_and_dataset(FLAGS.train_dir, '') == ('tutorial', expected)
 
 
 @pytest.mark.parametrize('classes, message', [
@@ -255,7 +321,7 @@ def test_a_resumed_run_draws_new_random_numbers(trained, tmp_path):
     with flagsaver.flagsaver(seed=3):
         assert graphs_seed() == graphs_seed() != first
         assert graphs_seed(1, 0) == of_worker_1  # It gets the step from worker 0.
-        assert training.first_step() == 10
+        assert resume.first_step() == 10
         assert len({first, graphs_seed(), of_worker_1, graphs_seed(1, 10)}) == 4
         with flagsaver.flagsaver(restart=True):
             assert graphs_seed() == first
@@ -302,15 +368,14 @@ def test_profile_of_a_step_that_is_not_run_prints_one_line(half_bright, capsys):
     assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
 
 
-@pytest.mark.parametrize('made, traced, max_steps, covered', [
+@pytest.mark.parametrize('done, traced, max_steps, covered', [
     (3, 2, 5, 'steps 3 to 4'), (3, 3, 3, 'no steps'), (3, 2, 3, 'no steps'), (0, 0, 0, 'no steps')])
 def test_profile_of_a_step_before_a_resumed_run_or_of_a_run_without_steps(
-        capsys, made, traced, max_steps, covered):
-    steps = hooks.StepCounter()
-    steps.made = made
-    hooks.ProfileHook(steps, traced, max_steps, '/nonexistent').after_create_session(None, None)
-    assert capsys.readouterr().out == (
-        f'Step {traced} will not be traced: this run covers {covered}.\n')
+        half_bright, capsys, done, traced, max_steps, covered):
+    list(counted(max_steps=done))
+    list(counted(max_steps=max_steps, profile=traced))
+    assert f'Step {traced} will not be traced: this run covers {covered}.\n' in (
+        capsys.readouterr().out)
 
 
 def test_restart_removes_only_a_runs_own_files(trained, tmp_path):
@@ -347,7 +412,7 @@ def test_nan_stops_and_the_last_good_checkpoint_stays(trained, monkeypatch):
 def test_nan_at_a_step_with_summaries(half_bright, monkeypatch):
     """Histograms of NaN would raise their own error before the loss is reported."""
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 1e30)
-    monkeypatch.setattr(hooks, 'SUMMARY_STEPS', 1)
+    monkeypatch.setattr(pace, 'SUMMARY_STEPS', 1)
     with pytest.raises(FloatingPointError, match='Training diverged at step'):
         cifar10_train.train()
 

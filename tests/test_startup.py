@@ -14,7 +14,7 @@ from absl import app, flags
 
 from cifar10_lib.program import startup
 from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import metrics
+from cifar10_lib.runs import events
 from cifar10_lib.runs import parameters
 
 SCRIPTS = ['cifar10_train.py', 'cifar10_multi_gpu_train.py', 'cifar10_eval.py']
@@ -294,7 +294,7 @@ def test_all_scripts_run_with_closed_streams(tmp_path):
         assert checkpoints.latest(runs) == f'{runs}/model.ckpt-{steps}'
     from_run = [data, f'--checkpoint_dir={runs}', '--batch_size=2']
     run('cifar10_eval.py', *from_run, f'--eval_dir={tmp_path}/eval', '--run_once')
-    assert metrics.read_scalars(tmp_path / 'eval', 'Precision @ 1')
+    assert events.read_scalars(tmp_path / 'eval', 'Precision @ 1')
     run('cifar10_predict.py', *from_run, tmp_path / 'images' / 'a')
     run('cifar10_export.py', *from_run, f'--export_dir={tmp_path}/model')
     assert (tmp_path / 'model' / 'saved_model.pb').exists()
@@ -329,7 +329,7 @@ def test_names_that_the_locale_cannot_encode(half_bright, tmp_path, environment)
     out = run('cifar10_eval.py', f'--dataset={data}', f'--checkpoint_dir={folder}', '--run_once',
               f'--eval_dir={tmp_path}/prüfung', '--per_class')
     assert 'gr?n ' in out
-    assert metrics.read_scalars(tmp_path / 'prüfung', 'classes/grün/recall')
+    assert events.read_scalars(tmp_path / 'prüfung', 'classes/grün/recall')
 
 
 @pytest.mark.parametrize('error, words', [

@@ -250,7 +250,7 @@ def test_a_network_of_a_fixed_batch_size(trained, of_fixed_batches):
     expected = accuracy.Evaluation().run(checkpoint)
     shapes = of_fixed_batches()
     result = accuracy.Evaluation().run(checkpoint)
-    assert shapes == [[8, 24, 24, 3]]
+    assert shapes == [[None, 24, 24, 3], [8, 24, 24, 3]]  # The second in a graph of its own.
     assert result.total == 130
     assert result.confusion.tolist() == expected.confusion.tolist()
 
@@ -342,6 +342,8 @@ cifar10_eval.evaluate()
 OWN_FLAGS = '''
 tf.app.flags.DEFINE_float('learning_rate', 0.5, 'As many programs define it.')
 tf.app.flags.DEFINE_string('dataset', 'cifar10', '')
+tf.app.flags.DEFINE_string('variables', 'theirs', '')
+tf.app.flags.DEFINE_boolean('b', False, 'Also the short name of --batch_size.')
 print(tf.app.flags.FLAGS.learning_rate, cifar10.FLAGS.batch_size)
 with tf.Session() as session:
     print(session.run(cifar10.learning_rate(tf.constant(0))))
@@ -536,3 +538,104 @@ def test_an_epoch_without_images(half_bright, monkeypatch, name, eval_data):
     monkeypatch.setattr(f'cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_{name}', 0)
     with pytest.raises(ValueError, match=f'FOR_{name} is 0; expected at least 1'):
         cifar10.source(eval_data).num_examples()
+
+
+ARGPARSE_TRAINER = '''
+import argparse
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+import cifar10
+parser = cifar10.parser
+parser.add_argument('--train_dir', type=str, default='/nowhere', help='Directory for logs.')
+parser.add_argument('--max_steps', type=int, default=1000000)
+parser.add_argument('--log_device_placement', action='store_true')
+
+def train():
+    with tf.Graph().as_default():
+        global_step = tf.train.get_or_create_global_step()
+        images, labels = cifar10.distorted_inputs()
+        assert images.shape[0] == FLAGS.batch_size == cifar10.FLAGS.batch_size
+        loss = cifar10.loss(cifar10.inference(images), labels)
+        train_op = cifar10.train(loss, global_step)
+        with tf.train.MonitoredTrainingSession(
+                checkpoint_dir=FLAGS.train_dir,
+                hooks=[tf.train.StopAtStepHook(last_step=FLAGS.max_steps)],
+                config=tf.ConfigProto(log_device_placement=FLAGS.log_device_placement)) as session:
+            while not session.should_stop():
+                session.run(train_op)
+
+def main(argv=None):
+    cifar10.maybe_download_and_extract()
+    train()
+
+if __name__ == '__main__':
+    FLAGS = parser.parse_args()
+    tf.app.run()
+'''
+
+ARGPARSE_EVALUATION = '''
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+import cifar10
+parser = cifar10.parser
+parser.add_argument('--eval_data', type=str, default='test')
+parser.add_argument('--checkpoint_dir', type=str, default='/nowhere')
+parser.add_argument('--run_once', type=bool, default=False)
+FLAGS = parser.parse_args()
+
+images, labels = cifar10.inputs(eval_data=FLAGS.eval_data == 'test')
+top_k_op = tf.nn.in_top_k(cifar10.inference(images), labels, 1)
+averages = tf.train.ExponentialMovingAverage(cifar10.MOVING_AVERAGE_DECAY)
+saver = tf.train.Saver(averages.variables_to_restore())
+with tf.Session() as session:
+    saver.restore(session, tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
+    tf.train.start_queue_runners(session)
+    print(FLAGS.run_once, FLAGS.batch_size, session.run(top_k_op).shape)
+'''
+
+
+@pytest.mark.slow
+def test_scripts_that_parse_their_flags_with_argparse(half_bright, tmp_path):
+    """As the tutorial's last version did; a misspelled argument ends in a line."""
+    train, evaluate = tmp_path / 'my_train.py', tmp_path / 'my_eval.py'
+    train.write_text(ARGPARSE_TRAINER)
+    evaluate.write_text(ARGPARSE_EVALUATION)
+    run_dir = tmp_path / 'my_run'
+    common = [f'--data_dir={half_bright.parent}', '--batch_size', '4']
+    done = spawn.run([train, '--log_device_placement', *common, '--max_steps', '3',
+                       f'--train_dir={run_dir}'],
+                     capture_output=True, env={**os.environ, 'PYTHONPATH': str(spawn.ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert tf.train.latest_checkpoint(str(run_dir)).endswith('model.ckpt-3')
+    for script, words, expected in ((evaluate, [f'--checkpoint_dir={run_dir}'], 'False 4 (4,)\n'),
+                                    (evaluate, ['--checkpoint=x'], ''), (train, ['--x'], '')):
+        done = spawn.run([script, *common, *words], capture_output=True,
+                         env={**os.environ, 'PYTHONPATH': str(spawn.ROOT)})
+        assert done.stdout == expected, done.stderr
+        if not expected:
+            assert done.returncode == 2
+            assert f'error: unrecognized arguments: {words[0]}' in done.stderr
+
+
+def test_a_program_with_folders_and_modules_of_our_former_names(tmp_path):
+    """Its own `datasets`, `nets` and so on are imported, and ours do not need these names."""
+    names = ['datasets', 'nets', 'program', 'runs', 'training', 'workers', 'evaluation',
+             'recipes', 'settings']
+    for name in names[:-2]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / '__init__.py').write_text(f'WHOSE = "theirs: {name}"\n')
+    for name in names[-2:]:
+        (tmp_path / f'{name}.py').write_text(f'WHOSE = "theirs: {name}"\n')
+    (tmp_path / 'my_script.py').write_text(f'''
+import {', '.join(names)}
+import cifar10, cifar10_train, cifar10_multi_gpu_train, cifar10_eval, cifar10_distributed_train
+import cifar10_predict, cifar10_export, cifar10_convert, cifar10_plot
+from cifar10_lib import recipes as ours
+print(*[module.WHOSE for module in ({', '.join(names)})], sep=', ')
+print(sorted(ours.TABLE))
+''')
+    done = spawn.run([tmp_path / 'my_script.py'], capture_output=True, cwd=tmp_path,
+                     env={**os.environ, 'PYTHONPATH': str(spawn.ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        ', '.join(f'theirs: {name}' for name in names), "['local', 'resnet23', 'tutorial']"]

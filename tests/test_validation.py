@@ -141,6 +141,29 @@ def test_the_training_error_is_the_mean_of_the_epochs_batches(tiny_net, capsys):
         ('25', '0.3300')]  # and of 20 to 24.
 
 
+def test_stop_at_ends_the_run_when_a_validation_reaches_the_precision(tiny_net, capsys):
+    """The images are learned completely; then the next start has nothing to do."""
+    with flagsaver.flagsaver(stop_at=1.0, max_steps=1000):
+        cifar10_train.train()
+        step = rows()[-1][0]
+        errors_ = json.loads(folder('best', 'error.json').read_text())
+        assert (errors_['step'], errors_['averaged_error']) == (step, 0)
+        assert step < 1000 and [step for step, _ in rows()] == list(range(10, step + 1, 10))
+        out = capsys.readouterr().out
+        assert re.search(rf'Reached --stop_at=1 at step {step}, after {8 * step} images '
+                         rf'\({step // 10} epochs\) and \d+\.\d seconds\.\nSaved step {step} ', out)
+        assert not training.steps_left()
+        assert f'model.ckpt-{step} has reached --stop_at=1.' in capsys.readouterr().out
+        FLAGS.stop_at = None
+        assert training.steps_left()
+
+
+def test_stop_at_requires_validations(tiny_net):
+    with flagsaver.flagsaver(stop_at=0.8, validate_every=0), pytest.raises(
+            app.UsageError, match='--stop_at=0.8 requires validations: add --validate_every=1'):
+        training.apply_recipe_defaults()
+
+
 def test_every_second_epoch(tiny_net):
     with flagsaver.flagsaver(validate_every=2, max_steps=45):
         cifar10_train.train()
@@ -261,7 +284,7 @@ def test_without_an_error_tensor_the_column_is_empty(half_bright):
 
 def test_no_validation_by_default(trained):
     """By default, --net=tutorial writes neither best/ nor an error."""
-    training.use_recipe()
+    training.apply_recipe_defaults()
     assert FLAGS.validate_every == 0
     assert rows() == [(10, None)]
     assert not folder('best').exists()

@@ -84,12 +84,15 @@ def write(folder, name, classes, train, test):
         (number of training records, number of test records).
 
     Raises:
-        errors.DataError: the name is taken, a class has no training image, or the test set is
-            empty.
+        errors.DataError: the name is taken, the classes are invalid, a class has no training
+            image, or the test set is empty.
     """
     if not _is_new_name(name):
         raise errors.DataError(f'"{name}" cannot be the name of a data set; expected '
                                f'{_FIELDS["name"][1]}: choose another folder')
+    if not _are_classes(list(classes)):
+        raise errors.DataError(f'the classes are {small_files.shown(list(classes))}; expected '
+                               f'{_FIELDS["classes"][1]}')
     trained, tested = (_write_records(os.path.join(folder, file), blocks)
                        for file, blocks in (('train.bin', train), ('test.bin', test)))
     missing = [label for label, count in zip(classes, trained) if count == 0]

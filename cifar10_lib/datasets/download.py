@@ -12,9 +12,9 @@ import re
 import shutil
 import tarfile
 import time
+import urllib.error
+import urllib.request
 import zlib
-
-from six.moves import urllib
 
 from cifar10_lib.datasets import synthetic
 from cifar10_lib.program import console
@@ -25,7 +25,6 @@ from cifar10_lib.program import ownership
 _TIMEOUT_SECONDS = 30.0  # To connect, and between two reads.
 _PAUSE_SECONDS = 1.0  # Before reconnecting.
 _BLOCK_BYTES = 1 << 18
-_ARCHIVE_MARGIN_BYTES = 1 << 24  # For the archive's other content: a read-me, padding.
 
 
 def maybe_download_and_extract(data_set, data_dir, url=None):
@@ -41,7 +40,7 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
     """
     folder = os.path.join(data_dir, data_set.folder)
     if not os.path.isdir(folder):
-        _check_parent(data_set, data_dir)
+        _check_place(data_set, data_dir)
         url = url or data_set.url
         ownership.check_place(data_dir)
         try:
@@ -55,13 +54,19 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
     data_set.check(folder)
 
 
-def _check_parent(data_set, data_dir):
-    """Rejects the folder of the record files in place of its parent: a needless download."""
+def _check_place(data_set, data_dir):
+    """Rejects the folder of the record files in place of its parent, and data of another form."""
     parent, name = os.path.split(os.path.abspath(data_dir))
     if name == data_set.folder and any(
             os.path.exists(os.path.join(data_dir, file)) for file in data_set.files):
         raise errors.DataError(f'{data_dir} holds the record files; expected the folder that '
                                f'contains {name}: pass --data_dir={parent}')
+    from cifar10_lib.datasets import forms  # It imports Pillow, which few runs need.
+    form = forms.find(data_dir) if data_set.url else None
+    if form:
+        raise errors.DataError(f'{data_dir} holds {form.title}; convert that with python '
+                               f'cifar10_convert.py {data_dir} NEW_FOLDER, and train with '
+                               '--dataset=NEW_FOLDER')
 
 
 def is_url(text):
@@ -150,7 +155,8 @@ def _append(url, stream, size, progress):
     if start:
         headers['Range'] = 'bytes=%d-' % start
     request = urllib.request.Request(url, headers=headers)
-    with _opener().open(request, timeout=_TIMEOUT_SECONDS) as response:
+    # A new opener reads the proxy variables. Redirections to files are refused.
+    with urllib.request.build_opener().open(request, timeout=_TIMEOUT_SECONDS) as response:
         position = _check_offer(response, start, size)
         while stream.tell() < size:
             # Unlike `read1`, `read` loses received bytes when the connection breaks.
@@ -162,17 +168,6 @@ def _append(url, stream, size, progress):
                 new = new[stream.write(new):]
             position += len(block)
             progress.update(stream.tell())
-
-
-def _opener():
-    """Returns an opener for http, https and file that refuses redirections to other schemes."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (urllib.request.ProxyHandler, urllib.request.UnknownHandler,
-                    urllib.request.HTTPHandler, urllib.request.HTTPSHandler,
-                    urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPRedirectHandler,
-                    urllib.request.FileHandler, urllib.request.HTTPErrorProcessor):
-        opener.add_handler(handler())
-    return opener
 
 
 def _check_offer(response, start, size):
@@ -194,20 +189,19 @@ class _Progress:
     """Shows a download's progress: a bar on a terminal, elsewhere a line every 10 %."""
 
     def __init__(self, name, done, total):
-        self._name, self._total = name, total
-        self._start, self._start_time = done, time.monotonic()
-        self._shown_tenth, self._shown_time = 10 * done // total, 0.0
+        self._name, self._total, self._start = name, total, done
+        self._start_time, self._shown_time = time.monotonic(), 0.0
+        self._shown_tenth = 10 * done // total
         if done:
             console.line(f'Resuming {name} at {done / 1e6:.1f} MB.')
 
     def update(self, done):
-        """Shows that `done` bytes have arrived, unless the display was updated very recently."""
-        now = time.monotonic()
-        tenth = 10 * done // self._total
-        rate = (done - self._start) / max(now - self._start_time, 1e-3)
-        left = int((self._total - done) / max(rate, 1.0))
+        """Shows that `done` bytes have arrived, on a terminal at most five times per second."""
+        now, tenth = time.monotonic(), 10 * done // self._total
+        rate = max((done - self._start) / max(now - self._start_time, 1e-3), 1.0)
+        minutes, seconds = divmod(int((self._total - done) / rate), 60)
         figures = (f'{100 * done // self._total:3} %, {rate / 1e6:.2f} MB/s, '
-                   f'{left // 60}:{left % 60:02} left')
+                   f'{minutes}:{seconds:02} left')
         if not console.shows_progress():
             if tenth > self._shown_tenth:
                 console.line(f'{self._name}: {figures}')
@@ -233,51 +227,26 @@ def _verify(path, data_set):
 
 
 def extract(archive, data_dir, data_set):
-    """Unpacks a .tar.gz file into a data set's folder below `data_dir`, all or nothing.
+    """Unpacks a verified .tar.gz file into a data set's folder below `data_dir`, all or nothing.
 
-    Only files with the expected names and sizes are unpacked; links, folders and other names are
-    ignored.
+    Only files with the expected names and sizes are unpacked.
 
     Raises:
-        errors.DataError: the archive is damaged, lacks a file, or is much too large.
+        errors.DataError: the archive is damaged or lacks a file.
         OSError: the disk failed.
     """
-    try:
-        with files.new_folder(os.path.join(data_dir, data_set.folder), '--data_dir') as partial:
-            missing = _unpack(archive, partial, data_set)
-            if missing:
-                missing = [f'{name} of {size} bytes' for name, size in missing.items()]
-                raise errors.DataError(f'{archive} lacks {", ".join(missing)}')
-    except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise errors.DataError(f'{archive} is damaged ({error})') from error
-
-
-def _unpack(archive, folder, data_set):
-    """Unpacks the data set's files into `folder`; returns {path: size} of the missing ones."""
     missing = {f'{data_set.folder}/{name}': count * data_set.record_bytes
                for name, count in data_set.files.items()}
-    limit = sum(missing.values()) + _ARCHIVE_MARGIN_BYTES
-    with gzip.open(archive) as stream, \
-            tarfile.open(fileobj=_Limited(stream, limit), mode='r|') as tar:
-        for member in tar:
-            if member.isreg() and missing.get(member.name) == member.size:
-                with open(os.path.join(folder, os.path.basename(member.name)), 'xb') as target:
-                    shutil.copyfileobj(tar.extractfile(member), target, _BLOCK_BYTES)
-                del missing[member.name]
-            if not missing:
-                break
-    return missing
-
-
-class _Limited:
-    """A stream that raises after `limit` bytes: a few kilobytes of gzip may hold terabytes."""
-
-    def __init__(self, stream, limit):
-        self._stream, self._left = stream, limit
-
-    def read(self, size):
-        block = self._stream.read(min(size, self._left + 1))
-        self._left -= len(block)
-        if self._left < 0:
-            raise tarfile.ReadError('its content is much larger than expected')
-        return block
+    try:
+        with files.new_folder(os.path.join(data_dir, data_set.folder), '--data_dir') as partial, \
+                gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode='r|') as tar:
+            for member in tar:
+                if member.isreg() and missing.get(member.name) == member.size:
+                    with open(os.path.join(partial, os.path.basename(member.name)), 'xb') as target:
+                        shutil.copyfileobj(tar.extractfile(member), target, _BLOCK_BYTES)
+                    del missing[member.name]
+            if missing:
+                lacking = [f'{name} of {size} bytes' for name, size in missing.items()]
+                raise errors.DataError(f'{archive} lacks {", ".join(lacking)}')
+    except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        raise errors.DataError(f'{archive} is damaged ({error})') from error

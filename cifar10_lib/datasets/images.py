@@ -5,7 +5,7 @@ import os
 import warnings
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
@@ -13,22 +13,22 @@ from cifar10_lib.program import files
 from cifar10_lib.program import memory
 
 # Endings of the files that a search in a folder finds.
-ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff')
+_AVIF = features.check('avif')
+ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff', *['.avif'][:_AVIF])
 
-# A small file may decode to a picture that exhausts memory, so the size is limited. Decoded, this
-# many pixels take 512 MB, and decoders use up to three times as much. The limit on a side is
-# JPEG's; Pillow keeps a pointer for each row.
+# A small file may decode to a picture that exhausts memory. Decoded, this many pixels take 512 MB,
+# and decoders use up to three times as much. The limit on a side is JPEG's.
 MAX_FILE_BYTES = 1 << 26
 MAX_PIXELS = 1 << 27
 MAX_SIDE = 65535
 _MAX_MEMORY = 1 << 31  # Pillow before 13 does not limit EXIF data and TIFF directories.
 
-# Each scan of a progressive JPEG updates all pixels, at 0.7 ns per pixel, and can be as short as 14
-# bytes. Encoders write about ten scans.
+# Each scan of a progressive JPEG updates all pixels and can be as short as 14 bytes. Encoders write
+# about ten scans.
 _MAX_SCANNED_PIXELS = 20 * MAX_PIXELS
 
 # For other formats, Pillow may start another program, or unpack data without a limit.
-_FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF')
+_FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF', *['AVIF'][:_AVIF])
 
 
 class ImageError(errors.DataError):
@@ -36,7 +36,18 @@ class ImageError(errors.DataError):
 
 
 def read(path):
-    """Reads a JPEG, PNG, GIF, BMP, WebP or TIFF file and fits its image to 32 x 32.
+    """Reads an image file and fits its image to 32 x 32, see `decode`; messages name the file."""
+    try:
+        with files.regular_file(path) as stream:
+            return decode(stream.read(MAX_FILE_BYTES + 1))
+    except ImageError as error:
+        raise ImageError(f'{path} {error}') from error
+    except OSError as error:
+        raise ImageError(f'{path} cannot be read ({error.strerror})') from error
+
+
+def decode(data):
+    """Decodes the bytes of an image file and fits the image to 32 x 32.
 
     Scales the short side to 32 and keeps the centre, in one antialiased resampling (bilinear if it
     enlarges); does not change an image of 32 x 32. Applies the EXIF orientation. Uses the first
@@ -47,32 +58,30 @@ def read(path):
         uint8 [32, 32, 3].
 
     Raises:
-        ImageError: the file cannot be read, has another format, is damaged or is too large.
+        ImageError: the image has another format, is damaged or is too large.
     """
-    try:
-        with files.regular_file(path) as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ImageError(f'{path} cannot be read ({error.strerror})') from error
     if not data:
-        raise ImageError(f'{path} is empty')
+        raise ImageError('is empty')
     if len(data) > MAX_FILE_BYTES:
-        raise ImageError(f'{path} is larger than {MAX_FILE_BYTES >> 20} MB')
+        raise ImageError(f'is larger than {MAX_FILE_BYTES >> 20} MB')
     try:
         with memory.limit(_MAX_MEMORY), _libraries_silenced():
             return _decode(data)
-    except ImageError as error:
-        raise ImageError(f'{path} {error}') from error
-    except Image.UnidentifiedImageError as error:
-        raise ImageError(f'{path} is damaged or truncated, or not a JPEG, PNG, GIF, BMP, WebP or '
-                         'TIFF image') from error
-    except Image.DecompressionBombError as error:
-        raise ImageError(f'{path} has more than {MAX_PIXELS} pixels') from error
-    except MemoryError as error:
-        raise ImageError(f'{path} needs more than {_MAX_MEMORY >> 20} MB of memory') from error
     except Exception as error:  # Pillow raises many types for damaged files.
-        reason = errors.one_line(error) or type(error).__name__
-        raise ImageError(f'{path} is damaged or truncated ({reason})') from error
+        raise ImageError(_fault(error)) from error
+
+
+def _fault(error):
+    """Returns what the exception of a decoder says about an image."""
+    if isinstance(error, ImageError):
+        return str(error)
+    if isinstance(error, Image.UnidentifiedImageError):
+        return f'is damaged or truncated, or not an image ({", ".join(_FORMATS)})'
+    if isinstance(error, Image.DecompressionBombError):
+        return f'has more than {MAX_PIXELS} pixels'
+    if isinstance(error, MemoryError):
+        return f'needs more than {_MAX_MEMORY >> 20} MB of memory'
+    return f'is damaged or truncated ({errors.one_line(error) or type(error).__name__})'
 
 
 @contextlib.contextmanager
@@ -91,7 +100,6 @@ def _libraries_silenced():
 
 
 def _decode(data):
-    """Decodes the bytes of a file to uint8 [32, 32, 3]; messages do not name the file."""
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         if max(image.size) > MAX_SIDE or image.width * image.height > MAX_PIXELS:
             raise ImageError(f'has {image.width} x {image.height} pixels; expected at most '
@@ -100,7 +108,8 @@ def _decode(data):
         if scans * image.width * image.height > _MAX_SCANNED_PIXELS:
             raise ImageError(f'has {scans} progressive scans of {image.width} x {image.height} '
                              f'pixels; expected at most {_MAX_SCANNED_PIXELS} pixels in all scans')
-        fitted = _fit(_with_eight_bits(image))
+        fitted = ImageOps.fit(
+            _with_eight_bits(image), (table.WIDTH, table.HEIGHT), Image.Resampling.BILINEAR)
     with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
         ImageOps.exif_transpose(fitted, in_place=True)
     return np.asarray(fitted.convert('RGB'))
@@ -115,15 +124,6 @@ def _with_eight_bits(image):
         upper.info = image.info  # Includes the EXIF data.
         return upper
     return image if image.mode in ('L', 'RGB') else image.convert('RGB')
-
-
-def _fit(image):
-    """Scales the central square to 32 x 32."""
-    width, height = image.size
-    side = min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
-    return image.resize((table.WIDTH, table.HEIGHT), Image.Resampling.BILINEAR,
-                        box=(left, top, left + side, top + side))
 
 
 def record(label, image):

@@ -111,49 +111,23 @@ class _Canvas:
         self.phase_y = np.arange(len(rows))[np.newaxis, :, np.newaxis] + shift[1]
 
 
-def _disc(c):
-    return c.x * c.x + c.y * c.y < c.size * c.size
-
-
-def _square(c):
-    return np.maximum(abs(c.x), abs(c.y)) < c.size * np.float32(0.875)
-
-
-def _triangle(c):
-    return (abs(c.y) < c.size) & (2 * abs(c.x) < c.y + c.size)
-
-
-def _ring(c):
-    radius = c.x * c.x + c.y * c.y
-    return (radius < c.size * c.size) & (4 * radius > c.size * c.size)
-
-
-def _cross(c):
-    near = np.minimum(abs(c.x), abs(c.y)) < c.size / 4
-    return near & (np.maximum(abs(c.x), abs(c.y)) < c.size)
-
-
-def _bars(c):
-    return (c.phase_y // c.period + 0 * c.phase_x) % 2 == 0
-
-
-def _columns(c):
-    return (c.phase_x // c.period + 0 * c.phase_y) % 2 == 0
-
-
 def _slope(c):
     # Both directions, half of the images each, since mirroring turns one into the other.
     mirrored = np.where(c.size > 7, c.phase_x, _SIDE - c.phase_x)
     return ((mirrored + c.phase_y) // c.period) % 2 == 0
 
 
-def _checks(c):
-    return (c.phase_x // c.period + c.phase_y // c.period) % 2 == 0
-
-
-def _dots(c):
-    return (c.phase_x % (c.period + 2) < 2) & (c.phase_y % (c.period + 2) < 2)
-
-
 # In the order of the classes; each maps a `_Canvas` to bool [count, rows, columns].
-FORMS = (_disc, _square, _triangle, _ring, _cross, _bars, _columns, _slope, _checks, _dots)
+FORMS = (
+    lambda c: c.x * c.x + c.y * c.y < c.size * c.size,  # Disc.
+    lambda c: np.maximum(abs(c.x), abs(c.y)) < c.size * np.float32(0.875),  # Square.
+    lambda c: (abs(c.y) < c.size) & (2 * abs(c.x) < c.y + c.size),  # Triangle.
+    lambda c: ((c.x * c.x + c.y * c.y < c.size * c.size)
+               & (4 * (c.x * c.x + c.y * c.y) > c.size * c.size)),  # Ring.
+    lambda c: ((np.minimum(abs(c.x), abs(c.y)) < c.size / 4)
+               & (np.maximum(abs(c.x), abs(c.y)) < c.size)),  # Cross.
+    lambda c: (c.phase_y // c.period + 0 * c.phase_x) % 2 == 0,  # Bars.
+    lambda c: (c.phase_x // c.period + 0 * c.phase_y) % 2 == 0,  # Columns.
+    _slope,
+    lambda c: (c.phase_x // c.period + c.phase_y // c.period) % 2 == 0,  # Checks.
+    lambda c: (c.phase_x % (c.period + 2) < 2) & (c.phase_y % (c.period + 2) < 2))  # Dots.

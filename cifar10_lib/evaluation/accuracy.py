@@ -16,10 +16,12 @@ from cifar10_lib.runs import checkpoints
 # The result of an evaluation:
 #   precision: float, the fraction of images whose top prediction is their label (precision @ 1)
 #   correct, total: int, the number of correctly classified images, and of all images
+#   top: float, the fraction of images whose label is one of the five most probable classes
 #   confusion: int64 [classes, classes], number of images by label (row) and prediction (column)
 #   step: int, the global step of the checkpoint; None without a checkpoint
 #   summary: a serialised `Summary` of the first batch, or None
-Result = collections.namedtuple('Result', 'precision correct total confusion step summary')
+TOP = 5
+Result = collections.namedtuple('Result', 'precision correct total top confusion step summary')
 
 
 class Evaluation:
@@ -55,20 +57,33 @@ class Evaluation:
             raise errors.DataError(f'{self._source.folder} has fewer than 10 training images, too '
                                    'few to hold some out: use --validate_on=test')
         self.total = self.size if num_examples is None else min(num_examples, self.size)
-        with tf.Graph().as_default() as self.graph:
-            with tf.device('/cpu:0'):
-                images, labels = cifar10_input.batches(
-                    self._source, recipes.chosen().prepare, num_epochs=1)
-            self._model = model.Model(images, self._source.batch_size)
-            self._classes = self._source.data_set.num_classes
-            with tf.name_scope('confusion'):
-                # One prediction per image: `in_top_k` would count all classes of a tie.
-                predictions = tf.cast(self._model.outputs['classes'], tf.int32)
-                # The cell of the confusion matrix for each image, counted row by row.
-                self._cells = labels * self._classes + predictions
+        self._classes = self._source.data_set.num_classes
+        self._model = model.Model(self._read, self._source.batch_size)
+        self.graph = self._model.graph
+        with self.graph.as_default():
+            self._counted = self._counts()
             self._summary = tf.summary.merge_all()
             self._initialiser = tf.local_variables_initializer()
             self.graph.finalize()
+
+    def _read(self):
+        images, self._labels = cifar10_input.batches(
+            self._source, recipes.chosen().prepare, num_epochs=1)
+        return images
+
+    def _counts(self):
+        """What a run counts for each image.
+
+        Returns:
+            cells: int32 [batch], its cell in the confusion matrix, counted row by row.
+            in_top: bool [batch], whether its label is one of the `TOP` most probable classes.
+        """
+        with tf.name_scope('confusion'):
+            # One prediction per image: `in_top_k` would count all classes of a tie.
+            predictions = tf.cast(self._model.outputs['classes'], tf.int32)
+            top = tf.nn.top_k(self._model.outputs['logits'], min(TOP, self._classes)).indices
+            in_top = tf.reduce_any(tf.equal(top, self._labels[:, tf.newaxis]), axis=1)
+            return self._labels * self._classes + predictions, in_top
 
     @property
     def whole(self):
@@ -115,20 +130,22 @@ class Evaluation:
             session.run(self._initialiser)
             self._model.assign(values, session, use_moving_averages)
             with _queues_running(session):
-                confusion, summary = self._count(session, summarise, caught)
+                confusion, in_top, summary = self._count(session, summarise, caught)
         if caught:
             return None
         correct, total = int(np.trace(confusion)), int(confusion.sum())
-        return Result(correct / total, correct, total, confusion, step, summary)
+        return Result(correct / total, correct, total, in_top / total, confusion, step, summary)
 
     def _count(self, session, summarise, caught):
-        """The confusion matrix of the first `total` images, and the summary or None.
+        """The confusion matrix of the first `total` images, how many labels are in the `TOP` most
+        probable classes, and the summary or None.
 
         Incomplete if a signal is caught.
         """
         confusion, total, summary = np.zeros(self._classes ** 2, np.int64), 0, None
+        top = 0
         while total < self.total and not caught:
-            fetches = {'cells': self._cells}
+            fetches = {'counted': self._counted}
             if summarise and total == 0:
                 fetches['summary'] = self._summary
             try:
@@ -137,11 +154,12 @@ class Evaluation:
                 raise errors.DataError(
                     f'{self._source.folder} had at least {self.total} images at the start and '
                     f'has {total} now: run the same command again to count these') from error
-            cells = results['cells'][:self.total - total]
+            cells, in_top = (each[:self.total - total] for each in results['counted'])
             confusion += np.bincount(cells, minlength=len(confusion))
+            top += int(in_top.sum())
             total += len(cells)
             summary = results.get('summary', summary)
-        return confusion.reshape(self._classes, self._classes), summary
+        return confusion.reshape(self._classes, self._classes), top, summary
 
 
 @contextlib.contextmanager

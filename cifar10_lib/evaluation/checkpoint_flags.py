@@ -7,10 +7,9 @@ import os
 from absl import app
 from absl import flags
 
-import cifar10
+from cifar10_lib.evaluation import model
 from cifar10_lib.program import paths
 from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import folder as run_folder
 from cifar10_lib.runs import names
 
 paths.define('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
@@ -37,8 +36,7 @@ def checkpoint():
     return latest
 
 
-def check_run():
-    """Checks that `--checkpoint_dir` holds a run of `--net` and `--dataset`; see `check_run` in
-    `runs/folder.py` for results and errors."""
-    return run_folder.check_run(FLAGS.checkpoint_dir, FLAGS.net, cifar10.source().data_set,
-                                'pass those flags, or choose another --checkpoint_dir')
+def use_run():
+    """Takes `--net` and `--dataset` from the run in `--checkpoint_dir`; see `model.use_run`."""
+    return model.use_run(FLAGS.checkpoint_dir,
+                         'pass those flags, or choose another --checkpoint_dir')

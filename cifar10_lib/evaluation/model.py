@@ -1,68 +1,93 @@
 """The graph that classifies images with a trained network."""
 import contextlib
+import functools
 
 import tensorflow.compat.v1 as tf
 from absl import app
+from absl import flags
 
+import cifar10
 from cifar10_lib.datasets import table
 from cifar10_lib.program import devices
 from cifar10_lib.program import interrupts
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import folder as run_folder
+
+FLAGS = flags.FLAGS
+
+
+def use_run(folder, advice):
+    """Takes `--net` and `--dataset` from the run in a folder unless they are given.
+
+    Returns:
+        The settings of the run, a dictionary; None if the folder has no `run.json`.
+
+    Raises:
+        app.UsageError: flags that were given, or the data set on disk, do not fit the run.
+    """
+    trained_with = run_folder.net_and_dataset(folder, advice)
+    for name, value in zip(('net', 'dataset'), trained_with or ()):
+        if FLAGS[name].using_default_value and FLAGS[name].value != value:
+            try:
+                FLAGS.set_default(name, value)
+            except flags.IllegalFlagValueError as error:
+                raise app.UsageError(f'{folder} was trained with --{name}={value}: {error}; '
+                                     f'pass --{name}') from error
+    return run_folder.check_run(folder, FLAGS.net, cifar10.source().data_set, advice)
 
 
 class Model:
-    """The network of `--net` with trained values, in a graph that only classifies.
+    """The network of `--net` with trained values, in a graph of its own that only classifies.
 
     Attributes:
         graph: the `tf.Graph`.
+        images: the preprocessed images, float32 [batch, height, width, 3].
         outputs: dictionary of `logits` and `probabilities`, float32 [batch, classes], and
-            `classes`, int64 [batch], the index of the most probable class. Without `batch_size`,
-            the logits are the network's own tensor: `softmax_linear/softmax_linear:0` of the
-            tutorial's.
+            `classes`, int64 [batch], the index of the most probable class. The logits are the
+            network's own tensor (`softmax_linear/softmax_linear:0` of the tutorial's), unless it
+            requires a fixed batch size.
         pixels: placeholder of `of_pixels`, uint8 [batch, 32, 32, 3], values 0 to 255; else None.
     """
 
-    def __init__(self, images, batch_size=None, pixels=None):
-        """Builds the network in the default graph, which has no other variables.
+    def __init__(self, read, batch_size=None):
+        """Builds the graph.
 
         Args:
-            images: float32 [batch, height, width, 3], preprocessed as for evaluation.
-            batch_size: the largest number of images in a run, and the static batch size of the
-                network; None for any number of images.
-            pixels: see above.
+            read: function that builds the input; returns images, float32 [batch, height, width, 3],
+                preprocessed as for evaluation. It is called again if the network requires a fixed
+                batch size.
+            batch_size: the largest number of images in a run, and the batch size of such a network.
 
         Raises:
             app.UsageError: there is no `batch_size`, but `inference` requires a fixed one.
         """
-        self.graph = tf.get_default_graph()
-        self.pixels = pixels
-        logits = _logits(images) if batch_size is None else _logits_of_whole_batch(
-            images, batch_size)
-        self.outputs = {'logits': logits,
-                        'probabilities': tf.nn.softmax(logits, name='probabilities'),
-                        'classes': tf.argmax(logits, axis=1, name='classes')}
-        self._variables = {
-            averaged: _variables_to_restore(averaged) for averaged in (False, True)}
-        self._loader = checkpoints.Loader(tf.global_variables())
+        self.pixels = None
+        try:
+            self._build(read, _logits)
+        except app.UsageError:
+            if batch_size is None:
+                raise
+            self._build(read, functools.partial(_logits_of_whole_batch, batch_size=batch_size))
+
+    def _build(self, read, logits_of):
+        with tf.Graph().as_default() as self.graph:
+            self.images = read()
+            logits = logits_of(self.images)
+            self.outputs = {'logits': logits,
+                            'probabilities': tf.nn.softmax(logits, name='probabilities'),
+                            'classes': tf.argmax(logits, axis=1, name='classes')}
+            self._variables = {
+                averaged: _variables_to_restore(averaged) for averaged in (False, True)}
+            self._loader = checkpoints.Loader(tf.global_variables())
         interrupts.raise_lost()
 
     @classmethod
     def of_pixels(cls, batch_size=None):
-        """A model in a graph of its own, whose input is the placeholder `pixels`.
-
-        See `__init__` for `batch_size` and the error without it.
-        """
-        with tf.Graph().as_default() as graph:
-            pixels = tf.placeholder(
-                tf.uint8, [None, table.HEIGHT, table.WIDTH, table.DEPTH], name='images')
-            with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
-                # Not `tf.transpose`: oneDNN has none for uint8, and logs that as an error.
-                planes = tf.reshape(tf.stack(tf.unstack(pixels, axis=3), axis=1),
-                                    [-1, table.IMAGE_BYTES])
-                images = recipes.chosen().prepare(planes)
-            model = cls(images, batch_size, pixels)
-            graph.finalize()
+        """A model whose input is the placeholder `pixels`; see `__init__` for the rest."""
+        model = cls(_images_of_pixels, batch_size)
+        model.pixels = model.graph.get_tensor_by_name('images:0')
+        model.graph.finalize()
         return model
 
     @contextlib.contextmanager
@@ -96,6 +121,16 @@ class Model:
             use_moving_averages: whether to use the moving averages.
         """
         self._loader.assign(values, self._variables[use_moving_averages], session)
+
+
+def _images_of_pixels():
+    """Preprocessed images of the placeholder `images`, uint8 [batch, 32, 32, 3]."""
+    pixels = tf.placeholder(
+        tf.uint8, [None, table.HEIGHT, table.WIDTH, table.DEPTH], name='images')
+    with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
+        # Not `tf.transpose`: oneDNN has none for uint8, and logs that as an error.
+        planes = tf.reshape(tf.stack(tf.unstack(pixels, axis=3), axis=1), [-1, table.IMAGE_BYTES])
+        return recipes.chosen().prepare(planes)
 
 
 def _variables_to_restore(use_moving_averages):

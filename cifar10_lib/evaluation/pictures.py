@@ -4,6 +4,7 @@ The figures need no screen, and use Matplotlib's defaults and fonts whatever the
 """
 import logging
 import textwrap
+import warnings
 
 import numpy as np
 from absl import app
@@ -12,6 +13,8 @@ from absl import app
 _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 _INCHES_PER_IMAGE = 0.8
 _DOTS_PER_INCH = 100
+# The first has most alphabets; Matplotlib looks for other characters in the rest, if installed.
+_FONTS = ['DejaVu Sans', 'Noto Sans CJK JP', 'WenQuanYi Micro Hei']
 
 
 def require_matplotlib():
@@ -57,7 +60,7 @@ def grid(stream, rows, title, row_names=None):
                            color='black' if all(right) else _COLOURS[1])
         if row_names:
             axes[i, 0].set_ylabel(row_names[i], rotation=0, ha='right', va='center', fontsize=9)
-    figure.savefig(stream, format='png')
+    _save(figure, stream)
 
 
 def curves(stream, size, panels, same_scale=False):
@@ -77,13 +80,13 @@ def curves(stream, size, panels, same_scale=False):
     if same_scale:
         for axes in row[1:]:
             axes.set_ylabel(None)
-    figure.savefig(stream, format='png')
+    _save(figure, stream)
 
 
 def _panel(axes, shown, title, y_label, x_label):
-    for name, run, marker, points in shown:
+    for _, run, marker, points in shown:
         lone = 's' if len(points) == 1 else None  # A single point is not a visible line.
-        axes.plot(list(points), list(points.values()), label=name, marker=marker or lone,
+        axes.plot(list(points), list(points.values()), label='-', marker=marker or lone,
                   markersize=4, color=_COLOURS[run % len(_COLOURS)],
                   linewidth=2 if marker else 1.2, linestyle='--' if marker == 'o' else '-')
     axes.set_title(title, fontsize=11)
@@ -91,13 +94,21 @@ def _panel(axes, shown, title, y_label, x_label):
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
     if shown:
-        axes.legend(fontsize=8)
+        for text, (name, *_) in zip(axes.legend(fontsize=8).get_texts(), shown):
+            text.set_text(name)  # Afterwards: Matplotlib leaves out labels that begin with "_".
 
 
 def _figure(size):
     import matplotlib.figure
     matplotlib.rcdefaults()
+    matplotlib.rcParams.update({'text.parse_math': False, 'font.family': _FONTS})
     return matplotlib.figure.Figure(figsize=size, dpi=_DOTS_PER_INCH, layout='constrained')
+
+
+def _save(figure, stream):
+    with warnings.catch_warnings():  # A character that no font has becomes a box.
+        warnings.simplefilter('ignore')
+        figure.savefig(stream, format='png')
 
 
 def scaled(images):

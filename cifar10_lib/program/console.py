@@ -5,7 +5,7 @@ contain escape sequences.
 
 If standard output fails (closed terminal, pipe without a reader, full disk), later output is
 discarded and the process receives SIGHUP, as from a closing terminal: a trainer saves and stops, or
-continues if it was started with `nohup`. After `require`, the failure raises `Gone` instead.
+continues if it was started with `nohup`. After `fail_if_stdout_closes`, it raises `Gone` instead.
 """
 import contextlib
 import os
@@ -15,7 +15,7 @@ import sys
 
 _CLEAR = '\r\x1b[K'  # Return to the start of the line and erase it.
 _progress_shown = False
-_required = False
+_must_fail = False
 
 
 class Gone(Exception):
@@ -40,10 +40,10 @@ def open_closed():
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
-def require():
+def fail_if_stdout_closes():
     """Makes a failure of standard output raise `Gone`: for a script whose purpose is its output."""
-    global _required
-    _required = True
+    global _must_fail
+    _must_fail = True
 
 
 def line(text):
@@ -94,7 +94,7 @@ def _show(text, end='\n'):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-        if _required:
+        if _must_fail:
             raise Gone(error.strerror) from error
         note('')
         note(f'The console is gone: {error.strerror}.')

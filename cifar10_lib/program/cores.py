@@ -10,45 +10,29 @@ def visible():
     return os.cpu_count() or 1  # Not on Linux.
 
 
-def multiply_bfloat16(path='/proc/cpuinfo'):
-    """Whether the cores have instructions for bfloat16; False if `path` does not list them.
+def multiply_bfloat16():
+    """Whether the cores have instructions for bfloat16; False if unknown.
 
     AMX and AVX512 are Intel's and AMD's, `bf16` is Arm's. Without them, oneDNN converts to float32
     and back.
     """
-    return not {'amx_bf16', 'avx512_bf16', 'bf16'}.isdisjoint(_read(path).split())
+    return not {'amx_bf16', 'avx512_bf16', 'bf16'}.isdisjoint(_read('/proc/cpuinfo').split())
 
 
-def by_quota(membership='/proc/self/cgroup', mounts='/sys/fs/cgroup'):
-    """Returns the CPU quota in cores, rounded up, or None if it does not limit the process.
+def by_quota():
+    """Returns this container's CPU quota in cores, rounded up, or None if it does not limit us.
 
     `docker run --cpus=2` and Kubernetes limits leave all cores visible. TensorFlow starts a thread
     for each; together they exhaust the quota early in each period and then all stall.
-
-    `membership` lists the control groups of this process; `mounts` holds them: `man 7 cgroups`.
     """
-    cores = min((math.ceil(quota) for quota in _quotas(membership, mounts)), default=None)
-    return cores if cores and cores < visible() else None
-
-
-def _quotas(membership, mounts):
-    """Yields the quotas, in cores, of the process's control groups and their ancestors."""
-    for line in _read(membership).splitlines():
-        _, controllers, path = line.split(':', 2)
-        if not controllers:  # Version 2: 'QUOTA PERIOD', in microseconds; 'max' means unlimited.
-            roots, names = ('', 'unified'), ['cpu.max']
-        elif 'cpu' in controllers.split(','):  # Version 1: a file each; -1 means unlimited.
-            roots, names = ('cpu', 'cpu,cpuacct'), ['cpu.cfs_quota_us', 'cpu.cfs_period_us']
-        else:
-            continue
-        # In a container, the path is often the host's, and the group itself is mounted as the root.
-        parts = [part for part in path.split('/') if part not in ('', '..')]
-        for root in roots:
-            for depth in range(len(parts) + 1):
-                folder = os.path.join(mounts, root, *parts[:depth])
-                words = ' '.join(_read(os.path.join(folder, name)) for name in names).split()
-                if len(words) == 2 and words[0].isdecimal():
-                    yield int(words[0]) / int(words[1])
+    # The control group of a container is mounted as the root: `man 7 cgroups`. Microseconds per
+    # period; "max" and -1 mean unlimited.
+    words = (_read('/sys/fs/cgroup/cpu.max') or _read('/sys/fs/cgroup/cpu/cpu.cfs_quota_us')
+             + _read('/sys/fs/cgroup/cpu/cpu.cfs_period_us')).split()
+    if len(words) != 2 or not words[0].isdecimal():
+        return None
+    cores = math.ceil(int(words[0]) / int(words[1]))
+    return cores if cores < visible() else None
 
 
 def _read(path):

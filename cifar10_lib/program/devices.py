@@ -2,9 +2,8 @@
 import ctypes
 import glob
 import os
-import re
+import platform
 import shutil
-import subprocess
 
 import tensorflow.compat.v1 as tf
 from absl import app
@@ -21,15 +20,9 @@ FLAGS = flags.FLAGS
 
 _INSTALL = 'run pip install -r requirements-gpu.txt'
 
-# The oldest driver for programs built with CUDA 12: "CUDA Compatibility", section 2.1,
-# https://docs.nvidia.com/deploy/cuda-compatibility.
-_OLDEST_DRIVER = '525.60.13'
-
 # Without one of these, TensorFlow 2.21 registers no GPU.
 _LIBRARIES = ('libcudart.so.12', 'libcublas.so.12', 'libcublasLt.so.12', 'libcufft.so.11',
               'libcusolver.so.11', 'libcusparse.so.12', 'libcudnn.so.9')
-
-_SMI_SECONDS = 30
 
 
 def session_config(log_device_placement=False):
@@ -78,7 +71,7 @@ def visible_gpus():
 
 
 def line(towers=1, dtype=tf.float32):
-    """Returns a line for a trainer to print: its devices, and whether they are slow for `dtype`.
+    """Returns a line for a trainer to print: its devices, and which type is slow or fast on them.
 
     Args:
         towers: number of towers, one per GPU.
@@ -89,27 +82,23 @@ def line(towers=1, dtype=tf.float32):
     """
     names = gpu_names()
     unseen = None if names or FLAGS.device == 'cpu' else why_unseen()
-    slow = '' if names else _slow_on_cpu(dtype)
-    return describe(towers, names, unseen) + slow
+    speed = '' if names else _speed_on_cpu(dtype)
+    return describe(towers, names, unseen) + speed
 
 
-def _slow_on_cpu(dtype):
+def _speed_on_cpu(dtype):
     if dtype == tf.float16:
         return ' --use_fp16 is many times slower than float32 on a CPU.'
     if dtype == tf.bfloat16 and not cores.multiply_bfloat16():
         return (' --use_bf16 is slower than float32 on a CPU without amx_bf16 or avx512_bf16 in '
                 '/proc/cpuinfo.')
+    if dtype == tf.float32 and platform.machine() == 'x86_64' and cores.multiply_bfloat16():
+        return ' --use_bf16 is faster on this processor.'
     return ''
 
 
 def describe(towers, names, unseen=None):
-    """Returns the text of `line`.
-
-    Args:
-        towers: number of towers.
-        names: list of the GPUs' names.
-        unseen: without GPUs, a reason from `why_unseen`, or None.
-    """
+    """Returns what `line` says of GPUs, from their names and a reason of `why_unseen`, or None."""
     text = 'Training' if towers == 1 else f'Training {towers} towers'
     if not names:
         return f'{text} on the CPU' + (
@@ -129,62 +118,21 @@ def gpu_names():
             for gpu in tf.config.list_physical_devices('GPU')[:visible_gpus()]]
 
 
-def why_unseen(dev='/dev'):
-    """Returns why TensorFlow sees no GPU, and the remedy; None if the machine has no NVIDIA GPU.
-
-    Args:
-        dev: folder of device files.
-    """
-    nodes = sorted(glob.glob(os.path.join(glob.escape(dev), 'nvidia[0-9]*')))
+def why_unseen():
+    """Returns why TensorFlow sees no GPU, and the remedy; None if the machine has no NVIDIA GPU."""
+    nodes = sorted(glob.glob('/dev/nvidia[0-9]*'))
     if not nodes and not shutil.which('nvidia-smi'):
         return None
-    return (_hidden() or _built_without_cuda() or _closed(nodes) or _driver_problem()
-            or _driver_error() or _missing_libraries()
-            or "TensorFlow's messages, shown with TF_CPP_MIN_LOG_LEVEL=0, may name the reason")
-
-
-def _hidden():
-    value = os.environ.get('CUDA_VISIBLE_DEVICES')
-    if value is not None and (not value.strip() or value.startswith('-')):
-        return f'CUDA_VISIBLE_DEVICES="{value}" hides all GPUs: unset it'
-    return None
-
-
-def _built_without_cuda():
+    hidden = os.environ.get('CUDA_VISIBLE_DEVICES')
+    if hidden is not None and (not hidden.strip() or hidden.startswith('-')):
+        return f'CUDA_VISIBLE_DEVICES="{hidden}" hides all GPUs: unset it'
     if not tf.test.is_built_with_cuda():
         return f'this TensorFlow was built without CUDA: {_INSTALL}'
-    return None
-
-
-def _closed(nodes):
     for node in nodes:
         if not os.access(node, os.R_OK | os.W_OK):
             return f'this user may not read and write {node}: join the group that owns it'
-    return None
-
-
-def _driver_problem():
-    """Asks `nvidia-smi`; containers may lack it, although they have a GPU."""
-    try:
-        done = subprocess.run(
-            ['nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader'],
-            capture_output=True, text=True, errors='replace', timeout=_SMI_SECONDS, check=False)
-    except FileNotFoundError:
-        return None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f'nvidia-smi does not run ({error}): reinstall the NVIDIA driver'
-    said = ' '.join((done.stdout + done.stderr).split())
-    if done.returncode:
-        return f'nvidia-smi fails ("{said}"): install the NVIDIA driver, or restart the machine'
-    found = re.match(r'[\d.]+', said)
-    if found and _numbers(found[0]) < _numbers(_OLDEST_DRIVER):
-        return (f'the NVIDIA driver is {found[0]}; expected {_OLDEST_DRIVER} or later: '
-                'update it')
-    return None
-
-
-def _numbers(version):
-    return [int(number) for number in version.split('.') if number]
+    return (_driver_error() or _missing_libraries()
+            or "TensorFlow's messages, shown with TF_CPP_MIN_LOG_LEVEL=0, may name the reason")
 
 
 def _driver_error():
@@ -193,9 +141,13 @@ def _driver_error():
     if not driver:
         return ("libcuda.so.1, the driver's library, was not found: install the NVIDIA driver, or "
                 'start the container with its GPUs (docker run --gpus all)')
+    version, text = ctypes.c_int(), ctypes.c_char_p()
+    driver.cuDriverGetVersion(ctypes.byref(version))  # 11040 for CUDA 11.4.
+    if version.value < 12000:
+        return (f'the NVIDIA driver supports CUDA {version.value // 1000}.'
+                f'{version.value % 1000 // 10}; expected 12.0 or later: update it')
     status = driver.cuInit(0)
     if status:
-        text = ctypes.c_char_p()
         driver.cuGetErrorString(status, ctypes.byref(text))
         return (f'the NVIDIA driver answers "{(text.value or b"?").decode()}" (CUDA error '
                 f'{status}): restart the machine, or reinstall the driver')
@@ -211,9 +163,7 @@ def _missing_libraries():
     missing = [name for name in _LIBRARIES
                if not glob.glob(os.path.join(packages, 'nvidia', '*', 'lib', name))
                and not _load(name)]
-    if missing:
-        return f'TensorFlow does not find {", ".join(missing)}: {_INSTALL}'
-    return None
+    return f'TensorFlow does not find {", ".join(missing)}: {_INSTALL}' if missing else None
 
 
 def _load(library):

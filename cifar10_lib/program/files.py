@@ -2,6 +2,7 @@
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import pathlib
 import re
@@ -190,89 +191,58 @@ def new_folder(path, flag):
                     os.fsync(stream.fileno())
 
 
+def _make_file(path):
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+
+
+def _make_folder(path):
+    os.mkdir(path, _FOLDER_MODE)
+    return os.open(path, os.O_RDONLY)
+
+
 @contextlib.contextmanager
 def _replacing(path, make):
-    """Yields the path and descriptor of a `_new_partial`, which becomes `path` afterwards."""
+    """Yields the path and descriptor of a temporary file or folder, which then becomes `path`.
+
+    It is locked before it gets a name that `_remove_leftovers` looks for.
+    """
     _remove_leftovers(path)
+    partial = f'{path}.{secrets.token_hex(8)}.part'
     with explain_full_disk(os.path.dirname(os.path.abspath(path))):
-        partial, number = _new_partial(path, make)
+        number = make(partial + '.new')
         try:
+            with contextlib.suppress(OSError):  # Some network file systems do not support locks.
+                fcntl.flock(number, _EXCLUSIVE)
+            os.rename(partial + '.new', partial)
             yield partial, number
             os.replace(partial, path)
         except BaseException:
-            with contextlib.suppress(OSError):  # Perhaps it has just been renamed.
-                _remove(partial)
+            _remove(partial)
             raise
         finally:
             os.close(number)
 
 
-def _new_partial(path, make):
-    """Creates a temporary file or folder for `path`, with `_make_file` or `_make_folder`.
-
-    Returns its path, and a file descriptor whose lock keeps `_remove_leftovers` away.
-    """
-    while True:
-        partial = f'{path}.{secrets.token_hex(8)}.part'
-        number = make(partial)
-        try:
-            fcntl.flock(number, _EXCLUSIVE)
-            if _is_at(partial, number):
-                return partial, number
-        except BlockingIOError:  # Another process is removing it, or blocks us on purpose.
-            pass
-        except OSError:  # Some network file systems do not support locks.
-            return partial, number
-        os.close(number)
-
-
-def _make_file(path):
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _FILE_MODE)
-
-
-def _make_folder(path):
-    while True:
-        os.mkdir(path, _FOLDER_MODE)
-        with contextlib.suppress(FileNotFoundError):  # Another process removed it before the lock.
-            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-
-
-def _is_at(path, number):
-    """Whether a file descriptor still refers to the file or folder at `path`."""
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(number))
-    except FileNotFoundError:
-        return False
-
-
 def _remove_leftovers(path):
     """Removes temporary files and folders of `path` that killed processes left behind."""
-    folder, name = os.path.split(os.path.abspath(path))
-    names = re.compile(re.escape(name) + PARTIAL)
-    with contextlib.suppress(OSError):  # The folder may be writable but not readable.
-        for entry in os.scandir(folder):
-            if names.fullmatch(entry.name):
-                with contextlib.suppress(OSError):  # Locked by a live process, or not removable.
-                    _remove_if_dead(entry.path)
-
-
-def _remove_if_dead(path):
-    found = os.lstat(path)
-    is_folder = stat.S_ISDIR(found.st_mode)
-    if found.st_uid != os.geteuid() or not (is_folder or stat.S_ISREG(found.st_mode)):
-        return
-    access = os.O_RDONLY if is_folder else os.O_RDWR  # NFS locks files only if they are writable.
-    number = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(number, _EXCLUSIVE)
-        if _is_at(path, number):
-            _remove(path)
-    finally:
-        os.close(number)
+    for partial in glob.glob(glob.escape(os.fspath(path)) + f'.{"[0-9a-f]" * 16}.part'):
+        with contextlib.suppress(OSError):  # Locked by a live process, or not removable.
+            found = os.lstat(partial)
+            is_folder = stat.S_ISDIR(found.st_mode)
+            if found.st_uid != os.geteuid() or not (is_folder or stat.S_ISREG(found.st_mode)):
+                continue
+            # NFS locks files only if they are writable.
+            number = os.open(partial, os.O_RDONLY if is_folder else os.O_RDWR)
+            try:
+                fcntl.flock(number, _EXCLUSIVE)
+                _remove(partial)
+            finally:
+                os.close(number)
 
 
 def _remove(path):
     if os.path.isdir(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
-        os.remove(path)
+        with contextlib.suppress(OSError):  # It may have just been renamed.
+            os.remove(path)

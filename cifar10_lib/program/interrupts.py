@@ -9,13 +9,15 @@ import threading
 _caught = threading.Event()
 
 
-def remember():
-    """Remembers each SIGINT from now on. It still raises KeyboardInterrupt.
+def raises():
+    """Whether Ctrl-C raises KeyboardInterrupt, as by default, and this thread could change that."""
+    return (signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            and threading.current_thread() is threading.main_thread())
 
-    Has no effect if SIGINT is handled otherwise, or in a thread other than the main one.
-    """
-    if (signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            and threading.current_thread() is threading.main_thread()):
+
+def remember():
+    """Remembers each SIGINT from now on, if it raises KeyboardInterrupt; it still does."""
+    if raises():
         signal.signal(signal.SIGINT, _interrupt)
 
 

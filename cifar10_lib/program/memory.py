@@ -21,10 +21,9 @@ def limit(size):
     threads. Systems without /proc have no limit.
     """
     before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if used() is not None:
-        limits = used() + size, soft, hard
-        soft = min(value for value in limits if value != resource.RLIM_INFINITY)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    limits = {soft, hard} | ({used() + size} if used() is not None else set())
+    lowest = min(limits - {resource.RLIM_INFINITY}, default=resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_AS, (lowest, hard))
     try:
         yield
     finally:

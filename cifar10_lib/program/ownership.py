@@ -1,13 +1,14 @@
 """Refuses folders in which other users of the machine could tamper with our files.
 
-The rules follow Kupsch and Miller, "How to Open a File and Not Get Hacked" (2008): every folder on
-the path counts, including those on the path of a link. We trust root, ourselves and, in a
-container, the owner of the volume. Where others can write, they can replace our files, or plant
-links under names that TensorFlow will write to. A sticky bit, as on /tmp, still allows planting
-names before we use them.
+The rule is that of OpenSSH's StrictModes: the folder, each folder above it and each link on the way
+belongs to root or to us, and nobody else can write there. Others could replace our files, or plant
+links under names that TensorFlow will write to. Exceptions: folders with the sticky bit, such as
+/tmp, in which others cannot replace what is ours; folders of the user's own group; and, in a
+container, its volumes, because whoever started the container provided them.
 """
 import grp
 import os
+import pathlib
 import pwd
 import re
 import stat
@@ -17,9 +18,8 @@ from absl import flags
 flags.DEFINE_boolean('allow_shared_folders', False, 'Write even to folders in which other users of '
                      'the machine could tamper with the files.')
 
-# The inode of /proc/self/ns/pid outside containers: PROC_PID_INIT_INO, <linux/proc_ns.h>.
-_HOST_PID_NAMESPACE = 0xEFFFFFFC
-_MAX_LINKS = 40  # Linux's limit.
+# The inodes of these files outside containers: <linux/proc_ns.h>.
+_HOST_NAMESPACES = {'/proc/self/ns/user': 0xEFFFFFFD, '/proc/self/ns/pid': 0xEFFFFFFC}
 
 
 def check(folder):
@@ -28,18 +28,12 @@ def check(folder):
     TensorFlow's file names can be guessed, and it follows links. The folder may be missing.
 
     Raises:
-        PermissionError: see `check_place`; or others can create files in the folder, or it contains
-            another user's link.
+        PermissionError: see `check_place`; or others can create files in the folder.
     """
     check_place(folder)
-    real = os.path.realpath(folder)
-    if _allowed() or not os.path.isdir(real):
-        return
-    if _writers(real) and real != _volume(real):
-        raise _refusal(f'{_writers(real)} can create files in {real}', 'choose a folder below it')
-    for entry in os.scandir(real):
-        if entry.is_symlink() and entry.stat(follow_symlinks=False).st_uid not in _trusted(real):
-            raise _refusal(f'{entry.path} is a link created by another user', 'remove it')
+    writers = _writers(os.path.realpath(folder))
+    if writers and not _allowed():
+        raise _refusal(f'{writers} can create files in {folder}', 'choose a folder below it')
 
 
 def check_place(folder):
@@ -48,24 +42,18 @@ def check_place(folder):
     Sufficient for names that cannot be guessed, as `files` uses. The folder may be missing.
 
     Raises:
-        PermissionError: others can write to the folder or a parent that has no sticky bit; an
-            untrusted user owns the folder, or a parent inside a shared folder; or a link on the
-            path is inside a shared folder. The message suggests what to do.
+        PermissionError: the path breaks the rule above. The message suggests what to do.
     """
-    if _allowed():
-        return
-    for parent, path in _steps(folder):
-        writers = _writers(parent)
-        if writers:  # They could have planted the entry, or could still replace it.
-            _check_writers(parent)
-            if os.path.islink(path):
-                raise _refusal(f'{path} is a link in a folder writable by {writers}, so another '
-                               'user may have created it', 'choose the folder it points to')
-            _check_owner(path)
-    real = os.path.realpath(folder)
-    if os.path.isdir(real):
-        _check_owner(real)
-        _check_writers(real)
+    for path in [] if _allowed() else _on_the_way(folder):
+        if not os.path.lexists(path):
+            continue
+        owner = os.lstat(path).st_uid
+        if owner not in _trusted(path):
+            raise _refusal(f'{path} belongs to user {owner}, not you',
+                           'choose another folder, change its owner')
+        if _writers(path) and not os.lstat(path).st_mode & stat.S_ISVTX:
+            raise _refusal(f'{path} is writable by {_writers(path)}',
+                           f'choose another folder, run "chmod go-w {path}"')
 
 
 def check_file(path, number):
@@ -85,118 +73,67 @@ def _refusal(reason, remedy):
     return PermissionError(f'{reason}: {remedy}, or pass --allow_shared_folders')
 
 
-def _steps(path):
-    """Yields (folder without links, path of an entry in it) for each name on a path, and follows
-    links."""
-    here, links = '/', 0
-    path = os.fspath(path) if os.path.isabs(path) else os.path.join(os.getcwd(), path)
-    names = path.split('/')[::-1]
-    while names:
-        name = names.pop()
-        if name == '..':
-            here = os.path.dirname(here)
-        elif name not in ('', '.'):
-            there = os.path.join(here, name)
-            yield here, there
-            if os.path.islink(there) and links < _MAX_LINKS:
-                links += 1
-                target = os.readlink(there)
-                here = '/' if os.path.isabs(target) else here
-                names += target.split('/')[::-1]
-            else:
-                here = there
-
-
-def _check_owner(path):
-    """Refuses a file or folder that an untrusted user owns."""
-    found = _lstat(path)
-    if found and found.st_uid not in _trusted(path):
-        raise _refusal(f'{path} belongs to user {found.st_uid}, not you',
-                       'choose another folder, change its owner')
-
-
-def _check_writers(path):
-    """Refuses a folder in which others can replace what we create."""
-    writers = _writers(path)
-    if writers and not _lstat(path).st_mode & stat.S_ISVTX and path != _volume(path):
-        raise _refusal(f'{path} is writable by {writers}',
-                       f'choose another folder, run "chmod go-w {path}"')
+def _on_the_way(path):
+    """Returns all folders and links that opening a path passes, in order of their names."""
+    found, waiting = set(), [pathlib.Path(os.getcwd(), path)]
+    while waiting:  # A path may lead through links, and they through others.
+        path = waiting.pop()
+        for each in (path, *path.parents):
+            each = pathlib.Path(os.path.realpath(each.parent), each.name)
+            if each.name != '..' and each not in found:
+                found.add(each)
+                if each.is_symlink():
+                    waiting.append(each.parent / os.readlink(each))
+    return sorted(found)
 
 
 def _writers(path):
-    """Describes who, besides trusted users, can write to a folder; '' for nobody."""
-    found = _lstat(path)
-    if not found or not stat.S_ISDIR(found.st_mode):
+    """Describes who else can write to a folder; '' for nobody, and for a volume."""
+    if not os.path.isdir(path) or os.path.islink(path) or _volume(path) == os.fspath(path):
         return ''
+    found = os.lstat(path)
     if found.st_mode & stat.S_IWOTH:
         return 'everybody'
-    if found.st_mode & stat.S_IWGRP and _has_list(path):
-        return 'users in its access control list'
-    if found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid, _trusted(path)):
+    if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
         return f'group {found.st_gid}'
     return ''
 
 
-def _has_list(path):
-    """Whether the path has an access control list, whose mask is the mode's group bits."""
-    try:
-        return bool(os.getxattr(path, 'system.posix_acl_access'))
-    except OSError:  # Not found, or not supported by the file system.
-        return False
+def _is_own_group(group):
+    """Whether a group has no members besides this user and root.
 
-
-def _is_private(group, trusted):
-    """Whether a group contains only trusted users.
-
-    Debian, Fedora and others give each user a group of the same name, and umask 002. Any other
-    group counts as public even if it lists no members: a directory service need not list them. A
-    group ID without a name, such as Kubernetes' `fsGroup`, has no other members.
+    Debian, Fedora and others give each user a group of the same name, and umask 002. A group ID
+    without a name, such as Kubernetes' `fsGroup`, has no other members.
     """
-    if group == 0:  # Root's group; on Red Hat it includes system accounts that cannot log in.
-        return True
     try:
         found = grp.getgrgid(group)
     except KeyError:
         return True
-    users = {_user_name(user) for user in trusted}
-    members = {user.pw_name for user in pwd.getpwall() if user.pw_gid == group}
-    return found.gr_name in users and users.issuperset(members.union(found.gr_mem))
-
-
-def _user_name(number):
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:  # Common in containers.
-        return None
+    users = [user.pw_name for user in pwd.getpwall() if user.pw_uid == os.geteuid()]
+    return group == 0 or found.gr_name in users and {*found.gr_mem}.issubset(users)
 
 
 def _trusted(path):
-    """Returns the IDs of the users who may own `path`."""
-    volume = _volume(path)
-    return {0, os.geteuid(), os.stat(volume).st_uid if volume else 0}
+    """Returns the IDs of the users who may own `path`.
+
+    In a user namespace, root's folders appear to belong to "nobody", as "/" does.
+    """
+    return {0, os.geteuid(), os.stat('/').st_uid, os.stat(_volume(path) or '/').st_uid}
 
 
 def _volume(path):
     """Returns the mount point of the container volume that holds `path`, or None.
 
-    Whoever started the container provided its volumes, so their owner and mode are trusted: a bind
-    mount has those of the host's folder, Kubernetes' `emptyDir` is root's with mode 0777.
+    A bind mount has the owner and mode of the host's folder; Kubernetes' `emptyDir` is root's with
+    mode 0777.
     """
     try:
-        if os.stat('/proc/self/ns/pid').st_ino == _HOST_PID_NAMESPACE:
+        if all(os.stat(name).st_ino == inode for name, inode in _HOST_NAMESPACES.items()):
             return None
         with open('/proc/self/mountinfo', errors='surrogateescape') as stream:
-            points = {re.sub(r'\\(\d{3})', lambda code: chr(int(code.group(1), 8)), line.split()[4])
+            points = {re.sub(r'\\(\d{3})', lambda code: chr(int(code[1], 8)), line.split()[4])
                       for line in stream}
-    except OSError:
+    except OSError:  # Not on Linux.
         return None
-    while path not in points and path != '/':
-        path = os.path.dirname(path)
-    return path if path != '/' else None
-
-
-def _lstat(path):
-    try:
-        return os.lstat(path)
-    except (OSError, ValueError):  # Missing, inaccessible, or not a valid path.
-        return None
+    places = (path, *pathlib.Path(path).parents)
+    return next((place for place in map(os.fspath, places) if place in points - {'/'}), None)

@@ -11,16 +11,16 @@ from absl import flags
 flags.disclaim_key_flags()  # A flag belongs to the module that calls these functions.
 
 
-def define(name, default, text, flag_values=flags.FLAGS):
+def define(name, default, text):
     """Defines a flag whose value is a path or None."""
-    flags.DEFINE(_Checked(default, flags.ArgumentParser()), name, default, text, flag_values,
-                 flags.ArgumentSerializer())
+    flags.DEFINE(_Checked(default, flags.ArgumentParser()), name, default, text,
+                 serializer=flags.ArgumentSerializer())
 
 
-def define_list(name, default, text, flag_values=flags.FLAGS):
+def define_list(name, default, text):
     """Defines a flag whose value is a list of paths, separated by commas."""
-    flags.DEFINE(_Checked(default, flags.ListParser()), name, default, text, flag_values,
-                 flags.CsvListSerializer(','))
+    flags.DEFINE(_Checked(default, flags.ListParser()), name, default, text,
+                 serializer=flags.CsvListSerializer(','))
 
 
 _URL = re.compile('[A-Za-z][A-Za-z0-9+.-]*://')

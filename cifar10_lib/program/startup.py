@@ -4,12 +4,14 @@ Import this module before TensorFlow, whose own messages TF_CPP_MIN_LOG_LEVEL (0
 add the script's folder to `sys.path`: Python does not if PYTHONSAFEPATH is set.
 """
 import contextlib
+import ctypes
 import errno
 import functools
 import importlib.util
 import io
 import math
 import os
+import pathlib
 import re
 import signal
 import sys
@@ -19,15 +21,20 @@ from cifar10_lib.program import console
 from cifar10_lib.program import errors
 from cifar10_lib.program import interrupts
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
 _LOG_LEVEL = '3'  # At level 2, TensorFlow reports a missing GPU as an error.
 
 # TensorFlow's C++ libraries print these lines at any log level while they load.
 _INFORMATION = re.compile(rb'^(?:I\d{4} |WARNING: All log messages before ).*\n', re.MULTILINE)
-_DISCARD = b'\0'
 
 _LIBRARY = re.compile(r'\S+\.so\S*: ')  # How the dynamic loader's messages begin.
+
+
+def _is_one_of_ours():
+    """Whether the running program is a script of this project."""
+    script = getattr(sys.modules['__main__'], '__file__', None) or ''
+    return pathlib.Path(script).resolve().parent == _ROOT
 
 
 def _use_utf8():
@@ -35,12 +42,10 @@ def _use_utf8():
 
     TensorFlow expects file names in UTF-8. With another encoding, Python would open other files.
     """
-    script = getattr(sys.modules['__main__'], '__file__', None) or ''
-    if (sys.getfilesystemencoding() == 'utf-8' or 'utf8' in sys._xoptions or not sys.executable
-            or os.path.dirname(os.path.realpath(script)) != _ROOT):
-        return
-    os.environ.setdefault('PYTHONIOENCODING', sys.stdout.encoding)  # Keep the terminal's.
-    os.execv(sys.executable, [sys.executable, '-X', 'utf8', *sys.orig_argv[1:]])
+    if (sys.getfilesystemencoding() != 'utf-8' and 'utf8' not in sys._xoptions and sys.executable
+            and _is_one_of_ours()):
+        os.environ.setdefault('PYTHONIOENCODING', sys.stdout.encoding)  # Keep the terminal's.
+        os.execv(sys.executable, [sys.executable, '-X', 'utf8', *sys.orig_argv[1:]])
 
 
 def _report_exception(kind, error, trace):
@@ -58,60 +63,43 @@ def _report_exception(kind, error, trace):
         sys.__excepthook__(kind, error, trace)
 
 
-def _set_default(stack, mapping, name, value):
-    """Sets a missing item of `os.environ` or `sys.modules` until `stack` ends."""
-    if name not in mapping:
-        mapping[name] = value
-        stack.callback(mapping.pop, name)
-
-
-def _let_interrupts_end_the_process(stack):
-    """Keeps Ctrl-C from raising KeyboardInterrupt, with its long traceback, until `stack` ends."""
-    if (signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            and threading.current_thread() is threading.main_thread()):
-        earlier = signal.signal(signal.SIGINT, signal.SIG_DFL)
-        stack.callback(signal.signal, signal.SIGINT, earlier)
-
-
 @contextlib.contextmanager
 def _quiet_unless_it_fails():
     """Discards what the block writes to file descriptor 2, unless the block fails.
 
     TensorFlow's C++ libraries write there while they load, and abort if they do not support the
-    processor. So a second process reads the text, and prints it unless it ends with `_DISCARD`.
+    processor: the C library's `signal` sets handlers that run even then, unlike Python's.
     """
-    screen = os.dup(2)
-    read_end, write_end = os.pipe()
-    holder = None
-    with contextlib.suppress(OSError):  # Without a second process, the text is not held back.
-        holder = os.fork()
-    if holder == 0:
-        os.close(write_end)
-        _hold(read_end, screen)
-    if holder:
-        os.dup2(write_end, 2)
+    screen, (text, pipe) = os.dup(2), os.pipe()
+    for number in (text, pipe):
+        os.set_blocking(number, False)  # A full pipe drops text; an empty one ends the reading.
+
+    def show():
+        os.dup2(screen, 2)
+        with contextlib.suppress(BlockingIOError):
+            os.write(2, _INFORMATION.sub(b'', os.read(text, 1 << 16)))
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_int)
+    def handler(number):
+        libc.signal(number, None)  # When this returns, the same signal ends the process.
+        show()
+
+    libc = ctypes.CDLL(None)
+    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    earlier = {number: libc.signal(number, ctypes.cast(handler, ctypes.c_void_p))
+               for number in (signal.SIGABRT, signal.SIGILL, signal.SIGSEGV, signal.SIGBUS)}
+    os.dup2(pipe, 2)
     try:
         yield
-        os.write(write_end, _DISCARD)
-    finally:
         os.dup2(screen, 2)
-        for number in (screen, read_end, write_end):
-            os.close(number)
-        if holder:
-            with contextlib.suppress(ChildProcessError):  # Raised if SIGCHLD is ignored.
-                os.waitpid(holder, 0)
-
-
-def _hold(read_end, screen):
-    """Reads a pipe, prints the text unless it ends with `_DISCARD`, and ends the process."""
-    text = b''
-    try:
-        while not text.endswith(_DISCARD) and (block := os.read(read_end, 1 << 16)):
-            text += block
-        if not text.endswith(_DISCARD):
-            os.write(screen, _INFORMATION.sub(b'', text))
+    except BaseException:
+        show()
+        raise
     finally:
-        os._exit(0)
+        for number, action in earlier.items():
+            libc.signal(number, action)
+        for number in (screen, text, pipe):
+            os.close(number)
 
 
 def _report_thread_failure(failure):
@@ -130,12 +118,18 @@ from absl import flags  # noqa: E402
 with contextlib.ExitStack() as _stack:
     # TensorFlow imports absl's test library and, if installed, Matplotlib. They need a writable
     # folder, and we need neither of them.
-    _set_default(_stack, os.environ, 'TEST_TMPDIR', os.curdir)
-    _set_default(_stack, sys.modules, 'matplotlib', None)
+    for _mapping, _name, _value in ((os.environ, 'TEST_TMPDIR', os.curdir),
+                                    (sys.modules, 'matplotlib', None),
+                                    (os.environ, 'TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL)):
+        if _name not in _mapping:
+            _mapping[_name] = _value
+            _stack.callback(_mapping.pop, _name)
     if _QUIET:
-        _set_default(_stack, os.environ, 'TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL)
-        _let_interrupts_end_the_process(_stack)
         _stack.enter_context(_quiet_unless_it_fails())
+        # Ctrl-C ends the process, without a long traceback.
+        if interrupts.raises():
+            _stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     import tensorflow.compat.v1 as tf
 if _QUIET:
     tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors that it logs.
@@ -145,6 +139,7 @@ tf.enable_resource_variables()  # Orders reads and writes, including those of th
 
 FLAGS = flags.FLAGS
 
+# What Python and absl say of a value of the wrong type, and what we say.
 _WRONG_TYPES = {r'invalid literal for int\(\) .*': 'expected a whole number',
                 'could not convert string to float: .*': 'expected a number',
                 r"\('Non-boolean argument to boolean flag', .*\)": 'expected true or false'}
@@ -194,7 +189,7 @@ def run(main, modules=(), positional=None, unused=()):
 
 def _parse(positional, argv, unused=()):
     """Returns the script's name and its positional arguments; see `run`."""
-    if any(word in ('--help', '-help', '-h', '-?', '--helpshort') for word in argv[1:]):
+    if {'--help', '-help', '-h', '-?', '--helpshort'}.intersection(argv[1:]):
         _show_help()
         sys.exit(0)
     FLAGS.set_gnu_getopt(positional is not None)
@@ -203,24 +198,19 @@ def _parse(positional, argv, unused=()):
         _check_values()
         _check_positional(words[1:], positional)
     except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME.
-        sys.exit(f'{errors.script()}: {_explained(errors.one_line(error))} (see --help)')
+        message = errors.one_line(error)
+        for wrong, expected in _WRONG_TYPES.items():
+            message = re.sub(wrong, expected, message)
+        sys.exit(f'{errors.script()}: {message} (see --help)')
     ignored = [f'--{name}' for name in unused if FLAGS[name].present]
     if ignored:  # Not an error: the same flags are often given to several scripts.
         errors.say(f'no effect in this script: {", ".join(ignored)}')
     return words
 
 
-def _explained(message):
-    """Replaces Python's and absl's words for a value of the wrong type."""
-    for words, expected in _WRONG_TYPES.items():
-        message = re.sub(words, expected, message)
-    return message
-
-
 def _show_help():
-    console.require()
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
+    console.fail_if_stdout_closes()
+    with contextlib.redirect_stdout(io.StringIO()) as text:
         app.usage(shorthelp=True, writeto_stdout=True)
     for line in text.getvalue().rstrip('\n').split('\n'):
         console.line(line)

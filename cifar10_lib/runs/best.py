@@ -12,6 +12,23 @@ from cifar10_lib.runs import names
 from cifar10_lib.runs import parameters
 
 
+def read(train_dir, images='test'):
+    """Error and step of a run's best checkpoint; (infinity, None) if there is no intact one.
+
+    Args:
+        train_dir, images: see `Best`.
+    """
+    folder = os.path.join(train_dir, names.BEST)
+    try:
+        found = small_files.read_json(os.path.join(folder, names.BEST_ERROR))
+        error, step = float(found['averaged_error']), int(found['step'])
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return np.inf, None
+    counts = (0 <= error <= 1 and found.get('validated_on', 'test') == images
+              and not checkpoints.fault(os.path.join(folder, names.checkpoint(step))))
+    return (error, step) if counts else (np.inf, None)
+
+
 class Best:
     """The best checkpoint of a run by the error of its moving averages.
 
@@ -37,18 +54,7 @@ class Best:
         self._trainable = {variable.op.name for variable in variables if variable.trainable}
         self._saver = tf.train.Saver(  # `offer` removes old checkpoints itself.
             variables, max_to_keep=None, save_relative_paths=True)
-        self.error, self.step = self._read()
-
-    def _read(self):
-        """Error and step of the best so far; (infinity, None) if there is no intact one."""
-        try:
-            found = small_files.read_json(os.path.join(self._folder, names.BEST_ERROR))
-            error, step = float(found['averaged_error']), int(found['step'])
-        except (OSError, ValueError, TypeError, KeyError, OverflowError):
-            return np.inf, None
-        counts = (0 <= error <= 1 and found.get('validated_on', 'test') == self._images
-                  and not checkpoints.fault(os.path.join(self._folder, names.checkpoint(step))))
-        return (error, step) if counts else (np.inf, None)
+        self.error, self.step = read(train_dir, images)
 
     def offer(self, session, step, values, error, averaged_error):
         """Saves the variables if the error of their averages is the lowest so far.

@@ -65,20 +65,30 @@ def candidates(folder):
 def watch(folder, seconds):
     """Yields the newest intact checkpoint of a folder, then each new one, endlessly; see `latest`.
 
-    Unlike `tf.train.checkpoints_iterator`, skips damaged ones. At least `seconds` pass between two.
+    Unlike `tf.train.checkpoints_iterator`, skips damaged ones, and yields a path again if it is
+    that of a new checkpoint, as after `--restart`. At least `seconds` pass between two.
     """
     seen = yielded = None
     while True:
         started = time.monotonic()
-        newest = candidates(folder)[:1]
-        path = _latest_unless_gone(folder) if newest != seen else yielded
+        newest = [_identity(path) for path in candidates(folder)[:1]]
+        path = _latest_unless_gone(folder) if newest != seen else None
         seen = newest
-        if path not in (None, yielded):
-            yielded = path
+        if path is not None and _identity(path) != yielded:
+            yielded = _identity(path)
             yield path
             time.sleep(max(0, started + seconds - time.monotonic()))
         else:
             time.sleep(1)
+
+
+def _identity(path):
+    """Path, inode and time of a checkpoint."""
+    try:
+        found = os.stat(path + '.index')
+    except OSError:
+        return path, None, None
+    return path, found.st_ino, found.st_mtime_ns
 
 
 def _latest_unless_gone(folder):
@@ -95,26 +105,12 @@ class Unreadable(errors.DataError):
     """A checkpoint's files are missing or damaged, or were removed while being read."""
 
 
-def _values(path, names=None):
-    """Yields what `read` returns; the message of `Unreadable` is only the reason."""
-    try:
-        reader = tf.train.load_checkpoint(path)
-        held = reader.get_variable_to_shape_map()
-        for name in held if names is None else names:
-            if name in held:
-                yield name, np.asarray(reader.get_tensor(name))
-    except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
-        # MemoryError: a damaged index may give exabytes as a size.
-        raise Unreadable(errors.one_line(error)) from error
-
-
 def fault(path):
     """Why a checkpoint cannot be read completely, or None."""
     try:
-        for _ in _values(path):
-            pass
+        read(path)
     except Unreadable as error:
-        return str(error)
+        return errors.one_line(error.__cause__)
     return None
 
 
@@ -125,10 +121,14 @@ def read(path, names=None):
         Unreadable: the files are missing or damaged, perhaps only since `latest` found them intact.
     """
     try:
-        return dict(_values(path, names))
-    except Unreadable as error:
-        raise Unreadable(f'{path} cannot be read ({error}): if it was just removed or replaced, '
-                         'run the same command again') from error
+        reader = tf.train.load_checkpoint(path)
+        held = reader.get_variable_to_shape_map()
+        return {name: np.asarray(reader.get_tensor(name))
+                for name in (held if names is None else names) if name in held}
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
+        # MemoryError: a damaged index may give exabytes as a size.
+        raise Unreadable(f'{path} cannot be read ({errors.one_line(error)}): if it was just '
+                         'removed or replaced, run the same command again') from error
 
 
 def step(path):
@@ -232,4 +232,3 @@ def _misfit(name, value, shape):
     if not _holds_numbers(value):
         return f'{name} has type {_type(value)}; expected numbers'
     return None
-

@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import pathlib
+import pwd
 
 from absl import app
 
@@ -33,7 +34,7 @@ def check_path(folder):
 
 
 @contextlib.contextmanager
-def held(folder):
+def locked(folder):
     """Creates a run's folder if necessary, and locks it against other trainers: see `files.locked`.
 
     Raises:
@@ -52,7 +53,7 @@ def held(folder):
 
 
 def remove_unfinished(folder):
-    """Removes files that a killed process left unfinished; call it only while `held`."""
+    """Removes files that a killed process left unfinished; call it only while `locked`."""
     for place in _places(folder):
         for entry in list(os.scandir(place)):
             if _is_file(entry, names.UNFINISHED):
@@ -94,19 +95,64 @@ def write_run(folder, run):
 
 
 def _are_settings(value):
-    return isinstance(value, dict) and type(value.get('examples_per_step', 0)) is int
+    return isinstance(value, dict) and all(type(value.get(name, 0)) is int for name in _NUMBERS)
 
 
 def _are_classes(value):
     return value is None or isinstance(value, list) and all(map(small_files.is_name, value))
 
 
+def _is_folder(value):
+    return value is None or isinstance(value, str) and os.path.isabs(value)
+
+
+_NUMBERS = ('examples_per_step', 'first_step', 'images_before')
+
 # The fields of `run.json` that the code reads; the rest is for people.
 _RUN_FIELDS = {
     'net': (small_files.is_name, 'the name of a network'),
     'dataset': (small_files.is_name, 'the name of a data set'),
-    'settings': (_are_settings, 'an object whose "examples_per_step" is a whole number'),
+    'dataset_folder': (_is_folder, 'an absolute path'),
+    'settings': (_are_settings, f'an object whose {", ".join(_NUMBERS)} are whole numbers'),
     'classes': (_are_classes, 'a list of names')}
+
+
+def _read_run(folder, advice):
+    """The content of `run.json`; None if it is missing. For errors, see `check_run`."""
+    path = os.path.join(folder, names.RUN)
+    try:
+        run = small_files.read_json(path)
+        small_files.check_fields(run, _RUN_FIELDS, f'{path} is damaged')
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except errors.DataError as error:
+        raise app.UsageError(f'{error}. Remove it to continue, or {advice}') from error
+    return run
+
+
+def owner(folder):
+    """' (of user NAME)' if a folder belongs to another user, else ''; for lines about its run."""
+    uid = os.stat(folder).st_uid
+    if uid == os.geteuid():
+        return ''
+    try:
+        return f' (of user {pwd.getpwuid(uid).pw_name})'
+    except KeyError:  # A container may not know the names of the host's users.
+        return f' (of user {uid})'
+
+
+def net_and_dataset(folder, advice):
+    """The values of `--net` and `--dataset` that the run in a folder was trained with.
+
+    Returns:
+        (name of the network, name of the data set or, if it is the user's own, its folder); None
+        without `run.json`. Earlier versions recorded only the name of a user's data set.
+
+    Raises:
+        app.UsageError, OSError: see `check_run`.
+    """
+    run = _read_run(folder, advice)
+    return run and (run['net'], run.get('dataset_folder') or run['dataset'])
 
 
 def check_run(folder, net, data_set, advice):
@@ -122,14 +168,9 @@ def check_run(folder, net, data_set, advice):
             message ends with `advice`.
         OSError: the file cannot be read.
     """
-    path = os.path.join(folder, names.RUN)
-    try:
-        run = small_files.read_json(path)
-        small_files.check_fields(run, _RUN_FIELDS, f'{path} is damaged')
-    except (FileNotFoundError, NotADirectoryError):
+    run = _read_run(folder, advice)
+    if run is None:
         return None
-    except errors.DataError as error:
-        raise app.UsageError(f'{error}. Remove it to continue, or {advice}') from error
     earlier = run['net'], run['dataset']
     if earlier != (net, data_set.name):
         raise app.UsageError(

@@ -1,12 +1,9 @@
-"""The figures of a run: `metrics.csv`, and curves in event files."""
+"""The figures of a run in `metrics.csv`."""
 import contextlib
-import glob
 import itertools
 import os
 
 import numpy as np
-import tensorflow.compat.v1 as tf
-from google.protobuf import message
 
 from cifar10_lib.program import console
 from cifar10_lib.program import files
@@ -19,7 +16,6 @@ _HEADER = ','.join(COLUMNS) + '\n'
 _MAX_LINE = 1000  # Bytes; a row has about a hundred.
 _MAX_STEP = 2 ** 53  # A float can hold every whole number up to this.
 _MAX_FIGURE = float(np.finfo(np.float32).max)
-_RECORD_FRAME = 16  # Bytes around an event: its length, and the checksums of length and event.
 
 
 class Metrics:
@@ -121,40 +117,3 @@ def _row(line):
     if not all(value is None or abs(value) <= _MAX_FIGURE for value in values):  # False for NaN.
         return None
     return {**row, 'step': int(row['step'])}
-
-
-def read_scalars(folder, tag):
-    """A curve from the event files in a folder, {step: float}, sorted by step.
-
-    Later files replace values of earlier ones. A damaged file counts up to the damage, which a line
-    reports.
-    """
-    found = {}
-    for path in sorted(glob.glob(os.path.join(glob.escape(folder), 'events.out.tfevents.*'))):
-        records = _count_records(path)
-        try:
-            for event in itertools.islice(tf.train.summary_iterator(path), records):
-                for value in event.summary.value:
-                    if value.tag == tag:
-                        found[event.step] = value.simple_value
-        except (tf.errors.OpError, message.DecodeError):
-            console.line(f'{path} is damaged; using the part before the damage.')
-    return dict(sorted(found.items()))
-
-
-def _count_records(path):
-    """The number of complete records in an event file, by their length fields.
-
-    The last one may be incomplete while a process writes the file. TensorFlow's reader allocates
-    whatever a length field says, and crashes if that fails.
-    """
-    count = 0
-    with files.regular_file(path) as stream:
-        rest = os.fstat(stream.fileno()).st_size
-        while rest >= _RECORD_FRAME:
-            length = int.from_bytes(stream.read(8), 'little')
-            rest -= _RECORD_FRAME + length
-            if rest >= 0:
-                count += 1
-                stream.seek(_RECORD_FRAME - 8 + length, os.SEEK_CUR)
-    return count

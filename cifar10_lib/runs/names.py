@@ -12,6 +12,8 @@ BEST_ERROR = 'error.json'  # and the errors of that checkpoint.
 LOCK = '.lock'
 CHECKPOINT = 'model.ckpt'  # TensorFlow appends the step.
 
+EVENTS = 'events.out.tfevents'  # TensorBoard reads files whose names contain this.
+
 CHECKPOINT_FILE = re.compile(r'model\.ckpt-(\d+)\..*')
 CHECKPOINT_INDEX = re.compile(r'model\.ckpt-(\d+)\.index')  # TensorFlow writes this one last.
 
@@ -36,3 +38,8 @@ def checkpoint(step):
 def timeline(step):
     """Name of the trace of a step, see `--profile`."""
     return f'timeline-{step}.json'
+
+
+def events(seconds, host, process):
+    """Name of the event file of a process that started at a time, in seconds since 1970."""
+    return f'{EVENTS}.{seconds:010d}.{host}.{process}'

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 from cifar10_lib import recipes
+from cifar10_lib.training import worker as worker_
 
 flags.DEFINE_boolean('sync_batch_norm', False, 'Normalise by the mean and variance over the '
                      'batches of all towers or workers; for networks with batch norm (resnet23).')
@@ -33,17 +34,15 @@ class Replica:
     the same step: one that runs alone waits for the others.
     """
 
-    def __init__(self, index, count, device='/cpu:0'):
+    def __init__(self, worker, device='/cpu:0'):
         """Describes a replica of a graph.
 
         Args:
-            index: int, from 0.
-            count: int, number of replicas.
+            worker: a `worker.Worker`; for towers, its rank is the tower's.
             device: where this replica exchanges data. In one process, each replica requires a CPU
                 device of its own: see `solo.Solo`.
         """
-        self.count = count
-        self._index = index
+        self.worker = worker
         self._device = device
         self._keys = itertools.count()  # Two for each `gather`.
 
@@ -66,7 +65,7 @@ class Replica:
             with tf.device(self._device):
                 flat = tf.raw_ops.CollectiveGatherV2(
                     input=tf.reshape(values, [1, -1]), **self._collective(forward))
-            return tf.reshape(flat, [self.count, *shape]), self._gradient(backward)
+            return tf.reshape(flat, [self.worker.size, *shape]), self._gradient(backward)
 
         return gathered(values)
 
@@ -76,15 +75,15 @@ class Replica:
             with tf.device(self._device):
                 total = tf.raw_ops.CollectiveReduceV2(
                     input=upstream, merge_op='Add', final_op='Id', **self._collective(key))
-            return total[self._index]
+            return total[self.worker.rank]
         return gradient
 
     def _collective(self, key):
-        return {'group_size': self.count, 'group_key': _GROUP, 'instance_key': key,
+        return {'group_size': self.worker.size, 'group_key': _GROUP, 'instance_key': key,
                 'ordering_token': [], 'communication_hint': 'ring'}
 
 
-ALONE = Replica(0, 1)
+ALONE = Replica(worker_.Worker())
 
 
 def inference(images, replica):
@@ -98,6 +97,6 @@ def inference(images, replica):
         float32 [batch, classes].
     """
     recipe = recipes.chosen()
-    if FLAGS.sync_batch_norm and replica.count > 1:
+    if FLAGS.sync_batch_norm and replica.worker.size > 1:
         return recipe.inference(images, training=True, gather=replica.gather)
     return recipe.inference(images, training=True)

@@ -7,6 +7,8 @@ A training script builds its graph and then runs
             session.run(train_op)
 """
 import contextlib
+import dataclasses
+import math
 import os
 import signal
 
@@ -16,18 +18,21 @@ from absl import app
 from absl import flags
 
 import cifar10
-from cifar10_lib import settings as settings_
 from cifar10_lib.evaluation import validation
 from cifar10_lib.program import console
 from cifar10_lib.program import files
 from cifar10_lib.program import paths
 from cifar10_lib import recipes
+from cifar10_lib.runs import best
 from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import events
 from cifar10_lib.runs import folder as run_folder
 from cifar10_lib.runs import names
 from cifar10_lib.runs import parameters
-from cifar10_lib.training import hooks
+from cifar10_lib.training import actions
 from cifar10_lib.training import pace as pace_
+from cifar10_lib.training import resume
+from cifar10_lib.training import run as run_
 from cifar10_lib.training import signals
 from cifar10_lib.training import solo
 
@@ -49,6 +54,8 @@ flags.DEFINE_integer('save_checkpoint_steps', None,
 flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the images '
                      'of --validate_on; 0, the default, means never.',
                      lower_bound=0, upper_bound=10**9)
+flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1 with the '
+                   'averaged weights, such as 0.8.', lower_bound=0.0, upper_bound=1.0)
 flags.DEFINE_integer('profile', None, 'Trace this step: writes timeline-STEP.json into --train_dir '
                      "for chrome://tracing, and adds the trace to TensorBoard's graph.",
                      lower_bound=0, upper_bound=10**9)
@@ -99,84 +106,90 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
         errors.DataError: a record file was replaced by a damaged one.
         FloatingPointError: the loss or a variable is not finite.
     """
-    variables = tf.global_variables()
-    loader = checkpoints.Loader(variables)
-    # This process initialises all variables. Reports of those that are not initialised, which the
-    # scaffold would add, are an eighth of the graph.
-    none = tf.constant([], tf.string)
-    scaffold = tf.train.Scaffold(
-        ready_op=none, ready_for_local_init_op=none,
-        saver=tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True),
-        summary_op=summary_op if summary_op is not None else tf.summary.merge_all(),
-        init_fn=lambda scaffold, session: (
-            _resume(session, scaffold.saver, loader, variables) if team.leads else None))
-    with files.explain_full_disk(FLAGS.train_dir), (
-            run_folder.held(FLAGS.train_dir) if team.leads else contextlib.nullcontext()):
-        if team.leads:
-            _prepare_folder(examples_per_step)
-        try:
-            with cifar10.source().damage_reported(), signals.caught() as caught:
-                with _monitored_session(
-                        loss, examples_per_step, scaffold, variables, caught, team) as monitored:
-                    yield monitored
-                team.end()  # Still within `caught`: a signal now must not interrupt the save.
-        finally:
-            tf.summary.FileWriterCache.clear()  # Closes the event file, also after an error.
+    leads = team.worker.leads
+    pace = pace_.Pace(
+        examples_per_step, cifar10.source().num_examples(), FLAGS.max_steps,
+        FLAGS.validate_every or 0, FLAGS.log_frequency, FLAGS.profile if leads else None)
+    run = run_.Run(FLAGS.train_dir, pace, tf.global_variables(), team)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(files.explain_full_disk(FLAGS.train_dir))
+        if leads:
+            stack.enter_context(run_folder.locked(FLAGS.train_dir))
+            run.pace = dataclasses.replace(pace, **resume.prepare_folder(examples_per_step))
+            _print_epochs(run.pace)
+            run.writer = stack.enter_context(events.Writer(FLAGS.train_dir))
+            run.fetches = _fetches(loss)
+            run.summary_op = tf.summary.merge_all() if summary_op is None else summary_op
+        stack.enter_context(cifar10.source().damage_reported())
+        caught = stack.enter_context(signals.caught())
+        with _monitored(run, caught) as monitored:
+            yield monitored
+        team.end()  # Still within `caught`: a signal now must not interrupt the save.
     caught = caught or team.signals
     if caught:
         raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
 
 
-def _monitored_session(loss, examples_per_step, scaffold, variables, caught, team):
-    """The session of one worker, with its hooks in the order in which they see a step."""
-    source = cifar10.source()
-    pace = pace_.Pace(examples_per_step, source.num_examples(), FLAGS.max_steps,
-                      FLAGS.validate_every or 0)
-    steps = hooks.StepCounter()
-    all_hooks = [
-        *team.hooks(caught),  # First: worker 0 broadcasts the global step to the counters.
-        steps,
-        hooks.StopHook(lambda: steps.made >= FLAGS.max_steps),
-        hooks.DataHook(steps, source.data_set, source.folder),
-        *(_leaders_hooks(steps, pace, loss, scaffold, variables, caught) if team.leads else []),
-        *team.hooks_after(steps, pace)]
-    return team.session(scaffold, all_hooks)
+def _print_epochs(pace):
+    """Prints the number of epochs, unless the user gave it: for few images, it may be thousands."""
+    if FLAGS.epochs is None and pace.first_step < pace.max_steps:
+        console.line(f'{pace.max_steps} steps of {pace.examples_per_step} images are '
+                     f'{pace.epochs(pace.max_steps):.4g} epochs of {pace.examples_per_epoch} '
+                     'images.')
 
 
-def _leaders_hooks(steps, pace, loss, scaffold, variables, caught):
-    """Hooks that print, validate and write."""
-    folder = FLAGS.train_dir
-    rate = next(iter(tf.get_collection('learning_rate')), None)
-    error = _mean_error()
-    metrics = hooks.MetricsHook(steps, pace, loss, error, rate, folder)
-    timer = hooks.CheckpointTimer(FLAGS.save_checkpoint_secs, FLAGS.save_checkpoint_steps)
-    found = [
-        hooks.LossHook(steps, loss, pace.examples_per_step, FLAGS.log_frequency, folder),
-        hooks.SummaryHook(steps, scaffold, folder),
-        tf.train.StepCounterHook(hooks.SUMMARY_STEPS, output_dir=folder)]
-    if console.shows_progress():
-        found.append(hooks.ProgressHook(steps, pace, loss))
-    if pace.validate_every:
-        found.append(hooks.ValidationHook(
-            steps, pace, error,
-            validation.Validation(folder, variables, FLAGS.validate_on, caught), metrics))
-    found += [
-        metrics,
-        hooks.CheckpointHook(steps, variables, scaffold.saver, timer, metrics, folder),
-        hooks.ParametersHook(variables, folder)]
-    if FLAGS.profile is not None:
-        found.append(hooks.ProfileHook(steps, FLAGS.profile, FLAGS.max_steps, folder))
-    return found
-
-
-def _mean_error():
-    """Fraction of wrong predictions over all towers, float []; None without `cifar10.loss`."""
-    errors = tf.get_collection('errors')
+def _fetches(loss):
+    """The `fetches` of a `Run`."""
+    errors = tf.get_collection('errors')  # Of the towers; empty without `cifar10.loss`.
     with tf.name_scope('mean_error'):
-        return tf.add_n(errors) / len(errors) if errors else None
+        error = [tf.add_n(errors) / len(errors)] if errors else []
+    values = {'training_loss': [loss], 'training_error': error,
+              'learning_rate': tf.get_collection('learning_rate')}
+    return {name: value[0] for name, value in values.items() if value}
 
 
-def use_recipe(batches_per_step=1):
+def _monitored(run, caught):
+    """The session of one worker."""
+    loader = checkpoints.Loader(run.variables)
+    saver = tf.train.Saver(run.variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True)
+    # This process initialises all variables. Reports of those that are not initialised, which the
+    # scaffold would add, are an eighth of the graph.
+    none = tf.constant([], tf.string)
+    leads = run.team.worker.leads
+    scaffold = tf.train.Scaffold(
+        ready_op=none, ready_for_local_init_op=none, saver=saver, summary_op=run.summary_op,
+        init_fn=lambda _, session_: (
+            resume.load_latest(session_, saver, loader, run.variables) if leads else None))
+    run.actions = _actions(run, saver, caught)
+    hooks = [*run.team.hooks(caught), run]  # The team's first: worker 0 broadcasts its step.
+    if leads:
+        hooks.append(tf.train.StepCounterHook(pace_.SUMMARY_STEPS, summary_writer=run.writer))
+    return run.team.session(scaffold, hooks)
+
+
+def _actions(run, saver, caught):
+    """What happens after a step, and when; see `Run`."""
+    pace = run.pace
+    source = cifar10.source()
+    check_data = actions.CheckData(run, source.data_set, source.folder)
+    if not run.team.worker.leads:
+        return [(pace.ends_interval, check_data), (pace.validates, actions.Validate(run))]
+    validate = actions.Validate(run, validation.Validation(
+        run.folder, run.variables, FLAGS.validate_on, caught) if pace.validate_every else None,
+        FLAGS.stop_at)
+    record = actions.Record(run, validate)
+    save = actions.Save(run, record, saver, FLAGS.save_checkpoint_secs, FLAGS.save_checkpoint_steps)
+    return [
+        (pace.ends_interval, check_data),
+        (pace.prints, actions.Print(run)),
+        (pace.summarises, actions.Summarise(run)),
+        (pace.records, record),
+        (save.is_due, save),
+        (pace.traces, actions.Trace(run)),
+        (lambda _: console.shows_progress(), actions.Progress(run))]
+
+
+def apply_recipe_defaults(batches_per_step=1):
     """Sets flags that the user did not give to the defaults of `--net`, and prints changes.
 
     `--max_steps` becomes the number of steps in `--epochs`, or else in the recipe's epochs.
@@ -186,7 +199,7 @@ def use_recipe(batches_per_step=1):
 
     Raises:
         FileNotFoundError: a record file is missing.
-        app.UsageError: there are too many steps in `--epochs`.
+        app.UsageError: there are too many steps in `--epochs`, or `--stop_at` without validations.
     """
     recipe = recipes.chosen()
     replaced = []
@@ -203,17 +216,14 @@ def use_recipe(batches_per_step=1):
         replace('max_steps', _steps_in(recipe.epochs, batches_per_step))
     if FLAGS.validate_every is None:
         FLAGS.set_default('validate_every', recipe.validate_every)
+    if FLAGS.stop_at is not None and not FLAGS.validate_every:
+        raise app.UsageError(f'--stop_at={FLAGS.stop_at:g} requires validations: add '
+                             '--validate_every=1')
     if replaced:
         console.line(f'Defaults for --net={recipe.name}: {" ".join(replaced)}')
     if FLAGS.epochs is not None:
         console.line(f'--epochs={FLAGS.epochs:g}: {FLAGS.max_steps} steps of '
                      f'{cifar10.source().examples_per_step(batches_per_step)} images.')
-
-
-def counts_epochs():
-    """Whether `--max_steps` follows from `--epochs` or the recipe's epochs; see `use_recipe`."""
-    return FLAGS['max_steps'].using_default_value and (
-        FLAGS.epochs is not None or recipes.chosen().epochs is not None)
 
 
 def _steps_in(epochs, batches_per_step):
@@ -224,6 +234,12 @@ def _steps_in(epochs, batches_per_step):
     return steps
 
 
+def counts_epochs():
+    """Whether `--max_steps` follows from `--epochs` or the recipe's epochs."""
+    return FLAGS['max_steps'].using_default_value and (
+        FLAGS.epochs is not None or recipes.chosen().epochs is not None)
+
+
 def use_seed(rank=0, step=None):
     """Seeds the random numbers of the default graph by `--seed`, if given; call it first.
 
@@ -231,22 +247,16 @@ def use_seed(rank=0, step=None):
 
     Args:
         rank: number of this worker; each worker draws its own numbers.
-        step: worker 0's `first_step`; by default this process's own.
+        step: worker 0's `resume.first_step`; by default this process's own.
     """
     if FLAGS.seed is not None:
-        step = first_step() if step is None else step
+        step = resume.first_step() if step is None else step
         entropy = np.random.SeedSequence([FLAGS.seed, step, rank])
         tf.set_random_seed(int(entropy.generate_state(1)[0]))
 
 
-def first_step():
-    """The step at which this start begins: that of the latest checkpoint in `--train_dir`, or 0."""
-    latest = None if FLAGS.restart else checkpoints.latest(FLAGS.train_dir, report=False)
-    return checkpoints.step(latest) if latest else 0
-
-
 def steps_left():
-    """Whether the run in `--train_dir` has steps left; prints a line if not.
+    """Whether the run in `--train_dir` has steps left and is not good enough; prints a line if not.
 
     Raises:
         app.UsageError: `--train_dir` cannot hold this run. Better now than after a download.
@@ -254,88 +264,18 @@ def steps_left():
     run_folder.check_path(FLAGS.train_dir)
     if FLAGS.restart:
         return True
-    _check_same_run()
-    latest = checkpoints.latest(FLAGS.train_dir, report=False)
-    step = checkpoints.step(latest) if latest else 0
-    if latest is None or step < FLAGS.max_steps:
-        return True
+    resume.check_same_run()
+    step = resume.first_step()
     if parameters.step(os.path.join(FLAGS.train_dir, names.PARAMETERS)) != step:
         return True  # The last start ended before it wrote its last file.
-    length = (f'--max_steps={FLAGS.max_steps}' if FLAGS.epochs is None else
-              f'--epochs={FLAGS.epochs:g} ({FLAGS.max_steps} steps)')
-    console.line(f'Nothing to do: {latest} has reached {length}.')
+    if step >= FLAGS.max_steps:
+        length = (f'--max_steps={FLAGS.max_steps}' if FLAGS.epochs is None else
+                  f'--epochs={FLAGS.epochs:g} ({FLAGS.max_steps} steps)')
+    elif 1 - best.read(FLAGS.train_dir, FLAGS.validate_on)[0] >= (FLAGS.stop_at or math.inf):
+        length = f'--stop_at={FLAGS.stop_at:g}'
+    else:
+        return True
+    latest = checkpoints.latest(FLAGS.train_dir, report=False)
+    console.line(f'Nothing to do: {latest}{run_folder.owner(FLAGS.train_dir)} has reached '
+                 f'{length}.')
     return False
-
-
-def _prepare_folder(examples_per_step):
-    """Checks that `--train_dir` holds this run or nothing, and writes `run.json`."""
-    if FLAGS.restart:
-        run_folder.remove_own_files(FLAGS.train_dir)
-    earlier = _check_same_run()
-    run_folder.remove_unfinished(FLAGS.train_dir)
-    scales = settings_.scales_linearly(recipes.chosen())
-    rate = {'learning_rate': FLAGS.learning_rate,
-            'warmup_epochs': FLAGS.warmup_epochs if scales else None}  # None: not scaled.
-    _report_changes(earlier or {}, examples_per_step, rate)
-    data_set = cifar10.source().data_set
-    run_folder.write_run(FLAGS.train_dir, {
-        'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
-        'settings': {
-            'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
-            'max_steps': FLAGS.max_steps, **rate, 'linear_scaling': scales,
-            'use_fp16': FLAGS.use_fp16, 'use_bf16': FLAGS.use_bf16,
-            'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
-            'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
-            'tensorflow': tf.version.VERSION}})
-
-
-def _report_changes(earlier, examples_per_step, rate):
-    """Prints which settings of the schedule differ from those of an earlier start."""
-    if earlier.get('examples_per_step') not in (None, examples_per_step):
-        scaled = None not in (earlier.get('warmup_epochs'), rate['warmup_epochs'])
-        warm_up = '; --linear_scaling does not warm up again' if scaled else ''
-        console.line(f'Resuming with {examples_per_step} images per step (was '
-                     f'{earlier["examples_per_step"]}); the schedule treats earlier steps as '
-                     f'{examples_per_step}-image steps{warm_up}.')
-    for name, describe in (('learning_rate', _rate), ('warmup_epochs', _scaling)):
-        if earlier.get(name, rate[name]) != rate[name]:
-            console.line(f'Resuming with {describe(rate[name])} (was {describe(earlier[name])}); '
-                         'the schedule continues at the same step.')
-
-
-def _rate(value):
-    return 'the default learning rate' if value is None else f'--learning_rate={value}'
-
-
-def _scaling(epochs):
-    return '--linear_scaling=false' if epochs is None else (
-        f'--linear_scaling --warmup_epochs={epochs}')
-
-
-def _check_same_run():
-    """The settings of the run in `--train_dir`, None without `run.json`.
-
-    Raises:
-        app.UsageError: the flags describe another run.
-    """
-    advice = 'choose another --train_dir, or start over with --restart'
-    settings = run_folder.check_run(FLAGS.train_dir, FLAGS.net, cifar10.source().data_set, advice)
-    earlier = settings and settings.get('validate_on', 'test')
-    if earlier not in (None, FLAGS.validate_on):
-        raise app.UsageError(
-            f'{FLAGS.train_dir} holds a run with --validate_on={earlier}, which trains on other '
-            f'images than --validate_on={FLAGS.validate_on}: {advice}')
-    return settings
-
-
-def _resume(session_, saver, loader, variables):
-    """Loads the latest checkpoint, if any, and gives the saver the list of older ones."""
-    latest = checkpoints.latest(FLAGS.train_dir)
-    if latest:
-        console.line(f'Resuming from {latest}.')
-        by_name = {variable.op.name: variable for variable in variables}
-        values = checkpoints.values_for(
-            latest, by_name, 'Choose another --train_dir, or start over with --restart')
-        loader.assign(values, by_name, session_)
-        older = checkpoints.candidates(FLAGS.train_dir)  # Damaged ones precede the latest.
-        saver.recover_last_checkpoints(older[older.index(latest):][::-1])

@@ -8,7 +8,8 @@ import time
 from cifar10_lib.program import console
 from cifar10_lib.program import interrupts
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Open MPI and Slurm pass SIGUSR1 on, and let the processes live.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _TOGETHER = 0.25  # Seconds within which signals count as one: `timeout`, for one, sends two.
 
 

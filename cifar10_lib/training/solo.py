@@ -3,7 +3,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 from cifar10_lib.program import devices
-from cifar10_lib.training import hooks
+from cifar10_lib.training import worker as worker_
 
 FLAGS = flags.FLAGS
 
@@ -15,20 +15,18 @@ class Solo:
         cpus: number of CPU devices of its session, which share the cores.
 
     Attributes:
-        rank: number of this worker.
-        size: number of workers.
-        leads: whether this is worker 0, which alone prints, validates and saves.
+        worker: which `worker.Worker` this is.
         signals: list of signals that stopped the team, caught by other workers.
     """
 
-    rank, size, leads, signals = 0, 1, True, ()
+    worker, signals = worker_.Worker(), ()
 
     def __init__(self, cpus=1):
         self._cpus = cpus
 
-    def agree(self, stage, facts=None, value=None):
+    def barrier(self, stage, must_match=None, value=None):
         """Waits for all workers at a stage, and compares facts; returns worker 0's `value`."""
-        del stage, facts
+        del stage, must_match
         return value
 
     def mean_losses(self, losses):
@@ -50,12 +48,8 @@ class Solo:
             scaffold=scaffold, hooks=all_hooks, config=config)
 
     def hooks(self, caught):
-        """Hooks before all others; `caught` is the list of signals that this worker caught."""
-        return [hooks.StopHook(lambda: bool(caught))]
-
-    def hooks_after(self, steps, pace):
-        """Hooks after all others, given the `StepCounter` and the `Pace`."""
-        del steps, pace
+        """Hooks before all others; `caught` is the list of signals that this worker catches."""
+        self.signals = caught
         return []
 
     def end(self):

@@ -2,17 +2,19 @@
 
 One process is one worker. Its launcher determines which one:
 
+    torchrun --nproc_per_node=4 ...                     RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
     mpirun -n 4 python ...                              Open MPI's environment
     TF_CONFIG='{"cluster": ..., "task": ...}' python ...
+    mpiexec -n 4 python ... --coordinator=a:2222        PMI_RANK, PMI_SIZE: MPICH, Intel MPI, Cray
     srun -n 4 python ...                                Slurm's environment
     python ... --worker_hosts=a:2222,b:2222 --task_index=0
     python ... --num_workers=4                          starts four on this machine
 
-A flag together with one of these environments is an error. Open MPI's environment takes precedence
-over TF_CONFIG, and TF_CONFIG over Slurm's: `mpirun` inside a Slurm job sets both.
+A flag together with one of these environments is an error. Of several environments the first in
+this list counts: `mpirun` inside a Slurm job sets both.
 """
+import collections.abc
 import dataclasses
-import itertools
 import os
 import re
 import zlib
@@ -21,14 +23,9 @@ from absl import app
 from absl import flags
 
 from cifar10_lib.program import errors
-from cifar10_lib.program import paths
 from cifar10_lib.program import small_files
+from cifar10_lib.training import worker as worker_
 from cifar10_lib.workers import connection
-
-# The secret of a job, as an alternative to --secret_file. Not a flag: all users of a machine can
-# read a command line.
-SECRET_VARIABLE = 'CIFAR10_JOB_SECRET'
-_SHORTEST_SECRET, _LONGEST_SECRET = 16, 4096  # Characters.
 
 flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the other workers reach it; '
                   'separated by commas.')
@@ -37,8 +34,8 @@ flags.DEFINE_integer('task_index', None, 'Index of this worker in --worker_hosts
 flags.DEFINE_integer('num_workers', None, 'Start this number of workers on this machine.',
                      lower_bound=1, upper_bound=256)
 flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 listens for the others, with '
-                    "mpirun and srun. By default a port of the job's first host.")
-paths.define('hostfile', None, "mpirun's --hostfile; worker 0 runs on its first host.")
+                    'mpirun, mpiexec, srun and torchrun. By default a port of the host of worker '
+                    '0, if its name is known.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +55,12 @@ flags.DEFINE_float('stage_timeout', Timeouts.stage, 'Seconds that the first work
                    'point outside of steps (the data, the graph, a validation) waits for the '
                    'others. A download and a validation must take less.', lower_bound=1.0,
                    upper_bound=1e7)
-paths.define('secret_file', None, 'File that holds the secret of the job, the same for all '
-             f'workers, at least {_SHORTEST_SECRET} characters; or set {SECRET_VARIABLE}.')
 
 FLAGS = flags.FLAGS
 
-# Describes a worker that `workers/launch.py` started: JSON with these keys. Not a flag: it holds
-# the job's token, and all users of a machine can read a command line.
+# Describes a worker that `workers/launch.py` started: 'RANK SIZE PORT PARENT', where worker 0
+# listens at the port, and the parent is the process ID of the launcher.
 VARIABLE = 'CIFAR10_WORKER'
-_KEYS = {'rank': int, 'size': int, 'meeting': str, 'job': str, 'parent': int}
-_UNSET = 'Only --num_workers sets it, for the workers that it starts: unset it'
 
 _MAX_SIZE = 10**6  # Workers.
 
@@ -75,12 +68,8 @@ _MAX_SIZE = 10**6  # Workers.
 # assigns to outgoing connections.
 _FIRST_PORT, _PORTS = 20000, 10000
 
-# A host or hosts in Slurm's notation: node[01-16,20]-ib.
-_RANGE = '[0-9]{1,18}(?:-[0-9]{1,18})?'
-_SLURM_HOST = rf'(?:[A-Za-z0-9._-]|\[{_RANGE}(?:,{_RANGE})*\])+'
-
-# Where Open MPI 5, 4 and older ones keep the name of the job, which all of its workers share.
-_OPEN_MPI_JOBS = ('PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'OMPI_MCA_orte_hnp_uri')
+# Variables of other launchers that name the number of processes, or of machines.
+_OTHER_SIZES = ['MV2_COMM_WORLD_SIZE', 'HOROVOD_SIZE', 'FLUX_JOB_SIZE', 'PET_NNODES']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,26 +77,17 @@ class Cluster:
     """One worker's view of all workers.
 
     Attributes:
-        rank: int, the index of this worker, from 0.
-        size: int, the number of workers.
-        local_rank: int, the index of this worker among those on its machine, from 0.
+        worker: which `worker.Worker` this is.
         meeting: 'host:port' where worker 0 listens for the others; None for a single worker.
         hosts: tuple of every worker's 'host:port', or () if they exchange addresses as they meet.
         job: str, shared by the workers of one job: those of another job are rejected.
         timeouts: a `Timeouts`.
-        nodes: tuple of the hosts of all workers if it is unknown which worker runs on which; () if
-            the hosts are unknown, too.
-        secret: str, known only to the workers of the job; '' if none was given.
     """
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
+    worker: worker_.Worker = worker_.Worker()
     meeting: str | None = None
     hosts: tuple = ()
     job: str = ''
     timeouts: Timeouts = Timeouts()
-    nodes: tuple = ()
-    secret: str = dataclasses.field(default='', repr=False)
 
     def address_of(self, rank):
         """A worker's 'host:port', or '' if it is not known in advance."""
@@ -115,12 +95,7 @@ class Cluster:
 
     def own_port(self):
         """The port of this worker, or 0 for any free one."""
-        return connection.split_address(self.hosts[self.rank])[1] if self.hosts else 0
-
-    def hosts_of(self, rank):
-        """Tuple of the hosts that a worker may run on; () if they are unknown."""
-        hosts = self.hosts[rank:rank + 1] or self.hosts
-        return tuple(connection.split_address(host)[0] for host in hosts) or self.nodes
+        return connection.split_address(self.hosts[self.worker.rank])[1] if self.hosts else 0
 
 
 def workers_to_start():
@@ -143,81 +118,64 @@ def resolve():
 
     Raises:
         app.UsageError: flags and environment are invalid or contradict each other.
-        OSError: `--hostfile` or `--secret_file` cannot be read.
     """
     if VARIABLE in os.environ:
-        given = from_launcher()
-        me = Cluster(given['rank'], given['size'], given['rank'], given['meeting'],
-                     job=given['job'])
+        rank, size, port, parent = from_launcher()
+        found = Cluster(worker_.Worker(rank, size, rank), f'127.0.0.1:{port}', job=f'{parent}')
     else:
-        readers = {'--worker_hosts': _by_hand, 'mpirun': _open_mpi, 'TF_CONFIG': _tf_config,
-                   'srun': _slurm}
-        me = readers.get(_launcher(), Cluster)()
+        launcher = _launcher()
+        readers = {'--worker_hosts': _by_hand, 'TF_CONFIG': _tf_config, '--num_workers': Cluster,
+                   None: Cluster}
+        found = readers[launcher]() if launcher in readers else _from_environment(launcher)
     return dataclasses.replace(
-        me, secret=_secret() if me.size > 1 else '',
-        timeouts=Timeouts(FLAGS.start_timeout, FLAGS.step_timeout, FLAGS.stage_timeout))
-
-
-def _secret():
-    """The secret from `--secret_file` or the environment; '' if neither is given."""
-    if FLAGS.secret_file is not None and SECRET_VARIABLE in os.environ:
-        raise app.UsageError(f'--secret_file and {SECRET_VARIABLE} both give a secret: leave one '
-                             'out')
-    if FLAGS.secret_file is not None:
-        source = f'--secret_file={FLAGS.secret_file}'
-        with open(FLAGS.secret_file, encoding='utf-8', errors='surrogateescape') as stream:
-            secret = stream.read(_LONGEST_SECRET).strip()
-    elif SECRET_VARIABLE in os.environ:
-        source, secret = SECRET_VARIABLE, os.environ[SECRET_VARIABLE].strip()
-    else:
-        return ''
-    if len(secret) < _SHORTEST_SECRET:  # An eavesdropper could find it by trying.
-        raise app.UsageError(f'{source} gives a secret of {len(secret)} characters, which is too '
-                             f'short: use at least {_SHORTEST_SECRET}, as from `openssl rand -hex '
-                             '16`')
-    return secret
+        found, timeouts=Timeouts(FLAGS.start_timeout, FLAGS.step_timeout, FLAGS.stage_timeout))
 
 
 def from_launcher():
-    """Reads what `workers/launch.py` set: a dictionary with the keys of `_KEYS`.
+    """Reads what `workers/launch.py` set: rank, size, port and process ID of the launcher.
 
     Raises:
         app.UsageError: the variable holds something else, perhaps copied from elsewhere.
     """
-    try:
-        given = small_files.parse_json(os.environ[VARIABLE], VARIABLE)
-    except errors.DataError as error:
-        raise app.UsageError(f'{error}. {_UNSET}') from error
-    wrong = sorted(key for key, kind in _KEYS.items() if type(given.get(key)) is not kind)
-    if wrong:  # Without the values: one of them is secret.
-        raise app.UsageError(f'{VARIABLE} lacks a valid {", ".join(wrong)}. {_UNSET}')
-    if not 0 <= given['rank'] < given['size'] <= _MAX_SIZE:
-        raise app.UsageError(
-            f'{VARIABLE} names worker {given["rank"]} of {given["size"]}. {_UNSET}')
-    _checked(given['meeting'], VARIABLE)
-    return given
+    text = os.environ[VARIABLE]
+    numbers = [int(word) for word in re.findall(r'\b[0-9]{1,7}\b', text)]
+    if text != ' '.join(map(str, numbers)) or len(numbers) != 4 or numbers[0] >= numbers[1]:
+        raise app.UsageError(f'{VARIABLE} is {small_files.shown(text)}. Only --num_workers sets '
+                             'it, for the workers that it starts: unset it')
+    return numbers
 
 
 def _launcher():
     """The name of the flag or launcher that defines the workers, or None; never two of them."""
-    found = [name for name, present in (
-        ('--worker_hosts', bool(FLAGS.worker_hosts)),
-        ('--num_workers', FLAGS.num_workers is not None),
-        ('mpirun', 'OMPI_COMM_WORLD_SIZE' in os.environ),
-        ('TF_CONFIG', 'cluster' in _read_tf_config()),  # Some set it for a single task.
-        # SLURM_NTASKS is set in batch scripts, too; this one only in steps.
-        ('srun', os.environ.get('SLURM_STEP_NUM_TASKS', '1') != '1')) if present]
-    if len(found) > 1 and found[0].startswith('--'):
+    flags_ = [name for name in ('worker_hosts', 'num_workers') if FLAGS[name].value]
+    found = [f'--{name}' for name in flags_] + [name for name in _LAUNCHERS if _started(name)]
+    if len(found) > 1 and flags_:
         raise app.UsageError(f'{found[0]} and {found[1]} both define the workers: leave one out')
-    if FLAGS.task_index is not None and '--worker_hosts' not in found:
+    if FLAGS.task_index is not None and 'worker_hosts' not in flags_:
         raise app.UsageError('--task_index is an index into --worker_hosts, which is not given')
-    for name in ('coordinator', 'hostfile'):
-        if FLAGS[name].value is not None and not {'mpirun', 'srun'} & set(found):
-            raise app.UsageError(f'--{name} is for workers that mpirun or srun starts')
-    if not found and os.environ.get('PMI_SIZE', '1') != '1':  # Each would train alone.
-        raise app.UsageError("this mpirun is not Open MPI's: use Open MPI, or define the workers "
-                             'with --worker_hosts and --task_index')
-    return found[0] if found else None
+    if FLAGS.coordinator and not any(row and row.size in os.environ for row in _LAUNCHERS.values()):
+        raise app.UsageError('--coordinator is for workers that torchrun, mpirun, mpiexec or srun '
+                             'starts')
+    names = [row.size for row in _LAUNCHERS.values() if row] + _OTHER_SIZES
+    sizes = [f'{name}={os.environ[name]}' for name in names
+             if os.environ.get(name, '') not in ('', '1')]
+    if sizes and not found:  # Each would train alone.
+        raise app.UsageError(
+            f'{sizes[0]} in the environment names several processes, but nothing says which of '
+            'them this is: use torchrun, mpirun, mpiexec or srun, or --worker_hosts and '
+            '--task_index; if it is not about this program, unset it')
+    return next(iter(found), None)
+
+
+def _started(launcher):
+    """Whether a launcher's environment names several workers."""
+    row = _LAUNCHERS[launcher]
+    if not row:
+        return 'cluster' in _read_tf_config()  # Some set TF_CONFIG for a single task.
+    if launcher == 'mpiexec' and 'SLURM_PROCID' in os.environ:
+        # srun sets its variables, too. Intel's mpirun starts one task of Slurm per machine.
+        return 'MPI_LOCALRANKID' in os.environ and os.environ['PMI_SIZE'] != '1'
+    return row.rank in os.environ and os.environ.get(row.size, '1') != '1'
 
 
 def _read_tf_config():
@@ -245,7 +203,7 @@ def _of_hosts(hosts, rank, source):
         raise app.UsageError(f'worker {rank} is not in {source}, which lists {len(hosts)} workers, '
                              f'0 to {len(hosts) - 1}')
     local_rank = machines[:rank].count(machines[rank])
-    return Cluster(rank, len(hosts), local_rank, hosts[0], tuple(hosts))
+    return Cluster(worker_.Worker(rank, len(hosts), local_rank), hosts[0], tuple(hosts))
 
 
 def _tf_config():
@@ -287,77 +245,67 @@ def _tasks(job, tasks):
     return tasks
 
 
+def _from_environment(launcher):
+    """The `Cluster` of workers that meet at --coordinator, or at a port of worker 0's host.
+
+    The port is the same for all workers of a job, and unlikely to be that of another job.
+    """
+    row = _LAUNCHERS[launcher]
+    size = _number(row.size, 1, _MAX_SIZE)
+    rank = _number(row.rank, 0, size - 1)
+    local = next((name for name in row.local_rank if name in os.environ), None)
+    worker = worker_.Worker(rank, size, _number(local, 0, size - 1) if local else 0)
+    host, job = row.place()
+    meeting, source = FLAGS.coordinator, '--coordinator'
+    if not meeting and not (host and job):
+        raise app.UsageError(f'{launcher} does not provide the address of worker 0 and the name of '
+                             'the job: give all workers --coordinator=HOST:PORT')
+    if not meeting:
+        meeting = f'{host}:{_FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS}'
+        source = f"the host in {launcher}'s environment"
+    _checked(meeting, source)
+    return Cluster(worker, meeting, job=job)
+
+
+def _torchrun():
+    """The host is worker 0's, but the store of torchrun may occupy the port."""
+    host, port, run = (os.environ.get(name, '')
+                       for name in ('MASTER_ADDR', 'MASTER_PORT', 'TORCHELASTIC_RUN_ID'))
+    return host, f'{host}:{port} {run}' if port else ''
+
+
 def _open_mpi():
-    """Open MPI gives rank and size, but neither the hosts nor the hostfile."""
-    size = _number('OMPI_COMM_WORLD_SIZE', 1, _MAX_SIZE)
-    if size == 1:
-        return Cluster()
-    rank = _number('OMPI_COMM_WORLD_RANK', 0, size - 1)
-    local_size = _number('OMPI_COMM_WORLD_LOCAL_SIZE', 1, size)
-    local_rank = _number('OMPI_COMM_WORLD_LOCAL_RANK', 0, local_size - 1)
-    job = next(filter(None, map(os.environ.get, _OPEN_MPI_JOBS)), '')
-    if not job and not (FLAGS.coordinator and _secret()):
-        raise app.UsageError(
-            f'{", ".join(_OPEN_MPI_JOBS)} are not set; without them the workers of two mpirun jobs '
-            'could mix: give all workers --coordinator=HOST:PORT, and the same --secret_file or '
-            f'{SECRET_VARIABLE}')
-    nodes = _hosts_in(FLAGS.hostfile) if FLAGS.hostfile else ()
-    if local_size == size:
-        nodes = ('127.0.0.1',)
-    meeting = _meeting(
-        nodes, job, f'--hostfile={FLAGS.hostfile}',
-        f'{local_size} of {size} workers are on this machine, and mpirun does not provide the '
-        'address of worker 0: give the script --hostfile as well, or --coordinator=HOST:PORT')
-    return Cluster(rank, size, local_rank, meeting, job=job, nodes=nodes)
+    """Open MPI names the job, but no hosts. Versions 5, 4 and older ones use other variables."""
+    names = ('PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'OMPI_MCA_orte_hnp_uri')
+    here = os.environ.get('OMPI_COMM_WORLD_LOCAL_SIZE') == os.environ['OMPI_COMM_WORLD_SIZE']
+    return '127.0.0.1' if here else '', next(filter(None, map(os.environ.get, names)), '')
 
 
 def _slurm():
     """Task 0 runs on the first host of the step's list, however tasks are distributed."""
-    size = _number('SLURM_STEP_NUM_TASKS', 1, _MAX_SIZE)
-    rank = _number('SLURM_PROCID', 0, size - 1)
-    local_rank = _number('SLURM_LOCALID', 0, size - 1)
+    hosts = re.sub(r'\[([0-9]+)[^]]*\]', r'\1', os.environ.get('SLURM_STEP_NODELIST', ''))
     job = f'slurm-{os.environ.get("SLURM_JOB_ID")}.{os.environ.get("SLURM_STEP_ID")}'
-    nodes = _hosts_of_list(os.environ.get('SLURM_STEP_NODELIST', ''))
-    meeting = _meeting(nodes, job, 'SLURM_STEP_NODELIST',
-                       'SLURM_STEP_NODELIST names no host: give --coordinator=HOST:PORT')
-    return Cluster(rank, size, local_rank, meeting, job=job, nodes=nodes)
+    return hosts.split(',')[0], job
 
 
-def _meeting(nodes, job, source, unknown):
-    """Where the workers of mpirun or srun meet: --coordinator, or a port of the first node.
-
-    The port is the same for all workers of a job, and unlikely to be that of another job.
-    `source` gave the nodes; `unknown` is the error if there are none.
-    """
-    if FLAGS.coordinator:
-        meeting, source = FLAGS.coordinator, '--coordinator'
-    elif nodes:
-        meeting = f'{nodes[0]}:{_FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS}'
-    else:
-        raise app.UsageError(unknown)
-    _checked(meeting, source)
-    return meeting
+@dataclasses.dataclass(frozen=True)
+class _Launcher:
+    """A launcher's variables, and a function that returns worker 0's host and the job, or ''."""
+    rank: str
+    size: str
+    local_rank: tuple
+    place: collections.abc.Callable
 
 
-def _hosts_of_list(text):
-    """The hosts, a tuple, of a list like `n[2,10-11],login1` in its order; () if it is malformed.
-
-    At most `_MAX_SIZE`: TensorFlow's `expand_hostlist` would expand all of `n[1-999999999999]`.
-    """
-    if not re.fullmatch(f'{_SLURM_HOST}(?:,{_SLURM_HOST})*', text):
-        return ()
-    hosts = (''.join(parts) for host in re.findall(_SLURM_HOST, text)
-             for parts in itertools.product(*map(_numbered, re.findall(r'\[.*?\]|[^[]+', host))))
-    return tuple(itertools.islice(hosts, _MAX_SIZE))
-
-
-def _numbered(part):
-    """Expands a part of a host's name: '[2,10-11]' -> ['2', '10', '11'], 'n' -> ['n']."""
-    if not part.startswith('['):
-        return [part]
-    return [f'{number:0{len(first)}}'
-            for first, last in re.findall('([0-9]+)-?([0-9]*)', part)
-            for number in itertools.islice(range(int(first), int(last or first) + 1), _MAX_SIZE)]
+_LAUNCHERS = {  # The first counts, if several are present.
+    'torchrun': _Launcher('RANK', 'WORLD_SIZE', ('LOCAL_RANK',), _torchrun),
+    'mpirun': _Launcher('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE',
+                        ('OMPI_COMM_WORLD_LOCAL_RANK',), _open_mpi),
+    'TF_CONFIG': None,
+    'mpiexec': _Launcher('PMI_RANK', 'PMI_SIZE', ('MPI_LOCALRANKID', 'PMI_LOCAL_RANK'),
+                         lambda: ('', '')),
+    # SLURM_NTASKS is set in batch scripts, too; SLURM_STEP_NUM_TASKS only in steps.
+    'srun': _Launcher('SLURM_PROCID', 'SLURM_STEP_NUM_TASKS', ('SLURM_LOCALID',), _slurm)}
 
 
 def _checked(address, source):
@@ -375,13 +323,3 @@ def _number(variable, low, high):
         raise app.UsageError(f'{variable} is {found} in the environment; expected a number from '
                              f'{low} to {high}')
     return int(text)
-
-
-def _hosts_in(hostfile):
-    """The hosts, a tuple, of lines like `node1 slots=4`, `user@node1` or `node1:4`."""
-    with open(hostfile, encoding='utf-8', errors='replace') as stream:
-        lines = [line.split('#')[0].split() for line in stream]
-    hosts = tuple(words[0].split('@')[-1].split(':')[0] for words in lines if words)
-    if not hosts:
-        raise app.UsageError(f'--hostfile={hostfile} names no host')
-    return hosts

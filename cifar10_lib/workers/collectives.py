@@ -1,16 +1,13 @@
 """Averages gradients over workers, and copies the variables of worker 0 to the others.
 
 These are TensorFlow's collective operations: every worker runs a graph of its own in a session on
-its own server, and operations with the same keys exchange data. On CPUs the data goes around a ring
-over gRPC, so that each of n workers sends and receives 2 (n - 1) / n of it (Patarasu and Yuan,
-"Bandwidth optimal all-reduce algorithms", 2009); on GPUs it goes over NCCL.
-
-A process can build only one graph with them, since its server remembers the shape for each key. The
-operations of a step may start in a different order on each worker: over gRPC none of them occupies
-a thread while it waits, so they cannot block one another.
+its own server, and operations with the same keys exchange data: on CPUs around a ring over gRPC, so
+that each of n workers sends and receives 2 (n - 1) / n of it (Patarasu and Yuan, "Bandwidth optimal
+all-reduce algorithms", 2009); on GPUs over NCCL. A process can build only one graph with them: its
+server remembers the shape for each key. Over gRPC they may start in a different order on each
+worker, because none of them occupies a thread while it waits.
 """
 import contextlib
-import dataclasses
 import itertools
 import os
 
@@ -18,8 +15,8 @@ import tensorflow.compat.v1 as tf
 from absl import app
 from absl import flags
 
-from cifar10_lib.program import console
 from cifar10_lib.program import cores
+from cifar10_lib.program import errors
 from cifar10_lib.workers import connection
 from cifar10_lib.workers import ports
 
@@ -46,49 +43,29 @@ _PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors
                    tf.errors.DeadlineExceededError, tf.errors.InternalError, tf.errors.UnknownError)
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """The workers that average with one another.
-
-    Attributes:
-        rank: int, the index of this worker, from 0.
-        size: int, the number of workers, at least 2; `solo.Solo` is a single one.
-        on_gpu: whether gradients are averaged on GPUs, by NCCL.
-    """
-    rank: int
-    size: int
-    on_gpu: bool = False
-
-
 def check_compression(gpus):
-    """Checks that workers with this number of GPUs can send gradients as `--compress` says.
-
-    Raises:
-        app.UsageError: they cannot; TensorFlow's NCCL operation knows float16, but not bfloat16.
-    """
+    """Raises app.UsageError if workers with these GPUs cannot send as `--compress` says."""
     if gpus and FLAGS.compress != 'none':
         raise app.UsageError(f'--compress={FLAGS.compress}, but TensorFlow does not send bfloat16 '
                              'between GPUs: remove the flag, or use --device=cpu')
 
 
-def all_reduce_mean(gradients, group, bucket_mb=4.0, overlap=True, compress='none'):
-    """Means of gradients over all workers.
-
-    Gradients are packed into buckets in reverse order, since the backward pass computes those of
-    the last layer first. Each bucket is sent as soon as it is complete.
+def all_reduce_mean(gradients, worker, bucket_mb=4.0, overlap=True, compress='none', on_gpu=False):
+    """Means of gradients over all workers, each bucket sent as soon as it is complete.
 
     Args:
         gradients: list of (gradient, variable), in the order in which the network uses the
-            variables; a gradient that is None must be None on all workers.
-        group: a `Group`.
+            variables; the backward pass computes the last first. A gradient that is None must be
+            None on all workers.
+        worker: this `worker.Worker`.
         bucket_mb: see `buckets`.
         overlap: False to wait for all gradients before the first bucket is sent.
-        compress: 'bf16' to send float32 gradients as bfloat16. Each gradient and each sum is then
-            rounded to 8 bits of precision; all workers still get the same bits.
+        compress: 'bf16' to send float32 gradients as bfloat16. Gradients and sums are then rounded
+            to 8 bits of precision; all workers still get the same bits.
+        on_gpu: True to average on GPUs, by NCCL.
 
     Returns:
-        List of (mean gradient, variable), without the variables that have no gradient; types are
-        those of the gradients.
+        List of (mean gradient, variable) without the variables that have no gradient.
     """
     pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in gradients
              if gradient is not None]
@@ -97,8 +74,8 @@ def all_reduce_mean(gradients, group, bucket_mb=4.0, overlap=True, compress='non
         own = [gradient for gradient, _ in bucket]
         first = len(pairs) - len(means) - 1
         with tf.control_dependencies(after):
-            flat = _reduce_bucket(_pack(own), group, _BUCKETS + first, compress)
-        if group.on_gpu:  # NCCL runs one at a time, and requires the same order on all workers.
+            flat = _reduce_bucket(_pack(own), worker, _BUCKETS + first, compress, on_gpu)
+        if on_gpu:  # NCCL runs one at a time, and requires the same order on all workers.
             after = [flat]
         means += _unpack(flat, own)
     return [(mean, variable) for mean, (_, variable) in zip(means[::-1], pairs)]
@@ -114,13 +91,12 @@ def buckets(gradients, bucket_mb):
     one operation, which a bucket with the bias alone would wait for.
 
     Args:
-        gradients: list of (gradient, variable); shapes are fully known. A layer is a sequence of
-            variables with the same outermost scope.
+        gradients: list of (gradient, variable). A layer has one outermost scope.
         bucket_mb: largest size of a bucket, in megabytes (2^20 bytes); a larger gradient gets a
             bucket of its own.
 
     Returns:
-        List of buckets: lists of (gradient, variable) of one type.
+        List of lists of (gradient, variable) of one type.
     """
     result, room = [], 0
     for _, layer in itertools.groupby(gradients, lambda pair: pair[1].op.name.split('/')[0]):
@@ -141,28 +117,26 @@ def _bytes(tensor):
     return tensor.shape.num_elements() * tensor.dtype.size
 
 
-def mean_losses(losses, group):
-    """Means over all workers of a `Group`: dictionary from name to float32 [].
+def mean_losses(losses, worker):
+    """Means over all workers, on the CPU since they are small: dictionary from name to float32 [].
 
     `losses` is a dictionary from name to number [], with the same names for all workers.
     """
     names = sorted(losses)
     values = tf.stack([tf.cast(losses[name], tf.float32) for name in names])
-    # Always on the CPU, since the data is small.
-    means = _reduce_mean(values, dataclasses.replace(group, on_gpu=False), _LOSSES)
-    return dict(zip(names, tf.unstack(means)))
+    return dict(zip(names, tf.unstack(_reduce_mean(values, worker, _LOSSES, on_gpu=False))))
 
 
-def broadcast(variables, group):
+def broadcast(variables, worker):
     """An operation that sets variables to their values on worker 0, exactly, whatever their types.
 
-    All workers of the `Group` must run it, with the same variables.
+    All workers must run it, with the same variables.
     """
     operations = []
     for key, variable in enumerate(sorted(variables, key=lambda v: v.op.name), _BROADCAST):
-        common = {'group_size': group.size, 'group_key': _CPUS, 'instance_key': key}
+        common = {'group_size': worker.size, 'group_key': _CPUS, 'instance_key': key}
         with tf.device('/cpu:0'):
-            if group.rank == 0:
+            if worker.leads:
                 operations.append(tf.raw_ops.CollectiveBcastSendV2(
                     input=variable.read_value(), **common))
             else:
@@ -171,20 +145,21 @@ def broadcast(variables, group):
     return tf.group(operations)
 
 
-def _reduce_mean(flat, group, instance):
+def _reduce_mean(flat, worker, instance, on_gpu):
     """Mean of a vector over workers; all of them get the same bits."""
-    key, device, hint = (_GPUS, '/gpu:0', 'nccl') if group.on_gpu else (_CPUS, '/cpu:0', 'ring')
+    key, device, hint = (_GPUS, '/gpu:0', 'nccl') if on_gpu else (_CPUS, '/cpu:0', 'ring')
     with tf.device(device):
         return tf.raw_ops.CollectiveReduceV2(
-            input=flat, group_size=group.size, group_key=key, instance_key=instance,
+            input=flat, group_size=worker.size, group_key=key, instance_key=instance,
             ordering_token=[], merge_op='Add', final_op='Div', communication_hint=hint)
 
 
-def _reduce_bucket(flat, group, instance, compress):
+def _reduce_bucket(flat, worker, instance, compress, on_gpu):
     """`_reduce_mean` of a bucket, in bfloat16 if `compress` says so and the bucket is float32."""
     if compress == 'none' or flat.dtype != tf.float32:
-        return _reduce_mean(flat, group, instance)
-    return tf.cast(_reduce_mean(tf.cast(flat, tf.bfloat16), group, instance), tf.float32)
+        return _reduce_mean(flat, worker, instance, on_gpu)
+    small = tf.cast(flat, tf.bfloat16)
+    return tf.cast(_reduce_mean(small, worker, instance, on_gpu), tf.float32)
 
 
 def _pack(tensors):
@@ -207,57 +182,45 @@ def layout(gradients):
                   for gradient, variable in gradients if gradient is not None)
 
 
-def configure(config, group, local_rank=0, gpus=0):
-    """Configures a worker's server and session for collective operations.
+def configure(config, worker, gpus=0):
+    """Configures a worker's server and session, a `tf.ConfigProto`, for collective operations.
 
-    Args:
-        config: a `tf.ConfigProto`.
-        group: a `Group`.
-        local_rank: index of this worker among those on its machine, which selects its GPU.
-        gpus: number of GPUs that this process sees.
+    The worker's local rank selects one of `gpus`, the number of GPUs that this process sees.
     """
     # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
     config.experimental.collective_group_leader = _LEADER
-    config.device_filters.append(f'/job:{_JOB}/task:{group.rank}')
-    config.experimental.collective_nccl = group.on_gpu
+    config.device_filters.append(f'/job:{_JOB}/task:{worker.rank}')
+    config.experimental.collective_nccl = gpus > 0
     # gRPC copies messages in chunks; the default is 4 kB.
     config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
     if (config.inter_op_parallelism_threads or cores.visible()) == 1:
         # A single core has one thread, which would send the first bucket after the backward pass.
         config.inter_op_parallelism_threads = 2
     if gpus > 1:
-        config.gpu_options.visible_device_list = str(local_rank % gpus)
+        config.gpu_options.visible_device_list = str(worker.local_rank % gpus)
 
 
 def serve(workers, config):
-    """Starts this worker's server. All must listen before the first collective operation.
+    """Starts this worker's `tf.train.Server`. All must listen before the first operation.
 
-    Args:
-        workers: the `watch.Meeting`.
-        config: a `tf.ConfigProto`, after `configure`.
-
-    Returns:
-        A `tf.train.Server`; its `target` is for sessions.
-
-    Raises:
-        ConnectionError: the server cannot listen; or the workers meet on loopback, and another
-            machine connected before the port was closed to it.
+    `workers` is the `watch.Meeting`; `config` has been through `configure`. Raises ConnectionError
+    if the server cannot listen.
     """
-    # gRPC would use the environment's Internet proxy. It reads this variable in lower case.
-    hosts = {address.split(':')[0] for address in workers.addresses}
+    hosts = sorted({address.split(':')[0] for address in workers.addresses})
     own = workers.addresses[workers.rank]
-    loopback = ports.on_loopback(hosts)
-    os.environ['no_grpc_proxy'] = ','.join(sorted(hosts))  # noqa: SIM112
+    host, port = connection.split_address(own)
+    # gRPC would use the environment's Internet proxy. It reads this variable in lower case.
+    os.environ['no_grpc_proxy'] = ','.join(hosts)  # noqa: SIM112
     try:
         server = tf.train.Server({_JOB: workers.addresses}, _JOB, workers.rank, config=config,
                                  start=False)
     except tf.errors.OpError as error:
         raise ConnectionError(f'TensorFlow cannot listen at {own}: is it in use?') from error
     workers.port.close()
-    closed = loopback and ports.close_to_others(int(own.split(':')[1]))
+    if not ports.bind(port, ports.device_of(host, hosts)):
+        errors.say(f'Warning: any network of this machine can reach the port of TensorFlow ({own}),'
+                   ' which executes whatever it is sent there: use a private network.')
     server.start()  # It listens already, but does not run graphs yet.
-    if workers.rank == 0 and not closed:
-        console.line(ports.notice(workers.addresses, loopback))
     return server
 
 
@@ -268,14 +231,14 @@ def reach_all(workers):
     never name it.
 
     Raises:
-        ConnectionError: a server cannot be reached; the message names its worker.
+        connection.Lost: a server cannot be reached; the message names its worker.
     """
     for rank, address in enumerate(workers.addresses):
         try:
             if rank != workers.rank:
                 connection.reach(address).close()
         except OSError as error:
-            raise ConnectionError(
+            raise connection.Lost(
                 f'cannot connect to {workers.name(rank)}: {error.strerror or error}; does a '
                 'firewall block it?') from error
 
@@ -290,15 +253,18 @@ def failures_of(workers):
     """Turns TensorFlow's errors about another worker of a `watch.Meeting` into one that names it.
 
     Raises:
-        ConnectionError: a worker was lost; the message names it.
+        connection.Lost: a worker was lost, or cannot be reached; the message names it.
         TimeoutError: a step took longer than --step_timeout, although all workers are alive.
     """
     try:
         yield
     except _PERHAPS_A_PEER as error:
-        line = workers.lost(workers.patience)
+        line = workers.wait_for_loss(workers.patience)
+        if not line:
+            reach_all(workers)
+            line = workers.wait_for_loss(2 * connection.SECONDS)  # Another may have failed to.
         if line:
-            raise ConnectionError(line) from error
+            raise connection.Lost(line) from error
         if isinstance(error, tf.errors.DeadlineExceededError):
             raise TimeoutError(
                 f'a step took longer than --step_timeout={FLAGS.step_timeout:g} seconds although '

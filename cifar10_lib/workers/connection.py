@@ -1,18 +1,22 @@
-"""JSON objects over a socket, one per line."""
+"""JSON messages between workers, and their addresses."""
 import contextlib
 import json
+import multiprocessing.connection
 import re
-import secrets
 import socket
+import struct
 import threading
 import time
 
 from cifar10_lib.program import small_files
 
-HOST = '[A-Za-z0-9._-]+'  # A regular expression.
-_SECONDS = 5.0  # To connect to a port that is known to be open, or to send.
+SECONDS = 5.0  # To connect to a port that is known to be open, or to send.
 
-_LONGEST_LINE = 1 << 20  # Bytes. The addresses of a thousand workers take 30,000.
+_LONGEST_MESSAGE = 1 << 20  # Bytes. The addresses of a thousand workers take 30,000.
+
+
+class Lost(ConnectionError):
+    """Another worker was lost, is frozen or cannot be reached: starting again may help."""
 
 
 def split_address(address):
@@ -22,28 +26,27 @@ def split_address(address):
         ValueError: the address is malformed. That includes IPv6 addresses, since TensorFlow's
             cluster addresses do not support brackets.
     """
-    match = re.fullmatch(rf'({HOST}):([0-9]{{1,5}})', address)
+    match = re.fullmatch('([A-Za-z0-9._-]+):([0-9]{1,5})', address)
     if not match or not 1 <= int(match.group(2)) <= 65535:
         raise ValueError(f'{small_files.shown(address)} is not HOST:PORT')
     return match.group(1), int(match.group(2))
 
 
 def reach(address, deadline=float('inf')):
-    """A `Connection` to 'host:port' by IPv4, on which TensorFlow's server always listens.
-
-    It gives up after `_SECONDS`, or at a deadline by `time.monotonic` if that is sooner.
+    """A socket connected to 'host:port' by IPv4, on which TensorFlow's server always listens.
 
     Raises:
-        OSError: nothing accepted the connection in time, or the host does not resolve.
-        ValueError: the address is malformed.
+        OSError: nothing accepted the connection within `SECONDS` or until the deadline, by
+            `time.monotonic`; or the host does not resolve.
     """
     host, port = split_address(address)
     host = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
-    socket_ = socket.create_connection((host, port), min(_SECONDS, _until(deadline)))
+    seconds = min(SECONDS, max(0.01, deadline - time.monotonic()))
+    socket_ = socket.create_connection((host, port), seconds)
     if socket_.getsockname() == socket_.getpeername():  # Linux may connect a free port to itself.
         socket_.close()
         raise ConnectionRefusedError('nothing listens there')
-    return Connection(socket_)
+    return socket_
 
 
 def text(value):
@@ -52,57 +55,59 @@ def text(value):
 
 
 class Connection:
-    """JSON objects over a socket.
+    """JSON objects over a socket; a thread reads them.
+
+    So a peer that stalls in the middle of a message delays nobody else.
 
     Attributes:
-        socket: the socket.
-        nonce: random str; the other side proves that it knows a secret by an HMAC of it.
+        host: this machine's IPv4 address, as the peer sees it.
+        peer: the peer's IPv4 address.
     """
 
     def __init__(self, socket_):
-        self.socket = socket_
-        self.socket.settimeout(_SECONDS)
-        self.nonce = secrets.token_hex(16)
-        self._rest = b''  # The start of a line, of which more will arrive.
+        """Takes the socket over; call `listen` next."""
+        self.host, self.peer = socket_.getsockname()[0], socket_.getpeername()[0]
+        socket_.settimeout(None)
+        self._socket = socket_
+        self._limit(socket.SO_SNDTIMEO, SECONDS)
+        self._pipe = multiprocessing.connection.Connection(socket_.fileno())
         self._sending = threading.Lock()
 
-    def fileno(self):
-        return self.socket.fileno()
+    def listen(self, inbox, seconds=0):
+        """Starts to put (this connection, object) into a queue; at the end, with the exception.
 
-    def close(self):
-        self.socket.close()
+        `seconds`, if not 0, limits the time until the first object.
+        """
+        self._limit(socket.SO_RCVTIMEO, seconds)
+        threading.Thread(target=self._read, args=[inbox], daemon=True).start()
 
     def send(self, **message):
-        """Sends an object. If the peer is gone, the next `receive` raises the error."""
-        with self._sending, contextlib.suppress(OSError):
-            self.socket.sendall(json.dumps(message).encode() + b'\n')
+        """Sends an object. If the peer is gone or does not read, the connection ends."""
+        with self._sending:
+            try:
+                self._pipe.send_bytes(json.dumps(message).encode())
+            except OSError:
+                self.close()
 
-    def receive(self, most=1 << 16):
-        """Waits for data, at most a number of bytes, and yields the objects that it completes.
+    def close(self):
+        """Ends the connection, and so the thread, which closes the socket."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
-        Raises:
-            OSError: no data arrived in time, or the connection was closed.
-            ValueError: a line is not a JSON object, or too long. Objects before it are yielded.
-        """
-        data = self.socket.recv(most)
-        if not data:
-            raise ConnectionResetError('the connection was closed')
-        *lines, self._rest = (self._rest + data).split(b'\n')
-        for line in lines:
-            yield small_files.parse_json(line, 'a line')
-        if len(self._rest) > _LONGEST_LINE:
-            raise ValueError('a line is too long')
+    def _limit(self, option, seconds):
+        self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack('ll', int(seconds), 0))
 
-    def receive_one(self, deadline):
-        """Waits for one object, and leaves what follows it in the socket; raises as `receive`."""
-        found = []
-        while not found:
-            self.socket.settimeout(_until(deadline))
-            line, end, _ = self.socket.recv(1 << 16, socket.MSG_PEEK).partition(b'\n')
-            found = list(self.receive(len(line + end) or 1))
-        self.socket.settimeout(_SECONDS)
-        return found[0]
-
-
-def _until(deadline):
-    return max(0.01, deadline - time.monotonic())
+    def _read(self, inbox):
+        try:
+            while True:
+                data = self._pipe.recv_bytes(_LONGEST_MESSAGE)
+                self._limit(socket.SO_RCVTIMEO, 0)
+                inbox.put((self, small_files.parse_json(data, 'a message')))
+        except EOFError:
+            end = ConnectionResetError('the connection was closed')
+        except (OSError, ValueError) as error:
+            end = error
+        with self._sending:  # Afterwards, its number may belong to another file.
+            self._socket.detach()
+            self._pipe.close()
+        inbox.put((self, end))

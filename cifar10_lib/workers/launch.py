@@ -1,8 +1,6 @@
 """Starts the workers of `--num_workers` on this machine, and makes them end together."""
 import ctypes
-import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -10,22 +8,33 @@ import threading
 import time
 
 from absl import app
+from absl import flags
 
 from cifar10_lib.program import console
 from cifar10_lib.program import errors
 from cifar10_lib.program import devices
+from cifar10_lib.training import session as training
 from cifar10_lib.training import signals
 from cifar10_lib.workers import cluster
 from cifar10_lib.workers import collectives
+from cifar10_lib.workers import connection
 from cifar10_lib.workers import ports
+from cifar10_lib.workers import watch
+
+flags.DEFINE_integer('max_restarts', 0, 'With --num_workers: how many times in a row to start all '
+                     'workers again after a loss (one was killed, crashed or froze) without a new '
+                     'checkpoint in between.', lower_bound=0, upper_bound=16)
+
+FLAGS = flags.FLAGS
 
 # Exit codes of a regular end: success, or a stop by one of the signals. The other workers then end
 # by themselves, while worker 0 may still be saving.
 _STOPPED = {128 + number for number in signals.SIGNALS}
 _ORDERLY = {0, *_STOPPED}
 
-_GRACE = 5.0  # Seconds in which the other workers can end by themselves after a failure.
+_KILLED_AFTER = 5.0  # Seconds after a failure in which the other workers can end by themselves.
 _POLL = 0.1
+_PAUSE = 1.0  # Seconds before the first start after a loss; doubles with each further one.
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -36,7 +45,8 @@ def run(work):
         work: function of the `cluster.Cluster`.
 
     Returns:
-        The result of `work`, or the exit code of `start`.
+        The result of `work`; the exit code for all workers; or `watch.LOST` if another one was
+        lost.
 
     Raises:
         app.UsageError: there are more workers than GPUs; see `collectives.check_compression`.
@@ -49,7 +59,37 @@ def run(work):
         raise app.UsageError(f'--num_workers={count}, but each worker needs a GPU of its own, and '
                              f'this machine has {gpus}: start fewer, or use --device=cpu')
     collectives.check_compression(gpus)
-    return start(count) if count else work(cluster.resolve())
+    if count:
+        return _start_until_done(count)
+    try:
+        return work(cluster.resolve())
+    except connection.Lost as error:
+        console.end()
+        errors.say(errors.one_line(error))
+        return watch.LOST
+
+
+def _start_until_done(count):
+    """Starts workers; after a loss again, up to `--max_restarts` times without a new checkpoint."""
+    if FLAGS.max_restarts and FLAGS.restart:
+        raise app.UsageError('--restart would remove the checkpoints that --max_restarts resumes '
+                             'from: leave one out')
+    restarts, saved = 0, training.first_step()
+    while True:
+        code = start(count)
+        killed = code > 128 and code not in _STOPPED
+        if not FLAGS.max_restarts or not (code == watch.LOST or killed):
+            return code
+        step = training.first_step()
+        restarts, saved = (0 if step > saved else restarts), step
+        if restarts == FLAGS.max_restarts:
+            errors.say(f'--max_restarts={restarts} starts in a row saved no new checkpoint')
+            return code
+        pause = _PAUSE * 2**restarts
+        restarts += 1
+        errors.say(f'starting all workers again in {pause:g} seconds, from step {step}; start '
+                   f'{restarts} of --max_restarts={FLAGS.max_restarts} without a new checkpoint')
+        time.sleep(pause)
 
 
 def start(count):
@@ -64,8 +104,7 @@ def start(count):
     """
     # Worker 0 listens at this port, which is reserved until all have ended.
     with ports.reserve(host='127.0.0.1') as port:
-        common = {'size': count, 'meeting': f'127.0.0.1:{port.getsockname()[1]}',
-                  'job': secrets.token_hex(16), 'parent': os.getpid()}
+        place = f'{count} {port.getsockname()[1]} {os.getpid()}'
         processes, threads, caught = [], [], []
 
         def pass_on(number, _):
@@ -76,7 +115,7 @@ def start(count):
         with signals.handled(pass_on):
             try:
                 for rank in range(count):
-                    processes.append(_start_one(rank, common))
+                    processes.append(_start_one(rank, place))
                     if rank:
                         threads.append(_show(rank, processes[rank].stderr))
                     if caught:  # The signal may have come before this worker was in the list.
@@ -101,7 +140,7 @@ def end_with_parent():
     """
     if cluster.VARIABLE not in os.environ:
         return
-    parent = cluster.from_launcher()['parent']
+    *_, parent = cluster.from_launcher()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         errors.say(f'{cluster.VARIABLE} names process {parent}, which has ended or is not the '
@@ -109,13 +148,13 @@ def end_with_parent():
         os._exit(1)
 
 
-def _start_one(rank, common):
+def _start_one(rank, place):
     """Starts a worker in a session of its own, so that it gets Ctrl-C only once, from here."""
     others = {} if rank == 0 else {
         'stdin': subprocess.DEVNULL, 'stdout': subprocess.DEVNULL, 'stderr': subprocess.PIPE}
     return subprocess.Popen(
         [sys.executable, *sys.orig_argv[1:]], start_new_session=True,
-        env={**os.environ, cluster.VARIABLE: json.dumps({'rank': rank, **common})}, **others)
+        env={**os.environ, cluster.VARIABLE: f'{rank} {place}'}, **others)
 
 
 def _show(rank, stream):
@@ -143,7 +182,7 @@ def _wait(processes):
         if failure is None:
             failure = next((f'worker {rank} ended with exit code {_as_in_a_shell(code)}'
                             for rank, code in ended.items() if code not in _ORDERLY), None)
-            deadline = time.monotonic() + _GRACE
+            deadline = time.monotonic() + _KILLED_AFTER
         elif time.monotonic() > deadline:
             errors.say(f'{failure}; killed the others, which did not end by themselves')
             _kill(processes)

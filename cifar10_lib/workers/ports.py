@@ -1,30 +1,28 @@
-"""Reserves ports, and closes TensorFlow's to other machines if all workers meet on loopback.
+"""Reserves ports, and closes TensorFlow's to networks that the workers do not use.
 
 `tf.train.Server` listens on every interface, regardless of its address, and executes every graph
-that it receives. Neither TensorFlow nor gRPC has a setting for that. So the listening socket is
-bound to the loopback device afterwards; Linux then refuses connections to all other addresses.
-Since Linux 5.7 any user may do this. A filter on the socket (SO_ATTACH_FILTER) would work as well,
-but newer kernels allow it only to privileged users.
+that it receives. Neither TensorFlow nor gRPC has a setting for that. So its listening sockets are
+bound afterwards to the network device that owns the worker's address; Linux then refuses
+connections through all others. Since Linux 5.7 any user may do this.
 """
+import array
 import contextlib
-import ipaddress
+import fcntl
 import os
 import pathlib
 import socket
 import struct
 
-_CONNECTING_OR_OPEN = {'01', '03', '08'}  # ESTABLISHED, SYN_RECV, CLOSE_WAIT; net/tcp_states.h.
+_SIOCGIFCONF = 0x8912  # linux/sockios.h: the addresses of all devices.
+_ENTRY = '16s4x4s16x'  # Device, address; linux/if.h.
 
 
 def reserve(port=0, host=''):
-    """Reserves a port for a server that this process starts later.
+    """Reserves a port, by default any free one, for a server that this process starts later.
 
     The socket is bound with SO_REUSEADDR, and does not listen. Linux then gives the port only to
-    processes that ask for it by number, as TensorFlow's server does.
-
-    Args:
-        port: its number, or 0 for any free one.
-        host: IPv4 address of the interface, or '' for all of them, as TensorFlow uses.
+    processes that ask for it by number, as TensorFlow's server does. `host` is the IPv4 address of
+    an interface, or '' for all of them, as TensorFlow uses.
 
     Returns:
         A socket; keep it open until the server listens.
@@ -42,61 +40,60 @@ def reserve(port=0, host=''):
     return socket_
 
 
-def on_loopback(hosts):
-    """Whether all of these names or IPv4 addresses are loopback, so all workers run here."""
-    try:
-        return all(socket.gethostbyname(host).startswith('127.') for host in hosts)
-    except OSError:  # A name is unknown.
-        return False
-
-
-def close_to_others(port):
-    """Closes a port where this process listens, on all interfaces except loopback.
-
-    Call it before the server answers requests: earlier connections stay open.
+def device_of(host, hosts):
+    """The network device through which the workers at `hosts` reach this one at `host`.
 
     Returns:
-        Whether the port is closed; False if the system cannot do that.
-
-    Raises:
-        ConnectionError: another machine has already connected; the message names it.
+        Its name: 'lo' if all workers are on this machine; None if it is unknown, as behind a
+        translation of addresses, or if this machine's own name is a loopback address here.
     """
+    try:
+        if all(socket.gethostbyname(other).startswith('127.') for other in hosts):
+            return 'lo'
+        address = socket.inet_aton(socket.gethostbyname(host))
+        room = array.array('B', bytes(1 << 16))
+        with socket.socket() as any_socket:
+            used, _ = struct.unpack('iP', fcntl.ioctl(
+                any_socket, _SIOCGIFCONF, struct.pack('iP', len(room), room.buffer_info()[0])))
+    except OSError:  # A name is unknown, for one.
+        return None
+    found = {owned: name.split(b'\0')[0].split(b':')[0].decode()
+             for name, owned in struct.iter_unpack(_ENTRY, room[:used])}
+    return found.get(address) if found.get(address) != 'lo' else None
+
+
+def bind(port, device):
+    """Binds the sockets of this process that listen at a port to a network device.
+
+    Call it before the server answers requests: connections from the milliseconds before stay open.
+
+    Returns:
+        Whether that closes the port to all others; False if the system cannot do that, or the
+        device is None.
+    """
+    if device is None:
+        return False
     with contextlib.ExitStack() as stack:
         listeners = _listeners(port, stack)
         try:
             for listener in listeners:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lo')
-            if not listeners or not _binding_a_listener_works():
-                return False
+                _bind_to_device(listener, device)
+            return bool(listeners) and _binding_a_listener_works()
         except OSError:
             return False
-    for peer in _other_machines_at(port):
-        raise ConnectionError(f"{peer} connected to TensorFlow's port {port} before it was closed "
-                              'to other machines; start again')
-    return True
 
 
-def notice(addresses, loopback):
-    """A line that warns that ports at these addresses are open to other machines.
-
-    If the addresses are on loopback, the system failed to close them.
-    """
-    shown = ', '.join(addresses[:4]) + f' and {len(addresses) - 4} more' * (len(addresses) > 4)
-    if loopback:
-        return (f"Warning: this system cannot close the workers' ports ({shown}) to other "
-                'machines. TensorFlow executes whatever it is sent there: use a private network.')
-    return (f"TensorFlow listens on all interfaces of the workers' machines ({shown}) and executes "
-            'whatever it is sent: use a private network.')
+def _bind_to_device(socket_, device):
+    socket_.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
 
 
 def _listeners(port, stack):
     """The sockets of this process that listen at a port: list of copies, closed by the stack."""
-    numbers = [int(path.name) for path in pathlib.Path('/proc/self/fd').iterdir()
-               if path.is_socket()]
     found = []
-    for number in numbers:
+    for number in [path.name for path in pathlib.Path('/proc/self/fd').iterdir()
+                   if path.is_socket()]:
         with contextlib.suppress(OSError):  # It has been closed meanwhile.
-            item = stack.enter_context(socket.socket(fileno=os.dup(number)))
+            item = stack.enter_context(socket.socket(fileno=os.dup(int(number))))
             if (item.family in (socket.AF_INET, socket.AF_INET6)
                     and item.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                     and item.getsockname()[1] == port):
@@ -114,31 +111,9 @@ def _binding_a_listener_works():
     if not others:
         return True  # No other machine can connect.
     with socket.create_server(('127.0.0.1', 0)) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, others[0].encode())
+        _bind_to_device(listener, others[0])
         try:
             socket.create_connection(listener.getsockname(), 5.0).close()
         except ConnectionRefusedError:
             return True
     return False
-
-
-def _other_machines_at(port):
-    """Addresses of other machines that have a connection to a port, half-open ones included."""
-    for name in ('tcp', 'tcp6'):
-        with contextlib.suppress(FileNotFoundError):
-            table = pathlib.Path('/proc/self/net', name).read_text(encoding='ascii')
-            for line in table.splitlines()[1:]:
-                _, local, remote, state, *_ = line.split()
-                (own, own_port), (peer, _) = local.split(':'), remote.split(':')
-                # From this machine, both ends have the same address, or both are on loopback:
-                # Debian gives the machine's name 127.0.1.1, and connects to it from 127.0.0.1.
-                if (int(own_port, 16) == port and state in _CONNECTING_OR_OPEN and own != peer
-                        and not _address(peer).is_loopback):
-                    yield _address(peer)
-
-
-def _address(digits):
-    """Parses an IP address of /proc/net/tcp: words in the machine's byte order."""
-    words = [int(digits[k:k + 8], 16) for k in range(0, len(digits), 8)]
-    address = ipaddress.ip_address(struct.pack(f'={len(words)}I', *words))
-    return getattr(address, 'ipv4_mapped', None) or address

@@ -8,47 +8,45 @@ from absl import flags
 from cifar10_lib.program import devices
 from cifar10_lib.training import solo
 from cifar10_lib.workers import collectives
-from cifar10_lib.workers import rendezvous
+from cifar10_lib.workers import meeting
 
 FLAGS = flags.FLAGS
 
 
 @contextlib.contextmanager
-def joined(me, facts):
+def joined(cluster, facts):
     """Yields this worker's team once all workers have met; `solo.ALONE` if it is the only one.
 
     Args:
-        me: the `cluster.Cluster`.
+        cluster: the `cluster.Cluster`.
         facts: dictionary from name to JSON value, which must be the same for all workers.
 
     Raises:
-        app.UsageError: workers are missing, or do not agree; see `rendezvous.join`.
+        app.UsageError, connection.Lost: workers are missing, or do not agree; see `meeting.join`.
         ConnectionError, TimeoutError: a worker failed; see `collectives.failures_of`.
     """
-    if me.size == 1:
+    if cluster.worker.size == 1:
         yield solo.ALONE
         return
-    with rendezvous.join(me, facts) as peers, collectives.failures_of(peers):
-        yield Team(me, peers)
+    with meeting.join(cluster, facts) as peers, collectives.failures_of(peers):
+        yield Team(cluster.worker, peers)
 
 
 class Team(solo.Solo):
     """A team of several workers; see `solo.Solo`. Create it before the graph."""
 
-    def __init__(self, me, peers):
-        """`me` is the `cluster.Cluster`, `peers` the `watch.Meeting`."""
+    def __init__(self, worker, peers):
+        """`worker` is this `worker.Worker`, `peers` the `watch.Meeting`."""
         super().__init__()
-        self.rank, self.size, self.leads = me.rank, me.size, me.rank == 0
+        self.worker = worker
         self.signals = []
-        self._local_rank = me.local_rank
         self._peers = peers
         self._gpus = devices.visible_gpus()
-        self._group = collectives.Group(me.rank, me.size, bool(self._gpus))
         self._layout = []
 
-    def agree(self, stage, facts=None, value=None):
-        """Waits for all workers at a stage; see `watch.Meeting.agree`."""
-        return self._peers.agree(stage, facts, value)
+    def barrier(self, stage, must_match=None, value=None):
+        """Waits for all workers at a stage; see `watch.Meeting.barrier`."""
+        return self._peers.barrier(stage, must_match, value)
 
     def mean_losses(self, losses):
         """Also averages the collection `errors`.
@@ -58,14 +56,14 @@ class Team(solo.Solo):
         errors = tf.get_collection_ref('errors')
         self._ask_stop = tf.placeholder_with_default(0.0, [], name='stop')
         means = collectives.mean_losses(
-            {**losses, 'error': errors[0], 'stop': self._ask_stop}, self._group)
+            {**losses, 'error': errors[0], 'stop': self._ask_stop}, self.worker)
         self._asked_stop, errors[0] = means['stop'], means['error']
         return {name: means[name] for name in losses}
 
     def mean_gradients(self, gradients):
         self._layout = collectives.layout(gradients)
-        return collectives.all_reduce_mean(gradients, self._group, FLAGS.bucket_mb, FLAGS.overlap,
-                                           FLAGS.compress)
+        return collectives.all_reduce_mean(gradients, self.worker, FLAGS.bucket_mb, FLAGS.overlap,
+                                           FLAGS.compress, on_gpu=self._gpus > 0)
 
     def session(self, scaffold, all_hooks):
         """Starts this worker's server, and returns a session on it.
@@ -74,38 +72,34 @@ class Team(solo.Solo):
         forever.
         """
         config = devices.session_config(FLAGS.log_device_placement)
-        collectives.configure(config, self._group, self._local_rank, self._gpus)
+        collectives.configure(config, self.worker, self._gpus)
         self._server = collectives.serve(self._peers, config)
         return tf.train.SingularMonitoredSession(
             scaffold=scaffold, hooks=all_hooks, master=self._server.target, config=config)
 
     def hooks(self, caught):
-        return [_BroadcastHook(self._group, self),
+        return [_BroadcastHook(self),
                 _StopTogetherHook(self._ask_stop, self._asked_stop, caught, self.signals)]
 
     def await_servers(self):
         """Waits until all servers listen, and checks that this worker can reach them."""
-        self.agree('the start', {'gradients': self._layout})
+        self.barrier('the start', {'gradients': self._layout})
         collectives.reach_all(self._peers)
-
-    def hooks_after(self, steps, pace):
-        return [_AwaitValidationHook(self, steps, pace)] if pace.validate_every else []
 
     def end(self):
         """Waits until worker 0 has saved the last step, and leaves."""
-        self.agree('the end')
+        self.barrier('the end')
         self._peers.leave()
 
 
 class _BroadcastHook(tf.train.SessionRunHook):
     """Gives all workers the values that worker 0 initialised or restored."""
 
-    def __init__(self, group, team):
-        self._group = group
+    def __init__(self, team):
         self._team = team
 
     def begin(self):
-        self._broadcast = collectives.broadcast(tf.global_variables(), self._group)
+        self._broadcast = collectives.broadcast(tf.global_variables(), self._team.worker)
 
     def after_create_session(self, session, coord):
         self._team.await_servers()  # Before the first step, which has a time limit.
@@ -130,16 +124,3 @@ class _StopTogetherHook(tf.train.SessionRunHook):
             # Not in `caught`: a signal that this worker itself gets from now on is its first.
             self._signals.append(signal.SIGTERM)
             run_context.request_stop()
-
-
-class _AwaitValidationHook(tf.train.SessionRunHook):
-    """Waits for worker 0's validation outside of a step, because steps have a time limit."""
-
-    def __init__(self, team, steps, pace):
-        self._team = team
-        self._steps = steps
-        self._pace = pace
-
-    def after_run(self, run_context, run_values):
-        if self._pace.validates(self._steps.made):
-            self._team.agree('the validation')

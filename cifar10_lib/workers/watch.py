@@ -5,8 +5,8 @@ distinguish a frozen worker from a worker 0 that is still validating. So a threa
 however long a step takes, and worker 0 announces which worker is lost.
 """
 import contextlib
-import multiprocessing.connection
 import os
+import queue
 import signal
 import sys
 import threading
@@ -15,21 +15,23 @@ import time
 from cifar10_lib.program import errors
 from cifar10_lib.workers import connection as connection_
 
+LOST = os.EX_TEMPFAIL  # 75, the exit code after another worker was lost: starting again may help.
+_INTERRUPTED = 128 + signal.SIGINT
+
 # Fractions of --step_timeout: the interval of heartbeats; and how long workers then have to leave
 # their step, which may hang, when one is lost, before they end.
-_BEAT, _GRACE = 0.05, 0.25
+_BEAT, _TIME_TO_LEAVE_A_STEP = 0.05, 0.25
 
 _SILENT_BEATS = 10  # A worker counts as lost after more of them without a message.
 _FAREWELL = 2.0  # Seconds in which the others read a last message.
-_INTERRUPTED = 128 + signal.SIGINT  # Exit code.
 
 
 class Meeting:
     """Workers that watch one another.
 
     When a worker is lost, a step that waits for it may never end. So the processes of the others
-    end soon after, with exit code 1 and a line that names the lost worker; or with 130, if it was
-    interrupted by Ctrl-C.
+    end soon after, with a line that names the lost worker and the exit code `LOST`; with 1, if it
+    reported an error; or with 130, if it was interrupted by Ctrl-C.
 
     Attributes:
         rank: int, the index of this worker.
@@ -37,24 +39,25 @@ class Meeting:
         port: socket that reserves this worker's port; close it when the server listens.
     """
 
-    def __init__(self, rank, addresses, connections, port, timeouts):
+    def __init__(self, cluster, addresses, connections, inbox, port):
         """Starts watching.
 
         Args:
+            cluster: this worker's `Cluster`.
             connections: dictionary from rank to `Connection`: to all others for worker 0, and to
                 worker 0 for the others.
-            timeouts: the `cluster.Timeouts`.
+            inbox: queue of their messages.
         """
-        self.rank = rank
+        self.rank = cluster.worker.rank
         self.addresses = addresses
         self.port = port
         self._connections = dict(connections)  # To peers that have not left.
-        self._timeouts = timeouts
+        self._timeouts = cluster.timeouts
         self._changed = threading.Condition()
-        self._lost, self._code = None, 1
+        self._loss = None  # The first: (line, exit code).
         self._over = False
         self._stages = {peer: [] for peer in connections}  # (time, message), not yet awaited.
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._watch, args=[inbox], daemon=True).start()
 
     def __enter__(self):
         return self
@@ -66,32 +69,33 @@ class Meeting:
             return
         if error is None:
             self.leave()
-        elif self._lost and interrupted:  # One Ctrl-C often reaches several workers.
-            self._end('interrupted', _INTERRUPTED)
-        elif self._lost:
-            self._end(self._lost, self._code)
+        elif self._loss and interrupted:  # One Ctrl-C often reaches several workers.
+            self._exit('interrupted', _INTERRUPTED)
+        elif self._loss:
+            self._exit(*self._loss)
         elif interrupted:
-            self._part(error=f'{self.name(self.rank)} was interrupted', code=_INTERRUPTED)
+            self._say_goodbye(error=f'{self.name(self.rank)} was interrupted', code=_INTERRUPTED)
         else:
             line = errors.one_line(error) or kind.__name__
-            self._part(error=f'{self.name(self.rank)} failed: {line}', code=1)
+            self._say_goodbye(error=f'{self.name(self.rank)} failed: {line}',
+                              code=LOST if isinstance(error, connection_.Lost) else 1)
 
     def name(self, rank):
         return name_of(rank, self.addresses[rank])
 
-    def agree(self, stage, facts=None, value=None):
+    def barrier(self, stage, must_match=None, value=None):
         """Waits until all workers have reached the same stage.
 
         Args:
             stage: name of the stage, such as 'the gradients'.
-            facts: dictionary from name to JSON value, which must be the same for all workers.
+            must_match: dictionary from name to JSON value, the same for all workers.
             value: JSON value; worker 0's is returned to all workers.
 
         Raises:
-            ConnectionError: facts or stages differ, a worker was lost, or is alive but did not
+            ConnectionError: stages or values differ, a worker was lost, or is alive but did not
                 arrive within `timeouts.stage` seconds of the first; the message names it.
         """
-        facts = {'stage': stage, **(facts or {})}
+        facts = {'stage': stage, **(must_match or {})}
         if self.rank:
             self._send_all(facts=facts)
             # Worker 0 gives up earlier, and announces which worker did not arrive.
@@ -102,7 +106,7 @@ class Meeting:
                 if line:
                     raise ConnectionError(line)
         except ConnectionError as error:
-            self._lose(str(error))
+            self._announce_loss(str(error), 1)
             raise
         self._send_all(facts=facts, value=value)
         return value
@@ -112,10 +116,10 @@ class Meeting:
         with self._changed:
             now = time.monotonic()
             first = min([now, *(came[0][0] for came in self._stages.values() if came)])
-            self._changed.wait_for(lambda: self._lost or all(self._stages.values()),
+            self._changed.wait_for(lambda: self._loss or all(self._stages.values()),
                                    max(0.0, first + seconds - now))
-            if self._lost:
-                raise ConnectionError(self._lost)
+            if self._loss:
+                raise ConnectionError(self._loss[0])
             for peer, came in self._stages.items():
                 if not came:
                     raise ConnectionError(
@@ -123,16 +127,15 @@ class Meeting:
                         f'--stage_timeout={self._timeouts.stage:g} seconds')
             return {peer: came.pop(0)[1] for peer, came in self._stages.items()}
 
-    def lost(self, seconds=0.0):
-        """A line that says which worker was lost, and how; or None.
+    def wait_for_loss(self, seconds):
+        """A line that says which worker was lost, and how; None if none is within some seconds.
 
-        Args:
-            seconds: how long to wait for a loss. After an error that a peer may have caused, give
-                `patience`: a frozen worker counts as lost only after some silence.
+        After an error that a peer may have caused, give `patience`: a frozen worker counts as lost
+        only after some silence.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._lost or not self._connections, seconds)
-            return self._lost
+            self._changed.wait_for(lambda: self._loss or not self._connections, seconds)
+            return self._loss and self._loss[0]
 
     @property
     def patience(self):
@@ -141,9 +144,9 @@ class Meeting:
 
     def leave(self):
         """Ends the meeting: connections that close from now on are not a loss."""
-        self._part(bye=True)
+        self._say_goodbye(bye=True)
 
-    def _part(self, **message):
+    def _say_goodbye(self, **message):
         """Sends a last message, and waits until the others have read it."""
         with self._changed:
             self._over = True
@@ -151,7 +154,7 @@ class Meeting:
             # Closing a connection too early could discard what was sent.
             self._changed.wait_for(lambda: not self._connections, _FAREWELL)
 
-    def _end(self, line, code):
+    def _exit(self, line, code):
         """Ends the process with a line on standard error and an exit code.
 
         It does not close TensorFlow's session and server, which may wait for the lost worker.
@@ -166,20 +169,21 @@ class Meeting:
         for connection in list(self._connections.values()):
             connection.send(**message)
 
-    def _watch(self):
+    def _watch(self, inbox):
         """Sends heartbeats and takes messages until all peers have left.
 
         It counts heartbeats rather than seconds: a process that was stopped counts none.
         """
         beat = _BEAT * self._timeouts.step
+        peers = {connection: peer for peer, connection in self._connections.items()}
         silent = dict.fromkeys(self._connections, 0)  # Own heartbeats since the last message.
         due = time.monotonic() + beat
         while self._connections:
-            peers = {connection: peer for peer, connection in self._connections.items()}
-            for connection in multiprocessing.connection.wait(
-                    list(peers), max(0.0, due - time.monotonic())):
-                silent[peers[connection]] = 0
-                self._take(peers[connection], connection)
+            with contextlib.suppress(queue.Empty):
+                connection, message = inbox.get(timeout=max(0.0, due - time.monotonic()))
+                if connection in peers:  # Others were dropped when the workers met.
+                    silent[peers[connection]] = 0
+                    self._take(peers[connection], message)
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + beat
@@ -187,22 +191,17 @@ class Meeting:
             for peer in self._connections:
                 silent[peer] += 1
                 if silent[peer] > _SILENT_BEATS:
-                    self._lose(f'{self.name(peer)} was lost: no heartbeat for '
-                               f'{_SILENT_BEATS * beat:g} seconds; it is frozen, or the network '
-                               'is down')
+                    self._announce_loss(
+                        f'{self.name(peer)} was lost: no heartbeat for {_SILENT_BEATS * beat:g} '
+                        'seconds; it is frozen, or the network is down')
 
-    def _take(self, peer, connection):
-        try:
-            for message in connection.receive():
-                self._handle(peer, message)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, 'strerror', None) or error
-            self._handle(peer, {
-                'error': f'{self.name(peer)} was lost: it ended unexpectedly ({reason})'})
-
-    def _handle(self, peer, message):
+    def _take(self, peer, message):
+        """Handles a message, or the exception that ended a peer's connection."""
+        if isinstance(message, Exception):
+            reason = getattr(message, 'strerror', None) or message
+            message = {'error': f'{self.name(peer)} was lost: it ended unexpectedly ({reason})'}
         if 'error' in message:
-            self._lose(connection_.text(message['error']), message.get('code', 1))
+            self._announce_loss(connection_.text(message['error']), message.get('code', LOST))
         with self._changed:
             if 'facts' in message:
                 self._stages[peer].append((time.monotonic(), message))
@@ -210,16 +209,17 @@ class Meeting:
                 self._connections.pop(peer, None)
             self._changed.notify_all()
 
-    def _lose(self, line, code=1):
+    def _announce_loss(self, line, code=LOST):
         """Records the first loss, announces it, and soon ends this process unless it has ended."""
         with self._changed:
-            if self._lost or self._over:
+            if self._loss or self._over:
                 return
             if self.rank == 0:  # First: knowing it, this process may end at any time.
                 self._send_all(error=line, code=code)
-            self._lost, self._code = line, code
+            self._loss = line, code
             self._changed.notify_all()
-        timer = threading.Timer(_GRACE * self._timeouts.step, self._end, [line, code])
+        timer = threading.Timer(
+            _TIME_TO_LEAVE_A_STEP * self._timeouts.step, self._exit, [line, code])
         timer.daemon = True
         timer.start()
 

@@ -30,6 +30,7 @@ from cifar10_lib.datasets import svhn
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import events
 from cifar10_lib.runs import folder as run_folder
 from cifar10_lib.runs import metrics
 
@@ -374,7 +375,7 @@ def _events(folder):
             length = draw.choice([len(data), len(data), draw.getrandbits(draw.randrange(65))])
             _write(path, whole + _framed(data, length) + whole)
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            found = metrics.read_scalars(folder, 'curve')
+            found = events.read_scalars(folder, 'curve')
         warning = out.getvalue()
         assert not warning or path in warning and warning.count('\n') == 1, warning
         assert all(value == step / 8 for step, value in found.items()), found

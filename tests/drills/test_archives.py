@@ -18,7 +18,6 @@ from downloads import ARCHIVE, CONTENTS, GOOD, member, tar
 from drills import helpers
 
 _MEMORY_MB = 150
-_BOMB_BYTES = 100 * 10 ** 9
 
 # Unpacks an archive: prints its peak memory in kB; exits with 3 and one line if it is refused.
 _EXTRACT = """
@@ -37,23 +36,6 @@ finally:
     with open('/proc/self/status') as stream:
         print(next(line.split()[1] for line in stream if line.startswith('VmHWM')))
 """
-
-
-def _zeros(size, *members):
-    """Bytes of a gzip of members and `size` zeros, compressed a thousand times."""
-    block = gzip.compress(bytes(10 ** 8), mtime=0)
-    return b''.join(members) + size // 10 ** 8 * block
-
-
-def _header(info):
-    return gzip.compress(info.tobuf(tarfile.GNU_FORMAT), mtime=0)
-
-
-def _bomb(name, type_=tarfile.REGTYPE):
-    """A member of 100 GB of zeros."""
-    info = tarfile.TarInfo(name)
-    info.size, info.type = _BOMB_BYTES, type_
-    return _zeros(_BOMB_BYTES, _header(info))
 
 
 def _instead(**fields):
@@ -76,8 +58,8 @@ def _sparse():
 
 
 def _archives():
-    """Dictionary from what is wrong to (bytes or a function that makes them, whether the data set
-    can be unpacked from it; None: both unpacking and refusing are right)."""
+    """Dictionary from what is wrong to (bytes, whether the data set can be unpacked from it; None:
+    both unpacking and refusing are right)."""
     size = len(CONTENTS['test_batch.bin'])
     path = {'path': '../../outside'}
     return {
@@ -96,13 +78,7 @@ def _archives():
         'a folder': (_instead(type=tarfile.DIRTYPE), False),
         'a link in place of the folder': (tar([member('small', type=tarfile.SYMTYPE, linkname='..'),
                                        *GOOD]), True),
-        '100 GB of zeros': (lambda: _bomb('zeros'), False),
-        '100 GB for a file': (lambda: _bomb('small/test_batch.bin'), False),
-        '100 GB of PAX header': (lambda: _bomb('zeros', tarfile.XHDTYPE), False),
-        '100 GB of a long name': (
-            lambda: _bomb('zeros', tarfile.GNUTYPE_LONGNAME), False),
         '8 GB of a sparse file': (_sparse(), False),
-        '100 GB without a header': (lambda: _zeros(_BOMB_BYTES), False),
         'a file too short': (tar([GOOD[0], member('small/test_batch.bin', bytes(size - 1))]),
                              False),
         'a file too long': (tar([GOOD[0], member('small/test_batch.bin', bytes(size + 1))]),
@@ -122,7 +98,7 @@ _ARCHIVES = _archives()
 
 
 @pytest.mark.slow
-@pytest.mark.drill('Archives', short=27)
+@pytest.mark.drill('Archives', short=22)
 @pytest.mark.parametrize('name', _ARCHIVES)
 def test_a_hostile_archive(tmp_path, tally, name):
     tally(_unpack(*_ARCHIVES[name], str(tmp_path)))
@@ -131,7 +107,6 @@ def test_a_hostile_archive(tmp_path, tally, name):
 def _unpack(archive, is_good, folder):
     data_dir = os.path.join(folder, 'data')
     os.mkdir(data_dir)
-    archive = archive() if callable(archive) else archive
     for name, data in (('archive.tar.gz', archive), ('OUTSIDE', CONTENTS['test_batch.bin'])):
         with open(os.path.join(folder, name), 'wb') as stream:
             stream.write(data)

@@ -10,7 +10,7 @@ import pytest
 import record_files
 
 from drills import helpers
-from cifar10_lib.runs import metrics
+from cifar10_lib.runs import events
 
 _STEPS = (10, 20, 30)
 _DATA = 'data-00000-of-00001'
@@ -128,7 +128,7 @@ def _read(script, folder, step, is_reported):
     reported = f'using model.ckpt-{step}.' in done.stdout
     assert reported == is_reported, output
     if 'eval' in script:
-        assert list(metrics.read_scalars(f'{folder}/eval', 'Precision @ 1')) == [step]
+        assert list(events.read_scalars(f'{folder}/eval', 'Precision @ 1')) == [step]
     elif 'export' in script:
         assert f'model.ckpt-{step} as a SavedModel' in done.stdout, output
     else:

@@ -18,6 +18,7 @@ import record_files
 import spawn
 
 from drills import helpers
+from cifar10_lib.runs import events
 from cifar10_lib.runs import metrics
 
 _SECONDS = 30  # Between readings.
@@ -37,7 +38,7 @@ def test_the_long_run(request, tmp_path, tally, record_property):
     steps, interval = ([100000], 600) if option('long_run') else ([30, 60], 1)
     for max_steps in steps:
         _train(folder, f'--data_dir={data_dir}', max_steps, interval)
-    precisions = metrics.read_scalars(f'{folder}/eval', 'Precision @ 1')
+    precisions = events.read_scalars(f'{folder}/eval', 'Precision @ 1')
     assert max(precisions) == steps[-1]
     for line in _report(folder, precisions):
         record_property('report', line)

@@ -1,0 +1,127 @@
+"""CIFAR-10 and CIFAR-100 as arrays: the pickles of torchvision and Keras, and NumPy's `.npz`.
+
+The pickles are `cifar-10-batches-py` and `cifar-100-python`, as published at
+https://www.cs.toronto.edu/~kriz/cifar.html. An `.npz` file has `x_train` and `x_test`, uint8
+[count, 32, 32, 3], `y_train` and `y_test`, int [count] or [count, 1], and perhaps `classes`, the
+names.
+"""
+import os
+import pickle
+import zipfile
+
+import numpy as np
+
+from cifar10_lib.datasets import table
+from cifar10_lib.program import errors
+from cifar10_lib.program import files
+
+_MAX_BYTES = 1 << 30  # Unpacked; CIFAR has 184 MB.
+_NPZ_NAMES = ('x_train', 'y_train', 'x_test', 'y_test')
+
+# Folder of the pickles: (row, key of the labels, files for training, files for testing).
+_PICKLES = {
+    'cifar-10-batches-py': (table.CIFAR10, 'labels', [f'data_batch_{k}' for k in range(1, 6)],
+                            ['test_batch']),
+    'cifar-100-python': (table.CIFAR100, 'fine_labels', ['train'], ['test'])}
+
+
+def records(planes, labels, num_classes, source):
+    """Joins planes, uint8 [count, 3 * 32 * 32], and labels to records, uint8 [count, 1 + 3072].
+
+    Raises:
+        errors.DataError: they do not fit; the message names `source`.
+    """
+    labels = np.asarray(labels)
+    if planes.dtype != np.uint8 or planes.shape != (labels.size, table.IMAGE_BYTES):
+        raise errors.DataError(f'{source} has images of {planes.dtype} {planes.shape} and '
+                               f'{labels.size} labels; expected uint8 of 32 x 32 x 3')
+    if labels.dtype.kind not in 'iu' or not labels.size or not (
+            0 <= labels.min() <= labels.max() < num_classes):
+        raise errors.DataError(f'{source} has labels other than 0 to {num_classes - 1}')
+    return np.concatenate([labels.reshape(-1, 1).astype(np.uint8), planes], axis=1)
+
+
+class _Array:
+    """Stands for an array and its type while a pickle is read: calls no function of NumPy."""
+
+    def __init__(self, *arguments):
+        self.state = arguments
+
+    def __setstate__(self, state):
+        self.state = (*self.state, *state)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Admits only what these files contain; a pickle could otherwise run any program."""
+
+    def find_class(self, module, name):
+        if (module, name) in (('numpy.core.multiarray', '_reconstruct'), ('numpy', 'ndarray'),
+                              ('numpy._core.multiarray', '_reconstruct'), ('numpy', 'dtype')):
+            return _Array
+        if (module, name) == ('_codecs', 'encode'):  # Python 3's way to write bytes.
+            return lambda text, encoding: text.encode('latin1')
+        raise pickle.UnpicklingError(f'{module}.{name} is not allowed')
+
+
+def find_pickles(path):
+    """Returns the row of `_PICKLES` and the folder of its files, in `path` or below; or None."""
+    for name, row in _PICKLES.items():
+        for folder in (path, os.path.join(path, name)):
+            if all(os.path.isfile(os.path.join(folder, file)) for file in (*row[2], *row[3])):
+                return row, folder
+    return None
+
+
+def read_pickles(path, skipped):
+    """Returns the classes, and the blocks of training and test records; skips nothing."""
+    del skipped
+    (row, key, *splits), folder = find_pickles(path)
+    return row.classes, *(
+        [_unpickled(os.path.join(folder, file), key, row.num_classes) for file in split]
+        for split in splits)
+
+
+def _unpickled(path, key, num_classes):
+    with files.regular_file(path) as stream:
+        if os.fstat(stream.fileno()).st_size > _MAX_BYTES:
+            raise errors.DataError(f'{path} is larger than {_MAX_BYTES >> 20} MB')
+        try:
+            found = _Unpickler(stream, encoding='latin1').load()
+            data = found['data'].state[-1]  # The last item of an array's state: its bytes.
+            data = data.encode('latin1') if isinstance(data, str) else data
+            planes = np.frombuffer(data, np.uint8).reshape(-1, table.IMAGE_BYTES)
+            labels = found[key]
+        except Exception as error:  # Damaged pickles raise many types.
+            raise errors.DataError(f'{path} is not a pickle of CIFAR ({errors.one_line(error)}): '
+                                   'download it again') from error
+    return records(planes, labels, num_classes, path)
+
+
+def is_npz(path):
+    """Whether a file is an archive of NumPy's with these arrays."""
+    if not os.path.isfile(path) or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return {f'{name}.npy' for name in _NPZ_NAMES} <= set(archive.namelist())
+
+
+def read_npz(path, skipped):
+    """Returns the classes, and the blocks of training and test records; skips nothing."""
+    del skipped
+    with zipfile.ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
+            raise errors.DataError(f'{path} unpacks to more than {_MAX_BYTES >> 20} MB')
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in archive.files}
+    except Exception as error:  # Damaged archives raise many types.
+        raise errors.DataError(f'{path} is damaged ({errors.one_line(error)})') from error
+    x_train, y_train, x_test, y_test = (found[name] for name in _NPZ_NAMES)
+    for images in (x_train, x_test):
+        if images.shape[1:] != (table.HEIGHT, table.WIDTH, table.DEPTH):
+            raise errors.DataError(f'{path} has images of {images.shape}; expected 32 x 32 x 3')
+    count = min(np.max(y_train, initial=0) + 1, 1 << 10)  # `custom.write` checks it.
+    classes = found.get('classes', np.arange(count)).astype(str).tolist()
+    return classes, *(
+        [records(images.transpose(0, 3, 1, 2).reshape(len(images), -1), labels, len(classes), path)]
+        for images, labels in ((x_train, y_train), (x_test, y_test)))

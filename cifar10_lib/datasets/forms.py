@@ -1,0 +1,38 @@
+"""The forms of data that `cifar10_convert.py` reads, recognised by their content."""
+import collections
+import os
+
+from cifar10_lib.datasets import arrays
+from cifar10_lib.datasets import folders
+from cifar10_lib.datasets import images
+from cifar10_lib.datasets import parquet
+from cifar10_lib.datasets import svhn
+
+# A form:
+#   title: its name on the console
+#   is_at: function from a path to whether data of this form is there
+#   read: function from (path, skipped) to the classes, and the blocks of training and test records;
+#       see `folders.read`
+Form = collections.namedtuple('Form', 'title is_at read')
+
+
+def _has_classes(path):
+    """Whether a folder contains nothing but folders of images."""
+    entries = list(os.scandir(path)) if os.path.isdir(path) else []
+    return len(entries) > 1 and all(entry.is_dir() and images.find(entry.path) for entry in entries)
+
+
+CLASS_FOLDERS = Form('a folder of images per class', _has_classes, folders.read)
+FORMS = (
+    Form('Street View House Numbers', svhn.found, svhn.read_folder),
+    Form('CIFAR as torchvision and Keras store it', arrays.find_pickles, arrays.read_pickles),
+    Form('arrays of NumPy', arrays.is_npz, arrays.read_npz),
+    Form("Hugging Face's Parquet files", parquet.find, parquet.read),
+    Form("Kaggle's images with trainLabels.csv",
+         lambda path: os.path.exists(os.path.join(path, folders.LABELS_FILE)), folders.read),
+    CLASS_FOLDERS)
+
+
+def find(path):
+    """Returns the `Form` of the data at a path, or None."""
+    return next((form for form in FORMS if form.is_at(path)), None)

@@ -1,0 +1,117 @@
+"""How a start finds `--train_dir`: which run it holds, what changed, and its latest checkpoint."""
+import os
+
+import tensorflow.compat.v1 as tf
+from absl import app
+from absl import flags
+
+import cifar10
+from cifar10_lib import settings as settings_
+from cifar10_lib.program import console
+from cifar10_lib.program import small_files
+from cifar10_lib import recipes
+from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import folder as run_folder
+
+FLAGS = flags.FLAGS
+
+
+def first_step():
+    """The step at which this start begins: that of the latest checkpoint in `--train_dir`, or 0."""
+    latest = None if FLAGS.restart else checkpoints.latest(FLAGS.train_dir, report=False)
+    return checkpoints.step(latest) if latest else 0
+
+
+# Flags whose changes are reported besides those of the schedule. Not all trainers have all of them.
+_REPORTED = ('use_fp16', 'use_bf16', 'sync_batch_norm', 'variables')
+
+
+def prepare_folder(examples_per_step):
+    """Checks that `--train_dir` holds this run or nothing, and writes `run.json`.
+
+    Returns:
+        Dictionary of `first_step` and `images_before`, see `Pace`.
+    """
+    if FLAGS.restart:
+        run_folder.remove_own_files(FLAGS.train_dir)
+    earlier = check_same_run() or {}
+    run_folder.remove_unfinished(FLAGS.train_dir)
+    scales = settings_.scales_linearly(recipes.chosen())
+    rate = {'learning_rate': FLAGS.learning_rate,
+            'warmup_epochs': FLAGS.warmup_epochs if scales else None}  # None: not scaled.
+    _report_changes(earlier, examples_per_step, rate)
+    step = first_step()
+    before = {'first_step': step, 'images_before': max(0, earlier.get('images_before', 0) + (
+        step - earlier.get('first_step', 0)) * earlier.get('examples_per_step', examples_per_step))}
+    data_set = cifar10.source().data_set
+    run_folder.write_run(FLAGS.train_dir, {
+        'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
+        'dataset_folder': data_set.folder if os.path.isabs(data_set.folder) else None,
+        'settings': {
+            'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
+            'max_steps': FLAGS.max_steps, **before, **rate, 'linear_scaling': scales,
+            **_reported(),
+            'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
+            'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
+            'tensorflow': tf.version.VERSION}})
+    return before
+
+
+def _report_changes(earlier, examples_per_step, rate):
+    """Prints which settings differ from those of an earlier start."""
+    if earlier.get('examples_per_step') not in (None, examples_per_step):
+        scaled = None not in (earlier.get('warmup_epochs'), rate['warmup_epochs'])
+        warm_up = '; --linear_scaling does not warm up again' if scaled else ''
+        console.line(f'Resuming with {examples_per_step} images per step (was '
+                     f'{earlier["examples_per_step"]}); the schedule treats earlier steps as '
+                     f'{examples_per_step}-image steps{warm_up}.')
+    for name, describe in (('learning_rate', _rate), ('warmup_epochs', _scaling)):
+        if earlier.get(name, rate[name]) != rate[name]:
+            console.line(f'Resuming with {describe(rate[name])} (was {describe(earlier[name])}); '
+                         'the schedule continues at the same step.')
+    for name, value in _reported().items():
+        if earlier.get(name, value) != value:
+            now, then = (small_files.shown(each).strip('"') for each in (value, earlier[name]))
+            console.line(f'Resuming with --{name}={now} (was {then}).')
+
+
+def _reported():
+    return {name: FLAGS[name].value if name in FLAGS else False for name in _REPORTED}
+
+
+def _rate(value):
+    return 'the default learning rate' if value is None else f'--learning_rate={value}'
+
+
+def _scaling(epochs):
+    return '--linear_scaling=false' if epochs is None else (
+        f'--linear_scaling --warmup_epochs={epochs}')
+
+
+def check_same_run():
+    """The settings of the run in `--train_dir`, None without `run.json`.
+
+    Raises:
+        app.UsageError: the flags describe another run.
+    """
+    advice = 'choose another --train_dir, or start over with --restart'
+    settings = run_folder.check_run(FLAGS.train_dir, FLAGS.net, cifar10.source().data_set, advice)
+    earlier = settings and settings.get('validate_on', 'test')
+    if earlier not in (None, FLAGS.validate_on):
+        raise app.UsageError(
+            f'{FLAGS.train_dir} holds a run with --validate_on={earlier}, which trains on other '
+            f'images than --validate_on={FLAGS.validate_on}: {advice}')
+    return settings
+
+
+def load_latest(session, saver, loader, variables):
+    """Loads the latest checkpoint, if any, and gives the saver the list of older ones."""
+    latest = checkpoints.latest(FLAGS.train_dir)
+    if latest:
+        console.line(f'Resuming from {latest}.')
+        by_name = {variable.op.name: variable for variable in variables}
+        values = checkpoints.values_for(
+            latest, by_name, 'Choose another --train_dir, or start over with --restart')
+        loader.assign(values, by_name, session)
+        older = checkpoints.candidates(FLAGS.train_dir)  # Damaged ones precede the latest.
+        saver.recover_last_checkpoints(older[older.index(latest):][::-1])

@@ -1,0 +1,108 @@
+"""The one hook of a training session, which everything after a step goes through."""
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from cifar10_lib.runs import checkpoints
+
+
+class Run(tf.train.SessionRunHook):
+    """Counts the steps, runs the actions that are due after each, and stops after the last one.
+
+    Every run of the session is a step. Anything else uses `run_step_fn`, which bypasses hooks.
+
+    All steps without summaries fetch the same: for new fetches, TensorFlow would optimise the whole
+    graph again.
+
+    Attributes:
+        folder: path of the run's folder.
+        pace: the `Pace`.
+        variables: list of the variables in a checkpoint.
+        team: the `solo.Solo` or `team.Team`.
+        fetches: dictionary of the tensors that each step fetches, float []: `training_loss` and, if
+            known, `training_error`, the fraction of wrong predictions, and `learning_rate`. Empty,
+            like the next two, for a worker that does not lead.
+        summary_op: string [], which steps with summaries fetch, too.
+        writer: the `events.Writer` of the run's folder.
+        actions: list of (function from the number of steps done to whether the action is due,
+            `actions.Action`).
+        steps_done: number of steps over all starts.
+        is_good: whether a validation has reached `--stop_at`.
+        values: the latest step's values of `fetches`, {name: number}.
+        summary, metadata: its summaries, bytes or None, and its `tf.RunMetadata`.
+        since_row: list of the values of each step since the last row of metrics.
+        epoch_errors: list of the training errors since the epoch began, or this start if later.
+        start: (number of steps, `time.perf_counter()`) at the start or, once the first step is
+            done, after it: the first step includes the set-up.
+    """
+
+    def __init__(self, folder, pace, variables, team):
+        self.folder, self.pace, self.variables, self.team = folder, pace, variables, team
+        self.fetches, self.summary_op, self.writer = {}, None, None
+        self.actions, self.since_row, self.epoch_errors = [], [], []
+        self.values, self.is_good = {}, False
+
+    def begin(self):
+        self._global_step = tf.train.get_global_step()
+        for _, action in self.actions:
+            action.build()
+
+    def after_create_session(self, session, coord):
+        self.steps_done = int(session.run(self._global_step))
+        self.start = self.steps_done, time.perf_counter()
+        for _, action in self.actions:
+            action.start(session)
+        if self._is_over():
+            coord.request_stop()
+
+    def before_run(self, run_context):
+        fetches, options = dict(self.fetches), None
+        if self.summary_op is not None and self.pace.summarises(self.steps_done + 1):
+            fetches['summary'] = self.summary_op
+        if self.pace.traces(self.steps_done + 1):
+            options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        return tf.train.SessionRunArgs(fetches, options=options)
+
+    def after_run(self, run_context, run_values):
+        is_first = self.steps_done == self.start[0]
+        self.summary = run_values.results.pop('summary', None)
+        self.metadata = run_values.run_metadata
+        self._count(run_values.results)
+        for is_due, action in self.actions:
+            if is_due(self.steps_done):
+                action.run(run_context.session)
+        if is_first:
+            self.start = self.steps_done, time.perf_counter()
+        if self._is_over():
+            run_context.request_stop()
+
+    def _count(self, values):
+        if self.pace.ends_epoch(self.steps_done):
+            self.epoch_errors = []
+        self.steps_done += 1
+        self.values = values
+        self.since_row.append(values)
+        if 'training_error' in values:
+            self.epoch_errors.append(values['training_error'])
+        loss = values.get('training_loss', 0.0)
+        if not np.isfinite(loss):
+            raise self.diverged(self.steps_done - 1, f'the loss is {loss}')
+
+    def end(self, session):
+        for _, action in self.actions:
+            action.end(session)
+
+    def _is_over(self):
+        # `tf.train.StopAtStepHook` makes one more step if a run resumes at its last one.
+        return (self.steps_done >= self.pace.max_steps or self.is_good
+                or bool(self.team.signals))
+
+    def diverged(self, step, reason):
+        """The exception for a loss or variable that is not finite."""
+        rate = self.values.get('learning_rate', np.nan)
+        latest = checkpoints.latest(self.folder, report=False)
+        return FloatingPointError(
+            f'Training diverged at step {step}: {reason}, at learning rate {rate:g}. '
+            + (f'The last good checkpoint is {latest}: ' if latest else 'No checkpoint was saved: ')
+            + 'lower --learning_rate, then run the same command again')

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs the quick tests with several versions of TensorFlow, each in a new virtual environment, and
+# prints a row of a table for each. PYTHON names the interpreter; PYTEST_ADDOPTS adds options.
+#
+#   tests/versions.sh                # 2.16, 2.18 and 2.21
+#   PYTHON=python3.12 tests/versions.sh 2.18
+#   tests/versions.sh nightly
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+[ $# -gt 0 ] || set -- 2.16 2.18 2.21
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+for version in "$@"; do
+  "$python" -m venv --clear "$work/venv"
+  pip() { "$work/venv/bin/pip" "$@"; }
+  if [ "$version" = nightly ]; then
+    sed 's/^tensorflow>.*/tf-nightly/; /^tensorboard/d; s/^protobuf.*/protobuf/' requirements.txt \
+      > "$work/requirements.txt"
+    sed '/^-r /d' requirements-dev.txt >> "$work/requirements.txt"
+    pip install -q -r "$work/requirements.txt"
+  else
+    pip install -q -r requirements-dev.txt "tensorflow==$version.*"
+  fi
+  "$work/venv/bin/python" -m pytest -q -m "not slow" > "$work/log" 2>&1 || {
+    failed=1
+    cat "$work/log"
+  }
+  packages=$("$work/venv/bin/python" -c 'import platform
+from importlib.metadata import version
+print(platform.python_version(), "|", version("numpy"), "|", version("protobuf"))')
+  echo "| $version | $packages | $(tail -n 1 "$work/log") |"
+done
+exit "$failed"
