@@ -2,9 +2,10 @@
 
     python -m benchmarks.keras_fit --data_dir=/tmp/cifar10_data --steps=200
 
-Network and `tf.data` input are those of docs/tf2_equivalent.py; the moving averages of the weights
-are the optimizer's. Nothing else is set: Keras 3 compiles the step with XLA unless --jit_compile is
-false. It needs a process without the start-up of this project, which disables eager execution.
+Network and `tf.data` input are those of docs/migration/stage_4_keras.py; the moving averages of
+the weights are the optimizer's. Nothing else is set: Keras 3 compiles the step with XLA unless
+--jit_compile is false. It needs a process without the start-up of this project, which disables
+eager execution.
 """
 import json
 import os
@@ -14,7 +15,7 @@ import keras
 from benchmarks import children
 from benchmarks import timing
 from cifar10_lib.datasets import table
-from docs import tf2_equivalent
+from docs.migration import stage_4_keras
 
 
 def fit(paths, steps, batch_size, jit_compile='auto'):
@@ -26,7 +27,7 @@ def fit(paths, steps, batch_size, jit_compile='auto'):
         batch_size: images per step.
         jit_compile: as for `Model.compile`.
     """
-    model = tf2_equivalent.network()
+    model = stage_4_keras.network()
     schedule = keras.optimizers.schedules.ExponentialDecay(  # The tutorial's: every 350 epochs.
         0.1, int(50000 / batch_size * 350), 0.1, staircase=True)
     model.compile(keras.optimizers.SGD(schedule, use_ema=True, ema_momentum=0.9999),
@@ -35,7 +36,7 @@ def fit(paths, steps, batch_size, jit_compile='auto'):
     clock = timing.Clock()
     note = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: clock.step_ended())
-    history = model.fit(tf2_equivalent.batches(paths, training=True, batch_size=batch_size),
+    history = model.fit(stage_4_keras.batches(paths, training=True, batch_size=batch_size),
                         steps_per_epoch=steps, verbose=0, callbacks=[note])
     return clock, history.history['loss'][-1]
 

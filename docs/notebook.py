@@ -22,6 +22,9 @@ _BLOCK = re.compile(r'^(?:<!-- (?P<comment>(?:(?!-->).)*?)\s*-->\n)?'
                     r'```(?P<language>\w*)\n(?P<code>.*?)^```\n', re.MULTILINE | re.DOTALL)
 _PICTURE = re.compile(r'^!\[[^\]]*\]\(([\w.-]+)\)\n', re.MULTILINE)
 
+# A block of code, or a heading: (hashes, title).
+_HEADING = re.compile(r'^```.*?^```$|^(#+) ([^\n]*)$', re.MULTILINE | re.DOTALL)
+
 _INTRODUCTION = '''\
 This notebook is made from [tutorial.md](tutorial.md). Its commands use a small synthetic data set
 and 300 steps, and take about five minutes on two CPU cores. For CIFAR-10, change `DATASET` and
@@ -87,13 +90,14 @@ def cells(text):
         text: the text of tutorial.md.
 
     Returns:
-        List of (kind, source); kind is 'markdown' or 'code'.
+        List of (kind, source); kind is 'markdown' or 'code'. Headings have anchors with GitHub's
+        names, because JupyterLab and exported HTML name them differently.
     """
     found = [('markdown', _INTRODUCTION), ('code', _SET_UP), ('code', _CHOICES)]
     pending, end = [], 0
 
     def flush():
-        source = ''.join(pending).strip('\n')
+        source = _HEADING.sub(_with_anchor, ''.join(pending).strip('\n'))
         pending.clear()
         if source:
             found.append(('markdown', source))
@@ -110,6 +114,15 @@ def cells(text):
     pending.append(text[end:])
     flush()
     return found
+
+
+def _with_anchor(match):
+    """A heading with an anchor of GitHub's name for it; a block of code as it is."""
+    hashes, title = match.groups()
+    if hashes is None:
+        return match.group()
+    anchor = re.sub(r'[^\w\- ]', '', title.lower()).replace(' ', '-')
+    return f'{hashes} <a id="{anchor}"></a>{title}'
 
 
 def _cell(match):

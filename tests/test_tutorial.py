@@ -1,14 +1,10 @@
 """The walk-through: its quotations are the code, its examples print what it says."""
 import ast
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import nbformat
-import numpy as np
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
@@ -16,10 +12,8 @@ from absl import flags
 
 import cifar10_input
 from docs import notebook
-from cifar10_lib.evaluation import model
 from cifar10_lib.nets import variables
 from cifar10_lib import recipes
-from cifar10_lib.runs import checkpoints
 
 FLAGS = flags.FLAGS
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -69,6 +63,10 @@ def test_the_check_of_quotations():
     pytest.param(*block, id=block[0]) for block in commented('quote')])
 def test_quotations_are_the_code(where, quotation):
     path, _, name = where.partition(': ')
+    if name:  # Its first line says where it is from.
+        first, _, quotation = quotation.partition('\n')
+        brackets = '' if name.isupper() else '()'
+        assert first == f'# {path}, {name}{brackets}'
     assert is_quoted_from(quotation, source(path, name)), where
 
 
@@ -84,17 +82,43 @@ def test_each_section_quotes_code_and_ends_with_a_command():
         assert blocks[-1]['language'] == 'bash', section[:40]
 
 
-@pytest.mark.parametrize('path, expected', [
-    pytest.param(*block, id=block[0]) for block in commented('output')])
-def test_examples_print_what_the_text_shows(path, expected):
+@pytest.mark.parametrize('path', sorted({path for path, _ in commented('output')}))
+def test_examples_print_what_the_text_shows(path):
+    """An example that is quoted in stages has an output below each."""
+    expected = ''.join(output for each, output in commented('output') if each == path)
     done = spawn.run_script(path)
     assert done.stdout == expected, done.stderr
 
 
 def test_every_example_is_quoted_with_its_output():
     paths = sorted(f'docs/examples/{path.name}' for path in (ROOT / 'docs/examples').glob('*.py'))
-    assert sorted(path for path, _ in commented('output')) == paths
+    assert sorted({path for path, _ in commented('output')}) == paths
     assert {path for path, _ in commented('quote')} >= set(paths)
+
+
+def test_each_section_asks_a_question_with_a_folded_answer():
+    for section in re.split(r'^## (?=\d+\. )', TUTORIAL, flags=re.MULTILINE)[1:13]:
+        found = re.findall(
+            r'^\*\*Before you go on\.\*\* .*?\n\n<details><summary>Answer</summary>\n\n.+?\n\n'
+            r'</details>$', section, re.MULTILINE | re.DOTALL)
+        assert len(found) == 1, section[:40]
+
+
+def test_the_trainer_is_quoted_whole():
+    """What a reader types in from the text is the file, apart from its docstring."""
+    quoted = [code for path, code in commented('quote') if path == 'docs/examples/trainer.py']
+    assert len(quoted) == 4
+    text = (ROOT / 'docs/examples/trainer.py').read_text()
+    body = text[text.index('import numpy'):]
+    assert '\n'.join(quoted).split() == body.split()
+
+
+def test_the_notebook_has_the_anchors_of_its_links():
+    """JupyterLab's own ids are not GitHub's."""
+    text = '\n'.join(source for kind, source in notebook.cells(TUTORIAL) if kind == 'markdown')
+    links = re.findall(r'\]\(#([\w-]+)\)', text)
+    assert len(links) > 30
+    assert set(links) <= set(re.findall(r'<a id="([\w-]+)"></a>', text))
 
 
 def test_solutions_that_change_the_code_fit_it():
@@ -154,54 +178,3 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     for expected in ('step 10, loss = ', 'precision @ 1 = ', '3.944056', 'image/jpeg',
                      'image/svg+xml', '2 towers', 'With queue runners: 3 numbers.'):
         assert expected in outputs
-
-
-@pytest.mark.slow
-def test_the_network_in_tensorflow_2(trained, tmp_path):
-    """Reads a checkpoint of ours and computes the same logits; trains with falling loss."""
-    pixels = np.random.RandomState(1).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
-    checkpoint = checkpoints.latest(FLAGS.train_dir)
-    network = model.Model.of_pixels()
-    expected = {}
-    for averaged in (True, False):
-        with network.session(checkpoint, averaged) as session:
-            expected[str(averaged)] = session.run(
-                network.outputs['logits'], {network.pixels: pixels})
-    np.save(tmp_path / 'pixels.npy', pixels)
-    program = f'''
-import glob, json, sys
-sys.path.insert(0, {str(ROOT)!r})
-import numpy as np
-import tensorflow as tf
-from docs import tf2_equivalent as tf2
-images = [tf2.centre(tf.cast(image, tf.float32), 0)[0] for image in np.load('pixels.npy')]
-network, logits = tf2.network(), {{}}
-for averaged in (True, False):
-    tf2.load(network, {checkpoint!r}, averaged)
-    logits[str(averaged)] = network(tf.stack(images)).numpy().tolist()
-losses, averages = tf2.train(tf2.network(), glob.glob({str(trained)!r} + '/data_batch_*'), 40,
-                             rate=0.03, every=20, batch_size=8)
-print(json.dumps([logits, losses, [value.shape for value in averages]]))
-'''
-    # Not a fork: the process that forks has already chosen TensorFlow 1's behaviour.
-    done = subprocess.run([sys.executable, '-c', program], cwd=tmp_path, capture_output=True,
-                          text=True, timeout=spawn.PATIENCE, env=dict(os.environ))
-    assert done.returncode == 0, done.stderr
-    logits, losses, shapes = json.loads(done.stdout.splitlines()[-1])
-    for averaged, values in expected.items():
-        np.testing.assert_allclose(logits[averaged], values, atol=1e-4)
-    assert not np.allclose(expected['True'], expected['False'], atol=1e-4)
-    assert losses[1] < losses[0]
-    assert [5, 5, 3, 64] in shapes and len(shapes) == 10
-
-
-@pytest.mark.parametrize('arguments, message', [
-    (['--records=nowhere'], '--records is nowhere; expected a folder with data_batch'),
-    (['--steps=150'], '--steps is 150; expected a positive multiple of 100'),
-    (['--checkpoint=nothing'], '--checkpoint is nothing; expected a checkpoint such as')])
-def test_mistakes_with_tensorflow_2_are_one_line(half_bright, monkeypatch, arguments, message):
-    from docs import tf2_equivalent  # Keras takes a second.
-    monkeypatch.setattr(sys, 'argv', ['tf2_equivalent.py', f'--records={half_bright}', *arguments])
-    with pytest.raises(SystemExit, match=message) as ended:
-        tf2_equivalent.main()
-    assert '\n' not in ended.value.code

@@ -1,0 +1,368 @@
+"""docs/migration.md: its stages compute the same, and what it says of TensorFlow is so."""
+import importlib.util
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import plain
+import pytest
+import record_files
+import spawn
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+from cifar10_lib.datasets import custom
+from cifar10_lib.evaluation import model
+from cifar10_lib.runs import checkpoints
+from docs.migration import batch_norm
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FOLDER = ROOT / 'docs/migration'
+PAGE = (ROOT / 'docs/migration.md').read_text()
+STAGES = sorted(FOLDER.glob('stage_*.py'))
+
+# Prints the logits of a checkpoint's raw weights, and the losses of 20 steps that start from it.
+_RUN = {'graph': '''
+text = open(path).read()
+for old, new in json.load(open('changes.json')) if '/stage_0' in path else []:
+    text = text.replace(old, new)
+stage = {'__name__': 'stage'}
+exec(text, stage)
+tf = stage['tf']
+images, labels = tf.placeholder(tf.float32, [None, 24, 24, 3]), tf.placeholder(tf.int32, [None])
+logits = stage['inference'](images)
+total_loss = stage['loss'](logits, labels)
+train_op = stage['train'](total_loss, tf.train.get_or_create_global_step(), 1000)
+with tf.Session() as session:
+    tf.train.Saver().restore(session, checkpoint)
+    found = session.run(logits, {images: batches[0][0]})
+    losses = [session.run([total_loss, train_op], {images: x, labels: y})[0] for x, y in batches]
+''', 'module': '''
+import tensorflow as tf
+from docs.migration import stage_3_module
+network = stage_3_module.Network()
+tf.train.Checkpoint(network=network).restore(checkpoint).assert_existing_objects_matched()
+found = network(batches[0][0]).numpy()
+losses = [network.step(x, y, 1000) for x, y in batches]
+''', 'keras': '''
+import keras
+from docs.migration import stage_4_keras
+assert keras.backend.backend() == os.environ.get('KERAS_BACKEND', 'tensorflow')
+model = stage_4_keras.network()
+stage_4_keras.load(model, checkpoint, averaged=False)
+model.compile(keras.optimizers.SGD(0.1),
+              keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+found = model.predict_on_batch(batches[0][0])
+losses = [model.train_on_batch(x, y) for x, y in batches]
+'''}
+
+
+def changes():
+    """(old, new) of each row of the page's table of what TensorFlow 2 needs of stage 0."""
+    return re.findall(r'^\| `([^`]+)` \| `([^`]+)` \|', PAGE.partition('## Stage 1')[2]
+                      .partition('## Stage 2')[0], re.MULTILINE)
+
+
+def save_checkpoint(folder):
+    """A checkpoint of random weights, averages with other values, and step 7: its path."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        for seed, suffix in ((1, ''), (2, '/ExponentialMovingAverage')):
+            random = np.random.RandomState(seed)
+            for name, shape in plain.SHAPES.items():
+                value = random.normal(0, 0.04, shape).astype(np.float32)
+                tf.Variable(value, name=name + suffix, use_resource=False)
+        tf.Variable(np.int64(7), name='global_step', use_resource=False)
+        session.run(tf.global_variables_initializer())
+        return tf.train.Saver().save(session, str(folder / 'model.ckpt'), global_step=7)
+
+
+def run(program, folder, *arguments, **environment):
+    """Runs a program given as text; not a fork, which has TensorFlow 1's behaviour: its output."""
+    done = subprocess.run([sys.executable, '-c', program, *arguments], cwd=folder, text=True,
+                          capture_output=True, timeout=spawn.PATIENCE,
+                          env={**spawn.environment(), **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_stage(number, folder, *arguments, **environment):
+    """Runs a stage as a script; stage 0 with the page's changes."""
+    path, = FOLDER.glob(f'stage_{number}_*.py')
+    text = path.read_text()
+    for old, new in changes() if number == 0 else []:
+        text = text.replace(old, new)
+    script = folder / path.name
+    script.write_text(text)
+    return run('import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], None, "__main__")',
+               folder, str(script), *arguments, **environment)
+
+
+def computed(kind, name, folder, checkpoint, **environment):
+    """(logits, losses) of a stage; see `_RUN`."""
+    (folder / 'changes.json').write_text(json.dumps(changes()))
+    program = f'''
+import json, os, sys
+import numpy as np
+sys.path.insert(0, {str(ROOT)!r})
+path, checkpoint = {str(FOLDER / name)!r}, {checkpoint!r}
+random = np.random.RandomState(0)
+batches = [(random.normal(size=[8, 24, 24, 3]).astype(np.float32),
+            random.randint(0, 10, 8).astype(np.int32)) for _ in range(20)]
+{_RUN[kind]}
+print(json.dumps([np.asarray(found).tolist(), list(map(float, losses))]))
+'''
+    return json.loads(run(program, folder, **environment).splitlines()[-1])
+
+
+def test_stages_are_short_and_complete():
+    """At most 150 lines each, without an import from this project."""
+    assert len(STAGES) == 5
+    for path in STAGES:
+        text = path.read_text()
+        assert text.count('\n') <= 150, path
+        assert not re.search(r'^(import|from) (cifar10|docs|benchmarks)', text, re.MULTILINE)
+
+
+def test_the_changes_apply_to_stage_0():
+    text = STAGES[0].read_text()
+    assert len(changes()) == 2
+    for old, new in changes():
+        assert old in text and new not in text
+    assert 'tf.contrib' in text and 'import tensorflow as tf' in text
+
+
+@pytest.mark.slow
+def test_all_stages_compute_the_same(tmp_path):
+    checkpoint = save_checkpoint(tmp_path)
+    kinds = ['graph', 'graph', 'graph', 'module', 'keras']
+    logits, losses = zip(*(computed(kind, path.name, tmp_path, checkpoint)
+                           for kind, path in zip(kinds, STAGES)))
+    assert np.ptp(logits[0]) > 0.3 and len(losses[0]) == 20 and max(losses[0]) < 20
+    for number in (1, 2, 3, 4):
+        np.testing.assert_allclose(logits[number], logits[0], atol=1e-5, err_msg=str(number))
+        np.testing.assert_allclose(losses[number], losses[0], rtol=1e-4, err_msg=str(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('backend', ['jax', 'torch'])
+def test_keras_computes_the_same_on_other_backends(tmp_path, backend):
+    if not importlib.util.find_spec(backend):
+        pytest.skip(f'requires {backend}')
+    checkpoint = save_checkpoint(tmp_path)
+    expected = computed('keras', 'stage_4_keras.py', tmp_path, checkpoint)
+    logits, losses = computed('keras', 'stage_4_keras.py', tmp_path, checkpoint,
+                              KERAS_BACKEND=backend)
+    np.testing.assert_allclose(logits, expected[0], atol=1e-5)
+    np.testing.assert_allclose(losses, expected[1], rtol=1e-4)
+    records = write_stripes(tmp_path / 'stripes')
+    out = run_stage(4, tmp_path, f'--records={records}', '--steps=100', KERAS_BACKEND=backend)
+    assert re.search(r'^precision @ 1 = \d\.\d{3}, with raw weights \d\.\d{3}$', out, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_all_stages_print_the_same_precision(tmp_path, trained):
+    """With the averages: the test set has 130 images, so batches of 10 count each once."""
+    checkpoint = checkpoints.latest(flags.FLAGS.train_dir)
+    arguments = [f'--records={trained}', f'--checkpoint={checkpoint}']
+    printed = [run_stage(number, tmp_path, *arguments, *['--batch_size=10'] * (number < 4))
+               .splitlines()[-1] for number in range(5)]
+    assert re.fullmatch(r'precision @ 1 = \d\.\d{3}', printed[0])
+    assert [line.partition(',')[0] for line in printed] == 5 * printed[:1]
+    assert 'with raw weights' in printed[4]
+
+
+@pytest.mark.slow
+def test_each_stage_continues_the_run_of_the_stage_before(tmp_path, half_bright):
+    """Ten steps each in one folder, stages 0 to 3; stage 3 reads its own checkpoints, too."""
+    folder = tmp_path / 'run'
+    for number, steps in enumerate((10, 20, 30, 40)):
+        run_stage(number, tmp_path, f'--records={half_bright}', f'--train_dir={folder}',
+                  f'--steps={steps}', '--batch_size=8')
+        assert tf.train.latest_checkpoint(folder).endswith(f'model.ckpt-{steps}'), number
+    run_stage(3, tmp_path, f'--records={half_bright}', f'--train_dir={folder}', '--steps=50',
+              '--batch_size=8')
+    assert tf.train.latest_checkpoint(folder).endswith('model.ckpt-50')
+    out = run_stage(3, tmp_path, f'--records={half_bright}',
+                    f'--checkpoint={tf.train.latest_checkpoint(folder)}')
+    assert out.startswith('precision @ 1 = ')
+
+
+def write_stripes(folder):
+    """A data set of three classes, as cifar10_convert.py makes them: its path."""
+    folder.mkdir()
+    random = np.random.RandomState(1)
+    rows = random.randint(0, 60, [300, 3073]).astype(np.uint8)
+    rows[:, 0] = np.arange(300) % 3
+    rows.reshape(300, -1)[:, 1:].reshape(300, 3, 1024)[np.arange(300), rows[:, 0]] += 150
+    custom.write(str(folder), 'stripes', ['red', 'green', 'blue'], [rows[:240]], [rows[240:]])
+    return folder
+
+
+@pytest.mark.slow
+def test_stage_4_reads_checkpoints_of_the_trainers(trained, tmp_path):
+    """Computes the logits of this project, with averages and without; trains with falling loss."""
+    pixels = np.random.RandomState(1).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
+    checkpoint = checkpoints.latest(flags.FLAGS.train_dir)
+    network = model.Model.of_pixels()
+    expected = {}
+    for averaged in (True, False):
+        with network.session(checkpoint, averaged) as session:
+            expected[str(averaged)] = session.run(
+                network.outputs['logits'], {network.pixels: pixels})
+    record_files.write(tmp_path / 'pixels.bin', [(0, image) for image in pixels])
+    program = f'''
+import glob, json, sys
+sys.path.insert(0, {str(ROOT)!r})
+from docs.migration import stage_4_keras as stage
+(images, labels), = stage.batches(['pixels.bin'], training=False)
+network, logits = stage.network(), {{}}
+for averaged in (True, False):
+    stage.load(network, {checkpoint!r}, averaged)
+    logits[str(averaged)] = network(images).numpy().tolist()
+losses, averages = stage.train(stage.network(), glob.glob({str(trained)!r} + '/data_batch_*'), 40,
+                               rate=0.03, every=20, batch_size=8)
+print(json.dumps([logits, losses, [value.shape for value in averages]]))
+'''
+    logits, losses, shapes = json.loads(run(program, tmp_path).splitlines()[-1])
+    for averaged, values in expected.items():
+        np.testing.assert_allclose(logits[averaged], values, atol=1e-4)
+    assert not np.allclose(expected['True'], expected['False'], atol=1e-4)
+    assert losses[1] < losses[0]
+    assert [5, 5, 3, 64] in shapes and len(shapes) == 10
+
+
+@pytest.mark.slow
+def test_stage_4_trains_on_a_data_set_of_three_classes(tmp_path):
+    out = run_stage(4, tmp_path, f'--records={write_stripes(tmp_path / "stripes")}', '--steps=100')
+    assert float(re.search(r'precision @ 1 = (\S+),', out).group(1)) > 0.9
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['--records=nowhere'], '--records is nowhere; expected a folder with data_batch'),
+    (['--steps=150'], '--steps is 150; expected a positive multiple of 100'),
+    (['--checkpoint=nothing'], '--checkpoint is nothing; expected a checkpoint such as')])
+def test_mistakes_in_stage_4_are_one_line(half_bright, monkeypatch, arguments, message):
+    from docs.migration import stage_4_keras  # Keras takes a second.
+    monkeypatch.setattr(sys, 'argv', ['stage_4_keras.py', f'--records={half_bright}', *arguments])
+    with pytest.raises(SystemExit, match=message) as ended:
+        stage_4_keras.main()
+    assert '\n' not in ended.value.code
+
+
+def names_in(heading):
+    """The names in backticks in the first column of the table below a heading of the page."""
+    table = PAGE.partition(f'\n{heading}\n')[2].partition('\n#')[0]
+    cells = re.findall(r'^\| ([^|]*) \|', table, re.MULTILINE)
+    return re.findall(r'`([\w.]+)`', ' '.join(cells))
+
+
+def has(name):
+    found = {'tf': tf}
+    try:
+        exec(f'import numpy as np, scipy.misc; {name}', found)
+    except AttributeError:
+        return False
+    return True
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+def test_what_the_page_calls_gone_is_gone_and_the_rest_is_there():
+    gone, left = names_in('### Gone'), names_in('### Still there')
+    assert len(gone) > 10 and len(left) > 10
+    assert [name for name in gone if has(name)] == []
+    assert [name for name in left if not has(name)] == []
+
+
+def test_batch_norm_updates_without_update_ops():
+    """The moving averages take a tenth of the batch's mean, and variance times N / (N - 1)."""
+    values = np.random.RandomState(0).normal(3, 2, [2, 3, 3, 4]).astype(np.float32)
+    outputs = batch_norm.batch_norm(tf.constant(values), True, decay=0.9, scale=True, scope='bn')
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        evaluated = batch_norm.batch_norm(tf.constant(values), False, scale=True, scope='bn')
+    assert not tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    assert [variable.op.name for variable in tf.global_variables()] == [
+        'bn/beta', 'bn/gamma', 'bn/moving_mean', 'bn/moving_variance']
+    mean, variance = values.mean((0, 1, 2)), values.var((0, 1, 2))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        got = session.run(outputs)
+        moving = session.run(tf.global_variables()[2:])
+        after = session.run(evaluated)
+    np.testing.assert_allclose(got, (values - mean) / np.sqrt(variance + 0.001), atol=1e-4)
+    np.testing.assert_allclose(moving[0], 0.1 * mean, rtol=1e-4)
+    np.testing.assert_allclose(moving[1], 0.9 + 0.1 * variance * 18 / 17, rtol=1e-4)
+    np.testing.assert_allclose(after, (values - moving[0]) / np.sqrt(moving[1] + 0.001), atol=1e-4)
+
+
+def test_keras_leaves_update_ops_empty_and_the_variance_uncorrected(tmp_path):
+    program = '''
+import keras
+import numpy as np
+import tensorflow.compat.v1 as tf
+values = np.random.RandomState(0).normal(size=[2, 3, 3, 4]).astype(np.float32)
+layer = keras.layers.BatchNormalization(momentum=0.0)
+layer(values, training=True)
+print(np.allclose(layer.moving_variance, values.var((0, 1, 2)), atol=1e-5))
+tf.disable_v2_behavior()
+with tf.Graph().as_default():
+    with tf.variable_scope('scope'):
+        keras.layers.BatchNormalization(name='norm')(tf.placeholder(tf.float32, [2, 4]),
+                                                     training=True)
+    print(tf.get_collection(tf.GraphKeys.UPDATE_OPS))
+    print([variable.op.name for variable in tf.global_variables()])
+'''
+    assert run(program, tmp_path).splitlines() == [
+        'True', '[]', "['norm/gamma', 'norm/beta', 'norm/moving_mean', 'norm/moving_variance']"]
+
+
+def test_adam_continues_in_keras(tmp_path):
+    """One step after ten of TensorFlow 1, with the second of two optimizers."""
+    inputs = np.random.RandomState(0).normal(size=[8, 3]).astype(np.float32)
+    weights = tf.get_variable('weights', initializer=np.ones([3, 2], np.float32))
+    scale = tf.get_variable('scale', initializer=np.ones(2, np.float32))
+    loss = tf.reduce_mean(tf.square(tf.tanh(tf.matmul(inputs, weights)) * scale - 1))
+    first = tf.train.AdamOptimizer(0.01, beta1=0.5).minimize(loss, var_list=[scale])
+    second = tf.train.AdamOptimizer(0.01).minimize(loss, var_list=[weights])
+    gradient, = tf.gradients(loss, [weights])
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(10):
+            session.run([first, second])
+        checkpoint = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
+        np.save(tmp_path / 'gradient.npy', session.run(gradient))
+        session.run(second)
+        expected = session.run(weights)
+    program = f'''
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import keras
+import numpy as np
+import tensorflow as tf
+from docs.migration import adam
+for loaded in (True, False):
+    weights = keras.Variable(tf.train.load_variable({checkpoint!r}, 'weights'))
+    optimizer = keras.optimizers.Adam(0.01, epsilon=1e-8)
+    if loaded:
+        adam.load_adam(optimizer, {{'weights': weights}}, {checkpoint!r}, number=1)
+    optimizer.apply([np.load('gradient.npy')], [weights])
+    print(weights.numpy().tolist())
+'''
+    continued, afresh = map(json.loads, run(program, tmp_path).splitlines())
+    np.testing.assert_allclose(continued, expected, atol=1e-7)
+    assert abs(np.subtract(afresh, expected)).max() > 5e-4
+
+
+def test_the_report_of_tf_upgrade_v2(tmp_path):
+    """It misses `.value`, leaves the summaries to TensorFlow 2, and reports tf.contrib."""
+    run('from tensorflow.tools.compatibility import tf_upgrade_v2_main as tool; tool.main()',
+        tmp_path, f'--infile={STAGES[0]}', '--outfile=new.py', '--reportfile=report.txt')
+    new, report = ((tmp_path / name).read_text() for name in ('new.py', 'report.txt'))
+    assert 'get_shape()[1].value' in new and '.value' not in report
+    assert '    tf.summary.scalar(' in new and '    tf.contrib.framework' not in report
+    assert 'ERROR: Using member tf.contrib.framework.get_or_create_global_step' in report
+    assert 'tf.contrib.framework.get_or_create_global_step()' in new
+    assert 'tf.compat.v1.train.string_input_producer' in new
+    assert 'Detected 3 issues' in report
