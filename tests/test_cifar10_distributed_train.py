@@ -18,8 +18,8 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
-from benchmarks import link
 import cifar10
+import link
 import cifar10_distributed_train
 import cifar10_input
 from cifar10_lib.runs import metrics

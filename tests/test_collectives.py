@@ -9,7 +9,7 @@ import pytest
 import spawn
 import tensorflow.compat.v1 as tf
 
-from benchmarks import link
+import link
 import cifar10
 from cifar10_lib.program import cores
 from cifar10_lib.training import solo
