@@ -172,14 +172,17 @@ def settings(report):
         yield {'left out': 'layout pass, tf.nn.lrn, how often the loss is fetched'}
         return
     for net in _MFLOP:
-        switches = ['', '--layout_pass=false', '--fetch_loss=1']
-        if net == 'tutorial':
-            switches += ['--tf_lrn', '--tf_lrn --layout_pass=false']
         for precision in ('TF32', 'bfloat16'):
-            yield from _variants(report, net, [
-                f'--batch_size={report.options.batches[0]} --variables=gpu '
-                f'{_PRECISIONS[precision]} {switch}'.strip() for switch in switches
-                if not ('lrn' in switch and precision == 'bfloat16')], precision)
+            yield from _settings(report, net, precision, '', '--layout_pass=false',
+                                 '--fetch_loss=1')
+    # Last, because an abort of cuDNN ends the part.
+    yield from _settings(report, 'tutorial', 'TF32', '--tf_lrn', '--tf_lrn --layout_pass=false')
+
+
+def _settings(report, net, precision, *switches):
+    return _variants(report, net, [
+        f'--batch_size={report.options.batches[0]} --variables=gpu '
+        f'{_PRECISIONS[precision]} {switch}'.strip() for switch in switches], precision)
 
 
 def _variants(report, net, variants, precision='TF32'):

@@ -31,13 +31,9 @@ _SENDS = ('_Send', '_HostSend')
 
 
 def step_of_towers(queue=None):
-    """Adds `--num_gpus` towers and one training step to the default graph.
+    """Adds `--num_gpus` towers and a training step to the default graph; returns the step.
 
-    Args:
-        queue: of (images, labels); by default, that of the training images.
-
-    Returns:
-        The step, as `cifar10_multi_gpu_train.train` runs it.
+    `queue` is one of (images, labels); by default, that of the training images.
     """
     recipe, towers = recipes.chosen(), FLAGS.num_gpus
     with tf.device('/cpu:0'):
@@ -61,12 +57,7 @@ def gpus_as_cpus(op):
 
 
 def config(towers, stand_ins):
-    """A `tf.ConfigProto` that runs the graph as it was built.
-
-    Args:
-        towers: number of GPUs to stand in for.
-        stand_ins: whether CPUs stand in for GPUs.
-    """
+    """A `tf.ConfigProto` that runs the graph as built, with CPUs as stand-ins for GPUs or not."""
     result = devices.session_config()
     result.graph_options.rewrite_options.disable_meta_optimizer = True
     result.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
@@ -83,11 +74,7 @@ def parts(session, step):
 
 
 def moved(graph, partitions):
-    """Operations that did not run on the device that they ask for.
-
-    Returns:
-        Dictionary from 'Type: asks for GPU:0, ran on CPU:0' to their number.
-    """
+    """Operations that ran elsewhere than they ask to: {'Type: asks for GPU:0, ran on CPU:0': n}."""
     found = collections.Counter()
     asked = {op.name: op.device for op in graph.get_operations() if op.device}
     for node in _nodes(partitions):
