@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10_input
+from docs import figures
 from docs import notebook
 from cifar10_lib.nets import variables
 from cifar10_lib import recipes
@@ -91,7 +92,8 @@ def test_examples_print_what_the_text_shows(path):
 
 
 def test_every_example_is_quoted_with_its_output():
-    paths = sorted(f'docs/examples/{path.name}' for path in (ROOT / 'docs/examples').glob('*.py'))
+    paths = sorted(f'docs/examples/{path.name}' for path in (ROOT / 'docs/examples').glob('*.py')
+                   if path.name != 'ray_launcher.py')  # It belongs to distributed.md.
     assert sorted({path for path, _ in commented('output')}) == paths
     assert {path for path, _ in commented('quote')} >= set(paths)
 
@@ -102,6 +104,12 @@ def test_each_section_asks_a_question_with_a_folded_answer():
             r'^\*\*Before you go on\.\*\* .*?\n\n<details><summary>Answer</summary>\n\n.+?\n\n'
             r'</details>$', section, re.MULTILINE | re.DOTALL)
         assert len(found) == 1, section[:40]
+
+
+def test_figures_show_what_tensorflow_computes():
+    for draw in (figures.convolution, figures.gradient):
+        assert (ROOT / f'docs/{draw.__name__}.svg').read_text() == draw()
+    assert '24' in figures.gradient()
 
 
 def test_the_trainer_is_quoted_whole():
