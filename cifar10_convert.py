@@ -55,14 +55,13 @@ def convert(folder, data_dir):
                              f'most {_MAX_NAME}: choose another DATA_DIR')
     try:
         with files.new_folder(data_dir, 'DATA_DIR') as partial:
-            console.line(f'{folder} holds {form.title}.')
             classes, train, test = form.read(folder, skipped)
             counts = custom.write(partial, name, classes, train, test)
     finally:  # Not inside `new_folder`: a lost console must not remove the data set.
         _show(skipped)
     console.line(f'{data_dir} holds {counts[0]} training and {counts[1]} test images of '
-                 f'{len(classes)} classes: train with --dataset={shlex.quote(data_dir)} '
-                 '--epochs=100')
+                 f'{len(classes)} classes, from {form.title}: train with '
+                 f'--dataset={shlex.quote(data_dir)} --epochs=100')
 
 
 def _is_inside(path, folder):

@@ -11,6 +11,7 @@ assets.extra/labels.txt, one per line. --export_dir must be a new or empty folde
 Serving, its name must be a number, as here.
 """
 import os
+import pathlib
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
@@ -87,10 +88,9 @@ def _save(graph_def, classifier, folder):
 
 def _write_labels(folder):
     """Writes the names of the classes to the SavedModel's folder for additional files."""
-    extra = os.path.join(folder, 'assets.extra')
-    os.mkdir(extra)
-    with open(os.path.join(extra, 'labels.txt'), 'w', encoding='utf-8') as stream:
-        stream.writelines(f'{name}\n' for name in cifar10.source().data_set.classes)
+    path = pathlib.Path(folder, 'assets.extra', 'labels.txt')
+    path.parent.mkdir()
+    path.write_text(''.join(f'{name}\n' for name in cifar10.source().data_set.classes), 'utf-8')
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.

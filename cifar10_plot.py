@@ -190,7 +190,7 @@ def _validations(run):
 
 def sparsity(stream):
     """Draws the sparsity of each layer with a ReLU."""
-    run = _only_run()
+    run, = FLAGS.runs
     tags = [f'{layer}/sparsity' for layer in ('conv1', 'conv2', 'local3', 'local4')]
     lines = [(tag, number, None, points) for number, tag in enumerate(tags)
              if (points := events.read_scalars(run, tag))]
@@ -232,20 +232,12 @@ def _named_runs():
     return [(os.path.relpath(run, common), run) for run in FLAGS.runs]
 
 
-def _only_run():
-    """Returns the folder in `--runs`, which must have one."""
-    if len(FLAGS.runs) != 1:
-        raise app.UsageError(f'--runs has {len(FLAGS.runs)} folders ({", ".join(FLAGS.runs)}); '
-                             f'--picture={FLAGS.picture} expects one')
-    return FLAGS.runs[0]
-
-
 def _latest():
     """Returns the path of the latest checkpoint of the only run in `--runs`."""
-    run = _only_run()
-    latest = checkpoints.latest(run)
+    latest = checkpoints.latest(FLAGS.runs[0])
     if latest is None:
-        raise app.UsageError(f'No checkpoint in {run}: train first, or choose a run with --runs')
+        raise app.UsageError(f'No checkpoint in {FLAGS.runs[0]}: train first, or choose a run with '
+                             '--runs')
     return latest
 
 
@@ -268,6 +260,9 @@ def plot():
     """Writes the picture, all or nothing; raises `app.UsageError` if a flag or a run is invalid."""
     if FLAGS.picture is None:
         raise app.UsageError(f'--picture is missing; expected {"|".join(_PICTURES)}')
+    if len(FLAGS.runs) != 1 and FLAGS.picture not in ('curves', 'validation'):
+        raise app.UsageError(f'--runs has {len(FLAGS.runs)} folders ({", ".join(FLAGS.runs)}); '
+                             f'--picture={FLAGS.picture} expects one')
     if FLAGS.picture != 'confusion':
         pictures.require_matplotlib()
     path = FLAGS.output or f'{FLAGS.picture}.png'

@@ -1,19 +1,38 @@
-"""Starts the processes that the benchmarks measure, one at a time."""
+"""Starts the processes that the benchmarks measure, and writes down what they find."""
 import argparse
 import contextlib
-import functools
+import datetime
 import json
 import os
 import platform
+import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import typing
 from importlib import metadata
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_STEP = re.compile(r'(\S+ \S+): step (\d+)\b')
 _WARM_UP = 0.2  # Fraction of a run's steps, during which queues fill and memory grows.
+_SHOWN_LINES = 12  # Of the output of a process that failed.
+
+
+class Failed(RuntimeError):
+    """A process ended with another exit code than 0, or was ended after its time limit."""
+
+
+class Mark(typing.NamedTuple):
+    """State of a process when it printed the line of a step."""
+
+    step: int
+    time: float  # As printed.
+    used: float  # Processor time so far, in seconds.
+    peak: float  # Memory, in MB.
 
 
 def parser(module, description):
@@ -24,104 +43,137 @@ def parser(module, description):
     result.add_argument('--dataset', default='cifar10', help='name of the data set')
     result.add_argument('--batch_size', type=int, default=128, help='images per batch')
     result.add_argument('--net', default='tutorial', help='name of the network')
+    result.add_argument('--json', metavar='FILE', help='append each row to a file, as a line of '
+                        'JSON; the files of several machines can be joined')
+    result.add_argument('--commit', default=_commit(), help='name of the version, for --json')
     return result
 
 
-def _flags(options, **flags):
-    for name in ('data_dir', 'dataset', 'batch_size', 'net'):
-        flags.setdefault(name, getattr(options, name))
-    return [f'--{name}={value}' for name, value in flags.items()]
+def command(name, options, **flags):
+    """Words of a script ('NAME.py') or module with the flags of the data and the network."""
+    for each in ('data_dir', 'dataset', 'batch_size', 'net'):
+        flags.setdefault(each, getattr(options, each))
+    words = [name] if name.endswith('.py') else ['-m', name]
+    return words + [f'--{key}={value}' for key, value in flags.items() if value is not None]
 
 
-def trainer(script, options, **flags):
-    """Command of a training script that does not validate."""
-    return [sys.executable, script, '--validate_every=0', *_flags(options, **flags)]
+def trainer(options, script='cifar10_train.py', **flags):
+    """Words of a training script that prints every step and does not validate."""
+    return command(script, options, **{'validate_every': 0, 'log_frequency': 1, **flags})
 
 
 @contextlib.contextmanager
-def on_cores(cores):
-    """Processes that start within this context run on these cores, as with `taskset`."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+def started(words, prefix=(), **environment):
+    """Yields a process of Python, which has ended with its group when the context has.
+
+    It ends, too, when this process is killed: the guard then reads the end of its input.
+    """
+    with subprocess.Popen(
+            [*prefix, sys.executable, '-u', *words], cwd=ROOT, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, **environment}) as process, subprocess.Popen(
+            ['sh', '-c', f'read _; kill -s KILL -- -{process.pid}'], stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, start_new_session=True) as guard:
+        try:
+            yield process
+        finally:
+            guard.communicate()
 
 
-def measure(what, side, options, **flags):
-    """Runs `benchmarks.measure`: its result, plus `started`, the time when it was started."""
-    return _result(['benchmarks.measure', f'--what={what}', f'--side={side}',
-                    *_flags(options, **flags)])
+def lines(words, limit=1200, **environment):
+    """Runs Python; yields (line, process) for each line of its output when it comes.
+
+    Raises:
+        Failed: see there; the message has the last lines.
+    """
+    last = []
+    with started(words, **environment) as process:
+        late = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
+        late.start()
+        deadline = time.monotonic() + limit
+        try:
+            for line in process.stdout:
+                last = [*last, line][-_SHOWN_LINES:]
+                yield line.rstrip('\n'), process
+            process.wait()
+        finally:
+            late.cancel()
+    if time.monotonic() > deadline:
+        raise Failed(f'{" ".join(words)}: ended after {limit} seconds')
+    if process.returncode:
+        raise Failed(f'{" ".join(words)}: exit code {process.returncode}\n{"".join(last)}'.strip())
 
 
-def keras_fit(options, **flags):
-    """Runs `benchmarks.keras_fit`; its result is like that of `measure` of training."""
-    return _result(['benchmarks.keras_fit', *_flags(options, **flags)],
-                   env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'})
+def results(words, **options):
+    """Runs a module that prints lines of JSON; yields each object when it comes."""
+    for line, _ in lines(words, **options):
+        if line.startswith('{'):
+            yield json.loads(line)
 
 
-def _result(command, **process):
-    """The last line that a module prints, which is JSON, plus `started`."""
-    started = time.time()
-    done = subprocess.run([sys.executable, '-m', *command], stdout=subprocess.PIPE, text=True,
-                          check=False, cwd=ROOT, **process)
-    if done.returncode:
-        sys.exit(done.returncode)  # It has reported why on standard error.
-    return {**json.loads(done.stdout.splitlines()[-1]), 'started': started}
+def mark(line, process):
+    """The `Mark` of a line; None if it is not that of a step."""
+    found = _STEP.match(line)
+    if not found:
+        return None
+    with open(f'/proc/{process.pid}/status') as stream:
+        peak = re.findall(r'VmHWM:\s*(\d+) kB', stream.read()) or [0]  # It may have ended.
+    printed = datetime.datetime.fromisoformat(found[1]).timestamp()
+    return Mark(int(found[2]), printed, used(process.pid), int(peak[0]) / 1024)
+
+
+def used(pid):
+    """Processor time of all threads of a process so far, in seconds."""
+    return time.clock_gettime(~pid << 3 | 2)  # As clock_getcpuclockid of the C library.
+
+
+def train(words, images_per_step, folder=None, **options):
+    """Runs a training command, by default in a new folder.
+
+    Returns:
+        Dictionary: `start`, seconds until the line of the first step; and after warming up,
+        `rate`, images per second, and `busy`, milliseconds of processor time of the process per
+        step; `peak`, MB. A run of one step has only the first and the last.
+    """
+    started_at = time.time()
+    with tempfile.TemporaryDirectory() as new:
+        marks = [found for line, process in lines(
+            [*words, f'--train_dir={folder or new}'], **options) if (found := mark(line, process))]
+    result = {'start': marks[0].time - started_at, 'peak': max(each.peak for each in marks)}
+    first, last = marks[int(_WARM_UP * len(marks))], marks[-1]
+    if last.step > first.step:
+        steps = last.step - first.step
+        result.update(rate=images_per_step * steps / (last.time - first.time),
+                      busy=1000 * (last.used - first.used) / steps)
+    return result
 
 
 def in_turn(runs, turns):
     """Runs each of several functions once per turn, so that drift affects all of them alike.
 
     Args:
-        runs: {name: function without arguments}; the progress line shows str(name).
+        runs: {name: function without arguments}.
         turns: number of calls of each.
 
     Returns:
         {name: list of results, one per turn}.
     """
-    results = {name: [] for name in runs}
+    found = {name: [] for name in runs}
     for turn in range(turns):
         for name, run in runs.items():
             print(f'\r{f"{turn + 1} of {turns}: {name}":60}', end='', file=sys.stderr)
-            results[name].append(run())
+            found[name].append(run())
     print(f'\r{60 * " "}\r', end='', file=sys.stderr)
-    return results
+    return found
 
 
-def both_sides(what, options, **flags):
-    """Measures this project and the tutorial in turn: {side: list of results}."""
-    return in_turn({side: functools.partial(measure, what, side, options, **flags)
-                    for side in ('ours', 'tutorial')}, options.turns)
-
-
-def seconds_to_step_0(script, options, **flags):
-    """Seconds from the start of a training script to its line for step 0, in a new folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.time()
-        with subprocess.Popen(
-                trainer(script, options, max_steps=1, train_dir=os.path.join(folder, 'train'),
-                        **flags), stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-            times = [time.time() for line in process.stdout if ': step 0, ' in line]
-    if process.returncode:
-        sys.exit(process.returncode)  # It has reported why on standard error.
-    return times[0] - started
-
-
-def rate(run):
-    """Images per second of a training run after warming up, hooks included."""
-    return run['images_per_step'] / _per_step(run['ended'])
-
-
-def processor_ms(run):
-    """Milliseconds of processor time per step of a training run after warming up, all threads."""
-    return 1000 * _per_step(run['processor'])
-
-
-def _per_step(times):
-    times = times[int(_WARM_UP * len(times)):]
-    return (times[-1] - times[0]) / (len(times) - 1)
+def save(options, **row):
+    """Appends a row to the file of --json, with everything that it depends on."""
+    if options.json:
+        key = {name: getattr(options, name)
+               for name in ('batch_size', 'dataset', 'net', 'commit')}
+        with open(options.json, 'a') as stream:
+            stream.write(json.dumps({**key, 'machine': heading(), **row}) + '\n')
 
 
 def quartiles(values):
@@ -144,3 +196,9 @@ def heading():
     return (f'{names[0] if names else platform.processor()}, {len(os.sched_getaffinity(0))} cores; '
             f'TensorFlow {metadata.version("tensorflow")}, NumPy {metadata.version("numpy")}, '
             f'Python {platform.python_version()}, {platform.system()} {platform.release()}')
+
+
+def _commit():
+    done = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty'],
+                          capture_output=True, text=True, check=False)
+    return done.stdout.strip() or 'unknown'

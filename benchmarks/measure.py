@@ -1,17 +1,18 @@
-"""Measures one thing in its own process, and prints the result as a line of JSON.
+"""Measures one thing in its own process, and prints the result as lines of JSON.
 
-    python -m benchmarks.measure --what=train --side=ours --steps=200
+    python -m benchmarks.measure --what=step --net=resnet23 --batch_size=64
+    python -m benchmarks.measure --what=variants --variant='--batch_size=1024 --variables=gpu'
 
-The other benchmarks start these processes in turn. Each starts cold, unaffected by what another
-measurement left in memory or in TensorFlow's threads.
+The other benchmarks start these processes. Each starts cold, unaffected by what another measurement
+left in memory or in TensorFlow's threads. The functions of the project that are called directly
+are here, and nowhere else in the benchmarks.
 """
 from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
-import contextlib
-import importlib.util
-import io
 import json
-import tempfile
+import os
+import re
+import shlex
 import time
 
 import numpy as np
@@ -20,34 +21,43 @@ from absl import flags
 from absl.testing import flagsaver
 
 from benchmarks import floor
-from benchmarks import timing
+from benchmarks import trace
 from benchmarks import tutorial
 import cifar10
-import cifar10_multi_gpu_train
-import cifar10_train
-from cifar10_lib.datasets import table
-from cifar10_lib.evaluation import accuracy
-from cifar10_lib.program import devices
 from cifar10_lib import recipes
+from cifar10_lib.nets import variables
+from cifar10_lib.program import devices
 
-flags.DEFINE_enum('what', 'train', ['input', 'step', 'train', 'evaluate'], 'What to measure.')
-flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial', 'towers'],
-                  'This project, the original tutorial, or this project with --num_gpus towers.')
-flags.DEFINE_integer('steps', 200, 'Number of steps to train.', lower_bound=1)
-flags.DEFINE_float('seconds', 5.0, 'Seconds of reading input.', lower_bound=0.1)
-flags.DEFINE_list('replaced', [], "Fields of `tutorial.Parts` to replace by this project's when "
-                  'training with --side=tutorial.')
+flags.DEFINE_enum('what', 'step', ['input', 'step', 'variants', 'agreement', 'machine'],
+                  'What to measure.')
+flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial'], 'Whose input.')
+flags.DEFINE_float('seconds', 5.0, 'Seconds of reading input.', lower_bound=0.0)
 flags.DEFINE_integer('rounds', 10, 'Turns of each side when measuring steps.', lower_bound=1)
+flags.DEFINE_multi_string('variant', [''], 'Flags of a step to time; one row each.')
+flags.DEFINE_integer('timed_steps', 200, 'Steps of each variant.', lower_bound=1)
+
+# The settings that a GPU must decide, besides the flags of the trainers.
+flags.DEFINE_boolean('layout_pass', True, "TensorFlow's pass that turns NHWC into NCHW.")
+flags.DEFINE_boolean('tf_lrn', False, "The tutorial's layers with `tf.nn.lrn`, not ours.")
+flags.DEFINE_integer('fetch_loss', 10, 'Steps from one fetch of the loss to the next.')
+flags.DEFINE_integer('threads', 0, 'Threads that distort images; 0 for the number in training.')
+flags.DEFINE_boolean('tf32', True, 'Whether products of float32 may be computed in TF32.')
 
 FLAGS = flags.FLAGS
 
 _STEPS_PER_TURN = 5
+_WARM_UP = 5  # Steps.
 
 
-def measure_input(side):
-    """Images per second of the input alone, after warming up, and seconds to the first batch."""
-    batch = tf.group(*(cifar10.distorted_inputs() if side == 'ours' else
-                       tutorial.distorted_inputs(cifar10.source().folder, FLAGS.batch_size)))
+def measure_input():
+    """Yields images per second of the input alone, after warming up, and seconds to the first
+    batch."""
+    if FLAGS.side == 'ours':
+        cifar10.maybe_download_and_extract()
+        batch = tf.group(*cifar10.distorted_inputs())
+        _distort_by(FLAGS.threads)
+    else:
+        batch = tf.group(*tutorial.distorted_inputs(cifar10.source().folder, FLAGS.batch_size))
     creator = tf.train.ChiefSessionCreator(config=devices.session_config())
     with tf.train.MonitoredSession(creator) as session:  # It runs the queues.
         start = time.perf_counter()
@@ -55,37 +65,46 @@ def measure_input(side):
         first = time.perf_counter() - start
         _run_for(session, batch, FLAGS.seconds / 5)
         count, seconds = _run_for(session, batch, FLAGS.seconds)
-    return {'images_per_second': count * FLAGS.batch_size / seconds, 'first_batch_seconds': first}
+    yield {'rate': count * FLAGS.batch_size / seconds, 'first': first}
+
+
+def _distort_by(threads):
+    """Lets another number of threads run the operation that distorts and enqueues."""
+    runners = tf.get_collection_ref(tf.GraphKeys.QUEUE_RUNNERS)
+    for index, each in enumerate(runners):
+        if threads and 'prefetch_queue' in each.queue.name:
+            runners[index] = tf.train.QueueRunner(each.queue, threads * each.enqueue_ops[:1])
 
 
 def _run_for(session, operation, seconds):
     """Runs an operation repeatedly: the number of runs, and the seconds that they took."""
     start, count = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
+    while not count or time.perf_counter() - start < seconds:
         session.run(operation)
         count += 1
     return count, time.perf_counter() - start
 
 
-def train_op(images, labels):
+def _training(images, labels):
+    """Adds a step of training to the graph: (an operation that runs it, the loss)."""
     recipe = recipes.chosen()
-    loss = cifar10.loss(recipe.inference(images, training=True), labels)
-    return cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
+    logits = (tutorial.inference(images, cifar10._variable_on_cpu) if FLAGS.tf_lrn
+              else recipe.inference(images, training=True))
+    loss = cifar10.loss(logits, labels)
+    with tf.device(variables.device()):
+        return cifar10.train(loss, tf.train.get_or_create_global_step(), recipe), loss
 
 
-def stepper(build):
-    """A function that runs what `build` returns, in its own session, and returns the seconds."""
-    graph = tf.Graph()
-    with graph.as_default():
-        operation = build()
-        session = tf.Session(config=devices.session_config())
+def _session(build):
+    """A session with initialised variables, and what `build` adds to its graph."""
+    with tf.Graph().as_default() as graph:
+        built = build()
+        config = devices.session_config()
+        rewrites = config.graph_options.rewrite_options
+        rewrites.layout_optimizer = rewrites.DEFAULT if FLAGS.layout_pass else rewrites.OFF
+        session = tf.Session(config=config, graph=graph)
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-
-    def step():
-        start = time.perf_counter()
-        session.run(operation)
-        return time.perf_counter() - start
-    return step
+    return session, built
 
 
 def fixed_batch():
@@ -99,99 +118,117 @@ def fixed_batch():
                     tf.constant(labels, tf.int32)), images.shape
 
 
-def measure_step(_):
-    """Seconds of a step on a fixed batch, all sides in turn: dictionary from name to list."""
+def measure_step():
+    """Yields milliseconds of steps on a fixed batch, all sides in turn: {name: list}."""
     batch, shape = fixed_batch()
-    inference = recipes.chosen().inference
     is_tutorial = FLAGS.net == 'tutorial'
 
-    def plain(images, training=True):  # Without the matrix products of our LRN.
-        return tutorial.inference(images) if is_tutorial else inference(images, training)
+    def inference(images):
+        return recipes.chosen().inference(images, training=True)
 
-    builds = {
-        'ours': lambda: train_op(*batch()),
-        'floor': lambda: floor.operation(plain, shape),
-        'ours, forward': lambda: inference(batch()[0], training=False),
-        'floor, forward': lambda: floor.operation(
-            lambda images: plain(images, training=False), shape, backward=False)}
+    def published():
+        images, labels = batch()
+        return tutorial.train(tutorial.loss(tutorial.inference(images), labels),
+                              tf.train.get_or_create_global_step())
+
+    plain = tutorial.inference if is_tutorial else inference  # Our LRN has matrix products.
+    builds = {'ours': lambda: _training(*batch())[0],
+              'ours, forward': lambda: inference(batch()[0]),
+              'floor': lambda: floor.operation(plain, shape),
+              'floor, forward': lambda: floor.operation(plain, shape, backward=False)}
     if is_tutorial:
-        builds['tutorial'] = lambda: tutorial.training(*batch())[0]
-        builds['tutorial, forward'] = lambda: tutorial.inference(batch()[0])
-    steppers = {name: stepper(build) for name, build in builds.items()}
+        builds.update({'tutorial': published,
+                       'tutorial, forward': lambda: tutorial.inference(batch()[0])})
+    sides = {name: _session(build) for name, build in builds.items()}
     with flagsaver.flagsaver(use_bf16=True):
-        steppers['ours, bfloat16'] = stepper(builds['ours'])
-    if is_tutorial and importlib.util.find_spec('torch'):
-        from benchmarks import torch_net
-        steppers['PyTorch'], steppers['PyTorch, compiled'] = (
-            torch_net.Trainer(FLAGS.batch_size, compiled).step for compiled in (False, True))
-    for step in steppers.values():
-        for _ in range(_STEPS_PER_TURN):
-            step()
-    seconds = {name: [] for name in steppers}
-    for _ in range(FLAGS.rounds):
-        for name, step in steppers.items():
-            step()  # The caches still hold the other side's data.
-            seconds[name] += [step() for _ in range(_STEPS_PER_TURN)]
-    return seconds
+        sides['ours, bfloat16'] = _session(builds['ours'])
+    found = {name: [] for name in sides}
+    for turn in range(1 + FLAGS.rounds):  # The first warms up.
+        for name, (session, operation) in sides.items():
+            session.run(operation)  # The caches still hold the other side's data.
+            for _ in range(_STEPS_PER_TURN):
+                start = time.perf_counter()
+                session.run(operation)
+                found[name] += [1000 * (time.perf_counter() - start)] * (turn > 0)
+    yield found
 
 
-def measure_train(side):
-    """Training by the script itself: its `_Lines`, and peak memory."""
-    cifar10.maybe_download_and_extract()
-    train = {'ours': cifar10_train.train, 'towers': cifar10_multi_gpu_train.train,
-             'tutorial': lambda: tutorial.run(
-                 cifar10.source().folder, FLAGS.train_dir, FLAGS.steps, FLAGS.batch_size,
-                 FLAGS.log_frequency, tutorial.Parts(**dict.fromkeys(FLAGS.replaced, False)))}
-    with tempfile.TemporaryDirectory() as folder:
-        lines = _train(train[side], FLAGS.steps, folder)
-    towers = FLAGS.num_gpus if side == 'towers' else 1
-    return {**lines.clock.result(FLAGS.batch_size * towers), 'finished': time.time()}
+def measure_variants():
+    """Yields for each --variant: the first step, the rate, and what a traced step consists of."""
+    for text in FLAGS.variant:
+        with flagsaver.flagsaver():
+            FLAGS([FLAGS.what, *shlex.split(text)])
+            tf.config.experimental.enable_tensor_float_32_execution(FLAGS.tf32)
+            batch, _ = fixed_batch()
+            with tf.device('/gpu:0'):  # Elsewhere if there isn't one.
+                session, (step, loss) = _session(lambda batch=batch: _training(*batch()))
+            with session:
+                yield {'net': FLAGS.net, 'batch': FLAGS.batch_size, 'flags': text,
+                       **_timed(session, step, loss), **trace.of_a_step(session, step)}
 
 
-class _Lines(io.StringIO):
-    """A console whose `timing.Clock` notes when each step's line is printed."""
-
-    def __init__(self):
-        super().__init__()
-        self.clock = timing.Clock()
-
-    def write(self, text):
-        if ': step ' in text:
-            self.clock.step_ended()
-        return super().write(text)
-
-
-def _train(train, steps, folder):
-    """Trains in a folder; returns the `_Lines` printed."""
-    with contextlib.redirect_stdout(_Lines()) as lines, \
-            flagsaver.flagsaver(train_dir=folder, max_steps=steps, log_frequency=1):
-        train()
-    return lines
+def _timed(session, step, loss):
+    start = time.perf_counter()
+    session.run([step, loss])
+    first = time.perf_counter() - start
+    for _ in range(_WARM_UP):
+        session.run([step, loss])
+        session.run(step)
+    start = time.perf_counter()
+    for number in range(1, 1 + FLAGS.timed_steps):
+        # The last fetch waits for the GPU, too.
+        ends = number % FLAGS.fetch_loss == 0 or number == FLAGS.timed_steps
+        session.run([step, loss] if ends else step)
+    seconds = (time.perf_counter() - start) / FLAGS.timed_steps
+    return {'first step, s': round(first, 2), 'ms': round(1000 * seconds, 3),
+            'images/s': round(FLAGS.batch_size / seconds)}
 
 
-def measure_evaluate(side):
-    """Seconds to evaluate the test set with a checkpoint, building the graph included."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        _train(cifar10_train.train, 1, folder)
-        checkpoint = tf.train.latest_checkpoint(folder)
-        start = time.perf_counter()
-        if side == 'ours':
-            precision = accuracy.Evaluation().run(checkpoint).precision
-        else:
-            data_dir = cifar10.source().folder
-            precision = tutorial.evaluate(data_dir, checkpoint, FLAGS.batch_size,
-                                          table.CIFAR10.count(data_dir, eval_data=True))
-        seconds = time.perf_counter() - start
-    return {'seconds': seconds, 'precision': precision}
+def measure_agreement():
+    """Yields largest differences between GPU and CPU, with one batch and the same weights."""
+    tf.config.experimental.enable_tensor_float_32_execution(FLAGS.tf32)
+    batch, _ = fixed_batch()
+
+    def build():
+        images, labels = batch()
+        return [_computed(device, images, labels, reuse)
+                for device, reuse in (('cpu', False), ('gpu', True))]
+
+    session, operations = _session(build)
+    expected, got = session.run(operations)
+    yield {'net': FLAGS.net, 'logits': float(np.abs(got[0] - expected[0]).max()),
+           'gradients': float(max(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-30)
+                                  for ours, theirs in zip(got[1], expected[1])))}
 
 
-_MEASUREMENTS = {'input': measure_input, 'step': measure_step, 'train': measure_train,
-                 'evaluate': measure_evaluate}
+def _computed(device, images, labels, reuse):
+    """Logits and gradients of the network on a device."""
+    with tf.variable_scope(tf.get_variable_scope(), reuse=reuse), tf.device(f'/{device}:0'), \
+            tf.name_scope(device):
+        logits = recipes.chosen().inference(images, training=True)
+        loss = cifar10.loss(logits, labels)
+        return logits, tf.gradients(loss, tf.trainable_variables())
+
+
+def measure_machine():
+    """Yields devices, versions, and the files of the CUDA libraries after their first use."""
+    build = tf.sysconfig.get_build_info()
+    yield {'devices': devices.line(), 'GPUs': len(devices.gpu_names()),
+           'built for': {name: str(value) for name, value in build.items()
+                         if name.startswith(('cuda_', 'cudnn_'))}}
+    FLAGS.batch_size = 2
+    session, step = _session(lambda: _training(*fixed_batch()[0]())[0])
+    session.run(step)  # TensorFlow opens cuDNN and cuBLAS when they are first used.
+    with open('/proc/self/maps') as stream:
+        paths = {os.path.realpath(line.split()[-1]) for line in stream if '.so' in line}
+    yield {'libraries': sorted(path for path in paths if re.search(
+        r'/lib(cuda|cudart|cublas|cudnn|cupti|nccl)\.so', path))}
 
 
 def main():
-    print(json.dumps(_MEASUREMENTS[FLAGS.what](FLAGS.side)))
+    for row in globals()[f'measure_{FLAGS.what}']():
+        print(json.dumps(row))
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, recipes, cifar10_multi_gpu_train])
+    startup.run(main, [devices, cifar10, recipes, variables])

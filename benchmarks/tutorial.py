@@ -1,79 +1,42 @@
 """The yardstick: the tutorial's graph and session as they were published.
 
-16 threads read, decode, distort (`tf.image`) and shuffle one record at a time. The network is
-`plain_net`, with `tf.nn.lrn`, and its variables are reference variables. Summaries and checkpoints
-are as frequent as in the tutorial. Only `benchmarks` and a test that compares it with this
-project's graph use it.
+    python -m benchmarks.tutorial --data_dir=/tmp/cifar10_data --train_dir=/tmp/tutorial
+
+16 threads read, decode, distort (`tf.image`) and shuffle one record at a time. The network uses
+`tf.nn.lrn` and reference variables. The gradients wait for the averages of the losses; the averages
+of the variables do not wait for their update. Summaries and checkpoints are as frequent as in the
+tutorial. Nothing here comes from this project, so the comparison stays what it is.
 
 Source: https://github.com/tensorflow/models, tutorials/image/cifar10, cifar10_input.py, cifar10.py
 and cifar10_train.py.
 """
-import dataclasses
+import argparse
 import datetime
 import os
 import time
 
 import tensorflow.compat.v1 as tf
 
-from benchmarks import plain_net
-import cifar10
-import cifar10_input
-from cifar10_lib.datasets import table
-
 _IMAGE_SIZE = 24
+_RECORD_BYTES = 1 + 3 * 32 * 32  # A label, then three planes.
+_EXAMPLES = 50000
 _THREADS = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """Parts of the published code that may cost time; False replaces one by this project's.
-
-    Attributes:
-        input: one record at a time, by 16 threads; otherwise `cifar10.distorted_inputs`.
-        reader: a reader that checks nothing; otherwise `cifar10_input.read_cifar10`, which checks
-            each label, one record at a time.
-        layers: TensorFlow's own layers; otherwise those of `cifar10.inference`.
-        references: reference variables; otherwise resource variables.
-        losses_first: the gradients wait for the moving averages of the losses.
-        averages_beside: the moving averages of the variables do not wait for their update, so that
-            they may miss it.
-    """
-
-    input: bool = True
-    reader: bool = True
-    layers: bool = True
-    references: bool = True
-    losses_first: bool = True
-    averages_beside: bool = True
-
-
-PUBLISHED = Parts()
-
-
-def _read(paths, parts=PUBLISHED, **options):
-    """One record per run: float32 [32, 32, 3] and int32 []."""
-    files = tf.train.string_input_producer(paths, **options)
-    if not parts.reader:
-        result = cifar10_input.read_cifar10(files)
-        return tf.cast(result.uint8image, tf.float32), result.label[0]
-    reader = tf.FixedLengthRecordReader(record_bytes=table.CIFAR10.record_bytes)
-    record = tf.decode_raw(reader.read(files)[1], tf.uint8)  # A label, then three planes.
-    planes = tf.reshape(record[1:table.CIFAR10.record_bytes], [3, 32, 32])
-    image = tf.cast(tf.transpose(planes, [1, 2, 0]), tf.float32)
-    return image, tf.cast(record[0], tf.int32)
-
-
-def distorted_inputs(data_dir, batch_size, parts=PUBLISHED):
+def distorted_inputs(data_dir, batch_size):
     """Training batches: float32 [batch_size, 24, 24, 3] and int32 [batch_size]."""
-    if not parts.input:
-        return cifar10.distorted_inputs()
-    image, label = _read(table.CIFAR10.paths(data_dir, eval_data=False), parts)
+    files = tf.train.string_input_producer(
+        [os.path.join(data_dir, f'data_batch_{i}.bin') for i in range(1, 6)])
+    record = tf.decode_raw(tf.FixedLengthRecordReader(_RECORD_BYTES).read(files)[1], tf.uint8)
+    label = tf.cast(record[0], tf.int32)
+    planes = tf.reshape(record[1:_RECORD_BYTES], [3, 32, 32])
+    image = tf.cast(tf.transpose(planes, [1, 2, 0]), tf.float32)
     image = tf.random_crop(image, [_IMAGE_SIZE, _IMAGE_SIZE, 3])
     image = tf.image.random_flip_left_right(image)
     image = tf.image.random_brightness(image, max_delta=63)
     image = tf.image.random_contrast(image, lower=0.2, upper=1.8)
     image = tf.image.per_image_standardization(image)
-    minimum = int(0.4 * table.CIFAR10.count(data_dir, eval_data=False))
+    minimum = int(0.4 * _EXAMPLES)
     images, labels = tf.train.shuffle_batch(
         [image, label], batch_size, num_threads=_THREADS, capacity=minimum + 3 * batch_size,
         min_after_dequeue=minimum)
@@ -81,52 +44,63 @@ def distorted_inputs(data_dir, batch_size, parts=PUBLISHED):
     return images, labels
 
 
-def inputs(data_dir, batch_size):
-    """Endless test batches: float32 [batch_size, 24, 24, 3] and int32 [batch_size]."""
-    image, label = _read(table.CIFAR10.paths(data_dir, eval_data=True), shuffle=False)
-    image = tf.image.resize_with_crop_or_pad(image, _IMAGE_SIZE, _IMAGE_SIZE)
-    image = tf.image.per_image_standardization(image)
-    image.set_shape([_IMAGE_SIZE, _IMAGE_SIZE, 3])
-    minimum = int(0.4 * table.CIFAR10.count(data_dir, eval_data=True))
-    images, labels = tf.train.batch([image, label], batch_size, num_threads=_THREADS,
-                                    capacity=minimum + 3 * batch_size)
-    tf.summary.image('images', images)
-    return images, labels
-
-
-_STDDEV = {'conv1': 5e-2, 'conv2': 5e-2, 'local3': 0.04, 'local4': 0.04, 'softmax_linear': 1 / 192}
-_BIAS = {'conv1': 0.0, 'conv2': 0.1, 'local3': 0.1, 'local4': 0.1, 'softmax_linear': 0.0}
-
-
-def _kind_of_variables(parts):
-    """In this context, `tf.get_variable` makes reference variables, or else resource variables."""
-    return tf.variable_scope(tf.get_variable_scope(), use_resource=not parts.references)
-
-
-def _variable(name, shape):
-    layer, _, kind = name.partition('/')
-    initializer = (tf.constant_initializer(_BIAS[layer]) if kind == 'biases'
-                   else tf.truncated_normal_initializer(stddev=_STDDEV[layer]))
+def _variable_on_cpu(name, shape, initializer):
     with tf.device('/cpu:0'):
-        return tf.get_variable(name, shape, initializer=initializer)
+        return tf.get_variable(name, shape, initializer=initializer, use_resource=False)
 
 
-def _summarise(net, name):
-    tf.summary.histogram(name + '/activations', net)
-    tf.summary.scalar(name + '/sparsity', tf.nn.zero_fraction(net))
+def inference(images, get_variable=_variable_on_cpu):
+    """Logits, float32 [batch, 10], of float32 [batch, 24, 24, 3].
+
+    `get_variable` is a function of name, shape and initializer.
+    """
+    def weights(shape, stddev, decay=0.0):
+        kernel = get_variable('weights', shape, tf.truncated_normal_initializer(stddev=stddev))
+        if decay:
+            tf.add_to_collection('losses', tf.multiply(
+                tf.nn.l2_loss(kernel), decay, name='weight_loss'))
+        return kernel
+
+    def biases(count, value):
+        return get_variable('biases', [count], tf.constant_initializer(value))
+
+    with tf.variable_scope('conv1') as scope:
+        conv = tf.nn.conv2d(images, weights([5, 5, 3, 64], 5e-2), [1, 1, 1, 1], 'SAME')
+        conv1 = tf.nn.relu(tf.nn.bias_add(conv, biases(64, 0.0)), name=scope.name)
+        _summarise(conv1)  # [batch, 24, 24, 64]
+    norm1 = _lrn(_pool(conv1))  # [batch, 12, 12, 64]
+    with tf.variable_scope('conv2') as scope:
+        conv = tf.nn.conv2d(norm1, weights([5, 5, 64, 64], 5e-2), [1, 1, 1, 1], 'SAME')
+        conv2 = tf.nn.relu(tf.nn.bias_add(conv, biases(64, 0.1)), name=scope.name)
+        _summarise(conv2)  # [batch, 12, 12, 64]
+    pool2 = _pool(_lrn(conv2))  # [batch, 6, 6, 64]
+    with tf.variable_scope('local3') as scope:
+        flat = tf.reshape(pool2, [-1, 2304])
+        local3 = tf.nn.relu(tf.matmul(flat, weights([2304, 384], 0.04, 0.004)) + biases(384, 0.1),
+                            name=scope.name)
+        _summarise(local3)
+    with tf.variable_scope('local4') as scope:
+        local4 = tf.nn.relu(tf.matmul(local3, weights([384, 192], 0.04, 0.004)) + biases(192, 0.1),
+                            name=scope.name)
+        _summarise(local4)
+    with tf.variable_scope('softmax_linear') as scope:
+        logits = tf.add(tf.matmul(local4, weights([192, 10], 1 / 192)), biases(10, 0.0),
+                        name=scope.name)
+        _summarise(logits)
+    return logits
 
 
-def inference(images, parts=PUBLISHED):
-    """Logits, float32 [batch, 10], of float32 [batch, 24, 24, 3]."""
-    if not parts.layers:
-        return cifar10.inference(images)
-    with _kind_of_variables(parts):
-        variables = {name: _variable(name, shape) for name, shape in plain_net.SHAPES.items()}
-    for name in plain_net.DECAYED:
-        tf.add_to_collection('losses', tf.multiply(
-            tf.nn.l2_loss(variables[name]), plain_net.WEIGHT_DECAY,
-            name=name.replace('weights', 'weight_loss')))
-    return plain_net.logits(images, variables, observe=_summarise)
+def _pool(net):
+    return tf.nn.max_pool(net, [1, 3, 3, 1], [1, 2, 2, 1], 'SAME')
+
+
+def _lrn(net):
+    return tf.nn.lrn(net, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
+
+
+def _summarise(net):
+    tf.summary.histogram(net.op.name + '/activations', net)
+    tf.summary.scalar(net.op.name + '/sparsity', tf.nn.zero_fraction(net))
 
 
 def loss(logits, labels):
@@ -146,13 +120,13 @@ def _loss_summaries(total_loss):
     return update
 
 
-def train(total_loss, global_step, parts=PUBLISHED):
+def train(total_loss, global_step):
     """An operation that runs one training step."""
     rate = tf.train.exponential_decay(
-        0.1, global_step, int(50000 / 128 * 350.0), 0.1, staircase=True)
+        0.1, global_step, int(_EXAMPLES / 128 * 350.0), 0.1, staircase=True)
     tf.summary.scalar('learning_rate', rate)
     loss_averages = _loss_summaries(total_loss)
-    with tf.control_dependencies([loss_averages] if parts.losses_first else []):
+    with tf.control_dependencies([loss_averages]):
         optimizer = tf.train.GradientDescentOptimizer(rate)
         gradients = optimizer.compute_gradients(total_loss)
     descent = optimizer.apply_gradients(gradients, global_step)
@@ -161,17 +135,7 @@ def train(total_loss, global_step, parts=PUBLISHED):
     for gradient, variable in gradients:
         tf.summary.histogram(variable.op.name + '/gradients', gradient)
     averages = tf.train.ExponentialMovingAverage(0.9999, global_step)
-    with tf.control_dependencies([] if parts.averages_beside else [descent]):
-        averaged = averages.apply(tf.trainable_variables())
-    return tf.group(descent, averaged, loss_averages, name='train')
-
-
-def training(images, labels, parts=PUBLISHED):
-    """The graph of a training step and its variables: (an operation that runs it, the loss)."""
-    with _kind_of_variables(parts):
-        global_step = tf.train.get_or_create_global_step()
-        total_loss = loss(inference(images, parts), labels)
-        return train(total_loss, global_step, parts), total_loss
+    return tf.group(descent, averages.apply(tf.trainable_variables()), name='train')
 
 
 class _Logger(tf.train.SessionRunHook):
@@ -195,33 +159,29 @@ class _Logger(tf.train.SessionRunHook):
                   f'({self._batch_size / seconds:.1f} examples/sec; {seconds:.3f} sec/batch)')
 
 
-def run(data_dir, train_dir, max_steps, batch_size, log_frequency, parts=PUBLISHED):
-    """Trains as the tutorial's script does, with its session and hooks."""
-    with tf.Graph().as_default():
-        with tf.device('/cpu:0'):
-            images, labels = distorted_inputs(data_dir, batch_size, parts)
-        train_op, total_loss = training(images, labels, parts)
-        hooks = [tf.train.StopAtStepHook(last_step=max_steps), tf.train.NanTensorHook(total_loss),
-                 _Logger(total_loss, batch_size, log_frequency)]
-        with tf.train.MonitoredTrainingSession(checkpoint_dir=train_dir, hooks=hooks) as session:
-            while not session.should_stop():
-                session.run(train_op)
+def main():
+    parser = argparse.ArgumentParser(prog='python -m benchmarks.tutorial')
+    parser.add_argument('--data_dir', default='/tmp/cifar10_data')
+    parser.add_argument('--train_dir', default='/tmp/cifar10_train')
+    parser.add_argument('--batch_size', type=int, default=128)
+    parser.add_argument('--max_steps', type=int, default=100000)
+    parser.add_argument('--log_frequency', type=int, default=10)
+    options = parser.parse_args()
+    tf.disable_v2_behavior()
+    with tf.device('/cpu:0'):
+        images, labels = distorted_inputs(
+            os.path.join(options.data_dir, 'cifar-10-batches-bin'), options.batch_size)
+    global_step = tf.train.get_or_create_global_step()
+    total_loss = loss(inference(images), labels)
+    train_op = train(total_loss, global_step)
+    hooks = [tf.train.StopAtStepHook(last_step=options.max_steps),
+             tf.train.NanTensorHook(total_loss),
+             _Logger(total_loss, options.batch_size, options.log_frequency)]
+    with tf.train.MonitoredTrainingSession(
+            checkpoint_dir=options.train_dir, hooks=hooks) as session:
+        while not session.should_stop():
+            session.run(train_op)
 
 
-def evaluate(data_dir, checkpoint, batch_size, num_examples):
-    """Precision @ 1 as the tutorial counts it: in whole batches, some images twice."""
-    with tf.Graph().as_default():
-        images, labels = inputs(data_dir, batch_size)
-        top_k = tf.nn.in_top_k(inference(images), labels, 1)
-        averages = tf.train.ExponentialMovingAverage(0.9999)
-        saver = tf.train.Saver(averages.variables_to_restore())
-        tf.summary.merge_all()
-        with tf.Session() as session:
-            saver.restore(session, os.path.abspath(checkpoint))
-            coordinator = tf.train.Coordinator()
-            threads = tf.train.start_queue_runners(session, coordinator)
-            batches = -(-num_examples // batch_size)
-            right = sum(int(session.run(top_k).sum()) for _ in range(batches))
-            coordinator.request_stop()
-            coordinator.join(threads)
-    return right / (batches * batch_size)
+if __name__ == '__main__':
+    main()

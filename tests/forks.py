@@ -1,80 +1,52 @@
-"""Starts Python as a fork of a process that has imported TensorFlow: in 0.2 s instead of 4 s.
+"""Starts Python as a fork of a process that has imported TensorFlow: in 0.3 s instead of 4 s.
 
-The forked process is a child of the process that asked for it, so that signals, exit codes, process
-IDs and parents are those of any other child. TensorFlow has never run in the forked process; only
-its import is shared. `Python` starts an ordinary process where a fork would differ from one.
-
-Run as a script, this module is the server: it forks itself when a message arrives.
+The process is `multiprocessing`'s fork server. TensorFlow has never run in it; only the import is
+shared. A forked process is the server's child, and Python's `atexit` does not run in it. `Python`
+starts an ordinary process where a fork would differ in more.
 """
-import atexit
-import contextlib
-import ctypes
-import gc
-import importlib
+import functools
 import json
+import multiprocessing
 import os
 import pathlib
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import threading
+import time
 import types
+from multiprocessing import connection
+from multiprocessing import pool
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Python and TensorFlow read these variables when they start.
 _AT_START = ('PYTHON', 'LANG', 'LC_', 'LD_', 'TF_', 'CUDA_', 'OMP_', 'MALLOC_')
-
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 
-_lock = threading.Lock()
-_servers = {}  # From the variables that Python and TensorFlow read to the socket of a server.
-servers_pids = set()
-_environment = None  # The one of the first server.
+_forkserver = multiprocessing.get_context('forkserver')
+_forkserver.set_forkserver_preload(['cifar10_lib.program.startup', 'forks'])
+_environment = dict(os.environ)  # The server's.
+_Popen = subprocess.Popen  # Tests of programs that start others replace it by `Python`.
 
 
-class Python(subprocess.Popen):
-    """A `subprocess.Popen` of Python.
+def Python(args, ignore=(), env=None, preexec_fn=None, pass_fds=(), **options):  # noqa: N802
+    """Starts Python: a `subprocess.Popen`, or a `_Fork`, which is like one.
 
     Args:
         args: as for `subprocess.Popen`; `sys.executable` comes first.
-        ignore: the signals that the process ignores at first. By default, those that this process
-            ignores, as for any new process.
-        **options: as for `subprocess.Popen`.
+        ignore: the signals that the process ignores at first.
+        env, preexec_fn, pass_fds, **options: as for `subprocess.Popen`.
     """
-
-    def __init__(self, args, ignore=None, **options):
-        self._ignore = _ignored() if ignore is None else ignore
-        super().__init__([os.fsdecode(word) for word in args], **options)
-
-    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env,
-                       startupinfo, creationflags, shell, p2cread, p2cwrite, c2pread, c2pwrite,
-                       errread, errwrite, *others):
-        env = {os.fsdecode(name): os.fsdecode(value)
-               for name, value in (os.environ if env is None else env).items()}
-        _, gid, gids, uid, umask, start_new_session = others[:6]
-        special = preexec_fn or pass_fds or not gid == gids == uid is None
-        if special or not _can_fork(args) or _needs_own_start(env):
-            prepare = preexec_fn or (lambda: _set_signals(self._ignore))
-            super()._execute_child(
-                args, executable, prepare, close_fds, pass_fds, cwd, env, startupinfo,
-                creationflags, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite,
-                *others)
-            return
-        request = {
-            'arguments': args, 'environment': env, 'folder': os.fspath(cwd or os.getcwd()),
-            'umask': _umask() if umask == -1 else umask, 'session': start_new_session,
-            'ignore': list(self._ignore), 'cores': list(os.sched_getaffinity(0))}
-        try:
-            self.pid = _fork(request, [p2cread if p2cread >= 0 else 0,
-                                       c2pwrite if c2pwrite >= 0 else 1,
-                                       errwrite if errwrite >= 0 else 2])
-            self._child_created = True
-        finally:
-            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+    args = [os.fsdecode(word) for word in args]
+    env = {os.fsdecode(name): os.fsdecode(value)
+           for name, value in (os.environ if env is None else env).items()}
+    is_program = args[0] == sys.executable and (args[1] in ('-c', '-m') or args[1][0] != '-')
+    if is_program and not (preexec_fn or pass_fds) and _at_start(env) == _at_start(_environment):
+        return _Fork(args, env, ignore, **options)
+    return _Popen(args, env=env, pass_fds=pass_fds, **options,
+                            preexec_fn=preexec_fn or (lambda: _set_signals(ignore)))
 
 
 def run(args, capture_output=False, timeout=None, check=False, **options):
@@ -93,30 +65,94 @@ def run(args, capture_output=False, timeout=None, check=False, **options):
     return done
 
 
-def prepare(environment):
-    """Makes `Python` fork processes of this environment, too, although it differs from the tests'
-    in what Python and TensorFlow read when they start."""
-    global _environment
-    _environment = _environment or dict(os.environ)
-    with _lock:
-        if _at_start(environment) not in _servers:
-            _start_server(environment)
+class _Fork:
+    """What the tests use of a `subprocess.Popen`."""
+
+    def __init__(self, args, env, ignore, stdin=None, stdout=None, stderr=None, text=False,
+                 cwd=None, umask=-1, start_new_session=False):
+        self.args, self.returncode = args, None
+        self._ended, self._readers = threading.Event(), {}
+        request = {'args': args, 'env': env, 'cwd': os.fspath(cwd or os.getcwd()),
+                   'umask': _umask() if umask == -1 else umask, 'session': start_new_session,
+                   'ignore': ignore, 'path': _python_path(), 'cores': os.sched_getaffinity(0)}
+        theirs, ours = zip(*map(_files, (stdin, stdout, stderr), range(3)))
+        self._process = _forkserver.Process(target=_main, args=(request, theirs), daemon=True)
+        self._process.start()
+        self.pid = self._process.pid
+        for each in theirs:
+            each.close()
+        self.stdin, self.stdout, self.stderr = (
+            number and open(number, mode if text else mode + 'b')  # noqa: SIM115
+            for number, mode in zip(ours, 'wrr'))
+        threading.Thread(target=self._join, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for stream in filter(None, (self.stdin, self.stdout, self.stderr)):
+            stream.close()
+        self.wait()
+
+    def _join(self):
+        self._process.join()
+        self.returncode = self._process.exitcode
+        self._ended.set()
+
+    def poll(self):
+        return self.returncode
+
+    def wait(self, timeout=None):
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def communicate(self, input=None, timeout=None):
+        deadline = time.monotonic() + (timeout or threading.TIMEOUT_MAX)
+        if self.stdin:
+            self.stdin.close()
+        for stream in filter(None, (self.stdout, self.stderr)):
+            if stream not in self._readers:  # Otherwise an earlier call timed out.
+                self._readers[stream] = pool.ThreadPool(1).apply_async(stream.read)
+        try:
+            texts = [stream and self._readers[stream].get(max(0, deadline - time.monotonic()))
+                     for stream in (self.stdout, self.stderr)]
+        except multiprocessing.TimeoutError as error:
+            raise subprocess.TimeoutExpired(self.args, timeout) from error
+        self.wait(max(0, deadline - time.monotonic()))
+        return texts
+
+    def send_signal(self, number):
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
 
 
-def _can_fork(args):
-    if sys.platform != 'linux' or args[0] != sys.executable:
-        return False
-    return not args[1].startswith('-') or args[1] in ('-c', '-m')  # No option of the interpreter.
+def _files(given, number):
+    """Returns a standard stream for the process, as a `Connection`, which can be sent to it, and
+    our end of it: the number of a file descriptor, or None."""
+    if given == subprocess.PIPE:
+        read_end, write_end = os.pipe()
+        theirs, ours = (read_end, write_end) if number == 0 else (write_end, read_end)
+    elif given == subprocess.DEVNULL:
+        theirs, ours = os.open(os.devnull, os.O_RDWR), None
+    else:
+        theirs, ours = os.dup(number if given is None else
+                              given if isinstance(given, int) else given.fileno()), None
+    return connection.Connection(theirs), ours
 
 
-def _needs_own_start(environment):
-    read = _at_start(environment)
-    return read not in _servers and read != _at_start(_environment or os.environ)
-
-
-def _at_start(environment):
-    return tuple(sorted((name, value) for name, value in environment.items()
-                        if name.startswith(_AT_START) and name != 'TF_CONFIG'))
+@functools.cache
+def _python_path():
+    """The folders that Python searches when it starts, without that of the program."""
+    program = 'import json, sys; print(json.dumps(sys.path[1:]))'
+    with _Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, env=_environment) as done:
+        return json.loads(done.communicate()[0])
 
 
 def _umask():
@@ -125,9 +161,9 @@ def _umask():
     return mask
 
 
-def _ignored():
-    return [number for number in signal.valid_signals()
-            if signal.getsignal(number) is signal.SIG_IGN]
+def _at_start(environment):
+    return {name: value for name, value in environment.items()
+            if name.startswith(_AT_START) and name != 'TF_CONFIG'}
 
 
 def _set_signals(ignore):
@@ -139,119 +175,43 @@ def _set_signals(ignore):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _fork(request, files):
-    """Makes the server fork; returns the process ID of the new child of this process."""
-    environment = _at_start(request['environment'])
-    with _lock, _adopting():
-        if environment not in _servers:
-            _start_server(request['environment'])
-        server = _servers[environment]
-        socket.send_fds(server, [json.dumps(request).encode()], files)
-        answer = server.recv(100)
-    if not answer:
-        raise ChildProcessError('the process that forks has ended')
-    return int(answer)
-
-
-@contextlib.contextmanager
-def _adopting():
-    """Makes this process the parent of grandchildren whose parent ends."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        prctl(_PR_SET_CHILD_SUBREAPER, 0)
-
-
-def _start_server(environment):
-    global _environment
-    _environment = _environment or dict(environment)
-    server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        servers_pids.add(subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,  # A fork keeps one thread only.
-            env={**environment, 'OPENBLAS_NUM_THREADS': '1'}).pid)
-    atexit.register(server.close)  # Ends the server.
-    _servers[_at_start(environment)] = server
-
-
-def _serve(server):
-    """Answers messages until the other end is closed, then exits.
-
-    Returns:
-        In a forked process: (request, file descriptors).
-    """
-    while True:
-        message, files, _, _ = socket.recv_fds(server, 1 << 20, 3)
-        if not message:
-            os._exit(0)
-        adopted, parent_ended = os.pipe()
-        number, numbers = os.pipe()
-        between = os.fork()
-        if between == 0:
-            child = os.fork()
-            if child:
-                os.write(numbers, str(child).encode())
-                os._exit(0)
-            os.close(parent_ended)
-            os.read(adopted, 1)  # Until the process between has ended.
-            for each in (adopted, number, numbers):
-                os.close(each)
-            server.close()
-            return json.loads(message), files
-        os.waitpid(between, 0)
-        server.send(os.read(number, 100))
-        for each in (adopted, parent_ended, number, numbers, *files):
-            os.close(each)
-
-
-def _next_program(server):
-    """Serves; in a forked process, does what Python does before it runs a program.
-
-    Returns:
-        A function without arguments that runs the program.
-    """
-    request, files = _serve(server)
-    if any(word.startswith('--num_workers=') for word in request['arguments']):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork():
-            theirs.close()
-            _serve_launchers(ours)
-        else:  # Its children are the launcher's.
-            ours.close()
-            for each in files:
-                os.close(each)
-            request, files = _serve(theirs)
-    for target, source in enumerate(files):
-        os.dup2(source, target)
-        os.close(source)
+def _main(request, files):
+    """Runs a program in the forked process, and ends the process as Python would."""
+    for number, file in enumerate(files):
+        os.dup2(file.fileno(), number)
+        file.close()
+    sys.stdin = open(0, encoding=sys.stdout.encoding,  # noqa: SIM115, was replaced, too.
+                     errors=sys.stdout.errors, closefd=False)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))
     if request['session']:
         os.setsid()
-    os.chdir(request['folder'])
+    os.chdir(request['cwd'])
     os.umask(request['umask'])
     os.sched_setaffinity(0, request['cores'])
     os.environ.clear()
-    os.environ.update(request['environment'])
-    sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    os.environ.update(request['env'])
+    sys.path[:] = request['path']
     _set_signals(request['ignore'])
-    return _program(request['arguments'])
+    try:
+        _run(request['args'])
+    except SystemExit:
+        raise
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
+        sys.exit(1)
 
 
-def _serve_launchers(server):
-    """Makes this process fork its workers, too; the launcher starts them by `subprocess.Popen`."""
-    _servers[_at_start(_environment)] = server
-    subprocess.Popen = Python
-
-
-def _program(arguments):
+def _run(arguments):
     sys.orig_argv[:] = arguments
     option, *rest = arguments[1:]
     if option == '-m':
         sys.path.insert(0, os.getcwd())
         sys.argv[:] = rest
-        return lambda: runpy.run_module(rest[0], run_name='__main__', alter_sys=True)
+        runpy.run_module(rest[0], run_name='__main__', alter_sys=True)
+        return
     main = sys.modules['__main__'] = types.ModuleType('__main__')
     if option == '-c':
         sys.path.insert(0, '')
@@ -262,21 +222,4 @@ def _program(arguments):
         sys.argv[:] = [option, *rest]
         main.__file__ = option
         code = compile(pathlib.Path(option).read_bytes(), option, 'exec')
-    return lambda: exec(code, main.__dict__)
-
-
-def _import_once():
-    """Imports what every script imports first; other modules define flags that some lack."""
-    sys.path[0] = str(ROOT)
-    importlib.import_module('cifar10_lib.program.startup')
-    del sys.path[0]
-    gc.collect()
-    gc.freeze()  # Keeps the collector from writing to shared pages.
-
-
-if __name__ == '__main__':
-    for _number in (signal.SIGINT, signal.SIGHUP):  # Meant for pytest, which closes the socket.
-        signal.signal(_number, signal.SIG_IGN)
-    _environment = dict(os.environ)
-    _import_once()
-    _next_program(socket.socket(fileno=int(sys.argv[1])))()
+    exec(code, main.__dict__)

@@ -1,10 +1,53 @@
-"""Random weights of the plain network, and checkpoints of them as TF1 code wrote them."""
+"""The tutorial's network in TensorFlow's own operations; checkpoints as TF1 code wrote them."""
 import os
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from benchmarks.plain_net import SHAPES, logits, loss  # noqa: F401, for the tests.
+SHAPES = {
+    'conv1/weights': [5, 5, 3, 64], 'conv1/biases': [64],
+    'conv2/weights': [5, 5, 64, 64], 'conv2/biases': [64],
+    'local3/weights': [2304, 384], 'local3/biases': [384],
+    'local4/weights': [384, 192], 'local4/biases': [192],
+    'softmax_linear/weights': [192, 10], 'softmax_linear/biases': [10],
+}
+_DECAYED = ('local3/weights', 'local4/weights')
+_WEIGHT_DECAY = 0.004
+
+
+def logits(images, variables):
+    """Logits, float32 [batch, 10], of images, float32 [batch, 24, 24, 3].
+
+    `variables` maps the names in `SHAPES` to tensors.
+    """
+    def conv(net, name):
+        net = tf.nn.conv2d(net, variables[name + '/weights'], [1, 1, 1, 1], 'SAME')
+        return tf.nn.relu(tf.nn.bias_add(net, variables[name + '/biases']))
+
+    def dense(net, name):
+        return tf.matmul(net, variables[name + '/weights']) + variables[name + '/biases']
+
+    net = _lrn(_pool(conv(images, 'conv1')))  # [batch, 12, 12, 64]
+    net = _pool(_lrn(conv(net, 'conv2')))  # [batch, 6, 6, 64]
+    net = tf.reshape(net, [-1, 2304])
+    net = tf.nn.relu(dense(net, 'local3'))  # [batch, 384]
+    net = tf.nn.relu(dense(net, 'local4'))  # [batch, 192]
+    return dense(net, 'softmax_linear')  # [batch, 10]
+
+
+def _pool(net):
+    return tf.nn.max_pool(net, [1, 3, 3, 1], [1, 2, 2, 1], 'SAME')
+
+
+def _lrn(net):
+    return tf.nn.lrn(net, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
+
+
+def loss(logits_, labels, variables):
+    """Mean cross entropy plus 0.004 |w|^2 / 2 of local3 and local4: float32 []."""
+    cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits_)
+    decay = [_WEIGHT_DECAY * tf.nn.l2_loss(variables[name]) for name in _DECAYED]
+    return tf.add_n([tf.reduce_mean(cross_entropy), *decay])
 
 
 def weights(seed, scale=1.0):

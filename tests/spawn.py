@@ -50,7 +50,7 @@ def run_script(name, *arguments, **options):
 def run(arguments, **options):
     """Runs Python in a process of its own: a `subprocess.CompletedProcess`."""
     options = {'text': True, 'timeout': PATIENCE, 'env': environment(), **options}
-    return forks.run([sys.executable, *arguments], ignore=(), **options)
+    return forks.run([sys.executable, *arguments], **options)
 
 
 def start_script(name, *arguments):
@@ -95,12 +95,26 @@ def _processes_end_with_their_test():
     A launcher and its workers would otherwise train on, and slow down all later tests. Processes of
     fixtures with a wider scope are older than the test, and stay.
     """
-    earlier = children(os.getpid())
+    earlier = _programs()
     yield
-    for pid in set(children(os.getpid())) - {*earlier, *forks.servers_pids}:
+    for pid in _programs() - earlier:
         _kill_tree(pid)
         with contextlib.suppress(ChildProcessError):  # A thread of the test has waited for it.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # `Popen` still gets the exit code.
+
+
+def _programs():
+    """Process IDs of the children of this process and of `multiprocessing`'s fork server."""
+    ours = children(os.getpid())
+    servers = [pid for pid in ours if b'from multiprocessing.' in _command(pid)]
+    return {*ours, *sum(map(children, servers), [])} - {*servers}
+
+
+def _command(pid):
+    try:
+        return pathlib.Path(f'/proc/{pid}/cmdline').read_bytes()
+    except OSError:  # It has ended.
+        return b''
 
 
 def _kill_tree(pid):

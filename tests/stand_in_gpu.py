@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 
-import forks
 import pytest
 import spawn
 
@@ -54,9 +53,7 @@ def environment(without=(), **settings):
 
 def run(name, *arguments, **settings):
     """Runs a script with stand-ins for GPUs: as `spawn.run_script`."""
-    variables = environment(**settings)
-    forks.prepare(variables)
-    return spawn.run_script(name, *arguments, env=variables)
+    return spawn.run_script(name, *arguments, env=environment(**settings))
 
 
 @functools.cache

@@ -18,8 +18,8 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
-from benchmarks import link
 import cifar10
+import link
 import cifar10_distributed_train
 import cifar10_input
 from cifar10_lib.runs import metrics
@@ -228,6 +228,16 @@ def await_steps(process):
     raise AssertionError(process.stderr.read())
 
 
+def await_checkpoint(process, step):
+    """Waits for a checkpoint of this step or a later one."""
+    def saved():
+        names = os.listdir(FLAGS.train_dir) if os.path.isdir(FLAGS.train_dir) else []
+        return [int(number) for number in re.findall(r'ckpt-(\d+)\.index\b', ' '.join(names))]
+    while max(saved(), default=-1) < step:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.1)
+
+
 def workers_of(process):
     """The workers' process IDs in order of rank, after the first steps."""
     await_steps(process)
@@ -338,11 +348,14 @@ def test_a_signal_to_one_worker_lets_worker_0_save(half_bright, rank, number):
 def test_lost_workers_start_again_from_the_last_checkpoint(half_bright):
     """One is killed; later, another one freezes."""
     process = start('--max_steps=100000', '--max_restarts=1', '--save_checkpoint_steps=5')
+    resumed = 0
     for rank, number in ((1, signal.SIGKILL), (0, signal.SIGSTOP)):
-        os.kill(workers_of(process)[rank], number)
+        await_checkpoint(process, resumed + 1)
+        os.kill(spawn.workers(process.pid)[rank], number)
         for line in process.stdout:
             if line.startswith('Resuming from'):
-                assert int(line.rsplit('-', 1)[1].rstrip('.\n')) >= 5
+                resumed, earlier = int(line.rsplit('-', 1)[1].rstrip('.\n')), resumed
+                assert resumed > earlier
                 break
     await_steps(process)
     process.send_signal(signal.SIGTERM)

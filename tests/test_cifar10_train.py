@@ -2,14 +2,19 @@ import os
 import signal
 import socket
 
+import numpy as np
 import outcomes
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
+from absl import app
 from absl import flags
 from absl.testing import flagsaver
 
+import cifar10
 import cifar10_train
+from cifar10_lib.runs import checkpoints
+from cifar10_lib.training import session as training
 
 FLAGS = flags.FLAGS
 
@@ -140,3 +145,34 @@ def test_synthetic_images_are_learned_in_300_steps(tmp_path):
                             '--max_steps=300', timeout=600).returncode == 0
     with flagsaver.flagsaver(data_dir=f'{tmp_path}/data', dataset='synthetic'):
         assert outcomes.precision(f'{tmp_path}/train') >= 0.95
+
+
+def test_a_new_run_starts_with_the_weights_of_another(trained, tmp_path, monkeypatch, capsys):
+    """The averages of all layers but the last, which has two more classes; not its step."""
+    monkeypatch.setattr(cifar10, 'NUM_CLASSES', 12)
+    theirs = checkpoints.read(tf.train.latest_checkpoint(FLAGS.train_dir))
+    with flagsaver.flagsaver(initial_checkpoint=FLAGS.train_dir, train_dir=str(tmp_path / 'new'),
+                             max_steps=0):
+        cifar10_train.train()
+        ours = checkpoints.read(tf.train.latest_checkpoint(FLAGS.train_dir))
+        assert '; new: softmax_linear/biases, softmax_linear/weights.' in capsys.readouterr().out
+        FLAGS.max_steps = 1
+        cifar10_train.train()
+        assert 'Starting with' not in capsys.readouterr().out
+    average = '/ExponentialMovingAverage'
+    assert ours['global_step'] == 0
+    assert ours['softmax_linear/weights'].shape == (192, 12)
+    for name in ('conv1/weights', 'local4/biases'):
+        assert (theirs[name] != theirs[name + average]).any()
+        for copy in (name, name + average):
+            np.testing.assert_array_equal(ours[copy], theirs[name + average])
+
+
+@pytest.mark.parametrize('net, words', [('tutorial', 'No checkpoint in --initial_checkpoint='),
+                                        ('resnet23', 'has no weights of --net=resnet23')])
+def test_no_weights_to_start_with(trained, tmp_path, net, words):
+    folder = FLAGS.train_dir if net == 'resnet23' else str(tmp_path)
+    with flagsaver.flagsaver(net=net, initial_checkpoint=folder, train_dir=str(tmp_path / 'new')):
+        with pytest.raises(app.UsageError, match=words):
+            if training.steps_left():
+                cifar10_train.train()

@@ -9,7 +9,7 @@ import pytest
 import spawn
 import tensorflow.compat.v1 as tf
 
-from benchmarks import link
+import link
 import cifar10
 from cifar10_lib.program import cores
 from cifar10_lib.training import solo
@@ -452,3 +452,20 @@ def test_a_firewall_in_front_of_a_server_is_reported_with_its_address(blocked, d
     assert errors[blocked] == f'-c: {line}'
     assert errors[other] == f'-c: worker {blocked} ({hosts[blocked]}) failed: {line}'
     assert [process.returncode for process in processes] == [75, 75]
+
+
+@pytest.mark.slow
+@networks.with_networks
+def test_a_link_that_breaks_during_a_step_is_not_taken_for_slowness():
+    """Worker 2 can still send heartbeats to worker 0, but nobody can send to worker 2's server."""
+    with link.networks() as (names, addresses):
+        hosts = [f'{addresses[0]}:2220', f'{addresses[0]}:2221', f'{addresses[1]}:2222']
+        processes = [start_one(
+            rank, ','.join(hosts), 'endless', '--step_timeout=10', network=names[rank // 2],
+            MEETING=f'{addresses[0]}:2229') for rank in range(3)]
+        started(processes)
+        block(names[0], 2222, drops=True)
+        errors = [process.communicate(timeout=spawn.PATIENCE)[1] for process in processes]
+    for error in errors:
+        assert f'cannot connect to worker 2 ({hosts[2]}): timed out; does a firewall' in error
+    assert [process.returncode for process in processes] == [75, 75, 75]

@@ -30,7 +30,7 @@ SCRIPTS = [name for name in FILES
 
 # Of other programs, by the words that call them.
 OPTIONS_OF_OTHERS = {
-    'mpirun': {'-n', '-x', '--hostfile', '--allow-run-as-root', '--bind-to', '--oversubscribe'},
+    'mpirun': {'-n', '--mca', '--hostfile', '--allow-run-as-root', '--bind-to', '--oversubscribe'},
     'pytest': {'-m', '-k'},
     'tensorboard': {'--logdir', '--logdir_spec'},
     'classification.py': {

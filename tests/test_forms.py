@@ -123,7 +123,8 @@ def test_pickles_of_cifar10(tmp_path, capsys, write, below):
     np.testing.assert_array_equal(train, TRAIN)
     np.testing.assert_array_equal(test, TEST)
     assert row.classes == table.CIFAR10.classes
-    assert 'holds CIFAR as torchvision and Keras store it.\n' in capsys.readouterr().out
+    assert ('10 classes, from CIFAR as torchvision and Keras store it: train'
+            in capsys.readouterr().out)
 
 
 def test_pickles_of_cifar100(tmp_path):

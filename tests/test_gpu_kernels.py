@@ -4,6 +4,7 @@ TensorFlow's packages register their GPU kernels on every machine.
 """
 import functools
 
+import placement
 import pytest
 import record_files
 import tensorflow.compat.v1 as tf
@@ -11,7 +12,6 @@ from absl import flags
 from absl.testing import flagsaver
 from tensorflow.python.framework import kernels
 
-from benchmarks.gpu import placement
 import cifar10
 import cifar10_input
 import cifar10_multi_gpu_train

@@ -1,10 +1,10 @@
 """Where a step runs and what it copies, with one logical CPU in place of each GPU."""
 import numpy as np
+import placement
 import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
-from benchmarks.gpu import placement
 from cifar10_lib import recipes
 
 IMAGES = {'tutorial': 24 * 24 * 3, 'resnet23': 32 * 32 * 3}  # Values per image.
@@ -43,20 +43,21 @@ def _sizes(net, towers, **flags_):
     """Dictionary from path to (number of tensors, bytes); no operation was moved."""
     graph, partitions, _ = _run(net, towers, **flags_)
     assert placement.moved(graph, partitions) == {}
-    return {row['path']: (row['tensors'], row['bytes'])
-            for row in placement.crossings(graph, partitions)}
+    return placement.crossings(graph, partitions)
 
 
 def test_a_step_of_two_towers_copies_each_variable_to_each_gpu_and_each_gradient_back():
     """Ten variables with 1,068,298 values, images and labels to each GPU; ten gradients and four
     losses (two weight decays, the cross entropy and their sum) back.
 
-    oneDNN computes the gradient of conv2's 64 biases in an operation that hides its size.
+    On some processors, oneDNN computes the gradient of conv2's 64 biases in an operation that hides
+    its size.
     """
     down = (10 + 2, 4 * 1068298 + BATCH * (4 * IMAGES['tutorial'] + 4))
-    up = (10 + 4, 4 * (1068298 - 64 + 4))
-    assert _sizes('tutorial', 2) == {
-        'CPU:0 to CPU:1': down, 'CPU:0 to CPU:2': down, 'CPU:1 to CPU:0': up, 'CPU:2 to CPU:0': up}
+    up = _sizes('tutorial', 2)
+    assert up.pop('CPU:0 to CPU:1') == up.pop('CPU:0 to CPU:2') == down
+    assert set(up) == {'CPU:1 to CPU:0', 'CPU:2 to CPU:0'}
+    assert set(up.values()) <= {(10 + 4, 4 * (1068298 - hidden + 4)) for hidden in (0, 64)}
 
 
 def test_with_the_variables_on_the_gpu_only_the_batch_crosses():

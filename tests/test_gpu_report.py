@@ -1,101 +1,93 @@
-"""The command of the GPU report, which runs on the CPU, too."""
+"""The GPU report on a machine without a GPU, and what `trace` counts."""
+import argparse
 import json
 import subprocess
 import sys
 
-import forks
 import pytest
-import record_files
+import spawn
+import tensorflow.compat.v1 as tf
 
-from benchmarks.gpu import __main__ as gpu_main
-from benchmarks.gpu import child
-from benchmarks.gpu import report
-
-TINY = ['--batches=2', '--batch_size=8', '--step_seconds=0', '--steps=11', '--images=2',
-        '--short_steps=11', '--long_steps=11', '--seconds=0.1', '--nets=tutorial',
-        '--precisions=float32']
+from benchmarks import children
+from benchmarks import gpu
+from benchmarks import trace
 
 
-def _main(monkeypatch, *words):
-    monkeypatch.setattr(subprocess, 'Popen', forks.Python)  # Its processes import nothing twice.
-    monkeypatch.setattr(sys, 'argv', ['benchmarks.gpu', *words])
-    gpu_main.main()
+def _report(tmp_path, *words):
+    """Runs the report: the completed process, and the rows by part."""
+    done = subprocess.run(
+        [sys.executable, '-m', 'benchmarks.gpu', f'--json={tmp_path}/gpu.json',
+         f'--data_dir={tmp_path}', *words], capture_output=True, text=True, check=False,
+        cwd=spawn.ROOT, env={**spawn.environment(), 'PATH': f'{tmp_path}:/usr/bin:/bin'})
+    found = {}
+    for line in (tmp_path / 'gpu.json').read_text().splitlines():
+        row = json.loads(line)
+        found.setdefault(row['part'], []).append(row['row'])
+    return done, found
 
 
 @pytest.mark.slow
-def test_every_part_runs_on_the_cpu(tmp_path, monkeypatch, capsys):
-    record_files.write_noise(tmp_path, count=40)
-    _main(monkeypatch, *TINY, f'--data_dir={tmp_path}', f'--output={tmp_path}/gpu')
-    found = json.loads((tmp_path / 'gpu.json').read_text())
-    parts = found['parts']
-    assert not [title for title, result in parts.items() if 'error' in result]
-    checks = [check for result in parts.values() for check in result.get('checks', ())]
-    assert len(checks) >= 7 and all(check['passed'] for check in checks), checks
-    page = (tmp_path / 'gpu.md').read_text()
-    assert page in capsys.readouterr().out
-    if not child.nvidia_smi(['name']):
-        assert '**No GPU: everything ran on the CPU.**' in page
-        row, = parts['Placement and transfers']['rows'][:1]
-        assert row['CPU:0 to CPU:1: tensors'] == 12  # Ten variables, images, labels.
-    for title in ('Machine', 'Input alone', 'Speed, tutorial, float32', 'Towers',
-                  'Variables on the CPU and on the GPU', 'Training and evaluation',
-                  'Prediction and export', 'Precision @ 1', 'Two workers'):
-        assert parts[title]['rows'], title
-        assert f'\n## {title}\n' in page
-    towers = parts['Towers']['checks'][0]
-    assert towers['value'] < 1e-4
-    speed, = parts['Speed, tutorial, float32']['rows']
-    assert speed['batch'] == 2
-    assert speed['fixed batch, images/s'] == pytest.approx(
-        2000 / speed['fixed batch, ms'], rel=0.01, abs=1)
+def test_every_part_runs_on_the_cpu(tmp_path):
+    done, found = _report(tmp_path, '--steps=11', '--batches', '4', '--batch_size=8',
+                          '--seconds=0.1')
+    assert done.returncode == 0, done.stdout
+    assert 'No GPU: everything runs on the CPU.' in done.stdout
+    assert list(found) == list(gpu._PARTS)
+    left_out = {part for part, rows in found.items() for row in rows if 'left out' in row}
+    assert left_out == {'agreement', 'precisions', 'settings', 'several', 'to_a_precision'}
+    assert [row['threads'] for row in found['input']] == [1, 2]
+    assert {row['flags'] for row in found['variables'] if row.get('net') == 'resnet23'} == {
+        '--batch_size=4 --variables=cpu', '--batch_size=4 --variables=gpu'}
+    assert 0 <= found['training'][1]['precision @ 1'] <= 1
 
 
-def test_a_part_that_fails_is_reported_and_the_others_run(tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        _main(monkeypatch, *TINY, f'--data_dir={tmp_path}', f'--output={tmp_path}/gpu',
-              '--precisions=fp17,bf16', '--parts=agreement')
-    assert exit_.value.code == 'benchmarks.gpu: failed: Agreement with the CPU, fp17'
-    parts = json.loads((tmp_path / 'gpu.json').read_text())['parts']
-    assert 'fp17' in parts['Agreement with the CPU, fp17']['error']
-    assert 'error' not in parts['Agreement with the CPU, bf16']
+def test_stops_if_only_nvidia_smi_sees_a_gpu(tmp_path):
+    """TensorFlow's own reason is shown, and no other part runs. The program looks for the driver
+    before it finds that this one is too old, or that there isn't one."""
+    fake = tmp_path / 'nvidia-smi'
+    fake.write_text('#!/bin/sh\n[ "$1" = dmon ] && exec sleep 600\n'
+                    'echo "NVIDIA Test GPU, 470.256.02, 8192 MiB"\n')
+    fake.chmod(0o755)
+    done, found = _report(tmp_path)
+    assert done.stderr == 'benchmarks.gpu: failed: machine\n'
+    assert done.returncode == 1
+    assert list(found) == ['machine']
+    assert found['machine'][1] == {'GPU': 'NVIDIA Test GPU, 470.256.02, 8192 MiB'}
+    reason = found['machine'][-1]['FAILED']
+    assert reason.startswith('nvidia-smi sees a GPU, but TensorFlow does not:')
+    assert 'cuda' in reason.lower()
 
 
-def test_an_unknown_part_is_refused(monkeypatch, tmp_path):
-    with pytest.raises(SystemExit) as exit_:
-        _main(monkeypatch, f'--data_dir={tmp_path}', '--parts=speed,sped')
-    assert '--parts has "sped"; expected some of machine,placement,' in exit_.value.code
+def test_a_part_that_hangs_keeps_its_rows_and_the_others_run(tmp_path):
+    options = argparse.Namespace(json=str(tmp_path / 'gpu.json'), batch_size=8, net='tutorial',
+                                 dataset='synthetic', commit='abc')
+    report = gpu.Report(options)
+    program = 'import time; print(\'{"ms": 1.5}\', flush=True); time.sleep(600)'
+    report.run({'hangs': lambda _: children.results(['-S', '-c', program], limit=1),
+                'runs': lambda _: [{'ms': 2.5}]})
+    rows = [json.loads(line) for line in (tmp_path / 'gpu.json').read_text().splitlines()]
+    assert [row['row'] for row in rows if 'FAILED' not in row['row']] == [{'ms': 1.5}, {'ms': 2.5}]
+    assert 'ended after 1 seconds' in rows[1]['row']['FAILED']
+    assert report.failed == ['hangs']
 
 
-def test_a_part_is_ended_after_its_limit_with_its_children():
-    """The child keeps the pipe open: without its end, the command would wait for it."""
-    program = ('import subprocess, sys; '
-               'subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])'
-               '.wait()')
-    with pytest.raises(child.Failed, match='ended after 1 seconds'):
-        child.run(['-S', '-c', program], limit=1)
-
-
-def test_results_are_kept(tmp_path, monkeypatch, capsys):
-    earlier = {'heading': '', 'notes': [], 'parts': {
-        'PyTorch, tf32': {'rows': [{'ms': 1.5}], 'checks': [], 'notes': ['A note.'],
-                          'seconds': 2.0},
-        'PyTorch, float32': {'error': 'broken', 'seconds': 1.0}}}
-    (tmp_path / 'gpu.json').write_text(json.dumps(earlier))
-    _main(monkeypatch, f'--data_dir={tmp_path}', f'--output={tmp_path}/gpu', '--parts=torch',
-          '--keep', '--minutes=0')
-    parts = json.loads((tmp_path / 'gpu.json').read_text())['parts']
-    assert parts['PyTorch, tf32'] == earlier['parts']['PyTorch, tf32']
-    assert parts['PyTorch, float32']['skipped'] == '--minutes=0 were over'
-
-
-def test_the_page():
-    result = {'rows': [{'a': 1, 'b': 'x|y'}, {'a': 2, 'c': None}], 'notes': ['A note.'],
-              'checks': [{'what': 'w', 'value': 3, 'limit': 2, 'passed': False}], 'seconds': 4}
-    page = report.markdown({'heading': 'H', 'notes': [], 'parts': {
-        'One': result, 'Two': {'error': 'line 1\nline 2', 'seconds': 5},
-        'Three': {'skipped': 'no time'}}})
-    assert '| One | **1 checks failed** | 4 |\n| Two | **failed** | 5 |\n' in page
-    assert '| Three | not run: no time |  |' in page
-    assert '| w | 3 | 2 | **NO** |' in page
-    assert '| a | b | c |\n| --- | --- | --- |\n| 1 | x\\|y |  |\n| 2 |  |  |\n\n- A note.' in page
-    assert '```\nline 1\nline 2\n```' in page
+def test_a_traced_step():
+    """Two kernels that overlap, from 0 to 30 and from 20 to 40, and a copy from 50 to 60, in a step
+    that the host begins at 0 and ends at 100: the GPU is busy for half of it."""
+    metadata = tf.RunMetadata()
+    graph = metadata.partition_graphs.add()
+    for device, op in (('GPU:0', 'Conv2D'), ('GPU:0', 'Transpose'), ('CPU:0', '_Send')):
+        node = graph.node.add(op=op, device=f'/job:localhost/replica:0/task:0/device:{device}')
+        if op == '_Send':
+            node.attr['send_device'].s, node.attr['recv_device'].s = b'CPU:0', b'GPU:0'
+    for name, events in (('/device:GPU:0/stream:all', [
+            ('conv', 0, 30), ('relu', 20, 20), ('MEMCPYHtoD', 50, 10)]),
+                         ('CPU:0', [('s', 0, 100)])):
+        stats = metadata.step_stats.dev_stats.add(device=name)
+        for label, start, length in events:
+            stats.node_stats.add(timeline_label=label, all_start_micros=start,
+                                 all_end_rel_micros=length).memory.add(
+                allocator_name='GPU_0_bfc', allocator_bytes_in_use=1000000 * (1 + start))
+    assert trace.summary(metadata) == {
+        'operations': {'GPU:0': 2, 'CPU:0': 1}, 'tensors between devices': 1, 'transposes': 1,
+        'kernels': 2, 'copies': 1, 'busy, %': 50.0, 'peak MB': 51}

@@ -32,6 +32,8 @@ def main(cluster_):
     if what == 'lost' and me.rank == 1:
         (folder / f'start {os.getppid()} {os.getpid()}').touch()
         raise connection.Lost('worker 0 was lost')
+    if what == 'lost on a signal' and me.rank == 1:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     if what == 'follow':  # As if worker 0 had stopped the others after Ctrl-C.
         signal.signal(signal.SIGINT, lambda *_: sys.exit(143 if me.rank else 0))
     if what == 'count':
@@ -123,6 +125,23 @@ def test_a_mistake_is_not_tried_again(tmp_path, what, arguments, code, words):
     _, error = process.communicate(timeout=spawn.PATIENCE)
     assert process.returncode == code
     assert words in error and 'again' not in error
+
+
+def test_a_loss_after_a_signal_starts_nothing_again(tmp_path):
+    process = start('lost on a signal', tmp_path, '--max_restarts=2', count=2)
+    pids(tmp_path, 2)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
+    assert process.returncode == 75
+    assert 'again' not in error
+
+
+def test_only_num_workers_has_restarts(tmp_path):
+    process = start('done', tmp_path, '--max_restarts=2', count=1)
+    _, error = process.communicate(timeout=spawn.PATIENCE)
+    assert (process.returncode, error) == (
+        1, '-c: --max_restarts requires --num_workers, at least 2: other launchers start workers '
+        'again by themselves\n')
 
 
 def test_a_worker_that_is_killed(tmp_path):

@@ -20,7 +20,7 @@ import pytest
 import spawn
 from absl import app
 
-from benchmarks import link
+import link
 from cifar10_lib.training.worker import Worker
 from cifar10_lib.workers import cluster
 from cifar10_lib.workers import collectives

@@ -171,6 +171,15 @@ def test_a_cycle_of_links_ends(tmp_path):
     ownership.check(tmp_path / 'one' / 'run')  # Nothing can be created there.
 
 
+def test_a_program_may_define_the_flag_itself(tmp_path):
+    tmp_path.chmod(0o777)
+    program = ('from cifar10_lib.program import ownership; from absl import flags; import sys; '
+               'flags.DEFINE_boolean("allow_shared_folders", True, "Of the program."); '
+               'ownership.check(sys.argv[1])')
+    done = spawn.run(['-c', program, tmp_path], cwd=spawn.ROOT, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, '')
+
+
 def can_unshare(*options):
     return subprocess.run(['unshare', *options, 'true'], capture_output=True).returncode == 0
 

@@ -8,7 +8,7 @@ import networks
 import pytest
 import spawn
 
-from benchmarks import link
+import link
 from cifar10_lib.workers import ports
 
 

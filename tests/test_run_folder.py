@@ -1,7 +1,9 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import spawn
@@ -182,3 +184,42 @@ def test_a_run_json_that_is_a_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / 'run.json')  # Without a writer.
     with pytest.raises(OSError, match='not a regular file'):
         run_folder.check_run(str(tmp_path), 'tutorial', table.CIFAR10, 'go away')
+
+
+LOCKING = '''
+import os, sys
+from cifar10_lib.program import startup
+from cifar10_lib.runs import folder as run_folder
+def hold():
+    os.setuid(int(sys.argv[2]))
+    with run_folder.locked(sys.argv[1]):
+        print('held')
+startup.run(lambda *_: hold(), positional='WORD...')
+'''
+
+
+@pytest.mark.skipif(not shutil.which('cc'), reason='requires a C compiler')
+def test_a_file_system_without_locks(tmp_path):
+    """NFS without its lock daemon: `flock` fails with ENOLCK. Training continues with a warning."""
+    (tmp_path / 'flock.c').write_text(
+        '#include <errno.h>\nint flock(int f, int o) { errno = ENOLCK; return -1; }\n')
+    library = tmp_path / 'flock.so'
+    subprocess.run(['cc', '-shared', '-fPIC', '-o', library, tmp_path / 'flock.c'], check=True)
+    done = subprocess.run([sys.executable, '-c', LOCKING, tmp_path / 'run', str(os.geteuid())],
+                          cwd=spawn.ROOT, text=True, capture_output=True,
+                          env={**os.environ, 'LD_PRELOAD': str(library)})
+    assert done.stdout.splitlines() == [
+        f'Warning: {tmp_path}/run cannot be locked (No locks available): make sure that no other '
+        'process uses it.', 'held'], done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='requires root')
+def test_a_folder_that_cannot_be_written_is_one_line():
+    with tempfile.TemporaryDirectory() as folder:  # That other users may enter.
+        os.chmod(folder, 0o755)
+        done = subprocess.run([sys.executable, '-c', LOCKING, folder, '65534'], cwd=spawn.ROOT,
+                              text=True, capture_output=True)
+    assert (done.returncode, done.stdout) == (1, '')
+    assert done.stderr.endswith(
+        f': {folder} cannot be written (Permission denied): choose another --train_dir\n')
+    assert done.stderr.count('\n') == 1

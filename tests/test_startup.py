@@ -207,6 +207,20 @@ def test_an_aborted_import_shows_the_held_text(tmp_path):
     assert done.stderr == 'F0000 00:00:2 feature.cc:2] no AVX\n'
 
 
+def test_ctrl_c_during_the_first_imports_prints_no_traceback(tmp_path):
+    (tmp_path / 'absl.py').write_text('import os, signal, time\n'
+                                      'os.kill(os.getpid(), signal.SIGINT); time.sleep(60)')
+    done = _python('from cifar10_lib.program import startup', PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, '')
+
+
+def test_ctrl_c_during_a_scripts_other_imports_is_one_line():
+    program = ("import sys; sys.modules['__main__'].__file__ = sys.argv[0] = 'cifar10_train.py'; "
+               'from cifar10_lib.program import startup; raise KeyboardInterrupt')
+    done = spawn.run(['-c', program], cwd=spawn.ROOT, capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, 'cifar10_train.py: interrupted\n')
+
+
 def test_a_library_that_cannot_be_loaded_is_reported_in_one_line(tmp_path):
     """As with a limit on memory, or on a system older than the package supports."""
     package = tmp_path / 'tensorflow'

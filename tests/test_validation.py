@@ -185,6 +185,14 @@ def test_a_last_step_that_is_due_for_saving_has_one_row(tiny_net):
         (5, True), (10, False), (15, False)]
 
 
+def test_the_order_of_actions_has_no_meaning(tiny_net, monkeypatch):
+    """Reversed, a row still has the error of its validation, and precedes its checkpoint."""
+    in_order = training._actions
+    monkeypatch.setattr(training, '_actions', lambda *arguments: in_order(*arguments)[::-1])
+    test_a_last_step_that_is_due_for_saving_has_one_row(tiny_net)
+    assert sorted(scalars('validation/error')) == [10, 15]
+
+
 def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     """The signal comes during step 10, which ends an epoch."""
     err = ''

@@ -42,21 +42,20 @@ def records(planes, labels, num_classes, source):
 
 
 class _Array:
-    """Stands for an array and its type while a pickle is read: calls no function of NumPy."""
+    """Stands for an array, or its type, in a pickle; the last item of `state` is its bytes."""
 
-    def __init__(self, *arguments):
-        self.state = arguments
+    def __init__(self, *_):
+        self.state = None
 
     def __setstate__(self, state):
-        self.state = (*self.state, *state)
+        self.state = state
 
 
 class _Unpickler(pickle.Unpickler):
     """Admits only what these files contain; a pickle could otherwise run any program."""
 
     def find_class(self, module, name):
-        if (module, name) in (('numpy.core.multiarray', '_reconstruct'), ('numpy', 'ndarray'),
-                              ('numpy._core.multiarray', '_reconstruct'), ('numpy', 'dtype')):
+        if name in ('_reconstruct', 'ndarray', 'dtype') and module.startswith('numpy'):
             return _Array
         if (module, name) == ('_codecs', 'encode'):  # Python 3's way to write bytes.
             return lambda text, encoding: text.encode('latin1')
@@ -72,9 +71,8 @@ def find_pickles(path):
     return None
 
 
-def read_pickles(path, skipped):
-    """Returns the classes, and the blocks of training and test records; skips nothing."""
-    del skipped
+def read_pickles(path, _):
+    """Returns the classes, and the blocks of training and test records; see `forms.Form`."""
     (row, key, *splits), folder = find_pickles(path)
     return row.classes, *(
         [_unpickled(os.path.join(folder, file), key, row.num_classes) for file in split]
@@ -87,10 +85,9 @@ def _unpickled(path, key, num_classes):
             raise errors.DataError(f'{path} is larger than {_MAX_BYTES >> 20} MB')
         try:
             found = _Unpickler(stream, encoding='latin1').load()
-            data = found['data'].state[-1]  # The last item of an array's state: its bytes.
+            data, labels = found['data'].state[-1], found[key]
             data = data.encode('latin1') if isinstance(data, str) else data
             planes = np.frombuffer(data, np.uint8).reshape(-1, table.IMAGE_BYTES)
-            labels = found[key]
         except Exception as error:  # Damaged pickles raise many types.
             raise errors.DataError(f'{path} is not a pickle of CIFAR ({errors.one_line(error)}): '
                                    'download it again') from error
@@ -105,14 +102,12 @@ def is_npz(path):
         return {f'{name}.npy' for name in _NPZ_NAMES} <= set(archive.namelist())
 
 
-def read_npz(path, skipped):
-    """Returns the classes, and the blocks of training and test records; skips nothing."""
-    del skipped
-    with zipfile.ZipFile(path) as archive:
-        if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
-            raise errors.DataError(f'{path} unpacks to more than {_MAX_BYTES >> 20} MB')
+def read_npz(path, _):
+    """Returns the classes, and the blocks of training and test records; see `forms.Form`."""
     try:
         with np.load(path, allow_pickle=False) as archive:
+            if sum(member.file_size for member in archive.zip.infolist()) > _MAX_BYTES:
+                raise ValueError(f'unpacks to more than {_MAX_BYTES >> 20} MB')
             found = {name: archive[name] for name in archive.files}
     except Exception as error:  # Damaged archives raise many types.
         raise errors.DataError(f'{path} is damaged ({errors.one_line(error)})') from error

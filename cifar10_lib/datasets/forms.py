@@ -8,11 +8,8 @@ from cifar10_lib.datasets import images
 from cifar10_lib.datasets import parquet
 from cifar10_lib.datasets import svhn
 
-# A form:
-#   title: its name on the console
-#   is_at: function from a path to whether data of this form is there
-#   read: function from (path, skipped) to the classes, and the blocks of training and test records;
-#       see `folders.read`
+# A form: its title on the console, a function from a path to whether it has this form, and one like
+# `folders.read`.
 Form = collections.namedtuple('Form', 'title is_at read')
 
 

@@ -42,9 +42,8 @@ def found(folder):
     return not missing
 
 
-def read_folder(folder, skipped):
-    """Returns the classes, and the blocks of training and test records; skips nothing."""
-    del skipped
+def read_folder(folder, _):
+    """Returns the classes, and the blocks of training and test records; see `forms.Form`."""
     return CLASSES, *([read(os.path.join(folder, name))] for name in (TRAIN_FILE, TEST_FILE))
 
 

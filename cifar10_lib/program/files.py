@@ -43,17 +43,6 @@ def explain_full_disk(folder):
                       'room, then run the same command again') from error
 
 
-def flush(writer, folder):
-    """Flushes a `tf.summary.FileWriter`; raises `OSError` or `RuntimeError` if the disk is full.
-
-    TensorFlow's writer reports that small events did not fit, but ignores it for large ones.
-    """
-    writer.flush()
-    room = os.statvfs(folder)
-    if room.f_blocks and not (room.f_bavail if os.geteuid() else room.f_bfree):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
-
-
 def own_folder(path):
     """Creates a folder if it is missing; other users cannot create or change files in it.
 
@@ -105,7 +94,8 @@ def open_own(path, flags=0, mode=_FILE_MODE):
 def locked(path, waiting=None):
     """Holds a lock on a file, created if missing, which then contains the holder's process ID.
 
-    The lock ends with the block or with the process, even a killed one. The file remains.
+    The lock ends with the block or with the process, even a killed one. The file remains. Where the
+    file system has no locks (NFS without its lock daemon), prints a warning and goes without.
 
     Raises:
         Locked: another process holds the lock. If `waiting` is given, prints that line and waits
@@ -122,6 +112,9 @@ def locked(path, waiting=None):
                 raise Locked(holder if holder.isdecimal() else 'unknown') from error
             console.line(waiting)
             fcntl.flock(stream, fcntl.LOCK_EX)
+        except OSError as error:
+            console.line(f'Warning: {os.path.dirname(path)} cannot be locked ({error.strerror}): '
+                         'make sure that no other process uses it.')
         stream.truncate(0)
         stream.write(f'{os.getpid()}\n')
         stream.flush()

@@ -17,6 +17,7 @@ from absl import flags
 
 flags.DEFINE_boolean('allow_shared_folders', False, 'Write even to folders in which other users of '
                      'the machine could tamper with the files.')
+flags.FLAGS['allow_shared_folders'].allow_override = True  # As cifar10.py does, for programs.
 
 # The inodes of these files outside containers: <linux/proc_ns.h>.
 _HOST_NAMESPACES = {'/proc/self/ns/user': 0xEFFFFFFD, '/proc/self/ns/pid': 0xEFFFFFFC}

@@ -3,6 +3,15 @@
 Import this module before TensorFlow, whose own messages TF_CPP_MIN_LOG_LEVEL (0 to 3) shows. First
 add the script's folder to `sys.path`: Python does not if PYTHONSAFEPATH is set.
 """
+import signal
+
+from cifar10_lib.program import interrupts
+
+_RAISES = interrupts.raises()
+if _RAISES:  # Until TensorFlow is imported, Ctrl-C ends the process without a long traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+# ruff: noqa: E402, the imports below come after the steps above.
 import contextlib
 import ctypes
 import errno
@@ -13,13 +22,11 @@ import math
 import os
 import pathlib
 import re
-import signal
 import sys
 import threading
 
 from cifar10_lib.program import console
 from cifar10_lib.program import errors
-from cifar10_lib.program import interrupts
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
@@ -51,6 +58,9 @@ def _use_utf8():
 def _report_exception(kind, error, trace):
     """Reports an uncaught exception; a package that is missing, or whose shared libraries cannot be
     loaded, gets one line instead of a traceback."""
+    if isinstance(error, KeyboardInterrupt) and _is_one_of_ours():
+        errors.say('interrupted')  # Python then ends the process by the signal.
+        return
     package = (getattr(error, 'name', None) or '').partition('.')[0]
     if (isinstance(error, ModuleNotFoundError) and package
             and importlib.util.find_spec(package) is None):
@@ -112,8 +122,8 @@ console.open_closed()
 _use_utf8()
 sys.excepthook = _report_exception
 
-from absl import app  # noqa: E402, after the steps above.
-from absl import flags  # noqa: E402
+from absl import app
+from absl import flags
 
 with contextlib.ExitStack() as _stack:
     # TensorFlow imports absl's test library and, if installed, Matplotlib. They need a writable
@@ -126,11 +136,9 @@ with contextlib.ExitStack() as _stack:
             _stack.callback(_mapping.pop, _name)
     if _QUIET:
         _stack.enter_context(_quiet_unless_it_fails())
-        # Ctrl-C ends the process, without a long traceback.
-        if interrupts.raises():
-            _stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
     import tensorflow.compat.v1 as tf
+if _RAISES:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if _QUIET:
     tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors that it logs.
 tf.disable_v2_behavior()

@@ -44,12 +44,18 @@ def locked(folder):
     check_path(folder)
     files.own_folder(folder)
     ownership.check(os.path.join(folder, names.BEST))  # Now, not after the first validation.
+    lock = os.path.join(folder, names.LOCK)
     try:
-        with files.locked(os.path.join(folder, names.LOCK)):
+        with files.locked(lock):
             yield
     except files.Locked as error:
         raise app.UsageError(f'{folder} is in use: process {error} trains there. Stop that '
                              'process, or choose another --train_dir') from error
+    except OSError as error:
+        if error.filename != lock:
+            raise
+        raise OSError(f'{folder} cannot be written ({error.strerror}): choose another '
+                      '--train_dir') from error
 
 
 def remove_unfinished(folder):

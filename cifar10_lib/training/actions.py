@@ -204,9 +204,10 @@ class Record(Action):
 
     def run(self, session):
         """Does nothing if there was no step since the last row."""
-        run, seconds = self._run, time.perf_counter() - self._start_time
+        run = self._run
         if not run.since_row:
             return
+        seconds = time.perf_counter() - self._start_time
         errors = self._validate.run(session) if run.pace.validates(run.steps_done) else None
         means = {name: _mean([values[name] for values in run.since_row])
                  for name in run.fetches}

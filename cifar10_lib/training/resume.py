@@ -105,13 +105,56 @@ def check_same_run():
 
 
 def load_latest(session, saver, loader, variables):
-    """Loads the latest checkpoint, if any, and gives the saver the list of older ones."""
+    """Loads the latest checkpoint, if any, and gives the saver the list of older ones.
+
+    A new run loads `--initial_checkpoint` instead.
+    """
     latest = checkpoints.latest(FLAGS.train_dir)
+    by_name = {variable.op.name: variable for variable in variables}
     if latest:
         console.line(f'Resuming from {latest}.')
-        by_name = {variable.op.name: variable for variable in variables}
         values = checkpoints.values_for(
             latest, by_name, 'Choose another --train_dir, or start over with --restart')
         loader.assign(values, by_name, session)
         older = checkpoints.candidates(FLAGS.train_dir)  # Damaged ones precede the latest.
         saver.recover_last_checkpoints(older[older.index(latest):][::-1])
+    elif FLAGS.initial_checkpoint:
+        values = session.run(by_name)
+        loader.assign({**values, **_initial(values)}, by_name, session)
+
+
+def initial_checkpoint():
+    """Path of the latest checkpoint in `--initial_checkpoint`; None without the flag.
+
+    Raises:
+        app.UsageError: the folder has no checkpoint.
+    """
+    latest = FLAGS.initial_checkpoint and checkpoints.latest(FLAGS.initial_checkpoint)
+    if FLAGS.initial_checkpoint and latest is None:
+        raise app.UsageError(f'No checkpoint in --initial_checkpoint={FLAGS.initial_checkpoint}; '
+                             'expected the folder of another run: choose one')
+    return latest
+
+
+def _initial(values):
+    """The values of `--initial_checkpoint` that fit variables with these values, {name: array}.
+
+    Weights and their averages start with its averages; layers of another shape, the step and the
+    state of the optimizer start anew.
+    """
+    path, average = initial_checkpoint(), '/ExponentialMovingAverage'
+    stored = checkpoints.read(path)
+    trained = {variable.op.name for variable in tf.trainable_variables()}
+    found = {}
+    for name, value in values.items():
+        base = name.removesuffix(average)
+        given = stored.get(base + average, stored.get(base))
+        is_state = '/' not in base or base.rpartition('/')[0] in trained
+        if not is_state and given is not None and given.shape == value.shape:
+            found[name] = given.astype(value.dtype)
+    if not trained & set(found):
+        raise app.UsageError(f'{path} has no weights of --net={FLAGS.net}: choose another '
+                             '--initial_checkpoint')
+    console.line(f'Starting with the weights of {path}; new: '
+                 f'{", ".join(sorted(trained - set(found))) or "none"}.')
+    return found

@@ -63,6 +63,8 @@ flags.DEFINE_integer('seed', None, 'Seed of the random numbers: the same command
                      'the same variables. Batches may still differ, because threads and towers '
                      'race for them. A resumed run draws new numbers.',
                      lower_bound=0, upper_bound=2**63 - 1)
+paths.define('initial_checkpoint', None, "Folder of another run whose weights a new run starts "
+             'with; layers that do not fit, such as the last one for other classes, start anew.')
 flags.DEFINE_boolean('restart', False,
                      "Remove an earlier run's files from --train_dir and start over.")
 
@@ -262,6 +264,7 @@ def steps_left():
         app.UsageError: `--train_dir` cannot hold this run. Better now than after a download.
     """
     run_folder.check_path(FLAGS.train_dir)
+    resume.initial_checkpoint()
     if FLAGS.restart:
         return True
     resume.check_same_run()

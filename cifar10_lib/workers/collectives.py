@@ -74,7 +74,7 @@ def all_reduce_mean(gradients, worker, bucket_mb=4.0, overlap=True, compress='no
         own = [gradient for gradient, _ in bucket]
         first = len(pairs) - len(means) - 1
         with tf.control_dependencies(after):
-            flat = _reduce_bucket(_pack(own), worker, _BUCKETS + first, compress, on_gpu)
+            flat = _reduce_mean(_pack(own), worker, _BUCKETS + first, on_gpu, compress)
         if on_gpu:  # NCCL runs one at a time, and requires the same order on all workers.
             after = [flat]
         means += _unpack(flat, own)
@@ -124,7 +124,7 @@ def mean_losses(losses, worker):
     """
     names = sorted(losses)
     values = tf.stack([tf.cast(losses[name], tf.float32) for name in names])
-    return dict(zip(names, tf.unstack(_reduce_mean(values, worker, _LOSSES, on_gpu=False))))
+    return dict(zip(names, tf.unstack(_reduce_mean(values, worker, _LOSSES))))
 
 
 def broadcast(variables, worker):
@@ -145,21 +145,19 @@ def broadcast(variables, worker):
     return tf.group(operations)
 
 
-def _reduce_mean(flat, worker, instance, on_gpu):
-    """Mean of a vector over workers; all of them get the same bits."""
+def _reduce_mean(flat, worker, instance, on_gpu=False, compress='none'):
+    """Mean of a vector over workers, sent as bfloat16 if `compress` says so and it is float32.
+
+    All workers get the same bits.
+    """
+    if compress != 'none' and flat.dtype == tf.float32:
+        small = tf.cast(flat, tf.bfloat16)
+        return tf.cast(_reduce_mean(small, worker, instance, on_gpu), tf.float32)
     key, device, hint = (_GPUS, '/gpu:0', 'nccl') if on_gpu else (_CPUS, '/cpu:0', 'ring')
     with tf.device(device):
         return tf.raw_ops.CollectiveReduceV2(
             input=flat, group_size=worker.size, group_key=key, instance_key=instance,
             ordering_token=[], merge_op='Add', final_op='Div', communication_hint=hint)
-
-
-def _reduce_bucket(flat, worker, instance, compress, on_gpu):
-    """`_reduce_mean` of a bucket, in bfloat16 if `compress` says so and the bucket is float32."""
-    if compress == 'none' or flat.dtype != tf.float32:
-        return _reduce_mean(flat, worker, instance, on_gpu)
-    small = tf.cast(flat, tf.bfloat16)
-    return tf.cast(_reduce_mean(small, worker, instance, on_gpu), tf.float32)
 
 
 def _pack(tensors):

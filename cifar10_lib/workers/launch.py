@@ -59,6 +59,12 @@ def run(work):
         raise app.UsageError(f'--num_workers={count}, but each worker needs a GPU of its own, and '
                              f'this machine has {gpus}: start fewer, or use --device=cpu')
     collectives.check_compression(gpus)
+    if FLAGS.max_restarts and FLAGS.restart:
+        raise app.UsageError('--restart would remove the checkpoints that --max_restarts resumes '
+                             'from: leave one out')
+    if FLAGS.max_restarts and not count and cluster.VARIABLE not in os.environ:
+        raise app.UsageError('--max_restarts requires --num_workers, at least 2: other launchers '
+                             'start workers again by themselves')
     if count:
         return _start_until_done(count)
     try:
@@ -71,14 +77,11 @@ def run(work):
 
 def _start_until_done(count):
     """Starts workers; after a loss again, up to `--max_restarts` times without a new checkpoint."""
-    if FLAGS.max_restarts and FLAGS.restart:
-        raise app.UsageError('--restart would remove the checkpoints that --max_restarts resumes '
-                             'from: leave one out')
-    restarts, saved = 0, training.first_step()
+    restarts, saved = 0, training.first_step() if FLAGS.max_restarts else 0
     while True:
-        code = start(count)
+        code, stopped = start(count)
         killed = code > 128 and code not in _STOPPED
-        if not FLAGS.max_restarts or not (code == watch.LOST or killed):
+        if stopped or not FLAGS.max_restarts or not (code == watch.LOST or killed):
             return code
         step = training.first_step()
         restarts, saved = (0 if step > saved else restarts), step
@@ -101,6 +104,7 @@ def start(count):
     Returns:
         0, or the exit code of the worker that failed first. If a signal to this process stopped
         them, 128 + the signal's number.
+        Whether there was such a signal.
     """
     # Worker 0 listens at this port, which is reserved until all have ended.
     with ports.reserve(host='127.0.0.1') as port:
@@ -123,7 +127,7 @@ def start(count):
                         break
                 code = _wait(processes)
                 # Workers may stop with another code, if another worker stopped them first.
-                return 128 + caught[0] if caught and code in _STOPPED else code
+                return 128 + caught[0] if caught and code in _STOPPED else code, bool(caught)
             finally:
                 _kill(processes)
                 for thread in threads:

@@ -78,8 +78,7 @@ class Team(solo.Solo):
             scaffold=scaffold, hooks=all_hooks, master=self._server.target, config=config)
 
     def hooks(self, caught):
-        return [_BroadcastHook(self),
-                _StopTogetherHook(self._ask_stop, self._asked_stop, caught, self.signals)]
+        return [_TogetherHook(self, self._ask_stop, self._asked_stop, caught)]
 
     def await_servers(self):
         """Waits until all servers listen, and checks that this worker can reach them."""
@@ -92,11 +91,15 @@ class Team(solo.Solo):
         self._peers.leave()
 
 
-class _BroadcastHook(tf.train.SessionRunHook):
-    """Gives all workers the values that worker 0 initialised or restored."""
+class _TogetherHook(tf.train.SessionRunHook):
+    """Gives all workers the values that worker 0 initialised or restored, and stops all workers
+    after the same step when one of them caught a signal."""
 
-    def __init__(self, team):
+    def __init__(self, team, ask, asked, caught):
         self._team = team
+        self._ask = ask
+        self._asked = asked
+        self._caught = caught
 
     def begin(self):
         self._broadcast = collectives.broadcast(tf.global_variables(), self._team.worker)
@@ -105,16 +108,6 @@ class _BroadcastHook(tf.train.SessionRunHook):
         self._team.await_servers()  # Before the first step, which has a time limit.
         session.run(self._broadcast, options=collectives.step_options())
 
-
-class _StopTogetherHook(tf.train.SessionRunHook):
-    """Stops all workers after the same step when one of them caught a signal."""
-
-    def __init__(self, ask, asked, caught, signals):
-        self._ask = ask
-        self._asked = asked
-        self._caught = caught
-        self._signals = signals
-
     def before_run(self, run_context):
         return tf.train.SessionRunArgs(self._asked, {self._ask: float(bool(self._caught))},
                                        options=collectives.step_options())
@@ -122,5 +115,5 @@ class _StopTogetherHook(tf.train.SessionRunHook):
     def after_run(self, run_context, run_values):
         if run_values.results > 0:
             # Not in `caught`: a signal that this worker itself gets from now on is its first.
-            self._signals.append(signal.SIGTERM)
+            self._team.signals.append(signal.SIGTERM)
             run_context.request_stop()

@@ -33,20 +33,5 @@ def cut(name):
     _ip('-n', name, 'link', 'set', 'dev', DEVICE, 'down')
 
 
-def shape(name):
-    """Limits what leaves a namespace to 1 Gbit/s, with a delay of 0.25 ms if the kernel has netem.
-
-    Returns:
-        A description of the link.
-    """
-    tc = ['ip', 'netns', 'exec', name, 'tc', 'qdisc', 'add', 'dev', DEVICE]
-    subprocess.run([*tc, 'root', 'handle', '1:', 'tbf', 'rate', '1gbit', 'burst', '256kb',
-                    'latency', '50ms'], check=True)
-    delayed = subprocess.run([*tc, 'parent', '1:', 'netem', 'delay', '0.25ms'],
-                             stderr=subprocess.DEVNULL, check=False)
-    return 'a link of 1 Gbit/s, ' + (
-        'no delay: the kernel has no netem' if delayed.returncode else '0.5 ms round trip')
-
-
 def _ip(*arguments):
     subprocess.run(['ip', *arguments], check=True)

@@ -31,13 +31,9 @@ _SENDS = ('_Send', '_HostSend')
 
 
 def step_of_towers(queue=None):
-    """Adds `--num_gpus` towers and one training step to the default graph.
+    """Adds `--num_gpus` towers and a training step to the default graph; returns the step.
 
-    Args:
-        queue: of (images, labels); by default, that of the training images.
-
-    Returns:
-        The step, as `cifar10_multi_gpu_train.train` runs it.
+    `queue` is one of (images, labels); by default, that of the training images.
     """
     recipe, towers = recipes.chosen(), FLAGS.num_gpus
     with tf.device('/cpu:0'):
@@ -61,12 +57,7 @@ def gpus_as_cpus(op):
 
 
 def config(towers, stand_ins):
-    """A `tf.ConfigProto` that runs the graph as it was built.
-
-    Args:
-        towers: number of GPUs to stand in for.
-        stand_ins: whether CPUs stand in for GPUs.
-    """
+    """A `tf.ConfigProto` that runs the graph as built, with CPUs as stand-ins for GPUs or not."""
     result = devices.session_config()
     result.graph_options.rewrite_options.disable_meta_optimizer = True
     result.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
@@ -83,11 +74,7 @@ def parts(session, step):
 
 
 def moved(graph, partitions):
-    """Operations that did not run on the device that they ask for.
-
-    Returns:
-        Dictionary from 'Type: asks for GPU:0, ran on CPU:0' to their number.
-    """
+    """Operations that ran elsewhere than they ask to: {'Type: asks for GPU:0, ran on CPU:0': n}."""
     found = collections.Counter()
     asked = {op.name: op.device for op in graph.get_operations() if op.device}
     for node in _nodes(partitions):
@@ -97,39 +84,19 @@ def moved(graph, partitions):
     return dict(found)
 
 
-def counts(partitions):
-    """Dictionary from device to the number of operations that ran there, without transfers."""
-    return dict(collections.Counter(
-        _short(node.device) for node in _nodes(partitions)
-        if not node.op.startswith(('_Send', '_Recv', '_Host'))))
-
-
 def crossings(graph, partitions):
-    """What crosses between devices.
+    """What crosses between devices: {path, as 'CPU:0 to GPU:0': (number of tensors, bytes)}.
 
-    Args:
-        graph: the graph of the step, which knows the shapes.
-        partitions: from `parts`.
-
-    Returns:
-        List of dictionaries: `path`, such as 'CPU:0 to GPU:0'; `tensors`, their number; `bytes`,
-        their size together, without those whose shape is unknown; `signals`, the number of control
-        dependencies that cross; `largest`, the names of the largest tensors.
+    Signals, which are control dependencies that cross, do not count.
     """
-    tensors, signals = collections.defaultdict(dict), collections.Counter()
+    sizes = collections.defaultdict(dict)
     for node in _nodes(partitions):
         source, target = (_short(node.attr[f'{end}_device'].s.decode()) for end in ('send', 'recv'))
-        if node.op not in _SENDS or node.attr['client_terminated'].b or source == target:
-            continue
-        size = _bytes(graph, node.input[0])
-        if size is None:
-            signals[f'{source} to {target}'] += 1
-        else:
-            tensors[f'{source} to {target}'][node.input[0]] = size
-    return [{'path': path, 'tensors': len(tensors[path]), 'bytes': sum(tensors[path].values()),
-             'signals': signals[path],
-             'largest': sorted(tensors[path], key=tensors[path].get, reverse=True)[:3]}
-            for path in sorted({*tensors, *signals})]
+        if node.op in _SENDS and not node.attr['client_terminated'].b and source != target:
+            size = _bytes(graph, node.input[0])
+            if size is not None:
+                sizes[f'{source} to {target}'][node.input[0]] = size
+    return {path: (len(tensors), sum(tensors.values())) for path, tensors in sizes.items()}
 
 
 def _nodes(partitions):
