@@ -314,6 +314,10 @@ values = np.random.RandomState(0).normal(size=[2, 3, 3, 4]).astype(np.float32)
 layer = keras.layers.BatchNormalization(momentum=0.0)
 layer(values, training=True)
 print(np.allclose(layer.moving_variance, values.var((0, 1, 2)), atol=1e-5))
+dense = keras.layers.Dense(1, name='dense')
+with tf.variable_scope('scope'):
+    dense.build([None, 2])
+print([variable.path for variable in dense.weights])
 tf.disable_v2_behavior()
 with tf.Graph().as_default():
     with tf.variable_scope('scope'):
@@ -323,7 +327,9 @@ with tf.Graph().as_default():
     print([variable.op.name for variable in tf.global_variables()])
 '''
     assert run(program, tmp_path).splitlines() == [
-        'True', '[]', "['norm/gamma', 'norm/beta', 'norm/moving_mean', 'norm/moving_variance']"]
+        'True', "['dense/kernel', 'dense/bias']", '[]',
+        "['scope/norm/gamma', 'scope/norm/beta', 'scope/norm/moving_mean', "
+        "'scope/norm/moving_variance']"]
 
 
 def test_adam_continues_in_keras(tmp_path):

@@ -17,8 +17,8 @@ import tensorflow as tf  # Reads files, whatever trains.
 from keras import layers, ops
 
 RECORD_BYTES = 1 + 3 * 32 * 32  # A label, then the red, green and blue plane.
-CIFAR10 = {'train_files': [f'data_batch_{i}.bin' for i in range(1, 6)],
-           'test_files': ['test_batch.bin'], 'classes': range(10)}
+CIFAR10 = {'train_files': ['data_batch_*.bin'], 'test_files': ['test_batch.bin'],
+           'classes': range(10)}
 
 
 def prepare(record, training):
@@ -124,9 +124,9 @@ def main():
     options = parser.parse_args()
     own = options.records / 'dataset.json'
     row = json.loads(own.read_text(encoding='utf-8')) if own.exists() else CIFAR10
-    training, test = ([options.records / name for name in row[split]]
+    training, test = ([path for name in row[split] for path in options.records.glob(name)]
                       for split in ('train_files', 'test_files'))
-    if not all(path.exists() for path in training + test):
+    if not training or not test:
         raise SystemExit(f'--records is {options.records}; expected a folder with data_batch_*.bin '
                          'and test_batch.bin: run cifar10_train.py first, which downloads them')
     if options.steps < 100 or options.steps % 100:
