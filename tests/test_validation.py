@@ -396,4 +396,4 @@ def test_a_run_of_another_net_is_refused(tiny_net):
                             f'--checkpoint_dir={FLAGS.train_dir}')
     assert done.returncode == 1
     assert done.stderr.count('\n') == 1
-    assert 'holds a run with --net=tiny' in done.stderr and 'pass those flags' in done.stderr
+    assert 'was trained with --net=tiny: ' in done.stderr and '; pass --net\n' in done.stderr

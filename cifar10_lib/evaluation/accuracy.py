@@ -67,8 +67,9 @@ class Evaluation:
             self.graph.finalize()
 
     def _read(self):
-        images, self._labels = cifar10_input.batches(
-            self._source, recipes.chosen().prepare, num_epochs=1)
+        with tf.device('/cpu:0'):
+            images, self._labels = cifar10_input.batches(
+                self._source, recipes.chosen().prepare, num_epochs=1)
         return images
 
     def _counts(self):
