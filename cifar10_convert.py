@@ -32,7 +32,7 @@ from cifar10_lib.program import files
 from cifar10_lib.program import ownership
 
 _SHOWN = 20  # Skipped files per reason.
-_MAX_NAME = 230  # Bytes; the file system's limit is 255, and a temporary name is longer.
+_MAX_NAME = 225  # Bytes; the file system's limit is 255, and a temporary name is longer.
 
 
 def convert(folder, data_dir):

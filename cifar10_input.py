@@ -284,7 +284,7 @@ def _shuffled_records(source, count, min_fraction):
     """
     files = tf.train.string_input_producer(source.paths())
     _, shards = source.shard
-    waiting = int(source.num_examples() // shards * min_fraction)
+    waiting = int(source.num_examples() // shards * min_fraction) or int(min_fraction > 0)
     console.line(f'Filling queue with {waiting} {source.data_set.title} images before starting to '
                  'train.')
     read = read_cifar10(files, shards * _RECORDS_PER_READ, source.data_set)

@@ -248,10 +248,11 @@ def test_held_out_images_are_validated_and_never_trained_on(tmp_path):
     assert first | second == {index for index in range(100) if index % 10 != 9}
 
 
-@pytest.mark.parametrize('fraction, waiting', [(0.4, 80), (0.0, 0), (1.0, 200)])
-def test_the_shuffle_queue_keeps_its_fraction(tmp_path, fraction, waiting):
+@pytest.mark.parametrize('records, fraction, waiting', [
+    (200, 0.4, 80), (200, 0.0, 0), (200, 1.0, 200), (2, 0.4, 1)])
+def test_the_shuffle_queue_keeps_its_fraction(tmp_path, records, fraction, waiting):
     """Checks `min_after_dequeue` of the queue itself."""
-    write_small(tmp_path, a=150, b=50)
+    write_small(tmp_path, a=records - 1, b=1)
     cifar10_input.distorted_batches(source.Source(SMALL, str(tmp_path), 16), min_fraction=fraction)
     graph = tf.get_default_graph().as_graph_def()
     queue, = [node for node in graph.node if node.op == 'RandomShuffleQueueV2']
