@@ -3,6 +3,7 @@ import errno
 import os
 import signal
 import stat
+import sys
 import threading
 import time
 import traceback
@@ -262,6 +263,32 @@ def test_leftovers_of_killed_writers_are_removed_but_not_those_of_live_ones(tmp_
     with files.new_file(tmp_path / 'file'), files.new_folder(tmp_path / 'folder', 'x'):
         pass
     assert set(leftovers(tmp_path)) == users
+
+
+@pytest.mark.parametrize('make, arguments', [(files.new_file, []), (files.new_folder, ['--there'])])
+def test_what_a_writer_leaves_that_is_killed_at_any_point_is_removed(tmp_path, make, arguments):
+    """Kills one writer at its first system call that Python audits, the next at its second, ..."""
+    def work(write_end):
+        def kill_at_the_last(event, values):
+            if event.startswith(('open', 'os.', 'fcntl.')) and next(harmless, None) is None:
+                signal.raise_signal(signal.SIGKILL)
+        sys.addaudithook(kill_at_the_last)
+        with make(tmp_path / 'one', *arguments):
+            pass
+        os.write(write_end, b'.')
+
+    left = set()
+    for count in range(1000):
+        harmless = iter(range(count))
+        with forked(work) as pipe:
+            survived = os.read(pipe, 1)
+        left.update(leftovers(tmp_path))
+        with make(tmp_path / 'one', *arguments):
+            pass
+        assert os.listdir(tmp_path) == ['one']
+        if survived:
+            break
+    assert survived and left
 
 
 def test_concurrent_writers_do_not_remove_each_others_files(tmp_path):

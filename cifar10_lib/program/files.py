@@ -19,6 +19,7 @@ from cifar10_lib.program import ownership
 PARTIAL = r'\.[0-9a-f]{16}\.part'
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755  # Before the umask.
 _LOCK_MODE = 0o600  # Whoever can read a file can lock it.
+_KINDS = (stat.S_IFREG, stat.S_IFDIR)  # What has a temporary name.
 _EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 _FULL = re.compile('|'.join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))))
@@ -151,7 +152,8 @@ def new_file(path):
     ownership.check_place(folder)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f'{folder} is not a folder: create it, or choose another')
-    with _replacing(path, _make_file) as (_, number):
+    with _replacing(path, lambda partial: pathlib.Path(partial).touch(
+            _FILE_MODE, exist_ok=False)) as (_, number):
         with open(number, 'wb', closefd=False) as stream:
             yield stream
         os.fsync(number)
@@ -176,7 +178,7 @@ def new_folder(path, flag):
         raise app.UsageError(f'{path} exists and is not an empty folder: remove it, or choose '
                              f'another {flag}')
     make_folder(os.path.dirname(path))
-    with _replacing(path, _make_folder) as (partial, _):
+    with _replacing(path, lambda partial: os.mkdir(partial, _FOLDER_MODE)) as (partial, _):
         yield partial
         for place, _, names in os.walk(partial):  # Flushing may reveal that the disk is full.
             for name in names:
@@ -184,29 +186,13 @@ def new_folder(path, flag):
                     os.fsync(stream.fileno())
 
 
-def _make_file(path):
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE)
-
-
-def _make_folder(path):
-    os.mkdir(path, _FOLDER_MODE)
-    return os.open(path, os.O_RDONLY)
-
-
 @contextlib.contextmanager
 def _replacing(path, make):
-    """Yields the path and descriptor of a temporary file or folder, which then becomes `path`.
-
-    It is locked before it gets a name that `_remove_leftovers` looks for.
-    """
+    """Yields the path and descriptor of a temporary file or folder, which then becomes `path`."""
     _remove_leftovers(path)
-    partial = f'{path}.{secrets.token_hex(8)}.part'
     with explain_full_disk(os.path.dirname(os.path.abspath(path))):
-        number = make(partial + '.new')
+        partial, number = _make_locked(path, make)
         try:
-            with contextlib.suppress(OSError):  # Some network file systems do not support locks.
-                fcntl.flock(number, _EXCLUSIVE)
-            os.rename(partial + '.new', partial)
             yield partial, number
             os.replace(partial, path)
         except BaseException:
@@ -216,16 +202,34 @@ def _replacing(path, make):
             os.close(number)
 
 
+def _make_locked(path, make):
+    """Makes a temporary file or folder for `path`; returns its path and descriptor."""
+    while True:
+        partial = f'{path}.{secrets.token_hex(8)}.part'
+        make(partial)
+        with contextlib.suppress(FileNotFoundError):
+            number = _open_partial(partial)
+            with contextlib.suppress(OSError):  # Some network file systems do not support locks.
+                fcntl.flock(number, fcntl.LOCK_EX)
+            if os.path.lexists(partial):
+                return partial, number
+            os.close(number)
+        # Before it was locked, another process took it for a leftover.
+
+
+def _open_partial(partial):
+    # NFS locks files only if they are writable.
+    return os.open(partial, os.O_RDONLY if os.path.isdir(partial) else os.O_RDWR)
+
+
 def _remove_leftovers(path):
     """Removes temporary files and folders of `path` that killed processes left behind."""
     for partial in glob.glob(glob.escape(os.fspath(path)) + f'.{"[0-9a-f]" * 16}.part'):
         with contextlib.suppress(OSError):  # Locked by a live process, or not removable.
             found = os.lstat(partial)
-            is_folder = stat.S_ISDIR(found.st_mode)
-            if found.st_uid != os.geteuid() or not (is_folder or stat.S_ISREG(found.st_mode)):
+            if found.st_uid != os.geteuid() or stat.S_IFMT(found.st_mode) not in _KINDS:
                 continue
-            # NFS locks files only if they are writable.
-            number = os.open(partial, os.O_RDONLY if is_folder else os.O_RDWR)
+            number = _open_partial(partial)
             try:
                 fcntl.flock(number, _EXCLUSIVE)
                 _remove(partial)

@@ -32,9 +32,6 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
 _LOG_LEVEL = '3'  # At level 2, TensorFlow reports a missing GPU as an error.
 
-# TensorFlow's C++ libraries print these lines at any log level while they load.
-_INFORMATION = re.compile(rb'^(?:I\d{4} |WARNING: All log messages before ).*\n', re.MULTILINE)
-
 _LIBRARY = re.compile(r'\S+\.so\S*: ')  # How the dynamic loader's messages begin.
 
 
@@ -87,7 +84,7 @@ def _quiet_unless_it_fails():
     def show():
         os.dup2(screen, 2)
         with contextlib.suppress(BlockingIOError):
-            os.write(2, _INFORMATION.sub(b'', os.read(text, 1 << 16)))
+            os.write(2, os.read(text, 1 << 16))
 
     @ctypes.CFUNCTYPE(None, ctypes.c_int)
     def handler(number):
