@@ -416,15 +416,15 @@ def copy_with(folder, name, edits):
 
 
 PASTED = """
-    net = convolutions(images)
+    pool2 = convolutions(images)
     with tf.variable_scope('conv3') as scope:
         kernel = _variable_with_weight_decay('weights', shape=[3, 3, 64, 32], stddev=5e-2, wd=0.01)
-        conv = tf.nn.conv2d(net, kernel, [1, 1, 1, 1], padding='SAME')
+        conv = tf.nn.conv2d(pool2, kernel, [1, 1, 1, 1], padding='SAME')
         biases = _variable_on_cpu('biases', [32], tf.constant_initializer(0.1))
         pre_activation = tf.nn.bias_add(conv, biases)
         conv3 = tf.nn.relu(pre_activation, name=scope.name)
         _activation_summary(conv3)
-    net = conv3
+    pool2 = conv3
 """
 
 
@@ -433,7 +433,7 @@ PASTED = """
 def test_a_pasted_convolution(half_bright, tmp_path, options):
     """It trains, decays, has summaries and averages, and is saved."""
     copy = copy_with(tmp_path / 'copy', 'cifar10.py', [
-        ('\n    net = convolutions(images)  # [batch, 6, 6, 64]\n', PASTED)])
+        ('\n    pool2 = convolutions(images)  # [batch, 6, 6, 64]\n', PASTED)])
     done = spawn.run([copy / 'cifar10_train.py', '--batch_size=8', '--max_steps=3',
                       f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', *options],
                      capture_output=True)

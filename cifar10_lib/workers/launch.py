@@ -13,7 +13,8 @@ from absl import flags
 from cifar10_lib.program import console
 from cifar10_lib.program import errors
 from cifar10_lib.program import devices
-from cifar10_lib.training import session as training
+from cifar10_lib.training import resume
+from cifar10_lib.training import session  # noqa: F401, defines --restart and --train_dir.
 from cifar10_lib.training import signals
 from cifar10_lib.workers import cluster
 from cifar10_lib.workers import collectives
@@ -77,13 +78,13 @@ def run(work):
 
 def _start_until_done(count):
     """Starts workers; after a loss again, up to `--max_restarts` times without a new checkpoint."""
-    restarts, saved = 0, training.first_step() if FLAGS.max_restarts else 0
+    restarts, saved = 0, resume.first_step() if FLAGS.max_restarts else 0
     while True:
         code, stopped = start(count)
         killed = code > 128 and code not in _STOPPED
         if stopped or not FLAGS.max_restarts or not (code == watch.LOST or killed):
             return code
-        step = training.first_step()
+        step = resume.first_step()
         restarts, saved = (0 if step > saved else restarts), step
         if restarts == FLAGS.max_restarts:
             errors.say(f'--max_restarts={restarts} starts in a row saved no new checkpoint')
