@@ -56,8 +56,8 @@ def grid(stream, rows, title, row_names=None):
                 continue
             image, name, *right = cell
             axis.imshow(image, interpolation='nearest')
-            lines = (textwrap.fill(line.replace('_', ' '), 13) for line in (name or '').splitlines())
-            axis.set_title('\n'.join(lines), fontsize=7, pad=2,
+            lines = (name or '').replace('_', ' ').splitlines()
+            axis.set_title('\n'.join(textwrap.fill(line, 13) for line in lines), fontsize=7, pad=2,
                            color='black' if all(right) else _COLOURS[1])
         if row_names:
             axes[i, 0].set_ylabel(row_names[i], rotation=0, ha='right', va='center', fontsize=9)
