@@ -15,6 +15,7 @@ from cifar10_lib.program import cores
 from cifar10_lib.training import solo
 from cifar10_lib.training.worker import Worker
 from cifar10_lib.workers import collectives
+from cifar10_lib.workers import team
 
 
 def pairs(*shapes, dtypes=None):
@@ -142,12 +143,12 @@ def test_compressed_buckets_go_as_bfloat16_unless_they_are_small_already():
 
 def test_settings():
     config = tf.ConfigProto()
-    collectives.configure(config, Worker(1, 2, 5), gpus=4)
+    team.configure(config, Worker(1, 2, 5), gpus=4)
     assert config.gpu_options.visible_device_list == '1'
     assert config.experimental.collective_nccl
     assert list(config.device_filters) == ['/job:worker/task:1']
     config = tf.ConfigProto()
-    collectives.configure(config, Worker(0, 2), gpus=1)
+    team.configure(config, Worker(0, 2), gpus=1)
     assert config.gpu_options.visible_device_list == ''
 
 
@@ -156,7 +157,7 @@ def test_settings():
 def test_a_single_core_gets_a_second_thread(monkeypatch, visible, by_quota, threads):
     monkeypatch.setattr(cores, 'visible', lambda: visible)
     config = tf.ConfigProto(inter_op_parallelism_threads=by_quota)
-    collectives.configure(config, Worker(0, 2))
+    team.configure(config, Worker(0, 2))
     assert config.inter_op_parallelism_threads == threads
 
 
@@ -168,7 +169,7 @@ import json, os, socket, time
 import numpy as np
 import tensorflow.compat.v1 as tf
 from cifar10_lib.training.worker import Worker
-from cifar10_lib.workers import cluster, collectives, launch, meeting
+from cifar10_lib.workers import cluster, collectives, launch, team as team_
 
 rank, hosts, what = int(sys.argv[1]), tuple(sys.argv[2].split(',')), sys.argv[3]
 size = len(hosts)
@@ -262,13 +263,13 @@ def listening():
         except OSError:
             pass  # Not a socket.
 
-def run(server, config, graph, fetches, times):
-    with tf.Session(server.target, graph=graph, config=config) as session:
+def run(target, config, graph, fetches, times):
+    with tf.Session(target, graph=graph, config=config) as session:
         with graph.as_default():
             session.run(tf.global_variables_initializer())
         for _ in range(times):
             # The first step has no limit: on a busy machine, it may take long.
-            found = session.run(fetches, options=collectives.step_options() if _ else None)
+            found = session.run(fetches, options=team_.step_options() if _ else None)
             if what == 'endless' and _ == 20:
                 print('running', flush=True)
             if what == 'slow' and _ == 2 and rank == 1:
@@ -278,22 +279,18 @@ def run(server, config, graph, fetches, times):
 def main(_):
     me = cluster.Cluster(worker, os.environ.get('MEETING', hosts[0]), hosts,
                          timeouts=cluster.Timeouts(step=tf.app.flags.FLAGS.step_timeout))
-    with meeting.join(me, {}) as workers:
-        with collectives.failures_of(workers):
-            config = devices.session_config()
-            collectives.configure(config, worker)
-            server = collectives.serve(workers, config)
-            workers.barrier('the start')
-            collectives.reach_all(workers)
-            programs = dict(means=means, bits=bits, rounded=rounded, many=many, values=values,
-                            endless=endless, slow=endless)
-            if what == 'ports':
-                print(json.dumps(list(listening())), flush=True)
-            for item in programs[what]() if what in programs else []:
-                print(json.dumps(run(server, config, *item), default=lambda x: x.tolist()),
-                      flush=True)
-            workers.barrier('the end')
-            workers.leave()
+    with team_.joined(me, {}) as team:
+        config = devices.session_config()
+        team_.configure(config, worker)
+        target = team.serve(config)
+        team.await_servers()
+        programs = dict(means=means, bits=bits, rounded=rounded, many=many, values=values,
+                        endless=endless, slow=endless)
+        if what == 'ports':
+            print(json.dumps(list(listening())), flush=True)
+        for item in programs[what]() if what in programs else []:
+            print(json.dumps(run(target, config, *item), default=lambda x: x.tolist()), flush=True)
+        team.end()
 startup.run(lambda: launch.run(main), [devices, cluster, collectives])
 '''
 

@@ -278,7 +278,7 @@ def test_messages_right_after_the_addresses_count_even_if_the_connection_then_cl
         def play():
             socket_, _ = listener.accept()
             socket_.sendall(frame({'peers': ['127.0.0.1:1', '127.0.0.1:2']})
-                            + frame({'error': 'worker 0 failed: disk full'}))
+                            + frame({'error': 'worker 0 failed: disk full', 'code': 1}))
             socket_.recv(1 << 16)
             socket_.close()
         met, _ = together(lambda: meeting.join(me, {}), play)

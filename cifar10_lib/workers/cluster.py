@@ -138,11 +138,12 @@ def from_launcher():
         app.UsageError: the variable holds something else, perhaps copied from elsewhere.
     """
     text = os.environ[VARIABLE]
-    numbers = [int(word) for word in re.findall(r'\b[0-9]{1,7}\b', text)]
-    if text != ' '.join(map(str, numbers)) or len(numbers) != 4 or numbers[0] >= numbers[1]:
+    try:
+        rank, size, port, parent = map(int, text.split())
+    except ValueError:
         raise app.UsageError(f'{VARIABLE} is {small_files.shown(text)}. Only --num_workers sets '
-                             'it, for the workers that it starts: unset it')
-    return numbers
+                             'it, for the workers that it starts: unset it') from None
+    return rank, size, port, parent
 
 
 def _launcher():
@@ -233,12 +234,10 @@ def _tf_config():
 
 
 def _tasks(job, tasks):
-    """The addresses of a job's tasks in TF_CONFIG: from a list, or an object with their indices.
+    """The addresses of a job's tasks in TF_CONFIG.
 
-    None may be missing, as in TensorFlow's sparse clusters: every worker must know its address.
+    TensorFlow's sparse clusters, {"worker": {"1": ...}}, lack those of the other tasks.
     """
-    if isinstance(tasks, dict):
-        tasks = [tasks.get(str(index)) for index in range(len(tasks))]
     if not tasks or not isinstance(tasks, list) or not all(isinstance(host, str) for host in tasks):
         raise app.UsageError(f'TF_CONFIG does not list all tasks of "{job}"; expected the '
                              'HOST:PORT of each, from task 0 on')
