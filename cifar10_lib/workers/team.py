@@ -66,7 +66,7 @@ def _failures_of(peers):
             raise connection.Lost(line) from error
         if isinstance(error, tf.errors.DeadlineExceededError):
             raise TimeoutError(
-                f'a step took longer than --step_timeout={FLAGS.step_timeout:g} seconds although '
+                f'a step took longer than --step_timeout={peers.timeouts.step:g} seconds although '
                 'all workers are alive: raise it if steps are that slow') from error
         raise
 
@@ -143,7 +143,7 @@ class Team(solo.Solo):
 
     def start(self, session):
         self.await_servers()  # Before the first step, which has a time limit.
-        session.run(self._broadcast, options=step_options())
+        session.run(self._broadcast, options=self.options())
 
     def await_servers(self):
         """Waits until all servers listen, and checks that this worker can reach them."""
@@ -152,7 +152,11 @@ class Team(solo.Solo):
 
     def step(self, caught):
         return tf.train.SessionRunArgs(
-            {'stop': self._stop}, {self._ask_stop: float(bool(caught))}, step_options())
+            {'stop': self._stop}, {self._ask_stop: float(bool(caught))}, self.options())
+
+    def options(self):
+        """Options for running a step: TensorFlow ends it after --step_timeout."""
+        return tf.RunOptions(timeout_in_ms=int(1000 * self._peers.timeouts.step))
 
     def end(self):
         """Waits until worker 0 has saved the last step, and leaves."""
@@ -176,8 +180,3 @@ def configure(config, worker, gpus=0):
         config.inter_op_parallelism_threads = 2
     if gpus > 1:
         config.gpu_options.visible_device_list = str(worker.local_rank % gpus)
-
-
-def step_options():
-    """Options for running a step: TensorFlow ends it after --step_timeout."""
-    return tf.RunOptions(timeout_in_ms=int(1000 * FLAGS.step_timeout))

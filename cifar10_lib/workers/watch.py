@@ -35,6 +35,7 @@ class Meeting:
     Attributes:
         rank: int, the index of this worker.
         addresses: list of every worker's 'host:port' for TensorFlow's server.
+        timeouts: the `cluster.Timeouts`.
         port: socket that reserves this worker's port; close it when the server listens.
     """
 
@@ -51,7 +52,7 @@ class Meeting:
         self.addresses = addresses
         self.port = port
         self._connections = dict(connections)  # To peers that have not left.
-        self._timeouts = cluster.timeouts
+        self.timeouts = cluster.timeouts
         self._changed = threading.Condition()
         self._loss = None  # The first: (line, exit code).
         self._over = False
@@ -95,9 +96,9 @@ class Meeting:
         if self.rank:
             self._send_all(facts=facts)
             # Worker 0 gives up earlier, and announces which worker did not arrive.
-            return self._await(stage, self._timeouts.stage + self.patience)[0]['value']
+            return self._await(stage, self.timeouts.stage + self.patience)[0]['value']
         try:
-            for peer, message in self._await(stage, self._timeouts.stage).items():
+            for peer, message in self._await(stage, self.timeouts.stage).items():
                 line = difference(self.name(peer), message['facts'], facts)
                 if line:
                     raise ConnectionError(line)
@@ -120,7 +121,7 @@ class Meeting:
                 if not came:
                     raise ConnectionError(
                         f'{self.name(peer)} is alive, but did not reach {stage} within '
-                        f'--stage_timeout={self._timeouts.stage:g} seconds')
+                        f'--stage_timeout={self.timeouts.stage:g} seconds')
             return {peer: came.pop(0)[1] for peer, came in self._stages.items()}
 
     def reach_all(self):
@@ -154,7 +155,7 @@ class Meeting:
     @property
     def patience(self):
         """Seconds after which a worker that has failed counts as lost everywhere."""
-        return (_SILENT_BEATS + 2) * _BEAT * self._timeouts.step
+        return (_SILENT_BEATS + 2) * _BEAT * self.timeouts.step
 
     def leave(self):
         """Ends the meeting: connections that close from now on are not a loss."""
@@ -188,7 +189,7 @@ class Meeting:
 
         It counts heartbeats rather than seconds: a process that was stopped counts none.
         """
-        beat = _BEAT * self._timeouts.step
+        beat = _BEAT * self.timeouts.step
         peers = {connection: peer for peer, connection in self._connections.items()}
         silent = dict.fromkeys(self._connections, 0)  # Own heartbeats since the last message.
         due = time.monotonic() + beat
@@ -234,7 +235,7 @@ class Meeting:
             self._loss = line, code
             self._changed.notify_all()
         timer = threading.Timer(
-            _TIME_TO_LEAVE_A_STEP * self._timeouts.step, self._exit, [line, code])
+            _TIME_TO_LEAVE_A_STEP * self.timeouts.step, self._exit, [line, code])
         timer.daemon = True
         timer.start()
 
