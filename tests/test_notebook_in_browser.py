@@ -15,14 +15,18 @@ import spawn
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # JupyterLab renames the ids of a notebook, so that they cannot be mistaken for its own.
 SHOWN = """anchor => {
-    const heading = document.querySelector(`[data-jupyter-id="${anchor}"]`);
-    const box = heading?.getBoundingClientRect();
-    return box && box.top >= 0 && box.bottom <= window.innerHeight;
+    const cell = document.querySelector(`[data-jupyter-id="${anchor}"]`).closest('.jp-Cell');
+    const box = cell.getBoundingClientRect();
+    return box.top < window.innerHeight / 2 && box.bottom > 0;
 }"""
 # Scrolls on until a picture is there: JupyterLab draws a cell when it comes into sight.
 PICTURE = """() => {
     const shown = [...document.querySelectorAll('.jp-OutputArea img, .jp-OutputArea svg')].some(
-        picture => picture.complete !== false && picture.getBoundingClientRect().height > 50);
+        picture => {
+            const box = picture.getBoundingClientRect();
+            return picture.complete !== false && box.height > 50 && box.top > 0
+                && box.top < window.innerHeight;
+        });
     shown || document.querySelector('.jp-WindowedPanel-outer').scrollBy(0, 200);
     return shown;
 }"""
@@ -61,10 +65,11 @@ def page():
 
 @pytest.mark.slow
 def test_links_and_pictures_in_jupyterlab(address, page):
-    """Three links of the contents lead to their headings; a picture follows each."""
+    """Three links of the contents lead to their sections, and a picture follows each."""
     page.set_default_timeout(1000 * spawn.PATIENCE)
+    page.goto(address)
+    page.wait_for_selector('[data-jupyter-id="16-where-to-go-next"]', state='attached')
     for anchor in ('4-distortions', '5-the-network', '10-several-gpus-towers'):
-        page.goto(address)
         page.locator(f'a[href$="#{anchor}"]').first.click()
         page.wait_for_function(SHOWN, arg=anchor)
         page.wait_for_function(PICTURE, polling=500)
