@@ -141,6 +141,13 @@ def test_kaggles_images(tmp_path, capsys):
     assert 'holds 6 training and 2 test images of 2 classes' in lines[22]
 
 
+def test_too_long_a_name(folder, tmp_path):
+    with pytest.raises(app.UsageError, match='has 240 bytes; expected a name of at most 225'):
+        cifar10_convert.convert(str(folder), str(tmp_path / (80 * '\u732b')))
+    assert os.listdir(tmp_path) == ['my images']
+    cifar10_convert.convert(str(folder), str(tmp_path / (225 * 'x')))
+
+
 @pytest.mark.slow
 def test_a_lost_console_does_not_remove_the_data_set(folder, tmp_path):
     (folder / NAMES[0] / 'broken.png').write_text('text')
