@@ -30,6 +30,15 @@ def folder(tmp_path):
     return path
 
 
+def test_records():
+    """The label, then plane by plane, each row by row."""
+    images = np.random.RandomState(1).randint(0, 256, [2, 32, 32, 3]).astype(np.uint8)
+    records = custom.records(images, [[7], [200]], 201, 'a file')
+    assert records.dtype == np.uint8 and records.shape == (2, 3073)
+    assert records[:, 0].tolist() == [7, 200]
+    np.testing.assert_array_equal(records[1, 1:].reshape(3, 32, 32)[2, 5], images[1, 5, :, 2])
+
+
 def test_written_files(folder):
     assert json.loads((folder / 'dataset.json').read_text(encoding='utf-8')) == ROW
     assert (folder / 'train.bin').read_bytes() == b''.join(bytes([k]) * 3073 for k in (0, 1, 1))
@@ -126,13 +135,15 @@ def test_a_damaged_record_file_is_reported_with_a_remedy(folder):
         cifar10.maybe_download_and_extract()
 
 
-@pytest.mark.parametrize('name, train, test, words', [
-    ('pets', blocks(1, 1), blocks(0), 'no training image of cat can be read'),
-    ('pets', blocks(0, 1), [], 'no test image can be read; expected at least one: add'),
-    ('cifar10', blocks(0, 1), blocks(0), '"cifar10" cannot be the name of a data set')])
-def test_an_invalid_data_set_gets_no_json_file(tmp_path, name, train, test, words):
+@pytest.mark.parametrize('name, dog, train, test, words', [
+    ('pets', 'dog', blocks(1, 1), blocks(0), 'no training image of cat can be read'),
+    ('pets', 'dog', blocks(0, 1), [], 'no test image can be read; expected at least one: add'),
+    ('pets', 'd\x1b[31mog', blocks(0, 1), blocks(0), r'"classes" is \["cat", "d\\u001b\[31mog"\];'),
+    ('cifar10', 'dog', blocks(0, 1), blocks(0),
+     'named like its folder: "name" is "cifar10"; expected a name other than cifar10, cifar100')])
+def test_an_invalid_data_set_gets_no_json_file(tmp_path, name, dog, train, test, words):
     with pytest.raises(errors.DataError, match=words):
-        custom.write(tmp_path, name, ['cat', 'dog'], train, test)
+        custom.write(tmp_path, name, ['cat', dog], train, test)
     assert 'dataset.json' not in os.listdir(tmp_path)
 
 

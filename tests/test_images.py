@@ -306,15 +306,6 @@ def test_pipes_and_devices_are_not_read(tmp_path):
             images.read(path)
 
 
-def test_record():
-    """The label, then plane by plane, each row by row."""
-    image = np.arange(32 * 32 * 3).reshape(32, 32, 3).astype(np.uint8)
-    record = images.record(200, image)
-    assert record.dtype == np.uint8 and record.shape == (3073,)
-    assert record[0] == 200
-    np.testing.assert_array_equal(record[1:].reshape(3, 32, 32)[2, 5], image[5, :, 2])
-
-
 def test_the_images_in_a_folder(tmp_path):
     for name in ('b.PNG', 'a.jpeg', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', '.hidden.png',
                  'notes.txt', 'png'):

@@ -11,6 +11,7 @@ import zipfile
 
 import numpy as np
 
+from cifar10_lib.datasets import custom
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 from cifar10_lib.program import files
@@ -23,22 +24,6 @@ _PICKLES = {
     'cifar-10-batches-py': (table.CIFAR10, 'labels', [f'data_batch_{k}' for k in range(1, 6)],
                             ['test_batch']),
     'cifar-100-python': (table.CIFAR100, 'fine_labels', ['train'], ['test'])}
-
-
-def records(planes, labels, num_classes, source):
-    """Joins planes, uint8 [count, 3 * 32 * 32], and labels to records, uint8 [count, 1 + 3072].
-
-    Raises:
-        errors.DataError: they do not fit; the message names `source`.
-    """
-    labels = np.asarray(labels)
-    if planes.dtype != np.uint8 or planes.shape != (labels.size, table.IMAGE_BYTES):
-        raise errors.DataError(f'{source} has images of {planes.dtype} {planes.shape} and '
-                               f'{labels.size} labels; expected uint8 of 32 x 32 x 3')
-    if labels.dtype.kind not in 'iu' or not labels.size or not (
-            0 <= labels.min() <= labels.max() < num_classes):
-        raise errors.DataError(f'{source} has labels other than 0 to {num_classes - 1}')
-    return np.concatenate([labels.reshape(-1, 1).astype(np.uint8), planes], axis=1)
 
 
 class _Array:
@@ -87,11 +72,12 @@ def _unpickled(path, key, num_classes):
             found = _Unpickler(stream, encoding='latin1').load()
             data, labels = found['data'].state[-1], found[key]
             data = data.encode('latin1') if isinstance(data, str) else data
-            planes = np.frombuffer(data, np.uint8).reshape(-1, table.IMAGE_BYTES)
+            planes = np.frombuffer(data, np.uint8).reshape(
+                -1, table.DEPTH, table.HEIGHT, table.WIDTH)
         except Exception as error:  # Damaged pickles raise many types.
             raise errors.DataError(f'{path} is not a pickle of CIFAR ({errors.one_line(error)}): '
                                    'download it again') from error
-    return records(planes, labels, num_classes, path)
+    return custom.records(planes.transpose(0, 2, 3, 1), labels, num_classes, path)
 
 
 def is_npz(path):
@@ -112,11 +98,8 @@ def read_npz(path, _):
     except Exception as error:  # Damaged archives raise many types.
         raise errors.DataError(f'{path} is damaged ({errors.one_line(error)})') from error
     x_train, y_train, x_test, y_test = (found[name] for name in _NPZ_NAMES)
-    for images in (x_train, x_test):
-        if images.shape[1:] != (table.HEIGHT, table.WIDTH, table.DEPTH):
-            raise errors.DataError(f'{path} has images of {images.shape}; expected 32 x 32 x 3')
     count = min(np.max(y_train, initial=0) + 1, 1 << 10)  # `custom.write` checks it.
     classes = found.get('classes', np.arange(count)).astype(str).tolist()
     return classes, *(
-        [records(images.transpose(0, 3, 1, 2).reshape(len(images), -1), labels, len(classes), path)]
+        [custom.records(images, labels, len(classes), path)]
         for images, labels in ((x_train, y_train), (x_test, y_test)))

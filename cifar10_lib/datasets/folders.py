@@ -46,7 +46,8 @@ def read(folder, skipped):
         nonlocal done
         for label, path in labelled_paths:
             try:
-                yield images.record(label, images.read(path))[np.newaxis]
+                pixels = images.read(path)[np.newaxis]
+                yield custom.records(pixels, [label], len(found.classes), path)
             except images.ImageError as error:
                 skipped.append((path, str(error).removeprefix(f'{path} ')))
             done += 1

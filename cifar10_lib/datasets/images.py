@@ -126,11 +126,6 @@ def _with_eight_bits(image):
     return image if image.mode in ('L', 'RGB') else image.convert('RGB')
 
 
-def record(label, image):
-    """Returns a record, uint8 [1 + 3 * 32 * 32], of a label, 0 to 255, and uint8 [32, 32, 3]."""
-    return np.concatenate([[np.uint8(label)], image.transpose(2, 0, 1).ravel()])
-
-
 def find(folder):
     """Returns the sorted paths of the images directly in a folder, except hidden ones."""
     return sorted(entry.path for entry in os.scandir(folder) if entry.is_file()

@@ -11,7 +11,7 @@ import zlib
 
 import numpy as np
 
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import custom
 from cifar10_lib.program import errors
 from cifar10_lib.program import files
 
@@ -60,17 +60,13 @@ def read(path):
     with files.regular_file(path) as stream:
         try:
             content = _arrays(stream)
-            pixels, labels = content['X'], content['y'].ravel()
-            expected = (table.HEIGHT, table.WIDTH, table.DEPTH, len(labels))
-            if pixels.dtype != np.uint8 or pixels.shape != expected or len(labels) == 0:
-                raise ValueError(f'X is {pixels.dtype} {pixels.shape}; expected uint8 {expected}')
-            if not np.isin(labels, np.arange(1, 11)).all():
+            if not np.isin(content['y'], np.arange(1, 11)).all():
                 raise ValueError('y has labels other than 1 to 10')
+            return custom.records(
+                content['X'].transpose(3, 0, 1, 2), content['y'] % 10, len(CLASSES), 'X')
         except (ValueError, KeyError, struct.error, zlib.error, OSError, MemoryError) as error:
             raise errors.DataError(
                 f'{path} is not a valid SVHN file ({error!r}): download it again') from error
-    planes = pixels.transpose(3, 2, 0, 1).reshape(len(labels), -1)
-    return np.concatenate([(labels % 10).astype(np.uint8)[:, np.newaxis], planes], axis=1)
 
 
 def _arrays(stream):
