@@ -305,7 +305,7 @@ def test_progress_on_a_terminal(server, tmp_path, monkeypatch):
     assert shown.endswith(' left\r\n')
     last = shown.split('\r\x1b[K')[-1].removesuffix('\r\n')
     assert re.fullmatch(
-        r'small.tar.gz \[=*> *\] +\d+ %, \d+\.\d\d MB/s, \d+:\d\d left', last)
+        r'small.tar.gz: +\d+ %, \d+\.\d\d MB/s, \d+:\d\d left', last)
     assert len(last) < 80
 
 

@@ -69,11 +69,6 @@ def _check_place(data_set, data_dir):
                                '--dataset=NEW_FOLDER')
 
 
-def is_url(text):
-    """Whether a text has a URL scheme that `download` supports."""
-    return text.lower().startswith(('http:', 'https:', 'file:'))
-
-
 def _make_folder(data_set, data_dir, url):
     if data_set.url is None:
         console.line(f'Generating the {data_set.title} images in {data_dir}.')
@@ -115,7 +110,7 @@ def download(url, archive, data_set):
         errors.DataError: the URL is not http, https or file; the server offers a different file
             (the part stays); or the checksum is wrong (the part is removed).
     """
-    if not is_url(url):
+    if not url.lower().startswith(('http:', 'https:', 'file:')):
         raise errors.DataError('the URL does not start with http:, https: or file:')
     part = archive + '.part'
     with os.fdopen(files.open_own(part, os.O_APPEND), 'ab', buffering=0) as stream:
@@ -186,30 +181,26 @@ def _check_offer(response, start, size):
 
 
 class _Progress:
-    """Shows a download's progress: a bar on a terminal, elsewhere a line every 10 %."""
+    """Shows a download's progress: redraws a line on a terminal, elsewhere a line every 10 %."""
 
     def __init__(self, name, done, total):
-        self._name, self._total, self._start = name, total, done
-        self._start_time, self._shown_time = time.monotonic(), 0.0
-        self._shown_tenth = 10 * done // total
+        self._name, self._first, self._total = name, done, total
+        self._start, self._tenth = time.monotonic(), 10 * done // total
         if done:
             console.line(f'Resuming {name} at {done / 1e6:.1f} MB.')
 
     def update(self, done):
-        """Shows that `done` bytes have arrived, on a terminal at most five times per second."""
-        now, tenth = time.monotonic(), 10 * done // self._total
-        rate = max((done - self._start) / max(now - self._start_time, 1e-3), 1.0)
+        """Shows that `done` bytes have arrived."""
+        rate = max((done - self._first) / max(time.monotonic() - self._start, 1e-3), 1.0)
         minutes, seconds = divmod(int((self._total - done) / rate), 60)
-        figures = (f'{100 * done // self._total:3} %, {rate / 1e6:.2f} MB/s, '
-                   f'{minutes}:{seconds:02} left')
-        if not console.shows_progress():
-            if tenth > self._shown_tenth:
-                console.line(f'{self._name}: {figures}')
-        elif now - self._shown_time >= 0.2 or done == self._total:
-            self._shown_time = now
-            bar = '=' * (2 * tenth) + '>' * (tenth < 10)
-            console.progress(f'{self._name:.20} [{bar:20}] {figures}')
-        self._shown_tenth = tenth
+        text = (f'{self._name}: {100 * done // self._total:3} %, {rate / 1e6:.2f} MB/s, '
+                f'{minutes}:{seconds:02} left')
+        tenth = 10 * done // self._total
+        if console.shows_progress():
+            console.progress(text)
+        elif tenth > self._tenth:
+            console.line(text)
+        self._tenth = tenth
 
 
 def _verify(path, data_set):
