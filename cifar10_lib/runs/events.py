@@ -37,10 +37,8 @@ class Writer:
         self._file.close()
 
     def _open(self):
-        name = names.events(int(time.time()), socket.gethostname(), os.getpid())
-        paths = (os.path.join(self._folder, name + end) for end in itertools.chain(
-            [''], (f'.{number}' for number in itertools.count(1))))
-        self._path = next(path for path in paths if not os.path.lexists(path))
+        name = names.events(time.time(), socket.gethostname(), os.getpid())
+        self._path = os.path.join(self._folder, name)
         self._file = tf.io.TFRecordWriter(self._path)
         self._write(file_version='brain.Event:2')
 

@@ -83,26 +83,20 @@ def read(path):
 
 
 def _read_lines(path):
-    """The rows of a `metrics.csv`, and whether it has lines that are neither row nor header."""
-    lines = list(_lines(path))
-    if lines[:1] == [_HEADER.rstrip().encode()]:
-        del lines[0]
-    rows = list(filter(None, map(_row, lines)))
-    return rows, len(rows) < len(lines)
+    """The rows of a `metrics.csv`, and whether it has lines that are neither row nor header.
 
-
-def _lines(path):
-    """Yields the lines of a file as bytes; an empty one for a line that is too long for a row.
-
-    Skips a line without an end: a crash cut it short.
+    Skips a line without an end: a crash cut it short. Of a line that is too long for a row, only
+    the last piece has an end.
     """
+    rows, others = [], False
     with contextlib.suppress(FileNotFoundError), files.regular_file(path) as stream:
-        is_continued = False
-        for piece in iter(lambda: stream.readline(_MAX_LINE), b''):
-            is_end = piece.endswith(b'\n')
-            if is_end:
-                yield b'' if is_continued else piece.rstrip(b'\r\n')
-            is_continued = not is_end
+        for line in iter(lambda: stream.readline(_MAX_LINE), b''):
+            row = _row(line.rstrip(b'\r\n')) if line.endswith(b'\n') else None
+            if row:
+                rows.append(row)
+            elif line.endswith(b'\n') and line.rstrip() != _HEADER.rstrip().encode():
+                others = True
+    return rows, others
 
 
 def _row(line):
