@@ -141,10 +141,10 @@ class Source:
         paths = self.paths()
         sizes = [os.path.getsize(path) // self.data_set.record_bytes for path in paths]
         before = np.cumsum([0] + sizes[:-1])
-        files, numbers = split_keys(keys)
-        start = tf.reduce_sum(tf.where(tf.equal(paths, files[0]), tf.constant(
+        file = tf.strings.regex_replace(keys[0], ':[0-9]+$', '')
+        start = tf.reduce_sum(tf.where(tf.equal(paths, file), tf.constant(
             before, tf.int64), tf.zeros([len(sizes)], tf.int64)))
-        return start + tf.strings.to_number(numbers, tf.int64)
+        return start + tf.strings.to_number(tf.strings.regex_replace(keys, '^.*:', ''), tf.int64)
 
     def _in_subset(self, records):
         held_out = records // _HELD_OUT_EVERY
@@ -170,12 +170,6 @@ class Source:
             raise
 
 
-def split_keys(keys):
-    """Splits the keys of a reader, 'file:number', into files and numbers; both are strings."""
-    return (tf.strings.regex_replace(keys, ':[0-9]+$', ''),
-            tf.strings.regex_replace(keys, '^.*:', ''))
-
-
 def checked(values, keys, data_set):
     """Returns raw records; running the result raises if a label is not a class.
 
@@ -189,10 +183,9 @@ def checked(values, keys, data_set):
     labels = tf.reshape(tf.cast(tf.decode_raw(
         tf.strings.substr(values, data_set.label_index, 1), tf.uint8), tf.int32), [-1])
     worst = tf.argmax(labels)
-    path, number = split_keys(tf.reshape(keys, [-1])[worst])
     message = tf.strings.join([
-        path, ' has label ', tf.as_string(labels[worst]), ' in record ', number,
-        f' (counted from 0); expected 0 to {data_set.num_classes - 1}'])
+        tf.reshape(keys, [-1])[worst], ' has label ', tf.as_string(labels[worst]),
+        f'; expected 0 to {data_set.num_classes - 1}'])
     with tf.control_dependencies([tf.debugging.Assert(
             labels[worst] < data_set.num_classes, [message])]):
         return tf.identity(values)
