@@ -163,7 +163,7 @@ def test_details_finer_than_a_pixel_are_averaged(read):
 
 
 @pytest.mark.parametrize('shape', [
-    (1, 1), (1, 700), (700, 1), (2, 3), (33, 32), (1, 65535), (65535, 1)])
+    (1, 1), (1, 700), (700, 1), (2, 3), (33, 32), (1, 200000), (200000, 1)])
 def test_any_size(read, shape):
     image = np.full([*shape, 3], [10, 20, 30], np.uint8)
     np.testing.assert_array_equal(read(image_files.png, image), np.full([32, 32, 3], [10, 20, 30]))
@@ -229,8 +229,7 @@ def test_truncated_files(read, write, share):
     (image_files.bmp, 18, b'\0\0\1\0\0\0\1\0', 'more than 134217728 pixels'),
     (image_files.jpeg, None, b'\xff\xff\xff\xff', 'more than 134217728 pixels'),
     (image_files.jpeg, None, b'\x30\x00\x30\x00',
-     '12288 x 12288 pixels; expected at most 13421772'),
-    (image_files.png, 16, b'\0\1\0\0\0\0\0\1', '65536 x 1 pixels; expected at most .* 65535 per')])
+     '12288 x 12288 pixels; expected at most 134217728 in all')])
 def test_pictures_that_would_exhaust_memory_are_not_decoded(read, write, position, sides, message):
     """Only their headers claim such sizes; in the first two rows, 65,536 pixels per side."""
     def bomb(path):

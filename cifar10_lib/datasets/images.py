@@ -17,10 +17,9 @@ _AVIF = features.check('avif')
 ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff', *['.avif'][:_AVIF])
 
 # A small file may decode to a picture that exhausts memory. Decoded, this many pixels take 512 MB,
-# and decoders use up to three times as much. The limit on a side is JPEG's.
+# and decoders use up to three times as much.
 MAX_FILE_BYTES = 1 << 26
 MAX_PIXELS = 1 << 27
-MAX_SIDE = 65535
 _MAX_MEMORY = 1 << 31  # Pillow before 13 does not limit EXIF data and TIFF directories.
 
 # Each scan of a progressive JPEG updates all pixels and can be as short as 14 bytes. Encoders write
@@ -101,9 +100,9 @@ def _libraries_silenced():
 
 def _decode(data):
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-        if max(image.size) > MAX_SIDE or image.width * image.height > MAX_PIXELS:
+        if image.width * image.height > MAX_PIXELS:
             raise ImageError(f'has {image.width} x {image.height} pixels; expected at most '
-                             f'{MAX_PIXELS} in all and {MAX_SIDE} per side')
+                             f'{MAX_PIXELS} in all')
         scans = data.count(b'\xff\xda') if 'progressive' in image.info else 1
         if scans * image.width * image.height > _MAX_SCANNED_PIXELS:
             raise ImageError(f'has {scans} progressive scans of {image.width} x {image.height} '
