@@ -727,3 +727,14 @@ def test_a_wrong_start_with_mpirun_is_one_line():
     lines_ = {line for line in done.stderr.splitlines() if line.startswith('-c: ')}
     assert len(lines_) == 1
     assert lines_.pop().endswith('differs from worker 0: odd is 1, not 0')
+
+
+def test_the_thread_may_close_the_door_first():
+    """It does if it accepts a connection at the same moment; worker 0 then ended with an error."""
+    door = meeting._Door(cluster.Cluster(Worker(0, 2), f'127.0.0.1:{networks.free_port()}'))
+    door.close()
+    deadline = time.monotonic() + spawn.PATIENCE
+    while door._socket.fileno() >= 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    door.close()

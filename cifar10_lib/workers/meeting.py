@@ -129,7 +129,8 @@ class _Door:
     def close(self):
         """Stops listening, and closes all connections except those in `hellos`."""
         self._open = False
-        self._socket.shutdown(socket.SHUT_RDWR)  # Wakes the thread up.
+        with contextlib.suppress(OSError):  # The thread may have seen `_open` and closed it.
+            self._socket.shutdown(socket.SHUT_RDWR)  # Wakes the thread up.
 
     def _identify(self, connection, hello):
         try:
