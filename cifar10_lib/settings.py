@@ -2,7 +2,7 @@
 from absl import flags
 
 import cifar10_input
-from cifar10_lib.datasets import custom
+from cifar10_lib.datasets import source
 from cifar10_lib.datasets import table
 from cifar10_lib.nets import linear_scaling
 from cifar10_lib.program import errors
@@ -46,7 +46,7 @@ for _name in (*TRAINING_FLAGS, 'dataset', 'data_url', 'use_bf16'):
 @flags.validator('dataset')
 def _check_dataset(name):
     try:
-        custom.find(name)
+        source.find(name)
     except errors.DataError as error:
         raise flags.ValidationError(str(error)) from error
     return True

@@ -14,7 +14,6 @@ import record_files
 from PIL import Image
 
 import cifar10_convert
-from cifar10_lib.datasets import arrays
 from cifar10_lib.datasets import custom
 from cifar10_lib.datasets import download
 from cifar10_lib.datasets import forms
@@ -223,13 +222,13 @@ def test_other_arrays_in_an_npz(tmp_path, change, words):
 
 
 def test_an_npz_that_would_exhaust_memory(tmp_path):
-    """1.1 GB of zeros in about a megabyte."""
-    with zipfile.ZipFile(tmp_path / 'a.npz', 'w', zipfile.ZIP_DEFLATED) as archive:
-        for name in arrays._NPZ_NAMES:
-            with archive.open(f'{name}.npy', 'w') as stream:
-                for _ in range(280):
-                    stream.write(bytes(1 << 20))
-    assert 'unpacks to more than 1024 MB' in refused(tmp_path / 'a.npz', tmp_path)
+    """The header of `y_train` claims three gigabytes."""
+    path, header = npz(tmp_path / 'a.npz'), io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {'descr': '|u1', 'fortran_order': False, 'shape': (3 << 30,)})
+    with zipfile.ZipFile(path, 'a') as archive:
+        archive.writestr('y_train.npy', header.getvalue())
+    assert 'is damaged (Unable to allocate 3.00 GiB' in refused(path, tmp_path)
 
 
 def test_a_damaged_npz(tmp_path):

@@ -15,8 +15,9 @@ from cifar10_lib.datasets import custom
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 from cifar10_lib.program import files
+from cifar10_lib.program import memory
 
-_MAX_BYTES = 1 << 30  # Unpacked; CIFAR has 184 MB.
+_MAX_MEMORY = 1 << 31  # CIFAR has 184 MB.
 _NPZ_NAMES = ('x_train', 'y_train', 'x_test', 'y_test')
 
 # Folder of the pickles: (row, key of the labels, files for training, files for testing).
@@ -66,18 +67,17 @@ def read_pickles(path, _):
 
 def _unpickled(path, key, num_classes):
     with files.regular_file(path) as stream:
-        if os.fstat(stream.fileno()).st_size > _MAX_BYTES:
-            raise errors.DataError(f'{path} is larger than {_MAX_BYTES >> 20} MB')
         try:
-            found = _Unpickler(stream, encoding='latin1').load()
+            with memory.limit(_MAX_MEMORY):
+                found = _Unpickler(stream, encoding='latin1').load()
             data, labels = found['data'].state[-1], found[key]
             data = data.encode('latin1') if isinstance(data, str) else data
-            planes = np.frombuffer(data, np.uint8).reshape(
+            images = np.frombuffer(data, np.uint8).reshape(
                 -1, table.DEPTH, table.HEIGHT, table.WIDTH)
         except Exception as error:  # Damaged pickles raise many types.
             raise errors.DataError(f'{path} is not a pickle of CIFAR ({errors.one_line(error)}): '
                                    'download it again') from error
-    return custom.records(planes.transpose(0, 2, 3, 1), labels, num_classes, path)
+    return custom.records(images.transpose(0, 2, 3, 1), labels, num_classes, path)
 
 
 def is_npz(path):
@@ -91,9 +91,7 @@ def is_npz(path):
 def read_npz(path, _):
     """Returns the classes, and the blocks of training and test records; see `forms.Form`."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if sum(member.file_size for member in archive.zip.infolist()) > _MAX_BYTES:
-                raise ValueError(f'unpacks to more than {_MAX_BYTES >> 20} MB')
+        with np.load(path, allow_pickle=False) as archive, memory.limit(_MAX_MEMORY):
             found = {name: archive[name] for name in archive.files}
     except Exception as error:  # Damaged archives raise many types.
         raise errors.DataError(f'{path} is damaged ({errors.one_line(error)})') from error

@@ -19,11 +19,6 @@ FILE = 'dataset.json'
 MAX_CLASSES = 256  # A label is one byte.
 
 
-def find(name):
-    """Returns the table row of that name, or the row of that folder: see `read`."""
-    return table.TABLE.get(name) or read(name)
-
-
 def read(folder):
     """Returns the row of a folder that `write` filled and the user may have edited.
 
@@ -41,12 +36,11 @@ def read(folder):
             f'{FILE}, made by cifar10_convert.py') from error
     except OSError as error:
         raise errors.DataError(f'{path} cannot be read ({error.strerror})') from error
-    if set(found) != set(_FIELDS):
-        raise errors.DataError(
-            f'{path} has the keys {small_files.shown(list(found))}; expected {", ".join(_FIELDS)}')
     small_files.check_fields(found, _FIELDS, path)
-    return table.DataSet(title=found['name'], folder=os.path.abspath(folder),
-                         **{**found, 'classes': tuple(found['classes'])})
+    return table.DataSet(
+        name=found['name'], title=found['name'], folder=os.path.abspath(folder),
+        train_files=found['train_files'], test_files=found['test_files'],
+        classes=tuple(found['classes']))
 
 
 def _is_new_name(value):

@@ -15,7 +15,7 @@ from cifar10_lib.program import errors
 _HELD_OUT_EVERY = 10
 
 
-def find(name, num_classes, url):
+def find(name, num_classes=table.CIFAR10.num_classes, url=table.CIFAR10.url):
     """The row of a data set.
 
     Args:
@@ -25,8 +25,9 @@ def find(name, num_classes, url):
     Raises:
         errors.DataError: the folder holds no valid data set.
     """
-    row = custom.find(name)
-    return table.edited_cifar10(num_classes, url) if row is table.CIFAR10 else row
+    if name == table.CIFAR10.name:
+        return table.edited_cifar10(num_classes, url)
+    return table.TABLE.get(name) or custom.read(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +62,7 @@ class Source:
         Raises:
             errors.MissingFile: a file is missing.
         """
-        self.data_set.count(self.folder, self.eval_data)
-        return self.data_set.paths(self.folder, self.eval_data)
+        return list(self.data_set.count(self.folder, self.eval_data))
 
     def num_records(self):
         """Number of records of the subset, over all shards.
@@ -73,7 +73,7 @@ class Source:
             errors.MissingFile: the folder exists, but one of its record files is missing.
         """
         if os.path.isdir(self.folder):
-            return self._in_subset(self.data_set.count(self.folder, self.eval_data))
+            return self._in_subset(sum(self.data_set.count(self.folder, self.eval_data).values()))
         return self._in_subset(self._published())
 
     def num_examples(self):
@@ -138,12 +138,10 @@ class Source:
         Workers read the files in different orders, which change with each epoch; these numbers do
         not.
         """
-        paths = self.paths()
-        sizes = [os.path.getsize(path) // self.data_set.record_bytes for path in paths]
-        before = np.cumsum([0] + sizes[:-1])
+        counts = self.data_set.count(self.folder, self.eval_data)
+        before = np.cumsum([0, *counts.values()])[:-1]  # The number of each file's first record.
         file = tf.strings.regex_replace(keys[0], ':[0-9]+$', '')
-        start = tf.reduce_sum(tf.where(tf.equal(paths, file), tf.constant(
-            before, tf.int64), tf.zeros([len(sizes)], tf.int64)))
+        start = tf.boolean_mask(before, tf.equal(list(counts), file))  # One number.
         return start + tf.strings.to_number(tf.strings.regex_replace(keys, '^.*:', ''), tf.int64)
 
     def _in_subset(self, records):
