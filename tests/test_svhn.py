@@ -27,8 +27,8 @@ def test_records(tmp_path, is_compressed, dtype):
     assert classes == tuple('0123456789')
     assert records.dtype == np.uint8 and records.shape == (5, 3073)
     assert records[:, 0].tolist() == [1, 0, 9, 2, 0]
-    planes = records[:, 1:].reshape(5, 3, 32, 32)
-    np.testing.assert_array_equal(planes, PIXELS.transpose(3, 2, 0, 1))
+    pixels_chw = records[:, 1:].reshape(5, 3, 32, 32)
+    np.testing.assert_array_equal(pixels_chw, PIXELS.transpose(3, 2, 0, 1))
     np.testing.assert_array_equal(tested, records)
 
 

@@ -89,8 +89,8 @@ def records(images, labels, num_classes, source):
     if wrong.size:
         raise errors.DataError(
             f'{source} has label {wrong[0]!s:.40}; expected 0 to {num_classes - 1}')
-    planes = images.transpose(0, 3, 1, 2).reshape(labels.size, -1)
-    return np.concatenate([labels[:, np.newaxis].astype(np.uint8), planes], axis=1)
+    pixels_chw = images.transpose(0, 3, 1, 2).reshape(labels.size, -1)
+    return np.concatenate([labels[:, np.newaxis].astype(np.uint8), pixels_chw], axis=1)
 
 
 def write(folder, name, classes, train, test):

@@ -13,7 +13,6 @@ COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'trai
            'validation_error', 'images_per_second')
 _HEADER = ','.join(COLUMNS) + '\n'
 
-_MAX_LINE = 1000  # Bytes; a row has about a hundred.
 _MAX_STEP = 2 ** 53  # A float can hold every whole number up to this.
 _MAX_FIGURE = float(np.finfo(np.float32).max)
 
@@ -85,17 +84,15 @@ def read(path):
 def _read_lines(path):
     """The rows of a `metrics.csv`, and whether it has lines that are neither row nor header.
 
-    Skips a line without an end: a crash cut it short. Of a line that is too long for a row, only
-    the last piece has an end.
+    Skips a line without an end: a crash cut it short.
     """
     rows, others = [], False
     with contextlib.suppress(FileNotFoundError), files.regular_file(path) as stream:
-        for line in iter(lambda: stream.readline(_MAX_LINE), b''):
-            row = _row(line.rstrip(b'\r\n')) if line.endswith(b'\n') else None
-            if row:
-                rows.append(row)
-            elif line.endswith(b'\n') and line.rstrip() != _HEADER.rstrip().encode():
-                others = True
+        for line in stream:
+            if line.endswith(b'\n') and line.rstrip() != _HEADER.rstrip().encode():
+                row = _row(line.rstrip(b'\r\n'))
+                rows += [row] * (row is not None)
+                others |= row is None
     return rows, others
 
 
