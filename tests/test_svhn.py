@@ -1,4 +1,5 @@
 import os
+import struct
 
 import numpy as np
 import pytest
@@ -57,14 +58,14 @@ def test_damaged_files_are_rejected(tmp_path, change):
 
 
 def test_an_array_that_would_exhaust_memory(tmp_path):
-    """The header claims four billion images."""
+    """The images claim to take three gigabytes."""
     write(tmp_path, is_compressed=False, X=PIXELS, y=LABELS)
     path = tmp_path / 'train_32x32.mat'
-    shape = np.array([32, 32, 3, 5], '<i4').tobytes()
+    tag = struct.pack('<II', 2, PIXELS.size)  # The type, uint8, and the number of bytes.
     data = path.read_bytes()
-    assert shape in data
-    path.write_bytes(data.replace(shape, shape[:12] + b'\xff\xff\xff\x7f'))
-    with pytest.raises(errors.DataError, match=f'{path} is not a valid SVHN file'):
+    assert data.count(tag) == 1
+    path.write_bytes(data.replace(tag, struct.pack('<II', 2, 3 << 30)))
+    with pytest.raises(errors.DataError, match=rf'{path} is not a valid SVHN file \(MemoryError'):
         svhn.read(tmp_path, [])
 
 
