@@ -44,13 +44,13 @@ def convert(folder, data_dir):
     """
     skipped = []
     form = forms.find(folder) or forms.CLASS_FOLDERS
-    name = os.path.basename(os.path.abspath(data_dir))
     if form is forms.CLASS_FOLDERS and _is_inside(data_dir, folder):
         raise app.UsageError(f'{data_dir} is inside {folder}, where each folder is a class: choose '
                              'another DATA_DIR')
     try:
         with files.new_folder(data_dir, 'DATA_DIR') as partial:
             classes, train, test = form.read(folder, skipped)
+            name = os.path.basename(os.path.abspath(data_dir))
             counts = custom.write(partial, name, classes, train, test)
     finally:  # Not inside `new_folder`: a lost console must not remove the data set.
         _show(skipped)
