@@ -36,8 +36,8 @@ def _refused(script, *arguments):
 @pytest.mark.parametrize('arguments, words', [
     (['--batch_siz=1'], "Unknown command line flag 'batch_siz'. Did you mean: batch_size"),
     (['--batch_size=0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
-    (['--batch_size=1e3'], '--batch_size=1e3: invalid literal for int'),
-    (['--restart=maybe'], "--restart=maybe: ('Non-boolean argument to boolean flag', 'maybe')"),
+    (['--batch_size=1e3'], '--batch_size=1e3: expected a whole number (see --help)'),
+    (['--restart=maybe'], '--restart=maybe: expected true or false (see --help)'),
     (['--nouse_fp16=true'], '--nouse_fp16=true does not take an argument'),
     (['--epochs=2', '--max_steps=9'], 'epochs=2.0, max_steps=9: both set the length of the '
      'training; expected only one of them: remove the other'),

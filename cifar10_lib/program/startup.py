@@ -10,6 +10,7 @@ import functools
 import io
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -110,6 +111,11 @@ tf.enable_resource_variables()  # Orders reads and writes, including those of th
 
 FLAGS = flags.FLAGS
 
+# What Python and absl say of a value of the wrong type, and what we say.
+_WRONG_TYPES = {r'invalid literal for int\(\) .*': 'expected a whole number',
+                'could not convert string to float: .*': 'expected a number',
+                r"\('Non-boolean argument to boolean flag', .*\)": 'expected true or false'}
+
 # Errors of the user, the data or the machine are reported in one line. Any other exception is a bug
 # in this program and keeps its traceback.
 _USER_ERRORS = (app.UsageError, errors.DataError, FloatingPointError, OSError,
@@ -159,7 +165,10 @@ def _parse(positional, argv, unused=()):
         _check_values()
         _check_positional(words[1:], positional)
     except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME.
-        errors.say(f'{errors.one_line(error)} (see --help)')
+        message = errors.one_line(error)
+        for wrong, expected in _WRONG_TYPES.items():
+            message = re.sub(wrong, expected, message)
+        errors.say(f'{message} (see --help)')
         sys.exit(1)
     ignored = [f'--{name}' for name in unused if FLAGS[name].present]
     if ignored:  # Not an error: the same flags are often given to several scripts.
