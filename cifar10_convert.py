@@ -9,9 +9,9 @@ otherwise a fixed sixth of each class becomes the test set. The EXIF orientation
 short side becomes 32 pixels, and the centre is kept.
 
 FOLDER may also contain Kaggle's train/ and trainLabels.csv, SVHN's train_32x32.mat and
-test_32x32.mat, the pickles of torchvision and Keras (cifar-10-batches-py, cifar-100-python), or
-Parquet files from Hugging Face (requires pyarrow); or be an .npz file with x_train, y_train, x_test
-and y_test. These keep the published pixels, byte for byte.
+test_32x32.mat (requires SciPy), the pickles of torchvision and Keras (cifar-10-batches-py,
+cifar-100-python), or Parquet files from Hugging Face (requires pyarrow); or be an .npz file with
+x_train, y_train, x_test and y_test. These keep the published pixels, byte for byte.
 
 Creates DATA_DIR with train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes
 and the names of the classes. Lists at the end which files were skipped, and why.

@@ -41,10 +41,9 @@ def test_the_data_set_trains_evaluates_and_predicts(folder, tmp_path, capsys, mo
     data = tmp_path / 'data' / 'halves'
     cifar10_convert.convert(str(folder), str(data))
     assert capsys.readouterr().out.splitlines() == [
-        'Skipped 1:',
-        f'{folder}/{NAMES[0]}/notes.txt is not named like an image',
-        'Skipped 1:',
-        f'{folder}/{NAMES[0]}/pipe.png is not a regular file',
+        'Skipped 2:',
+        f'{folder}/{NAMES[0]}/notes.txt is not a file named like an image',
+        f'{folder}/{NAMES[0]}/pipe.png is not a file named like an image',
         'Skipped 1:',
         f'{folder}/{NAMES[0]}/broken.png is damaged or truncated, or not an image '
         f'({", ".join(images._FORMATS)})',
