@@ -1,5 +1,6 @@
 """The graph that classifies images with a trained network."""
 import contextlib
+import functools
 
 import tensorflow.compat.v1 as tf
 from absl import app
@@ -43,9 +44,9 @@ class Model:
         graph: the `tf.Graph`.
         images: the preprocessed images, float32 [batch, height, width, 3].
         outputs: dictionary of `logits` and `probabilities`, float32 [batch, classes], and
-            `classes`, int64 [batch], the index of the most probable class. Without a `batch_size`,
-            the logits are the network's own tensor (`softmax_linear/softmax_linear:0` of the
-            tutorial's).
+            `classes`, int64 [batch], the index of the most probable class. The logits are the
+            network's own tensor (`softmax_linear/softmax_linear:0` of the tutorial's), unless it
+            requires a fixed batch size.
         pixels: placeholder of `of_pixels`, uint8 [batch, 32, 32, 3], values 0 to 255; else None.
     """
 
@@ -54,17 +55,25 @@ class Model:
 
         Args:
             read: function that builds the input; returns images, float32 [batch, height, width, 3],
-                preprocessed as for evaluation.
-            batch_size: the largest number of images in a run; None for any number.
+                preprocessed as for evaluation. It is called again if the network requires a fixed
+                batch size.
+            batch_size: the largest number of images in a run, and the batch size of such a network.
 
         Raises:
             app.UsageError: there is no `batch_size`, but `inference` requires a fixed one.
         """
         self.pixels = None
+        try:
+            self._build(read, _logits)
+        except app.UsageError:
+            if batch_size is None:
+                raise
+            self._build(read, functools.partial(_logits_of_whole_batch, batch_size=batch_size))
+
+    def _build(self, read, logits_of):
         with tf.Graph().as_default() as self.graph:
             self.images = read()
-            logits = (_logits(self.images) if batch_size is None else
-                      _logits_of_whole_batch(self.images, batch_size))
+            logits = logits_of(self.images)
             self.outputs = {'logits': logits,
                             'probabilities': tf.nn.softmax(logits, name='probabilities'),
                             'classes': tf.argmax(logits, axis=1, name='classes')}
@@ -138,10 +147,10 @@ def _variables_to_restore(use_moving_averages):
 
 
 def _logits_of_whole_batch(images, batch_size):
-    """Logits of a batch that may be smaller than the network's static batch size.
+    """Logits of a network with a static batch size, for a batch that may be smaller.
 
-    Fills the batch by repeating its images. An `inference` written for the tutorial requires that:
-    it flattened a layer by `tf.reshape(pool2, [FLAGS.batch_size, -1])`.
+    Fills the batch by repeating its images. An `inference` written for the tutorial may require
+    that: it flattened a layer by `tf.reshape(pool2, [FLAGS.batch_size, -1])`.
 
     Args:
         images: float32 [1 to batch_size, height, width, 3], with an unknown static batch size.
