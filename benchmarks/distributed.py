@@ -73,14 +73,9 @@ class _Trainers:
     """Processes that train, frozen between turns."""
 
     def __init__(self, stack, options, size=1, runs=1, **flags):
-        """Starts the processes, and freezes them after their first steps.
+        """Starts `size` workers, or `runs` runs of one worker, each process on a core of its own.
 
-        Args:
-            stack: an `ExitStack`, which ends them.
-            options: the parsed command line.
-            size: number of workers, each on a core of its own.
-            runs: number of runs of one worker each, side by side.
-            **flags: flags of the trainer.
+        They are frozen after their first steps, and end with `stack`, an `ExitStack`.
         """
         hosts = ','.join(f'127.0.0.1:{_free_port()}' for _ in range(size))
         self._processes = []

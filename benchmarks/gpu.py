@@ -43,7 +43,7 @@ _ON_GPU = '--variables=gpu'
 _VARIABLES = ('--variables=cpu', _ON_GPU)
 
 
-class Stop(children.Failed):
+class Stop(Exception):
     """A gate that was not passed: the rest would measure nothing of value."""
 
 
@@ -68,7 +68,7 @@ class Report:
                 for row in part(self):
                     self.add(row)
             except (children.Failed, Exception) as failure:  # The other parts still run.
-                self.fail(str(failure) if isinstance(failure, children.Failed) else repr(failure))
+                self.fail(str(failure))
                 if isinstance(failure, Stop):
                     return
             print(f'  ({time.monotonic() - start:.0f} s)', flush=True)
@@ -84,18 +84,24 @@ class Report:
         self.add({'FAILED': reason})
 
     def train(self, name='cifar10_train.py', batches=1, train_dir=None, **flags):
-        """Trains for --steps: a row."""
+        """Trains for --steps: yields a row. If that fails, the rest of the part still runs."""
         flags = {'max_steps': self.options.steps, **flags}
-        found = children.train(self.options, name, batches, train_dir, _LIMIT, **flags)
-        return {**flags, 'seconds to step 0': round(found['start'], 1),
-                'images/s': round(found['rate']), 'processor ms per step': round(found['busy'], 2),
-                'memory MB': round(found['peak'])}
+        try:
+            found = children.train(self.options, name, batches, train_dir, _LIMIT, **flags)
+            yield {**flags, 'seconds to step 0': round(found['start'], 1),
+                   'images/s': round(found['rate']), 'memory MB': round(found['peak']),
+                   'processor ms per step': round(found['busy'], 2)}
+        except children.Failed as failure:
+            self.fail(str(failure))
 
     def measure(self, what, variants=(), **flags):
-        """Rows of `benchmarks.measure`."""
+        """Yields the rows of `benchmarks.measure`. If that fails, the rest still runs."""
         words = children.command('benchmarks.measure', self.options, what=what, **flags)
-        return children.results([*words, *(f'--variant={each}' for each in variants)],
-                                limit=_LIMIT)
+        try:
+            yield from children.results([*words, *(f'--variant={each}' for each in variants)],
+                                        limit=_LIMIT)
+        except children.Failed as failure:
+            self.fail(str(failure))
 
 
 def nvidia_smi(field):
@@ -122,16 +128,16 @@ def machine(report):
 def agreement(report):
     """Logits and gradients of each network, with the same batch and weights."""
     for net in ('tutorial', 'resnet23', 'local'):
-        row, = report.measure('agreement', net=net, tf32=False)
-        yield row
-        if not (row['logits'] <= _LOGITS and row['gradients'] <= _GRADIENTS):
-            raise Stop(f'{net}: differences above {_LOGITS} (logits) or {_GRADIENTS} (gradients)')
+        for row in report.measure('agreement', net=net, tf32=False):
+            yield row
+            if not (row['logits'] <= _LOGITS and row['gradients'] <= _GRADIENTS):
+                raise Stop(f'{net}: above {_LOGITS} (logits) or {_GRADIENTS} (gradients)')
 
 
 def training(report):
     """A real training, and its evaluation on the GPU and on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
-        yield report.train(train_dir=folder)
+        yield from report.train(train_dir=folder)
         found = {}
         for device in ('auto', 'cpu')[:1 + bool(report.gpus)]:
             words = children.command('cifar10_eval.py', report.options, run_once=True,
@@ -150,7 +156,7 @@ def variables(report):
         yield from _variants(report, net, 'TF32', report.options.batches, *_VARIABLES)
     for batch in report.options.batches:
         for where in ('cpu', 'gpu'):
-            yield report.train('cifar10_multi_gpu_train.py', batch_size=batch, variables=where)
+            yield from report.train('cifar10_multi_gpu_train.py', batch_size=batch, variables=where)
 
 
 def precisions(report):
@@ -167,7 +173,6 @@ def settings(report):
         for precision in ('TF32', 'bfloat16'):
             yield from _variants(report, net, precision, batches, _ON_GPU,
                                  f'{_ON_GPU} --layout_pass=false', f'{_ON_GPU} --fetch_loss=1')
-    # Last, because an abort of cuDNN ends the part.
     yield from _variants(report, 'tutorial', 'TF32', batches, f'{_ON_GPU} --tf_lrn',
                          f'{_ON_GPU} --tf_lrn --layout_pass=false')
 
@@ -191,9 +196,9 @@ def input_threads(report):
     """Images per second of the input alone, by the number of threads that distort."""
     for threads in (1, 2, 4, 8, 16):
         if threads <= max(2, len(os.sched_getaffinity(0))):
-            row, = report.measure('input', threads=threads, seconds=report.options.seconds)
-            yield {'threads': threads, 'images/s': round(row['rate']),
-                   'first batch, s': round(row['first'], 2)}
+            for row in report.measure('input', threads=threads, seconds=report.options.seconds):
+                yield {'threads': threads, 'images/s': round(row['rate']),
+                       'first batch, s': round(row['first'], 2)}
 
 
 def several(report):
@@ -201,8 +206,8 @@ def several(report):
     device = 'gpu' if len(report.gpus) > 1 else 'cpu'
     if device == 'cpu':
         yield {'left out': 'NCCL, which needs a GPU for each worker'}
-    yield report.train('cifar10_multi_gpu_train.py', 2, num_gpus=2)
-    yield report.train('cifar10_distributed_train.py', 2, num_workers=2, device=device)
+    yield from report.train('cifar10_multi_gpu_train.py', 2, num_gpus=2)
+    yield from report.train('cifar10_distributed_train.py', 2, num_workers=2, device=device)
 
 
 def to_a_precision(report):
@@ -285,7 +290,7 @@ def main():
     with _monitor(path) if report.gpus else contextlib.nullcontext():
         report.run({name: _PARTS[name] for name in _PARTS if name in report.options.parts})
     if report.failed:
-        sys.exit(f'benchmarks.gpu: failed: {", ".join(report.failed)}')
+        sys.exit(f'benchmarks.gpu: failed: {", ".join(dict.fromkeys(report.failed))}')
 
 
 if __name__ == '__main__':

@@ -17,7 +17,6 @@ import os
 import tensorflow.compat.v1 as tf
 
 _RECORD_BYTES = 1 + 3 * 32 * 32  # A label, then three planes.
-_EXAMPLES = 50000
 
 
 def distorted_inputs(data_dir, batch_size):
@@ -33,7 +32,7 @@ def distorted_inputs(data_dir, batch_size):
     image = tf.image.random_brightness(image, max_delta=63)
     image = tf.image.random_contrast(image, lower=0.2, upper=1.8)
     image = tf.image.per_image_standardization(image)
-    minimum = int(0.4 * _EXAMPLES)
+    minimum = int(0.4 * 50000)
     images, labels = tf.train.shuffle_batch(
         [image, label], batch_size, num_threads=16, capacity=minimum + 3 * batch_size,
         min_after_dequeue=minimum)
@@ -104,7 +103,7 @@ def loss(logits, labels):
 def train(total_loss, global_step):
     """An operation that runs one training step."""
     rate = tf.train.exponential_decay(
-        0.1, global_step, int(_EXAMPLES / 128 * 350.0), 0.1, staircase=True)
+        0.1, global_step, int(50000 / 128 * 350.0), 0.1, staircase=True)
     tf.summary.scalar('learning_rate', rate)
     losses = tf.get_collection('losses') + [total_loss]
     loss_averages = tf.train.ExponentialMovingAverage(0.9, name='avg')
