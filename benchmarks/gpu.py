@@ -131,7 +131,8 @@ def agreement(report):
         for row in report.measure('agreement', net=net, tf32=False):
             yield row
             if not (row['logits'] <= _LOGITS and row['gradients'] <= _GRADIENTS):
-                raise Stop(f'{net}: above {_LOGITS} (logits) or {_GRADIENTS} (gradients)')
+                raise Stop(f'{net}: differences above {_LOGITS} (logits) or {_GRADIENTS} '
+                           '(gradients)')
 
 
 def training(report):
