@@ -32,30 +32,25 @@ from cifar10_lib.program import files
 from cifar10_lib.program import ownership
 
 _SHOWN = 20  # Skipped files per reason.
-_MAX_NAME = 225  # Bytes; the file system's limit is 255, and a temporary name is longer.
 
 
 def convert(folder, data_dir):
     """Converts the data in a folder or file to the data set `data_dir`, all or nothing.
 
     Raises:
-        app.UsageError: `data_dir` is not empty, has too long a name, or is inside a folder of
-            images.
+        app.UsageError: `data_dir` is not empty, or is inside a folder of images.
         errors.DataError: `folder` does not contain a valid data set.
         OSError: reading or writing failed.
     """
     skipped = []
     form = forms.find(folder) or forms.CLASS_FOLDERS
-    name = os.path.basename(os.path.abspath(data_dir))
     if form is forms.CLASS_FOLDERS and _is_inside(data_dir, folder):
         raise app.UsageError(f'{data_dir} is inside {folder}, where each folder is a class: choose '
                              'another DATA_DIR')
-    if len(os.fsencode(name)) > _MAX_NAME:
-        raise app.UsageError(f'{name} has {len(os.fsencode(name))} bytes; expected a name of at '
-                             f'most {_MAX_NAME}: choose another DATA_DIR')
     try:
         with files.new_folder(data_dir, 'DATA_DIR') as partial:
             classes, train, test = form.read(folder, skipped)
+            name = os.path.basename(os.path.abspath(data_dir))
             counts = custom.write(partial, name, classes, train, test)
     finally:  # Not inside `new_folder`: a lost console must not remove the data set.
         _show(skipped)

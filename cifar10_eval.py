@@ -55,13 +55,9 @@ def evaluate():
     Raises:
         app.UsageError: no checkpoint with --run_once, or a checkpoint does not fit the network.
     """
-    only = [checkpoint_flags.checkpoint()] if FLAGS.run_once else None  # Fails before any download.
-    if os.path.realpath(FLAGS.eval_dir) == os.path.realpath(FLAGS.checkpoint_dir):
-        console.line('Warning: --eval_dir is the folder of the run: TensorBoard will draw the '
-                     'curves of training and evaluation as one.')
     current = writer = None
     with files.explain_full_disk(FLAGS.eval_dir), contextlib.ExitStack() as stack:
-        for checkpoint in only or _checkpoints():
+        for checkpoint in _checkpoints():  # Before any download: there may be none.
             validated_on = _validated_on(checkpoint_flags.use_run() or {})
             current = current or _evaluation()
             result = _run_unless_gone(current, checkpoint)
@@ -137,7 +133,10 @@ def _run_unless_gone(current, checkpoint):
 
 
 def _checkpoints():
-    """Yields the path of the latest checkpoint, then of each new one."""
+    """Yields the path of the latest checkpoint, then without --run_once of each new one."""
+    if FLAGS.run_once:
+        yield checkpoint_flags.checkpoint()
+        return
     if not checkpoints.candidates(checkpoint_flags.folder()):
         console.line(f'Waiting for a checkpoint in {checkpoint_flags.folder()}.')
     yield from checkpoints.watch(checkpoint_flags.folder(), FLAGS.eval_interval_secs)

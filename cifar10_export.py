@@ -93,12 +93,6 @@ def _write_labels(folder):
     path.write_text(''.join(f'{name}\n' for name in cifar10.source().data_set.classes), 'utf-8')
 
 
-def main(argv=None):  # `tf.app.run` passes the arguments.
-    del argv
-    devices.visible_gpus()
-    export()
-
-
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, settings, recipes, checkpoint_flags, ownership],
+    startup.run(export, [devices, cifar10, settings, recipes, checkpoint_flags, ownership],
                 unused=(*settings.TRAINING_FLAGS, *settings.INPUT_FLAGS))

@@ -47,7 +47,7 @@ flags.DEFINE_boolean('json', False, 'Print one JSON object per line and image in
 
 FLAGS = flags.FLAGS
 
-_MAX_LINE, _MAX_IMAGE = 80, 40  # Characters of a line in the table, and of an image's name.
+_MAX_IMAGE = 40  # Columns of an image's name in the table.
 
 
 def predict(words):
@@ -68,7 +68,7 @@ def predict(words):
     FLAGS.batch_size = min(FLAGS.batch_size, len(paths))
     predicted = 0
     with _network() as (classify, names):
-        show = _show_json if FLAGS.json else _table(paths, names)
+        show = _show_json if FLAGS.json else _table(paths)
         for start in range(0, len(paths), FLAGS.batch_size):
             batch = list(_read(paths[start:start + FLAGS.batch_size]))
             if batch:
@@ -90,19 +90,15 @@ def _read(paths):
 
 def _paths(word):
     """Returns the files that an argument stands for."""
-    advice = f'; expected files named {", ".join(images.ENDINGS)}'
-    if word == '-' or '://' in word:
-        raise app.UsageError(f'"{word}" is not a file: save the image to a file first')
     if os.path.isdir(word):
         found = images.find(word)
-        if any(images.find(entry.path) for entry in os.scandir(word) if entry.is_dir()):
-            advice = f'; for the images in its folders, pass "{os.path.join(word, "*", "*")}"'
     elif os.path.lexists(word) or not glob.has_magic(word):
         return [word]
     else:
         found = sorted(path for path in glob.glob(word) if not os.path.isdir(path))
     if not found:
-        raise app.UsageError(f'No image in {word}{advice}')
+        raise app.UsageError(f'No image in {word}; expected files named '
+                             f'{", ".join(images.ENDINGS)}')
     return found
 
 
@@ -165,35 +161,31 @@ def _show_json(path, top):
         for label, name, probability in top]}))
 
 
-def _table(paths, names):
+def _table(paths):
     """Prints the heading of a table; returns a function that prints the lines of an image."""
-    image_width = min(max(map(confusion.columns, [*paths, 'image'])), _MAX_IMAGE)
-    name_width = _MAX_LINE - image_width - len('  probability  ')
+    width = min(max(map(confusion.columns, [*paths, 'image'])), _MAX_IMAGE)
 
     def show(image, probability, name):
-        image = _shortened(image[::-1], image_width)[::-1]
-        name = _shortened(name, name_width)
-        console.line(f'{confusion.padded(image, image_width)}  {probability:>11}  {name}')
+        console.line(f'{confusion.padded(image, width)}  {probability:>11}  {name}')
 
     def show_top(path, top):
         for row, (_, name, probability) in enumerate(top):
-            show('' if row else path, f'{probability:.4f}', name)
+            show('' if row else _end(path, width), f'{probability:.4f}', name)
 
     show('image', 'probability', 'class')
     return show_top
 
 
-def _shortened(text, width):
-    """Replaces the end of text that is wider than `width` columns by three dots."""
-    if confusion.columns(text) <= width:
-        return text
-    while confusion.columns(text) > width - 3:
-        text = text[:-1]
-    return text + '...'
+def _end(path, width):
+    """Replaces the start of a path that is wider than `width` columns by three dots."""
+    if confusion.columns(path) <= width:
+        return path
+    while confusion.columns(path) > width - 3:
+        path = path[1:]
+    return '...' + path
 
 
 def main(words):
-    devices.visible_gpus()
     console.fail_if_stdout_closes()
     return predict(words)
 

@@ -66,6 +66,13 @@ def start(arguments, ignore=(), **options):
     return forks.Python([sys.executable, *arguments], ignore=ignore, **options)
 
 
+def ended(process, *codes):
+    """Waits for a process, which must end with one of these exit codes; returns its output."""
+    out, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode in codes, (process.returncode, error)
+    return out, error
+
+
 def children(pid):
     """Process IDs of a process's children, whichever of its threads started them."""
     found = []

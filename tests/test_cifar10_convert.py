@@ -1,8 +1,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import image_files
@@ -143,13 +141,6 @@ def test_kaggles_images(tmp_path, capsys):
     assert 'holds 6 training and 2 test images of 2 classes' in lines[22]
 
 
-def test_too_long_a_name(folder, tmp_path):
-    with pytest.raises(app.UsageError, match='has 240 bytes; expected a name of at most 225'):
-        cifar10_convert.convert(str(folder), str(tmp_path / (80 * '\u732b')))
-    assert os.listdir(tmp_path) == ['my images']
-    cifar10_convert.convert(str(folder), str(tmp_path / (225 * 'x')))
-
-
 @pytest.mark.slow
 def test_a_lost_console_does_not_remove_the_data_set(folder, tmp_path):
     (folder / NAMES[0] / 'broken.png').write_text('text')
@@ -174,29 +165,6 @@ def test_ctrl_c_leaves_nothing(folder, tmp_path):
     _, error = process.communicate(timeout=spawn.PATIENCE)
     assert (process.returncode, error) == (130, 'cifar10_convert.py: interrupted\n')
     assert os.listdir(tmp_path) == ['my images']
-
-
-@pytest.mark.slow
-def test_a_killed_container_does_not_block_the_next(folder, tmp_path):
-    command = ['unshare', '--pid', '--fork', '--kill-child', sys.executable,
-               spawn.ROOT / 'cifar10_convert.py', folder, tmp_path / 'data']
-    if subprocess.run([*command[:4], 'true'], capture_output=True).returncode:
-        pytest.skip('cannot create namespaces')
-    image = next((folder / NAMES[0]).iterdir())
-    more = [folder / NAMES[0] / f'again {index}.bmp' for index in range(20000)]
-    for path in more:  # They keep the script busy for seconds.
-        os.link(image, path)
-    with subprocess.Popen(command, env=spawn.environment()) as process:
-        while not any(entry.suffix == '.part' for entry in tmp_path.iterdir()):
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.kill()
-    for path in more:
-        path.unlink()
-    assert len(os.listdir(tmp_path)) == 2
-    done = subprocess.run(command, env=spawn.environment(), text=True, capture_output=True)
-    assert (done.returncode, done.stderr) == (0, '')
-    assert sorted(os.listdir(tmp_path)) == ['data', 'my images']
 
 
 @pytest.mark.slow

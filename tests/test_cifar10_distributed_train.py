@@ -22,6 +22,7 @@ import cifar10
 import link
 import cifar10_distributed_train
 import cifar10_input
+from cifar10_lib.runs import checkpoints
 from cifar10_lib.runs import metrics
 from cifar10_lib.training import session as training
 from cifar10_lib.workers import watch
@@ -125,8 +126,7 @@ def variables_after(tmp_path, size, steps=20, net='tutorial', *arguments):
         '-c', PROGRAM, str(spawn.ROOT), str(tmp_path), f'--num_workers={size}', f'--net={net}',
         f'--batch_size={12 // size}', f'--max_steps={steps}', f'--data_dir={FLAGS.data_dir}',
         f'--train_dir={tmp_path}/train-{size}', '--bucket_mb=1', '--validate_every=0', *arguments])
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 0, error
+    spawn.ended(process, 0)
     return [{name.replace('|', '/'): value
              for name, value in np.load(tmp_path / f'{size}-{rank}.npz').items()}
             for rank in range(size)]
@@ -161,18 +161,6 @@ def test_workers_stay_bitwise_equal_except_for_batch_statistics(
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path / 'train-2')))
     for name in own:
         np.testing.assert_array_equal(reader.get_tensor(name), first[name])
-
-
-@pytest.mark.slow
-def test_compressed_gradients_are_the_same_for_all_workers(half_bright, tmp_path):
-    """The last biases start at 0, so they are the rate times a mean of 8 bits after a step."""
-    first, second = variables_after(
-        tmp_path, 2, 1, 'tutorial', '--compress=bf16', '--learning_rate=0.5')
-    for name in first:
-        assert first[name].tobytes() == second[name].tobytes(), name
-    means = -2 * first['softmax_linear/biases']
-    assert np.any(means)
-    assert not np.any(means.view(np.int32) & 0xffff)  # float32 has 16 more bits.
 
 
 @pytest.mark.slow
@@ -250,43 +238,10 @@ def workers_of(process):
 def test_trains_is_evaluated_and_resumes(half_bright):
     for length in ('--max_steps=30', '--epochs=6.4'):  # 80 images in steps of 2 x 8.
         process = start(length, PATIENT)
-        _, error = process.communicate(timeout=spawn.PATIENCE)
-        assert process.returncode == 0, error
+        _, error = spawn.ended(process, 0)
         assert error == ''
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-32')
     assert outcomes.precision(FLAGS.train_dir) == 1.0
-
-
-SEEDED = f'''
-import runpy, sys
-sys.path.insert(0, {str(spawn.ROOT)!r})
-from cifar10_lib.program import startup
-import tensorflow.compat.v1 as tf
-draw = tf.set_random_seed
-def draw_and_say(seed):
-    print('drawn:', seed, file=sys.stderr, flush=True)
-    draw(seed)
-tf.set_random_seed = draw_and_say
-runpy.run_path({str(spawn.ROOT / NAME)!r}, run_name='__main__')
-'''
-
-
-@pytest.mark.slow
-def test_each_worker_draws_new_numbers_after_each_start(half_bright):
-    """Only worker 0 can read --train_dir; it sends the step to the others."""
-    drawn = []
-    for steps in (2, 4):
-        hosts = ','.join(f'127.0.0.1:{networks.free_port()}' for _ in range(2))
-        processes = [spawn.start([
-            '-c', SEEDED, f'--worker_hosts={hosts}', f'--task_index={rank}', '--seed=3',
-            *flags_of_a_run(f'--max_steps={steps}', f'--train_dir={FLAGS.train_dir}{rank}',
-                            PATIENT)])
-            for rank in range(2)]
-        for process in processes:
-            _, error = process.communicate(timeout=spawn.PATIENCE)
-            assert process.returncode == 0, error
-            drawn += re.findall(r'drawn: (\d+)', error)
-    assert len(drawn) == len(set(drawn)) == 4, drawn
 
 
 @pytest.mark.slow
@@ -295,8 +250,7 @@ def test_ctrl_c_while_the_graph_is_built(half_bright):
     assert process.stdout.readline().startswith('Training on the CPU.')
     assert process.stdout.readline().startswith('Filling queue')
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 130, error
+    out, error = spawn.ended(process, 130)
     assert not re.search(NAME + ': worker .* (failed|was lost):', error), error
 
 
@@ -308,8 +262,7 @@ def test_on_one_core_gradients_are_averaged_under_the_rest_of_the_backward_pass(
         process = start('--max_steps=12', '--profile=10', '--batch_size=64', PATIENT)
     finally:
         os.sched_setaffinity(0, before)
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 0, error
+    spawn.ended(process, 0)
     with open(f'{FLAGS.train_dir}/timeline-10.json') as stream:
         events = [event for event in json.load(stream)['traceEvents'] if event['ph'] == 'X']
     started = sorted(event['ts'] for event in events if event['name'] == 'CollectiveReduceV2')
@@ -320,28 +273,12 @@ def test_on_one_core_gradients_are_averaged_under_the_rest_of_the_backward_pass(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize('rank', [0, 1])
-def test_a_lost_worker_ends_all_workers(half_bright, rank, number):
-    process = start('--max_steps=100000')
-    pids = workers_of(process)
-    os.kill(pids[rank], number)
-    begun = time.monotonic()
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode not in (0, None)
-    assert time.monotonic() - begun < 20 + 60  # --step_timeout, and time to kill a frozen worker.
-    assert f'worker {rank}' in error and 'was lost' in error, error
-    assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('rank, number', [
     (0, signal.SIGTERM), (1, signal.SIGTERM), (1, signal.SIGUSR1)])
 def test_a_signal_to_one_worker_lets_worker_0_save(half_bright, rank, number):
     process = start('--max_steps=100000')
     os.kill(workers_of(process)[rank], number)
-    out, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 128 + number, error
+    out, _ = spawn.ended(process, 128 + number)
     saved = int(re.search(r'Saved step (\d+) in', out).group(1))
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith(f'model.ckpt-{saved}')
 
@@ -361,8 +298,7 @@ def test_lost_workers_start_again_from_the_last_checkpoint(half_bright):
                 break
     await_steps(process)
     process.send_signal(signal.SIGTERM)
-    out, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 143, error
+    out, error = spawn.ended(process, 143)
     assert 'Saved step' in out
     assert len(re.findall('starting all workers again in 1 seconds, from step', error)) == 2, error
     assert len(re.findall('worker [01] .*was lost', error)) >= 2, error
@@ -380,13 +316,11 @@ def test_a_run_continues_with_fewer_workers_and_then_with_more(half_bright):
         if 'step 9,' in line:
             break
     os.kill(spawn.workers(process.pid)[2], signal.SIGKILL)
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode in (75, 137), error
+    spawn.ended(process, 75, 137)
     outputs = []
     for size, steps in ((2, 14), (4, 20)):
         process = start(*common, f'--batch_size={24 // size}', f'--max_steps={steps}', size=size)
-        out, error = process.communicate(timeout=spawn.PATIENCE)
-        assert process.returncode == 0, error
+        out, _ = spawn.ended(process, 0)
         assert 'images per step (was' not in out
         outputs.append(out)
     assert re.search(r'Resuming from .*model.ckpt-(8|1[0-9])\.', outputs[0])
@@ -395,17 +329,6 @@ def test_a_run_continues_with_fewer_workers_and_then_with_more(half_bright):
     assert last['step'] == 20
     np.testing.assert_allclose(last['epoch'], 20 * 24 / 80)
     np.testing.assert_allclose(last['learning_rate'], 0.03)
-
-
-@pytest.mark.slow
-def test_the_schedule_counts_earlier_steps_as_those_of_now(half_bright):
-    """6 epochs of 80 images are 20 steps of 3 x 8 images, or 30 of 2 x 8: it resumes at step 20."""
-    for size, steps in ((3, 20), (2, 30)):
-        process = start('--epochs=6', PATIENT, size=size)
-        out, error = process.communicate(timeout=spawn.PATIENCE)
-        assert process.returncode == 0, error
-        assert f'Saved step {steps} in' in out
-    assert 'Resuming with 16 images per step (was 24); the schedule treats earlier steps as' in out
 
 
 @pytest.mark.slow
@@ -423,8 +346,7 @@ def test_without_a_reader_of_the_log_all_workers_save_and_stop(half_bright):
 @pytest.mark.slow
 def test_all_workers_report_a_loss_that_is_not_finite(half_bright):
     process = start('--max_steps=100', rate=1e20)
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 1
+    _, error = spawn.ended(process, 1)
     lines = sorted(error.splitlines(), key=len)
     assert len(lines) == 2, error
     assert re.match(NAME + r': Training diverged at step \d+: ', lines[0])
@@ -432,29 +354,18 @@ def test_all_workers_report_a_loss_that_is_not_finite(half_bright):
                     r'diverged at step \d+: ', lines[1])
 
 
-# Validations take 12 seconds longer from a step on.
+# The validation at step 6 takes 12 seconds longer.
 SLOW_VALIDATION = '''
 import time
 from cifar10_lib.evaluation import validation
 validate = validation.Validation.run
 def validate_slowly(self, session, step, training_error):
-    if step >= %d:
+    if step == 6:
         print('validating', step, flush=True)
         time.sleep(12)
     return validate(self, session, step, training_error)
 validation.Validation.run = validate_slowly
 '''
-
-
-@pytest.mark.slow
-def test_a_validation_may_take_longer_than_a_step(half_bright):
-    """Twelve seconds, with steps of less than ten."""
-    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=10',
-                    prepare=SLOW_VALIDATION % 5)
-    out, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 0, error
-    assert re.findall(r'step (\d+), training error = \S+ validation error', out) == ['5', '6']
-    assert out.count('validating') == 2
 
 
 @pytest.mark.slow
@@ -468,16 +379,15 @@ def test_all_workers_stop_when_a_validation_reaches_the_precision(half_bright):
 
 
 @pytest.mark.slow
-def test_sigterm_during_the_last_validation_loses_nothing(half_bright):
-    """That takes worker 0 longer than it would wait for a lost worker's goodbye."""
+def test_a_validation_may_take_longer_than_a_step_and_sigterm_then_loses_nothing(half_bright):
+    """Twelve seconds, with steps of less than ten."""
     process = start('--max_steps=6', '--validate_every=1', '--step_timeout=10',
-                    prepare=SLOW_VALIDATION % 6)
+                    prepare=SLOW_VALIDATION)
     for line in process.stdout:
         if line == 'validating 6\n':
             break
     os.kill(spawn.workers(process.pid)[1], signal.SIGTERM)
-    out, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 143, error
+    out, error = spawn.ended(process, 143)
     assert re.search(r'step 6, training error = \S+ validation error', out), error
     assert 'Saved step 6 in' in out, error
 
@@ -502,50 +412,36 @@ def test_a_worker_with_a_different_net_or_different_data_ends_both(half_bright, 
 def test_a_worker_lost_at_the_start_ends_the_other(half_bright, rank, number):
     processes = start_by_hand('--start_timeout=8')
     processes[rank].send_signal(number)
-    try:
-        (code, _, line), = ends([processes[1 - rank]])
-        assert code == 75
-        assert re.search(
-            'worker 1 .* did not connect to worker 0' if rank else
-            'worker 1 could not join worker 0 at .* within --start_timeout=8 seconds', line), line
-    finally:
-        processes[rank].kill()
-        processes[rank].communicate()
+    (code, _, line), = ends([processes[1 - rank]])
+    assert code == 75
+    assert re.search(
+        'worker 1 .* did not connect to worker 0' if rank else
+        'worker 1 could not join worker 0 at .* within --start_timeout=8 seconds', line), line
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize('rank', [0, 1])
-def test_a_worker_lost_before_the_first_step_ends_the_other(half_bright, rank, number):
-    process = start('--max_steps=100000')
-    assert process.stdout.readline().startswith('Training on the CPU.')
-    assert process.stdout.readline().startswith('Filling queue')
+@pytest.mark.parametrize('moment', ['before the first step', 'a step', 'a save'])
+def test_a_lost_worker_ends_all_workers_and_harms_no_checkpoint(half_bright, moment, rank, number):
+    process = start('--max_steps=100000', '--save_checkpoint_steps=1')
+    if moment == 'before the first step':
+        assert process.stdout.readline().startswith('Training on the CPU.')
+        assert process.stdout.readline().startswith('Filling queue')
+    else:
+        await_steps(process)
+    while moment == 'a save' and not any('temp' in name for name in os.listdir(FLAGS.train_dir)):
+        assert process.poll() is None
     pids = spawn.workers(process.pid)
     os.kill(pids[rank], number)
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode not in (0, None)
-    assert f'worker {rank}' in error and 'was lost' in error, error
+    begun = time.monotonic()
+    _, error = spawn.ended(process, 75, 137)
+    assert time.monotonic() - begun < 20 + 60  # --step_timeout, and time to kill a frozen worker.
+    assert re.search(rf'worker {rank} .*was lost', error), error
     assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize('rank', [0, 1])
-def test_a_worker_lost_during_a_save_harms_no_checkpoint(half_bright, rank, number):
-    process = start('--max_steps=100000', '--save_checkpoint_steps=1')
-    pids = workers_of(process)
-    while not any('temp' in name for name in os.listdir(FLAGS.train_dir)):
-        assert process.poll() is None
-    os.kill(pids[rank], number)
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode not in (0, None)
-    assert f'worker {rank}' in error and 'was lost' in error, error
-    saved = int(tf.train.latest_checkpoint(FLAGS.train_dir).rsplit('-', 1)[1])
-    assert 0.0 <= outcomes.precision(FLAGS.train_dir) <= 1.0  # It can be read.
-    process = start(f'--max_steps={saved + 2}')
-    out, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 0, error
-    assert f'Resuming from {FLAGS.train_dir}/model.ckpt-{saved}.' in out
+    if moment != 'before the first step':
+        assert checkpoints.latest(FLAGS.train_dir) == tf.train.latest_checkpoint(FLAGS.train_dir)
+        assert 0.0 <= outcomes.precision(FLAGS.train_dir) <= 1.0  # It can be read.
 
 
 @pytest.mark.slow
@@ -643,8 +539,10 @@ def test_mpich_starts_it(half_bright):
 
 
 @pytest.mark.slow
-def test_mpirun_starts_it(half_bright):
-    trains(*spawn.mpirun(2), sys.executable, *spawn.gently(NAME))
+@pytest.mark.parametrize('flag', [[], ['--coordinator=127.0.0.1:%d']])
+def test_mpirun_starts_it(half_bright, flag):
+    trains(*spawn.mpirun(2), sys.executable, *spawn.gently(NAME),
+           *(word % networks.free_port() for word in flag))
 
 
 def tf_config(rank, ports):

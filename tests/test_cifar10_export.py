@@ -128,15 +128,6 @@ def test_preprocessed_images_as_input(noisy, tmp_path):
     assert [dimension.size for dimension in shape.dim] == [-1, 24, 24, 3]
 
 
-def test_an_existing_folder_stays(noisy, tmp_path):
-    (tmp_path / 'model' / '1').mkdir(parents=True)
-    (tmp_path / 'model' / '1' / 'mine').touch()
-    with pytest.raises(app.UsageError, match='model/1 exists and .* choose another --export_d'):
-        cifar10_export.export()
-    assert os.listdir(tmp_path / 'model' / '1') == ['mine']
-    assert os.listdir(tmp_path / 'model') == ['1']
-
-
 def test_a_checkpoint_that_does_not_fit_leaves_nothing(noisy, tmp_path):
     with flagsaver.flagsaver(dataset='cifar100'), pytest.raises(
             app.UsageError, match='softmax_linear.* --net and --dataset'):

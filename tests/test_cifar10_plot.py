@@ -71,14 +71,10 @@ def save(folder, **variables):
         tf.train.Saver().save(session, str(folder / 'model.ckpt'))
 
 
-@pytest.mark.parametrize('weights', [
-    np.full([5, 5, 3, 64], np.nan, np.float32), np.full([5, 5, 3, 64], 1e300),
-    np.full([5, 5, 3, 4], 'x'), np.full([5, 5, 3, 4], 1j), np.ones([5, 5, 3, 0], np.float32),
-    np.ones([1, 1, 3, 1025], np.float32), np.ones([1200, 1200, 3, 1], np.float32),
-    np.ones([5, 5, 3], np.float32), np.float32(1)])
+@pytest.mark.parametrize('weights', [np.ones([5, 5, 1, 4], np.float32), np.float32(1)])
 def test_filters_that_cannot_be_drawn(tmp_path, weights):
     save(tmp_path, **{'conv1/weights': weights})
-    with pytest.raises(app.UsageError, match='has no conv1/weights to draw; expected finite ker'):
+    with pytest.raises(app.UsageError, match='has no conv1/weights of three colours to draw'):
         plot(tmp_path / 'a.png', 'filters', runs=[str(tmp_path)])
 
 

@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 import signal
 import subprocess
 
@@ -16,7 +15,6 @@ from absl.testing import flagsaver
 
 import cifar10_export
 import cifar10_predict
-import cifar10_train
 from cifar10_lib.datasets import images
 from cifar10_lib.program import errors
 
@@ -93,33 +91,6 @@ def test_a_saved_model_needs_neither_checkpoint_nor_data_set(
             cifar10_predict.predict(pictures_)
 
 
-def test_the_best_checkpoint(half_bright, pictures_, capsys):
-    with flagsaver.flagsaver(validate_every=1, json=True):
-        cifar10_train.train()
-        for name in os.listdir(FLAGS.train_dir):
-            if name.startswith('model.ckpt'):
-                os.remove(os.path.join(FLAGS.train_dir, name))
-        os.remove(os.path.join(FLAGS.train_dir, 'checkpoint'))
-        with pytest.raises(app.UsageError, match=f'No checkpoint in {FLAGS.train_dir}: train'):
-            cifar10_predict.predict(pictures_)
-        capsys.readouterr()
-        with flagsaver.flagsaver(best=True):
-            assert cifar10_predict.predict(pictures_[:1]) == 0
-        assert json.loads(capsys.readouterr().out)['image'] == pictures_[0]
-        shutil.rmtree(os.path.join(FLAGS.train_dir, 'best'))
-        with flagsaver.flagsaver(best=True), pytest.raises(
-                app.UsageError, match='train/best: train with --validate_every'):
-            cifar10_predict.predict(pictures_)
-
-
-def test_a_run_of_another_net_is_rejected(network, pictures_, tmp_path):
-    (tmp_path / 'train' / 'run.json').write_text(
-        json.dumps({'net': 'local', 'dataset': 'cifar10', 'settings': {}}))
-    with flagsaver.flagsaver(net='tutorial'), pytest.raises(
-            app.UsageError, match='--net=local --dataset=cifar10, not with --net=tuto'):
-        cifar10_predict.predict(pictures_)
-
-
 def test_folders_and_patterns(network, pictures_, tmp_path, capsys):
     folder = tmp_path / 'pictures'
     (folder / 'notes.txt').write_text('none')
@@ -138,19 +109,6 @@ def test_a_folder_or_a_pattern_without_images(network, tmp_path, word):
         cifar10_predict.predict([os.path.join(tmp_path, word)])
 
 
-@pytest.mark.parametrize('word, words', [
-    ('-', '"-" is not a file: save the image to a file first'),
-    ('https://example.com/cat.jpg?size=9', '"https://.*size=9" is not a file: save the image to'),
-    ('sorted', r'No image in sorted; for the images in its folders, pass "sorted/\*/\*"')])
-def test_words_that_other_programs_accept(network, pictures_, tmp_path, monkeypatch, word, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'sorted').mkdir()
-    (tmp_path / 'pictures').rename(tmp_path / 'sorted' / 'cat')
-    with pytest.raises(app.UsageError, match=words):
-        cifar10_predict.predict([word])
-    assert len(cifar10_predict._paths('sorted/*/*')) == len(IMAGES)
-
-
 def test_unreadable_images_are_skipped(network, pictures_, capfd):
     for index, data in ((1, b'text'), (3, b''), (4, b''), (5, b'')):  # Including a whole batch.
         with open(pictures_[index], 'wb') as stream:
@@ -166,38 +124,22 @@ def test_unreadable_images_are_skipped(network, pictures_, capfd):
         [pictures_[1], *pictures_[3:6], pictures_[0].replace('0.png', '9.png'), '/nonexistent.png']]
 
 
-def test_the_table_has_80_columns(network, pictures_, tmp_path, capsys):
-    long = tmp_path / ('long ' * 20 + 'x.png')
-    strange = tmp_path / 'str\x1b[2Jange.png'
-    for path in (long, strange):
-        image_files.png(path, IMAGES[0])
+def test_the_table(network, pictures_, tmp_path, capsys):
+    """Long names lose their start. A Chinese character takes two of a terminal's columns."""
+    names = ['long ' * 20 + 'x.png', 'str\x1b[2Jange.png', 50 * '\u72ac' + '.png']
+    for name in names:
+        image_files.png(tmp_path / name, IMAGES[0])
     with flagsaver.flagsaver(json=False, top_k=2):
-        assert cifar10_predict.predict([str(long), str(strange)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5 and max(map(len, lines)) <= 80
-    assert lines[0].split() == ['image', 'probability', 'class']
-    assert lines[1].startswith('...') and ' long x.png  ' in lines[1]
-    assert 'str?[2Jange.png  ' in lines[3]
+        assert cifar10_predict.predict([str(tmp_path / name) for name in names]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert heading == f'{"image":40}  probability  class'
     probabilities = plain_probabilities(network[1])[0]
     first, second = np.argsort(-probabilities)[:2]
-    assert lines[1].split()[-2:] == [f'{probabilities[first]:.4f}', CLASSES[first]]
-    assert lines[2].split() == [f'{probabilities[second]:.4f}', CLASSES[second]]
-
-
-def test_long_names_of_classes_are_shortened(capsys):
-    cifar10_predict._table(['x' * 50], ['y' * 90])('x' * 50, [(0, 'y' * 90, 0.5)])
-    lines = capsys.readouterr().out.splitlines()
-    assert [len(line) for line in lines] == [60, 80]
-    assert lines[1].endswith('yyy...')
-
-
-def test_wide_characters_stay_aligned(capsys):
-    """Each of these characters takes two of a terminal's columns."""
-    cifar10_predict._table(['\u732b.png', 50 * '\u72ac'], [])('\u732b.png', [(0, 'cat', 0.5)])
-    cifar10_predict._table([50 * '\u72ac'], [])(50 * '\u72ac', [(0, 50 * '\u732b', 0.5)])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == '\u732b.png' + 34 * ' ' + '  ' + '     0.5000  cat'
-    assert lines[3] == '...' + 18 * '\u72ac' + '   ' + '     0.5000  ' + 11 * '\u732b' + '...'
+    assert lines[0] == f'...{names[0][-37:]}       {probabilities[first]:.4f}  {CLASSES[first]}'
+    assert lines[1] == f'{"":40}       {probabilities[second]:.4f}  {CLASSES[second]}'
+    assert 'str?[2Jange.png  ' in lines[2]
+    assert lines[4].startswith('...' + 16 * '\u72ac' + '.png' + 8 * ' ' + '0.')
 
 
 @pytest.mark.parametrize('content, words', [
@@ -238,14 +180,10 @@ def test_as_a_user(network, pictures_, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_closed_pipe_and_a_full_disk(network, pictures_):
-    """`... | head -1` exits silently, like other programs. A full disk is an error."""
+def test_a_closed_pipe(network, pictures_):
+    """`... | head -1` exits silently, like other programs."""
     command = [spawn.ROOT / 'cifar10_predict.py', *pictures_, '--batch_size=1',
                f'--checkpoint_dir={FLAGS.checkpoint_dir}']
-    with open('/dev/full', 'w') as full:
-        done = spawn.run(command, stdout=full, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (
-        1, 'cifar10_predict.py: cannot write to standard output: No space left on device\n')
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, 'w') as pipe:

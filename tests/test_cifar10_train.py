@@ -123,15 +123,13 @@ def test_training_and_evaluation_start_together_on_an_empty_folder(tmp_path):
     evaluate = spawn.start_script(
         'cifar10_eval.py', *folders, f'--checkpoint_dir={tmp_path}/train',
         f'--eval_dir={tmp_path}/eval', '--eval_interval_secs=1', '--num_examples=8')
-    out, error = train.communicate(timeout=spawn.PATIENCE)
-    assert train.returncode == 0, error
+    out, _ = spawn.ended(train, 0)
     for line in evaluate.stdout:
         out += line
         if 'precision @ 1' in line:
             break
     evaluate.send_signal(signal.SIGINT)
-    evaluate.communicate(timeout=spawn.PATIENCE)
-    assert evaluate.returncode == 130
+    spawn.ended(evaluate, 130)
     assert out.count('Generating the synthetic images') == 1
     assert 'precision @ 1' in out
 

@@ -359,15 +359,6 @@ def test_damaged_archive(tmp_path, archive):
     assert list((tmp_path / 'data').iterdir()) == []
 
 
-def test_leftovers_of_a_killed_extraction_are_removed(tmp_path):
-    partial = tmp_path / 'data' / 'small.0123456789abcdef.part'
-    partial.mkdir(parents=True)
-    (partial / 'test_batch.bin').write_bytes(b'torn')
-    (tmp_path / 'a.tar.gz').write_bytes(ARCHIVE)
-    download.extract(str(tmp_path / 'a.tar.gz'), str(tmp_path / 'data'), row('http://x/a.tar.gz'))
-    assert [path.name for path in (tmp_path / 'data').iterdir()] == ['small']
-
-
 def test_extraction_into_a_read_only_folder(tmp_path):
     (tmp_path / 'a.tar.gz').write_bytes(ARCHIVE)
     with pytest.raises(OSError):

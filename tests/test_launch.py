@@ -65,9 +65,16 @@ startup.run(lambda: launch.run(main), [startup, cluster])
 '''
 
 
-def start(what, folder, *arguments, count=3):
-    return spawn.start(['-c', PROGRAM, str(spawn.ROOT), what, str(folder),
-                        f'--num_workers={count}', f'--train_dir={folder}/train', *arguments])
+def start(what, folder, *arguments, count=3, **options):
+    return spawn.start(['-c', PROGRAM, str(spawn.ROOT), what, str(folder), f'--num_workers={count}',
+                        f'--train_dir={folder}/train', *arguments], **options)
+
+
+def ended(what, folder, *arguments, count=3):
+    """Exit code, standard output and the lines of standard error of a run."""
+    process = start(what, folder, *arguments, count=count)
+    out, error = process.communicate(timeout=spawn.PATIENCE)
+    return process.returncode, out, error.splitlines()
 
 
 def pids(folder, count=3):
@@ -80,76 +87,63 @@ def pids(folder, count=3):
 
 
 def test_a_signal_during_the_start_stops_all_and_starts_no_more(tmp_path):
-    process = start('stopped early', tmp_path)
-    process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 143
+    assert ended('stopped early', tmp_path)[0] == 143
     assert not (tmp_path / '1').exists() and not (tmp_path / '2').exists()
 
 
 def test_all_run_and_worker_0_gets_the_console(tmp_path):
-    process = start('done', tmp_path)
-    out, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 0
-    assert out == 'out of 0\n'
-    assert sorted(error.splitlines()) == [
-        '[worker 1] error of 1', '[worker 2] error of 2', 'error of 0']
+    code, out, lines = ended('done', tmp_path)
+    assert (code, out) == (0, 'out of 0\n')
+    assert sorted(lines) == ['[worker 1] error of 1', '[worker 2] error of 2', 'error of 0']
 
 
 def test_the_first_failure_ends_all_and_sets_the_exit_code(tmp_path):
-    process = start('fail', tmp_path)
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 1
-    assert '[worker 1] -c: disk full' in error.splitlines()
+    code, _, lines = ended('fail', tmp_path)
+    assert code == 1
+    assert '[worker 1] -c: disk full' in lines
     assert not any(spawn.runs(pid) for pid in pids(tmp_path))
 
 
 def test_after_a_loss_all_start_again_until_too_often_no_checkpoint_is_new(tmp_path):
-    process = start('lost', tmp_path, '--max_restarts=2', count=2)
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 75
-    lines = [line for line in error.splitlines() if line.startswith('-c: ')]
+    code, _, lines = ended('lost', tmp_path, '--max_restarts=2', count=2)
+    assert code == 75
     killed = ('-c: worker 1 ended with exit code 75; killed the others, which did not end by '
               'themselves')
     again = ('-c: starting all workers again in {} seconds, from step 0; start {} of '
              '--max_restarts=2 without a new checkpoint')
-    assert lines == [killed, again.format(1, 1), killed, again.format(2, 2), killed,
-                     '-c: --max_restarts=2 starts in a row saved no new checkpoint']
+    assert [line for line in lines if line.startswith('-c: ')] == [
+        killed, again.format(1, 1), killed, again.format(2, 2), killed,
+        '-c: --max_restarts=2 starts in a row saved no new checkpoint']
     assert len(list(tmp_path.glob('start *'))) == 3
 
 
-@pytest.mark.parametrize('what, arguments, code, words', [
-    ('fail', [], 1, 'disk full'), ('lost', ['--restart'], 1, 'leave one out'),
-    ('lost', ['--max_restarts=0'], 75, 'worker 0 was lost')])
-def test_a_mistake_is_not_tried_again(tmp_path, what, arguments, code, words):
-    process = start(what, tmp_path, '--max_restarts=2', *arguments, count=2)
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == code
-    assert words in error and 'again' not in error
+@pytest.mark.parametrize('what, arguments, count, code, words', [
+    ('fail', [], 2, 1, '[worker 1] -c: disk full'),
+    ('lost', ['--restart'], 2, 1, '-c: --restart would remove the checkpoints that --max_restarts '
+     'resumes from: leave one out'),
+    ('lost', ['--max_restarts=0'], 2, 75, '[worker 1] -c: worker 0 was lost'),
+    ('done', [], 1, 1, '-c: --max_restarts requires --num_workers, at least 2: other launchers '
+     'start workers again by themselves')])
+def test_a_mistake_is_not_tried_again(tmp_path, what, arguments, count, code, words):
+    found, _, lines = ended(what, tmp_path, '--max_restarts=2', *arguments, count=count)
+    assert found == code
+    assert words in lines
+    assert not any('starting all workers again' in line for line in lines)
 
 
 def test_a_loss_after_a_signal_starts_nothing_again(tmp_path):
     process = start('lost on a signal', tmp_path, '--max_restarts=2', count=2)
     pids(tmp_path, 2)
     process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 75
+    _, error = spawn.ended(process, 75)
     assert 'again' not in error
-
-
-def test_only_num_workers_has_restarts(tmp_path):
-    process = start('done', tmp_path, '--max_restarts=2', count=1)
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert (process.returncode, error) == (
-        1, '-c: --max_restarts requires --num_workers, at least 2: other launchers start workers '
-        'again by themselves\n')
 
 
 def test_a_worker_that_is_killed(tmp_path):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
     os.kill(numbers[2], signal.SIGKILL)
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 137
+    _, error = spawn.ended(process, 137)
     assert ('-c: worker 2 ended with exit code 137; killed the others, which did not end by '
             'themselves' in error.splitlines())
     assert not any(spawn.runs(pid) for pid in numbers)
@@ -160,8 +154,7 @@ def test_a_signal_is_passed_on_and_worker_0_may_save(tmp_path, number):
     process = start('sleep', tmp_path)
     numbers = pids(tmp_path)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 128 + number
+    out, _ = spawn.ended(process, 128 + number)
     assert out == 'out of 0\nsaved 0\n'
     assert not any(spawn.runs(pid) for pid in numbers)
 
@@ -174,14 +167,12 @@ def test_a_regular_stop_of_one_worker_gives_the_others_time(tmp_path):
     assert process.poll() is None
     assert spawn.runs(numbers[0])
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 143
+    spawn.ended(process, 143)
 
 
 def test_ctrl_c_reaches_each_worker_once(tmp_path):
     """A terminal sends it to the whole process group; a second one would stop the saving."""
-    process = spawn.start(['-c', PROGRAM, spawn.ROOT, 'count', tmp_path, '--num_workers=2'],
-                          stderr=None, start_new_session=True)
+    process = start('count', tmp_path, count=2, stderr=None, start_new_session=True)
     assert process.stdout.readline() == 'out of 0\n'
     while not all((tmp_path / f'ready {rank}').exists() for rank in range(2)):
         assert process.poll() is None
@@ -195,8 +186,7 @@ def test_ctrl_c_sets_the_exit_code_even_if_workers_stop_one_another(tmp_path):
     process = start('follow', tmp_path)
     pids(tmp_path)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == 130
+    spawn.ended(process, 130)
 
 
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])

@@ -116,14 +116,7 @@ REFUSED = [
     row('our link that leads to where everybody can write', {
         'share': (0, 0, 0o777), 'share/run': (ALICE, ALICE, 0o755),
         'home': (ALICE, ALICE, 0o755), 'home/link': (ALICE, 'PLACE/share/run')}, 'home/link',
-        ALICE, 'share is writable by everybody'),
-    row('our link to a link in a sticky folder', {
-        'run': (ALICE, ALICE, 0o755), 'tmp': (0, 0, 0o1777), 'tmp/link': (BOB, '../run'),
-        'home': (ALICE, ALICE, 0o755), 'home/link': (ALICE, '../tmp/link')}, 'home/link', ALICE,
-        f'tmp/link belongs to user {BOB}'),
-    row('up again from a link in a sticky folder', {
-        'run': (ALICE, ALICE, 0o755), 'tmp': (0, 0, 0o1777), 'tmp/link': (BOB, '../run')},
-        'tmp/link/../run', ALICE, f'tmp/link belongs to user {BOB}')]
+        ALICE, 'share is writable by everybody')]
 
 
 @as_root
@@ -165,12 +158,6 @@ def test_relative_paths_also_without_root(tmp_path, monkeypatch):
             ownership.check(path)
 
 
-def test_a_cycle_of_links_ends(tmp_path):
-    (tmp_path / 'one').symlink_to('two')
-    (tmp_path / 'two').symlink_to('one')
-    ownership.check(tmp_path / 'one' / 'run')  # Nothing can be created there.
-
-
 def test_a_program_may_define_the_flag_itself(tmp_path):
     tmp_path.chmod(0o777)
     program = ('from cifar10_lib.program import ownership; from absl import flags; import sys; '
@@ -200,8 +187,8 @@ def in_namespaces(options, commands, path, user):
 
 CONTAINER = ('--mount', '--pid', '--fork', '--mount-proc')
 EMPTY_DIR = 'mount -t tmpfs -o mode=0777 tmpfs volume'
-BIND = 'mount --bind host volume'
-HOST = {'host': (BOB, BOB, 0o755), 'host/run': (BOB, BOB, 0o755)}
+HOST_FOLDER = f'mount -t tmpfs -o uid={BOB},mode=0755 tmpfs volume'
+OF_BOB = [HOST_FOLDER, f'install -d -o {BOB} volume/run']
 
 
 @as_root
@@ -210,11 +197,11 @@ HOST = {'host': (BOB, BOB, 0o755), 'host/run': (BOB, BOB, 0o755)}
                  id="Kubernetes' emptyDir"),
     pytest.param({}, [EMPTY_DIR], 'volume/run', ALICE, '', 'volume is writable by everybody',
                  id='below an emptyDir'),
-    pytest.param(HOST, [BIND], 'volume', 0, '', f'volume belongs to user {BOB}',
+    pytest.param({}, OF_BOB, 'volume', 0, '', f'volume belongs to user {BOB}',
                  id="a bind mount of a user's folder, for root"),
-    pytest.param(HOST, [BIND], 'volume/run', 0, '', f'volume belongs to user {BOB}',
+    pytest.param({}, OF_BOB, 'volume/run', 0, '', f'volume belongs to user {BOB}',
                  id='a folder in such a bind mount'),
-    pytest.param(HOST, [BIND, 'chown 41004 host/run'], 'volume/run', 0,
+    pytest.param({}, [*OF_BOB, 'chown 41004 volume/run'], 'volume/run', 0,
                  'run belongs to user 41004', f'volume belongs to user {BOB}',
                  id="a third user's folder in a bind mount"),
     pytest.param({}, [EMPTY_DIR, 'mkdir volume/run', f'chown {BOB} volume/run'], 'volume/run',
@@ -224,9 +211,7 @@ HOST = {'host': (BOB, BOB, 0o755), 'host/run': (BOB, BOB, 0o755)}
                  'run is writable by everybody', 'volume is writable by everybody',
                  id='a folder for everybody in a volume'),
     pytest.param({'image': (0, 0, 0o777)}, [], 'image', ALICE, 'image is writable by everybody',
-                 'image is writable by everybody', id='a folder for everybody in an image'),
-    pytest.param(HOST, ['mkdir "$PWD/a b"', 'mount --bind host "$PWD/a b"'], 'a b/run', 0, '',
-                 f'a b belongs to user {BOB}', id='a volume whose name has a space')])
+                 'image is writable by everybody', id='a folder for everybody in an image')])
 def test_volumes_of_containers(place, entries, commands, path, user, inside, outside):
     """A container is a PID namespace; outside a container, the same mounts are not trusted."""
     if not can_unshare(*CONTAINER):
@@ -237,7 +222,6 @@ def test_volumes_of_containers(place, entries, commands, path, user, inside, out
     assert inside in refusal if inside else refusal == ''
     if os.stat('/proc/self/ns/pid').st_ino != 0xEFFFFFFC:  # PROC_PID_INIT_INO
         return  # The test runs in a container.
-    shutil.rmtree(f'{place}/a b', ignore_errors=True)
     assert outside in in_namespaces(('--mount',), commands, f'{place}/{path}', user)
 
 

@@ -49,7 +49,6 @@ def test_parameters(session, tmp_path):
 
 def test_parameters_replace_an_earlier_file(session, tmp_path):
     (tmp_path / 'params.h5').write_text('earlier')
-    (tmp_path / 'params.h5.0123456789abcdef.part').write_text('what a kill left')
     write(tmp_path / 'params.h5', session)
     assert [entry.name for entry in tmp_path.iterdir()] == ['params.h5']
     assert h5py.is_hdf5(tmp_path / 'params.h5')

@@ -101,18 +101,30 @@ def test_a_finished_run_prints_one_line(trained, capsys, max_steps):
         path: path.stat().st_mtime_ns for path in pathlib.Path(FLAGS.train_dir).iterdir()}
 
 
+def counted(examples_per_step=8, **values):
+    """Makes steps that only count, until the session stops, with flags; yields before each step and
+    after it."""
+    with tf.Graph().as_default(), flagsaver.flagsaver(**values):
+        count = tf.train.get_or_create_global_step().assign_add(1)
+        with training.session(tf.constant(1.0), examples_per_step) as session:
+            while not session.should_stop():
+                yield
+                session.run(count)
+                yield
+
+
+def timed(wait, **values):
+    """Makes steps that only count, with pauses; returns the times before each and after it."""
+    times = []
+    for _ in counted(**values):
+        times.append(time.perf_counter())
+        time.sleep(wait * (len(times) % 2 == 0))
+    return times[::2], times[1::2]
+
+
 def test_speed_is_of_whole_intervals_in_images(half_bright, capsys):
     """Lines every two steps of 0.2 s with 8 images; this test's clock says what they took."""
-    before, after = [], []
-    with tf.Graph().as_default():
-        count = tf.train.get_or_create_global_step().assign_add(1)
-        with flagsaver.flagsaver(log_frequency=2, max_steps=5), \
-                training.session(tf.constant(1.0), examples_per_step=8) as session:
-            while not session.should_stop():
-                time.sleep(0.2)
-                before.append(time.perf_counter())
-                session.run(count)
-                after.append(time.perf_counter())
+    before, after = timed(0.2, log_frequency=2, max_steps=5)
     lines = [line for line in capsys.readouterr().out.splitlines() if ': step ' in line]
     assert len(lines) == 3
     for line, step in zip(lines[1:], (2, 4)):
@@ -125,16 +137,7 @@ def test_speed_is_of_whole_intervals_in_images(half_bright, capsys):
 def test_the_first_line_after_a_resume_leaves_out_the_start(half_bright, capsys):
     """Resumed at step 3, with a line at step 4: the time is that of step 4 alone."""
     for max_steps, wait in ((3, 0.0), (5, 0.2)):
-        before, after = [], []
-        with tf.Graph().as_default(), flagsaver.flagsaver(log_frequency=4, max_steps=max_steps):
-            count = tf.train.get_or_create_global_step().assign_add(1)
-            with training.session(tf.constant(1.0), examples_per_step=8) as session:
-                time.sleep(3 * wait)
-                while not session.should_stop():
-                    before.append(time.perf_counter())
-                    session.run(count)
-                    after.append(time.perf_counter())
-                    time.sleep(wait)
+        before, after = timed(wait, log_frequency=4, max_steps=max_steps)
     line = [line for line in capsys.readouterr().out.splitlines() if ': step 4,' in line][0]
     seconds = float(outcomes.LINE.fullmatch(line).group(2))
     assert before[1] - after[0] - 0.001 <= seconds <= after[1] - before[0] + 0.001
@@ -148,18 +151,6 @@ def test_resuming_with_another_batch_size_prints_a_line(trained, capsys):
         assert (f'Resuming with {batch_size} images per step (was {12 - batch_size}); the schedule '
                 f'treats earlier steps as {batch_size}-image steps{words}.\n'
                 ) in capsys.readouterr().out
-
-
-def counted(examples_per_step=8, **values):
-    """Makes steps that only count, until the session stops, with flags; yields before each step and
-    after it."""
-    with tf.Graph().as_default(), flagsaver.flagsaver(**values):
-        count = tf.train.get_or_create_global_step().assign_add(1)
-        with training.session(tf.constant(1.0), examples_per_step) as session:
-            while not session.should_stop():
-                yield
-                session.run(count)
-                yield
 
 
 @pytest.mark.parametrize('name, value, line', [
@@ -360,22 +351,16 @@ def test_profile_of_two_towers(half_bright):
     assert {'tower_0/conv1/Conv2D', 'tower_1/conv1/Conv2D'} <= traced_operations(1)
 
 
-def test_profile_of_a_step_that_is_not_run_prints_one_line(half_bright, capsys):
-    with flagsaver.flagsaver(profile=10):
-        cifar10_train.train()
-    assert capsys.readouterr().out.count(
-        'Step 10 will not be traced: this run covers steps 0 to 9.\n') == 1
-    assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
-
-
 @pytest.mark.parametrize('done, traced, max_steps, covered', [
-    (3, 2, 5, 'steps 3 to 4'), (3, 3, 3, 'no steps'), (3, 2, 3, 'no steps'), (0, 0, 0, 'no steps')])
-def test_profile_of_a_step_before_a_resumed_run_or_of_a_run_without_steps(
+    (0, 5, 5, 'steps 0 to 4'), (3, 2, 5, 'steps 3 to 4'), (3, 3, 3, 'no steps'),
+    (0, 0, 0, 'no steps')])
+def test_profile_of_a_step_that_is_not_run_prints_one_line(
         half_bright, capsys, done, traced, max_steps, covered):
     list(counted(max_steps=done))
     list(counted(max_steps=max_steps, profile=traced))
-    assert f'Step {traced} will not be traced: this run covers {covered}.\n' in (
-        capsys.readouterr().out)
+    assert capsys.readouterr().out.count(
+        f'Step {traced} will not be traced: this run covers {covered}.\n') == 1
+    assert not list(pathlib.Path(FLAGS.train_dir).glob('timeline*'))
 
 
 def test_restart_removes_only_a_runs_own_files(trained, tmp_path):
@@ -476,16 +461,15 @@ def test_a_missing_record_file_raises_its_own_error(half_bright):
     assert checkpoints.step(latest()) > 0  # The steps until then are saved.
 
 
-def test_a_replaced_record_file_is_checked_again(half_bright, capsys):
-    """The new file lacks a byte: every later label would be a pixel."""
-    with pytest.raises(errors.DataError, match='data_batch_2.bin has 49167 bytes'):
-        _train_and_change(half_bright / 'data_batch_2.bin', lambda data: data[:100] + data[101:])
-
-
-def test_a_valid_replacement_of_a_record_file_is_reported(half_bright, capsys):
-    _train_and_change(half_bright / 'data_batch_2.bin', lambda data: data + data[:3073])
-    assert f'Record files in {half_bright} changed; all of them are valid.' in (
-        capsys.readouterr().out)
+@pytest.mark.parametrize('change, error', [
+    (lambda data: data[:100] + data[101:], 'data_batch_2.bin has 49167 bytes'),
+    (lambda data: data + data[:3073], None)])
+def test_a_replaced_record_file_is_checked_again(half_bright, capsys, change, error):
+    """The file that lacks a byte: every later label would be a pixel."""
+    with (pytest.raises(errors.DataError, match=error) if error else contextlib.nullcontext()):
+        _train_and_change(half_bright / 'data_batch_2.bin', change)
+    assert (error is None) == (
+        f'Record files in {half_bright} changed; all of them are valid.' in capsys.readouterr().out)
 
 
 def _train_and_change(path, change):
@@ -535,19 +519,25 @@ def test_unfinished_checkpoints_are_removed(half_bright):
     assert sorted(os.listdir(FLAGS.train_dir)) == ['mine.tempstate1', 'model.ckpt-5.index']
 
 
+def started(*arguments, **options):
+    """A trainer in a process of its own, after five steps."""
+    process = spawn.start([
+        *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+        f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1', *arguments],
+        **options)
+    for line in process.stdout:
+        if 'step 5,' in line:
+            return process
+    raise AssertionError(process.stderr.read())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('number, code', [
     (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_stops(half_bright, number, code):
-    process = spawn.start([
-        *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
-        f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'])
-    for line in process.stdout:
-        if 'step 5,' in line:
-            break
+    process = started()
     process.send_signal(number)
-    out, error = process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode == code, error
+    out, error = spawn.ended(process, code)
     assert error == '\nStopping after this step; interrupt again to stop at once.\n' + (
         'cifar10_train.py: interrupted\n' if number == signal.SIGINT else '')
     reached = int(out.split('Saved step ')[1].split()[0])
@@ -562,13 +552,7 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
 @pytest.mark.parametrize('ignore, code', [([], 129), ([signal.SIGHUP], 0)])
 def test_without_a_reader_of_its_log_a_run_saves_and_stops_or_continues_under_nohup(
         half_bright, ignore, code):
-    process = spawn.start([
-        *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
-        f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1',
-        '--max_steps=200'], ignore=ignore)
-    for line in process.stdout:
-        if 'step 5,' in line:
-            break
+    process = started('--max_steps=200', ignore=ignore)
     process.stdout.close()
     error = process.stderr.read()
     assert process.wait(timeout=spawn.PATIENCE) == code, error
@@ -645,17 +629,11 @@ def test_a_second_ctrl_c_stops_a_step_that_hangs(tmp_path):
 @pytest.mark.slow
 def test_two_signals_at_once_count_as_one(half_bright):
     """As from `timeout`, which signals the process and then its group."""
-    process = spawn.start([
-        *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
-        f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'])
-    for line in process.stdout:
-        if 'step 5,' in line:
-            break
+    process = started()
     # The kernel delivers both when the process continues; it would merge two of the same number.
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         process.send_signal(number)
-    process.communicate(timeout=spawn.PATIENCE)
-    assert process.returncode in (130, 143)
+    spawn.ended(process, 130, 143)
     assert checkpoints.step(latest()) >= 6
 
 

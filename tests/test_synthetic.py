@@ -101,10 +101,3 @@ def test_a_full_disk_is_reported(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert os.listdir(tmp_path) == []
-
-
-def test_leftovers_of_a_killed_process_are_removed(tmp_path):
-    (tmp_path / 'synthetic-batches-bin.0123456789abcdef.part').mkdir()
-    (tmp_path / 'synthetic-batches-bin.0123456789abcdef.part' / 'test_batch.bin').touch()
-    synthetic.write(table.SYNTHETIC, tmp_path)
-    assert os.listdir(tmp_path) == ['synthetic-batches-bin']

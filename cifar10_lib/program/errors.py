@@ -53,9 +53,4 @@ def on_the_gpu(error):
 
 def say(line):
     """Writes 'SCRIPT: line' to standard error, as `console.note` does."""
-    console.note(f'{script()}: {line}')
-
-
-def script():
-    """Returns the name of the running script, without its folder."""
-    return os.path.basename(sys.argv[0])
+    console.note(f'{os.path.basename(sys.argv[0])}: {line}')

@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import stat
+import time
 
 from absl import app
 
@@ -19,8 +20,7 @@ from cifar10_lib.program import ownership
 PARTIAL = r'\.[0-9a-f]{16}\.part'
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755  # Before the umask.
 _LOCK_MODE = 0o600  # Whoever can read a file can lock it.
-_KINDS = (stat.S_IFREG, stat.S_IFDIR)  # What has a temporary name.
-_EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
+_LEFTOVER_SECONDS = 24 * 3600  # Whoever writes a file is faster, or was killed.
 
 _FULL = re.compile('|'.join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))))
 
@@ -51,12 +51,8 @@ def own_folder(path):
         FileExistsError, NotADirectoryError: the path, or a parent, is not a folder.
         OSError: creating it failed, or others could tamper with it: see `ownership.check`.
     """
-    try:
-        ownership.check(path)
-        make_folder(path)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise type(error)(
-            f'{path} or one of its parents is not a folder: choose another') from error
+    ownership.check(path)
+    make_folder(path)
     ownership.check(path)  # Another user may have created it in the meantime.
 
 
@@ -72,10 +68,10 @@ def open_own(path, flags=0, mode=_FILE_MODE):
     """Opens or creates a file with a fixed name, such as a lock; returns its descriptor.
 
     Another user who knows the name cannot redirect our writes. `flags` are added to those of
-    `os.open`; permissions beyond `mode` are removed.
+    `os.open`; `mode` has the permissions of a new file.
 
     Raises:
-        PermissionError: the path is a link, not a regular file, or another user's.
+        PermissionError: the path is a link or another user's file.
         OSError: the file cannot be opened.
     """
     if os.path.islink(path):  # O_NOFOLLOW alone has a worse message.
@@ -83,8 +79,6 @@ def open_own(path, flags=0, mode=_FILE_MODE):
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, mode)
     try:
         ownership.check_file(path, number)
-        if os.fstat(number).st_uid == os.geteuid():
-            os.fchmod(number, os.fstat(number).st_mode & mode)  # Earlier versions allowed more.
     except BaseException:
         os.close(number)
         raise
@@ -106,7 +100,7 @@ def locked(path, waiting=None):
     number = open_own(path, mode=_LOCK_MODE)
     with os.fdopen(number, 'r+', encoding='ascii', errors='replace') as stream:
         try:
-            fcntl.flock(stream, _EXCLUSIVE)
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if waiting is None:
                 holder = stream.read(20).strip()
@@ -143,7 +137,7 @@ def new_file(path):
     """Yields a binary stream; when the block ends, its content becomes the file `path`.
 
     Until then, the file has a temporary name. If the block raises, the file is removed. If the
-    process is killed, the next `new_file` of the same path removes it.
+    process is killed, the first `new_file` of the same path a day later removes it.
 
     Raises:
         OSError: writing failed, the disk is full, or others could change the folder.
@@ -152,11 +146,14 @@ def new_file(path):
     ownership.check_place(folder)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f'{folder} is not a folder: create it, or choose another')
-    with _replacing(path, lambda partial: pathlib.Path(partial).touch(
-            _FILE_MODE, exist_ok=False)) as (_, number):
-        with open(number, 'wb', closefd=False) as stream:
-            yield stream
-        os.fsync(number)
+    with _replacing(path) as partial, open(partial, 'xb', opener=_open_new) as stream:
+        yield stream
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _open_new(path, flags):
+    return os.open(path, flags, _FILE_MODE)
 
 
 @contextlib.contextmanager
@@ -178,7 +175,8 @@ def new_folder(path, flag):
         raise app.UsageError(f'{path} exists and is not an empty folder: remove it, or choose '
                              f'another {flag}')
     make_folder(os.path.dirname(path))
-    with _replacing(path, lambda partial: os.mkdir(partial, _FOLDER_MODE)) as (partial, _):
+    with _replacing(path) as partial:
+        os.mkdir(partial, _FOLDER_MODE)
         yield partial
         for place, _, names in os.walk(partial):  # Flushing may reveal that the disk is full.
             for name in names:
@@ -187,54 +185,25 @@ def new_folder(path, flag):
 
 
 @contextlib.contextmanager
-def _replacing(path, make):
-    """Yields the path and descriptor of a temporary file or folder, which then becomes `path`."""
+def _replacing(path):
+    """Yields a temporary name; the file or folder that the block creates there becomes `path`."""
     _remove_leftovers(path)
+    partial = f'{path}.{secrets.token_hex(8)}.part'
     with explain_full_disk(os.path.dirname(os.path.abspath(path))):
-        partial, number = _make_locked(path, make)
         try:
-            yield partial, number
+            yield partial
             os.replace(partial, path)
         except BaseException:
             _remove(partial)
             raise
-        finally:
-            os.close(number)
-
-
-def _make_locked(path, make):
-    """Makes a temporary file or folder for `path`; returns its path and descriptor."""
-    while True:
-        partial = f'{path}.{secrets.token_hex(8)}.part'
-        make(partial)
-        with contextlib.suppress(FileNotFoundError):
-            number = _open_partial(partial)
-            with contextlib.suppress(OSError):  # Some network file systems do not support locks.
-                fcntl.flock(number, fcntl.LOCK_EX)
-            if os.path.lexists(partial):
-                return partial, number
-            os.close(number)
-        # Before it was locked, another process took it for a leftover.
-
-
-def _open_partial(partial):
-    # NFS locks files only if they are writable.
-    return os.open(partial, os.O_RDONLY if os.path.isdir(partial) else os.O_RDWR)
 
 
 def _remove_leftovers(path):
     """Removes temporary files and folders of `path` that killed processes left behind."""
     for partial in glob.glob(glob.escape(os.fspath(path)) + f'.{"[0-9a-f]" * 16}.part'):
-        with contextlib.suppress(OSError):  # Locked by a live process, or not removable.
-            found = os.lstat(partial)
-            if found.st_uid != os.geteuid() or stat.S_IFMT(found.st_mode) not in _KINDS:
-                continue
-            number = _open_partial(partial)
-            try:
-                fcntl.flock(number, _EXCLUSIVE)
+        with contextlib.suppress(OSError):  # Another process may remove it, too.
+            if time.time() - os.lstat(partial).st_mtime > _LEFTOVER_SECONDS:
                 _remove(partial)
-            finally:
-                os.close(number)
 
 
 def _remove(path):

@@ -1,16 +1,15 @@
 """Refuses folders in which other users of the machine could tamper with our files.
 
-The rule is that of OpenSSH's StrictModes: the folder, each folder above it and each link on the way
-belongs to root or to us, and nobody else can write there. Others could replace our files, or plant
-links under names that TensorFlow will write to. Exceptions: folders with the sticky bit, such as
-/tmp, in which others cannot replace what is ours; folders of the user's own group; and, in a
-container, its volumes, because whoever started the container provided them.
+The rule is that of OpenSSH's StrictModes: the folder and each folder above it, by the given path
+and by the real one, belongs to root or to us, and nobody else can write there. Others could replace
+our files, or plant links under names that TensorFlow will write to. Exceptions: folders with the
+sticky bit, such as /tmp, in which others cannot replace what is ours; folders of the user's own
+group; and, in a container, its volumes, because whoever started the container provided them.
 """
 import grp
 import os
 import pathlib
 import pwd
-import re
 import stat
 
 from absl import flags
@@ -45,7 +44,9 @@ def check_place(folder):
     Raises:
         PermissionError: the path breaks the rule above. The message suggests what to do.
     """
-    for path in [] if _allowed() else _on_the_way(folder):
+    names = pathlib.Path(os.path.abspath(folder)), pathlib.Path(os.path.realpath(folder))
+    places = sorted({place for name in names for place in (name, *name.parents)})
+    for path in [] if _allowed() else places:
         if not os.path.lexists(path):
             continue
         owner = os.lstat(path).st_uid
@@ -58,12 +59,10 @@ def check_place(folder):
 
 
 def check_file(path, number):
-    """Raises `PermissionError` if the file with this descriptor is not regular or not ours."""
-    found = os.fstat(number)
-    if not stat.S_ISREG(found.st_mode):
-        raise PermissionError(f'{path} is not a regular file: remove it')
-    if found.st_uid not in _trusted(os.path.realpath(path)) and not _allowed():
-        raise _refusal(f'{path} belongs to user {found.st_uid}, not you', 'remove it')
+    """Raises `PermissionError` if the file with this descriptor is not ours."""
+    owner = os.fstat(number).st_uid
+    if owner not in _trusted(os.path.realpath(path)) and not _allowed():
+        raise _refusal(f'{path} belongs to user {owner}, not you', 'remove it')
 
 
 def _allowed():
@@ -74,23 +73,9 @@ def _refusal(reason, remedy):
     return PermissionError(f'{reason}: {remedy}, or pass --allow_shared_folders')
 
 
-def _on_the_way(path):
-    """Returns all folders and links that opening a path passes, in order of their names."""
-    found, waiting = set(), [pathlib.Path(os.getcwd(), path)]
-    while waiting:  # A path may lead through links, and they through others.
-        path = waiting.pop()
-        for each in (path, *path.parents):
-            each = pathlib.Path(os.path.realpath(each.parent), each.name)
-            if each.name != '..' and each not in found:
-                found.add(each)
-                if each.is_symlink():
-                    waiting.append(each.parent / os.readlink(each))
-    return sorted(found)
-
-
 def _writers(path):
     """Describes who else can write to a folder; '' for nobody, and for a volume."""
-    if not os.path.isdir(path) or os.path.islink(path) or _volume(path) == os.fspath(path):
+    if not os.path.isdir(path) or os.path.islink(path) or _in_container() and os.path.ismount(path):
         return ''
     found = os.lstat(path)
     if found.st_mode & stat.S_IWOTH:
@@ -117,24 +102,18 @@ def _is_own_group(group):
 def _trusted(path):
     """Returns the IDs of the users who may own `path`.
 
-    In a user namespace, root's folders appear to belong to "nobody", as "/" does.
+    In a user namespace, root's folders appear to belong to "nobody", as "/" does. In a container,
+    a bind mount has the owner and mode of the host's folder, and Kubernetes' `emptyDir` is root's
+    with mode 0777.
     """
-    return {0, os.geteuid(), os.stat('/').st_uid, os.stat(_volume(path) or '/').st_uid}
+    volume = pathlib.Path(path) if _in_container() else pathlib.Path('/')
+    while not os.path.ismount(volume):
+        volume = volume.parent
+    return {0, os.geteuid(), os.stat('/').st_uid, os.stat(volume).st_uid}
 
 
-def _volume(path):
-    """Returns the mount point of the container volume that holds `path`, or None.
-
-    A bind mount has the owner and mode of the host's folder; Kubernetes' `emptyDir` is root's with
-    mode 0777.
-    """
+def _in_container():
     try:
-        if all(os.stat(name).st_ino == inode for name, inode in _HOST_NAMESPACES.items()):
-            return None
-        with open('/proc/self/mountinfo', errors='surrogateescape') as stream:
-            points = {re.sub(r'\\(\d{3})', lambda code: chr(int(code[1], 8)), line.split()[4])
-                      for line in stream}
+        return any(os.stat(name).st_ino != inode for name, inode in _HOST_NAMESPACES.items())
     except OSError:  # Not on Linux.
-        return None
-    places = (path, *pathlib.Path(path).parents)
-    return next((place for place in map(os.fspath, places) if place in points - {'/'}), None)
+        return False

@@ -3,69 +3,33 @@
 Import this module before TensorFlow, whose own messages TF_CPP_MIN_LOG_LEVEL (0 to 3) shows. First
 add the script's folder to `sys.path`: Python does not if PYTHONSAFEPATH is set.
 """
-import signal
-
-from cifar10_lib.program import interrupts
-
-_RAISES = interrupts.raises()
-if _RAISES:  # Until TensorFlow is imported, Ctrl-C ends the process without a long traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-# ruff: noqa: E402, the imports below come after the steps above.
 import contextlib
 import ctypes
 import errno
 import functools
-import importlib.util
 import io
 import math
 import os
-import pathlib
 import re
+import signal
 import sys
 import threading
 
 from cifar10_lib.program import console
 from cifar10_lib.program import errors
+from cifar10_lib.program import interrupts
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
 _LOG_LEVEL = '3'  # At level 2, TensorFlow reports a missing GPU as an error.
 
-_LIBRARY = re.compile(r'\S+\.so\S*: ')  # How the dynamic loader's messages begin.
-
-
-def _is_one_of_ours():
-    """Whether the running program is a script of this project."""
-    script = getattr(sys.modules['__main__'], '__file__', None) or ''
-    return pathlib.Path(script).resolve().parent == _ROOT
-
-
-def _use_utf8():
-    """Restarts the script in Python's UTF-8 mode if the locale has another encoding.
-
-    TensorFlow expects file names in UTF-8. With another encoding, Python would open other files.
-    """
-    if (sys.getfilesystemencoding() != 'utf-8' and 'utf8' not in sys._xoptions and sys.executable
-            and _is_one_of_ours()):
-        os.environ.setdefault('PYTHONIOENCODING', sys.stdout.encoding)  # Keep the terminal's.
-        os.execv(sys.executable, [sys.executable, '-X', 'utf8', *sys.orig_argv[1:]])
-
 
 def _report_exception(kind, error, trace):
-    """Reports an uncaught exception; a package that is missing, or whose shared libraries cannot be
-    loaded, gets one line instead of a traceback."""
-    if isinstance(error, KeyboardInterrupt) and _is_one_of_ours():
+    """Reports an uncaught exception: an interrupt and a missing package in one line."""
+    if isinstance(error, KeyboardInterrupt):
         errors.say('interrupted')  # Python then ends the process by the signal.
-        return
-    package = (getattr(error, 'name', None) or '').partition('.')[0]
-    if (isinstance(error, ModuleNotFoundError) and package
-            and importlib.util.find_spec(package) is None):
-        errors.say(f'the Python package {package} is not installed: activate the virtual '
+    elif isinstance(error, ModuleNotFoundError) and '.' not in (error.name or '.'):
+        errors.say(f'the Python package {error.name} is not installed: activate the virtual '
                    'environment that has it, or run: pip install -r requirements.txt')
-    elif isinstance(error, ImportError) and _LIBRARY.match(str(error)):
-        errors.say(f'a shared library cannot be loaded ({errors.one_line(error)}): raise the '
-                   'memory limit (ulimit -v), or install the requirements in a new environment')
     else:
         sys.__excepthook__(kind, error, trace)
 
@@ -116,9 +80,12 @@ def _report_thread_failure(failure):
 
 
 console.open_closed()
-_use_utf8()
 sys.excepthook = _report_exception
+_raises = interrupts.raises()
+if _raises:  # Until TensorFlow is imported, Ctrl-C ends the process without a long traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+# ruff: noqa: E402, the imports below come after the steps above.
 from absl import app
 from absl import flags
 
@@ -134,7 +101,7 @@ with contextlib.ExitStack() as _stack:
     if _QUIET:
         _stack.enter_context(_quiet_unless_it_fails())
     import tensorflow.compat.v1 as tf
-if _RAISES:
+if _raises:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if _QUIET:
     tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors that it logs.
@@ -185,11 +152,6 @@ def run(main, modules=(), positional=None, unused=()):
             sys.exit(128 + signal.SIGPIPE)
         errors.say(f'cannot write to standard output: {gone}')
         sys.exit(1)
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            console.note(end.code)
-            sys.exit(1)
-        raise
 
 
 def _parse(positional, argv, unused=()):
@@ -206,7 +168,8 @@ def _parse(positional, argv, unused=()):
         message = errors.one_line(error)
         for wrong, expected in _WRONG_TYPES.items():
             message = re.sub(wrong, expected, message)
-        sys.exit(f'{errors.script()}: {message} (see --help)')
+        errors.say(f'{message} (see --help)')
+        sys.exit(1)
     ignored = [f'--{name}' for name in unused if FLAGS[name].present]
     if ignored:  # Not an error: the same flags are often given to several scripts.
         errors.say(f'no effect in this script: {", ".join(ignored)}')
@@ -252,7 +215,8 @@ def _without_traceback(main):
         if not message:
             raise
         console.end()
-        sys.exit(f'{errors.script()}: {message}')
+        errors.say(message)
+        return 1
     except KeyboardInterrupt:
         console.end()
         errors.say('interrupted')

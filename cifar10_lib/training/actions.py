@@ -47,23 +47,25 @@ class CheckData(Action):
     Raises `errors.DataError` if one is damaged.
     """
 
-    def __init__(self, run, data_set, folder):
-        """`folder` holds the record files of `data_set`, a `table.DataSet`."""
+    def __init__(self, run, source):
+        """`source` is the `Source` of the run."""
         super().__init__(run)
-        self._data_set = data_set
-        self._folder = folder
+        self._source = source
         self._seen = self._states()
-        data_set.check(folder)  # The files may have changed since the check at the start.
+        self._check()  # The files may have changed since the check at the start.
 
     def run(self, session):
         if self._states() != self._seen:
             self._seen = self._states()
-            self._data_set.check(self._folder)
-            console.line(f'Record files in {self._folder} changed; all of them are valid.')
+            self._check()
+            console.line(f'Record files in {self._source.folder} changed; all of them are valid.')
+
+    def _check(self):
+        self._source.data_set.check(self._source.folder)
 
     def _states(self):
         """Inode, size and modification time of each file that exists."""
-        paths = (os.path.join(self._folder, name) for name in self._data_set.files)
+        paths = (os.path.join(self._source.folder, name) for name in self._source.data_set.files)
         return [(found.st_ino, found.st_size, found.st_mtime_ns)
                 for found in map(os.stat, filter(os.path.exists, paths))]
 

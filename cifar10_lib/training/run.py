@@ -27,8 +27,10 @@ class Run(tf.train.SessionRunHook):
         writer: the `events.Writer` of the run's folder.
         actions: list of (function from the number of steps done to whether the action is due,
             `actions.Action`).
+        caught: list of the signals that this worker has caught; see `signals.caught`.
         steps_done: number of steps over all starts.
         is_good: whether a validation has reached `--stop_at`.
+        is_stopped: whether a worker has caught a signal; all stop after the same step.
         values: the latest step's values of `fetches`, {name: number}.
         summary, metadata: its summaries, bytes or None, and its `tf.RunMetadata`.
         since_row: list of the values of each step since the last row of metrics.
@@ -40,15 +42,17 @@ class Run(tf.train.SessionRunHook):
     def __init__(self, folder, pace, variables, team):
         self.folder, self.pace, self.variables, self.team = folder, pace, variables, team
         self.fetches, self.summary_op, self.writer = {}, None, None
-        self.actions, self.since_row, self.epoch_errors = [], [], []
-        self.values, self.is_good = {}, False
+        self.actions, self.caught, self.since_row, self.epoch_errors = [], [], [], []
+        self.values, self.is_good, self.is_stopped = {}, False, False
 
     def begin(self):
         self._global_step = tf.train.get_global_step()
+        self.team.build()
         for _, action in self.actions:
             action.build()
 
     def after_create_session(self, session, coord):
+        self.team.start(session)
         self.steps_done = int(session.run(self._global_step))
         self.start = self.steps_done, time.perf_counter()
         for _, action in self.actions:
@@ -57,18 +61,20 @@ class Run(tf.train.SessionRunHook):
             coord.request_stop()
 
     def before_run(self, run_context):
-        fetches, options = dict(self.fetches), None
+        for_team, feeds, options = self.team.step(self.caught)
+        fetches = {**self.fetches, **for_team}
         if self.summary_op is not None and self.pace.summarises(self.steps_done + 1):
             fetches['summary'] = self.summary_op
         if self.pace.traces(self.steps_done + 1):
-            options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
-        return tf.train.SessionRunArgs(fetches, options=options)
+            options.trace_level = tf.RunOptions.FULL_TRACE
+        return tf.train.SessionRunArgs(fetches, feeds, options)
 
     def after_run(self, run_context, run_values):
-        is_first = self.steps_done == self.start[0]
-        self.summary = run_values.results.pop('summary', None)
+        is_first, values = self.steps_done == self.start[0], run_values.results
+        self.is_stopped = values.pop('stop', len(self.caught)) > 0
+        self.summary = values.pop('summary', None)
         self.metadata = run_values.run_metadata
-        self._count(run_values.results)
+        self._count(values)
         for is_due, action in self.actions:
             if is_due(self.steps_done):
                 action.run(run_context.session)
@@ -95,8 +101,7 @@ class Run(tf.train.SessionRunHook):
 
     def _is_over(self):
         # `tf.train.StopAtStepHook` makes one more step if a run resumes at its last one.
-        return (self.steps_done >= self.pace.max_steps or self.is_good
-                or bool(self.team.signals))
+        return self.steps_done >= self.pace.max_steps or self.is_good or self.is_stopped
 
     def diverged(self, step, reason):
         """The exception for a loss or variable that is not finite."""

@@ -123,13 +123,13 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
             run.fetches = _fetches(loss)
             run.summary_op = tf.summary.merge_all() if summary_op is None else summary_op
         stack.enter_context(cifar10.source().damage_reported())
-        caught = stack.enter_context(signals.caught())
-        with _monitored(run, caught) as monitored:
+        run.caught = stack.enter_context(signals.caught())
+        with _monitored(run) as monitored:
             yield monitored
         team.end()  # Still within `caught`: a signal now must not interrupt the save.
-    caught = caught or team.signals
-    if caught:
-        raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
+    if run.caught or run.is_stopped:
+        number = run.caught[0] if run.caught else signal.SIGTERM
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def _print_epochs(pace):
@@ -150,7 +150,7 @@ def _fetches(loss):
     return {name: value[0] for name, value in values.items() if value}
 
 
-def _monitored(run, caught):
+def _monitored(run):
     """The session of one worker."""
     loader = checkpoints.Loader(run.variables)
     saver = tf.train.Saver(run.variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True)
@@ -162,22 +162,21 @@ def _monitored(run, caught):
         ready_op=none, ready_for_local_init_op=none, saver=saver, summary_op=run.summary_op,
         init_fn=lambda _, session_: (
             resume.load_latest(session_, saver, loader, run.variables) if leads else None))
-    run.actions = _actions(run, saver, caught)
-    hooks = [*run.team.hooks(caught), run]  # The team's first: worker 0 broadcasts its step.
+    run.actions = _actions(run, saver)
+    hooks = [run]
     if leads:
         hooks.append(tf.train.StepCounterHook(pace_.SUMMARY_STEPS, summary_writer=run.writer))
     return run.team.session(scaffold, hooks)
 
 
-def _actions(run, saver, caught):
+def _actions(run, saver):
     """What happens after a step, and when; see `Run`."""
     pace = run.pace
-    source = cifar10.source()
-    check_data = actions.CheckData(run, source.data_set, source.folder)
+    check_data = actions.CheckData(run, cifar10.source())
     if not run.team.worker.leads:
         return [(pace.ends_interval, check_data), (pace.validates, actions.Validate(run))]
     validate = actions.Validate(run, validation.Validation(
-        run.folder, run.variables, FLAGS.validate_on, caught) if pace.validate_every else None,
+        run.folder, run.variables, FLAGS.validate_on, run.caught) if pace.validate_every else None,
         FLAGS.stop_at)
     record = actions.Record(run, validate)
     save = actions.Save(run, record, saver, FLAGS.save_checkpoint_secs, FLAGS.save_checkpoint_steps)

@@ -16,10 +16,9 @@ class Solo:
 
     Attributes:
         worker: which `worker.Worker` this is.
-        signals: list of signals that stopped the team, caught by other workers.
     """
 
-    worker, signals = worker_.Worker(), ()
+    worker = worker_.Worker()
 
     def __init__(self, cpus=1):
         self._cpus = cpus
@@ -47,10 +46,20 @@ class Solo:
         return tf.train.MonitoredTrainingSession(
             scaffold=scaffold, hooks=all_hooks, config=config)
 
-    def hooks(self, caught):
-        """Hooks before all others; `caught` is the list of signals that this worker catches."""
-        self.signals = caught
-        return []
+    def build(self):
+        """Adds operations to the graph, which then becomes final."""
+
+    def start(self, session):
+        """Gives all workers the values that worker 0 initialised or restored."""
+
+    def step(self, caught):
+        """What each step fetches and feeds for the team, and its options: `SessionRunArgs`.
+
+        `caught` is the list of signals that this worker has caught. The fetch `stop`, if there is
+        one, is above 0 if any worker has caught one.
+        """
+        del caught
+        return tf.train.SessionRunArgs({}, {}, tf.RunOptions())
 
     def end(self):
         """Waits until worker 0 has saved the last step."""

@@ -138,11 +138,12 @@ def from_launcher():
         app.UsageError: the variable holds something else, perhaps copied from elsewhere.
     """
     text = os.environ[VARIABLE]
-    numbers = [int(word) for word in re.findall(r'\b[0-9]{1,7}\b', text)]
-    if text != ' '.join(map(str, numbers)) or len(numbers) != 4 or numbers[0] >= numbers[1]:
+    try:
+        rank, size, port, parent = map(int, text.split())
+    except ValueError:
         raise app.UsageError(f'{VARIABLE} is {small_files.shown(text)}. Only --num_workers sets '
-                             'it, for the workers that it starts: unset it')
-    return numbers
+                             'it, for the workers that it starts: unset it') from None
+    return rank, size, port, parent
 
 
 def _launcher():
@@ -210,39 +211,20 @@ def _tf_config():
     """Worker 0 is the chief or master, if there is one; the workers follow."""
     found = _read_tf_config()
     cluster, task = found['cluster'], found.get('task')
-    if not isinstance(cluster, dict) or not isinstance(task, dict):
+    try:
+        hosts = {(job, str(index)): host for job in ('chief', 'master', 'worker')
+                 for index, host in enumerate(cluster.get(job, []))}
+        rank = list(hosts).index((task['type'], str(task['index'])))
+        is_known = set(cluster) <= {'chief', 'master', 'worker', 'evaluator'}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        is_known = False
+    if not is_known or not all(isinstance(host, str) for host in hosts.values()):
         raise app.UsageError(
             f'TF_CONFIG has cluster {small_files.shown(cluster)} and task '
-            f'{small_files.shown(task)}; expected objects such as '
-            '{"worker": ["HOST:PORT", ...]} and {"type": "worker", "index": 0}')
-    name, index = task.get('type'), task.get('index')
-    jobs = [job for job in ('chief', 'master', 'worker') if job in cluster]
-    if set(cluster) - {*jobs, 'evaluator'} or name not in jobs:
-        raise app.UsageError(
-            f'TF_CONFIG makes this task {small_files.shown(index)} of {small_files.shown(name)} '
-            f'among {small_files.shown(sorted(cluster))}; expected only workers, one of them '
-            'perhaps the chief')
-    tasks = {(job, number): host for job in jobs
-             for number, host in enumerate(_tasks(job, cluster[job]))}
-    is_number = isinstance(index, (int, str)) and re.fullmatch('[0-9]{1,7}', str(index))
-    task = (name, int(index)) if is_number else None
-    if task not in tasks:
-        raise app.UsageError(f'task {small_files.shown(index)} is not in TF_CONFIG, which lists '
-                             f'{sum(job == name for job, _ in tasks)} of "{name}"')
-    return _of_hosts(list(tasks.values()), list(tasks).index(task), 'TF_CONFIG')
-
-
-def _tasks(job, tasks):
-    """The addresses of a job's tasks in TF_CONFIG: from a list, or an object with their indices.
-
-    None may be missing, as in TensorFlow's sparse clusters: every worker must know its address.
-    """
-    if isinstance(tasks, dict):
-        tasks = [tasks.get(str(index)) for index in range(len(tasks))]
-    if not tasks or not isinstance(tasks, list) or not all(isinstance(host, str) for host in tasks):
-        raise app.UsageError(f'TF_CONFIG does not list all tasks of "{job}"; expected the '
-                             'HOST:PORT of each, from task 0 on')
-    return tasks
+            f'{small_files.shown(task)}; expected only workers, one of them perhaps the chief, and '
+            'this task among them, such as {"worker": ["HOST:PORT", ...]} and {"type": "worker", '
+            '"index": 0}')
+    return _of_hosts(list(hosts.values()), rank, 'TF_CONFIG')
 
 
 def _from_environment(launcher):

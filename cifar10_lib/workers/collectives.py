@@ -7,18 +7,11 @@ all-reduce algorithms", 2009); on GPUs over NCCL. A process can build only one g
 server remembers the shape for each key. Over gRPC they may start in a different order on each
 worker, because none of them occupies a thread while it waits.
 """
-import contextlib
 import itertools
-import os
 
 import tensorflow.compat.v1 as tf
 from absl import app
 from absl import flags
-
-from cifar10_lib.program import cores
-from cifar10_lib.program import errors
-from cifar10_lib.workers import connection
-from cifar10_lib.workers import ports
 
 flags.DEFINE_float('bucket_mb', 4.0, 'Gradients are averaged in buckets of at most this number of '
                    'megabytes (2^20 bytes).', lower_bound=0.0, upper_bound=1e6)
@@ -28,19 +21,11 @@ flags.DEFINE_enum('compress', 'none', ['none', 'bf16'], 'How workers send gradie
 
 FLAGS = flags.FLAGS
 
-_JOB = 'worker'
-_LEADER = f'/job:{_JOB}/replica:0/task:0'
-_CHUNK_BYTES = 1 << 15  # Measured: docs/distributed.md.
-
 # Operations that belong together have the same group and instance keys on all workers. A bucket
 # that starts with the k-th gradient has the instance key _BUCKETS + k; the k-th variable by name is
 # broadcast with _BROADCAST + k. A group has devices of only one kind.
 _CPUS, _GPUS = 1, 3
 _LOSSES, _BUCKETS, _BROADCAST = 99, 100, 10**6
-
-# What TensorFlow may raise when another worker fails.
-_PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
-                   tf.errors.DeadlineExceededError, tf.errors.InternalError, tf.errors.UnknownError)
 
 
 def check_compression(gpus):
@@ -178,93 +163,3 @@ def layout(gradients):
     """
     return sorted(f'{variable.op.name} {gradient.shape.as_list()}'
                   for gradient, variable in gradients if gradient is not None)
-
-
-def configure(config, worker, gpus=0):
-    """Configures a worker's server and session, a `tf.ConfigProto`, for collective operations.
-
-    The worker's local rank selects one of `gpus`, the number of GPUs that this process sees.
-    """
-    # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
-    config.experimental.collective_group_leader = _LEADER
-    config.device_filters.append(f'/job:{_JOB}/task:{worker.rank}')
-    config.experimental.collective_nccl = gpus > 0
-    # gRPC copies messages in chunks; the default is 4 kB.
-    config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
-    if (config.inter_op_parallelism_threads or cores.visible()) == 1:
-        # A single core has one thread, which would send the first bucket after the backward pass.
-        config.inter_op_parallelism_threads = 2
-    if gpus > 1:
-        config.gpu_options.visible_device_list = str(worker.local_rank % gpus)
-
-
-def serve(workers, config):
-    """Starts this worker's `tf.train.Server`. All must listen before the first operation.
-
-    `workers` is the `watch.Meeting`; `config` has been through `configure`. Raises ConnectionError
-    if the server cannot listen.
-    """
-    hosts = sorted({address.split(':')[0] for address in workers.addresses})
-    own = workers.addresses[workers.rank]
-    host, port = connection.split_address(own)
-    # gRPC would use the environment's Internet proxy. It reads this variable in lower case.
-    os.environ['no_grpc_proxy'] = ','.join(hosts)  # noqa: SIM112
-    try:
-        server = tf.train.Server({_JOB: workers.addresses}, _JOB, workers.rank, config=config,
-                                 start=False)
-    except tf.errors.OpError as error:
-        raise ConnectionError(f'TensorFlow cannot listen at {own}: is it in use?') from error
-    workers.port.close()
-    if not ports.bind(port, ports.device_of(host, hosts)):
-        errors.say(f'Warning: any network of this machine can reach the port of TensorFlow ({own}),'
-                   ' which executes whatever it is sent there: use a private network.')
-    server.start()  # It listens already, but does not run graphs yet.
-    return server
-
-
-def reach_all(workers):
-    """Checks that this worker can connect to all servers; call it after a barrier after `serve`.
-
-    If a firewall blocks a port, TensorFlow would wait for it in a step, in some cases forever, and
-    never name it.
-
-    Raises:
-        connection.Lost: a server cannot be reached; the message names its worker.
-    """
-    for rank, address in enumerate(workers.addresses):
-        try:
-            if rank != workers.rank:
-                connection.reach(address).close()
-        except OSError as error:
-            raise connection.Lost(
-                f'cannot connect to {workers.name(rank)}: {error.strerror or error}; does a '
-                'firewall block it?') from error
-
-
-def step_options():
-    """Options for running a step: TensorFlow ends it after --step_timeout."""
-    return tf.RunOptions(timeout_in_ms=int(1000 * FLAGS.step_timeout))
-
-
-@contextlib.contextmanager
-def failures_of(workers):
-    """Turns TensorFlow's errors about another worker of a `watch.Meeting` into one that names it.
-
-    Raises:
-        connection.Lost: a worker was lost, or cannot be reached; the message names it.
-        TimeoutError: a step took longer than --step_timeout, although all workers are alive.
-    """
-    try:
-        yield
-    except _PERHAPS_A_PEER as error:
-        line = workers.wait_for_loss(workers.patience)
-        if not line:
-            reach_all(workers)
-            line = workers.wait_for_loss(2 * connection.SECONDS)  # Another may have failed to.
-        if line:
-            raise connection.Lost(line) from error
-        if isinstance(error, tf.errors.DeadlineExceededError):
-            raise TimeoutError(
-                f'a step took longer than --step_timeout={FLAGS.step_timeout:g} seconds although '
-                'all workers are alive: raise it if steps are that slow') from error
-        raise

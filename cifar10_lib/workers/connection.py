@@ -2,6 +2,7 @@
 import contextlib
 import json
 import multiprocessing.connection
+import os
 import re
 import socket
 import struct
@@ -11,12 +12,18 @@ import time
 from cifar10_lib.program import small_files
 
 SECONDS = 5.0  # To connect to a port that is known to be open, or to send.
+LOST = os.EX_TEMPFAIL  # 75, the exit code after another worker was lost: starting again may help.
 
 _LONGEST_MESSAGE = 1 << 20  # Bytes. The addresses of a thousand workers take 30,000.
 
 
 class Lost(ConnectionError):
-    """Another worker was lost, is frozen or cannot be reached: starting again may help."""
+    """Another worker was lost, is frozen or cannot be reached; the exit code is `LOST`."""
+
+
+def exit_code(error):
+    """The exit code of a process that an exception ends."""
+    return LOST if isinstance(error, Lost) else 1
 
 
 def split_address(address):

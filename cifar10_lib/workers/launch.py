@@ -20,7 +20,6 @@ from cifar10_lib.workers import cluster
 from cifar10_lib.workers import collectives
 from cifar10_lib.workers import connection
 from cifar10_lib.workers import ports
-from cifar10_lib.workers import watch
 
 flags.DEFINE_integer('max_restarts', 0, 'With --num_workers: how many times in a row to start all '
                      'workers again after a loss (one was killed, crashed or froze) without a new '
@@ -46,7 +45,7 @@ def run(work):
         work: function of the `cluster.Cluster`.
 
     Returns:
-        The result of `work`; the exit code for all workers; or `watch.LOST` if another one was
+        The result of `work`; the exit code for all workers; or `connection.LOST` if another one was
         lost.
 
     Raises:
@@ -73,7 +72,7 @@ def run(work):
     except connection.Lost as error:
         console.end()
         errors.say(errors.one_line(error))
-        return watch.LOST
+        return connection.LOST
 
 
 def _start_until_done(count):
@@ -82,7 +81,7 @@ def _start_until_done(count):
     while True:
         code, stopped = start(count)
         killed = code > 128 and code not in _STOPPED
-        if stopped or not FLAGS.max_restarts or not (code == watch.LOST or killed):
+        if stopped or not FLAGS.max_restarts or not (code == connection.LOST or killed):
             return code
         step = resume.first_step()
         restarts, saved = (0 if step > saved else restarts), step

@@ -6,14 +6,14 @@
 Worker 0 listens at `cluster.meeting`, and every other worker keeps a connection to it:
 
     worker 1            {"protocol": ..., "job": ..., "rank": 1, ...}
-    worker 0            {"peers": [...]} when all have joined, {"error": ...} or {"rejected": ...}
+    worker 0            {"peers": [...]} when all have joined, {"error": ..., "code": ...} if they
+                        cannot train together, or {"rejected": ...}, after which it may try again
 
 Nothing that arrives is executed, and the length of messages, the number of unidentified connections
 and all waiting times are limited. But nothing is encrypted, and TensorFlow's own ports, which open
 next, obey anyone who can reach them: the network between the workers must be trusted.
 """
 import contextlib
-import errno
 import queue
 import socket
 import threading
@@ -29,7 +29,6 @@ PROTOCOL = 'cifar10-workers-5'
 _HELLO = {'rank': int, 'address': str, 'facts': dict}
 
 _STRANGERS, _STRANGERS_SECONDS = 256, 5  # Limits for connections that do not identify themselves.
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE = 0.2  # Seconds between attempts to reach worker 0.
 
 # Worker 0 gives up before the others do, so that it can send them the names of the missing ones.
@@ -68,11 +67,12 @@ def _lead(cluster, facts):
         raise app.UsageError(f'worker 0 cannot listen at {cluster.meeting}: {error.strerror}; is '
                              'another training run using it?') from error
     try:
-        while (left := deadline - time.monotonic()) > 0 and len(door.hellos) + 1 < door.size:
+        while ((left := deadline - time.monotonic()) > 0
+               and len(door.hellos) + 1 < cluster.worker.size):
             door.wait(left)
         peers = _addresses(cluster, door, facts, port)
     except (app.UsageError, connection_.Lost) as error:
-        door.answer(error=str(error), lost=isinstance(error, connection_.Lost))
+        door.answer(error=str(error), code=connection_.exit_code(error))
         raise
     finally:
         door.close()  # TensorFlow's server may need its port.
@@ -84,8 +84,9 @@ def _lead(cluster, facts):
 class _Door:
     """Worker 0's port: accepts workers that identify themselves, and drops all other connections.
 
+    A thread only accepts connections, and hands them over in the queue of messages.
+
     Attributes:
-        size: the number of workers, including this one.
         hellos: dictionary from the `Connection` of a worker to its first message.
         inbox: queue of the messages of all connections.
         trouble: why the last worker or connection was not accepted, or ''.
@@ -98,28 +99,31 @@ class _Door:
             OSError: the port is in use.
         """
         host, port = connection_.split_address(cluster.meeting)
-        self.size, self.hellos, self.trouble = cluster.worker.size, {}, ''
-        self.inbox = queue.SimpleQueue()
+        self.hellos, self.inbox, self.trouble = {}, queue.SimpleQueue(), ''
         self._job = cluster.job
-        self._strangers = {}  # The unidentified connections, the oldest first.
+        self._strangers = []  # The unidentified connections, the oldest first.
         self._socket = ports.reserve(port, host if host.startswith('127.') else '')
         self._socket.listen(1024)
         self._open = True
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
 
     def wait(self, seconds):
-        """Waits for a message, for at most some seconds.
+        """Waits for a connection or a message, for at most some seconds.
 
         Raises:
             connection.Lost: a worker in `hellos` ended; the message names it.
         """
         with contextlib.suppress(queue.Empty):
             connection, message = self.inbox.get(timeout=seconds)
-            if connection in self.hellos:  # It waits for an answer, and sends nothing more.
+            if connection is None:
+                self._let_in(message)
+            elif connection in self.hellos:  # It waits for an answer, and sends nothing more.
                 hello = self.hellos.pop(connection)
                 raise connection_.Lost(f'{watch.name_of(hello["rank"], hello["address"])} ended '
                                        'before all workers had joined')
-            if self._strangers.pop(connection, False):  # Otherwise, it was dropped.
+            elif connection in self._strangers:  # Otherwise, it was dropped.
+                self._strangers.remove(connection)
                 self._identify(connection, message)
 
     def answer(self, **message):
@@ -129,8 +133,23 @@ class _Door:
     def close(self):
         """Stops listening, and closes all connections except those in `hellos`."""
         self._open = False
-        with contextlib.suppress(OSError):  # The thread may have seen `_open` and closed it.
-            self._socket.shutdown(socket.SHUT_RDWR)  # Wakes the thread up.
+        self._socket.shutdown(socket.SHUT_RDWR)  # Wakes the thread up.
+        self._thread.join()
+        self._socket.close()
+        self._drop_oldest(0)
+
+    def _let_in(self, accepted):
+        """Takes a new connection, or the exception if there was no room for one."""
+        try:
+            if isinstance(accepted, OSError):
+                raise accepted
+            connection = connection_.Connection(accepted)
+            connection.listen(self.inbox, _STRANGERS_SECONDS)
+            self._strangers.append(connection)
+            self._drop_oldest(_STRANGERS)
+        except OSError as error:  # Too many files are open, or the peer is gone again.
+            self.trouble = error.strerror
+            self._drop_oldest(len(self._strangers) - 1)
 
     def _identify(self, connection, hello):
         try:
@@ -143,27 +162,18 @@ class _Door:
             self.trouble = f'it rejected a worker from {connection.peer}: {error}'
         connection.close()
 
-    def _accept(self):
-        """Accepts connections until the door is closed; runs in a thread."""
-        while self._open:
-            try:
-                connection = connection_.Connection(self._socket.accept()[0])
-                self._strangers[connection] = True
-                connection.listen(self.inbox, _STRANGERS_SECONDS)
-                self._drop_oldest(_STRANGERS)
-            except OSError as error:  # The peer is gone again, or too many files are open.
-                if error.errno in _NO_ROOM:
-                    self.trouble = error.strerror
-                    self._drop_oldest(len(self._strangers) - 1)
-                    time.sleep(0.01)  # With nothing to drop, the socket stays readable.
-        self._socket.close()
-        self._drop_oldest(0)
-
     def _drop_oldest(self, most):
         """Drops connections; a real worker identifies itself at once, and reconnects if dropped."""
-        for connection in list(self._strangers)[:max(0, len(self._strangers) - most)]:
-            self._strangers.pop(connection, None)
-            connection.close()
+        while len(self._strangers) > max(0, most):
+            self._strangers.pop(0).close()
+
+    def _accept(self):
+        while self._open:
+            try:
+                self.inbox.put((None, self._socket.accept()[0]))
+            except OSError as error:
+                self.inbox.put((None, error))
+                time.sleep(0.01)  # With nothing to drop, the socket stays readable.
 
 
 def _check(hello, job):
@@ -229,7 +239,7 @@ def _follow(cluster, facts):
             time.sleep(_PAUSE)
             continue
         if 'error' in answer:
-            kind = connection_.Lost if answer.get('lost') else app.UsageError
+            kind = connection_.Lost if answer['code'] == connection_.LOST else app.UsageError
             raise kind(connection_.text(answer['error']))
         return watch.Meeting(cluster, answer['peers'], {0: connection}, inbox, port)
     line = (f'worker {cluster.worker.rank} could not join worker 0 at {cluster.meeting} within '

@@ -1,16 +1,31 @@
-"""Several workers that train together: the same values at the start, and the same last step."""
+"""Several workers that train together: the same values at the start, and the same last step.
+
+Each worker runs a graph of its own in a session on its own `tf.train.Server`; the collective
+operations in the graphs exchange data.
+"""
 import contextlib
-import signal
+import os
 
 import tensorflow.compat.v1 as tf
 from absl import flags
 
+from cifar10_lib.program import cores
 from cifar10_lib.program import devices
+from cifar10_lib.program import errors
 from cifar10_lib.training import solo
 from cifar10_lib.workers import collectives
+from cifar10_lib.workers import connection
 from cifar10_lib.workers import meeting
+from cifar10_lib.workers import ports
 
 FLAGS = flags.FLAGS
+
+_JOB = 'worker'
+_CHUNK_BYTES = 1 << 15  # Measured: docs/distributed.md.
+
+# What TensorFlow may raise when another worker fails.
+_PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
+                   tf.errors.DeadlineExceededError, tf.errors.InternalError, tf.errors.UnknownError)
 
 
 @contextlib.contextmanager
@@ -23,13 +38,37 @@ def joined(cluster, facts):
 
     Raises:
         app.UsageError, connection.Lost: workers are missing, or do not agree; see `meeting.join`.
-        ConnectionError, TimeoutError: a worker failed; see `collectives.failures_of`.
+        ConnectionError, TimeoutError: a worker failed; see `_failures_of`.
     """
     if cluster.worker.size == 1:
         yield solo.ALONE
         return
-    with meeting.join(cluster, facts) as peers, collectives.failures_of(peers):
+    with meeting.join(cluster, facts) as peers, _failures_of(peers):
         yield Team(cluster.worker, peers)
+
+
+@contextlib.contextmanager
+def _failures_of(peers):
+    """Turns TensorFlow's errors about another worker of a `watch.Meeting` into one that names it.
+
+    Raises:
+        connection.Lost: a worker was lost, or cannot be reached; the message names it.
+        TimeoutError: a step took longer than --step_timeout, although all workers are alive.
+    """
+    try:
+        yield
+    except _PERHAPS_A_PEER as error:
+        line = peers.wait_for_loss(peers.patience)
+        if not line:
+            peers.reach_all()
+            line = peers.wait_for_loss(2 * connection.SECONDS)  # Another may have failed to.
+        if line:
+            raise connection.Lost(line) from error
+        if isinstance(error, tf.errors.DeadlineExceededError):
+            raise TimeoutError(
+                f'a step took longer than --step_timeout={peers.timeouts.step:g} seconds although '
+                'all workers are alive: raise it if steps are that slow') from error
+        raise
 
 
 class Team(solo.Solo):
@@ -39,7 +78,6 @@ class Team(solo.Solo):
         """`worker` is this `worker.Worker`, `peers` the `watch.Meeting`."""
         super().__init__()
         self.worker = worker
-        self.signals = []
         self._peers = peers
         self._gpus = devices.visible_gpus()
         self._layout = []
@@ -53,11 +91,11 @@ class Team(solo.Solo):
 
         The same reduction informs all workers of a signal that one of them caught.
         """
-        errors = tf.get_collection_ref('errors')
+        training_errors = tf.get_collection_ref('errors')
         self._ask_stop = tf.placeholder_with_default(0.0, [], name='stop')
         means = collectives.mean_losses(
-            {**losses, 'error': errors[0], 'stop': self._ask_stop}, self.worker)
-        self._asked_stop, errors[0] = means['stop'], means['error']
+            {**losses, 'error': training_errors[0], 'stop': self._ask_stop}, self.worker)
+        self._stop, training_errors[0] = means['stop'], means['error']
         return {name: means[name] for name in losses}
 
     def mean_gradients(self, gradients):
@@ -65,25 +103,60 @@ class Team(solo.Solo):
         return collectives.all_reduce_mean(gradients, self.worker, FLAGS.bucket_mb, FLAGS.overlap,
                                            FLAGS.compress, on_gpu=self._gpus > 0)
 
-    def session(self, scaffold, all_hooks):
+    def session(self, scaffold, hooks):
         """Starts this worker's server, and returns a session on it.
 
         Not a `MonitoredTrainingSession`, which would take a lost worker for a preemption and retry
         forever.
         """
         config = devices.session_config(FLAGS.log_device_placement)
-        collectives.configure(config, self.worker, self._gpus)
-        self._server = collectives.serve(self._peers, config)
+        configure(config, self.worker, self._gpus)
         return tf.train.SingularMonitoredSession(
-            scaffold=scaffold, hooks=all_hooks, master=self._server.target, config=config)
+            scaffold=scaffold, hooks=hooks, master=self.serve(config), config=config)
 
-    def hooks(self, caught):
-        return [_TogetherHook(self, self._ask_stop, self._asked_stop, caught)]
+    def serve(self, config):
+        """Starts this worker's server, and returns the target of its sessions.
+
+        `config` has been through `configure`. Raises ConnectionError if the server cannot listen.
+        """
+        addresses, rank = self._peers.addresses, self.worker.rank
+        hosts = sorted({address.split(':')[0] for address in addresses})
+        host, port = connection.split_address(addresses[rank])
+        # gRPC would use the environment's Internet proxy. It reads this variable in lower case.
+        os.environ['no_grpc_proxy'] = ','.join(hosts)  # noqa: SIM112
+        try:
+            self._server = tf.train.Server({_JOB: addresses}, _JOB, rank, config=config,
+                                           start=False)
+        except tf.errors.OpError as error:
+            raise ConnectionError(
+                f'TensorFlow cannot listen at {addresses[rank]}: is it in use?') from error
+        self._peers.port.close()
+        if not ports.bind(port, ports.device_of(host, hosts)):
+            errors.say('Warning: any network of this machine can reach the port of TensorFlow '
+                       f'({addresses[rank]}), which executes whatever it is sent there: use a '
+                       'private network.')
+        self._server.start()  # It listens already, but does not run graphs yet.
+        return self._server.target
+
+    def build(self):
+        self._broadcast = collectives.broadcast(tf.global_variables(), self.worker)
+
+    def start(self, session):
+        self.await_servers()  # Before the first step, which has a time limit.
+        session.run(self._broadcast, options=self.options())
 
     def await_servers(self):
         """Waits until all servers listen, and checks that this worker can reach them."""
         self.barrier('the start', {'gradients': self._layout})
-        collectives.reach_all(self._peers)
+        self._peers.reach_all()
+
+    def step(self, caught):
+        return tf.train.SessionRunArgs(
+            {'stop': self._stop}, {self._ask_stop: float(bool(caught))}, self.options())
+
+    def options(self):
+        """Options for running a step: TensorFlow ends it after --step_timeout."""
+        return tf.RunOptions(timeout_in_ms=int(1000 * self._peers.timeouts.step))
 
     def end(self):
         """Waits until worker 0 has saved the last step, and leaves."""
@@ -91,29 +164,19 @@ class Team(solo.Solo):
         self._peers.leave()
 
 
-class _TogetherHook(tf.train.SessionRunHook):
-    """Gives all workers the values that worker 0 initialised or restored, and stops all workers
-    after the same step when one of them caught a signal."""
+def configure(config, worker, gpus=0):
+    """Configures a worker's server and session, a `tf.ConfigProto`, for collective operations.
 
-    def __init__(self, team, ask, asked, caught):
-        self._team = team
-        self._ask = ask
-        self._asked = asked
-        self._caught = caught
-
-    def begin(self):
-        self._broadcast = collectives.broadcast(tf.global_variables(), self._team.worker)
-
-    def after_create_session(self, session, coord):
-        self._team.await_servers()  # Before the first step, which has a time limit.
-        session.run(self._broadcast, options=collectives.step_options())
-
-    def before_run(self, run_context):
-        return tf.train.SessionRunArgs(self._asked, {self._ask: float(bool(self._caught))},
-                                       options=collectives.step_options())
-
-    def after_run(self, run_context, run_values):
-        if run_values.results > 0:
-            # Not in `caught`: a signal that this worker itself gets from now on is its first.
-            self._team.signals.append(signal.SIGTERM)
-            run_context.request_stop()
+    The worker's local rank selects one of `gpus`, the number of GPUs that this process sees.
+    """
+    # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
+    config.experimental.collective_group_leader = f'/job:{_JOB}/replica:0/task:0'
+    config.device_filters.append(f'/job:{_JOB}/task:{worker.rank}')
+    config.experimental.collective_nccl = gpus > 0
+    # gRPC copies messages in chunks; the default is 4 kB.
+    config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
+    if (config.inter_op_parallelism_threads or cores.visible()) == 1:
+        # A single core has one thread, which would send the first bucket after the backward pass.
+        config.inter_op_parallelism_threads = 2
+    if gpus > 1:
+        config.gpu_options.visible_device_list = str(worker.local_rank % gpus)

@@ -15,7 +15,6 @@ import time
 from cifar10_lib.program import errors
 from cifar10_lib.workers import connection as connection_
 
-LOST = os.EX_TEMPFAIL  # 75, the exit code after another worker was lost: starting again may help.
 _INTERRUPTED = 128 + signal.SIGINT
 
 # Fractions of --step_timeout: the interval of heartbeats; and how long workers then have to leave
@@ -30,12 +29,13 @@ class Meeting:
     """Workers that watch one another.
 
     When a worker is lost, a step that waits for it may never end. So the processes of the others
-    end soon after, with a line that names the lost worker and the exit code `LOST`; with 1, if it
+    end soon after, with a line that names the lost worker and the exit code 75; with 1, if it
     reported an error; or with 130, if it was interrupted by Ctrl-C.
 
     Attributes:
         rank: int, the index of this worker.
         addresses: list of every worker's 'host:port' for TensorFlow's server.
+        timeouts: the `cluster.Timeouts`.
         port: socket that reserves this worker's port; close it when the server listens.
     """
 
@@ -52,7 +52,7 @@ class Meeting:
         self.addresses = addresses
         self.port = port
         self._connections = dict(connections)  # To peers that have not left.
-        self._timeouts = cluster.timeouts
+        self.timeouts = cluster.timeouts
         self._changed = threading.Condition()
         self._loss = None  # The first: (line, exit code).
         self._over = False
@@ -64,21 +64,18 @@ class Meeting:
 
     def __exit__(self, kind, error, traceback):
         """Reports an exception to the others; ends the process if a lost worker was the cause."""
-        interrupted = isinstance(error, KeyboardInterrupt)
         if self._over:
             return
         if error is None:
             self.leave()
-        elif self._loss and interrupted:  # One Ctrl-C often reaches several workers.
-            self._exit('interrupted', _INTERRUPTED)
         elif self._loss:
             self._exit(*self._loss)
-        elif interrupted:
+        elif isinstance(error, KeyboardInterrupt):
             self._say_goodbye(error=f'{self.name(self.rank)} was interrupted', code=_INTERRUPTED)
         else:
             line = errors.one_line(error) or kind.__name__
             self._say_goodbye(error=f'{self.name(self.rank)} failed: {line}',
-                              code=LOST if isinstance(error, connection_.Lost) else 1)
+                              code=connection_.exit_code(error))
 
     def name(self, rank):
         return name_of(rank, self.addresses[rank])
@@ -99,9 +96,9 @@ class Meeting:
         if self.rank:
             self._send_all(facts=facts)
             # Worker 0 gives up earlier, and announces which worker did not arrive.
-            return self._await(stage, self._timeouts.stage + self.patience)[0]['value']
+            return self._await(stage, self.timeouts.stage + self.patience)[0]['value']
         try:
-            for peer, message in self._await(stage, self._timeouts.stage).items():
+            for peer, message in self._await(stage, self.timeouts.stage).items():
                 line = difference(self.name(peer), message['facts'], facts)
                 if line:
                     raise ConnectionError(line)
@@ -124,8 +121,26 @@ class Meeting:
                 if not came:
                     raise ConnectionError(
                         f'{self.name(peer)} is alive, but did not reach {stage} within '
-                        f'--stage_timeout={self._timeouts.stage:g} seconds')
+                        f'--stage_timeout={self.timeouts.stage:g} seconds')
             return {peer: came.pop(0)[1] for peer, came in self._stages.items()}
+
+    def reach_all(self):
+        """Checks that this worker can connect to all servers; call it when all listen.
+
+        If a firewall blocks a port, TensorFlow would wait for it in a step, in some cases forever,
+        and never name it.
+
+        Raises:
+            connection.Lost: a server cannot be reached; the message names its worker.
+        """
+        for rank, address in enumerate(self.addresses):
+            try:
+                if rank != self.rank:
+                    connection_.reach(address).close()
+            except OSError as error:
+                raise connection_.Lost(
+                    f'cannot connect to {self.name(rank)}: {error.strerror or error}; does a '
+                    'firewall block it?') from error
 
     def wait_for_loss(self, seconds):
         """A line that says which worker was lost, and how; None if none is within some seconds.
@@ -140,7 +155,7 @@ class Meeting:
     @property
     def patience(self):
         """Seconds after which a worker that has failed counts as lost everywhere."""
-        return (_SILENT_BEATS + 2) * _BEAT * self._timeouts.step
+        return (_SILENT_BEATS + 2) * _BEAT * self.timeouts.step
 
     def leave(self):
         """Ends the meeting: connections that close from now on are not a loss."""
@@ -174,7 +189,7 @@ class Meeting:
 
         It counts heartbeats rather than seconds: a process that was stopped counts none.
         """
-        beat = _BEAT * self._timeouts.step
+        beat = _BEAT * self.timeouts.step
         peers = {connection: peer for peer, connection in self._connections.items()}
         silent = dict.fromkeys(self._connections, 0)  # Own heartbeats since the last message.
         due = time.monotonic() + beat
@@ -193,15 +208,16 @@ class Meeting:
                 if silent[peer] > _SILENT_BEATS:
                     self._announce_loss(
                         f'{self.name(peer)} was lost: no heartbeat for {_SILENT_BEATS * beat:g} '
-                        'seconds; it is frozen, or the network is down')
+                        'seconds; it is frozen, or the network is down', connection_.LOST)
 
     def _take(self, peer, message):
         """Handles a message, or the exception that ended a peer's connection."""
         if isinstance(message, Exception):
             reason = getattr(message, 'strerror', None) or message
-            message = {'error': f'{self.name(peer)} was lost: it ended unexpectedly ({reason})'}
+            message = {'error': f'{self.name(peer)} was lost: it ended unexpectedly ({reason})',
+                       'code': connection_.LOST}
         if 'error' in message:
-            self._announce_loss(connection_.text(message['error']), message.get('code', LOST))
+            self._announce_loss(connection_.text(message['error']), message['code'])
         with self._changed:
             if 'facts' in message:
                 self._stages[peer].append((time.monotonic(), message))
@@ -209,7 +225,7 @@ class Meeting:
                 self._connections.pop(peer, None)
             self._changed.notify_all()
 
-    def _announce_loss(self, line, code=LOST):
+    def _announce_loss(self, line, code):
         """Records the first loss, announces it, and soon ends this process unless it has ended."""
         with self._changed:
             if self._loss or self._over:
@@ -219,7 +235,7 @@ class Meeting:
             self._loss = line, code
             self._changed.notify_all()
         timer = threading.Timer(
-            _TIME_TO_LEAVE_A_STEP * self._timeouts.step, self._exit, [line, code])
+            _TIME_TO_LEAVE_A_STEP * self.timeouts.step, self._exit, [line, code])
         timer.daemon = True
         timer.start()
 
