@@ -121,10 +121,12 @@ def predictions(stream):
     cells = {}
     for i, image, row in zip(chosen, images, probabilities):
         best = np.argmax(row)
-        cells[i] = (image, f'{classes[best]} {row[best]:.0%}', best == labels[i])
+        right = best == labels[i]
+        name = f'{classes[best]} {row[best]:.0%}' + ('' if right else f'\nnot {classes[labels[i]]}')
+        cells[i] = (image, name, right)
     pictures.grid(stream, _rows([cells.get(i) for i in places], min(len(classes), _COLUMNS)),
                   f'Test images and their predicted classes after {checkpoints.step(checkpoint)} '
-                  'steps; wrong ones in orange')
+                  'steps; wrong ones in orange, with the true class')
 
 
 def confused(stream):

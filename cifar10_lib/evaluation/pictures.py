@@ -56,7 +56,8 @@ def grid(stream, rows, title, row_names=None):
                 continue
             image, name, *right = cell
             axis.imshow(image, interpolation='nearest')
-            axis.set_title(textwrap.fill((name or '').replace('_', ' '), 13), fontsize=7, pad=2,
+            lines = (name or '').replace('_', ' ').splitlines()
+            axis.set_title('\n'.join(textwrap.fill(line, 13) for line in lines), fontsize=7, pad=2,
                            color='black' if all(right) else _COLOURS[1])
         if row_names:
             axes[i, 0].set_ylabel(row_names[i], rotation=0, ha='right', va='center', fontsize=9)
@@ -94,7 +95,9 @@ def _panel(axes, shown, title, y_label, x_label):
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
     if shown:
-        for text, (name, *_) in zip(axes.legend(fontsize=8).get_texts(), shown):
+        legend = axes.legend(  # Below the axes, where it hides no curve.
+            fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.15), ncols=2)
+        for text, (name, *_) in zip(legend.get_texts(), shown):
             text.set_text(name)  # Afterwards: Matplotlib leaves out labels that begin with "_".
 
 
