@@ -9,9 +9,9 @@ otherwise a fixed sixth of each class becomes the test set. The EXIF orientation
 short side becomes 32 pixels, and the centre is kept.
 
 FOLDER may also contain Kaggle's train/ and trainLabels.csv, SVHN's train_32x32.mat and
-test_32x32.mat, the pickles of torchvision and Keras (cifar-10-batches-py, cifar-100-python), or
-Parquet files from Hugging Face (requires pyarrow); or be an .npz file with x_train, y_train, x_test
-and y_test. These keep the published pixels, byte for byte.
+test_32x32.mat (requires SciPy), the pickles of torchvision and Keras (cifar-10-batches-py,
+cifar-100-python), or Parquet files from Hugging Face (requires pyarrow); or be an .npz file with
+x_train, y_train, x_test and y_test. These keep the published pixels, byte for byte.
 
 Creates DATA_DIR with train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes
 and the names of the classes. Lists at the end which files were skipped, and why.
@@ -32,16 +32,22 @@ from cifar10_lib.program import files
 from cifar10_lib.program import ownership
 
 _SHOWN = 20  # Skipped files per reason.
+_MAX_NAME = 225  # Bytes; the file system's limit is 255, and a temporary name is longer.
 
 
 def convert(folder, data_dir):
     """Converts the data in a folder or file to the data set `data_dir`, all or nothing.
 
     Raises:
-        app.UsageError: `data_dir` is not empty, or is inside a folder of images.
+        app.UsageError: `data_dir` is not empty, has too long a name, or is inside a folder of
+            images.
         errors.DataError: `folder` does not contain a valid data set.
         OSError: reading or writing failed.
     """
+    name = os.path.basename(os.path.abspath(data_dir))
+    if len(os.fsencode(name)) > _MAX_NAME:
+        raise app.UsageError(f'{name} has {len(os.fsencode(name))} bytes; expected a name of at '
+                             f'most {_MAX_NAME}: choose another DATA_DIR')
     skipped = []
     form = forms.find(folder) or forms.CLASS_FOLDERS
     if form is forms.CLASS_FOLDERS and _is_inside(data_dir, folder):
@@ -50,7 +56,6 @@ def convert(folder, data_dir):
     try:
         with files.new_folder(data_dir, 'DATA_DIR') as partial:
             classes, train, test = form.read(folder, skipped)
-            name = os.path.basename(os.path.abspath(data_dir))
             counts = custom.write(partial, name, classes, train, test)
     finally:  # Not inside `new_folder`: a lost console must not remove the data set.
         _show(skipped)

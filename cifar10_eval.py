@@ -55,6 +55,9 @@ def evaluate():
     Raises:
         app.UsageError: no checkpoint with --run_once, or a checkpoint does not fit the network.
     """
+    if os.path.realpath(FLAGS.eval_dir) == os.path.realpath(FLAGS.checkpoint_dir):
+        console.line('Warning: --eval_dir is the folder of the run: TensorBoard will draw the '
+                     'curves of training and evaluation as one.')
     current = writer = None
     with files.explain_full_disk(FLAGS.eval_dir), contextlib.ExitStack() as stack:
         for checkpoint in _checkpoints():  # Before any download: there may be none.

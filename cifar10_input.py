@@ -77,9 +77,9 @@ def read_cifar10(filename_queue, records=None, data_set=None):
         tf.decode_raw(result.value, tf.uint8), leading + [data_set.record_bytes])
     first = data_set.label_index
     result.label = tf.cast(result.record[..., first:first + 1], tf.int32)
-    planes = tf.reshape(result.record[..., data_set.label_bytes:],
+    pixels_chw = tf.reshape(result.record[..., data_set.label_bytes:],
                         leading + [table.DEPTH, table.HEIGHT, table.WIDTH])
-    result.uint8image = tf.transpose(planes, axes)  # [..., height, width, depth]
+    result.uint8image = tf.transpose(pixels_chw, axes)  # [..., height, width, depth]
     return result
 
 
@@ -125,7 +125,7 @@ def draw_distortions(batch_size):
         contrast=tf.random_uniform([batch_size], *_CONTRAST_RANGE))
 
 
-def distort(planes, distortions=None):
+def distort(pixels_chw, distortions=None):
     """Crops, flips, changes brightness and contrast, and standardises a batch of images.
 
     The steps of `tf.image` have a closed form. Let m be the mean of a channel, f the contrast and d
@@ -135,7 +135,7 @@ def distort(planes, distortions=None):
     and divides by the root of the variance.
 
     Args:
-        planes: uint8 [batch, 3 * 32 * 32], the pixels of each record.
+        pixels_chw: uint8 [batch, 3 * 32 * 32], the pixels of each record.
         distortions: `Distortions` for the batch; by default random ones, new in each run.
 
     Returns:
@@ -148,8 +148,8 @@ def distort(planes, distortions=None):
         raise errors.DataError(f'IMAGE_SIZE is {IMAGE_SIZE}; expected 1 to {table.HEIGHT}, the '
                                'size of the images in the records')
     if distortions is None:
-        distortions = draw_distortions(planes.shape.as_list()[0])
-    pixels = _crop(planes, distortions.offsets, distortions.flips)  # [batch, 3, pixels of a plane]
+        distortions = draw_distortions(pixels_chw.shape.as_list()[0])
+    pixels = _crop(pixels_chw, distortions.offsets, distortions.flips)  # [batch, 3, pixels]
     means = tf.reduce_mean(pixels, axis=2, keepdims=True)  # [batch, 3, 1]
     pixels -= means
     variances = tf.reduce_mean(tf.square(pixels), axis=2, keepdims=True)  # [batch, 3, 1]
@@ -163,21 +163,20 @@ def distort(planes, distortions=None):
     return tf.reshape(tf.transpose(pixels, [0, 2, 1]), [-1, IMAGE_SIZE, IMAGE_SIZE, table.DEPTH])
 
 
-def standardise(planes):
+def standardise(pixels_chw):
     """Crops the centre of images and standardises it, for evaluation.
 
-    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, IMAGE_SIZE, IMAGE_SIZE, 3], each
-    with mean 0 and standard deviation 1.
+    uint8 [batch, 3 * 32 * 32] -> float32 [batch, IMAGE_SIZE, IMAGE_SIZE, 3], each image with mean 0
+    and standard deviation 1.
     """
-    batch = tf.shape(planes)[0]
-    centre = [(table.HEIGHT - IMAGE_SIZE) // 2, (table.WIDTH - IMAGE_SIZE) // 2]
-    return distort(planes, Distortions(
-        offsets=tf.tile([centre], [batch, 1]), flips=tf.fill([batch], False),
+    batch, centre = tf.shape(pixels_chw)[0], (table.HEIGHT - IMAGE_SIZE) // 2
+    return distort(pixels_chw, Distortions(
+        offsets=tf.fill([batch, 2], centre), flips=tf.fill([batch], False),
         brightness=tf.zeros([batch]), contrast=tf.ones([batch])))
 
 
-def _crop(planes, offsets, flips):
-    """Crops and mirrors planes, uint8 [batch, 3 * 32 * 32], as in `Distortions`.
+def _crop(pixels_chw, offsets, flips):
+    """Crops and mirrors pixels, uint8 [batch, 3 * 32 * 32], as in `Distortions`.
 
     Gathers rows, then picks and mirrors columns by multiplying with a matrix of zeros and ones:
     exact, and twice as fast as gathering pixels.
@@ -186,9 +185,9 @@ def _crop(planes, offsets, flips):
         float32 [batch, 3, IMAGE_SIZE * IMAGE_SIZE].
     """
     rows_per_image = table.DEPTH * table.HEIGHT
-    first_rows = rows_per_image * tf.range(tf.shape(planes)[0]) + offsets[:, 0]
+    first_rows = rows_per_image * tf.range(tf.shape(pixels_chw)[0]) + offsets[:, 0]
     crop_rows = np.arange(rows_per_image, dtype=np.int32).reshape(table.DEPTH, -1)[:, :IMAGE_SIZE]
-    rows = tf.gather(tf.reshape(planes, [-1, table.WIDTH]),  # [batch, 3 * IMAGE_SIZE, 32]
+    rows = tf.gather(tf.reshape(pixels_chw, [-1, table.WIDTH]),  # [batch, 3 * IMAGE_SIZE, 32]
                      first_rows[:, tf.newaxis] + crop_rows.reshape(1, -1))
     # The matrices, [flip, offset, 32, IMAGE_SIZE]: element [..., i, j] is 1 if column i of the
     # image is column j of the crop.

@@ -61,11 +61,11 @@ _PREDICTED_PER_CLASS = 3
 
 def samples(stream):
     """Draws the first training images of each class."""
-    labels, planes = _records()
+    labels, pixels_chw = _records()
     data_set = cifar10.source().data_set
     has_rows = data_set.num_classes <= _COLUMNS  # Otherwise one image per class, with its name.
     rows = [[(image, None if has_rows else name)
-             for image in _images(planes[labels == k][:_COLUMNS if has_rows else 1])]
+             for image in _images(pixels_chw[labels == k][:_COLUMNS if has_rows else 1])]
             for k, name in enumerate(data_set.classes)]
     pictures.grid(stream, rows if has_rows else _rows(list(itertools.chain(*rows))),
                   f'{data_set.title} training images', data_set.classes if has_rows else None)
@@ -73,14 +73,14 @@ def samples(stream):
 
 def distorted(stream):
     """Draws training images, and random distortions of them as in training."""
-    labels, planes = _records()
-    labels, planes = labels[:_DISTORTED_IMAGES], planes[:_DISTORTED_IMAGES]
+    labels, pixels_chw = _records()
+    labels, pixels_chw = labels[:_DISTORTED_IMAGES], pixels_chw[:_DISTORTED_IMAGES]
     with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
-        repeated = tf.constant(np.repeat(planes, _COLUMNS - 1, axis=0))
+        repeated = tf.constant(np.repeat(pixels_chw, _COLUMNS - 1, axis=0))
         made = session.run(recipes.chosen().augment(repeated))
-    made = pictures.scaled(made).reshape(len(planes), _COLUMNS - 1, *made.shape[1:])
+    made = pictures.scaled(made).reshape(len(pixels_chw), _COLUMNS - 1, *made.shape[1:])
     rows = [[(image, None) for image in (original, *distortions)]
-            for original, distortions in zip(_images(planes), made)]
+            for original, distortions in zip(_images(pixels_chw), made)]
     pictures.grid(
         stream, rows, f'Left: original images. Right: distorted for training --net={FLAGS.net}',
         [cifar10.source().data_set.classes[label] for label in labels])
@@ -106,13 +106,13 @@ def filters(stream):
 def predictions(stream):
     """Draws the first test images, a column per class, with their predicted classes."""
     checkpoint, averaged = _evaluated()
-    labels, planes = _records(eval_data=True)
+    labels, pixels_chw = _records(eval_data=True)
     classes = cifar10.source().data_set.classes
     per_class = _PREDICTED_PER_CLASS if len(classes) <= _COLUMNS else 1
     columns = [np.flatnonzero(labels == k)[:per_class] for k in range(len(classes))]
     places = [i for row in itertools.zip_longest(*columns) for i in row]  # None: an empty place.
     chosen = [i for i in places if i is not None]
-    images = _images(planes[chosen])
+    images = _images(pixels_chw[chosen])
     FLAGS.batch_size = len(chosen)  # Also for an `inference` that fixes the batch size.
     network = model.Model.of_pixels(FLAGS.batch_size)
     with network.session(checkpoint, averaged) as session:
@@ -214,10 +214,10 @@ def _records(eval_data=False):
     return records[:, data_set.label_index], records[:, data_set.label_bytes:]
 
 
-def _images(planes):
+def _images(pixels_chw):
     """uint8 [count, 3 * 32 * 32] -> float [count, 32, 32, 3], 0 to 1."""
-    planes = planes.reshape(-1, table.DEPTH, table.HEIGHT, table.WIDTH)
-    return planes.transpose([0, 2, 3, 1]) / 255
+    pixels_chw = pixels_chw.reshape(-1, table.DEPTH, table.HEIGHT, table.WIDTH)
+    return pixels_chw.transpose([0, 2, 3, 1]) / 255
 
 
 def _rows(cells, columns=_COLUMNS):

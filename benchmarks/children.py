@@ -6,12 +6,10 @@ import json
 import os
 import platform
 import re
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import typing
 from importlib import metadata
@@ -22,8 +20,9 @@ _WARM_UP = 0.2  # Fraction of a run's steps, during which queues fill and memory
 _SHOWN_LINES = 12  # Of the output of a process that failed.
 
 
-class Failed(RuntimeError):
-    """A process ended with another exit code than 0, or was ended after its time limit."""
+class Failed(SystemExit):
+    """A process failed, or was ended after its time limit. A benchmark that does not catch this
+    ends with exit code 1 and the message."""
 
 
 class Mark(typing.NamedTuple):
@@ -37,6 +36,8 @@ class Mark(typing.NamedTuple):
 
 def parser(module, description):
     """An argument parser with the options of all benchmarks."""
+    commit = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty'],
+                            capture_output=True, text=True, check=False).stdout.strip()
     result = argparse.ArgumentParser(prog=f'python -m {module}', description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument('--data_dir', default='/tmp/cifar10_data', help='folder of the data sets')
@@ -45,7 +46,7 @@ def parser(module, description):
     result.add_argument('--net', default='tutorial', help='name of the network')
     result.add_argument('--json', metavar='FILE', help='append each row to a file, as a line of '
                         'JSON; the files of several machines can be joined')
-    result.add_argument('--commit', default=_commit(), help='name of the version, for --json')
+    result.add_argument('--commit', default=commit, help='name of the version, for --json')
     return result
 
 
@@ -57,23 +58,24 @@ def command(name, options, **flags):
     return words + [f'--{key}={value}' for key, value in flags.items() if value is not None]
 
 
-def trainer(options, script='cifar10_train.py', **flags):
-    """Words of a training script that prints every step and does not validate."""
-    return command(script, options, **{'validate_every': 0, 'log_frequency': 1, **flags})
+def trainer(options, name='cifar10_train.py', **flags):
+    """Words of a training script or module that prints every step and does not validate."""
+    return command(name, options, **{'validate_every': 0, 'log_frequency': 1, **flags})
 
 
 @contextlib.contextmanager
-def started(words, prefix=(), **environment):
+def started(words, prefix=(), limit=24 * 3600, **environment):
     """Yields a process of Python, which has ended with its group when the context has.
 
-    It ends, too, when this process is killed: the guard then reads the end of its input.
+    It ends, too, after `limit` seconds, and when this process is killed: the guard's `cat` then
+    reads the end of its input. `prefix` is the start of a command such as `taskset -c 0 python`.
     """
     with subprocess.Popen(
             [*prefix, sys.executable, '-u', *words], cwd=ROOT, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={**os.environ, **environment}) as process, subprocess.Popen(
-            ['sh', '-c', f'read _; kill -s KILL -- -{process.pid}'], stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, start_new_session=True) as guard:
+            ['sh', '-c', f'timeout {limit} cat; kill -s KILL -- -{process.pid}'],
+            stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as guard:
         try:
             yield process
         finally:
@@ -86,22 +88,16 @@ def lines(words, limit=1200, **environment):
     Raises:
         Failed: see there; the message has the last lines.
     """
-    last = []
-    with started(words, **environment) as process:
-        late = threading.Timer(limit, os.killpg, (process.pid, signal.SIGKILL))
-        late.start()
-        deadline = time.monotonic() + limit
-        try:
-            for line in process.stdout:
-                last = [*last, line][-_SHOWN_LINES:]
-                yield line.rstrip('\n'), process
-            process.wait()
-        finally:
-            late.cancel()
-    if time.monotonic() > deadline:
-        raise Failed(f'{" ".join(words)}: ended after {limit} seconds')
-    if process.returncode:
-        raise Failed(f'{" ".join(words)}: exit code {process.returncode}\n{"".join(last)}'.strip())
+    last, deadline = [], time.monotonic() + limit
+    with started(words, limit=limit, **environment) as process:
+        for line in process.stdout:
+            last = [*last, line][-_SHOWN_LINES:]
+            yield line.rstrip('\n'), process
+        process.wait()
+    reason = (f'ended after {limit} seconds' if time.monotonic() > deadline
+              else process.returncode and f'exit code {process.returncode}')
+    if reason:
+        raise Failed(f'{" ".join(words)}: {reason}\n{"".join(last)}'.strip())
 
 
 def results(words, **options):
@@ -119,44 +115,38 @@ def mark(line, process):
     with open(f'/proc/{process.pid}/status') as stream:
         peak = re.findall(r'VmHWM:\s*(\d+) kB', stream.read()) or [0]  # It may have ended.
     printed = datetime.datetime.fromisoformat(found[1]).timestamp()
-    return Mark(int(found[2]), printed, used(process.pid), int(peak[0]) / 1024)
+    used = time.clock_gettime(~process.pid << 3 | 2)  # As clock_getcpuclockid of the C library.
+    return Mark(int(found[2]), printed, used, int(peak[0]) / 1024)
 
 
-def used(pid):
-    """Processor time of all threads of a process so far, in seconds."""
-    return time.clock_gettime(~pid << 3 | 2)  # As clock_getcpuclockid of the C library.
-
-
-def train(words, images_per_step, folder=None, **options):
-    """Runs a training command, by default in a new folder.
+def train(options, name='cifar10_train.py', batches=1, train_dir=None, limit=1200, **flags):
+    """Trains with a number of batches per step, by default in a new folder.
 
     Returns:
-        Dictionary: `start`, seconds until the line of the first step; and after warming up,
-        `rate`, images per second, and `busy`, milliseconds of processor time of the process per
-        step; `peak`, MB. A run of one step has only the first and the last.
+        Dictionary: 'start', seconds until the line of the first step; 'peak', MB; and after warming
+        up what `speed` returns.
     """
     started_at = time.time()
     with tempfile.TemporaryDirectory() as new:
-        marks = [found for line, process in lines(
-            [*words, f'--train_dir={folder or new}'], **options) if (found := mark(line, process))]
-    result = {'start': marks[0].time - started_at, 'peak': max(each.peak for each in marks)}
-    first, last = marks[int(_WARM_UP * len(marks))], marks[-1]
-    if last.step > first.step:
-        steps = last.step - first.step
-        result.update(rate=images_per_step * steps / (last.time - first.time),
-                      busy=1000 * (last.used - first.used) / steps)
-    return result
+        words = trainer(options, name, train_dir=train_dir or new, **flags)
+        marks = [found for line, process in lines(words, limit) if (found := mark(line, process))]
+    return {'start': marks[0].time - started_at, 'peak': max(each.peak for each in marks),
+            **speed(marks[int(_WARM_UP * len(marks))], marks[-1],
+                    batches * flags.get('batch_size', options.batch_size))}
 
 
-def in_turn(runs, turns):
+def speed(first, last, images_per_step):
+    """'rate', images per second, and 'busy', ms of processor time per step, between two marks."""
+    steps = last.step - first.step
+    return {} if not steps else {
+        'rate': images_per_step * steps / (last.time - first.time),
+        'busy': 1000 * (last.used - first.used) / steps}
+
+
+def in_turn(turns, **runs):
     """Runs each of several functions once per turn, so that drift affects all of them alike.
 
-    Args:
-        runs: {name: function without arguments}.
-        turns: number of calls of each.
-
-    Returns:
-        {name: list of results, one per turn}.
+    Returns {name: list of results, one per turn}.
     """
     found = {name: [] for name in runs}
     for turn in range(turns):
@@ -176,17 +166,12 @@ def save(options, **row):
             stream.write(json.dumps({**key, 'machine': heading(), **row}) + '\n')
 
 
-def quartiles(values):
-    """Lower quartile, median and upper quartile; of one value, that value three times."""
-    return (statistics.quantiles(values, n=4, method='inclusive') if len(values) > 1
-            else 3 * list(values))
-
-
 def figure(values):
-    """'1234 (1200-1260)': the median, and the range of the middle half."""
-    low, middle, high = quartiles(values)
+    """'1234 (1200 to 1260)': the median, and the range of the middle half."""
+    low, middle, high = (statistics.quantiles(values, n=4, method='inclusive')
+                         if len(values) > 1 else 3 * list(values))
     digits = max(0, 3 - len(str(int(middle))))
-    return f'{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})'
+    return f'{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})'
 
 
 def heading():
@@ -196,9 +181,3 @@ def heading():
     return (f'{names[0] if names else platform.processor()}, {len(os.sched_getaffinity(0))} cores; '
             f'TensorFlow {metadata.version("tensorflow")}, NumPy {metadata.version("numpy")}, '
             f'Python {platform.python_version()}, {platform.system()} {platform.release()}')
-
-
-def _commit():
-    done = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty'],
-                          capture_output=True, text=True, check=False)
-    return done.stdout.strip() or 'unknown'

@@ -24,6 +24,7 @@ from benchmarks import floor
 from benchmarks import trace
 from benchmarks import tutorial
 import cifar10
+import cifar10_input
 from cifar10_lib import recipes
 from cifar10_lib.nets import variables
 from cifar10_lib.program import devices
@@ -32,9 +33,8 @@ flags.DEFINE_enum('what', 'step', ['input', 'step', 'variants', 'agreement', 'ma
                   'What to measure.')
 flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial'], 'Whose input.')
 flags.DEFINE_float('seconds', 5.0, 'Seconds of reading input.', lower_bound=0.0)
-flags.DEFINE_integer('rounds', 10, 'Turns of each side when measuring steps.', lower_bound=1)
 flags.DEFINE_multi_string('variant', [''], 'Flags of a step to time; one row each.')
-flags.DEFINE_integer('timed_steps', 200, 'Steps of each variant.', lower_bound=1)
+flags.DEFINE_integer('timed_steps', 200, 'Steps of each variant, or side.', lower_bound=1)
 
 # The settings that a GPU must decide, besides the flags of the trainers.
 flags.DEFINE_boolean('layout_pass', True, "TensorFlow's pass that turns NHWC into NCHW.")
@@ -46,53 +46,38 @@ flags.DEFINE_boolean('tf32', True, 'Whether products of float32 may be computed 
 FLAGS = flags.FLAGS
 
 _STEPS_PER_TURN = 5
-_WARM_UP = 5  # Steps.
 
 
 def measure_input():
-    """Yields images per second of the input alone, after warming up, and seconds to the first
-    batch."""
+    """Yields images/s of the input alone after warming up, and seconds to the first batch."""
     if FLAGS.side == 'ours':
         cifar10.maybe_download_and_extract()
+        cifar10_input._DISTORTING_THREADS = FLAGS.threads or cifar10_input._DISTORTING_THREADS
         batch = tf.group(*cifar10.distorted_inputs())
-        _distort_by(FLAGS.threads)
     else:
         batch = tf.group(*tutorial.distorted_inputs(cifar10.source().folder, FLAGS.batch_size))
     creator = tf.train.ChiefSessionCreator(config=devices.session_config())
     with tf.train.MonitoredSession(creator) as session:  # It runs the queues.
-        start = time.perf_counter()
-        session.run(batch)
-        first = time.perf_counter() - start
-        _run_for(session, batch, FLAGS.seconds / 5)
-        count, seconds = _run_for(session, batch, FLAGS.seconds)
-    yield {'rate': count * FLAGS.batch_size / seconds, 'first': first}
+        times = [time.perf_counter()]
+        while len(times) < 4 or times[-1] - times[1] < FLAGS.seconds:
+            session.run(batch)
+            times.append(time.perf_counter())
+    warm = times[len(times) // 4:]
+    yield {'rate': (len(warm) - 1) * FLAGS.batch_size / (warm[-1] - warm[0]),
+           'first': times[1] - times[0]}
 
 
-def _distort_by(threads):
-    """Lets another number of threads run the operation that distorts and enqueues."""
-    runners = tf.get_collection_ref(tf.GraphKeys.QUEUE_RUNNERS)
-    for index, each in enumerate(runners):
-        if threads and 'prefetch_queue' in each.queue.name:
-            runners[index] = tf.train.QueueRunner(each.queue, threads * each.enqueue_ops[:1])
-
-
-def _run_for(session, operation, seconds):
-    """Runs an operation repeatedly: the number of runs, and the seconds that they took."""
-    start, count = time.perf_counter(), 0
-    while not count or time.perf_counter() - start < seconds:
-        session.run(operation)
-        count += 1
-    return count, time.perf_counter() - start
+def _inference(images):
+    return (tutorial.inference(images, cifar10._variable_on_cpu) if FLAGS.tf_lrn
+            else recipes.chosen().inference(images, training=True))
 
 
 def _training(images, labels):
     """Adds a step of training to the graph: (an operation that runs it, the loss)."""
-    recipe = recipes.chosen()
-    logits = (tutorial.inference(images, cifar10._variable_on_cpu) if FLAGS.tf_lrn
-              else recipe.inference(images, training=True))
-    loss = cifar10.loss(logits, labels)
+    loss = cifar10.loss(_inference(images), labels)
     with tf.device(variables.device()):
-        return cifar10.train(loss, tf.train.get_or_create_global_step(), recipe), loss
+        return cifar10.train(
+            loss, tf.train.get_or_create_global_step(), recipes.chosen()), loss
 
 
 def _session(build):
@@ -107,7 +92,7 @@ def _session(build):
     return session, built
 
 
-def fixed_batch():
+def _fixed_batch():
     """A function that adds a batch of images and labels to the current graph, and its shape."""
     random = np.random.RandomState(0)
     pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
@@ -120,30 +105,26 @@ def fixed_batch():
 
 def measure_step():
     """Yields milliseconds of steps on a fixed batch, all sides in turn: {name: list}."""
-    batch, shape = fixed_batch()
-    is_tutorial = FLAGS.net == 'tutorial'
-
-    def inference(images):
-        return recipes.chosen().inference(images, training=True)
+    batch, shape = _fixed_batch()
 
     def published():
         images, labels = batch()
         return tutorial.train(tutorial.loss(tutorial.inference(images), labels),
                               tf.train.get_or_create_global_step())
 
-    plain = tutorial.inference if is_tutorial else inference  # Our LRN has matrix products.
     builds = {'ours': lambda: _training(*batch())[0],
-              'ours, forward': lambda: inference(batch()[0]),
-              'floor': lambda: floor.operation(plain, shape),
-              'floor, forward': lambda: floor.operation(plain, shape, backward=False)}
-    if is_tutorial:
-        builds.update({'tutorial': published,
-                       'tutorial, forward': lambda: tutorial.inference(batch()[0])})
+              'ours, forward': lambda: _inference(batch()[0])}
+    plain = _inference
+    if FLAGS.net == 'tutorial':
+        plain = tutorial.inference  # Our LRN has matrix products.
+        builds.update({'tutorial': published, 'tutorial, forward': lambda: plain(batch()[0])})
+    builds.update({'floor': lambda: floor.operation(plain, shape),
+                   'floor, forward': lambda: floor.operation(plain, shape, backward=False)})
     sides = {name: _session(build) for name, build in builds.items()}
     with flagsaver.flagsaver(use_bf16=True):
         sides['ours, bfloat16'] = _session(builds['ours'])
     found = {name: [] for name in sides}
-    for turn in range(1 + FLAGS.rounds):  # The first warms up.
+    for turn in range(1 + FLAGS.timed_steps // _STEPS_PER_TURN):  # The first warms up.
         for name, (session, operation) in sides.items():
             session.run(operation)  # The caches still hold the other side's data.
             for _ in range(_STEPS_PER_TURN):
@@ -159,7 +140,7 @@ def measure_variants():
         with flagsaver.flagsaver():
             FLAGS([FLAGS.what, *shlex.split(text)])
             tf.config.experimental.enable_tensor_float_32_execution(FLAGS.tf32)
-            batch, _ = fixed_batch()
+            batch, _ = _fixed_batch()
             with tf.device('/gpu:0'):  # Elsewhere if there isn't one.
                 session, (step, loss) = _session(lambda batch=batch: _training(*batch()))
             with session:
@@ -171,7 +152,7 @@ def _timed(session, step, loss):
     start = time.perf_counter()
     session.run([step, loss])
     first = time.perf_counter() - start
-    for _ in range(_WARM_UP):
+    for _ in range(5):  # Warms up.
         session.run([step, loss])
         session.run(step)
     start = time.perf_counter()
@@ -187,37 +168,27 @@ def _timed(session, step, loss):
 def measure_agreement():
     """Yields largest differences between GPU and CPU, with one batch and the same weights."""
     tf.config.experimental.enable_tensor_float_32_execution(FLAGS.tf32)
-    batch, _ = fixed_batch()
+    batch, _ = _fixed_batch()
 
     def build():
         images, labels = batch()
-        return [_computed(device, images, labels, reuse)
-                for device, reuse in (('cpu', False), ('gpu', True))]
+        for device in ('cpu', 'gpu'):
+            with tf.variable_scope('', reuse=device == 'gpu'), tf.device(f'/{device}:0'):
+                logits = _inference(images)
+                yield logits, tf.gradients(cifar10.loss(logits, labels), tf.trainable_variables())
 
-    session, operations = _session(build)
+    session, operations = _session(lambda: list(build()))
     expected, got = session.run(operations)
     yield {'net': FLAGS.net, 'logits': float(np.abs(got[0] - expected[0]).max()),
            'gradients': float(max(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-30)
                                   for ours, theirs in zip(got[1], expected[1])))}
 
 
-def _computed(device, images, labels, reuse):
-    """Logits and gradients of the network on a device."""
-    with tf.variable_scope(tf.get_variable_scope(), reuse=reuse), tf.device(f'/{device}:0'), \
-            tf.name_scope(device):
-        logits = recipes.chosen().inference(images, training=True)
-        loss = cifar10.loss(logits, labels)
-        return logits, tf.gradients(loss, tf.trainable_variables())
-
-
 def measure_machine():
-    """Yields devices, versions, and the files of the CUDA libraries after their first use."""
-    build = tf.sysconfig.get_build_info()
-    yield {'devices': devices.line(), 'GPUs': len(devices.gpu_names()),
-           'built for': {name: str(value) for name, value in build.items()
-                         if name.startswith(('cuda_', 'cudnn_'))}}
+    """Yields the devices, and the files of the CUDA libraries after their first use."""
+    yield {'devices': devices.line(), 'GPUs': len(devices.gpu_names())}
     FLAGS.batch_size = 2
-    session, step = _session(lambda: _training(*fixed_batch()[0]())[0])
+    session, step = _session(lambda: _training(*_fixed_batch()[0]())[0])
     session.run(step)  # TensorFlow opens cuDNN and cuBLAS when they are first used.
     with open('/proc/self/maps') as stream:
         paths = {os.path.realpath(line.split()[-1]) for line in stream if '.so' in line}

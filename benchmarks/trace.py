@@ -1,4 +1,4 @@
-"""What a step on a GPU consists of: kernels, copies, idle time, memory, and where operations ran.
+"""What a step consists of: kernels, copies, idle time, memory, and where its operations run.
 
 TensorFlow divides the graph of a step into one part per device, and adds a pair of operations, send
 and receive, for each tensor that crosses. `RunOptions.output_partition_graphs` returns the parts. A
@@ -20,8 +20,8 @@ def of_a_step(session, step):
 def summary(metadata):
     """Figures of a `tf.RunMetadata`: those of the GPU only if it was traced."""
     nodes = [node for part in metadata.partition_graphs for node in part.node]
-    places = collections.Counter(node.device.rpartition('device:')[2] for node in nodes)
-    found = {'operations': dict(places),
+    found = {'operations': collections.Counter(
+                 node.device.rpartition('device:')[2] for node in nodes),
              'tensors between devices': sum(
                  node.op in ('_Send', '_HostSend') and node.attr['send_device'].s
                  != node.attr['recv_device'].s for node in nodes),

@@ -13,14 +13,10 @@ and cifar10_train.py.
 import argparse
 import datetime
 import os
-import time
 
 import tensorflow.compat.v1 as tf
 
-_IMAGE_SIZE = 24
 _RECORD_BYTES = 1 + 3 * 32 * 32  # A label, then three planes.
-_EXAMPLES = 50000
-_THREADS = 16
 
 
 def distorted_inputs(data_dir, batch_size):
@@ -29,16 +25,16 @@ def distorted_inputs(data_dir, batch_size):
         [os.path.join(data_dir, f'data_batch_{i}.bin') for i in range(1, 6)])
     record = tf.decode_raw(tf.FixedLengthRecordReader(_RECORD_BYTES).read(files)[1], tf.uint8)
     label = tf.cast(record[0], tf.int32)
-    planes = tf.reshape(record[1:_RECORD_BYTES], [3, 32, 32])
-    image = tf.cast(tf.transpose(planes, [1, 2, 0]), tf.float32)
-    image = tf.random_crop(image, [_IMAGE_SIZE, _IMAGE_SIZE, 3])
+    pixels_chw = tf.reshape(record[1:_RECORD_BYTES], [3, 32, 32])
+    image = tf.cast(tf.transpose(pixels_chw, [1, 2, 0]), tf.float32)
+    image = tf.random_crop(image, [24, 24, 3])
     image = tf.image.random_flip_left_right(image)
     image = tf.image.random_brightness(image, max_delta=63)
     image = tf.image.random_contrast(image, lower=0.2, upper=1.8)
     image = tf.image.per_image_standardization(image)
-    minimum = int(0.4 * _EXAMPLES)
+    minimum = int(0.4 * 50000)
     images, labels = tf.train.shuffle_batch(
-        [image, label], batch_size, num_threads=_THREADS, capacity=minimum + 3 * batch_size,
+        [image, label], batch_size, num_threads=16, capacity=minimum + 3 * batch_size,
         min_after_dequeue=minimum)
     tf.summary.image('images', images)
     return images, labels
@@ -64,30 +60,23 @@ def inference(images, get_variable=_variable_on_cpu):
     def biases(count, value):
         return get_variable('biases', [count], tf.constant_initializer(value))
 
-    with tf.variable_scope('conv1') as scope:
-        conv = tf.nn.conv2d(images, weights([5, 5, 3, 64], 5e-2), [1, 1, 1, 1], 'SAME')
-        conv1 = tf.nn.relu(tf.nn.bias_add(conv, biases(64, 0.0)), name=scope.name)
-        _summarise(conv1)  # [batch, 24, 24, 64]
-    norm1 = _lrn(_pool(conv1))  # [batch, 12, 12, 64]
-    with tf.variable_scope('conv2') as scope:
-        conv = tf.nn.conv2d(norm1, weights([5, 5, 64, 64], 5e-2), [1, 1, 1, 1], 'SAME')
-        conv2 = tf.nn.relu(tf.nn.bias_add(conv, biases(64, 0.1)), name=scope.name)
-        _summarise(conv2)  # [batch, 12, 12, 64]
-    pool2 = _pool(_lrn(conv2))  # [batch, 6, 6, 64]
-    with tf.variable_scope('local3') as scope:
-        flat = tf.reshape(pool2, [-1, 2304])
-        local3 = tf.nn.relu(tf.matmul(flat, weights([2304, 384], 0.04, 0.004)) + biases(384, 0.1),
-                            name=scope.name)
-        _summarise(local3)
-    with tf.variable_scope('local4') as scope:
-        local4 = tf.nn.relu(tf.matmul(local3, weights([384, 192], 0.04, 0.004)) + biases(192, 0.1),
-                            name=scope.name)
-        _summarise(local4)
+    def convolution(net, name, channels, bias):
+        with tf.variable_scope(name) as scope:
+            conv = tf.nn.conv2d(net, weights([5, 5, channels, 64], 5e-2), [1, 1, 1, 1], 'SAME')
+            return _summarised(tf.nn.relu(tf.nn.bias_add(conv, biases(64, bias)), name=scope.name))
+
+    def dense(net, name, inputs, outputs):
+        with tf.variable_scope(name) as scope:
+            product = tf.matmul(net, weights([inputs, outputs], 0.04, 0.004))
+            return _summarised(tf.nn.relu(product + biases(outputs, 0.1), name=scope.name))
+
+    norm1 = _lrn(_pool(convolution(images, 'conv1', 3, 0.0)))  # [batch, 12, 12, 64]
+    pool2 = _pool(_lrn(convolution(norm1, 'conv2', 64, 0.1)))  # [batch, 6, 6, 64]
+    local3 = dense(tf.reshape(pool2, [-1, 2304]), 'local3', 2304, 384)
+    local4 = dense(local3, 'local4', 384, 192)
     with tf.variable_scope('softmax_linear') as scope:
-        logits = tf.add(tf.matmul(local4, weights([192, 10], 1 / 192)), biases(10, 0.0),
-                        name=scope.name)
-        _summarise(logits)
-    return logits
+        product = tf.matmul(local4, weights([192, 10], 1 / 192))
+        return _summarised(tf.add(product, biases(10, 0.0), name=scope.name))
 
 
 def _pool(net):
@@ -98,9 +87,10 @@ def _lrn(net):
     return tf.nn.lrn(net, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
 
 
-def _summarise(net):
+def _summarised(net):
     tf.summary.histogram(net.op.name + '/activations', net)
     tf.summary.scalar(net.op.name + '/sparsity', tf.nn.zero_fraction(net))
+    return net
 
 
 def loss(logits, labels):
@@ -110,23 +100,18 @@ def loss(logits, labels):
     return tf.add_n(tf.get_collection('losses'), name='total_loss')
 
 
-def _loss_summaries(total_loss):
-    losses = tf.get_collection('losses') + [total_loss]
-    averages = tf.train.ExponentialMovingAverage(0.9, name='avg')
-    update = averages.apply(losses)
-    for each in losses:
-        tf.summary.scalar(each.op.name + '_raw', each)
-        tf.summary.scalar(each.op.name, averages.average(each))
-    return update
-
-
 def train(total_loss, global_step):
     """An operation that runs one training step."""
     rate = tf.train.exponential_decay(
-        0.1, global_step, int(_EXAMPLES / 128 * 350.0), 0.1, staircase=True)
+        0.1, global_step, int(50000 / 128 * 350.0), 0.1, staircase=True)
     tf.summary.scalar('learning_rate', rate)
-    loss_averages = _loss_summaries(total_loss)
-    with tf.control_dependencies([loss_averages]):
+    losses = tf.get_collection('losses') + [total_loss]
+    loss_averages = tf.train.ExponentialMovingAverage(0.9, name='avg')
+    update_averages = loss_averages.apply(losses)
+    for each in losses:
+        tf.summary.scalar(each.op.name + '_raw', each)
+        tf.summary.scalar(each.op.name, loss_averages.average(each))
+    with tf.control_dependencies([update_averages]):
         optimizer = tf.train.GradientDescentOptimizer(rate)
         gradients = optimizer.compute_gradients(total_loss)
     descent = optimizer.apply_gradients(gradients, global_step)
@@ -138,27 +123,6 @@ def train(total_loss, global_step):
     return tf.group(descent, averages.apply(tf.trainable_variables()), name='train')
 
 
-class _Logger(tf.train.SessionRunHook):
-    """Prints loss and speed every `frequency` steps."""
-
-    def __init__(self, total_loss, batch_size, frequency):
-        self._loss, self._batch_size, self._frequency = total_loss, batch_size, frequency
-
-    def begin(self):
-        self._step, self._start = -1, time.time()
-
-    def before_run(self, run_context):
-        self._step += 1
-        return tf.train.SessionRunArgs(self._loss)
-
-    def after_run(self, run_context, run_values):
-        if self._step % self._frequency == 0:
-            now = time.time()
-            seconds, self._start = (now - self._start) / self._frequency, now
-            print(f'{datetime.datetime.now()}: step {self._step}, loss = {run_values.results:.2f} '
-                  f'({self._batch_size / seconds:.1f} examples/sec; {seconds:.3f} sec/batch)')
-
-
 def main():
     parser = argparse.ArgumentParser(prog='python -m benchmarks.tutorial')
     parser.add_argument('--data_dir', default='/tmp/cifar10_data')
@@ -166,7 +130,7 @@ def main():
     parser.add_argument('--batch_size', type=int, default=128)
     parser.add_argument('--max_steps', type=int, default=100000)
     parser.add_argument('--log_frequency', type=int, default=10)
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()  # Not all flags of this project's trainers.
     tf.disable_v2_behavior()
     with tf.device('/cpu:0'):
         images, labels = distorted_inputs(
@@ -175,12 +139,15 @@ def main():
     total_loss = loss(inference(images), labels)
     train_op = train(total_loss, global_step)
     hooks = [tf.train.StopAtStepHook(last_step=options.max_steps),
-             tf.train.NanTensorHook(total_loss),
-             _Logger(total_loss, options.batch_size, options.log_frequency)]
+             tf.train.NanTensorHook(total_loss)]
     with tf.train.MonitoredTrainingSession(
             checkpoint_dir=options.train_dir, hooks=hooks) as session:
+        step = 0
         while not session.should_stop():
-            session.run(train_op)
+            _, value = session.run([train_op, total_loss])
+            if step % options.log_frequency == 0:
+                print(f'{datetime.datetime.now()}: step {step}, loss = {value:.2f}')
+            step += 1
 
 
 if __name__ == '__main__':

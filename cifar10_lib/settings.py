@@ -2,8 +2,7 @@
 from absl import flags
 
 import cifar10_input
-from cifar10_lib.datasets import custom
-from cifar10_lib.datasets import download
+from cifar10_lib.datasets import source
 from cifar10_lib.datasets import table
 from cifar10_lib.nets import linear_scaling
 from cifar10_lib.program import errors
@@ -44,20 +43,10 @@ for _name in (*TRAINING_FLAGS, 'dataset', 'data_url', 'use_bf16'):
     FLAGS[_name].allow_override = True
 
 
-@flags.validator('data_url')
-def _check_data_url(url):
-    if url is not None and not download.is_url(url):
-        raise flags.ValidationError(f'"{url}" does not start with http:, https: or file:')
-    if url is not None and not url.isascii():
-        raise flags.ValidationError('a URL has only ASCII characters: encode others as in %C3%A9')
-    return True
-
-
 @flags.validator('dataset')
 def _check_dataset(name):
     try:
-        if name not in table.TABLE:
-            custom.read(name)
+        source.find(name)
     except errors.DataError as error:
         raise flags.ValidationError(str(error)) from error
     return True

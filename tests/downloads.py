@@ -127,9 +127,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """The archive followed by zeros, without a length."""
         self._send(200, ARCHIVE + bytes(1 << 20), Content_Length=None)
 
-    def _wrong_range(self):
-        self._send(206, ARCHIVE[5:], Content_Range=f'bytes 5-{len(ARCHIVE) - 1}/{len(ARCHIVE)}')
-
     def _other_bytes(self):
         self._send(200, bytes(len(ARCHIVE)))
 

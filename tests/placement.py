@@ -56,13 +56,12 @@ def gpus_as_cpus(op):
     return device.to_string()
 
 
-def config(towers, stand_ins):
-    """A `tf.ConfigProto` that runs the graph as built, with CPUs as stand-ins for GPUs or not."""
+def config(towers):
+    """A `tf.ConfigProto` that runs the graph as built, with one more CPU per tower."""
     result = devices.session_config()
     result.graph_options.rewrite_options.disable_meta_optimizer = True
     result.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
-    if stand_ins:
-        result.device_count['CPU'] = 1 + towers
+    result.device_count['CPU'] = 1 + towers
     return result
 
 

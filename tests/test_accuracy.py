@@ -35,11 +35,6 @@ def plain_predictions(paths, values):
     return data[:, 0], logits.argmax(axis=1)
 
 
-def plain_correct(paths, values):
-    """bool [count]: which records the plain network classifies correctly."""
-    return np.equal(*plain_predictions(paths, values))
-
-
 @pytest.mark.parametrize('use_moving_averages', [True, False])
 @pytest.mark.parametrize('eval_data', ['test', 'train_eval'])
 def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
@@ -47,13 +42,18 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
     """130 or 150 records in batches of 128; each counts once."""
     values = plain.save_checkpoint(tmp_path / 'train')[use_moving_averages]
     names = table.CIFAR10.split(eval_data == 'test')
-    correct = plain_correct([noisy / name for name in names], values)
+    labels, predictions = plain_predictions([noisy / name for name in names], values)
+    expected = np.zeros([10, 10], np.int64)  # Labels in rows.
+    np.add.at(expected, (labels, predictions), 1)
+    assert (expected != expected.T).any()
     with flagsaver.flagsaver(validate_on='held_out'):  # Has no effect here.
         current = accuracy.Evaluation(eval_data, use_moving_averages)
     result = current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
-    assert result.total == current.total == len(correct) == (130 if eval_data == 'test' else 150)
-    assert result.correct == correct.sum() > 0
-    assert result.precision == correct.sum() / len(correct)
+    assert result.total == current.total == len(labels) == (130 if eval_data == 'test' else 150)
+    assert result.confusion.dtype == np.int64
+    np.testing.assert_array_equal(result.confusion, expected)
+    assert result.correct == np.trace(expected) > 0
+    assert result.precision == np.trace(expected) / len(labels)
     assert result.step == 123
     again = current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
     np.testing.assert_array_equal(again.confusion, result.confusion)
@@ -63,22 +63,10 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
 @pytest.mark.parametrize('num_examples, total', [(1, 1), (128, 128), (129, 129), (10000, 130)])
 def test_num_examples(noisy, tmp_path, num_examples, total):
     raw, _ = plain.save_checkpoint(tmp_path / 'train')
-    correct = plain_correct([noisy / 'test_batch.bin'], raw)[:total]
+    correct = np.equal(*plain_predictions([noisy / 'test_batch.bin'], raw))[:total]
     result = accuracy.Evaluation('test', False, num_examples).run(
         str(tmp_path / 'train' / 'model.ckpt-123'))
     assert (result.correct, result.total) == (correct.sum(), total)
-
-
-def test_the_confusion_matrix_has_labels_in_rows(noisy, tmp_path):
-    raw, _ = plain.save_checkpoint(tmp_path / 'train')
-    expected = np.zeros([10, 10], np.int64)
-    for label, prediction in zip(*plain_predictions([noisy / 'test_batch.bin'], raw)):
-        expected[label, prediction] += 1
-    result = accuracy.Evaluation(use_moving_averages=False).run(
-        str(tmp_path / 'train' / 'model.ckpt-123'))
-    assert (expected != expected.T).any()
-    assert result.confusion.dtype == np.int64
-    np.testing.assert_array_equal(result.confusion, expected)
 
 
 def test_a_tie_counts_as_one_prediction(noisy, tmp_path):

@@ -41,10 +41,9 @@ def test_the_data_set_trains_evaluates_and_predicts(folder, tmp_path, capsys, mo
     data = tmp_path / 'data' / 'halves'
     cifar10_convert.convert(str(folder), str(data))
     assert capsys.readouterr().out.splitlines() == [
-        'Skipped 1:',
-        f'{folder}/{NAMES[0]}/notes.txt is not named like an image',
-        'Skipped 1:',
-        f'{folder}/{NAMES[0]}/pipe.png is not a regular file',
+        'Skipped 2:',
+        f'{folder}/{NAMES[0]}/notes.txt is not a file named like an image',
+        f'{folder}/{NAMES[0]}/pipe.png is not a file named like an image',
         'Skipped 1:',
         f'{folder}/{NAMES[0]}/broken.png is damaged or truncated, or not an image '
         f'({", ".join(images._FORMATS)})',
@@ -139,6 +138,13 @@ def test_kaggles_images(tmp_path, capsys):
     assert lines[0] == 'Skipped 30:'
     assert lines[21] == '... and 10 more' and len(lines) == 23
     assert 'holds 6 training and 2 test images of 2 classes' in lines[22]
+
+
+def test_too_long_a_name(folder, tmp_path):
+    with pytest.raises(app.UsageError, match='has 240 bytes; expected a name of at most 225'):
+        cifar10_convert.convert(str(folder), str(tmp_path / (80 * '\u732b')))
+    assert os.listdir(tmp_path) == ['my images']
+    cifar10_convert.convert(str(folder), str(tmp_path / (225 * 'x')))
 
 
 @pytest.mark.slow

@@ -214,6 +214,12 @@ def test_a_folder_that_cannot_be_written_and_a_run_of_another_user(trained):
     assert os.listdir(FLAGS.eval_dir) == []
 
 
+def test_events_in_the_folder_of_the_run(trained, capsys):
+    with flagsaver.flagsaver(run_once=True, eval_dir=FLAGS.train_dir + '/'):
+        cifar10_eval.evaluate()
+    assert 'Warning: --eval_dir is the folder of the run: ' in capsys.readouterr().out
+
+
 def test_net_and_data_set_come_from_the_run(half_bright, tmp_path, capsys):
     """Also a user's own data set, wherever --data_dir is; unless the flags are given."""
     mine = tmp_path / 'mine'

@@ -110,9 +110,9 @@ def test_distort_equals_the_steps_of_tf_image():
         brightness=random.uniform(-63, 63, 13).astype(np.float32),
         contrast=random.uniform(0.2, 1.8, 13).astype(np.float32))
     drawn.offsets[2], drawn.offsets[3] = (0, 8), (8, 0)
-    planes = images.transpose(0, 3, 1, 2).reshape(13, -1)
+    pixels_chw = images.transpose(0, 3, 1, 2).reshape(13, -1)
     ours = cifar10_input.distort(
-        tf.constant(planes), cifar10_input.Distortions(*map(tf.constant, drawn)))
+        tf.constant(pixels_chw), cifar10_input.Distortions(*map(tf.constant, drawn)))
     assert ours.shape.as_list() == [13, 24, 24, 3]
     theirs = []
     for image, (row, column), flip, brightness, contrast in zip(images, *drawn):
@@ -146,8 +146,8 @@ def test_draws_are_uniform_in_their_ranges():
 def test_evaluation_crops_the_centre_and_standardises():
     random = np.random.RandomState(0)
     images = random.randint(0, 256, [7, 32, 32, 3]).astype(np.uint8)
-    planes = images.transpose(0, 3, 1, 2).reshape(7, -1)
-    ours = cifar10_input.standardise(tf.constant(planes))
+    pixels_chw = images.transpose(0, 3, 1, 2).reshape(7, -1)
+    ours = cifar10_input.standardise(tf.constant(pixels_chw))
     theirs = tf.image.per_image_standardization(tf.cast(images[:, 4:28, 4:28], tf.float32))
     with tf.Session() as session:
         got, expected = session.run([ours, theirs])

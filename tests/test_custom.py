@@ -9,6 +9,7 @@ from absl.testing import flagsaver
 
 import cifar10
 from cifar10_lib.datasets import custom
+from cifar10_lib.datasets import source
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 
@@ -30,6 +31,15 @@ def folder(tmp_path):
     return path
 
 
+def test_records():
+    """The label, then plane by plane, each row by row."""
+    images = np.random.RandomState(1).randint(0, 256, [2, 32, 32, 3]).astype(np.uint8)
+    records = custom.records(images, [[7], [200]], 201, 'a file')
+    assert records.dtype == np.uint8 and records.shape == (2, 3073)
+    assert records[:, 0].tolist() == [7, 200]
+    np.testing.assert_array_equal(records[1, 1:].reshape(3, 32, 32)[2, 5], images[1, 5, :, 2])
+
+
 def test_written_files(folder):
     assert json.loads((folder / 'dataset.json').read_text(encoding='utf-8')) == ROW
     assert (folder / 'train.bin').read_bytes() == b''.join(bytes([k]) * 3073 for k in (0, 1, 1))
@@ -37,11 +47,12 @@ def test_written_files(folder):
 
 
 def test_the_row_works_like_those_of_the_table(folder):
-    row = custom.find(folder)
+    row = source.find(folder)
     row.check(folder)
     assert (row.name, row.title, row.num_classes, row.record_bytes) == ('pets', 'pets', 2, 3073)
     assert row.classes == ('cat', 'dög')
-    assert (row.count(folder, eval_data=False), row.count(folder, eval_data=True)) == (3, 2)
+    assert row.count(folder, eval_data=False) == {f'{folder}/train.bin': 3}
+    assert row.count(folder, eval_data=True) == {f'{folder}/test.bin': 2}
 
 
 def test_the_flag_takes_a_name_or_a_folder(folder, monkeypatch):
@@ -58,8 +69,8 @@ def test_the_flag_takes_a_name_or_a_folder(folder, monkeypatch):
 def test_a_name_of_the_table_is_not_a_folder(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     folder.rename('synthetic')
-    assert custom.find('synthetic') is table.SYNTHETIC
-    assert custom.find('./synthetic').name == 'pets'
+    assert source.find('synthetic') is table.SYNTHETIC
+    assert source.find('./synthetic').name == 'pets'
 
 
 @pytest.mark.parametrize('name', ['pets', '', '/dev/null'])
@@ -89,9 +100,7 @@ def test_neither_a_name_nor_a_folder(tmp_path, monkeypatch, name):
     ({'train_files': {256 * 'a': 1}}, '"train_files" is'),
     ({'classes': ['cat', 256 * 'a']}, '"classes" is'),
     ({'name': float('nan')}, '"name" is NaN'),
-    ({'name': '\ud800'}, '"name" is'),
-    ({'url': 'x'}, 'has the keys ["name", "classes", "train_files", "test_files", "url"]; expected '
-     'name, classes')])
+    ({'name': '\ud800'}, '"name" is')])
 def test_invalid_fields_are_reported(folder, change, words):
     (folder / 'dataset.json').write_text(json.dumps({**ROW, **change}))
     with pytest.raises(errors.DataError) as error:
@@ -126,13 +135,15 @@ def test_a_damaged_record_file_is_reported_with_a_remedy(folder):
         cifar10.maybe_download_and_extract()
 
 
-@pytest.mark.parametrize('name, train, test, words', [
-    ('pets', blocks(1, 1), blocks(0), 'no training image of cat can be read'),
-    ('pets', blocks(0, 1), [], 'no test image can be read; expected at least one: add'),
-    ('cifar10', blocks(0, 1), blocks(0), '"cifar10" cannot be the name of a data set')])
-def test_an_invalid_data_set_gets_no_json_file(tmp_path, name, train, test, words):
+@pytest.mark.parametrize('name, dog, train, test, words', [
+    ('pets', 'dog', blocks(1, 1), blocks(0), 'no training image of cat can be read'),
+    ('pets', 'dog', blocks(0, 1), [], 'no test image can be read; expected at least one: add'),
+    ('pets', 'd\x1b[31mog', blocks(0, 1), blocks(0), r'"classes" is \["cat", "d\\u001b\[31mog"\];'),
+    ('cifar10', 'dog', blocks(0, 1), blocks(0),
+     'named like its folder: "name" is "cifar10"; expected a name other than cifar10, cifar100')])
+def test_an_invalid_data_set_gets_no_json_file(tmp_path, name, dog, train, test, words):
     with pytest.raises(errors.DataError, match=words):
-        custom.write(tmp_path, name, ['cat', 'dog'], train, test)
+        custom.write(tmp_path, name, ['cat', dog], train, test)
     assert 'dataset.json' not in os.listdir(tmp_path)
 
 

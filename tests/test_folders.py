@@ -89,7 +89,7 @@ def test_kaggles_labels(tmp_path):
 @pytest.mark.parametrize('labels, words', [
     (['0,dog', '1'], 'trainLabels.csv has the line 1; expected ID,LABEL'),
     (['0,dog', '1,cat,x' + 80 * 'y'], 'has the line 1,cat,xyy+; expected'),
-    ([], 'has 0 classes; expected 2 to 256'), (['0,d\x1b[31mog', '1,cat'], 'has a class named')])
+    ([], 'has 0 classes; expected 2 to 256')])
 def test_kaggles_labels_with_mistakes(tmp_path, labels, words):
     kaggle(tmp_path, labels)
     with pytest.raises(errors.DataError, match=words):
@@ -121,9 +121,9 @@ def test_skipped_files(tmp_path):
     found = folders.find(tmp_path)
     assert len(found.train) + len(found.test) == 12
     assert found.skipped == [
-        (f'{tmp_path}/cat/list.csv', 'is not named like an image'),
-        (f'{tmp_path}/cat/more', 'is a folder, not searched'),
-        (f'{tmp_path}/notes.txt', 'is not named like an image'),
+        (f'{tmp_path}/cat/list.csv', 'is not a file named like an image'),
+        (f'{tmp_path}/cat/more', 'is not a file named like an image'),
+        (f'{tmp_path}/notes.txt', 'is not in the folder of a class'),
         (f'{tmp_path}/photo.png', 'is not in the folder of a class')]
 
 
@@ -137,16 +137,16 @@ def test_links_are_followed(tmp_path):
     (tmp_path / 'images' / 'dog' / 'loop').symlink_to(tmp_path / 'images')
     found = folders.find(tmp_path / 'images')
     assert len(found.train) + len(found.test) == 7
-    assert [(os.path.basename(path), why) for path, why in found.skipped] == [
-        ('2.png', 'is a broken link'), ('loop', 'is a folder, not searched')]
+    assert found.skipped == [
+        (f'{tmp_path}/images/dog/{name}', 'is not a file named like an image')
+        for name in ('2.png', 'loop')]
 
 
 @pytest.mark.parametrize('counts, words', [
     ({}, 'has 0 classes; expected 2 to 256, each a folder with its images'),
     ({'cat': 9}, 'has 1 classes'),
     ({f'c{index}': 1 for index in range(257)}, 'has 257 classes'),
-    ({'cat': 9, 'dog': 0}, r'dog has no image \(.jpg, .jpeg, .png, .gif, .bmp, .webp,'),
-    ({'cat': 9, 'd\x1b[31mog': 9}, r"class named 'd\\x1b\[31mog'")])
+    ({'cat': 9, 'dog': 0}, r'dog has no image \(.jpg, .jpeg, .png, .gif, .bmp, .webp,')])
 def test_folders_that_are_not_classes(tmp_path, counts, words):
     fill(tmp_path, **counts)
     with pytest.raises(errors.DataError, match=words):

@@ -5,8 +5,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
-from cifar10_lib import recipes
-
 IMAGES = {'tutorial': 24 * 24 * 3, 'resnet23': 32 * 32 * 3}  # Values per image.
 BATCH = 2
 
@@ -29,7 +27,7 @@ def _run(net, towers, steps=0, **flags_):
             fill = queue.enqueue_many([images, labels])
         step = placement.step_of_towers(queue)
         values = {variable.op.name: variable.read_value() for variable in tf.global_variables()}
-        with tf.Session(config=placement.config(towers, stand_ins=True)) as session:
+        with tf.Session(config=placement.config(towers)) as session:
             session.run(tf.global_variables_initializer())
             for _ in range(steps):
                 session.run(fill)
@@ -60,11 +58,16 @@ def test_a_step_of_two_towers_copies_each_variable_to_each_gpu_and_each_gradient
     assert set(up.values()) <= {(10 + 4, 4 * (1068298 - hidden + 4)) for hidden in (0, 64)}
 
 
-def test_with_the_variables_on_the_gpu_only_the_batch_crosses():
-    """Besides images and labels: the learning rate (4 bytes) and the global step (8)."""
-    batch = BATCH * (4 * IMAGES['tutorial'] + 4)
-    assert _sizes('tutorial', 1, variables='gpu') == {
-        'CPU:0 to CPU:1': (4, batch + 12), 'CPU:1 to CPU:0': (4, 16)}
+@pytest.mark.parametrize('net, down, up', [
+    ('tutorial', (4, 4 + 8), (4, 16)),
+    pytest.param('resnet23', (7, 4 * 4 + 8), (2, 8), marks=pytest.mark.slow)])
+def test_with_the_variables_on_the_gpu_only_the_batch_crosses(net, down, up):
+    """Besides images and labels: the learning rate (4 bytes), the global step (8) and, of
+    ResNet-23, three constants of Adam (4 each); losses back."""
+    count, size = down
+    batch = BATCH * (4 * IMAGES[net] + 4)
+    assert _sizes(net, 1, variables='gpu') == {
+        'CPU:0 to CPU:1': (count, batch + size), 'CPU:1 to CPU:0': up}
 
 
 @pytest.mark.slow
@@ -76,15 +79,6 @@ def test_resnet23_copies_many_small_tensors():
     assert got['CPU:0 to CPU:2'] == got['CPU:0 to CPU:1'] == (68 + 2, down)
     assert got['CPU:1 to CPU:0'] == (68 + 44 + 2, 4 * (97482 + 1920 + 2))
     assert got['CPU:2 to CPU:0'] == (68 + 2, 4 * (97482 + 2))
-
-
-@pytest.mark.slow
-def test_resnet23_with_the_variables_on_the_gpu():
-    """Besides images and labels: the learning rate, three constants of Adam and the global step;
-    cross entropy and total loss back."""
-    batch = BATCH * (4 * IMAGES['resnet23'] + 4)
-    assert _sizes('resnet23', 1, variables='gpu') == {
-        'CPU:0 to CPU:1': (2 + 4 + 1, batch + 4 * 4 + 8), 'CPU:1 to CPU:0': (2, 8)}
 
 
 def test_variables_on_the_gpu_learn_the_same():
@@ -101,11 +95,7 @@ def test_operations_that_were_moved_are_listed():
     with tf.Graph().as_default() as graph:
         with tf.device('/gpu:1'):
             value = tf.random_normal([])
-        with tf.Session(config=placement.config(1, stand_ins=False)) as session:
+        with tf.Session(config=placement.config(1)) as session:
             partitions = placement.parts(session, value)
     assert 'RandomStandardNormal: asks for GPU:1, ran on CPU:0' in placement.moved(
         graph, partitions)
-
-
-def test_all_networks_have_a_size():
-    assert set(IMAGES) < set(recipes.TABLE)

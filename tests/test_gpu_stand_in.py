@@ -1,8 +1,6 @@
 """The scripts on stand-ins for GPUs, which compute zeros: all but the GPU's arithmetic is real."""
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import spawn
@@ -126,43 +124,3 @@ def test_why_a_gpu_is_not_seen(without, settings, reason):
     done = spawn.run(['-c', program], capture_output=True, cwd=spawn.ROOT,
                      env=stand_in_gpu.environment(without=without, **settings))
     assert done.stdout == f'[] {reason}\n', done.stderr
-
-
-def _report(tmp_path, *words, **environment):
-    """Runs the GPU report: (completed process, rows by part)."""
-    done = subprocess.run(
-        [sys.executable, '-m', 'benchmarks.gpu', '--dataset=synthetic', '--batch_size=8',
-         '--steps=4', '--batches', '8', f'--json={tmp_path}/gpu.json', f'--data_dir={tmp_path}',
-         *words], capture_output=True, text=True, check=False, cwd=spawn.ROOT, env=environment)
-    found = {}
-    for line in (tmp_path / 'gpu.json').read_text().splitlines():
-        row = json.loads(line)
-        found.setdefault(row['part'], []).append(row['row'])
-    return done, found
-
-
-def test_the_report_stops_when_the_numbers_differ(tmp_path):
-    """A stand-in computes zeros, so nothing after the comparison is measured."""
-    done, found = _report(tmp_path, **stand_in_gpu.environment())
-    assert done.stderr == 'benchmarks.gpu: failed: agreement\n'
-    assert list(found) == ['machine', 'agreement']
-    assert any(row.get('GPUs') == 1 for row in found['machine'])
-    libraries, = [row['libraries'] for row in found['machine'] if 'libraries' in row]
-    assert any('libcuda' in path for path in libraries)
-    assert 'differences above' in found['agreement'][-1]['FAILED']
-
-
-def test_the_report_times_variants(tmp_path):
-    done, found = _report(tmp_path, '--parts', 'settings', **stand_in_gpu.environment())
-    # The stand-in has no LRN of cuDNN, so TensorFlow aborts; the rows before that are kept.
-    assert done.stderr == 'benchmarks.gpu: failed: settings\n', done.stdout
-    *measured, last = found['settings']
-    assert '--tf_lrn' in last['FAILED']
-    rows = {(row['net'], row['precision'], row['flags'].partition('gpu')[2].strip()): row
-            for row in measured}
-    default, without = rows['tutorial', 'TF32', ''], rows['tutorial', 'TF32', '--layout_pass=false']
-    assert (default['transposes'], without['transposes']) == (11, 0)
-    assert rows['resnet23', 'TF32', '']['transposes'] == 2  # It stays in one layout.
-    assert default['operations']['GPU:0'] > 100
-    assert default['tensors between devices'] < 10
-    assert ('resnet23', 'bfloat16', '--use_bf16 --fetch_loss=1') in rows

@@ -5,7 +5,7 @@ import zlib
 import image_files
 import numpy as np
 import pytest
-from PIL import Image, features
+from PIL import Image
 
 from cifar10_lib.datasets import images
 
@@ -76,13 +76,11 @@ def test_inks_are_subtracted_from_white(read, options):
     assert abs(found - [163, 122, 204]).max() <= 2
 
 
-@pytest.mark.skipif(not features.check('avif'), reason='requires Pillow with AVIF')
 def test_avif(read):
     """Smooth grey; also named as in a folder of images."""
     y, x = np.mgrid[:32, :32]
     smooth = np.repeat((2 * (x + y))[..., np.newaxis].astype(np.uint8), 3, axis=2)
     assert abs(read(save, smooth, format='AVIF', quality=100).astype(int) - smooth).max() < 8
-    assert '.avif' in images.ENDINGS
     with pytest.raises(images.ImageError, match='is damaged or truncated'):
         read(lambda path: path.write_bytes(path.read_bytes()[:-200]))
 
@@ -163,7 +161,7 @@ def test_details_finer_than_a_pixel_are_averaged(read):
 
 
 @pytest.mark.parametrize('shape', [
-    (1, 1), (1, 700), (700, 1), (2, 3), (33, 32), (1, 65535), (65535, 1)])
+    (1, 1), (1, 700), (700, 1), (2, 3), (33, 32), (1, 200000), (200000, 1)])
 def test_any_size(read, shape):
     image = np.full([*shape, 3], [10, 20, 30], np.uint8)
     np.testing.assert_array_equal(read(image_files.png, image), np.full([32, 32, 3], [10, 20, 30]))
@@ -186,17 +184,6 @@ def test_files_that_are_not_images(read, data, words, tmp_path, capfd):
     assert str(error.value).startswith(f'{tmp_path}/image is ')
     assert words in str(error.value) and '\n' not in str(error.value)
     assert capfd.readouterr().err == ''  # The libraries print nothing either.
-
-
-def test_libtiffs_messages_are_not_shown(read, capfd):
-    def damaged(path):
-        save(path, COLOUR, format='TIFF', compression='tiff_lzw')
-        data = bytearray(path.read_bytes())
-        data[100:200] = bytes(range(100, 200))
-        path.write_bytes(data)
-    with pytest.raises(images.ImageError, match='is damaged or truncated .decoder error'):
-        read(damaged)
-    assert capfd.readouterr().err == ''
 
 
 def test_values_without_a_fixed_range_are_rejected(read):
@@ -224,14 +211,11 @@ def test_truncated_files(read, write, share):
         read(cut)
 
 
-@pytest.mark.parametrize('write, position, sides, message', [
-    (image_files.png, 16, b'\0\1\0\0\0\1\0\0', 'more than 134217728 pixels'),
-    (image_files.bmp, 18, b'\0\0\1\0\0\0\1\0', 'more than 134217728 pixels'),
-    (image_files.jpeg, None, b'\xff\xff\xff\xff', 'more than 134217728 pixels'),
-    (image_files.jpeg, None, b'\x30\x00\x30\x00',
-     '12288 x 12288 pixels; expected at most 13421772'),
-    (image_files.png, 16, b'\0\1\0\0\0\0\0\1', '65536 x 1 pixels; expected at most .* 65535 per')])
-def test_pictures_that_would_exhaust_memory_are_not_decoded(read, write, position, sides, message):
+@pytest.mark.parametrize('write, position, sides', [
+    (image_files.png, 16, b'\0\1\0\0\0\1\0\0'),
+    (image_files.bmp, 18, b'\0\0\1\0\0\0\1\0'),
+    (image_files.jpeg, None, b'\xff\xff\xff\xff')])
+def test_pictures_that_would_exhaust_memory_are_not_decoded(read, write, position, sides):
     """Only their headers claim such sizes; in the first two rows, 65,536 pixels per side."""
     def bomb(path):
         write(path, COLOUR)
@@ -239,7 +223,7 @@ def test_pictures_that_would_exhaust_memory_are_not_decoded(read, write, positio
         start = data.index(b'\xff\xc0') + 5 if position is None else position
         data[start:start + len(sides)] = sides
         path.write_bytes(with_new_checksum(data) if write is image_files.png else data)
-    with pytest.raises(images.ImageError, match=f'has {message}'):
+    with pytest.raises(images.ImageError, match='has more than 178956970 pixels'):
         read(bomb)
 
 
@@ -251,7 +235,7 @@ def with_new_checksum(png):
 
 def test_a_frame_that_would_exhaust_memory_is_not_decoded(read):
     """It is larger than the screen in the file's header."""
-    with pytest.raises(images.ImageError, match='has more than 134217728 pixels'):
+    with pytest.raises(images.ImageError, match='has more than 178956970 pixels'):
         read(wide_frames, first=0)
 
 
@@ -270,56 +254,29 @@ def wide_frames(path, first):
                                       for k, other in enumerate(others)))
 
 
-@pytest.mark.parametrize('mode', ['L', 'RGB', 'CMYK'])
-def test_hundreds_of_scans_are_not_decoded(read, mode):
-    """A scan has 14 bytes and updates four million pixels, at 0.7 ns each."""
-    def scans(path, repeated):
-        Image.new(mode, [2000, 2000]).save(path, 'JPEG', progressive=True)
-        data = path.read_bytes()
-        last = data[data.rindex(b'\xff\xda'):-2]
-        path.write_bytes(data[:-2] + repeated * last + data[-2:])
-    read(scans, 0)
-    with pytest.raises(images.ImageError, match='has 10.. progressive scans of 2000 x 2000 pixels'):
-        read(scans, 1000)
-
-
 def test_too_large_a_file_is_not_decoded(read):
     def large(path):
         image_files.png(path, COLOUR)
-        os.truncate(path, images.MAX_FILE_BYTES + 1)
+        os.truncate(path, (64 << 20) + 1)
     with pytest.raises(images.ImageError, match='is larger than 64 MB'):
         read(large)
 
 
-def test_files_that_cannot_be_opened(tmp_path):
-    with pytest.raises(images.ImageError, match='No such file'):
-        images.read(tmp_path / 'none.png')
-    with pytest.raises(images.ImageError, match='Is a directory'):
-        images.read(tmp_path)
-
-
-def test_pipes_and_devices_are_not_read(tmp_path):
+def test_files_that_cannot_be_read(tmp_path):
     """The pipe has no writer, and /dev/zero is endless."""
     os.mkfifo(tmp_path / 'pipe.png')
-    for path in (tmp_path / 'pipe.png', '/dev/zero'):
-        with pytest.raises(images.ImageError, match='cannot be read .not a regular file.'):
+    for path, why in ((tmp_path / 'none.png', 'No such file'), (tmp_path, 'Is a directory'),
+                      (tmp_path / 'pipe.png', 'not a regular file'),
+                      ('/dev/zero', 'not a regular file')):
+        with pytest.raises(images.ImageError, match=f'cannot be read .{why}'):
             images.read(path)
-
-
-def test_record():
-    """The label, then plane by plane, each row by row."""
-    image = np.arange(32 * 32 * 3).reshape(32, 32, 3).astype(np.uint8)
-    record = images.record(200, image)
-    assert record.dtype == np.uint8 and record.shape == (3073,)
-    assert record[0] == 200
-    np.testing.assert_array_equal(record[1:].reshape(3, 32, 32)[2, 5], image[5, :, 2])
 
 
 def test_the_images_in_a_folder(tmp_path):
     for name in ('b.PNG', 'a.jpeg', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', '.hidden.png',
-                 'notes.txt', 'png'):
+                 'g.avif', 'notes.txt', 'png'):
         (tmp_path / name).touch()
     (tmp_path / 'folder.png').mkdir()
     os.mkfifo(tmp_path / 'pipe.png')
     assert images.find(tmp_path) == [f'{tmp_path}/{name}' for name in (
-        'a.jpeg', 'b.PNG', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF')]
+        'a.jpeg', 'b.PNG', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', 'g.avif')]

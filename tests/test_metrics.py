@@ -1,6 +1,5 @@
 import csv
 import os
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -74,10 +73,11 @@ def test_reading_and_writing_again_changes_nothing(path):
 
 
 @pytest.mark.parametrize('length', range(1, len(LINE.format(30, 3)) + 1))
-def test_a_torn_last_line_is_dropped(path, length):
+def test_a_torn_last_line_is_dropped_silently(path, capsys, length):
     """Even if only the line end is missing: the last figure may have had more digits."""
     path.write_bytes(path.read_bytes()[:-length])
     metrics_.Metrics(path.parent, 30).append(**row(30))
+    assert capsys.readouterr().out == ''
     assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(30, 3)
 
 
@@ -93,7 +93,7 @@ def test_a_torn_header(tmp_path, length):
     b'inf,1,1,1,1,1,1,1\n', b'nan,1,1,1,1,1,1,1\n', b'\xff\xfe,1\n', b'"15,1\n',
     b'15,1,1,1,nan,1,1,1\n', b'15,1,1,1,1,1,-inf,1\n', b'15,1,1,1,1e39,1,1,1\n',
     b'1e300,1,1,1,1,1,1,1\n', b'-15,1,1,1,1,1,1,1\n', b'1.5,1,1,1,1,1,1,1\n',
-    b'15,1,1,1,1,1,1,' + 2000 * b'1' + b'\n', b'15,1,1,1,1,1,1,1' + 2000 * b' ' + b'\n',
+    b'15,1,1,1,1,1,1,' + 2000 * b'1' + b'\n',
     '\u0661\u0665,1,1,1,1,1,1,1\n'.encode()])
 def test_a_file_with_other_lines_is_kept(path, garbage, capsys):
     lines = path.read_bytes().splitlines(keepends=True)
@@ -127,35 +127,6 @@ def test_a_file_removed_during_training_returns_with_its_header(path, remove, ca
     assert path.read_text() == HEADER + LINE.format(40, 4) + LINE.format(50, 5)
     metrics_.Metrics(path.parent, 50)
     assert steps(path) == [40, 50]
-
-
-def test_a_file_without_a_header_keeps_its_rows(path):
-    """As an earlier version wrote it after the file was removed during training."""
-    path.write_text(LINE.format(10, 1) + LINE.format(20, 2))
-    metrics_.Metrics(path.parent, 30)
-    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2)
-
-
-def test_a_line_that_a_crash_cut_short_is_dropped_silently(path, capsys):
-    before = path.read_bytes()
-    path.write_bytes(before + b'40,1,17')
-    metrics_.Metrics(path.parent, 30)
-    assert path.read_bytes() == before
-    assert [entry.name for entry in path.parent.iterdir()] == ['metrics.csv']
-    assert capsys.readouterr().out == ''
-
-
-def test_a_line_without_end_takes_little_memory(tmp_path):
-    """256 MB of zeros in a sparse file."""
-    with open(tmp_path / 'metrics.csv', 'wb') as stream:
-        stream.write(HEADER.encode() + LINE.format(10, 1).encode())
-        stream.truncate(1 << 28)
-    tracemalloc.start()
-    try:
-        assert steps(tmp_path / 'metrics.csv') == [10]
-        assert tracemalloc.get_traced_memory()[1] < 1 << 24
-    finally:
-        tracemalloc.stop()
 
 
 def test_lines_may_end_as_on_windows(path):

@@ -201,6 +201,8 @@ OF_BOB = [HOST_FOLDER, f'install -d -o {BOB} volume/run']
                  id="a bind mount of a user's folder, for root"),
     pytest.param({}, OF_BOB, 'volume/run', 0, '', f'volume belongs to user {BOB}',
                  id='a folder in such a bind mount'),
+    pytest.param({'link': (0, 'PLACE/volume')}, OF_BOB, 'link/run', 0, '',
+                 f'volume belongs to user {BOB}', id='through a link into such a bind mount'),
     pytest.param({}, [*OF_BOB, 'chown 41004 volume/run'], 'volume/run', 0,
                  'run belongs to user 41004', f'volume belongs to user {BOB}',
                  id="a third user's folder in a bind mount"),

@@ -47,13 +47,6 @@ def test_parameters(session, tmp_path):
         assert dict(stream.attrs) == {'global_step': 1}
 
 
-def test_parameters_replace_an_earlier_file(session, tmp_path):
-    (tmp_path / 'params.h5').write_text('earlier')
-    write(tmp_path / 'params.h5', session)
-    assert [entry.name for entry in tmp_path.iterdir()] == ['params.h5']
-    assert h5py.is_hdf5(tmp_path / 'params.h5')
-
-
 @pytest.mark.parametrize('value', [
     'x', b'7', 7.0, np.inf, np.nan, 1 + 2j, np.array([7, 7]), np.array([]), h5py.Empty('i')])
 def test_parameters_without_a_step(tmp_path, value):

@@ -245,9 +245,9 @@ def rotated(image, angle, flip):
 
 def rotate_and_flip(images, angles, flips):
     """`resnet.rotate_and_flip` of uint8 [batch, 32, 32, 3]."""
-    planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
-    result = resnet.rotate_and_flip(tf.constant(planes), resnet.Augmentation(
-        tf.constant(angles, tf.float32), tf.constant(flips)))
+    pixels_chw = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+    result = resnet.rotate_and_flip(
+        tf.constant(pixels_chw), tf.constant(angles, tf.float32), tf.constant(flips))
     assert result.shape.as_list() == [len(images), 32, 32, 3]
     with tf.Session() as session:
         return session.run(result)
@@ -281,22 +281,22 @@ def test_the_border_is_repeated():
 
 def test_draws_are_uniform_in_their_ranges():
     with tf.Session() as session:
-        drawn = session.run(resnet.draw_augmentation(20000))
-    assert drawn.angles.min() >= -0.25 and drawn.angles.max() <= 0.25
-    counts, _ = np.histogram(drawn.angles, bins=10, range=(-0.25, 0.25))
+        angles, flips = session.run(resnet.draw_augmentation(20000))
+    assert angles.min() >= -0.25 and angles.max() <= 0.25
+    counts, _ = np.histogram(angles, bins=10, range=(-0.25, 0.25))
     np.testing.assert_allclose(counts / 20000, 0.1, atol=0.011)  # Five deviations.
-    assert abs(drawn.flips.mean() - 0.5) < 0.018
-    assert abs(np.corrcoef(drawn.angles, drawn.flips)[0, 1]) < 0.04
+    assert abs(flips.mean() - 0.5) < 0.018
+    assert abs(np.corrcoef(angles, flips)[0, 1]) < 0.04
 
 
 def test_augment_draws_for_each_image_and_run():
-    planes = np.tile(np.random.RandomState(0).randint(0, 256, 3072), [4, 1]).astype(np.uint8)
+    pixels_chw = np.tile(np.random.RandomState(0).randint(0, 256, 3072), [4, 1]).astype(np.uint8)
     fed = tf.placeholder(tf.uint8, [None, 3072])
     augmented = resnet.augment(fed)
     assert augmented.dtype == tf.float32
     assert augmented.shape.as_list() == [None, 32, 32, 3]
     with tf.Session() as session:
-        images = np.concatenate([session.run(augmented, {fed: planes}) for _ in range(2)])
+        images = np.concatenate([session.run(augmented, {fed: pixels_chw}) for _ in range(2)])
     assert len(np.unique(images.reshape(8, -1), axis=0)) == 8
 
 

@@ -53,8 +53,6 @@ def _refused(script, *arguments):
      'rate warms up only with the linear scaling rule; expected --linear_scaling: add it'),
     ([b'--train_dir=/tmp/\xff'],
      '--train_dir=/tmp/?: TensorFlow opens only files and folders whose path is UTF-8'),
-    (['--data_url=http://x/\udcff.gz'], 'a URL has only ASCII characters'),
-    (['--data_url=ftp://x'], '"ftp://x" does not start with http:, https: or file:'),
     (['--dataset=imagenet'], 'is not a data set; expected cifar10, cifar100, synthetic')])
 def test_wrong_flags_are_rejected(arguments, words):
     assert words in _refused('cifar10_train.py', *arguments)

@@ -36,7 +36,7 @@ def test_writing_takes_seconds_and_is_complete(tmp_path, row):
     assert {path.name for path in folder.iterdir()} == set(row.files)
     row.check(folder)
     for eval_data in (False, True):
-        assert row.count(folder, eval_data) == sum(row.split(eval_data).values())
+        assert list(row.count(folder, eval_data).values()) == list(row.split(eval_data).values())
 
 
 def test_classes_are_balanced_in_random_order():
@@ -76,19 +76,12 @@ def test_one_colour_is_lighter_in_every_channel():
     """So the channels are correlated. A disc covers less than half of the pixels, so the median is
     the background's colour; the mean is above it if the disc is light, in half of the images."""
     drawn = synthetic.draw(2000, 10, seed=3)
-    planes = drawn[:, 1:].reshape(-1, 3, 1024).astype(np.float64)
-    assert min(np.corrcoef(image).min() for image in planes) > 0.25
-    discs = planes[drawn[:, 0] == table.SYNTHETIC.classes.index('disc')]
+    pixels_chw = drawn[:, 1:].reshape(-1, 3, 1024).astype(np.float64)
+    assert min(np.corrcoef(image).min() for image in pixels_chw) > 0.25
+    discs = pixels_chw[drawn[:, 0] == table.SYNTHETIC.classes.index('disc')]
     above = discs.mean(axis=2) > np.median(discs, axis=2)
     assert np.array_equal(above.all(axis=1), above.any(axis=1))
     assert 0.4 < above.mean() < 0.6
-
-
-def test_a_failure_leaves_nothing(tmp_path):
-    (tmp_path / 'file').write_text('in the way')
-    with pytest.raises(OSError):
-        synthetic.write(table.SYNTHETIC, tmp_path / 'file')
-    assert os.listdir(tmp_path) == ['file']
 
 
 def test_a_full_disk_is_reported(tmp_path):

@@ -53,8 +53,8 @@ def test_folders_are_different():
 
 def test_complete_files_pass_and_are_counted(folder):
     table.CIFAR10.check(folder)
-    assert table.CIFAR10.count(folder, eval_data=False) == 15
-    assert table.CIFAR10.count(folder, eval_data=True) == 3
+    assert list(table.CIFAR10.count(folder, eval_data=False).values()) == 5 * [3]
+    assert table.CIFAR10.count(folder, eval_data=True) == {f'{folder}/test_batch.bin': 3}
 
 
 def _fault(folder, name):

@@ -22,7 +22,6 @@ import cifar10_multi_gpu_train
 import cifar10_predict
 import cifar10_train
 from cifar10_lib import recipes
-from cifar10_lib.datasets import table
 from cifar10_lib.evaluation import accuracy
 
 FLAGS = flags.FLAGS
@@ -79,7 +78,7 @@ def test_layers_by_name(scope):
 @pytest.mark.parametrize('shuffle', [False, True])
 def test_an_input_of_single_records(half_bright, shuffle):
     """The tutorial's own `distorted_inputs` and `inputs` consist of these calls."""
-    paths = table.CIFAR10.paths(cifar10.source().folder, eval_data=False)
+    paths = cifar10.source().paths()
     read = cifar10_input.read_cifar10(tf.train.string_input_producer(paths, shuffle=False))
     image = tf.image.per_image_standardization(tf.cast(read.uint8image, tf.float32))
     images, labels = cifar10_input._generate_image_and_label_batch(

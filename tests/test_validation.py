@@ -21,7 +21,6 @@ import cifar10_eval
 import cifar10_train
 from cifar10_lib.evaluation import accuracy
 from cifar10_lib import recipes
-from cifar10_lib.runs import folder as run_folder
 from cifar10_lib.runs import metrics
 from cifar10_lib.training import pace as pace_
 from cifar10_lib.training import session as training
@@ -164,12 +163,6 @@ def test_stop_at_requires_validations(tiny_net):
         training.apply_recipe_defaults()
 
 
-def test_every_second_epoch(tiny_net):
-    with flagsaver.flagsaver(validate_every=2, max_steps=45):
-        cifar10_train.train()
-    assert [step for step, _ in rows()] == [20, 40, 45]
-
-
 def test_a_last_step_that_ends_an_epoch_is_validated_once(tiny_net, capsys):
     with flagsaver.flagsaver(max_steps=20):
         cifar10_train.train()
@@ -226,11 +219,6 @@ def test_when_it_is_due(examples_per_step, every, due):
     """With 80 images per epoch. The last step is always due."""
     pace = pace_.Pace(examples_per_step, 80, due[-1], every)
     assert [step for step in range(1, due[-1] + 1) if pace.validates(step)] == due
-
-
-def test_never_due():
-    pace = pace_.Pace(8, 80, 25, 0)
-    assert not any(pace.validates(step) for step in range(1, 26))
 
 
 def test_a_resumed_run_continues_the_metrics(tiny_net):
@@ -355,15 +343,6 @@ def test_validation_does_not_affect_random_numbers_and_queues(tiny_net):
     assert folder('every1', 'best').exists() and not folder('every0', 'best').exists()
 
 
-def test_restart_removes_a_runs_own_results(tiny_run):
-    for path in (folder('best', 'notes.txt'), folder('best', 'model.ckpt-mine')):
-        path.write_text('mine')
-    folder('best', 'model.ckpt-9.d').mkdir()
-    run_folder.remove_own_files(FLAGS.train_dir)
-    assert sorted(os.listdir(folder())) == ['.lock', 'best']
-    assert sorted(os.listdir(folder('best'))) == ['model.ckpt-9.d', 'model.ckpt-mine', 'notes.txt']
-
-
 def test_restart_forgets_the_best(tiny_run):
     """An error of 0 from the earlier run could never be improved."""
     assert json.loads(folder('best', 'error.json').read_text())['error'] == 0
@@ -371,19 +350,6 @@ def test_restart_forgets_the_best(tiny_run):
         cifar10_train.train()
     assert [step for step, _ in rows()] == [3]
     assert json.loads(folder('best', 'error.json').read_text())['step'] == 3
-
-
-def test_restart_follows_no_link(tiny_net, tmp_path):
-    folder().mkdir()
-    elsewhere = tmp_path / 'elsewhere'
-    elsewhere.mkdir()
-    for name in ('params.h5', 'error.json'):
-        (elsewhere / name).write_text('mine')
-    folder('best').symlink_to(elsewhere)
-    folder('metrics.csv').symlink_to(elsewhere / 'params.h5')
-    run_folder.remove_own_files(FLAGS.train_dir)
-    assert sorted(os.listdir(elsewhere)) == ['error.json', 'params.h5']
-    assert os.listdir(folder()) == ['best']
 
 
 def test_a_run_of_another_net_is_refused(tiny_net):

@@ -23,15 +23,15 @@ def inference(images, training):
     return tf.matmul(tf.reshape((images - mean) / 100, [-1, SIZE * SIZE * 3]), weights)
 
 
-def prepare(planes):
+def prepare(pixels_chw):
     """Every second pixel, 0 to 255: float32 [batch, 16, 16, 3]."""
-    images = tf.transpose(tf.reshape(planes, [-1, 3, 32, 32]), [0, 2, 3, 1])
+    images = tf.transpose(tf.reshape(pixels_chw, [-1, 3, 32, 32]), [0, 2, 3, 1])
     return tf.cast(images[:, ::2, ::2], tf.float32)
 
 
-def augment(planes):
+def augment(pixels_chw):
     """`prepare`, and images brighter or darker at random."""
-    images = prepare(planes)
+    images = prepare(pixels_chw)
     return images + tf.random_uniform([tf.shape(images)[0], 1, 1, 1], -20, 20)
 
 

@@ -11,11 +11,13 @@ import zipfile
 
 import numpy as np
 
+from cifar10_lib.datasets import custom
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 from cifar10_lib.program import files
+from cifar10_lib.program import memory
 
-_MAX_BYTES = 1 << 30  # Unpacked; CIFAR has 184 MB.
+_MAX_MEMORY = 1 << 31  # CIFAR has 184 MB.
 _NPZ_NAMES = ('x_train', 'y_train', 'x_test', 'y_test')
 
 # Folder of the pickles: (row, key of the labels, files for training, files for testing).
@@ -23,22 +25,6 @@ _PICKLES = {
     'cifar-10-batches-py': (table.CIFAR10, 'labels', [f'data_batch_{k}' for k in range(1, 6)],
                             ['test_batch']),
     'cifar-100-python': (table.CIFAR100, 'fine_labels', ['train'], ['test'])}
-
-
-def records(planes, labels, num_classes, source):
-    """Joins planes, uint8 [count, 3 * 32 * 32], and labels to records, uint8 [count, 1 + 3072].
-
-    Raises:
-        errors.DataError: they do not fit; the message names `source`.
-    """
-    labels = np.asarray(labels)
-    if planes.dtype != np.uint8 or planes.shape != (labels.size, table.IMAGE_BYTES):
-        raise errors.DataError(f'{source} has images of {planes.dtype} {planes.shape} and '
-                               f'{labels.size} labels; expected uint8 of 32 x 32 x 3')
-    if labels.dtype.kind not in 'iu' or not labels.size or not (
-            0 <= labels.min() <= labels.max() < num_classes):
-        raise errors.DataError(f'{source} has labels other than 0 to {num_classes - 1}')
-    return np.concatenate([labels.reshape(-1, 1).astype(np.uint8), planes], axis=1)
 
 
 class _Array:
@@ -81,17 +67,17 @@ def read_pickles(path, _):
 
 def _unpickled(path, key, num_classes):
     with files.regular_file(path) as stream:
-        if os.fstat(stream.fileno()).st_size > _MAX_BYTES:
-            raise errors.DataError(f'{path} is larger than {_MAX_BYTES >> 20} MB')
         try:
-            found = _Unpickler(stream, encoding='latin1').load()
+            with memory.limit(_MAX_MEMORY):
+                found = _Unpickler(stream, encoding='latin1').load()
             data, labels = found['data'].state[-1], found[key]
             data = data.encode('latin1') if isinstance(data, str) else data
-            planes = np.frombuffer(data, np.uint8).reshape(-1, table.IMAGE_BYTES)
+            images = np.frombuffer(data, np.uint8).reshape(
+                -1, table.DEPTH, table.HEIGHT, table.WIDTH)
         except Exception as error:  # Damaged pickles raise many types.
             raise errors.DataError(f'{path} is not a pickle of CIFAR ({errors.one_line(error)}): '
                                    'download it again') from error
-    return records(planes, labels, num_classes, path)
+    return custom.records(images.transpose(0, 2, 3, 1), labels, num_classes, path)
 
 
 def is_npz(path):
@@ -105,18 +91,13 @@ def is_npz(path):
 def read_npz(path, _):
     """Returns the classes, and the blocks of training and test records; see `forms.Form`."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if sum(member.file_size for member in archive.zip.infolist()) > _MAX_BYTES:
-                raise ValueError(f'unpacks to more than {_MAX_BYTES >> 20} MB')
+        with np.load(path, allow_pickle=False) as archive, memory.limit(_MAX_MEMORY):
             found = {name: archive[name] for name in archive.files}
     except Exception as error:  # Damaged archives raise many types.
         raise errors.DataError(f'{path} is damaged ({errors.one_line(error)})') from error
     x_train, y_train, x_test, y_test = (found[name] for name in _NPZ_NAMES)
-    for images in (x_train, x_test):
-        if images.shape[1:] != (table.HEIGHT, table.WIDTH, table.DEPTH):
-            raise errors.DataError(f'{path} has images of {images.shape}; expected 32 x 32 x 3')
     count = min(np.max(y_train, initial=0) + 1, 1 << 10)  # `custom.write` checks it.
     classes = found.get('classes', np.arange(count)).astype(str).tolist()
     return classes, *(
-        [records(images.transpose(0, 3, 1, 2).reshape(len(images), -1), labels, len(classes), path)]
+        [custom.records(images, labels, len(classes), path)]
         for images, labels in ((x_train, y_train), (x_test, y_test)))

@@ -19,11 +19,6 @@ FILE = 'dataset.json'
 MAX_CLASSES = 256  # A label is one byte.
 
 
-def find(name):
-    """Returns the table row of that name, or the row of that folder: see `read`."""
-    return table.TABLE.get(name) or read(name)
-
-
 def read(folder):
     """Returns the row of a folder that `write` filled and the user may have edited.
 
@@ -41,12 +36,11 @@ def read(folder):
             f'{FILE}, made by cifar10_convert.py') from error
     except OSError as error:
         raise errors.DataError(f'{path} cannot be read ({error.strerror})') from error
-    if set(found) != set(_FIELDS):
-        raise errors.DataError(
-            f'{path} has the keys {small_files.shown(list(found))}; expected {", ".join(_FIELDS)}')
     small_files.check_fields(found, _FIELDS, path)
-    return table.DataSet(title=found['name'], folder=os.path.abspath(folder),
-                         **{**found, 'classes': tuple(found['classes'])})
+    return table.DataSet(
+        name=found['name'], title=found['name'], folder=os.path.abspath(folder),
+        train_files=found['train_files'], test_files=found['test_files'],
+        classes=tuple(found['classes']))
 
 
 def _is_new_name(value):
@@ -72,6 +66,33 @@ _FIELDS = {  # See `small_files.check_fields`.
         _are_files, 'names of files in this folder, each with its number of records'))}
 
 
+def records(images, labels, num_classes, source):
+    """Joins images and their labels to records.
+
+    Args:
+        images: uint8 [count, 32, 32, 3].
+        labels: int [count] or [count, 1], 0 to `num_classes` - 1.
+        source: the file that they come from, for messages.
+
+    Returns:
+        uint8 [count, 1 + 3 * 32 * 32]: the label, then the red, green and blue planes.
+
+    Raises:
+        errors.DataError: the images or labels are not like that.
+    """
+    labels = np.ravel(labels)
+    expected = (labels.size, table.HEIGHT, table.WIDTH, table.DEPTH)
+    if images.dtype != np.uint8 or images.shape != expected or not labels.size:
+        raise errors.DataError(f'{source} has images of {images.dtype} {images.shape} and '
+                               f'{labels.size} labels; expected uint8 of 32 x 32 x 3')
+    wrong = labels[~np.isin(labels, np.arange(num_classes))]
+    if wrong.size:
+        raise errors.DataError(
+            f'{source} has label {wrong[0]!s:.40}; expected 0 to {num_classes - 1}')
+    pixels_chw = images.transpose(0, 3, 1, 2).reshape(labels.size, -1)
+    return np.concatenate([labels[:, np.newaxis].astype(np.uint8), pixels_chw], axis=1)
+
+
 def write(folder, name, classes, train, test):
     """Writes record files and their JSON file into an empty folder.
 
@@ -87,12 +108,9 @@ def write(folder, name, classes, train, test):
         errors.DataError: the name is taken, the classes are invalid, a class has no training
             image, or the test set is empty.
     """
-    if not _is_new_name(name):
-        raise errors.DataError(f'"{name}" cannot be the name of a data set; expected '
-                               f'{_FIELDS["name"][1]}: choose another folder')
-    if not _are_classes(list(classes)):
-        raise errors.DataError(f'the classes are {small_files.shown(list(classes))}; expected '
-                               f'{_FIELDS["classes"][1]}')
+    row = {'name': name, 'classes': list(classes)}
+    small_files.check_fields(row, {field: _FIELDS[field] for field in row},
+                             'the new data set, named like its folder')
     trained, tested = (_write_records(os.path.join(folder, file), blocks)
                        for file, blocks in (('train.bin', train), ('test.bin', test)))
     missing = [label for label, count in zip(classes, trained) if count == 0]
@@ -102,8 +120,7 @@ def write(folder, name, classes, train, test):
         raise errors.DataError('no test image can be read; expected at least one: add images, '
                                'since a class with a single one has none for testing')
     counts = int(trained.sum()), int(tested.sum())
-    row = {'name': name, 'classes': list(classes), 'train_files': {'train.bin': counts[0]},
-           'test_files': {'test.bin': counts[1]}}
+    row |= {'train_files': {'train.bin': counts[0]}, 'test_files': {'test.bin': counts[1]}}
     with open(os.path.join(folder, FILE), 'w', encoding='utf-8') as stream:
         json.dump(row, stream, indent=2, ensure_ascii=False)
         stream.write('\n')

@@ -46,7 +46,8 @@ def read(folder, skipped):
         nonlocal done
         for label, path in labelled_paths:
             try:
-                yield images.record(label, images.read(path))[np.newaxis]
+                pixels = images.read(path)[np.newaxis]
+                yield custom.records(pixels, [label], len(found.classes), path)
             except images.ImageError as error:
                 skipped.append((path, str(error).removeprefix(f'{path} ')))
             done += 1
@@ -113,10 +114,10 @@ def _by_folder(folder, skipped):
         if entry.is_dir():
             by_class[entry.name] = images.find(entry.path)
             of_class = set(by_class[entry.name])
-            skipped += [(inner.path, _why(inner)) for inner in _visible(entry.path)
-                        if inner.path not in of_class]
+            skipped += [(inner.path, 'is not a file named like an image')
+                        for inner in _visible(entry.path) if inner.path not in of_class]
         else:
-            skipped.append((entry.path, _why(entry)))
+            skipped.append((entry.path, 'is not in the folder of a class'))
     return by_class
 
 
@@ -140,17 +141,6 @@ def _visible(folder):
     return [entry for entry in os.scandir(folder) if not entry.name.startswith('.')]
 
 
-def _why(entry):
-    """Returns why a directory entry is not used."""
-    if entry.is_dir():
-        return 'is a folder, not searched'
-    if not os.path.exists(entry.path):
-        return 'is a broken link'
-    if entry.name.lower().endswith(images.ENDINGS):
-        return 'is not in the folder of a class' if entry.is_file() else 'is not a regular file'
-    return 'is not named like an image'
-
-
 def _checked(folder, by_class):
     """Returns the sorted names of the classes, or raises `errors.DataError`."""
     if not 2 <= len(by_class) <= custom.MAX_CLASSES:
@@ -158,9 +148,6 @@ def _checked(folder, by_class):
             f'{folder} has {len(by_class)} classes; expected 2 to {custom.MAX_CLASSES}, each a '
             'folder with its images')
     for name, paths in by_class.items():
-        if not small_files.is_name(name):
-            raise errors.DataError(f'{folder} has a class named {name!r}; expected a printable '
-                                   'name: rename it')
         if not paths:
             raise errors.DataError(f'{os.path.join(folder, name)} has no image '
                                    f'({", ".join(images.ENDINGS)}): add some, or move it away')

@@ -21,7 +21,7 @@ def _has_classes(path):
 
 CLASS_FOLDERS = Form('a folder of images per class', _has_classes, folders.read)
 FORMS = (
-    Form('Street View House Numbers', svhn.found, svhn.read_folder),
+    Form('Street View House Numbers', svhn.is_at, svhn.read),
     Form('CIFAR as torchvision and Keras store it', arrays.find_pickles, arrays.read_pickles),
     Form('arrays of NumPy', arrays.is_npz, arrays.read_npz),
     Form("Hugging Face's Parquet files", parquet.find, parquet.read),

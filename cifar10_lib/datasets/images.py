@@ -5,7 +5,7 @@ import os
 import warnings
 
 import numpy as np
-from PIL import Image, ImageOps, features
+from PIL import Image, ImageOps
 
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
@@ -13,22 +13,15 @@ from cifar10_lib.program import files
 from cifar10_lib.program import memory
 
 # Endings of the files that a search in a folder finds.
-_AVIF = features.check('avif')
-ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff', *['.avif'][:_AVIF])
+ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff', '.avif')
 
-# A small file may decode to a picture that exhausts memory. Decoded, this many pixels take 512 MB,
-# and decoders use up to three times as much. The limit on a side is JPEG's.
-MAX_FILE_BYTES = 1 << 26
-MAX_PIXELS = 1 << 27
-MAX_SIDE = 65535
-_MAX_MEMORY = 1 << 31  # Pillow before 13 does not limit EXIF data and TIFF directories.
-
-# Each scan of a progressive JPEG updates all pixels and can be as short as 14 bytes. Encoders write
-# about ten scans.
-_MAX_SCANNED_PIXELS = 20 * MAX_PIXELS
+# A small file may decode to a picture that exhausts memory. Pillow limits the number of pixels, but
+# before version 13 neither EXIF data nor TIFF directories.
+_MAX_FILE_BYTES = 1 << 26
+_MAX_MEMORY = 1 << 31
 
 # For other formats, Pillow may start another program, or unpack data without a limit.
-_FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF', *['AVIF'][:_AVIF])
+_FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF', 'AVIF')
 
 
 class ImageError(errors.DataError):
@@ -39,7 +32,7 @@ def read(path):
     """Reads an image file and fits its image to 32 x 32, see `decode`; messages name the file."""
     try:
         with files.regular_file(path) as stream:
-            return decode(stream.read(MAX_FILE_BYTES + 1))
+            return decode(stream.read(_MAX_FILE_BYTES + 1))
     except ImageError as error:
         raise ImageError(f'{path} {error}') from error
     except OSError as error:
@@ -62,52 +55,27 @@ def decode(data):
     """
     if not data:
         raise ImageError('is empty')
-    if len(data) > MAX_FILE_BYTES:
-        raise ImageError(f'is larger than {MAX_FILE_BYTES >> 20} MB')
+    if len(data) > _MAX_FILE_BYTES:
+        raise ImageError(f'is larger than {_MAX_FILE_BYTES >> 20} MB')
     try:
-        with memory.limit(_MAX_MEMORY), _libraries_silenced():
+        with memory.limit(_MAX_MEMORY), warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # Pillow's, about damage that it can ignore.
             return _decode(data)
+    except ImageError:
+        raise
+    except Image.UnidentifiedImageError as error:
+        raise ImageError(
+            f'is damaged or truncated, or not an image ({", ".join(_FORMATS)})') from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(f'has more than {2 * Image.MAX_IMAGE_PIXELS} pixels') from error
+    except MemoryError as error:
+        raise ImageError(f'needs more than {_MAX_MEMORY >> 20} MB of memory') from error
     except Exception as error:  # Pillow raises many types for damaged files.
-        raise ImageError(_fault(error)) from error
-
-
-def _fault(error):
-    """Returns what the exception of a decoder says about an image."""
-    if isinstance(error, ImageError):
-        return str(error)
-    if isinstance(error, Image.UnidentifiedImageError):
-        return f'is damaged or truncated, or not an image ({", ".join(_FORMATS)})'
-    if isinstance(error, Image.DecompressionBombError):
-        return f'has more than {MAX_PIXELS} pixels'
-    if isinstance(error, MemoryError):
-        return f'needs more than {_MAX_MEMORY >> 20} MB of memory'
-    return f'is damaged or truncated ({errors.one_line(error) or type(error).__name__})'
-
-
-@contextlib.contextmanager
-def _libraries_silenced():
-    """Discards Pillow's warnings, and libtiff's, which go to file descriptor 2."""
-    screen, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')
-            yield
-    finally:
-        os.dup2(screen, 2)
-        os.close(screen)
-        os.close(nothing)
+        raise ImageError(f'is damaged or truncated ({error!r:.100})') from error
 
 
 def _decode(data):
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-        if max(image.size) > MAX_SIDE or image.width * image.height > MAX_PIXELS:
-            raise ImageError(f'has {image.width} x {image.height} pixels; expected at most '
-                             f'{MAX_PIXELS} in all and {MAX_SIDE} per side')
-        scans = data.count(b'\xff\xda') if 'progressive' in image.info else 1
-        if scans * image.width * image.height > _MAX_SCANNED_PIXELS:
-            raise ImageError(f'has {scans} progressive scans of {image.width} x {image.height} '
-                             f'pixels; expected at most {_MAX_SCANNED_PIXELS} pixels in all scans')
         fitted = ImageOps.fit(
             _with_eight_bits(image), (table.WIDTH, table.HEIGHT), Image.Resampling.BILINEAR)
     with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
@@ -124,11 +92,6 @@ def _with_eight_bits(image):
         upper.info = image.info  # Includes the EXIF data.
         return upper
     return image if image.mode in ('L', 'RGB') else image.convert('RGB')
-
-
-def record(label, image):
-    """Returns a record, uint8 [1 + 3 * 32 * 32], of a label, 0 to 255, and uint8 [32, 32, 3]."""
-    return np.concatenate([[np.uint8(label)], image.transpose(2, 0, 1).ravel()])
 
 
 def find(folder):

@@ -8,6 +8,7 @@ import pathlib
 
 import numpy as np
 
+from cifar10_lib.datasets import custom
 from cifar10_lib.datasets import images
 from cifar10_lib.program import errors
 
@@ -56,12 +57,11 @@ def read(path, skipped):
 
     def blocks(split):
         for path_, label_, image_ in rows(split):
-            if label_ not in range(len(classes)):
-                raise errors.DataError(
-                    f'{path_} has label {label_}; expected 0 to {len(classes) - 1}')
             try:
-                yield images.record(label_, images.decode(image_['bytes']))[np.newaxis]
+                pixels = images.decode(image_['bytes'])
             except images.ImageError as error:
                 skipped.append((str(path_), f'has an image that {error}'))
+            else:
+                yield custom.records(pixels[np.newaxis], [label_], len(classes), path_)
 
     return classes, *map(blocks, splits)

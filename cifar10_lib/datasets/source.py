@@ -15,7 +15,7 @@ from cifar10_lib.program import errors
 _HELD_OUT_EVERY = 10
 
 
-def find(name, num_classes, url):
+def find(name, num_classes=table.CIFAR10.num_classes, url=table.CIFAR10.url):
     """The row of a data set.
 
     Args:
@@ -25,8 +25,9 @@ def find(name, num_classes, url):
     Raises:
         errors.DataError: the folder holds no valid data set.
     """
-    row = table.TABLE.get(name) or custom.read(name)
-    return table.edited_cifar10(num_classes, url) if row is table.CIFAR10 else row
+    if name == table.CIFAR10.name:
+        return table.edited_cifar10(num_classes, url)
+    return table.TABLE.get(name) or custom.read(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +62,7 @@ class Source:
         Raises:
             errors.MissingFile: a file is missing.
         """
-        self.data_set.count(self.folder, self.eval_data)
-        return self.data_set.paths(self.folder, self.eval_data)
+        return list(self.data_set.count(self.folder, self.eval_data))
 
     def num_records(self):
         """Number of records of the subset, over all shards.
@@ -73,7 +73,7 @@ class Source:
             errors.MissingFile: the folder exists, but one of its record files is missing.
         """
         if os.path.isdir(self.folder):
-            return self._in_subset(self.data_set.count(self.folder, self.eval_data))
+            return self._in_subset(sum(self.data_set.count(self.folder, self.eval_data).values()))
         return self._in_subset(self._published())
 
     def num_examples(self):
@@ -138,13 +138,11 @@ class Source:
         Workers read the files in different orders, which change with each epoch; these numbers do
         not.
         """
-        paths = self.paths()
-        sizes = [os.path.getsize(path) // self.data_set.record_bytes for path in paths]
-        before = np.cumsum([0] + sizes[:-1])
-        files, numbers = split_keys(keys)
-        start = tf.reduce_sum(tf.where(tf.equal(paths, files[0]), tf.constant(
-            before, tf.int64), tf.zeros([len(sizes)], tf.int64)))
-        return start + tf.strings.to_number(numbers, tf.int64)
+        counts = self.data_set.count(self.folder, self.eval_data)
+        before = np.cumsum([0, *counts.values()])[:-1]  # The number of each file's first record.
+        file = tf.strings.regex_replace(keys[0], ':[0-9]+$', '')
+        start = tf.boolean_mask(before, tf.equal(list(counts), file))  # One number.
+        return start + tf.strings.to_number(tf.strings.regex_replace(keys, '^.*:', ''), tf.int64)
 
     def _in_subset(self, records):
         held_out = records // _HELD_OUT_EVERY
@@ -170,12 +168,6 @@ class Source:
             raise
 
 
-def split_keys(keys):
-    """Splits the keys of a reader, 'file:number', into files and numbers; both are strings."""
-    return (tf.strings.regex_replace(keys, ':[0-9]+$', ''),
-            tf.strings.regex_replace(keys, '^.*:', ''))
-
-
 def checked(values, keys, data_set):
     """Returns raw records; running the result raises if a label is not a class.
 
@@ -189,10 +181,9 @@ def checked(values, keys, data_set):
     labels = tf.reshape(tf.cast(tf.decode_raw(
         tf.strings.substr(values, data_set.label_index, 1), tf.uint8), tf.int32), [-1])
     worst = tf.argmax(labels)
-    path, number = split_keys(tf.reshape(keys, [-1])[worst])
     message = tf.strings.join([
-        path, ' has label ', tf.as_string(labels[worst]), ' in record ', number,
-        f' (counted from 0); expected 0 to {data_set.num_classes - 1}'])
+        tf.reshape(keys, [-1])[worst], ' has label ', tf.as_string(labels[worst]),
+        f'; expected 0 to {data_set.num_classes - 1}'])
     with tf.control_dependencies([tf.debugging.Assert(
             labels[worst] < data_set.num_classes, [message])]):
         return tf.identity(values)

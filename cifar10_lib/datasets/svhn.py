@@ -1,121 +1,49 @@
 """Street View House Numbers, http://ufldl.stanford.edu/housenumbers: the cropped digits.
 
 `train_32x32.mat` and `test_32x32.mat` are MATLAB files with `X`, uint8 [32, 32, 3, count], and `y`,
-[count, 1], where 10 stands for the digit 0. The format is MATLAB's level 5, usually compressed:
-https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf. SciPy can read it, but some
-damaged files crash its C code.
+[count, 1], where 10 stands for the digit 0.
 """
 import os
-import struct
-import zlib
 
-import numpy as np
-
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import custom
 from cifar10_lib.program import errors
 from cifar10_lib.program import files
+from cifar10_lib.program import memory
 
-TRAIN_FILE, TEST_FILE = 'train_32x32.mat', 'test_32x32.mat'
+FILES = ('train_32x32.mat', 'test_32x32.mat')
 CLASSES = tuple('0123456789')
 
-_MAX_BYTES = 1 << 28  # Per array; SVHN's largest has 225 million.
-
-# Types of the elements in a MATLAB file, and of the values of arrays.
-_MATRIX, _COMPRESSED = 14, 15
-_TYPES = {1: '<i1', 2: '<u1', 3: '<i2', 4: '<u2', 5: '<i4', 6: '<u4', 7: '<f4', 9: '<f8',
-          12: '<i8', 13: '<u8'}
-_NAMES = (b'X', b'y')
-_HEADER = 1 << 10  # The name of an array is within these first bytes.
+_MAX_MEMORY = 1 << 31  # SVHN's largest array has 225 MB.
 
 
-def found(folder):
-    """Whether a folder contains SVHN's files.
+def is_at(folder):
+    """Whether a folder contains SVHN's files."""
+    return all(os.path.exists(os.path.join(folder, name)) for name in FILES)
+
+
+def read(folder, _):
+    """Returns the classes, and the blocks of training and test records; see `forms.Form`.
 
     Raises:
-        errors.DataError: it contains only one of the two.
+        errors.DataError: SciPy is missing, or a file is not SVHN's or is damaged.
+        OSError: a file cannot be opened, or is a pipe or a device.
     """
-    missing = [name for name in (TRAIN_FILE, TEST_FILE)
-               if not os.path.exists(os.path.join(folder, name))]
-    if len(missing) == 1:
-        raise errors.DataError(f'{folder} lacks {missing[0]}; expected both {TRAIN_FILE} and '
-                               f'{TEST_FILE}')
-    return not missing
+    return CLASSES, *([_records(os.path.join(folder, name))] for name in FILES)
 
 
-def read_folder(folder, _):
-    """Returns the classes, and the blocks of training and test records; see `forms.Form`."""
-    return CLASSES, *([read(os.path.join(folder, name))] for name in (TRAIN_FILE, TEST_FILE))
-
-
-def read(path):
-    """Reads one of the files.
-
-    Returns:
-        Records, uint8 [count, 1 + 3 * 32 * 32]: labels 0 to 9, and the planes of the images.
-
-    Raises:
-        errors.DataError: the file is not SVHN's, or is damaged.
-        OSError: the file cannot be opened, or is a pipe or a device.
-    """
+def _records(path):
+    try:
+        from scipy import io  # Optional.
+    except ImportError as error:
+        raise errors.DataError(f'{path} is a MATLAB file, which requires SciPy: '
+                               'pip install scipy') from error
     with files.regular_file(path) as stream:
         try:
-            content = _arrays(stream)
-            pixels, labels = content['X'], content['y'].ravel()
-            expected = (table.HEIGHT, table.WIDTH, table.DEPTH, len(labels))
-            if pixels.dtype != np.uint8 or pixels.shape != expected or len(labels) == 0:
-                raise ValueError(f'X is {pixels.dtype} {pixels.shape}; expected uint8 {expected}')
-            if not np.isin(labels, np.arange(1, 11)).all():
-                raise ValueError('y has labels other than 1 to 10')
-        except (ValueError, KeyError, struct.error, zlib.error, OSError, MemoryError) as error:
-            raise errors.DataError(
-                f'{path} is not a valid SVHN file ({error!r}): download it again') from error
-    planes = pixels.transpose(3, 2, 0, 1).reshape(len(labels), -1)
-    return np.concatenate([(labels % 10).astype(np.uint8)[:, np.newaxis], planes], axis=1)
-
-
-def _arrays(stream):
-    """Returns the arrays `X` and `y` of a MATLAB file, {name: array}; see `read` for errors."""
-    if stream.read(128)[124:] != b'\0\1IM':
-        raise ValueError('expected a little-endian MATLAB file of level 5')
-    found = {}
-    while len(found) < 2 and (tag := stream.read(8)):
-        kind, size = struct.unpack('<II', tag)
-        data = memoryview(stream.read(min(size, 2 * _MAX_BYTES)))
-        if kind == _COMPRESSED:
-            head = memoryview(zlib.decompressobj().decompress(data, _HEADER))[8:]
-            name, _, start = _header(head)
-            if name not in _NAMES:
-                continue
-            _, size = struct.unpack_from('<II', head, start)  # Of the values.
-            if size > _MAX_BYTES:
-                raise ValueError(f'{name.decode()} has {size} bytes; expected at most {_MAX_BYTES}')
-            data = memoryview(zlib.decompressobj().decompress(data, size + _HEADER))
-            kind, data = struct.unpack_from('<I', data)[0], data[8:]
-        if kind != _MATRIX:
-            raise ValueError(f'an element has type {kind}; expected {_MATRIX}, an array')
-        name, shape, start = _header(data)
-        if name in _NAMES:
-            kind, values, _ = _element(data, start)
-            if kind not in _TYPES:
-                raise ValueError(f'{name.decode()} has values of type {kind}; expected numbers')
-            found[name.decode()] = np.frombuffer(values, _TYPES[kind]).reshape(shape, order='F')
-    return found
-
-
-def _header(data):
-    """Returns an array's name, shape and the position of its values: bytes, int32 [rank], int."""
-    _, _, start = _element(data, 0)  # Flags.
-    _, shape, start = _element(data, start)
-    _, name, start = _element(data, start)
-    return bytes(name), np.frombuffer(shape, '<i4'), start
-
-
-def _element(data, start):
-    """Returns the type and the bytes of the element at `start`, and the position of the next."""
-    kind, size = struct.unpack_from('<II', data, start)
-    start += 8
-    if kind >> 16:  # A small element: 16 bits of size, 16 of type, up to 4 bytes of data.
-        kind, size, start = kind & 0xffff, kind >> 16, start - 4
-    if start + size > len(data):
-        raise ValueError('the file is truncated')
-    return kind, data[start:start + size], start + size + -(start + size) % 8
+            with memory.limit(_MAX_MEMORY):
+                found = io.loadmat(stream, variable_names=['X', 'y'])
+            images, labels = found['X'].transpose(3, 0, 1, 2), found['y']
+            labels[labels == 10] = 0
+        except Exception as error:  # Damaged files raise many types.
+            raise errors.DataError(f'{path} is not a valid SVHN file ({error!r:.100}): download it '
+                                   'again') from error
+    return custom.records(images, labels, len(CLASSES), path)

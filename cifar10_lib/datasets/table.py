@@ -71,24 +71,18 @@ class DataSet:
         """Returns the test files if `eval_data`, else the training files, as in `files`."""
         return self.test_files if eval_data else self.train_files
 
-    def paths(self, folder, eval_data):
-        """Returns the paths of one split's files in `folder`; see `split`."""
-        return [os.path.join(folder, name) for name in self.split(eval_data)]
-
     def count(self, folder, eval_data):
-        """Returns the number of complete records in one split's files.
+        """Counts the complete records in one split's files, {path: number}.
 
         Raises:
             errors.MissingFile: a file is missing.
         """
-        return sum(self._size(path) // self.record_bytes for path in self.paths(folder, eval_data))
-
-    def _size(self, path):
+        paths = [os.path.join(folder, name) for name in self.split(eval_data)]
         try:
-            return os.path.getsize(path)
+            return {path: os.path.getsize(path) // self.record_bytes for path in paths}
         except FileNotFoundError as error:
             raise errors.MissingFile(
-                f'{path} is missing. {self._remedy(os.path.dirname(path))}') from error
+                f'{error.filename} is missing. {self._remedy(folder)}') from error
 
     def check(self, folder):
         """Reads and checks every file of the set.
@@ -97,33 +91,29 @@ class DataSet:
             errors.DataError: a file is missing, empty, unreadable or truncated, or contains an
                 invalid label. The message names the file, the fault and the remedy.
         """
-        for name in self.files:
-            path = os.path.join(folder, name)
+        remedy = self._remedy(folder)
+        for path in (*self.count(folder, False), *self.count(folder, True)):
             try:
-                fault = self._fault(path)
-            except errors.MissingFile:
-                raise
+                fault = self._fault(path, remedy)
             except OSError as error:
-                fault = f'cannot be read ({error.strerror}). {self._remedy(folder)}'
+                fault = f'cannot be read ({error.strerror}). {remedy}'
             if fault:
                 raise errors.DataError(f'{path} {fault}')
 
-    def _fault(self, path):
-        """Returns a description of a file's first fault and its remedy, or None."""
-        size, remedy = self._size(path), self._remedy(os.path.dirname(path))
+    def _fault(self, path, remedy):
+        """Returns a description of a file's first fault and the remedy, or None."""
+        size = os.path.getsize(path)
         if size == 0 or size % self.record_bytes:
             return (f'has {size} bytes; expected one or more records of {self.record_bytes} bytes. '
                     f'{remedy}')
         with open(path, 'rb') as stream:
             for first in range(0, size // self.record_bytes, _RECORDS_PER_READ):
                 block = np.frombuffer(stream.read(_RECORDS_PER_READ * self.record_bytes), np.uint8)
-                if not len(block) or len(block) % self.record_bytes:
-                    return f'changed during the check. {remedy}'
-                labels = block.reshape(-1, self.record_bytes)[:, self.label_index]
-                if labels.max() >= self.num_classes:
-                    worst = int(np.argmax(labels >= self.num_classes))
-                    return (f'has label {labels[worst]} in record {first + worst} (counted from '
-                            f'0); expected 0 to {self.num_classes - 1}. '
+                labels = block[self.label_index::self.record_bytes]
+                wrong = np.flatnonzero(labels >= self.num_classes)
+                if wrong.size:
+                    return (f'has label {labels[wrong[0]]} in record {first + wrong[0]} (counted '
+                            f'from 0); expected 0 to {self.num_classes - 1}. '
                             f'{self.label_remedy or remedy}')
         return None
 

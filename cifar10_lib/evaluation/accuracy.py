@@ -1,6 +1,5 @@
 """Counts the images of a set that a checkpoint, or a training session, classifies correctly."""
 import collections
-import contextlib
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -130,8 +129,13 @@ class Evaluation:
                 tf.Session(graph=self.graph, config=devices.session_config()) as session:
             session.run(self._initialiser)
             self._model.assign(values, session, use_moving_averages)
-            with _queues_running(session):
+            coordinator = tf.train.Coordinator()
+            threads = tf.train.start_queue_runners(session, coordinator)
+            try:
                 confusion, in_top, summary = self._count(session, summarise, caught)
+            finally:  # An exception of a thread replaces the error "queue is closed".
+                coordinator.request_stop()
+                coordinator.join(threads)
         if caught:
             return None
         correct, total = int(np.trace(confusion)), int(confusion.sum())
@@ -161,15 +165,3 @@ class Evaluation:
             total += len(cells)
             summary = results.get('summary', summary)
         return confusion.reshape(self._classes, self._classes), top, summary
-
-
-@contextlib.contextmanager
-def _queues_running(session):
-    """Runs the graph's queue runners; their exceptions replace the error "queue is closed"."""
-    coordinator = tf.train.Coordinator()
-    threads = tf.train.start_queue_runners(session, coordinator)
-    try:
-        yield
-    finally:
-        coordinator.request_stop()
-        coordinator.join(threads)

@@ -129,8 +129,8 @@ def _images_of_pixels():
         tf.uint8, [None, table.HEIGHT, table.WIDTH, table.DEPTH], name='images')
     with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
         # Not `tf.transpose`: oneDNN has none for uint8, and logs that as an error.
-        planes = tf.reshape(tf.stack(tf.unstack(pixels, axis=3), axis=1), [-1, table.IMAGE_BYTES])
-        return recipes.chosen().prepare(planes)
+        pixels_chw = tf.stack(tf.unstack(pixels, axis=3), axis=1)  # [batch, 3, 32, 32]
+        return recipes.chosen().prepare(tf.reshape(pixels_chw, [-1, table.IMAGE_BYTES]))
 
 
 def _variables_to_restore(use_moving_averages):

@@ -5,7 +5,6 @@ convolution, seven units of three convolutions each, one affine layer. All detai
 https://github.com/sony/nnabla-examples, image-classification/cifar10-100: the network from
 `models.py`, the training from `classification.py` and its default arguments.
 """
-import collections
 import functools
 
 import tensorflow.compat.v1 as tf
@@ -73,7 +72,11 @@ def _network(net, num_classes, channels, activation, training, gather=None):
     net = unit(net, 'conv7', pool=True)  # [batch, 4, 4, C]
     net = unit(net, 'conv8')  # [batch, 4, 4, C]
     net = tf.reduce_mean(net, axis=[1, 2])  # [batch, C]
-    return _affine(net, 'affine', num_classes)  # [batch, num_classes]
+    with tf.variable_scope('affine'):
+        weights = _weights([channels, num_classes], net.dtype)
+        biases = variables.get_float32('biases', [num_classes], tf.zeros_initializer())
+        net = tf.cast(tf.matmul(net, weights), tf.float32)
+        return tf.nn.bias_add(net, variables.read(biases))  # [batch, num_classes]
 
 
 def _unit(net, name, conv, activation, pool=False):
@@ -195,54 +198,46 @@ def _synced_batch_norm(net, gamma, beta, gather):
     return tf.cast(outputs, net.dtype), mean, variance * (elements / (elements - 1))
 
 
-def _affine(net, name, units):
-    """Fully connected layer with a bias: float [batch, inputs] -> float32 [batch, units]."""
-    with tf.variable_scope(name):
-        weights = _weights([net.shape.as_list()[-1], units], net.dtype)
-        biases = variables.get_float32('biases', [units], tf.zeros_initializer())
-        net = tf.matmul(net, weights)
-        return tf.nn.bias_add(tf.cast(net, tf.float32), variables.read(biases))
-
-
 def _weights(shape, dtype):
     """Returns `weights` as `dtype`, initially uniform as in Glorot and Bengio (2010)."""
     weights = variables.get_float32('weights', shape, tf.glorot_uniform_initializer())
     return variables.read(weights, dtype)
 
 
-# The random numbers for the augmentation of a batch:
-#   angles: float32 [batch], counterclockwise rotation in radians
-#   flips: bool [batch], whether to mirror left and right before rotating
-Augmentation = collections.namedtuple('Augmentation', 'angles flips')
-
-
-def augment(planes):
+def augment(pixels_chw):
     """Rotates and mirrors training images at random.
 
-    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, 32, 32, 3], 0 to 255.
+    uint8 [batch, 3 * 32 * 32] -> float32 [batch, 32, 32, 3], 0 to 255.
     """
-    return rotate_and_flip(planes, draw_augmentation(tf.shape(planes)[0]))
+    return rotate_and_flip(pixels_chw, *draw_augmentation(tf.shape(pixels_chw)[0]))
 
 
 def draw_augmentation(batch_size):
-    """Draws the example's `Augmentation` for `batch_size` images, uniform in its ranges."""
-    return Augmentation(angles=tf.random_uniform([batch_size], -_MAX_ANGLE, _MAX_ANGLE),
-                        flips=tf.random_uniform([batch_size]) < _FLIP_PROBABILITY)
+    """Draws the angles and flips of `rotate_and_flip`, uniform in the example's ranges."""
+    return (tf.random_uniform([batch_size], -_MAX_ANGLE, _MAX_ANGLE),
+            tf.random_uniform([batch_size]) < _FLIP_PROBABILITY)
 
 
-def rotate_and_flip(planes, augmentation):
+def rotate_and_flip(pixels_chw, angles, flips):
     """Mirrors images, then rotates them about their centre, in one resampling.
 
-    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, 32, 32, 3], 0 to 255. Each pixel
-    is a bilinear interpolation; outside the image, its border is repeated.
+    Each pixel is a bilinear interpolation; outside the image, its border is repeated.
+
+    Args:
+        pixels_chw: uint8 [batch, 3 * 32 * 32].
+        angles: float32 [batch], counterclockwise rotation in radians.
+        flips: bool [batch], whether to mirror left and right before rotating.
+
+    Returns:
+        float32 [batch, 32, 32, 3], 0 to 255.
     """
     return tf.raw_ops.ImageProjectiveTransformV3(
-        images=prepare(planes), transforms=_transforms(augmentation),
+        images=prepare(pixels_chw), transforms=_transforms(angles, flips),
         output_shape=[table.HEIGHT, table.WIDTH], fill_value=0.0,
         interpolation='BILINEAR', fill_mode='NEAREST')
 
 
-def _transforms(augmentation):
+def _transforms(angles, flips):
     """Returns transforms for `ImageProjectiveTransformV3`, float32 [batch, 8].
 
     A row (a, b, c, d, e, f, 0, 0) reads column x, row y of the output at column a x + b y + c, row
@@ -250,17 +245,17 @@ def _transforms(augmentation):
     sin x + cos y), and mirroring negates the column.
     """
     x, y = (table.WIDTH - 1) / 2, (table.HEIGHT - 1) / 2  # The centre.
-    cos, sin = tf.cos(augmentation.angles), tf.sin(augmentation.angles)
-    sign = tf.where(augmentation.flips, -tf.ones_like(cos), tf.ones_like(cos))
+    cos, sin = tf.cos(angles), tf.sin(angles)
+    sign = tf.where(flips, -tf.ones_like(cos), tf.ones_like(cos))
     a, b, d, e = sign * cos, -sign * sin, sin, cos
     zero = tf.zeros_like(cos)
     return tf.stack([a, b, x - a * x - b * y, d, e, y - d * x - e * y, zero, zero], axis=1)
 
 
-def prepare(planes):
-    """Converts planes to images without augmentation, for evaluation.
+def prepare(pixels_chw):
+    """Converts records' pixels to images without augmentation, for evaluation.
 
-    Planes, uint8 [batch, 3 * 32 * 32] -> images, float32 [batch, 32, 32, 3], 0 to 255.
+    uint8 [batch, 3 * 32 * 32] -> float32 [batch, 32, 32, 3], 0 to 255.
     """
-    images = tf.reshape(planes, [-1, table.DEPTH, table.HEIGHT, table.WIDTH])
+    images = tf.reshape(pixels_chw, [-1, table.DEPTH, table.HEIGHT, table.WIDTH])
     return tf.cast(tf.transpose(images, [0, 2, 3, 1]), tf.float32)

@@ -45,7 +45,8 @@ def check_place(folder):
         PermissionError: the path breaks the rule above. The message suggests what to do.
     """
     names = pathlib.Path(os.path.abspath(folder)), pathlib.Path(os.path.realpath(folder))
-    places = sorted({place for name in names for place in (name, *name.parents)})
+    places = sorted({pathlib.Path(os.path.realpath(place.parent), place.name)  # Links themselves.
+                     for name in names for place in (name, *name.parents)})
     for path in [] if _allowed() else places:
         if not os.path.lexists(path):
             continue

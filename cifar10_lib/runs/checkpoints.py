@@ -138,32 +138,18 @@ def step(path):
         app.UsageError: `global_step` is missing or not a whole number.
         Unreadable: see `read`.
     """
-    values = read(path, ['global_step'])
-    if not values:
-        raise app.UsageError(f'{path} has no global_step: it is not a checkpoint of a training run')
-    _check_step(path, values['global_step'])
-    return int(values['global_step'])
+    value = read(path, ['global_step']).get('global_step')
+    _check_step(path, value)
+    return int(value)
 
 
 def _check_step(path, value):
-    """Raises `app.UsageError` if an array cannot be a global step."""
-    if value.shape != () or not _holds_numbers(value):
-        found = f'of type {_type(value)} and shape {list(value.shape)}'
-    elif not 0 <= value < _STEPS or value != np.floor(value):
-        found = f'{value}'
-    else:
-        return
-    raise app.UsageError(f'{path} has a global_step {found}; expected a whole number of at least '
-                         '0: it is not a checkpoint of a training run')
-
-
-def _holds_numbers(value):
-    dtype = tf.as_dtype(value.dtype)
-    return dtype.is_integer or dtype.is_floating
-
-
-def _type(value):
-    return tf.as_dtype(value.dtype).name
+    """Raises `app.UsageError` if an array, or None, cannot be a global step."""
+    fault = _misfit('global_step', value, [])
+    if fault is None and not (0 <= value < _STEPS and value == np.floor(value)):
+        fault = f'global_step is {value}; expected a whole number of at least 0'
+    if fault:
+        raise app.UsageError(f'{path} is not a checkpoint of a training run: {fault}')
 
 
 class Loader:
@@ -229,6 +215,7 @@ def _misfit(name, value, shape):
         return f'{name} is missing'
     if list(value.shape) != shape:
         return f'{name} has shape {list(value.shape)}; expected {shape}'
-    if not _holds_numbers(value):
-        return f'{name} has type {_type(value)}; expected numbers'
+    dtype = tf.as_dtype(value.dtype)
+    if not (dtype.is_integer or dtype.is_floating):
+        return f'{name} has type {dtype.name}; expected numbers'
     return None

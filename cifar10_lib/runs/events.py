@@ -1,6 +1,5 @@
 """Event files, from which TensorBoard draws curves: written by `Writer`, read by `read_scalars`."""
 import glob
-import itertools
 import os
 import socket
 import time
@@ -11,8 +10,6 @@ from google.protobuf import message
 from cifar10_lib.program import console
 from cifar10_lib.program import files
 from cifar10_lib.runs import names
-
-_RECORD_FRAME = 16  # Bytes around an event: its length, and the checksums of length and event.
 
 
 class Writer:
@@ -37,10 +34,8 @@ class Writer:
         self._file.close()
 
     def _open(self):
-        name = names.events(int(time.time()), socket.gethostname(), os.getpid())
-        paths = (os.path.join(self._folder, name + end) for end in itertools.chain(
-            [''], (f'.{number}' for number in itertools.count(1))))
-        self._path = next(path for path in paths if not os.path.lexists(path))
+        name = names.events(time.time(), socket.gethostname(), os.getpid())
+        self._path = os.path.join(self._folder, name)
         self._file = tf.io.TFRecordWriter(self._path)
         self._write(file_version='brain.Event:2')
 
@@ -80,34 +75,17 @@ def read_scalars(folder, tag):
     """A curve from the event files in a folder, {step: float}, sorted by step.
 
     Later files replace values of earlier ones. A damaged file counts up to the damage, which a line
-    reports.
+    reports. The last event may be incomplete, while a process writes the file.
     """
     found = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), f'{names.EVENTS}.*'))):
-        records = _count_records(path)
         try:
-            for event in itertools.islice(tf.train.summary_iterator(path), records):
-                for value in event.summary.value:
-                    if value.tag == tag:
-                        found[event.step] = value.simple_value
-        except (tf.errors.OpError, message.DecodeError):
-            console.line(f'{path} is damaged; using the part before the damage.')
+            with files.regular_file(path):  # TensorFlow would wait for the writer of a pipe.
+                for event in tf.train.summary_iterator(path):
+                    for value in event.summary.value:
+                        if value.tag == tag:
+                            found[event.step] = value.simple_value
+        except (tf.errors.OpError, message.DecodeError) as error:
+            if 'truncated record' not in str(error):
+                console.line(f'{path} is damaged; using the part before the damage.')
     return dict(sorted(found.items()))
-
-
-def _count_records(path):
-    """The number of complete records in an event file, by their length fields.
-
-    The last one may be incomplete while a process writes the file. TensorFlow's reader allocates
-    whatever a length field says, and crashes if that fails.
-    """
-    count = 0
-    with files.regular_file(path) as stream:
-        rest = os.fstat(stream.fileno()).st_size
-        while rest >= _RECORD_FRAME:
-            length = int.from_bytes(stream.read(8), 'little')
-            rest -= _RECORD_FRAME + length
-            if rest >= 0:
-                count += 1
-                stream.seek(_RECORD_FRAME - 8 + length, os.SEEK_CUR)
-    return count

@@ -3,7 +3,6 @@ import contextlib
 import json
 import os
 import pathlib
-import pwd
 
 from absl import app
 
@@ -142,7 +141,7 @@ def owner(folder):
     if uid == os.geteuid():
         return ''
     try:
-        return f' (of user {pwd.getpwuid(uid).pw_name})'
+        return f' (of user {pathlib.Path(folder).owner()})'
     except KeyError:  # A container may not know the names of the host's users.
         return f' (of user {uid})'
 

@@ -13,7 +13,6 @@ COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'trai
            'validation_error', 'images_per_second')
 _HEADER = ','.join(COLUMNS) + '\n'
 
-_MAX_LINE = 1000  # Bytes; a row has about a hundred.
 _MAX_STEP = 2 ** 53  # A float can hold every whole number up to this.
 _MAX_FIGURE = float(np.finfo(np.float32).max)
 
@@ -83,26 +82,18 @@ def read(path):
 
 
 def _read_lines(path):
-    """The rows of a `metrics.csv`, and whether it has lines that are neither row nor header."""
-    lines = list(_lines(path))
-    if lines[:1] == [_HEADER.rstrip().encode()]:
-        del lines[0]
-    rows = list(filter(None, map(_row, lines)))
-    return rows, len(rows) < len(lines)
-
-
-def _lines(path):
-    """Yields the lines of a file as bytes; an empty one for a line that is too long for a row.
+    """The rows of a `metrics.csv`, and whether it has lines that are neither row nor header.
 
     Skips a line without an end: a crash cut it short.
     """
+    rows, others = [], False
     with contextlib.suppress(FileNotFoundError), files.regular_file(path) as stream:
-        is_continued = False
-        for piece in iter(lambda: stream.readline(_MAX_LINE), b''):
-            is_end = piece.endswith(b'\n')
-            if is_end:
-                yield b'' if is_continued else piece.rstrip(b'\r\n')
-            is_continued = not is_end
+        for line in stream:
+            if line.endswith(b'\n') and line.rstrip() != _HEADER.rstrip().encode():
+                row = _row(line.rstrip(b'\r\n'))
+                rows += [row] * (row is not None)
+                others |= row is None
+    return rows, others
 
 
 def _row(line):

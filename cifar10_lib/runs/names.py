@@ -41,5 +41,5 @@ def timeline(step):
 
 
 def events(seconds, host, process):
-    """Name of the event file of a process that started at a time, in seconds since 1970."""
-    return f'{EVENTS}.{seconds:010d}.{host}.{process}'
+    """Name of the event file that a process starts at a time, in seconds since 1970."""
+    return f'{EVENTS}.{seconds:017.6f}.{host}.{process}'
