@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHOWN = """anchor => {
     const cell = document.querySelector(`[data-jupyter-id="${anchor}"]`).closest('.jp-Cell');
     const box = cell.getBoundingClientRect();
-    return box.top < window.innerHeight / 2 && box.bottom > 0;
+    return box.top < window.innerHeight && box.bottom > 0;
 }"""
 # Scrolls on until a picture is there: JupyterLab draws a cell when it comes into sight.
 PICTURE = """() => {
