@@ -295,4 +295,7 @@ def main():
 
 
 if __name__ == '__main__':
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # The rows so far are saved.
+        sys.exit(130)
