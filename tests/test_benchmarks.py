@@ -165,13 +165,15 @@ below.wait()
 
 def test_a_process_that_hangs_is_ended_with_its_children_and_its_rows_are_kept():
     """The second process keeps the pipe open: without its end, the first would wait for it."""
-    rows, pids = [], []
+    rows, running = [], []
     with pytest.raises(children.Failed, match='ended after 2 seconds'):
         for line, process in children.lines(['-S', '-c', _HANGS], limit=2):
             rows.append(line)
-            pids.append(process.pid)
-    assert rows[0] == '{"row": 1}'
-    assert not spawn.runs(int(rows[1])) and not spawn.runs(pids[0])
+            running.append(os.pidfd_open(int(line) if len(rows) == 2 else process.pid))
+    assert rows[0] == '{"row": 1}' and len(rows) == 2
+    for process in running:
+        assert select.select([process], [], [], spawn.PATIENCE)[0]  # It has ended.
+        os.close(process)
 
 
 def test_a_process_that_fails_shows_its_last_lines():

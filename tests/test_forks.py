@@ -41,7 +41,7 @@ def test_the_state_at_the_start_is_pythons(tmp_path, way):
     ('raise SystemExit(3)', 3, ''),
     ('raise SystemExit("words")', 1, 'words\n'),
     ('1 / 0', 1, 'ZeroDivisionError: division by zero\n'),
-    ('raise KeyboardInterrupt', -signal.SIGINT, 'KeyboardInterrupt\n'),
+    ('raise KeyboardInterrupt', -signal.SIGINT, 'interrupted\n'),
     ('import os; os.abort()', -signal.SIGABRT, '')])
 def test_ends(statement, code, error):
     program = f'print("first", flush=True); {statement}'

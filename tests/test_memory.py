@@ -8,8 +8,6 @@ import pytest
 from PIL import Image
 
 from cifar10_lib.datasets import images
-from cifar10_lib.datasets import svhn
-from cifar10_lib.program import errors
 from cifar10_lib.program import memory
 
 
@@ -49,13 +47,6 @@ def test_a_lower_limit_of_the_user_stays():
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def line(path):
-    """A BMP of one row, 66 MB."""
-    width = 22_000_000
-    path.write_bytes(b'BM' + struct.pack('<IIIIiiHHIIiiII', 54 + 3 * width, 0, 54, 40, width, 1, 1,
-                                         24, 0, 3 * width, 0, 0, 0, 0) + bytes(3 * width))
-
-
 def repeated_entries(path):
     """A TIFF of 4 MB with 20,000 entries that refer to the same 4 MB: 80 GB in all."""
     size, count = 4 << 20, 20000
@@ -75,7 +66,7 @@ def large_text(path):
 
 
 @pytest.mark.parametrize('write, megabytes', [
-    (line, 200), (repeated_entries, 2200), (large_text, 100)])
+    (repeated_entries, 2200), (large_text, 100)])
 def test_images_that_would_exhaust_memory(tmp_path, write, megabytes):
     write(tmp_path / 'image')
 
@@ -85,35 +76,3 @@ def test_images_that_would_exhaust_memory(tmp_path, write, megabytes):
         assert '\n' not in str(error.value)
 
     assert peak_mb(read) < megabytes
-
-
-def element(kind, data):
-    """A data element of a MATLAB file, padded to eight bytes."""
-    return struct.pack('<II', kind, len(data)) + data + bytes(-len(data) % 8)
-
-
-def mat(path, shape, data):
-    """A compressed MATLAB file whose only variable is X, uint8 of a shape."""
-    parts = [element(6, struct.pack('<II', 9, 0)),
-             element(5, struct.pack(f'<{len(shape)}i', *shape)), element(1, b'X')]
-    packer = zlib.compressobj(1)
-    size = sum(map(len, parts)) + 8 + data
-    packed = packer.compress(struct.pack('<II', 14, size) + b''.join(parts)
-                             + struct.pack('<II', 2, data))
-    packed += packer.compress(bytes(data)) + packer.flush()
-    header = b'MATLAB 5.0 MAT-file'.ljust(124) + struct.pack('<H', 0x100) + b'IM'
-    path.write_bytes(header + struct.pack('<II', 15, len(packed)) + packed)
-
-
-@pytest.mark.parametrize('count', [178956, 5])
-def test_matlab_files_that_would_exhaust_memory(tmp_path, count):
-    """2.6 MB unpack to 549 MB of zeros; the shape is that of all of them, or of five images."""
-    path = tmp_path / 'train_32x32.mat'
-    mat(path, (32, 32, 3, count), 178956 * 3072)
-
-    def read():
-        with pytest.raises(errors.DataError, match='X has 549752832 bytes; expected at most 268'):
-            svhn.read(str(path))
-
-    assert path.stat().st_size < 3 << 20
-    assert peak_mb(read) < 300

@@ -49,7 +49,10 @@ def normed_inference(images, training, gather=None):
     conv = functools.partial(resnet._conv, training=training, gather=gather)
     net = tf.nn.elu(conv(images, 'conv1', 3, 8))
     net = resnet._unit(net, 'conv2', conv, tf.nn.elu, pool=True)
-    return resnet._affine(tf.reduce_mean(net, axis=[1, 2]), 'affine', 10)
+    with tf.variable_scope('affine'):
+        weights = resnet._weights([8, 10], net.dtype)
+        biases = tf.get_variable('biases', [10], initializer=tf.zeros_initializer())
+        return tf.matmul(tf.reduce_mean(net, axis=[1, 2]), weights) + biases
 
 
 NORMED = dataclasses.replace(

@@ -24,6 +24,7 @@ _SENSIBLE = {
     'train_dir': _NAMES, 'eval_dir': _NAMES, 'export_dir': _NAMES,
     'data_dir': set(_VALUES) - {'empty'},  # A folder to download to; some scripts read no data.
     'runs': set(_VALUES) - {'empty'},  # Only two pictures use it.
+    'data_url': set(_VALUES) - {'empty'},  # Only a download uses it.
     **{name: {'a fraction'} for name in (
         'learning_rate', 'warmup_epochs', 'bucket_mb', 'start_timeout', 'step_timeout')}}
 
