@@ -190,7 +190,7 @@ def _variants(report, net, precision, batches, *switches):
         row['TFLOP/s'] = round(flops, 2)
         if peak:
             row['% of the peak'] = round(100 * flops / peak[list(_PRECISIONS).index(precision)], 1)
-        yield {'precision': precision, **row}
+        yield {'precision': precision if report.gpus else 'float32', **row}
 
 
 def input_threads(report):

@@ -10,6 +10,7 @@ from PIL import Image
 
 import cifar10_eval
 import cifar10_plot
+from cifar10_lib.evaluation import pictures
 from cifar10_lib.runs import metrics
 
 FLAGS = flags.FLAGS
@@ -53,6 +54,28 @@ def test_a_trained_run(trained, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [
         f'Wrote {tmp_path}/{name}.png.'
         for name in ('filters', 'confusion', 'curves', 'sparsity', 'predictions')]
+
+
+ORANGE = [0xD5, 0x5E, 0x00]
+
+
+def test_wrong_predictions_are_orange(tmp_path):
+    black = np.zeros([4, 4, 3])
+    pictures.grid(str(tmp_path / 'a.png'), [
+        [(black, 'cat 90%', True), (black, 'dog 50%\nnot cat', False)]], 'title')
+    image = np.asarray(Image.open(tmp_path / 'a.png').convert('RGB'))
+    found = (image == ORANGE).all(axis=2).any(axis=0)
+    middle = len(found) // 2
+    assert not found[:middle].any() and found[middle:].any()
+
+
+def test_the_legend_is_below_the_axes(tmp_path):
+    """It covers no curve: the frame's lower edge is the last long black line."""
+    pictures.curves(str(tmp_path / 'a.png'), [4, 4], [
+        ([('a', 1, None, {0: 0.0, 1: 1.0})], 'title', 'y', 'x')])
+    image = np.asarray(Image.open(tmp_path / 'a.png').convert('RGB'))
+    edge = np.flatnonzero((image == 0).all(axis=2).sum(axis=1) > 200)[-1]
+    assert (image[edge + 1:] == ORANGE).all(axis=2).any()
 
 
 def test_means_over_few_steps_are_dropped():
