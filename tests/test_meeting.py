@@ -200,7 +200,7 @@ def test_another_workers_port_is_in_use():
 REJECTED = r'worker 1 could not join worker 0 at 127\.0\.0\.1:\d+ within .*: worker 0 rejected '
 
 
-def test_a_worker_of_another_job_is_rejected_and_harms_nobody():
+def test_a_worker_of_another_job_is_rejected_and_harms_nobody(capfd):
     def check(seconds):
         first, second = (dataclasses.replace(one, timeouts=cluster.Timeouts(start=spawn.PATIENCE))
                          for one in workers(2))
@@ -219,6 +219,8 @@ def test_a_worker_of_another_job_is_rejected_and_harms_nobody():
         assert isinstance(results[2], watch.Meeting)
         together(results[0].leave, results[2].leave)
         assert re.match(REJECTED + 'this worker: it belongs to another job', str(results[1]))
+        assert capfd.readouterr().err.count(
+            'rejected a worker from 127.0.0.1: it belongs to another job\n') == 1
     with_enough_time(check)
 
 

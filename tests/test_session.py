@@ -562,6 +562,24 @@ def test_without_a_reader_of_its_log_a_run_saves_and_stops_or_continues_under_no
     assert (checkpoints.step(latest()) == 200) == (code == 0)
 
 
+def test_a_signal_before_the_first_step_stops_without_one(half_bright, capfd):
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGTERM)
+        while 'Stopping' not in capfd.readouterr().err:
+            time.sleep(0.01)
+        return np.float32(1.0)
+
+    with tf.Graph().as_default():
+        value = tf.ensure_shape(tf.numpy_function(interrupt, [], tf.float32), [])
+        tf.get_variable('w', initializer=value, use_resource=True)
+        step = tf.train.get_or_create_global_step().assign_add(1)
+        with pytest.raises(SystemExit) as ended, training.session(tf.constant(1.0), 8) as session:
+            while not session.should_stop():
+                session.run(step)
+    assert ended.value.code == 143
+    assert checkpoints.step(latest()) == 0
+
+
 @pytest.mark.slow
 def test_a_closed_terminal_saves_and_stops(half_bright):
     """SIGHUP comes from the system, and from the first line that cannot be printed."""

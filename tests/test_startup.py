@@ -65,6 +65,11 @@ def test_the_other_scripts_reject_wrong_flags(script, flag):
     assert flag[2:].split('=')[0] in _refused(script, flag)
 
 
+def test_a_folder_named_like_a_library_of_gpus(tmp_path):
+    line = _refused('cifar10_eval.py', f'--checkpoint_dir={tmp_path}/NCCL', '--run_once')
+    assert line.startswith(f'cifar10_eval.py: No checkpoint in {tmp_path}/NCCL: train first')
+
+
 def test_batch_norms_are_synced_only_if_there_are_any_and_several_replicas():
     assert _refused('cifar10_multi_gpu_train.py', '--sync_batch_norm').endswith(
         'net=tutorial: this network has no batch norm; expected one that has, such as '
