@@ -234,7 +234,7 @@ def test_net_and_data_set_come_from_the_run(half_bright, tmp_path, capsys):
         assert (FLAGS.net, FLAGS.dataset) == ('local', str(mine))
     assert ' on 130 images.' in capsys.readouterr().out
     with flagsaver.flagsaver(run_once=True, net='tutorial'), pytest.raises(
-            app.UsageError, match="--net"):
+            app.UsageError, match='--net=local .* not with --net=tutorial '):
         cifar10_eval.evaluate()
     shutil.rmtree(mine)
     with flagsaver.flagsaver(run_once=True), pytest.raises(

@@ -8,7 +8,6 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
-import cifar10_distributed_train
 import cifar10_multi_gpu_train
 from cifar10_lib import settings
 from cifar10_lib.nets import linear_scaling
@@ -121,9 +120,3 @@ def test_a_warm_up_with_the_rule_is_accepted(others):
     with flagsaver.flagsaver(**others):
         FLAGS['warmup_epochs'].using_default_value = False
         FLAGS.validate_all_flags()
-
-
-def test_all_workers_must_use_the_same_rule():
-    with flagsaver.flagsaver(linear_scaling=True, warmup_epochs=2.0):
-        facts = cifar10_distributed_train.facts()
-    assert (facts['--linear_scaling'], facts['--warmup_epochs']) == (True, 2.0)

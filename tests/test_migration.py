@@ -9,13 +9,11 @@ import sys
 import numpy as np
 import plain
 import pytest
-import record_files
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 
 from cifar10_lib.datasets import custom
-from cifar10_lib.evaluation import model
 from cifar10_lib.runs import checkpoints
 from docs.migration import batch_norm
 
@@ -210,39 +208,6 @@ def write_stripes(folder):
 
 
 @pytest.mark.slow
-def test_stage_4_reads_checkpoints_of_the_trainers(trained, tmp_path):
-    """Computes the logits of this project, with averages and without; trains with falling loss."""
-    pixels = np.random.RandomState(1).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
-    checkpoint = checkpoints.latest(flags.FLAGS.train_dir)
-    network = model.Model.of_pixels()
-    expected = {}
-    for averaged in (True, False):
-        with network.session(checkpoint, averaged) as session:
-            expected[str(averaged)] = session.run(
-                network.outputs['logits'], {network.pixels: pixels})
-    record_files.write(tmp_path / 'pixels.bin', [(0, image) for image in pixels])
-    program = f'''
-import glob, json, sys
-sys.path.insert(0, {str(ROOT)!r})
-from docs.migration import stage_4_keras as stage
-(images, labels), = stage.batches(['pixels.bin'], training=False)
-network, logits = stage.network(), {{}}
-for averaged in (True, False):
-    stage.load(network, {checkpoint!r}, averaged)
-    logits[str(averaged)] = network(images).numpy().tolist()
-losses, averages = stage.train(stage.network(), glob.glob({str(trained)!r} + '/data_batch_*'), 40,
-                               rate=0.03, every=20, batch_size=8)
-print(json.dumps([logits, losses, [value.shape for value in averages]]))
-'''
-    logits, losses, shapes = json.loads(run(program, tmp_path).splitlines()[-1])
-    for averaged, values in expected.items():
-        np.testing.assert_allclose(logits[averaged], values, atol=1e-4)
-    assert not np.allclose(expected['True'], expected['False'], atol=1e-4)
-    assert losses[1] < losses[0]
-    assert [5, 5, 3, 64] in shapes and len(shapes) == 10
-
-
-@pytest.mark.slow
 def test_stage_4_trains_on_a_data_set_of_three_classes(tmp_path):
     out = run_stage(4, tmp_path, f'--records={write_stripes(tmp_path / "stripes")}', '--steps=100')
     assert float(re.search(r'precision @ 1 = (\S+),', out).group(1)) > 0.9
@@ -305,33 +270,6 @@ def test_batch_norm_updates_without_update_ops():
     np.testing.assert_allclose(after, (values - moving[0]) / np.sqrt(moving[1] + 0.001), atol=1e-4)
 
 
-def test_keras_leaves_update_ops_empty_and_the_variance_uncorrected(tmp_path):
-    program = '''
-import keras
-import numpy as np
-import tensorflow.compat.v1 as tf
-values = np.random.RandomState(0).normal(size=[2, 3, 3, 4]).astype(np.float32)
-layer = keras.layers.BatchNormalization(momentum=0.0)
-layer(values, training=True)
-print(np.allclose(layer.moving_variance, values.var((0, 1, 2)), atol=1e-5))
-dense = keras.layers.Dense(1, name='dense')
-with tf.variable_scope('scope'):
-    dense.build([None, 2])
-print([variable.path for variable in dense.weights])
-tf.disable_v2_behavior()
-with tf.Graph().as_default():
-    with tf.variable_scope('scope'):
-        keras.layers.BatchNormalization(name='norm')(tf.placeholder(tf.float32, [2, 4]),
-                                                     training=True)
-    print(tf.get_collection(tf.GraphKeys.UPDATE_OPS))
-    print([variable.op.name for variable in tf.global_variables()])
-'''
-    assert run(program, tmp_path).splitlines() == [
-        'True', "['dense/kernel', 'dense/bias']", '[]',
-        "['scope/norm/gamma', 'scope/norm/beta', 'scope/norm/moving_mean', "
-        "'scope/norm/moving_variance']"]
-
-
 def test_adam_continues_in_keras(tmp_path):
     """One step after ten of TensorFlow 1, with the second of two optimizers."""
     inputs = np.random.RandomState(0).normal(size=[8, 3]).astype(np.float32)
@@ -367,16 +305,3 @@ for loaded in (True, False):
     continued, afresh = map(json.loads, run(program, tmp_path).splitlines())
     np.testing.assert_allclose(continued, expected, atol=1e-7)
     assert abs(np.subtract(afresh, expected)).max() > 5e-4
-
-
-def test_the_report_of_tf_upgrade_v2(tmp_path):
-    """It misses `.value`, leaves the summaries to TensorFlow 2, and reports tf.contrib."""
-    run('from tensorflow.tools.compatibility import tf_upgrade_v2_main as tool; tool.main()',
-        tmp_path, f'--infile={STAGES[0]}', '--outfile=new.py', '--reportfile=report.txt')
-    new, report = ((tmp_path / name).read_text() for name in ('new.py', 'report.txt'))
-    assert 'get_shape()[1].value' in new and '.value' not in report
-    assert '    tf.summary.scalar(' in new and '    tf.contrib.framework' not in report
-    assert 'ERROR: Using member tf.contrib.framework.get_or_create_global_step' in report
-    assert 'tf.contrib.framework.get_or_create_global_step()' in new
-    assert 'tf.compat.v1.train.string_input_producer' in new
-    assert 'Detected 3 issues' in report

@@ -26,7 +26,6 @@ from tensorflow.python.client.session import BaseSession
 import cifar10
 import cifar10_multi_gpu_train
 import cifar10_train
-from cifar10_lib.datasets import custom
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
@@ -262,18 +261,6 @@ def test_run_json_and_another_data_set(trained):
         training.steps_left()
 
 
-def test_run_json_has_the_folder_of_a_users_own_data_set(half_bright, tmp_path):
-    """Its name alone cannot be passed as --dataset."""
-    data_set = tmp_path / 'pets'
-    data_set.mkdir()
-    records = np.zeros([2, 1 + 3 * 32 * 32], np.uint8)
-    records[1, 0] = 1
-    custom.write(data_set, 'pets', ['cat', 'dog'], [records], [records])
-    for dataset, expected in ((str(data_set), str(data_set)), ('cifar10', 'cifar10')):
-        list(counted(dataset=dataset, restart=True, max_steps=1))
-        assert run_folder.net_and_dataset(FLAGS.train_dir, '') == ('tutorial', expected)
-
-
 @pytest.mark.parametrize('classes, message', [
     (['cat', 'dog'], None), (['tom', 'dog'], None),  # Names may change.
     (['dog', 'cat'], 'label 0 was cat, but in --dataset=pets it is dog, another class'),
@@ -342,13 +329,6 @@ def test_profile_traces_one_step_and_restart_removes_it(half_bright, capsys):
     with flagsaver.flagsaver(restart=True, max_steps=1):
         cifar10_train.train()
     assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
-
-
-@pytest.mark.slow
-def test_profile_of_two_towers(half_bright):
-    with flagsaver.flagsaver(profile=1, num_gpus=2, max_steps=2):
-        cifar10_multi_gpu_train.train()
-    assert {'tower_0/conv1/Conv2D', 'tower_1/conv1/Conv2D'} <= traced_operations(1)
 
 
 @pytest.mark.parametrize('done, traced, max_steps, covered', [
@@ -508,15 +488,6 @@ def test_a_moved_run_resumes_and_a_copied_one_is_left_alone(trained, tmp_path):
         cifar10_train.train()
         assert checkpoints.step(latest()) == 20
     assert sorted(path.name for path in first.iterdir()) == before
-
-
-def test_unfinished_checkpoints_are_removed(half_bright):
-    os.makedirs(FLAGS.train_dir)
-    for name in ('model.ckpt-5.data-00000-of-00001.tempstate123', 'model.ckpt-5.index',
-                 'mine.tempstate1'):
-        open(os.path.join(FLAGS.train_dir, name), 'w').close()
-    run_folder.remove_unfinished(FLAGS.train_dir)
-    assert sorted(os.listdir(FLAGS.train_dir)) == ['mine.tempstate1', 'model.ckpt-5.index']
 
 
 def started(*arguments, **options):

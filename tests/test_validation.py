@@ -10,14 +10,12 @@ import h5py
 import numpy as np
 import pytest
 import record_files
-import spawn
 import tensorflow.compat.v1 as tf
 import tiny
 from absl import app, flags
 from absl.testing import flagsaver
 
 import cifar10
-import cifar10_eval
 import cifar10_train
 from cifar10_lib.evaluation import accuracy
 from cifar10_lib import recipes
@@ -178,14 +176,6 @@ def test_a_last_step_that_is_due_for_saving_has_one_row(tiny_net):
         (5, True), (10, False), (15, False)]
 
 
-def test_the_order_of_actions_has_no_meaning(tiny_net, monkeypatch):
-    """Reversed, a row still has the error of its validation, and precedes its checkpoint."""
-    in_order = training._actions
-    monkeypatch.setattr(training, '_actions', lambda *arguments: in_order(*arguments)[::-1])
-    test_a_last_step_that_is_due_for_saving_has_one_row(tiny_net)
-    assert sorted(scalars('validation/error')) == [10, 15]
-
-
 def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     """The signal comes during step 10, which ends an epoch."""
     err = ''
@@ -219,15 +209,6 @@ def test_when_it_is_due(examples_per_step, every, due):
     """With 80 images per epoch. The last step is always due."""
     pace = pace_.Pace(examples_per_step, 80, due[-1], every)
     assert [step for step in range(1, due[-1] + 1) if pace.validates(step)] == due
-
-
-def test_a_resumed_run_continues_the_metrics(tiny_net):
-    for max_steps in (15, 25):
-        with flagsaver.flagsaver(max_steps=max_steps):
-            cifar10_train.train()
-    assert [step for step, _ in rows()] == [10, 15, 20, 25]
-    epochs = [row['epoch'] for row in metrics.read(folder('metrics.csv'))]
-    assert epochs == [1, 1.5, 2, 2.5]
 
 
 def test_after_a_kill_no_step_is_duplicated_or_missing(tiny_net):
@@ -309,17 +290,6 @@ def test_a_run_on_all_images_cannot_resume_with_held_out_ones(tiny_net):
             cifar10_train.train()
 
 
-def test_the_best_is_evaluated_like_a_run(tiny_run, capsys):
-    best = json.loads(folder('best', 'error.json').read_text())
-    capsys.readouterr()
-    with flagsaver.flagsaver(run_once=True, checkpoint_dir=str(folder('best')),
-                             use_moving_averages=False):
-        cifar10_eval.evaluate()
-    assert f': precision @ 1 = {1 - best["error"]:.3f}' in capsys.readouterr().out
-    with h5py.File(folder('best', 'params.h5')) as stream:
-        assert stream.attrs['global_step'] == best['step']
-
-
 def test_validation_does_not_affect_random_numbers_and_queues(tiny_net):
     """20 steps draw the same numbers and dequeue the same elements with and without validation."""
     def drawn(train_dir, every):
@@ -350,16 +320,3 @@ def test_restart_forgets_the_best(tiny_run):
         cifar10_train.train()
     assert [step for step, _ in rows()] == [3]
     assert json.loads(folder('best', 'error.json').read_text())['step'] == 3
-
-
-def test_a_run_of_another_net_is_refused(tiny_net):
-    with flagsaver.flagsaver(max_steps=1):
-        cifar10_train.train()
-    with flagsaver.flagsaver(net='tutorial', run_once=True), pytest.raises(
-            app.UsageError, match='holds a run with --net=tiny .* not with --net=tutorial '):
-        cifar10_eval.evaluate()
-    done = spawn.run_script('cifar10_eval.py', '--run_once', f'--data_dir={FLAGS.data_dir}',
-                            f'--checkpoint_dir={FLAGS.train_dir}')
-    assert done.returncode == 1
-    assert done.stderr.count('\n') == 1
-    assert 'was trained with --net=tiny: ' in done.stderr and '; pass --net\n' in done.stderr
