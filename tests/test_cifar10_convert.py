@@ -171,15 +171,3 @@ def test_ctrl_c_leaves_nothing(folder, tmp_path):
     _, error = process.communicate(timeout=spawn.PATIENCE)
     assert (process.returncode, error) == (130, 'cifar10_convert.py: interrupted\n')
     assert os.listdir(tmp_path) == ['my images']
-
-
-@pytest.mark.slow
-def test_as_a_user(folder, tmp_path):
-    done = spawn.run_script('cifar10_convert.py', folder)
-    assert (done.returncode, done.stdout) == (1, '')
-    assert done.stderr == (
-        f'cifar10_convert.py: got {folder}; expected FOLDER DATA_DIR (see --help)\n')
-    done = spawn.run_script('cifar10_convert.py', folder / NAMES[0], tmp_path / 'data')
-    assert (done.returncode, done.stderr.count('\n')) == (1, 1)
-    assert 'has 0 classes; expected 2 to 256, each a folder with its images' in done.stderr
-    assert os.listdir(tmp_path) == ['my images']

@@ -1,4 +1,3 @@
-import contextlib
 import os
 import pathlib
 import shutil
@@ -18,29 +17,19 @@ from cifar10_lib.datasets import custom
 from cifar10_lib.evaluation import accuracy
 from cifar10_lib.evaluation import model
 from cifar10_lib.program import errors
+from cifar10_lib.runs import events
 
 FLAGS = flags.FLAGS
 
 
 def values(tag):
-    """A curve from the evaluation's event file, which may still grow: step -> value."""
-    found = {}
-    with contextlib.suppress(tf.errors.DataLossError):
-        for event in tf.train.summary_iterator(event_file()):
-            for value in event.summary.value:
-                if value.tag == tag:
-                    found[event.step] = value.simple_value
-    return found
+    return events.read_scalars(FLAGS.eval_dir, tag)
 
 
 def tags():
-    return {value.tag for event in tf.train.summary_iterator(event_file())
-            for value in event.summary.value}
-
-
-def event_file():
     name, = os.listdir(FLAGS.eval_dir)
-    return os.path.join(FLAGS.eval_dir, name)
+    return {value.tag for event in tf.train.summary_iterator(os.path.join(FLAGS.eval_dir, name))
+            for value in event.summary.value}
 
 
 def test_run_once(trained, capsys):

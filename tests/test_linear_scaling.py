@@ -26,27 +26,6 @@ def rates(net, replicas, steps):
         return {at: session.run(rate, {step: at}) for at in steps}
 
 
-@pytest.mark.parametrize('batches, warmup_epochs, factors', [
-    (1, 5, {0: 1, 25: 1, 50: 1, 1000: 1}),
-    (4, 5, {0: 1, 1: 1.06, 25: 2.5, 49: 3.94, 50: 4, 51: 4, 1000: 4}),
-    (4, 0, {0: 4, 1: 4}), (1, 0, {0: 1})])
-def test_factor(batches, warmup_epochs, factors):
-    """With ten steps per epoch: before, during, at the end of and after the warm-up."""
-    step = tf.placeholder(tf.int64, [])
-    factor = linear_scaling.factor(step, 10, batches, warmup_epochs)
-    rate = 1e-3 * factor
-    assert rate.dtype == factor.dtype == tf.float32
-    with tf.Session() as session:
-        for at, expected in factors.items():
-            np.testing.assert_allclose(session.run(rate, {step: at}), 1e-3 * expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize('batch_size, replicas, batches', [
-    (128, 1, 1), (128, 4, 4), (256, 1, 2), (256, 3, 6), (64, 2, 2), (192, 2, 2), (1, 1, 1)])
-def test_batches_per_step(batch_size, replicas, batches):
-    assert linear_scaling.batches_per_step(batch_size, replicas, unit=128) == batches
-
-
 @pytest.mark.parametrize('net', ['tutorial', 'local'])
 @pytest.mark.parametrize('replicas, expected', [
     (1, {0: 0.1, 400: 0.1, 800: 0.1, 139999: 0.1, 140000: 0.01, 280000: 0.001}),

@@ -29,6 +29,7 @@ import cifar10_train
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import events
 from cifar10_lib.runs import folder as run_folder
 from cifar10_lib.runs import metrics
 from cifar10_lib.runs import parameters
@@ -43,17 +44,11 @@ def latest():
     return tf.train.latest_checkpoint(FLAGS.train_dir)
 
 
-def events():
+def all_events():
     """All (step, event) of the run, in the order of the event files."""
     paths = sorted(os.path.join(FLAGS.train_dir, name) for name in os.listdir(FLAGS.train_dir)
                    if name.startswith('events'))
     return [(event.step, event) for path in paths for event in tf.train.summary_iterator(path)]
-
-
-def scalars(tag):
-    """A curve: dictionary from step to value."""
-    return {step: value.simple_value for step, event in events()
-            for value in event.summary.value if value.tag == tag}
 
 
 @pytest.mark.slow
@@ -226,11 +221,13 @@ def test_summaries_every_hundred_steps_over_all_starts(half_bright, monkeypatch)
         for max_steps in (60, 102):
             with flagsaver.flagsaver(max_steps=max_steps):
                 cifar10_train.train()
-    assert sorted(scalars('total_loss (raw)')) == [0, 100]
-    np.testing.assert_allclose(scalars('learning_rate')[100], 0.001, rtol=1e-6)
-    starts = [step for step, event in events() if event.session_log.status == tf.SessionLog.START]
+    assert list(events.read_scalars(FLAGS.train_dir, 'total_loss (raw)')) == [0, 100]
+    rates = events.read_scalars(FLAGS.train_dir, 'learning_rate')
+    np.testing.assert_allclose(rates[100], 0.001, rtol=1e-6)
+    starts = [step for step, event in all_events()
+              if event.session_log.status == tf.SessionLog.START]
     assert starts == [0, 60]
-    assert any(event.graph_def for _, event in events())
+    assert any(event.graph_def for _, event in all_events())
 
 
 def test_graph_pbtxt_holds_the_graph(trained):
@@ -320,7 +317,7 @@ def test_profile_traces_one_step_and_restart_removes_it(half_bright, capsys):
     assert f'Traced step 7 in {FLAGS.train_dir}/timeline-7.json' in capsys.readouterr().out
     assert {'conv1/Conv2D', 'gradients/gradients/local3/MatMul_grad/MatMul_1'} <= (
         traced_operations(7))
-    tagged = [(step, event.tagged_run_metadata) for step, event in events()
+    tagged = [(step, event.tagged_run_metadata) for step, event in all_events()
               if event.HasField('tagged_run_metadata')]
     assert [(step, metadata.tag) for step, metadata in tagged] == [(7, 'step_7')]
     stats = tf.RunMetadata.FromString(tagged[0][1].run_metadata).step_stats

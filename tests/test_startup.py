@@ -11,7 +11,6 @@ import image_files
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
-from absl import flags
 
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.runs import events
@@ -64,14 +63,6 @@ def test_batch_norms_are_synced_only_if_there_are_any_and_several_replicas():
         '--net=resnet23: choose it, or remove --sync_batch_norm (see --help)\n')
     assert "Unknown command line flag 'sync_batch_norm'" in _refused(
         'cifar10_train.py', '--sync_batch_norm', '--net=resnet23')
-
-
-@pytest.mark.parametrize('name, short', [
-    ('batch_size', 'b'), ('device', 'c'), ('warmup_epochs', 'e'), ('learning_rate', 'l'),
-    ('net', 'n')])
-def test_short_forms_of_flags(name, short):
-    """Those of NNabla's example."""
-    assert flags.FLAGS[short] is flags.FLAGS[name]
 
 
 @pytest.mark.parametrize('script', SCRIPTS)

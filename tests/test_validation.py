@@ -19,6 +19,7 @@ import cifar10
 import cifar10_train
 from cifar10_lib.evaluation import accuracy
 from cifar10_lib import recipes
+from cifar10_lib.runs import events
 from cifar10_lib.runs import metrics
 from cifar10_lib.training import pace as pace_
 from cifar10_lib.training import session as training
@@ -62,10 +63,7 @@ def rows():
 
 
 def scalars(tag):
-    """A curve from the event files: dictionary from step to value."""
-    return {event.step: value.simple_value for path in sorted(folder().glob('events*'))
-            for event in tf.train.summary_iterator(str(path))
-            for value in event.summary.value if value.tag == tag}
+    return events.read_scalars(FLAGS.train_dir, tag)
 
 
 def errors(step):
@@ -91,7 +89,7 @@ def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
     np.testing.assert_allclose(
         [(scalars('validation/error')[step], scalars('validation/error_averaged')[step])
          for step in expected], list(expected.values()), rtol=1e-6)
-    assert sorted(scalars('validation/error')) == sorted(scalars('training/error')) == [10, 20, 25]
+    assert list(scalars('validation/error')) == list(scalars('training/error')) == [10, 20, 25]
     # Rows at validations and before checkpoints.
     assert [step for step, _ in rows()] == [5, 10, 15, 20, 25]
     np.testing.assert_allclose([error for _, error in rows() if error is not None],
