@@ -24,6 +24,8 @@ from google.protobuf import text_format
 from tensorflow.python.client.session import BaseSession
 
 import cifar10
+import cifar10_eval
+import cifar10_export
 import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib.datasets import table
@@ -204,9 +206,14 @@ def test_a_checkpoint_is_due_a_second_after_the_last_one(half_bright):
         assert later == earlier + 1 or times[2 * later - 4] - times[2 * earlier - 1] < 1
 
 
-def test_five_checkpoints_are_kept_over_a_restart(half_bright):
+@pytest.mark.parametrize('file_time', [0, 86400, time.time() + 365 * 86400],
+                         ids=['now', 'of 1970', 'in the future'])
+def test_five_checkpoints_are_kept_over_a_restart(half_bright, file_time):
+    """Also if the clock was wrong when the run started."""
     with flagsaver.flagsaver(save_checkpoint_steps=2):
         cifar10_train.train()
+        for path in pathlib.Path(FLAGS.train_dir).iterdir():
+            os.utime(path, 2 * (file_time,) if file_time else None)
         with flagsaver.flagsaver(max_steps=14):
             cifar10_train.train()
     kept = sorted(int(name.split('-')[1].split('.')[0]) for name in os.listdir(FLAGS.train_dir)
@@ -472,6 +479,29 @@ def test_a_missing_params_h5_is_written_by_the_next_start(trained, capsys):
     assert parameters.step(path) == 10
     assert checkpoints.step(latest()) == 10
     assert not training.steps_left()
+
+
+@pytest.mark.parametrize('restart', [False, True])
+def test_a_folder_in_use_is_left_alone(trained, restart):
+    before = set(os.listdir(FLAGS.train_dir))
+    with run_folder.locked(FLAGS.train_dir), flagsaver.flagsaver(restart=restart, max_steps=20):
+        with pytest.raises(app.UsageError, match=f'is in use: process {os.getpid()} trains there'):
+            cifar10_train.train()
+    assert before <= set(os.listdir(FLAGS.train_dir))
+
+
+def test_all_use_the_newest_intact_checkpoint(trained, tmp_path, capsys):
+    index = pathlib.Path(latest() + '.index')
+    before = set(os.listdir(FLAGS.train_dir))
+    index.write_bytes(index.read_bytes()[:20])
+    for use, words in ((cifar10_eval.evaluate, '/model.ckpt-0 (step 0, averaged weights) on 130'),
+                       (cifar10_export.export, '/model.ckpt-0 as a SavedModel'),
+                       (cifar10_train.train, 'Resuming from ')):
+        with flagsaver.flagsaver(run_once=True, export_dir=str(tmp_path / 'model'), max_steps=1):
+            use()
+        out = capsys.readouterr().out
+        assert 'model.ckpt-10 is damaged (' in out and 'using model.ckpt-0.' in out and words in out
+    assert before <= set(os.listdir(FLAGS.train_dir))
 
 
 def test_a_moved_run_resumes_and_a_copied_one_is_left_alone(trained, tmp_path):
