@@ -71,24 +71,17 @@ def test_num_examples(noisy, tmp_path, num_examples, total):
 
 def test_a_tie_counts_as_one_prediction(noisy, tmp_path):
     """All logits are equal: only one class is predicted."""
-    with tf.Graph().as_default(), tf.Session() as session:
-        for name, shape in plain.SHAPES.items():
-            tf.Variable(np.zeros(shape, np.float32), name=name)
-        tf.Variable(0, name='global_step')
-        session.run(tf.global_variables_initializer())
-        path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in plain.SHAPES.items()}
+    path = plain.save(tmp_path / 'model.ckpt', {**zeros, 'global_step': 0})
     labels = np.fromfile(noisy / 'test_batch.bin', np.uint8).reshape(-1, 3073)[:, 0]
     result = accuracy.Evaluation(use_moving_averages=False).run(path)
     assert result.correct == (labels == 0).sum()
 
 
 def test_a_checkpoint_that_does_not_fit_names_the_variables(noisy, tmp_path):
-    with tf.Graph().as_default(), tf.Session() as session:
-        for name, shape in plain.SHAPES.items():
-            tf.Variable(np.zeros(shape if name != 'conv2/biases' else [3], np.float32), name=name)
-        tf.Variable(0, name='global_step')
-        session.run(tf.global_variables_initializer())
-        path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
+    zeros = {name: np.zeros(shape, np.float32)
+             for name, shape in {**plain.SHAPES, 'conv2/biases': [3]}.items()}
+    path = plain.save(tmp_path / 'model.ckpt', {**zeros, 'global_step': 0})
     with pytest.raises(app.UsageError) as error:
         accuracy.Evaluation(use_moving_averages=False).run(path)
     assert 'network: conv2/biases has shape [3]; expected [64]. Choose' in str(error.value)

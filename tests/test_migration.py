@@ -1,4 +1,4 @@
-"""docs/migration.md: its stages compute the same, and what it says of TensorFlow is so."""
+"""docs/migration.md: its stages compute the same, and its programs do what it says."""
 import importlib.util
 import json
 import pathlib
@@ -223,30 +223,6 @@ def test_mistakes_in_stage_4_are_one_line(half_bright, monkeypatch, arguments, m
     with pytest.raises(SystemExit, match=message) as ended:
         stage_4_keras.main()
     assert '\n' not in ended.value.code
-
-
-def names_in(heading):
-    """The names in backticks in the first column of the table below a heading of the page."""
-    table = PAGE.partition(f'\n{heading}\n')[2].partition('\n#')[0]
-    cells = re.findall(r'^\| ([^|]*) \|', table, re.MULTILINE)
-    return re.findall(r'`([\w.]+)`', ' '.join(cells))
-
-
-def has(name):
-    found = {'tf': tf}
-    try:
-        exec(f'import numpy as np, scipy.misc; {name}', found)
-    except AttributeError:
-        return False
-    return True
-
-
-@pytest.mark.filterwarnings('ignore::DeprecationWarning')
-def test_what_the_page_calls_gone_is_gone_and_the_rest_is_there():
-    gone, left = names_in('### Gone'), names_in('### Still there')
-    assert len(gone) > 10 and len(left) > 10
-    assert [name for name in gone if has(name)] == []
-    assert [name for name in left if not has(name)] == []
 
 
 def test_batch_norm_updates_without_update_ops():
