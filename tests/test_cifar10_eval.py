@@ -247,13 +247,13 @@ def test_the_five_most_probable_of_a_hundred_classes(tmp_path, capsys):
                              eval_dir=str(tmp_path / 'eval'), batch_size=5, run_once=True):
         cifar10_train.train()
         latest = tf.train.latest_checkpoint(FLAGS.train_dir)
-        values_ = checkpoints.read(latest)
-        for name, value in values_.items():
+        weights = checkpoints.read(latest)
+        for name, value in weights.items():
             if name.startswith('softmax_linear/weights'):
-                values_[name] = np.zeros_like(value)
+                weights[name] = np.zeros_like(value)
             if name.startswith('softmax_linear/biases'):
-                values_[name] = np.arange(100, dtype=np.float32)  # 99 is the most probable.
-        plain.save(latest, values_)
+                weights[name] = np.arange(100, dtype=np.float32)  # 99 is the most probable.
+        plain.save(latest, weights)
         cifar10_eval.evaluate()
         assert 'precision @ 5 = 0.667\n' in capsys.readouterr().out
         assert set(values('Precision @ 5').values()) == {np.float32(2 / 3)}
