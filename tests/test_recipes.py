@@ -291,14 +291,3 @@ def test_the_tutorials_net_learns_fine_labels(hundred, monkeypatch):
     cifar10_train.train()
     assert outcomes.precision(FLAGS.train_dir) == 1.0
     assert value('softmax_linear/weights').shape == (192, 100)
-
-
-@pytest.mark.slow
-def test_resnet23_on_a_hundred_classes(hundred):
-    with flagsaver.flagsaver(net='resnet23', max_steps=2, validate_every=1, batch_size=4):
-        cifar10_train.train()
-    row, = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
-    assert (row['step'], row['epoch']) == (2, 0.125)
-    assert row['validation_error'] in [k / 8 for k in range(9)]
-    assert value('affine/weights').shape == (384, 100)
-    assert value('conv1/bn/moving_mean').any()

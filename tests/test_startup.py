@@ -194,14 +194,6 @@ def test_a_missing_module_of_an_installed_package_is_a_bug():
     assert 'Traceback' in done.stderr and "No module named 'json.nothing'" in done.stderr
 
 
-def test_escape_sequences_from_files_are_not_printed(tmp_path):
-    (tmp_path / 'run.json').write_text(json.dumps(
-        {'net': '\x1b[2Jgone', 'dataset': 'cifar10', 'settings': {}}))
-    message = _refused('cifar10_train.py', f'--train_dir={tmp_path}')
-    assert f'{tmp_path}/run.json is damaged: "net" is ' in message and 'gone' in message
-    assert '\x1b' not in message
-
-
 def test_help_without_a_reader():
     """As in `--help | true`, and on a full disk."""
     read_end, write_end = os.pipe()
