@@ -174,13 +174,6 @@ def start(*arguments, size=2, rate=0.03, prepare=''):
         *spawn.gently(NAME, rate, prepare), f'--num_workers={size}', *flags_of_a_run(*arguments)])
 
 
-def start_by_hand(*arguments, each=((), ())):
-    """Starts two workers by --worker_hosts; `each` has additional flags per worker."""
-    hosts = ','.join(f'127.0.0.1:{networks.free_port()}' for _ in each)
-    return [spawn.start([*spawn.gently(NAME), f'--worker_hosts={hosts}', f'--task_index={rank}',
-                         *flags_of_a_run(*arguments, *more)]) for rank, more in enumerate(each)]
-
-
 def ends(processes, seconds=spawn.PATIENCE):
     """(exit code, stdout, last line of stderr) of each process."""
     deadline = time.monotonic() + seconds
@@ -377,7 +370,11 @@ def test_a_validation_may_take_longer_than_a_step_and_sigterm_then_loses_nothing
 
 @pytest.mark.slow
 def test_a_worker_with_a_different_net_ends_both(half_bright):
-    for code, _, line in ends(start_by_hand(each=((), ['--net=resnet23']))):
+    hosts = ','.join(f'127.0.0.1:{networks.free_port()}' for _ in range(2))
+    processes = [spawn.start([
+        *spawn.gently(NAME), f'--worker_hosts={hosts}', f'--task_index={rank}', f'--net={net}',
+        *flags_of_a_run()]) for rank, net in enumerate(['tutorial', 'resnet23'])]
+    for code, _, line in ends(processes):
         assert code == 1
         assert re.fullmatch(
             NAME + r': worker 1 \(127.0.0.1:\d+\) differs from worker 0: '

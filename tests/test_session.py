@@ -85,7 +85,6 @@ def test_a_run_does_not_optimise_the_graph_once_per_variable(half_bright, monkey
         assert 10 < len(different) < 30, different  # There are 21 variables.
 
 
-
 @pytest.mark.parametrize('max_steps', [10, 4])
 def test_a_finished_run_prints_one_line(trained, capsys, max_steps):
     before = {path: path.stat().st_mtime_ns for path in pathlib.Path(FLAGS.train_dir).iterdir()}
