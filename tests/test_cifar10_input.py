@@ -229,7 +229,7 @@ def test_shards_are_disjoint_and_complete(tmp_path, numbered, subset, count):
     batches = [distorted_inputs(str(tmp_path), 8, numbered, subset=subset,
                                 shard=(k, count))[1] for k in range(count)]
     with Running() as session:
-        found = [{label for _ in range(40) for label in session.run(labels)} for labels in batches]
+        found = [{label for _ in range(99) for label in session.run(labels)} for labels in batches]
     assert found == [set(everything[k::count]) for k in range(count)]
 
 
