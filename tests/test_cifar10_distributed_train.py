@@ -18,7 +18,6 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
-import cifar10
 import link
 import cifar10_distributed_train
 from cifar10_lib.runs import checkpoints

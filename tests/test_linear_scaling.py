@@ -10,7 +10,6 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_multi_gpu_train
 from cifar10_lib import settings
-from cifar10_lib.nets import linear_scaling
 from cifar10_lib import recipes
 from cifar10_lib.runs import metrics
 
