@@ -1,7 +1,7 @@
-"""Where the operations of a step run, and what crosses between the host and the GPUs.
+"""Where the operations of a step run.
 
-TensorFlow divides the graph of a step into one part per device, and adds a pair of operations, send
-and receive, for each tensor that crosses. `RunOptions.output_partition_graphs` returns the parts.
+TensorFlow divides the graph of a step into one part per device, which
+`RunOptions.output_partition_graphs` returns.
 """
 import collections
 
@@ -27,7 +27,6 @@ ON_THE_HOST = {
     'Const': 'if it is a string: the tag of a summary',
 }
 
-_SENDS = ('_Send', '_HostSend')
 
 
 def step_of_towers(queue=None):
@@ -76,46 +75,14 @@ def moved(graph, partitions):
     """Operations that ran elsewhere than they ask to: {'Type: asks for GPU:0, ran on CPU:0': n}."""
     found = collections.Counter()
     asked = {op.name: op.device for op in graph.get_operations() if op.device}
-    for node in _nodes(partitions):
+    for node in (node for part in partitions for node in part.node):
         if node.name in asked and _short(asked[node.name]) != _short(node.device):
             found[f'{node.op}: asks for {_short(asked[node.name])}, ran on '
                   f'{_short(node.device)}'] += 1
     return dict(found)
 
 
-def crossings(graph, partitions):
-    """What crosses between devices: {path, as 'CPU:0 to GPU:0': (number of tensors, bytes)}.
-
-    Signals, which are control dependencies that cross, do not count.
-    """
-    sizes = collections.defaultdict(dict)
-    for node in _nodes(partitions):
-        source, target = (_short(node.attr[f'{end}_device'].s.decode()) for end in ('send', 'recv'))
-        if node.op in _SENDS and not node.attr['client_terminated'].b and source != target:
-            size = _bytes(graph, node.input[0])
-            if size is not None:
-                sizes[f'{source} to {target}'][node.input[0]] = size
-    return {path: (len(tensors), sum(tensors.values())) for path, tensors in sizes.items()}
-
-
-def _nodes(partitions):
-    return (node for part in partitions for node in part.node)
-
-
 def _short(device):
     """'/job:localhost/replica:0/task:0/device:CPU:0' -> 'CPU:0'."""
     spec = tf.DeviceSpec.from_string(device)
     return f'{spec.device_type}:{spec.device_index or 0}'
-
-
-def _bytes(graph, name):
-    """Size of a tensor, named as a node's input; None for TensorFlow's own, made for a signal."""
-    name, _, index = name.partition(':')
-    try:
-        outputs = graph.get_operation_by_name(name).outputs
-    except KeyError:
-        return None
-    if int(index or 0) >= len(outputs):  # oneDNN adds the gradient of a bias to a convolution's.
-        return 0
-    tensor = outputs[int(index or 0)]
-    return (tensor.shape.num_elements() or 0) * tensor.dtype.size

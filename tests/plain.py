@@ -65,12 +65,16 @@ def save_checkpoint(folder):
     """
     raw, averaged = weights(seed=1, scale=2.0), weights(seed=2, scale=2.0)
     os.makedirs(folder, exist_ok=True)
-    with tf.Graph().as_default(), tf.Session() as session:
-        for name, value in raw.items():
-            tf.Variable(value, name=name, use_resource=False)
-            tf.Variable(averaged[name], name=name + '/ExponentialMovingAverage', use_resource=False)
-        tf.Variable(123.0, name='global_step', use_resource=False)
-        tf.Variable(0.5, name='local3/weight_loss/avg', use_resource=False)
-        session.run(tf.global_variables_initializer())
-        tf.train.Saver().save(session, os.path.join(folder, 'model.ckpt'), global_step=123)
+    save(os.path.join(folder, 'model.ckpt-123'), {
+        **raw, **{name + '/ExponentialMovingAverage': value for name, value in averaged.items()},
+        'global_step': 123.0, 'local3/weight_loss/avg': 0.5})
     return raw, averaged
+
+
+def save(path, values):
+    """Saves a checkpoint of values by name, as TF1 code does: its path."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, value in values.items():
+            tf.Variable(value, name=name, use_resource=False)
+        session.run(tf.global_variables_initializer())
+        return tf.train.Saver().save(session, str(path))

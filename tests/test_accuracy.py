@@ -1,3 +1,5 @@
+import pathlib
+
 import numpy as np
 import plain
 import pytest
@@ -15,14 +17,10 @@ FLAGS = flags.FLAGS
 
 @pytest.fixture
 def noisy(tmp_path):
-    """Flags for a CIFAR-10 folder of noise: 5 x 30 training records and 130 test records."""
-    folder = tmp_path / 'data' / 'cifar-10-batches-bin'
-    folder.mkdir(parents=True)
-    for index, name in enumerate(table.CIFAR10.files):
-        count = 130 if 'test' in name else 30
-        record_files.write(folder / name, record_files.noise(count, seed=index))
+    """Flags for a CIFAR-10 folder of noise: six files of 130 records."""
+    folder = record_files.write_noise(tmp_path / 'data', count=130)
     with flagsaver.flagsaver(data_dir=str(tmp_path / 'data'), batch_size=128):
-        yield folder
+        yield pathlib.Path(folder)
 
 
 def plain_predictions(paths, values):
@@ -39,7 +37,7 @@ def plain_predictions(paths, values):
 @pytest.mark.parametrize('eval_data', ['test', 'train_eval'])
 def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
         noisy, tmp_path, eval_data, use_moving_averages):
-    """130 or 150 records in batches of 128; each counts once."""
+    """130 or 650 records in batches of 128; each counts once."""
     values = plain.save_checkpoint(tmp_path / 'train')[use_moving_averages]
     names = table.CIFAR10.split(eval_data == 'test')
     labels, predictions = plain_predictions([noisy / name for name in names], values)
@@ -49,7 +47,7 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
     with flagsaver.flagsaver(validate_on='held_out'):  # Has no effect here.
         current = accuracy.Evaluation(eval_data, use_moving_averages)
     result = current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
-    assert result.total == current.total == len(labels) == (130 if eval_data == 'test' else 150)
+    assert result.total == current.total == len(labels) == (130 if eval_data == 'test' else 650)
     assert result.confusion.dtype == np.int64
     np.testing.assert_array_equal(result.confusion, expected)
     assert result.correct == np.trace(expected) > 0
@@ -71,24 +69,17 @@ def test_num_examples(noisy, tmp_path, num_examples, total):
 
 def test_a_tie_counts_as_one_prediction(noisy, tmp_path):
     """All logits are equal: only one class is predicted."""
-    with tf.Graph().as_default(), tf.Session() as session:
-        for name, shape in plain.SHAPES.items():
-            tf.Variable(np.zeros(shape, np.float32), name=name)
-        tf.Variable(0, name='global_step')
-        session.run(tf.global_variables_initializer())
-        path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in plain.SHAPES.items()}
+    path = plain.save(tmp_path / 'model.ckpt', {**zeros, 'global_step': 0})
     labels = np.fromfile(noisy / 'test_batch.bin', np.uint8).reshape(-1, 3073)[:, 0]
     result = accuracy.Evaluation(use_moving_averages=False).run(path)
     assert result.correct == (labels == 0).sum()
 
 
 def test_a_checkpoint_that_does_not_fit_names_the_variables(noisy, tmp_path):
-    with tf.Graph().as_default(), tf.Session() as session:
-        for name, shape in plain.SHAPES.items():
-            tf.Variable(np.zeros(shape if name != 'conv2/biases' else [3], np.float32), name=name)
-        tf.Variable(0, name='global_step')
-        session.run(tf.global_variables_initializer())
-        path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
+    zeros = {name: np.zeros(shape, np.float32)
+             for name, shape in {**plain.SHAPES, 'conv2/biases': [3]}.items()}
+    path = plain.save(tmp_path / 'model.ckpt', {**zeros, 'global_step': 0})
     with pytest.raises(app.UsageError) as error:
         accuracy.Evaluation(use_moving_averages=False).run(path)
     assert 'network: conv2/biases has shape [3]; expected [64]. Choose' in str(error.value)

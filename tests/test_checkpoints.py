@@ -128,7 +128,8 @@ _DAMAGES = {
         folder / 'model.ckpt-7.index', lambda data: bytes(len(data))),
     'index of exabytes': lambda folder: _overwrite(
         folder / 'model.ckpt-7.index', lambda data: data[:-48] + _FOOTER + data[-8:]),
-    'index missing': lambda folder: (folder / 'model.ckpt-7.index').unlink()}
+    'index missing': lambda folder: (folder / 'model.ckpt-7.index').unlink(),
+    'index empty': lambda folder: (folder / 'model.ckpt-7.index').write_bytes(b'')}
 
 # An index file is a LevelDB table. Its last 48 bytes are the offsets and sizes of two blocks, as
 # numbers with seven bits per byte, the lowest first; padding to 40 bytes; and a mark of 8 bytes.
@@ -152,7 +153,8 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, capsys, damage):
 
 
 @pytest.mark.parametrize('state', [
-    b'', bytes(50), b'model_checkpoint_path: "model.ckpt-9"\n', b'\xff\xfe nonsense', None])
+    b'', bytes(50), b'model_checkpoint_path: "model.ckpt-9"\n', b'\xff\xfe nonsense',
+    b'path: 7\n', None])
 def test_a_useless_state_file(tmp_path, state):
     _, seventh = _save_steps(tmp_path, 5, 7)
     (tmp_path / 'checkpoint').unlink()

@@ -1,11 +1,6 @@
-import collections
-import subprocess
-import sys
-
 import numpy as np
 import plain
 import pytest
-import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -13,7 +8,6 @@ from absl.testing import flagsaver
 import cifar10
 from cifar10_lib.nets import summaries
 from cifar10_lib.nets import variables
-from cifar10_lib.program import devices
 
 FLAGS = flags.FLAGS
 IMAGES = np.random.RandomState(3).normal(size=[13, 24, 24, 3]).astype(np.float32)
@@ -216,27 +210,6 @@ def test_the_sparsity_is_the_fraction_of_zeros():
     np.testing.assert_allclose(values['net/sparsity'], 0.4, rtol=1e-6)
 
 
-def test_a_second_pass_of_the_optimiser_would_change_nothing():
-    """On a CPU, `devices.session_config` asks TensorFlow for one pass."""
-    _, loss = build()
-    train_op = cifar10.train(loss, tf.train.get_or_create_global_step())
-    optimised = []
-    for passes in (0, 1, 2):  # 0 means TensorFlow's default.
-        with flagsaver.flagsaver(device='cpu'):
-            config = devices.session_config()
-        rewrites = config.graph_options.rewrite_options
-        assert rewrites.meta_optimizer_iterations == 1
-        rewrites.meta_optimizer_iterations = passes
-        metadata = tf.RunMetadata()
-        with tf.Session(config=config) as session:
-            session.run(tf.global_variables_initializer())
-            session.run([train_op, tf.summary.merge_all()],
-                        options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
-        optimised.append(collections.Counter(
-            node.op for graph in metadata.partition_graphs for node in graph.node))
-    assert optimised[0] == optimised[1] == optimised[2]
-
-
 def test_checkpoint_names():
     _, loss = build()
     cifar10.train(loss, tf.train.get_or_create_global_step())
@@ -294,33 +267,3 @@ def test_every_variable_is_pinned_to_the_cpu():
         assert variable.device == '/device:CPU:0', variable.op.name
     conv, = [op for op in tf.get_default_graph().get_operations() if op.name == 'conv1/Conv2D']
     assert conv.device == '/device:GPU:0'
-
-
-@pytest.mark.slow
-def test_code_written_against_the_tutorial_needs_no_app_run(half_bright):
-    """A separate program imports the module, reads flags and trains one step."""
-    program = '''
-import sys; sys.path.insert(0, sys.argv.pop(1))
-import tensorflow.compat.v1 as tf
-tf.disable_v2_behavior()
-import cifar10
-print(cifar10.FLAGS.batch_size)
-cifar10.maybe_download_and_extract()
-global_step = tf.Variable(0, trainable=False)
-images, labels = cifar10.distorted_inputs()
-loss = cifar10.loss(cifar10.inference(images), labels)
-train_op = cifar10.train(loss, global_step)
-with tf.Session() as session:
-    session.run(tf.global_variables_initializer())
-    tf.train.start_queue_runners(session)
-    for _ in range(2):
-        session.run(train_op)
-    print(session.run(global_step))
-'''
-    done = subprocess.run(
-        [sys.executable, '-c', program, str(spawn.ROOT), '--batch_size=4',
-         f'--data_dir={half_bright.parent}'],
-        capture_output=True, text=True, timeout=spawn.PATIENCE)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[0] == '4'
-    assert done.stdout.split()[-1] == '2'

@@ -1,7 +1,6 @@
 import json
 import os
 import signal
-import time
 
 import image_files
 import numpy as np
@@ -156,30 +155,3 @@ def test_a_lost_console_does_not_remove_the_data_set(folder, tmp_path):
     assert process.wait(timeout=spawn.PATIENCE) == -signal.SIGHUP
     assert error == '\nThe console is gone: Broken pipe.\n'
     assert custom.read(tmp_path / 'data').classes == tuple(NAMES)
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_nothing(folder, tmp_path):
-    image = next((folder / NAMES[0]).iterdir())
-    for index in range(20000):  # They keep the script busy for seconds.
-        os.link(image, folder / NAMES[0] / f'again {index}.bmp')
-    process = spawn.start_script('cifar10_convert.py', folder, tmp_path / 'data')
-    while not any(entry.suffix == '.part' for entry in tmp_path.iterdir()):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=spawn.PATIENCE)
-    assert (process.returncode, error) == (130, 'cifar10_convert.py: interrupted\n')
-    assert os.listdir(tmp_path) == ['my images']
-
-
-@pytest.mark.slow
-def test_as_a_user(folder, tmp_path):
-    done = spawn.run_script('cifar10_convert.py', folder)
-    assert (done.returncode, done.stdout) == (1, '')
-    assert done.stderr == (
-        f'cifar10_convert.py: got {folder}; expected FOLDER DATA_DIR (see --help)\n')
-    done = spawn.run_script('cifar10_convert.py', folder / NAMES[0], tmp_path / 'data')
-    assert (done.returncode, done.stderr.count('\n')) == (1, 1)
-    assert 'has 0 classes; expected 2 to 256, each a folder with its images' in done.stderr
-    assert os.listdir(tmp_path) == ['my images']

@@ -18,10 +18,8 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
-import cifar10
 import link
 import cifar10_distributed_train
-import cifar10_input
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.runs import metrics
 from cifar10_lib.training import session as training
@@ -29,23 +27,6 @@ from cifar10_lib.workers import watch
 
 FLAGS = flags.FLAGS
 NAME = 'cifar10_distributed_train.py'
-
-
-@pytest.mark.parametrize('count', [2, 3])
-def test_shards_are_disjoint_and_complete(half_bright, count):
-    """80 records in five files of 16: worker k has the records k, k + count, ... and no others."""
-    everything = np.concatenate([
-        np.fromfile(half_bright / f'data_batch_{k}.bin', np.uint8).reshape(-1, 3073)
-        for k in range(1, 6)])
-    for index in range(count):
-        expected = everything[index::count]
-        with tf.Graph().as_default():
-            read = cifar10_input._shuffled_records(
-                cifar10.source(shard=(index, count)), len(expected), min_fraction=0.0)
-            with tf.train.MonitoredSession() as session:
-                got = np.concatenate([session.run(read) for _ in range(40)])
-        found = {record.tobytes() for record in got}
-        assert found == {record.tobytes() for record in expected}
 
 
 def test_without_a_launcher_it_trains_as_one_worker(half_bright):

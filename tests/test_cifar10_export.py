@@ -1,5 +1,6 @@
 import json
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -51,16 +52,12 @@ print(json.dumps({
 @pytest.fixture
 def noisy(tmp_path):
     """Sets the flags for a CIFAR-10 folder of noise and a checkpoint of the tutorial's network."""
-    folder = tmp_path / 'data' / 'cifar-10-batches-bin'
-    folder.mkdir(parents=True)
-    for index in range(1, 6):
-        record_files.write(folder / f'data_batch_{index}.bin', record_files.noise(1, seed=index))
-    record_files.write(folder / 'test_batch.bin', record_files.noise(130, seed=0))
+    folder = record_files.write_noise(tmp_path / 'data', count=130)
     plain.save_checkpoint(tmp_path / 'train')
     with flagsaver.flagsaver(
             data_dir=str(tmp_path / 'data'), checkpoint_dir=str(tmp_path / 'train'),
             export_dir=str(tmp_path / 'model' / '1')):
-        yield folder
+        yield pathlib.Path(folder)
 
 
 def use_elsewhere(model, path, tmp_path):

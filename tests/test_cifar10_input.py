@@ -143,17 +143,6 @@ def test_draws_are_uniform_in_their_ranges():
         np.testing.assert_allclose(counts / 20000, 0.1, atol=0.011)
 
 
-def test_evaluation_crops_the_centre_and_standardises():
-    random = np.random.RandomState(0)
-    images = random.randint(0, 256, [7, 32, 32, 3]).astype(np.uint8)
-    pixels_chw = images.transpose(0, 3, 1, 2).reshape(7, -1)
-    ours = cifar10_input.standardise(tf.constant(pixels_chw))
-    theirs = tf.image.per_image_standardization(tf.cast(images[:, 4:28, 4:28], tf.float32))
-    with tf.Session() as session:
-        got, expected = session.run([ours, theirs])
-    np.testing.assert_allclose(got, expected, atol=1e-5)
-
-
 @pytest.mark.parametrize('eval_data', [True, False])
 def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data):
     """130 records in batches of 64, in one file, or in two that end within a batch."""
@@ -213,13 +202,17 @@ def test_evaluation_needs_only_the_files_of_its_set(tmp_path):
     cifar10_input.batches(source.Source(SMALL, str(tmp_path), 2, True))
 
 
-def test_training_images_are_endless_and_mixed(tmp_path, capsys):
+@pytest.fixture
+def numbered(tmp_path):
+    """The row of 100 records in two files, in `tmp_path`, with their numbers as labels."""
+    for name, numbers in (('a.bin', range(65)), ('b.bin', range(65, 100))):
+        (tmp_path / name).write_bytes(b''.join(bytes([k]) + bytes(3072) for k in numbers))
+    return table.DataSet('row', 'row', '', SMALL.train_files, {}, classes=('x',) * 100)
+
+
+def test_training_images_are_endless_and_mixed(tmp_path, numbered, capsys):
     """More images than records, with all labels, in another order than in the files."""
-    with open(tmp_path / 'a.bin', 'wb') as stream, open(tmp_path / 'b.bin', 'wb') as other:
-        for index in range(100):
-            (stream if index < 60 else other).write(bytes([index]) + bytes(3072))
-    row = table.DataSet('row', 'row', '', SMALL.train_files, {}, classes=('x',) * 100)
-    images, labels = distorted_inputs(str(tmp_path), 32, row)
+    images, labels = distorted_inputs(str(tmp_path), 32, numbered)
     assert images.shape.as_list() == [32, 24, 24, 3]
     assert labels.shape.as_list() == [32]
     assert 'Filling queue with 40 row images before starting to train.' in capsys.readouterr().out
@@ -229,23 +222,23 @@ def test_training_images_are_endless_and_mixed(tmp_path, capsys):
     assert np.corrcoef(seen[:-1], seen[1:])[0, 1] < 0.5
 
 
-def test_held_out_images_are_validated_and_never_trained_on(tmp_path):
-    """100 records, with their numbers as labels, in two files. Two workers share the rest."""
-    with open(tmp_path / 'a.bin', 'wb') as stream, open(tmp_path / 'b.bin', 'wb') as other:
-        for index in range(100):
-            (stream if index < 65 else other).write(bytes([index]) + bytes(3072))
-    row = table.DataSet('row', 'row', '', SMALL.train_files, {}, classes=('x',) * 100)
-    shards = [distorted_inputs(str(tmp_path), 8, row, shard=(k, 2), subset='training')[1]
-              for k in range(2)]
-    reserved = source.Source(row, str(tmp_path), 64, subset='held_out')
+@pytest.mark.parametrize('subset, count', [('training', 2), ('all', 3)])
+def test_shards_are_disjoint_and_complete(tmp_path, numbered, subset, count):
+    """Worker k has the records k, k + count, ... of those that are not held out."""
+    everything = [k for k in range(100) if subset == 'all' or k % 10 != 9]
+    batches = [distorted_inputs(str(tmp_path), 8, numbered, subset=subset,
+                                shard=(k, count))[1] for k in range(count)]
+    with Running() as session:
+        found = [{label for _ in range(99) for label in session.run(labels)} for labels in batches]
+    assert found == [set(everything[k::count]) for k in range(count)]
+
+
+def test_held_out_images_are_validated(tmp_path, numbered):
+    reserved = source.Source(numbered, str(tmp_path), 64, subset='held_out')
     _, held_out = cifar10_input.batches(reserved, num_epochs=1)
     with Running() as session:
         assert session.run(held_out).tolist() == [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]
-        first, second = ({label for _ in range(40) for label in session.run(labels)}
-                         for labels in shards)
     assert reserved.num_records() == 10
-    assert len(first) == len(second) == 45
-    assert first | second == {index for index in range(100) if index % 10 != 9}
 
 
 @pytest.mark.parametrize('records, fraction, waiting', [

@@ -74,8 +74,9 @@ def test_the_legend_is_below_the_axes(tmp_path):
     pictures.curves(str(tmp_path / 'a.png'), [4, 4], [
         ([('a', 1, None, {0: 0.0, 1: 1.0})], 'title', 'y', 'x')])
     image = np.asarray(Image.open(tmp_path / 'a.png').convert('RGB'))
-    edge = np.flatnonzero((image == 0).all(axis=2).sum(axis=1) > 200)[-1]
-    assert (image[edge + 1:] == ORANGE).all(axis=2).any()
+    edge = np.flatnonzero((image < 60).all(axis=2).sum(axis=1) > 200)[-1]
+    red, _, blue = np.moveaxis(image[edge + 1:].astype(int), 2, 0)
+    assert (red - blue > 100).any()
 
 
 def test_means_over_few_steps_are_dropped():

@@ -157,6 +157,12 @@ def test_a_new_run_starts_with_the_weights_of_another(trained, tmp_path, monkeyp
         FLAGS.max_steps = 1
         cifar10_train.train()
         assert 'Starting with' not in capsys.readouterr().out
+        FLAGS.max_steps = 2
+        with flagsaver.flagsaver(initial_checkpoint=str(tmp_path / 'gone')):
+            assert training.steps_left()
+        with flagsaver.flagsaver(initial_checkpoint=FLAGS.train_dir, restart=True), \
+                pytest.raises(app.UsageError, match='--restart would remove --initial_checkpoint'):
+            training.steps_left()
     average = '/ExponentialMovingAverage'
     assert ours['global_step'] == 0
     assert ours['softmax_linear/weights'].shape == (192, 12)

@@ -104,13 +104,11 @@ def test_torchrun_gives_each_job_a_port_of_its_own(monkeypatch):
     ({}, {'coordinator': 'a:1'}, '--coordinator is for workers that torchrun, mpirun, mpiexec or'),
     (MPI, {'worker_hosts': ['a:1'], 'task_index': 0}, '--worker_hosts and mpirun both define'),
     (MPI, {'num_workers': 2}, '--num_workers and mpirun both define'),
-    (SLURM, {'num_workers': 2}, '--num_workers and srun both define'),
     (tf_config('worker', 0, worker=['a:1']), {'num_workers': 2},
      '--num_workers and TF_CONFIG both define'),
     ({}, {'worker_hosts': ['a:1'], 'num_workers': 2},
      '--worker_hosts and --num_workers both define'),
     (MPI_SPREAD, {}, 'mpirun does not provide the address of worker 0 .*--coordinator=HOST:PORT'),
-    (TORCH, {'num_workers': 2}, '--num_workers and torchrun both define'),
     ({**TORCH, 'MASTER_PORT': ''}, {}, 'torchrun does not provide the address .*--coordinator'),
     ({**TORCH, 'MASTER_ADDR': '::1'}, {},
      """the host in torchrun's environment: "::1:[0-9]*" is not HOST:PORT"""),
@@ -127,7 +125,6 @@ def test_torchrun_gives_each_job_a_port_of_its_own(monkeypatch):
     ({'PMI_SIZE': '1'}, {}, None),
     (PMI, {}, 'mpiexec does not provide the address of worker 0 .*--coordinator=HOST:PORT'),
     ({**MPI, 'PMI_SIZE': '4'}, {'coordinator': 'a'}, '"a" is not HOST:PORT'),
-    ({'TF_CONFIG': '{"cluster": 1}'}, {}, 'has cluster 1 and task null; expected only workers'),
     (tf_config('evaluator', 0, worker=['a:1'], evaluator=['b:1']), {}, 'expected only workers'),
     (tf_config('worker', 0, worker=['a:1'], ps=['b:1']), {}, 'expected only workers')])
 def test_contradictory_flags_and_environments(monkeypatch, environment, options, words):

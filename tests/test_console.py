@@ -137,14 +137,6 @@ def test_short_epochs_keep_a_line_every_two_seconds(half_bright):
     assert 5 <= shown.count(f'{CLEAR}epoch ') <= 4 * seconds + len(kept) + 1, shown
 
 
-@pytest.mark.slow
-def test_a_runs_log_is_clean(half_bright):
-    done = spawn.run_script('cifar10_train.py', *arguments(half_bright))
-    assert done.returncode == 0, done.stderr
-    assert '\r' not in done.stdout and '\x1b' not in done.stdout and 'epoch ' not in done.stdout
-    assert len(done.stdout.splitlines()) == 7  # Device, queue, epochs, step 0, validations, saved.
-
-
 def _run(program, **options):
     """Runs Python code in another process; returns a `subprocess.CompletedProcess`."""
     return subprocess.run([sys.executable, '-c', program], cwd=spawn.ROOT,

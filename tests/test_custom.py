@@ -3,7 +3,6 @@ import os
 
 import numpy as np
 import pytest
-import spawn
 from absl import flags
 from absl.testing import flagsaver
 
@@ -145,11 +144,3 @@ def test_an_invalid_data_set_gets_no_json_file(tmp_path, name, dog, train, test,
     with pytest.raises(errors.DataError, match=words):
         custom.write(tmp_path, name, ['cat', dog], train, test)
     assert 'dataset.json' not in os.listdir(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_script_reports_a_damaged_file_in_one_line(folder):
-    (folder / 'dataset.json').write_text('{')
-    done = spawn.run_script('cifar10_train.py', f'--dataset={folder}')
-    assert (done.returncode, done.stdout, done.stderr.count('\n')) == (1, '', 1)
-    assert 'dataset.json is not JSON' in done.stderr

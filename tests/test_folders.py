@@ -88,6 +88,7 @@ def test_kaggles_labels(tmp_path):
 
 @pytest.mark.parametrize('labels, words', [
     (['0,dog', '1'], 'trainLabels.csv has the line 1; expected ID,LABEL'),
+    (['0,"' + 'dog' * 50000], 'trainLabels.csv is damaged \\(field larger than'),
     (['0,dog', '1,cat,x' + 80 * 'y'], 'has the line 1,cat,xyy+; expected'),
     ([], 'has 0 classes; expected 2 to 256')])
 def test_kaggles_labels_with_mistakes(tmp_path, labels, words):

@@ -49,31 +49,3 @@ def test_ends(statement, code, error):
     assert done.returncode == code
     assert done.stderr.endswith(error) and bool(done.stderr) == bool(error)
     assert done.stdout == 'first\n'
-
-
-def test_signals_input_and_a_session_of_its_own():
-    program = ('import os, signal, sys; signal.signal(signal.SIGHUP, lambda *_: sys.exit(5)); '
-               'print(os.getsid(0) == os.getpid(), sys.stdin.readline(), flush=True); '
-               'signal.pause()')
-    with forks.Python([sys.executable, '-c', program], stdin=subprocess.PIPE, text=True,
-                      stdout=subprocess.PIPE, start_new_session=True) as process:
-        process.stdin.write('words\n')
-        process.stdin.flush()
-        assert process.stdout.readline() == 'True words\n'
-        assert process.poll() is None
-        process.send_signal(signal.SIGHUP)
-        assert process.wait() == 5
-
-
-def test_modules_are_those_of_every_script(tmp_path):
-    """No flags are parsed, and none of the project's are defined."""
-    program = '''
-import sys
-sys.path.insert(0, sys.argv[1])
-before = set(sys.modules)
-from cifar10_lib.program import startup
-assert set(sys.modules) == before
-print(startup.FLAGS.is_parsed(), {'device', 'batch_size'} & set(startup.FLAGS))
-'''
-    done = forks.run([sys.executable, '-c', program, forks.ROOT], capture_output=True, text=True)
-    assert done.stdout == 'False set()\n'

@@ -1,4 +1,5 @@
 """Makes each form of data from known records, and converts it back."""
+import dataclasses
 import io
 import json
 import os
@@ -95,7 +96,8 @@ def parquet(folder, names=table.CIFAR10.classes, label='label', test='test', enc
     (folder / 'plain_text').mkdir()
     for split, records in (('train', TRAIN), (test, TEST)):
         rows = pyarrow.table({
-            'img': [{'bytes': encode(image), 'path': None} for image in images_of(records)],
+            'img': [data and {'bytes': data, 'path': None}
+                    for data in map(encode, images_of(records))],
             label: records[:, 0].tolist()})
         features = {'img': {'_type': 'Image'}, label: {'names': list(names), '_type': 'ClassLabel'}}
         rows = rows.replace_schema_metadata(
@@ -210,12 +212,14 @@ def test_damaged_pickles(tmp_path, change, words):
     ({'x_train': images_of(TRAIN)[:, :28]}, 'has images of uint8 (100, 28, 32, 3)'),
     ({'x_test': images_of(TEST) / 255}, 'has images of float64'),
     ({'y_train': TRAIN[:, 0] * 0.5}, 'has label 0.5; expected 0 to 5'),
+    ({'y_train': np.array(['cat'] * 100)}, 'cannot be read (ufunc'),
+    ({'y_train': np.full(100, np.nan)}, 'cannot be read ('),
     ({'y_train': np.array([])}, 'has images of uint8 (100, 32, 32, 3) and 0 labels'),
     ({'y_test': TEST[:, 0] + np.uint8(1)}, 'has label 10; expected 0 to 9'),
     ({'y_test': TEST[:, 0].astype(int) - 1}, 'has label -1; expected 0 to 9'),
     ({'y_train': TRAIN[:, 0].astype(int) + 10**9}, 'has label 1000000000; expected 0 to 1023'),
     ({'y_train': TRAIN[:, 0].astype(int) + 290}, '"classes" is ["0", "1"'),
-    ({'y_train': np.array([Program('/tmp/never')] * 100)}, 'is damaged (Object arrays cannot'),
+    ({'y_train': np.array([Program('/tmp/never')] * 100)}, 'cannot be read (Object arrays cannot'),
     ({'classes': np.array(['a', 'a'] + 8 * ['b'])}, 'expected a list of 2 to 256 different names')])
 def test_other_arrays_in_an_npz(tmp_path, change, words):
     assert words in refused(npz(tmp_path / 'a.npz', **change), tmp_path)
@@ -228,7 +232,7 @@ def test_an_npz_that_would_exhaust_memory(tmp_path):
         header, {'descr': '|u1', 'fortran_order': False, 'shape': (3 << 30,)})
     with zipfile.ZipFile(path, 'a') as archive:
         archive.writestr('y_train.npy', header.getvalue())
-    assert 'is damaged (Unable to allocate 3.00 GiB' in refused(path, tmp_path)
+    assert 'cannot be read (Unable to allocate 3.00 GiB' in refused(path, tmp_path)
 
 
 def test_a_damaged_npz(tmp_path):
@@ -236,7 +240,10 @@ def test_a_damaged_npz(tmp_path):
     data = bytearray(path.read_bytes())
     data[5000:6000] = bytes(1000)
     path.write_bytes(data)
-    assert 'is damaged' in refused(path, tmp_path)
+    assert 'cannot be read' in refused(path, tmp_path)
+    data[-200:-100] = bytes(100)  # The list of its files.
+    path.write_bytes(data)
+    assert 'expected' in refused(path, tmp_path)
 
 
 @pytest.mark.parametrize('options, words', [
@@ -262,11 +269,13 @@ def test_a_damaged_image_in_a_parquet_file(tmp_path, capsys):
 
     def encode(image):
         broken.append(image)
-        return b'text' if len(broken) == 100 else png(image)
+        return {99: None, 100: b'text'}.get(len(broken), png(image))
 
     train, _, _ = convert(parquet(tmp_path, encode=encode), tmp_path)
-    np.testing.assert_array_equal(train, TRAIN[:99])
-    assert 'parquet has an image that is damaged or truncated' in capsys.readouterr().out
+    np.testing.assert_array_equal(train, TRAIN[:98])
+    shown = capsys.readouterr().out
+    assert 'parquet has an image that is damaged or truncated' in shown
+    assert 'parquet has an image that is empty' in shown
 
 
 def test_a_data_folder_of_another_form_names_the_command(tmp_path):
@@ -279,6 +288,17 @@ def test_a_data_folder_of_another_form_names_the_command(tmp_path):
     shutil.rmtree(tmp_path / 'cifar-10-batches-py')
     image_files.write_sorted(tmp_path)
     with pytest.raises(errors.DataError, match='holds a folder of images per class; convert'):
+        download.maybe_download_and_extract(table.CIFAR10, str(tmp_path))
+
+
+def test_a_data_folder_with_other_things_is_for_the_download(tmp_path):
+    """Pickles of another data set, or an archive that somebody put there."""
+    cifar10_pickles(tmp_path)
+    absent = dataclasses.replace(table.CIFAR100, url='file:///nowhere/cifar-100.tar.gz')
+    with pytest.raises(errors.DataError, match='Cannot download file:///nowhere'):
+        download.maybe_download_and_extract(absent, str(tmp_path))
+    (tmp_path / 'cifar-10-binary.tar.gz').write_bytes(b'text')
+    with pytest.raises(errors.DataError, match='replace it, or remove it'):
         download.maybe_download_and_extract(table.CIFAR10, str(tmp_path))
 
 

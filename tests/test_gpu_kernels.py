@@ -98,13 +98,3 @@ def test_inference_of_evaluation_prediction_and_export(net, precision):
 
 def test_all_networks_are_covered():
     assert set(recipes.TABLE) == {'tutorial', 'resnet23', 'local'}
-
-
-@pytest.mark.parametrize('build, expected', [
-    (lambda: tf.matmul(tf.zeros([2, 2], tf.half), tf.zeros([2, 2], tf.half)), True),
-    (lambda: tf.gather(tf.zeros([2], tf.uint8), [0]), False),  # Some types have no kernel.
-    (lambda: tf.strings.join(['a', 'b']), False),
-    (lambda: tf.identity(tf.zeros([2], tf.uint8)), True),  # 'DEFAULT'
-    (lambda: tf.split(tf.zeros([2, 2]), 2)[0], True)])
-def test_the_question_itself(build, expected):
-    assert has_gpu_kernel(build().op) == expected

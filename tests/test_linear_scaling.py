@@ -8,10 +8,8 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
-import cifar10_distributed_train
 import cifar10_multi_gpu_train
 from cifar10_lib import settings
-from cifar10_lib.nets import linear_scaling
 from cifar10_lib import recipes
 from cifar10_lib.runs import metrics
 
@@ -25,27 +23,6 @@ def rates(net, replicas, steps):
     assert rate.dtype == tf.float32
     with tf.Session() as session:
         return {at: session.run(rate, {step: at}) for at in steps}
-
-
-@pytest.mark.parametrize('batches, warmup_epochs, factors', [
-    (1, 5, {0: 1, 25: 1, 50: 1, 1000: 1}),
-    (4, 5, {0: 1, 1: 1.06, 25: 2.5, 49: 3.94, 50: 4, 51: 4, 1000: 4}),
-    (4, 0, {0: 4, 1: 4}), (1, 0, {0: 1})])
-def test_factor(batches, warmup_epochs, factors):
-    """With ten steps per epoch: before, during, at the end of and after the warm-up."""
-    step = tf.placeholder(tf.int64, [])
-    factor = linear_scaling.factor(step, 10, batches, warmup_epochs)
-    rate = 1e-3 * factor
-    assert rate.dtype == factor.dtype == tf.float32
-    with tf.Session() as session:
-        for at, expected in factors.items():
-            np.testing.assert_allclose(session.run(rate, {step: at}), 1e-3 * expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize('batch_size, replicas, batches', [
-    (128, 1, 1), (128, 4, 4), (256, 1, 2), (256, 3, 6), (64, 2, 2), (192, 2, 2), (1, 1, 1)])
-def test_batches_per_step(batch_size, replicas, batches):
-    assert linear_scaling.batches_per_step(batch_size, replicas, unit=128) == batches
 
 
 @pytest.mark.parametrize('net', ['tutorial', 'local'])
@@ -121,9 +98,3 @@ def test_a_warm_up_with_the_rule_is_accepted(others):
     with flagsaver.flagsaver(**others):
         FLAGS['warmup_epochs'].using_default_value = False
         FLAGS.validate_all_flags()
-
-
-def test_all_workers_must_use_the_same_rule():
-    with flagsaver.flagsaver(linear_scaling=True, warmup_epochs=2.0):
-        facts = cifar10_distributed_train.facts()
-    assert (facts['--linear_scaling'], facts['--warmup_epochs']) == (True, 2.0)

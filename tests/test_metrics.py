@@ -1,7 +1,5 @@
-import csv
 import os
 
-import numpy as np
 import pytest
 
 from cifar10_lib.runs import metrics as metrics_
@@ -132,14 +130,3 @@ def test_a_file_removed_during_training_returns_with_its_header(path, remove, ca
 def test_lines_may_end_as_on_windows(path):
     path.write_bytes(path.read_bytes().replace(b'\n', b'\r\n').replace(b',1234.5', b','))
     assert [found['images_per_second'] for found in metrics_.read(path)] == 3 * [None]
-
-
-def test_a_spreadsheet_and_numpy_can_read_it(path):
-    with open(path, newline='') as stream:
-        rows = list(csv.DictReader(stream))
-    assert [found['step'] for found in rows] == ['10', '20', '30']
-    assert rows[0]['validation_error'] == '' and rows[0]['training_error'] == '0.75'
-    table = np.genfromtxt(path, delimiter=',', names=True)
-    assert table.dtype.names == metrics_.COLUMNS
-    assert table['epoch'].tolist() == [1, 2, 3]
-    assert np.isnan(table['validation_error']).all()

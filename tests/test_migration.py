@@ -68,15 +68,12 @@ def changes():
 
 def save_checkpoint(folder):
     """A checkpoint of random weights, averages with other values, and step 7: its path."""
-    with tf.Graph().as_default(), tf.Session() as session:
-        for seed, suffix in ((1, ''), (2, '/ExponentialMovingAverage')):
-            random = np.random.RandomState(seed)
-            for name, shape in plain.SHAPES.items():
-                value = random.normal(0, 0.04, shape).astype(np.float32)
-                tf.Variable(value, name=name + suffix, use_resource=False)
-        tf.Variable(np.int64(7), name='global_step', use_resource=False)
-        session.run(tf.global_variables_initializer())
-        return tf.train.Saver().save(session, str(folder / 'model.ckpt'), global_step=7)
+    values = {'global_step': np.int64(7)}
+    for seed, suffix in ((1, ''), (2, '/ExponentialMovingAverage')):
+        random = np.random.RandomState(seed)
+        values.update((name + suffix, random.normal(0, 0.04, shape).astype(np.float32))
+                      for name, shape in plain.SHAPES.items())
+    return plain.save(folder / 'model.ckpt-7', values)
 
 
 def run(program, folder, *arguments, **environment):

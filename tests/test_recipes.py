@@ -6,7 +6,6 @@ import numpy as np
 import outcomes
 import pytest
 import record_files
-import spawn
 import tensorflow.compat.v1 as tf
 import tiny
 from absl import app, flags
@@ -15,7 +14,6 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_distributed_train
 import cifar10_eval
-import cifar10_input
 import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib.evaluation import accuracy
@@ -72,15 +70,6 @@ def test_two_towers_and_the_evaluation(tiny_net, capsys):
     with flagsaver.flagsaver(run_once=True):
         cifar10_eval.evaluate()
     assert 'precision @ 1 = 1.000' in capsys.readouterr().out
-
-
-def test_another_trainer_resumes(tiny_net):
-    cifar10_train.main()
-    before = tf.train.list_variables(tf.train.latest_checkpoint(FLAGS.train_dir))
-    with flagsaver.flagsaver(num_gpus=2, max_steps=32):
-        cifar10_multi_gpu_train.main()
-    assert tf.train.list_variables(tf.train.latest_checkpoint(FLAGS.train_dir)) == before
-    assert value('global_step') == 32
 
 
 def test_training_uses_all_parts_of_the_recipe(half_bright, monkeypatch):
@@ -225,15 +214,6 @@ def test_a_resumed_run_continues_the_schedule_from_another_learning_rate(
         'continues at the same step.']
 
 
-@pytest.mark.parametrize('net, rate', [('tutorial', 0.1), ('local', 0.1), ('resnet23', 0.001)])
-@pytest.mark.parametrize('given', [None, 0.0625])
-def test_the_learning_rate_of_step_0(net, rate, given):
-    with flagsaver.flagsaver(learning_rate=given, data_dir='/nonexistent'), tf.Session() as session:
-        found = session.run(cifar10.scheduled_rate(
-            tf.constant(0, tf.int64), 2, recipes.TABLE[net]))
-    np.testing.assert_allclose(found, rate if given is None else given, rtol=1e-6)
-
-
 def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net, capsys):
     with flagsaver.flagsaver(net='tutorial'):
         training.apply_recipe_defaults()
@@ -290,14 +270,6 @@ def test_resnet23s_rate_is_the_users_but_not_the_data_sets(tmp_path, given, rate
         np.testing.assert_allclose(session.run(found), rates, rtol=1e-3)
 
 
-@pytest.mark.parametrize('script', ['cifar10_multi_gpu_train.py', 'cifar10_eval.py'])
-def test_an_unknown_net_is_refused_in_one_line(script):
-    done = spawn.run_script(script, '--net=nonsense')
-    assert done.returncode == 1
-    assert done.stderr.count('\n') == 1 and done.stdout == ''
-    assert '"nonsense" is not one of tutorial, resnet23' in done.stderr
-
-
 @pytest.fixture
 def hundred(tmp_path):
     """Flags for a CIFAR-100 folder: fine labels 0 and 99, whose coarse labels are 19 and 3."""
@@ -313,30 +285,9 @@ def hundred(tmp_path):
         yield folder
 
 
-@pytest.mark.parametrize('dataset', ['cifar100', 'synthetic100'])
-@pytest.mark.parametrize('net, size', [('tutorial', 24), ('resnet23', 32)])
-def test_a_hundred_logits(dataset, net, size):
-    with flagsaver.flagsaver(dataset=dataset, net=net):
-        logits = recipes.chosen().inference(tf.zeros([2, size, size, 3]), training=False)
-        assert cifar10.source().data_set.num_classes == 100
-    assert logits.shape.as_list() == [2, 100]
-    assert (cifar10.NUM_CLASSES, cifar10_input.NUM_CLASSES) == (10, 10)
-
-
 def test_the_tutorials_net_learns_fine_labels(hundred, monkeypatch):
     """Test images have the labels 0 and 99: a coarse label would be wrong."""
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.01)  # 0.1 is too high for batches of 8.
     cifar10_train.train()
     assert outcomes.precision(FLAGS.train_dir) == 1.0
     assert value('softmax_linear/weights').shape == (192, 100)
-
-
-@pytest.mark.slow
-def test_resnet23_on_a_hundred_classes(hundred):
-    with flagsaver.flagsaver(net='resnet23', max_steps=2, validate_every=1, batch_size=4):
-        cifar10_train.train()
-    row, = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
-    assert (row['step'], row['epoch']) == (2, 0.125)
-    assert row['validation_error'] in [k / 8 for k in range(9)]
-    assert value('affine/weights').shape == (384, 100)
-    assert value('conv1/bn/moving_mean').any()

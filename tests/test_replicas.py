@@ -89,13 +89,6 @@ def test_towers_with_synced_batch_norms_take_the_step_of_one(normed):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=5e-6)
 
 
-@pytest.mark.slow
-def test_towers_train_with_synced_batch_norms(normed, half_bright):
-    with flagsaver.flagsaver(sync_batch_norm=True, max_steps=2):
-        cifar10_multi_gpu_train.train()
-    assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-2')
-
-
 @pytest.mark.parametrize('count, sync, exchanges', [(2, True, 22), (2, False, 0), (1, True, 0)])
 def test_resnet23_gathers_the_statistics_of_every_batch_norm(count, sync, exchanges):
     with flagsaver.flagsaver(net='resnet23', sync_batch_norm=sync):
@@ -103,8 +96,3 @@ def test_resnet23_gathers_the_statistics_of_every_batch_norm(count, sync, exchan
     kinds = [op.type for op in tf.get_default_graph().get_operations()]
     assert kinds.count('CollectiveGatherV2') == exchanges
     assert kinds.count('FusedBatchNormV3') == 22 - exchanges
-
-
-def test_networks_without_batch_norm_are_refused():
-    with pytest.raises(flags.IllegalFlagValueError, match='this network has no batch norm'):
-        FLAGS.sync_batch_norm = True

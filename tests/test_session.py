@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 import outcomes
+import plain
 import pytest
 import record_files
 import spawn
@@ -24,12 +25,14 @@ from google.protobuf import text_format
 from tensorflow.python.client.session import BaseSession
 
 import cifar10
+import cifar10_eval
+import cifar10_export
 import cifar10_multi_gpu_train
 import cifar10_train
-from cifar10_lib.datasets import custom
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
+from cifar10_lib.runs import events
 from cifar10_lib.runs import folder as run_folder
 from cifar10_lib.runs import metrics
 from cifar10_lib.runs import parameters
@@ -44,17 +47,11 @@ def latest():
     return tf.train.latest_checkpoint(FLAGS.train_dir)
 
 
-def events():
+def all_events():
     """All (step, event) of the run, in the order of the event files."""
     paths = sorted(os.path.join(FLAGS.train_dir, name) for name in os.listdir(FLAGS.train_dir)
                    if name.startswith('events'))
     return [(event.step, event) for path in paths for event in tf.train.summary_iterator(path)]
-
-
-def scalars(tag):
-    """A curve: dictionary from step to value."""
-    return {step: value.simple_value for step, event in events()
-            for value in event.summary.value if value.tag == tag}
 
 
 @pytest.mark.slow
@@ -86,7 +83,6 @@ def test_a_run_does_not_optimise_the_graph_once_per_variable(half_bright, monkey
         with flagsaver.flagsaver(max_steps=steps, validate_every=1):
             cifar10_train.train()
         assert 10 < len(different) < 30, different  # There are 21 variables.
-
 
 
 @pytest.mark.parametrize('max_steps', [10, 4])
@@ -210,9 +206,14 @@ def test_a_checkpoint_is_due_a_second_after_the_last_one(half_bright):
         assert later == earlier + 1 or times[2 * later - 4] - times[2 * earlier - 1] < 1
 
 
-def test_five_checkpoints_are_kept_over_a_restart(half_bright):
+@pytest.mark.parametrize('file_time', [0, 86400, time.time() + 365 * 86400],
+                         ids=['now', 'of 1970', 'in the future'])
+def test_five_checkpoints_are_kept_over_a_restart(half_bright, file_time):
+    """Also if the clock was wrong when the run started."""
     with flagsaver.flagsaver(save_checkpoint_steps=2):
         cifar10_train.train()
+        for path in pathlib.Path(FLAGS.train_dir).iterdir():
+            os.utime(path, 2 * (file_time,) if file_time else None)
         with flagsaver.flagsaver(max_steps=14):
             cifar10_train.train()
     kept = sorted(int(name.split('-')[1].split('.')[0]) for name in os.listdir(FLAGS.train_dir)
@@ -227,11 +228,13 @@ def test_summaries_every_hundred_steps_over_all_starts(half_bright, monkeypatch)
         for max_steps in (60, 102):
             with flagsaver.flagsaver(max_steps=max_steps):
                 cifar10_train.train()
-    assert sorted(scalars('total_loss (raw)')) == [0, 100]
-    np.testing.assert_allclose(scalars('learning_rate')[100], 0.001, rtol=1e-6)
-    starts = [step for step, event in events() if event.session_log.status == tf.SessionLog.START]
+    assert list(events.read_scalars(FLAGS.train_dir, 'total_loss (raw)')) == [0, 100]
+    rates = events.read_scalars(FLAGS.train_dir, 'learning_rate')
+    np.testing.assert_allclose(rates[100], 0.001, rtol=1e-6)
+    starts = [step for step, event in all_events()
+              if event.session_log.status == tf.SessionLog.START]
     assert starts == [0, 60]
-    assert any(event.graph_def for _, event in events())
+    assert any(event.graph_def for _, event in all_events())
 
 
 def test_graph_pbtxt_holds_the_graph(trained):
@@ -260,18 +263,6 @@ def test_run_json_and_another_data_set(trained):
     path.write_text('{')
     with pytest.raises(app.UsageError, match='run.json is not JSON'):
         training.steps_left()
-
-
-def test_run_json_has_the_folder_of_a_users_own_data_set(half_bright, tmp_path):
-    """Its name alone cannot be passed as --dataset."""
-    data_set = tmp_path / 'pets'
-    data_set.mkdir()
-    records = np.zeros([2, 1 + 3 * 32 * 32], np.uint8)
-    records[1, 0] = 1
-    custom.write(data_set, 'pets', ['cat', 'dog'], [records], [records])
-    for dataset, expected in ((str(data_set), str(data_set)), ('cifar10', 'cifar10')):
-        list(counted(dataset=dataset, restart=True, max_steps=1))
-        assert run_folder.net_and_dataset(FLAGS.train_dir, '') == ('tutorial', expected)
 
 
 @pytest.mark.parametrize('classes, message', [
@@ -333,7 +324,7 @@ def test_profile_traces_one_step_and_restart_removes_it(half_bright, capsys):
     assert f'Traced step 7 in {FLAGS.train_dir}/timeline-7.json' in capsys.readouterr().out
     assert {'conv1/Conv2D', 'gradients/gradients/local3/MatMul_grad/MatMul_1'} <= (
         traced_operations(7))
-    tagged = [(step, event.tagged_run_metadata) for step, event in events()
+    tagged = [(step, event.tagged_run_metadata) for step, event in all_events()
               if event.HasField('tagged_run_metadata')]
     assert [(step, metadata.tag) for step, metadata in tagged] == [(7, 'step_7')]
     stats = tf.RunMetadata.FromString(tagged[0][1].run_metadata).step_stats
@@ -342,13 +333,6 @@ def test_profile_traces_one_step_and_restart_removes_it(half_bright, capsys):
     with flagsaver.flagsaver(restart=True, max_steps=1):
         cifar10_train.train()
     assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
-
-
-@pytest.mark.slow
-def test_profile_of_two_towers(half_bright):
-    with flagsaver.flagsaver(profile=1, num_gpus=2, max_steps=2):
-        cifar10_multi_gpu_train.train()
-    assert {'tower_0/conv1/Conv2D', 'tower_1/conv1/Conv2D'} <= traced_operations(1)
 
 
 @pytest.mark.parametrize('done, traced, max_steps, covered', [
@@ -403,12 +387,8 @@ def test_nan_at_a_step_with_summaries(half_bright, monkeypatch):
 
 
 def test_resuming_from_a_nan_is_refused(trained):
-    with tf.Graph().as_default(), tf.Session() as session:
-        for name, _ in tf.train.list_variables(latest()):
-            value = tf.train.load_variable(latest(), name)
-            tf.Variable(value if name != 'conv1/biases' else value + np.nan, name=name)
-        session.run(tf.global_variables_initializer())
-        tf.train.Saver().save(session, latest())
+    values = checkpoints.read(latest())
+    plain.save(latest(), {**values, 'conv1/biases': values['conv1/biases'] + np.nan})
     with flagsaver.flagsaver(max_steps=20), pytest.raises(
             app.UsageError, match='not finite: conv1/biases. Choose another --train_dir'):
         cifar10_train.train()
@@ -429,14 +409,8 @@ def test_variables_that_are_not_finite_are_not_saved(half_bright):
 
 def test_a_checkpoint_of_the_original_multi_gpu_script(trained):
     """It has a float32 global step, and averages of losses."""
-    reader = tf.train.load_checkpoint(latest())
-    with tf.Graph().as_default(), tf.Session() as session:
-        variables = [tf.Variable(reader.get_tensor(name), name=name)
-                     for name in reader.get_variable_to_shape_map() if name != 'global_step']
-        variables.append(tf.Variable(10.0, name='global_step'))
-        variables.append(tf.Variable(2.3, name='cross_entropy/avg'))
-        session.run(tf.global_variables_initializer())
-        tf.train.Saver().save(session, os.path.join(FLAGS.train_dir, 'model.ckpt'), global_step=10)
+    values = checkpoints.read(latest())
+    plain.save(latest(), {**values, 'global_step': 10.0, 'cross_entropy/avg': 2.3})
     assert tf.train.load_variable(latest(), 'global_step').dtype == np.float32
     with flagsaver.flagsaver(max_steps=12):
         cifar10_train.train()
@@ -497,6 +471,29 @@ def test_a_missing_params_h5_is_written_by_the_next_start(trained, capsys):
     assert not training.steps_left()
 
 
+@pytest.mark.parametrize('restart', [False, True])
+def test_a_folder_in_use_is_left_alone(trained, restart):
+    before = set(os.listdir(FLAGS.train_dir))
+    with run_folder.locked(FLAGS.train_dir), flagsaver.flagsaver(restart=restart, max_steps=20):
+        with pytest.raises(app.UsageError, match=f'is in use: process {os.getpid()} trains there'):
+            cifar10_train.train()
+    assert before <= set(os.listdir(FLAGS.train_dir))
+
+
+def test_all_use_the_newest_intact_checkpoint(trained, tmp_path, capsys):
+    index = pathlib.Path(latest() + '.index')
+    before = set(os.listdir(FLAGS.train_dir))
+    index.write_bytes(index.read_bytes()[:20])
+    for use, words in ((cifar10_eval.evaluate, '/model.ckpt-0 (step 0, averaged weights) on 130'),
+                       (cifar10_export.export, '/model.ckpt-0 as a SavedModel'),
+                       (cifar10_train.train, 'Resuming from ')):
+        with flagsaver.flagsaver(run_once=True, export_dir=str(tmp_path / 'model'), max_steps=1):
+            use()
+        out = capsys.readouterr().out
+        assert 'model.ckpt-10 is damaged (' in out and 'using model.ckpt-0.' in out and words in out
+    assert before <= set(os.listdir(FLAGS.train_dir))
+
+
 def test_a_moved_run_resumes_and_a_copied_one_is_left_alone(trained, tmp_path):
     """TensorFlow removes old checkpoints by the paths that it remembers."""
     first = pathlib.Path(FLAGS.train_dir)
@@ -508,15 +505,6 @@ def test_a_moved_run_resumes_and_a_copied_one_is_left_alone(trained, tmp_path):
         cifar10_train.train()
         assert checkpoints.step(latest()) == 20
     assert sorted(path.name for path in first.iterdir()) == before
-
-
-def test_unfinished_checkpoints_are_removed(half_bright):
-    os.makedirs(FLAGS.train_dir)
-    for name in ('model.ckpt-5.data-00000-of-00001.tempstate123', 'model.ckpt-5.index',
-                 'mine.tempstate1'):
-        open(os.path.join(FLAGS.train_dir, name), 'w').close()
-    run_folder.remove_unfinished(FLAGS.train_dir)
-    assert sorted(os.listdir(FLAGS.train_dir)) == ['mine.tempstate1', 'model.ckpt-5.index']
 
 
 def started(*arguments, **options):
@@ -560,6 +548,24 @@ def test_without_a_reader_of_its_log_a_run_saves_and_stops_or_continues_under_no
         '\nStopping after this step; interrupt again to stop at once.\n' if code else '')
     assert 6 <= checkpoints.step(latest()) <= 200
     assert (checkpoints.step(latest()) == 200) == (code == 0)
+
+
+def test_a_signal_before_the_first_step_stops_without_one(half_bright, capfd):
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGTERM)
+        while 'Stopping' not in capfd.readouterr().err:
+            time.sleep(0.01)
+        return np.float32(1.0)
+
+    with tf.Graph().as_default():
+        value = tf.ensure_shape(tf.numpy_function(interrupt, [], tf.float32), [])
+        tf.get_variable('w', initializer=value, use_resource=True)
+        step = tf.train.get_or_create_global_step().assign_add(1)
+        with pytest.raises(SystemExit) as ended, training.session(tf.constant(1.0), 8) as session:
+            while not session.should_stop():
+                session.run(step)
+    assert ended.value.code == 143
+    assert checkpoints.step(latest()) == 0
 
 
 @pytest.mark.slow

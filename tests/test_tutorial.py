@@ -51,15 +51,6 @@ def is_quoted_from(quotation, lines):
     return True
 
 
-def test_the_check_of_quotations():
-    """Each part must be there, whole lines, in order."""
-    lines = ['def f():', '    a', '    b', '    c']
-    for quotation in ('    a\n    b\n', '    a\n...\n    c\n'):
-        assert is_quoted_from(quotation, lines)
-    for quotation in ('b\n', '    c\n...\n    a\n', '    a\n    c\n', '    d\n'):
-        assert not is_quoted_from(quotation, lines)
-
-
 @pytest.mark.parametrize('where, quotation', [
     pytest.param(*block, id=block[0]) for block in commented('quote')])
 def test_quotations_are_the_code(where, quotation):

@@ -84,8 +84,11 @@ def is_npz(path):
     """Whether a file is an archive of NumPy's with these arrays."""
     if not os.path.isfile(path) or not zipfile.is_zipfile(path):
         return False
-    with zipfile.ZipFile(path) as archive:
-        return {f'{name}.npy' for name in _NPZ_NAMES} <= set(archive.namelist())
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {f'{name}.npy' for name in _NPZ_NAMES} <= set(archive.namelist())
+    except (zipfile.BadZipFile, NotImplementedError):  # Damaged.
+        return False
 
 
 def read_npz(path, _):
@@ -93,11 +96,12 @@ def read_npz(path, _):
     try:
         with np.load(path, allow_pickle=False) as archive, memory.limit(_MAX_MEMORY):
             found = {name: archive[name] for name in archive.files}
-    except Exception as error:  # Damaged archives raise many types.
-        raise errors.DataError(f'{path} is damaged ({errors.one_line(error)})') from error
-    x_train, y_train, x_test, y_test = (found[name] for name in _NPZ_NAMES)
-    count = min(np.max(y_train, initial=0) + 1, 1 << 10)  # `custom.write` checks it.
-    classes = found.get('classes', np.arange(count)).astype(str).tolist()
+        x_train, y_train, x_test, y_test = (found[name] for name in _NPZ_NAMES)
+        count = min(np.max(y_train, initial=0) + 1, 1 << 10)  # `custom.write` checks it.
+        classes = found.get('classes', np.arange(count)).astype(str).tolist()
+    except Exception as error:  # Damage, and text instead of numbers, raise many types.
+        raise errors.DataError(f'{path} cannot be read ({errors.one_line(error)}); expected '
+                               f'{", ".join(_NPZ_NAMES)} of whole numbers') from error
     return classes, *(
         [custom.records(images, labels, len(classes), path)]
         for images, labels in ((x_train, y_train), (x_test, y_test)))

@@ -4,6 +4,7 @@ We trust the archive's SHA-256, not the host that sent it. After any failure, th
 stay in a `.part` file, and the next attempt resumes there. Only a complete file with the wrong
 checksum is deleted.
 """
+import contextlib
 import hashlib
 import http.client
 import os
@@ -38,6 +39,8 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
     folder = os.path.join(data_dir, data_set.folder)
     if not os.path.isdir(folder):
         _check_place(data_set, data_dir)
+        if not url:
+            _check_form(data_set, data_dir)
         url = url or data_set.url
         ownership.check_place(data_dir)
         try:
@@ -52,18 +55,26 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
 
 
 def _check_place(data_set, data_dir):
-    """Rejects the folder of the record files in place of its parent, and data of another form."""
+    """Rejects the folder of the record files in place of its parent."""
     parent, name = os.path.split(os.path.abspath(data_dir))
     if name == data_set.folder and any(
             os.path.exists(os.path.join(data_dir, file)) for file in data_set.files):
         raise errors.DataError(f'{data_dir} holds the record files; expected the folder that '
                                f'contains {name}: pass --data_dir={parent}')
+
+
+def _check_form(data_set, data_dir):
+    """Rejects a folder that holds the data in another form, unless a download has begun there."""
+    if data_set.url is None or os.path.isdir(data_dir) and any(
+            name.startswith(os.path.basename(data_set.url)) for name in os.listdir(data_dir)):
+        return
     from cifar10_lib.datasets import forms  # It imports Pillow, which few runs need.
-    form = forms.find(data_dir) if data_set.url else None
-    if form:
-        raise errors.DataError(f'{data_dir} holds {form.title}; convert that with python '
-                               f'cifar10_convert.py {data_dir} NEW_FOLDER, and train with '
-                               '--dataset=NEW_FOLDER')
+    with contextlib.suppress(PermissionError):  # Of a folder in it, such as lost+found.
+        form = forms.find(data_dir, data_set.name)
+        if form:
+            raise errors.DataError(f'{data_dir} holds {form.title}; convert that with python '
+                                   f'cifar10_convert.py {data_dir} NEW_FOLDER, and train with '
+                                   '--dataset=NEW_FOLDER, or choose another --data_dir')
 
 
 def _make_folder(data_set, data_dir, url):

@@ -125,7 +125,11 @@ def _by_label(folder, skipped):
     """The same for Kaggle's layout, whose test images have no labels."""
     train, by_class = os.path.join(folder, 'train'), {}
     text = small_files.read_text(os.path.join(folder, LABELS_FILE))
-    for row in list(csv.reader(text.splitlines()))[1:]:
+    try:
+        rows = list(csv.reader(text.splitlines()))[1:]
+    except csv.Error as error:
+        raise errors.DataError(f'{folder}/{LABELS_FILE} is damaged ({error})') from error
+    for row in rows:
         if len(row) != 2:
             raise errors.DataError(f'{folder}/{LABELS_FILE} has the line {",".join(row):.40}; '
                                    'expected ID,LABEL')

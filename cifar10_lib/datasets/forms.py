@@ -30,6 +30,9 @@ FORMS = (
     CLASS_FOLDERS)
 
 
-def find(path):
-    """Returns the `Form` of the data at a path, or None."""
+def find(path, data_set=None):
+    """Returns the `Form` of the data at a path, or None; not of pickles of another `data_set`."""
+    pickles = data_set and arrays.find_pickles(path)
+    if pickles and pickles[0][0].name != data_set:
+        return None
     return next((form for form in FORMS if form.is_at(path)), None)

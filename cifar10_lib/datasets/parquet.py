@@ -58,7 +58,7 @@ def read(path, skipped):
     def blocks(split):
         for path_, label_, image_ in rows(split):
             try:
-                pixels = images.decode(image_['bytes'])
+                pixels = images.decode((image_ or {}).get('bytes'))
             except images.ImageError as error:
                 skipped.append((str(path_), f'has an image that {error}'))
             else:

@@ -209,7 +209,9 @@ def _without_traceback(main):
     try:
         return main()
     except (tf.errors.OpError, RuntimeError, *_USER_ERRORS) as error:
-        message = errors.on_the_gpu(error)
+        message = None
+        if isinstance(error, (tf.errors.OpError, RuntimeError)):
+            message = errors.on_the_gpu(error)
         if not message and isinstance(error, _USER_ERRORS):
             message = errors.one_line(error)
         if not message:

@@ -12,6 +12,7 @@ from cifar10_lib.program import small_files
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import names
 
 FLAGS = flags.FLAGS
 
@@ -127,8 +128,13 @@ def initial_checkpoint():
     """Path of the latest checkpoint in `--initial_checkpoint`; None without the flag.
 
     Raises:
-        app.UsageError: the folder has no checkpoint.
+        app.UsageError: the folder has no checkpoint, or `--restart` would remove it.
     """
+    run = os.path.realpath(FLAGS.train_dir)
+    if FLAGS.restart and FLAGS.initial_checkpoint and os.path.realpath(
+            FLAGS.initial_checkpoint) in (run, os.path.join(run, names.BEST)):
+        raise app.UsageError(f'--restart would remove --initial_checkpoint='
+                             f'{FLAGS.initial_checkpoint}: choose another --train_dir')
     latest = FLAGS.initial_checkpoint and checkpoints.latest(FLAGS.initial_checkpoint)
     if FLAGS.initial_checkpoint and latest is None:
         raise app.UsageError(f'No checkpoint in --initial_checkpoint={FLAGS.initial_checkpoint}; '

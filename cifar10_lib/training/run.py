@@ -57,6 +57,8 @@ class Run(tf.train.SessionRunHook):
         self.start = self.steps_done, time.perf_counter()
         for _, action in self.actions:
             action.start(session)
+        # Several workers learn of a signal in a step, all in the same one.
+        self.is_stopped = self.team.worker.size == 1 and len(self.caught) > 0
         if self._is_over():
             coord.request_stop()
 
@@ -88,7 +90,8 @@ class Run(tf.train.SessionRunHook):
             self.epoch_errors = []
         self.steps_done += 1
         self.values = values
-        self.since_row.append(values)
+        if self.fetches:  # Worker 0 alone writes rows, which empties the list.
+            self.since_row.append(values)
         if 'training_error' in values:
             self.epoch_errors.append(values['training_error'])
         loss = values.get('training_loss', 0.0)

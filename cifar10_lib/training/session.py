@@ -263,7 +263,8 @@ def steps_left():
         app.UsageError: `--train_dir` cannot hold this run. Better now than after a download.
     """
     run_folder.check_path(FLAGS.train_dir)
-    resume.initial_checkpoint()
+    if FLAGS.restart or not checkpoints.candidates(FLAGS.train_dir):
+        resume.initial_checkpoint()
     if FLAGS.restart:
         return True
     resume.check_same_run()

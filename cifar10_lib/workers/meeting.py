@@ -21,6 +21,7 @@ import time
 
 from absl import app
 
+from cifar10_lib.program import errors
 from cifar10_lib.workers import connection as connection_
 from cifar10_lib.workers import ports
 from cifar10_lib.workers import watch
@@ -102,6 +103,7 @@ class _Door:
         self.hellos, self.inbox, self.trouble = {}, queue.SimpleQueue(), ''
         self._job = cluster.job
         self._strangers = []  # The unidentified connections, the oldest first.
+        self._rejected = set()  # IPv4 addresses of rejected workers.
         self._socket = ports.reserve(port, host if host.startswith('127.') else '')
         self._socket.listen(1024)
         self._open = True
@@ -160,6 +162,9 @@ class _Door:
         except ValueError as error:
             connection.send(rejected=f'worker 0 rejected this worker: {error}')
             self.trouble = f'it rejected a worker from {connection.peer}: {error}'
+            if connection.peer not in self._rejected:  # They try again and again.
+                self._rejected.add(connection.peer)
+                errors.say(f'rejected a worker from {connection.peer}: {error}')
         connection.close()
 
     def _drop_oldest(self, most):

@@ -66,10 +66,3 @@ def _attempt(url, folder):
         with open(os.path.join(folder, 'small', name), 'rb') as stream:
             assert stream.read() == expected, name
     return None
-
-
-def test_a_download_that_verifies_nothing_is_detected(tmp_path, monkeypatch):
-    downloads.retry_at_once(monkeypatch)
-    monkeypatch.setattr(download, '_verify', lambda path, data_set: None)
-    with pytest.raises(AssertionError):
-        _download('other_bytes', 0, b'', False, str(tmp_path))

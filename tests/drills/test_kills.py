@@ -164,28 +164,3 @@ def _how_far(steps, moment, last):
     if moment == 'the end' and steps[-1] + 1 == last:
         return 'around the last save'
     return 'around a save' if moment == 'a checkpoint' else 'between steps'
-
-
-@pytest.mark.parametrize('before, after, steps, faults', [
-    (20, 40, [20, 30, 41], 0), (20, 40, [0, 41], 1), (20, 0, [], 1), (20, 40, [20, 61], 1),
-    (20, 20, [], 0)])
-def test_lost_steps_are_detected(before, after, steps, faults):
-    """`before` and `after` are saved steps; `steps` were printed. At most 20 are repeated."""
-    assert len(_checkpoint_faults(before, True, after, steps)) == faults
-    assert len(_checkpoint_faults(before, False, after, steps)) == faults + 1
-
-
-@pytest.mark.parametrize('rows, saved, faults', [
-    ([20, 40], 40, 0), ([20, 40, 41], 40, 0), ([20, 40, 40], 40, 1), ([20], 40, 1),
-    ([20, 60], 60, 1)])
-def test_gaps_and_duplicates_in_metrics_are_detected(tmp_path, rows, saved, faults):
-    lines = ['step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
-             'images_per_second', *(f'{step},1,1,1,1,1,,1' for step in rows)]
-    (tmp_path / 'metrics.csv').write_text('\n'.join(lines) + '\n')
-    assert len(_metrics_faults(str(tmp_path), saved)) == faults
-
-
-def test_a_late_end_a_wrong_exit_code_and_an_unsaved_step_are_detected():
-    assert _signal_faults(143, signal.SIGTERM, 4.9, 7, [5, 6]) == []
-    assert _signal_faults(130, signal.SIGINT, 4.9, 7, [5, 6]) == []
-    assert len(_signal_faults(1, signal.SIGTERM, 5.1, 6, [5, 6])) == 3
