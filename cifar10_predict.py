@@ -4,8 +4,8 @@
     python cifar10_predict.py holidays/ --json
     python cifar10_predict.py 'holidays/*.jpg' --saved_model=/tmp/cifar10_model/1
 
-Accepts JPEG, PNG, GIF, BMP, WebP and TIFF files of any size, folders and patterns. Uses the first
-frame of an animation and applies the EXIF orientation. The short side becomes 32 pixels, the centre
+Accepts JPEG, PNG, GIF, BMP, WebP, AVIF and TIFF files of any size, folders and patterns. Uses the
+first frame of an animation and applies the EXIF orientation. The short side becomes 32 pixels, the centre
 is kept, and the preprocessing of the evaluation follows. Unreadable images are reported and
 skipped; the exit code is then 1.
 

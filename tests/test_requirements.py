@@ -2,6 +2,8 @@
 import pathlib
 import re
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parent.parent
 
 
@@ -26,8 +28,10 @@ def test_the_documented_versions_are_allowed_and_tested():
     assert int(older[0]) == oldest
 
 
-def test_actions_are_pinned_and_may_only_read():
-    workflow = (ROOT / '.github' / 'workflows' / 'ci.yml').read_text()
+@pytest.mark.parametrize('name', ['ci.yml', 'pages.yml'])
+def test_actions_are_pinned_and_may_only_read(name):
+    """By default; publishing the pages has permissions of its own."""
+    workflow = (ROOT / '.github' / 'workflows' / name).read_text()
     assert 'permissions:\n  contents: read\n' in workflow
     actions = re.findall(r'uses: (\S+)', workflow)
     assert actions and all(re.fullmatch(r'actions/[\w-]+@[0-9a-f]{40}', each) for each in actions)

@@ -94,7 +94,7 @@ class _Door:
     """
 
     def __init__(self, cluster):
-        """Listens at `cluster.meeting`: on loopback if the host is 127.*, else on all interfaces.
+        """Listens at `cluster.meeting`: for `localhost` or 127.*, only this machine can connect.
 
         Raises:
             OSError: the port is in use.
@@ -104,7 +104,8 @@ class _Door:
         self._job = cluster.job
         self._strangers = []  # The unidentified connections, the oldest first.
         self._rejected = set()  # IPv4 addresses of rejected workers.
-        self._socket = ports.reserve(port, host if host.startswith('127.') else '')
+        is_local = host == 'localhost' or host.startswith('127.')
+        self._socket = ports.reserve(port, host if is_local else '')
         self._socket.listen(1024)
         self._open = True
         self._thread = threading.Thread(target=self._accept, daemon=True)
