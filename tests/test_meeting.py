@@ -223,6 +223,21 @@ def test_a_worker_of_another_job_is_rejected_and_harms_nobody(capfd):
     with_enough_time(check)
 
 
+@pytest.mark.parametrize('host', ['127.0.0.1', 'localhost'])
+def test_a_meeting_on_this_machine_is_closed_to_other_networks(host):
+    """As 127.0.0.2 is: a listener on all interfaces would accept there, too."""
+    port = networks.free_port()
+    first, second = (dataclasses.replace(one, meeting=f'{host}:{port}') for one in workers(2))
+
+    def follow():
+        reached(('127.0.0.1', port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(('127.0.0.2', port), 5.0)
+        return meeting.join(second, {})
+    met = together(lambda: meeting.join(first, {}), follow)
+    together(*[worker.leave for worker in met])
+
+
 def test_a_rejected_worker_tries_again_and_worker_0_reports_it():
     """As if a worker 0 of an earlier job still had the port."""
     first, second = workers(2)
