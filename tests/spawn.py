@@ -5,6 +5,7 @@ As a pytest plugin, it ends the processes that a test leaves.
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 
 import forks
 import pytest
+import tensorflow.compat.v1 as tf
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -24,6 +26,11 @@ def environment():
 
 # Seconds to wait for something that takes a few: other processes may use most of the cores.
 PATIENCE = 300
+
+# Two lines before the first step, which no log level hides.
+_OF_TENSORFLOW_2_18 = re.compile(
+    r'^(WARNING: All log messages before absl::InitializeLog.*|'
+    r'I0000.* MLIR V1 optimization pass is not enabled)\n', re.MULTILINE)
 
 # At the tutorial's rate, one run in thirty diverges on batches as small as the tests'.
 _GENTLY = f'''
@@ -50,7 +57,10 @@ def run_script(name, *arguments, **options):
 def run(arguments, **options):
     """Runs Python in a process of its own: a `subprocess.CompletedProcess`."""
     options = {'text': True, 'timeout': PATIENCE, 'env': environment(), **options}
-    return forks.run([sys.executable, *arguments], **options)
+    done = forks.run([sys.executable, *arguments], **options)
+    if done.stderr and tf.version.VERSION.startswith('2.18.'):
+        done.stderr = _OF_TENSORFLOW_2_18.sub('', done.stderr)
+    return done
 
 
 def start_script(name, *arguments):

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from google.protobuf import text_format
 from tensorflow.python.client import timeline  # TensorFlow has no public name for it.
 
 from cifar10_lib.program import console
@@ -275,7 +276,9 @@ class Save(Action):
 
     def start(self, session):
         with files.new_file(os.path.join(self._run.folder, names.GRAPH)) as stream:
-            stream.write(str(session.graph.as_graph_def(add_shapes=True)).encode())
+            # `str` of protobuf 5.29 does not escape quotation marks.
+            stream.write(text_format.MessageToString(
+                session.graph.as_graph_def(add_shapes=True)).encode())
         self.run(session)
 
     def run(self, session):
