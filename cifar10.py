@@ -17,15 +17,9 @@ from absl import flags
 
 import cifar10_input
 from cifar10_lib import settings
-from cifar10_lib.datasets import download
-from cifar10_lib.datasets import source as source_
-from cifar10_lib.nets import linear_scaling
-from cifar10_lib.nets import lrn
-from cifar10_lib.nets import recipe as recipe_
-from cifar10_lib.nets import summaries
-from cifar10_lib.nets import variables
-from cifar10_lib.program import argparse_flags
-from cifar10_lib.program import paths
+from cifar10_lib.datasets import download, source as source_
+from cifar10_lib.nets import linear_scaling, lrn, recipe as recipe_, summaries, variables
+from cifar10_lib.program import argparse_flags, paths
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
                      upper_bound=1 << 16, short_name='b')

@@ -25,11 +25,8 @@ from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 from absl import app
 
-from cifar10_lib.datasets import custom
-from cifar10_lib.datasets import forms
-from cifar10_lib.program import console
-from cifar10_lib.program import files
-from cifar10_lib.program import ownership
+from cifar10_lib.datasets import custom, forms
+from cifar10_lib.program import console, files, ownership
 
 _SHOWN = 20  # Skipped files per reason.
 _MAX_NAME = 225  # Bytes; the file system's limit is 255, and a temporary name is longer.

@@ -19,21 +19,11 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
-from cifar10_lib import settings
-from cifar10_lib.nets import summaries
-from cifar10_lib.nets import variables
-from cifar10_lib.program import console
-from cifar10_lib.program import devices
-from cifar10_lib.program import ownership
-from cifar10_lib import recipes
-from cifar10_lib.training import replicas
-from cifar10_lib.training import resume
-from cifar10_lib.training import session as training
-from cifar10_lib.training import solo
-from cifar10_lib.workers import cluster
-from cifar10_lib.workers import collectives
-from cifar10_lib.workers import launch
-from cifar10_lib.workers import team as team_
+from cifar10_lib import recipes, settings
+from cifar10_lib.nets import summaries, variables
+from cifar10_lib.program import console, devices, ownership
+from cifar10_lib.training import replicas, resume, session as training, solo
+from cifar10_lib.workers import cluster, collectives, launch, team as team_
 
 FLAGS = flags.FLAGS
 

@@ -16,23 +16,13 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
-from absl import app
-from absl import flags
+from absl import app, flags
 
 import cifar10
-from cifar10_lib import settings
-from cifar10_lib.evaluation import accuracy
-from cifar10_lib.evaluation import checkpoint_flags
-from cifar10_lib.evaluation import confusion
-from cifar10_lib.program import console
-from cifar10_lib.program import devices
-from cifar10_lib.program import files
-from cifar10_lib.program import ownership
-from cifar10_lib.program import paths
-from cifar10_lib import recipes
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import events
-from cifar10_lib.runs import folder as run_folder
+from cifar10_lib import recipes, settings
+from cifar10_lib.evaluation import accuracy, checkpoint_flags, confusion
+from cifar10_lib.program import console, devices, files, ownership, paths
+from cifar10_lib.runs import checkpoints, events, folder as run_folder
 
 paths.define('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],

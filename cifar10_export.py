@@ -18,19 +18,12 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
-from absl import app
-from absl import flags
+from absl import app, flags
 
 import cifar10
-from cifar10_lib import settings
-from cifar10_lib.evaluation import checkpoint_flags
-from cifar10_lib.evaluation import model
-from cifar10_lib.program import console
-from cifar10_lib.program import devices
-from cifar10_lib.program import files
-from cifar10_lib.program import ownership
-from cifar10_lib.program import paths
-from cifar10_lib import recipes
+from cifar10_lib import recipes, settings
+from cifar10_lib.evaluation import checkpoint_flags, model
+from cifar10_lib.program import console, devices, files, ownership, paths
 
 paths.define('export_dir', None, 'Folder to create for the SavedModel.')
 

@@ -11,11 +11,9 @@ import collections
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.datasets import source as source_
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import source as source_, table
 from cifar10_lib.nets import summaries
-from cifar10_lib.program import console
-from cifar10_lib.program import errors
+from cifar10_lib.program import console, errors
 
 # Images are cropped to this size. Changing it changes the network, which must be trained again.
 IMAGE_SIZE = 24

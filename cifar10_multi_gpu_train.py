@@ -17,17 +17,10 @@ from absl import flags
 
 import cifar10
 import cifar10_input
-from cifar10_lib import settings
-from cifar10_lib.nets import summaries
-from cifar10_lib.nets import variables
-from cifar10_lib.program import console
-from cifar10_lib.program import devices
-from cifar10_lib.program import ownership
-from cifar10_lib import recipes
-from cifar10_lib.training import replicas
-from cifar10_lib.training import session as training
-from cifar10_lib.training import solo
-from cifar10_lib.training import worker
+from cifar10_lib import recipes, settings
+from cifar10_lib.nets import summaries, variables
+from cifar10_lib.program import console, devices, ownership
+from cifar10_lib.training import replicas, session as training, solo, worker
 
 flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a batch per step.',
                      lower_bound=1, upper_bound=256)

@@ -27,26 +27,14 @@ from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from absl import app
-from absl import flags
+from absl import app, flags
 
 import cifar10
-from cifar10_lib import settings
+from cifar10_lib import recipes, settings
 from cifar10_lib.datasets import table
-from cifar10_lib.evaluation import confusion
-from cifar10_lib.evaluation import accuracy
-from cifar10_lib.evaluation import model
-from cifar10_lib.evaluation import pictures
-from cifar10_lib.program import console
-from cifar10_lib.program import devices
-from cifar10_lib.program import files
-from cifar10_lib.program import ownership
-from cifar10_lib.program import paths
-from cifar10_lib import recipes
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import events
-from cifar10_lib.runs import metrics
-from cifar10_lib.runs import names
+from cifar10_lib.evaluation import accuracy, confusion, model, pictures
+from cifar10_lib.program import console, devices, files, ownership, paths
+from cifar10_lib.runs import checkpoints, events, metrics, names
 
 paths.define('output', None, 'PNG file to write; by default PICTURE.png in the current folder.')
 paths.define_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by commas; only '

@@ -23,21 +23,13 @@ from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from absl import app
-from absl import flags
+from absl import app, flags
 
 import cifar10
-from cifar10_lib import settings
+from cifar10_lib import recipes, settings
 from cifar10_lib.datasets import images
-from cifar10_lib.evaluation import checkpoint_flags
-from cifar10_lib.evaluation import confusion
-from cifar10_lib.evaluation import model
-from cifar10_lib.program import console
-from cifar10_lib.program import devices
-from cifar10_lib.program import errors
-from cifar10_lib.program import paths
-from cifar10_lib.program import small_files
-from cifar10_lib import recipes
+from cifar10_lib.evaluation import checkpoint_flags, confusion, model
+from cifar10_lib.program import console, devices, errors, paths, small_files
 
 paths.define('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
              '--net, --dataset and --checkpoint_dir are then ignored.')

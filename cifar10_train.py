@@ -15,12 +15,9 @@ from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 import tensorflow.compat.v1 as tf
 
 import cifar10
-from cifar10_lib import settings
+from cifar10_lib import recipes, settings
 from cifar10_lib.nets import variables
-from cifar10_lib.program import console
-from cifar10_lib.program import devices
-from cifar10_lib.program import ownership
-from cifar10_lib import recipes
+from cifar10_lib.program import console, devices, ownership
 from cifar10_lib.training import session as training
 
 FLAGS = cifar10.FLAGS  # For code that sets the flags of a run and calls `train`.

@@ -20,9 +20,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
-from benchmarks import floor
-from benchmarks import trace
-from benchmarks import tutorial
+from benchmarks import floor, trace, tutorial
 import cifar10
 import cifar10_input
 from cifar10_lib import recipes

@@ -9,10 +9,7 @@ from absl import flags
 
 import cifar10
 from cifar10_lib import settings
-from cifar10_lib.nets import local
-from cifar10_lib.nets import recipe
-from cifar10_lib.nets import resnet
-from cifar10_lib.nets import variables
+from cifar10_lib.nets import local, recipe, resnet, variables
 
 flags.DEFINE_string('net', 'tutorial', 'The network: tutorial, resnet23 or local.',
                     short_name='n')
@@ -36,10 +33,7 @@ def _local_inference(images, training):
 
 
 def softmax_linear(net):
-    """The tutorial's last layer, on other networks.
-
-    float [batch, ...] -> float32 [batch, classes], unnormalised logits.
-    """
+    """The tutorial's last layer, on other networks: float [batch, ...] -> [batch, classes]."""
     with tf.variable_scope('softmax_linear') as scope:
         units, num_classes = net.shape[1:].num_elements(), _num_classes()
         net = tf.reshape(net, [-1, units], name='flatten')
@@ -103,11 +97,7 @@ def _check_warmup(values):
 
 
 def describe_defaults(name):
-    """Adds to the help of a flag its default for each network that has its own.
-
-    Args:
-        name: name of the flag and of the field in a `Recipe`.
-    """
+    """Adds to the help of a flag, named like a field of `Recipe`, the defaults of networks."""
     for row in TABLE.values():
         value = getattr(row, name)
         if value and value != FLAGS[name].default:

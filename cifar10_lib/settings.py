@@ -2,11 +2,9 @@
 from absl import flags
 
 import cifar10_input
-from cifar10_lib.datasets import source
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import source, table
 from cifar10_lib.nets import linear_scaling
-from cifar10_lib.program import errors
-from cifar10_lib.program import paths
+from cifar10_lib.program import errors, paths
 
 paths.define('dataset', 'cifar10', f'The images to use: {", ".join(table.TABLE)}, or a folder '
              'made by cifar10_convert.py.')

@@ -10,8 +10,7 @@ import threading
 
 import numpy as np
 
-from cifar10_lib.datasets import download
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import download, table
 
 CONTENTS = {name: np.random.RandomState(count).randint(0, 10, 3073 * count).astype(np.uint8)
             .tobytes() for name, count in {'data_batch_1.bin': 40, 'test_batch.bin': 10}.items()}

@@ -16,8 +16,7 @@ import sys
 import threading
 import time
 import types
-from multiprocessing import connection
-from multiprocessing import pool
+from multiprocessing import connection, pool
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

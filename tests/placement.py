@@ -11,8 +11,7 @@ from absl import flags
 import cifar10
 import cifar10_input
 import cifar10_multi_gpu_train
-from cifar10_lib.nets import summaries
-from cifar10_lib.nets import variables
+from cifar10_lib.nets import summaries, variables
 from cifar10_lib.program import devices
 from cifar10_lib import recipes
 

@@ -14,10 +14,7 @@ import spawn
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
-from benchmarks import children
-from benchmarks import distributed
-from benchmarks import floor
-from benchmarks import tutorial
+from benchmarks import children, distributed, floor, tutorial
 import cifar10
 from cifar10_lib import recipes
 

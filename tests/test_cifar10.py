@@ -6,8 +6,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
-from cifar10_lib.nets import summaries
-from cifar10_lib.nets import variables
+from cifar10_lib.nets import summaries, variables
 
 FLAGS = flags.FLAGS
 IMAGES = np.random.RandomState(3).normal(size=[13, 24, 24, 3]).astype(np.float32)

@@ -14,8 +14,7 @@ from absl.testing import flagsaver
 import cifar10_convert
 import cifar10_predict
 import cifar10_train
-from cifar10_lib.datasets import custom
-from cifar10_lib.datasets import images
+from cifar10_lib.datasets import custom, images
 from cifar10_lib.program import errors
 
 NAMES = ['upper half', 'ünten']  # The bright half; see `record_files.half_bright`.

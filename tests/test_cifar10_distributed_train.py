@@ -20,8 +20,7 @@ from absl.testing import flagsaver
 
 import link
 import cifar10_distributed_train
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import metrics
+from cifar10_lib.runs import checkpoints, metrics
 from cifar10_lib.training import session as training
 from cifar10_lib.workers import watch
 

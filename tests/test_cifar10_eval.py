@@ -15,11 +15,9 @@ from absl.testing import flagsaver
 import cifar10_eval
 import cifar10_train
 from cifar10_lib.datasets import custom
-from cifar10_lib.evaluation import accuracy
-from cifar10_lib.evaluation import model
+from cifar10_lib.evaluation import accuracy, model
 from cifar10_lib.program import errors
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import events
+from cifar10_lib.runs import checkpoints, events
 
 FLAGS = flags.FLAGS
 

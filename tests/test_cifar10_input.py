@@ -4,8 +4,7 @@ import record_files
 import tensorflow.compat.v1 as tf
 
 import cifar10_input
-from cifar10_lib.datasets import source
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import source, table
 from cifar10_lib.program import errors
 
 SMALL = table.DataSet('small', 'small', '', {'a.bin': 0, 'b.bin': 0}, {'c.bin': 0},

@@ -7,8 +7,7 @@ import outcomes
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
-from absl import app
-from absl import flags
+from absl import app, flags
 from absl.testing import flagsaver
 
 import cifar10

@@ -5,8 +5,7 @@ from absl import app
 from absl.testing import flagsaver
 
 from cifar10_lib.training.worker import Worker
-from cifar10_lib.workers import cluster
-from cifar10_lib.workers import connection
+from cifar10_lib.workers import cluster, connection
 
 MPI = {'OMPI_COMM_WORLD_RANK': '1', 'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_LOCAL_RANK': '1',
        'OMPI_COMM_WORLD_LOCAL_SIZE': '4', 'PMIX_NAMESPACE': 'prterun-a-1@1'}

@@ -12,8 +12,7 @@ import cifar10
 from cifar10_lib.program import cores
 from cifar10_lib.training import solo
 from cifar10_lib.training.worker import Worker
-from cifar10_lib.workers import collectives
-from cifar10_lib.workers import team
+from cifar10_lib.workers import collectives, team
 
 
 def pairs(*shapes, dtypes=None):
@@ -161,8 +160,7 @@ def test_a_single_core_gets_a_second_thread(monkeypatch, visible, by_quota, thre
 
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
-from cifar10_lib.program import startup
-from cifar10_lib.program import devices
+from cifar10_lib.program import devices, startup
 import json, os, time
 import numpy as np
 import tensorflow.compat.v1 as tf

@@ -7,9 +7,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
-from cifar10_lib.datasets import custom
-from cifar10_lib.datasets import source
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import custom, source, table
 from cifar10_lib.program import errors
 
 FLAGS = flags.FLAGS

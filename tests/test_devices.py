@@ -11,8 +11,7 @@ import tensorflow.compat.v1 as tf
 from absl import app
 from absl.testing import flagsaver
 
-from cifar10_lib.program import cores
-from cifar10_lib.program import devices
+from cifar10_lib.program import cores, devices
 
 
 def test_session_config():

@@ -16,10 +16,9 @@ import threading
 import downloads
 import pytest
 import spawn
-from downloads import ARCHIVE, CONTENTS, GOOD, Server, member, row, tar
+from downloads import ARCHIVE, CONTENTS, GOOD, member, row, Server, tar
 
-from cifar10_lib.datasets import download
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import download, table
 from cifar10_lib.program import errors
 
 

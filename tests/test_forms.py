@@ -15,10 +15,7 @@ import record_files
 from PIL import Image
 
 import cifar10_convert
-from cifar10_lib.datasets import custom
-from cifar10_lib.datasets import download
-from cifar10_lib.datasets import forms
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import custom, download, forms, table
 from cifar10_lib.program import errors
 
 

@@ -15,8 +15,7 @@ from tensorflow.python.framework import kernels
 import cifar10
 import cifar10_input
 import cifar10_multi_gpu_train
-from cifar10_lib.evaluation import accuracy
-from cifar10_lib.evaluation import model
+from cifar10_lib.evaluation import accuracy, model
 from cifar10_lib import recipes
 
 PRECISIONS = [name for name in ('use_fp16', 'use_bf16') if name in flags.FLAGS]

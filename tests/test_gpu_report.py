@@ -11,9 +11,7 @@ import spawn
 import stand_in_gpu
 import tensorflow.compat.v1 as tf
 
-from benchmarks import children
-from benchmarks import gpu
-from benchmarks import trace
+from benchmarks import children, gpu, trace
 
 
 def _rows(path):

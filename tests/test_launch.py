@@ -6,8 +6,7 @@ import pytest
 import spawn
 from absl import app
 
-from cifar10_lib.workers import cluster
-from cifar10_lib.workers import launch
+from cifar10_lib.workers import cluster, launch
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,7 @@ from absl.testing import flagsaver
 
 import cifar10
 import cifar10_multi_gpu_train
-from cifar10_lib import settings
-from cifar10_lib import recipes
+from cifar10_lib import recipes, settings
 from cifar10_lib.runs import metrics
 
 FLAGS = flags.FLAGS

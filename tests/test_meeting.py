@@ -21,11 +21,7 @@ from absl import app
 
 import link
 from cifar10_lib.training.worker import Worker
-from cifar10_lib.workers import cluster
-from cifar10_lib.workers import connection
-from cifar10_lib.workers import meeting
-from cifar10_lib.workers import ports
-from cifar10_lib.workers import watch
+from cifar10_lib.workers import cluster, connection, meeting, ports, watch
 
 
 def together(*calls):

@@ -31,14 +31,8 @@ import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import events
-from cifar10_lib.runs import folder as run_folder
-from cifar10_lib.runs import metrics
-from cifar10_lib.runs import parameters
-from cifar10_lib.training import pace
-from cifar10_lib.training import resume
-from cifar10_lib.training import session as training
+from cifar10_lib.runs import checkpoints, events, folder as run_folder, metrics, parameters
+from cifar10_lib.training import pace, resume, session as training
 
 FLAGS = flags.FLAGS
 

@@ -12,9 +12,7 @@ import pytest
 import spawn
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import events
-from cifar10_lib.runs import parameters
+from cifar10_lib.runs import checkpoints, events, parameters
 
 SCRIPTS = ['cifar10_train.py', 'cifar10_multi_gpu_train.py', 'cifar10_eval.py']
 ALL_SCRIPTS = [f'cifar10_{name}.py' for name in (
@@ -115,7 +113,7 @@ def test_a_flag_without_effect_is_reported_and_does_no_harm(tmp_path):
 
 POSITIONAL = '''
 import sys
-from cifar10_lib.program import startup, devices
+from cifar10_lib.program import devices, startup
 sys.argv[0] = 'x.py'
 startup.run(lambda words: print(words), [devices], positional=sys.argv.pop(1))
 '''

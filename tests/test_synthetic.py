@@ -6,8 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from cifar10_lib.datasets import synthetic
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import synthetic, table
 
 # (number of classes, label bytes) -> SHA-256 of 100 records of seed 7.
 DIGESTS = {

@@ -11,8 +11,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10_input
-from docs import figures
-from docs import notebook
+from docs import figures, notebook
 from cifar10_lib.nets import variables
 from cifar10_lib import recipes
 

@@ -19,10 +19,8 @@ import cifar10
 import cifar10_train
 from cifar10_lib.evaluation import accuracy
 from cifar10_lib import recipes
-from cifar10_lib.runs import events
-from cifar10_lib.runs import metrics
-from cifar10_lib.training import pace as pace_
-from cifar10_lib.training import session as training
+from cifar10_lib.runs import events, metrics
+from cifar10_lib.training import pace as pace_, session as training
 
 FLAGS = flags.FLAGS
 

@@ -4,8 +4,7 @@ import functools
 
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.nets import recipe
-from cifar10_lib.nets import resnet
+from cifar10_lib.nets import recipe, resnet
 
 SIZE = 16  # Of its images.
 

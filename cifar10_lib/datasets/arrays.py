@@ -11,11 +11,8 @@ import zipfile
 
 import numpy as np
 
-from cifar10_lib.datasets import custom
-from cifar10_lib.datasets import table
-from cifar10_lib.program import errors
-from cifar10_lib.program import files
-from cifar10_lib.program import memory
+from cifar10_lib.datasets import custom, table
+from cifar10_lib.program import errors, files, memory
 
 _MAX_MEMORY = 1 << 31  # CIFAR has 184 MB.
 _NPZ_NAMES = ('x_train', 'y_train', 'x_test', 'y_test')

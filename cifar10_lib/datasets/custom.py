@@ -12,8 +12,7 @@ import os
 import numpy as np
 
 from cifar10_lib.datasets import table
-from cifar10_lib.program import errors
-from cifar10_lib.program import small_files
+from cifar10_lib.program import errors, small_files
 
 FILE = 'dataset.json'
 MAX_CLASSES = 256  # A label is one byte.
@@ -22,10 +21,8 @@ MAX_CLASSES = 256  # A label is one byte.
 def read(folder):
     """Returns the row of a folder that `write` filled and the user may have edited.
 
-    The row's `folder` is an absolute path, so that --data_dir has no effect.
-
-    Raises:
-        errors.DataError: the JSON file is missing or invalid.
+    The row's `folder` is an absolute path, so that --data_dir has no effect. Raises
+    `errors.DataError` if the JSON file is missing or invalid.
     """
     path = os.path.join(folder, FILE)
     try:
@@ -67,18 +64,10 @@ _FIELDS = {  # See `small_files.check_fields`.
 
 
 def records(images, labels, num_classes, source):
-    """Joins images and their labels to records.
+    """Joins images and their labels to records; or raises `errors.DataError`, naming the `source`.
 
-    Args:
-        images: uint8 [count, 32, 32, 3].
-        labels: int [count] or [count, 1], 0 to `num_classes` - 1.
-        source: the file that they come from, for messages.
-
-    Returns:
-        uint8 [count, 1 + 3 * 32 * 32]: the label, then the red, green and blue planes.
-
-    Raises:
-        errors.DataError: the images or labels are not like that.
+    uint8 [count, 32, 32, 3], int [count] or [count, 1] -> uint8 [count, 1 + 3 * 32 * 32]: the
+    label, then the red, green and blue planes.
     """
     labels = np.ravel(labels)
     expected = (labels.size, table.HEIGHT, table.WIDTH, table.DEPTH)

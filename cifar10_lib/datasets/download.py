@@ -15,10 +15,7 @@ import urllib.error
 import urllib.request
 
 from cifar10_lib.datasets import synthetic
-from cifar10_lib.program import console
-from cifar10_lib.program import errors
-from cifar10_lib.program import files
-from cifar10_lib.program import ownership
+from cifar10_lib.program import console, errors, files, ownership
 
 _TIMEOUT_SECONDS = 30.0  # To connect, and between two reads.
 _PAUSE_SECONDS = 1.0  # Before reconnecting.
@@ -216,11 +213,8 @@ def _verify(path, data_set):
 def extract(archive, data_dir, data_set):
     """Unpacks a verified .tar.gz file into a data set's folder below `data_dir`, all or nothing.
 
-    Only files with the expected names and sizes are unpacked.
-
-    Raises:
-        errors.DataError: the archive is damaged or lacks a file.
-        OSError: the disk failed.
+    Only files with the expected names and sizes are unpacked. Raises `errors.DataError` if the
+    archive is damaged or lacks one.
     """
     missing = {f'{data_set.folder}/{name}': count * data_set.record_bytes
                for name, count in data_set.files.items()}

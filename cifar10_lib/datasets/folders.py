@@ -12,11 +12,8 @@ import os
 
 import numpy as np
 
-from cifar10_lib.datasets import custom
-from cifar10_lib.datasets import images
-from cifar10_lib.program import console
-from cifar10_lib.program import errors
-from cifar10_lib.program import small_files
+from cifar10_lib.datasets import custom, images
+from cifar10_lib.program import console, errors, small_files
 
 SEED = 20151111
 TEST_SHARE = 6  # One image in six is for testing.
@@ -108,7 +105,7 @@ def _split_folders(folder):
 
 
 def _by_folder(folder, skipped):
-    """Returns {class: sorted paths of its images}; appends all other paths to `skipped`."""
+    """Returns {class: sorted paths of its images}; adds all other paths to `skipped`."""
     by_class = {}
     for entry in _visible(folder):
         if entry.is_dir():

@@ -2,14 +2,11 @@
 import collections
 import os
 
-from cifar10_lib.datasets import arrays
-from cifar10_lib.datasets import folders
-from cifar10_lib.datasets import images
-from cifar10_lib.datasets import parquet
-from cifar10_lib.datasets import svhn
+from cifar10_lib.datasets import arrays, folders, images, parquet, svhn
 
-# A form: its title on the console, a function from a path to whether it has this form, and one like
-# `folders.read`.
+# A form: its title on the console, a function from a path to whether it has this form, and one that
+# reads it. Like `folders.read`, that returns the classes and the blocks of training and test
+# records, and raises `errors.DataError` for invalid data or a missing package.
 Form = collections.namedtuple('Form', 'title is_at read')
 
 

@@ -8,9 +8,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from cifar10_lib.datasets import table
-from cifar10_lib.program import errors
-from cifar10_lib.program import files
-from cifar10_lib.program import memory
+from cifar10_lib.program import errors, files, memory
 
 # Endings of the files that a search in a folder finds.
 ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff', '.avif')

@@ -8,8 +8,7 @@ import pathlib
 
 import numpy as np
 
-from cifar10_lib.datasets import custom
-from cifar10_lib.datasets import images
+from cifar10_lib.datasets import custom, images
 from cifar10_lib.program import errors
 
 _SPLITS = ('train', 'test', 'validation')  # The last is for testing if there is no other.
@@ -27,11 +26,7 @@ def find(path):
 
 
 def read(path, skipped):
-    """Returns the classes, and the blocks of training and test records; see `folders.read`.
-
-    Raises:
-        errors.DataError: pyarrow is missing, or the files are not of this kind.
-    """
+    """Returns the classes, and the blocks of training and test records; see `forms.Form`."""
     try:
         from pyarrow import parquet  # Optional.
     except ImportError as error:

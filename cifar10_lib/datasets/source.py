@@ -6,8 +6,7 @@ import os
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.datasets import custom
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import custom, table
 from cifar10_lib.program import errors
 
 # Every tenth training record is for validation: 5,000 of CIFAR-10's, as in He et al., "Deep
@@ -16,14 +15,10 @@ _HELD_OUT_EVERY = 10
 
 
 def find(name, num_classes=table.CIFAR10.num_classes, url=table.CIFAR10.url):
-    """The row of a data set.
+    """The row of a data set: of a name in the table, or of the folder of the user's own set.
 
-    Args:
-        name: value of `--dataset`: a name in the table, or the folder of the user's own set.
-        num_classes, url: the tutorial's constants, which replace those of CIFAR-10.
-
-    Raises:
-        errors.DataError: the folder holds no valid data set.
+    `num_classes` and `url` are the tutorial's constants, which replace those of CIFAR-10. Raises
+    `errors.DataError` if the folder holds no valid data set.
     """
     if name == table.CIFAR10.name:
         return table.edited_cifar10(num_classes, url)
@@ -57,20 +52,14 @@ class Source:
     examples_per_epoch: int | None = None
 
     def paths(self):
-        """Paths of the record files, a list.
-
-        Raises:
-            errors.MissingFile: a file is missing.
-        """
+        """Paths of the record files, a list; raises `errors.MissingFile` if one is missing."""
         return list(self.data_set.count(self.folder, self.eval_data))
 
     def num_records(self):
         """Number of records of the subset, over all shards.
 
-        If the folder does not exist yet, uses the sizes of the published files.
-
-        Raises:
-            errors.MissingFile: the folder exists, but one of its record files is missing.
+        If the folder does not exist yet, uses the sizes of the published files. Raises
+        `errors.MissingFile` if the folder exists, but one of its record files is missing.
         """
         if os.path.isdir(self.folder):
             return self._in_subset(sum(self.data_set.count(self.folder, self.eval_data).values()))
@@ -100,11 +89,7 @@ class Source:
         return self.batch_size * batches_per_step
 
     def steps_per_epoch(self, batches_per_step=1):
-        """Number of steps in which the network sees each image once, a float.
-
-        Raises:
-            errors.MissingFile: see `num_records`.
-        """
+        """Number of steps in which the network sees each image once, a float."""
         return self.num_examples() / self.examples_per_step(batches_per_step)
 
     def selected(self, keys):
@@ -153,13 +138,10 @@ class Source:
 
     @contextlib.contextmanager
     def damage_reported(self):
-        """Names the damaged record file if a session in this block reads an invalid label.
+        """Turns the error of a session that reads an invalid label into `errors.DataError`.
 
-        TensorFlow's error is only text. Checking the files again raises an error that names the
-        file, the record and the remedy.
-
-        Raises:
-            errors.DataError: a record file is damaged.
+        TensorFlow's error is only text. Checking the files again raises one that names the file,
+        the record and the remedy.
         """
         try:
             yield
@@ -171,12 +153,8 @@ class Source:
 def checked(values, keys, data_set):
     """Returns raw records; running the result raises if a label is not a class.
 
-    `DataSet.check` has checked the files, but they may have been replaced since.
-
-    Args:
-        values: string [...], raw records.
-        keys: string [...], the reader's 'file:number' of each.
-        data_set: a `table.DataSet`.
+    `DataSet.check` has checked the files, but they may have been replaced since. `values` is string
+    [...], the records of a `table.DataSet`; `keys` their 'file:number', as a reader returns them.
     """
     labels = tf.reshape(tf.cast(tf.decode_raw(
         tf.strings.substr(values, data_set.label_index, 1), tf.uint8), tf.int32), [-1])

@@ -6,9 +6,7 @@
 import os
 
 from cifar10_lib.datasets import custom
-from cifar10_lib.program import errors
-from cifar10_lib.program import files
-from cifar10_lib.program import memory
+from cifar10_lib.program import errors, files, memory
 
 FILES = ('train_32x32.mat', 'test_32x32.mat')
 CLASSES = tuple('0123456789')
@@ -22,12 +20,7 @@ def is_at(folder):
 
 
 def read(folder, _):
-    """Returns the classes, and the blocks of training and test records; see `forms.Form`.
-
-    Raises:
-        errors.DataError: SciPy is missing, or a file is not SVHN's or is damaged.
-        OSError: a file cannot be opened, or is a pipe or a device.
-    """
+    """Returns the classes, and the blocks of training and test records; see `forms.Form`."""
     return CLASSES, *([_records(os.path.join(folder, name))] for name in FILES)
 
 

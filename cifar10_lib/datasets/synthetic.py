@@ -39,16 +39,11 @@ def write(data_set, data_dir):
 
 
 def draw(count, num_classes, seed, label_bytes=1):
-    """Draws `count` records of equally frequent classes in random order.
+    """Draws records of equally frequent classes in random order.
 
-    Args:
-        num_classes: labels are 0 to `num_classes` - 1; at most the number of `FORMS` or, with two
-            label bytes, of pairs of `FORMS`.
-        label_bytes: 1: the label is the index of the form. 2: the first byte is the upper form; the
-            second, the label, is ten times the upper form plus the lower form.
-
-    Returns:
-        uint8 [count, label_bytes + 3 * 32 * 32]: labels, then the red, green and blue planes.
+    uint8 [count, label_bytes + 3 * 32 * 32]: labels, then the red, green and blue planes. With one
+    label byte, the label is the index of the form. With two, the first is the upper form; the
+    second, the label, is ten times the upper form plus the lower form.
     """
     random = np.random.RandomState(seed)
     labels = random.permutation(np.arange(count) % num_classes).astype(np.uint8)

@@ -72,11 +72,8 @@ class DataSet:
         return self.test_files if eval_data else self.train_files
 
     def count(self, folder, eval_data):
-        """Counts the complete records in one split's files, {path: number}.
-
-        Raises:
-            errors.MissingFile: a file is missing.
-        """
+        """Counts the complete records in one split's files, {path: number}; or raises
+        `errors.MissingFile`."""
         paths = [os.path.join(folder, name) for name in self.split(eval_data)]
         try:
             return {path: os.path.getsize(path) // self.record_bytes for path in paths}

@@ -7,8 +7,7 @@ import tensorflow.compat.v1 as tf
 import cifar10
 import cifar10_input
 from cifar10_lib.evaluation import model
-from cifar10_lib.program import errors
-from cifar10_lib.program import devices
+from cifar10_lib.program import devices, errors
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
 
@@ -72,12 +71,8 @@ class Evaluation:
         return images
 
     def _counts(self):
-        """What a run counts for each image.
-
-        Returns:
-            cells: int32 [batch], its cell in the confusion matrix, counted row by row.
-            in_top: bool [batch], whether its label is one of the `TOP` most probable classes.
-        """
+        """What a run counts for each image: int32 [batch], its cell in the confusion matrix, row by
+        row; and bool [batch], whether its label is one of the `TOP` most probable classes."""
         with tf.name_scope('confusion'):
             # One prediction per image: `in_top_k` would count all classes of a tie.
             predictions = tf.cast(self._model.outputs['classes'], tf.int32)
@@ -91,14 +86,7 @@ class Evaluation:
         return self.total == self.size
 
     def run(self, checkpoint, summarise=False):
-        """Evaluates a checkpoint.
-
-        Args:
-            checkpoint: path of the checkpoint, without `.index`.
-            summarise: whether to make the summaries of the first batch.
-
-        Returns:
-            A `Result`.
+        """Evaluates a checkpoint, by its path without `.index`; returns a `Result`.
 
         Raises:
             app.UsageError: the checkpoint does not fit; the message names the variables.
@@ -117,13 +105,10 @@ class Evaluation:
             use_moving_averages: whether to use the moving averages.
             step: global step of the values, for the `Result`.
             summarise: whether to make the summaries of the first batch.
-            caught: list of caught signals; the evaluation stops when one is added.
+            caught: list of caught signals; when one is added, the evaluation stops.
 
         Returns:
             A `Result`; None if a signal stopped the evaluation.
-
-        Raises:
-            errors.DataError: a record file was replaced by a damaged one.
         """
         with self._source.damage_reported(), \
                 tf.Session(graph=self.graph, config=devices.session_config()) as session:
@@ -142,13 +127,9 @@ class Evaluation:
         return Result(correct / total, correct, total, in_top / total, confusion, step, summary)
 
     def _count(self, session, summarise, caught):
-        """The confusion matrix of the first `total` images, how many labels are in the `TOP` most
-        probable classes, and the summary or None.
-
-        Incomplete if a signal is caught.
-        """
-        confusion, total, summary = np.zeros(self._classes ** 2, np.int64), 0, None
-        top = 0
+        """The sums of `_counts` over the first `total` images, and the summary or None; incomplete
+        if a signal is caught."""
+        confusion, top, total, summary = np.zeros(self._classes ** 2, np.int64), 0, 0, None
         while total < self.total and not caught:
             fetches = {'counted': self._counted}
             if summarise and total == 0:

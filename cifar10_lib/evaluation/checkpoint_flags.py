@@ -4,13 +4,11 @@ They have a module of their own, so that trainers do not accept flags that would
 """
 import os
 
-from absl import app
-from absl import flags
+from absl import app, flags
 
 from cifar10_lib.evaluation import model
 from cifar10_lib.program import paths
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import names
+from cifar10_lib.runs import checkpoints, names
 
 paths.define('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
 flags.DEFINE_boolean('best', False, 'Use the best checkpoint of a validated run, in '

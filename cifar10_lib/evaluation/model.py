@@ -3,16 +3,13 @@ import contextlib
 import functools
 
 import tensorflow.compat.v1 as tf
-from absl import app
-from absl import flags
+from absl import app, flags
 
 import cifar10
 from cifar10_lib.datasets import table
-from cifar10_lib.program import devices
-from cifar10_lib.program import interrupts
+from cifar10_lib.program import devices, interrupts
 from cifar10_lib import recipes
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import checkpoints, folder as run_folder
 
 FLAGS = flags.FLAGS
 
@@ -20,11 +17,8 @@ FLAGS = flags.FLAGS
 def use_run(folder, advice):
     """Takes `--net` and `--dataset` from the run in a folder unless they are given.
 
-    Returns:
-        The settings of the run, a dictionary; None if the folder has no `run.json`.
-
-    Raises:
-        app.UsageError: flags that were given, or the data set on disk, do not fit the run.
+    Returns the run's settings, a dictionary; None without `run.json`. Raises `app.UsageError` if
+    given flags, or the data set on disk, do not fit the run.
     """
     trained_with = run_folder.net_and_dataset(folder, advice)
     for name, value in zip(('net', 'dataset'), trained_with or ()):
@@ -92,15 +86,7 @@ class Model:
 
     @contextlib.contextmanager
     def session(self, path, use_moving_averages=True):
-        """A session with the values of a checkpoint.
-
-        Args:
-            path: path of the checkpoint, without `.index`.
-            use_moving_averages: whether to use the moving averages.
-
-        Raises:
-            app.UsageError, checkpoints.Unreadable: see `checkpoints.values_for`.
-        """
+        """A session with the values of a checkpoint; for errors see `checkpoints.values_for`."""
         values = self.read(path, use_moving_averages,
                            "Pass the run's --net and --dataset, or use the raw weights with "
                            '--use_moving_averages=false')
@@ -113,13 +99,8 @@ class Model:
         return checkpoints.values_for(path, self._variables[use_moving_averages], advice)
 
     def assign(self, values, session, use_moving_averages):
-        """Sets the variables to values.
-
-        Args:
-            values: dictionary from name of a variable or average to array; other items are ignored.
-            session: the session that holds the variables.
-            use_moving_averages: whether to use the moving averages.
-        """
+        """Sets the variables to values, {name of a variable or average: array}; others may be
+        among them."""
         self._loader.assign(values, self._variables[use_moving_averages], session)
 
 
@@ -149,15 +130,9 @@ def _variables_to_restore(use_moving_averages):
 def _logits_of_whole_batch(images, batch_size):
     """Logits of a network with a static batch size, for a batch that may be smaller.
 
-    Fills the batch by repeating its images. An `inference` written for the tutorial may require
-    that: it flattened a layer by `tf.reshape(pool2, [FLAGS.batch_size, -1])`.
-
-    Args:
-        images: float32 [1 to batch_size, height, width, 3], with an unknown static batch size.
-        batch_size: int.
-
-    Returns:
-        float32 [1 to batch_size, classes].
+    float32 [1 to batch_size, height, width, 3] -> [1 to batch_size, classes]. Fills the batch by
+    repeating its images. An `inference` written for the tutorial may require that: it flattened a
+    layer by `tf.reshape(pool2, [FLAGS.batch_size, -1])`.
     """
     with tf.name_scope('whole_batch'):
         count = tf.shape(images)[0]
@@ -170,9 +145,8 @@ def _logits_of_whole_batch(images, batch_size):
 def _logits(images):
     """Logits of any number of images: float32 [batch, height, width, 3] -> [batch, classes].
 
-    Raises:
-        app.UsageError: `inference` requires a fixed batch size. An `inference` that trains can fail
-            here for no other reason.
+    Raises `app.UsageError` if `inference` requires a fixed batch size. One that trains can fail
+    here for no other reason.
     """
     advice = ('inference requires a fixed batch size; expected any number of images: flatten by '
               'tf.reshape(net, [-1, UNITS]), not by tf.reshape(net, [FLAGS.batch_size, -1])')

@@ -18,12 +18,7 @@ _FONTS = ['DejaVu Sans', 'Noto Sans CJK JP', 'WenQuanYi Micro Hei']
 
 
 def require_matplotlib():
-    """Imports Matplotlib, an optional package.
-
-    Raises:
-        app.UsageError: Matplotlib is not installed.
-        OSError: Matplotlib cannot write its cache.
-    """
+    """Imports Matplotlib, an optional package; raises `app.UsageError` if it is not installed."""
     logging.getLogger('matplotlib').setLevel(logging.ERROR)  # It warns about its cache folders.
     try:
         import matplotlib  # noqa: F401

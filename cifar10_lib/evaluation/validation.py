@@ -21,15 +21,9 @@ class Validation:
     """
 
     def __init__(self, train_dir, variables, images='test', caught=()):
-        """Builds the evaluation's graph.
+        """Builds the evaluation's graph; for errors see `accuracy.Evaluation`.
 
-        Args:
-            train_dir, variables, images: see `best.Best`.
-            caught: list of caught signals; a validation stops when one is added.
-
-        Raises:
-            errors.MissingFile: a record file is missing.
-            errors.DataError: there are too few training images to hold some out.
+        For `train_dir`, `variables` and `images` see `best.Best`; for `caught`, `count` there.
         """
         self._caught = caught
         self._variables = {variable.op.name: variable for variable in variables}
@@ -39,12 +33,8 @@ class Validation:
     def run(self, session, step, training_error=None):
         """Validates the training session, prints a line, and saves the best variables so far.
 
-        Args:
-            session, step: the training session, and the global step.
-            training_error: float from 0 to 1, printed in the same line; None if unknown.
-
-        Returns:
-            `Errors`, or None if a signal stopped the validation.
+        The line also has the `training_error`, float from 0 to 1 or None. Returns `Errors`, or None
+        if a signal stopped the validation.
         """
         console.progress(f'step {step}: validating on {self._evaluation.total} images')
         values = session.run(self._variables)

@@ -32,9 +32,6 @@ def factor(global_step, steps_per_epoch, batches, warmup_epochs=WARMUP_EPOCHS):
         steps_per_epoch: number of steps in an epoch, a float.
         batches: number of batches per step, see `batches_per_step`.
         warmup_epochs: length of the warm-up; 0 disables it.
-
-    Returns:
-        float32 [].
     """
     warmup_steps = steps_per_epoch * warmup_epochs
     if warmup_steps == 0:

@@ -28,9 +28,6 @@ def layer(net, name, filters, summarise):
             `biases` [height, width, filters], both float32.
         filters: number of output channels.
         summarise: function of the activations that adds summaries.
-
-    Returns:
-        float [batch, height, width, filters], of `net`'s type.
     """
     height, width, channels = net.shape.as_list()[1:]
     with tf.variable_scope(name) as scope:
@@ -55,9 +52,6 @@ def locally_connected(net, weights):
         net: float [batch, height, width, channels]; `batch` may be unknown.
         weights: float [height, width, rows, columns, channels, filters]; rows and columns, the size
             of a neighbourhood, are odd.
-
-    Returns:
-        float [batch, height, width, filters].
     """
     height, width, rows, columns, channels, filters = weights.shape.as_list()
     above, left = rows // 2, columns // 2

@@ -22,10 +22,7 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
         bias: added to the sum; positive.
         alpha: factor of the sum.
         beta: exponent.
-        name: name of the result.
-
-    Returns:
-        A tensor of the shape and type of `net`.
+        name: name of the result, which has the shape and type of `net`.
     """
     channels = net.shape.as_list()[-1]
     with tf.name_scope(name) as scope:

@@ -85,12 +85,8 @@ def _unit(net, name, conv, activation, pool=False):
     The example pools after the activation. Activations here are monotonic, so the order does not
     change the result, and this order leaves a quarter of the work to the activation.
 
-    Args:
-        net: float [batch, height, width, channels].
-        name: variable scope.
-        conv: `_conv` with a fixed `training` and `gather`.
-        activation: a monotonic function.
-        pool: whether to halve height and width at the end; otherwise the shape is kept.
+    float [batch, height, width, channels] -> the same, or half of the height and width with `pool`;
+    `conv` is `_conv` with a fixed `training` and `gather`.
     """
     channels = net.shape.as_list()[-1]
     with tf.variable_scope(name):
@@ -120,12 +116,8 @@ def _pointwise(net, weights):
     Not for GPUs: TensorFlow computes float32 convolutions on them in the layout NCHW, and would
     transpose the input and the output of each product.
 
-    Args:
-        net: float [batch, height, width, channels].
-        weights: float [1, 1, channels, filters].
-
-    Returns:
-        float [batch, height, width, filters].
+    float [batch, height, width, channels], [1, 1, channels, filters] -> [batch, height, width,
+    filters].
     """
     _, height, width, channels = net.shape.as_list()
     filters = weights.shape.as_list()[-1]
@@ -140,14 +132,8 @@ def _batch_norm(net, name, training, gather):
     moving statistics become 0.9 times their old value plus 0.1 times that of the batch, with the
     unbiased variance, as in the paper's algorithm 2 and NNabla's `batch_normalization.cpp`.
 
-    Args:
-        net: float [batch, height, width, channels].
-        name: variable scope, owner of `gamma`, `beta`, `moving_mean` and `moving_variance`.
-        training: bool; uses the statistics of the batch if true, else the moving ones.
-        gather: see `inference`; None for the statistics of this replica.
-
-    Returns:
-        A tensor of the shape and type of `net`.
+    Keeps the shape and type of `net`, float [batch, height, width, channels]. Otherwise uses the
+    moving statistics. For `gather` see `inference`.
     """
     shape = net.shape.as_list()[-1:]
     with tf.variable_scope(name):
@@ -179,14 +165,8 @@ def _synced_batch_norm(net, gamma, beta, gather):
     means. This form adds only squares, so that a large mean does not cancel the digits of the
     variance, unlike the difference of the mean square and the squared mean.
 
-    Args:
-        net: float [batch, height, width, channels]; the batches of all replicas have one size.
-        gamma, beta: float32 [channels].
-        gather: see `inference`.
-
-    Returns:
-        A tensor of the shape and type of `net`; the mean and the unbiased variance, float32
-        [channels].
+    Returns a tensor of the shape and type of `net`, float [batch, height, width, channels]; and the
+    mean and the unbiased variance, float32 [channels]. All replicas' batches have one size.
     """
     inputs = tf.cast(net, tf.float32)
     own = tf.stack(tf.nn.moments(inputs, axes=[0, 1, 2]))  # [2, channels]

@@ -39,13 +39,7 @@ def read(variable, dtype=tf.float32):
 def on_cpu(name, shape, initializer):
     """Gets or creates a variable to compute with.
 
-    Args:
-        name: name within the variable scope.
-        shape: list of int.
-        initializer: a TensorFlow initializer.
-
-    Returns:
-        The float32 variable; with `--use_fp16` or `--use_bf16`, its value in that type.
+    Returns the float32 variable; with `--use_fp16` or `--use_bf16`, its value in that type.
     """
     variable = get_float32(name, shape, initializer)
     dtype = compute_type()
@@ -56,8 +50,7 @@ def with_weight_decay(name, shape, stddev, wd):
     """Gets or creates weights, initially from a truncated normal distribution.
 
     Args:
-        name: name within the variable scope.
-        shape: list of int.
+        name, shape: name within the variable scope, and list of int.
         stddev: standard deviation of the distribution before truncation.
         wd: the loss wd * |weights|^2 / 2 is added to the collection `losses`; None for none.
 

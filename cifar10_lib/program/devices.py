@@ -6,8 +6,7 @@ import platform
 import shutil
 
 import tensorflow.compat.v1 as tf
-from absl import app
-from absl import flags
+from absl import app, flags
 
 from cifar10_lib.program import cores
 from cifar10_lib.program import startup  # noqa: F401, imports TensorFlow quietly.
@@ -34,12 +33,6 @@ def session_config(log_device_placement=False):
 
     On a CPU, TensorFlow optimises each graph once instead of twice. The second pass changes nothing
     in the graphs of our networks, but takes half of the time, 0.1 to 0.3 s before a first step.
-
-    Args:
-        log_device_placement: whether TensorFlow prints the device of every operation.
-
-    Raises:
-        app.UsageError: see `visible_gpus`.
     """
     config = tf.ConfigProto(allow_soft_placement=True, log_device_placement=log_device_placement)
     config.gpu_options.allow_growth = True
@@ -57,8 +50,7 @@ def session_config(log_device_placement=False):
 def visible_gpus():
     """Returns the number of GPUs that `--device` allows.
 
-    Raises:
-        app.UsageError: `--device=gpu`, but TensorFlow does not see a GPU.
+    Raises `app.UsageError` if `--device=gpu` was given, but TensorFlow does not see a GPU.
     """
     if FLAGS.device == 'cpu':
         return 0
@@ -73,12 +65,7 @@ def visible_gpus():
 def line(towers=1, dtype=tf.float32):
     """Returns a line for a trainer to print: its devices, and which type is slow or fast on them.
 
-    Args:
-        towers: number of towers, one per GPU.
-        dtype: the type in which layers compute.
-
-    Raises:
-        app.UsageError: see `visible_gpus`.
+    `towers` is their number, one per GPU; `dtype` the type in which layers compute.
     """
     names = gpu_names()
     unseen = None if names or FLAGS.device == 'cpu' else why_unseen()

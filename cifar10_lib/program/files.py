@@ -13,8 +13,7 @@ import time
 
 from absl import app
 
-from cifar10_lib.program import console
-from cifar10_lib.program import ownership
+from cifar10_lib.program import console, ownership
 
 # Suffix of the temporary names; random, so that other users cannot plant a link under that name.
 PARTIAL = r'\.[0-9a-f]{16}\.part'
@@ -47,9 +46,7 @@ def explain_full_disk(folder):
 def own_folder(path):
     """Creates a folder if it is missing; other users cannot create or change files in it.
 
-    Raises:
-        FileExistsError, NotADirectoryError: the path, or a parent, is not a folder.
-        OSError: creating it failed, or others could tamper with it: see `ownership.check`.
+    Raises `OSError` if creating it fails, or others could tamper with it: see `ownership.check`.
     """
     ownership.check(path)
     make_folder(path)
@@ -67,12 +64,8 @@ def make_folder(path):
 def open_own(path, flags=0, mode=_FILE_MODE):
     """Opens or creates a file with a fixed name, such as a lock; returns its descriptor.
 
-    Another user who knows the name cannot redirect our writes. `flags` are added to those of
-    `os.open`; `mode` has the permissions of a new file.
-
-    Raises:
-        PermissionError: the path is a link or another user's file.
-        OSError: the file cannot be opened.
+    Another user who knows the name cannot redirect our writes: raises `PermissionError` for a link,
+    or another user's file. `flags` are added to those of `os.open`; `mode` is that of a new file.
     """
     if os.path.islink(path):  # O_NOFOLLOW alone has a worse message.
         raise PermissionError(f'{path} is a link, which this program never creates: remove it')
@@ -92,10 +85,8 @@ def locked(path, waiting=None):
     The lock ends with the block or with the process, even a killed one. The file remains. Where the
     file system has no locks (NFS without its lock daemon), prints a warning and goes without.
 
-    Raises:
-        Locked: another process holds the lock. If `waiting` is given, prints that line and waits
-            for the lock instead.
-        OSError: see `open_own`.
+    If another process holds the lock, prints the line `waiting` and waits, or without one raises
+    `Locked`. For other errors, see `open_own`.
     """
     number = open_own(path, mode=_LOCK_MODE)
     with os.fdopen(number, 'r+', encoding='ascii', errors='replace') as stream:
@@ -120,8 +111,7 @@ def locked(path, waiting=None):
 def regular_file(path):
     """Yields a binary stream that reads a regular file; never waits for the writer of a pipe.
 
-    Raises:
-        OSError: the file cannot be opened, or is a pipe, a device or a folder.
+    Raises `OSError` if the file cannot be opened, or is a pipe, a device or a folder.
     """
     def without_waiting(name, flags):
         return os.open(name, flags | os.O_NONBLOCK)

@@ -25,10 +25,8 @@ _HOST_NAMESPACES = {'/proc/self/ns/user': 0xEFFFFFFD, '/proc/self/ns/pid': 0xEFF
 def check(folder):
     """Refuses a folder that others can write to; call it before TensorFlow writes there.
 
-    TensorFlow's file names can be guessed, and it follows links. The folder may be missing.
-
-    Raises:
-        PermissionError: see `check_place`; or others can create files in the folder.
+    TensorFlow's file names can be guessed, and it follows links. The folder may be missing. Raises
+    `PermissionError` if others can create files in the folder, or see `check_place`.
     """
     check_place(folder)
     writers = _writers(os.path.realpath(folder))
@@ -39,10 +37,8 @@ def check(folder):
 def check_place(folder):
     """Refuses a folder in which others could remove or replace what we create.
 
-    Sufficient for names that cannot be guessed, as `files` uses. The folder may be missing.
-
-    Raises:
-        PermissionError: the path breaks the rule above. The message suggests what to do.
+    Sufficient for names that cannot be guessed, as `files` uses. The folder may be missing. Raises
+    `PermissionError` if the path breaks the rule above; the message suggests what to do.
     """
     names = pathlib.Path(os.path.abspath(folder)), pathlib.Path(os.path.realpath(folder))
     places = sorted({pathlib.Path(os.path.realpath(place.parent), place.name)  # Links themselves.

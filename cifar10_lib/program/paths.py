@@ -34,12 +34,8 @@ class _Paths(flags.ListParser):
 
 
 def _expand(path):
-    """Expands a leading `~`.
-
-    Raises:
-        ValueError: the path is a URL, which TensorFlow would open but Python would not; or
-            TensorFlow cannot open the path.
-    """
+    """Expands a leading `~`; raises `ValueError` for a URL, which only TensorFlow would open, and
+    for what TensorFlow cannot open."""
     if _URL.match(path):
         raise ValueError(f'{path} is a URL; expected the path of a file or folder: mount it, or '
                          'copy it')

@@ -1,8 +1,7 @@
 """Reads small text and JSON files that users may have edited or damaged."""
 import json
 
-from cifar10_lib.program import errors
-from cifar10_lib.program import files
+from cifar10_lib.program import errors, files
 
 MAX_BYTES = 1 << 20  # Such files take a few kilobytes.
 _MAX_NAME = 255  # Characters: Linux's limit for the name of a file.
@@ -10,12 +9,8 @@ _SHOWN = 80  # Characters of a value that a message quotes.
 
 
 def read_text(path):
-    """Reads a text file.
-
-    Raises:
-        OSError: the file cannot be read, or is a pipe or a device.
-        errors.DataError: the file is larger than `MAX_BYTES`, or is not UTF-8.
-    """
+    """Reads a text file; raises `errors.DataError` if it is larger than `MAX_BYTES` or not UTF-8,
+    or `OSError`, also for a pipe or a device."""
     with files.regular_file(path) as stream:
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -32,11 +27,8 @@ def read_json(path):
 
 
 def parse_json(text, source):
-    """Parses a JSON object; returns a dict.
-
-    Raises:
-        errors.DataError: the text is not a JSON object; the message starts with `source`.
-    """
+    """Parses a JSON object; returns a dict, or raises `errors.DataError` with a message that starts
+    with `source`."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -48,14 +40,10 @@ def parse_json(text, source):
 
 
 def check_fields(found, fields, source):
-    """Checks a JSON object, a dict.
+    """Raises `errors.DataError` if a value of a JSON object, a dict, is invalid.
 
-    Args:
-        fields: {name: (function that checks the value or None, description of a valid value)}.
-        source: how messages begin.
-
-    Raises:
-        errors.DataError: a value is invalid; the message names the field.
+    `fields` is {name: (function that checks the value or None, description of a valid value)}; the
+    message starts with `source` and names the field.
     """
     for field, (is_valid, expected) in fields.items():
         value = found.get(field)

@@ -15,9 +15,7 @@ import signal
 import sys
 import threading
 
-from cifar10_lib.program import console
-from cifar10_lib.program import errors
-from cifar10_lib.program import interrupts
+from cifar10_lib.program import console, errors, interrupts
 
 _QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
 _LOG_LEVEL = '3'  # At level 2, TensorFlow reports a missing GPU as an error.
@@ -86,8 +84,7 @@ if _raises:  # Until TensorFlow is imported, Ctrl-C ends the process without a l
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # ruff: noqa: E402, the imports below come after the steps above.
-from absl import app
-from absl import flags
+from absl import app, flags
 
 with contextlib.ExitStack() as _stack:
     # TensorFlow imports absl's test library and, if installed, Matplotlib. They need a writable

@@ -5,19 +5,12 @@ import os
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.program import files
-from cifar10_lib.program import small_files
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import names
-from cifar10_lib.runs import parameters
+from cifar10_lib.program import files, small_files
+from cifar10_lib.runs import checkpoints, names, parameters
 
 
 def read(train_dir, images='test'):
-    """Error and step of a run's best checkpoint; (infinity, None) if there is no intact one.
-
-    Args:
-        train_dir, images: see `Best`.
-    """
+    """Error and step of a run's best checkpoint; (infinity, None) if there is no intact one."""
     folder = os.path.join(train_dir, names.BEST)
     try:
         found = small_files.read_json(os.path.join(folder, names.BEST_ERROR))
@@ -41,13 +34,10 @@ class Best:
     """
 
     def __init__(self, train_dir, variables, images='test'):
-        """Reads the result of earlier starts.
+        """Reads the result of earlier starts; `variables` is the list of those in a checkpoint.
 
-        Args:
-            train_dir: folder of the run.
-            variables: list of the variables in a checkpoint.
-            images: 'test' or 'held_out', the images of the errors; a best checkpoint that was
-                chosen on other images is ignored.
+        `images` is 'test' or 'held_out', the images of the errors; a best checkpoint that was
+        chosen on other images is ignored.
         """
         self._images = images
         self._folder = os.path.join(train_dir, names.BEST)
@@ -62,10 +52,8 @@ class Best:
         `error.json` names the new checkpoint once it is complete, and only then the old one is
         removed: if the process is killed, the file still names a checkpoint that exists.
 
-        Args:
-            session, step: the session that holds the variables, and the global step.
-            values: dictionary from name to value of the same variables.
-            error, averaged_error: floats, 0 to 1, of the raw weights and the moving averages.
+        The session holds the variables, and `values` is {name: value} of them. `error` and
+        `averaged_error` are floats, 0 to 1, of the raw weights and the moving averages.
         """
         if averaged_error >= self.error:
             return

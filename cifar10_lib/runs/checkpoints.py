@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app
 
-from cifar10_lib.program import console
-from cifar10_lib.program import errors
+from cifar10_lib.program import console, errors
 from cifar10_lib.runs import names as names_
 
 _STEPS = 2 ** 63  # Steps are int64.
@@ -21,9 +20,7 @@ def latest(folder, report=True):
 
     The file `checkpoint` names the newest. If that one is damaged, uses the intact one with the
     highest step, and prints a line if `report`. Nothing is removed. The folder may be missing.
-
-    Raises:
-        app.UsageError: all checkpoints are damaged; the message gives the reason.
+    Raises `app.UsageError` if all checkpoints are damaged.
     """
     faults, paths = [], candidates(folder)
     for path in paths:
@@ -117,8 +114,7 @@ def fault(path):
 def read(path, names=None):
     """The values in a checkpoint, {name: array}; of the variables `names` that it has, or all.
 
-    Raises:
-        Unreadable: the files are missing or damaged, perhaps only since `latest` found them intact.
+    Raises `Unreadable`, perhaps although `latest` has just found the files intact.
     """
     try:
         reader = tf.train.load_checkpoint(path)
@@ -134,9 +130,7 @@ def read(path, names=None):
 def step(path):
     """The global step of a checkpoint, an int. The original multi-GPU script stored a float.
 
-    Raises:
-        app.UsageError: `global_step` is missing or not a whole number.
-        Unreadable: see `read`.
+    Raises `app.UsageError` if it is missing or not a whole number, or `Unreadable`.
     """
     value = read(path, ['global_step']).get('global_step')
     _check_step(path, value)
@@ -180,11 +174,8 @@ def values_for(path, variables, advice):
 
     Args:
         path: path of the checkpoint.
-        variables: {name in the checkpoint: variable}.
+        variables: {name in the checkpoint: variable}; the result is {that name: array}.
         advice: what the user can do if the checkpoint is unusable; ends the error's message.
-
-    Returns:
-        {name in the checkpoint: array}.
 
     Raises:
         app.UsageError: variables are missing in the checkpoint, have a different shape or are not

@@ -7,8 +7,7 @@ import time
 import tensorflow.compat.v1 as tf
 from google.protobuf import message
 
-from cifar10_lib.program import console
-from cifar10_lib.program import files
+from cifar10_lib.program import console, files
 from cifar10_lib.runs import names
 
 

@@ -6,22 +6,14 @@ import pathlib
 
 from absl import app
 
-from cifar10_lib.program import console
-from cifar10_lib.program import errors
-from cifar10_lib.program import files
-from cifar10_lib.program import ownership
-from cifar10_lib.program import small_files
+from cifar10_lib.program import console, errors, files, ownership, small_files
 from cifar10_lib.runs import names
 
 _GLOB_CHARACTERS = frozenset('*?[\\')
 
 
 def check_path(folder):
-    """Checks whether a path, which may not exist yet, can be a run's folder.
-
-    Raises:
-        app.UsageError: it or a parent is not a folder, or TensorFlow would read it as a pattern.
-    """
+    """Raises `app.UsageError` if a path, which may not exist yet, cannot be a run's folder."""
     if set(os.fspath(folder)) & _GLOB_CHARACTERS:
         raise app.UsageError(f'{folder} contains one of {" ".join(sorted(_GLOB_CHARACTERS))}: '
                              "TensorFlow would read it as a pattern and remove other runs' "
@@ -149,12 +141,8 @@ def owner(folder):
 def net_and_dataset(folder, advice):
     """The values of `--net` and `--dataset` that the run in a folder was trained with.
 
-    Returns:
-        (name of the network, name of the data set or, if it is the user's own, its folder); None
-        without `run.json`. Earlier versions recorded only the name of a user's data set.
-
-    Raises:
-        app.UsageError, OSError: see `check_run`.
+    A pair; None without `run.json`. The user's own data set is given by its folder, if not by an
+    earlier version. For errors, see `check_run`.
     """
     run = _read_run(folder, advice)
     return run and (run['net'], run.get('dataset_folder') or run['dataset'])
@@ -163,10 +151,8 @@ def net_and_dataset(folder, advice):
 def check_run(folder, net, data_set, advice):
     """Checks that a folder holds a run of a network, by name, and a `table.DataSet`.
 
-    Classes may have been renamed, but not to the former name of another class.
-
-    Returns:
-        The run's settings, a dictionary; None without `run.json`.
+    Classes may have been renamed, but not to the former name of another class. Returns the run's
+    settings, a dictionary; None without `run.json`.
 
     Raises:
         app.UsageError: the run has a different network or data set, or `run.json` is damaged. The

@@ -5,8 +5,7 @@ import os
 
 import numpy as np
 
-from cifar10_lib.program import console
-from cifar10_lib.program import files
+from cifar10_lib.program import console, files
 from cifar10_lib.runs import names
 
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
@@ -70,13 +69,10 @@ def _unused(path):
 
 
 def read(path):
-    """The rows of a `metrics.csv`; an empty list if there is no file.
+    """The rows of a `metrics.csv`, dictionaries from column to int (`step`), float or None.
 
     Skips lines that a run cannot have written, such as those with a fraction as step, or with a
-    figure that exceeds float32.
-
-    Returns:
-        List of dictionaries from column to int (`step`), float, or None for a missing figure.
+    figure that exceeds float32. The file may be missing.
     """
     return _read_lines(path)[0]
 

@@ -10,12 +10,8 @@ def write(path, values, trainable):
 
     `weights/NAME` are the trainable variables, `averages/NAME` their moving averages and
     `statistics/NAME` those of batch norms. The attribute `global_step` is the number of steps. The
-    state of the optimizer is left out.
-
-    Args:
-        path: path of the file.
-        values: dictionary from a variable's name to an array; includes `global_step`.
-        trainable: names of the trainable variables.
+    state of the optimizer is left out. `values` is {name: array}, including `global_step`;
+    `trainable` has the names of the trainable variables.
     """
     import h5py  # Here, because the import is slow.
     average = '/ExponentialMovingAverage'

@@ -12,11 +12,8 @@ import tensorflow.compat.v1 as tf
 from google.protobuf import text_format
 from tensorflow.python.client import timeline  # TensorFlow has no public name for it.
 
-from cifar10_lib.program import console
-from cifar10_lib.program import files
-from cifar10_lib.runs import metrics
-from cifar10_lib.runs import names
-from cifar10_lib.runs import parameters
+from cifar10_lib.program import console, files
+from cifar10_lib.runs import metrics, names, parameters
 
 _PROGRESS_SECONDS = 0.25
 _KEPT_SECONDS = 2.0
@@ -43,10 +40,7 @@ class Action:
 
 
 class CheckData(Action):
-    """Checks record files that change during training, so no wrong label is used silently.
-
-    Raises `errors.DataError` if one is damaged.
-    """
+    """Checks record files that change during training; raises `errors.DataError` for damage."""
 
     def __init__(self, run, source):
         """`source` is the `Source` of the run."""

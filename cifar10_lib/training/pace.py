@@ -5,15 +5,7 @@ SUMMARY_STEPS = 100
 
 
 def steps_in(epochs, steps_per_epoch):
-    """The whole number of steps that is closest to a number of epochs.
-
-    Args:
-        epochs: float; may have a fraction.
-        steps_per_epoch: float, number of steps in which the network sees each image once.
-
-    Returns:
-        int; at least 1, unless there are 0 epochs.
-    """
+    """The whole number of steps, at least 1, that is closest to a number of epochs; both floats."""
     return max(1, round(epochs * steps_per_epoch)) if epochs else 0
 
 

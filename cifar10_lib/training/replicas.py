@@ -35,27 +35,18 @@ class Replica:
     """
 
     def __init__(self, worker, device='/cpu:0'):
-        """Describes a replica of a graph.
-
-        Args:
-            worker: a `worker.Worker`; for towers, its rank is the tower's.
-            device: where this replica exchanges data. In one process, each replica requires a CPU
-                device of its own: see `solo.Solo`.
-        """
+        """`worker` is a `worker.Worker`; for towers, its rank is the tower's. Replicas in one
+        process exchange data at `device`s of their own: see `solo.Solo`."""
         self.worker = worker
         self._device = device
         self._keys = itertools.count()  # Two for each `gather`.
 
     def gather(self, values):
-        """Collects a tensor of each replica.
+        """Collects a tensor of each replica: float32 [...], fully known -> [replicas, ...].
 
-        Args:
-            values: float32 [...], a fully known shape, the same for all replicas.
-
-        Returns:
-            float32 [replicas, ...], the same bits for all replicas. The gradient for `values` is
-            that of the sum of all replicas' losses: a step averages gradients over replicas, which
-            makes it that of their mean.
+        All replicas get the same bits. The gradient for `values` is that of the sum of all
+        replicas' losses: a step averages gradients over replicas, which makes it that of their
+        mean.
         """
         forward, backward = next(self._keys), next(self._keys)
         shape = values.shape.as_list()
@@ -87,15 +78,8 @@ ALONE = Replica(worker_.Worker())
 
 
 def inference(images, replica):
-    """Logits of `--net` in training, with `--sync_batch_norm` if given.
-
-    Args:
-        images: float32 [batch, height, width, 3], this replica's.
-        replica: a `Replica`.
-
-    Returns:
-        float32 [batch, classes].
-    """
+    """Logits of `--net` in training, with `--sync_batch_norm` if given: float32 [batch, height,
+    width, 3], the images of a `Replica` -> [batch, classes]."""
     recipe = recipes.chosen()
     if FLAGS.sync_batch_norm and replica.worker.size > 1:
         return recipe.inference(images, training=True, gather=replica.gather)

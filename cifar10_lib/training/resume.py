@@ -2,17 +2,12 @@
 import os
 
 import tensorflow.compat.v1 as tf
-from absl import app
-from absl import flags
+from absl import app, flags
 
 import cifar10
-from cifar10_lib import settings as settings_
-from cifar10_lib.program import console
-from cifar10_lib.program import small_files
-from cifar10_lib import recipes
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import folder as run_folder
-from cifar10_lib.runs import names
+from cifar10_lib import recipes, settings as settings_
+from cifar10_lib.program import console, small_files
+from cifar10_lib.runs import checkpoints, folder as run_folder, names
 
 FLAGS = flags.FLAGS
 
@@ -28,11 +23,8 @@ _REPORTED = ('use_fp16', 'use_bf16', 'sync_batch_norm', 'variables')
 
 
 def prepare_folder(examples_per_step):
-    """Checks that `--train_dir` holds this run or nothing, and writes `run.json`.
-
-    Returns:
-        Dictionary of `first_step` and `images_before`, see `Pace`.
-    """
+    """Checks that `--train_dir` holds this run or nothing, and writes `run.json`; returns a
+    dictionary of `first_step` and `images_before`, see `Pace`."""
     if FLAGS.restart:
         run_folder.remove_own_files(FLAGS.train_dir)
     earlier = check_same_run() or {}
@@ -90,11 +82,8 @@ def _scaling(epochs):
 
 
 def check_same_run():
-    """The settings of the run in `--train_dir`, None without `run.json`.
-
-    Raises:
-        app.UsageError: the flags describe another run.
-    """
+    """The settings of the run in `--train_dir`, None without `run.json`; raises `app.UsageError`
+    if the flags describe another run."""
     advice = 'choose another --train_dir, or start over with --restart'
     settings = run_folder.check_run(FLAGS.train_dir, FLAGS.net, cifar10.source().data_set, advice)
     earlier = settings and settings.get('validate_on', 'test')
@@ -125,11 +114,8 @@ def load_latest(session, saver, loader, variables):
 
 
 def initial_checkpoint():
-    """Path of the latest checkpoint in `--initial_checkpoint`; None without the flag.
-
-    Raises:
-        app.UsageError: the folder has no checkpoint, or `--restart` would remove it.
-    """
+    """Path of the latest checkpoint in `--initial_checkpoint`, None without the flag; raises
+    `app.UsageError` if there is none, or `--restart` would remove it."""
     run = os.path.realpath(FLAGS.train_dir)
     if FLAGS.restart and FLAGS.initial_checkpoint and os.path.realpath(
             FLAGS.initial_checkpoint) in (run, os.path.join(run, names.BEST)):

@@ -14,27 +14,14 @@ import signal
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from absl import app
-from absl import flags
+from absl import app, flags
 
 import cifar10
 from cifar10_lib.evaluation import validation
-from cifar10_lib.program import console
-from cifar10_lib.program import files
-from cifar10_lib.program import paths
+from cifar10_lib.program import console, files, paths
 from cifar10_lib import recipes
-from cifar10_lib.runs import best
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import events
-from cifar10_lib.runs import folder as run_folder
-from cifar10_lib.runs import names
-from cifar10_lib.runs import parameters
-from cifar10_lib.training import actions
-from cifar10_lib.training import pace as pace_
-from cifar10_lib.training import resume
-from cifar10_lib.training import run as run_
-from cifar10_lib.training import signals
-from cifar10_lib.training import solo
+from cifar10_lib.runs import best, checkpoints, events, folder as run_folder, names, parameters
+from cifar10_lib.training import actions, pace as pace_, resume, run as run_, signals, solo
 
 _MAX_STEPS = 10**9
 
@@ -193,14 +180,8 @@ def _actions(run, saver):
 def apply_recipe_defaults(batches_per_step=1):
     """Sets flags that the user did not give to the defaults of `--net`, and prints changes.
 
-    `--max_steps` becomes the number of steps in `--epochs`, or else in the recipe's epochs.
-
-    Args:
-        batches_per_step: number of batches of `--batch_size` in one step.
-
-    Raises:
-        FileNotFoundError: a record file is missing.
-        app.UsageError: there are too many steps in `--epochs`, or `--stop_at` without validations.
+    `--max_steps` becomes the number of steps in `--epochs`, or else in the recipe's epochs. Raises
+    `app.UsageError` if these are too many, or for `--stop_at` without validations.
     """
     recipe = recipes.chosen()
     replaced = []
@@ -244,11 +225,8 @@ def counts_epochs():
 def use_seed(rank=0, step=None):
     """Seeds the random numbers of the default graph by `--seed`, if given; call it first.
 
-    The numbers also depend on the step, so that a resumed run does not repeat the first ones.
-
-    Args:
-        rank: number of this worker; each worker draws its own numbers.
-        step: worker 0's `resume.first_step`; by default this process's own.
+    The numbers also depend on the step, so that a resumed run does not repeat the first ones, and
+    on the worker's rank. `step` is worker 0's `resume.first_step`; by default this process's own.
     """
     if FLAGS.seed is not None:
         step = resume.first_step() if step is None else step
@@ -259,8 +237,7 @@ def use_seed(rank=0, step=None):
 def steps_left():
     """Whether the run in `--train_dir` has steps left and is not good enough; prints a line if not.
 
-    Raises:
-        app.UsageError: `--train_dir` cannot hold this run. Better now than after a download.
+    Raises `app.UsageError` if the folder cannot hold this run: better now than after a download.
     """
     run_folder.check_path(FLAGS.train_dir)
     if FLAGS.restart or not checkpoints.candidates(FLAGS.train_dir):

@@ -5,8 +5,7 @@ import signal
 import threading
 import time
 
-from cifar10_lib.program import console
-from cifar10_lib.program import interrupts
+from cifar10_lib.program import console, interrupts
 
 # Open MPI and Slurm pass SIGUSR1 on, and let the processes live.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

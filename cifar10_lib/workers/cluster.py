@@ -19,11 +19,9 @@ import os
 import re
 import zlib
 
-from absl import app
-from absl import flags
+from absl import app, flags
 
-from cifar10_lib.program import errors
-from cifar10_lib.program import small_files
+from cifar10_lib.program import errors, small_files
 from cifar10_lib.training import worker as worker_
 from cifar10_lib.workers import connection
 
@@ -101,8 +99,7 @@ class Cluster:
 def workers_to_start():
     """How many workers this process must start (`--num_workers`); 0 if it is a worker itself.
 
-    Raises:
-        app.UsageError: an environment or another flag defines the workers, too.
+    Raises `app.UsageError` if an environment or another flag defines the workers, too.
     """
     if VARIABLE in os.environ or FLAGS.num_workers is None:
         return 0
@@ -111,13 +108,9 @@ def workers_to_start():
 
 
 def resolve():
-    """Determines which worker this is, by the flags and the environment.
+    """The `Cluster` by the flags and the environment; of size 1 if neither defines other workers.
 
-    Returns:
-        A `Cluster`; of size 1 if neither defines other workers.
-
-    Raises:
-        app.UsageError: flags and environment are invalid or contradict each other.
+    Raises `app.UsageError` if they are invalid or contradict each other.
     """
     if VARIABLE in os.environ:
         rank, size, port, parent = from_launcher()
@@ -132,11 +125,7 @@ def resolve():
 
 
 def from_launcher():
-    """Reads what `workers/launch.py` set: rank, size, port and process ID of the launcher.
-
-    Raises:
-        app.UsageError: the variable holds something else, perhaps copied from elsewhere.
-    """
+    """Reads what `workers/launch.py` set: rank, size, port and process ID of the launcher."""
     text = os.environ[VARIABLE]
     try:
         rank, size, port, parent = map(int, text.split())

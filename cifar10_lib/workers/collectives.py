@@ -10,8 +10,7 @@ worker, because none of them occupies a thread while it waits.
 import itertools
 
 import tensorflow.compat.v1 as tf
-from absl import app
-from absl import flags
+from absl import app, flags
 
 flags.DEFINE_float('bucket_mb', 4.0, 'Gradients are averaged in buckets of at most this number of '
                    'megabytes (2^20 bytes).', lower_bound=0.0, upper_bound=1e6)

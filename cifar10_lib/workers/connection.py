@@ -27,12 +27,8 @@ def exit_code(error):
 
 
 def split_address(address):
-    """Splits 'host:port' into str and int.
-
-    Raises:
-        ValueError: the address is malformed. That includes IPv6 addresses, since TensorFlow's
-            cluster addresses do not support brackets.
-    """
+    """Splits 'host:port' into str and int; raises `ValueError` for anything else, also for IPv6,
+    since TensorFlow's cluster addresses do not support brackets."""
     match = re.fullmatch('([A-Za-z0-9._-]+):([0-9]{1,5})', address)
     if not match or not 1 <= int(match.group(2)) <= 65535:
         raise ValueError(f'{small_files.shown(address)} is not HOST:PORT')

@@ -7,19 +7,12 @@ import sys
 import threading
 import time
 
-from absl import app
-from absl import flags
+from absl import app, flags
 
-from cifar10_lib.program import console
-from cifar10_lib.program import errors
-from cifar10_lib.program import devices
-from cifar10_lib.training import resume
+from cifar10_lib.program import console, devices, errors
+from cifar10_lib.training import resume, signals
 from cifar10_lib.training import session  # noqa: F401, defines --restart and --train_dir.
-from cifar10_lib.training import signals
-from cifar10_lib.workers import cluster
-from cifar10_lib.workers import collectives
-from cifar10_lib.workers import connection
-from cifar10_lib.workers import ports
+from cifar10_lib.workers import cluster, collectives, connection, ports
 
 flags.DEFINE_integer('max_restarts', 0, 'With --num_workers: how many times in a row to start all '
                      'workers again after a loss (one was killed, crashed or froze) without a new '
@@ -39,18 +32,11 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def run(work):
-    """Runs `work` in this worker; or with `--num_workers`, starts processes that do.
+    """Runs `work`, a function of the `cluster.Cluster`; or with `--num_workers`, starts processes
+    that do.
 
-    Args:
-        work: function of the `cluster.Cluster`.
-
-    Returns:
-        The result of `work`; the exit code for all workers; or `connection.LOST` if another one was
-        lost.
-
-    Raises:
-        app.UsageError: there are more workers than GPUs; see `collectives.check_compression`.
-        app.UsageError, OSError: see `cluster.resolve`.
+    Returns the result of `work`, the exit code for all workers, or `connection.LOST` if another one
+    was lost. Raises `app.UsageError` if flags or environment are invalid.
     """
     end_with_parent()
     count = cluster.workers_to_start()
@@ -138,9 +124,6 @@ def end_with_parent():
     """Makes Linux kill this process when its parent ends, for whatever reason.
 
     A worker calls it first. It has no effect in a process that `start` did not start.
-
-    Raises:
-        app.UsageError: see `cluster.from_launcher`.
     """
     if cluster.VARIABLE not in os.environ:
         return

@@ -22,9 +22,7 @@ import time
 from absl import app
 
 from cifar10_lib.program import errors
-from cifar10_lib.workers import connection as connection_
-from cifar10_lib.workers import ports
-from cifar10_lib.workers import watch
+from cifar10_lib.workers import connection as connection_, ports, watch
 
 PROTOCOL = 'cifar10-workers-5'
 _HELLO = {'rank': int, 'address': str, 'facts': dict}
@@ -37,14 +35,11 @@ _LEADERS_SHARE = 0.8
 
 
 def join(cluster, facts):
-    """Waits until all workers have joined, and compares their facts.
+    """Waits until all workers of a `Cluster` have joined; returns a `watch.Meeting`.
 
     Args:
         cluster: a `Cluster` of several workers.
         facts: dictionary from name to JSON value, which must be the same for all workers.
-
-    Returns:
-        A `watch.Meeting`.
 
     Raises:
         app.UsageError: some workers have the same index, expect a different number of workers,
@@ -96,8 +91,7 @@ class _Door:
     def __init__(self, cluster):
         """Listens at `cluster.meeting`: for `localhost` or 127.*, only this machine can connect.
 
-        Raises:
-            OSError: the port is in use.
+        Raises `OSError` if the port is in use.
         """
         host, port = connection_.split_address(cluster.meeting)
         self.hellos, self.inbox, self.trouble = {}, queue.SimpleQueue(), ''
@@ -114,8 +108,7 @@ class _Door:
     def wait(self, seconds):
         """Waits for a connection or a message, for at most some seconds.
 
-        Raises:
-            connection.Lost: a worker in `hellos` ended; the message names it.
+        Raises `connection.Lost` if a worker in `hellos` ended.
         """
         with contextlib.suppress(queue.Empty):
             connection, message = self.inbox.get(timeout=seconds)

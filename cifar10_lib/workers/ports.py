@@ -22,13 +22,8 @@ def reserve(port=0, host=''):
 
     The socket is bound with SO_REUSEADDR, and does not listen. Linux then gives the port only to
     processes that ask for it by number, as TensorFlow's server does. `host` is the IPv4 address of
-    an interface, or '' for all of them, as TensorFlow uses.
-
-    Returns:
-        A socket; keep it open until the server listens.
-
-    Raises:
-        OSError: the port is in use.
+    an interface, or '' for all of them, as TensorFlow uses. Returns the socket, to keep open until
+    the server listens; raises `OSError` if the port is in use.
     """
     socket_ = socket.socket()
     socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -41,11 +36,10 @@ def reserve(port=0, host=''):
 
 
 def device_of(host, hosts):
-    """The network device through which the workers at `hosts` reach this one at `host`.
+    """The name of the network device through which the workers at `hosts` reach this one at `host`.
 
-    Returns:
-        Its name: 'lo' if all workers are on this machine; None if it is unknown, as behind a
-        translation of addresses, or if this machine's own name is a loopback address here.
+    It is 'lo' if all workers are on this machine; None if it is unknown, as behind a translation of
+    addresses, or if this machine's own name is a loopback address here.
     """
     try:
         if all(socket.gethostbyname(other).startswith('127.') for other in hosts):
@@ -66,10 +60,7 @@ def bind(port, device):
     """Binds the sockets of this process that listen at a port to a network device.
 
     Call it before the server answers requests: connections from the milliseconds before stay open.
-
-    Returns:
-        Whether that closes the port to all others; False if the system cannot do that, or the
-        device is None.
+    Returns whether that closes the port to all others; False if the device is None.
     """
     if device is None:
         return False

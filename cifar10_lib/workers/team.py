@@ -9,14 +9,9 @@ import os
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from cifar10_lib.program import cores
-from cifar10_lib.program import devices
-from cifar10_lib.program import errors
+from cifar10_lib.program import cores, devices, errors
 from cifar10_lib.training import solo
-from cifar10_lib.workers import collectives
-from cifar10_lib.workers import connection
-from cifar10_lib.workers import meeting
-from cifar10_lib.workers import ports
+from cifar10_lib.workers import collectives, connection, meeting, ports
 
 FLAGS = flags.FLAGS
 
@@ -32,13 +27,8 @@ _PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors
 def joined(cluster, facts):
     """Yields this worker's team once all workers have met; `solo.ALONE` if it is the only one.
 
-    Args:
-        cluster: the `cluster.Cluster`.
-        facts: dictionary from name to JSON value, which must be the same for all workers.
-
-    Raises:
-        app.UsageError, connection.Lost: workers are missing, or do not agree; see `meeting.join`.
-        ConnectionError, TimeoutError: a worker failed; see `_failures_of`.
+    For `facts`, and errors of workers that are missing or do not agree, see `meeting.join`; for
+    later errors, `_failures_of`.
     """
     if cluster.worker.size == 1:
         yield solo.ALONE

@@ -125,13 +125,11 @@ class Meeting:
             return {peer: came.pop(0)[1] for peer, came in self._stages.items()}
 
     def reach_all(self):
-        """Checks that this worker can connect to all servers; call it when all listen.
+        """Raises `connection.Lost` if this worker cannot connect to a server; call it when all
+        listen.
 
         If a firewall blocks a port, TensorFlow would wait for it in a step, in some cases forever,
         and never name it.
-
-        Raises:
-            connection.Lost: a server cannot be reached; the message names its worker.
         """
         for rank, address in enumerate(self.addresses):
             try:

@@ -24,15 +24,9 @@ from PIL import ExifTags, Image
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 import cifar10_input
-from cifar10_lib.datasets import custom
-from cifar10_lib.datasets import images
-from cifar10_lib.datasets import svhn
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import custom, images, svhn, table
 from cifar10_lib.program import errors
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import events
-from cifar10_lib.runs import folder as run_folder
-from cifar10_lib.runs import metrics
+from cifar10_lib.runs import checkpoints, events, folder as run_folder, metrics
 
 _SECONDS = 60  # For one file.
 _RECORD = table.CIFAR10.record_bytes

@@ -22,8 +22,7 @@ import record_files
 import spawn
 
 from drills import helpers
-from cifar10_lib.runs import checkpoints
-from cifar10_lib.runs import metrics
+from cifar10_lib.runs import checkpoints, metrics
 
 _STEP = re.compile(r': step (\d+), loss')
 _INTERVAL = 20  # Steps between checkpoints.

@@ -18,8 +18,7 @@ import record_files
 import spawn
 
 from drills import helpers
-from cifar10_lib.runs import events
-from cifar10_lib.runs import metrics
+from cifar10_lib.runs import events, metrics
 
 _SECONDS = 30  # Between readings.
 _FIELDS = ['time', 'start', 'step', 'who', 'rss_mb', 'open_files', 'threads']
