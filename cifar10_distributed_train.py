@@ -30,8 +30,7 @@ FLAGS = flags.FLAGS
 # Flags that must have the same value for all workers; an error names the first that differs.
 _COMMON_FLAGS = ('batch_size', 'epochs', 'max_steps', 'validate_every', 'validate_on',
                  'learning_rate', 'use_fp16', 'use_bf16', 'sync_batch_norm', 'bucket_mb',
-                 'overlap', 'compress', 'linear_scaling', 'warmup_epochs', 'step_timeout',
-                 'stage_timeout')
+                 'overlap', 'linear_scaling', 'warmup_epochs', 'step_timeout', 'stage_timeout')
 
 
 def build(images, labels, team):

@@ -24,13 +24,12 @@ _NEVER = 24 * 3600
 
 # From a name in --cases to a row and the flags of the two workers.
 _CASES = {'default': ('2 workers', {}),
-          'bf16': ('2 workers, --compress=bf16', {'compress': 'bf16'}),
           'late': ('2 workers, --overlap=false', {'overlap': False})}
 
 
 def main():
     parser = children.parser('benchmarks.distributed', __doc__)
-    parser.add_argument('--cases', nargs='*', choices=_CASES, default=['default', 'bf16'],
+    parser.add_argument('--cases', nargs='*', choices=_CASES, default=['default'],
                         help=f'kinds of two workers, of {", ".join(_CASES)}', metavar='CASE')
     parser.add_argument('--starts', type=int, default=3, help='starts of all trainers')
     parser.add_argument('--turns', type=int, default=3, help='turns per start')

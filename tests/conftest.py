@@ -1,5 +1,6 @@
 """Loads the plugins of the tests, and decides how many processes run them."""
 import os
+import signal
 
 import pytest
 
@@ -14,6 +15,10 @@ def pytest_xdist_auto_num_workers():
 
 @pytest.hookimpl(trylast=True)  # After pytest-xdist, whose plugin `dsession` starts the processes.
 def pytest_configure(config):
-    """Loads the fixtures, which import TensorFlow, in the processes that run tests."""
+    """Loads the fixtures, which import TensorFlow, in the processes that run tests.
+
+    A script's background process ignores Ctrl-C, and so would all that the tests start.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.pluginmanager.hasplugin('dsession'):
         config.pluginmanager.import_plugin('shared_fixtures')

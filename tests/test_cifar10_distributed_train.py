@@ -37,7 +37,7 @@ def test_without_a_launcher_it_trains_as_one_worker(half_bright):
 
 def test_workers_compare_every_flag_of_the_collectives():
     own = {flag.name for flag in FLAGS.flags_by_module_dict()['cifar10_lib.workers.collectives']}
-    assert {'bucket_mb', 'compress'} <= own
+    assert {'bucket_mb', 'overlap'} <= own
     assert own <= set(cifar10_distributed_train._COMMON_FLAGS)
 
 

@@ -82,14 +82,6 @@ def test_two_workers(tmp_path):
     assert 'Saved step 3' in out
 
 
-def test_workers_on_gpus_do_not_compress(tmp_path):
-    done = stand_in_gpu.run('cifar10_distributed_train.py', '--num_workers=2', '--compress=bf16',
-                            '--dataset=synthetic', f'--train_dir={tmp_path}', gpus=2)
-    assert (done.returncode, done.stderr) == (
-        1, 'cifar10_distributed_train.py: --compress=bf16, but TensorFlow does not send bfloat16 '
-        'between GPUs: remove the flag, or use --device=cpu\n')
-
-
 @pytest.mark.parametrize('settings, line', [
     ({'fail': 'cuDevicePrimaryCtxRetain=2'},
      'CUDA_ERROR_OUT_OF_MEMORY: out of memory: use a smaller --batch_size, or end other programs'),

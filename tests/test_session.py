@@ -30,7 +30,6 @@ import cifar10_export
 import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib.datasets import table
-from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints, events, folder as run_folder, metrics, parameters
 from cifar10_lib.training import pace, resume, session as training
 
@@ -427,30 +426,6 @@ def test_a_missing_record_file_raises_its_own_error(half_bright):
                 while not session.should_stop():
                     session.run(train_op)
     assert checkpoints.step(latest()) > 0  # The steps until then are saved.
-
-
-@pytest.mark.parametrize('change, error', [
-    (lambda data: data[:100] + data[101:], 'data_batch_2.bin has 49167 bytes'),
-    (lambda data: data + data[:3073], None)])
-def test_a_replaced_record_file_is_checked_again(half_bright, capsys, change, error):
-    """The file that lacks a byte: every later label would be a pixel."""
-    with (pytest.raises(errors.DataError, match=error) if error else contextlib.nullcontext()):
-        _train_and_change(half_bright / 'data_batch_2.bin', change)
-    assert (error is None) == (
-        f'Record files in {half_bright} changed; all of them are valid.' in capsys.readouterr().out)
-
-
-def _train_and_change(path, change):
-    """Trains 101 steps; before the last but one, changes a file that was already read."""
-    with flagsaver.flagsaver(max_steps=101), tf.Graph().as_default():
-        step = tf.train.get_or_create_global_step()
-        loss = tf.get_variable('loss', [], initializer=tf.ones_initializer())
-        tf.add_to_collection('learning_rate', tf.constant(0.1))
-        train_op = step.assign_add(1)
-        with training.session(loss, 8) as session:
-            while not session.should_stop():
-                if session.run(train_op) == 99:
-                    path.write_bytes(change(path.read_bytes()))
 
 
 def test_a_missing_params_h5_is_written_by_the_next_start(trained, capsys):

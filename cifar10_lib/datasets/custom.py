@@ -90,12 +90,8 @@ def write(folder, name, classes, train, test):
         classes: list of 2 to `MAX_CLASSES` names.
         train, test: iterables of blocks of records, uint8 [records, 1 + 3 * 32 * 32].
 
-    Returns:
-        (number of training records, number of test records).
-
-    Raises:
-        errors.DataError: the name is taken, the classes are invalid, a class has no training
-            image, or the test set is empty.
+    Returns the numbers of training and of test records. Raises `errors.DataError` if the name is
+    taken, the classes are invalid, a class has no training image, or the test set is empty.
     """
     row = {'name': name, 'classes': list(classes)}
     small_files.check_fields(row, {field: _FIELDS[field] for field in row},

@@ -27,11 +27,8 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
 
     If it is missing, unpacks the archive in `data_dir`; if that is missing too, downloads it from
     `url`, by default that of the row. A data set without a URL is generated. Concurrent processes
-    wait for the first one.
-
-    Raises:
-        errors.DataError: the message names the cause, the place and the remedy.
-        PermissionError: others could tamper with the data folder.
+    wait for the first one. Raises `errors.DataError` with cause, place and remedy, or
+    `PermissionError` if others could tamper with the folder.
     """
     folder = os.path.join(data_dir, data_set.folder)
     if not os.path.isdir(folder):
@@ -108,12 +105,9 @@ def _failure(data_set, data_dir, url, error):
 def download(url, archive, data_set):
     """Downloads and verifies an archive, resuming from `archive`.part if it exists.
 
-    Reconnects as long as each connection delivers something. Honours proxy variables.
-
-    Raises:
-        OSError, http.client.HTTPException: the server or the disk failed; the part stays.
-        errors.DataError: the URL is not http, https or file; the server offers a different file
-            (the part stays); or the checksum is wrong (the part is removed).
+    Reconnects as long as each connection delivers something. Honours proxy variables. The part
+    stays if it raises OSError or http.client.HTTPException (the server or the disk failed), or
+    `errors.DataError` (another file is offered); but not if the checksum is wrong.
     """
     if not url.lower().startswith(('http:', 'https:', 'file:')):
         raise errors.DataError('the URL does not start with http:, https: or file:')

@@ -22,10 +22,8 @@ LABELS_FILE = 'trainLabels.csv'
 # Names of folders that define a split, in any case; the first one found contains the test images.
 _TRAINING, _TESTING = ('train', 'training'), ('test', 'testing', 'val', 'valid', 'validation')
 
-# The result of `find`:
-#   classes: tuple of names, sorted; a label is an index into it
-#   train, test: lists of (label, path), in random order
-#   skipped: list of (path of a file or folder that is not used, why)
+# Sorted names, of which a label is an index; lists of (label, path) in random order; and a list of
+# (path of a file or folder that is not used, why).
 Found = collections.namedtuple('Found', 'classes train test skipped')
 
 
@@ -89,10 +87,8 @@ def find(folder):
 
 
 def _split_folders(folder):
-    """Returns the paths of the folders with the training and the test images.
-
-    Without a split, these are the folder and None: `train` may be a class, as in CIFAR-100.
-    """
+    """Returns the folders with the training and the test images; without a split, the folder and
+    None: `train` may be a class, as in CIFAR-100."""
     named = {entry.name.lower(): entry.path for entry in _visible(folder) if entry.is_dir()}
     train, test = (next((named[name] for name in names if name in named), None)
                    for names in (_TRAINING, _TESTING))
@@ -156,10 +152,8 @@ def _checked(folder, by_class):
 
 
 def _split(paths_by_label):
-    """Draws the test images: (training paths, test paths), each a list over labels of lists.
-
-    A class of two to five images has one test image, a class of one image none.
-    """
+    """Draws the test images: (training paths, test paths), each a list over labels of lists; of a
+    class of two to five images one, of a class of one image none."""
     random = np.random.RandomState(SEED)
     train, test = [], []
     for paths in paths_by_label:

@@ -82,12 +82,8 @@ class DataSet:
                 f'{error.filename} is missing. {self._remedy(folder)}') from error
 
     def check(self, folder):
-        """Reads and checks every file of the set.
-
-        Raises:
-            errors.DataError: a file is missing, empty, unreadable or truncated, or contains an
-                invalid label. The message names the file, the fault and the remedy.
-        """
+        """Reads every file of the set; raises `errors.DataError` if one is missing, empty,
+        unreadable or truncated, or contains an invalid label."""
         remedy = self._remedy(folder)
         for path in (*self.count(folder, False), *self.count(folder, True)):
             try:

@@ -39,32 +39,6 @@ class Action:
         """Runs after the last step."""
 
 
-class CheckData(Action):
-    """Checks record files that change during training; raises `errors.DataError` for damage."""
-
-    def __init__(self, run, source):
-        """`source` is the `Source` of the run."""
-        super().__init__(run)
-        self._source = source
-        self._seen = self._states()
-        self._check()  # The files may have changed since the check at the start.
-
-    def run(self, session):
-        if self._states() != self._seen:
-            self._seen = self._states()
-            self._check()
-            console.line(f'Record files in {self._source.folder} changed; all of them are valid.')
-
-    def _check(self):
-        self._source.data_set.check(self._source.folder)
-
-    def _states(self):
-        """Inode, size and modification time of each file that exists."""
-        paths = (os.path.join(self._source.folder, name) for name in self._source.data_set.files)
-        return [(found.st_ino, found.st_size, found.st_mtime_ns)
-                for found in map(os.stat, filter(os.path.exists, paths))]
-
-
 class Print(Action):
     """Prints loss and speed.
 

@@ -159,16 +159,14 @@ def _monitored(run):
 def _actions(run, saver):
     """What happens after a step, and when; see `Run`."""
     pace = run.pace
-    check_data = actions.CheckData(run, cifar10.source())
     if not run.team.worker.leads:
-        return [(pace.ends_interval, check_data), (pace.validates, actions.Validate(run))]
+        return [(pace.validates, actions.Validate(run))]
     validate = actions.Validate(run, validation.Validation(
         run.folder, run.variables, FLAGS.validate_on, run.caught) if pace.validate_every else None,
         FLAGS.stop_at)
     record = actions.Record(run, validate)
     save = actions.Save(run, record, saver, FLAGS.save_checkpoint_secs, FLAGS.save_checkpoint_steps)
     return [
-        (pace.ends_interval, check_data),
         (pace.prints, actions.Print(run)),
         (pace.summarises, actions.Summarise(run)),
         (pace.records, record),

@@ -10,14 +10,11 @@ worker, because none of them occupies a thread while it waits.
 import itertools
 
 import tensorflow.compat.v1 as tf
-from absl import app, flags
+from absl import flags
 
 flags.DEFINE_float('bucket_mb', 4.0, 'Gradients are averaged in buckets of at most this number of '
                    'megabytes (2^20 bytes).', lower_bound=0.0, upper_bound=1e6)
 flags.DEFINE_boolean('overlap', True, 'Average gradients while others are still being computed.')
-flags.DEFINE_enum('compress', 'none', ['none', 'bf16'], 'How workers send gradients: float32, or '
-                  'rounded to bfloat16, which halves the bytes. Sums are rounded, too.')
-
 FLAGS = flags.FLAGS
 
 # Operations that belong together have the same group and instance keys on all workers. A bucket
@@ -27,14 +24,7 @@ _CPUS, _GPUS = 1, 3
 _LOSSES, _BUCKETS, _BROADCAST = 99, 100, 10**6
 
 
-def check_compression(gpus):
-    """Raises app.UsageError if workers with these GPUs cannot send as `--compress` says."""
-    if gpus and FLAGS.compress != 'none':
-        raise app.UsageError(f'--compress={FLAGS.compress}, but TensorFlow does not send bfloat16 '
-                             'between GPUs: remove the flag, or use --device=cpu')
-
-
-def all_reduce_mean(gradients, worker, bucket_mb=4.0, overlap=True, compress='none', on_gpu=False):
+def all_reduce_mean(gradients, worker, bucket_mb=4.0, overlap=True, on_gpu=False):
     """Means of gradients over all workers, each bucket sent as soon as it is complete.
 
     Args:
@@ -44,8 +34,6 @@ def all_reduce_mean(gradients, worker, bucket_mb=4.0, overlap=True, compress='no
         worker: this `worker.Worker`.
         bucket_mb: see `buckets`.
         overlap: False to wait for all gradients before the first bucket is sent.
-        compress: 'bf16' to send float32 gradients as bfloat16. Gradients and sums are then rounded
-            to 8 bits of precision; all workers still get the same bits.
         on_gpu: True to average on GPUs, by NCCL.
 
     Returns:
@@ -58,7 +46,7 @@ def all_reduce_mean(gradients, worker, bucket_mb=4.0, overlap=True, compress='no
         own = [gradient for gradient, _ in bucket]
         first = len(pairs) - len(means) - 1
         with tf.control_dependencies(after):
-            flat = _reduce_mean(_pack(own), worker, _BUCKETS + first, on_gpu, compress)
+            flat = _reduce_mean(_pack(own), worker, _BUCKETS + first, on_gpu)
         if on_gpu:  # NCCL runs one at a time, and requires the same order on all workers.
             after = [flat]
         means += _unpack(flat, own)
@@ -129,14 +117,8 @@ def broadcast(variables, worker):
     return tf.group(operations)
 
 
-def _reduce_mean(flat, worker, instance, on_gpu=False, compress='none'):
-    """Mean of a vector over workers, sent as bfloat16 if `compress` says so and it is float32.
-
-    All workers get the same bits.
-    """
-    if compress != 'none' and flat.dtype == tf.float32:
-        small = tf.cast(flat, tf.bfloat16)
-        return tf.cast(_reduce_mean(small, worker, instance, on_gpu), tf.float32)
+def _reduce_mean(flat, worker, instance, on_gpu=False):
+    """Mean of a vector over workers; all of them get the same bits."""
     key, device, hint = (_GPUS, '/gpu:0', 'nccl') if on_gpu else (_CPUS, '/cpu:0', 'ring')
     with tf.device(device):
         return tf.raw_ops.CollectiveReduceV2(

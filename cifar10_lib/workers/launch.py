@@ -12,7 +12,7 @@ from absl import app, flags
 from cifar10_lib.program import console, devices, errors
 from cifar10_lib.training import resume, signals
 from cifar10_lib.training import session  # noqa: F401, defines --restart and --train_dir.
-from cifar10_lib.workers import cluster, collectives, connection, ports
+from cifar10_lib.workers import cluster, connection, ports
 
 flags.DEFINE_integer('max_restarts', 0, 'With --num_workers: how many times in a row to start all '
                      'workers again after a loss (one was killed, crashed or froze) without a new '
@@ -44,7 +44,6 @@ def run(work):
     if count > gpus > 0:
         raise app.UsageError(f'--num_workers={count}, but each worker needs a GPU of its own, and '
                              f'this machine has {gpus}: start fewer, or use --device=cpu')
-    collectives.check_compression(gpus)
     if FLAGS.max_restarts and FLAGS.restart:
         raise app.UsageError('--restart would remove the checkpoints that --max_restarts resumes '
                              'from: leave one out')

@@ -91,7 +91,7 @@ class Team(solo.Solo):
     def mean_gradients(self, gradients):
         self._layout = collectives.layout(gradients)
         return collectives.all_reduce_mean(gradients, self.worker, FLAGS.bucket_mb, FLAGS.overlap,
-                                           FLAGS.compress, on_gpu=self._gpus > 0)
+                                           on_gpu=self._gpus > 0)
 
     def session(self, scaffold, hooks):
         """Starts this worker's server, and returns a session on it.
