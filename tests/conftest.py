@@ -17,8 +17,9 @@ def pytest_xdist_auto_num_workers():
 def pytest_configure(config):
     """Loads the fixtures, which import TensorFlow, in the processes that run tests.
 
-    A script's background process ignores Ctrl-C, and so would all that the tests start.
+    A script's background process ignores two signals, and so would all that the tests start.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if not config.pluginmanager.hasplugin('dsession'):
         config.pluginmanager.import_plugin('shared_fixtures')
