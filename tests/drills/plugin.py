@@ -16,10 +16,8 @@ def pytest_addoption(parser):
     group.addoption('--kills', type=int, metavar='N', help='kill each run N times')
     group.addoption('--trainer_flags', default='', metavar='FLAGS',
                     help='additional flags of the trainers in the kills drill')
-    group.addoption('--long_run', metavar='DIR',
-                    help='train for 100,000 steps in DIR, or resume the run there')
     group.addoption('--data_dir', metavar='DIR',
-                    help='data for the kills and the long run; small files of noise by default')
+                    help='data for the kills; small files of noise by default')
 
 
 def pytest_configure(config):
@@ -30,7 +28,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(trylast=True)  # After -k and -m, so that the sample is drawn from what they leave.
 def pytest_collection_modifyitems(config, items):
-    is_long = any(map(config.getoption, ('all', 'sample', 'kills', 'long_run')))
+    is_long = any(map(config.getoption, ('all', 'sample', 'kills')))
     cases = collections.defaultdict(list)
     for item in items:
         marker = item.get_closest_marker('drill')
@@ -67,25 +65,18 @@ def tally(record_property):
 
 def pytest_terminal_summary(terminalreporter):
     counts = collections.defaultdict(collections.Counter)
-    reports = []
     for result in ('passed', 'failed', 'error'):
         for report in terminalreporter.stats.get(result, ()):
             title = dict(getattr(report, 'user_properties', ())).get('drill')
             if title:
                 counts[title]['FAILED'] += result != 'passed'
-                for outcome, count in _values(report, 'outcome'):
-                    counts[title][outcome] += count
-                reports += _values(report, 'report')
+                for key, value in report.user_properties:
+                    if key == 'outcome':
+                        counts[title][value[0]] += value[1]
     if counts:
         terminalreporter.section('drills')
     for title, outcomes in sorted(counts.items()):
         terminalreporter.write_line(summary(title, +outcomes))
-    for report in reports:
-        terminalreporter.write_line(report)
-
-
-def _values(report, name):
-    return [value for key, value in getattr(report, 'user_properties', ()) if key == name]
 
 
 def summary(title, outcomes):
