@@ -17,7 +17,7 @@ from absl import flags
 from cifar10_lib.datasets import custom
 from cifar10_lib.evaluation import model
 from cifar10_lib.runs import checkpoints
-from docs.migration import batch_norm
+from docs.migration import batch_norm, lstm
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / 'docs/migration'
@@ -365,6 +365,131 @@ for loaded in (True, False):
     continued, afresh = map(json.loads, run(program, tmp_path).splitlines())
     np.testing.assert_allclose(continued, expected, atol=1e-7)
     assert abs(np.subtract(afresh, expected)).max() > 5e-4
+
+
+def test_a_fetched_global_step_is_the_one_before_the_update():
+    step = tf.train.get_or_create_global_step()
+    update = step.assign_add(1)
+    with tf.control_dependencies([update]):
+        after = step.read_value()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        assert [session.run([update, step, after])[1:] for _ in range(3)] == [
+            [0, 1], [1, 2], [2, 3]]
+
+
+class CellOfContrib(lstm.BasicLSTMCell):
+    """Makes its variables in the first call, as those of tf.contrib did."""
+
+    def __init__(self, inputs, units):
+        self._make = lambda: lstm.BasicLSTMCell.__init__(self, inputs, units, scope='lstm')
+        self.state_size, self.output_size = (units, units), units
+
+    def __call__(self, inputs, state, scope=None):
+        with tf.variable_scope('', reuse=tf.AUTO_REUSE):
+            self._make()
+        return super().__call__(inputs, state)
+
+
+@pytest.mark.parametrize('cell, is_late', [(lstm.BasicLSTMCell, False), (CellOfContrib, True)])
+def test_averages_of_variables_that_are_made_in_dynamic_rnn_are_late(cell, is_late):
+    """With a decay of 0, an average is the value itself: from before the update, or after it."""
+    outputs, _ = tf.nn.dynamic_rnn(cell(2, 3), tf.ones([4, 5, 2]), dtype=tf.float32)
+    kernel = next(each for each in tf.trainable_variables() if each.op.name.endswith('kernel'))
+    descent = tf.train.GradientDescentOptimizer(1.0).minimize(tf.nn.l2_loss(outputs - 1))
+    with tf.control_dependencies([descent]):
+        averages = tf.train.ExponentialMovingAverage(0.0)
+        train_op = averages.apply([kernel])
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        before = session.run(kernel)
+        session.run(train_op)
+        average, after = session.run([averages.average(kernel), kernel])
+    assert not np.array_equal(before, after)
+    np.testing.assert_array_equal(average, before if is_late else after)
+
+
+def test_an_lstm_continues_in_keras(tmp_path):
+    words = np.random.RandomState(0).normal(size=[4, 6, 3]).astype(np.float32)
+    lengths = np.array([6, 2, 1, 4])
+    outputs, (_, last) = tf.nn.dynamic_rnn(
+        lstm.BasicLSTMCell(3, 5), words, sequence_length=lengths, dtype=tf.float32)
+    kernel, bias = tf.trainable_variables()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(bias.assign(np.random.RandomState(1).normal(size=20)))
+        values = session.run([kernel, bias])
+        expected = session.run(last)
+    assert [kernel.op.name, bias.op.name] == [
+        f'rnn/basic_lstm_cell/{name}' for name in ('kernel', 'bias')]
+    np.savez(tmp_path / 'values.npz', *values, words=words, lengths=lengths)
+    program = f'''
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import keras
+import numpy as np
+from docs.migration import lstm
+found = np.load('values.npz')
+mask = np.arange(6) < found['lengths'][:, np.newaxis]
+layer = keras.layers.LSTM(5)
+layer.build(found['words'].shape)
+layer.set_weights(lstm.keras_weights(found['arr_0'], found['arr_1']))
+print(layer(found['words'], mask=mask).numpy().tolist())
+'''
+    np.testing.assert_allclose(json.loads(run(program, tmp_path)), expected, atol=1e-6)
+
+
+OPTIMIZERS = ['AdamOptimizer(0.1)', 'MomentumOptimizer(0.1, 0.9)', 'AdagradOptimizer(0.1)',
+              'RMSPropOptimizer(0.1, 0.9, 0.8)']
+_CONTINUE = """
+import json, sys
+import tensorflow as tf
+rows = tf.constant(json.load(open('rows.json')), tf.int64)
+found = []
+for number, optimizer in enumerate({optimizers}):
+    module = tf.Module()
+    module.table = tf.Variable(tf.zeros([9, 2]), name='table')
+
+    @tf.function
+    def step(number):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(module.table, number) - 1))
+        optimizer.apply_gradients([(tape.gradient(loss, module.table), module.table)])
+        return loss
+
+    if sys.argv[1] == 'with slots':
+        step(rows[0])
+    tf.train.Checkpoint(module=module, optimizer=optimizer).restore(
+        f'model.ckpt-{{number}}').assert_existing_objects_matched()
+    found.append([float(step(each)) for each in rows[10:]])
+print(json.dumps(found))
+"""
+
+
+def test_old_optimizers_continue_in_a_tf_function_if_their_slots_exist(tmp_path):
+    """Five steps on rows of an embedding, after ten of TensorFlow 1."""
+    draw = np.random.RandomState(0)
+    start, rows = draw.normal(size=[9, 2]).astype(np.float32), draw.randint(9, size=[15, 4])
+    expected = []
+    for index, optimizer in enumerate(OPTIMIZERS):
+        with tf.Graph().as_default(), tf.Session() as session:
+            table = tf.get_variable('table', initializer=start)
+            number = tf.placeholder(tf.int64, [4])
+            loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, number) - 1))
+            train_op = eval(f'tf.train.{optimizer}').minimize(loss)
+            session.run(tf.global_variables_initializer())
+            losses = []
+            for step, each in enumerate(rows):
+                if step == 10:
+                    tf.train.Saver().save(session, str(tmp_path / f'model.ckpt-{index}'))
+                losses.append(session.run([loss, train_op], {number: each})[0])
+        expected.append(losses[10:])
+    (tmp_path / 'rows.json').write_text(json.dumps(rows.tolist()))
+    made = ', '.join(f'tf.compat.v1.train.{optimizer}' for optimizer in OPTIMIZERS)
+    warm, cold = (json.loads(run(_CONTINUE.format(optimizers=f'[{made}]'), tmp_path, slots))
+                  for slots in ('with slots', 'without'))
+    np.testing.assert_allclose(warm, expected, rtol=1e-5)
+    assert (abs(np.divide(cold, expected) - 1).max(axis=1) > 1e-3).all()  # Without an error.
 
 
 def test_the_report_of_tf_upgrade_v2(tmp_path):

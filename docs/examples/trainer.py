@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 tf.disable_v2_behavior()
+tf.enable_resource_variables()  # Gradients then use the weights from before the update.
 tf.set_random_seed(1)
 random = np.random.RandomState(1)
 
@@ -57,12 +58,11 @@ with tf.variable_scope(tf.get_variable_scope(), reuse=True):
 with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     coordinator = tf.train.Coordinator()
-    tf.train.start_queue_runners(session, coordinator)
+    threads = tf.train.start_queue_runners(session, coordinator)
     for step in range(201):
         _, value = session.run([train_op, loss])
         if step % 100 == 0:
             print(f'step {step}, loss = {value:.1f}')
     print(f'precision @ 1 = {session.run(right).mean():.2f}')
     coordinator.request_stop()
-    session.run(queue.close(cancel_pending_enqueues=True))
-    coordinator.join()
+    coordinator.join(threads)
