@@ -30,6 +30,7 @@ import cifar10_export
 import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib.datasets import table
+from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints, events, folder as run_folder, metrics, parameters
 from cifar10_lib.training import pace, resume, session as training
 
@@ -412,9 +413,16 @@ def test_a_checkpoint_of_the_original_multi_gpu_script(trained):
     assert 'cross_entropy/avg' not in dict(tf.train.list_variables(latest()))
 
 
-def test_a_missing_record_file_raises_its_own_error(half_bright):
-    """The exception of the reading thread, instead of "queue is closed"."""
-    with pytest.raises(tf.errors.NotFoundError, match='data_batch_2.bin'):
+@pytest.mark.parametrize('change, kind, message', [
+    (pathlib.Path.unlink, tf.errors.NotFoundError, 'data_batch_2.bin'),
+    (lambda path: path.write_bytes(path.read_bytes()[1:]), errors.DataError,
+     'data_batch_2.bin has 49167 bytes')])
+def test_damage_during_training_raises_its_own_error(half_bright, change, kind, message):
+    """The exception of the reading thread, instead of "queue is closed".
+
+    Without its first byte, each label of a file would be a pixel.
+    """
+    with pytest.raises(kind, match=message):
         with tf.Graph().as_default():
             step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs()
@@ -422,7 +430,7 @@ def test_a_missing_record_file_raises_its_own_error(half_bright):
             train_op = cifar10.train(loss, step)
             with flagsaver.flagsaver(max_steps=1000), training.session(loss, 8) as session:
                 session.run(train_op)
-                (half_bright / 'data_batch_2.bin').unlink()
+                change(half_bright / 'data_batch_2.bin')
                 while not session.should_stop():
                     session.run(train_op)
     assert checkpoints.step(latest()) > 0  # The steps until then are saved.
