@@ -6,7 +6,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 tf.disable_v2_behavior()
-tf.enable_resource_variables()  # Gradients then use the weights from before the update.
 tf.set_random_seed(1)
 random = np.random.RandomState(1)
 
@@ -34,7 +33,8 @@ def inference(images):
     """Images, float32 [batch, 8, 8, 1] -> logits, float32 [batch, 2]."""
     with tf.variable_scope('conv1'):
         kernel = tf.get_variable('weights', [3, 3, 1, 4])
-        conv1 = tf.nn.relu(tf.nn.conv2d(images, kernel, [1, 2, 2, 1], 'SAME'))  # [batch, 4, 4, 4]
+        conv1 = tf.nn.conv2d(images, kernel, [1, 2, 2, 1], 'SAME')  # Stride 2: [batch, 4, 4, 4].
+        conv1 = tf.nn.relu(conv1)
     with tf.variable_scope('softmax_linear'):
         weights = tf.get_variable('weights', [64, 2])
         return tf.matmul(tf.reshape(conv1, [-1, 64]), weights)
@@ -47,8 +47,9 @@ print(logits, [variable.op.name for variable in tf.trainable_variables()])
 loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
 variables = tf.trainable_variables()
 gradients = tf.gradients(loss, variables)
-train_op = tf.group(*[variable.assign_sub(0.1 * gradient)
-                      for variable, gradient in zip(variables, gradients)])
+with tf.control_dependencies(gradients):  # All are computed before the first variable changes.
+    train_op = tf.group(*[variable.assign_sub(0.1 * gradient)
+                          for variable, gradient in zip(variables, gradients)])
 print(gradients)
 
 # Stage 4: the loop, and the precision on images that training has not seen.
