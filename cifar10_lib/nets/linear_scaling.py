@@ -23,7 +23,7 @@ def batches_per_step(batch_size, batches, unit):
 
 
 def factor(global_step, steps_per_epoch, batches, warmup_epochs=WARMUP_EPOCHS):
-    """What to multiply the learning rate by: rises linearly from 1 to `batches`, then stays there.
+    """What to multiply the rate by, float32 []: rises linearly from 1 to `batches`, then stays.
 
     This is the gradual warm-up of the paper's section 2.2; the rule is in section 2.1.
 

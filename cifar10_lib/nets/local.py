@@ -18,7 +18,7 @@ _WEIGHT_DECAY = 0.004
 
 
 def layer(net, name, filters, summarise):
-    """3x3 locally connected layer with ReLU; keeps height and width.
+    """3x3 locally connected layer with ReLU; float [batch, height, width, filters], `net`'s type.
 
     Adds its weight decay, 0.004 |weights|^2 / 2, to the collection `losses`.
 
@@ -41,7 +41,8 @@ def layer(net, name, filters, summarise):
 
 
 def locally_connected(net, weights):
-    """Multiplies the neighbourhood of each position by the matrix of that position.
+    """Multiplies the neighbourhood of each position by the matrix of that position; float [batch,
+    height, width, filters].
 
     Pads with zeros, like 'SAME'. One batched matrix product, with a batch of positions and a column
     per image, reads each weight once. The neighbourhoods are cut out by `tf.slice`, which has the

@@ -132,8 +132,8 @@ def _batch_norm(net, name, training, gather):
     moving statistics become 0.9 times their old value plus 0.1 times that of the batch, with the
     unbiased variance, as in the paper's algorithm 2 and NNabla's `batch_normalization.cpp`.
 
-    Keeps the shape and type of `net`, float [batch, height, width, channels]. Otherwise uses the
-    moving statistics. For `gather` see `inference`.
+    Without `training`, normalises by the moving statistics. Keeps the shape and type of `net`,
+    float [batch, height, width, channels]. For `gather` see `inference`.
     """
     shape = net.shape.as_list()[-1:]
     with tf.variable_scope(name):

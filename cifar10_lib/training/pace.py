@@ -5,7 +5,7 @@ SUMMARY_STEPS = 100
 
 
 def steps_in(epochs, steps_per_epoch):
-    """The whole number of steps, at least 1, that is closest to a number of epochs; both floats."""
+    """The whole number of steps that is closest to a number of epochs; at least 1, except for 0."""
     return max(1, round(epochs * steps_per_epoch)) if epochs else 0
 
 
