@@ -176,10 +176,14 @@ def test_a_full_stdout_is_not_reported_as_a_full_folder(trained):
 
 
 def evaluate_as(user, *arguments):
-    """Runs the script on the run of `trained` as another user: a `subprocess.CompletedProcess`."""
-    program = (f'import os, runpy, sys; sys.path.insert(0, {str(spawn.ROOT)!r}); '
+    """Runs the script on the run of `trained` as another user: a `subprocess.CompletedProcess`.
+
+    That user may be unable to read the repository.
+    """
+    program = (f'import os, sys; sys.path.insert(0, {str(spawn.ROOT)!r}); '
+               'from cifar10_lib.program import startup; import cifar10_eval; '
                f'os.setgid({user}); os.setuid({user}); '
-               'runpy.run_path(sys.argv.pop(1), run_name="__main__")')
+               'sys.argv[0] = sys.argv.pop(1); startup.run(cifar10_eval.main)')
     return spawn.run(
         ['-c', program, spawn.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
          f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}', '--run_once',
