@@ -33,7 +33,7 @@ def _local_inference(images, training):
 
 
 def softmax_linear(net):
-    """The tutorial's last layer, on other networks: float [batch, ...] -> [batch, classes]."""
+    """The last layer on other networks: float [batch, ...] -> logits, float32 [batch, classes]."""
     with tf.variable_scope('softmax_linear') as scope:
         units, num_classes = net.shape[1:].num_elements(), _num_classes()
         net = tf.reshape(net, [-1, units], name='flatten')

@@ -7,17 +7,18 @@ ROOT = pathlib.Path(__file__).parent.parent
 FILES = [*ROOT.glob('cifar10*.py'), *ROOT.glob('cifar10_lib/**/*.py')]
 
 
-def layers():
-    """The layers of the page: list of sets of module or package names, 'scripts' among them."""
+def ranks():
+    """The layers of the page: dictionary from a module, package or 'scripts' to its number."""
     page = (ROOT / 'docs/architecture.md').read_text()
     line, = re.findall(r'^```\n(program <- .*)\n```$', page, re.MULTILINE)
-    return [set(layer.split(', ')) for layer in line.split(' <- ')]
+    return {name: number for number, layer in enumerate(line.split(' <- '))
+            for name in layer.split(', ')}
 
 
-def unit(parts):
-    """The name in `layers` of a module: its package, itself, or 'scripts'."""
-    parts = parts[1:] if parts[0] == 'cifar10_lib' else parts
-    return parts[0] if any(parts[0] in layer for layer in layers()) else 'scripts'
+def unit(parts, rank):
+    """The name in `ranks` of a module: its package, itself, or 'scripts'."""
+    name = parts[parts[0] == 'cifar10_lib']
+    return name if name in rank else 'scripts'
 
 
 def imported(path):
@@ -32,14 +33,14 @@ def imported(path):
 
 
 def test_imports_point_one_way():
-    rank = {name: number for number, layer in enumerate(layers()) for name in layer}
-    wrong = []
+    rank, wrong = ranks(), []
     for path in FILES:
-        own = path.relative_to(ROOT).with_suffix('').parts
-        for parts in imported(path):
-            theirs = unit(parts)
-            if rank[theirs] >= rank[unit(own)] and (theirs != unit(own) or theirs == 'scripts'):
-                wrong.append(f'{"/".join(own)} imports {".".join(parts)}')
+        parts = path.relative_to(ROOT).with_suffix('').parts
+        own = unit(parts, rank)
+        for others in imported(path):
+            theirs = unit(others, rank)
+            if rank[theirs] >= rank[own] and (theirs != own or theirs == 'scripts'):
+                wrong.append(f'{"/".join(parts)} imports {".".join(others)}')
     assert len(FILES) > 60 and not wrong
 
 

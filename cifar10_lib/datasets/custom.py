@@ -66,8 +66,8 @@ _FIELDS = {  # See `small_files.check_fields`.
 def records(images, labels, num_classes, source):
     """Joins images and their labels to records; or raises `errors.DataError`, naming the `source`.
 
-    uint8 [count, 32, 32, 3], int [count] or [count, 1] -> uint8 [count, 1 + 3 * 32 * 32]: the
-    label, then the red, green and blue planes.
+    uint8 [count, 32, 32, 3], int [count] or [count, 1], below `num_classes` -> uint8 [count, 1 + 3
+    * 32 * 32]: the label, then the red, green and blue planes.
     """
     labels = np.ravel(labels)
     expected = (labels.size, table.HEIGHT, table.WIDTH, table.DEPTH)

@@ -99,8 +99,7 @@ class Model:
         return checkpoints.values_for(path, self._variables[use_moving_averages], advice)
 
     def assign(self, values, session, use_moving_averages):
-        """Sets the variables to values, {name of a variable or average: array}; others may be
-        among them."""
+        """Sets the variables to values, {name of a variable or average: array}; ignores others."""
         self._loader.assign(values, self._variables[use_moving_averages], session)
 
 

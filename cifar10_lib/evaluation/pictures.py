@@ -18,7 +18,8 @@ _FONTS = ['DejaVu Sans', 'Noto Sans CJK JP', 'WenQuanYi Micro Hei']
 
 
 def require_matplotlib():
-    """Imports Matplotlib, an optional package; raises `app.UsageError` if it is not installed."""
+    """Imports Matplotlib, an optional package; raises `app.UsageError` if it is not installed, and
+    `OSError` if it cannot write its cache."""
     logging.getLogger('matplotlib').setLevel(logging.ERROR)  # It warns about its cache folders.
     try:
         import matplotlib  # noqa: F401

@@ -26,7 +26,7 @@ def check(folder):
     """Refuses a folder that others can write to; call it before TensorFlow writes there.
 
     TensorFlow's file names can be guessed, and it follows links. The folder may be missing. Raises
-    `PermissionError` if others can create files in the folder, or see `check_place`.
+    `PermissionError` if others can create files in the folder, or if `check_place` does.
     """
     check_place(folder)
     writers = _writers(os.path.realpath(folder))

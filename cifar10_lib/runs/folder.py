@@ -13,7 +13,8 @@ _GLOB_CHARACTERS = frozenset('*?[\\')
 
 
 def check_path(folder):
-    """Raises `app.UsageError` if a path, which may not exist yet, cannot be a run's folder."""
+    """Raises `app.UsageError` if a path, which may not exist yet, cannot be a run's folder: it or a
+    parent is not a folder, or TensorFlow would read it as a pattern."""
     if set(os.fspath(folder)) & _GLOB_CHARACTERS:
         raise app.UsageError(f'{folder} contains one of {" ".join(sorted(_GLOB_CHARACTERS))}: '
                              "TensorFlow would read it as a pattern and remove other runs' "
@@ -141,8 +142,8 @@ def owner(folder):
 def net_and_dataset(folder, advice):
     """The values of `--net` and `--dataset` that the run in a folder was trained with.
 
-    A pair; None without `run.json`. The user's own data set is given by its folder, if not by an
-    earlier version. For errors, see `check_run`.
+    A pair; None without `run.json`. A user's own data set is given by its folder; earlier versions
+    recorded only its name. For errors, see `check_run`.
     """
     run = _read_run(folder, advice)
     return run and (run['net'], run.get('dataset_folder') or run['dataset'])

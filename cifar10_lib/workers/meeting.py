@@ -35,7 +35,7 @@ _LEADERS_SHARE = 0.8
 
 
 def join(cluster, facts):
-    """Waits until all workers of a `Cluster` have joined; returns a `watch.Meeting`.
+    """Waits until all workers have joined, and compares their facts; returns a `watch.Meeting`.
 
     Args:
         cluster: a `Cluster` of several workers.
