@@ -164,14 +164,14 @@ def validation(stream):
 
 def _validations(run):
     """The validation errors of a run, of the raw weights and of their averages: {epoch: error}."""
-    rows = {row['step']: row for row in metrics.read(os.path.join(run, names.METRICS))
-            if row['epoch'] is not None and row['validation_error'] is not None}
-    if not rows:
+    rows = metrics.read(os.path.join(run, names.METRICS))
+    raw, averaged = (
+        {row['epoch']: row[column] for row in rows if None not in (row['epoch'], row[column])}
+        for column in ('validation_error', 'validation_error_averaged'))
+    if not raw:
         raise app.UsageError(f'{run} has no metrics.csv with validations: train with '
                              '--validate_every=1, or choose other folders with --runs')
-    averaged = events.read_scalars(run, 'validation/error_averaged')
-    return ({row['epoch']: row['validation_error'] for row in rows.values()},
-            {rows[step]['epoch']: error for step, error in averaged.items() if step in rows})
+    return raw, averaged
 
 
 def sparsity(stream):

@@ -107,9 +107,10 @@ def test_filters_that_cannot_be_drawn(tmp_path, weights):
 def test_absurd_values_are_drawn_without_warnings(tmp_path, capfd):
     save(tmp_path, **{'conv1/weights': np.zeros([5, 5, 3, 4], np.float32)})
     plot(tmp_path / 'a.png', 'filters', runs=[str(tmp_path)])
-    figures = ['9007199254740992,1,1,1,3.4e38,-3.4e38,3.4e38,1', '0,,,,-3.4e38,1e-320,-0,',
-               'nan,1,1,1,1,1,1,1', '7,1,1,1,1e308,-1e308,nan,1', '8,1,1,1,inf,1,1,1', '\0,\0']
-    (tmp_path / 'metrics.csv').write_text('step\n' + '\n'.join(figures) + '\n')
+    figures = ['9007199254740992,1,1,1,3.4e38,-3.4e38,3.4e38,,1', '0,,,,-3.4e38,1e-320,-0,,',
+               'nan,1,1,1,1,1,1,1,1', '7,1,1,1,1e308,-1e308,nan,1,1', '8,1,1,1,inf,1,1,1,1',
+               '\0,\0']
+    (tmp_path / 'metrics.csv').write_text('\n'.join(figures) + '\n')
     plot(tmp_path / 'b.png', 'curves', runs=[str(tmp_path)])
     assert capfd.readouterr().err == ''
 
@@ -129,17 +130,15 @@ def test_filters_are_the_averaged_weights(tmp_path):
 
 
 def test_validations_by_epoch(tmp_path):
-    """Of two runs; rows without a validation are left out, and so are averages without a row."""
+    """Of two runs; rows without a validation are left out."""
     runs = [str(tmp_path / name) for name in 'ab']
     for run, images_per_step in zip(runs, (50, 100)):
-        with tf.summary.FileWriter(run) as events:
-            table = metrics.Metrics(run, step=0)
-            for step, raw in ((10, 0.5), (15, None), (20, 0.25)):
-                table.append(**dict.fromkeys(metrics.COLUMNS) | {
-                    'step': step, 'epoch': step * images_per_step / 1000, 'validation_error': raw})
-            for step, averaged in ((10, 0.75), (20, 0.375), (30, 0.125)):
-                events.add_summary(tf.Summary(value=[tf.Summary.Value(
-                    tag='validation/error_averaged', simple_value=averaged)]), step)
+        os.mkdir(run)
+        table = metrics.Metrics(run, step=0)
+        for step, raw, averaged in ((10, 0.5, 0.75), (15, None, None), (20, 0.25, 0.375)):
+            table.append(**dict.fromkeys(metrics.COLUMNS) | {
+                'step': step, 'epoch': step * images_per_step / 1000, 'validation_error': raw,
+                'validation_error_averaged': averaged})
     assert cifar10_plot._validations(runs[0]) == ({0.5: 0.5, 1: 0.25}, {0.5: 0.75, 1: 0.375})
     assert cifar10_plot._validations(runs[1]) == ({1: 0.5, 2: 0.25}, {1: 0.75, 2: 0.375})
     image = plot(tmp_path / 'validation.png', 'validation', runs=runs)

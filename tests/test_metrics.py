@@ -5,16 +5,16 @@ import pytest
 from cifar10_lib.runs import metrics as metrics_
 
 HEADER = ('step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
-          'images_per_second\n')
+          'validation_error_averaged,images_per_second\n')
 
 
 def row(step, **figures):
     return {'step': step, 'epoch': step / 10, 'wall_time': 1700000000.25, 'learning_rate': 0.1,
             'training_loss': 2.5, 'training_error': 0.75, 'validation_error': None,
-            'images_per_second': 1234.5, **figures}
+            'validation_error_averaged': None, 'images_per_second': 1234.5, **figures}
 
 
-LINE = '{},{},1700000000.250,0.1,2.5,0.75,,1234.5\n'
+LINE = '{},{},1700000000.250,0.1,2.5,0.75,,,1234.5\n'
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_digits(tmp_path):
     metrics_.Metrics(tmp_path, 0).append(**row(
         12345678, epoch=1 / 3, training_loss=123456789.0, validation_error=0.0))
     assert (tmp_path / 'metrics.csv').read_text().splitlines()[1] == (
-        '12345678,0.3333333,1700000000.250,0.1,1.234568e+08,0.75,0,1234.5')
+        '12345678,0.3333333,1700000000.250,0.1,1.234568e+08,0.75,0,,1234.5')
 
 
 def test_read_metrics(path):
@@ -87,12 +87,12 @@ def test_a_torn_header(tmp_path, length):
 
 
 @pytest.mark.parametrize('garbage', [
-    b'\n', b'notes\n', b'15,1.5\n', b'15,1,1,1,1,1,1,1,1\n', b',1,1,1,1,1,1,1\n', b'\0\0\0\0\n',
-    b'inf,1,1,1,1,1,1,1\n', b'nan,1,1,1,1,1,1,1\n', b'\xff\xfe,1\n', b'"15,1\n',
-    b'15,1,1,1,nan,1,1,1\n', b'15,1,1,1,1,1,-inf,1\n', b'15,1,1,1,1e39,1,1,1\n',
-    b'1e300,1,1,1,1,1,1,1\n', b'-15,1,1,1,1,1,1,1\n', b'1.5,1,1,1,1,1,1,1\n',
-    b'15,1,1,1,1,1,1,' + 2000 * b'1' + b'\n',
-    '\u0661\u0665,1,1,1,1,1,1,1\n'.encode()])
+    b'\n', b'notes\n', b'15,1.5\n', b'15,1,1,1,1,1,1,1,1,1\n', b',1,1,1,1,1,1,1,1\n', b'\0\0\0\0\n',
+    b'inf,1,1,1,1,1,1,1,1\n', b'nan,1,1,1,1,1,1,1,1\n', b'\xff\xfe,1\n', b'"15,1\n',
+    b'15,1,1,1,nan,1,1,1,1\n', b'15,1,1,1,1,1,-inf,1,1\n', b'15,1,1,1,1e39,1,1,1,1\n',
+    b'1e300,1,1,1,1,1,1,1,1\n', b'-15,1,1,1,1,1,1,1,1\n', b'1.5,1,1,1,1,1,1,1,1\n',
+    b'15,1,1,1,1,1,1,1,' + 2000 * b'1' + b'\n',
+    '\u0661\u0665,1,1,1,1,1,1,1,1\n'.encode()])
 def test_a_file_with_other_lines_is_kept(path, garbage, capsys):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b''.join(lines[:2]) + garbage + b''.join(lines[2:]))
@@ -130,3 +130,14 @@ def test_a_file_removed_during_training_returns_with_its_header(path, remove, ca
 def test_lines_may_end_as_on_windows(path):
     path.write_bytes(path.read_bytes().replace(b'\n', b'\r\n').replace(b',1234.5', b','))
     assert [found['images_per_second'] for found in metrics_.read(path)] == 3 * [None]
+
+
+def test_a_file_with_the_columns_of_an_earlier_version(path, capsys):
+    """Without the errors of the averaged weights; the next start adds their column."""
+    path.write_text(
+        'step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
+        'images_per_second\n10,1,1700000000.250,0.1,2.5,0.75,0.5,1234.5\n')
+    metrics_.Metrics(path.parent, 10).append(**row(20))
+    assert metrics_.read(path) == [row(10, validation_error=0.5), row(20)]
+    assert path.read_text().startswith(HEADER)
+    assert capsys.readouterr().out == ''

@@ -9,7 +9,7 @@ from cifar10_lib.program import console, files
 from cifar10_lib.runs import names
 
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
-           'validation_error', 'images_per_second')
+           'validation_error', 'validation_error_averaged', 'images_per_second')
 _HEADER = ','.join(COLUMNS) + '\n'
 
 _MAX_STEP = 2 ** 53  # A float can hold every whole number up to this.
@@ -80,23 +80,29 @@ def read(path):
 def _read_lines(path):
     """The rows of a `metrics.csv`, and whether it has lines that are neither row nor header.
 
-    Skips a line without an end: a crash cut it short.
+    Skips a line without an end: a crash cut it short. An earlier version of this project wrote
+    fewer columns, so the header decides what the numbers below it are.
     """
-    rows, others = [], False
+    rows, others, columns = [], False, COLUMNS
     with contextlib.suppress(FileNotFoundError), files.regular_file(path) as stream:
         for line in stream:
-            if line.endswith(b'\n') and line.rstrip() != _HEADER.rstrip().encode():
-                row = _row(line.rstrip(b'\r\n'))
-                rows += [row] * (row is not None)
-                others |= row is None
+            words = line.decode('ascii', 'replace').rstrip().split(',')
+            if not line.endswith(b'\n'):
+                continue
+            if set(words) <= set(COLUMNS):
+                columns = words
+                continue
+            row = _row(words, columns)
+            rows += [row] * (row is not None)
+            others |= row is None
     return rows, others
 
 
-def _row(line):
+def _row(words, columns):
     """The row in a line of a `metrics.csv`, or None if a run cannot have written it."""
     try:
-        values = [float(word) if word else None for word in line.decode('ascii').split(',')]
-        row = dict(zip(COLUMNS, values, strict=True))
+        values = [float(word) if word else None for word in words]
+        row = dict.fromkeys(COLUMNS) | dict(zip(columns, values, strict=True))
     except ValueError:
         return None
     if row['step'] is None or not 0 <= row['step'] <= _MAX_STEP or row['step'] % 1:

@@ -187,6 +187,7 @@ class Record(Action):
             step=run.steps_done, wall_time=time.time(), epoch=run.pace.epochs(run.steps_done),
             learning_rate=run.values.get('learning_rate'), training_loss=means['training_loss'],
             training_error=training_error, validation_error=errors and errors.raw,
+            validation_error_averaged=errors and errors.averaged,
             images_per_second=len(run.since_row) * run.pace.examples_per_step / seconds)
         self._write_summary(errors, training_error)
         run.since_row = []
