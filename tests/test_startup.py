@@ -153,6 +153,16 @@ def test_the_import_is_quiet_and_writes_no_file():
     assert 'tensorflow' in _python(program, TF_CPP_MIN_LOG_LEVEL='0').stderr.lower()
 
 
+@pytest.mark.skipif(os.uname().machine != 'x86_64', reason='oneDNN is for x86 processors')
+@pytest.mark.parametrize('given, used', [({}, True), ({'TF_ENABLE_ONEDNN_OPTS': '0'}, False)])
+def test_one_dnn_is_used_unless_the_user_says_no(monkeypatch, given, used):
+    monkeypatch.delenv('TF_ENABLE_ONEDNN_OPTS', raising=False)
+    done = _python('from cifar10_lib.program import startup\n'
+                   'from tensorflow.python.util import _pywrap_util_port as port\n'
+                   'print(port.IsMklEnabled())', **given)
+    assert done.stdout == f'{used}\n'
+
+
 @pytest.mark.parametrize('end, code, last', [
     ('os.abort()', -signal.SIGABRT, 'no AVX\n'),  # As on a processor that is not supported.
     ('raise ImportError("no luck")', 1, 'ImportError: no luck\n')])
