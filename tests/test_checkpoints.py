@@ -72,6 +72,13 @@ def test_the_error_names_all_variables_that_do_not_fit(tmp_path):
         'bool; expected numbers. Do this.')
 
 
+def test_of_many_variables_that_do_not_fit_the_error_names_ten(tmp_path):
+    path = _save(tmp_path / 'a', step=np.int64(0))
+    variables = {name: tf.get_variable(name, []) for name in 'abcdefghijkl'}
+    with pytest.raises(app.UsageError, match='i is missing; j is missing; 2 more. Do this.$'):
+        checkpoints.values_for(path, variables, 'Do this.')
+
+
 @pytest.mark.filterwarnings('error')
 def test_values_that_are_not_finite_as_float32_are_refused(tmp_path):
     path = _save(tmp_path / 'a', v=np.array([1, np.nan], np.float32), w=np.float32(np.inf),

@@ -13,6 +13,7 @@ from cifar10_lib.program import console, errors
 from cifar10_lib.runs import names as names_
 
 _STEPS = 2 ** 63  # Steps are int64.
+_NAMED_FAULTS = 10  # Of a checkpoint that does not fit; ResNet-23 has 400 variables.
 
 
 def latest(folder, report=True):
@@ -179,14 +180,15 @@ def values_for(path, variables, advice):
 
     Raises:
         app.UsageError: variables are missing in the checkpoint, have a different shape or are not
-            finite there, or `global_step` is not a step. The message names all of them.
+            finite there, or `global_step` is not a step. The message names the first of them.
         Unreadable: see `read`.
     """
     values = read(path, sorted(variables))
     faults = list(filter(None, (_misfit(name, values.get(name), variables[name].shape.as_list())
                                 for name in sorted(variables))))
     if faults:
-        raise app.UsageError(f'{path} does not fit this network: {"; ".join(faults)}. {advice}')
+        raise app.UsageError(
+            f'{path} does not fit this network: {"; ".join(_first(faults))}. {advice}')
     if 'global_step' in values:
         _check_step(path, values['global_step'])
     with np.errstate(over='ignore', invalid='ignore'):  # Checked below.
@@ -196,8 +198,14 @@ def values_for(path, variables, advice):
               if not (np.all(np.isfinite(values[name])) and np.all(np.isfinite(converted[name])))]
     if broken:
         raise app.UsageError(
-            f'{path} has values that are not finite: {", ".join(broken)}. {advice}')
+            f'{path} has values that are not finite: {", ".join(_first(broken))}. {advice}')
     return converted
+
+
+def _first(faults):
+    """The first few of a list of texts, and how many follow."""
+    more = len(faults) - _NAMED_FAULTS
+    return faults if more <= 0 else [*faults[:_NAMED_FAULTS], f'{more} more']
 
 
 def _misfit(name, value, shape):
