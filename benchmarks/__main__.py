@@ -44,7 +44,7 @@ def step_rows(options):
              ('step, beside the floor', 'ours', 'floor'),
              ('forward, beside its floor', 'ours, forward', 'floor, forward')]
     return [Row(what, 'ms', *(found[name] for name in names))
-            for what, *names in pairs if names[1] in found]
+            for what, *names in pairs if found.keys() >= set(names)]
 
 
 def train_rows(options):
