@@ -83,20 +83,19 @@ _raises = interrupts.raises()
 if _raises:  # Until TensorFlow is imported, Ctrl-C ends the process without a long traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-# TensorFlow uses oneDNN by itself only on processors with instructions for neural networks, such as
-# AVX512_VNNI. With AVX2 alone, a step is 1.5 to 1.8 times as fast with it: docs/performance.md.
-if os.uname().machine == 'x86_64':
-    os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
-
 # ruff: noqa: E402, the imports below come after the steps above.
 from absl import app, flags
 
 with contextlib.ExitStack() as _stack:
     # TensorFlow imports absl's test library and, if installed, Matplotlib. They need a writable
     # folder, and we need neither of them.
-    for _mapping, _name, _value in ((os.environ, 'TEST_TMPDIR', os.curdir),
-                                    (sys.modules, 'matplotlib', None),
-                                    (os.environ, 'TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL)):
+    _while_importing = [(os.environ, 'TEST_TMPDIR', os.curdir), (sys.modules, 'matplotlib', None),
+                        (os.environ, 'TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL)]
+    if os.uname().machine == 'x86_64':
+        # TensorFlow uses oneDNN by itself only on processors with instructions for neural networks.
+        # With AVX2 alone, a step with it is 1.6 times as fast: docs/performance.md.
+        _while_importing.append((os.environ, 'TF_ENABLE_ONEDNN_OPTS', '1'))
+    for _mapping, _name, _value in _while_importing:
         if _name not in _mapping:
             _mapping[_name] = _value
             _stack.callback(_mapping.pop, _name)
