@@ -6,6 +6,8 @@ from cifar10_lib.runs import metrics as metrics_
 
 HEADER = ('step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
           'validation_error_averaged,images_per_second\n')
+EARLIER_HEADER = ('step,epoch,wall_time,learning_rate,training_loss,training_error,'
+                  'validation_error,images_per_second')
 
 
 def row(step, **figures):
@@ -92,7 +94,7 @@ def test_a_torn_header(tmp_path, length):
     b'15,1,1,1,nan,1,1,1,1\n', b'15,1,1,1,1,1,-inf,1,1\n', b'15,1,1,1,1e39,1,1,1,1\n',
     b'1e300,1,1,1,1,1,1,1,1\n', b'-15,1,1,1,1,1,1,1,1\n', b'1.5,1,1,1,1,1,1,1,1\n',
     b'15,1,1,1,1,1,1,1,' + 2000 * b'1' + b'\n',
-    '\u0661\u0665,1,1,1,1,1,1,1,1\n'.encode()])
+    b'step\n', b'step note\n', '\u0661\u0665,1,1,1,1,1,1,1,1\n'.encode()])
 def test_a_file_with_other_lines_is_kept(path, garbage, capsys):
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b''.join(lines[:2]) + garbage + b''.join(lines[2:]))
@@ -134,10 +136,18 @@ def test_lines_may_end_as_on_windows(path):
 
 def test_a_file_with_the_columns_of_an_earlier_version(path, capsys):
     """Without the errors of the averaged weights; the next start adds their column."""
-    path.write_text(
-        'step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
-        'images_per_second\n10,1,1700000000.250,0.1,2.5,0.75,0.5,1234.5\n')
+    path.write_text(f'{EARLIER_HEADER}\n10,1,1700000000.250,0.1,2.5,0.75,0.5,1234.5\n')
     metrics_.Metrics(path.parent, 10).append(**row(20))
     assert metrics_.read(path) == [row(10, validation_error=0.5), row(20)]
     assert path.read_text().startswith(HEADER)
     assert capsys.readouterr().out == ''
+
+
+def test_a_column_added_to_the_file_of_an_earlier_version(path, capsys):
+    """With it, rows are as long as those of today; the speed must not become an error."""
+    before = f'{EARLIER_HEADER},notes\n10,1,1700000000.250,0.1,2.5,0.75,0.5,1234.5,7\n'
+    path.write_text(before)
+    metrics_.Metrics(path.parent, 10)
+    assert path.read_text() == HEADER
+    assert path.with_name('metrics.csv.old').read_text() == before
+    assert 'lines that a run did not write' in capsys.readouterr().out

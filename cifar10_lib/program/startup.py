@@ -92,8 +92,8 @@ with contextlib.ExitStack() as _stack:
     _while_importing = [(os.environ, 'TEST_TMPDIR', os.curdir), (sys.modules, 'matplotlib', None),
                         (os.environ, 'TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL)]
     if os.uname().machine == 'x86_64':
-        # TensorFlow uses oneDNN by itself only on processors with instructions for neural networks.
-        # With AVX2 alone, a step with it is 1.6 times as fast: docs/performance.md.
+        # By default, TensorFlow uses oneDNN only on processors with instructions for neural
+        # networks. On those with AVX2 only, a step is 1.6 times as fast: docs/performance.md.
         _while_importing.append((os.environ, 'TF_ENABLE_ONEDNN_OPTS', '1'))
     for _mapping, _name, _value in _while_importing:
         if _name not in _mapping:

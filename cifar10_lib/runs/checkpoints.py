@@ -13,7 +13,7 @@ from cifar10_lib.program import console, errors
 from cifar10_lib.runs import names as names_
 
 _STEPS = 2 ** 63  # Steps are int64.
-_NAMED_FAULTS = 10  # Of a checkpoint that does not fit; ResNet-23 has 400 variables.
+_NAMED_FAULTS = 10  # At most, in an error; ResNet-23 has 300 variables.
 
 
 def latest(folder, report=True):
@@ -180,7 +180,7 @@ def values_for(path, variables, advice):
 
     Raises:
         app.UsageError: variables are missing in the checkpoint, have a different shape or are not
-            finite there, or `global_step` is not a step. The message names the first of them.
+            finite there, or `global_step` is not a step. The message names the first ten.
         Unreadable: see `read`.
     """
     values = read(path, sorted(variables))

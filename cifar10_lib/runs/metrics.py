@@ -10,6 +10,7 @@ from cifar10_lib.runs import names
 
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
            'validation_error', 'validation_error_averaged', 'images_per_second')
+_EARLIER_COLUMNS = tuple(name for name in COLUMNS if name != 'validation_error_averaged')
 _HEADER = ','.join(COLUMNS) + '\n'
 
 _MAX_STEP = 2 ** 53  # A float can hold every whole number up to this.
@@ -80,26 +81,24 @@ def read(path):
 def _read_lines(path):
     """The rows of a `metrics.csv`, and whether it has lines that are neither row nor header.
 
-    Skips a line without an end: a crash cut it short. An earlier version of this project wrote
-    fewer columns, so the header decides what the numbers below it are.
+    Skips a line without an end: a crash cut it short. If somebody added columns to the file of an
+    earlier version, its rows are as long as today's, and none is read.
     """
-    rows, others, columns = [], False, COLUMNS
+    rows, others, has_more_columns = [], False, False
     with contextlib.suppress(FileNotFoundError), files.regular_file(path) as stream:
         for line in stream:
-            words = line.decode('ascii', 'replace').rstrip().split(',')
-            if not line.endswith(b'\n'):
-                continue
-            if set(words) <= set(COLUMNS):
-                columns = words
-                continue
-            row = _row(words, columns)
-            rows += [row] * (row is not None)
-            others |= row is None
+            words = tuple(line.decode('ascii', 'replace').rstrip('\r\n').split(','))
+            if line.endswith(b'\n') and words not in (COLUMNS, _EARLIER_COLUMNS):
+                has_more_columns |= words[:len(_EARLIER_COLUMNS)] == _EARLIER_COLUMNS
+                row = None if has_more_columns else _row(words)
+                rows += [row] * (row is not None)
+                others |= row is None
     return rows, others
 
 
-def _row(words, columns):
-    """The row in a line of a `metrics.csv`, or None if a run cannot have written it."""
+def _row(words):
+    """The row in the words of a line, or None if a run cannot have written it."""
+    columns = COLUMNS if len(words) == len(COLUMNS) else _EARLIER_COLUMNS
     try:
         values = [float(word) if word else None for word in words]
         row = dict.fromkeys(COLUMNS) | dict(zip(columns, values, strict=True))

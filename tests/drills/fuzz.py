@@ -293,7 +293,7 @@ def _metrics(folder):
     path = os.path.join(folder, 'metrics.csv')
     lines = [','.join(metrics.COLUMNS).encode(), *(
         b'%d,%d.5,1700000000.250,0.1,2.5%d,0.75,%s,1234.5' % (
-            step, step // 100, step, b'0.5' if step % 200 else b'')
+            step, step // 100, step, b'0.5,0.25' if step % 200 else b',')
         for step in range(100, 2100, 100))]
     whole = b''.join(line + b'\n' for line in lines)
     odd = (b'nan', b'inf', b'-inf', b'1e308', b'-1e39', b'1e-320', b'\0', b'-1', b'1_0', b' ',
