@@ -31,7 +31,9 @@ def test_the_state_at_the_start_is_pythons(tmp_path, way):
     (tmp_path / 'state.py').write_text(STATE)
     arguments = {'-c': ['-c', STATE], '-m': ['-m', 'state'], 'file': [tmp_path / 'state.py']}[way]
     options = {'cwd': tmp_path, 'umask': 0o027, 'env': {**os.environ, 'OF_A_TEST': 'x'}}
-    expected = state(subprocess.run, [*arguments, 'word'], **options)
+    # Under `nohup`, a started process would ignore SIGHUP.
+    expected = state(subprocess.run, [*arguments, 'word'], **options,
+                     preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
     got = state(forks.run, [*arguments, 'word'], **options)
     assert got == expected
 
