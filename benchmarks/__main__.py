@@ -3,12 +3,11 @@
     python -m benchmarks --data_dir=/tmp/cifar10_data
     python -m benchmarks --data_dir=/tmp/cifar10_data --only step --net=resnet23 --batch_size=64
 
-Takes about ten minutes. All sides run in turn, A B A B, so that drift of the machine affects
-each. A figure is the median of n, with the range of the middle half. Run nothing else at the same
-time. Rows are printed, and with --json saved, as soon as they are measured.
-
-The tutorial has only one network. With another --net, only the start is measured, and the step next
-to the floor of that network's products, which takes about two minutes.
+Takes about ten minutes; run nothing else at the same time. All sides run in turn, so that drift of
+the machine affects each. A figure is the median of n, with the range of the middle half. Rows are
+printed, and with --json saved, as soon as they are measured. Without instructions for bfloat16, its
+row is left out. With another --net, which the tutorial does not have, only the start is measured,
+and the step next to the floor of that network's products, in about two minutes.
 """
 import collections
 import functools
