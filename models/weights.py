@@ -1,6 +1,6 @@
 """Writes the averaged weights of a run as a checkpoint of their own, a quarter as large.
 
-    python models/weights.py --checkpoint_dir=/tmp/resnet23 --best --model_dir=models/resnet23
+    python models/weights.py --checkpoint_dir=/tmp/resnet23 --model_dir=/tmp/weights
 
 Every script reads it like a run's folder: prediction, evaluation, export, and training with
 --initial_checkpoint. It has no raw weights and no state of the optimizer, so no run can be resumed
@@ -17,13 +17,14 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
 import cifar10_input
 from cifar10_lib import recipes, settings
-from cifar10_lib.evaluation import checkpoint_flags
+from cifar10_lib.evaluation import checkpoint_flags, model
 from cifar10_lib.program import console, devices, files, ownership, paths
 from cifar10_lib.runs import checkpoints, names
 
@@ -40,8 +41,8 @@ def write():
     """Writes the averages of the checkpoint that the flags select to --model_dir.
 
     Raises:
-        app.UsageError: --model_dir is not given or not empty, or the checkpoint is missing or has
-            no averages.
+        app.UsageError: --model_dir is not given or not empty, or the checkpoint is missing or does
+            not fit, as one without averages.
         errors.DataError: the data set is damaged, or cannot be downloaded.
     """
     if not FLAGS.model_dir:
@@ -50,14 +51,11 @@ def write():
     if checkpoint_flags.use_run() is None:
         raise app.UsageError(f'{FLAGS.checkpoint_dir} has no {names.RUN}: choose the folder of a '
                              'run')
-    stored = checkpoints.read(path)
-    kept = {name: value for name, value in stored.items()
-            if name.endswith(_AVERAGE) or name == 'global_step'}
-    kept.update(_statistics({name.removesuffix(_AVERAGE): value for name, value in kept.items()},
-                            stored))
     with files.new_folder(FLAGS.model_dir, '--model_dir') as partial:
+        values = model.Model.of_pixels().read(path, True, 'Choose another --checkpoint_dir')
+        values.update(_statistics(values), global_step=np.int64(checkpoints.step(path)))
         with tf.Graph().as_default(), tf.Session() as session:
-            variables = [tf.Variable(value, name=name) for name, value in sorted(kept.items())]
+            variables = [tf.Variable(value, name=name) for name, value in sorted(values.items())]
             session.run(tf.variables_initializer(variables))
             tf.train.Saver(variables, save_relative_paths=True).save(
                 session, os.path.join(partial, os.path.basename(path)), write_meta_graph=False)
@@ -65,31 +63,37 @@ def write():
     console.line(f'{FLAGS.model_dir} holds the averaged weights of {path}.')
 
 
-def _statistics(weights, stored):
-    """The moving statistics of batch norms for weights: both {name: array}.
+def _statistics(values):
+    """The moving statistics of batch norms that fit averaged weights, {name: array}.
 
-    They start with those in `stored`. Empty if the network has none.
+    `values` is {name of an average or statistic: array}; the statistics are those to start with.
+    The result is empty if the network has none.
     """
     cifar10.maybe_download_and_extract()
     FLAGS.batch_size = _BATCH_SIZE
-    with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
+    source = cifar10.source()
+    with source.damage_reported(), tf.Graph().as_default(), \
+            tf.Session(config=devices.session_config()) as session:
         with tf.device('/cpu:0'):
-            images, _ = cifar10_input.batches(cifar10.source(), recipes.chosen().prepare)
+            images, _ = cifar10_input.batches(source, recipes.chosen().prepare)
         recipes.chosen().inference(images, training=True)
         updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
         variables = {variable.op.name: variable for variable in tf.global_variables()}
-        moving = {name: variable for name, variable in variables.items() if name not in weights}
         loader = checkpoints.Loader(list(variables.values()))
-        loader.assign({**stored, **weights}, variables, session)
+        loader.assign({name.removesuffix(_AVERAGE): value for name, value in values.items()},
+                      variables, session)
         coordinator = tf.train.Coordinator()
         threads = tf.train.start_queue_runners(session, coordinator)
-        for _ in range(_BATCHES if updates else 0):
-            session.run(updates)
-        coordinator.request_stop()
-        coordinator.join(threads)
-        return session.run(moving)
+        try:
+            for _ in range(_BATCHES if updates else 0):
+                session.run(updates)
+        finally:  # An exception of a thread replaces the error "queue is closed".
+            coordinator.request_stop()
+            coordinator.join(threads)
+        return session.run({name: variable for name, variable in variables.items()
+                            if name in values})
 
 
 if __name__ == '__main__':
     startup.run(write, [devices, cifar10, settings, recipes, checkpoint_flags, ownership],
-                unused=settings.TRAINING_FLAGS)
+                unused=(*settings.TRAINING_FLAGS, 'batch_size', 'use_moving_averages'))
