@@ -119,34 +119,22 @@ def test_a_training_starts_with_the_weights(records):
 
 @pytest.mark.slow
 def test_writing_weights(half_bright, tmp_path):
-    """The averages of a run; the first batch norm's statistics are those of the pixels' products
-    with the averages, not of the distorted images that the run saw."""
-    average = '/ExponentialMovingAverage'
+    """The averages of a run, statistics of batch norms included."""
     with flagsaver.flagsaver(net='resnet23', max_steps=2, validate_every=0):
         cifar10_train.train()
     command = ['models/weights.py', f'--checkpoint_dir={FLAGS.train_dir}',
-               f'--data_dir={FLAGS.data_dir}', f'--model_dir={tmp_path}/model']
+               f'--model_dir={tmp_path}/model']
     done = spawn.run_script(*command)
     path = tf.train.latest_checkpoint(FLAGS.train_dir)
     assert (done.stdout, done.stderr) == (
         f'{tmp_path}/model holds the averaged weights of {path}.\n', '')
     run, ours = checkpoints.read(path), checkpoints.read(str(tmp_path / 'model' / 'model.ckpt-2'))
     assert ours['global_step'] == 2
-    averages = {name for name in run if name.endswith(average)}
-    assert len(averages) == 68
+    averages = {name for name in run if name.endswith('/ExponentialMovingAverage')}
+    assert len(averages) == 68 + 44
+    assert ours.keys() == {*averages, 'global_step'}
     for name in averages:
         np.testing.assert_array_equal(ours[name], run[name])
-    assert ours.keys() - averages - {'global_step'} == {
-        name for name in run if re.search('/moving_(mean|variance)$', name)}
-    files = [os.path.join(half_bright, f'data_batch_{number}.bin') for number in range(1, 6)]
-    rows = np.concatenate([np.fromfile(name, np.uint8).reshape(-1, 3073) for name in files])
-    pixels = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).astype(np.float32)
-    with tf.Session() as session:
-        products = session.run(tf.nn.conv2d(pixels, run[f'conv1/weights{average}'], 1, 'SAME'))
-    np.testing.assert_allclose(ours['conv1/bn/moving_mean'], products.mean(axis=(0, 1, 2)),
-                               rtol=0.02, atol=1)
-    np.testing.assert_allclose(ours['conv1/bn/moving_variance'], products.var(axis=(0, 1, 2)),
-                               rtol=0.05)
     again = spawn.run_script(*command)
     assert again.returncode == 1 and again.stderr.startswith('weights.py: ')
     assert len(again.stderr.splitlines()) == 1

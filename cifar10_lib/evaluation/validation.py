@@ -20,11 +20,13 @@ class Validation:
     numbers. Create it before the training graph is finalized.
     """
 
-    def __init__(self, train_dir, variables, images='test', caught=()):
+    def __init__(self, train_dir, variables, statistics, images='test', caught=()):
         """Builds the evaluation's graph; for errors see `accuracy.Evaluation`.
 
-        For `train_dir`, `variables` and `images` see `best.Best`; for `caught`, `count` there.
+        For `train_dir`, `variables` and `images` see `best.Best`; for `caught`, `count` there;
+        `statistics` is the session's `statistics.Statistics`.
         """
+        self._statistics = statistics
         self._caught = caught
         self._variables = {variable.op.name: variable for variable in variables}
         self._best = best.Best(train_dir, variables, images)
@@ -37,6 +39,7 @@ class Validation:
         if a signal stopped the validation.
         """
         console.progress(f'step {step}: validating on {self._evaluation.total} images')
+        self._statistics.update(session, step, self._caught)
         values = session.run(self._variables)
         results = [self._evaluation.count(values, use, caught=self._caught)
                    for use in (False, True)]

@@ -183,9 +183,10 @@ def values_for(path, variables, advice):
             finite there, or `global_step` is not a step. The message names the first ten.
         Unreadable: see `read`.
     """
-    values = read(path, sorted(variables))
-    faults = list(filter(None, (_misfit(name, values.get(name), variables[name].shape.as_list())
-                                for name in sorted(variables))))
+    stored = read(path, {each for name in variables for each in (name, _instead(name))})
+    values = {name: stored.get(name, stored.get(_instead(name))) for name in sorted(variables)}
+    faults = list(filter(None, (_misfit(name, value, variables[name].shape.as_list())
+                                for name, value in values.items())))
     if faults:
         raise app.UsageError(
             f'{path} does not fit this network: {"; ".join(_first(faults))}. {advice}')
@@ -200,6 +201,15 @@ def values_for(path, variables, advice):
         raise app.UsageError(
             f'{path} has values that are not finite: {", ".join(_first(broken))}. {advice}')
     return converted
+
+
+def _instead(name):
+    """The variable to read for one that a checkpoint does not have; its own name for most.
+
+    Only `evaluation.statistics` averages the moving statistics of batch norms.
+    """
+    statistic = name.removesuffix(names_.AVERAGE)
+    return statistic if names_.is_statistic(statistic) else name
 
 
 def _first(faults):

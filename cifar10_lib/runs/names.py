@@ -1,4 +1,4 @@
-"""Names of the files that a training run writes into its folder."""
+"""Names of the files that a run writes into its folder, and of variables in its checkpoints."""
 import re
 
 from cifar10_lib.program import files
@@ -13,6 +13,8 @@ LOCK = '.lock'
 CHECKPOINT = 'model.ckpt'  # TensorFlow appends the step.
 
 EVENTS = 'events.out.tfevents'  # TensorBoard reads files whose names contain this.
+
+AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving average.
 
 CHECKPOINT_FILE = re.compile(r'model\.ckpt-(\d+)\..*')
 CHECKPOINT_INDEX = re.compile(r'model\.ckpt-(\d+)\.index')  # TensorFlow writes this one last.
@@ -33,6 +35,11 @@ UNFINISHED = re.compile(f'(?:{_IN_FOLDER}|{_IN_BEST}){_UNFINISHED}')
 def checkpoint(step):
     """Name of a checkpoint, without `.index`."""
     return f'{CHECKPOINT}-{step}'
+
+
+def is_statistic(name):
+    """Whether a variable is the moving statistic of a batch norm: these are the usual names."""
+    return name.rpartition('/')[2] in ('moving_mean', 'moving_variance')
 
 
 def timeline(step):

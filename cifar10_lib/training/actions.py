@@ -218,10 +218,13 @@ class Save(Action):
     leaves no gap in the metrics.
     """
 
-    def __init__(self, run, record, saver, seconds, steps=None):
-        """A checkpoint is due a number of seconds, or of steps if given, after the last one."""
+    def __init__(self, run, record, statistics, saver, seconds, steps=None):
+        """A checkpoint is due a number of seconds, or of steps if given, after the last one.
+
+        `statistics` is a `statistics.Statistics`.
+        """
         super().__init__(run)
-        self._record = record
+        self._record, self._statistics = record, statistics
         self._saver = saver
         self._seconds = seconds
         self._steps = steps
@@ -257,6 +260,8 @@ class Save(Action):
             if not finite:
                 raise run.diverged(step, f'{variable.op.name} is not finite')
         self._record.run(session)
+        if step != run.pace.first_step:  # Otherwise they are those that were restored.
+            self._statistics.update(session, step, run.caught)
         self._saver.save(session, os.path.join(run.folder, names.CHECKPOINT), global_step=step)
         self._saved_step, self._saved_time = step, time.monotonic()
 

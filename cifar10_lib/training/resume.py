@@ -134,13 +134,13 @@ def _initial(values):
     Weights and their averages start with its averages; layers of another shape, the step and the
     state of the optimizer start anew.
     """
-    path, average = initial_checkpoint(), '/ExponentialMovingAverage'
+    path = initial_checkpoint()
     stored = checkpoints.read(path)
     trained = {variable.op.name for variable in tf.trainable_variables()}
     found = {}
     for name, value in values.items():
-        base = name.removesuffix(average)
-        given = stored.get(base + average, stored.get(base))
+        base = name.removesuffix(names.AVERAGE)
+        given = stored.get(base + names.AVERAGE, stored.get(base))
         is_state = '/' not in base or base.rpartition('/')[0] in trained
         if not is_state and given is not None and given.shape == value.shape:
             found[name] = given.astype(value.dtype)

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
-from cifar10_lib.evaluation import validation
+from cifar10_lib.evaluation import statistics as statistics_, validation
 from cifar10_lib.program import console, files, paths
 from cifar10_lib import recipes
 from cifar10_lib.runs import best, checkpoints, events, folder as run_folder, names, parameters
@@ -99,6 +99,7 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
     pace = pace_.Pace(
         examples_per_step, cifar10.source().num_examples(), FLAGS.max_steps,
         FLAGS.validate_every or 0, FLAGS.log_frequency, FLAGS.profile if leads else None)
+    statistics_.add_averages()
     run = run_.Run(FLAGS.train_dir, pace, tf.global_variables(), team)
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.explain_full_disk(FLAGS.train_dir))
@@ -161,11 +162,13 @@ def _actions(run, saver):
     pace = run.pace
     if not run.team.worker.leads:
         return [(pace.validates, actions.Validate(run))]
+    statistics = statistics_.Statistics(run.variables)
     validate = actions.Validate(run, validation.Validation(
-        run.folder, run.variables, FLAGS.validate_on, run.caught) if pace.validate_every else None,
-        FLAGS.stop_at)
+        run.folder, run.variables, statistics, FLAGS.validate_on, run.caught)
+        if pace.validate_every else None, FLAGS.stop_at)
     record = actions.Record(run, validate)
-    save = actions.Save(run, record, saver, FLAGS.save_checkpoint_secs, FLAGS.save_checkpoint_steps)
+    save = actions.Save(run, record, statistics, saver, FLAGS.save_checkpoint_secs,
+                        FLAGS.save_checkpoint_steps)
     return [
         (pace.prints, actions.Print(run)),
         (pace.summarises, actions.Summarise(run)),
