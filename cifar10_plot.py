@@ -78,7 +78,7 @@ def filters(stream):
     """Draws the first layer's kernels, as moving averages if the checkpoint has them."""
     checkpoint = _latest()
     found = checkpoints.read(
-        checkpoint, ['conv1/weights/ExponentialMovingAverage', 'conv1/weights'])
+        checkpoint, ['conv1/weights' + names.AVERAGE, 'conv1/weights'])
     weights = next(iter(found.values()), np.empty([0]))
     if weights.ndim != 4 or weights.shape[2] != 3:
         raise app.UsageError(f'{checkpoint} has no conv1/weights of three colours to draw: choose '
@@ -137,7 +137,8 @@ def curves(stream):
         for lines, what, column, marker, shown in (
                 (losses, 'training', 'training_loss', None, means),
                 (errors, 'training', 'training_error', None, means),
-                (errors, 'validation', 'validation_error', 'o', rows)):
+                (errors, 'validation, raw', 'validation_error', 'o', rows),
+                (errors, 'validation, averaged', 'validation_error_averaged', 's', rows)):
             points = {row['step']: row[column] for row in shown if row[column] is not None}
             if points:
                 lines.append((f'{name}, {what}', number, marker, points))
@@ -232,8 +233,7 @@ def _evaluated():
     checkpoint = _latest()
     model.use_run(FLAGS.runs[0], 'pass those flags, or choose another run with --runs')
     cifar10.maybe_download_and_extract()
-    return checkpoint, any('ExponentialMovingAverage' in name
-                           for name in checkpoints.read(checkpoint))
+    return checkpoint, any(name.endswith(names.AVERAGE) for name in checkpoints.read(checkpoint))
 
 
 _PICTURES = {'samples': samples, 'distorted': distorted, 'filters': filters,

@@ -115,6 +115,19 @@ def test_absurd_values_are_drawn_without_warnings(tmp_path, capfd):
     assert capfd.readouterr().err == ''
 
 
+def test_curves_show_both_validation_errors(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(pictures, 'curves', lambda *arguments: drawn.extend(arguments[-1]))
+    metrics.Metrics(str(tmp_path), 0).append(**{
+        **dict.fromkeys(metrics.COLUMNS), 'step': 100, 'validation_error': 0.5,
+        'validation_error_averaged': 0.25})
+    with flagsaver.flagsaver(runs=[str(tmp_path)]):
+        cifar10_plot.curves(None)
+    _, (errors, *_) = drawn
+    assert [(name.split(', ', 1)[1], points) for name, *_, points in errors] == [
+        ('validation, raw', {100: 0.5}), ('validation, averaged', {100: 0.25})]
+
+
 def test_filters_are_the_averaged_weights(tmp_path):
     """The averages of one filter are red above and 0 (grey) below; its raw weights are green."""
     weights = np.zeros([2, 2, 3, 1], np.float32)
