@@ -27,6 +27,7 @@ paths.define('model_dir', None, 'Folder to create for the weights.')
 
 FLAGS = flags.FLAGS
 
+
 def write():
     """Writes the averages of the checkpoint that the flags select to --model_dir.
 
@@ -42,6 +43,9 @@ def write():
                              'run')
     with files.new_folder(FLAGS.model_dir, '--model_dir') as partial:
         values = model.Model.of_pixels().read(path, True, 'Choose another --checkpoint_dir')
+        if values.keys() - checkpoints.read(path).keys():
+            raise app.UsageError(f'{path} has no statistics for its averages, as one of an earlier '
+                                 'version: continue its run, or choose another --checkpoint_dir')
         values['global_step'] = np.int64(checkpoints.step(path))
         with tf.Graph().as_default(), tf.Session() as session:
             variables = [tf.Variable(value, name=name) for name, value in sorted(values.items())]

@@ -135,6 +135,8 @@ def test_writing_weights(half_bright, tmp_path):
     assert ours.keys() == {*averages, 'global_step'}
     for name in averages:
         np.testing.assert_array_equal(ours[name], run[name])
-    again = spawn.run_script(*command)
-    assert again.returncode == 1 and again.stderr.startswith('weights.py: ')
-    assert len(again.stderr.splitlines()) == 1
+    for changed, reason in ((command, 'is not an empty folder'), (
+            [command[0], f'--checkpoint_dir={MODEL}', f'--model_dir={tmp_path}/other'],
+            'has no statistics for its averages')):
+        again = spawn.run_script(*changed)
+        assert again.returncode == 1 and re.fullmatch(f'weights.py: .*{reason}.*\n', again.stderr)

@@ -16,7 +16,6 @@ from cifar10_lib.runs import checkpoints
 
 FLAGS = flags.FLAGS
 AVERAGE = '/ExponentialMovingAverage'
-STATISTIC = 'conv1/bn/moving_mean'
 
 
 @pytest.fixture
@@ -39,92 +38,158 @@ def read(step):
     return checkpoints.read(os.path.join(FLAGS.train_dir, f'model.ckpt-{step}'))
 
 
-def after_batches(statistic, weights, images):
-    """The moving mean of conv1 after 20 batches of 4 of the undistorted `images` in their order."""
+def after_batches(values, start, numbers=range(80)):
+    """Moving mean and variance of conv1, [2, 8], for its averaged weights among `values`.
+
+    After 20 batches of undistorted images, starting from `start`. Of the training images with these
+    `numbers`, batch k has every 20th of 1,280, beginning with the k-th: each image several times.
+    """
+    images = np.concatenate([[image for _, image in record_files.half_bright(16, seed)]
+                             for seed in range(1, 6)])[:, ::2, ::2].astype(np.float32)
     with tf.Graph().as_default(), tf.Session() as session:
-        products = session.run(tf.nn.conv2d(images.astype(np.float32), weights, 1, 'SAME'))
-    for start in range(0, 80, 4):
-        statistic = 0.9 * statistic + 0.1 * products[start:start + 4].mean(axis=(0, 1, 2))
-    return statistic
+        products = session.run(tf.nn.conv2d(images, values['conv1/weights' + AVERAGE], 1, 'SAME'))
+    chosen = np.array(numbers)[np.arange(1280) * len(numbers) // 1280]
+    for k in range(20):
+        batch = products[chosen[k::20]].astype(np.float64)
+        start = 0.9 * np.array(start) + 0.1 * np.array(
+            [batch.mean(axis=(0, 1, 2)), batch.reshape(-1, 8).var(axis=0, ddof=1)])
+    return start
+
+
+def moving(values, suffix=''):
+    """Moving mean and variance of conv1, [2, 8]."""
+    return np.array([values[f'conv1/bn/moving_{name}{suffix}'] for name in ('mean', 'variance')])
 
 
 def test_statistics_by_hand(normed):
-    """Those of the averaged weights; at first from zeros, then from those of the start before."""
-    images = np.concatenate([[image for _, image in record_files.half_bright(16, seed)]
-                             for seed in range(1, 6)])[:, ::2, ::2]
-    expected = np.zeros(8)
-    for steps in (3, 5):
-        values = train(steps)
-        average = values['conv1/weights' + AVERAGE]
-        assert not np.allclose(average, values['conv1/weights'], rtol=1e-3)
-        expected = after_batches(expected, average, images)
-        np.testing.assert_allclose(values[STATISTIC + AVERAGE], expected, rtol=1e-4, atol=1e-4)
-    assert sum('moving_' in name for name in values) == 2 * 2 * 4  # Of four batch norms.
+    """Those of the averaged weights; first from the raw ones, then from those of the last time."""
+    first, second = train(3), train(5)
+    assert not np.allclose(second['conv1/weights' + AVERAGE], second['conv1/weights'], rtol=1e-3)
+    for values, start in ((first, moving(first)), (second, moving(first, AVERAGE))):
+        np.testing.assert_allclose(
+            moving(values, AVERAGE), after_batches(values, start), rtol=1e-4, atol=1e-3)
+        assert not np.allclose(moving(values, AVERAGE), moving(values), rtol=0.01)
+    assert sum('moving_' in name for name in first) == 2 * 2 * 4  # Of four batch norms.
 
 
-def test_validations_and_later_checkpoints_have_them(normed):
-    """The last checkpoint is that of the validation, and so is the one in best/."""
-    last = train(20, validate_every=1, save_checkpoint_steps=5)
+def test_held_out_images_are_left_out(normed):
+    """Every tenth."""
+    values = train(1, validate_on='held_out')
+    training = [number for number in range(80) if number % 10 != 9]
+    expected = after_batches(values, moving(values), training)
+    np.testing.assert_allclose(moving(values, AVERAGE), expected, rtol=1e-4, atol=1e-3)
+    assert not np.allclose(after_batches(values, moving(values)), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_validations_compute_them_and_checkpoints_in_between_keep_them(normed):
+    """An epoch has 20 steps. Before the first validation, they are those of the raw weights."""
+    train(50, validate_every=1, save_checkpoint_steps=10)
+    found = [moving(read(step), AVERAGE) for step in (10, 20, 30, 40, 50)]
+    np.testing.assert_array_equal(found[0], moving(read(10)))
+    np.testing.assert_array_equal(found[1], found[2])
+    for before, after in ((0, 1), (2, 3), (3, 4)):
+        assert (found[before] != found[after]).any()
     best = checkpoints.read(checkpoints.latest(os.path.join(FLAGS.train_dir, 'best')))
-    np.testing.assert_array_equal(best[STATISTIC + AVERAGE],
-                                  read(int(best['global_step']))[STATISTIC + AVERAGE])
-    found = [read(step)[STATISTIC + AVERAGE] for step in (5, 10, 15)] + [last[STATISTIC + AVERAGE]]
-    assert len({each.tobytes() for each in found}) == 4
-    assert not read(0)[STATISTIC + AVERAGE].any()
+    np.testing.assert_array_equal(
+        moving(best, AVERAGE), moving(read(int(best['global_step'])), AVERAGE))
 
 
 def test_a_run_without_them_is_evaluated_and_resumed_with_the_raw_ones(normed):
     """As one of an earlier version; the averages of its weights must be there."""
-    values = {name: value for name, value in train(3).items() if 'moving_' not in name
-              or not name.endswith(AVERAGE)}
+    values = {name: value for name, value in train(3).items()
+              if 'moving_' not in name or not name.endswith(AVERAGE)}
     path = checkpoints.latest(FLAGS.train_dir)
     with tf.Graph().as_default(), tf.Session() as session:
         stored = [tf.Variable(value, name=name) for name, value in values.items()]
         session.run(tf.global_variables_initializer())
         tf.train.Saver(stored).save(session, path)
     found = model.Model.of_pixels().read(path, True, '')
-    assert {STATISTIC + AVERAGE, 'conv1/weights' + AVERAGE} < found.keys()
-    for name, value in found.items():
-        raw = values.get(name, values[name.removesuffix(AVERAGE)])
-        np.testing.assert_array_equal(value, raw)
-    assert STATISTIC + AVERAGE in train(4)
+    assert 'conv1/weights' + AVERAGE in found
+    np.testing.assert_array_equal(moving(found, AVERAGE), moving(values))
+    resumed = train(4)
+    np.testing.assert_array_equal(moving(read(3), AVERAGE), moving(values))
+    np.testing.assert_allclose(moving(resumed, AVERAGE), after_batches(resumed, moving(values)),
+                               rtol=1e-4, atol=1e-3)
 
 
 @pytest.fixture
-def session(normed):
-    """A session with the variables of a training graph."""
+def update(normed):
+    """A function that updates the statistics of a session, and returns conv1's, [2, 8]: at first
+    0 and 1."""
     recipes.chosen().inference(tf.zeros([4, 16, 16, 3]), training=True)
     tf.train.ExponentialMovingAverage(0.5).apply(tf.trainable_variables())
-    statistics.add_averages()
-    current = statistics.Statistics(tf.global_variables())
-    stored, = (each for each in tf.global_variables() if each.op.name == STATISTIC + AVERAGE)
-    with tf.Session() as session_:
-        session_.run(tf.global_variables_initializer())
-        session_.of = lambda step, caught=(): (
-            current.update(session_, step, caught), session_.run(stored))[1]
-        yield session_
-
-
-def test_once_for_each_step_and_not_after_a_signal(session):
-    assert not session.of(1, caught=[15]).any()
-    first = session.of(1)
-    assert first.any()
-    np.testing.assert_array_equal(session.of(1), first)
-    assert (session.of(2) != first).all()
-
-
-def test_the_time_is_limited(session, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(statistics, '_SECONDS', -1.0)
-        assert not session.of(1).any()
-    assert session.of(2).any()
-
-
-def test_a_network_that_is_not_that_of_the_flag_is_left_alone(normed):
-    statistic = tf.get_variable('other/moving_mean', initializer=[1.0], trainable=False)
-    statistics.add_averages()
-    current = statistics.Statistics(tf.global_variables())
+    averages = statistics.add_averages()
+    current = statistics.Statistics(averages, tf.global_variables(), 0)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        current.update(session, 1)
-        assert session.run(statistic) == [1.0]
+
+        def run(*arguments):
+            current.update(session, *arguments)
+            return moving(session.run(averages))
+        yield run
+
+
+UNSET = [8 * [0], 8 * [1]]
+
+
+def test_once_at_a_step_and_not_after_a_signal(update):
+    np.testing.assert_array_equal(update(1, [15]), UNSET)
+    np.testing.assert_array_equal(update(1, [], 0), UNSET)
+    first = update(1)
+    assert (first != UNSET).all()
+    np.testing.assert_array_equal(update(1), first)
+    np.testing.assert_array_equal(update(2, [15]), first)
+    assert (update(2) != first).all()
+
+
+def test_the_time_is_limited(update):
+    np.testing.assert_array_equal(update(1, [], 1e-9), UNSET)
+
+
+def test_records_that_were_removed_do_not_end_the_run(update, normed, capsys):
+    """Training reports them itself, and saves the last step."""
+    os.remove(normed / 'data_batch_3.bin')
+    np.testing.assert_array_equal(update(1), UNSET)
+    line, = capsys.readouterr().out.splitlines()
+    assert line.startswith('The statistics of the averaged weights were not computed: ')
+    assert 'data_batch_3.bin' in line
+
+
+def test_statistics_that_are_not_finite_are_not_stored(update, capsys):
+    session = tf.get_default_session()
+    weights, = (each for each in tf.global_variables() if each.op.name == 'conv1/weights' + AVERAGE)
+    weights.load(np.full(weights.shape, 1e30), session)
+    np.testing.assert_array_equal(update(1), UNSET)
+    assert 'were not computed: they are not finite.' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('inference', [
+    lambda images, training: tf.get_variable('w', [1]),  # Another network.
+    lambda images, training: tf.get_variable(  # The same one, without updates.
+        'other/moving_mean', initializer=[1.0], trainable=False),
+    lambda images, training: tf.reshape(images, [4, 16, 16, 3])])  # Requires batches of four.
+def test_a_network_of_which_nothing_is_known_keeps_the_raw_ones(normed, monkeypatch, inference):
+    statistic = tf.get_variable('other/moving_mean', initializer=[1.0], trainable=False)
+    tf.train.ExponentialMovingAverage(0.5).apply([tf.get_variable('weights', [1])])
+    monkeypatch.setitem(recipes.TABLE, 'normed', dataclasses.replace(
+        tiny.NORMED, inference=inference))
+    averages = statistics.add_averages()
+    current = statistics.Statistics(averages, tf.global_variables(), 0)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for value in (2, 3):
+            statistic.load([value], session)
+            current.update(session, value)
+            assert session.run(averages) == {'other/moving_mean': [value]}
+
+
+def test_averages_that_a_program_makes_itself_are_left_alone():
+    statistic = tf.get_variable('moving_mean', initializer=[1.0], trainable=False)
+    assert statistics.add_averages() == {}  # The weights have none.
+    weights = tf.get_variable('weights', [1])
+    tf.train.ExponentialMovingAverage(0.5).apply([weights, statistic])
+    with tf.variable_scope('any'):
+        assert statistics.add_averages() == {}
+        tf.get_variable('moving_variance', initializer=[1.0], trainable=False)
+        created, = statistics.add_averages().values()
+    assert created.op.name == 'any/moving_variance' + AVERAGE

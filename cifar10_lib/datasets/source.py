@@ -117,6 +117,24 @@ class Source:
         in_shard = tf.equal((numbers - numbers // _HELD_OUT_EVERY) % shards, index)
         return in_shard & ~held_out
 
+    def sample(self, count):
+        """Pixels of records spread evenly over the subset: uint8 [count, 3 * 32 * 32].
+
+        Repeats records if there are fewer. Raises an `OSError` or `ValueError` if a file was
+        removed or truncated.
+        """
+        numbers = np.arange(count) * self.num_records() // count
+        if self.subset == 'training':
+            numbers += numbers // (_HELD_OUT_EVERY - 1)  # Skips every tenth.
+        found = []
+        for path, records in self.data_set.count(self.folder, self.eval_data).items():
+            with open(path, 'rb') as stream:
+                for number in numbers[numbers < records]:
+                    stream.seek(number * self.data_set.record_bytes + self.data_set.label_bytes)
+                    found.append(stream.read(table.IMAGE_BYTES))
+            numbers = numbers[numbers >= records] - records
+        return np.frombuffer(b''.join(found), np.uint8).reshape(count, table.IMAGE_BYTES)
+
     def _numbers(self, keys):
         """Converts keys to the numbers of the records over all files, int64 [records].
 

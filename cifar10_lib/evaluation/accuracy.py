@@ -114,8 +114,13 @@ class Evaluation:
                 tf.Session(graph=self.graph, config=devices.session_config()) as session:
             session.run(self._initialiser)
             self._model.assign(values, session, use_moving_averages)
-            with model.threads(session):
+            coordinator = tf.train.Coordinator()
+            threads = tf.train.start_queue_runners(session, coordinator)
+            try:
                 confusion, in_top, summary = self._count(session, summarise, caught)
+            finally:  # An exception of a thread replaces the error "queue is closed".
+                coordinator.request_stop()
+                coordinator.join(threads)
         if caught:
             return None
         correct, total = int(np.trace(confusion)), int(confusion.sum())

@@ -103,18 +103,6 @@ class Model:
         self._loader.assign(values, self._variables[use_moving_averages], session)
 
 
-@contextlib.contextmanager
-def threads(session):
-    """Runs the threads that fill the queues of a session's graph, in this context."""
-    coordinator = tf.train.Coordinator()
-    started = tf.train.start_queue_runners(session, coordinator)
-    try:
-        yield
-    finally:  # An exception of a thread replaces the error "queue is closed".
-        coordinator.request_stop()
-        coordinator.join(started)
-
-
 def _images_of_pixels():
     """Preprocessed images of the placeholder `images`, uint8 [batch, 32, 32, 3]."""
     pixels = tf.placeholder(
@@ -127,9 +115,13 @@ def _images_of_pixels():
 
 def _variables_to_restore(use_moving_averages):
     """The network's variables by the names of their values in a checkpoint."""
-    return {variable.op.name + names.AVERAGE * (use_moving_averages and (
-        variable.trainable or names.is_statistic(variable.op.name))): variable
-            for variable in tf.global_variables()}
+    found = {variable.op.name: variable for variable in tf.global_variables()}
+    if use_moving_averages:
+        averages = tf.train.ExponentialMovingAverage(decay=0.0)  # Only for the names.
+        for name, variable in list(found.items()):
+            if variable.trainable or names.is_statistic(name):
+                found[averages.average_name(variable)] = found.pop(name)
+    return found
 
 
 def _logits_of_whole_batch(images, batch_size):

@@ -183,8 +183,8 @@ def values_for(path, variables, advice):
             finite there, or `global_step` is not a step. The message names the first ten.
         Unreadable: see `read`.
     """
-    stored = read(path, {each for name in variables for each in (name, _instead(name))})
-    values = {name: stored.get(name, stored.get(_instead(name))) for name in sorted(variables)}
+    stored = read(path, {each for name in variables for each in (name, _fallback(name))})
+    values = {name: stored.get(name, stored.get(_fallback(name))) for name in sorted(variables)}
     faults = list(filter(None, (_misfit(name, value, variables[name].shape.as_list())
                                 for name, value in values.items())))
     if faults:
@@ -203,10 +203,10 @@ def values_for(path, variables, advice):
     return converted
 
 
-def _instead(name):
-    """The variable to read for one that a checkpoint does not have; its own name for most.
+def _fallback(name):
+    """The variable to read if a checkpoint does not have one; for most, the same.
 
-    Only `evaluation.statistics` averages the moving statistics of batch norms.
+    Checkpoints of earlier versions and of other programs have no averages of moving statistics.
     """
     statistic = name.removesuffix(names_.AVERAGE)
     return statistic if names_.is_statistic(statistic) else name

@@ -260,8 +260,9 @@ class Save(Action):
             if not finite:
                 raise run.diverged(step, f'{variable.op.name} is not finite')
         self._record.run(session)
-        if step != run.pace.first_step:  # Otherwise they are those that were restored.
-            self._statistics.update(session, step, run.caught)
+        # Validations compute them, if there are any. Here, other workers wait for the step.
+        seconds = 0 if run.pace.validate_every else run.team.step_seconds / 3
+        self._statistics.update(session, step, run.caught, seconds)
         self._saver.save(session, os.path.join(run.folder, names.CHECKPOINT), global_step=step)
         self._saved_step, self._saved_time = step, time.monotonic()
 

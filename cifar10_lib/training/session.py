@@ -99,7 +99,7 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
     pace = pace_.Pace(
         examples_per_step, cifar10.source().num_examples(), FLAGS.max_steps,
         FLAGS.validate_every or 0, FLAGS.log_frequency, FLAGS.profile if leads else None)
-    statistics_.add_averages()
+    averages = statistics_.add_averages()
     run = run_.Run(FLAGS.train_dir, pace, tf.global_variables(), team)
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.explain_full_disk(FLAGS.train_dir))
@@ -112,7 +112,7 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
             run.summary_op = tf.summary.merge_all() if summary_op is None else summary_op
         stack.enter_context(cifar10.source().damage_reported())
         run.caught = stack.enter_context(signals.caught())
-        with _monitored(run) as monitored:
+        with _monitored(run, averages) as monitored:
             yield monitored
         team.end()  # Still within `caught`: a signal now must not interrupt the save.
     if run.caught or run.is_stopped:
@@ -138,8 +138,8 @@ def _fetches(loss):
     return {name: value[0] for name, value in values.items() if value}
 
 
-def _monitored(run):
-    """The session of one worker."""
+def _monitored(run, averages):
+    """The session of one worker; `averages` is the result of `statistics.add_averages`."""
     loader = checkpoints.Loader(run.variables)
     saver = tf.train.Saver(run.variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True)
     # This process initialises all variables. Reports of those that are not initialised, which the
@@ -150,19 +150,19 @@ def _monitored(run):
         ready_op=none, ready_for_local_init_op=none, saver=saver, summary_op=run.summary_op,
         init_fn=lambda _, session_: (
             resume.load_latest(session_, saver, loader, run.variables) if leads else None))
-    run.actions = _actions(run, saver)
+    run.actions = _actions(run, averages, saver)
     hooks = [run]
     if leads:
         hooks.append(tf.train.StepCounterHook(pace_.SUMMARY_STEPS, summary_writer=run.writer))
     return run.team.session(scaffold, hooks)
 
 
-def _actions(run, saver):
+def _actions(run, averages, saver):
     """What happens after a step, and when; see `Run`."""
     pace = run.pace
     if not run.team.worker.leads:
         return [(pace.validates, actions.Validate(run))]
-    statistics = statistics_.Statistics(run.variables)
+    statistics = statistics_.Statistics(averages, run.variables, pace.first_step)
     validate = actions.Validate(run, validation.Validation(
         run.folder, run.variables, statistics, FLAGS.validate_on, run.caught)
         if pace.validate_every else None, FLAGS.stop_at)

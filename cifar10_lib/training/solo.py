@@ -1,4 +1,6 @@
 """A worker that trains alone: a team of one."""
+import math
+
 import tensorflow.compat.v1 as tf
 from absl import flags
 
@@ -16,9 +18,11 @@ class Solo:
 
     Attributes:
         worker: which `worker.Worker` this is.
+        step_seconds: float, the seconds that a step may take.
     """
 
     worker = worker_.Worker()
+    step_seconds = math.inf
 
     def __init__(self, cpus=1):
         self._cpus = cpus

@@ -68,6 +68,7 @@ class Team(solo.Solo):
         """`worker` is this `worker.Worker`, `peers` the `watch.Meeting`."""
         super().__init__()
         self.worker = worker
+        self.step_seconds = peers.timeouts.step
         self._peers = peers
         self._gpus = devices.visible_gpus()
         self._layout = []
@@ -146,7 +147,7 @@ class Team(solo.Solo):
 
     def options(self):
         """Options for running a step: TensorFlow ends it after --step_timeout."""
-        return tf.RunOptions(timeout_in_ms=int(1000 * self._peers.timeouts.step))
+        return tf.RunOptions(timeout_in_ms=int(1000 * self.step_seconds))
 
     def end(self):
         """Waits until worker 0 has saved the last step, and leaves."""
