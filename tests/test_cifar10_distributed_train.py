@@ -150,8 +150,8 @@ def test_synced_batch_norms_train_as_one_process_with_all_records(half_bright, t
     first, second = variables_after(tmp_path, 2, 3, 'normed', '--sync_batch_norm')
     assert len([name for name in alone if name.endswith('moving_variance')]) == 4
     averages = {name for name in alone if re.search('moving_.*Average$', name)}  # Of worker 0 only.
-    for name, value in ((name, alone[name]) for name in alone.keys() - averages):
-        np.testing.assert_allclose(first[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    for name in alone.keys() - averages:
+        np.testing.assert_allclose(first[name], alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
         assert first[name].tobytes() == second[name].tobytes(), name
     losses = [metrics.read(tmp_path / f'train-{size}' / 'metrics.csv')[-1]['training_loss']
               for size in (1, 2)]
