@@ -125,8 +125,8 @@ def confused(stream):
 
 
 def curves(stream):
-    """Draws losses and errors of all runs."""
-    losses, errors = [], []
+    """Draws losses and errors of all runs: a colour per run, or per error if there is one run."""
+    losses, errors, is_only = [], [], len(FLAGS.runs) == 1
     for number, (name, run) in enumerate(_named_runs()):
         rows = metrics.read(os.path.join(run, names.METRICS))
         evaluated = {} if rows else events.read_scalars(run, 'Precision @ 1')
@@ -134,14 +134,14 @@ def curves(stream):
             raise app.UsageError(f'{run} has no metrics.csv of a training run and no event file of '
                                  'an evaluation: choose other folders with --runs')
         means = _over_many_steps(rows)
-        for lines, what, column, marker, shown in (
-                (losses, 'training', 'training_loss', None, means),
-                (errors, 'training', 'training_error', None, means),
-                (errors, 'validation, raw', 'validation_error', 'o', rows),
-                (errors, 'validation, averaged', 'validation_error_averaged', 's', rows)):
+        for lines, what, column, kind, marker, shown in (
+                (losses, 'training', 'training_loss', 0, None, means),
+                (errors, 'training', 'training_error', 0, None, means),
+                (errors, 'validation, raw', 'validation_error', 1, 'o', rows),
+                (errors, 'validation, averaged', 'validation_error_averaged', 2, 's', rows)):
             points = {row['step']: row[column] for row in shown if row[column] is not None}
             if points:
-                lines.append((f'{name}, {what}', number, marker, points))
+                lines.append((f'{name}, {what}', kind if is_only else number, marker, points))
         if evaluated:
             errors.append((f'{name}, evaluation', number, 's',
                            {step: 1 - value for step, value in evaluated.items()}))

@@ -115,17 +115,19 @@ def test_absurd_values_are_drawn_without_warnings(tmp_path, capfd):
     assert capfd.readouterr().err == ''
 
 
-def test_curves_show_both_validation_errors(tmp_path, monkeypatch):
+@pytest.mark.parametrize(('runs', 'colours'), [(1, [1, 2]), (2, [0, 0, 1, 1])])
+def test_curves_show_both_validation_errors(tmp_path, monkeypatch, runs, colours):
     drawn = []
     monkeypatch.setattr(pictures, 'curves', lambda *arguments: drawn.extend(arguments[-1]))
     metrics.Metrics(str(tmp_path), 0).append(**{
         **dict.fromkeys(metrics.COLUMNS), 'step': 100, 'validation_error': 0.5,
         'validation_error_averaged': 0.25})
-    with flagsaver.flagsaver(runs=[str(tmp_path)]):
+    with flagsaver.flagsaver(runs=[str(tmp_path)] * runs):
         cifar10_plot.curves(None)
     _, (errors, *_) = drawn
-    assert [(name.split(', ', 1)[1], points) for name, *_, points in errors] == [
+    assert [(name.split(', ', 1)[1], points) for name, *_, points in errors] == runs * [
         ('validation, raw', {100: 0.5}), ('validation, averaged', {100: 0.25})]
+    assert [colour for _, colour, *_ in errors] == colours
 
 
 def test_filters_are_the_averaged_weights(tmp_path):

@@ -66,8 +66,8 @@ def curves(stream, size, panels, same_scale=False):
     Args:
         size: width and height of the picture, in inches of 100 pixels.
         panels: list of (curves, title, label of the y axis, label of the x axis). A curve is (name,
-            run, marker, points): the name in the legend, the index of the run for the colour, a
-            Matplotlib marker or None, and {x: y}.
+            colour, marker, points): the name in the legend, the index of its colour, a Matplotlib
+            marker or None, and {x: y}.
         same_scale: whether the panels share the y axis and the label of the first.
     """
     figure = _figure(size)
@@ -81,10 +81,10 @@ def curves(stream, size, panels, same_scale=False):
 
 
 def _panel(axes, shown, title, y_label, x_label):
-    for _, run, marker, points in shown:
+    for _, colour, marker, points in shown:
         lone = 's' if len(points) == 1 else None  # A single point is not a visible line.
         axes.plot(list(points), list(points.values()), label='-', marker=marker or lone,
-                  markersize=4, color=_COLOURS[run % len(_COLOURS)],
+                  markersize=4, color=_COLOURS[colour % len(_COLOURS)],
                   linewidth=2 if marker else 1.2, linestyle='--' if marker == 'o' else '-')
     axes.set_title(title, fontsize=11)
     axes.set_xlabel(x_label)
