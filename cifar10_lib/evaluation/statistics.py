@@ -91,8 +91,8 @@ class Statistics:
     def update(self, session, step, caught=(), seconds=math.inf):
         """Brings the statistics up to date, unless that was done at this step before.
 
-        Keeps them if a signal is in the list `caught`, or when this takes more than `seconds`; at
-        first, they then become those of the raw weights. So they do if the computation fails.
+        Stops with what it has so far when a signal is in the list `caught`, or after `seconds`. If
+        it cannot start or fails, it keeps them; at first, they become those of the raw weights.
         """
         if not self._averages or step == self._step:
             return
