@@ -114,27 +114,20 @@ def distorted_inputs(recipe=None, shard=(0, 1)):
         min_fraction=FLAGS.min_fraction_of_examples_in_queue))
 
 
-def inputs(eval_data, recipe=None, subset=None, num_epochs=None):
-    """Batches of images for evaluation, in order.
+def inputs(eval_data):
+    """Endless batches of images for evaluation, in order.
 
     Args:
         eval_data: True for the test set, False for the training set.
-        recipe: a `Recipe`; by default the tutorial's.
-        subset: 'held_out' for the training images that `--validate_on=held_out` reserves; by
-            default all images.
-        num_epochs: how often to read each image; None for endless batches.
 
     Returns:
-        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or the size that `recipe.prepare`
-            makes.
+        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
         labels: int32 [batch_size].
-        With `num_epochs`, the last batch may be smaller: see `cifar10_input.batches`.
 
     Raises:
         errors.MissingFile: a record file of the set is missing; see `maybe_download_and_extract`.
     """
-    return cifar10_input.batches(source(bool(eval_data), subset or 'all'),
-                                 (recipe or TUTORIAL).prepare, num_epochs)
+    return cifar10_input.batches(source(bool(eval_data), 'all'))
 
 
 def inference(images):

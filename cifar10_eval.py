@@ -48,17 +48,19 @@ def evaluate():
     if os.path.realpath(FLAGS.eval_dir) == os.path.realpath(FLAGS.checkpoint_dir):
         console.line('Warning: --eval_dir is the folder of the run: TensorBoard will draw the '
                      'curves of training and evaluation as one.')
-    current = writer = None
+    current = writer = trained_on = None
     with files.explain_full_disk(FLAGS.eval_dir), contextlib.ExitStack() as stack:
         for checkpoint in _checkpoints():  # Before any download: there may be none.
             validated_on = _validated_on(checkpoint_flags.use_run() or {})
-            current = current or _evaluation()
+            if trained_on != (FLAGS.net, FLAGS.dataset):  # At first, or a run after `--restart`.
+                trained_on, current, writer = (FLAGS.net, FLAGS.dataset), _evaluation(), None
             result = _run_unless_gone(current, checkpoint)
             if result is not None:
                 try:
                     files.own_folder(FLAGS.eval_dir)
                     writer = writer or stack.enter_context(_writer(current.graph))
-                    _write(writer, result, current.whole and FLAGS.eval_data == validated_on)
+                    _write(writer, result, current.total == current.size
+                           and FLAGS.eval_data == validated_on)
                 finally:  # Print the result even if it cannot be written.
                     _print(checkpoint, result)
 
@@ -67,7 +69,7 @@ def _evaluation():
     """The `Evaluation` that the flags describe."""
     cifar10.maybe_download_and_extract()
     current = accuracy.Evaluation(FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
-    if not current.whole:
+    if current.total < current.size:
         console.line(f'Evaluating the first {current.total} of {current.size} images; see '
                      '--num_examples.')
     return current

@@ -79,11 +79,6 @@ def test_a_single_worker_exchanges_nothing():
     assert tf.get_default_graph().get_operations() == built
 
 
-def test_layout_is_sorted_and_omits_variables_without_a_gradient():
-    gradients = pairs([13, 7], [99]) + [(None, tf.get_variable('unused', [1]))]
-    assert collectives.layout(gradients[::-1]) == ['v0 [13, 7]', 'v1 [99]']
-
-
 def graph_of(worker, **options):
     graph = tf.Graph()
     with graph.as_default():

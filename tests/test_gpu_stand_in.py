@@ -108,8 +108,9 @@ def test_failures_are_one_line(tmp_path, settings, line):
      'the NVIDIA driver supports CUDA 11.4; expected 12.0 or later: update it'),
     (['libnvidia-ml.so.1'], {}, 'libnvidia-ml.so.1 was not found: install the NVIDIA driver '
      'completely, or start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility'),
-    (_CUDA, {}, f'TensorFlow does not find {", ".join(_CUDA)}: run pip install -r '
-     'requirements-gpu.txt')])
+    (_CUDA, {}, "TensorFlow probably does not find CUDA's libraries: run pip install -r "
+     'requirements-gpu.txt; its messages, shown with TF_CPP_MIN_LOG_LEVEL=0, name those that are '
+     'missing')])
 def test_why_a_gpu_is_not_seen(without, settings, reason):
     program = ('from cifar10_lib.program import devices; import tensorflow as tf; '
                'print(tf.config.list_physical_devices("GPU"), devices.why_unseen())')

@@ -1,3 +1,4 @@
+import errno
 import os
 
 import pytest
@@ -6,8 +7,6 @@ from cifar10_lib.runs import metrics as metrics_
 
 HEADER = ('step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
           'validation_error_averaged,images_per_second\n')
-EARLIER_HEADER = ('step,epoch,wall_time,learning_rate,training_loss,training_error,'
-                  'validation_error,images_per_second')
 
 
 def row(step, **figures):
@@ -118,6 +117,20 @@ def test_kept_files_are_never_replaced(path, capsys):
     assert set(os.listdir(path.parent)) == {path.name, *(file.name for file in kept)}
 
 
+def test_a_full_disk_leaves_the_file_as_it_is(path, monkeypatch):
+    """Although a copy with the lines of others is kept."""
+    path.write_text(path.read_text() + 'note\n')
+    before = path.read_bytes()
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, 'fsync', full)
+    with pytest.raises(OSError, match='No space left on device'):
+        metrics_.Metrics(path.parent, 30)
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize('remove', [lambda path: path.unlink(), lambda path: path.write_text('')])
 def test_a_file_removed_during_training_returns_with_its_header(path, remove, capsys):
     metrics = metrics_.Metrics(path.parent, 30)
@@ -132,22 +145,3 @@ def test_a_file_removed_during_training_returns_with_its_header(path, remove, ca
 def test_lines_may_end_as_on_windows(path):
     path.write_bytes(path.read_bytes().replace(b'\n', b'\r\n').replace(b',1234.5', b','))
     assert [found['images_per_second'] for found in metrics_.read(path)] == 3 * [None]
-
-
-def test_a_file_with_the_columns_of_an_earlier_version(path, capsys):
-    """Without the errors of the averaged weights; the next start adds their column."""
-    path.write_text(f'{EARLIER_HEADER}\n10,1,1700000000.250,0.1,2.5,0.75,0.5,1234.5\n')
-    metrics_.Metrics(path.parent, 10).append(**row(20))
-    assert metrics_.read(path) == [row(10, validation_error=0.5), row(20)]
-    assert path.read_text().startswith(HEADER)
-    assert capsys.readouterr().out == ''
-
-
-def test_a_column_added_to_the_file_of_an_earlier_version(path, capsys):
-    """With it, rows are as long as those of today; the speed must not become an error."""
-    before = f'{EARLIER_HEADER},notes\n10,1,1700000000.250,0.1,2.5,0.75,0.5,1234.5,7\n'
-    path.write_text(before)
-    metrics_.Metrics(path.parent, 10)
-    assert path.read_text() == HEADER
-    assert path.with_name('metrics.csv.old').read_text() == before
-    assert 'lines that a run did not write' in capsys.readouterr().out

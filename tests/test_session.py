@@ -125,12 +125,12 @@ def test_speed_is_of_whole_intervals_in_images(half_bright, capsys):
 
 
 def test_the_first_line_after_a_resume_leaves_out_the_start(half_bright, capsys):
-    """Resumed at step 3, with a line at step 4: the time is that of step 4 alone."""
-    for max_steps, wait in ((3, 0.0), (5, 0.2)):
-        before, after = timed(wait, log_frequency=4, max_steps=max_steps)
-    line = [line for line in capsys.readouterr().out.splitlines() if ': step 4,' in line][0]
+    """Resumed at step 3, with a line at step 6: the time is the mean of steps 4 to 6."""
+    for max_steps, wait in ((3, 0.0), (7, 0.2)):
+        before, after = timed(wait, log_frequency=6, max_steps=max_steps)
+    line = [line for line in capsys.readouterr().out.splitlines() if ': step 6,' in line][0]
     seconds = float(outcomes.LINE.fullmatch(line).group(2))
-    assert before[1] - after[0] - 0.001 <= seconds <= after[1] - before[0] + 0.001
+    assert before[3] - after[0] - 0.002 <= 3 * seconds <= after[3] - before[0] + 0.002
 
 
 def test_resuming_with_another_batch_size_prints_a_line(trained, capsys):

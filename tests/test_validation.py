@@ -192,7 +192,7 @@ def test_after_a_kill_no_step_is_duplicated_or_missing(tiny_net):
     shutil.copytree(folder(), folder().with_name('killed'))
     with flagsaver.flagsaver(train_dir=str(folder().with_name('killed'))):
         with open(folder('metrics.csv'), 'a') as stream:
-            stream.write('20,2,1.0,0.01,9,9,9,9\n22,2.2,1.0,0.01,9,9,9,9\n24,2.')
+            stream.write('20,2,1.0,0.01,9,9,9,9,9\n22,2.2,1.0,0.01,9,9,9,9,9\n24,2.')
         cifar10_train.train()
         assert [step for step, _ in rows()] == [4, 8, 10, 12, 20, 25]
         assert folder('metrics.csv').read_text().startswith(kept)

@@ -63,7 +63,7 @@ def _check_form(data_set, data_dir):
             name.startswith(os.path.basename(data_set.url)) for name in os.listdir(data_dir)):
         return
     from cifar10_lib.datasets import forms  # It imports Pillow, which few runs need.
-    with contextlib.suppress(PermissionError):  # Of a folder in it, such as lost+found.
+    with contextlib.suppress(OSError):  # Of a folder in it, such as lost+found, or a link.
         form = forms.find(data_dir, data_set.name)
         if form:
             raise errors.DataError(f'{data_dir} holds {form.title}; convert that with python '

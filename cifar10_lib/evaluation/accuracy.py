@@ -53,13 +53,20 @@ class Evaluation:
         self.size = min(self._source.num_examples(), self._source.num_records())
         if not self.size:
             raise errors.DataError(f'{self._source.folder} has fewer than 10 training images, too '
-                                   'few to hold some out: use --validate_on=test')
+                                   'few to hold some out: use the test images')
         self.total = self.size if num_examples is None else min(num_examples, self.size)
         self._classes = self._source.data_set.num_classes
         self._model = model.Model(self._read, self._source.batch_size)
         self.graph = self._model.graph
         with self.graph.as_default():
-            self._counted = self._counts()
+            with tf.name_scope('confusion'):
+                # One prediction per image: `in_top_k` would count all classes of a tie.
+                predictions = tf.cast(self._model.outputs['classes'], tf.int32)
+                top = tf.nn.top_k(self._model.outputs['logits'], min(TOP, self._classes)).indices
+                in_top = tf.reduce_any(tf.equal(top, self._labels[:, tf.newaxis]), axis=1)
+                # For each image: its cell in the confusion matrix, row by row; and whether its
+                # label is one of the `TOP` most probable classes.
+                self._counted = self._labels * self._classes + predictions, in_top
             self._summary = tf.summary.merge_all()
             self._initialiser = tf.local_variables_initializer()
             self.graph.finalize()
@@ -69,21 +76,6 @@ class Evaluation:
             images, self._labels = cifar10_input.batches(
                 self._source, recipes.chosen().prepare, num_epochs=1)
         return images
-
-    def _counts(self):
-        """What a run counts for each image: int32 [batch], its cell in the confusion matrix, row by
-        row; and bool [batch], whether its label is one of the `TOP` most probable classes."""
-        with tf.name_scope('confusion'):
-            # One prediction per image: `in_top_k` would count all classes of a tie.
-            predictions = tf.cast(self._model.outputs['classes'], tf.int32)
-            top = tf.nn.top_k(self._model.outputs['logits'], min(TOP, self._classes)).indices
-            in_top = tf.reduce_any(tf.equal(top, self._labels[:, tf.newaxis]), axis=1)
-            return self._labels * self._classes + predictions, in_top
-
-    @property
-    def whole(self):
-        """Whether all images of the set are counted."""
-        return self.total == self.size
 
     def run(self, checkpoint, summarise=False):
         """Evaluates a checkpoint, by its path without `.index`; returns a `Result`.
@@ -127,7 +119,7 @@ class Evaluation:
         return Result(correct / total, correct, total, in_top / total, confusion, step, summary)
 
     def _count(self, session, summarise, caught):
-        """The sums of `_counts` over the first `total` images, and the summary or None; incomplete
+        """The sums of `_counted` over the first `total` images, and the summary or None; incomplete
         if a signal is caught."""
         confusion, top, total, summary = np.zeros(self._classes ** 2, np.int64), 0, 0, None
         while total < self.total and not caught:

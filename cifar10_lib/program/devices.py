@@ -19,10 +19,6 @@ FLAGS = flags.FLAGS
 
 _INSTALL = 'run pip install -r requirements-gpu.txt'
 
-# Without one of these, TensorFlow 2.21 registers no GPU.
-_LIBRARIES = ('libcudart.so.12', 'libcublas.so.12', 'libcublasLt.so.12', 'libcufft.so.11',
-              'libcusolver.so.11', 'libcusparse.so.12', 'libcudnn.so.9')
-
 
 def session_config(log_device_placement=False):
     """Returns a `tf.ConfigProto` for a session on the devices that `--device` allows.
@@ -118,8 +114,9 @@ def why_unseen():
     for node in nodes:
         if not os.access(node, os.R_OK | os.W_OK):
             return f'this user may not read and write {node}: join the group that owns it'
-    return (_driver_error() or _missing_libraries()
-            or "TensorFlow's messages, shown with TF_CPP_MIN_LOG_LEVEL=0, may name the reason")
+    return _driver_error() or (
+        f"TensorFlow probably does not find CUDA's libraries: {_INSTALL}; its messages, shown with "
+        'TF_CPP_MIN_LOG_LEVEL=0, name those that are missing')
 
 
 def _driver_error():
@@ -142,15 +139,6 @@ def _driver_error():
         return ('libnvidia-ml.so.1 was not found: install the NVIDIA driver completely, or start '
                 'the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility')
     return None
-
-
-def _missing_libraries():
-    """Looks for CUDA's libraries in the packages beside TensorFlow, and in the system."""
-    packages = os.path.dirname(tf.sysconfig.get_lib())
-    missing = [name for name in _LIBRARIES
-               if not glob.glob(os.path.join(packages, 'nvidia', '*', 'lib', name))
-               and not _load(name)]
-    return f'TensorFlow does not find {", ".join(missing)}: {_INSTALL}' if missing else None
 
 
 def _load(library):

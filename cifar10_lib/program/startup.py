@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import sys
-import threading
 
 from cifar10_lib.program import console, errors, interrupts
 
@@ -71,12 +70,6 @@ def _quiet_unless_it_fails():
             os.close(number)
 
 
-def _report_thread_failure(failure):
-    """Reports a thread's exception, except of a `FileWriter`, whose next call raises it again."""
-    if failure.thread is None or failure.thread.name != 'EventLoggerThread':
-        threading.__excepthook__(failure)
-
-
 console.open_closed()
 sys.excepthook = _report_exception
 _raises = interrupts.raises()
@@ -107,7 +100,6 @@ if _raises:
 if _QUIET:
     tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors that it logs.
 tf.disable_v2_behavior()
-threading.excepthook = _report_thread_failure
 tf.enable_resource_variables()  # Orders reads and writes, including those of the global step.
 
 FLAGS = flags.FLAGS

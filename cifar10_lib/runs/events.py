@@ -33,7 +33,7 @@ class Writer:
         self._file.close()
 
     def _open(self):
-        name = names.events(time.time(), socket.gethostname(), os.getpid())
+        name = f'{names.EVENTS}.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}'
         self._path = os.path.join(self._folder, name)
         self._file = tf.io.TFRecordWriter(self._path)
         self._write(file_version='brain.Event:2')

@@ -2,6 +2,7 @@
 import contextlib
 import itertools
 import os
+import shutil
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from cifar10_lib.runs import names
 
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
            'validation_error', 'validation_error_averaged', 'images_per_second')
-_EARLIER_COLUMNS = tuple(name for name in COLUMNS if name != 'validation_error_averaged')
 _HEADER = ','.join(COLUMNS) + '\n'
 
 _MAX_STEP = 2 ** 53  # A float can hold every whole number up to this.
@@ -35,7 +35,7 @@ class Metrics:
         rows, others = _read_lines(self._path)
         if others:
             kept = _unused(self._path + '.old')
-            os.rename(self._path, kept)
+            shutil.copy(self._path, kept)  # A full disk must not leave it without its rows.
             console.line(f'{self._path} has lines that a run did not write; the file is kept as '
                          f'{kept}.')
         with files.new_file(self._path) as stream:
@@ -58,9 +58,7 @@ def _text(name, value):
     """A figure with the digits of a float32; times to the millisecond."""
     if value is None:
         return ''
-    if name == 'step':
-        return str(value)
-    return f'{value:.3f}' if name == 'wall_time' else f'{value:.7g}'
+    return format(value, {'step': 'd', 'wall_time': '.3f'}.get(name, '.7g'))
 
 
 def _unused(path):
@@ -81,31 +79,23 @@ def read(path):
 def _read_lines(path):
     """The rows of a `metrics.csv`, and whether it has lines that are neither row nor header.
 
-    Skips a line without an end: a crash cut it short. If somebody added columns to the file of an
-    earlier version, its rows are as long as today's, and none is read.
+    Skips a line without an end: a crash cut it short.
     """
-    rows, others, has_more_columns = [], False, False
+    found = []
     with contextlib.suppress(FileNotFoundError), files.regular_file(path) as stream:
         for line in stream:
             words = tuple(line.decode('ascii', 'replace').rstrip('\r\n').split(','))
-            if line.endswith(b'\n') and words not in (COLUMNS, _EARLIER_COLUMNS):
-                has_more_columns |= words[:len(_EARLIER_COLUMNS)] == _EARLIER_COLUMNS
-                row = None if has_more_columns else _row(words)
-                rows += [row] * (row is not None)
-                others |= row is None
-    return rows, others
+            if line.endswith(b'\n') and words != COLUMNS:
+                found.append(_row(words))
+    return [row for row in found if row], None in found
 
 
 def _row(words):
     """The row in the words of a line, or None if a run cannot have written it."""
-    columns = COLUMNS if len(words) == len(COLUMNS) else _EARLIER_COLUMNS
     try:
-        values = [float(word) if word else None for word in words]
-        row = dict.fromkeys(COLUMNS) | dict(zip(columns, values, strict=True))
+        step, figures = int(words[0]), [float(word) if word else None for word in words[1:]]
+        row = dict(zip(COLUMNS, [step, *figures], strict=True))
     except ValueError:
         return None
-    if row['step'] is None or not 0 <= row['step'] <= _MAX_STEP or row['step'] % 1:
-        return None
-    if not all(value is None or abs(value) <= _MAX_FIGURE for value in values):  # False for NaN.
-        return None
-    return {**row, 'step': int(row['step'])}
+    fits = all(value is None or abs(value) <= _MAX_FIGURE for value in figures)  # False for NaN.
+    return row if fits and 0 <= step <= _MAX_STEP else None

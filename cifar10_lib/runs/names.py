@@ -13,6 +13,7 @@ LOCK = '.lock'
 CHECKPOINT = 'model.ckpt'  # TensorFlow appends the step.
 
 EVENTS = 'events.out.tfevents'  # TensorBoard reads files whose names contain this.
+TIMELINE = 'timeline-%d.json'  # The trace of a step, see `--profile`.
 
 AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving average.
 
@@ -40,13 +41,3 @@ def checkpoint(step):
 def is_statistic(name):
     """Whether a variable is the moving statistic of a batch norm: these are the usual names."""
     return name.rpartition('/')[2] in ('moving_mean', 'moving_variance')
-
-
-def timeline(step):
-    """Name of the trace of a step, see `--profile`."""
-    return f'timeline-{step}.json'
-
-
-def events(seconds, host, process):
-    """Name of the event file that a process starts at a time, in seconds since 1970."""
-    return f'{EVENTS}.{seconds:017.6f}.{host}.{process}'

@@ -119,7 +119,7 @@ class Trace(Action):
 
     def run(self, session):
         step, metadata = self._run.pace.profile, self._run.metadata
-        path = os.path.join(self._run.folder, names.timeline(step))
+        path = os.path.join(self._run.folder, names.TIMELINE % step)
         with files.new_file(path) as stream:
             stream.write(timeline.Timeline(
                 metadata.step_stats).generate_chrome_trace_format().encode())

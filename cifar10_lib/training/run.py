@@ -35,8 +35,8 @@ class Run(tf.train.SessionRunHook):
         summary, metadata: its summaries, bytes or None, and its `tf.RunMetadata`.
         since_row: list of the values of each step since the last row of metrics.
         epoch_errors: list of the training errors since the epoch began, or this start if later.
-        start: (number of steps, `time.perf_counter()`) at the start or, once the first step is
-            done, after it: the first step includes the set-up.
+        start: (number of steps, `time.perf_counter()`) at the start or, once this start's first
+            step is done, after it: that step includes the set-up.
     """
 
     def __init__(self, folder, pace, variables, team):
@@ -53,7 +53,7 @@ class Run(tf.train.SessionRunHook):
 
     def after_create_session(self, session, coord):
         self.team.start(session)
-        self.steps_done = int(session.run(self._global_step))
+        self.steps_done = self._first_step = int(session.run(self._global_step))
         self.start = self.steps_done, time.perf_counter()
         for _, action in self.actions:
             action.start(session)
@@ -72,7 +72,7 @@ class Run(tf.train.SessionRunHook):
         return tf.train.SessionRunArgs(fetches, feeds, options)
 
     def after_run(self, run_context, run_values):
-        is_first, values = self.steps_done == self.start[0], run_values.results
+        values = run_values.results
         self.is_stopped = values.pop('stop', len(self.caught)) > 0
         self.summary = values.pop('summary', None)
         self.metadata = run_values.run_metadata
@@ -80,7 +80,7 @@ class Run(tf.train.SessionRunHook):
         for is_due, action in self.actions:
             if is_due(self.steps_done):
                 action.run(run_context.session)
-        if is_first:
+        if self.steps_done == self._first_step + 1:
             self.start = self.steps_done, time.perf_counter()
         if self._is_over():
             run_context.request_stop()

@@ -252,7 +252,8 @@ def steps_left():
     if step >= FLAGS.max_steps:
         length = (f'--max_steps={FLAGS.max_steps}' if FLAGS.epochs is None else
                   f'--epochs={FLAGS.epochs:g} ({FLAGS.max_steps} steps)')
-    elif 1 - best.read(FLAGS.train_dir, FLAGS.validate_on)[0] >= (FLAGS.stop_at or math.inf):
+    elif 1 - best.read(FLAGS.train_dir, FLAGS.validate_on)[0] >= (
+            math.inf if FLAGS.stop_at is None else FLAGS.stop_at):
         length = f'--stop_at={FLAGS.stop_at:g}'
     else:
         return True

@@ -46,10 +46,12 @@ def all_reduce_mean(gradients, worker, bucket_mb=4.0, overlap=True, on_gpu=False
         own = [gradient for gradient, _ in bucket]
         first = len(pairs) - len(means) - 1
         with tf.control_dependencies(after):
-            flat = _reduce_mean(_pack(own), worker, _BUCKETS + first, on_gpu)
+            packed = tf.concat([tf.reshape(gradient, [-1]) for gradient in own], axis=0)
+            flat = _reduce_mean(packed, worker, _BUCKETS + first, on_gpu)
         if on_gpu:  # NCCL runs one at a time, and requires the same order on all workers.
             after = [flat]
-        means += _unpack(flat, own)
+        parts = tf.split(flat, [gradient.shape.num_elements() for gradient in own])
+        means += [tf.reshape(part, gradient.shape) for part, gradient in zip(parts, own)]
     return [(mean, variable) for mean, (_, variable) in zip(means[::-1], pairs)]
 
 
@@ -124,23 +126,3 @@ def _reduce_mean(flat, worker, instance, on_gpu=False):
         return tf.raw_ops.CollectiveReduceV2(
             input=flat, group_size=worker.size, group_key=key, instance_key=instance,
             ordering_token=[], merge_op='Add', final_op='Div', communication_hint=hint)
-
-
-def _pack(tensors):
-    """Concatenates all elements into one vector."""
-    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
-
-
-def _unpack(flat, like):
-    """The inverse of `_pack`: tensors with the shapes of others."""
-    parts = tf.split(flat, [tensor.shape.num_elements() for tensor in like])
-    return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, like)]
-
-
-def layout(gradients):
-    """What must be the same on all workers: sorted strings like 'conv1/weights [5, 5, 3, 64]'.
-
-    `gradients` is a list of (gradient, variable).
-    """
-    return sorted(f'{variable.op.name} {gradient.shape.as_list()}'
-                  for gradient, variable in gradients if gradient is not None)

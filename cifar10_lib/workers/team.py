@@ -27,38 +27,30 @@ _PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors
 def joined(cluster, facts):
     """Yields this worker's team once all workers have met; `solo.ALONE` if it is the only one.
 
-    For `facts`, and errors of workers that are missing or do not agree, see `meeting.join`; for
-    later errors, `_failures_of`.
+    For `facts`, and errors of workers that are missing or do not agree, see `meeting.join`.
+
+    Raises, instead of TensorFlow's errors about another worker:
+        connection.Lost: a worker was lost, or cannot be reached; the message names it.
+        TimeoutError: a step took longer than --step_timeout, although all workers are alive.
     """
     if cluster.worker.size == 1:
         yield solo.ALONE
         return
-    with meeting.join(cluster, facts) as peers, _failures_of(peers):
-        yield Team(cluster.worker, peers)
-
-
-@contextlib.contextmanager
-def _failures_of(peers):
-    """Turns TensorFlow's errors about another worker of a `watch.Meeting` into one that names it.
-
-    Raises:
-        connection.Lost: a worker was lost, or cannot be reached; the message names it.
-        TimeoutError: a step took longer than --step_timeout, although all workers are alive.
-    """
-    try:
-        yield
-    except _PERHAPS_A_PEER as error:
-        line = peers.wait_for_loss(peers.patience)
-        if not line:
-            peers.reach_all()
-            line = peers.wait_for_loss(2 * connection.SECONDS)  # Another may have failed to.
-        if line:
-            raise connection.Lost(line) from error
-        if isinstance(error, tf.errors.DeadlineExceededError):
-            raise TimeoutError(
-                f'a step took longer than --step_timeout={peers.timeouts.step:g} seconds although '
-                'all workers are alive: raise it if steps are that slow') from error
-        raise
+    with meeting.join(cluster, facts) as peers:
+        try:
+            yield Team(cluster.worker, peers)
+        except _PERHAPS_A_PEER as error:
+            line = peers.wait_for_loss(peers.patience)
+            if not line:
+                peers.reach_all()
+                line = peers.wait_for_loss(2 * connection.SECONDS)  # Another may have failed to.
+            if line:
+                raise connection.Lost(line) from error
+            if isinstance(error, tf.errors.DeadlineExceededError):
+                raise TimeoutError(
+                    f'a step took longer than --step_timeout={peers.timeouts.step:g} seconds '
+                    'although all workers are alive: raise it if steps are that slow') from error
+            raise
 
 
 class Team(solo.Solo):
@@ -90,7 +82,8 @@ class Team(solo.Solo):
         return {name: means[name] for name in losses}
 
     def mean_gradients(self, gradients):
-        self._layout = collectives.layout(gradients)
+        self._layout = [f'{variable.op.name} {gradient.shape.as_list()}'
+                        for gradient, variable in gradients if gradient is not None]
         return collectives.all_reduce_mean(gradients, self.worker, FLAGS.bucket_mb, FLAGS.overlap,
                                            on_gpu=self._gpus > 0)
 
