@@ -58,7 +58,9 @@ def evaluate():
             if result is not None:
                 try:
                     files.own_folder(FLAGS.eval_dir)
-                    writer = writer or stack.enter_context(_writer(current.graph))
+                    if writer is None:
+                        writer = stack.enter_context(events.Writer(FLAGS.eval_dir))
+                        writer.add_graph(current.graph)
                     _write(writer, result, current.total == current.size
                            and FLAGS.eval_data == validated_on)
                 finally:  # Print the result even if it cannot be written.
@@ -73,13 +75,6 @@ def _evaluation():
         console.line(f'Evaluating the first {current.total} of {current.size} images; see '
                      '--num_examples.')
     return current
-
-
-def _writer(graph):
-    """An `events.Writer` in `--eval_dir`, with the graph."""
-    writer = events.Writer(FLAGS.eval_dir)
-    writer.add_graph(graph)
-    return writer
 
 
 def _validated_on(settings):
