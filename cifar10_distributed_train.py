@@ -28,7 +28,7 @@ from cifar10_lib.workers import cluster, collectives, launch, team as team_
 FLAGS = flags.FLAGS
 
 # Flags that must have the same value for all workers; an error names the first that differs.
-_COMMON_FLAGS = ('batch_size', 'epochs', 'max_steps', 'validate_every', 'validate_on',
+_COMMON_FLAGS = ('batch_size', 'epochs', 'validate_every', 'validate_on',
                  'learning_rate', 'use_fp16', 'use_bf16', 'sync_batch_norm', 'bucket_mb',
                  'overlap', 'linear_scaling', 'warmup_epochs', 'step_timeout', 'stage_timeout')
 
@@ -82,13 +82,11 @@ def train(team=solo.ALONE, first_step=None):
 def facts():
     """Settings that all workers must share: dictionary from name to JSON value."""
     source = cifar10.source()
-    shared = {'--net': FLAGS.net, '--dataset': source.data_set.name,  # Folders may differ.
-              **{f'--{name}': FLAGS[name].value for name in _COMMON_FLAGS},
-              'TensorFlow': tf.version.VERSION, 'a GPU': bool(devices.visible_gpus())}
-    if training.counts_epochs():  # Compare the number that the user can see.
-        del shared['--max_steps']
-        shared['training images'] = source.num_examples()
-    return shared
+    return {'--net': FLAGS.net, '--dataset': source.data_set.name,  # Folders may differ.
+            **{f'--{name}': FLAGS[name].value for name in _COMMON_FLAGS},
+            'training images': source.num_examples(),  # The number of steps may follow from it.
+            '--max_steps': FLAGS.max_steps, 'TensorFlow': tf.version.VERSION,
+            'a GPU': bool(devices.visible_gpus())}
 
 
 def main(cluster_):

@@ -121,8 +121,8 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
 
 
 def _print_epochs(pace):
-    """Prints the number of epochs, unless the user gave it: for few images, it may be thousands."""
-    if FLAGS.epochs is None and pace.first_step < pace.max_steps:
+    """Prints the number of epochs: for few images, it may be thousands."""
+    if pace.first_step < pace.max_steps:
         console.line(f'{pace.max_steps} steps of {pace.examples_per_step} images are '
                      f'{pace.epochs(pace.max_steps):.4g} epochs of {pace.examples_per_epoch} '
                      'images.')
@@ -204,9 +204,6 @@ def apply_recipe_defaults(batches_per_step=1):
                              '--validate_every=1')
     if replaced:
         console.line(f'Defaults for --net={recipe.name}: {" ".join(replaced)}')
-    if FLAGS.epochs is not None:
-        console.line(f'--epochs={FLAGS.epochs:g}: {FLAGS.max_steps} steps of '
-                     f'{cifar10.source().examples_per_step(batches_per_step)} images.')
 
 
 def _steps_in(epochs, batches_per_step):
@@ -215,12 +212,6 @@ def _steps_in(epochs, batches_per_step):
         raise app.UsageError(f'--epochs={epochs:g} is {steps} steps; expected at most '
                              f'{_MAX_STEPS}: lower --epochs')
     return steps
-
-
-def counts_epochs():
-    """Whether `--max_steps` follows from `--epochs` or the recipe's epochs."""
-    return FLAGS['max_steps'].using_default_value and (
-        FLAGS.epochs is not None or recipes.chosen().epochs is not None)
 
 
 def use_seed(rank=0, step=None):
