@@ -142,7 +142,7 @@ def test_writing_weights(half_bright, tmp_path):
 
 
 def test_weights_without_statistics_for_the_averages(tmp_path):
-    """As of earlier versions: such averages are not precise, so `weights.py` does not write them."""
+    """As of earlier versions: such averages are imprecise, so `weights.py` does not write them."""
     earlier = shutil.copytree(MODEL, tmp_path / 'earlier')
     path = tf.train.latest_checkpoint(earlier)
     with tf.Graph().as_default(), tf.Session() as session:
