@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
 
 import networks
 import pytest
@@ -26,36 +27,30 @@ from cifar10_lib.workers import cluster, connection, meeting, ports, watch
 
 def together(*calls):
     """What each function returns or raises, all running at once in threads."""
-    results = [None] * len(calls)
-
-    def run(index, call):
+    def run(call):
         try:
-            results[index] = call()
+            return call()
         except Exception as error:
-            results[index] = error
-    threads = [threading.Thread(target=run, args=item) for item in enumerate(calls)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+            return error
+    with futures.ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(run, calls))
 
 
 def workers(size, **changes):
     """A `Cluster` for each rank; `w0`, `w1` ... are dictionaries of changes."""
-    address = f'127.0.0.1:{networks.free_port()}'
-    common = {'meeting': address, 'job': 'j'}
+    common = {'meeting': f'127.0.0.1:{networks.free_port()}', 'job': 'j',
+              'timeouts': cluster.Timeouts(start=spawn.PATIENCE)}
     return [cluster.Cluster(**{**common, 'worker': Worker(rank, size),
                                **changes.get(f'w{rank}', {})}) for rank in range(size)]
 
 
-def meet(clusters, facts=None, seconds=spawn.PATIENCE):
+def meet(clusters, facts=None, **timeouts):
     """Makes workers meet; returns their `Meeting`s, or the exceptions that they raised."""
     facts = facts or [{'net': 'tutorial'}] * len(clusters)
-    clusters = [dataclasses.replace(one, timeouts=cluster.Timeouts(start=seconds))
-                for one in clusters]
+    timeouts = cluster.Timeouts(**{'start': spawn.PATIENCE, **timeouts})
     return together(*[
-        lambda pair=pair: meeting.join(*pair) for pair in zip(clusters, facts)])
+        lambda me=me, own=own: meeting.join(dataclasses.replace(me, timeouts=timeouts), own)
+        for me, own in zip(clusters, facts)])
 
 
 def with_enough_time(check):
@@ -83,14 +78,12 @@ def test_all_learn_the_addresses_and_agree():
     found = together(*[lambda w=w: w.barrier('one', {'x': 1}, 10 * w.rank + 7) for w in met])
     assert found == [7] * 3  # Worker 0's value.
     passed = []
-    first = [threading.Thread(target=lambda w=w: passed.append(w.barrier('two', value=w.rank)))
-             for w in (met[0], met[2])]
-    for thread in first:
-        thread.start()
-    assert met[0].wait_for_loss(0.2) is None and not passed  # They wait for worker 1.
-    assert met[1].barrier('two') == 0
-    for thread in first:
-        thread.join()
+
+    def last():
+        return met[0].wait_for_loss(0.2), list(passed), met[1].barrier('two')
+    found = together(last, *[lambda w=w: passed.append(w.barrier('two', value=w.rank))
+                             for w in (met[0], met[2])])
+    assert found == [(None, [], 0), None, None]  # The others waited for worker 1.
     assert passed == [0, 0]
     assert together(*[w.leave for w in met]) == [None] * 3
     assert [w.wait_for_loss(0) for w in met] == [None] * 3
@@ -148,7 +141,7 @@ def test_workers_that_do_not_agree(facts, change, words):
 def test_a_worker_is_missing():
     def check(seconds):
         started = time.monotonic()
-        line = lines(meet(workers(3)[:2], seconds=seconds), connection.Lost)
+        line = lines(meet(workers(3)[:2], start=seconds), connection.Lost)
         assert time.monotonic() - started < seconds + 10
         assert line.startswith('worker 2 did not connect to worker 0 at 127.0.0.1:')
     with_enough_time(check)
@@ -157,7 +150,7 @@ def test_a_worker_is_missing():
 def test_worker_0_is_missing():
     def check(seconds):
         started = time.monotonic()
-        line = lines(meet(workers(2)[1:], seconds=seconds), connection.Lost)
+        line = lines(meet(workers(2)[1:], start=seconds), connection.Lost)
         assert 0.9 * seconds < time.monotonic() - started < seconds + 10
         assert re.fullmatch(r'worker 1 could not join worker 0 at 127\.0\.0\.1:\d+ within '
                             f'--start_timeout={seconds:g} seconds: Connection refused; worker 0 '
@@ -167,7 +160,7 @@ def test_worker_0_is_missing():
 
 
 def test_a_host_that_does_not_resolve():
-    line = lines(meet(workers(2, w1={'meeting': 'no-such-host.invalid:2222'})[1:], seconds=1.0),
+    line = lines(meet(workers(2, w1={'meeting': 'no-such-host.invalid:2222'})[1:], start=1.0),
                  connection.Lost)
     assert 'worker 0 at no-such-host.invalid:2222 within --start_timeout=1 seconds: ' in line
     assert re.search('not known;|name resolution;|No address associated with hostname;', line)
@@ -177,7 +170,7 @@ def test_worker_0s_port_is_in_use():
     clusters = workers(2)
     with ports.reserve(int(clusters[0].meeting.split(':')[1])) as other:
         other.listen()
-        first, second = meet(clusters, seconds=1.0)
+        first, second = meet(clusters, start=1.0)
     assert 'worker 0 cannot listen at 127.0.0.1:' in str(first)
     assert 'Address already in use' in str(first)
     assert 'worker 1 could not join worker 0' in str(second)
@@ -197,8 +190,7 @@ REJECTED = r'worker 1 could not join worker 0 at 127\.0\.0\.1:\d+ within .*: wor
 
 def test_a_worker_of_another_job_is_rejected_and_harms_nobody(capfd):
     def check(seconds):
-        first, second = (dataclasses.replace(one, timeouts=cluster.Timeouts(start=spawn.PATIENCE))
-                         for one in workers(2))
+        first, second = workers(2)
         other = dataclasses.replace(second, job='other', timeouts=cluster.Timeouts(start=seconds))
         rejected = threading.Event()
 
@@ -256,20 +248,31 @@ def frame(message, more=0):
     return struct.pack('!i', len(data) + more) + data
 
 
-def test_messages_right_after_the_addresses_count_even_if_the_connection_then_closes():
-    me = dataclasses.replace(
-        workers(2)[1], timeouts=cluster.Timeouts(start=spawn.PATIENCE, step=1e6))
-    with ports.reserve(int(me.meeting.split(':')[1])) as listener:
+def meet_a_server_that_sends(data, **timeouts):
+    """What worker 1 returns or raises if a server at worker 0's port sends some bytes, and ends."""
+    _, me = workers(2)
+    with ports.reserve(connection.split_address(me.meeting)[1]) as listener:
         listener.listen()
 
-        def play():
+        def answer():
             socket_, _ = listener.accept()
-            socket_.sendall(frame({'peers': ['127.0.0.1:1', '127.0.0.1:2']})
-                            + frame({'error': 'worker 0 failed: disk full', 'code': 1}))
+            socket_.sendall(data)
             socket_.recv(1 << 16)
             socket_.close()
-        met, _ = together(lambda: meeting.join(me, {}), play)
+        (found,), _ = together(lambda: meet([me], **timeouts), answer)
+    return found
+
+
+def test_messages_right_after_the_addresses_count_even_if_the_connection_then_closes():
+    met = meet_a_server_that_sends(
+        frame({'peers': ['127.0.0.1:1', '127.0.0.1:2']})
+        + frame({'error': 'worker 0 failed: disk full', 'code': 1}), step=1e6)
     assert met.wait_for_loss(spawn.PATIENCE) == 'worker 0 failed: disk full'
+
+
+def test_a_server_that_is_not_worker_0():
+    found = meet_a_server_that_sends(b'SSH-2.0-OpenSSH_9.2\r\n', start=1.5)
+    assert 'worker 1 could not join worker 0' in str(found)
 
 
 def pair():
@@ -277,10 +280,6 @@ def pair():
     with socket.create_server(('127.0.0.1', 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())
         return connection.Connection(listener.accept()[0]), theirs
-
-
-def received(inbox, count):
-    return [inbox.get(timeout=spawn.PATIENCE)[1] for _ in range(count)]
 
 
 @pytest.mark.parametrize('end, words', [
@@ -295,7 +294,7 @@ def test_messages_from_before_the_end_of_a_connection_count(end, words):
     ours.listen(inbox)
     if not end:
         theirs.close()
-    *objects, error = received(inbox, 3)
+    *objects, error = [inbox.get(timeout=spawn.PATIENCE)[1] for _ in range(3)]
     assert objects == [{'a': 1}, {'a': 2}]
     assert isinstance(error, Exception) and words in str(error)
     theirs.close()
@@ -315,9 +314,7 @@ def test_a_peer_that_stalls_in_a_message_delays_no_other():
 
 
 def test_a_live_worker_that_does_not_reach_a_stage_is_named():
-    timeouts = cluster.Timeouts(start=spawn.PATIENCE, step=1e6, stage=1.0)
-    met = together(*[lambda me=me: meeting.join(dataclasses.replace(me, timeouts=timeouts), {})
-                     for me in workers(3)])
+    met = meet(workers(3), step=1e6, stage=1.0)
 
     def agree_second():
         while not met[0]._stages[1]:  # Otherwise, worker 1 would have a second to arrive.
@@ -332,9 +329,7 @@ def test_a_live_worker_that_does_not_reach_a_stage_is_named():
 
 @pytest.mark.slow
 def test_a_live_worker_0_that_does_not_reach_a_stage_is_named():
-    timeouts = cluster.Timeouts(start=spawn.PATIENCE, step=4.0, stage=1.0)
-    met = together(*[lambda me=me: meeting.join(dataclasses.replace(me, timeouts=timeouts), {})
-                     for me in workers(2)])
+    met = meet(workers(2), step=4.0, stage=1.0)
     with pytest.raises(ConnectionError, match=r'^worker 0 \(127.0.0.1:\d+\) is alive, but did not'):
         met[1].barrier('the end')
     together(*[worker.leave for worker in met])
@@ -380,24 +375,17 @@ print('done')
 def test_silent_connections_keep_no_worker_out():
     """300 use up the file descriptors of worker 0, which may have 64."""
     port = networks.free_port()
-    process = subprocess.Popen(
-        [sys.executable, '-c', WORKER_0, spawn.ROOT, str(port)], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=spawn.environment())
-    silent = []
-    try:
-        assert process.stdout.readline() == 'ready\n'
+    process = spawn.start(['-c', WORKER_0, spawn.ROOT, str(port)])
+    assert process.stdout.readline() == 'ready\n'
+    with contextlib.ExitStack() as stack:
         for _ in range(300):
-            silent.append(reached(('127.0.0.1', port)))
+            stack.enter_context(reached(('127.0.0.1', port)))
         met = meeting.join(cluster.Cluster(Worker(1, 2), f'127.0.0.1:{port}',
                                            timeouts=cluster.Timeouts(start=240)), {})
         met.barrier('end')
         met.leave()
-        out, error = process.communicate(timeout=spawn.PATIENCE)
-        assert (process.returncode, out) == (0, 'done\n'), error
-    finally:
-        process.kill()
-        for one in silent:
-            one.close()
+        out, _ = spawn.ended(process, 0)
+    assert out == 'done\n'
 
 
 def reached(address):
@@ -423,8 +411,7 @@ HELLO = {'protocol': meeting.PROTOCOL, 'job': 'j', 'rank': 1, 'address': 'a:1', 
         {'address': 'a:b'}, {'address': 1}, {'facts': 1}))])
 def test_strangers_are_dropped(sent):
     """Before the last worker connects."""
-    clusters = [dataclasses.replace(one, timeouts=cluster.Timeouts(start=spawn.PATIENCE))
-                for one in workers(2)]
+    clusters = workers(2)
     dropped = threading.Event()
 
     def stranger():
@@ -440,20 +427,6 @@ def test_strangers_are_dropped(sent):
     assert results[1] is None
     assert isinstance(results[2], watch.Meeting)
     together(results[0].leave, results[2].leave)
-
-
-def test_a_server_that_is_not_worker_0():
-    clusters = workers(2)
-    with ports.reserve(int(clusters[0].meeting.split(':')[1])) as listener:
-        listener.listen()
-
-        def answer():
-            socket_, _ = listener.accept()
-            socket_.sendall(b'SSH-2.0-OpenSSH_9.2\r\n')
-            socket_.recv(1 << 16)
-            socket_.close()
-        results = together(lambda: meet(clusters[1:], seconds=1.5)[0], answer)
-    assert 'worker 1 could not join worker 0' in str(results[0])
 
 
 MACHINES_PROGRAM = '''
@@ -535,18 +508,6 @@ def start_three(what):
     return processes, [process.stdout.readline().split()[-1] for process in processes]
 
 
-def ends(processes, seconds):
-    """Exit code and last line of standard error of each; all must end within some seconds."""
-    deadline = time.monotonic() + seconds
-    found = []
-    for process in processes:
-        _, error = process.communicate(timeout=deadline - time.monotonic())
-        own = [line for line in error.splitlines() if line.startswith('-')]
-        assert len(own) <= 1, error
-        found.append((process.returncode, own[0] if own else ''))
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('victim', [0, 1])
 @pytest.mark.parametrize('number, words', [
@@ -556,9 +517,10 @@ def test_a_lost_worker_ends_the_others_by_name(victim, number, words):
     processes, addresses = start_three('sleep')
     lost = processes.pop(victim)
     lost.send_signal(number)
-    for code, line in ends(processes, 4 + 60):
+    for code, _, error in spawn.all_ended(processes, 4 + 60):
         assert code == 75
-        assert f'worker {victim} ({addresses[victim]}) {words}' in line
+        assert error.startswith(f'-c: worker {victim} ({addresses[victim]}) {words}')
+        assert error.count('\n') == 1
     lost.send_signal(signal.SIGCONT)  # It finds that the others are gone.
     spawn.ended(lost, 75 if number == signal.SIGSTOP else -signal.SIGKILL)
 
@@ -570,19 +532,18 @@ def test_a_lost_worker_ends_the_others_by_name(victim, number, words):
 def test_all_report_the_failure_of_a_worker(what, words):
     processes, addresses = start_three(what)
     words = words.replace('ADDRESS2', addresses[2]).replace('ADDRESS', addresses[1])
-    found = ends(processes, 4 + 60)
-    assert [code for code, _ in found] == [1, 1, 1]
-    own = 1 if what != 'differ' else None
-    for rank, (_, line) in enumerate(found):
-        assert line.endswith(words.split(' failed: ')[-1] if rank == own else words), line
+    for rank, (code, _, error) in enumerate(spawn.all_ended(processes, 4 + 60)):
+        own = what == 'fail' and rank == 1
+        assert error.endswith(f': {words.split(" failed: ")[-1] if own else words}\n')
+        assert (code, error.count('\n')) == (1, 1)
 
 
 @pytest.mark.slow
 def test_ctrl_c_is_not_a_failure_of_a_worker():
     """Worker 0 gets it, then worker 1, which already knows; worker 2 does not get it."""
     processes, addresses = start_three('interrupt')
-    assert ends(processes, spawn.PATIENCE) == [
-        (130, ''), *2 * [(130, f'-c: worker 0 ({addresses[0]}) was interrupted')]]
+    assert [(code, error) for code, _, error in spawn.all_ended(processes)] == [
+        (130, ''), *2 * [(130, f'-c: worker 0 ({addresses[0]}) was interrupted\n')]]
 
 
 @pytest.mark.slow
@@ -594,4 +555,4 @@ def test_a_job_of_slow_steps_that_was_stopped_as_a_whole_continues():
     time.sleep(4.0)
     for process in processes:
         process.send_signal(signal.SIGCONT)
-    assert ends(processes, spawn.PATIENCE) == [(0, '')] * 3
+    assert spawn.all_ended(processes) == [(0, 'done\n', '')] * 3
