@@ -1,4 +1,4 @@
-"""Where the operations of a step run.
+"""Where the operations of a step run, and which others they wait for.
 
 TensorFlow divides the graph of a step into one part per device, which
 `RunOptions.output_partition_graphs` returns.
@@ -27,7 +27,6 @@ ON_THE_HOST = {
 }
 
 
-
 def step_of_towers(queue=None):
     """Adds `--num_gpus` towers and a training step to the default graph; returns the step.
 
@@ -44,6 +43,18 @@ def step_of_towers(queue=None):
             gradients = cifar10_multi_gpu_train.average_gradients(gradients)
         return tf.group(cifar10.apply_gradients(gradients, global_step, towers, recipe),
                         summaries.losses(losses))
+
+
+def inputs_of(op):
+    """Names of all operations that an operation waits for, directly or indirectly."""
+    found, waiting = set(), [op]
+    while waiting:
+        op = waiting.pop()
+        for before in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
+            if before.name not in found:
+                found.add(before.name)
+                waiting.append(before)
+    return found
 
 
 def gpus_as_cpus(op):

@@ -1,4 +1,3 @@
-import collections
 import json
 import os
 import select
@@ -7,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import placement
 import plain
 import pytest
 import record_files
@@ -50,14 +50,8 @@ def test_the_yardstick_computes_the_same_function():
 
 def waits_for(name, kind):
     """Whether an operation runs after one of a type, by data or by control."""
-    operation = tf.get_default_graph().get_operation_by_name(name)
-    pending, seen = [operation], set()
-    while pending:
-        each = pending.pop()
-        if each not in seen:
-            seen.add(each)
-            pending += [tensor.op for tensor in each.inputs] + each.control_inputs
-    return any(kind in each.type for each in seen - {operation})
+    find = tf.get_default_graph().get_operation_by_name
+    return any(kind in find(each).type for each in placement.inputs_of(find(name)))
 
 
 def test_the_yardstick_is_as_published(tmp_path):
@@ -75,11 +69,7 @@ def test_the_yardstick_is_as_published(tmp_path):
 
 def test_the_floor_runs_all_products_one_after_another():
     result = floor.operation(tutorial.inference, [2, 24, 24, 3])
-    counts = collections.Counter(op.type for op in tf.get_default_graph().get_operations())
-    assert counts['Conv2D'] == 2
-    assert counts['Conv2DBackpropFilter'] == 2
-    assert counts['Conv2DBackpropInput'] == 1
-    assert counts['MatMul'] == 9
+    assert [op.type for op in tf.get_default_graph().get_operations()].count('MatMul') == 9
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         assert np.isfinite(session.run(result))

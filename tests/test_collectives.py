@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
+from placement import inputs_of
 
 import link
 import cifar10
 from cifar10_lib.program import cores
-from cifar10_lib.training import solo
 from cifar10_lib.training.worker import Worker
 from cifar10_lib.workers import collectives, team
 
@@ -69,16 +69,6 @@ def test_a_bucket_has_one_type_whose_bytes_count():
     assert names(collectives.buckets(gradients, 2)) == [['v0'], ['v1', 'v2']]
 
 
-def test_a_single_worker_exchanges_nothing():
-    gradients = pairs([3], [2]) + [(None, tf.get_variable('unused', [1]))]
-    losses = {'b': tf.constant(3), 'a': tf.constant(0.5)}
-    built = tf.get_default_graph().get_operations()
-    assert solo.ALONE.mean_gradients(gradients) == gradients
-    assert solo.ALONE.mean_losses(losses) == losses
-    assert solo.ALONE.barrier('the data', {'images': 7}, value=3) == 3
-    assert tf.get_default_graph().get_operations() == built
-
-
 def graph_of(worker, **options):
     graph = tf.Graph()
     with graph.as_default():
@@ -90,22 +80,8 @@ def reductions(graph):
     return [op for op in graph.get_operations() if op.type == 'CollectiveReduceV2']
 
 
-def inputs_of(op):
-    """Names of all operations that an operation depends on, directly or indirectly."""
-    found, waiting = set(), [op]
-    while waiting:
-        op = waiting.pop()
-        for before in [tensor.op for tensor in op.inputs] + list(op.control_inputs):
-            if before.name not in found:
-                found.add(before.name)
-                waiting.append(before)
-    return found
-
-
 def test_the_last_layer_goes_first_and_depends_on_nothing_else():
     first, second, third = reductions(graph_of(Worker(0, 2)))
-    keys = [tf.make_ndarray(op.inputs[3].op.get_attr('value')) for op in (first, second, third)]
-    assert keys == [102, 101, 100]
     assert [op.inputs[0].shape.as_list() for op in (first, second, third)] == [[7], [2 * MB], [13]]
     assert 'zeros_2' in inputs_of(first)
     assert not {'zeros', 'zeros_1'} & inputs_of(first)
@@ -257,12 +233,9 @@ def start_one(rank, hosts, what, *arguments, network=None, **environment):
 
 def results(processes):
     """The objects that each process printed; all must succeed."""
-    found = []
-    for process in processes:
-        out, error = process.communicate(timeout=spawn.PATIENCE)
-        assert (process.returncode, error) == (0, '')
-        found.append([json.loads(line) for line in out.splitlines()])
-    return found
+    ended = spawn.all_ended(processes)
+    assert [(code, error) for code, _, error in ended] == [(0, '')] * len(processes)
+    return [[json.loads(line) for line in out.splitlines()] for _, out, _ in ended]
 
 
 @pytest.mark.slow
@@ -290,11 +263,6 @@ def test_broadcast_is_exact():
     proxy = 'http://127.0.0.1:9'
     for found in results(start(3, 'values', http_proxy=proxy, https_proxy=proxy)):
         assert found == [[bits, [[1.0, 1.0], [1.0, 1.0]], 2**53 + 1]]
-
-
-def started(processes):
-    for process in processes:
-        assert process.stdout.readline() == 'running\n'
 
 
 @pytest.mark.slow
@@ -328,12 +296,12 @@ def test_a_firewall_in_front_of_a_server_is_reported_with_its_address(blocked):
         processes = [start_one(
             rank, ','.join(hosts), 'means', '--step_timeout=40', MEETING=f'{addresses[0]}:2229',
             network=name) for rank, name in enumerate(names)]
-        errors = [process.communicate(timeout=spawn.PATIENCE)[1] for process in processes]
+        codes, _, errors = zip(*spawn.all_ended(processes))
     line = (f'cannot connect to worker {other} ({hosts[other]}): timed out; does a firewall block '
             'it?\n')
     assert errors[blocked] == f'-c: {line}'
     assert errors[other] == f'-c: worker {blocked} ({hosts[blocked]}) failed: {line}'
-    assert [process.returncode for process in processes] == [75, 75]
+    assert codes == (75, 75)
 
 
 @pytest.mark.slow
@@ -345,9 +313,9 @@ def test_a_link_that_breaks_during_a_step_is_not_taken_for_slowness():
         processes = [start_one(
             rank, ','.join(hosts), 'endless', '--step_timeout=10', network=names[rank // 2],
             MEETING=f'{addresses[0]}:2229') for rank in range(3)]
-        started(processes)
+        assert [process.stdout.readline() for process in processes] == ['running\n'] * 3
         block(names[0], 2222)
-        errors = [process.communicate(timeout=spawn.PATIENCE)[1] for process in processes]
-    for error in errors:
+        ended = spawn.all_ended(processes)
+    for code, _, error in ended:
         assert f'cannot connect to worker 2 ({hosts[2]}): timed out; does a firewall' in error
-    assert [process.returncode for process in processes] == [75, 75, 75]
+        assert code == 75
