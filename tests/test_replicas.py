@@ -44,20 +44,15 @@ def test_a_replica_that_fails_ends_the_step_of_all():
             session_.run([first, second])
 
 
-@pytest.fixture
-def normed(monkeypatch):
-    """Two towers of a network with four batch norms."""
-    monkeypatch.setitem(recipes.TABLE, 'normed', tiny.NORMED)
-    with flagsaver.flagsaver(net='normed', num_gpus=2):
-        yield
-
-
 def moving_statistics():
     return [variable for variable in tf.global_variables() if 'moving' in variable.op.name]
 
 
-def test_towers_with_synced_batch_norms_take_the_step_of_one(normed):
-    """Loss, gradients and moving statistics; the images of one tower are brighter."""
+def test_towers_with_synced_batch_norms_take_the_step_of_one(monkeypatch):
+    """Loss, gradients and moving statistics of a network with four batch norms; the images of one
+    tower are brighter."""
+    monkeypatch.setitem(recipes.TABLE, 'normed', tiny.NORMED)
+    FLAGS.net, FLAGS.num_gpus = 'normed', 2
     random = np.random.RandomState(1)
     images = random.uniform(0, 50, [16, 16, 16, 3]).astype(np.float32)
     images[8:] += 100
