@@ -58,20 +58,6 @@ def test_half_precision_on_a_cpu(dtype, words):
         assert devices.line(dtype=dtype) == 'Training on the CPU.' + words
 
 
-def test_a_tower_without_a_gpu_of_its_own_shares_the_first_device():
-    """What the line says of GPUs, with two logical CPUs: soft placement chooses the first."""
-    with tf.device('/cpu:3'):
-        value = tf.random_normal([])
-    config = devices.session_config()
-    config.device_count['CPU'] = 2
-    metadata = tf.RunMetadata()
-    with tf.Session(config=config) as session:
-        session.run(value, options=tf.RunOptions(output_partition_graphs=True),
-                    run_metadata=metadata)
-    devices_ = {node.device for graph in metadata.partition_graphs for node in graph.node}
-    assert devices_ == {'/job:localhost/replica:0/task:0/device:CPU:0'}
-
-
 @pytest.fixture
 def gpu(tmp_path, monkeypatch):
     """`nvidia-smi` suffices to count as a machine with a GPU."""
