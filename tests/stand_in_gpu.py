@@ -57,23 +57,18 @@ def run(name, *arguments, **settings):
 
 
 @functools.cache
-def _folder(without=()):
-    """A folder with the libraries and `nvidia-smi`, made once per process."""
+def _folder(without):
+    """A folder with the other libraries and `nvidia-smi`, made once per process."""
     compiler = shutil.which('cc')
     if not compiler:
         pytest.skip('needs a C compiler: apt-get install gcc libc6-dev')
     folder = pathlib.Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
     first = folder / _LIBRARIES[0]
-    if without:
-        shutil.copy(pathlib.Path(_folder()) / first.name, first)
-    else:
-        subprocess.run([compiler, '-O1', '-shared', '-fPIC', '-o', first,
-                        pathlib.Path(__file__).with_suffix('.c')], check=True)
-    for name in _LIBRARIES[1:]:
+    subprocess.run([compiler, '-O1', '-shared', '-fPIC', '-o', first,
+                    pathlib.Path(__file__).with_suffix('.c')], check=True)
+    for name in set(_LIBRARIES[1:]) - set(without):
         (folder / name).symlink_to(first)
-    for name in without:
-        (folder / name).unlink()
     command = folder / 'nvidia-smi'
     command.write_text(_NVIDIA_SMI)
     command.chmod(0o755)

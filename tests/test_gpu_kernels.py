@@ -8,7 +8,6 @@ import placement
 import pytest
 import record_files
 import tensorflow.compat.v1 as tf
-from absl import flags
 from absl.testing import flagsaver
 from tensorflow.python.framework import kernels
 
@@ -17,8 +16,6 @@ import cifar10_input
 import cifar10_multi_gpu_train
 from cifar10_lib.evaluation import accuracy, model
 from cifar10_lib import recipes
-
-PRECISIONS = [name for name in ('use_fp16', 'use_bf16') if name in flags.FLAGS]
 
 
 @functools.cache
@@ -58,24 +55,20 @@ def records(tmp_path_factory):
         yield
 
 
-@pytest.fixture(params=['use_fp32', *PRECISIONS])
+@pytest.fixture(params=[{}, {'use_fp16': True}, {'use_bf16': True}], ids=str)
 def precision(request, records):
     """A precision in which networks compute."""
-    with flagsaver.flagsaver(**({request.param: True} if request.param in PRECISIONS else {})):
-        yield request.param
-
-
-def _tower(net):
-    with tf.Graph().as_default() as graph, flagsaver.flagsaver(net=net, num_gpus=1), \
-            tf.device('/cpu:0'):
-        queue = cifar10_input.distorted_batches(cifar10.source(), recipes.chosen().augment, 2)
-        cifar10_multi_gpu_train._build_towers(queue)
-    return [op for op in graph.get_operations() if 'GPU' in op.device]
+    with flagsaver.flagsaver(**request.param):
+        yield
 
 
 @pytest.mark.parametrize('net, least', [('tutorial', 200), ('resnet23', 300), ('local', 500)])
 def test_a_tower(net, least, precision):
-    assert _check(_tower(net)) > least
+    with tf.device('/cpu:0'), flagsaver.flagsaver(net=net, num_gpus=1):
+        queue = cifar10_input.distorted_batches(cifar10.source(), recipes.chosen().augment, 2)
+        cifar10_multi_gpu_train._build_towers(queue)
+    operations = tf.get_default_graph().get_operations()
+    assert _check(op for op in operations if 'GPU' in op.device) > least
 
 
 @pytest.mark.slow
