@@ -34,29 +34,22 @@ def test_equals_plain_numpy(batch, height, width, rows, columns, channels, filte
     np.testing.assert_allclose(got, plain(net, weights), atol=1e-5)
 
 
-def test_a_layer_adds_its_biases_and_applies_relu():
+def test_a_layer_adds_its_biases_applies_relu_and_decays_its_weights():
     """With zero weights, the result is relu(bias) at each position."""
     result = local.layer(tf.ones([2, 3, 4, 5]), 'layer', 6, lambda *_: None)
     weights, biases = tf.trainable_variables()
+    decay, = tf.get_collection('losses')
     assert weights.shape.as_list() == [3, 4, 3, 3, 5, 6]
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         assert (session.run(biases) == np.float32(0.1)).all()
         assert 0.03 < session.run(weights).std() < 0.04  # Truncated at two standard deviations.
+        weights.load(np.ones(weights.shape, np.float32), session)
+        np.testing.assert_allclose(session.run(decay), 0.004 * (3 * 4 * 9 * 5 * 6) / 2, rtol=1e-6)
         values = np.random.RandomState(1).normal(size=[3, 4, 6]).astype(np.float32)
         biases.load(values, session)
         weights.load(np.zeros(weights.shape, np.float32), session)
         np.testing.assert_array_equal(session.run(result), [np.maximum(values, 0)] * 2)
-
-
-def test_weight_decay_by_hand():
-    """0.004 * (2 * 1 * 9 * 3 * 2 ones) / 2."""
-    local.layer(tf.ones([1, 2, 1, 3]), 'layer', 2, lambda *_: None)
-    decay, = tf.get_collection('losses')
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        tf.trainable_variables()[0].load(np.ones([2, 1, 3, 3, 3, 2], np.float32), session)
-        np.testing.assert_allclose(session.run(decay), 0.004 * 108 / 2, rtol=1e-6)
 
 
 def test_the_net():
