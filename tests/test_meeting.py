@@ -105,16 +105,6 @@ def test_a_server_that_does_not_listen_is_named():
     together(*[worker.leave for worker in met])
 
 
-def test_given_addresses_are_kept_and_worker_0s_port_can_be_used_after_the_meeting():
-    numbers = [networks.free_port(), networks.free_port()]
-    hosts = tuple(f'127.0.0.1:{port}' for port in numbers)
-    met = meet([cluster.Cluster(Worker(rank, 2, rank), hosts[0], hosts) for rank in range(2)])
-    assert tuple(met[0].addresses) == tuple(met[1].addresses) == hosts
-    with ports.reserve(numbers[0]) as server:  # While connections to it are still open.
-        server.listen()
-    together(*[worker.leave for worker in met])
-
-
 def test_only_a_process_that_asks_for_a_reserved_port_gets_it():
     with ports.reserve() as port:
         number = port.getsockname()[1]
