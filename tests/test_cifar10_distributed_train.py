@@ -201,6 +201,24 @@ def test_ctrl_c_while_the_graph_is_built(half_bright):
 
 
 @pytest.mark.slow
+def test_on_one_core_gradients_are_averaged_under_the_rest_of_the_backward_pass(half_bright):
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [min(before)])  # Children inherit it, as with `taskset`.
+    try:
+        process = start('--max_steps=12', '--profile=10', '--batch_size=64', PATIENT)
+    finally:
+        os.sched_setaffinity(0, before)
+    spawn.ended(process, 0)
+    with open(f'{FLAGS.train_dir}/timeline-10.json') as stream:
+        events = [event for event in json.load(stream)['traceEvents'] if event['ph'] == 'X']
+    started = sorted(event['ts'] for event in events if event['name'] == 'CollectiveReduceV2')
+    last_gradient = max(event['ts'] + event['dur'] for event in events
+                        if 'BackpropFilter' in event['name'])
+    assert len(started) == 3  # Losses, gradients of the last layers, gradients of the convolutions.
+    assert started[1] < last_gradient
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('rank, number', [
     (0, signal.SIGTERM), (1, signal.SIGTERM), (1, signal.SIGUSR1)])
 def test_a_signal_to_one_worker_lets_worker_0_save(half_bright, rank, number):
