@@ -100,7 +100,7 @@ def test_a_driver_library_that_is_missing(gpu):
     reason = ("libcuda.so.1, the driver's library, was not found: install the NVIDIA driver, or "
               'start the container with its GPUs (docker run --gpus all)')
     assert devices.why_unseen() == reason
-    assert devices.line(2) == (
+    assert devices.line(2).startswith(
         f'Training 2 towers on the CPU; TensorFlow does not see the GPU: {reason}.')
     with flagsaver.flagsaver(device='gpu'), pytest.raises(app.UsageError, match=re.escape(reason)):
         devices.line()
