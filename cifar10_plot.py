@@ -129,7 +129,8 @@ def curves(stream):
     losses, errors, is_only = [], [], len(FLAGS.runs) == 1
     for number, (name, run) in enumerate(_named_runs()):
         rows = metrics.read(os.path.join(run, names.METRICS))
-        evaluated = {} if rows else events.read_scalars(run, 'Precision @ 1')
+        trains = os.path.exists(os.path.join(run, names.RUN))  # Trainers write this tag, too.
+        evaluated = {} if trains else events.read_scalars(run, 'Precision @ 1')
         if not rows and not evaluated:
             raise app.UsageError(f'{run} has no metrics.csv of a training run and no event file of '
                                  'an evaluation: choose other folders with --runs')

@@ -128,10 +128,12 @@ def _load(session):
                       'cifar10_export.py') from error
     signature = loaded.signature_def['serving_default']
     names = signature.inputs['images'].name, signature.outputs['probabilities'].name
-    if '' in names:  # Reading a missing entry creates an empty one.
-        raise app.UsageError(f'{FLAGS.saved_model} has no signature of images and probabilities: '
-                             'export one with cifar10_export.py')
-    return [session.graph.get_tensor_by_name(name) for name in names]
+    if '' not in names:  # Reading a missing entry creates an empty one.
+        images_, probabilities = map(session.graph.get_tensor_by_name, names)
+        if images_.dtype == tf.uint8 and images_.shape.is_compatible_with([None, 32, 32, 3]):
+            return images_, probabilities
+    raise app.UsageError(f'{FLAGS.saved_model} has no signature of images, uint8 [batch, 32, 32, '
+                         '3], and probabilities: export one with cifar10_export.py')
 
 
 def _labels(folder, count):

@@ -47,7 +47,7 @@ def write():
             raise app.UsageError(f'{path} has no statistics for its averages, as one of an earlier '
                                  'version: continue its run, or choose another --checkpoint_dir')
         values['global_step'] = np.int64(checkpoints.step(path))
-        with tf.Graph().as_default(), tf.Session() as session:
+        with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
             variables = [tf.Variable(value, name=name) for name, value in sorted(values.items())]
             session.run(tf.variables_initializer(variables))
             tf.train.Saver(variables, save_relative_paths=True).save(

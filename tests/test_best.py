@@ -130,7 +130,8 @@ def test_an_error_with_a_damaged_checkpoint_is_ignored(best, session, tmp_path):
 
 
 def test_files_of_other_programs_stay(best, session, tmp_path):
-    for name in ('notes.txt', 'model.ckpt-best.index'):
+    others = {'notes.txt', 'model.ckpt-best.index', 'model.ckpt-7.tar.gz'}
+    for name in others:
         (tmp_path / 'best' / name).write_text('mine')
     offer(best, session, 20, 0.25, 0.25)
-    assert {'notes.txt', 'model.ckpt-best.index'} <= set(kept(tmp_path))
+    assert others <= set(kept(tmp_path))

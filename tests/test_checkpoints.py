@@ -243,6 +243,16 @@ def test_all_checkpoints_damaged(tmp_path):
         checkpoints.latest(str(tmp_path))
 
 
+def test_a_folder_that_reads_as_a_pattern(tmp_path):
+    """TensorFlow does not find the files in it; they are not damaged."""
+    folder = tmp_path / 'run[1]'
+    folder.mkdir()
+    assert checkpoints.latest(str(folder)) is None
+    _save_steps(folder, 5)
+    with pytest.raises(app.UsageError, match='which TensorFlow reads as a pattern: rename'):
+        checkpoints.latest(str(folder))
+
+
 def test_no_checkpoint_at_all(tmp_path):
     assert checkpoints.latest(str(tmp_path / 'missing')) is None
     assert checkpoints.latest(str(tmp_path)) is None

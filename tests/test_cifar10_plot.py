@@ -54,6 +54,9 @@ def test_a_trained_run(trained, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [
         f'Wrote {tmp_path}/{name}.png.'
         for name in ('filters', 'confusion', 'curves', 'sparsity', 'predictions')]
+    os.remove(os.path.join(run, 'metrics.csv'))  # Its event file is not that of an evaluation.
+    with pytest.raises(app.UsageError, match='has no metrics.csv of a training run and no event'):
+        plot(tmp_path / 'curves.png', 'curves', runs=[run])
 
 
 def orange(path):

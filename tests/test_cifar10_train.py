@@ -1,9 +1,11 @@
 import os
+import pathlib
 import signal
 import socket
 
 import numpy as np
 import outcomes
+import plain
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
@@ -174,8 +176,25 @@ def test_a_new_run_starts_with_the_weights_of_another(trained, tmp_path, monkeyp
 @pytest.mark.parametrize('net, words', [('tutorial', 'No checkpoint in --initial_checkpoint='),
                                         ('resnet23', 'has no weights of --net=resnet23')])
 def test_no_weights_to_start_with(trained, tmp_path, net, words):
+    """Before --restart removes anything."""
     folder = FLAGS.train_dir if net == 'resnet23' else str(tmp_path)
-    with flagsaver.flagsaver(net=net, initial_checkpoint=folder, train_dir=str(tmp_path / 'new')):
+    precious = tmp_path / 'new' / 'model.ckpt-7.index'
+    precious.parent.mkdir()
+    precious.touch()
+    with flagsaver.flagsaver(net=net, initial_checkpoint=folder, train_dir=str(precious.parent),
+                             restart=True):
         with pytest.raises(app.UsageError, match=words):
             if training.steps_left():
                 cifar10_train.train()
+    assert precious.exists()
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing(trained):
+    run = pathlib.Path(FLAGS.train_dir, 'run.json')
+    values = checkpoints.read(tf.train.latest_checkpoint(FLAGS.train_dir))
+    plain.save(tf.train.latest_checkpoint(FLAGS.train_dir), {'global_step': values['global_step']})
+    before = run.read_bytes()
+    with flagsaver.flagsaver(max_steps=99), pytest.raises(
+            app.UsageError, match='does not fit this network'):
+        cifar10_train.train()
+    assert run.read_bytes() == before

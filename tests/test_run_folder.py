@@ -108,20 +108,21 @@ def test_only_files_of_a_run_are_removed(tmp_path, capsys):
     (run / 'best').mkdir(parents=True)
     for name in ('checkpoint', 'model.ckpt-7.index', 'model.ckpt-7.data-00000-of-00001',
                  'metrics.csv', 'run.json', 'timeline-3.json', '.lock', 'best/error.json',
-                 'notes.txt', 'best/mine', 'my.ckpt-1.index'):
+                 'notes.txt', 'best/mine', 'my.ckpt-1.index', 'model.ckpt-7.tar.gz'):
         (run / name).write_text('x')
     (run / 'model.ckpt-8.index').symlink_to(outside / 'keep')
     (run / 'model.ckpt-9.index').mkdir()
     run_folder.remove_own_files(run)
     assert sorted(os.listdir(run)) == [
-        '.lock', 'best', 'model.ckpt-9.index', 'my.ckpt-1.index', 'notes.txt']
+        '.lock', 'best', 'model.ckpt-7.tar.gz', 'model.ckpt-9.index', 'my.ckpt-1.index',
+        'notes.txt']
     assert os.listdir(run / 'best') == ['mine']
     assert (outside / 'keep').read_text() == 'x'
     assert capsys.readouterr().out == (
         f'--restart keeps these files in {run}, which no run wrote: best/mine, '
-        'model.ckpt-9.index, my.ckpt-1.index, notes.txt. It removes best/error.json, checkpoint, '
-        'metrics.csv, model.ckpt-7.data-00000-of-00001, model.ckpt-7.index, model.ckpt-8.index, '
-        'run.json, timeline-3.json.\n')
+        'model.ckpt-7.tar.gz, model.ckpt-9.index, my.ckpt-1.index, notes.txt. It removes '
+        'best/error.json, checkpoint, metrics.csv, model.ckpt-7.data-00000-of-00001, '
+        'model.ckpt-7.index, model.ckpt-8.index, run.json, timeline-3.json.\n')
 
 
 def test_a_folder_best_that_is_a_link_is_not_followed(tmp_path):

@@ -193,7 +193,7 @@ def test_a_checkpoint_is_due_a_second_after_the_last_one(half_bright):
         assert later == earlier + 1 or times[2 * later - 4] - times[2 * earlier - 1] < 1
 
 
-@pytest.mark.parametrize('file_time', [0, 86400, time.time() + 365 * 86400],
+@pytest.mark.parametrize('file_time', [0, 86400, time.time() + 20 * 365 * 86400],
                          ids=['now', 'of 1970', 'in the future'])
 def test_five_checkpoints_are_kept_over_a_restart(half_bright, file_time):
     """Also if the clock was wrong when the run started."""
@@ -427,6 +427,22 @@ def test_damage_during_training_raises_its_own_error(half_bright, change, kind, 
                 while not session.should_stop():
                     session.run(train_op)
     assert checkpoints.step(latest()) > 0  # The steps until then are saved.
+
+
+def test_a_lost_network_share_is_not_a_preemption(half_bright):
+    """A `MonitoredTrainingSession` would lose the steps since the latest checkpoint."""
+    failed = []
+
+    def fail_once(step_context):
+        if not failed:
+            failed.append(True)
+            raise tf.errors.AbortedError(None, None, 'Stale file handle')
+
+    with pytest.raises(tf.errors.AbortedError, match='Stale file handle'):
+        with tf.Graph().as_default():
+            tf.train.get_or_create_global_step()
+            with training.session(tf.constant(1.0), 8) as session:
+                session.run_step_fn(fail_once)
 
 
 def test_a_missing_params_h5_is_written_by_the_next_start(trained, capsys):

@@ -282,6 +282,8 @@ def test_names_that_the_terminal_cannot_show(half_bright, tmp_path):
     ('open("/nowhere/x")', "No such file or directory: '/nowhere/x'"),
     ('raise FloatingPointError("two\\nlines")', 'two lines'),
     ('tf.Session().run(tf.read_file("/nowhere"))', '/nowhere; No such file or directory'),
+    ('raise tf.errors.AbortedError(None, None, "/data/train.bin; Stale file handle")',
+     '/data/train.bin; Stale file handle: check the disk or the network share'),
     # TensorFlow's text; a real one comes after 20 seconds of retries.
     ('raise tf.errors.ResourceExhaustedError(None, None, "Graph execution error:\\n\\n'
      "Node: 'Fill'\\nOOM when allocating tensor with shape[9] and type float by allocator "

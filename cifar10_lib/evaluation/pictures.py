@@ -3,6 +3,7 @@
 The figures need no screen, and use Matplotlib's defaults and fonts whatever the user's settings.
 """
 import logging
+import os
 import textwrap
 import warnings
 
@@ -12,6 +13,7 @@ from absl import app
 # Distinguishable for colour-blind readers: Okabe and Ito, https://jfly.uni-koeln.de/color/.
 _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 _INCHES_PER_IMAGE = 0.8
+_INCHES_PER_LINE = 0.13
 _DOTS_PER_INCH = 100
 # The first has most alphabets; Matplotlib looks for other characters in the rest, if installed.
 _FONTS = ['DejaVu Sans', 'Noto Sans CJK JP', 'WenQuanYi Micro Hei']
@@ -20,6 +22,7 @@ _FONTS = ['DejaVu Sans', 'Noto Sans CJK JP', 'WenQuanYi Micro Hei']
 def require_matplotlib():
     """Imports Matplotlib, an optional package; raises `app.UsageError` if it is not installed, and
     `OSError` if it cannot write its cache."""
+    os.environ['MPLBACKEND'] = 'agg'  # Importing it fails if the user's choice is not installed.
     logging.getLogger('matplotlib').setLevel(logging.ERROR)  # It warns about its cache folders.
     try:
         import matplotlib  # noqa: F401
@@ -39,9 +42,10 @@ def grid(stream, rows, title, row_names=None):
         row_names: text to the left of each row, or None.
     """
     columns = max(map(len, rows))
-    named = any(cell[1] for row in rows for cell in row if cell)
+    names = {cell[1]: _wrapped(cell[1]) for row in rows for cell in row if cell and cell[1]}
+    lines = max((name.count('\n') + 1 for name in names.values()), default=0)
     figure = _figure([_INCHES_PER_IMAGE * (columns + (1.5 if row_names else 0)),
-                      _INCHES_PER_IMAGE * (1.5 if named else 1) * len(rows) + 0.6])
+                      (_INCHES_PER_IMAGE + _INCHES_PER_LINE * lines) * len(rows) + 0.6])
     figure.suptitle(title, fontsize=11)
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for cell in axes.flat:
@@ -52,12 +56,15 @@ def grid(stream, rows, title, row_names=None):
                 continue
             image, name, *right = cell
             axis.imshow(image, interpolation='nearest')
-            lines = (name or '').replace('_', ' ').splitlines()
-            axis.set_title('\n'.join(textwrap.fill(line, 13) for line in lines), fontsize=7, pad=2,
+            axis.set_title(names.get(name, ''), fontsize=7, pad=2,
                            color='black' if all(right) else _COLOURS[1])
         if row_names:
             axes[i, 0].set_ylabel(row_names[i], rotation=0, ha='right', va='center', fontsize=9)
     _save(figure, stream)
+
+
+def _wrapped(name):
+    return '\n'.join(textwrap.fill(line, 13) for line in name.replace('_', ' ').splitlines())
 
 
 def curves(stream, size, panels, same_scale=False):

@@ -16,8 +16,8 @@ class MissingFile(DataError, FileNotFoundError):
     """A record file is missing. The tutorial raises `ValueError`, which this is, too."""
 
 
-# What the errors of a GPU, its driver and its libraries say, and what the user can do.
-_ON_THE_GPU = (
+# What the errors of a GPU, its libraries or a disk say, and what the user can do.
+_OF_THE_MACHINE = (
     (r'OOM when allocating.*|failed to allocate memory.*|CUDA_ERROR_OUT_OF_MEMORY.*',
      'use a smaller --batch_size, or end other programs on the device'),
     (r'CUDA_ERROR_DEVICE_UNAVAILABLE.*', 'end the other programs on the GPU (nvidia-smi shows '
@@ -27,7 +27,8 @@ _ON_THE_GPU = (
      'other versions of both from LD_LIBRARY_PATH, and run pip install -r requirements-gpu.txt '
      '(TF_CPP_MIN_LOG_LEVEL=0 shows more)'),
     (r'(CUDA_ERROR|CUDA error|NCCL).*', 'see nvidia-smi and the system log, restart the machine if '
-     'the GPU does not recover, or use --device=cpu'))
+     'the GPU does not recover, or use --device=cpu'),
+    (r'.*; (Input/output error|Stale file handle)', 'check the disk or the network share'))
 
 
 def one_line(error):
@@ -41,10 +42,10 @@ def one_line(error):
     return _ERROR_NUMBER.sub('', ' '.join(str(error).split()))
 
 
-def on_the_gpu(error):
-    """Returns a line for an error of a GPU or of its libraries, with a remedy; else None."""
+def of_the_machine(error):
+    """Returns a line for an error of a GPU, its libraries or a disk, with a remedy; else None."""
     message = one_line(error)
-    for pattern, remedy in _ON_THE_GPU:
+    for pattern, remedy in _OF_THE_MACHINE:
         reason = re.search(pattern, message)
         if reason:
             return f'{reason[0].rstrip(".")}: {remedy}'

@@ -6,6 +6,7 @@ our files, or plant links under names that TensorFlow will write to. Exceptions:
 sticky bit, such as /tmp, in which others cannot replace what is ours; folders of the user's own
 group; and, in a container, its volumes, because whoever started the container provided them.
 """
+import contextlib
 import grp
 import os
 import pathlib
@@ -92,8 +93,10 @@ def _is_own_group(group):
         found = grp.getgrgid(group)
     except KeyError:
         return True
-    users = [user.pw_name for user in pwd.getpwall() if user.pw_uid == os.geteuid()]
-    return group == 0 or found.gr_name in users and {*found.gr_mem}.issubset(users)
+    users = {user.pw_name for user in pwd.getpwall() if user.pw_uid == os.geteuid()}
+    with contextlib.suppress(KeyError):  # `getpwall` omits the users of directory services.
+        users.add(pwd.getpwuid(os.geteuid()).pw_name)
+    return group == 0 or found.gr_name in users and users.issuperset(found.gr_mem)
 
 
 def _trusted(path):

@@ -30,7 +30,10 @@ class _Path(flags.ArgumentParser):
 
 class _Paths(flags.ListParser):
     def parse(self, argument):
-        return [_expand(path) for path in super().parse(argument)]
+        paths = super().parse(argument)
+        if '' in paths:
+            raise ValueError(f'"{argument}" has a comma without a path beside it: remove the comma')
+        return [_expand(path) for path in paths]
 
 
 def _expand(path):
@@ -40,8 +43,12 @@ def _expand(path):
         raise ValueError(f'{path} is a URL; expected the path of a file or folder: mount it, or '
                          'copy it')
     try:
-        path.encode()
+        os.path.abspath(path).encode()
     except UnicodeEncodeError as error:
         raise ValueError('TensorFlow opens only files and folders whose path is UTF-8: rename '
                          'them, or choose others') from error
-    return os.path.expanduser(path)
+    expanded = os.path.expanduser(path)
+    if expanded.startswith('~'):
+        raise ValueError(f'{path} names a user that does not exist; expected a path: write '
+                         f'./{path} for a folder of that name')
+    return expanded

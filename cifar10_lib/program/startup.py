@@ -204,7 +204,7 @@ def _without_traceback(main):
     except (tf.errors.OpError, RuntimeError, *_USER_ERRORS) as error:
         message = None
         if isinstance(error, (tf.errors.OpError, RuntimeError)):
-            message = errors.on_the_gpu(error)
+            message = errors.of_the_machine(error)
         if not message and isinstance(error, _USER_ERRORS):
             message = errors.one_line(error)
         if not message:

@@ -21,9 +21,12 @@ def latest(folder, report=True):
 
     The file `checkpoint` names the newest. If that one is damaged, uses the intact one with the
     highest step, and prints a line if `report`. Nothing is removed. The folder may be missing.
-    Raises `app.UsageError` if all checkpoints are damaged.
+    Raises `app.UsageError` if all checkpoints are damaged, or TensorFlow cannot open the folder.
     """
     faults, paths = [], candidates(folder)
+    if paths and not {'[', '\\'}.isdisjoint(os.fspath(folder)):
+        raise app.UsageError(f'{folder} contains [ or \\, which TensorFlow reads as a pattern: '
+                             'rename the folder')
     for path in paths:
         reason = fault(path)
         if reason is None:

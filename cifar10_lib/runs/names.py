@@ -17,11 +17,12 @@ TIMELINE = 'timeline-%d.json'  # The trace of a step, see `--profile`.
 
 AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving average.
 
-CHECKPOINT_FILE = re.compile(r'model\.ckpt-(\d+)\..*')
+_CHECKPOINT = r'model\.ckpt-(\d+)\.(?:index|meta|data-\d{5}-of-\d{5})'  # TensorFlow's three kinds.
+CHECKPOINT_FILE = re.compile(_CHECKPOINT)
 CHECKPOINT_INDEX = re.compile(r'model\.ckpt-(\d+)\.index')  # TensorFlow writes this one last.
 
-_IN_BEST = r'params\.h5|error\.json|checkpoint|model\.ckpt-\d+\..*'
-_IN_FOLDER = (r'checkpoint|model\.ckpt-\d+\..*|events\.out\.tfevents\..*|graph\.pbtxt|run\.json|'
+_IN_BEST = rf'params\.h5|error\.json|checkpoint|{_CHECKPOINT}'
+_IN_FOLDER = (rf'checkpoint|{_CHECKPOINT}|' r'events\.out\.tfevents\..*|graph\.pbtxt|run\.json|'
               r'metrics\.csv(?:\.old(?:\.\d+)?)?|params\.h5|timeline-\d+\.json')
 # Suffixes of unfinished files: ours and TensorFlow's.
 _UNFINISHED = rf'(?:{files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+)'

@@ -260,9 +260,8 @@ class Save(Action):
             if not finite:
                 raise run.diverged(step, f'{variable.op.name} is not finite')
         self._record.run(session)
-        # Validations compute them, if there are any. Here, other workers wait for the step.
-        seconds = 0 if run.pace.validate_every else run.team.step_seconds / 3
-        self._statistics.update(session, step, run.caught, seconds)
+        # Other workers wait for the step; see --step_timeout.
+        self._statistics.update(session, step, run.caught, run.team.step_seconds / 3)
         self._saver.save(session, os.path.join(run.folder, names.CHECKPOINT), global_step=step)
         self._saved_step, self._saved_time = step, time.monotonic()
 

@@ -25,9 +25,10 @@ _REPORTED = ('use_fp16', 'use_bf16', 'sync_batch_norm', 'variables')
 def prepare_folder(examples_per_step):
     """Checks that `--train_dir` holds this run or nothing, and writes `run.json`; returns a
     dictionary of `first_step` and `images_before`, see `Pace`."""
+    earlier = {} if FLAGS.restart else check_same_run() or {}
+    _values_to_load(tf.global_variables())  # Raises an error before anything is changed.
     if FLAGS.restart:
         run_folder.remove_own_files(FLAGS.train_dir)
-    earlier = check_same_run() or {}
     run_folder.remove_unfinished(FLAGS.train_dir)
     scales = settings_.scales_linearly(recipes.chosen())
     rate = {'learning_rate': FLAGS.learning_rate,
@@ -94,23 +95,38 @@ def check_same_run():
     return settings
 
 
-def load_latest(session, saver, loader, variables):
+def load(session, saver, loader, variables):
     """Loads the latest checkpoint, if any, and gives the saver the list of older ones.
 
     A new run loads `--initial_checkpoint` instead.
     """
     latest = checkpoints.latest(FLAGS.train_dir)
-    by_name = {variable.op.name: variable for variable in variables}
+    values = _values_to_load(variables)
+    new = {variable.op.name: variable for variable in variables if variable.op.name not in values}
     if latest:
         console.line(f'Resuming from {latest}.')
-        values = checkpoints.values_for(
-            latest, by_name, 'Choose another --train_dir, or start over with --restart')
-        loader.assign(values, by_name, session)
         older = checkpoints.candidates(FLAGS.train_dir)  # Damaged ones precede the latest.
         saver.recover_last_checkpoints(older[older.index(latest):][::-1])
-    elif FLAGS.initial_checkpoint:
-        values = session.run(by_name)
-        loader.assign({**values, **_initial(values)}, by_name, session)
+    elif values:
+        trained = {variable.op.name for variable in tf.trainable_variables()}
+        console.line(f'Starting with the weights of {initial_checkpoint()}; new: '
+                     f'{", ".join(sorted(trained & new.keys())) or "none"}.')
+    if values:
+        loader.assign({**values, **(session.run(new) if new else {})},
+                      {variable.op.name: variable for variable in variables}, session)
+
+
+def _values_to_load(variables):
+    """The values with which variables start, {name: array}, without those that are initialised.
+
+    For errors, see `checkpoints.values_for` and `_initial`.
+    """
+    latest = None if FLAGS.restart else checkpoints.latest(FLAGS.train_dir, report=False)
+    if latest:
+        return checkpoints.values_for(
+            latest, {variable.op.name: variable for variable in variables},
+            'Choose another --train_dir, or start over with --restart')
+    return _initial(variables) if FLAGS.initial_checkpoint else {}
 
 
 def initial_checkpoint():
@@ -128,25 +144,25 @@ def initial_checkpoint():
     return latest
 
 
-def _initial(values):
-    """The values of `--initial_checkpoint` that fit variables with these values, {name: array}.
+def _initial(variables):
+    """The values of `--initial_checkpoint` that fit these variables, {name: array}.
 
     Weights and their averages start with its averages; layers of another shape, the step and the
-    state of the optimizer start anew.
+    state of the optimizer start anew. Raises `app.UsageError` if no weights fit.
     """
     path = initial_checkpoint()
     stored = checkpoints.read(path)
     trained = {variable.op.name for variable in tf.trainable_variables()}
     found = {}
-    for name, value in values.items():
+    for variable in variables:
+        name = variable.op.name
         base = name.removesuffix(names.AVERAGE)
         given = stored.get(base + names.AVERAGE, stored.get(base))
         is_state = '/' not in base or base.rpartition('/')[0] in trained
-        if not is_state and given is not None and given.shape == value.shape:
-            found[name] = given.astype(value.dtype)
+        if not is_state and given is not None and (
+                list(given.shape) == variable.shape.as_list()):
+            found[name] = given.astype(variable.dtype.base_dtype.as_numpy_dtype)
     if not trained & set(found):
         raise app.UsageError(f'{path} has no weights of --net={FLAGS.net}: choose another '
                              '--initial_checkpoint')
-    console.line(f'Starting with the weights of {path}; new: '
-                 f'{", ".join(sorted(trained - set(found))) or "none"}.')
     return found

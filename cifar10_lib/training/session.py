@@ -74,8 +74,8 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
     """A session that trains in `--train_dir` until `--max_steps`, resuming if it can.
 
     Prints the tutorial's console line, and writes summaries and checkpoints. After SIGINT (Ctrl-C),
-    SIGTERM or SIGHUP the running step ends and a checkpoint is saved; then KeyboardInterrupt or
-    SystemExit (128 + signal number) is raised.
+    SIGTERM, SIGHUP or SIGUSR1 the running step ends and a checkpoint is saved; then
+    KeyboardInterrupt or SystemExit (128 + signal number) is raised.
 
     Args:
         loss: float [], the total loss; printed, and checked to be finite.
@@ -85,7 +85,7 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
             all workers stop after the same step.
 
     Yields:
-        A `MonitoredSession`; `should_stop()` is true after the last step.
+        A `SingularMonitoredSession`; `should_stop()` is true after the last step.
 
     Raises:
         app.UsageError: `--train_dir` holds a run with a different network or data set, another
@@ -141,7 +141,8 @@ def _fetches(loss):
 def _monitored(run, averages):
     """The session of one worker; `averages` is the result of `statistics.add_averages`."""
     loader = checkpoints.Loader(run.variables)
-    saver = tf.train.Saver(run.variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True)
+    saver = tf.train.Saver(run.variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True,
+                           keep_checkpoint_every_n_hours=math.inf)
     # This process initialises all variables. Reports of those that are not initialised, which the
     # scaffold would add, are an eighth of the graph.
     none = tf.constant([], tf.string)
@@ -149,7 +150,7 @@ def _monitored(run, averages):
     scaffold = tf.train.Scaffold(
         ready_op=none, ready_for_local_init_op=none, saver=saver, summary_op=run.summary_op,
         init_fn=lambda _, session_: (
-            resume.load_latest(session_, saver, loader, run.variables) if leads else None))
+            resume.load(session_, saver, loader, run.variables) if leads else None))
     run.actions = _actions(run, averages, saver)
     hooks = [run]
     if leads:

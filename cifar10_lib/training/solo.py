@@ -10,6 +10,20 @@ from cifar10_lib.training import worker as worker_
 FLAGS = flags.FLAGS
 
 
+class _Session(tf.train.SingularMonitoredSession):
+    """Ends after an error of a thread, saves the last step, and raises the error when it closes.
+
+    A `MonitoredTrainingSession` takes the error of a lost network share for a preemption, and
+    starts again from the latest checkpoint, without the steps since.
+    """
+
+    def should_stop(self):
+        try:
+            return super().should_stop()
+        except Exception:  # `close` raises it again.
+            return True
+
+
 class Solo:
     """What a training session calls on its team; `workers.team.Team` is a team of several workers.
 
@@ -41,14 +55,10 @@ class Solo:
         return gradients
 
     def session(self, scaffold, all_hooks):
-        """The `MonitoredSession` that trains; call it when the graph is built.
-
-        After an error of a thread that reads records, this one still saves the last step.
-        """
+        """The `SingularMonitoredSession` that trains; call it when the graph is built."""
         config = devices.session_config(FLAGS.log_device_placement)
         config.device_count['CPU'] = self._cpus
-        return tf.train.MonitoredTrainingSession(
-            scaffold=scaffold, hooks=all_hooks, config=config)
+        return _Session(scaffold=scaffold, hooks=all_hooks, config=config)
 
     def build(self):
         """Adds operations to the graph, which then becomes final."""
