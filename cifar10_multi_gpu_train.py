@@ -97,11 +97,6 @@ def _mean_losses(losses):
                 for name in losses[0]}
 
 
-def _summaries():
-    """Summaries without those of later towers, which have the same tags as the first tower's."""
-    return tf.summary.merge(cifar10.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES)))
-
-
 def train():
     """Builds the towers and steps them until --max_steps, resuming if it can."""
     recipe = recipes.chosen()
@@ -121,8 +116,7 @@ def train():
         # The towers exchange the statistics of batch norms on CPU devices.
         team = solo.Solo(cpus=FLAGS.num_gpus if FLAGS.sync_batch_norm else 1)
         examples_per_step = cifar10.source().examples_per_step(FLAGS.num_gpus)
-        with training.session(
-                losses['total_loss'], examples_per_step, _summaries(), team) as session:
+        with training.session(losses['total_loss'], examples_per_step, team) as session:
             while not session.should_stop():
                 session.run(train_op)
 

@@ -121,7 +121,7 @@ def test_two_towers_take_the_step_of_one_with_both_batches():
 
 def test_summary_tags_do_not_contain_towers(two_towers):
     summaries.losses(cifar10_multi_gpu_train._mean_losses(two_towers[1]))
-    merged = cifar10_multi_gpu_train._summaries()
+    merged = tf.summary.merge(cifar10.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES)))
     summary = tf.Summary.FromString(run(merged))
     tags = [value.tag for value in summary.value]
     assert len(tags) == len(set(tags))

@@ -123,8 +123,7 @@ def test_the_moving_statistics_are_the_first_towers(half_bright, monkeypatch):
         train_op = cifar10.apply_gradients(
             cifar10_multi_gpu_train.average_gradients(gradients), step, 2,
             tiny.RECIPE)
-        with training.session(losses[0]['total_loss'], 8,
-                              cifar10_multi_gpu_train._summaries()) as session:
+        with training.session(losses[0]['total_loss'], 8) as session:
             session.run_step_fn(lambda step_context: step_context.session.run(fill))
             first, second = session.run([batches, train_op])[0]
     assert {first.mean(), second.mean()} == {1, 3}

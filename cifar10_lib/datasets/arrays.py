@@ -7,7 +7,6 @@ names.
 """
 import os
 import pickle
-import zipfile
 
 import numpy as np
 
@@ -75,17 +74,6 @@ def _unpickled(path, key, num_classes):
             raise errors.DataError(f'{path} is not a pickle of CIFAR ({errors.one_line(error)}): '
                                    'download it again') from error
     return custom.records(images.transpose(0, 2, 3, 1), labels, num_classes, path)
-
-
-def is_npz(path):
-    """Whether a file is an archive of NumPy's with these arrays."""
-    if not os.path.isfile(path) or not zipfile.is_zipfile(path):
-        return False
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return {f'{name}.npy' for name in _NPZ_NAMES} <= set(archive.namelist())
-    except (zipfile.BadZipFile, NotImplementedError):  # Damaged.
-        return False
 
 
 def read_npz(path, _):

@@ -26,9 +26,6 @@ class Action:
         """`run` is the session's `Run`."""
         self._run = run
 
-    def build(self):
-        """Adds operations to the graph, which then becomes final."""
-
     def start(self, session):
         """Runs before the first step."""
 
@@ -221,13 +218,18 @@ class Save(Action):
     def __init__(self, run, record, statistics, saver, seconds, steps=None):
         """A checkpoint is due a number of seconds, or of steps if given, after the last one.
 
-        `statistics` is a `statistics.Statistics`.
+        `statistics` is a `statistics.Statistics`. Builds the check in the graph: copies of all
+        variables in Python would take memory.
         """
         super().__init__(run)
         self._record, self._statistics = record, statistics
         self._saver = saver
         self._seconds = seconds
         self._steps = steps
+        self._checked = [each for each in run.variables if each.dtype.is_floating]
+        with tf.device('/cpu:0'), tf.name_scope('check_finite'):
+            self._finite = tf.stack([
+                tf.reduce_all(tf.is_finite(variable.read_value())) for variable in self._checked])
 
     def is_due(self, steps):
         """Whether a checkpoint is due after this number of steps.
@@ -238,13 +240,6 @@ class Save(Action):
         if self._steps is not None:
             return steps >= self._saved_step + self._steps
         return steps > self._saved_step and time.monotonic() >= self._saved_time + self._seconds
-
-    def build(self):
-        """Builds the check in the graph: copies of all variables in Python would take memory."""
-        self._checked = [each for each in self._run.variables if each.dtype.is_floating]
-        with tf.device('/cpu:0'), tf.name_scope('check_finite'):
-            self._finite = tf.stack([
-                tf.reduce_all(tf.is_finite(variable.read_value())) for variable in self._checked])
 
     def start(self, session):
         with files.new_file(os.path.join(self._run.folder, names.GRAPH)) as stream:

@@ -47,9 +47,6 @@ class Run(tf.train.SessionRunHook):
 
     def begin(self):
         self._global_step = tf.train.get_global_step()
-        self.team.build()
-        for _, action in self.actions:
-            action.build()
 
     def after_create_session(self, session, coord):
         self.team.start(session)

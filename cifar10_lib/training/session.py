@@ -70,7 +70,7 @@ def _check_length(values):
 
 
 @contextlib.contextmanager
-def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
+def session(loss, examples_per_step, team=solo.ALONE):
     """A session that trains in `--train_dir` until `--max_steps`, resuming if it can.
 
     Prints the tutorial's console line, and writes summaries and checkpoints. After SIGINT (Ctrl-C),
@@ -80,7 +80,6 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
     Args:
         loss: float [], the total loss; printed, and checked to be finite.
         examples_per_step: number of images per step, over all towers and workers.
-        summary_op: string [], merged summaries; by default all of the graph's.
         team: a `solo.Solo` or `team.Team`. Only worker 0 writes to `--train_dir` and prints, and
             all workers stop after the same step.
 
@@ -109,7 +108,8 @@ def session(loss, examples_per_step, summary_op=None, team=solo.ALONE):
             _print_epochs(run.pace)
             run.writer = stack.enter_context(events.Writer(FLAGS.train_dir))
             run.fetches = _fetches(loss)
-            run.summary_op = tf.summary.merge_all() if summary_op is None else summary_op
+            found = cifar10.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES))
+            run.summary_op = tf.summary.merge(found) if found else None  # Towers have equal tags.
         stack.enter_context(cifar10.source().damage_reported())
         run.caught = stack.enter_context(signals.caught())
         with _monitored(run, averages) as monitored:

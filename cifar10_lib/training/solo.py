@@ -60,9 +60,6 @@ class Solo:
         config.device_count['CPU'] = self._cpus
         return _Session(scaffold=scaffold, hooks=all_hooks, config=config)
 
-    def build(self):
-        """Adds operations to the graph, which then becomes final."""
-
     def start(self, session):
         """Gives all workers the values that worker 0 initialised or restored."""
 

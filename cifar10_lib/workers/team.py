@@ -95,6 +95,7 @@ class Team(solo.Solo):
         """
         config = devices.session_config(FLAGS.log_device_placement)
         configure(config, self.worker, self._gpus)
+        self._broadcast = collectives.broadcast(tf.global_variables(), self.worker)
         return tf.train.SingularMonitoredSession(
             scaffold=scaffold, hooks=hooks, master=self.serve(config), config=config)
 
@@ -121,9 +122,6 @@ class Team(solo.Solo):
                        'private network.')
         self._server.start()  # It listens already, but does not run graphs yet.
         return self._server.target
-
-    def build(self):
-        self._broadcast = collectives.broadcast(tf.global_variables(), self.worker)
 
     def start(self, session):
         self.await_servers()  # Before the first step, which has a time limit.
