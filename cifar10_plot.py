@@ -255,6 +255,8 @@ def plot():
     path = FLAGS.output or f'{FLAGS.picture}.png'
     if not path.lower().endswith('.png'):
         raise app.UsageError(f'--output is {path}; expected a name that ends with .png')
+    if os.path.isdir(path):
+        raise app.UsageError(f'--output={path} is a folder; expected the name of a PNG file')
     with files.new_file(path) as stream:
         _PICTURES[FLAGS.picture](stream)
     console.line(f'Wrote {path}.')

@@ -188,8 +188,11 @@ def test_names_of_runs(tmp_path, monkeypatch, runs, names):
      'nowhere has no metrics.csv with validations: train with --validate_every=1, or choose'),
     ({'picture': 'predictions', 'runs': ['nowhere']}, 'No checkpoint in nowhere'),
     ({'picture': 'sparsity', 'runs': ['nowhere']}, 'nowhere has no event file with conv1/spars'),
-    ({'picture': 'samples', 'output': 'a.pdf'}, '--output is a.pdf; expected a name that ends')])
-def test_mistakes(options, message):
+    ({'picture': 'samples', 'output': 'a.pdf'}, '--output is a.pdf; expected a name that ends'),
+    ({'picture': 'samples', 'output': 'a.png'}, '--output=a.png is a folder; expected the name')])
+def test_mistakes(options, message, tmp_path, monkeypatch):
+    (tmp_path / 'a.png').mkdir()
+    monkeypatch.chdir(tmp_path)
     with flagsaver.flagsaver(**options), pytest.raises(app.UsageError, match=message):
         cifar10_plot.plot()
 

@@ -57,8 +57,11 @@ def make_folder(path):
     """Creates a folder and its missing parents; others cannot write to any, whatever the umask."""
     path = pathlib.Path(path)
     for folder in (*reversed(path.parents), path):
-        if not os.path.isdir(folder):
+        try:
             folder.mkdir(_FOLDER_MODE, exist_ok=True)
+        except FileExistsError as error:
+            raise FileExistsError(
+                f'{folder} is a file; expected a folder: choose another path') from error
 
 
 def open_own(path, flags=0, mode=_FILE_MODE):
