@@ -130,7 +130,7 @@ def curves(stream):
     for number, (name, run) in enumerate(_named_runs()):
         rows = metrics.read(os.path.join(run, names.METRICS))
         trains = os.path.exists(os.path.join(run, names.RUN))  # Trainers write this tag, too.
-        evaluated = {} if trains else events.read_scalars(run, 'Precision @ 1')
+        evaluated = {} if rows or trains else events.read_scalars(run, 'Precision @ 1')
         if not rows and not evaluated:
             raise app.UsageError(f'{run} has no metrics.csv of a training run and no event file of '
                                  'an evaluation: choose other folders with --runs')

@@ -14,6 +14,7 @@ import cifar10_eval
 import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib.nets import summaries
+from cifar10_lib.training import session as training
 from cifar10_lib.program import devices
 
 FLAGS = flags.FLAGS
@@ -121,8 +122,7 @@ def test_two_towers_take_the_step_of_one_with_both_batches():
 
 def test_summary_tags_do_not_contain_towers(two_towers):
     summaries.losses(cifar10_multi_gpu_train._mean_losses(two_towers[1]))
-    merged = tf.summary.merge(cifar10.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES)))
-    summary = tf.Summary.FromString(run(merged))
+    summary = tf.Summary.FromString(run(training._summaries()))
     tags = [value.tag for value in summary.value]
     assert len(tags) == len(set(tags))
     assert not any('tower' in tag or tag.endswith('_1') for tag in tags), tags

@@ -122,7 +122,7 @@ def test_folders_are_ours_alone_whatever_the_umask(tmp_path):
 @pytest.mark.parametrize('path', ['file', 'file/a/b'])
 def test_a_file_in_place_of_a_folder(tmp_path, path):
     (tmp_path / 'file').touch()
-    with pytest.raises(FileExistsError, match='file is a file; expected a folder: choose another'):
+    with pytest.raises(FileExistsError, match='file is not a folder: choose another path'):
         files.own_folder(tmp_path / path)
 
 

@@ -1,5 +1,3 @@
-import os
-
 import pytest
 from absl import flags
 
@@ -24,17 +22,9 @@ def test_paths_that_tensorflow_cannot_open_are_rejected(word):
         parse(word)
 
 
-def test_paths_in_a_folder_that_tensorflow_cannot_open_are_rejected(tmp_path, monkeypatch):
-    folder = os.path.join(os.fsencode(tmp_path), b'\xff')
-    os.mkdir(folder)
-    monkeypatch.chdir(os.fsdecode(folder))
-    with pytest.raises(flags.Error, match='TensorFlow opens only .* whose path is UTF-8'):
-        parse('--train_dir=run')
-
-
 @pytest.mark.parametrize('argument, words', [
     ('--runs=a,', '"a," has a comma without a path beside it: remove the comma'),
-    ('--train_dir=~nobody-here/run', 'names a user that does not exist')])
+    ('--train_dir=~nobody-here/run', 'the home folder in ~nobody-here/run is not known')])
 def test_words_that_are_not_paths_are_rejected(argument, words):
     with pytest.raises(flags.Error, match=words):
         parse(argument)

@@ -445,6 +445,26 @@ def test_a_lost_network_share_is_not_a_preemption(half_bright):
                 session.run_step_fn(fail_once)
 
 
+@pytest.mark.parametrize('waits', [True, False])
+def test_a_network_share_lost_by_a_thread_leaves_the_steps(half_bright, waits):
+    """While a step waits for the thread, and between two steps."""
+    with pytest.raises(tf.errors.AbortedError, match='Stale file handle'):
+        with tf.Graph().as_default():
+            count = tf.train.get_or_create_global_step().assign_add(1)
+            queue = tf.FIFOQueue(1, [tf.float32])
+            closed, waiting = queue.close(), queue.dequeue()
+            with training.session(tf.constant(1.0), 8) as session:
+                session.run(count)
+                session.run_step_fn(lambda step_context: step_context.session.run(closed))
+                try:
+                    raise tf.errors.AbortedError(None, None, 'Stale file handle')
+                except tf.errors.AbortedError as error:  # As in the thread of a queue runner.
+                    session._coordinated_creator.coord.request_stop(error)
+                while waits or not session.should_stop():
+                    session.run(waiting)
+    assert checkpoints.step(latest()) == 1
+
+
 def test_a_missing_params_h5_is_written_by_the_next_start(trained, capsys):
     """A start that was killed between its last checkpoint and params.h5 is not complete."""
     path = os.path.join(FLAGS.train_dir, 'params.h5')

@@ -1,4 +1,4 @@
-"""The forms of data that `cifar10_convert.py` reads, recognised by their content."""
+"""The forms of data that `cifar10_convert.py` reads, recognised by their content or ending."""
 import collections
 import os
 
@@ -20,8 +20,8 @@ CLASS_FOLDERS = Form('a folder of images per class', _has_classes, folders.read)
 FORMS = (
     Form('Street View House Numbers', svhn.is_at, svhn.read),
     Form('CIFAR as torchvision and Keras store it', arrays.find_pickles, arrays.read_pickles),
-    Form('arrays of NumPy', lambda path: os.path.splitext(path)[1] == '.npz',
-         arrays.read_npz),
+    Form('arrays of NumPy', lambda path: os.path.isfile(path) and (
+        os.path.splitext(path)[1].lower() == '.npz'), arrays.read_npz),
     Form("Hugging Face's Parquet files", parquet.find, parquet.read),
     Form("Kaggle's images with trainLabels.csv",
          lambda path: os.path.exists(os.path.join(path, folders.LABELS_FILE)), folders.read),

@@ -28,7 +28,9 @@ _OF_THE_MACHINE = (
      '(TF_CPP_MIN_LOG_LEVEL=0 shows more)'),
     (r'(CUDA_ERROR|CUDA error|NCCL).*', 'see nvidia-smi and the system log, restart the machine if '
      'the GPU does not recover, or use --device=cpu'),
-    (r'.*; (Input/output error|Stale file handle)', 'check the disk or the network share'))
+    (r'.*; (Input/output error|Remote I/O error|Stale file handle|Host is down|No route to host|'
+     r'Connection timed out|Transport endpoint is not connected)',
+     'check the disk or the network share'))
 
 
 def one_line(error):

@@ -61,7 +61,7 @@ def make_folder(path):
             folder.mkdir(_FOLDER_MODE, exist_ok=True)
         except FileExistsError as error:
             raise FileExistsError(
-                f'{folder} is a file; expected a folder: choose another path') from error
+                f'{folder} is not a folder: choose another path') from error
 
 
 def open_own(path, flags=0, mode=_FILE_MODE):

@@ -43,12 +43,12 @@ def _expand(path):
         raise ValueError(f'{path} is a URL; expected the path of a file or folder: mount it, or '
                          'copy it')
     try:
-        os.path.abspath(path).encode()
+        path.encode()
     except UnicodeEncodeError as error:
         raise ValueError('TensorFlow opens only files and folders whose path is UTF-8: rename '
                          'them, or choose others') from error
     expanded = os.path.expanduser(path)
     if expanded.startswith('~'):
-        raise ValueError(f'{path} names a user that does not exist; expected a path: write '
+        raise ValueError(f'the home folder in {path} is not known: write out its path, or '
                          f'./{path} for a folder of that name')
     return expanded

@@ -22,7 +22,7 @@ CHECKPOINT_FILE = re.compile(_CHECKPOINT)
 CHECKPOINT_INDEX = re.compile(r'model\.ckpt-(\d+)\.index')  # TensorFlow writes this one last.
 
 _IN_BEST = rf'params\.h5|error\.json|checkpoint|{_CHECKPOINT}'
-_IN_FOLDER = (rf'checkpoint|{_CHECKPOINT}|' r'events\.out\.tfevents\..*|graph\.pbtxt|run\.json|'
+_IN_FOLDER = (rf'checkpoint|{_CHECKPOINT}|events\.out\.tfevents\..*|graph\.pbtxt|run\.json|'
               r'metrics\.csv(?:\.old(?:\.\d+)?)?|params\.h5|timeline-\d+\.json')
 # Suffixes of unfinished files: ours and TensorFlow's.
 _UNFINISHED = rf'(?:{files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+)'

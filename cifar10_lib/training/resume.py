@@ -101,8 +101,9 @@ def load(session, saver, loader, variables):
     A new run loads `--initial_checkpoint` instead.
     """
     latest = checkpoints.latest(FLAGS.train_dir)
+    by_name = {variable.op.name: variable for variable in variables}
     values = _values_to_load(variables)
-    new = {variable.op.name: variable for variable in variables if variable.op.name not in values}
+    new = {name: variable for name, variable in by_name.items() if name not in values}
     if latest:
         console.line(f'Resuming from {latest}.')
         older = checkpoints.candidates(FLAGS.train_dir)  # Damaged ones precede the latest.
@@ -112,8 +113,7 @@ def load(session, saver, loader, variables):
         console.line(f'Starting with the weights of {initial_checkpoint()}; new: '
                      f'{", ".join(sorted(trained & new.keys())) or "none"}.')
     if values:
-        loader.assign({**values, **(session.run(new) if new else {})},
-                      {variable.op.name: variable for variable in variables}, session)
+        loader.assign({**values, **(session.run(new) if new else {})}, by_name, session)
 
 
 def _values_to_load(variables):
@@ -129,7 +129,7 @@ def _values_to_load(variables):
     return _initial(variables) if FLAGS.initial_checkpoint else {}
 
 
-def initial_checkpoint():
+def initial_checkpoint(report=False):
     """Path of the latest checkpoint in `--initial_checkpoint`, None without the flag; raises
     `app.UsageError` if there is none, or `--restart` would remove it."""
     run = os.path.realpath(FLAGS.train_dir)
@@ -137,7 +137,7 @@ def initial_checkpoint():
             FLAGS.initial_checkpoint) in (run, os.path.join(run, names.BEST)):
         raise app.UsageError(f'--restart would remove --initial_checkpoint='
                              f'{FLAGS.initial_checkpoint}: choose another --train_dir')
-    latest = FLAGS.initial_checkpoint and checkpoints.latest(FLAGS.initial_checkpoint)
+    latest = FLAGS.initial_checkpoint and checkpoints.latest(FLAGS.initial_checkpoint, report)
     if FLAGS.initial_checkpoint and latest is None:
         raise app.UsageError(f'No checkpoint in --initial_checkpoint={FLAGS.initial_checkpoint}; '
                              'expected the folder of another run: choose one')

@@ -108,8 +108,7 @@ def session(loss, examples_per_step, team=solo.ALONE):
             _print_epochs(run.pace)
             run.writer = stack.enter_context(events.Writer(FLAGS.train_dir))
             run.fetches = _fetches(loss)
-            found = cifar10.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES))
-            run.summary_op = tf.summary.merge(found) if found else None  # Towers have equal tags.
+            run.summary_op = _summaries()
         stack.enter_context(cifar10.source().damage_reported())
         run.caught = stack.enter_context(signals.caught())
         with _monitored(run, averages) as monitored:
@@ -126,6 +125,12 @@ def _print_epochs(pace):
         console.line(f'{pace.max_steps} steps of {pace.examples_per_step} images are '
                      f'{pace.epochs(pace.max_steps):.4g} epochs of {pace.examples_per_epoch} '
                      'images.')
+
+
+def _summaries():
+    """The merged summaries, string [], or None; without later towers', whose tags are the same."""
+    found = cifar10.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES))
+    return tf.summary.merge(found) if found else None
 
 
 def _fetches(loss):
@@ -234,7 +239,7 @@ def steps_left():
     """
     run_folder.check_path(FLAGS.train_dir)
     if FLAGS.restart or not checkpoints.candidates(FLAGS.train_dir):
-        resume.initial_checkpoint()
+        resume.initial_checkpoint(report=True)
     if FLAGS.restart:
         return True
     resume.check_same_run()

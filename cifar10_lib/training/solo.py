@@ -10,12 +10,20 @@ from cifar10_lib.training import worker as worker_
 FLAGS = flags.FLAGS
 
 
-class _Session(tf.train.SingularMonitoredSession):
+class Session(tf.train.SingularMonitoredSession):
     """Ends after an error of a thread, saves the last step, and raises the error when it closes.
 
-    A `MonitoredTrainingSession` takes the error of a lost network share for a preemption, and
-    starts again from the latest checkpoint, without the steps since.
+    A `MonitoredTrainingSession` takes the error of a lost network share or worker for a preemption,
+    and starts again from the latest checkpoint, without the steps since.
     """
+
+    def run(self, *args, **options):
+        try:
+            return super().run(*args, **options)
+        except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
+            if self.should_stop():  # A thread's, while the step waited for it.
+                raise tf.errors.OutOfRangeError(None, None, 'The input ended') from error
+            raise
 
     def should_stop(self):
         try:
@@ -58,7 +66,7 @@ class Solo:
         """The `SingularMonitoredSession` that trains; call it when the graph is built."""
         config = devices.session_config(FLAGS.log_device_placement)
         config.device_count['CPU'] = self._cpus
-        return _Session(scaffold=scaffold, hooks=all_hooks, config=config)
+        return Session(scaffold=scaffold, hooks=all_hooks, config=config)
 
     def start(self, session):
         """Gives all workers the values that worker 0 initialised or restored."""

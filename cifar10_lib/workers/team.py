@@ -88,15 +88,11 @@ class Team(solo.Solo):
                                            on_gpu=self._gpus > 0)
 
     def session(self, scaffold, hooks):
-        """Starts this worker's server, and returns a session on it.
-
-        Not a `MonitoredTrainingSession`, which would take a lost worker for a preemption and retry
-        forever.
-        """
+        """Starts this worker's server, and returns a session on it."""
         config = devices.session_config(FLAGS.log_device_placement)
         configure(config, self.worker, self._gpus)
         self._broadcast = collectives.broadcast(tf.global_variables(), self.worker)
-        return tf.train.SingularMonitoredSession(
+        return solo.Session(
             scaffold=scaffold, hooks=hooks, master=self.serve(config), config=config)
 
     def serve(self, config):
