@@ -1,16 +1,24 @@
 """Loads the plugins of the tests, and decides how many processes run them."""
 import os
+import pathlib
 import signal
 
 import pytest
 
-pytest_plugins = ['drills.plugin', 'spawn']
+pytest_plugins = ['drill_plugin', 'spawn']
+_SLOW = {'workers', 'faults'}  # Folders of tests that start many processes.
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """One process per core and one more: many tests wait, for timeouts or for other processes."""
     return len(os.sched_getaffinity(0)) + 1
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not _SLOW.isdisjoint(pathlib.Path(item.path).parts):
+            item.add_marker('slow')
 
 
 @pytest.hookimpl(trylast=True)  # After pytest-xdist, whose plugin `dsession` starts the processes.

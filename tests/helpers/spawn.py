@@ -15,7 +15,8 @@ import forks
 import pytest
 import tensorflow.compat.v1 as tf
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HELPERS = ROOT / 'tests' / 'helpers'
 
 
 def environment():

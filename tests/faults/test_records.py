@@ -13,7 +13,7 @@ import pytest
 import record_files
 
 from cifar10_lib.datasets import table
-from drills import helpers
+import running
 
 _RECORD = table.CIFAR10.record_bytes
 _BYTES = 200 * _RECORD
@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_read(tmp_path, tally, kind):
         os.chmod(data if kind == 'unreadable folder' else path, 0)
     try:
         tally(_refused(tmp_path, data if kind == 'unreadable folder' else path,
-                       prefix=helpers.UNPRIVILEGED))
+                       prefix=running.UNPRIVILEGED))
     finally:
         os.chmod(data, 0o755)
 
@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_read(tmp_path, tally, kind):
 def test_damage_while_training(tmp_path, tally, kind):
     change, is_whole = _CHANGES_WHILE_TRAINING[kind]
     path = os.path.join(record_files.write_noise(tmp_path / 'data'), 'data_batch_3.bin')
-    with helpers.running('cifar10_train.py', *helpers.train_flags(tmp_path)) as trainer:
+    with running.running('cifar10_train.py', *running.train_flags(tmp_path)) as trainer:
         trainer.await_text('step 50, ')
         _replace(path, change)
         if is_whole:
@@ -96,7 +96,7 @@ def test_damage_while_training(tmp_path, tally, kind):
         assert done.returncode == 130, done.stderr[-2000:]
         tally('continued')
     else:
-        helpers.expect_one_line(done, path)
+        running.expect_one_line(done, path)
         tally('ended in one line')
 
 
@@ -112,8 +112,8 @@ def _replace(path, change):
 
 
 def _refused(folder, path, **options):
-    done = helpers.train(folder, '--max_steps=3', **options)
-    helpers.expect_one_line(done, path)
+    done = running.train(folder, '--max_steps=3', **options)
+    running.expect_one_line(done, path)
     assert ', loss =' not in done.stdout, 'it started training'
     assert not os.path.lexists(f'{folder}/train'), 'it made a folder'
     return 'refused in one line'

@@ -215,7 +215,7 @@ def _in_process(statement, **options):
     code = 'import sys; sys.path[:0] = sys.argv[1:]\n' + \
         'from cifar10_lib.datasets import download\nfrom downloads import row\n' + statement
     return subprocess.Popen(
-        [sys.executable, '-c', code, str(spawn.ROOT), str(spawn.ROOT / 'tests')], text=True,
+        [sys.executable, '-c', code, str(spawn.ROOT), str(spawn.HELPERS)], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 

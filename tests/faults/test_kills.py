@@ -21,7 +21,7 @@ import pytest
 import record_files
 import spawn
 
-from drills import helpers
+import running
 from cifar10_lib.runs import checkpoints, metrics
 
 _STEP = re.compile(r': step (\d+), loss')
@@ -71,7 +71,7 @@ class _Run:
         """Starts, kills and checks once; returns how far training had got."""
         before = _step(checkpoints.latest(self.folder, report=False))
         last = before + (self.draw.randint(5, 60) if moment == 'the end' else 1000000)
-        with helpers.running(self.script, *self.flags, f'--max_steps={last}') as trainer:
+        with running.running(self.script, *self.flags, f'--max_steps={last}') as trainer:
             self._await(moment, trainer, before, last)
             killed = time.monotonic()
             if not trainer.has_ended():

@@ -15,7 +15,7 @@ import pytest
 import spawn
 from downloads import ARCHIVE, CONTENTS, GOOD, member, tar
 
-from drills import helpers
+import running
 
 _MEMORY_MB = 150
 
@@ -115,7 +115,7 @@ def _unpack(archive, is_good, folder):
     assert _outside(folder) == before, 'files outside the data folder changed'
     assert not os.path.lexists('/tmp/drill-outside')
     assert memory_mb <= _MEMORY_MB
-    found = {path[len(data_dir) + 1:]: data for path, data in helpers.contents(data_dir).items()}
+    found = {path[len(data_dir) + 1:]: data for path, data in running.contents(data_dir).items()}
     is_folder = stat.S_ISDIR(found.pop('small', 0))
     expected = {f'small/{name}': data for name, data in CONTENTS.items()}
     if code == 0 and is_folder and found == expected and is_good is not False:
@@ -127,7 +127,7 @@ def _unpack(archive, is_good, folder):
 
 def _outside(folder):
     """Contents of a folder except for the data folder."""
-    return {path: data for path, data in helpers.contents(folder).items()
+    return {path: data for path, data in running.contents(folder).items()
             if os.path.join(folder, 'data') not in path}
 
 
@@ -135,5 +135,5 @@ def _in_a_process(archive, data_dir):
     """Exit code, standard error, and peak memory in MB."""
     done = subprocess.run(
         [sys.executable, '-c', _EXTRACT, archive, data_dir, str(spawn.ROOT),
-         str(spawn.ROOT / 'tests')], text=True, check=False, capture_output=True)
+         str(spawn.HELPERS)], text=True, check=False, capture_output=True)
     return done.returncode, done.stderr, float(done.stdout or 'inf') / 1024

@@ -16,7 +16,7 @@ import pytest
 import record_files
 
 from cifar10_lib.datasets import download
-from drills import helpers
+import running
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
 
@@ -67,15 +67,15 @@ def _fill(disk, free):
 def test_training(tmp_path, disk, tally, what, flags, free):
     record_files.write_noise(tmp_path / 'data')
     script = f'cifar10_{"distributed_" if "workers" in what else ""}train.py'
-    command = [script, *helpers.train_flags(tmp_path), f'--train_dir={disk}/train', *flags]
-    with helpers.running(*command) as trainer:
+    command = [script, *running.train_flags(tmp_path), f'--train_dir={disk}/train', *flags]
+    with running.running(*command) as trainer:
         trainer.await_text('step 30, ')
         filler = _fill(disk, free)
         done = trainer.result()
     saved = checkpoints.latest(disk / 'train', report=False)
-    helpers.expect_one_line(done, f'{disk}/train', 'make room')
+    running.expect_one_line(done, f'{disk}/train', 'make room')
     filler.unlink()
-    again = helpers.run_script(*command)
+    again = running.run_script(*command)
     assert again.returncode == 0, again.stderr
     assert f'Resuming from {saved}' in again.stdout
     assert (disk / 'train' / 'params.h5').exists()
@@ -117,18 +117,18 @@ def test_another_script(tmp_path, disk, tally, what, script, arguments):
     record_files.write_noise(tmp_path / 'data')
     image_files.write_sorted(tmp_path / 'images')
     if '--checkpoint_dir=OUT/train' in arguments:
-        trained = helpers.train(tmp_path, '--max_steps=1')
+        trained = running.train(tmp_path, '--max_steps=1')
         assert trained.returncode == 0, trained.stderr
     arguments = [word.replace('DISK', str(disk)).replace('OUT', str(tmp_path))
                  for word in arguments]
     filler = _fill(disk, 1 << 13)
-    before = helpers.contents(disk)
-    full = helpers.run_script(script, *arguments)
-    helpers.expect_one_line(full, str(disk), 'space')  # NumPy words its error differently.
-    left = set(helpers.contents(disk)) - set(before)
+    before = running.contents(disk)
+    full = running.run_script(script, *arguments)
+    running.expect_one_line(full, str(disk), 'space')  # NumPy words its error differently.
+    left = set(running.contents(disk)) - set(before)
     assert not [path for path in left if path.endswith('.part') or os.path.isfile(path)
                 and 'tfevents' not in path and not path.endswith('.lock')], left
     filler.unlink()
-    again = helpers.run_script(script, *arguments)
+    again = running.run_script(script, *arguments)
     assert again.returncode == 0, again.stderr[-2000:]
     tally('reported in one line, then written')

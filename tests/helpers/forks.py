@@ -18,7 +18,7 @@ import time
 import types
 from multiprocessing import connection, pool
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Python and TensorFlow read these variables when they start.
 _AT_START = ('PYTHON', 'LANG', 'LC_', 'LD_', 'TF_', 'CUDA_', 'OMP_', 'MALLOC_')

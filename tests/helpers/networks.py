@@ -53,7 +53,7 @@ exec(sys.argv.pop(1))
 def inside(network, arguments):
     """Python's arguments for a program, `-c` and its own, that runs in a network namespace.
 
-    A process started so can be a fork (tests/forks.py). Its own children can be in another
+    A process started so can be a fork (tests/helpers/forks.py). Its own children can be in another
     namespace: use `ip netns exec` for a launcher.
     """
     option, *rest = arguments

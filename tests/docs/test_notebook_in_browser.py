@@ -12,7 +12,7 @@ import sys
 import pytest
 import spawn
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 # JupyterLab renames the ids of a notebook, so that they cannot be mistaken for its own.
 SHOWN = """anchor => {
     const cell = document.querySelector(`[data-jupyter-id="${anchor}"]`).closest('.jp-Cell');

@@ -16,7 +16,7 @@ from cifar10_lib.nets import variables
 from cifar10_lib import recipes
 
 FLAGS = flags.FLAGS
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 TUTORIAL = (ROOT / 'docs/tutorial.md').read_text()
 
 

@@ -13,7 +13,7 @@ _FILES_PER_PROCESS = 1000
 _READ = """
 import sys
 sys.path[:0] = sys.argv[1:3]
-from drills import fuzz
+import fuzz
 fuzz.main(*sys.argv[3:])
 """
 _KINDS = ['records', 'checkpoints', 'images', 'events', 'run', 'dataset', 'metrics', 'mat']
@@ -41,7 +41,7 @@ def test_fuzz(request, tmp_path, tally, how_many, kind):
 
 def _read(kind, folder, first, last, seed):
     """Outcomes of the files of these numbers, up to one that ended the process: list of words."""
-    arguments = [spawn.ROOT, spawn.ROOT / 'tests', kind, folder, first, last, seed]
+    arguments = [spawn.ROOT, spawn.HELPERS, kind, folder, first, last, seed]
     done = spawn.run(['-c', _READ, *map(str, arguments)], capture_output=True, timeout=None)
     crash = [f'FAILED: exit code {done.returncode} {done.stderr[-1000:]}']
     return done.stdout.splitlines() + crash * bool(done.returncode)

@@ -19,7 +19,7 @@ from cifar10_lib.evaluation import model
 from cifar10_lib.runs import checkpoints
 from docs.migration import batch_norm, lstm
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / 'docs/migration'
 PAGE = (ROOT / 'docs/migration.md').read_text()
 STAGES = sorted(FOLDER.glob('stage_*.py'))

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from absl import flags
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 
 
 def _files():
@@ -132,14 +132,15 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize('page', PAGES)
 def test_files_exist(page):
-    """Python files, and files and folders in a folder of the repository; those of tests may leave
-    out `tests/`."""
+    """Python files, and files and folders in a folder of the repository; those of tests may be
+    named without their folder."""
     folders = '|'.join({re.escape(name.partition('/')[0]) for name in FILES if '/' in name})
     ours = re.compile(rf'(?<![\w./-])(?:[\w/]+\.py\b|(?:{folders})/[\w./-]*(?:\.\w+|/))(?!\w)')
     for piece in code(page):
         for path in ours.findall(piece):
+            in_tests = re.compile(rf'tests/(?:.*/)?{re.escape(path)}')
             assert path in OPTIONS_OF_OTHERS or any(
-                os.path.exists(os.path.join(ROOT, folder, path)) for folder in ('', 'tests')), path
+                name.startswith(path) or in_tests.match(name) for name in FILES), path
 
 
 def test_the_map_shows_every_module_and_no_other():
@@ -166,7 +167,8 @@ def test_each_difference_names_a_test_that_is_in_the_named_file():
             files, _, names = group.partition(': ')
             for file in re.findall(r'test_\w+\.py', files):
                 for name in re.findall(r'test_\w+', names):
-                    assert f'def {name}(' in text(f'tests/{file}')
+                    assert f'def {name}(' in text(next(
+                        path for path in FILES if path.endswith(f'/{file}')))
 
 
 @pytest.mark.parametrize('page', PAGES)

@@ -3,7 +3,7 @@ import ast
 import pathlib
 import re
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 FILES = [*ROOT.glob('cifar10*.py'), *ROOT.glob('cifar10_lib/**/*.py')]
 
 

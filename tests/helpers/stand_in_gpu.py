@@ -5,7 +5,8 @@ zeros: devices, placement, copies, and the errors of the driver and its librarie
 
 As a script, runs a command with them:
 
-    STAND_IN_GPUS=2 python tests/stand_in_gpu.py python cifar10_multi_gpu_train.py --num_gpus=2
+    STAND_IN_GPUS=2 python tests/helpers/stand_in_gpu.py \\
+        python cifar10_multi_gpu_train.py --num_gpus=2
 """
 import atexit
 import functools

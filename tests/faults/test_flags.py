@@ -12,7 +12,7 @@ import pytest
 import record_files
 import spawn
 
-from drills import helpers
+import running
 
 _VALUES = {'nonsense': 'x?y', 'empty': '', 'negative': '-1', 'huge': '1' + 30 * '0',
            'a fraction': '1.5', 'not a number': 'nan', 'infinite': 'inf',
@@ -49,7 +49,7 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp('flags')
     record_files.write_noise(folder / 'data')
     image_files.write_sorted(folder / 'sorted')
-    done = helpers.train(folder, '--max_steps=1')
+    done = running.train(folder, '--max_steps=1')
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -68,7 +68,7 @@ def test_senseless_values(request, prepared, tmp_path, tally, how_many, script):
         arguments = [word.replace('NEW', str(tmp_path)).replace('DIR', str(prepared))
                      for word in _COMMANDS[script] if not word.startswith(f'--{flag}=')]
         done = spawn.run_script(script, *arguments, f'--{flag}={value}', cwd=tmp_path)
-        helpers.expect_one_line(done)
+        running.expect_one_line(done)
         assert os.listdir(tmp_path) == [], f'--{flag}={value}'
         tally('refused in one line')
 
