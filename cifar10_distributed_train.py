@@ -55,7 +55,7 @@ def build(images, labels, team):
     return train_op, losses['total_loss']
 
 
-def train(team=worker_.Worker(), first_step=None):
+def train(team=worker_.Worker(), first_step=None):  # noqa: B008
     """Builds the graph and steps it until --max_steps, resuming if it can.
 
     Args:

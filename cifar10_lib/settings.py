@@ -1,6 +1,7 @@
 """The flags of data and schedule that the tutorial does not have."""
 import os
 
+import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10_input
@@ -30,7 +31,7 @@ flags.DEFINE_float('min_fraction_of_examples_in_queue',
                    'Fraction of the training images to keep in the shuffle queue.',
                    lower_bound=0.0, upper_bound=1.0)
 
-FLAGS = flags.FLAGS
+FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 # Scripts that do not train, or do not read record files, omit these from --help.
 TRAINING_FLAGS = ('learning_rate', 'linear_scaling', 'min_fraction_of_examples_in_queue',
