@@ -18,7 +18,7 @@ from absl import app, flags
 
 import cifar10
 from cifar10_lib.evaluation import statistics, validation
-from cifar10_lib.nets import towers
+from cifar10_lib.nets import summaries
 from cifar10_lib.program import console, files, paths
 from cifar10_lib import recipes
 from cifar10_lib.runs import best, checkpoints, folder as run_folder, names, parameters
@@ -103,13 +103,13 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
     saver = tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True,
                            keep_checkpoint_every_n_hours=math.inf)
     # The summaries of later towers have the same tags as the first one's.
-    summaries = towers.of_first(tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
+    found = summaries.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
     # This process initialises all variables. Reports of those that are not initialised, which the
     # scaffold would add, are an eighth of the graph.
     none = tf.constant([], tf.string)
     scaffold = tf.train.Scaffold(
         ready_op=none, ready_for_local_init_op=none, saver=saver,
-        summary_op=tf.summary.merge(summaries) if summaries else tf.constant(''),
+        summary_op=tf.summary.merge(found) if found else tf.constant(''),
         init_fn=lambda _, session_: (
             resume.load(session_, saver, loader, variables) if worker.leads else None))
 

@@ -88,12 +88,12 @@ def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
 
 def test_the_training_error_is_the_mean_of_the_epochs_batches(tiny_net, capsys):
     """In step k, counted from 0, the errors of two towers are k / 100 and 2 k / 100."""
-    recipe = recipes.chosen()
+    recipe = recipes.chosen(training=True)
     for max_steps in (15, 25):
         with flagsaver.flagsaver(max_steps=max_steps), tf.Graph().as_default():
             step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(recipe)
-            loss = cifar10.loss(recipe.inference(images, training=True), labels)
+            loss = cifar10.loss(recipe.inference(images), labels)
             made = tf.cast(step.read_value(), tf.float32)
             tf.get_collection_ref('errors')[:] = [made / 100, 2 * made / 100]
             with tf.control_dependencies([made]):
@@ -154,7 +154,7 @@ def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     with flagsaver.flagsaver(max_steps=20), tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         images, labels = cifar10.distorted_inputs(recipes.chosen())
-        loss = cifar10.loss(recipes.chosen().inference(images, training=True), labels)
+        loss = cifar10.loss(recipes.chosen(training=True).inference(images), labels)
         train_op = cifar10.train(loss, step, recipes.chosen())
         with pytest.raises(SystemExit), training.session(loss, 8) as session:
             while not session.should_stop():
@@ -271,7 +271,7 @@ def test_validation_does_not_affect_random_numbers_and_queues(tiny_net):
             step = tf.train.get_or_create_global_step()
             queued = tf.train.range_input_producer(1000, shuffle=True, seed=3).dequeue()
             images = tf.random_uniform([8, 16, 16, 3], 0, 255)
-            loss = cifar10.loss(recipes.chosen().inference(images, training=True),
+            loss = cifar10.loss(recipes.chosen(training=True).inference(images),
                                 tf.zeros([8], tf.int32))
             train_op = cifar10.train(loss, step, recipes.chosen())
             found = []
