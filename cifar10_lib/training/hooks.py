@@ -302,6 +302,7 @@ class RefuseNonFinite(tf.train.CheckpointSaverListener):
                 tf.reduce_all(tf.is_finite(variable.read_value())) for variable in self._checked])
 
     def before_save(self, session, global_step_value):
+        console.progress(f'step {global_step_value}: saving a checkpoint')
         for variable, finite in zip(self._checked, session.run(self._finite)):
             if not finite:
                 raise self._metrics.diverged(f'{variable.op.name} is not finite')
