@@ -92,7 +92,7 @@ def write(folder, name, classes, train, test):
                                    f'{len(classes) - 1}')
         if split == 'train' and (missing := set(range(len(classes))).difference(labels)):
             names = ', '.join(classes[label] for label in sorted(missing))
-            raise errors.DataError(f'no training images of {names}: add some')
+            raise errors.DataError(f'no training images of {names:.100}: add some')
         if not labels.size:
             raise errors.DataError('no test images: add some, since a class with a single image '
                                    'has none for testing')

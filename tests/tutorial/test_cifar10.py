@@ -120,12 +120,12 @@ def test_learning_rate_counts_the_records_of_the_files(half_bright):
 
 @pytest.mark.parametrize('dataset, given, initial, decay_steps', [
     ('cifar10', None, 0.1, 140000), ('cifar100', None, 0.1, 140000),
-    ('synthetic', None, 0.03, 28000), ('synthetic100', None, 0.03, 14000),
+    ('synthetic', None, 0.03, 28000),
     ('cifar10', 0.02, 0.02, 140000), ('synthetic', 0.02, 0.02, 28000)])
 def test_initial_learning_rate(dataset, given, initial, decay_steps):
     """The user's rate, or the data set's, or the tutorial's; later a tenth of it.
 
-    350 epochs of 50,000, 10,000 or 5,000 images in batches of 125.
+    350 epochs of 50,000 or 10,000 images in batches of 125.
     """
     step = tf.placeholder(tf.int64, [])
     with flagsaver.flagsaver(
