@@ -180,9 +180,9 @@ def test_a_full_stdout_is_not_reported_as_a_full_folder(trained):
 def evaluate_as(user, *arguments):
     """Runs the script on the run of `trained` as another user: a `subprocess.CompletedProcess`.
 
-    That user may be unable to read the repository.
+    That user may be unable to read the repository, or modules of Python.
     """
-    program = (f'import os, sys; sys.path.insert(0, {str(spawn.ROOT)!r}); '
+    program = (f'import mmap, os, sys; sys.path.insert(0, {str(spawn.ROOT)!r}); '
                'from cifar10_lib.program import startup; import cifar10_eval; '
                f'os.setgid({user}); os.setuid({user}); '
                'sys.argv[0] = sys.argv.pop(1); startup.run(cifar10_eval.main)')
