@@ -1,8 +1,9 @@
 """The flags of data and schedule that the tutorial does not have."""
+import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10_input
-from cifar10_lib.datasets import source, table
+from cifar10_lib.datasets import image_source, table
 from cifar10_lib.nets import linear_scaling
 from cifar10_lib.program import errors, paths
 
@@ -21,14 +22,12 @@ flags.DEFINE_boolean('linear_scaling', None, 'With k batches per step, use k tim
 flags.DEFINE_float('warmup_epochs', linear_scaling.WARMUP_EPOCHS, 'Length of the warm-up of '
                    '--linear_scaling; 0 starts at the full rate.',
                    lower_bound=0.0, upper_bound=1e6, short_name='e')
-flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32 variables; for GPUs, and '
-                     'CPUs with AMX or AVX512_BF16.')
 flags.DEFINE_float('min_fraction_of_examples_in_queue',
                    cifar10_input.MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
                    'Fraction of the training images to keep in the shuffle queue.',
                    lower_bound=0.0, upper_bound=1.0)
 
-FLAGS = flags.FLAGS
+FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 # Scripts that do not train, or do not read record files, omit these from --help.
 TRAINING_FLAGS = ('learning_rate', 'linear_scaling', 'min_fraction_of_examples_in_queue',
@@ -37,14 +36,14 @@ INPUT_FLAGS = ('batch_size', 'data_dir', 'data_url')
 
 # Programs written against the tutorial may define their own flags of these names, which then
 # replace ours.
-for _name in (*TRAINING_FLAGS, 'dataset', 'data_url', 'use_bf16'):
+for _name in (*TRAINING_FLAGS, 'dataset', 'data_url'):
     FLAGS[_name].allow_override = True
 
 
 @flags.validator('dataset')
 def _check_dataset(name):
     try:
-        source.find(name)
+        image_source.find(name)
     except errors.DataError as error:
         raise flags.ValidationError(str(error)) from error
     return True
@@ -52,4 +51,19 @@ def _check_dataset(name):
 
 def scales_linearly(recipe):
     """Whether the linear scaling rule applies: `--linear_scaling`, or else the `Recipe`'s own."""
-    return recipe.linear_scaling if FLAGS.linear_scaling is None else FLAGS.linear_scaling
+    return bool(recipe and recipe.linear_scaling if FLAGS.linear_scaling is None else
+                FLAGS.linear_scaling)
+
+
+def scaled(rate, global_step, images, batches_per_step, recipe=None):
+    """A learning rate, float32 [], multiplied by the linear scaling rule if that applies.
+
+    A step has `batches_per_step` batches of `images`, a `Source`, over all towers and workers. The
+    rate is for batches of the recipe's default size, by default the tutorial's.
+    """
+    if not scales_linearly(recipe):
+        return rate
+    batches = linear_scaling.batches_per_step(
+        images.batch_size, batches_per_step, recipe.batch_size if recipe else 128)
+    return rate * linear_scaling.factor(
+        global_step, images.steps_per_epoch(batches_per_step), batches, FLAGS.warmup_epochs)

@@ -20,7 +20,7 @@ import cifar10_train
 from cifar10_lib.evaluation import accuracy
 from cifar10_lib import recipes
 from cifar10_lib.runs import events, metrics
-from cifar10_lib.training import pace as pace_, session as training
+from cifar10_lib.training import epoch_counter, session as training
 
 FLAGS = flags.FLAGS
 
@@ -88,12 +88,12 @@ def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
 
 def test_the_training_error_is_the_mean_of_the_epochs_batches(tiny_net, capsys):
     """In step k, counted from 0, the errors of two towers are k / 100 and 2 k / 100."""
-    recipe = recipes.chosen()
+    recipe = recipes.chosen(training=True)
     for max_steps in (15, 25):
         with flagsaver.flagsaver(max_steps=max_steps), tf.Graph().as_default():
             step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(recipe)
-            loss = cifar10.loss(recipe.inference(images, training=True), labels)
+            loss = cifar10.loss(recipe.inference(images), labels)
             made = tf.cast(step.read_value(), tf.float32)
             tf.get_collection_ref('errors')[:] = [made / 100, 2 * made / 100]
             with tf.control_dependencies([made]):
@@ -154,7 +154,7 @@ def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     with flagsaver.flagsaver(max_steps=20), tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         images, labels = cifar10.distorted_inputs(recipes.chosen())
-        loss = cifar10.loss(recipes.chosen().inference(images, training=True), labels)
+        loss = cifar10.loss(recipes.chosen(training=True).inference(images), labels)
         train_op = cifar10.train(loss, step, recipes.chosen())
         with pytest.raises(SystemExit), training.session(loss, 8) as session:
             while not session.should_stop():
@@ -179,8 +179,8 @@ def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
 ])
 def test_when_it_is_due(examples_per_step, every, due):
     """With 80 images per epoch. The last step is always due."""
-    pace = pace_.Pace(examples_per_step, 80, due[-1], every)
-    assert [step for step in range(1, due[-1] + 1) if pace.validates(step)] == due
+    epochs = epoch_counter.EpochCounter(examples_per_step, 80, due[-1], every)
+    assert [step for step in range(1, due[-1] + 1) if epochs.validates(step)] == due
 
 
 def test_after_a_kill_no_step_is_duplicated_or_missing(tiny_net):
@@ -271,7 +271,7 @@ def test_validation_does_not_affect_random_numbers_and_queues(tiny_net):
             step = tf.train.get_or_create_global_step()
             queued = tf.train.range_input_producer(1000, shuffle=True, seed=3).dequeue()
             images = tf.random_uniform([8, 16, 16, 3], 0, 255)
-            loss = cifar10.loss(recipes.chosen().inference(images, training=True),
+            loss = cifar10.loss(recipes.chosen(training=True).inference(images),
                                 tf.zeros([8], tf.int32))
             train_op = cifar10.train(loss, step, recipes.chosen())
             found = []
