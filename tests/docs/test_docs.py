@@ -79,7 +79,9 @@ def options_of_script(script):
     module = importlib.import_module(script.removesuffix('.py'))
     call, = (node for node in ast.walk(ast.parse(text(script)))
              if isinstance(node, ast.Call) and ast.unparse(node.func) == 'startup.run')
-    modules = [module, *eval(ast.unparse(call.args[1]), vars(module))]
+    modules = [module]
+    for argument in call.args[1:]:
+        modules += eval(ast.unparse(argument), vars(module))
     unused = [eval(ast.unparse(each.value), vars(module)) for each in call.keywords
               if each.arg == 'unused']
     found = [flag for owner in modules for flag in flags.FLAGS.get_key_flags_for_module(owner)
