@@ -45,7 +45,7 @@ def read(path):
         reason = getattr(error, 'strerror', None) or errors.one_line(error) or repr(error)
         if isinstance(error, Image.UnidentifiedImageError):
             reason = f'damaged, or not {", ".join(_FORMATS)}'
-        raise ImageError(f'{path} cannot be read ({reason:.100})') from error
+        raise ImageError(f'{path} cannot be read ({reason:.120})') from error
 
 
 def _with_eight_bits(image):

@@ -31,7 +31,7 @@ SCRIPTS = [name for name in FILES
 # Of other programs, by the words that call them.
 OPTIONS_OF_OTHERS = {
     'mpirun': {'-n', '--mca', '--hostfile', '--allow-run-as-root', '--bind-to', '--oversubscribe'},
-    'pytest': {'-m', '-k'},
+    'pytest': {'-m', '-k', '-rP', '--timeout'},
     'tensorboard': {'--logdir', '--logdir_spec'},
     'classification.py': {
         '-b', '-c', '-e', '-h', '-l', '-m', '-n', '-o', '-t', '--batch-size', '--context',
