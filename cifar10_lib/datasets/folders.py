@@ -11,7 +11,6 @@ import numpy as np
 from cifar10_lib.datasets import custom, images, table
 from cifar10_lib.program import console, errors
 
-SEED = 20151111
 TEST_SHARE = 6  # One image in six is for testing.
 
 # Names of folders that define a split, in any case; the first one found contains the test images.
@@ -46,7 +45,7 @@ def find(folder, skipped):
 
     Appends (path, why) to `skipped` for each file or folder that is not used. Returns the sorted
     names of the classes, of which a label is an index; and the training and the test images, lists
-    of (label, path) in random order.
+    of (label, path).
 
     Raises:
         errors.DataError: the folder is missing, the number of classes is not 2 to 256, or a class
@@ -61,7 +60,6 @@ def find(folder, skipped):
         raise errors.DataError(
             f'{train_folder} has {len(train)} classes; expected 2 to {custom.MAX_CLASSES}, each a '
             'folder with its images')
-    random = np.random.RandomState(SEED)
     if test_folder:
         test = _by_class(test_folder, skipped)
         unknown = sorted(set(test).difference(train))
@@ -72,18 +70,14 @@ def find(folder, skipped):
         skipped += [(entry.path, 'is not part of the split') for entry in _visible(folder)
                     if entry.path not in (train_folder, test_folder)]
     else:
-        test = {}
+        random, test = np.random.RandomState(custom.SEED), {}
         for name, paths in train.items():  # One of two to five images, none of a single one.
             count = max(len(paths) // TEST_SHARE, min(1, len(paths) - 1))
             mixed = [paths[index] for index in random.permutation(len(paths))]
             test[name], train[name] = mixed[:count], mixed[count:]
     classes = tuple(train)
-
-    def shuffled(by_class):  # Since training only mixes nearby records.
-        pairs = [(classes.index(name), path) for name in by_class for path in by_class[name]]
-        return [pairs[index] for index in random.permutation(len(pairs))]
-
-    return classes, shuffled(train), shuffled(test)
+    return classes, *([(classes.index(name), path) for name in by_class for path in by_class[name]]
+                      for by_class in (train, test))
 
 
 def _split_folders(folder):
