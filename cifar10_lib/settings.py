@@ -12,7 +12,7 @@ paths.define('dataset', 'cifar10', f'The images to use: {", ".join(table.TABLE)}
 flags.DEFINE_string('data_url', None, 'URL (http, https or file) to download the archive from; by '
                     "default the data set's own.")
 flags.DEFINE_enum('validate_on', 'test', ['test', 'held_out'], 'Images for --validate_every: '
-                  'the test set, or every tenth training image, which is then excluded from '
+                  'the test set, or a tenth of the training images, which is then excluded from '
                   'training.')
 flags.DEFINE_float('learning_rate', None, 'Initial learning rate. The default depends on --net and '
                    '--dataset.', lower_bound=0.0, upper_bound=1e6, short_name='l')
