@@ -11,6 +11,7 @@ import numpy as np
 from cifar10_lib.datasets import custom, images, table
 from cifar10_lib.program import console, errors
 
+_OTHER_FORMS = ': docs/usage.md shows how other forms become one'
 TEST_SHARE = 6  # One image in six is for testing.
 
 # Names of folders that define a split, in any case; the first one found contains the test images.
@@ -53,13 +54,15 @@ def find(folder, skipped):
     """
     if not os.path.isdir(folder):
         raise errors.DataError(f'{folder} is not a folder; expected one with a folder of images '
-                               'for each class, or an .npz file')
+                               f'for each class, or an .npz file{_OTHER_FORMS}')
     train_folder, test_folder = _split_folders(folder)
     train = _by_class(train_folder, skipped)
     if not 2 <= len(train) <= custom.MAX_CLASSES:
+        files = sorted(entry.name for entry in _visible(train_folder) if entry.is_file())
+        beside = f' and {len(files)} files, such as {files[0]}' if files else ''
         raise errors.DataError(
-            f'{train_folder} has {len(train)} classes; expected 2 to {custom.MAX_CLASSES}, each a '
-            'folder with its images')
+            f'{train_folder} has {len(train)} folders{beside}; expected 2 to {custom.MAX_CLASSES} '
+            f'classes, each a folder with its images, or an .npz file{_OTHER_FORMS}')
     if test_folder:
         test = _by_class(test_folder, skipped)
         unknown = sorted(set(test).difference(train))
@@ -84,9 +87,11 @@ def _split_folders(folder):
     """Returns the folders with the training and the test images; without a split, the folder and
     None: `train` may be a class, as in CIFAR-100."""
     named = {entry.name.lower(): entry.path for entry in _visible(folder) if entry.is_dir()}
-    train, test = (next((named[name] for name in names if name in named), None)
+    labelled = {name for name, path in named.items()
+                if any(entry.is_dir() for entry in _visible(path))}
+    train, test = (next((named[name] for name in names if name in labelled), None)
                    for names in (_TRAINING, _TESTING))
-    if train and test and any(entry.is_dir() for entry in _visible(train)):
+    if train and test:
         return train, test
     if named and not set(named).difference(_TRAINING, _TESTING):
         raise errors.DataError(f'{folder} has {", ".join(sorted(named))}, without a folder for '

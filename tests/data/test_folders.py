@@ -65,6 +65,16 @@ def test_an_existing_split_is_used(tmp_path, train, name, other):
         [(f'{tmp_path}/{other}', 'is not part of the split')] if other else [])
 
 
+def test_a_split_without_classes_is_named_and_left_out(tmp_path):
+    """A flat `test`, as in competitions, beside a labelled `validation`."""
+    fill(tmp_path / 'train', dog=3, cat=2)
+    fill(tmp_path / 'validation', dog=1, cat=1)
+    fill(tmp_path, test=4)
+    found = find(tmp_path)
+    assert (len(found.train), len(found.test)) == (5, 2)
+    assert found.skipped == [(str(tmp_path / 'test'), 'is not part of the split')]
+
+
 def test_train_and_test_may_be_classes(tmp_path):
     """CIFAR-100 has a class `train`. But with no other class, the labels are missing."""
     fill(tmp_path, train=6, test=6)
@@ -116,11 +126,13 @@ def test_links_are_followed(tmp_path):
 
 
 @pytest.mark.parametrize('counts, words', [
-    ({}, 'has 0 classes; expected 2 to 256, each a folder with its images'),
-    ({'cat': 9}, 'has 1 classes'),
-    ({f'c{index}': 1 for index in range(257)}, 'has 257 classes')])
+    ({}, 'has 0 folders and 1 files, such as train.mat; expected 2 to 256 classes, each a folder '
+     'with its images, or an .npz file: docs/usage.md shows how'),
+    ({'cat': 9}, 'has 1 folders and 1 files'),
+    ({f'c{index}': 1 for index in range(257)}, 'has 257 folders and 1 files')])
 def test_folders_that_are_not_classes(tmp_path, counts, words):
     fill(tmp_path, **counts)
+    (tmp_path / 'train.mat').touch()
     with pytest.raises(errors.DataError, match=words):
         find(tmp_path)
 
