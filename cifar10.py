@@ -9,16 +9,13 @@ The network is Alex Krizhevsky's (https://code.google.com/p/cuda-convnet/) with 
 has 1,068,298 parameters and takes 18.5 million multiply-adds per image. The tutorial reports an
 accuracy of about 86 %.
 """
-import os
-import re
-
 import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10_input
 from cifar10_lib import settings
-from cifar10_lib.datasets import download, source as source_
-from cifar10_lib.nets import linear_scaling, lrn, recipe as recipe_, summaries, variables
+from cifar10_lib.datasets import download
+from cifar10_lib.nets import lrn, summaries, towers, variables
 from cifar10_lib.program import argparse_flags, paths
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
@@ -48,11 +45,6 @@ TOWER_NAME = 'tower'
 
 DATA_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 
-# Multiplies the loss before differentiation; the gradients are divided by it in float32. Otherwise
-# small ones underflow: float16 has no numbers below 6e-8. Micikevicius et al., "Mixed Precision
-# Training" (2018), section 3.2.
-_LOSS_SCALE = 128.0
-
 
 @flags.multi_flags_validator(['use_fp16', 'use_bf16'], 'both set the type in which layers compute; '
                              'expected at most one of them: remove the other')
@@ -60,45 +52,30 @@ def _check_types(values):
     return not all(values.values())
 
 
-# The tutorial's names; other networks use these functions, too.
-_variable_on_cpu = variables.on_cpu
-_variable_with_weight_decay = variables.with_weight_decay
-
-
 def _activation_summary(x):
     """Adds summaries of a layer's activations `x`, float: a histogram, and the part that is zero.
 
     Their tags leave out the tower, so that all trainers have the same curves.
     """
-    summaries.activations(re.sub(f'^{TOWER_NAME}_[0-9]+/', '', x.op.name), x)
+    summaries.activations(towers.strip(x.op.name, TOWER_NAME), x)
+
+
+# The tutorial's names; other networks use these functions, too.
+_variable_on_cpu = variables.on_cpu
+_variable_with_weight_decay = variables.with_weight_decay
 
 
 def source(eval_data=False, subset=None, shard=(0, 1)):
-    """The images of `--dataset` that a graph reads.
-
-    Args:
-        eval_data: True for the test set, False for the training set.
-        subset: see `Source`; by default all images, or those that `--validate_on` leaves to train
-            on.
-        shard: (index, count) of the worker's part.
-
-    Returns:
-        A `Source` in `--data_dir`; a user's own data set is where its folder is.
-    """
-    if subset is None:
-        held_out = not eval_data and FLAGS.validate_on == 'held_out'
-        subset = 'training' if held_out else 'all'
-    row = source_.find(FLAGS.dataset, NUM_CLASSES, DATA_URL)
+    """The `Source` of `--dataset`, the images that a graph reads: see `settings.source`."""
     examples = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL if eval_data else NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
-    return source_.Source(row, os.path.join(FLAGS.data_dir, row.folder), FLAGS.batch_size,
-                          eval_data, subset, shard, examples)
+    return settings.source(eval_data, subset, shard, NUM_CLASSES, DATA_URL, examples)
 
 
 def distorted_inputs(recipe=None, shard=(0, 1)):
     """Endless batches of distorted training images in random order.
 
     Args:
-        recipe: a `Recipe`; by default the tutorial's.
+        recipe: a `Recipe`, whose distortions apply; by default the tutorial's.
         shard: (index, count) of the worker's part; see `Source`.
 
     Returns:
@@ -110,7 +87,7 @@ def distorted_inputs(recipe=None, shard=(0, 1)):
         errors.MissingFile: a record file is missing; see `maybe_download_and_extract`.
     """
     return cifar10_input.dequeue(cifar10_input.distorted_batches(
-        source(shard=shard), (recipe or TUTORIAL).augment,
+        source(shard=shard), recipe.augment if recipe else cifar10_input.distort,
         min_fraction=FLAGS.min_fraction_of_examples_in_queue))
 
 
@@ -141,52 +118,6 @@ def inference(images):
 
     Raises:
         ValueError: the images have a different size, which would change the network.
-    """
-    pool2 = convolutions(images)  # [batch, 6, 6, 64]
-
-    # local3
-    with tf.variable_scope('local3') as scope:
-        reshape = tf.reshape(pool2, [-1, pool2.shape[1:].num_elements()], name='flatten')
-        dim = reshape.shape.as_list()[1]
-        weights = _variable_with_weight_decay('weights', [dim, 384], stddev=0.04, wd=0.004)
-        biases = _variable_on_cpu('biases', [384], tf.constant_initializer(0.1))
-        local3 = tf.nn.relu(
-            tf.nn.bias_add(tf.matmul(reshape, weights), biases), name=scope.name)  # [batch, 384]
-        _activation_summary(local3)
-
-    # local4
-    with tf.variable_scope('local4') as scope:
-        weights = _variable_with_weight_decay('weights', [384, 192], stddev=0.04, wd=0.004)
-        biases = _variable_on_cpu('biases', [192], tf.constant_initializer(0.1))
-        local4 = tf.nn.relu(
-            tf.nn.bias_add(tf.matmul(local3, weights), biases), name=scope.name)  # [batch, 192]
-        _activation_summary(local4)
-
-    # softmax_linear, without the softmax
-    with tf.variable_scope('softmax_linear') as scope:
-        num_classes = source().data_set.num_classes
-        weights = _variable_with_weight_decay(
-            'weights', [192, num_classes], stddev=1 / 192.0, wd=None)
-        biases = _variable_on_cpu('biases', [num_classes], tf.constant_initializer(0.0))
-        softmax_linear = tf.nn.bias_add(tf.matmul(local4, weights), biases)
-        softmax_linear = tf.identity(
-            tf.cast(softmax_linear, tf.float32), name=scope.name)  # [batch, classes]
-        _activation_summary(softmax_linear)
-
-    return softmax_linear
-
-
-def convolutions(images):
-    """The lower half of the network, up to pool2; `--net=local` uses it, too.
-
-    Args:
-        images: float [batch, IMAGE_SIZE, IMAGE_SIZE, 3].
-
-    Returns:
-        float [batch, 6, 6, 64] for images of 24 x 24, of type `compute_type()`.
-
-    Raises:
-        ValueError: the images have a different size.
     """
     images = tf.convert_to_tensor(images)  # From an array, too.
     if images.shape.as_list()[1:] != [IMAGE_SIZE, IMAGE_SIZE, 3]:
@@ -223,8 +154,39 @@ def convolutions(images):
     # norm2
     norm2 = lrn.lrn(conv2, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75, name='norm2')
     # pool2
-    return tf.nn.max_pool(norm2, ksize=[1, 3, 3, 1], strides=[1, 2, 2, 1], padding='SAME',
-                          name='pool2')  # [batch, 6, 6, 64]
+    pool2 = tf.nn.max_pool(norm2, ksize=[1, 3, 3, 1], strides=[1, 2, 2, 1], padding='SAME',
+                           name='pool2')  # [batch, 6, 6, 64]
+
+    # local3
+    with tf.variable_scope('local3') as scope:
+        reshape = tf.reshape(pool2, [-1, pool2.shape[1:].num_elements()], name='flatten')
+        dim = reshape.shape.as_list()[1]
+        weights = _variable_with_weight_decay('weights', [dim, 384], stddev=0.04, wd=0.004)
+        biases = _variable_on_cpu('biases', [384], tf.constant_initializer(0.1))
+        local3 = tf.nn.relu(
+            tf.nn.bias_add(tf.matmul(reshape, weights), biases), name=scope.name)  # [batch, 384]
+        _activation_summary(local3)
+
+    # local4
+    with tf.variable_scope('local4') as scope:
+        weights = _variable_with_weight_decay('weights', [384, 192], stddev=0.04, wd=0.004)
+        biases = _variable_on_cpu('biases', [192], tf.constant_initializer(0.1))
+        local4 = tf.nn.relu(
+            tf.nn.bias_add(tf.matmul(local3, weights), biases), name=scope.name)  # [batch, 192]
+        _activation_summary(local4)
+
+    # softmax_linear, without the softmax
+    with tf.variable_scope('softmax_linear') as scope:
+        num_classes = source().data_set.num_classes
+        weights = _variable_with_weight_decay(
+            'weights', [192, num_classes], stddev=1 / 192.0, wd=None)
+        biases = _variable_on_cpu('biases', [num_classes], tf.constant_initializer(0.0))
+        softmax_linear = tf.nn.bias_add(tf.matmul(local4, weights), biases)
+        softmax_linear = tf.identity(
+            tf.cast(softmax_linear, tf.float32), name=scope.name)  # [batch, classes]
+        _activation_summary(softmax_linear)
+
+    return softmax_linear
 
 
 def loss(logits, labels):
@@ -248,124 +210,15 @@ def loss(logits, labels):
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=labels, logits=logits, name='cross_entropy_per_example')
     tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
-    return tf.add_n(_losses_in_scope(), name='total_loss')
-
-
-def _losses_in_scope():
-    """Losses of the collection `losses` in the current name scope."""
-    scope = tf.get_default_graph().get_name_scope()
-    return tf.get_collection('losses', scope + '/' if scope else None)
-
-
-def losses_by_name(total_loss):
-    """All losses of the current name scope and their total.
-
-    Args:
-        total_loss: float32 [], from `loss`.
-
-    Returns:
-        Dictionary from name without the tower, such as 'local3/weight_loss', to float32 [].
-    """
-    return {re.sub(f'^{TOWER_NAME}_[0-9]+/', '', loss_.op.name): loss_
-            for loss_ in _losses_in_scope() + [total_loss]}
+    return tf.add_n(towers.losses(), name='total_loss')
 
 
 def _add_loss_summaries(total_loss):
     """Adds summaries of all losses in the current name scope and of `total_loss`, their sum.
 
-    Returns:
-        An operation that updates their moving averages.
+    Returns an operation that updates their moving averages.
     """
-    return summaries.losses(losses_by_name(total_loss))
-
-
-def train(total_loss, global_step, recipe=None):
-    """Adds the ops that train the network: gradient descent and moving averages.
-
-    Args:
-        total_loss: float32 [], from `loss`.
-        global_step: int [], the variable that counts steps.
-        recipe: a `Recipe`; by default the tutorial's.
-
-    Returns:
-        An operation that runs one step.
-    """
-    gradients = compute_gradients(total_loss)
-    # If the caller's scope reuses the variables of the network, averages and slots are still new.
-    with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE,
-                           auxiliary_name_scope=False):
-        return tf.group(apply_gradients(gradients, global_step, recipe=recipe),
-                        _add_loss_summaries(total_loss), name='train')
-
-
-def compute_gradients(total_loss):
-    """Gradients of the loss in float32.
-
-    Args:
-        total_loss: float32 [].
-
-    Returns:
-        List of (gradient, variable) for all trainable variables. The gradient is None if the loss
-        does not depend on the variable.
-    """
-    trained = tf.trainable_variables()
-    scale = _LOSS_SCALE if FLAGS.use_fp16 else 1.0
-    with tf.name_scope('gradients'):
-        gradients = tf.gradients(total_loss * scale, trained)
-        if FLAGS.use_fp16:
-            gradients = [None if gradient is None else gradient / scale for gradient in gradients]
-    return list(zip(gradients, trained))
-
-
-def apply_gradients(gradients, global_step, batches_per_step=1, recipe=None):
-    """Updates all variables and their moving averages, and increments the global step.
-
-    Also updates the moving statistics of batch norms (collection `UPDATE_OPS`) of the first tower.
-
-    Args:
-        gradients: list of (gradient, variable).
-        global_step: int [], the variable that counts steps.
-        batches_per_step: number of batches of `--batch_size`, over all towers and workers.
-        recipe: a `Recipe`; by default the tutorial's.
-
-    Returns:
-        An operation that runs one step.
-    """
-    recipe = recipe or TUTORIAL
-    with tf.device('/cpu:0'):
-        with tf.name_scope('learning_rate'):
-            rate = scheduled_rate(global_step, batches_per_step, recipe)
-            summaries.scalar('learning_rate', rate)
-        tf.add_to_collection('learning_rate', rate)
-        descent = recipe.optimizer(rate).apply_gradients(gradients, global_step)
-        summaries.variables_and_gradients(gradients)
-        # The averages use the variables and the global step after this update.
-        with tf.name_scope('moving_averages'), tf.control_dependencies([descent]):
-            averages = tf.train.ExponentialMovingAverage(
-                MOVING_AVERAGE_DECAY, num_updates=global_step.read_value())
-            with tf.device(variables.device()):
-                averaged = averages.apply(tf.trainable_variables())
-    return tf.group(averaged, *of_first_tower(tf.get_collection(tf.GraphKeys.UPDATE_OPS)))
-
-
-def of_first_tower(nodes):
-    """The operations or tensors of a list without those of towers 1, 2 and so on."""
-    later = re.compile(f'{TOWER_NAME}_[1-9]')
-    return [node for node in nodes if not later.match(node.name)]
-
-
-def scheduled_rate(global_step, batches_per_step, recipe):
-    """The learning rate of a step: the recipe's, multiplied if the linear scaling rule applies.
-
-    Args, result and errors are those of `learning_rate`; `recipe` is a `Recipe`.
-    """
-    rate = recipe.schedule(global_step, batches_per_step)
-    if not settings.scales_linearly(recipe):
-        return rate
-    batches = linear_scaling.batches_per_step(FLAGS.batch_size, batches_per_step,
-                                              recipe.batch_size)
-    return rate * linear_scaling.factor(
-        global_step, source().steps_per_epoch(batches_per_step), batches, FLAGS.warmup_epochs)
+    return summaries.losses(towers.losses_by_name(total_loss, TOWER_NAME))
 
 
 def learning_rate(global_step, batches_per_step=1):
@@ -374,15 +227,7 @@ def learning_rate(global_step, batches_per_step=1):
     It starts at `--learning_rate`, or else the rate of the data set's row, or else the tutorial's.
     The schedule counts images, so it does not depend on the size or number of batches.
 
-    Args:
-        global_step: int [].
-        batches_per_step: number of batches of `--batch_size`, over all towers and workers.
-
-    Returns:
-        float32 [].
-
-    Raises:
-        errors.MissingFile: a record file is missing.
+    Args and errors are those of `train`. Returns float32 [].
     """
     trained_on = source()
     rates = (FLAGS.learning_rate, trained_on.data_set.learning_rate, INITIAL_LEARNING_RATE)
@@ -390,6 +235,60 @@ def learning_rate(global_step, batches_per_step=1):
     decay_steps = int(trained_on.steps_per_epoch(batches_per_step) * NUM_EPOCHS_PER_DECAY)
     return tf.train.exponential_decay(initial, global_step, max(1, decay_steps),
                                       LEARNING_RATE_DECAY_FACTOR, staircase=True)
+
+
+def train(total_loss, global_step, recipe=None, grads=None, loss_averages_op=None,
+          batches_per_step=1):
+    """Adds the ops that train the network: gradient descent and moving averages.
+
+    Args:
+        total_loss: float32 [], from `loss`.
+        global_step: int [], the variable that counts steps.
+        recipe: a `Recipe`, whose schedule and optimizer apply; by default the tutorial's.
+        grads: list of (gradient, variable), means over towers or workers; by default those of
+            `total_loss`.
+        loss_averages_op: the operation that updates the losses' averages, if it exists already.
+        batches_per_step: number of batches of `--batch_size`, over all towers and workers.
+
+    Returns:
+        An operation that runs one step.
+
+    Raises:
+        errors.MissingFile: a record file is missing, so the length of an epoch is unknown.
+    """
+    if grads is None:
+        grads = variables.compute_gradients(total_loss)
+
+    # If the caller's scope reuses the variables of the network, averages and slots are still new.
+    with tf.device('/cpu:0'), tf.variable_scope(
+            tf.get_variable_scope(), reuse=tf.AUTO_REUSE, auxiliary_name_scope=False):
+        if loss_averages_op is None:
+            loss_averages_op = _add_loss_summaries(total_loss)
+
+        # Decay the learning rate exponentially based on the number of steps.
+        with tf.name_scope('learning_rate'):
+            lr = (recipe.schedule if recipe else learning_rate)(global_step, batches_per_step)
+            lr = settings.scaled(lr, global_step, source(), batches_per_step, recipe)
+            summaries.scalar('learning_rate', lr)
+        tf.add_to_collection('learning_rate', lr)
+
+        # Apply gradients.
+        opt = (recipe.optimizer if recipe else tf.train.GradientDescentOptimizer)(lr)
+        apply_gradient_op = opt.apply_gradients(grads, global_step)
+
+        # Add histograms for trainable variables and for gradients.
+        summaries.variables_and_gradients(grads)
+
+        # Track the moving averages of all trainable variables, after this update.
+        with tf.name_scope('moving_averages'), tf.control_dependencies([apply_gradient_op]):
+            variable_averages = tf.train.ExponentialMovingAverage(
+                MOVING_AVERAGE_DECAY, global_step.read_value())
+            with tf.device(variables.device()):
+                variables_averages_op = variable_averages.apply(tf.trainable_variables())
+
+    # Batch norms update their moving statistics, all towers the same ones: by the first tower's.
+    update_ops = towers.of_first(tf.get_collection(tf.GraphKeys.UPDATE_OPS), TOWER_NAME)
+    return tf.group(variables_averages_op, loss_averages_op, *update_ops, name='train')
 
 
 def maybe_download_and_extract():
@@ -400,12 +299,3 @@ def maybe_download_and_extract():
     """
     download.maybe_download_and_extract(source().data_set, FLAGS.data_dir, FLAGS.data_url)
 
-
-TUTORIAL = recipe_.Recipe(
-    name='tutorial',
-    inference=lambda images, training: inference(images),
-    augment=cifar10_input.distort,
-    prepare=cifar10_input.standardise,
-    schedule=learning_rate,
-    optimizer=tf.train.GradientDescentOptimizer,
-    batch_size=128)

@@ -20,16 +20,16 @@ from absl import flags
 
 import cifar10
 from cifar10_lib import recipes, settings
-from cifar10_lib.nets import summaries, variables
+from cifar10_lib.nets import summaries, towers, variables
 from cifar10_lib.program import console, devices, ownership
-from cifar10_lib.training import replicas, resume, session as training, solo
+from cifar10_lib.training import resume, session as training, worker as worker_
 from cifar10_lib.workers import cluster, collectives, launch, team as team_
 
 FLAGS = flags.FLAGS
 
 # Flags that must have the same value for all workers; an error names the first that differs.
 _COMMON_FLAGS = ('batch_size', 'epochs', 'validate_every', 'validate_on',
-                 'learning_rate', 'use_fp16', 'use_bf16', 'sync_batch_norm', 'bucket_mb',
+                 'learning_rate', 'use_fp16', 'use_bf16', 'bucket_mb',
                  'overlap', 'linear_scaling', 'warmup_epochs', 'step_timeout', 'stage_timeout')
 
 
@@ -39,7 +39,7 @@ def build(images, labels, team):
     Args:
         images: float32 [batch, height, width, 3], this worker's.
         labels: int32 [batch].
-        team: a `team.Team` or `solo.Solo`.
+        team: a `team.Team` or `worker.Worker`.
 
     Returns:
         train_op: operation that runs one step.
@@ -47,26 +47,23 @@ def build(images, labels, team):
     """
     recipe = recipes.chosen()
     global_step = tf.train.get_or_create_global_step()
-    replica = replicas.Replica(team.worker)
-    loss = cifar10.loss(replicas.inference(images, replica), labels)
-    gradients = cifar10.compute_gradients(loss)
-    losses = team.mean_losses(cifar10.losses_by_name(loss))
-    train_op = tf.group(
-        cifar10.apply_gradients(team.mean_gradients(gradients), global_step,
-                                team.worker.size, recipe),
-        summaries.losses(losses))
+    loss = cifar10.loss(recipe.inference(images, training=True), labels)
+    losses = team.mean_losses(towers.losses_by_name(loss, cifar10.TOWER_NAME))
+    grads = team.mean_gradients(variables.compute_gradients(loss))
+    train_op = cifar10.train(losses['total_loss'], global_step, recipe, grads,
+                             summaries.losses(losses), team.size)
     return train_op, losses['total_loss']
 
 
-def train(team=solo.ALONE, first_step=None):
+def train(team=worker_.Worker(), first_step=None):  # noqa: B008
     """Builds the graph and steps it until --max_steps, resuming if it can.
 
     Args:
-        team: a `team.Team` or `solo.Solo`.
+        team: a `team.Team` or `worker.Worker`.
         first_step: the step at which worker 0 starts; the others may be unable to read its
             checkpoints.
     """
-    worker = team.worker
+    worker = team
     with tf.Graph().as_default():
         training.use_seed(worker.rank, first_step)
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
@@ -74,7 +71,7 @@ def train(team=solo.ALONE, first_step=None):
             images, labels = cifar10.distorted_inputs(recipes.chosen(), (worker.rank, worker.size))
         train_op, loss = build(images, labels, team)
         examples_per_step = cifar10.source().examples_per_step(worker.size)
-        with training.session(loss, examples_per_step, team=team) as session:
+        with training.session(loss, examples_per_step, team) as session:
             while not session.should_stop():
                 session.run(train_op)
 
@@ -95,7 +92,7 @@ def main(cluster_):
     training.apply_recipe_defaults(cluster_.worker.size)
     with team_.joined(cluster_, facts()) as team:
         first_step = team.barrier('the run', value=(
-            resume.first_step() if team.worker.leads and training.steps_left() else None))
+            resume.first_step() if team.leads and training.steps_left() else None))
         if first_step is None:  # Worker 0 has printed that no steps are left.
             return
         console.line(devices.line(dtype=variables.compute_type()))
@@ -109,5 +106,5 @@ def main(cluster_):
 
 if __name__ == '__main__':
     startup.run(lambda: launch.run(main),
-                [devices, cifar10, settings, recipes, training, replicas, cluster, collectives,
+                [devices, cifar10, settings, recipes, training, cluster, collectives,
                  launch, ownership])

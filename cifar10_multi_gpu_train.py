@@ -18,9 +18,9 @@ from absl import flags
 import cifar10
 import cifar10_input
 from cifar10_lib import recipes, settings
-from cifar10_lib.nets import summaries, variables
+from cifar10_lib.nets import summaries, towers, variables
 from cifar10_lib.program import console, devices, ownership
-from cifar10_lib.training import replicas, session as training, solo, worker
+from cifar10_lib.training import session as training
 
 flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a batch per step.',
                      lower_bound=1, upper_bound=256)
@@ -28,20 +28,21 @@ flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 
-def tower_loss(scope, images, labels, replica=replicas.ALONE):
+def tower_loss(scope, images, labels):
     """Builds one tower.
 
     Args:
         scope: name scope of the tower, for example 'tower_0/'.
         images: float32 [batch, height, width, 3].
         labels: int32 [batch].
-        replica: the `replicas.Replica` that this tower is, for `--sync_batch_norm`.
 
     Returns:
         float32 [], the total loss of the tower's batch.
     """
     with tf.name_scope(scope):
-        return cifar10.loss(replicas.inference(images, replica), labels)
+        # The network of --net: by default, this is cifar10.inference(images).
+        logits = recipes.chosen().inference(images, training=True)
+        return cifar10.loss(logits, labels)
 
 
 def average_gradients(tower_grads):
@@ -70,31 +71,30 @@ def average_gradients(tower_grads):
     return averages
 
 
-def _build_towers(batch_queue):
-    """Builds `--num_gpus` towers that share their variables; each dequeues its own batches.
+def build_towers(batch_queue):
+    """Builds `--num_gpus` towers that share their variables; each dequeues batches of its own.
 
     Returns:
-        losses: list over towers of dictionaries from name to float32 [].
-        gradients: list over towers of lists of (gradient, variable).
+        tower_grads: list over towers of lists of (gradient, variable).
+        tower_losses: list over towers of dictionaries from name to float32 [].
     """
-    losses, gradients = [], []
+    tower_grads, tower_losses = [], []
     for i in range(FLAGS.num_gpus):
         with tf.variable_scope(tf.get_variable_scope(), reuse=i > 0), \
                 tf.name_scope(f'{cifar10.TOWER_NAME}_{i}') as scope:
-            images, labels = cifar10_input.dequeue(batch_queue)
+            image_batch, label_batch = cifar10_input.dequeue(batch_queue)
             with tf.device(f'/gpu:{i}'):
-                replica = replicas.Replica(worker.Worker(i, FLAGS.num_gpus), f'/cpu:{i}')
-                total_loss = tower_loss(scope, images, labels, replica)
-                gradients.append(cifar10.compute_gradients(total_loss))
-            losses.append(cifar10.losses_by_name(total_loss))
-    return losses, gradients
+                loss = tower_loss(scope, image_batch, label_batch)
+                tower_grads.append(variables.compute_gradients(loss))
+            tower_losses.append(towers.losses_by_name(loss, cifar10.TOWER_NAME))
+    return tower_grads, tower_losses
 
 
-def _mean_losses(losses):
-    """Means over towers: dictionary from name to float32 []."""
+def mean_losses(tower_losses):
+    """Means over towers: list of dictionaries from name to float32 [] -> one such dictionary."""
     with tf.name_scope('mean_losses'):
-        return {name: tf.add_n([tower[name] for tower in losses]) / len(losses)
-                for name in losses[0]}
+        return {name: tf.add_n([losses[name] for losses in tower_losses]) / len(tower_losses)
+                for name in tower_losses[0]}
 
 
 def train():
@@ -106,17 +106,14 @@ def train():
         batch_queue = cifar10_input.distorted_batches(
             cifar10.source(), recipe.augment, 2 * FLAGS.num_gpus,
             FLAGS.min_fraction_of_examples_in_queue)
-        losses, tower_grads = _build_towers(batch_queue)
-        losses = _mean_losses(losses)
+
+        tower_grads, tower_losses = build_towers(batch_queue)
         with tf.device(variables.device()):
-            gradients = average_gradients(tower_grads)
-        train_op = tf.group(
-            cifar10.apply_gradients(gradients, global_step, FLAGS.num_gpus, recipe),
-            summaries.losses(losses))
-        # The towers exchange the statistics of batch norms on CPU devices.
-        team = solo.Solo(cpus=FLAGS.num_gpus if FLAGS.sync_batch_norm else 1)
-        examples_per_step = cifar10.source().examples_per_step(FLAGS.num_gpus)
-        with training.session(losses['total_loss'], examples_per_step, team) as session:
+            grads = average_gradients(tower_grads)
+        losses = mean_losses(tower_losses)
+        train_op = cifar10.train(losses['total_loss'], global_step, recipe, grads,
+                                 summaries.losses(losses), FLAGS.num_gpus)
+        with training.session(losses['total_loss'], FLAGS.batch_size * FLAGS.num_gpus) as session:
             while not session.should_stop():
                 session.run(train_op)
 
@@ -133,5 +130,4 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
 
 if __name__ == '__main__':
     FLAGS.set_default('max_steps', 1000000)
-    startup.run(main, [devices, cifar10, settings, recipes, training, replicas, variables,
-                       ownership])
+    startup.run(main, [devices, cifar10, settings, recipes, training, variables, ownership])

@@ -31,7 +31,9 @@ def train():
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             global_step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(recipe)
-        loss = cifar10.loss(recipe.inference(images, training=True), labels)
+        # The network of --net: by default, this is cifar10.inference(images).
+        logits = recipe.inference(images, training=True)
+        loss = cifar10.loss(logits, labels)
         train_op = cifar10.train(loss, global_step, recipe)
         with training.session(loss, FLAGS.batch_size) as session:
             while not session.should_stop():

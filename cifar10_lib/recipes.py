@@ -2,16 +2,15 @@
 
 To add a network, write its functions in a file of `nets/` and add a row here.
 """
-import dataclasses
-
 import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
+import cifar10_input
 from cifar10_lib import settings
-from cifar10_lib.nets import local, recipe, resnet, variables
+from cifar10_lib.nets import recipe, resnet, variables
 
-flags.DEFINE_string('net', 'tutorial', 'The network: tutorial, resnet23 or local.',
+flags.DEFINE_string('net', 'tutorial', 'The network: tutorial or resnet23.',
                     short_name='n')
 
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
@@ -22,28 +21,9 @@ def chosen():
     return TABLE[FLAGS.net]
 
 
-def _local_inference(images, training):
-    """The tutorial's convolutions below locally connected layers; 2,112,970 parameters for ten
-    classes."""
-    del training
-    net = cifar10.convolutions(images)  # [batch, 6, 6, 64]
-    for name, filters in local.LAYERS:  # [batch, 6, 6, 64], then [batch, 6, 6, 32]
-        net = local.layer(net, name, filters, cifar10._activation_summary)
-    return softmax_linear(net)
-
-
-def softmax_linear(net):
-    """The last layer on other networks: float [batch, ...] -> logits, float32 [batch, classes]."""
-    with tf.variable_scope('softmax_linear') as scope:
-        units, num_classes = net.shape[1:].num_elements(), _num_classes()
-        net = tf.reshape(net, [-1, units], name='flatten')
-        weights = cifar10._variable_with_weight_decay(
-            'weights', [units, num_classes], stddev=1.0 / units, wd=None)
-        biases = cifar10._variable_on_cpu('biases', [num_classes], tf.constant_initializer(0.0))
-        net = tf.nn.bias_add(tf.matmul(net, weights), biases)
-        net = tf.identity(tf.cast(net, tf.float32), name=scope.name)
-        cifar10._activation_summary(net)
-    return net
+def _tutorial_inference(images, training):
+    del training  # The network is the same in both.
+    return cifar10.inference(images)
 
 
 def _resnet23_inference(images, training, gather=None):
@@ -65,7 +45,14 @@ def _resnet23_schedule(global_step, batches_per_step):
 
 
 TABLE = {row.name: row for row in (
-    cifar10.TUTORIAL,
+    recipe.Recipe(
+        name='tutorial',
+        inference=_tutorial_inference,
+        augment=cifar10_input.distort,
+        prepare=cifar10_input.standardise,
+        schedule=cifar10.learning_rate,
+        optimizer=tf.train.GradientDescentOptimizer,
+        batch_size=128),
     recipe.Recipe(
         name='resnet23',
         inference=_resnet23_inference,
@@ -76,9 +63,7 @@ TABLE = {row.name: row for row in (
         batch_size=resnet.BATCH_SIZE,
         epochs=resnet.EPOCHS,
         validate_every=1,
-        linear_scaling=True,
-        has_batch_norm=True),
-    dataclasses.replace(cifar10.TUTORIAL, name='local', inference=_local_inference))}
+        linear_scaling=True))}
 
 
 @flags.validator('net')

@@ -10,7 +10,7 @@ class Recipe:
     Attributes:
         name: value of `--net`.
         inference: function (images, training) -> logits, float32 [batch, classes]; `training` is a
-            bool. See also `has_batch_norm`.
+            bool.
         augment: function from the pixels of records, uint8 [records, 3 * 32 * 32], to images for
             training, float32 [records, height, width, 3]. May draw random numbers.
         prepare: the same for evaluation, without random numbers.
@@ -22,8 +22,6 @@ class Recipe:
         validate_every: default of `--validate_every`, in epochs; 0 means never.
         linear_scaling: default of `--linear_scaling`: whether a step of k batches has k times the
             learning rate, see `nets/linear_scaling.py`.
-        has_batch_norm: whether the network has batch norms. `inference` then accepts `gather`, a
-            function that collects the statistics of all replicas, as `resnet.inference` does.
     """
 
     name: str
@@ -36,4 +34,3 @@ class Recipe:
     epochs: int | None = None
     validate_every: int = 0
     linear_scaling: bool = False
-    has_batch_norm: bool = False

@@ -19,12 +19,12 @@ def first_step():
 
 
 # Flags whose changes are reported besides those of the schedule. Not all trainers have all of them.
-_REPORTED = ('use_fp16', 'use_bf16', 'sync_batch_norm', 'variables')
+_REPORTED = ('use_fp16', 'use_bf16', 'variables')
 
 
 def prepare_folder(examples_per_step):
     """Checks that `--train_dir` holds this run or nothing, and writes `run.json`; returns a
-    dictionary of `first_step` and `images_before`, see `Pace`."""
+    dictionary of `first_step` and `images_before`, see `EpochCounter`."""
     earlier = {} if FLAGS.restart else check_same_run() or {}
     _values_to_load(tf.global_variables())  # Raises an error before anything is changed.
     if FLAGS.restart:

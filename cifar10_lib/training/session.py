@@ -17,11 +17,12 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
-from cifar10_lib.evaluation import statistics as statistics_, validation
+from cifar10_lib.evaluation import statistics, validation
+from cifar10_lib.nets import towers
 from cifar10_lib.program import console, files, paths
 from cifar10_lib import recipes
-from cifar10_lib.runs import best, checkpoints, events, folder as run_folder, names, parameters
-from cifar10_lib.training import actions, pace as pace_, resume, run as run_, signals, solo
+from cifar10_lib.runs import best, checkpoints, folder as run_folder, names, parameters
+from cifar10_lib.training import epoch_counter, hooks, resume, signals, worker as worker_
 
 _MAX_STEPS = 10**9
 
@@ -43,9 +44,9 @@ flags.DEFINE_integer('validate_every', None, 'Number of epochs between validatio
                      lower_bound=0, upper_bound=10**9)
 flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1 with the '
                    'averaged weights, such as 0.8.', lower_bound=0.0, upper_bound=1.0)
-flags.DEFINE_integer('profile', None, 'Trace this step: writes timeline-STEP.json into --train_dir '
-                     "for chrome://tracing, and adds the trace to TensorBoard's graph.",
-                     lower_bound=0, upper_bound=10**9)
+flags.DEFINE_integer('profile', None, 'Trace a step every this number of steps: writes '
+                     'timeline-STEP.json into --train_dir for chrome://tracing, and adds the trace '
+                     "to TensorBoard's graph.", lower_bound=1, upper_bound=10**9)
 flags.DEFINE_integer('seed', None, 'Seed of the random numbers: the same command then starts with '
                      'the same variables. Batches may still differ, because threads and towers '
                      'race for them. A resumed run draws new numbers.',
@@ -70,7 +71,7 @@ def _check_length(values):
 
 
 @contextlib.contextmanager
-def session(loss, examples_per_step, team=solo.ALONE):
+def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it has no state.
     """A session that trains in `--train_dir` until `--max_steps`, resuming if it can.
 
     Prints the tutorial's console line, and writes summaries and checkpoints. After SIGINT (Ctrl-C),
@@ -80,8 +81,8 @@ def session(loss, examples_per_step, team=solo.ALONE):
     Args:
         loss: float [], the total loss; printed, and checked to be finite.
         examples_per_step: number of images per step, over all towers and workers.
-        team: a `solo.Solo` or `team.Team`. Only worker 0 writes to `--train_dir` and prints, and
-            all workers stop after the same step.
+        worker: a `worker.Worker`. Only worker 0 writes to `--train_dir` and prints, and all workers
+            stop after the same step.
 
     Yields:
         A `SingularMonitoredSession`; `should_stop()` is true after the last step.
@@ -89,99 +90,93 @@ def session(loss, examples_per_step, team=solo.ALONE):
     Raises:
         app.UsageError: `--train_dir` holds a run with a different network or data set, another
             trainer uses it, or all of its checkpoints are damaged.
-        OSError: `--train_dir` cannot be written, the disk is full, or the folder is not safe: see
-            `ownership.check`.
+        OSError: `--train_dir` cannot be written, belongs to another user, or the disk is full.
         errors.DataError: a record file was replaced by a damaged one.
         FloatingPointError: the loss or a variable is not finite.
     """
-    leads = team.worker.leads
-    pace = pace_.Pace(
-        examples_per_step, cifar10.source().num_examples(), FLAGS.max_steps,
-        FLAGS.validate_every or 0, FLAGS.log_frequency, FLAGS.profile if leads else None)
-    averages = statistics_.add_averages()
-    run = run_.Run(FLAGS.train_dir, pace, tf.global_variables(), team)
+    source = cifar10.source()
+    epochs = epoch_counter.EpochCounter(examples_per_step, source.num_examples(), FLAGS.max_steps,
+                            FLAGS.validate_every or 0)
+    averages = statistics.add_averages()
+    variables = tf.global_variables()
+    loader = checkpoints.Loader(variables)
+    saver = tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True,
+                           keep_checkpoint_every_n_hours=math.inf)
+    # The summaries of later towers have the same tags as the first one's.
+    summaries = towers.of_first(tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
+    # This process initialises all variables. Reports of those that are not initialised, which the
+    # scaffold would add, are an eighth of the graph.
+    none = tf.constant([], tf.string)
+    scaffold = tf.train.Scaffold(
+        ready_op=none, ready_for_local_init_op=none, saver=saver,
+        summary_op=tf.summary.merge(summaries) if summaries else tf.constant(''),
+        init_fn=lambda _, session_: (
+            resume.load(session_, saver, loader, variables) if worker.leads else None))
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.explain_full_disk(FLAGS.train_dir))
-        if leads:
+        if worker.leads:
             stack.enter_context(run_folder.locked(FLAGS.train_dir))
-            run.pace = dataclasses.replace(pace, **resume.prepare_folder(examples_per_step))
-            _print_epochs(run.pace)
-            run.writer = stack.enter_context(events.Writer(FLAGS.train_dir))
-            run.fetches = _fetches(loss)
-            run.summary_op = _summaries()
-        stack.enter_context(cifar10.source().damage_reported())
-        run.caught = stack.enter_context(signals.caught())
-        with _monitored(run, averages) as monitored:
+            epochs = dataclasses.replace(epochs, **resume.prepare_folder(examples_per_step))
+            if epochs.first_step < FLAGS.max_steps:  # For few images, they may be thousands.
+                console.line(
+                    f'{FLAGS.max_steps} steps of {examples_per_step} images are '
+                    f'{epochs.seen(FLAGS.max_steps):.4g} epochs of {epochs.images_per_epoch} '
+                    'images.')
+        stack.enter_context(source.damage_reported())
+        caught = stack.enter_context(signals.caught())
+        worker_hook = hooks.WorkerHook(worker, caught)
+        all_hooks = [worker_hook]
+        if worker.leads:
+            # One writer for all hooks. No other process writes here: the folder is locked.
+            writer = tf.summary.FileWriterCache.get(FLAGS.train_dir)
+            writer.reopen()  # After an earlier session of this process.
+            stack.callback(writer.close)
+            current = statistics.Statistics(averages, variables, epochs.first_step)
+            validate = FLAGS.validate_every and validation.Validation(
+                FLAGS.train_dir, variables, current, FLAGS.validate_on, caught)
+            record = hooks.MetricsHook(FLAGS.train_dir, _fetches(loss), epochs, writer)
+            all_hooks += [
+                hooks.NanTensorHook(loss, record),
+                hooks.LoggerHook(loss, examples_per_step, FLAGS.log_frequency),
+                tf.train.StepCounterHook(hooks.SUMMARY_STEPS, summary_writer=writer),
+                tf.train.SummarySaverHook(
+                    hooks.SUMMARY_STEPS, summary_writer=writer, scaffold=scaffold),
+                record,
+                hooks.ValidationHook(worker, epochs, validate, record, FLAGS.stop_at),
+                tf.train.CheckpointSaverHook(
+                    FLAGS.train_dir, scaffold=scaffold, save_steps=FLAGS.save_checkpoint_steps,
+                    save_secs=None if FLAGS.save_checkpoint_steps else FLAGS.save_checkpoint_secs,
+                    listeners=[
+                        hooks.RefuseNonFinite(variables, record),
+                        hooks.UpdateStatistics(current, worker, caught),
+                        hooks.AddRow(record),
+                        hooks.WriteParameters(FLAGS.train_dir, variables)])]
+            if FLAGS.profile:
+                all_hooks.append(
+                    tf.train.ProfilerHook(FLAGS.profile, output_dir=FLAGS.train_dir))
+            if console.shows_progress():
+                all_hooks.append(hooks.ProgressHook(loss, epochs))
+        else:
+            all_hooks.append(hooks.ValidationHook(worker, epochs))
+        all_hooks.append(hooks.StopAtStepHook(last_step=FLAGS.max_steps))
+
+        with worker.session(scaffold, all_hooks) as monitored:
             yield monitored
-        team.end()  # Still within `caught`: a signal now must not interrupt the save.
-    if run.caught or run.is_stopped:
-        number = run.caught[0] if run.caught else signal.SIGTERM
+        worker.end()  # Still within `caught`: a signal now must not interrupt the save.
+    if caught or worker_hook.is_stopped:
+        number = caught[0] if caught else signal.SIGTERM
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
-def _print_epochs(pace):
-    """Prints the number of epochs: for few images, it may be thousands."""
-    if pace.first_step < pace.max_steps:
-        console.line(f'{pace.max_steps} steps of {pace.examples_per_step} images are '
-                     f'{pace.epochs(pace.max_steps):.4g} epochs of {pace.examples_per_epoch} '
-                     'images.')
-
-
-def _summaries():
-    """The merged summaries, string [], or None; without later towers', whose tags are the same."""
-    found = cifar10.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES))
-    return tf.summary.merge(found) if found else None
-
-
 def _fetches(loss):
-    """The `fetches` of a `Run`."""
+    """The `fetches` of a `MetricsHook`."""
     errors = tf.get_collection('errors')  # Of the towers; empty without `cifar10.loss`.
     with tf.name_scope('mean_error'):
         error = [tf.add_n(errors) / len(errors)] if errors else []
     values = {'training_loss': [loss], 'training_error': error,
               'learning_rate': tf.get_collection('learning_rate')}
     return {name: value[0] for name, value in values.items() if value}
-
-
-def _monitored(run, averages):
-    """The session of one worker; `averages` is the result of `statistics.add_averages`."""
-    loader = checkpoints.Loader(run.variables)
-    saver = tf.train.Saver(run.variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True,
-                           keep_checkpoint_every_n_hours=math.inf)
-    # This process initialises all variables. Reports of those that are not initialised, which the
-    # scaffold would add, are an eighth of the graph.
-    none = tf.constant([], tf.string)
-    leads = run.team.worker.leads
-    scaffold = tf.train.Scaffold(
-        ready_op=none, ready_for_local_init_op=none, saver=saver, summary_op=run.summary_op,
-        init_fn=lambda _, session_: (
-            resume.load(session_, saver, loader, run.variables) if leads else None))
-    run.actions = _actions(run, averages, saver)
-    hooks = [run]
-    if leads:
-        hooks.append(tf.train.StepCounterHook(pace_.SUMMARY_STEPS, summary_writer=run.writer))
-    return run.team.session(scaffold, hooks)
-
-
-def _actions(run, averages, saver):
-    """What happens after a step, and when; see `Run`."""
-    pace = run.pace
-    if not run.team.worker.leads:
-        return [(pace.validates, actions.Validate(run))]
-    statistics = statistics_.Statistics(averages, run.variables, pace.first_step)
-    validate = actions.Validate(run, validation.Validation(
-        run.folder, run.variables, statistics, FLAGS.validate_on, run.caught)
-        if pace.validate_every else None, FLAGS.stop_at)
-    record = actions.Record(run, validate)
-    save = actions.Save(run, record, statistics, saver, FLAGS.save_checkpoint_secs,
-                        FLAGS.save_checkpoint_steps)
-    return [
-        (pace.prints, actions.Print(run)),
-        (pace.summarises, actions.Summarise(run)),
-        (pace.records, record),
-        (save.is_due, save),
-        (pace.traces, actions.Trace(run)),
-        (lambda _: console.shows_progress(), actions.Progress(run))]
 
 
 def apply_recipe_defaults(batches_per_step=1):
@@ -213,7 +208,7 @@ def apply_recipe_defaults(batches_per_step=1):
 
 
 def _steps_in(epochs, batches_per_step):
-    steps = pace_.steps_in(epochs, cifar10.source().steps_per_epoch(batches_per_step))
+    steps = epoch_counter.steps_in(epochs, cifar10.source().steps_per_epoch(batches_per_step))
     if steps > _MAX_STEPS:
         raise app.UsageError(f'--epochs={epochs:g} is {steps} steps; expected at most '
                              f'{_MAX_STEPS}: lower --epochs')

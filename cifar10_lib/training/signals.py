@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 
-from cifar10_lib.program import console, interrupts
+from cifar10_lib.program import console
 
 # Open MPI and Slurm pass SIGUSR1 on, and let the processes live.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -33,44 +33,24 @@ def caught():
     """Catches the first of `SIGNALS` that is not ignored; a second one ends the process at once.
 
     A second signal that is SIGHUP does not: the system, the shell and `console` all send it. Python
-    allows handlers only in the main thread; elsewhere, nothing is caught.
+    allows handlers only in the main thread; elsewhere, nothing is caught. It runs them between two
+    operations of its own, so after a step, not during one.
 
-    Python runs handlers between bytecodes of the main thread, which may be in a long step, or in
-    one that hangs. So the signal's number is written to a pipe, from which a thread reads it.
-
-    Yields:
-        List that gets the number of the caught signal.
-
-    Raises:
-        KeyboardInterrupt: SIGINT came earlier, and was lost: see `interrupts`.
+    Yields a list that gets the number of the caught signal.
     """
-    found = []
-    if threading.current_thread() is not threading.main_thread():
+    found, first_time = [], 0.0
+
+    def catch(number, frame):
+        nonlocal first_time
+        del frame
+        if not found:
+            found.append(number)
+            first_time = time.monotonic()
+            console.note('')
+            console.note('Stopping after this step; interrupt again to stop at once.')
+        elif number != signal.SIGHUP and time.monotonic() - first_time > _TOGETHER:
+            os._exit(128 + number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    with handled(catch) if is_main else contextlib.nullcontext():
         yield found
-        return
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
-    threading.Thread(target=_listen, args=(read_end, found), daemon=True).start()
-    earlier_end = signal.set_wakeup_fd(write_end)  # First, so that no signal is lost in between.
-    try:
-        with handled(lambda *_: None):
-            interrupts.raise_lost()
-            yield found
-    finally:
-        signal.set_wakeup_fd(earlier_end)
-        os.close(write_end)  # Ends the thread.
-
-
-def _listen(read_end, found):
-    """Reads signal numbers from a pipe until it is closed."""
-    with open(read_end, 'rb', buffering=0) as pipe:
-        while number := pipe.read(1):
-            if number[0] not in SIGNALS:
-                continue
-            if not found:
-                found.append(number[0])
-                first_time = time.monotonic()
-                console.note('')
-                console.note('Stopping after this step; interrupt again to stop at once.')
-            elif number[0] != signal.SIGHUP and time.monotonic() - first_time > _TOGETHER:
-                os._exit(128 + number[0])

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 from cifar10_lib.program import cores, devices, errors
-from cifar10_lib.training import solo
+from cifar10_lib.training import worker as worker_
 from cifar10_lib.workers import collectives, connection, meeting, ports
 
 FLAGS = flags.FLAGS
@@ -25,7 +25,7 @@ _PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors
 
 @contextlib.contextmanager
 def joined(cluster, facts):
-    """Yields this worker's team once all workers have met; `solo.ALONE` if it is the only one.
+    """Yields this worker's team once all workers have met.
 
     For `facts`, and errors of workers that are missing or do not agree, see `meeting.join`.
 
@@ -34,7 +34,7 @@ def joined(cluster, facts):
         TimeoutError: a step took longer than --step_timeout, although all workers are alive.
     """
     if cluster.worker.size == 1:
-        yield solo.ALONE
+        yield worker_.Worker()
         return
     with meeting.join(cluster, facts) as peers:
         try:
@@ -53,12 +53,12 @@ def joined(cluster, facts):
             raise
 
 
-class Team(solo.Solo):
-    """A team of several workers; see `solo.Solo`. Create it before the graph."""
+class Team(worker_.Worker):
+    """A team of several workers; see `worker_.Worker`. Create it before the graph."""
 
     def __init__(self, worker, peers):
         """`worker` is this `worker.Worker`, `peers` the `watch.Meeting`."""
-        super().__init__()
+        super().__init__(worker.rank, worker.size, worker.local_rank)
         self.worker = worker
         self.step_seconds = peers.timeouts.step
         self._peers = peers
@@ -92,7 +92,7 @@ class Team(solo.Solo):
         config = devices.session_config(FLAGS.log_device_placement)
         configure(config, self.worker, self._gpus)
         self._broadcast = collectives.broadcast(tf.global_variables(), self.worker)
-        return solo.Session(
+        return worker_.Session(
             scaffold=scaffold, hooks=hooks, master=self.serve(config), config=config)
 
     def serve(self, config):

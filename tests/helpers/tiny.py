@@ -55,6 +55,6 @@ def normed_inference(images, training, gather=None):
 
 
 NORMED = dataclasses.replace(
-    RECIPE, name='normed', inference=normed_inference, has_batch_norm=True,
+    RECIPE, name='normed', inference=normed_inference,
     schedule=lambda global_step, batches_per_step: tf.constant(0.1),
     optimizer=tf.train.GradientDescentOptimizer)  # Its steps are multiples of the gradients.

@@ -20,7 +20,7 @@ import cifar10_train
 from cifar10_lib.evaluation import accuracy
 from cifar10_lib import recipes
 from cifar10_lib.runs import events, metrics
-from cifar10_lib.training import pace as pace_, session as training
+from cifar10_lib.training import epoch_counter, session as training
 
 FLAGS = flags.FLAGS
 
@@ -179,8 +179,8 @@ def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
 ])
 def test_when_it_is_due(examples_per_step, every, due):
     """With 80 images per epoch. The last step is always due."""
-    pace = pace_.Pace(examples_per_step, 80, due[-1], every)
-    assert [step for step in range(1, due[-1] + 1) if pace.validates(step)] == due
+    epochs = epoch_counter.EpochCounter(examples_per_step, 80, due[-1], every)
+    assert [step for step in range(1, due[-1] + 1) if epochs.validates(step)] == due
 
 
 def test_after_a_kill_no_step_is_duplicated_or_missing(tiny_net):

@@ -1,0 +1,343 @@
+"""Hooks of a training session, besides those that TensorFlow has, and listeners of checkpoints.
+
+A hook's `after_create_session` runs before the first step, `before_run` and `after_run` around each
+step, `end` after the last one. In each of them, the hooks take turns in the order of the session's
+list. `CheckpointSaverHook` calls its listeners before and after it saves a checkpoint.
+"""
+import datetime
+import math
+import os
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from cifar10_lib.program import console
+from cifar10_lib.runs import checkpoints, metrics, names, parameters
+
+SUMMARY_STEPS = 100  # Number of steps between summaries, and between rows of metrics.csv.
+
+_PROGRESS_SECONDS = 0.25
+_KEPT_SECONDS = 2.0
+
+
+class StepHook(tf.train.SessionRunHook):
+    """Base class of hooks that know the number of steps.
+
+    TensorFlow's hooks fetch the global step with each step; whether that is the value before or
+    after the update is not defined for resource variables.
+
+    Attributes:
+        steps: number of steps done, over all starts.
+    """
+
+    def after_create_session(self, session, coord):
+        self.steps = int(session.run(tf.train.get_global_step()))
+
+    def after_run(self, run_context, run_values):
+        self.steps += 1
+
+
+class StopAtStepHook(tf.train.StopAtStepHook):
+    """Unlike TensorFlow's, does not make one more step if a run resumes at its last one."""
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        if session.run(tf.train.get_global_step()) >= self._last_step:
+            coord.request_stop()
+
+
+class WorkerHook(tf.train.SessionRunHook):
+    """Gives workers the same values at the start, and stops all after the same step on a signal.
+
+    Attributes:
+        is_stopped: whether a worker has caught a signal.
+    """
+
+    def __init__(self, worker, caught):
+        """`caught` is the list of signals that this `worker.Worker` has caught."""
+        self._worker, self._caught = worker, caught
+        self.is_stopped = False
+
+    def after_create_session(self, session, coord):
+        self._worker.start(session)
+        if self._caught and self._worker.size == 1:  # Several workers learn of it in a step.
+            self.is_stopped = True
+            coord.request_stop()
+
+    def before_run(self, run_context):
+        return self._worker.step(self._caught)
+
+    def after_run(self, run_context, run_values):
+        if run_values.results.get('stop', len(self._caught)) > 0:
+            self.is_stopped = True
+            run_context.request_stop()
+
+
+class LoggerHook(StepHook):
+    """Logs loss and speed.
+
+    The speed is the mean over all steps since the last line. A session's first step, which includes
+    the set-up, only counts in its own line.
+    """
+
+    def __init__(self, loss, images_per_step, log_frequency):
+        self._loss, self._images_per_step = loss, images_per_step
+        self._log_frequency = log_frequency
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        self._first = self.steps
+        self._start = self.steps, time.perf_counter()
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs(self._loss)  # Asks for the value of the loss.
+
+    def after_run(self, run_context, run_values):
+        step, now = self.steps, time.perf_counter()
+        super().after_run(run_context, run_values)
+        is_due = step % self._log_frequency == 0
+        if is_due:
+            steps, start_time = self._start
+            sec_per_batch = (now - start_time) / (self.steps - steps)
+            examples_per_sec = self._images_per_step / sec_per_batch
+            console.line(f'{datetime.datetime.now()}: step {step}, loss = {run_values.results:.2f} '
+                         f'({examples_per_sec:.1f} examples/sec; {sec_per_batch:.3f} sec/batch)')
+        if is_due or step == self._first:
+            self._start = self.steps, now
+
+
+class ProgressHook(StepHook):
+    """Shows the progress of the epoch on a terminal, a few times per second.
+
+    The line of a finished epoch stays. For small data sets, whose epochs take moments, one such
+    line stays every two seconds.
+    """
+
+    def __init__(self, loss, epochs):
+        """`epochs` is an `EpochCounter`."""
+        self._loss, self._epochs = loss, epochs
+        self._shown_time = self._kept_time = -math.inf
+        self._start = None
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs(self._loss)
+
+    def after_run(self, run_context, run_values):
+        super().after_run(run_context, run_values)
+        now = time.perf_counter()
+        if not self._start:  # The first step includes the set-up.
+            self._start = self.steps, now
+            return
+        keep = self._epochs.ends(self.steps) and now - self._kept_time >= _KEPT_SECONDS
+        if not keep and now - self._shown_time < _PROGRESS_SECONDS:
+            return
+        self._shown_time = now
+        if keep:
+            self._kept_time = now
+        steps, start_time = self._start
+        rate = (self.steps - steps) / max(now - start_time, 1e-9)
+        remaining = self._epochs.max_steps - self.steps
+        left = f', {datetime.timedelta(seconds=int(remaining / rate))} left' * (remaining > 0)
+        console.progress(
+            f'epoch {self._epochs.seen(self.steps):.2f}: step {self.steps} of '
+            f'{self._epochs.max_steps}, {rate * self._epochs.images_per_step:.0f} images/s, loss '
+            f'{run_values.results:.2f}{left}', keep=keep)
+
+
+class MetricsHook(StepHook):
+    """Adds a row to metrics.csv every hundred steps, and whenever `add_row` is called.
+
+    Attributes:
+        values: the latest step's values of `fetches`, {name: number}.
+    """
+
+    def __init__(self, folder, fetches, epochs, writer):
+        """Creates the hook; its file is opened when the session is created.
+
+        Args:
+            folder: path of the run's folder.
+            fetches: dictionary of the tensors that each step fetches, float []: `training_loss`
+                and, if known, `training_error`, the fraction of wrong predictions, and
+                `learning_rate`.
+            epochs: an `EpochCounter`.
+            writer: the `tf.summary.FileWriter` of the folder.
+        """
+        self._folder, self._fetches, self._epochs = folder, fetches, epochs
+        self._writer = writer
+        self.values = {}
+        self._since_row, self._epoch_errors = [], []
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        self._table = metrics.Metrics(self._folder, self.steps)
+        self._start_time = time.perf_counter()
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs(self._fetches)
+
+    def after_run(self, run_context, run_values):
+        super().after_run(run_context, run_values)
+        self._end_time = time.perf_counter()
+        self.values = run_values.results
+        self._since_row.append(self.values)
+        if self._epochs.ends(self.steps - 1):
+            self._epoch_errors = []
+        if 'training_error' in self.values:
+            self._epoch_errors.append(self.values['training_error'])
+        if self.steps % SUMMARY_STEPS == 0 and not self._epochs.validates(self.steps):
+            self.add_row()
+
+    def epoch_error(self):
+        """Mean training error since the epoch began, or this start if later; None if unknown."""
+        return float(np.mean(self._epoch_errors)) if self._epoch_errors else None
+
+    def add_row(self, errors=None):
+        """Adds a row of means since the last one, unless there was no step since.
+
+        `errors` are the `validation.Errors` at this step. A validation does not count as training.
+        """
+        if not self._since_row:
+            return
+        means = {name: np.mean([values[name] for values in self._since_row])
+                 for name in self._fetches}
+        training_error = means.get('training_error')
+        seconds = self._end_time - self._start_time
+        self._table.append(
+            step=self.steps, wall_time=time.time(), epoch=self._epochs.seen(self.steps),
+            learning_rate=self.values.get('learning_rate'), training_loss=means['training_loss'],
+            training_error=training_error, validation_error=errors and errors.raw,
+            validation_error_averaged=errors and errors.averaged,
+            images_per_second=len(self._since_row) * self._epochs.images_per_step / seconds)
+        self._since_row = []
+        self._start_time = time.perf_counter()
+        values = {}
+        if training_error is not None and self.steps % SUMMARY_STEPS == 0:
+            # The evaluation's tag, so that TensorBoard shows both in one chart.
+            values['Precision @ 1'] = 1 - training_error
+        if errors:
+            values['validation/error'], values['validation/error_averaged'] = errors
+            values['training/error'] = training_error
+        self._writer.add_summary(tf.Summary(value=[
+            tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()
+            if value is not None]), self.steps)
+
+    def diverged(self, reason):
+        """The exception for a loss or variable that is not finite."""
+        latest = checkpoints.latest(self._folder, report=False)
+        return FloatingPointError(
+            f'Training diverged at step {self.steps}: {reason}, at learning rate '
+            f'{self.values.get("learning_rate", np.nan):g}. '
+            + (f'The last good checkpoint is {latest}: ' if latest else 'No checkpoint was saved: ')
+            + 'lower --learning_rate, then run the same command again')
+
+
+class ValidationHook(StepHook):
+    """Worker 0 validates, and the others wait for it, because steps have a time limit."""
+
+    def __init__(self, worker, epochs, validation=None, metrics_hook=None, stop_at=None):
+        """Creates the hook of a worker.
+
+        Args:
+            worker: a `worker.Worker`.
+            epochs: an `EpochCounter`, which knows when to validate.
+            validation: worker 0's `validation.Validation`.
+            metrics_hook: worker 0's `MetricsHook`, for the row of the validation.
+            stop_at: precision of the averaged weights at which all workers stop; None for never.
+        """
+        self._worker, self._epochs, self._validation = worker, epochs, validation
+        self._metrics = metrics_hook
+        self._stop_at = math.inf if stop_at is None else stop_at
+
+    def after_create_session(self, session, coord):
+        super().after_create_session(session, coord)
+        self._start_time = time.perf_counter()
+
+    def after_run(self, run_context, run_values):
+        super().after_run(run_context, run_values)
+        if not self._epochs.validates(self.steps):
+            return
+        is_good = False
+        if self._validation:
+            errors = self._validation.run(
+                run_context.session, self.steps, self._metrics.epoch_error())
+            self._metrics.add_row(errors)
+            is_good = errors is not None and 1 - errors.averaged >= self._stop_at
+        if is_good:
+            since = ' since this start' if self._epochs.first_step else ''
+            console.line(
+                f'Reached --stop_at={self._stop_at:g} at step {self.steps}, after '
+                f'{self._epochs.images(self.steps)} images ({self._epochs.seen(self.steps):.4g} '
+                f'epochs) and {time.perf_counter() - self._start_time:.1f} seconds{since}.')
+        if self._worker.barrier('the validation', value=is_good):
+            run_context.request_stop()
+
+
+class NanTensorHook(tf.train.NanTensorHook):
+    """TensorFlow's, with an error that names the step and the remedy."""
+
+    def __init__(self, loss, metrics_hook):
+        super().__init__(loss)
+        self._metrics = metrics_hook
+
+    def after_run(self, run_context, run_values):
+        try:
+            super().after_run(run_context, run_values)
+        except tf.train.NanLossDuringTrainingError as error:
+            raise self._metrics.diverged('the loss is nan') from error
+
+
+class RefuseNonFinite(tf.train.CheckpointSaverListener):
+    """Refuses to save variables that are not finite, so that the latest checkpoint stays good.
+
+    `NanTensorHook` is not enough: the loss of a step is that of the weights before it.
+    """
+
+    def __init__(self, variables, metrics_hook):
+        """Builds the check in the graph: copies of all variables in Python would take memory."""
+        self._checked = [each for each in variables if each.dtype.is_floating]
+        self._metrics = metrics_hook
+        with tf.device('/cpu:0'), tf.name_scope('check_finite'):
+            self._finite = tf.stack([
+                tf.reduce_all(tf.is_finite(variable.read_value())) for variable in self._checked])
+
+    def before_save(self, session, global_step_value):
+        for variable, finite in zip(self._checked, session.run(self._finite)):
+            if not finite:
+                raise self._metrics.diverged(f'{variable.op.name} is not finite')
+
+
+class UpdateStatistics(tf.train.CheckpointSaverListener):
+    """Computes the batch-norm statistics of the averaged weights before they are saved."""
+
+    def __init__(self, statistics, worker, caught):
+        """`statistics` is a `statistics.Statistics`, `caught` the list of caught signals."""
+        self._statistics, self._caught = statistics, caught
+        self._seconds = worker.step_seconds / 3  # Other workers wait for the step.
+
+    def before_save(self, session, global_step_value):
+        self._statistics.update(session, global_step_value, self._caught, self._seconds)
+
+
+class AddRow(tf.train.CheckpointSaverListener):
+    """Records the steps up to a checkpoint, so that a resumed run leaves no gap in metrics.csv."""
+
+    def __init__(self, metrics_hook):
+        self._metrics = metrics_hook
+
+    def before_save(self, session, global_step_value):
+        self._metrics.add_row()
+
+
+class WriteParameters(tf.train.CheckpointSaverListener):
+    """Writes params.h5 after the last checkpoint."""
+
+    def __init__(self, folder, variables):
+        self._folder, self._variables = folder, variables
+
+    def end(self, session, global_step_value):
+        console.line(f'Saved step {global_step_value} in {self._folder}.')
+        values = session.run({variable.op.name: variable for variable in self._variables})
+        parameters.write(
+            os.path.join(self._folder, names.PARAMETERS), values,
+            {variable.op.name for variable in self._variables if variable.trainable})
