@@ -1,6 +1,7 @@
-"""Makes a data set from your own images, or from another form of CIFAR-10, CIFAR-100 or SVHN.
+"""Makes a data set from your own images, or from arrays of NumPy.
 
     python cifar10_convert.py FOLDER DATA_DIR
+    python cifar10_convert.py FILE.npz DATA_DIR
     python cifar10_train.py --dataset=DATA_DIR --train_dir=...
 
 FOLDER contains a folder of images per class, such as FOLDER/cat/1.jpg: JPEG, PNG, GIF, BMP, WebP,
@@ -8,10 +9,9 @@ TIFF or AVIF of any size. Folders train/cat and test/cat (or val/cat) and so on 
 otherwise a fixed sixth of each class becomes the test set. The EXIF orientation is applied, the
 short side becomes 32 pixels, and the centre is kept.
 
-FOLDER may also contain Kaggle's train/ and trainLabels.csv, SVHN's train_32x32.mat and
-test_32x32.mat (requires SciPy), the pickles of torchvision and Keras (cifar-10-batches-py,
-cifar-100-python), or Parquet files from Hugging Face (requires pyarrow); or be an .npz file with
-x_train, y_train, x_test and y_test. These keep the published pixels, byte for byte.
+FILE.npz contains x_train and x_test, uint8 [count, 32, 32, 3], y_train and y_test, the labels from
+0, and optionally classes, their names. docs/usage.md shows how to write it from SVHN's files and
+from what torchvision, Keras, Kaggle and Hugging Face provide.
 
 Creates DATA_DIR with train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes
 and the names of the classes. Lists at the end which files were skipped, and why.
@@ -25,45 +25,43 @@ from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 from absl import app
 
-from cifar10_lib.datasets import custom, forms
-from cifar10_lib.program import console, files, ownership
+from cifar10_lib.datasets import arrays, custom, folders
+from cifar10_lib.program import console, files
 
 _SHOWN = 20  # Skipped files per reason.
 _MAX_NAME = 225  # Bytes; the file system's limit is 255, and a temporary name is longer.
 
 
-def convert(folder, data_dir):
-    """Converts the data in a folder or file to the data set `data_dir`, all or nothing.
+def convert(source, data_dir):
+    """Converts a folder of images or an .npz file to the data set `data_dir`, all or nothing.
 
     Raises:
         app.UsageError: `data_dir` is not empty, has too long a name, or is inside a folder of
             images.
-        errors.DataError: `folder` does not contain a valid data set.
+        errors.DataError: `source` is not a valid data set.
         OSError: reading or writing failed.
     """
     name = os.path.basename(os.path.abspath(data_dir))
     if len(os.fsencode(name)) > _MAX_NAME:
         raise app.UsageError(f'{name} has {len(os.fsencode(name))} bytes; expected a name of at '
                              f'most {_MAX_NAME}: choose another DATA_DIR')
-    skipped = []
-    form = forms.find(folder) or forms.CLASS_FOLDERS
-    if form is forms.CLASS_FOLDERS and _is_inside(data_dir, folder):
-        raise app.UsageError(f'{data_dir} is inside {folder}, where each folder is a class: choose '
+    made, given = os.path.realpath(data_dir), os.path.realpath(source)
+    if made != given and os.path.commonpath([made, given]) == given:
+        raise app.UsageError(f'{data_dir} is inside {source}, where each folder is a class: choose '
                              'another DATA_DIR')
+    skipped = []
     try:
         with files.new_folder(data_dir, 'DATA_DIR') as partial:
-            classes, train, test = form.read(folder, skipped)
+            if source.lower().endswith('.npz'):
+                classes, train, test = arrays.read(source)
+            else:
+                classes, train, test = folders.read(source, skipped)
             counts = custom.write(partial, name, classes, train, test)
     finally:  # Not inside `new_folder`: a lost console must not remove the data set.
         _show(skipped)
     console.line(f'{data_dir} holds {counts[0]} training and {counts[1]} test images of '
-                 f'{len(classes)} classes, from {form.title}: train with '
-                 f'--dataset={shlex.quote(data_dir)} --epochs=100')
-
-
-def _is_inside(path, folder):
-    path, folder = os.path.realpath(path), os.path.realpath(folder)
-    return path != folder and os.path.commonpath([path, folder]) == folder
+                 f'{len(classes)} classes: train with --dataset={shlex.quote(data_dir)} '
+                 '--epochs=100')
 
 
 def _show(skipped):
@@ -78,4 +76,4 @@ def _show(skipped):
 
 
 if __name__ == '__main__':
-    startup.run(lambda words: convert(*words), [ownership], positional='FOLDER DATA_DIR')
+    startup.run(lambda words: convert(*words), positional='SOURCE DATA_DIR')

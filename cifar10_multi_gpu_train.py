@@ -18,7 +18,7 @@ from absl import flags
 import cifar10
 import cifar10_input
 from cifar10_lib import recipes, settings
-from cifar10_lib.nets import summaries, towers, variables
+from cifar10_lib.nets import summaries, variables
 from cifar10_lib.program import console, devices, ownership
 from cifar10_lib.training import session as training
 
@@ -40,8 +40,8 @@ def tower_loss(scope, images, labels):
         float32 [], the total loss of the tower's batch.
     """
     with tf.name_scope(scope):
-        # The network of --net: by default, this is cifar10.inference(images).
-        logits = recipes.chosen().inference(images, training=True)
+        # cifar10.inference, unless --net is given.
+        logits = recipes.chosen(training=True).inference(images)
         return cifar10.loss(logits, labels)
 
 
@@ -86,7 +86,7 @@ def build_towers(batch_queue):
             with tf.device(f'/gpu:{i}'):
                 loss = tower_loss(scope, image_batch, label_batch)
                 tower_grads.append(variables.compute_gradients(loss))
-            tower_losses.append(towers.losses_by_name(loss, cifar10.TOWER_NAME))
+            tower_losses.append(summaries.losses_by_name(loss, cifar10.TOWER_NAME))
     return tower_grads, tower_losses
 
 

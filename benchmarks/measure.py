@@ -120,7 +120,7 @@ def _fixed_batch():
 
 
 def _inference(images):
-    return recipes.chosen().inference(images, training=True)
+    return recipes.chosen(training=True).inference(images)
 
 
 def _training():

@@ -5,8 +5,15 @@ import signal
 
 import pytest
 
-pytest_plugins = ['drill_plugin', 'spawn']
+pytest_plugins = ['spawn']
 _SLOW = {'workers', 'faults'}  # Folders of tests that start many processes.
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup('kills', 'tests/faults/test_kills.py')
+    group.addoption('--kills', type=int, metavar='N',
+                    help='kill each run N times; add --timeout=0 for more than a few')
+    group.addoption('--data_dir', metavar='DIR', help='train on this data, not on files of noise')
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,7 +7,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
-from cifar10_lib.datasets import custom, source, table
+from cifar10_lib.datasets import custom, image_source, table
 from cifar10_lib.program import errors
 
 FLAGS = flags.FLAGS
@@ -15,26 +15,18 @@ ROW = {'name': 'pets', 'classes': ['cat', 'dög'], 'train_files': {'train.bin': 
        'test_files': {'test.bin': 2}}
 
 
-def blocks(*labels):
-    """One block of one record for each label."""
-    return [np.full([1, 3073], label, np.uint8) for label in labels]
+def labelled(*labels):
+    """Images whose bytes all equal their label, and the labels."""
+    return (np.full([len(labels), 32, 32, 3], np.reshape(labels, [-1, 1, 1, 1]), np.uint8),
+            np.array(labels, int))
 
 
 @pytest.fixture
 def folder(tmp_path):
     path = tmp_path / 'pets'
     path.mkdir()
-    assert custom.write(path, 'pets', ['cat', 'dög'], blocks(0, 1, 1), blocks(1, 0)) == (3, 2)
+    assert custom.write(path, 'pets', ['cat', 'dög'], labelled(0, 1, 1), labelled(1, 0)) == (3, 2)
     return path
-
-
-def test_records():
-    """The label, then plane by plane, each row by row."""
-    images = np.random.RandomState(1).randint(0, 256, [2, 32, 32, 3]).astype(np.uint8)
-    records = custom.records(images, [[7], [200]], 201, 'a file')
-    assert records.dtype == np.uint8 and records.shape == (2, 3073)
-    assert records[:, 0].tolist() == [7, 200]
-    np.testing.assert_array_equal(records[1, 1:].reshape(3, 32, 32)[2, 5], images[1, 5, :, 2])
 
 
 def test_written_files(folder):
@@ -44,7 +36,7 @@ def test_written_files(folder):
 
 
 def test_the_row_works_like_those_of_the_table(folder):
-    row = source.find(folder)
+    row = image_source.find(folder)
     row.check(folder)
     assert (row.name, row.title, row.num_classes, row.record_bytes) == ('pets', 'pets', 2, 3073)
     assert row.classes == ('cat', 'dög')
@@ -66,37 +58,36 @@ def test_the_flag_takes_a_name_or_a_folder(folder, monkeypatch):
 def test_a_name_of_the_table_is_not_a_folder(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     folder.rename('synthetic')
-    assert source.find('synthetic') is table.SYNTHETIC
-    assert source.find('./synthetic').name == 'pets'
+    assert image_source.find('synthetic') is table.SYNTHETIC
+    assert image_source.find('./synthetic').name == 'pets'
 
 
 @pytest.mark.parametrize('name', ['pets', '', '/dev/null'])
 def test_neither_a_name_nor_a_folder(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(flags.IllegalFlagValueError, match=(
-            f'"{name}" is not a data set; expected cifar10, cifar100, synthetic, synthetic100, or '
-            'a folder with a dataset.json')):
+            f'"{name}" is not a data set; expected cifar10, cifar100, synthetic, or a '
+            'folder with a dataset.json')):
         FLAGS.dataset = name
 
 
 @pytest.mark.parametrize('change, words', [
-    ({'name': ''}, '"name" is ""; expected a name other than cifar10'),
-    ({'name': 'cifar10'}, '"name" is "cifar10"'),
+    ({'name': ''}, '"name" is \'\'; expected a name other than cifar10'),
+    ({'name': 'cifar10'}, '"name" is \'cifar10\''),
     ({'name': 'a\nb'}, '"name" is'),
-    ({'classes': ['cat']}, '"classes" is ["cat"]; expected a list of 2 to 256 different names'),
+    ({'classes': ['cat']}, '"classes" is [\'cat\']; expected a list of 2 to 256 different names'),
     ({'classes': ['cat', 'cat']}, '"classes" is'),
     ({'classes': ['cat', 7]}, '"classes" is'),
     ({'classes': ['cat', '\x1b[2J']}, '"classes" is'),
     ({'classes': [str(k) for k in range(257)]}, '"classes" is'),
-    ({'classes': 'cat'}, '"classes" is "cat"'),
+    ({'classes': 'cat'}, '"classes" is \'cat\''),
+    ({'name': 50 * [50 * ['a']]}, '"name" is [['),
     ({'train_files': {}}, '"train_files" is {}; expected names of files in this folder'),
     ({'train_files': ['train.bin']}, '"train_files" is'),
     ({'test_files': {'../test.bin': 2}}, '"test_files" is'),
     ({'test_files': {'test.bin': 0}}, '"test_files" is'),
     ({'test_files': {'test.bin': True}}, '"test_files" is'),
-    ({'train_files': {256 * 'a': 1}}, '"train_files" is'),
-    ({'classes': ['cat', 256 * 'a']}, '"classes" is'),
-    ({'name': float('nan')}, '"name" is NaN'),
+    ({'name': float('nan')}, '"name" is nan'),
     ({'name': '\ud800'}, '"name" is')])
 def test_invalid_fields_are_reported(folder, change, words):
     (folder / 'dataset.json').write_text(json.dumps({**ROW, **change}))
@@ -108,20 +99,10 @@ def test_invalid_fields_are_reported(folder, change, words):
 
 
 @pytest.mark.parametrize('text', [
-    '', '{', '[]', 'null', '[' * 200000, 100000 * '[' + 100000 * ']', b'\xff\xfe', b'\0',
-    '9' * 5000, (1 << 20) * ' ' + '{}'])
+    '', '{', 'null', '7', '[' * 200000, 100000 * '[' + 100000 * ']', b'\xff\xfe', '9' * 5000])
 def test_files_without_a_json_object(folder, text):
     (folder / 'dataset.json').write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(errors.DataError, match='dataset.json (is not |holds |is larger than 1 MB)'):
-        custom.read(folder)
-
-
-@pytest.mark.parametrize('depth', [100, 300, 900, 980, 2000, 9000, 50000])
-def test_a_deeply_nested_field(folder, depth):
-    """At some depths, reading fails; at others, writing the message."""
-    (folder / 'dataset.json').write_text(json.dumps(ROW).replace(
-        '"pets"', depth * '[' + depth * ']'))
-    with pytest.raises(errors.DataError, match='dataset.json(: "name" is| is not JSON)'):
+    with pytest.raises(errors.DataError, match='dataset.json cannot be read .*a JSON object'):
         custom.read(folder)
 
 
@@ -133,11 +114,11 @@ def test_a_damaged_record_file_is_reported_with_a_remedy(folder):
 
 
 @pytest.mark.parametrize('name, dog, train, test, words', [
-    ('pets', 'dog', blocks(1, 1), blocks(0), 'no training image of cat can be read'),
-    ('pets', 'dog', blocks(0, 1), [], 'no test image can be read; expected at least one: add'),
-    ('pets', 'd\x1b[31mog', blocks(0, 1), blocks(0), r'"classes" is \["cat", "d\\u001b\[31mog"\];'),
-    ('cifar10', 'dog', blocks(0, 1), blocks(0),
-     'named like its folder: "name" is "cifar10"; expected a name other than cifar10, cifar100')])
+    ('pets', 'dog', labelled(1, 1), labelled(0), 'no training images of cat: add some'),
+    ('pets', 'dog', labelled(0, 1), labelled(), 'no test images: add some'),
+    ('pets', 'd\x1b[31mog', labelled(0, 1), labelled(0), r"\"classes\" is .*'d\\x1b\[31mog'\];"),
+    ('cifar10', 'dog', labelled(0, 1), labelled(0),
+     "named like its folder: \"name\" is 'cifar10'; expected a name other than cifar10, cifar100")])
 def test_an_invalid_data_set_gets_no_json_file(tmp_path, name, dog, train, test, words):
     with pytest.raises(errors.DataError, match=words):
         custom.write(tmp_path, name, ['cat', dog], train, test)

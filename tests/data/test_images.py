@@ -9,6 +9,7 @@ from PIL import Image
 
 from cifar10_lib.datasets import images
 
+BOMB = r'cannot be read \(Image size \(\d+ pixels\) exceeds limit of (89478485|178956970)'
 NOISE = np.random.RandomState(1).randint(0, 256, [32, 32, 4]).astype(np.uint8)
 COLOUR, GREY = NOISE[..., :3], np.repeat(NOISE[..., :1], 3, axis=2)
 
@@ -81,7 +82,7 @@ def test_avif(read):
     y, x = np.mgrid[:32, :32]
     smooth = np.repeat((2 * (x + y))[..., np.newaxis].astype(np.uint8), 3, axis=2)
     assert abs(read(save, smooth, format='AVIF', quality=100).astype(int) - smooth).max() < 8
-    with pytest.raises(images.ImageError, match='is damaged or truncated'):
+    with pytest.raises(images.ImageError, match='cannot be read'):
         read(lambda path: path.write_bytes(path.read_bytes()[:-200]))
 
 
@@ -168,27 +169,21 @@ def test_any_size(read, shape):
 
 
 @pytest.mark.parametrize('data, words', [
-    (b'', 'is empty'),
-    (b'just text', 'is damaged or truncated, or not an image (JPEG, PNG, GIF, BMP, WEBP, TIFF'),
-    (b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n', 'not an image (JPEG, PNG, '),
-    (b'RIFF....WEBPVP8 ', 'is damaged or truncated'),
-    (b'\xff\xd8\xff', 'is damaged or truncated'),
-    (b'\xff\xd8\xff\xe0\0\0', 'is damaged or truncated'),
-    (b'\x89PNG\r\n\x1a\n', 'is damaged or truncated'),
-    (b'GIF89a', 'is damaged or truncated'),
-    (b'BM', 'is damaged or truncated'),
-    (b'II*\0\x08\0\0\0', 'is damaged or truncated')])
+    *((data, 'damaged, or not JPEG, PNG, GIF, BMP, WEBP, TIFF, AVIF)') for data in (
+        b'', b'just text', b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n')),
+    *((data, '') for data in (b'RIFF....WEBPVP8 ', b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n',
+                              b'GIF89a', b'BM', b'II*\0\x08\0\0\0'))])
 def test_files_that_are_not_images(read, data, words, tmp_path, capfd):
     with pytest.raises(images.ImageError) as error:
         read(lambda path: path.write_bytes(data))
-    assert str(error.value).startswith(f'{tmp_path}/image is ')
+    assert str(error.value).startswith(f'{tmp_path}/image cannot be read (')
     assert words in str(error.value) and '\n' not in str(error.value)
     assert capfd.readouterr().err == ''  # The libraries print nothing either.
 
 
 def test_values_without_a_fixed_range_are_rejected(read):
     for kind in (np.int32, np.float32):
-        with pytest.raises(images.ImageError, match='has channels of 32 bits; expected 8 or 16'):
+        with pytest.raises(images.ImageError, match='channels of 32 bits; expected 8 or 16'):
             read(save, GREY[..., 0].astype(kind), format='TIFF')
 
 
@@ -207,23 +202,24 @@ def test_truncated_files(read, write, share):
     def cut(path):
         write(path, GREY[..., 0] if write is image_files.gif else COLOUR)
         path.write_bytes(path.read_bytes()[:int(share * path.stat().st_size)])
-    with pytest.raises(images.ImageError, match='is damaged or truncated'):
+    with pytest.raises(images.ImageError, match='cannot be read'):
         read(cut)
 
 
 @pytest.mark.parametrize('write, position, sides', [
     (image_files.png, 16, b'\0\1\0\0\0\1\0\0'),
+    (image_files.png, 16, b'\0\0\x27\x10\0\0\x27\x10'),
     (image_files.bmp, 18, b'\0\0\1\0\0\0\1\0'),
     (image_files.jpeg, None, b'\xff\xff\xff\xff')])
 def test_pictures_that_would_exhaust_memory_are_not_decoded(read, write, position, sides):
-    """Only their headers claim such sizes; in the first two rows, 65,536 pixels per side."""
+    """Only their headers claim such sizes; Pillow itself only warns of 10,000 pixels per side."""
     def bomb(path):
         write(path, COLOUR)
         data = bytearray(path.read_bytes())
         start = data.index(b'\xff\xc0') + 5 if position is None else position
         data[start:start + len(sides)] = sides
         path.write_bytes(with_new_checksum(data) if write is image_files.png else data)
-    with pytest.raises(images.ImageError, match='has more than 178956970 pixels'):
+    with pytest.raises(images.ImageError, match=BOMB):
         read(bomb)
 
 
@@ -235,7 +231,7 @@ def with_new_checksum(png):
 
 def test_a_frame_that_would_exhaust_memory_is_not_decoded(read):
     """It is larger than the screen in the file's header."""
-    with pytest.raises(images.ImageError, match='has more than 178956970 pixels'):
+    with pytest.raises(images.ImageError, match=BOMB):
         read(wide_frames, first=0)
 
 
@@ -252,14 +248,6 @@ def wide_frames(path, first):
     assert len(others) == 30
     path.write_bytes(begin + b''.join((frame if k < first else wide) + other
                                       for k, other in enumerate(others)))
-
-
-def test_too_large_a_file_is_not_decoded(read):
-    def large(path):
-        image_files.png(path, COLOUR)
-        os.truncate(path, (64 << 20) + 1)
-    with pytest.raises(images.ImageError, match='is larger than 64 MB'):
-        read(large)
 
 
 def test_files_that_cannot_be_read(tmp_path):

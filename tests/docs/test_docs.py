@@ -31,7 +31,7 @@ SCRIPTS = [name for name in FILES
 # Of other programs, by the words that call them.
 OPTIONS_OF_OTHERS = {
     'mpirun': {'-n', '--mca', '--hostfile', '--allow-run-as-root', '--bind-to', '--oversubscribe'},
-    'pytest': {'-m', '-k'},
+    'pytest': {'-m', '-k', '-rP', '--timeout'},
     'tensorboard': {'--logdir', '--logdir_spec'},
     'classification.py': {
         '-b', '-c', '-e', '-h', '-l', '-m', '-n', '-o', '-t', '--batch-size', '--context',
@@ -79,7 +79,9 @@ def options_of_script(script):
     module = importlib.import_module(script.removesuffix('.py'))
     call, = (node for node in ast.walk(ast.parse(text(script)))
              if isinstance(node, ast.Call) and ast.unparse(node.func) == 'startup.run')
-    modules = [module, *eval(ast.unparse(call.args[1]), vars(module))]
+    modules = [module]
+    for argument in call.args[1:]:
+        modules += eval(ast.unparse(argument), vars(module))
     unused = [eval(ast.unparse(each.value), vars(module)) for each in call.keywords
               if each.arg == 'unused']
     found = [flag for owner in modules for flag in flags.FLAGS.get_key_flags_for_module(owner)

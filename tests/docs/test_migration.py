@@ -202,7 +202,8 @@ def write_stripes(folder):
     rows = random.randint(0, 60, [300, 3073]).astype(np.uint8)
     rows[:, 0] = np.arange(300) % 3
     rows.reshape(300, -1)[:, 1:].reshape(300, 3, 1024)[np.arange(300), rows[:, 0]] += 150
-    custom.write(str(folder), 'stripes', ['red', 'green', 'blue'], [rows[:240]], [rows[240:]])
+    custom.write(str(folder), 'stripes', ['red', 'green', 'blue'],
+                 record_files.unpacked(rows[:240]), record_files.unpacked(rows[240:]))
     return folder
 
 

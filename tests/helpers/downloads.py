@@ -10,7 +10,7 @@ import threading
 
 import numpy as np
 
-from cifar10_lib.datasets import download, table
+from cifar10_lib.datasets import table
 
 CONTENTS = {name: np.random.RandomState(count).randint(0, 10, 3073 * count).astype(np.uint8)
             .tobytes() for name, count in {'data_batch_1.bin': 40, 'test_batch.bin': 10}.items()}
@@ -46,12 +46,6 @@ def row(url='http://nowhere.invalid/small.tar.gz', archive=ARCHIVE):
         sha256=hashlib.sha256(archive).hexdigest())
 
 
-def retry_at_once(monkeypatch):
-    """Makes downloads retry without a pause, and use no proxy."""
-    monkeypatch.setattr(download, '_PAUSE_SECONDS', 0.0)
-    use_no_proxy(monkeypatch)
-
-
 def use_no_proxy(monkeypatch):
     for name in [name for name in os.environ if name.lower().endswith('_proxy')]:
         monkeypatch.delenv(name)
@@ -73,11 +67,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body[:cut])
 
-    def _start(self):
-        return int((self.headers.get('Range') or 'bytes=0-')[6:-1])
-
     def _good(self, cut=None):
-        start = self._start()
+        start = int((self.headers.get('Range') or 'bytes=0-')[6:-1])
         if start:
             last = len(ARCHIVE) - 1
             self._send(206, ARCHIVE[start:], cut, Content_Range=f'bytes {start}-{last}/{last + 1}')
@@ -88,19 +79,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Closes each connection after 10,000 bytes."""
         self._good(cut=10000)
 
-    def _cut_once(self):
-        """Closes the first connection after `cut_after` bytes, and sends nothing on later ones."""
-        self._good(cut=self.server.cut_after if len(self.server.requests) == 1 else 0)
-
     def _stall(self):
-        """Sends 10,000 bytes, then stops for a second."""
+        """Sends 10,000 bytes, then stops for two seconds."""
         self._good(cut=10000)
         self.wfile.flush()
-        threading.Event().wait(1)
-
-    def _silent(self):
-        """Sends nothing for a second, then closes."""
-        threading.Event().wait(1)
+        threading.Event().wait(2)
 
     def _held(self):
         """Sends nothing until the event `released` is set."""
@@ -110,21 +93,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _without_range(self):
         self._send(200, ARCHIVE)
 
-    def _without_length(self):
-        self._send(200, ARCHIVE, Content_Length=None)
-
-    def _wrong_length(self):
-        self._send(200, ARCHIVE, Content_Length='abc')
-
-    def _length_too_large(self):
-        self._send(200, ARCHIVE, Content_Length=len(ARCHIVE) + 1)
-
-    def _length_too_small(self):
-        self._send(200, ARCHIVE, Content_Length=len(ARCHIVE) - 1)
-
     def _more_than_all(self):
         """The archive followed by zeros, without a length."""
         self._send(200, ARCHIVE + bytes(1 << 20), Content_Length=None)
+
+    def _wrong_length(self):
+        self._send(200, ARCHIVE, Content_Length='abc')
 
     def _other_bytes(self):
         self._send(200, bytes(len(ARCHIVE)))
@@ -132,20 +106,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _page(self):
         self._send(200, b'<html>Log in first</html>')
 
-    def _page_for_a_part(self):
-        """A page that claims to be the rest of the file."""
-        rest = b'<html>Log in first</html>'.ljust(len(ARCHIVE) - self._start())
-        last = len(ARCHIVE) - 1
-        self._send(206, rest, Content_Range=f'bytes {self._start()}-{last}/{last + 1}')
-
     def _not_http(self):
         self.wfile.write(b'SSH-2.0-OpenSSH_9.2\r\n')
 
     def _missing(self):
         self._send(404, b'')
-
-    def _broken(self):
-        self._send(503, b'')
 
     def _too_far(self):
         self._send(416, b'')
@@ -156,9 +121,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _to_a_file(self):
         self._send(302, b'', Location='file:///etc/passwd')
 
-    def _to_ftp(self):
-        self._send(302, b'', Location='ftp://127.0.0.1/small.tar.gz')
-
     def log_message(self, *arguments):
         pass
 
@@ -166,9 +128,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class Server(http.server.ThreadingHTTPServer):
     """A server on loopback that records (path, Range) of each request."""
 
-    def __init__(self, behaviour='good', cut_after=10000):
+    def __init__(self, behaviour='good'):
         super().__init__(('127.0.0.1', 0), Handler)
-        self.behaviour, self.cut_after, self.requests = behaviour, cut_after, []
+        self.behaviour, self.requests = behaviour, []
         self.url = f'http://127.0.0.1:{self.server_port}/small.tar.gz'
 
     @contextlib.contextmanager

@@ -14,16 +14,21 @@ def write(path, labelled_images, label_bytes=1):
             stream.write(np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes())
 
 
-def write_noise(data_dir, count=200):
-    """Writes CIFAR-10's six files with `count` records of noise each; returns their folder."""
-    folder = os.path.join(data_dir, table.CIFAR10.folder)
+def write_noise(data_dir, count=200, row=table.CIFAR10):
+    """Writes a data set's files with `count` records of noise each; returns their folder."""
+    folder = os.path.join(data_dir, row.folder)
     os.makedirs(folder)
-    for seed, name in enumerate(table.CIFAR10.files):
+    for seed, name in enumerate(row.files):
         random = np.random.RandomState(seed)
-        rows = random.randint(0, 256, [count, table.CIFAR10.record_bytes]).astype(np.uint8)
-        rows[:, 0] %= 10
+        rows = random.randint(0, 256, [count, row.record_bytes]).astype(np.uint8)
+        rows[:, row.label_index] %= row.num_classes
         rows.tofile(os.path.join(folder, name))
     return folder
+
+
+def unpacked(records):
+    """uint8 [count, 3073] -> images, uint8 [count, 32, 32, 3], and labels, uint8 [count]."""
+    return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0]
 
 
 def half_bright(count, seed):

@@ -5,35 +5,16 @@ import dataclasses
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 import typing
 
 import spawn
 
-# Runs root's processes without its privileges, so that permissions apply to them.
-UNPRIVILEGED = ('setpriv', '--bounding-set=-all') if os.getuid() == 0 else ()
 
-
-def run_script(script, *arguments, prefix=()):
-    """Runs a script to its end: a `subprocess.CompletedProcess`.
-
-    Args:
-        script: name of the file.
-        *arguments: its command line.
-        prefix: command to run it with, such as `UNPRIVILEGED`.
-    """
-    if not prefix:
-        return spawn.run_script(script, *arguments)
-    return subprocess.run([*prefix, sys.executable, spawn.ROOT / script, *arguments], text=True,
-                          capture_output=True, check=False, timeout=spawn.PATIENCE,
-                          env=spawn.environment())
-
-
-def train(folder, *flags, **options):
-    """Trains in the folders `data` and `train` of a folder; see `run_script`."""
-    return run_script('cifar10_train.py', *train_flags(folder), *flags, **options)
+def train(folder, *flags):
+    """Trains in the folders `data` and `train` of a folder: a `subprocess.CompletedProcess`."""
+    return spawn.run_script('cifar10_train.py', *train_flags(folder), *flags)
 
 
 def train_flags(folder):

@@ -10,6 +10,7 @@ import record_files
 import spawn
 import stand_in_gpu
 import tensorflow.compat.v1 as tf
+from absl.testing import flagsaver
 
 from benchmarks import __main__ as benchmarks
 from benchmarks import floor, processes, tutorial
@@ -85,7 +86,8 @@ def test_the_floor_has_the_shapes_of_the_net(net):
 
     def logits():
         size = 24 if net == 'tutorial' else 32
-        return recipes.TABLE[net].inference(tf.zeros([2, size, size, 3]), training=True)
+        with flagsaver.flagsaver(net=net):
+            return recipes.chosen(training=True).inference(tf.zeros([2, size, size, 3]))
 
     with tf.Graph().as_default() as expected:
         tf.gradients(logits(), tf.trainable_variables())

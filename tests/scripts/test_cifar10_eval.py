@@ -8,6 +8,7 @@ import subprocess
 import numpy as np
 import plain
 import pytest
+import record_files
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
@@ -179,9 +180,9 @@ def test_a_full_stdout_is_not_reported_as_a_full_folder(trained):
 def evaluate_as(user, *arguments):
     """Runs the script on the run of `trained` as another user: a `subprocess.CompletedProcess`.
 
-    That user may be unable to read the repository.
+    That user may be unable to read the repository, or modules of Python.
     """
-    program = (f'import os, sys; sys.path.insert(0, {str(spawn.ROOT)!r}); '
+    program = (f'import mmap, os, sys; sys.path.insert(0, {str(spawn.ROOT)!r}); '
                'from cifar10_lib.program import startup; import cifar10_eval; '
                f'os.setgid({user}); os.setuid({user}); '
                'sys.argv[0] = sys.argv.pop(1); startup.run(cifar10_eval.main)')
@@ -219,8 +220,9 @@ def test_net_and_data_set_come_from_the_run(half_bright, tmp_path, capsys):
     mine = tmp_path / 'mine'
     mine.mkdir()
     records = np.fromfile(half_bright / 'test_batch.bin', np.uint8).reshape(-1, 3073)
-    custom.write(mine, 'mine', ['a', 'b', 'c'], [np.concatenate([records[:50], records[:1] + [
-        [2] + [0] * 3072]])], [records])
+    training = np.concatenate([records[:50], records[:1] + [[2] + [0] * 3072]]).astype(np.uint8)
+    custom.write(mine, 'mine', ['a', 'b', 'c'], record_files.unpacked(training),
+                 record_files.unpacked(records))
     with flagsaver.flagsaver(net='local', dataset=str(mine), max_steps=1):
         cifar10_train.train()
     with flagsaver.flagsaver(run_once=True, data_dir='/nonexistent'):
@@ -242,8 +244,8 @@ def test_an_evaluation_waits_while_a_run_on_other_images_replaces_the_first(
     mine = tmp_path / 'mine'
     mine.mkdir()
     records = np.repeat(np.arange(10, dtype=np.uint8)[:, np.newaxis], 3073, axis=1)
-    custom.write(mine, 'mine', [f'class {label}' for label in range(10)], [records],
-                 [records, records])
+    custom.write(mine, 'mine', [f'class {label}' for label in range(10)],
+                 record_files.unpacked(records), record_files.unpacked(np.tile(records, [2, 1])))
 
     def runs(folder, _):
         for dataset in ('cifar10', str(mine)):
@@ -259,14 +261,14 @@ def test_an_evaluation_waits_while_a_run_on_other_images_replaces_the_first(
 
 def test_the_five_most_probable_of_a_hundred_classes(tmp_path, capsys):
     """Twelve images whose labels rank first, fifth and sixth, four each: 1/3 and 2/3."""
-    data_dir = tmp_path / 'synthetic-100-batches-bin'
+    data_dir = tmp_path / 'cifar-100-binary'
     data_dir.mkdir()
     record = np.zeros([1, 3074], np.uint8)
     for name, labels in (('train.bin', range(100)), ('test.bin', [99, 95, 94] * 4)):
         records = np.repeat(record, len(labels), axis=0)
         records[:, 1] = labels
         records.tofile(data_dir / name)
-    with flagsaver.flagsaver(dataset='synthetic100', data_dir=str(tmp_path), max_steps=0,
+    with flagsaver.flagsaver(dataset='cifar100', data_dir=str(tmp_path), max_steps=0,
                              train_dir=str(tmp_path / 'run'), checkpoint_dir=str(tmp_path / 'run'),
                              eval_dir=str(tmp_path / 'eval'), batch_size=5, run_once=True):
         cifar10_train.train()

@@ -13,7 +13,7 @@ import cifar10_input
 import cifar10_eval
 import cifar10_multi_gpu_train
 import cifar10_train
-from cifar10_lib.nets import summaries, towers, variables
+from cifar10_lib.nets import summaries, variables
 from cifar10_lib.program import devices
 
 FLAGS = flags.FLAGS
@@ -122,7 +122,7 @@ def test_two_towers_take_the_step_of_one_with_both_batches():
 
 def test_summary_tags_do_not_contain_towers(two_towers):
     summaries.losses(cifar10_multi_gpu_train.mean_losses(two_towers[1]))
-    found = towers.of_first(tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
+    found = summaries.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
     summary = tf.Summary.FromString(run(tf.summary.merge(found)))
     tags = [value.tag for value in summary.value]
     assert len(tags) == len(set(tags))

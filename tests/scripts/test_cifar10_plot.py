@@ -2,6 +2,7 @@ import os
 
 import numpy as np
 import pytest
+import record_files
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
@@ -10,6 +11,7 @@ from PIL import Image
 
 import cifar10_eval
 import cifar10_plot
+from cifar10_lib.datasets import table
 from cifar10_lib.evaluation import pictures
 from cifar10_lib.runs import metrics
 
@@ -210,7 +212,8 @@ def test_without_matplotlib_is_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_the_script_as_a_user_runs_it(tmp_path):
-    done = spawn.run_script('cifar10_plot.py', f'--data_dir={tmp_path}', '--dataset=synthetic100',
+    record_files.write_noise(tmp_path, row=table.CIFAR100)
+    done = spawn.run_script('cifar10_plot.py', f'--data_dir={tmp_path}', '--dataset=cifar100',
                             '--picture=samples', cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, '')
     assert done.stdout.endswith('Wrote samples.png.\n')

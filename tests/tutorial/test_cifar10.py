@@ -267,3 +267,26 @@ def test_every_variable_is_pinned_to_the_cpu():
         assert variable.device == '/device:CPU:0', variable.op.name
     conv, = [op for op in tf.get_default_graph().get_operations() if op.name == 'conv1/Conv2D']
     assert conv.device == '/device:GPU:0'
+
+
+@pytest.mark.parametrize('count', [1, 13])
+def test_a_frozen_training_graph_accepts_any_number_of_images(count):
+    """A graph for batches of 7, as programs make it for other languages."""
+    random = np.random.RandomState(3)
+    pixels = random.normal(size=[count, 24, 24, 3]).astype(np.float32)
+    images = tf.placeholder(tf.float32, [7, 24, 24, 3], name='images')
+    logits = cifar10.inference(images)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        batch = np.resize(pixels, [7, 24, 24, 3]) if count < 7 else pixels[:7]
+        expected = session.run(logits, {images: batch})
+        frozen = tf.graph_util.convert_variables_to_constants(
+            session, tf.get_default_graph().as_graph_def(), [logits.op.name])
+    with tf.Graph().as_default():
+        fed = tf.placeholder(tf.float32, [None, 24, 24, 3])
+        found, = tf.import_graph_def(
+            frozen, {'images:0': fed}, [logits.name], name='')
+        with tf.Session() as session:
+            got = session.run(found, {fed: pixels})
+    assert got.shape == (count, 10)
+    np.testing.assert_allclose(got[:7], expected[:count], atol=1e-5)

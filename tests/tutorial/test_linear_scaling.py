@@ -73,8 +73,7 @@ def test_towers_warm_up_and_a_resumed_run_reports_the_change(trained, capsys):
     settings = json.loads(pathlib.Path(FLAGS.train_dir, 'run.json').read_text())['settings']
     assert (settings['linear_scaling'], settings['warmup_epochs']) == (True, 4)
     assert [line for line in capsys.readouterr().out.splitlines() if 'scaling' in line] == [
-        'Resuming with --linear_scaling --warmup_epochs=4.0 (was --linear_scaling=false); the '
-        'schedule continues at the same step.']
+        'Resuming with --linear_scaling=true (was false); the schedule continues at the same step.']
 
 
 @pytest.mark.parametrize('others', [{}, {'linear_scaling': False, 'net': 'resnet23'}])

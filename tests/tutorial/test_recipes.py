@@ -207,10 +207,9 @@ def test_a_resumed_run_continues_the_schedule_from_another_learning_rate(
         assert row['step'] == given['max_steps']
         np.testing.assert_allclose(row['learning_rate'], rate, rtol=1e-6)
     assert [line for line in capsys.readouterr().out.splitlines() if 'learning' in line] == [
-        'Resuming with --learning_rate=0.05 (was --learning_rate=0.02); the schedule continues at '
-        'the same step.',
-        'Resuming with the default learning rate (was --learning_rate=0.05); the schedule '
-        'continues at the same step.']
+        'Resuming with --learning_rate=0.05 (was 0.02); the schedule continues at the same step.',
+        'Resuming with --learning_rate=the default (was 0.05); the schedule continues at the same '
+        'step.']
 
 
 def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net, capsys):

@@ -56,33 +56,35 @@ class Source:
         return list(self.data_set.count(self.folder, self.eval_data))
 
     def num_records(self):
-        """Number of records of the subset, over all shards.
+        """Number of records of the subset, over all shards; as published if there is no folder yet.
 
-        If the folder does not exist yet, uses the sizes of the published files. Raises
-        `errors.MissingFile` if the folder exists, but one of its record files is missing.
+        Raises `errors.MissingFile` if the folder exists, but lacks one of its record files.
         """
-        if os.path.isdir(self.folder):
-            return self._in_subset(sum(self.data_set.count(self.folder, self.eval_data).values()))
-        return self._in_subset(self._published())
+        counts = (self.data_set.count(self.folder, self.eval_data) if os.path.isdir(self.folder)
+                  else self.data_set.split(self.eval_data))
+        return self._in_subset(sum(counts.values()))
 
     def num_examples(self):
         """Number of images in an epoch: the edited constant, or else `num_records`.
 
-        Held-out images are for validation, which reads all of them.
-
-        Raises:
-            errors.MissingFile: see `num_records`.
-            errors.DataError: the constant is less than 1.
+        Held-out images are for validation, which reads all of them. Raises `errors.DataError` if
+        the constant is less than 1, and what `num_records` raises.
         """
-        if self.examples_per_epoch is None or self.subset == 'held_out':
+        examples = self.examples_per_epoch
+        if examples is None or self.subset == 'held_out':
             return self.num_records()
-        if self.examples_per_epoch < 1:
-            raise errors.DataError(
-                f'NUM_EXAMPLES_PER_EPOCH_FOR_{"EVAL" if self.eval_data else "TRAIN"} is '
-                f'{self.examples_per_epoch}; expected at least 1: edit it')
-        if self.data_set.name == 'cifar10' and self.examples_per_epoch != self._published():
-            return self._in_subset(self.examples_per_epoch)
+        if examples < 1:
+            split = 'EVAL' if self.eval_data else 'TRAIN'
+            raise errors.DataError(f'NUM_EXAMPLES_PER_EPOCH_FOR_{split} is {examples}; expected at '
+                                   'least 1: edit it')
+        published = sum(self.data_set.split(self.eval_data).values())
+        if self.data_set.name == 'cifar10' and examples != published:
+            return self._in_subset(examples)
         return self.num_records()
+
+    def _in_subset(self, records):
+        held_out = records // _HELD_OUT_EVERY
+        return {'all': records, 'training': records - held_out, 'held_out': held_out}[self.subset]
 
     def examples_per_step(self, batches_per_step=1):
         """Number of images in a step of several towers or workers, with a batch each."""
@@ -95,11 +97,8 @@ class Source:
     def selected(self, keys):
         """Whether records belong to the subset and the shard: bool [records], or None for all.
 
-        Args:
-            keys: string [records], a reader's 'file:number', all of one file.
-
-        Raises:
-            errors.DataError: there are fewer records than shards.
+        `keys`, string [records], are a reader's 'file:number', all of one file. Raises
+        `errors.DataError` if there are fewer records than shards.
         """
         index, shards = self.shard
         if shards == 1 and self.subset == 'all':
@@ -107,7 +106,13 @@ class Source:
         if self.num_records() < shards:
             raise errors.DataError(f'{self.num_records()} records are not enough for {shards} '
                                    f'workers: start at most {self.num_records()}')
-        numbers = self._numbers(keys)
+        # Numbers the records over all files. Workers read the files in different orders, which
+        # change with each epoch; these numbers do not.
+        counts = self.data_set.count(self.folder, self.eval_data)
+        firsts = np.cumsum([0, *counts.values()])[:-1]  # The number of each file's first record.
+        file = tf.strings.regex_replace(keys[0], ':[0-9]+$', '')
+        numbers = tf.boolean_mask(firsts, tf.equal(list(counts), file)) + tf.strings.to_number(
+            tf.strings.regex_replace(keys, '^.*:', ''), tf.int64)  # [1] + [records]
         held_out = tf.equal(numbers % _HELD_OUT_EVERY, _HELD_OUT_EVERY - 1)
         if self.subset == 'held_out':
             return held_out
@@ -128,38 +133,16 @@ class Source:
             numbers += numbers // (_HELD_OUT_EVERY - 1)  # Skips every tenth.
         found = []
         for path, records in self.data_set.count(self.folder, self.eval_data).items():
-            with open(path, 'rb') as stream:
-                for number in numbers[numbers < records]:
-                    stream.seek(number * self.data_set.record_bytes + self.data_set.label_bytes)
-                    found.append(stream.read(table.IMAGE_BYTES))
+            rows = np.memmap(path, np.uint8, 'r', shape=(records, self.data_set.record_bytes))
+            found.append(rows[numbers[numbers < records], self.data_set.label_bytes:])
             numbers = numbers[numbers >= records] - records
-        return np.frombuffer(b''.join(found), np.uint8).reshape(count, table.IMAGE_BYTES)
-
-    def _numbers(self, keys):
-        """Converts keys to the numbers of the records over all files, int64 [records].
-
-        Workers read the files in different orders, which change with each epoch; these numbers do
-        not.
-        """
-        counts = self.data_set.count(self.folder, self.eval_data)
-        before = np.cumsum([0, *counts.values()])[:-1]  # The number of each file's first record.
-        file = tf.strings.regex_replace(keys[0], ':[0-9]+$', '')
-        start = tf.boolean_mask(before, tf.equal(list(counts), file))  # One number.
-        return start + tf.strings.to_number(tf.strings.regex_replace(keys, '^.*:', ''), tf.int64)
-
-    def _in_subset(self, records):
-        held_out = records // _HELD_OUT_EVERY
-        return {'all': records, 'training': records - held_out, 'held_out': held_out}[self.subset]
-
-    def _published(self):
-        return sum(self.data_set.split(self.eval_data).values())
+        return np.concatenate(found)
 
     @contextlib.contextmanager
     def damage_reported(self):
         """Turns the error of a session that reads an invalid label into `errors.DataError`.
 
-        TensorFlow's error is only text. Checking the files again raises one that names the file,
-        the record and the remedy.
+        Checking the files again raises one that names the file, the record and the remedy.
         """
         try:
             yield
@@ -171,15 +154,11 @@ class Source:
 def checked(values, keys, data_set):
     """Returns raw records; running the result raises if a label is not a class.
 
-    `DataSet.check` has checked the files, but they may have been replaced since. `values` is string
-    [...], the records of a `table.DataSet`; `keys` their 'file:number', as a reader returns them.
+    The files may have been replaced since `DataSet.check`. `values`, string [...], are the records
+    of a `table.DataSet`; `keys` their 'file:number', as a reader returns them.
     """
-    labels = tf.reshape(tf.cast(tf.decode_raw(
-        tf.strings.substr(values, data_set.label_index, 1), tf.uint8), tf.int32), [-1])
-    worst = tf.argmax(labels)
-    message = tf.strings.join([
-        tf.reshape(keys, [-1])[worst], ' has label ', tf.as_string(labels[worst]),
-        f'; expected 0 to {data_set.num_classes - 1}'])
-    with tf.control_dependencies([tf.debugging.Assert(
-            labels[worst] < data_set.num_classes, [message])]):
+    labels = tf.cast(
+        tf.decode_raw(tf.strings.substr(values, data_set.label_index, 1), tf.uint8), tf.int32)
+    with tf.control_dependencies([tf.debugging.assert_less(
+            labels, data_set.num_classes, [keys, labels], message='A label is not a class.')]):
         return tf.identity(values)

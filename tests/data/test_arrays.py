@@ -1,0 +1,117 @@
+import io
+import os
+import zipfile
+
+import numpy as np
+import pytest
+
+import cifar10_convert
+from cifar10_lib.datasets import custom
+from cifar10_lib.program import errors
+
+NAMES = np.array(['airplane', 'automobile', 'bird'])
+
+
+def arrays(**changes):
+    """30 training and 6 test images of noise with the labels 0, 1 and 2 in turn."""
+    random = np.random.RandomState(1)
+    return {'x_train': random.randint(0, 256, [30, 32, 32, 3]).astype(np.uint8),
+            'y_train': np.arange(30)[:, np.newaxis] % 3,
+            'x_test': random.randint(0, 256, [6, 32, 32, 3]).astype(np.uint8),
+            'y_test': np.arange(6).astype(np.uint8) % 3, **changes}
+
+
+def save(path, **changes):
+    np.savez_compressed(path, **arrays(**changes))
+    return path
+
+
+@pytest.mark.parametrize('given, names', [
+    ({}, ('0', '1', '2')), ({'classes': NAMES}, tuple(NAMES))])
+def test_each_image_keeps_its_label_and_its_pixels(tmp_path, given, names):
+    """The label, then plane by plane, each row by row."""
+    cifar10_convert.convert(str(save(tmp_path / 'a.npz', **given)), str(tmp_path / 'made'))
+    row = custom.read(tmp_path / 'made')
+    row.check(tmp_path / 'made')
+    assert row.classes == names
+    for split, count in (('train', 30), ('test', 6)):
+        records = np.fromfile(tmp_path / 'made' / f'{split}.bin', np.uint8).reshape(count, 3073)
+        assert records[:, 0].tolist() == [k % 3 for k in range(count)]
+        np.testing.assert_array_equal(records[:, 1:].reshape(-1, 3, 32, 32),
+                                      arrays()[f'x_{split}'].transpose(0, 3, 1, 2))
+
+
+def refused(path, tmp_path):
+    """Converts data that is refused in one line and leaves nothing; returns the line."""
+    with pytest.raises(errors.DataError) as error:
+        cifar10_convert.convert(str(path), str(tmp_path / 'made'))
+    assert '\n' not in str(error.value) and len(str(error.value)) < 600
+    assert not [name for name in os.listdir(tmp_path) if name.startswith('made')]
+    return str(error.value)
+
+
+class Program:
+    """A pickle of it creates a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f'touch {self.path}',)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    path = save(tmp_path / 'a.npz', y_train=np.array([Program(tmp_path / 'ran')] * 30))
+    assert 'cannot be read (Object arrays cannot be loaded' in refused(path, tmp_path)
+    assert not (tmp_path / 'ran').exists()
+
+
+@pytest.mark.parametrize('change, words', [
+    ({'x_train': arrays()['x_train'][:, :28]},
+     'the train images are uint8 (30, 28, 32, 3) with 30 labels; expected uint8 (30, 32, 32, 3)'),
+    ({'x_test': arrays()['x_test'] / 255}, 'the test images are float64'),
+    ({'x_test': np.zeros([0, 32, 32, 3], np.uint8), 'y_test': []}, 'no test images: add some'),
+    ({'y_train': np.arange(29) % 3}, 'the train images are uint8 (30, 32, 32, 3) with 29 labels'),
+    ({'y_train': np.arange(30) * 0.5}, 'the train labels have 0.5; expected 0 to 14'),
+    ({'y_train': np.array(['cat'] * 30)}, 'cannot be read ('),
+    ({'y_train': np.full(30, np.nan)}, 'cannot be read (cannot convert float NaN'),
+    ({'y_train': np.arange(30) + 10**9}, 'the train labels have 1000000000; expected 0 to 255'),
+    ({'y_train': np.full(30, 255, np.uint8)}, 'no training images of 0, 1, 2'),
+    ({'y_train': 2 * np.arange(30)}, 'no training images of 1, 3, 5'),
+    ({'y_test': np.full(6, 3)}, 'the test labels have 3; expected 0 to 2'),
+    ({'y_test': np.full(6, -1)}, 'the test labels have -1; expected 0 to 2'),
+    ({'classes': np.array(['a', 'a', 'b'])}, 'expected a list of 2 to 256 different names')])
+def test_other_arrays_are_rejected(tmp_path, change, words):
+    assert words in refused(save(tmp_path / 'a.npz', **change), tmp_path)
+
+
+def damaged(path):
+    data = bytearray(path.read_bytes())
+    data[5000:6000] = bytes(1000)
+    path.write_bytes(data)
+
+
+def without_labels(path):
+    np.savez(path, x_train=arrays()['x_train'], x_test=arrays()['x_test'])
+
+
+def claims_three_gigabytes(path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {'descr': '|u1', 'fortran_order': False, 'shape': (3 << 30,)})
+    with zipfile.ZipFile(path, 'a') as archive:
+        archive.writestr('y_train.npy', header.getvalue())
+
+
+@pytest.mark.filterwarnings('ignore:Duplicate name')
+@pytest.mark.parametrize('change', [
+    damaged, without_labels, claims_three_gigabytes, os.remove,
+    lambda path: path.write_bytes(path.read_bytes()[:-100]),  # The list of its files.
+    lambda path: path.write_bytes(b'text'), lambda path: path.write_bytes(b'')])
+def test_other_files_are_rejected(tmp_path, change):
+    path = save(tmp_path / 'a.npz')
+    change(path)
+    line = refused(path, tmp_path)
+    assert line.startswith(f'{path} cannot be read (')
+    assert line.endswith('; expected the arrays x_train, y_train, x_test, y_test: '
+                         'uint8 [count, 32, 32, 3], and labels from 0')

@@ -1,0 +1,122 @@
+"""Runs the programs in docs/usage.md that write an .npz file, on small files in each form."""
+import json
+import pickle
+import re
+import subprocess
+import sys
+
+import image_files
+import numpy as np
+import pytest
+import record_files
+import spawn
+
+import cifar10_convert
+from cifar10_lib.datasets import custom, table
+
+# Images of noise with all labels in turn, in the order of the labels.
+LABELS = np.arange(24) % 10
+IMAGES = np.stack([image for _, image in record_files.noise(24, seed=5)])
+TRAIN, TEST = slice(4, 24), slice(0, 4)
+NAMES = table.CIFAR10.classes
+
+# The checksums of CIFAR-10's files become those of our files.
+TORCHVISION = '''
+import hashlib, pathlib
+from torchvision.datasets import CIFAR10
+for files in (CIFAR10.train_list, CIFAR10.test_list):
+    for file in files:
+        data = pathlib.Path('data/cifar-10-batches-py', file[0]).read_bytes()
+        file[1] = hashlib.md5(data).hexdigest()
+data = pathlib.Path('data/cifar-10-batches-py/batches.meta').read_bytes()
+CIFAR10.meta['md5'] = hashlib.md5(data).hexdigest()
+'''
+
+# Keras would download 170 MB.
+KERAS = '''
+import keras, pickle
+keras.datasets.cifar10.load_data = lambda: pickle.load(open('arrays', 'rb'))
+'''
+
+
+def svhn(folder):
+    io = pytest.importorskip('scipy.io')
+    for name, split in (('train', TRAIN), ('test', TEST)):
+        labels = LABELS[split, np.newaxis]
+        io.savemat(folder / f'{name}_32x32.mat', {
+            'X': IMAGES[split].transpose(1, 2, 3, 0),
+            'y': np.where(labels == 0, 10, labels).astype(np.uint8)})
+
+
+def torchvision(folder):
+    pytest.importorskip('torchvision')
+    folder = folder / 'data' / 'cifar-10-batches-py'
+    folder.mkdir(parents=True)
+    for name, split in (('test_batch', TEST), *(
+            (f'data_batch_{k + 1}', slice(4 * k + 4, 4 * k + 8)) for k in range(5))):
+        pixels = IMAGES[split].transpose(0, 3, 1, 2).reshape(-1, 3072)
+        (folder / name).write_bytes(pickle.dumps(
+            {'data': pixels, 'labels': LABELS[split].tolist()}))
+    (folder / 'batches.meta').write_bytes(pickle.dumps({'label_names': list(NAMES)}))
+    return TORCHVISION
+
+
+def keras(folder):
+    (folder / 'arrays').write_bytes(pickle.dumps([
+        (IMAGES[split], LABELS[split, np.newaxis].astype(np.uint8)) for split in (TRAIN, TEST)]))
+    return KERAS
+
+
+def kaggle(folder):
+    (folder / 'train').mkdir()
+    lines = ['id,label']
+    for number, (image, label) in enumerate(zip(IMAGES, LABELS), 1):
+        image_files.png(folder / 'train' / f'{number}.png', image)
+        lines.append(f'{number},{NAMES[label]}')
+    (folder / 'trainLabels.csv').write_text('\n'.join(lines) + '\n')
+
+
+def hugging_face(folder):
+    """A data set in a local folder, which `load_dataset` finds before it asks the network."""
+    pytest.importorskip('datasets')
+    import pyarrow
+    from pyarrow import parquet
+    features = {'img': {'_type': 'Image'}, 'label': {'names': NAMES, '_type': 'ClassLabel'}}
+    path = folder / 'uoft-cs' / 'cifar10' / 'plain_text'
+    path.mkdir(parents=True)
+    for name, split in (('train', TRAIN), ('test', TEST)):
+        encoded = []
+        for image in IMAGES[split]:
+            image_files.png(folder / 'image.png', image)
+            encoded.append({'bytes': (folder / 'image.png').read_bytes(), 'path': None})
+        rows = pyarrow.table({
+            'img': pyarrow.array(encoded, pyarrow.struct(
+                {'bytes': pyarrow.binary(), 'path': pyarrow.string()})),
+            'label': LABELS[split].tolist()})
+        rows = rows.replace_schema_metadata(
+            {'huggingface': json.dumps({'info': {'features': features}})})
+        parquet.write_table(rows, path / f'{name}-00000-of-00001.parquet')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number, write, names', [
+    (0, svhn, '0123456789'), (1, torchvision, NAMES), (2, keras, '0123456789'), (3, kaggle, NAMES),
+    (4, hugging_face, NAMES)])
+def test_a_program_writes_the_images_and_labels(tmp_path, number, write, names):
+    page = (spawn.ROOT / 'docs' / 'usage.md').read_text()
+    section = page[page.index('### Data that you already have'):page.index('## Pictures')]
+    program = re.findall(r'```python\n(.*?)```', section, re.DOTALL)[number]
+    prepare = write(tmp_path) or ''
+    done = subprocess.run(
+        [sys.executable, '-c', prepare + program], cwd=tmp_path, capture_output=True, text=True,
+        check=False, timeout=spawn.PATIENCE,
+        env=spawn.environment() | {'HF_HOME': str(tmp_path), 'HF_HUB_OFFLINE': '1'})
+    assert done.returncode == 0, done.stderr[-2000:]
+    path, = tmp_path.glob('*.npz')
+    cifar10_convert.convert(str(path), str(tmp_path / 'made'))
+    assert custom.read(tmp_path / 'made').classes == tuple(names)
+    for name, split in (('train', TRAIN), ('test', TEST)):
+        images, labels = record_files.unpacked(
+            np.fromfile(tmp_path / 'made' / f'{name}.bin', np.uint8).reshape(-1, 3073))
+        np.testing.assert_array_equal(images, IMAGES[split])
+        np.testing.assert_array_equal(labels, LABELS[split])
