@@ -24,16 +24,20 @@ def read(folder, skipped):
     For `skipped` and errors, see `find`. Images that cannot be read are skipped, too.
     """
     classes, train, test = find(folder, skipped)
-    return classes, _decoded(train, skipped), _decoded(test, skipped)
+    # One scale for the whole set: classes may differ in brightness.
+    highest = max(images.highest_value(path) for _, path in (*train, *test))
+    if highest:
+        console.line(f'In images of more than 8 bits per channel, {highest:g} is white.')
+    return classes, _decoded(train, skipped, highest), _decoded(test, skipped, highest)
 
 
-def _decoded(labelled_paths, skipped):
+def _decoded(labelled_paths, skipped, highest):
     """Reads images, showing progress: uint8 [count, 32, 32, 3], and their labels, int [count]."""
     total = len(labelled_paths)
     pixels, labels = np.empty([total, table.HEIGHT, table.WIDTH, table.DEPTH], np.uint8), []
     for done, (label, path) in enumerate(labelled_paths, 1):
         try:
-            pixels[len(labels)] = images.read(path)
+            pixels[len(labels)] = images.read(path, highest)
             labels.append(label)
         except images.ImageError as error:
             skipped.append((path, str(error).removeprefix(f'{path} ')))
