@@ -145,8 +145,8 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
                     hooks.AddRow(record),
                     hooks.WriteParameters(FLAGS.train_dir, variables)])
             all_hooks += [
-                hooks.NanTensorHook(loss, record),
-                hooks.LoggerHook(loss, examples_per_step, FLAGS.log_frequency),
+                tf.train.NanTensorHook(loss),
+                hooks.LoggerHook(loss, epochs, FLAGS.log_frequency),
                 tf.train.StepCounterHook(hooks.SUMMARY_STEPS, summary_writer=writer),
                 tf.train.SummarySaverHook(
                     hooks.SUMMARY_STEPS, summary_writer=writer, scaffold=scaffold),
@@ -156,8 +156,6 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
             if FLAGS.profile:
                 all_hooks.append(
                     tf.train.ProfilerHook(FLAGS.profile, output_dir=FLAGS.train_dir))
-            if console.shows_progress():
-                all_hooks.append(hooks.ProgressHook(loss, epochs))
         else:
             all_hooks.append(hooks.ValidationHook(worker, epochs))
         all_hooks.append(hooks.StopAtStepHook(last_step=FLAGS.max_steps))
@@ -165,6 +163,8 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
         with worker.session(scaffold, all_hooks) as monitored:
             try:
                 yield monitored
+            except tf.train.NanLossDuringTrainingError as error:
+                raise record.diverged('the loss is nan') from error
             except Exception as error:
                 # A hook's error, between two steps: nothing else would save the steps since the
                 # last checkpoint. After an error in a step, the variables may be half updated.
