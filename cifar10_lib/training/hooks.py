@@ -148,18 +148,22 @@ class MetricsHook(StepHook):
         self._writer = writer
         self.values = {}
         self._since_row, self._epoch_errors = [], []
+        self._seconds = None  # Of each step since the last row, without the first of the session.
 
     def after_create_session(self, session, coord):
         super().after_create_session(session, coord)
         self._table = metrics.Metrics(self._folder, self.steps)
-        self._start_time = time.perf_counter()
 
     def before_run(self, run_context):
+        self._start_time = time.perf_counter()
         return tf.train.SessionRunArgs(self._fetches)
 
     def after_run(self, run_context, run_values):
         super().after_run(run_context, run_values)
-        self._end_time = time.perf_counter()
+        if self._seconds is None:  # It includes the set-up.
+            self._seconds = []
+        else:
+            self._seconds.append(time.perf_counter() - self._start_time)
         self.values = run_values.results
         self._since_row.append(self.values)
         if self._epochs.ends(self.steps - 1):
@@ -176,23 +180,21 @@ class MetricsHook(StepHook):
     def add_row(self, validated=None):
         """Adds a row of means since the last one, unless there was no step since.
 
-        `validated` are the `validation.Errors` at this step. The time of a validation does not
-        count as training.
+        `validated` are the `validation.Errors` at this step.
         """
         if not self._since_row:
             return
         means = {name: np.mean([values[name] for values in self._since_row])
                  for name in self._fetches}
         training_error = means.get('training_error')
-        seconds = self._end_time - self._start_time
         self._table.append(
             step=self.steps, wall_time=time.time(), epoch=self._epochs.seen(self.steps),
             learning_rate=self.values.get('learning_rate'), training_loss=means['training_loss'],
             training_error=training_error, validation_error=validated and validated.raw,
             validation_error_averaged=validated and validated.averaged,
-            images_per_second=len(self._since_row) * self._epochs.images_per_step / seconds)
-        self._since_row = []
-        self._start_time = time.perf_counter()
+            images_per_second=(self._epochs.images_per_step / np.mean(self._seconds)
+                               if self._seconds else None))
+        self._since_row, self._seconds = [], []
         values = {}
         if training_error is not None and self.steps % SUMMARY_STEPS == 0:
             # The evaluation's tag, so that TensorBoard shows both in one chart.

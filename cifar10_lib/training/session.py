@@ -70,6 +70,14 @@ def _check_length(values):
     return values['epochs'] is None or FLAGS['max_steps'].using_default_value
 
 
+@flags.multi_flags_validator(
+    ['save_checkpoint_secs', 'save_checkpoint_steps'], 'both set when to save a checkpoint; '
+    'expected only one of them: remove the other')
+def _check_saving(values):
+    return (values['save_checkpoint_steps'] is None
+            or FLAGS['save_checkpoint_secs'].using_default_value)
+
+
 @contextlib.contextmanager
 def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it has no state.
     """A session that trains in `--train_dir` until `--max_steps`, resuming if it can.

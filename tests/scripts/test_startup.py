@@ -36,6 +36,9 @@ def _refused(script, *arguments):
     (['--batch_size=1e3'], '--batch_size=1e3: expected a whole number (see --help)'),
     (['--restart=maybe'], '--restart=maybe: expected true or false (see --help)'),
     (['--nouse_fp16=true'], '--nouse_fp16=true does not take an argument'),
+    (['--save_checkpoint_secs=600', '--save_checkpoint_steps=9'],
+     'save_checkpoint_secs=600, save_checkpoint_steps=9: both set when to save a checkpoint; '
+     'expected only one of them: remove the other'),
     (['--epochs=2', '--max_steps=9'], 'epochs=2.0, max_steps=9: both set the length of the '
      'training; expected only one of them: remove the other'),
     (['--epochs=-1'], '--epochs=-1: -1.0 is not a number in the range'),
