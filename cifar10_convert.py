@@ -26,7 +26,7 @@ from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 from absl import app
 
 from cifar10_lib.datasets import custom, forms
-from cifar10_lib.program import console, files, ownership
+from cifar10_lib.program import console, files
 
 _SHOWN = 20  # Skipped files per reason.
 _MAX_NAME = 225  # Bytes; the file system's limit is 255, and a temporary name is longer.
@@ -78,4 +78,4 @@ def _show(skipped):
 
 
 if __name__ == '__main__':
-    startup.run(lambda words: convert(*words), [ownership], positional='FOLDER DATA_DIR')
+    startup.run(lambda words: convert(*words), positional='FOLDER DATA_DIR')

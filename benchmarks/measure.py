@@ -201,4 +201,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, recipes, variables])
+    startup.run(main)

@@ -11,9 +11,8 @@ import pickle
 import numpy as np
 
 from cifar10_lib.datasets import custom, table
-from cifar10_lib.program import errors, files, memory
+from cifar10_lib.program import errors, files
 
-_MAX_MEMORY = 1 << 31  # CIFAR has 184 MB.
 _NPZ_NAMES = ('x_train', 'y_train', 'x_test', 'y_test')
 
 # Folder of the pickles: (row, key of the labels, files for training, files for testing).
@@ -64,8 +63,7 @@ def read_pickles(path, _):
 def _unpickled(path, key, num_classes):
     with files.regular_file(path) as stream:
         try:
-            with memory.limit(_MAX_MEMORY):
-                found = _Unpickler(stream, encoding='latin1').load()
+            found = _Unpickler(stream, encoding='latin1').load()
             data, labels = found['data'].state[-1], found[key]
             data = data.encode('latin1') if isinstance(data, str) else data
             images = np.frombuffer(data, np.uint8).reshape(
@@ -79,7 +77,7 @@ def _unpickled(path, key, num_classes):
 def read_npz(path, _):
     """Returns the classes, and the blocks of training and test records; see `forms.Form`."""
     try:
-        with np.load(path, allow_pickle=False) as archive, memory.limit(_MAX_MEMORY):
+        with np.load(path, allow_pickle=False) as archive:
             found = {name: archive[name] for name in archive.files}
         x_train, y_train, x_test, y_test = (found[name] for name in _NPZ_NAMES)
         count = min(np.max(y_train, initial=0) + 1, 1 << 10)  # `custom.write` checks it.

@@ -12,7 +12,7 @@ import os
 import numpy as np
 
 from cifar10_lib.datasets import table
-from cifar10_lib.program import errors, small_files
+from cifar10_lib.program import errors, json_files
 
 FILE = 'dataset.json'
 MAX_CLASSES = 256  # A label is one byte.
@@ -26,14 +26,14 @@ def read(folder):
     """
     path = os.path.join(folder, FILE)
     try:
-        found = small_files.read_json(path)
+        found = json_files.read(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise errors.DataError(
             f'"{folder}" is not a data set; expected {", ".join(table.TABLE)}, or a folder with a '
             f'{FILE}, made by cifar10_convert.py') from error
     except OSError as error:
         raise errors.DataError(f'{path} cannot be read ({error.strerror})') from error
-    small_files.check_fields(found, _FIELDS, path)
+    json_files.check_fields(found, _FIELDS, path)
     return table.DataSet(
         name=found['name'], title=found['name'], folder=os.path.abspath(folder),
         train_files=found['train_files'], test_files=found['test_files'],
@@ -41,22 +41,22 @@ def read(folder):
 
 
 def _is_new_name(value):
-    return small_files.is_name(value) and value not in table.TABLE
+    return json_files.is_name(value) and value not in table.TABLE
 
 
 def _are_classes(value):
     return (isinstance(value, list) and 2 <= len(value) <= MAX_CLASSES
-            and all(map(small_files.is_name, value)) and len(set(value)) == len(value))
+            and all(map(json_files.is_name, value)) and len(set(value)) == len(value))
 
 
 def _are_files(value):
     return isinstance(value, dict) and value != {} and all(
-        small_files.is_name(name) and name == os.path.basename(name)
+        json_files.is_name(name) and name == os.path.basename(name)
         and type(count) is int and count > 0
         for name, count in value.items())
 
 
-_FIELDS = {  # See `small_files.check_fields`.
+_FIELDS = {  # See `json_files.check_fields`.
     'name': (_is_new_name, f'a name other than {", ".join(table.TABLE)}'),
     'classes': (_are_classes, f'a list of 2 to {MAX_CLASSES} different names'),
     **dict.fromkeys(['train_files', 'test_files'], (
@@ -94,7 +94,7 @@ def write(folder, name, classes, train, test):
     taken, the classes are invalid, a class has no training image, or the test set is empty.
     """
     row = {'name': name, 'classes': list(classes)}
-    small_files.check_fields(row, {field: _FIELDS[field] for field in row},
+    json_files.check_fields(row, {field: _FIELDS[field] for field in row},
                              'the new data set, named like its folder')
     trained, tested = (_write_records(os.path.join(folder, file), blocks)
                        for file, blocks in (('train.bin', train), ('test.bin', test)))

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 
 from cifar10_lib.datasets import synthetic
-from cifar10_lib.program import console, errors, files, ownership
+from cifar10_lib.program import console, errors, files
 
 _TIMEOUT_SECONDS = 30.0  # To connect, and between two reads.
 _PAUSE_SECONDS = 1.0  # Before reconnecting.
@@ -27,8 +27,7 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
 
     If it is missing, unpacks the archive in `data_dir`; if that is missing too, downloads it from
     `url`, by default that of the row. A data set without a URL is generated. Concurrent processes
-    wait for the first one. Raises `errors.DataError` with cause, place and remedy, or
-    `PermissionError` if others could tamper with the folder.
+    wait for the first one. Raises `errors.DataError` with cause, place and remedy.
     """
     folder = os.path.join(data_dir, data_set.folder)
     if not os.path.isdir(folder):
@@ -36,9 +35,8 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
         if not url:
             _check_form(data_set, data_dir)
         url = url or data_set.url
-        ownership.check_place(data_dir)
         try:
-            files.make_folder(data_dir)
+            files.own_folder(data_dir)
             with files.locked(os.path.join(data_dir, f'.{data_set.folder}.lock'),
                               waiting='Waiting for another process to fetch the data.'):
                 if not os.path.isdir(folder):  # Another process may have created it by now.
@@ -112,7 +110,7 @@ def download(url, archive, data_set):
     if not url.lower().startswith(('http:', 'https:', 'file:')):
         raise errors.DataError('the URL does not start with http:, https: or file:')
     part = archive + '.part'
-    with os.fdopen(files.open_own(part, os.O_APPEND), 'ab', buffering=0) as stream:
+    with open(part, 'ab', buffering=0) as stream:
         progress = _Progress(os.path.basename(archive), stream.tell(), data_set.archive_bytes)
         try:
             _complete(url, stream, data_set.archive_bytes, progress)

@@ -13,7 +13,7 @@ import os
 import numpy as np
 
 from cifar10_lib.datasets import custom, images
-from cifar10_lib.program import console, errors, small_files
+from cifar10_lib.program import console, errors
 
 SEED = 20151111
 TEST_SHARE = 6  # One image in six is for testing.
@@ -117,7 +117,8 @@ def _by_folder(folder, skipped):
 def _by_label(folder, skipped):
     """The same for Kaggle's layout, whose test images have no labels."""
     train, by_class = os.path.join(folder, 'train'), {}
-    text = small_files.read_text(os.path.join(folder, LABELS_FILE))
+    with open(os.path.join(folder, LABELS_FILE), encoding='utf-8', errors='replace') as stream:
+        text = stream.read()
     try:
         rows = list(csv.reader(text.splitlines()))[1:]
     except csv.Error as error:

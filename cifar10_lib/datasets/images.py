@@ -8,15 +8,12 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from cifar10_lib.datasets import table
-from cifar10_lib.program import errors, files, memory
+from cifar10_lib.program import errors, files
 
 # Endings of the files that a search in a folder finds.
 ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff', '.avif')
 
-# A small file may decode to a picture that exhausts memory. Pillow limits the number of pixels, but
-# before version 13 neither EXIF data nor TIFF directories.
 _MAX_FILE_BYTES = 1 << 26
-_MAX_MEMORY = 1 << 31
 
 # For other formats, Pillow may start another program, or unpack data without a limit.
 _FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF', 'AVIF')
@@ -56,7 +53,7 @@ def decode(data):
     if len(data) > _MAX_FILE_BYTES:
         raise ImageError(f'is larger than {_MAX_FILE_BYTES >> 20} MB')
     try:
-        with memory.limit(_MAX_MEMORY), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # Pillow's, about damage that it can ignore.
             return _decode(data)
     except ImageError:
@@ -66,8 +63,6 @@ def decode(data):
             f'is damaged or truncated, or not an image ({", ".join(_FORMATS)})') from error
     except Image.DecompressionBombError as error:
         raise ImageError(f'has more than {2 * Image.MAX_IMAGE_PIXELS} pixels') from error
-    except MemoryError as error:
-        raise ImageError(f'needs more than {_MAX_MEMORY >> 20} MB of memory') from error
     except Exception as error:  # Pillow raises many types for damaged files.
         raise ImageError(f'is damaged or truncated ({error!r:.100})') from error
 
