@@ -70,8 +70,9 @@ def _show(text, end='\n'):
         with open(os.devnull, 'w') as nowhere:  # Python retries the failed write at exit.
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         if _must_fail:  # A pipe without a reader, as in `... | head`, needs no words.
-            sys.exit(128 + signal.SIGPIPE if error.errno == errno.EPIPE
-                     else f'cannot write to standard output: {error.strerror}')
+            sys.exit(128 + signal.SIGPIPE if error.errno == errno.EPIPE else
+                     f'{os.path.basename(sys.argv[0])}: cannot write to standard output: '
+                     f'{error.strerror}')
         note(f'\nThe console is gone: {error.strerror}.')
         signal.raise_signal(signal.SIGHUP)
 

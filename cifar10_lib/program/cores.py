@@ -24,8 +24,7 @@ def by_quota():
     `docker run --cpus=2` and Kubernetes limits leave all cores visible. TensorFlow starts a thread
     for each; together they exhaust the quota early in each period and then all stall.
     """
-    # The control group of a container is mounted as the root: `man 7 cgroups`. Microseconds per
-    # period; "max" and -1 mean unlimited.
+    # Microseconds per period; "max" and -1 mean unlimited: `man 7 cgroups`.
     words = (_read('/sys/fs/cgroup/cpu.max') or _read('/sys/fs/cgroup/cpu/cpu.cfs_quota_us')
              + _read('/sys/fs/cgroup/cpu/cpu.cfs_period_us')).split()
     if len(words) != 2 or not words[0].isdecimal():

@@ -87,8 +87,7 @@ def run(main, positional=None, unused=()):
             Its result is the exit code; None means 0.
         positional: those arguments in the usage: 'IMAGE...' for at least one, 'FOLDER DATA_DIR' for
             exactly two, None for flags only. Flags may be mixed with them.
-        unused: names of flags without an effect in this script: --help omits them, and one that is
-            given gets a warning.
+        unused: names of flags without effect in this script: --help omits them, using them warns.
     """
     for module, defined in FLAGS.flags_by_module_dict().items():
         for flag in defined:

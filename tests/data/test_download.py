@@ -192,24 +192,6 @@ def test_an_unwritable_folder(tmp_path):
     assert 'file' in failure(tmp_path / 'file' / 'data', 'http://nowhere.invalid/small.tar.gz')
 
 
-def test_a_link_in_place_of_the_part_is_not_followed(server, tmp_path):
-    (tmp_path / 'precious').write_text('mine')
-    (tmp_path / 'small.tar.gz.part').symlink_to(tmp_path / 'precious')
-    failure(tmp_path, server.url)
-    assert (tmp_path / 'precious').read_text() == 'mine'
-
-
-@pytest.mark.parametrize('name', ['.small.lock', 'small.tar.gz.part'])
-def test_files_of_other_users_are_not_written_to(server, tmp_path, name):
-    """They may exist where everybody can create files, as in /tmp."""
-    if os.geteuid() != 0:
-        pytest.skip('only root can give files away')
-    (tmp_path / name).write_bytes(b'theirs')
-    os.chown(tmp_path / name, 65534, -1)
-    assert f'{name} belongs to user 65534, not you: remove it' in failure(tmp_path, server.url)
-    assert (tmp_path / name).read_bytes() == b'theirs'
-
-
 def _in_process(statement, **options):
     """Starts Python with `row` and the module `download` imported."""
     code = 'import sys; sys.path[:0] = sys.argv[1:]\n' + \

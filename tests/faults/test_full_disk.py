@@ -55,9 +55,7 @@ def _fill(disk, free):
 @pytest.mark.slow
 @drill
 @pytest.mark.parametrize('what, flags, free', [
-    ('the first checkpoint', ['--max_steps=60'], 2 * _MB),
     ('a checkpoint', ['--max_steps=90', '--save_checkpoint_steps=20'], 4 * _MB),
-    ('the last checkpoint', ['--max_steps=60'], 4 * _MB),
     ('events', ['--max_steps=210'], 1 << 14),
     ('metrics.csv', ['--max_steps=210'], 0),
     ('params.h5', ['--max_steps=60'], 12 * _MB),
