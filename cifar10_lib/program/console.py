@@ -73,7 +73,8 @@ def _show(text, end='\n'):
             sys.exit(128 + signal.SIGPIPE if error.errno == errno.EPIPE else
                      f'{os.path.basename(sys.argv[0])}: cannot write to standard output: '
                      f'{error.strerror}')
-        note(f'\nThe console is gone: {error.strerror}.')
+        note('')
+        note(f'The console is gone: {error.strerror}.')
         signal.raise_signal(signal.SIGHUP)
 
 

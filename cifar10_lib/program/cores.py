@@ -11,10 +11,8 @@ def visible():
 
 
 def multiply_bfloat16():
-    """Whether the cores have instructions for bfloat16: Intel's and AMD's, or Arm's `bf16`.
-
-    Without them, oneDNN converts to float32 and back. False if unknown.
-    """
+    """Whether the cores multiply bfloat16; if not, oneDNN converts to float32. False if unknown."""
+    # AMX and AVX512 are Intel's and AMD's, `bf16` is Arm's.
     return not {'amx_bf16', 'avx512_bf16', 'bf16'}.isdisjoint(_read('/proc/cpuinfo').split())
 
 

@@ -61,7 +61,8 @@ def locked(path, waiting=None):
         except BlockingIOError as error:
             if waiting is None:
                 stream.seek(0)
-                raise Locked(stream.read(20).strip() or 'unknown') from error
+                holder = stream.read(20).strip()
+                raise Locked(holder if holder.isdecimal() else 'unknown') from error
             console.line(waiting)
             fcntl.flock(stream, fcntl.LOCK_EX)
         except OSError as error:  # As on NFS without its lock daemon.

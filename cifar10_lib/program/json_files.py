@@ -1,12 +1,12 @@
 """Reads JSON that users may have edited, and checks its values."""
 import json
 
-from cifar10_lib.program import errors
+from cifar10_lib.program import errors, files
 
 
 def read(path):
     """Reads a file with a JSON object; returns a dict. Raises `OSError`, or see `parse`."""
-    with open(path, 'rb') as stream:
+    with files.regular_file(path) as stream:
         return parse(stream.read(), path)
 
 
@@ -14,7 +14,7 @@ def parse(text, source):
     """Parses a JSON object, str or bytes, to a dict; `errors.DataError` starts with `source`."""
     try:
         found = json.loads(text)
-    except ValueError as error:  # Or bytes that are not UTF-8.
+    except (ValueError, RecursionError) as error:  # Not UTF-8, not JSON, or nested too deeply.
         raise errors.DataError(f'{source} is not JSON: {error}') from error
     if not isinstance(found, dict):
         raise errors.DataError(f'{source} holds {shown(found)}; expected a JSON object')

@@ -75,7 +75,7 @@ def options_of_script(script):
     """The options that a script's --help lists."""
     shown = spawn.run_script(script, '--help').stdout
     found = re.findall(r'^  (?:(-\w),)?--(?:\[no\])?(\w+):', shown, re.MULTILINE)
-    return {'--help', *(short for short, _ in found), *(f'--{name}' for _, name in found)}
+    return {'--help', *(short for short, _ in found if short), *(f'--{name}' for _, name in found)}
 
 
 def options_of_all_scripts():
