@@ -278,7 +278,7 @@ def wide_frames(path, first):
 def test_files_that_cannot_be_read(tmp_path):
     """The pipe has no writer, and /dev/zero is endless."""
     os.mkfifo(tmp_path / 'pipe.png')
-    for path, why in ((tmp_path / 'none.png', 'No such file'), (tmp_path, 'Is a directory'),
+    for path, why in ((tmp_path / 'none.png', 'No such file'), (tmp_path, 'not a regular file'),
                       (tmp_path / 'pipe.png', 'not a regular file'),
                       ('/dev/zero', 'not a regular file')):
         with pytest.raises(images.ImageError, match=f'cannot be read .{why}'):
