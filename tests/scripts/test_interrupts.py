@@ -33,7 +33,7 @@ startup.run(main)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('build', ['cifar10_train.train()', 'model.Model.of_pixels()'])
+@pytest.mark.parametrize('build', ['cifar10_train.train()', 'model.Model()'])
 def test_a_lost_interrupt_ends_the_process_when_the_graph_is_built(half_bright, build):
     done = spawn.run(['-c', PROGRAM % build, f'--data_dir={FLAGS.data_dir}',
                       f'--train_dir={FLAGS.train_dir}'], capture_output=True)
