@@ -26,13 +26,13 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
-from cifar10_lib import recipes, settings
+from cifar10_lib import settings
 from cifar10_lib.datasets import images
 from cifar10_lib.evaluation import checkpoint_flags, model
-from cifar10_lib.program import console, devices, errors, paths, small_files
+from cifar10_lib.program import console, devices, errors, path_flags
 
-paths.define('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
-             '--net, --dataset and --checkpoint_dir are then ignored.')
+path_flags.define('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
+                  '--net, --dataset and --checkpoint_dir are then ignored.')
 flags.DEFINE_integer('top_k', 3, 'Maximum number of classes to print per image, the most probable '
                      'first.', lower_bound=1, upper_bound=10**9)
 flags.DEFINE_boolean('json', False, 'Print one JSON object per line and image instead of a table.')
@@ -110,8 +110,9 @@ def _network():
             images_, probabilities = _load(session)
             names = [str(label) for label in range(probabilities.shape.as_list()[-1])]
             with contextlib.suppress(FileNotFoundError):
-                names = small_files.read_text(os.path.join(
-                    FLAGS.saved_model, 'assets.extra', 'labels.txt')).splitlines()
+                path = os.path.join(FLAGS.saved_model, 'assets.extra', 'labels.txt')
+                with open(path, encoding='utf-8', errors='replace') as stream:
+                    names = stream.read().splitlines()
             yield lambda batch: session.run(probabilities, {images_: batch}), names
         return
     checkpoint = checkpoint_flags.checkpoint()
@@ -146,5 +147,5 @@ def main(words):
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, settings, recipes, checkpoint_flags],
-                positional='IMAGE...', unused=(*settings.TRAINING_FLAGS, 'data_dir', 'data_url'))
+    startup.run(main, positional='IMAGE...',
+                unused=(*settings.TRAINING_FLAGS, 'data_dir', 'data_url'))

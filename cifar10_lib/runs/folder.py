@@ -6,7 +6,7 @@ import pathlib
 
 from absl import app
 
-from cifar10_lib.program import errors, files, small_files
+from cifar10_lib.program import errors, files, json_files
 from cifar10_lib.runs import names
 
 
@@ -67,8 +67,8 @@ def write_run(folder, run):
 
 # The fields of `run.json` that the code reads; the rest is for people.
 _RUN_FIELDS = {
-    'net': (small_files.is_name, 'the name of a network'),
-    'dataset': (small_files.is_name, 'the name of a data set'),
+    'net': (json_files.is_name, 'the name of a network'),
+    'dataset': (json_files.is_name, 'the name of a data set'),
     'settings': (lambda value: isinstance(value, dict), 'an object'),
     'classes': (lambda value: isinstance(value, list), 'a list of names')}
 
@@ -77,8 +77,8 @@ def read_run(folder, advice):
     """The content of `run.json`, a dict; None if it is missing. For errors, see `check_run`."""
     path = os.path.join(folder, names.RUN)
     try:
-        run = small_files.read_json(path)
-        small_files.check_fields(run, _RUN_FIELDS, f'{path} is damaged')
+        run = json_files.read(path)
+        json_files.check_fields(run, _RUN_FIELDS, f'{path} is damaged')
     except (FileNotFoundError, NotADirectoryError):
         return None
     except errors.DataError as error:

@@ -21,7 +21,7 @@ import zlib
 
 from absl import app, flags
 
-from cifar10_lib.program import errors, small_files
+from cifar10_lib.program import errors, json_files
 from cifar10_lib.training import worker as worker_
 from cifar10_lib.workers import connection
 
@@ -130,7 +130,7 @@ def from_launcher():
     try:
         rank, size, port, parent = map(int, text.split())
     except ValueError:
-        raise app.UsageError(f'{VARIABLE} is {small_files.shown(text)}. Only --num_workers sets '
+        raise app.UsageError(f'{VARIABLE} is {json_files.shown(text)}. Only --num_workers sets '
                              'it, for the workers that it starts: unset it') from None
     return rank, size, port, parent
 
@@ -172,7 +172,7 @@ def _read_tf_config():
     """The JSON object in TF_CONFIG; empty if it is not set."""
     text = os.environ.get('TF_CONFIG', '').strip()
     try:
-        return small_files.parse_json(text, 'TF_CONFIG') if text else {}
+        return json_files.parse(text, 'TF_CONFIG') if text else {}
     except errors.DataError as error:
         raise app.UsageError(f'{error}') from error
 
@@ -209,8 +209,8 @@ def _tf_config():
         is_known = False
     if not is_known or not all(isinstance(host, str) for host in hosts.values()):
         raise app.UsageError(
-            f'TF_CONFIG has cluster {small_files.shown(cluster)} and task '
-            f'{small_files.shown(task)}; expected only workers, one of them perhaps the chief, and '
+            f'TF_CONFIG has cluster {json_files.shown(cluster)} and task '
+            f'{json_files.shown(task)}; expected only workers, one of them perhaps the chief, and '
             'this task among them, such as {"worker": ["HOST:PORT", ...]} and {"type": "worker", '
             '"index": 0}')
     return _of_hosts(list(hosts.values()), rank, 'TF_CONFIG')
@@ -290,7 +290,7 @@ def _number(variable, low, high):
     """The integer in an environment variable, from `low` to `high`."""
     text = os.environ.get(variable, '')
     if not re.fullmatch('[0-9]{1,7}', text) or not low <= int(text) <= high:
-        found = small_files.shown(text) if variable in os.environ else 'not set'
+        found = json_files.shown(text) if variable in os.environ else 'not set'
         raise app.UsageError(f'{variable} is {found} in the environment; expected a number from '
                              f'{low} to {high}')
     return int(text)

@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 
-from cifar10_lib.program import small_files
+from cifar10_lib.program import json_files
 
 SECONDS = 5.0  # To connect to a port that is known to be open, or to send.
 LOST = os.EX_TEMPFAIL  # 75, the exit code after another worker was lost: starting again may help.
@@ -31,7 +31,7 @@ def split_address(address):
     since TensorFlow's cluster addresses do not support brackets."""
     match = re.fullmatch('([A-Za-z0-9._-]+):([0-9]{1,5})', address)
     if not match or not 1 <= int(match.group(2)) <= 65535:
-        raise ValueError(f'{small_files.shown(address)} is not HOST:PORT')
+        raise ValueError(f'{json_files.shown(address)} is not HOST:PORT')
     return match.group(1), int(match.group(2))
 
 
@@ -105,7 +105,7 @@ class Connection:
             while True:
                 data = self._pipe.recv_bytes(_LONGEST_MESSAGE)
                 self._limit(socket.SO_RCVTIMEO, 0)
-                inbox.put((self, small_files.parse_json(data, 'a message')))
+                inbox.put((self, json_files.parse(data, 'a message')))
         except EOFError:
             end = ConnectionResetError('the connection was closed')
         except (OSError, ValueError) as error:
