@@ -40,50 +40,38 @@ def export():
     if not FLAGS.export_dir:
         raise app.UsageError('--export_dir is missing: choose a new folder')
     checkpoint = checkpoint_flags.checkpoint()
-    checkpoint_flags.use_run()
+    model.use_run(FLAGS.checkpoint_dir)
     with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
-        classifier = model.Model.of_pixels()
-        with classifier.session(checkpoint, FLAGS.use_moving_averages) as session:
-            graph_def = _frozen(classifier, session)
-        _save(graph_def, classifier, partial)
-        _write_labels(partial)
+        network = model.Model()
+        # The part of the graph that computes the outputs, with the variables as constants.
+        with network.session(checkpoint, FLAGS.use_moving_averages) as session:
+            graph_def = tf.graph_util.convert_variables_to_constants(
+                session, network.graph.as_graph_def(),
+                [out.op.name for out in network.outputs.values()])
+        for node in graph_def.node:  # Other processes do not know the gradient of our `lrn`.
+            node.attr.pop('_gradient_op_type', None)
+
+        with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
+            tf.import_graph_def(graph_def, name='')
+
+            def same(tensor):
+                return session.graph.get_tensor_by_name(tensor.name)
+
+            outputs = {name: same(tensor) for name, tensor in network.outputs.items()}
+            signatures = {
+                name: tf.saved_model.predict_signature_def({'images': same(images)}, outputs)
+                for name, images in (('serving_default', network.pixels),
+                                     ('preprocessed', network.images))}
+            builder = tf.saved_model.Builder(partial)
+            builder.add_meta_graph_and_variables(
+                session, ['serve'], signatures, clear_devices=True)
+            builder.save()
+
+        labels = pathlib.Path(partial, 'assets.extra', 'labels.txt')
+        labels.parent.mkdir()
+        labels.write_text(
+            ''.join(f'{name}\n' for name in cifar10.source().data_set.classes), 'utf-8')
     console.line(f'{FLAGS.export_dir} holds {checkpoint} as a SavedModel.')
-
-
-def _frozen(classifier, session):
-    """Returns the part of the graph that computes the outputs, with the variables as constants.
-
-    Removes the gradient of local response normalisation, which other processes do not know.
-    """
-    graph_def = tf.graph_util.convert_variables_to_constants(
-        session, classifier.graph.as_graph_def(),
-        [out.op.name for out in classifier.outputs.values()])
-    for node in graph_def.node:
-        node.attr.pop('_gradient_op_type', None)
-    return graph_def
-
-
-def _save(graph_def, classifier, folder):
-    """Writes a SavedModel of a frozen graph with the tensor names of `classifier`."""
-    with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
-        tf.import_graph_def(graph_def, name='')
-        outputs = {name: session.graph.get_tensor_by_name(tensor.name)
-                   for name, tensor in classifier.outputs.items()}
-        signatures = {
-            name: tf.saved_model.predict_signature_def(
-                {'images': session.graph.get_tensor_by_name(images.name)}, outputs)
-            for name, images in (('serving_default', classifier.pixels),
-                                 ('preprocessed', classifier.images))}
-        builder = tf.saved_model.Builder(folder)
-        builder.add_meta_graph_and_variables(session, ['serve'], signatures, clear_devices=True)
-        builder.save()
-
-
-def _write_labels(folder):
-    """Writes the names of the classes to the SavedModel's folder for additional files."""
-    path = pathlib.Path(folder, 'assets.extra', 'labels.txt')
-    path.parent.mkdir()
-    path.write_text(''.join(f'{name}\n' for name in cifar10.source().data_set.classes), 'utf-8')
 
 
 if __name__ == '__main__':

@@ -11,8 +11,7 @@
     confusion   the confusion matrix of a run's latest checkpoint on the test images
     curves      loss and error by step: of training runs with their validations, and of folders that
                 cifar10_eval.py writes to
-    validation  the error of training runs by epoch, to compare runs with different numbers of
-                images per step: raw weights and their moving averages, from the validations
+    validation  the validation errors of training runs by epoch: raw weights and moving averages
     sparsity    the fraction of zeros in the output of each layer by step, of a training run
 
 --runs selects the runs. All pictures except `confusion` require Matplotlib (pip install
@@ -43,43 +42,44 @@ flags.DEFINE_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by c
 
 FLAGS = flags.FLAGS
 
-_COLUMNS = 10
-_DISTORTED_IMAGES = 8
-_PREDICTED_PER_CLASS = 3
+_COLUMNS, _DISTORTED_IMAGES, _PREDICTED_PER_CLASS = 10, 8, 3
 
 
 def samples(stream):
     """Draws the first training images of each class."""
-    labels, pixels_chw = _records()
+    labels, images, _ = _records()
     data_set = cifar10.source().data_set
-    has_rows = data_set.num_classes <= _COLUMNS  # Otherwise one image per class, with its name.
-    rows = [[(image, None if has_rows else name)
-             for image in _images(pixels_chw[labels == k][:_COLUMNS if has_rows else 1])]
-            for k, name in enumerate(data_set.classes)]
-    pictures.grid(stream, rows if has_rows else _rows(list(itertools.chain(*rows))),
-                  f'{data_set.title} training images', data_set.classes if has_rows else None)
+    title = f'{data_set.title} training images'
+    if data_set.num_classes <= _COLUMNS:
+        rows = [[(image, None) for image in images[labels == k][:_COLUMNS]]
+                for k in range(data_set.num_classes)]
+        pictures.grid(stream, rows, title, data_set.classes)
+    else:  # One image per class, with its name.
+        pictures.grid(stream, _rows([(image, name) for k, name in enumerate(data_set.classes)
+                                     for image in images[labels == k][:1]]), title)
 
 
 def distorted(stream):
     """Draws training images, and random distortions of them as in training."""
-    labels, pixels_chw = _records()
-    labels, pixels_chw = labels[:_DISTORTED_IMAGES], pixels_chw[:_DISTORTED_IMAGES]
+    labels, images, pixels_chw = _records()
+    pixels_chw = pixels_chw[:_DISTORTED_IMAGES]
     with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
         repeated = tf.constant(np.repeat(pixels_chw, _COLUMNS - 1, axis=0))
         made = session.run(recipes.chosen().augment(repeated))
-    made = pictures.scaled(made).reshape(len(pixels_chw), _COLUMNS - 1, *made.shape[1:])
+    low, high = np.percentile(made, [1, 99])
+    made = np.clip((made - low) / max(high - low, 1e-9), 0, 1).reshape(
+        len(pixels_chw), _COLUMNS - 1, *made.shape[1:])
     rows = [[(image, None) for image in (original, *distortions)]
-            for original, distortions in zip(_images(pixels_chw), made)]
+            for original, distortions in zip(images, made)]
     pictures.grid(
         stream, rows, f'Left: original images. Right: distorted for training --net={FLAGS.net}',
-        [cifar10.source().data_set.classes[label] for label in labels])
+        [cifar10.source().data_set.classes[label] for label in labels[:len(rows)]])
 
 
 def filters(stream):
     """Draws the first layer's kernels, as moving averages if the checkpoint has them."""
     checkpoint = _latest()
-    found = checkpoints.read(
-        checkpoint, ['conv1/weights' + names.AVERAGE, 'conv1/weights'])
+    found = checkpoints.read(checkpoint, ['conv1/weights' + names.AVERAGE, 'conv1/weights'])
     weights = next(iter(found.values()), np.empty([0]))
     if weights.ndim != 4 or weights.shape[2] != 3:
         raise app.UsageError(f'{checkpoint} has no conv1/weights of three colours to draw: choose '
@@ -95,25 +95,24 @@ def filters(stream):
 def predictions(stream):
     """Draws the first test images, a column per class, with their predicted classes."""
     checkpoint, averaged = _evaluated()
-    labels, pixels_chw = _records(eval_data=True)
+    labels, images, _ = _records(eval_data=True)
     classes = cifar10.source().data_set.classes
     per_class = _PREDICTED_PER_CLASS if len(classes) <= _COLUMNS else 1
     columns = [np.flatnonzero(labels == k)[:per_class] for k in range(len(classes))]
     places = [i for row in itertools.zip_longest(*columns) for i in row]  # None: an empty place.
     chosen = [i for i in places if i is not None]
-    images = _images(pixels_chw[chosen])
     FLAGS.batch_size = len(chosen)  # Also for an `inference` that fixes the batch size.
-    network = model.Model.of_pixels(FLAGS.batch_size)
+    network = model.Model(batch_size=FLAGS.batch_size)
     with network.session(checkpoint, averaged) as session:
         probabilities = session.run(
-            network.outputs['probabilities'], {network.pixels: np.rint(255 * images)})
-    cells = {}
-    for i, image, row in zip(chosen, images, probabilities):
+            network.outputs['probabilities'], {network.pixels: images[chosen]})
+    cells = {None: None}
+    for i, row in zip(chosen, probabilities):
         best = np.argmax(row)
         right = best == labels[i]
         name = f'{classes[best]} {row[best]:.0%}' + ('' if right else f'\nnot {classes[labels[i]]}')
-        cells[i] = (image, name, right)
-    pictures.grid(stream, _rows([cells.get(i) for i in places], min(len(classes), _COLUMNS)),
+        cells[i] = (images[i], name, right)
+    pictures.grid(stream, _rows([cells[i] for i in places], min(len(classes), _COLUMNS)),
                   f'Test images and their predicted classes after {checkpoints.step(checkpoint)} '
                   'steps; wrong ones in orange, with the true class')
 
@@ -121,7 +120,7 @@ def predictions(stream):
 def confused(stream):
     """Draws the confusion matrix of the test set."""
     checkpoint, averaged = _evaluated()
-    result = accuracy.Evaluation(use_moving_averages=averaged).run(checkpoint)
+    result = accuracy.Accuracy(use_moving_averages=averaged).run(checkpoint)
     confusion.picture(result.confusion, cifar10.source().data_set.classes).save(stream, 'PNG')
 
 
@@ -135,13 +134,15 @@ def curves(stream):
         if not rows and not evaluated:
             raise app.UsageError(f'{run} has no metrics.csv of a training run and no event file of '
                                  'an evaluation: choose other folders with --runs')
-        means = _over_many_steps(rows)
+        # Drop means over few steps, such as those just before or after a checkpoint.
+        steps = np.diff([0] + [row['step'] for row in rows])
+        means = [row for row, count in zip(rows, steps) if 2 * count >= np.median(steps)]
         for lines, what, column, kind, marker, shown in (
                 (losses, 'training', 'training_loss', 0, None, means),
                 (errors, 'training', 'training_error', 0, None, means),
                 (errors, 'validation, raw', 'validation_error', 1, 'o', rows),
                 (errors, 'validation, averaged', 'validation_error_averaged', 2, 's', rows)):
-            points = {row['step']: row[column] for row in shown if row[column] is not None}
+            points = _points(shown, 'step', column)
             if points:
                 lines.append((f'{name}, {what}', kind if is_only else number, marker, points))
         if evaluated:
@@ -157,24 +158,16 @@ def validation(stream):
     """Draws the validation errors of all runs by epoch."""
     raw, averaged = [], []
     for number, (name, run) in enumerate(_named_runs()):
-        for panel, points in zip((raw, averaged), _validations(run)):
-            panel.append((name, number, '.', points))
+        rows = metrics.read(os.path.join(run, names.METRICS))
+        for lines, column in ((raw, 'validation_error'), (averaged, 'validation_error_averaged')):
+            lines.append((name, number, '.', _points(rows, 'epoch', column)))
+        if not raw[-1][-1]:
+            raise app.UsageError(f'{run} has no metrics.csv with validations: train with '
+                                 '--validate_every=1, or choose other folders with --runs')
     pictures.curves(stream, [8, 4], [
         (shown, f'validation error, {weights} weights', 'fraction of images',
          'epochs: passes over the images')
         for shown, weights in ((raw, 'raw'), (averaged, 'averaged'))], same_scale=True)
-
-
-def _validations(run):
-    """The validation errors of a run, of the raw weights and of their averages: {epoch: error}."""
-    rows = metrics.read(os.path.join(run, names.METRICS))
-    raw, averaged = (
-        {row['epoch']: row[column] for row in rows if None not in (row['epoch'], row[column])}
-        for column in ('validation_error', 'validation_error_averaged'))
-    if not raw:
-        raise app.UsageError(f'{run} has no metrics.csv with validations: train with '
-                             '--validate_every=1, or choose other folders with --runs')
-    return raw, averaged
 
 
 def sparsity(stream):
@@ -184,31 +177,26 @@ def sparsity(stream):
     lines = [(tag, number, None, points) for number, tag in enumerate(tags)
              if (points := events.read_scalars(run, tag))]
     if not lines:
-        raise app.UsageError(f'{run} has no event file with {tags[0]}: choose another run with '
-                             '--runs')
+        raise app.UsageError(f'{run} has no event file with {tags[0]}: choose another run')
     pictures.curves(stream, [7, 4], [
         (lines, 'Sparsity of the output of each layer', 'fraction of zeros', 'step')])
 
 
-def _over_many_steps(rows):
-    """Drops rows whose means cover few steps, such as those just before or after a checkpoint."""
-    steps = np.diff([0] + [row['step'] for row in rows])
-    return [row for row, count in zip(rows, steps) if 2 * count >= np.median(steps)]
+def _points(rows, x, y):
+    """A curve of two columns of a metrics.csv, {x: y}, where both were measured."""
+    return {row[x]: row[y] for row in rows if None not in (row[x], row[y])}
 
 
 def _records(eval_data=False):
-    """Reads the first file of a set: labels, int [records], and uint8 [records, 3 * 32 * 32]."""
+    """Reads the first file of a set: labels, int [records]; images, uint8 [records, 32, 32, 3];
+    and their pixels as in the file, uint8 [records, 3 * 32 * 32]."""
     cifar10.maybe_download_and_extract()
     source = cifar10.source(eval_data)
     data_set = source.data_set
     records = np.fromfile(source.paths()[0], np.uint8).reshape(-1, data_set.record_bytes)
-    return records[:, data_set.label_index], records[:, data_set.label_bytes:]
-
-
-def _images(pixels_chw):
-    """uint8 [count, 3 * 32 * 32] -> float [count, 32, 32, 3], 0 to 1."""
-    pixels_chw = pixels_chw.reshape(-1, table.DEPTH, table.HEIGHT, table.WIDTH)
-    return pixels_chw.transpose([0, 2, 3, 1]) / 255
+    pixels_chw = records[:, data_set.label_bytes:]
+    images = pixels_chw.reshape(-1, table.DEPTH, table.HEIGHT, table.WIDTH).transpose([0, 2, 3, 1])
+    return records[:, data_set.label_index], images, pixels_chw
 
 
 def _rows(cells, columns=_COLUMNS):
@@ -225,15 +213,14 @@ def _latest():
     """Returns the path of the latest checkpoint of the only run in `--runs`."""
     latest = checkpoints.latest(FLAGS.runs[0])
     if latest is None:
-        raise app.UsageError(f'No checkpoint in {FLAGS.runs[0]}: train first, or choose a run with '
-                             '--runs')
+        raise app.UsageError(f'No checkpoint in {FLAGS.runs[0]}: choose a run with --runs')
     return latest
 
 
 def _evaluated():
     """Returns the latest checkpoint, and whether it has moving averages; prepares the data set."""
     checkpoint = _latest()
-    model.use_run(FLAGS.runs[0], 'pass those flags, or choose another run with --runs')
+    model.use_run(FLAGS.runs[0])
     cifar10.maybe_download_and_extract()
     return checkpoint, any(name.endswith(names.AVERAGE) for name in checkpoints.read(checkpoint))
 
@@ -257,8 +244,6 @@ def plot():
     path = FLAGS.output or f'{FLAGS.picture}.png'
     if not path.lower().endswith('.png'):
         raise app.UsageError(f'--output is {path}; expected a name that ends with .png')
-    if os.path.isdir(path):
-        raise app.UsageError(f'--output={path} is a folder; expected the name of a PNG file')
     with files.new_file(path) as stream:
         _PICTURES[FLAGS.picture](stream)
     console.line(f'Wrote {path}.')

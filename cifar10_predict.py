@@ -28,7 +28,7 @@ from absl import app, flags
 import cifar10
 from cifar10_lib import settings
 from cifar10_lib.datasets import images
-from cifar10_lib.evaluation import checkpoint_flags, confusion, model
+from cifar10_lib.evaluation import checkpoint_flags, model
 from cifar10_lib.program import console, devices, errors, path_flags
 
 path_flags.define('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
@@ -39,14 +39,11 @@ flags.DEFINE_boolean('json', False, 'Print one JSON object per line and image in
 
 FLAGS = flags.FLAGS
 
-_MAX_IMAGE = 40  # Columns of an image's name in the table.
-
 
 def predict(words):
     """Prints the most probable classes of images; reports unreadable ones on standard error.
 
-    Args:
-        words: list of files, folders and patterns.
+    `words` is a list of files, folders and patterns.
 
     Returns:
         Exit code: 1 if an image cannot be read, else 0.
@@ -58,26 +55,36 @@ def predict(words):
     paths = [path for word in words for path in _paths(word)]
     # Also for an `inference` that fixes the batch size: see `model.Model`.
     FLAGS.batch_size = min(FLAGS.batch_size, len(paths))
-    predicted = 0
+    width = max(map(len, [*paths, 'image']))
+    exit_code = 0
     with _network() as (classify, names):
-        show = _show_json if FLAGS.json else _table(paths)
+        if not FLAGS.json:
+            console.line(f'{"image":{width}}  probability  class')
         for start in range(0, len(paths), FLAGS.batch_size):
-            batch = list(_read(paths[start:start + FLAGS.batch_size]))
-            if batch:
-                read, pixels = zip(*batch)
-                for path, probabilities in zip(read, classify(np.stack(pixels))):
-                    show(path, _top(probabilities, names))
-            predicted += len(batch)
-    return 1 if predicted < len(paths) else 0
+            read, pixels = [], []
+            for path in paths[start:start + FLAGS.batch_size]:
+                try:
+                    pixels.append(images.read(path))
+                    read.append(path)
+                except images.ImageError as error:
+                    console.note(f'cifar10_predict.py: {error}')
+                    exit_code = 1
+            for path, probabilities in zip(read, classify(np.stack(pixels)) if read else ()):
+                _show(path, probabilities, names, width)
+    return exit_code
 
 
-def _read(paths):
-    """Yields (path, uint8 [32, 32, 3]) for each readable image; reports the others."""
-    for path in paths:
-        try:
-            yield path, images.read(path)
-        except images.ImageError as error:
-            console.note(f'cifar10_predict.py: {error}')
+def _show(path, probabilities, names, width):
+    """Prints the most probable classes of an image, float [classes]."""
+    labels = np.argsort(-probabilities, kind='stable')[:FLAGS.top_k].tolist()
+    if FLAGS.json:
+        console.line(json.dumps({'image': path, 'predictions': [
+            {'class': names[label], 'label': label,
+             'probability': round(float(probabilities[label]), 6)} for label in labels]}))
+    else:
+        for label in labels:
+            shown = path if label == labels[0] else ''
+            console.line(f'{shown:{width}}  {probabilities[label]:11.4f}  {names[label]}')
 
 
 def _paths(word):
@@ -94,12 +101,6 @@ def _paths(word):
     return found
 
 
-def _top(probabilities, names):
-    """Returns (label, name, probability) of the top classes, the most probable first."""
-    labels = np.argsort(-probabilities, kind='stable')[:FLAGS.top_k]
-    return [(int(label), names[label], float(probabilities[label])) for label in labels]
-
-
 @contextlib.contextmanager
 def _network():
     """Yields a function from images to probabilities, uint8 [batch, 32, 32, 3] -> float32 [batch,
@@ -107,12 +108,16 @@ def _network():
     if FLAGS.saved_model:
         with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
             images_, probabilities = _load(session)
-            names = _labels(FLAGS.saved_model, probabilities.shape.as_list()[-1])
+            names = [str(label) for label in range(probabilities.shape.as_list()[-1])]
+            with contextlib.suppress(FileNotFoundError):
+                path = os.path.join(FLAGS.saved_model, 'assets.extra', 'labels.txt')
+                with open(path, encoding='utf-8', errors='replace') as stream:
+                    names = stream.read().splitlines()
             yield lambda batch: session.run(probabilities, {images_: batch}), names
         return
     checkpoint = checkpoint_flags.checkpoint()
-    checkpoint_flags.use_run()
-    classifier = model.Model.of_pixels(FLAGS.batch_size)
+    model.use_run(FLAGS.checkpoint_dir)
+    classifier = model.Model(batch_size=FLAGS.batch_size)
     with classifier.session(checkpoint, FLAGS.use_moving_averages) as session:
         probabilities = classifier.outputs['probabilities']
         yield (lambda batch: session.run(probabilities, {classifier.pixels: batch}),
@@ -134,50 +139,6 @@ def _load(session):
             return images_, probabilities
     raise app.UsageError(f'{FLAGS.saved_model} has no signature of images, uint8 [batch, 32, 32, '
                          '3], and probabilities: export one with cifar10_export.py')
-
-
-def _labels(folder, count):
-    """Returns the names of a SavedModel's classes, or their numbers if it has no names."""
-    path = os.path.join(folder, 'assets.extra', 'labels.txt')
-    try:
-        with open(path, encoding='utf-8', errors='replace') as stream:
-            names = stream.read().splitlines()
-    except FileNotFoundError:
-        return [str(label) for label in range(count)]
-    if len(names) != count:
-        raise app.UsageError(f'{path} has {len(names)} lines; expected {count}, one per class: '
-                             'restore the file, or remove it to print numbers')
-    return names
-
-
-def _show_json(path, top):
-    console.line(json.dumps({'image': path, 'predictions': [
-        {'class': name, 'label': label, 'probability': round(probability, 6)}
-        for label, name, probability in top]}))
-
-
-def _table(paths):
-    """Prints the heading of a table; returns a function that prints the lines of an image."""
-    width = min(max(map(confusion.columns, [*paths, 'image'])), _MAX_IMAGE)
-
-    def show(image, probability, name):
-        console.line(f'{confusion.padded(image, width)}  {probability:>11}  {name}')
-
-    def show_top(path, top):
-        for row, (_, name, probability) in enumerate(top):
-            show('' if row else _end(path, width), f'{probability:.4f}', name)
-
-    show('image', 'probability', 'class')
-    return show_top
-
-
-def _end(path, width):
-    """Replaces the start of a path that is wider than `width` columns by three dots."""
-    if confusion.columns(path) <= width:
-        return path
-    while confusion.columns(path) > width - 3:
-        path = path[1:]
-    return '...' + path
 
 
 def main(words):

@@ -55,7 +55,7 @@ def main():
     csv = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # Messages such as "Filling queue with ...".
         cifar10.maybe_download_and_extract()
-        evaluation = accuracy.Evaluation()
+        evaluation = accuracy.Accuracy()
         print('program,seed,step,precision_averaged,precision_raw', file=csv, flush=True)
         for seed in range(1, FLAGS.seeds + 1):
             for name in ('ours', 'tutorial'):

@@ -14,7 +14,7 @@ from cifar10_lib.runs import checkpoints
 # The result of an evaluation:
 #   precision: float, the fraction of images whose top prediction is their label (precision @ 1)
 #   correct, total: int, the number of correctly classified images, and of all images
-#   top: float, the fraction of images whose label is one of the five most probable classes
+#   top: float, the fraction whose label is one of the `TOP` most probable classes
 #   confusion: int64 [classes, classes], number of images by label (row) and prediction (column)
 #   step: int, the global step of the checkpoint; None without a checkpoint
 #   summary: a serialised `Summary` of the first batch, or None
@@ -22,7 +22,7 @@ TOP = 5
 Result = collections.namedtuple('Result', 'precision correct total top confusion step summary')
 
 
-class Evaluation:
+class Accuracy:
     """The graph that evaluates a set of images: `run` it on checkpoints, or `count` with values.
 
     Attributes:
@@ -45,9 +45,6 @@ class Evaluation:
             errors.DataError: there are too few training images to hold some out.
         """
         self._use_moving_averages = use_moving_averages
-        self._advice = (
-            '--use_moving_averages=false evaluates the raw weights' if use_moving_averages else
-            'Choose another run')
         subset = 'held_out' if eval_data == 'held_out' else 'all'
         self._source = cifar10.source(eval_data == 'test', subset)
         self.size = min(self._source.num_examples(), self._source.num_records())
@@ -55,21 +52,12 @@ class Evaluation:
             raise errors.DataError(f'{self._source.folder} has fewer than 10 training images, too '
                                    'few to hold some out: use the test images')
         self.total = self.size if num_examples is None else min(num_examples, self.size)
-        self._classes = self._source.data_set.num_classes
         self._model = model.Model(self._read, self._source.batch_size)
         self.graph = self._model.graph
         with self.graph.as_default():
-            with tf.name_scope('confusion'):
-                # One prediction per image: `in_top_k` would count all classes of a tie.
-                predictions = tf.cast(self._model.outputs['classes'], tf.int32)
-                top = tf.nn.top_k(self._model.outputs['logits'], min(TOP, self._classes)).indices
-                in_top = tf.reduce_any(tf.equal(top, self._labels[:, tf.newaxis]), axis=1)
-                # For each image: its cell in the confusion matrix, row by row; and whether its
-                # label is one of the `TOP` most probable classes.
-                self._counted = self._labels * self._classes + predictions, in_top
-            self._summary = tf.summary.merge_all()
+            self._summary_op = tf.summary.merge_all()
             self._initialiser = tf.local_variables_initializer()
-            self.graph.finalize()
+        self.graph.finalize()
 
     def _read(self):
         with tf.device('/cpu:0'):
@@ -86,22 +74,23 @@ class Evaluation:
             errors.DataError: a record file was replaced by a damaged one.
         """
         step = checkpoints.step(checkpoint)
-        values = self._model.read(checkpoint, self._use_moving_averages, self._advice)
-        return self.count(values, self._use_moving_averages, step, summarise)
+        values = self._model.read(checkpoint, self._use_moving_averages)
+        return self.count(values, self._use_moving_averages, summarise)._replace(step=step)
 
-    def count(self, values, use_moving_averages, step=None, summarise=False, caught=()):
+    def count(self, values, use_moving_averages, summarise=False, caught=()):
         """Evaluates values of the variables, in a session of its own.
 
         Args:
             values: dictionary from name of a variable or average to array; other items are ignored.
             use_moving_averages: whether to use the moving averages.
-            step: global step of the values, for the `Result`.
             summarise: whether to make the summaries of the first batch.
             caught: list of caught signals; when one is added, the evaluation stops.
 
         Returns:
             A `Result`; None if a signal stopped the evaluation.
         """
+        confusion = np.zeros([self._source.data_set.num_classes] * 2, np.int64)
+        total, in_top, summary = 0, 0, None
         with self._source.damage_reported(), \
                 tf.Session(graph=self.graph, config=devices.session_config()) as session:
             session.run(self._initialiser)
@@ -109,32 +98,25 @@ class Evaluation:
             coordinator = tf.train.Coordinator()
             threads = tf.train.start_queue_runners(session, coordinator)
             try:
-                confusion, in_top, summary = self._count(session, summarise, caught)
+                while total < self.total and not caught:
+                    *counted, first = session.run([
+                        self._labels, self._model.outputs['logits'],
+                        self._summary_op if summarise and not total else []])
+                    labels, logits = (each[:self.total - total] for each in counted)
+                    # One prediction per image: `in_top_k` would count all classes of a tie.
+                    best = np.argsort(-logits, axis=1, kind='stable')[:, :TOP]
+                    np.add.at(confusion, (labels, best[:, 0]), 1)
+                    in_top += int((best == labels[:, np.newaxis]).sum())
+                    total += len(labels)
+                    summary = first or summary
+            except tf.errors.OutOfRangeError as error:
+                raise errors.DataError(
+                    f'{self._source.folder} had at least {self.total} images at the start and '
+                    f'has {total} now: run the same command again to count these') from error
             finally:  # An exception of a thread replaces the error "queue is closed".
                 coordinator.request_stop()
                 coordinator.join(threads)
         if caught:
             return None
-        correct, total = int(np.trace(confusion)), int(confusion.sum())
-        return Result(correct / total, correct, total, in_top / total, confusion, step, summary)
-
-    def _count(self, session, summarise, caught):
-        """The sums of `_counted` over the first `total` images, and the summary or None; incomplete
-        if a signal is caught."""
-        confusion, top, total, summary = np.zeros(self._classes ** 2, np.int64), 0, 0, None
-        while total < self.total and not caught:
-            fetches = {'counted': self._counted}
-            if summarise and total == 0:
-                fetches['summary'] = self._summary
-            try:
-                results = session.run(fetches)
-            except tf.errors.OutOfRangeError as error:
-                raise errors.DataError(
-                    f'{self._source.folder} had at least {self.total} images at the start and '
-                    f'has {total} now: run the same command again to count these') from error
-            cells, in_top = (each[:self.total - total] for each in results['counted'])
-            confusion += np.bincount(cells, minlength=len(confusion))
-            top += int(in_top.sum())
-            total += len(cells)
-            summary = results.get('summary', summary)
-        return confusion.reshape(self._classes, self._classes), top, summary
+        correct = int(np.trace(confusion))
+        return Result(correct / total, correct, total, in_top / total, confusion, None, summary)

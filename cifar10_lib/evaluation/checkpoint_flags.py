@@ -6,7 +6,6 @@ import os
 
 from absl import app, flags
 
-from cifar10_lib.evaluation import model
 from cifar10_lib.program import path_flags
 from cifar10_lib.runs import checkpoints, names
 
@@ -32,9 +31,3 @@ def checkpoint():
                   'train first, or choose another --checkpoint_dir')
         raise app.UsageError(f'No checkpoint in {folder()}: {advice}')
     return latest
-
-
-def use_run():
-    """Takes `--net` and `--dataset` from the run in `--checkpoint_dir`; see `model.use_run`."""
-    return model.use_run(FLAGS.checkpoint_dir,
-                         'pass those flags, or choose another --checkpoint_dir')

@@ -4,15 +4,11 @@ In all functions, `confusion` is int [classes, classes], the number of images of
 with each prediction (column), and `names` are the names of the classes.
 """
 import io
-import unicodedata
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 _COLUMNS = 80  # Of a terminal.
-_LEGEND = (
-    'recall: the fraction of a class\'s images classified correctly, best first;\n'
-    'precision: the fraction of the predictions of a class that are correct.')
 _DARKEST = np.array([8.0, 48.0, 107.0])  # Red, green and blue of a fraction of 1; 0 is white.
 
 
@@ -30,40 +26,25 @@ def shares(confusion):
 def table(confusion, names):
     """Returns a text table with a line per class, the best recall first."""
     recall, precision = shares(confusion)
-    width = max(map(columns, (*names, 'class')))
+    width = max(map(len, (*names, 'class')))
     lines = [f'{"class":{width}}  images  predicted   right  recall  precision']
     for k in np.argsort(-np.nan_to_num(recall, nan=-1), kind='stable'):
-        lines.append(
-            f'{padded(names[k], width)}  {confusion[k].sum():6}  {confusion[:, k].sum():9}  '
-            f'{confusion[k, k]:6}  {_share(recall[k]):>6}  {_share(precision[k]):>9}')
-    return '\n'.join([*lines, _LEGEND])
-
-
-def _share(value):
-    return '-' if np.isnan(value) else f'{value:.3f}'
-
-
-def padded(text, width):
-    """Appends spaces to text, up to a number of a terminal's columns."""
-    return text + ' ' * (width - columns(text))
-
-
-def columns(text):
-    """Counts a terminal's columns: two for a Chinese character, none for a combining accent."""
-    return sum((not unicodedata.combining(character))
-               * (1 + (unicodedata.east_asian_width(character) in 'WF')) for character in text)
+        shown = ('-' if np.isnan(share) else f'{share:.3f}' for share in (recall[k], precision[k]))
+        lines.append('{:{}}  {:6}  {:9}  {:6}  {:>6}  {:>9}'.format(
+            names[k], width, confusion[k].sum(), confusion[:, k].sum(), confusion[k, k], *shown))
+    return '\n'.join(lines)
 
 
 def matrix(confusion, names):
     """Returns the matrix as text or, if it is too wide, a note on where to see it."""
     numbers = [str(k) for k in range(len(names))]
     heads = [f'{number:>{len(numbers[-1])}} {name}' for number, name in zip(numbers, names)]
-    left = max(map(columns, heads))
+    left = max(map(len, heads))
     cell = 1 + max(len(str(confusion.max())), len(numbers[-1]), 4)
     if left + cell * len(names) > _COLUMNS:
         return (f'The confusion matrix of {len(names)} classes is too wide for a terminal:\n'
                 'see TensorBoard, or run cifar10_plot.py --picture=confusion.')
-    rows = [padded(head, left) + ''.join(f'{count:{cell}}' for count in row)
+    rows = [f'{head:{left}}' + ''.join(f'{count:{cell}}' for count in row)
             for head, row in zip(heads, confusion)]
     return '\n'.join(['Confusion matrix: labels in rows, predictions in columns.',
                       ' ' * left + ''.join(f'{number:>{cell}}' for number in numbers), *rows])

@@ -1,29 +1,19 @@
-"""Draws grids of images and learning curves with Matplotlib.
-
-The figures need no screen, and use Matplotlib's defaults and fonts whatever the user's settings.
-"""
+"""Draws grids of images and learning curves with Matplotlib, whatever the user's settings."""
 import logging
-import os
 import textwrap
-import warnings
 
-import numpy as np
 from absl import app
 
 # Distinguishable for colour-blind readers: Okabe and Ito, https://jfly.uni-koeln.de/color/.
 _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
-_INCHES_PER_IMAGE = 0.8
-_INCHES_PER_LINE = 0.13
-_DOTS_PER_INCH = 100
+_INCHES_PER_IMAGE, _INCHES_PER_LINE = 0.8, 0.13
 # The first has most alphabets; Matplotlib looks for other characters in the rest, if installed.
 _FONTS = ['DejaVu Sans', 'Noto Sans CJK JP', 'WenQuanYi Micro Hei']
 
 
 def require_matplotlib():
-    """Imports Matplotlib, an optional package; raises `app.UsageError` if it is not installed, and
-    `OSError` if it cannot write its cache."""
-    os.environ['MPLBACKEND'] = 'agg'  # Importing it fails if the user's choice is not installed.
-    logging.getLogger('matplotlib').setLevel(logging.ERROR)  # It warns about its cache folders.
+    """Imports Matplotlib, an optional package; raises `app.UsageError` if it is not installed."""
+    logging.getLogger('matplotlib').setLevel(logging.ERROR)  # It warns about missing fonts.
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -35,15 +25,18 @@ def grid(stream, rows, title, row_names=None):
     """Writes a PNG with rows of images to a binary stream or path.
 
     Args:
-        rows: list of rows, each a list of (image, name) or (image, name, right): float [height,
-            width, 3], 0 to 1; the text above it or None; and whether to draw the text in black. A
-            place that has None instead stays empty.
+        rows: list of rows, each a list of (image, name) or (image, name, right): uint8, or float
+            from 0 to 1, [height, width, 3]; the text above it or None; and whether to draw the text
+            in black. A place that has None instead stays empty.
         title: title of the picture.
         row_names: text to the left of each row, or None.
     """
+    def wrapped(name):
+        return '\n'.join(textwrap.fill(line, 13) for line in name.replace('_', ' ').splitlines())
+
     columns = max(map(len, rows))
-    names = {cell[1]: _wrapped(cell[1]) for row in rows for cell in row if cell and cell[1]}
-    lines = max((name.count('\n') + 1 for name in names.values()), default=0)
+    lines = max(wrapped(cell[1] or '').count('\n') + bool(cell[1])
+                for row in rows for cell in row if cell)
     figure = _figure([_INCHES_PER_IMAGE * (columns + (1.5 if row_names else 0)),
                       (_INCHES_PER_IMAGE + _INCHES_PER_LINE * lines) * len(rows) + 0.6])
     figure.suptitle(title, fontsize=11)
@@ -52,19 +45,14 @@ def grid(stream, rows, title, row_names=None):
         cell.set(xticks=[], yticks=[], frame_on=False)
     for i, row in enumerate(rows):
         for axis, cell in zip(axes[i], row):
-            if cell is None:
-                continue
-            image, name, *right = cell
-            axis.imshow(image, interpolation='nearest')
-            axis.set_title(names.get(name, ''), fontsize=7, pad=2,
-                           color='black' if all(right) else _COLOURS[1])
+            if cell is not None:
+                image, name, *right = cell
+                axis.imshow(image, interpolation='nearest')
+                axis.set_title(wrapped(name or ''), fontsize=7, pad=2,
+                               color='black' if all(right) else _COLOURS[1])
         if row_names:
             axes[i, 0].set_ylabel(row_names[i], rotation=0, ha='right', va='center', fontsize=9)
-    _save(figure, stream)
-
-
-def _wrapped(name):
-    return '\n'.join(textwrap.fill(line, 13) for line in name.replace('_', ' ').splitlines())
+    figure.savefig(stream, format='png')
 
 
 def curves(stream, size, panels, same_scale=False):
@@ -79,45 +67,24 @@ def curves(stream, size, panels, same_scale=False):
     """
     figure = _figure(size)
     row = figure.subplots(1, len(panels), sharey=same_scale, squeeze=False)[0]
-    for axes, panel in zip(row, panels):
-        _panel(axes, *panel)
-    if same_scale:
-        for axes in row[1:]:
-            axes.set_ylabel(None)
-    _save(figure, stream)
-
-
-def _panel(axes, shown, title, y_label, x_label):
-    for _, colour, marker, points in shown:
-        lone = 's' if len(points) == 1 else None  # A single point is not a visible line.
-        axes.plot(list(points), list(points.values()), label='-', marker=marker or lone,
-                  markersize=4, color=_COLOURS[colour % len(_COLOURS)],
-                  linewidth=2 if marker else 1.2, linestyle='--' if marker == 'o' else '-')
-    axes.set_title(title, fontsize=11)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.grid(alpha=0.3)
-    if shown:
-        legend = axes.legend(  # Below the axes, where it hides no curve.
-            fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.15), ncols=2)
-        for text, (name, *_) in zip(legend.get_texts(), shown):
-            text.set_text(name)  # Afterwards: Matplotlib leaves out labels that begin with "_".
+    for axes, (shown, title, y_label, x_label) in zip(row, panels):
+        for name, colour, marker, points in shown:
+            lone = 's' if len(points) == 1 else None  # A single point is not a visible line.
+            axes.plot(list(points), list(points.values()), label=name, marker=marker or lone,
+                      markersize=4, color=_COLOURS[colour % len(_COLOURS)],
+                      linewidth=2 if marker else 1.2, linestyle='--' if marker == 'o' else '-')
+        axes.set_title(title, fontsize=11)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(None if same_scale and axes is not row[0] else y_label)
+        axes.grid(alpha=0.3)
+        if shown:
+            axes.legend(  # Below the axes, where it hides no curve.
+                fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.15), ncols=2)
+    figure.savefig(stream, format='png')
 
 
 def _figure(size):
     import matplotlib.figure
     matplotlib.rcdefaults()
     matplotlib.rcParams.update({'text.parse_math': False, 'font.family': _FONTS})
-    return matplotlib.figure.Figure(figsize=size, dpi=_DOTS_PER_INCH, layout='constrained')
-
-
-def _save(figure, stream):
-    with warnings.catch_warnings():  # A character that no font has becomes a box.
-        warnings.simplefilter('ignore')
-        figure.savefig(stream, format='png')
-
-
-def scaled(images):
-    """Scales values, float of any shape, to 0 to 1: from the 1st to the 99th percentile of all."""
-    low, high = np.percentile(images, [1, 99])
-    return np.clip((images - low) / max(high - low, 1e-9), 0, 1)
+    return matplotlib.figure.Figure(figsize=size, dpi=100, layout='constrained')

@@ -30,15 +30,13 @@ def add_averages():
     found = {each.op.name: each for each in tf.global_variables()}
     if not any(each.op.name + names.AVERAGE in found for each in tf.trainable_variables()):
         return {}
-    with tf.name_scope(None):
-        return {name: _like(each, name + names.AVERAGE) for name, each in found.items()
-                if names.is_statistic(name) and name + names.AVERAGE not in found}
-
-
-def _like(variable, name):
-    """A new variable with the same initial value, on the same device."""
-    with tf.device(variable.device):
-        return tf.Variable(variable.initial_value, name=name, trainable=False, use_resource=True)
+    added = {}
+    for name, each in found.items():
+        if names.is_statistic(name) and name + names.AVERAGE not in found:
+            with tf.name_scope(None), tf.device(each.device):
+                added[name] = tf.Variable(each.initial_value, name=name + names.AVERAGE,
+                                          trainable=False, use_resource=True)
+    return added
 
 
 class Statistics:
@@ -61,14 +59,12 @@ class Statistics:
         self._averages = averages
         self._step, self._is_set = first_step, first_step > 0
         self._images = None
-        if averages:
-            self._trained = {each.op.name: each for each in trained}
-            self._store = checkpoints.Loader(list(averages.values()))
-            self._build()
-
-    def _build(self):
-        """Builds the network of `--net`; `_sources` is empty if it is not the one that trains."""
-        recipe, self._sources = recipes.chosen(training=True), {}
+        self._sources = {}  # {name in the graph: variable of the training session}, if they fit.
+        if not averages:
+            return
+        self._trained = {each.op.name: each for each in trained}
+        self._store = checkpoints.Loader(list(averages.values()))
+        recipe = recipes.chosen(training=True)
         with tf.Graph().as_default() as self._graph:
             self._pixels = tf.placeholder(tf.uint8, [_BATCH_SIZE, table.IMAGE_BYTES])
             try:
@@ -84,7 +80,7 @@ class Statistics:
             self._graph.finalize()
         sources = {name: name + names.AVERAGE * each.trainable
                    for name, each in self._network.items()}
-        if updates and self._averages.keys() <= sources.keys() and (
+        if updates and averages.keys() <= sources.keys() and (
                 set(sources.values()) <= self._trained.keys()):
             self._sources = {name: self._trained[source] for name, source in sources.items()}
 
@@ -100,25 +96,21 @@ class Statistics:
         values = session.run({**self._sources, **{name: start[name] for name in self._averages}})
         if self._sources and seconds > 0 and not caught:
             self._step, self._is_set = step, True
-            values = self._computed(values, caught, time.monotonic() + seconds)
+            deadline = time.monotonic() + seconds
+            try:
+                if self._images is None:
+                    self._images = cifar10.source().sample(_BATCHES * _BATCH_SIZE)
+                with tf.Session(graph=self._graph, config=devices.session_config()) as own:
+                    self._loader.assign(values, self._network, own)
+                    for first in range(_BATCHES):
+                        if caught or time.monotonic() > deadline:
+                            break
+                        own.run(self._update, {self._pixels: self._images[first::_BATCHES]})
+                    found = own.run({name: self._network[name] for name in self._averages})
+                if not all(np.isfinite(each).all() for each in found.values()):
+                    raise ValueError('they are not finite')
+                values = found
+            except (OSError, ValueError, tf.errors.OpError) as error:  # Files that were removed.
+                console.line('The statistics of the averaged weights were not computed: '
+                             f'{errors.one_line(error)}.')
         self._store.assign(values, self._averages, session)
-
-    def _computed(self, values, caught, deadline):
-        """The statistics that fit the weights; both are in `values`, {name: array}."""
-        try:
-            if self._images is None:
-                self._images = cifar10.source().sample(_BATCHES * _BATCH_SIZE)
-            with tf.Session(graph=self._graph, config=devices.session_config()) as session:
-                self._loader.assign(values, self._network, session)
-                for first in range(_BATCHES):
-                    if caught or time.monotonic() > deadline:
-                        break
-                    session.run(self._update, {self._pixels: self._images[first::_BATCHES]})
-                found = session.run({name: self._network[name] for name in self._averages})
-            if all(np.isfinite(each).all() for each in found.values()):
-                return found
-            reason = 'they are not finite'
-        except (OSError, ValueError, tf.errors.OpError) as error:  # Files that were removed.
-            reason = errors.one_line(error)
-        console.line(f'The statistics of the averaged weights were not computed: {reason}.')
-        return values

@@ -21,7 +21,7 @@ class Validation:
     """
 
     def __init__(self, train_dir, variables, statistics, images='test', caught=()):
-        """Builds the evaluation's graph; for errors see `accuracy.Evaluation`.
+        """Builds the evaluation's graph; for errors see `accuracy.Accuracy`.
 
         For `train_dir`, `variables` and `images` see `best.Best`; for `caught`, `count` there;
         `statistics` is the session's `statistics.Statistics`.
@@ -30,7 +30,7 @@ class Validation:
         self._caught = caught
         self._variables = {variable.op.name: variable for variable in variables}
         self._best = best.Best(train_dir, variables, images)
-        self._evaluation = accuracy.Evaluation(images)
+        self._evaluation = accuracy.Accuracy(images)
 
     def run(self, session, step, training_error=None):
         """Validates the training session, prints a line, and saves the best variables so far.

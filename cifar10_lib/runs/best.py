@@ -15,11 +15,12 @@ def read(train_dir, images='test'):
     try:
         found = json_files.read(os.path.join(folder, names.BEST_ERROR))
         error, step = float(found['averaged_error']), int(found['step'])
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
-        return np.inf, None
-    counts = (0 <= error <= 1 and found.get('validated_on', 'test') == images
-              and not checkpoints.fault(os.path.join(folder, names.checkpoint(step))))
-    return (error, step) if counts else (np.inf, None)
+        if found['validated_on'] == images and not checkpoints.fault(
+                os.path.join(folder, names.checkpoint(step))):
+            return error, step
+    except (OSError, ValueError, TypeError, KeyError):  # Missing or damaged.
+        pass
+    return np.inf, None
 
 
 class Best:

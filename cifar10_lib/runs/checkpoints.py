@@ -2,6 +2,7 @@
 
 The path of a checkpoint is without `.index`.
 """
+import glob
 import os
 import time
 
@@ -12,7 +13,6 @@ from absl import app
 from cifar10_lib.program import console, errors
 from cifar10_lib.runs import names as names_
 
-_STEPS = 2 ** 63  # Steps are int64.
 _NAMED_FAULTS = 10  # At most, in an error; ResNet-23 has 300 variables.
 
 
@@ -21,21 +21,18 @@ def latest(folder, report=True):
 
     The file `checkpoint` names the newest. If that one is damaged, uses the intact one with the
     highest step, and prints a line if `report`. Nothing is removed. The folder may be missing.
-    Raises `app.UsageError` if all checkpoints are damaged, or TensorFlow cannot open the folder.
+    Raises `app.UsageError` if all checkpoints are damaged.
     """
     faults, paths = [], candidates(folder)
-    if paths and not {'[', '\\'}.isdisjoint(os.fspath(folder)):
-        raise app.UsageError(f'{folder} contains [ or \\, which TensorFlow reads as a pattern: '
-                             'rename the folder')
     for path in paths:
         reason = fault(path)
         if reason is None:
             if faults and report:
                 console.line(f'{"; ".join(faults)}: using {os.path.basename(path)}.')
             return path
-        faults.append(f'{path} is damaged ({reason})' if not faults else
-                      f'so is {os.path.basename(path)}')
-    if not faults:
+        faults.append(f'so is {os.path.basename(path)}' if faults else
+                      f'{path} is damaged ({reason})')
+    if not paths:
         return None
     if candidates(folder) != paths:  # A trainer has just written or removed some.
         return latest(folder, report)
@@ -49,10 +46,8 @@ def candidates(folder):
     That file may hold absolute paths, which are wrong after the run was copied or moved. So only
     the file name is used, and the checkpoint is looked for in this folder.
     """
-    try:
-        matches = filter(None, map(names_.CHECKPOINT_INDEX.fullmatch, os.listdir(folder)))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    indices = glob.glob(os.path.join(glob.escape(folder), f'{names_.CHECKPOINT}-*.index'))
+    matches = filter(None, map(names_.CHECKPOINT_INDEX.search, indices))
     steps = sorted((int(match.group(1)) for match in matches), reverse=True)
     try:
         state = tf.train.get_checkpoint_state(folder)
@@ -69,37 +64,27 @@ def watch(folder, seconds):
     Unlike `tf.train.checkpoints_iterator`, skips damaged ones, and yields a path again if it is
     that of a new checkpoint, as after `--restart`. At least `seconds` pass between two.
     """
+    def identity(path):
+        index = path + '.index'
+        return path, os.stat(index).st_mtime_ns if os.path.exists(index) else None
+
     seen = yielded = None
     while True:
         started = time.monotonic()
-        newest = [_identity(path) for path in candidates(folder)[:1]]
-        path = _latest_unless_gone(folder) if newest != seen else None
+        newest = [identity(path) for path in candidates(folder)[:1]]
+        try:
+            path = latest(folder) if newest != seen else None
+        except app.UsageError:
+            if any(os.path.exists(each + '.index') for each in candidates(folder)):
+                raise
+            path = None  # All were removed, but the file `checkpoint` still names one.
         seen = newest
-        if path is not None and _identity(path) != yielded:
-            yielded = _identity(path)
+        if path is not None and identity(path) != yielded:
+            yielded = identity(path)
             yield path
             time.sleep(max(0, started + seconds - time.monotonic()))
         else:
             time.sleep(1)
-
-
-def _identity(path):
-    """Path, inode and time of a checkpoint."""
-    try:
-        found = os.stat(path + '.index')
-    except OSError:
-        return path, None, None
-    return path, found.st_ino, found.st_mtime_ns
-
-
-def _latest_unless_gone(folder):
-    """`latest`, or None if all files are gone but the file `checkpoint` still names one."""
-    try:
-        return latest(folder)
-    except app.UsageError:
-        if any(os.path.exists(path + '.index') for path in candidates(folder)):
-            raise
-        return None
 
 
 class Unreadable(errors.DataError):
@@ -137,17 +122,10 @@ def step(path):
     Raises `app.UsageError` if it is missing or not a whole number, or `Unreadable`.
     """
     value = read(path, ['global_step']).get('global_step')
-    _check_step(path, value)
+    if value is None or value.shape or not (0 <= value < 2 ** 63 and value == np.floor(value)):
+        raise app.UsageError(f'{path} is not a checkpoint of a training run: its global_step is '
+                             f'{"missing" if value is None else value}; expected a whole number')
     return int(value)
-
-
-def _check_step(path, value):
-    """Raises `app.UsageError` if an array, or None, cannot be a global step."""
-    fault = _misfit('global_step', value, [])
-    if fault is None and not (0 <= value < _STEPS and value == np.floor(value)):
-        fault = f'global_step is {value}; expected a whole number of at least 0'
-    if fault:
-        raise app.UsageError(f'{path} is not a checkpoint of a training run: {fault}')
 
 
 class Loader:
@@ -186,48 +164,29 @@ def values_for(path, variables, advice):
             finite there, or `global_step` is not a step. The message names the first ten.
         Unreadable: see `read`.
     """
-    stored = read(path, {each for name in variables for each in (name, _fallback(name))})
-    values = {name: stored.get(name, stored.get(_fallback(name))) for name in sorted(variables)}
-    faults = list(filter(None, (_misfit(name, value, variables[name].shape.as_list())
-                                for name, value in values.items())))
-    if faults:
-        raise app.UsageError(
-            f'{path} does not fit this network: {"; ".join(_first(faults))}. {advice}')
+    # Programs that do not call `statistics.add_averages` have no averages of moving statistics.
+    raw = {name: name.removesuffix(names_.AVERAGE) if names_.is_statistic(
+        name.removesuffix(names_.AVERAGE)) else name for name in variables}
+    stored = read(path, {*raw, *raw.values()})
+    values, faults, broken = {}, [], []
+    for name, variable in sorted(variables.items()):
+        value = stored.get(name, stored.get(raw[name]))
+        shape = variable.shape.as_list()
+        if value is None:
+            faults.append(f'{name} is missing')
+        elif list(value.shape) != shape:
+            faults.append(f'{name} has shape {list(value.shape)}; expected {shape}')
+        else:
+            with np.errstate(over='ignore', invalid='ignore'):  # Checked next.
+                values[name] = value.astype(variable.dtype.base_dtype.as_numpy_dtype)
+            if not (np.isfinite(value).all() and np.isfinite(values[name]).all()):
+                broken.append(name)
+    for problem, found in (('does not fit this network', faults),
+                           ('has values that are not finite', broken)):
+        if found:
+            more = [f'{len(found) - _NAMED_FAULTS} more'] * (len(found) > _NAMED_FAULTS)
+            raise app.UsageError(
+                f'{path} {problem}: {"; ".join(found[:_NAMED_FAULTS] + more)}. {advice}')
     if 'global_step' in values:
-        _check_step(path, values['global_step'])
-    with np.errstate(over='ignore', invalid='ignore'):  # Checked below.
-        converted = {name: value.astype(variables[name].dtype.base_dtype.as_numpy_dtype)
-                     for name, value in values.items()}
-    broken = [name for name in values
-              if not (np.all(np.isfinite(values[name])) and np.all(np.isfinite(converted[name])))]
-    if broken:
-        raise app.UsageError(
-            f'{path} has values that are not finite: {", ".join(_first(broken))}. {advice}')
-    return converted
-
-
-def _fallback(name):
-    """The variable to read if a checkpoint does not have one; for most, the same.
-
-    Checkpoints of earlier versions and of other programs have no averages of moving statistics.
-    """
-    statistic = name.removesuffix(names_.AVERAGE)
-    return statistic if names_.is_statistic(statistic) else name
-
-
-def _first(faults):
-    """The first few of a list of texts, and how many follow."""
-    more = len(faults) - _NAMED_FAULTS
-    return faults if more <= 0 else [*faults[:_NAMED_FAULTS], f'{more} more']
-
-
-def _misfit(name, value, shape):
-    """Why a value (None if missing) does not fit a variable of that shape, or None if it does."""
-    if value is None:
-        return f'{name} is missing'
-    if list(value.shape) != shape:
-        return f'{name} has shape {list(value.shape)}; expected {shape}'
-    dtype = tf.as_dtype(value.dtype)
-    if not (dtype.is_integer or dtype.is_floating):
-        return f'{name} has type {dtype.name}; expected numbers'
-    return None
+        step(path)  # Raises an error if it is not a step.
+    return values

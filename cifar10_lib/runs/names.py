@@ -5,32 +5,27 @@ from cifar10_lib.program import files
 
 RUN = 'run.json'  # Network, data set and settings of the run.
 METRICS = 'metrics.csv'
-GRAPH = 'graph.pbtxt'
 PARAMETERS = 'params.h5'
 BEST = 'best'  # Folder of the best validated checkpoint,
 BEST_ERROR = 'error.json'  # and the errors of that checkpoint.
 LOCK = '.lock'
 CHECKPOINT = 'model.ckpt'  # TensorFlow appends the step.
 
-EVENTS = 'events.out.tfevents'  # TensorBoard reads files whose names contain this.
-TIMELINE = 'timeline-%d.json'  # The trace of a step, see `--profile`.
-
 AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving average.
 
 _CHECKPOINT = r'model\.ckpt-(\d+)\.(?:index|meta|data-\d{5}-of-\d{5})'  # TensorFlow's three kinds.
 CHECKPOINT_FILE = re.compile(_CHECKPOINT)
-CHECKPOINT_INDEX = re.compile(r'model\.ckpt-(\d+)\.index')  # TensorFlow writes this one last.
+CHECKPOINT_INDEX = re.compile(r'model\.ckpt-(\d+)\.index$')  # TensorFlow writes this one last.
 
 _IN_BEST = rf'params\.h5|error\.json|checkpoint|{_CHECKPOINT}'
 _IN_FOLDER = (rf'checkpoint|{_CHECKPOINT}|events\.out\.tfevents\..*|graph\.pbtxt|run\.json|'
-              r'metrics\.csv(?:\.old(?:\.\d+)?)?|params\.h5|timeline-\d+\.json')
+              r'metrics\.csv|params\.h5|timeline-\d+\.json')
 # Suffixes of unfinished files: ours and TensorFlow's.
 _UNFINISHED = rf'(?:{files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+)'
 
 # All files that `--restart` may remove, unfinished ones included, in the folder and in `best/`.
-# Earlier versions wrote `.part`.
-OWN, OWN_IN_BEST = (re.compile(rf'(?:{names})(?:{_UNFINISHED}|\.part)?')
-                    for names in (_IN_FOLDER, _IN_BEST))
+OWN, OWN_IN_BEST = (
+    re.compile(rf'(?:{names})(?:{_UNFINISHED})?') for names in (_IN_FOLDER, _IN_BEST))
 UNFINISHED = re.compile(f'(?:{_IN_FOLDER}|{_IN_BEST}){_UNFINISHED}')
 
 

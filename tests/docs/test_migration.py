@@ -212,7 +212,7 @@ def test_stage_4_reads_checkpoints_of_the_trainers(trained, tmp_path):
     """Computes the logits of this project, with averages and without; trains with falling loss."""
     pixels = np.random.RandomState(1).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
     checkpoint = checkpoints.latest(flags.FLAGS.train_dir)
-    network = model.Model.of_pixels()
+    network = model.Model()
     expected = {}
     for averaged in (True, False):
         with network.session(checkpoint, averaged) as session:

@@ -10,5 +10,5 @@ LINE = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step \d+, loss = \d+\.\
 
 
 def precision(train_dir, **options):
-    """Precision @ 1 of a run's latest checkpoint; `options` are those of `Evaluation`."""
-    return accuracy.Evaluation(**options).run(checkpoints.latest(train_dir)).precision
+    """Precision @ 1 of a run's latest checkpoint; `options` are those of `Accuracy`."""
+    return accuracy.Accuracy(**options).run(checkpoints.latest(train_dir)).precision

@@ -1,9 +1,8 @@
 import os
-import pathlib
 import re
+import resource
 import shutil
 import signal
-import subprocess
 
 import numpy as np
 import plain
@@ -92,22 +91,21 @@ def test_run_once_without_a_checkpoint(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize('gone', [
-    ['.data-00000-of-00001'], ['.index'], ['.data-00000-of-00001', '.index']])
-def test_a_checkpoint_that_is_removed_before_it_is_read(trained, capsys, gone):
+@pytest.mark.parametrize('ending', ['.data-00000-of-00001', '.index'])
+def test_a_checkpoint_that_is_removed_before_it_is_read(trained, capsys, ending):
     """The evaluation waits for the next one; --run_once, prediction and export exit with a line."""
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
-    current = accuracy.Evaluation()
-    assert cifar10_eval._run_unless_gone(current, latest).total == 130
-    for ending in gone:
-        os.remove(latest + ending)
-    assert cifar10_eval._run_unless_gone(current, latest) is None
-    assert f'Skipped {latest}: ' in capsys.readouterr().out
-    with flagsaver.flagsaver(run_once=True), pytest.raises(
-            errors.DataError, match=f'{latest} cannot be read .*: .* run the same command again'):
-        cifar10_eval._run_unless_gone(current, latest)
+    evaluation = accuracy.Accuracy()
+    os.remove(latest + ending)
+    with tf.summary.FileWriter(FLAGS.eval_dir) as writer:
+        cifar10_eval.eval_once(evaluation, writer, latest, 'test')
+        assert f'Skipped {latest}: ' in capsys.readouterr().out
+        with flagsaver.flagsaver(run_once=True), pytest.raises(
+                errors.DataError, match=f'{latest} cannot be read .*: .* run the same command'):
+            cifar10_eval.eval_once(evaluation, writer, latest, 'test')
+    assert values('Precision @ 1') == {}
     with pytest.raises(errors.DataError, match=f'{latest} cannot be read '):
-        with model.Model.of_pixels().session(latest):
+        with model.Model().session(latest):
             pass
 
 
@@ -164,55 +162,28 @@ def test_per_class(half_bright, capsys):
     assert 'classes/bird/recall' not in tags()
 
 
-@pytest.mark.slow
-def test_a_full_stdout_is_not_reported_as_a_full_folder(trained):
-    """The event file still has the result."""
-    with open('/dev/full', 'w') as full:
-        done = spawn.run(
-            [spawn.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
-             f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}', '--run_once'],
-            stdout=full, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (
-        1, 'cifar10_eval.py: cannot write to standard output: No space left on device\n')
-    assert list(values('Precision @ 1')) == [10]
-
-
-def evaluate_as(user, *arguments):
-    """Runs the script on the run of `trained` as another user: a `subprocess.CompletedProcess`.
-
-    That user may be unable to read the repository, or modules of Python.
-    """
-    program = (f'import mmap, os, sys; sys.path.insert(0, {str(spawn.ROOT)!r}); '
-               'from cifar10_lib.program import startup; import cifar10_eval; '
-               f'os.setgid({user}); os.setuid({user}); '
-               'sys.argv[0] = sys.argv.pop(1); startup.run(cifar10_eval.main)')
-    return spawn.run(
-        ['-c', program, spawn.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}',
-         f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}', '--run_once',
-         *arguments], capture_output=True)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason='requires root')
-def test_a_folder_that_cannot_be_written_and_a_run_of_another_user(trained):
-    """As after one evaluation with sudo: the precision is printed, and the exit code is 1."""
-    for folder in pathlib.Path(FLAGS.eval_dir).parents:
-        if folder.stat().st_uid == os.geteuid() and folder != folder.parent:
-            folder.chmod(folder.stat().st_mode | 0o055)
-    os.mkdir(FLAGS.eval_dir, 0o755)
-    done = evaluate_as(65534)
-    assert f'Evaluated {FLAGS.train_dir}/model.ckpt-10 (of user root) (step 10, ' in done.stdout
-    assert ': precision @ 1 = ' in done.stdout
-    assert done.returncode == 1
-    line, = done.stderr.splitlines()
-    assert 'Permission denied' in line and FLAGS.eval_dir in line
-    assert os.listdir(FLAGS.eval_dir) == []
-
-
-def test_events_in_the_folder_of_the_run(trained, capsys):
-    with flagsaver.flagsaver(run_once=True, eval_dir=FLAGS.train_dir + '/'):
+@pytest.mark.parametrize('kind', ['file', 'below a file'])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+        trained, tmp_path, kind, capsys):
+    (tmp_path / 'file').touch()
+    eval_dir = str(tmp_path / ('file' if kind == 'file' else 'file/eval'))
+    with flagsaver.flagsaver(run_once=True, eval_dir=eval_dir), pytest.raises(
+            OSError, match=f'(File exists|Not a directory): .*{eval_dir}'):
         cifar10_eval.evaluate()
-    assert 'Warning: --eval_dir is the folder of the run: ' in capsys.readouterr().out
+    assert 'precision' not in capsys.readouterr().out
+
+
+def test_a_file_system_that_is_full_is_refused_before_the_work(trained):
+    """Less is left than a graph and summaries may take. `FileWriter` would drop the events."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10000, limits[1]))
+    try:
+        with flagsaver.flagsaver(run_once=True), pytest.raises(
+                OSError, match=f'File too large in {FLAGS.eval_dir}.* make room'):
+            cifar10_eval.evaluate()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(FLAGS.eval_dir) == []
 
 
 def test_net_and_data_set_come_from_the_run(half_bright, tmp_path, capsys):
@@ -223,14 +194,15 @@ def test_net_and_data_set_come_from_the_run(half_bright, tmp_path, capsys):
     training = np.concatenate([records[:50], records[:1] + [[2] + [0] * 3072]]).astype(np.uint8)
     custom.write(mine, 'mine', ['a', 'b', 'c'], record_files.unpacked(training),
                  record_files.unpacked(records))
-    with flagsaver.flagsaver(net='local', dataset=str(mine), max_steps=1):
+    with flagsaver.flagsaver(net='resnet23', validate_every=0, dataset=str(mine),
+                             max_steps=1):
         cifar10_train.train()
     with flagsaver.flagsaver(run_once=True, data_dir='/nonexistent'):
         cifar10_eval.evaluate()
-        assert (FLAGS.net, FLAGS.dataset) == ('local', str(mine))
+        assert (FLAGS.net, FLAGS.dataset) == ('resnet23', str(mine))
     assert ' on 130 images.' in capsys.readouterr().out
     with flagsaver.flagsaver(run_once=True, net='tutorial'), pytest.raises(
-            app.UsageError, match='--net=local .* not with --net=tutorial '):
+            app.UsageError, match='--net=resnet23 .* not with --net=tutorial '):
         cifar10_eval.evaluate()
     shutil.rmtree(mine)
     with flagsaver.flagsaver(run_once=True), pytest.raises(

@@ -1,14 +1,11 @@
 import json
 import os
-import signal
-import subprocess
 
 import image_files
 import numpy as np
 import plain
 import pytest
 import record_files
-import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
@@ -80,10 +77,10 @@ def test_a_saved_model_needs_neither_checkpoint_nor_data_set(
                              dataset='cifar100', top_k=99):
         assert cifar10_predict.predict(pictures_) == 0
         check(capsys.readouterr().out, pictures_, plain_probabilities(network[1]), top_k=10)
-        labels = tmp_path / 'model' / 'assets.extra' / 'labels.txt'
-        labels.write_text('Käfer\n', encoding='latin-1')
-        with pytest.raises(app.UsageError, match='labels.txt has 1 lines; expected 10'):
-            cifar10_predict.predict(pictures_)
+        (tmp_path / 'model' / 'assets.extra' / 'labels.txt').unlink()
+        assert cifar10_predict.predict(pictures_[:1]) == 0
+        top, *_ = json.loads(capsys.readouterr().out)['predictions']
+        assert top['class'] == str(top['label'])
 
 
 def test_folders_and_patterns(network, pictures_, tmp_path, capsys):
@@ -120,21 +117,19 @@ def test_unreadable_images_are_skipped(network, pictures_, capfd):
 
 
 def test_the_table(network, pictures_, tmp_path, capsys):
-    """Long names lose their start. A Chinese character takes two of a terminal's columns."""
-    names = ['long ' * 20 + 'x.png', 'str\x1b[2Jange.png', 50 * '\u72ac' + '.png']
-    for name in names:
-        image_files.png(tmp_path / name, IMAGES[0])
+    """The width of its first column is that of the longest name."""
+    names = [pictures_[0], str(tmp_path / 'str\x1b[2Jange.png')]
+    image_files.png(tmp_path / 'str\x1b[2Jange.png', IMAGES[0])
     with flagsaver.flagsaver(json=False, top_k=2):
-        assert cifar10_predict.predict([str(tmp_path / name) for name in names]) == 0
+        assert cifar10_predict.predict(names) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 6
-    assert heading == f'{"image":40}  probability  class'
+    width = max(map(len, names))
+    assert heading == f'{"image":{width}}  probability  class'
     probabilities = plain_probabilities(network[1])[0]
     first, second = np.argsort(-probabilities)[:2]
-    assert lines[0] == f'...{names[0][-37:]}       {probabilities[first]:.4f}  {CLASSES[first]}'
-    assert lines[1] == f'{"":40}       {probabilities[second]:.4f}  {CLASSES[second]}'
-    assert 'str?[2Jange.png  ' in lines[2]
-    assert lines[4].startswith('...' + 16 * '\u72ac' + '.png' + 8 * ' ')
+    assert lines[0] == f'{names[0]:{width}}       {probabilities[first]:.4f}  {CLASSES[first]}'
+    assert lines[1] == f'{"":{width}}       {probabilities[second]:.4f}  {CLASSES[second]}'
+    assert 'str?[2Jange.png  ' in lines[2] and len(lines) == 4
 
 
 @pytest.mark.parametrize('content, words', [
@@ -157,29 +152,3 @@ def test_a_saved_model_of_another_program(pictures_, tmp_path, name):
             app.UsageError, match=r'has no signature of images, uint8 \[batch, 32, 32, 3\], and '
             'probabilities: export one'):
         cifar10_predict.predict(pictures_)
-
-
-@pytest.mark.slow
-def test_as_a_user(network, pictures_, tmp_path):
-    """Arguments before and after flags; the exit code reports a broken image."""
-    (tmp_path / 'text.jpg').write_text('text')
-    done = spawn.run_script(
-        'cifar10_predict.py', pictures_[0], '--top_k=1', str(tmp_path / 'text.jpg'),
-        f'--checkpoint_dir={FLAGS.checkpoint_dir}')
-    assert done.returncode == 1
-    assert done.stderr == (
-        f'cifar10_predict.py: {tmp_path}/text.jpg cannot be read (damaged, or not JPEG, PNG, GIF, '
-        'BMP, WEBP, TIFF, AVIF)\n')
-    assert len(done.stdout.splitlines()) == 2
-
-
-@pytest.mark.slow
-def test_a_closed_pipe(network, pictures_):
-    """`... | head -1` exits silently, like other programs."""
-    command = [spawn.ROOT / 'cifar10_predict.py', *pictures_, '--batch_size=1',
-               f'--checkpoint_dir={FLAGS.checkpoint_dir}']
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    with os.fdopen(write_end, 'w') as pipe:
-        done = spawn.run(command, stdout=pipe, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, '')

@@ -34,16 +34,6 @@ def test_the_matrix_has_labels_in_rows():
         '2 bird    0    0    0']
 
 
-def test_wide_characters_stay_aligned():
-    """A terminal shows the first name in four columns; the accent of the third takes none."""
-    names = ('\u732b\u72ac', 'dog', 'cafe\u0301')
-    assert confusion.table(MATRIX, names).splitlines()[1:3] == [
-        'dog         2          5       2   1.000      0.400',
-        '\u732b\u72ac        4          1       1   0.250      1.000']
-    assert confusion.matrix(MATRIX, names).splitlines()[2:] == [
-        '0 \u732b\u72ac    1    3    0', '1 dog     0    2    0', '2 cafe\u0301    0    0    0']
-
-
 @pytest.mark.parametrize('name', list(table.TABLE))
 def test_text_fits_80_columns(name):
     """With 10,000 images per class; a matrix that does not fit is omitted."""

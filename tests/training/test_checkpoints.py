@@ -6,7 +6,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 from absl import app
 
-from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
 
 
@@ -24,27 +23,18 @@ def test_step_of_any_type(tmp_path, dtype):
 
 
 @pytest.mark.parametrize('value, found', [
-    (np.float32(np.nan), 'is nan; expected a whole number of at least 0'),
-    (np.float32(np.inf), 'is inf; expected'), (np.float32(3.5), 'is 3.5; expected'),
-    (np.int64(-3), 'is -3; expected'), (np.float64(1e300), r'is 1e\+300; expected'),
-    (np.float32(2 ** 63), 'is 9.22337.*18; expected'),
-    (np.zeros([2], np.int64), r'has shape \[2\]; expected \[\]'),
-    (np.array('x'), 'has type string; expected numbers'),
-    (np.bool_(True), 'has type bool; expected'), (np.complex64(1), 'has type complex64; expected')])
+    (np.float32(np.nan), 'nan'), (np.float32(3.5), '3.5'), (np.int64(-3), '-3'),
+    (np.float32(2 ** 63), '9.22337.*18'), (np.zeros([2], np.int64), r'\[0 0\]'), (None, 'missing')])
 def test_an_invalid_step(tmp_path, value, found):
-    path = _save(tmp_path / 'a', global_step=value)
-    message = f'{path} is not a checkpoint of a training run: global_step {found}'
+    path = _save(tmp_path / 'a', **({'x': 0} if value is None else {'global_step': value}))
+    message = (f'{path} is not a checkpoint of a training run: its global_step is {found}; '
+               'expected a whole number')
     with pytest.raises(app.UsageError, match=message):
         checkpoints.step(path)
-    if value.shape == () and value.dtype.kind in 'iuf':  # As a training session loads it.
+    if found in ('-3', '3.5'):  # As a training session loads it.
         step = tf.get_variable('step', [], tf.int64, initializer=tf.zeros_initializer())
         with pytest.raises(app.UsageError, match=message):
             checkpoints.values_for(path, {'global_step': step}, '')
-
-
-def test_no_step(tmp_path):
-    with pytest.raises(app.UsageError, match='training run: global_step is missing'):
-        checkpoints.step(_save(tmp_path / 'a', other=np.float32(1)))
 
 
 def test_load_converts_and_ignores_the_rest(tmp_path):
@@ -59,24 +49,26 @@ def test_load_converts_and_ignores_the_rest(tmp_path):
         assert session.run(step) == 7
 
 
-def test_the_error_names_all_variables_that_do_not_fit(tmp_path):
-    path = _save(tmp_path / 'a', w=np.ones([2, 3], np.float32), fine=np.float32(0),
-                 x=np.array('x'), y=np.complex64(1), z=np.bool_(True))
+def test_the_error_names_all_variables_that_do_not_fit_but_at_most_ten(tmp_path):
+    path = _save(tmp_path / 'a', w=np.ones([2, 3], np.float32), fine=np.float32(0))
     variables = {name: tf.get_variable(name, [3, 2] if name == 'w' else [])
-                 for name in ('w', 'v', 'fine', 'x', 'y', 'z')}
+                 for name in ('w', 'v', 'fine')}
     with pytest.raises(app.UsageError) as error:
         checkpoints.values_for(path, variables, 'Do this.')
-    assert str(error.value) == (
-        f'{path} does not fit this network: v is missing; w has shape [2, 3]; expected [3, 2]; '
-        'x has type string; expected numbers; y has type complex64; expected numbers; z has type '
-        'bool; expected numbers. Do this.')
-
-
-def test_of_many_variables_that_do_not_fit_the_error_names_ten(tmp_path):
-    path = _save(tmp_path / 'a', step=np.int64(0))
+    assert str(error.value) == (f'{path} does not fit this network: v is missing; w has shape '
+                                '[2, 3]; expected [3, 2]. Do this.')
     variables = {name: tf.get_variable(name, []) for name in 'abcdefghijkl'}
     with pytest.raises(app.UsageError, match='i is missing; j is missing; 2 more. Do this.$'):
         checkpoints.values_for(path, variables, 'Do this.')
+
+
+def test_statistics_without_averages_are_read_instead_of_them(tmp_path):
+    """A program of its own may average only the weights."""
+    path = _save(tmp_path / 'a', **{'w/ExponentialMovingAverage': np.float32(2),
+                                    'moving_mean': np.float32(3)})
+    variables = {f'{name}/ExponentialMovingAverage': tf.get_variable(name, [])
+                 for name in ('w', 'moving_mean')}
+    assert checkpoints.values_for(path, variables, '') == dict(zip(variables, (2, 3)))
 
 
 @pytest.mark.filterwarnings('error')
@@ -85,7 +77,7 @@ def test_values_that_are_not_finite_as_float32_are_refused(tmp_path):
                  x=np.float64(1e300))
     variables = {'v': tf.get_variable('v', [2]), 'w': tf.get_variable('w', []),
                  'x': tf.get_variable('x', [])}
-    with pytest.raises(app.UsageError, match='not finite: v, w, x. Do this'):
+    with pytest.raises(app.UsageError, match='not finite: v; w; x. Do this'):
         checkpoints.values_for(path, variables, 'Do this.')
 
 
@@ -126,17 +118,12 @@ _DAMAGES = {
         folder / 'model.ckpt-7.data-00000-of-00001', lambda data: data[:-100]),
     'data zeroed': lambda folder: _overwrite(
         folder / 'model.ckpt-7.data-00000-of-00001', lambda data: bytes(len(data))),
-    'data empty': lambda folder: _overwrite(
-        folder / 'model.ckpt-7.data-00000-of-00001', lambda data: b''),
     'data missing': lambda folder: (folder / 'model.ckpt-7.data-00000-of-00001').unlink(),
     'index truncated': lambda folder: _overwrite(
         folder / 'model.ckpt-7.index', lambda data: data[:20]),
-    'index zeroed': lambda folder: _overwrite(
-        folder / 'model.ckpt-7.index', lambda data: bytes(len(data))),
     'index of exabytes': lambda folder: _overwrite(
         folder / 'model.ckpt-7.index', lambda data: data[:-48] + _FOOTER + data[-8:]),
-    'index missing': lambda folder: (folder / 'model.ckpt-7.index').unlink(),
-    'index empty': lambda folder: (folder / 'model.ckpt-7.index').write_bytes(b'')}
+    'index missing': lambda folder: (folder / 'model.ckpt-7.index').unlink()}
 
 # An index file is a LevelDB table. Its last 48 bytes are the offsets and sizes of two blocks, as
 # numbers with seven bits per byte, the lowest first; padding to 40 bytes; and a mark of 8 bytes.
@@ -160,8 +147,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, capsys, damage):
 
 
 @pytest.mark.parametrize('state', [
-    b'', bytes(50), b'model_checkpoint_path: "model.ckpt-9"\n', b'\xff\xfe nonsense',
-    b'path: 7\n', None])
+    b'', bytes(50), b'model_checkpoint_path: "model.ckpt-9"\n', b'\xff\xfe nonsense', None])
 def test_a_useless_state_file(tmp_path, state):
     _, seventh = _save_steps(tmp_path, 5, 7)
     (tmp_path / 'checkpoint').unlink()
@@ -177,26 +163,6 @@ def test_the_state_file_may_name_an_earlier_checkpoint(tmp_path):
     assert checkpoints.latest(str(tmp_path)) == fifth
 
 
-@pytest.mark.parametrize('what', ['data', 'index', 'both', 'data emptied', 'folder'])
-def test_a_checkpoint_that_vanishes_after_it_was_found(tmp_path, what):
-    """A trainer or a user removes it between finding and reading."""
-    _save_steps(tmp_path, 7)
-    path = checkpoints.latest(str(tmp_path))
-    data, index = (tmp_path / f'model.ckpt-7.{end}' for end in ('data-00000-of-00001', 'index'))
-    if what == 'folder':
-        shutil.rmtree(tmp_path)
-    if what in ('data', 'both'):
-        data.unlink()
-    if what in ('index', 'both'):
-        index.unlink()
-    if what == 'data emptied':
-        data.write_bytes(b'')
-    for read in (checkpoints.read, checkpoints.step, lambda path: checkpoints.values_for(
-            path, {'w': tf.get_variable('w', [1000])}, '')):
-        with pytest.raises(errors.DataError, match=f'^{path} cannot be read .* again$'):
-            read(path)
-
-
 def test_watch_yields_each_intact_checkpoint_once(tmp_path, capsys):
     """The second is damaged and skipped; the third comes from a run that removed the first."""
     fifth, = _save_steps(tmp_path, 5)
@@ -209,29 +175,17 @@ def test_watch_yields_each_intact_checkpoint_once(tmp_path, capsys):
     assert 'model.ckpt-6 is damaged' in capsys.readouterr().out
 
 
-def test_watch_yields_a_new_checkpoint_of_the_same_step(tmp_path):
-    """As after --restart: without the step's second checkpoint, the next one would be of step 7."""
+def test_watch_waits_if_all_are_removed_and_yields_a_new_checkpoint_of_the_same_step(tmp_path):
+    """As after --restart. The file `checkpoint` names a removed one, which is not damage."""
     fifth, = _save_steps(tmp_path, 5)
     coming = checkpoints.watch(str(tmp_path), 0.1)
     assert next(coming) == fifth
-
-    def restart():
-        for path in tmp_path.iterdir():
-            path.unlink()
-        _save_steps(tmp_path, 5)
-
-    threading.Timer(0.5, restart).start()
+    for path in tmp_path.glob('model.ckpt-*'):
+        path.unlink()
+    threading.Timer(1.5, lambda: _save_steps(tmp_path, 5)).start()
     threading.Timer(6, lambda: _save_steps(tmp_path, 7)).start()
     assert next(coming) == fifth
     assert next(coming) == str(tmp_path / 'model.ckpt-7')
-
-
-def test_watch_waits_if_all_checkpoints_are_removed(tmp_path):
-    """The file `checkpoint` names a removed one, which is not damage: new ones will follow."""
-    _save_steps(tmp_path, 5)
-    (tmp_path / 'model.ckpt-5.index').unlink()
-    threading.Timer(1.5, lambda: _save_steps(tmp_path, 7)).start()
-    assert next(checkpoints.watch(str(tmp_path), 0.1)) == str(tmp_path / 'model.ckpt-7')
 
 
 def test_all_checkpoints_damaged(tmp_path):
@@ -241,16 +195,6 @@ def test_all_checkpoints_damaged(tmp_path):
     with pytest.raises(app.UsageError, match=r'model.ckpt-7 is damaged \(.*\); so is model.ckpt-5: '
                                              f'all checkpoints in {tmp_path} are damaged'):
         checkpoints.latest(str(tmp_path))
-
-
-def test_a_folder_that_reads_as_a_pattern(tmp_path):
-    """TensorFlow does not find the files in it; they are not damaged."""
-    folder = tmp_path / 'run[1]'
-    folder.mkdir()
-    assert checkpoints.latest(str(folder)) is None
-    _save_steps(folder, 5)
-    with pytest.raises(app.UsageError, match='which TensorFlow reads as a pattern: rename'):
-        checkpoints.latest(str(folder))
 
 
 def test_no_checkpoint_at_all(tmp_path):

@@ -47,8 +47,7 @@ def test_parameters(session, tmp_path):
         assert dict(stream.attrs) == {'global_step': 1}
 
 
-@pytest.mark.parametrize('value', [
-    'x', b'7', 7.0, np.inf, np.nan, 1 + 2j, np.array([7, 7]), np.array([]), h5py.Empty('i')])
+@pytest.mark.parametrize('value', ['x', 7.0, np.nan, np.array([7, 7]), h5py.Empty('i')])
 def test_parameters_without_a_step(tmp_path, value):
     path = tmp_path / 'params.h5'
     with h5py.File(path, 'w') as stream:

@@ -11,7 +11,7 @@ from absl.testing import flagsaver
 
 import cifar10_train
 from cifar10_lib import recipes
-from cifar10_lib.evaluation import model, statistics
+from cifar10_lib.evaluation import statistics
 from cifar10_lib.runs import checkpoints
 
 FLAGS = flags.FLAGS
@@ -92,24 +92,6 @@ def test_validations_and_checkpoints_compute_them(normed):
     best = checkpoints.read(checkpoints.latest(os.path.join(FLAGS.train_dir, 'best')))
     np.testing.assert_array_equal(
         moving(best, AVERAGE), moving(read(int(best['global_step'])), AVERAGE))
-
-
-def test_a_run_without_them_is_evaluated_and_resumed_with_the_raw_ones(normed):
-    """As one of an earlier version; the averages of its weights must be there."""
-    values = {name: value for name, value in train(3).items()
-              if 'moving_' not in name or not name.endswith(AVERAGE)}
-    path = checkpoints.latest(FLAGS.train_dir)
-    with tf.Graph().as_default(), tf.Session() as session:
-        stored = [tf.Variable(value, name=name) for name, value in values.items()]
-        session.run(tf.global_variables_initializer())
-        tf.train.Saver(stored).save(session, path)
-    found = model.Model.of_pixels().read(path, True, '')
-    assert 'conv1/weights' + AVERAGE in found
-    np.testing.assert_array_equal(moving(found, AVERAGE), moving(values))
-    resumed = train(4)
-    np.testing.assert_array_equal(moving(read(3), AVERAGE), moving(values))
-    np.testing.assert_allclose(moving(resumed, AVERAGE), after_batches(resumed, moving(values)),
-                               rtol=1e-4, atol=1e-3)
 
 
 @pytest.fixture

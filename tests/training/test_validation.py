@@ -50,7 +50,7 @@ def scalars(tag):
 def errors(step):
     """Errors of the checkpoint at a step, by a separate evaluation."""
     path = str(folder(f'model.ckpt-{step}'))
-    found = [accuracy.Evaluation(use_moving_averages=averaged).run(path)
+    found = [accuracy.Accuracy(use_moving_averages=averaged).run(path)
              for averaged in (False, True)]
     return [(result.total - result.correct) / result.total for result in found]
 
@@ -164,13 +164,6 @@ def test_stop_at_requires_validations(tiny_net):
         training.apply_recipe_defaults()
 
 
-def test_a_last_step_that_ends_an_epoch_is_validated_once(tiny_net, capsys):
-    with flagsaver.flagsaver(max_steps=20):
-        cifar10_train.train()
-    assert [step for step, _ in rows()] == [10, 20]
-    assert capsys.readouterr().out.count('validation error') == 2
-
-
 def test_a_last_step_that_is_due_for_saving_has_one_row(tiny_net):
     """It has the validation error."""
     with flagsaver.flagsaver(save_checkpoint_steps=5, max_steps=15):
@@ -274,15 +267,6 @@ def test_images_per_second_are_of_the_steps_alone(half_bright):
         assert 8 / longest <= row['images_per_second'] <= 8 / 0.1
 
 
-def test_without_an_error_tensor_the_column_is_empty(half_bright):
-    count = tf.train.get_or_create_global_step().assign_add(1)
-    with training.session(tf.constant(2.0), examples_per_step=8) as session:
-        while not session.should_stop():
-            session.run(count)
-    row, = metrics.read(folder('metrics.csv'))
-    assert (row['training_loss'], row['training_error'], row['learning_rate']) == (2, None, None)
-
-
 def test_no_validation_by_default(trained):
     """By default, --net=tutorial writes neither best/ nor an error."""
     training.apply_recipe_defaults()
@@ -312,36 +296,3 @@ def test_a_run_on_all_images_cannot_resume_with_held_out_ones(tiny_net):
     with flagsaver.flagsaver(validate_on='held_out', max_steps=2):
         with pytest.raises(app.UsageError, match='with --validate_on=test, which trains'):
             cifar10_train.train()
-
-
-def test_validation_does_not_affect_random_numbers_and_queues(tiny_net):
-    """20 steps draw the same numbers and dequeue the same elements with and without validation."""
-    def drawn(train_dir, every):
-        with tf.Graph().as_default(), flagsaver.flagsaver(
-                train_dir=train_dir, validate_every=every, max_steps=20):
-            tf.set_random_seed(5)
-            step = tf.train.get_or_create_global_step()
-            queued = tf.train.range_input_producer(1000, shuffle=True, seed=3).dequeue()
-            images = tf.random_uniform([8, 16, 16, 3], 0, 255)
-            loss = cifar10.loss(recipes.chosen(training=True).inference(images),
-                                tf.zeros([8], tf.int32))
-            train_op = cifar10.train(loss, step, recipes.chosen())
-            found = []
-            with training.session(loss, examples_per_step=8) as session:
-                while not session.should_stop():
-                    found.append(session.run([queued, loss, train_op])[:2])
-        return found
-    with_, without = (drawn(str(folder(f'every{every}')), every) for every in (1, 0))
-    assert len(with_) == 20
-    np.testing.assert_array_equal(with_, without)
-    assert folder('every1', 'best').exists() and not folder('every0', 'best').exists()
-
-
-def test_restart_forgets_the_best(tiny_net):
-    """An error of 0 from the earlier run could never be improved."""
-    cifar10_train.train()
-    assert json.loads(folder('best', 'error.json').read_text())['error'] == 0
-    with flagsaver.flagsaver(restart=True, max_steps=3):
-        cifar10_train.train()
-    assert [step for step, _ in rows()] == [3]
-    assert json.loads(folder('best', 'error.json').read_text())['step'] == 3

@@ -82,5 +82,5 @@ def test_the_update_of_variables_on_the_gpu(net, records):
 def test_inference_of_evaluation_prediction_and_export(net, precision):
     """Operations without a device go to a GPU if there is one."""
     with flagsaver.flagsaver(net=net):
-        for graph in accuracy.Evaluation().graph, model.Model.of_pixels().graph:
+        for graph in accuracy.Accuracy().graph, model.Model().graph:
             _check(op for op in graph.get_operations() if not op.device)

@@ -90,7 +90,7 @@ def test_training_uses_all_parts_of_the_recipe(half_bright, monkeypatch):
         optimizer=tf.train.GradientDescentOptimizer))
     with flagsaver.flagsaver(net='tiny', max_steps=1, validate_every=0, num_gpus=2):
         cifar10_multi_gpu_train.train()
-        accuracy.Evaluation()
+        accuracy.Accuracy()
     assert seen['replicas'] == 2
     assert seen[True].shape.as_list() == [8, 16, 16, 3]
     assert seen[False].shape.as_list()[1:] == [16, 16, 3]

@@ -55,7 +55,7 @@ def test_an_evaluation_loop(trained):
         coordinator.join(threads, stop_grace_period_secs=10)
     assert len(hits) == 136
     assert hits[130:].tolist() == hits[:6].tolist()
-    expected = accuracy.Evaluation().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
+    expected = accuracy.Accuracy().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
     assert hits[:130].sum() == expected.correct
     path, = os.scandir(FLAGS.eval_dir)
     tags = [value.tag for event in tf.train.summary_iterator(path.path)
@@ -157,7 +157,7 @@ def test_towers_and_a_plain_session(half_bright):
         path = saver.save(session, os.path.join(FLAGS.train_dir, 'model.ckpt'), global_step=3)
         coordinator.request_stop()
         coordinator.join(threads)
-    result = accuracy.Evaluation().run(path)
+    result = accuracy.Accuracy().run(path)
     assert (result.step, result.total) == (3, 130)
 
 
@@ -214,9 +214,9 @@ def of_fixed_batches(request, monkeypatch):
 def test_a_network_of_a_fixed_batch_size(trained, of_fixed_batches):
     """130 is not a multiple of 8."""
     checkpoint = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
-    expected = accuracy.Evaluation().run(checkpoint)
+    expected = accuracy.Accuracy().run(checkpoint)
     shapes = of_fixed_batches()
-    result = accuracy.Evaluation().run(checkpoint)
+    result = accuracy.Accuracy().run(checkpoint)
     assert shapes == [[None, 24, 24, 3], [8, 24, 24, 3]]  # The second in a graph of its own.
     assert result.total == 130
     assert result.confusion.tolist() == expected.confusion.tolist()
@@ -449,7 +449,7 @@ print(json.dumps({
     'logits': logits.shape.as_list(), 'images': image.shape, 'rates': rates,
     'decay': float((abs(averaged - moved) / abs(start - moved).max()).max()),
     'towers': sorted({name.split('/')[0] for name in names if name.startswith('copy')}),
-    'total': accuracy.Evaluation().total, 'url': cifar10.source().data_set.url}))
+    'total': accuracy.Accuracy().total, 'url': cifar10.source().data_set.url}))
 '''
 
 
@@ -488,7 +488,7 @@ def test_constants_edited_in_cifar10(half_bright, monkeypatch):
     assert cifar10.inference(tf.zeros([1, 24, 24, 3])).shape.as_list() == [1, 4]
     assert cifar10.source().data_set.classes == ('airplane', 'automobile', 'bird', 'cat')
     assert cifar10.source().steps_per_epoch() == 20
-    assert accuracy.Evaluation().total == 50
+    assert accuracy.Accuracy().total == 50
 
 
 @pytest.mark.parametrize('size', [0, 33])
