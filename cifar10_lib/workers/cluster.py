@@ -21,9 +21,7 @@ import zlib
 
 from absl import app, flags
 
-from cifar10_lib.program import errors, small_files
-from cifar10_lib.training import worker as worker_
-from cifar10_lib.workers import connection
+from cifar10_lib.program import small_files
 
 flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the other workers reach it; '
                   'separated by commas.')
@@ -36,28 +34,19 @@ flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 listens for t
                     '0, if its name is known.')
 
 
-@dataclasses.dataclass(frozen=True)
-class Timeouts:
-    """How long workers wait for one another, in seconds; the flags below explain them."""
-    start: float = 60.0
-    step: float = 60.0
-    stage: float = 7200.0
-
-
-flags.DEFINE_float('start_timeout', Timeouts.start, 'Seconds within which all workers must join.',
+flags.DEFINE_float('start_timeout', 60.0, 'Seconds within which all workers must join.',
                    lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('step_timeout', Timeouts.step, 'Seconds within which all workers end if one '
-                   'fails, freezes or cannot be reached. A step must take less, including the '
-                   'time in which worker 0 saves a checkpoint.', lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('stage_timeout', Timeouts.stage, 'Seconds that the first worker to reach a '
-                   'point outside of steps (the data, the graph, a validation) waits for the '
-                   'others. A download and a validation must take less.', lower_bound=1.0,
-                   upper_bound=1e7)
+flags.DEFINE_float('step_timeout', 60.0, 'Seconds within which all workers end if one fails, '
+                   'freezes or cannot be reached. A step must take less, including the time in '
+                   'which worker 0 saves a checkpoint.', lower_bound=1.0, upper_bound=1e6)
+flags.DEFINE_float('stage_timeout', 7200.0, 'Seconds that the first worker to reach a point '
+                   'outside of steps (the data, the graph, a validation) waits for the others. A '
+                   'download and a validation must take less.', lower_bound=1.0, upper_bound=1e7)
 
 FLAGS = flags.FLAGS
 
-# Describes a worker that `workers/launch.py` started: 'RANK SIZE PORT PARENT', where worker 0
-# listens at the port, and the parent is the process ID of the launcher.
+# Describes a worker that `launch.py` started: 'RANK SIZE PORT PARENT', where worker 0 listens at the
+# port, and the parent is the process ID of the launcher.
 VARIABLE = 'CIFAR10_WORKER'
 
 _MAX_SIZE = 10**6  # Workers.
@@ -75,25 +64,36 @@ class Cluster:
     """One worker's view of all workers.
 
     Attributes:
-        worker: which `worker.Worker` this is.
-        meeting: 'host:port' where worker 0 listens for the others; None for a single worker.
+        rank: int, the index of this worker, from 0.
+        size: int, the number of workers.
+        local_rank: int, the index of this worker among those on its machine, from 0.
+        address: 'host:port' where worker 0 listens for the others; None for a single worker.
         hosts: tuple of every worker's 'host:port', or () if they exchange addresses as they meet.
-        job: str, shared by the workers of one job: those of another job are rejected.
-        timeouts: a `Timeouts`.
+        job: str, shared by the workers of one job: worker 0 accepts no others.
+        start_timeout, step_timeout, stage_timeout: float, seconds; see the flags.
     """
-    worker: worker_.Worker = worker_.Worker()
-    meeting: str | None = None
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    address: str | None = None
     hosts: tuple = ()
     job: str = ''
-    timeouts: Timeouts = Timeouts()
+    start_timeout: float = 60.0
+    step_timeout: float = 60.0
+    stage_timeout: float = 7200.0
 
     def address_of(self, rank):
         """A worker's 'host:port', or '' if it is not known in advance."""
         return self.hosts[rank] if self.hosts else ''
 
-    def own_port(self):
-        """The port of this worker, or 0 for any free one."""
-        return connection.split_address(self.hosts[self.worker.rank])[1] if self.hosts else 0
+
+def split_address(address, source='address'):
+    """Splits 'host:port' into str and int; raises `app.UsageError` for anything else, also for
+    IPv6, since TensorFlow's cluster addresses do not support brackets."""
+    match = re.fullmatch('([A-Za-z0-9._-]+):([0-9]{1,5})', address)
+    if not match or not 1 <= int(match.group(2)) <= 65535:
+        raise app.UsageError(f'{source}: {small_files.shown(address)} is not HOST:PORT')
+    return match.group(1), int(match.group(2))
 
 
 def workers_to_start():
@@ -110,29 +110,23 @@ def workers_to_start():
 def resolve():
     """The `Cluster` by the flags and the environment; of size 1 if neither defines other workers.
 
-    Raises `app.UsageError` if they are invalid or contradict each other.
+    Raises `app.UsageError` or `errors.DataError` if they are invalid or contradict each other.
     """
     if VARIABLE in os.environ:
         rank, size, port, parent = from_launcher()
-        found = Cluster(worker_.Worker(rank, size, rank), f'127.0.0.1:{port}', job=f'{parent}')
+        found = Cluster(rank, size, rank, f'127.0.0.1:{port}', job=f'{parent}')
     else:
         launcher = _launcher()
         readers = {'--worker_hosts': _by_hand, 'TF_CONFIG': _tf_config, '--num_workers': Cluster,
                    None: Cluster}
         found = readers[launcher]() if launcher in readers else _from_environment(launcher)
-    return dataclasses.replace(
-        found, timeouts=Timeouts(FLAGS.start_timeout, FLAGS.step_timeout, FLAGS.stage_timeout))
+    return dataclasses.replace(found, **{
+        name: FLAGS[name].value for name in ('start_timeout', 'step_timeout', 'stage_timeout')})
 
 
 def from_launcher():
-    """Reads what `workers/launch.py` set: rank, size, port and process ID of the launcher."""
-    text = os.environ[VARIABLE]
-    try:
-        rank, size, port, parent = map(int, text.split())
-    except ValueError:
-        raise app.UsageError(f'{VARIABLE} is {small_files.shown(text)}. Only --num_workers sets '
-                             'it, for the workers that it starts: unset it') from None
-    return rank, size, port, parent
+    """What `launch.py` set: rank, size, port and process ID of the launcher."""
+    return tuple(map(int, os.environ[VARIABLE].split()))
 
 
 def _launcher():
@@ -171,10 +165,7 @@ def _started(launcher):
 def _read_tf_config():
     """The JSON object in TF_CONFIG; empty if it is not set."""
     text = os.environ.get('TF_CONFIG', '').strip()
-    try:
-        return small_files.parse_json(text, 'TF_CONFIG') if text else {}
-    except errors.DataError as error:
-        raise app.UsageError(f'{error}') from error
+    return small_files.parse_json(text, 'TF_CONFIG') if text else {}
 
 
 def _by_hand():
@@ -185,7 +176,7 @@ def _by_hand():
 
 def _of_hosts(hosts, rank, source):
     """The `Cluster` of workers with known addresses, which meet at worker 0's."""
-    machines = [_checked(host, source)[0] for host in hosts]
+    machines = [split_address(host, source)[0] for host in hosts]
     doubles = sorted(host for host in set(hosts) if hosts.count(host) > 1)
     if doubles:
         raise app.UsageError(f'{source} has {doubles[0]} twice')
@@ -193,7 +184,7 @@ def _of_hosts(hosts, rank, source):
         raise app.UsageError(f'worker {rank} is not in {source}, which lists {len(hosts)} workers, '
                              f'0 to {len(hosts) - 1}')
     local_rank = machines[:rank].count(machines[rank])
-    return Cluster(worker_.Worker(rank, len(hosts), local_rank), hosts[0], tuple(hosts))
+    return Cluster(rank, len(hosts), local_rank, hosts[0], tuple(hosts))
 
 
 def _tf_config():
@@ -225,17 +216,17 @@ def _from_environment(launcher):
     size = _number(row.size, 1, _MAX_SIZE)
     rank = _number(row.rank, 0, size - 1)
     local = next((name for name in row.local_rank if name in os.environ), None)
-    worker = worker_.Worker(rank, size, _number(local, 0, size - 1) if local else 0)
+    local_rank = _number(local, 0, size - 1) if local else 0
     host, job = row.place()
-    meeting, source = FLAGS.coordinator, '--coordinator'
-    if not meeting and not (host and job):
+    address, source = FLAGS.coordinator, '--coordinator'
+    if not address and not (host and job):
         raise app.UsageError(f'{launcher} does not provide the address of worker 0 and the name of '
                              'the job: give all workers --coordinator=HOST:PORT')
-    if not meeting:
-        meeting = f'{host}:{_FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS}'
+    if not address:
+        address = f'{host}:{_FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS}'
         source = f"the host in {launcher}'s environment"
-    _checked(meeting, source)
-    return Cluster(worker, meeting, job=job)
+    split_address(address, source)
+    return Cluster(rank, size, local_rank, address, job=job)
 
 
 def _torchrun():
@@ -277,13 +268,6 @@ _LAUNCHERS = {  # The first counts, if several are present.
                          lambda: ('', '')),
     # SLURM_NTASKS is set in batch scripts, too; SLURM_STEP_NUM_TASKS only in steps.
     'srun': _Launcher('SLURM_PROCID', 'SLURM_STEP_NUM_TASKS', ('SLURM_LOCALID',), _slurm)}
-
-
-def _checked(address, source):
-    try:
-        return connection.split_address(address)
-    except ValueError as error:
-        raise app.UsageError(f'{source}: {error}') from error
 
 
 def _number(variable, low, high):

@@ -1,4 +1,4 @@
-"""Several workers that train together: the same values at the start, and the same last step.
+"""One of several workers that train together: the same values at the start, and the same last step.
 
 Each worker runs a graph of its own in a session on its own `tf.train.Server`; the collective
 operations in the graphs exchange data.
@@ -10,13 +10,13 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 from cifar10_lib.program import cores, devices, errors
-from cifar10_lib.training import worker as worker_
-from cifar10_lib.workers import collectives, connection, meeting, ports
+from cifar10_lib.training import worker
+from cifar10_lib.workers import cluster as addresses, collectives, meeting, ports
 
 FLAGS = flags.FLAGS
 
 _JOB = 'worker'
-_CHUNK_BYTES = 1 << 15  # Measured: docs/distributed.md.
+_CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones took less time.
 
 # What TensorFlow may raise when another worker fails.
 _PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
@@ -25,48 +25,51 @@ _PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors
 
 @contextlib.contextmanager
 def joined(cluster, facts):
-    """Yields this worker's team once all workers have met.
+    """Yields this `worker.Worker` once all workers have met and agree.
 
-    For `facts`, and errors of workers that are missing or do not agree, see `meeting.join`.
+    Args:
+        cluster: a `Cluster`.
+        facts: dictionary from name to JSON value, which must be the same for all workers.
 
-    Raises, instead of TensorFlow's errors about another worker:
-        connection.Lost: a worker was lost, or cannot be reached; the message names it.
+    Raises the errors of `meeting.join` and `Meeting.barrier`; and instead of TensorFlow's errors
+    about another worker:
+        meeting.Lost: a worker was lost, or cannot be reached; the message names it.
         TimeoutError: a step took longer than --step_timeout, although all workers are alive.
     """
-    if cluster.worker.size == 1:
-        yield worker_.Worker()
+    if cluster.size == 1:
+        yield worker.Worker()
         return
-    with meeting.join(cluster, facts) as peers:
+    with meeting.join(cluster) as peers:
+        peers.barrier('the settings', facts)
         try:
-            yield Team(cluster.worker, peers)
+            yield ConnectedWorker(cluster, peers)
         except _PERHAPS_A_PEER as error:
             line = peers.wait_for_loss(peers.patience)
             if not line:
                 peers.reach_all()
-                line = peers.wait_for_loss(2 * connection.SECONDS)  # Another may have failed to.
+                line = peers.wait_for_loss(2 * meeting.SECONDS)  # Another may have failed to.
             if line:
-                raise connection.Lost(line) from error
+                raise meeting.Lost(line) from error
             if isinstance(error, tf.errors.DeadlineExceededError):
                 raise TimeoutError(
-                    f'a step took longer than --step_timeout={peers.timeouts.step:g} seconds '
+                    f'a step took longer than --step_timeout={cluster.step_timeout:g} seconds '
                     'although all workers are alive: raise it if steps are that slow') from error
             raise
 
 
-class Team(worker_.Worker):
-    """A team of several workers; see `worker_.Worker`. Create it before the graph."""
+class ConnectedWorker(worker.Worker):
+    """One of several workers; see `worker.Worker`. Create it before the graph."""
 
-    def __init__(self, worker, peers):
-        """`worker` is this `worker.Worker`, `peers` the `watch.Meeting`."""
-        super().__init__(worker.rank, worker.size, worker.local_rank)
-        self.worker = worker
-        self.step_seconds = peers.timeouts.step
+    def __init__(self, cluster, peers):
+        """`peers` is the `meeting.Meeting` of the workers of a `Cluster`."""
+        super().__init__(cluster.rank, cluster.size, cluster.local_rank)
+        self.step_seconds = cluster.step_timeout
         self._peers = peers
         self._gpus = devices.visible_gpus()
         self._layout = []
 
     def barrier(self, stage, must_match=None, value=None):
-        """Waits for all workers at a stage; see `watch.Meeting.barrier`."""
+        """Waits for all workers at a stage; see `Meeting.barrier`."""
         return self._peers.barrier(stage, must_match, value)
 
     def mean_losses(self, losses):
@@ -77,22 +80,22 @@ class Team(worker_.Worker):
         training_errors = tf.get_collection_ref('errors')
         self._ask_stop = tf.placeholder_with_default(0.0, [], name='stop')
         means = collectives.mean_losses(
-            {**losses, 'error': training_errors[0], 'stop': self._ask_stop}, self.worker)
+            {**losses, 'error': training_errors[0], 'stop': self._ask_stop}, self)
         self._stop, training_errors[0] = means['stop'], means['error']
         return {name: means[name] for name in losses}
 
     def mean_gradients(self, gradients):
         self._layout = [f'{variable.op.name} {gradient.shape.as_list()}'
                         for gradient, variable in gradients if gradient is not None]
-        return collectives.all_reduce_mean(gradients, self.worker, FLAGS.bucket_mb, FLAGS.overlap,
+        return collectives.all_reduce_mean(gradients, self, overlap=FLAGS.overlap,
                                            on_gpu=self._gpus > 0)
 
     def session(self, scaffold, hooks):
         """Starts this worker's server, and returns a session on it."""
         config = devices.session_config(FLAGS.log_device_placement)
-        configure(config, self.worker, self._gpus)
-        self._broadcast = collectives.broadcast(tf.global_variables(), self.worker)
-        return worker_.Session(
+        configure(config, self, self._gpus)
+        self._broadcast = collectives.broadcast(tf.global_variables(), self)
+        return worker.Session(
             scaffold=scaffold, hooks=hooks, master=self.serve(config), config=config)
 
     def serve(self, config):
@@ -100,22 +103,20 @@ class Team(worker_.Worker):
 
         `config` has been through `configure`. Raises ConnectionError if the server cannot listen.
         """
-        addresses, rank = self._peers.addresses, self.worker.rank
-        hosts = sorted({address.split(':')[0] for address in addresses})
-        host, port = connection.split_address(addresses[rank])
+        own = self._peers.addresses[self.rank]
+        host, port = addresses.split_address(own)
+        hosts = sorted({address.split(':')[0] for address in self._peers.addresses})
         # gRPC would use the environment's Internet proxy. It reads this variable in lower case.
         os.environ['no_grpc_proxy'] = ','.join(hosts)  # noqa: SIM112
         try:
-            self._server = tf.train.Server({_JOB: addresses}, _JOB, rank, config=config,
-                                           start=False)
+            self._server = tf.train.Server({_JOB: self._peers.addresses}, _JOB, self.rank,
+                                           config=config, start=False)
         except tf.errors.OpError as error:
-            raise ConnectionError(
-                f'TensorFlow cannot listen at {addresses[rank]}: is it in use?') from error
+            raise ConnectionError(f'TensorFlow cannot listen at {own}: is it in use?') from error
         self._peers.port.close()
         if not ports.bind(port, ports.device_of(host, hosts)):
             errors.say('Warning: any network of this machine can reach the port of TensorFlow '
-                       f'({addresses[rank]}), which executes whatever it is sent there: use a '
-                       'private network.')
+                       f'({own}), which executes whatever it is sent there: use a private network.')
         self._server.start()  # It listens already, but does not run graphs yet.
         return self._server.target
 
@@ -142,19 +143,18 @@ class Team(worker_.Worker):
         self._peers.leave()
 
 
-def configure(config, worker, gpus=0):
+def configure(config, me, gpus=0):
     """Configures a worker's server and session, a `tf.ConfigProto`, for collective operations.
 
-    The worker's local rank selects one of `gpus`, the number of GPUs that this process sees.
+    The local rank of `me`, a `worker.Worker`, selects one of `gpus`, the number that it sees.
     """
     # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
     config.experimental.collective_group_leader = f'/job:{_JOB}/replica:0/task:0'
-    config.device_filters.append(f'/job:{_JOB}/task:{worker.rank}')
+    config.device_filters.append(f'/job:{_JOB}/task:{me.rank}')
     config.experimental.collective_nccl = gpus > 0
-    # gRPC copies messages in chunks; the default is 4 kB.
     config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
     if (config.inter_op_parallelism_threads or cores.visible()) == 1:
         # A single core has one thread, which would send the first bucket after the backward pass.
         config.inter_op_parallelism_threads = 2
     if gpus > 1:
-        config.gpu_options.visible_device_list = str(worker.local_rank % gpus)
+        config.gpu_options.visible_device_list = str(me.local_rank % gpus)
