@@ -22,6 +22,7 @@ import zlib
 from absl import app, flags
 
 from cifar10_lib.program import small_files
+from cifar10_lib.workers import ports
 
 flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the other workers reach it; '
                   'separated by commas.')
@@ -45,18 +46,9 @@ flags.DEFINE_float('stage_timeout', 7200.0, 'Seconds that the first worker to re
 
 FLAGS = flags.FLAGS
 
-# Describes a worker that `launch.py` started: 'RANK SIZE PORT PARENT', where worker 0 listens at the
-# port, and the parent is the process ID of the launcher.
+# Describes a worker that `launch.py` started: 'RANK SIZE PORT JOB'. Worker 0 listens at the port,
+# and the job is the process ID of the launcher.
 VARIABLE = 'CIFAR10_WORKER'
-
-_MAX_SIZE = 10**6  # Workers.
-
-# Where workers meet if no port was given: above the ports of services, below those that Linux
-# assigns to outgoing connections.
-_FIRST_PORT, _PORTS = 20000, 10000
-
-# Variables of other launchers that name the number of processes, or of machines.
-_OTHER_SIZES = ['MV2_COMM_WORLD_SIZE', 'HOROVOD_SIZE', 'FLUX_JOB_SIZE', 'PET_NNODES']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +60,7 @@ class Cluster:
         size: int, the number of workers.
         local_rank: int, the index of this worker among those on its machine, from 0.
         address: 'host:port' where worker 0 listens for the others; None for a single worker.
-        hosts: tuple of every worker's 'host:port', or () if they exchange addresses as they meet.
+        hosts: tuple of every worker's 'host:port', or '' if they exchange addresses as they meet.
         job: str, shared by the workers of one job: worker 0 accepts no others.
         start_timeout, step_timeout, stage_timeout: float, seconds; see the flags.
     """
@@ -76,35 +68,11 @@ class Cluster:
     size: int = 1
     local_rank: int = 0
     address: str | None = None
-    hosts: tuple = ()
+    hosts: tuple = ('',)
     job: str = ''
     start_timeout: float = 60.0
     step_timeout: float = 60.0
     stage_timeout: float = 7200.0
-
-    def address_of(self, rank):
-        """A worker's 'host:port', or '' if it is not known in advance."""
-        return self.hosts[rank] if self.hosts else ''
-
-
-def split_address(address, source='address'):
-    """Splits 'host:port' into str and int; raises `app.UsageError` for anything else, also for
-    IPv6, since TensorFlow's cluster addresses do not support brackets."""
-    match = re.fullmatch('([A-Za-z0-9._-]+):([0-9]{1,5})', address)
-    if not match or not 1 <= int(match.group(2)) <= 65535:
-        raise app.UsageError(f'{source}: {small_files.shown(address)} is not HOST:PORT')
-    return match.group(1), int(match.group(2))
-
-
-def workers_to_start():
-    """How many workers this process must start (`--num_workers`); 0 if it is a worker itself.
-
-    Raises `app.UsageError` if an environment or another flag defines the workers, too.
-    """
-    if VARIABLE in os.environ or FLAGS.num_workers is None:
-        return 0
-    _launcher()
-    return FLAGS.num_workers if FLAGS.num_workers > 1 else 0
 
 
 def resolve():
@@ -113,20 +81,18 @@ def resolve():
     Raises `app.UsageError` or `errors.DataError` if they are invalid or contradict each other.
     """
     if VARIABLE in os.environ:
-        rank, size, port, parent = from_launcher()
-        found = Cluster(rank, size, rank, f'127.0.0.1:{port}', job=f'{parent}')
+        rank, size, port, parent = map(int, os.environ[VARIABLE].split())
+        found = Cluster(rank, size, rank, f'127.0.0.1:{port}', ('',) * size, f'{parent}')
     else:
         launcher = _launcher()
-        readers = {'--worker_hosts': _by_hand, 'TF_CONFIG': _tf_config, '--num_workers': Cluster,
-                   None: Cluster}
-        found = readers[launcher]() if launcher in readers else _from_environment(launcher)
-    return dataclasses.replace(found, **{
-        name: FLAGS[name].value for name in ('start_timeout', 'step_timeout', 'stage_timeout')})
-
-
-def from_launcher():
-    """What `launch.py` set: rank, size, port and process ID of the launcher."""
-    return tuple(map(int, os.environ[VARIABLE].split()))
+        if launcher == '--worker_hosts':
+            found = _of_hosts(FLAGS.worker_hosts, FLAGS.task_index, launcher)
+        elif launcher == 'TF_CONFIG':
+            found = _tf_config()
+        else:
+            found = _from_environment(launcher) if launcher in _LAUNCHERS else Cluster()
+    return dataclasses.replace(found, start_timeout=FLAGS.start_timeout,
+                               step_timeout=FLAGS.step_timeout, stage_timeout=FLAGS.stage_timeout)
 
 
 def _launcher():
@@ -135,12 +101,13 @@ def _launcher():
     found = [f'--{name}' for name in flags_] + [name for name in _LAUNCHERS if _started(name)]
     if len(found) > 1 and flags_:
         raise app.UsageError(f'{found[0]} and {found[1]} both define the workers: leave one out')
-    if FLAGS.task_index is not None and 'worker_hosts' not in flags_:
-        raise app.UsageError('--task_index is an index into --worker_hosts, which is not given')
+    if (FLAGS.task_index is not None) != ('worker_hosts' in flags_):
+        raise app.UsageError('--task_index is an index into --worker_hosts: give both')
     if FLAGS.coordinator and not any(row and row.size in os.environ for row in _LAUNCHERS.values()):
         raise app.UsageError('--coordinator is for workers that torchrun, mpirun, mpiexec or srun '
                              'starts')
-    names = [row.size for row in _LAUNCHERS.values() if row] + _OTHER_SIZES
+    names = [row.size for row in _LAUNCHERS.values() if row] + [
+        'MV2_COMM_WORLD_SIZE', 'HOROVOD_SIZE', 'FLUX_JOB_SIZE', 'PET_NNODES']  # Other launchers'.
     sizes = [f'{name}={os.environ[name]}' for name in names
              if os.environ.get(name, '') not in ('', '1')]
     if sizes and not found:  # Each would train alone.
@@ -168,18 +135,9 @@ def _read_tf_config():
     return small_files.parse_json(text, 'TF_CONFIG') if text else {}
 
 
-def _by_hand():
-    if FLAGS.task_index is None:
-        raise app.UsageError('--worker_hosts requires --task_index, the index of this worker')
-    return _of_hosts(FLAGS.worker_hosts, FLAGS.task_index, '--worker_hosts')
-
-
 def _of_hosts(hosts, rank, source):
     """The `Cluster` of workers with known addresses, which meet at worker 0's."""
-    machines = [split_address(host, source)[0] for host in hosts]
-    doubles = sorted(host for host in set(hosts) if hosts.count(host) > 1)
-    if doubles:
-        raise app.UsageError(f'{source} has {doubles[0]} twice')
+    machines = [ports.split_address(host, source)[0] for host in hosts]
     if not 0 <= rank < len(hosts):
         raise app.UsageError(f'worker {rank} is not in {source}, which lists {len(hosts)} workers, '
                              f'0 to {len(hosts) - 1}')
@@ -195,10 +153,11 @@ def _tf_config():
         hosts = {(job, str(index)): host for job in ('chief', 'master', 'worker')
                  for index, host in enumerate(cluster.get(job, []))}
         rank = list(hosts).index((task['type'], str(task['index'])))
-        is_known = set(cluster) <= {'chief', 'master', 'worker', 'evaluator'}
+        is_valid = set(cluster) <= {'chief', 'master', 'worker', 'evaluator'} and all(
+            isinstance(host, str) for host in hosts.values())
     except (AttributeError, KeyError, TypeError, ValueError):
-        is_known = False
-    if not is_known or not all(isinstance(host, str) for host in hosts.values()):
+        is_valid = False
+    if not is_valid:
         raise app.UsageError(
             f'TF_CONFIG has cluster {small_files.shown(cluster)} and task '
             f'{small_files.shown(task)}; expected only workers, one of them perhaps the chief, and '
@@ -213,7 +172,7 @@ def _from_environment(launcher):
     The port is the same for all workers of a job, and unlikely to be that of another job.
     """
     row = _LAUNCHERS[launcher]
-    size = _number(row.size, 1, _MAX_SIZE)
+    size = _number(row.size, 1, 10**6)
     rank = _number(row.rank, 0, size - 1)
     local = next((name for name in row.local_rank if name in os.environ), None)
     local_rank = _number(local, 0, size - 1) if local else 0
@@ -223,10 +182,11 @@ def _from_environment(launcher):
         raise app.UsageError(f'{launcher} does not provide the address of worker 0 and the name of '
                              'the job: give all workers --coordinator=HOST:PORT')
     if not address:
-        address = f'{host}:{_FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS}'
+        # Above the ports of services, below those that Linux assigns to outgoing connections.
+        address = f'{host}:{20000 + zlib.crc32(os.fsencode(job)) % 10000}'
         source = f"the host in {launcher}'s environment"
-    split_address(address, source)
-    return Cluster(rank, size, local_rank, address, job=job)
+    ports.split_address(address, source)
+    return Cluster(rank, size, local_rank, address, ('',) * size, job)
 
 
 def _torchrun():
@@ -274,7 +234,6 @@ def _number(variable, low, high):
     """The integer in an environment variable, from `low` to `high`."""
     text = os.environ.get(variable, '')
     if not re.fullmatch('[0-9]{1,7}', text) or not low <= int(text) <= high:
-        found = small_files.shown(text) if variable in os.environ else 'not set'
-        raise app.UsageError(f'{variable} is {found} in the environment; expected a number from '
-                             f'{low} to {high}')
+        raise app.UsageError(f'{variable} is {small_files.shown(text)} in the environment; '
+                             f'expected a number from {low} to {high}')
     return int(text)

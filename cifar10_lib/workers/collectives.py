@@ -19,9 +19,9 @@ flags.DEFINE_boolean('overlap', True, 'Average gradients while others are still 
 # most of the backward pass. Smaller buckets could not divide local3's own gradient, 3.5 MB.
 BUCKET_BYTES = 4 << 20
 
-# Operations that belong together have the same group and instance keys on all workers. A bucket
-# that starts with the k-th gradient has the instance key _BUCKETS + k; the k-th variable by name is
-# broadcast with _BROADCAST + k. A group has devices of only one kind.
+# Operations that belong together have the same group and instance keys on all workers: _BUCKETS + k
+# is the instance of the k-th bucket, _BROADCAST + k that of the k-th variable by name. A group has
+# devices of only one kind.
 _CPUS, _GPUS = 1, 3
 _LOSSES, _BUCKETS, _BROADCAST = 99, 100, 10**6
 
@@ -44,12 +44,11 @@ def all_reduce_mean(gradients, worker, bucket_bytes=BUCKET_BYTES, overlap=True, 
     pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in gradients
              if gradient is not None]
     means, after = [], [] if overlap else [gradient for gradient, _ in pairs]
-    for bucket in buckets(pairs[::-1], bucket_bytes):
+    for key, bucket in enumerate(buckets(pairs[::-1], bucket_bytes), _BUCKETS):
         own = [gradient for gradient, _ in bucket]
-        first = len(pairs) - len(means) - 1
         with tf.control_dependencies(after):
             packed = tf.concat([tf.reshape(gradient, [-1]) for gradient in own], axis=0)
-            flat = _reduce_mean(packed, worker, _BUCKETS + first, on_gpu)
+            flat = _reduce_mean(packed, worker, key, on_gpu)
         if on_gpu:  # NCCL runs one at a time, and requires the same order on all workers.
             after = [flat]
         parts = tf.split(flat, [gradient.shape.num_elements() for gradient in own])

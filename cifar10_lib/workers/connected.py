@@ -11,7 +11,7 @@ from absl import flags
 
 from cifar10_lib.program import cores, devices, errors
 from cifar10_lib.training import worker
-from cifar10_lib.workers import cluster as addresses, collectives, meeting, ports
+from cifar10_lib.workers import collectives, meeting, ports
 
 FLAGS = flags.FLAGS
 
@@ -31,30 +31,24 @@ def joined(cluster, facts):
         cluster: a `Cluster`.
         facts: dictionary from name to JSON value, which must be the same for all workers.
 
-    Raises the errors of `meeting.join` and `Meeting.barrier`; and instead of TensorFlow's errors
-    about another worker:
-        meeting.Lost: a worker was lost, or cannot be reached; the message names it.
-        TimeoutError: a step took longer than --step_timeout, although all workers are alive.
+    Raises the errors of `meeting.join` and `Meeting.barrier`, and `TimeoutError` if a step took
+    longer than --step_timeout. If a worker is lost, the meeting ends the process.
     """
     if cluster.size == 1:
         yield worker.Worker()
         return
     with meeting.join(cluster) as peers:
-        peers.barrier('the settings', facts)
+        peers.barrier('the settings', {'the number of workers': cluster.size, **facts})
         try:
             yield ConnectedWorker(cluster, peers)
         except _PERHAPS_A_PEER as error:
-            line = peers.wait_for_loss(peers.patience)
-            if not line:
-                peers.reach_all()
-                line = peers.wait_for_loss(2 * meeting.SECONDS)  # Another may have failed to.
-            if line:
-                raise meeting.Lost(line) from error
-            if isinstance(error, tf.errors.DeadlineExceededError):
+            if not peers.wait_for_loss(peers.patience) and isinstance(
+                    error, tf.errors.DeadlineExceededError):
                 raise TimeoutError(
                     f'a step took longer than --step_timeout={cluster.step_timeout:g} seconds '
-                    'although all workers are alive: raise it if steps are that slow') from error
-            raise
+                    'although all workers send heartbeats: raise it if steps are that slow, or '
+                    'check the network between the workers') from error
+            raise  # If a worker was lost, the meeting ends this process with its line.
 
 
 class ConnectedWorker(worker.Worker):
@@ -91,51 +85,43 @@ class ConnectedWorker(worker.Worker):
                                            on_gpu=self._gpus > 0)
 
     def session(self, scaffold, hooks):
-        """Starts this worker's server, and returns a session on it."""
+        """Starts this worker's server, and returns a session on it.
+
+        Raises ConnectionError if the server cannot listen.
+        """
         config = devices.session_config(FLAGS.log_device_placement)
         configure(config, self, self._gpus)
         self._broadcast = collectives.broadcast(tf.global_variables(), self)
-        return worker.Session(
-            scaffold=scaffold, hooks=hooks, master=self.serve(config), config=config)
-
-    def serve(self, config):
-        """Starts this worker's server, and returns the target of its sessions.
-
-        `config` has been through `configure`. Raises ConnectionError if the server cannot listen.
-        """
-        own = self._peers.addresses[self.rank]
-        host, port = addresses.split_address(own)
-        hosts = sorted({address.split(':')[0] for address in self._peers.addresses})
+        own = self._peers.hosts[self.rank]
+        host, port = ports.split_address(own)
+        machines = sorted({address.split(':')[0] for address in self._peers.hosts})
         # gRPC would use the environment's Internet proxy. It reads this variable in lower case.
-        os.environ['no_grpc_proxy'] = ','.join(hosts)  # noqa: SIM112
+        os.environ['no_grpc_proxy'] = ','.join(machines)  # noqa: SIM112
         try:
-            self._server = tf.train.Server({_JOB: self._peers.addresses}, _JOB, self.rank,
+            self._server = tf.train.Server({_JOB: self._peers.hosts}, _JOB, self.rank,
                                            config=config, start=False)
         except tf.errors.OpError as error:
             raise ConnectionError(f'TensorFlow cannot listen at {own}: is it in use?') from error
         self._peers.port.close()
-        if not ports.bind(port, ports.device_of(host, hosts)):
+        if not ports.bind(port, ports.device_of(host, machines)):
             errors.say('Warning: any network of this machine can reach the port of TensorFlow '
                        f'({own}), which executes whatever it is sent there: use a private network.')
         self._server.start()  # It listens already, but does not run graphs yet.
-        return self._server.target
+        return worker.Session(
+            scaffold=scaffold, hooks=hooks, master=self._server.target, config=config)
 
     def start(self, session):
-        self.await_servers()  # Before the first step, which has a time limit.
-        session.run(self._broadcast, options=self.options())
-
-    def await_servers(self):
-        """Waits until all servers listen, and checks that this worker can reach them."""
+        # Before the first step, which has a time limit: all servers listen, and can be reached.
         self.barrier('the start', {'gradients': self._layout})
         self._peers.reach_all()
+        session.run(self._broadcast, options=self._options())
 
     def step(self, caught):
         return tf.train.SessionRunArgs(
-            {'stop': self._stop}, {self._ask_stop: float(bool(caught))}, self.options())
+            {'stop': self._stop}, {self._ask_stop: float(bool(caught))}, self._options())
 
-    def options(self):
-        """Options for running a step: TensorFlow ends it after --step_timeout."""
-        return tf.RunOptions(timeout_in_ms=int(1000 * self.step_seconds))
+    def _options(self):
+        return tf.RunOptions(timeout_in_ms=int(1000 * self.step_seconds))  # Per step.
 
     def end(self):
         """Waits until worker 0 has saved the last step, and leaves."""

@@ -15,9 +15,9 @@ from cifar10_lib.workers import cluster, meeting, ports
 
 FLAGS = flags.FLAGS
 
-# Exit codes of a regular end: success, or a stop by one of the signals. The other workers then end
+# Exit codes of a worker that runs, has succeeded, or was stopped by a signal: the others will end
 # by themselves, while worker 0 may still be saving.
-_STOPPED = {128 + number for number in signals.SIGNALS}
+_ORDERLY = {None, 0, *(128 + number for number in signals.SIGNALS)}
 
 _KILLED_AFTER = 5.0  # Seconds after a failure in which the other workers can end by themselves.
 _POLL = 0.1
@@ -31,17 +31,21 @@ def run(work):
     Returns the result of `work`, the exit code for all workers, or `meeting.LOST` if another one
     was lost. Raises `app.UsageError` if flags or environment are invalid.
     """
+    workers, count = cluster.resolve(), FLAGS.num_workers or 1
     if cluster.VARIABLE in os.environ:
-        _end_with_parent()
-    count = cluster.workers_to_start()
-    gpus = devices.visible_gpus()
-    if count > gpus > 0:
-        raise app.UsageError(f'--num_workers={count}, but each worker needs a GPU of its own, and '
-                             f'this machine has {gpus}: start fewer, or use --device=cpu')
-    if count:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # If the launcher is killed.
+        if os.getppid() != int(workers.job):
+            raise app.UsageError(
+                f'{cluster.VARIABLE} names process {workers.job}, which has ended or is not the '
+                'parent of this process. If you set the variable yourself, unset it')
+    elif count > 1:
+        gpus = devices.visible_gpus()
+        if count > gpus > 0:
+            raise app.UsageError(f'--num_workers={count}, but each worker needs a GPU of its own, '
+                                 f'and this machine has {gpus}: start fewer, or use --device=cpu')
         return start(count)
     try:
-        return work(cluster.resolve())
+        return work(workers)
     except meeting.Lost as error:
         console.end()
         errors.say(errors.one_line(error))
@@ -54,8 +58,8 @@ def start(count):
     Worker 0 prints to the console. The standard error of the others is copied to ours, line by
     line with their ranks, and their standard output is dropped. Signals are passed on.
 
-    Returns 0, or the exit code of the worker that failed first; 128 + the number of a signal to
-    this process that stopped them.
+    Returns the smallest exit code of a worker that is not 0: a mistake (1) precedes a loss (75),
+    and a signal to one worker the SIGTERM (143) as if by which it stops the others.
     """
     # Worker 0 listens at this port, which is reserved until all have ended.
     with ports.reserve(host='127.0.0.1') as port:
@@ -78,21 +82,11 @@ def start(count):
                     threads[-1].start()
                 code = _wait(processes)
                 # Workers may stop with another code, if another worker stopped them first.
-                return 128 + caught[0] if caught and code in _STOPPED else code
+                return 128 + caught[0] if caught and code in _ORDERLY else code
             finally:
                 _kill(processes)
                 for thread in threads:
                     thread.join()
-
-
-def _end_with_parent():
-    """Makes Linux kill this worker when its launcher ends, for whatever reason."""
-    *_, parent = cluster.from_launcher()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        errors.say(f'{cluster.VARIABLE} names process {parent}, which has ended or is not the '
-                   'parent of this process. If you set the variable yourself, unset it')
-        os._exit(1)
 
 
 def _start_one(rank, place):
@@ -116,40 +110,28 @@ def _show(rank, stream):
 def _wait(processes):
     """Waits for all workers; kills those still running some seconds after the first failure.
 
-    Returns the exit code for all workers: see `_exit_code`.
+    Returns their exit code, see `start`.
     """
-    ended, failure, deadline = {}, None, None  # From rank to exit code, in order of time.
-    while len(ended) < len(processes):
-        for rank, process in enumerate(processes):
-            code = process.poll()
-            if rank in ended or code is None:
-                continue
-            ended[rank] = code if code >= 0 else 128 - code  # Of a killed process, as in a shell.
-            if not failure and code != 0 and code not in _STOPPED:
-                failure = f'worker {rank} ended with exit code {ended[rank]}'
-                deadline = time.monotonic() + _KILLED_AFTER
-        if failure and time.monotonic() > deadline and len(ended) < len(processes):
-            errors.say(f'{failure}; killed the others, which did not end by themselves')
+    failed, deadline = None, None
+    while any(process.poll() is None for process in processes):
+        if failed is None:
+            failed = next((rank for rank, process in enumerate(processes)
+                           if process.returncode not in _ORDERLY), None)
+            deadline = time.monotonic() + _KILLED_AFTER
+        elif time.monotonic() > deadline:
+            errors.say(f'worker {failed} ended with exit code {_code(processes[failed])}; killed '
+                       'the others, which did not end by themselves')
             _kill(processes)
         time.sleep(_POLL)
-    return _exit_code(ended.values())
+    return min(filter(None, map(_code, processes)), default=0)
 
 
-def _exit_code(codes):
-    """The exit code for all workers, from theirs in the order in which they ended.
-
-    It is the first that is not 0. But when one worker gets a signal, the others end as if by
-    SIGTERM, so the code of another regular stop takes precedence over SIGTERM's.
-    """
-    failed = [code for code in codes if code]
-    first = next(iter(failed), 0)
-    if first == 128 + signal.SIGTERM:
-        return next((code for code in failed if code in _STOPPED - {first}), first)
-    return first
+def _code(process):
+    """The exit code as in a shell: 128 + the signal that killed a process, for Python's -signal."""
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def _kill(processes):
     for process in processes:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        process.kill()  # Has no effect on those that have ended.
+        process.wait()

@@ -6,17 +6,16 @@
 Worker 0 listens at `cluster.address` until all workers have joined. Every other worker keeps its
 connection to worker 0:
 
-    worker 1            {"protocol": ..., "job": ..., "rank": 1, "size": 2, "address": ...}
-    worker 0            {"addresses": [...]} when all have joined, or {"error": ..., "code": ...}
+    worker 1            {"job": ..., "rank": 1, "address": ...}
+    worker 0            {"hosts": [...]} when all have joined, or {"error": ..., "code": ...}
 
 Then a thread sends heartbeats, however long a step takes, and worker 0 announces which worker is
-lost. TensorFlow's own errors rarely name it. Nor can a time limit for steps distinguish a frozen
+lost. TensorFlow's own errors rarely name it, and a time limit for steps cannot distinguish a frozen
 worker from a worker 0 that is still validating.
 
-A message is JSON after its length. Nothing that arrives is executed; a message that is too long,
-stops halfway or is not JSON closes its connection. But nothing is encrypted, and TensorFlow's own
-ports, which open next, obey anyone who can reach them: the network between the workers must be
-trusted.
+A message is JSON after its length. Nothing that arrives is executed; a connection with anything
+else, or too long a message, is closed. But nothing is encrypted, and TensorFlow's own ports, which
+open next, obey anyone who can reach them: the network between the workers must be trusted.
 """
 import contextlib
 import json
@@ -32,7 +31,7 @@ import time
 from absl import app
 
 from cifar10_lib.program import errors, small_files
-from cifar10_lib.workers import cluster as cluster_, ports
+from cifar10_lib.workers import ports
 
 LOST = os.EX_TEMPFAIL  # 75, the exit code after another worker was lost: starting again may help.
 _INTERRUPTED = 128 + signal.SIGINT
@@ -40,15 +39,15 @@ _INTERRUPTED = 128 + signal.SIGINT
 SECONDS = 5  # To connect to a port that is open, to send a message, or to receive the rest of one.
 _LONGEST_MESSAGE = 1 << 20  # Bytes. The addresses of a thousand workers take 30,000.
 
-_PROTOCOL = 'cifar10-workers-6'
+_PROTOCOL = 'cifar10-workers-6 '  # Before the name of the job.
 _PAUSE = 0.2  # Seconds between attempts to reach worker 0.
 _FAREWELL = 2.0  # Seconds in which the others read a last message.
 
 # Worker 0 gives up before the others do, so that it can send them the names of the missing ones.
 _LEADERS_SHARE = 0.8
 
-# Fractions of --step_timeout: the interval of heartbeats; and how long workers then have to leave
-# their step, which may hang, when one is lost, before they end.
+# Fractions of --step_timeout: the interval of heartbeats; and the time in which workers can leave
+# their step, which may hang, when one is lost.
 _BEAT, _TIME_TO_LEAVE_A_STEP = 0.05, 0.25
 _SILENT_BEATS = 10  # A worker counts as lost after more of them without a message.
 
@@ -60,19 +59,14 @@ class Lost(ConnectionError):
 def join(cluster):
     """Waits until all workers have joined; returns a `Meeting`.
 
-    Args:
-        cluster: a `Cluster` of several workers.
-
-    Raises:
-        app.UsageError: a port is in use, or some workers have the same index or expect a different
-            number of workers.
-        Lost: after --start_timeout workers are missing.
+    Raises `app.UsageError` if a port is in use or two workers have the same index, and `Lost` if
+    some are missing after --start_timeout.
     """
-    own = cluster.address_of(cluster.rank)
-    host, number = cluster_.split_address(cluster.address)
-    is_local = host == 'localhost' or host.startswith('127.')  # Other machines cannot connect.
+    own = cluster.hosts[cluster.rank]
+    host, number = ports.split_address(cluster.address)
+    is_local = host == 'localhost' or host.startswith('127.')  # Others then cannot connect.
     try:
-        port = ports.reserve(cluster_.split_address(own)[1] if own else 0)
+        port = ports.reserve(ports.split_address(own)[1] if own else 0)
         if cluster.rank == 0:
             listener = ports.reserve(number, host if is_local else '')
             listener.listen(1024)
@@ -80,9 +74,9 @@ def join(cluster):
         raise app.UsageError(f'worker {cluster.rank} cannot listen at {own or cluster.address}: '
                              f'{error.strerror}; is another training run using it?') from error
     own_port = port.getsockname()[1]
-    connections, addresses = (
+    connections, hosts = (
         _follow(cluster, own_port) if cluster.rank else _lead(cluster, own_port, listener))
-    return Meeting(cluster, addresses, connections, port)
+    return Meeting(cluster, hosts, connections, port)
 
 
 def _lead(cluster, port, listener):
@@ -92,72 +86,62 @@ def _lead(cluster, port, listener):
     worker's for TensorFlow.
     """
     deadline = time.monotonic() + _LEADERS_SHARE * cluster.start_timeout
-    joined, unknown = {}, []  # Connections; `joined` has the first message of each.
+    joined = []  # The connection and the first message of each worker.
     try:
-        with listener:  # TensorFlow's server may need its port.
-            while ((left := deadline - time.monotonic()) > 0
-                   and len(joined) + 1 < cluster.size):
-                for ready in multiprocessing.connection.wait([listener, *unknown, *joined], left):
-                    if ready is listener:
-                        unknown.append(_connection(listener.accept()[0]))
-                    elif ready in joined:  # It waits for an answer, and sends nothing more.
-                        raise Lost(f'{_name(**joined.pop(ready))} ended before all workers had '
-                                   'joined')
-                    else:
-                        unknown.remove(ready)
-                        hello = _received(ready)
-                        if (hello.get('protocol'), hello.get('job')) == (_PROTOCOL, cluster.job):
-                            joined[ready] = hello
-                        else:
-                            ready.close()
-        found = {0: cluster.address_of(0) or f'{cluster.address.split(":")[0]}:{port}'}
-        for hello in sorted(joined.values(), key=lambda hello: hello['rank']):
-            rank, size = hello['rank'], hello['size']
-            if size != cluster.size:
-                raise app.UsageError(f'{_name(**hello)} differs from worker 0: the number of '
-                                     f'workers is {size}, not {cluster.size}')
-            if rank in found:
-                raise app.UsageError(f'{_name(**hello)} has the same index as '
-                                     f'{_name(rank, found[rank])}: start one worker per index')
-            found[rank] = hello['address']
-        missing = [_name(rank, cluster.address_of(rank))
-                   for rank in range(cluster.size) if rank not in found]
+        with listener:  # Closed in the end: TensorFlow's server may need its port.
+            while len(joined) + 1 < cluster.size:
+                listener.settimeout(max(0.01, deadline - time.monotonic()))
+                try:
+                    connection = _connection(listener.accept()[0])
+                except TimeoutError:
+                    break
+                hello = _received(connection)
+                # Workers that wait send nothing: what could be read is their end.
+                joined = [each for each in joined if not each[0].poll()]
+                if hello.get('job') == _PROTOCOL + cluster.job:
+                    joined.append((connection, hello))
+                else:
+                    connection.close()
+        hosts = [cluster.hosts[0] or f'{cluster.address.split(":")[0]}:{port}',
+                 *[''] * (cluster.size - 1)]
+        for _, hello in joined:
+            if not 0 <= hello['rank'] < cluster.size or hosts[hello['rank']]:
+                raise app.UsageError(
+                    f'{_name(hello["rank"], hello["address"])} does not fit: worker 0 expects one '
+                    f'worker for each index from 0 to {cluster.size - 1}')
+            hosts[hello['rank']] = hello['address']
+        missing = [_name(rank, cluster.hosts[rank]) for rank, host in enumerate(hosts) if not host]
         if missing:
             raise Lost(f'{", ".join(missing[:5])}{" and others" * (len(missing) > 5)} did not '
                        f'connect to worker 0 at {cluster.address} in time: check that all workers '
                        'were started, or raise --start_timeout')
     except (app.UsageError, Lost) as error:
-        for connection in joined:
-            _send(connection, error=str(error), code=_exit_code(error))
+        for connection, _ in joined:
+            _send(connection, error=str(error), code=LOST if isinstance(error, Lost) else 1)
         raise
-    finally:
-        for connection in unknown:
-            connection.close()
-    addresses = list(found.values())
-    for connection in joined:
-        _send(connection, addresses=addresses)
-    return {hello['rank']: connection for connection, hello in joined.items()}, addresses
+    for connection, _ in joined:
+        _send(connection, hosts=hosts)
+    return {hello['rank']: connection for connection, hello in joined}, hosts
 
 
 def _follow(cluster, port):
-    """Tries to join worker 0 until it sends all addresses or an error; returns what `_lead` does.
-    """
+    """Tries to join worker 0 until it sends addresses or an error; returns what `_lead` does."""
     deadline = time.monotonic() + cluster.start_timeout
     while True:
         try:
-            socket_ = reach(cluster.address, deadline)
+            socket_ = reach(cluster.address)
             host = socket_.getsockname()[0]
             if host.startswith('127.'):  # The others reach worker 0's machine by this name.
                 host = cluster.address.split(':')[0]
             connection = _connection(socket_)
-            _send(connection, protocol=_PROTOCOL, job=cluster.job, rank=cluster.rank,
-                  size=cluster.size, address=cluster.address_of(cluster.rank) or f'{host}:{port}')
+            _send(connection, job=_PROTOCOL + cluster.job, rank=cluster.rank,
+                  address=cluster.hosts[cluster.rank] or f'{host}:{port}')
             if not connection.poll(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError('worker 0 sent no answer')
             answer = _received(connection)
-            if 'end' in answer:
-                raise ConnectionError(answer['end'])
-            break
+            if answer.keys() & {'hosts', 'error'}:
+                break
+            raise ConnectionError(answer.get('end', 'the server there is not worker 0'))
         except OSError as error:
             if time.monotonic() > deadline:
                 raise Lost(
@@ -168,10 +152,10 @@ def _follow(cluster, port):
             time.sleep(_PAUSE)
     if 'error' in answer:
         raise (Lost if answer['code'] == LOST else app.UsageError)(answer['error'])
-    return {0: connection}, answer['addresses']
+    return {0: connection}, answer['hosts']
 
 
-class Meeting:
+class Meeting(contextlib.AbstractContextManager):
     """Workers that have met, and watch one another.
 
     When a worker is lost, a step that waits for it may never end. So the processes of the others
@@ -179,23 +163,22 @@ class Meeting:
     reported an error; or with 130, if it was interrupted by Ctrl-C.
 
     Attributes:
-        addresses: list of every worker's 'host:port' for TensorFlow's server.
+        hosts: list of every worker's 'host:port' for TensorFlow's server.
         port: socket that reserves this worker's port; close it when the server listens.
+        patience: seconds after which a worker that has failed counts as lost everywhere.
     """
 
-    def __init__(self, cluster, addresses, connections, port):
+    def __init__(self, cluster, hosts, connections, port):
         """Starts the thread; `connections`, by rank, are to all others, or only to worker 0."""
-        self.addresses, self.port = addresses, port
+        self.hosts, self.port = hosts, port
+        self.patience = (_SILENT_BEATS + 2) * _BEAT * cluster.step_timeout
         self._rank, self._cluster = cluster.rank, cluster
         self._connections = connections  # To peers that have not left.
         self._changed = threading.Condition()
         self._loss = None  # The first: (line, exit code).
         self._over = False
-        self._stages = {rank: [] for rank in connections}  # (time, message), not yet awaited.
+        self._arrived = {}  # From rank to (time, message) of the stage that a peer has reached.
         threading.Thread(target=self._watch, daemon=True).start()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, kind, error, traceback):
         """Reports an exception to the others; ends the process if a lost worker was the cause."""
@@ -207,10 +190,10 @@ class Meeting:
         elif self._loss:
             self._exit()
         elif isinstance(error, KeyboardInterrupt):
-            self._say_goodbye(error=f'{name} was interrupted', code=_INTERRUPTED)
+            self.leave(error=f'{name} was interrupted', code=_INTERRUPTED)
         else:
-            self._say_goodbye(error=f'{name} failed: {errors.one_line(error) or kind.__name__}',
-                              code=_exit_code(error))
+            self.leave(error=f'{name} failed: {errors.one_line(error) or kind.__name__}',
+                       code=LOST if isinstance(error, Lost) else 1)
 
     def barrier(self, stage, must_match=None, value=None):
         """Waits until all workers have reached the same stage.
@@ -246,17 +229,18 @@ class Meeting:
         """Waits for the next stage of every peer; returns a dictionary from rank to message."""
         with self._changed:
             now = time.monotonic()
-            first = min([now, *(came[0][0] for came in self._stages.values() if came)])
-            self._changed.wait_for(lambda: self._loss or all(self._stages.values()),
-                                   max(0.0, first + seconds - now))
+            first = min([now, *(time_ for time_, _ in self._arrived.values())])
+            self._changed.wait_for(
+                lambda: self._loss or self._arrived.keys() >= self._connections.keys(),
+                max(0.0, first + seconds - now))
             if self._loss:
                 raise ConnectionError(self._loss[0])
-            for rank, came in self._stages.items():
-                if not came:
-                    raise ConnectionError(
-                        f'{self._name(rank)} is alive, but did not reach {stage} within '
-                        f'--stage_timeout={self._cluster.stage_timeout:g} seconds')
-            return {rank: came.pop(0)[1] for rank, came in self._stages.items()}
+            for rank in self._connections.keys() - self._arrived.keys():
+                raise ConnectionError(
+                    f'{self._name(rank)} is alive, but did not reach {stage} within '
+                    f'--stage_timeout={self._cluster.stage_timeout:g} seconds')
+            arrived, self._arrived = self._arrived, {}
+            return {rank: message for rank, (_, message) in arrived.items()}
 
     def reach_all(self):
         """Raises `Lost` if this worker cannot connect to a server; call it when all listen.
@@ -264,7 +248,7 @@ class Meeting:
         If a firewall blocks a port, TensorFlow would wait for it in a step, in some cases forever,
         and never name it.
         """
-        for rank, address in enumerate(self.addresses):
+        for rank, address in enumerate(self.hosts):
             try:
                 if rank != self._rank:
                     reach(address).close()
@@ -273,34 +257,28 @@ class Meeting:
                            'a firewall block it?') from error
 
     def wait_for_loss(self, seconds):
-        """A line that says which worker was lost, and how; None if none is within some seconds.
+        """Waits until a worker is lost, for at most some seconds; returns whether one is.
 
         After an error that a peer may have caused, give `patience`: a frozen worker counts as lost
         only after some silence.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._loss or not self._connections, seconds)
-            return self._loss and self._loss[0]
+            return self._loss is not None
 
-    @property
-    def patience(self):
-        """Seconds after which a worker that has failed counts as lost everywhere."""
-        return (_SILENT_BEATS + 2) * _BEAT * self._cluster.step_timeout
+    def leave(self, **message):
+        """Ends the meeting: connections that close from now on are not a loss.
 
-    def leave(self):
-        """Ends the meeting: connections that close from now on are not a loss."""
-        self._say_goodbye(bye=True)
-
-    def _say_goodbye(self, **message):
-        """Sends a last message, and waits until the others have read it."""
+        Sends a last message, such as an error, and waits until the others have read it.
+        """
         with self._changed:
             self._over = True
-            self._send_all(**message)
+            self._send_all(bye=True, **message)
             # Closing a connection too early could discard what was sent.
             self._changed.wait_for(lambda: not self._connections, _FAREWELL)
 
     def _name(self, rank):
-        return _name(rank, self.addresses[rank])
+        return _name(rank, self.hosts[rank])
 
     def _send_all(self, **message):
         with self._changed:
@@ -340,7 +318,7 @@ class Meeting:
         """Handles the message of a peer."""
         with self._changed:
             if 'facts' in message:
-                self._stages[rank].append((time.monotonic(), message))
+                self._arrived[rank] = time.monotonic(), message
             elif 'alive' not in message:  # Its last message.
                 self._connections.pop(rank).close()
             if 'end' in message:
@@ -374,21 +352,13 @@ class Meeting:
             os._exit(code)
 
 
-def reach(address, deadline=float('inf')):
+def reach(address):
     """A socket connected to 'host:port' by IPv4, on which TensorFlow's server always listens.
 
-    Raises:
-        OSError: nothing accepted the connection within `SECONDS` or until the deadline, by
-            `time.monotonic`; or the host does not resolve.
+    Raises `OSError` if nothing accepts the connection within `SECONDS`, or the host is unknown.
     """
-    host, port = cluster_.split_address(address)
-    host = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
-    seconds = min(SECONDS, max(0.01, deadline - time.monotonic()))
-    socket_ = socket.create_connection((host, port), seconds)
-    if socket_.getsockname() == socket_.getpeername():  # Linux may connect a free port to itself.
-        socket_.close()
-        raise ConnectionRefusedError('nothing listens there')
-    return socket_
+    host, port = ports.split_address(address)
+    return socket.create_connection((socket.gethostbyname(host), port), SECONDS)
 
 
 def _connection(socket_):
@@ -410,16 +380,9 @@ def _received(connection):
     """The next object; {'end': reason} if the peer is gone or sent anything else."""
     try:
         return small_files.parse_json(connection.recv_bytes(_LONGEST_MESSAGE), 'a message')
-    except EOFError:
-        return {'end': 'the connection was closed'}
-    except (OSError, ValueError) as error:
-        return {'end': getattr(error, 'strerror', None) or str(error)}
+    except (EOFError, OSError, ValueError) as error:  # An EOFError has no text.
+        return {'end': getattr(error, 'strerror', None) or str(error) or 'it closed the connection'}
 
 
-def _name(rank, address, **_):
+def _name(rank, address):
     return f'worker {rank} ({address})' if address else f'worker {rank}'
-
-
-def _exit_code(error):
-    """The exit code of a process that an exception ends."""
-    return LOST if isinstance(error, Lost) else 1
