@@ -113,7 +113,7 @@ def _wait(processes):
     Returns their exit code, see `start`.
     """
     failed, deadline = None, None
-    while any(process.poll() is None for process in processes):
+    while None in [process.poll() for process in processes]:
         if failed is None:
             failed = next((rank for rank, process in enumerate(processes)
                            if process.returncode not in _ORDERLY), None)
