@@ -18,11 +18,11 @@ import cifar10_input
 from cifar10_lib import settings
 from cifar10_lib.datasets import download, image_source
 from cifar10_lib.nets import lrn, summaries, variables
-from cifar10_lib.program import argparse_flags, paths
+from cifar10_lib.program import argparse_flags, path_flags
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
                      upper_bound=1 << 16, short_name='b')
-paths.define('data_dir', '/tmp/cifar10_data', 'Folder for downloaded and generated data sets.')
+path_flags.define('data_dir', '/tmp/cifar10_data', 'Folder for downloaded and generated data sets.')
 
 # TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
 FLAGS = tf.app.flags.FLAGS

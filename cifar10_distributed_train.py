@@ -19,11 +19,11 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
-from cifar10_lib import recipes, settings
+from cifar10_lib import recipes
 from cifar10_lib.nets import summaries, variables
-from cifar10_lib.program import console, devices, ownership
+from cifar10_lib.program import console, devices
 from cifar10_lib.training import resume, session as training, worker
-from cifar10_lib.workers import cluster, collectives, connected, launch
+from cifar10_lib.workers import connected, launch
 
 FLAGS = flags.FLAGS
 
@@ -92,6 +92,4 @@ def main(workers):
 
 
 if __name__ == '__main__':
-    startup.run(lambda: launch.run(main),
-                [devices, cifar10, settings, recipes, training, cluster, collectives,
-                 launch, ownership])
+    startup.run(lambda: launch.run(main))

@@ -19,12 +19,12 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
-from cifar10_lib import recipes, settings
+from cifar10_lib import settings
 from cifar10_lib.evaluation import accuracy, checkpoint_flags, confusion
-from cifar10_lib.program import console, devices, files, ownership, paths
+from cifar10_lib.program import console, devices, files, path_flags
 from cifar10_lib.runs import checkpoints, events, folder as run_folder
 
-paths.define('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
+path_flags.define('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],
                   'The images to evaluate: the test set, all training images, or those that '
                   '--validate_on=held_out excludes from training.')
@@ -160,5 +160,4 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, settings, recipes, checkpoint_flags, ownership],
-                unused=settings.TRAINING_FLAGS)
+    startup.run(main, unused=settings.TRAINING_FLAGS)

@@ -21,11 +21,11 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
-from cifar10_lib import recipes, settings
+from cifar10_lib import settings
 from cifar10_lib.evaluation import checkpoint_flags, model
-from cifar10_lib.program import console, devices, files, ownership, paths
+from cifar10_lib.program import console, devices, files, path_flags
 
-paths.define('export_dir', None, 'Folder to create for the SavedModel.')
+path_flags.define('export_dir', None, 'Folder to create for the SavedModel.')
 
 FLAGS = flags.FLAGS
 
@@ -87,5 +87,4 @@ def _write_labels(folder):
 
 
 if __name__ == '__main__':
-    startup.run(export, [devices, cifar10, settings, recipes, checkpoint_flags, ownership],
-                unused=(*settings.TRAINING_FLAGS, *settings.INPUT_FLAGS))
+    startup.run(export, unused=(*settings.TRAINING_FLAGS, *settings.INPUT_FLAGS))

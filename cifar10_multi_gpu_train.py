@@ -17,9 +17,9 @@ from absl import flags
 
 import cifar10
 import cifar10_input
-from cifar10_lib import recipes, settings
+from cifar10_lib import recipes
 from cifar10_lib.nets import summaries, variables
-from cifar10_lib.program import console, devices, ownership
+from cifar10_lib.program import console, devices
 from cifar10_lib.training import session as training
 
 flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a batch per step.',
@@ -130,4 +130,4 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
 
 if __name__ == '__main__':
     FLAGS.set_default('max_steps', 1000000)
-    startup.run(main, [devices, cifar10, settings, recipes, training, variables, ownership])
+    startup.run(main)

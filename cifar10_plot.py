@@ -33,11 +33,12 @@ import cifar10
 from cifar10_lib import recipes, settings
 from cifar10_lib.datasets import table
 from cifar10_lib.evaluation import accuracy, confusion, model, pictures
-from cifar10_lib.program import console, devices, files, ownership, paths
+from cifar10_lib.program import console, devices, files, path_flags
 from cifar10_lib.runs import checkpoints, events, metrics, names
 
-paths.define('output', None, 'PNG file to write; by default PICTURE.png in the current folder.')
-paths.define_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by commas; only '
+path_flags.define('output', None,
+                  'PNG file to write; by default PICTURE.png in the current folder.')
+flags.DEFINE_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by commas; only '
                   '--picture=curves and --picture=validation accept several.')
 
 FLAGS = flags.FLAGS
@@ -247,6 +248,7 @@ def plot():
     """Writes the picture, all or nothing; raises `app.UsageError` if a flag or a run is invalid."""
     if FLAGS.picture is None:
         raise app.UsageError(f'--picture is missing; expected {"|".join(_PICTURES)}')
+    FLAGS.runs = [os.path.expanduser(run) for run in FLAGS.runs]
     if len(FLAGS.runs) != 1 and FLAGS.picture not in ('curves', 'validation'):
         raise app.UsageError(f'--runs has {len(FLAGS.runs)} folders ({", ".join(FLAGS.runs)}); '
                              f'--picture={FLAGS.picture} expects one')
@@ -263,5 +265,4 @@ def plot():
 
 
 if __name__ == '__main__':
-    startup.run(plot, [devices, cifar10, settings, recipes, ownership],
-                unused=settings.TRAINING_FLAGS)
+    startup.run(plot, unused=settings.TRAINING_FLAGS)

@@ -26,13 +26,13 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
-from cifar10_lib import recipes, settings
+from cifar10_lib import settings
 from cifar10_lib.datasets import images
 from cifar10_lib.evaluation import checkpoint_flags, confusion, model
-from cifar10_lib.program import console, devices, errors, paths, small_files
+from cifar10_lib.program import console, devices, errors, path_flags
 
-paths.define('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
-             '--net, --dataset and --checkpoint_dir are then ignored.')
+path_flags.define('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
+                  '--net, --dataset and --checkpoint_dir are then ignored.')
 flags.DEFINE_integer('top_k', 3, 'Maximum number of classes to print per image, the most probable '
                      'first.', lower_bound=1, upper_bound=10**9)
 flags.DEFINE_boolean('json', False, 'Print one JSON object per line and image instead of a table.')
@@ -140,7 +140,8 @@ def _labels(folder, count):
     """Returns the names of a SavedModel's classes, or their numbers if it has no names."""
     path = os.path.join(folder, 'assets.extra', 'labels.txt')
     try:
-        names = small_files.read_text(path).splitlines()
+        with open(path, encoding='utf-8', errors='replace') as stream:
+            names = stream.read().splitlines()
     except FileNotFoundError:
         return [str(label) for label in range(count)]
     if len(names) != count:
@@ -185,5 +186,5 @@ def main(words):
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, settings, recipes, checkpoint_flags],
-                positional='IMAGE...', unused=(*settings.TRAINING_FLAGS, 'data_dir', 'data_url'))
+    startup.run(main, positional='IMAGE...',
+                unused=(*settings.TRAINING_FLAGS, 'data_dir', 'data_url'))

@@ -15,9 +15,9 @@ from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 import tensorflow.compat.v1 as tf
 
 import cifar10
-from cifar10_lib import recipes, settings
+from cifar10_lib import recipes
 from cifar10_lib.nets import variables
-from cifar10_lib.program import console, devices, ownership
+from cifar10_lib.program import console, devices
 from cifar10_lib.training import session as training
 
 FLAGS = cifar10.FLAGS  # For code that sets the flags of a run and calls `train`.
@@ -50,4 +50,4 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
 
 
 if __name__ == '__main__':
-    startup.run(main, [devices, cifar10, settings, recipes, training, variables, ownership])
+    startup.run(main)

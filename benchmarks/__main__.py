@@ -1,126 +1,170 @@
-"""Compares this project with the original tutorial, and with the floor.
+"""Compares this project with the original tutorial and with the floor, and a GPU with the CPU.
 
     python -m benchmarks --data_dir=/tmp/cifar10_data
     python -m benchmarks --data_dir=/tmp/cifar10_data --only step --net=resnet23 --batch_size=64
+    python -m benchmarks --data_dir=/tmp/cifar10_data --device=gpu --output=gpu.txt
 
-Takes about ten minutes; run nothing else at the same time. All sides run in turn, so that drift of
-the machine affects each. A figure is the median of n, with the range of the middle half. Rows are
-printed, and with --json saved, as soon as they are measured. Without instructions for bfloat16, its
-row is left out. With another --net, which the tutorial does not have, only the start is measured,
-and the step next to the floor of that network's products, in about two minutes.
+Run nothing else at the same time. All sides run in turn, so that drift of the machine affects each.
+A figure is the median of n, with the range of the middle half. Each line is printed, and appended
+to the file of --output, as soon as it is measured. Flags that are not listed below, such as
+--use_bf16 or --variables=gpu, are passed to the trainers.
+
+    input      reading and distorting alone, beside the tutorial as written
+    step       a step on a fixed batch, beside the tutorial and the floor (convolutions and products
+               alone); where the processor has instructions for bfloat16, also in that type
+    train      training end to end, beside the tutorial as written
+    workers    two workers, beside two runs that share nothing, on all cores
+    agreement  logits and gradients of the GPU, compared with the CPU; ends if they differ
+    speed      steps on a fixed batch in GPU memory, by batch size and precision
+
+With --device=gpu, the last two are the default; without it the others, or only "step" and "workers"
+for networks other than the tutorial's.
 """
-import collections
-import functools
+import argparse
+import itertools
+import os
+import platform
 import statistics
-import time
+import sys
+from concurrent import futures
+from importlib import metadata
 
-from benchmarks import children
+from benchmarks import processes
 
-Row = collections.namedtuple('Row', 'what unit ours other')
-
-_LINE = '{:52}{:>23}{:>23}{:>7}  {}'
-_UNITS = {'rate': 'images/s', 'first': 's', 'busy': 'ms', 'peak': 'MB', 'start': 's'}
+_LINE = '{:58}{:>24}{:>24}{:>7}  {}'
+_LOGITS, _GRADIENTS = 1e-3, 1e-2  # The largest differences allowed in float32.
+_PRECISIONS = {'float32': {'tf32': False}, 'TF32': {}, 'float16': {'use_fp16': True},
+               'bfloat16': {'use_bf16': True}}
 
 
 def input_rows(options):
-    found = children.in_turn(options.turns, **{
-        side: functools.partial(_input, options, side) for side in ('ours', 'tutorial')})
-    return [_row('input alone', found, 'rate'), _row('first batch of the input', found, 'first')]
+    def read(side):
+        return processes.measure(options, what='input', side=side, seconds=options.seconds)
 
-
-def _input(options, side):
-    return next(children.results(children.command(
-        'benchmarks.measure', options, what='input', side=side, seconds=options.seconds)))
+    found = in_turn(options.turns, ours=lambda: read('ours'), other=lambda: read('tutorial'))
+    yield _compared('input alone', 'images/s', found, 'rate')
 
 
 def step_rows(options):
-    """The rows of a step, with the floor in the tutorial's column as well."""
-    found, = children.results(children.command(
-        'benchmarks.measure', options, what='step', timed_steps=50 * options.turns))
-    pairs = [('step on a fixed batch', 'ours', 'tutorial'),
-             ('its forward part', 'ours, forward', 'tutorial, forward'),
-             ('step in bfloat16, beside float32', 'ours, bfloat16', 'ours'),
-             ('step, beside the floor', 'ours', 'floor'),
-             ('forward, beside its floor', 'ours, forward', 'floor, forward')]
-    return [Row(what, 'ms', *(found[name] for name in names))
-            for what, *names in pairs if found.keys() >= set(names)]
+    found = processes.measure(options, what='step', timed_steps=50 * options.turns)
+    for what, ours, other in (('step on a fixed batch', 'ours', 'tutorial'),
+                              ('step, beside the floor', 'ours', 'floor'),
+                              ('step in bfloat16, beside float32', 'bfloat16', 'ours')):
+        if found.keys() >= {ours, other}:
+            yield line(what, 'ms', found[ours], found[other])
 
 
 def train_rows(options):
-    found = children.in_turn(options.turns, ours=_training(options),
-                             tutorial=_training(options, 'benchmarks.tutorial'))
-    return [_row('training, end to end', found, 'rate'),
-            _row('processor time of it, per step', found, 'busy'),
-            _row('peak memory of it', found, 'peak'), _row('start to step 0', found, 'start')]
+    found = in_turn(options.turns, ours=lambda: processes.train(options),
+                    other=lambda: processes.train(options, 'benchmarks.tutorial'))
+    yield _compared('training, end to end', 'images/s', found, 'rate')
+    yield _compared('processor time of it, per step', 'ms', found, 'busy')
+    yield _compared('peak memory of it', 'MB', found, 'peak')
+    yield _compared('start to step 0', 's', found, 'start')
 
 
-def start_rows(options):
-    """Seconds until the line of step 0: one process, beside two workers."""
-    two = _training(options, 'cifar10_distributed_train.py', max_steps=1, num_workers=2)
-    found = children.in_turn(options.turns, imports=_import_seconds,
-                             one=_training(options, max_steps=1), two=two)
-    imports = statistics.median(found.pop('imports'))
-    row = _row('start to step 0, beside two workers', found, 'start')
-    sides = [[value - imports for value in side] for side in (row.ours, row.other)]
-    return [row, Row('the same without importing TensorFlow', 's', *sides)]
+def worker_rows(options):
+    def apart():
+        with futures.ThreadPoolExecutor() as pool:
+            runs = pool.map(lambda _: processes.train(options), range(2))
+            return {'rate': sum(run['rate'] for run in runs)}
+
+    found = in_turn(options.turns, workers=lambda: processes.train(
+        options, 'cifar10_distributed_train.py', batches=2, num_workers=2), apart=apart)
+    yield _compared('two workers, beside two runs that share nothing', 'images/s', found, 'rate')
 
 
-def _import_seconds():
-    """Seconds in which a script that ends after its first import, TensorFlow's, starts and ends."""
-    start = time.time()
-    list(children.lines(['-c', 'from cifar10_lib.program import startup']))
-    return time.time() - start
+def agreement_rows(options):
+    found = processes.measure(options, what='agreement')
+    yield (f'{found["devices"]} Compared with the CPU in float32, logits differ by at most '
+           f'{found["logits"]:.1e}, gradients by {found["gradients"]:.1e} of the largest in a '
+           'tensor.')
+    if not (found['logits'] <= _LOGITS and found['gradients'] <= _GRADIENTS):
+        raise SystemExit(f'The differences are above {_LOGITS} (logits) or {_GRADIENTS} '
+                         '(gradients): the speed of wrong results means nothing.')
 
 
-def tower_rows(options):
-    """Two towers, in the first column, beside one of twice the batch."""
-    towers = _training(options, 'cifar10_multi_gpu_train.py', batches=2, num_gpus=2)
-    found = children.in_turn(options.turns, towers=towers,
-                             one=_training(options, batch_size=2 * options.batch_size))
-    return [_row('two towers, beside one of twice the batch', found, 'rate')]
+def speed_rows(options):
+    for batch_size in options.batches:
+        float32 = None
+        for precision, flags in _PRECISIONS.items():
+            rates = processes.measure(options, what='speed', batch_size=batch_size,
+                                      timed_steps=50 * options.turns, **flags)['rates']
+            float32 = float32 or rates
+            yield line(f'batch {batch_size} in {precision}, beside float32', 'images/s', rates,
+                       float32)
 
 
-def _training(options, *arguments, **flags):
-    """A function that trains for --steps; its arguments are those of `children.train`."""
-    return functools.partial(children.train, options, *arguments,
-                             **{'max_steps': options.steps, **flags})
+_ROWS = {'input': input_rows, 'step': step_rows, 'train': train_rows, 'workers': worker_rows,
+         'agreement': agreement_rows, 'speed': speed_rows}
 
 
-def _row(what, found, key):
-    """A row of two sides, {name: list of results with that key}."""
-    return Row(what, _UNITS[key], *([run[key] for run in runs] for runs in found.values()))
+def in_turn(turns, **runs):
+    """Runs functions alternately, so that drift affects all alike: {name: list of results}."""
+    found = {name: [] for name in runs}
+    for turn in range(turns):
+        for name, run in runs.items():
+            print(f'\r{f"{turn + 1} of {turns}: {name}":40}', end='', file=sys.stderr)
+            found[name].append(run())
+    print(f'\r{40 * " "}\r', end='', file=sys.stderr)
+    return found
 
 
-def _ratio(row):
-    """How many times better the first side is."""
-    ours, other = statistics.median(row.ours), statistics.median(row.other)
-    return ours / other if row.unit == 'images/s' else other / ours
+def _compared(what, unit, found, key):
+    """The line of two sides, {name: list of results with that key}."""
+    return line(what, unit, *([run[key] for run in runs] for runs in found.values()))
 
 
-_ROWS = {'input': input_rows, 'step': step_rows, 'train': train_rows, 'start': start_rows,
-         'towers': tower_rows}
-_OF_EVERY_NET = ('step', 'start')
+def line(what, unit, ours, other):
+    """A line of the table. The ratio shows how many times better our side is."""
+    ratio = statistics.median(ours) / statistics.median(other)
+    return _LINE.format(f'{what}, {unit}', figure(ours), figure(other),
+                        f'{ratio if unit == "images/s" else 1 / ratio:.2f}', len(ours))
+
+
+def figure(values):
+    """'1234 (1200 to 1260)': the median, and the range of the middle half."""
+    low, middle, high = (statistics.quantiles(values, n=4, method='inclusive')
+                         if len(values) > 1 else 3 * values)
+    digits = max(0, 3 - len(str(int(middle))))
+    return f'{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})'
+
+
+def heading(options):
+    """Yields lines: hardware and versions, what is measured, and the names of the columns."""
+    with open('/proc/cpuinfo') as stream:
+        names = [line.split(': ')[1].strip() for line in stream if line.startswith('model name')]
+    yield (f'{names[0] if names else platform.processor()}, {len(os.sched_getaffinity(0))} cores; '
+           f'TensorFlow {metadata.version("tensorflow")}, NumPy {metadata.version("numpy")}, '
+           f'Python {platform.python_version()}, {platform.system()} {platform.release()}')
+    yield ' '.join([f'{options.net}, batch {options.batch_size}, {options.dataset};',
+                    *options.flags, 'median (middle half) of n'])
+    yield _LINE.format('', 'this project', 'the other', 'ratio', 'n')
 
 
 def main():
-    parser = children.parser('benchmarks', __doc__)
+    parser = argparse.ArgumentParser(prog='python -m benchmarks', description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--data_dir', default='/tmp/cifar10_data', help='folder of the data sets')
+    parser.add_argument('--dataset', default='cifar10', help='name of the data set')
+    parser.add_argument('--batch_size', type=int, default=128, help='images per batch')
+    parser.add_argument('--net', default='tutorial', help='name of the network')
+    parser.add_argument('--device', default='auto', help='auto, cpu or gpu')
+    parser.add_argument('--only', nargs='+', choices=_ROWS, metavar='ROWS', help='only these rows')
     parser.add_argument('--turns', type=int, default=3, help='runs of each side')
     parser.add_argument('--steps', type=int, default=150, help='steps of a training run')
     parser.add_argument('--seconds', type=float, default=5.0, help='seconds of reading input')
-    parser.add_argument('--only', nargs='+', choices=_ROWS, default=list(_ROWS), metavar='ROWS',
-                        help=f'only these measurements, of {", ".join(_ROWS)}')
-    options = parser.parse_args()
-    print(children.heading())
-    print(f'{options.net}, batch {options.batch_size}, {options.dataset}; '
-          'median (middle half) of n\n')
-    print(_LINE.format('', 'this project', 'the other', 'ratio', 'n'), flush=True)
-    for name in options.only:
-        if options.net == 'tutorial' or name in _OF_EVERY_NET:
-            for row in _ROWS[name](options):
-                figures = [children.figure(side) for side in (row.ours, row.other)]
-                print(_LINE.format(f'{row.what}, {row.unit}', *figures, f'{_ratio(row):.2f}',
-                                   len(row.ours)), flush=True)
-                children.save(options, **row._asdict())
+    parser.add_argument('--batches', type=int, nargs='+', default=[128, 1024, 4096],
+                        help='batch sizes of the rows "speed"')
+    parser.add_argument('--output', default=os.devnull, help='append the lines to this file')
+    options, options.flags = parser.parse_known_args()
+    default = ('agreement speed' if options.device == 'gpu' else 'input step train workers'
+               if options.net == 'tutorial' else 'step workers')
+    rows = (_ROWS[name](options) for name in options.only or default.split())
+    with open(options.output, 'a', buffering=1) as report:
+        for text in itertools.chain(heading(options), *rows):
+            print(text, flush=True)
+            print(text, file=report)
 
 
 if __name__ == '__main__':

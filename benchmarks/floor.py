@@ -8,17 +8,15 @@ import tensorflow.compat.v1 as tf
 _PRODUCTS = ('Conv2D', 'Conv2DBackpropFilter', 'Conv2DBackpropInput', 'MatMul', 'BatchMatMulV2')
 
 
-def operation(inference, shape, backward=True):
+def operation(build):
     """An operation that runs all products of a network, each after the one before it.
 
-    `inference` is a function of images of a shape, [batch, height, width, 3]. With `backward`, the
-    operation runs the products of the gradients, too. Its value, float32 [], means nothing.
+    `build` is a function that adds the network's logits to a graph. The operation's value, float32
+    [], means nothing.
     """
-    graph = tf.Graph()
-    with graph.as_default():
-        fetches = [inference(tf.placeholder(tf.float32, shape))]
-        if backward:
-            fetches += tf.gradients(fetches, tf.trainable_variables())
+    with tf.Graph().as_default() as graph:
+        logits = build()
+        fetches = [logits, *tf.gradients(logits, tf.trainable_variables())]
     needed = {node.name for node in tf.graph_util.extract_sub_graph(
         graph.as_graph_def(), [each.op.name for each in fetches]).node}
     noise, results = {}, [tf.zeros([])]

@@ -25,7 +25,7 @@ def distorted_inputs(data_dir, batch_size):
         [os.path.join(data_dir, f'data_batch_{i}.bin') for i in range(1, 6)])
     record = tf.decode_raw(tf.FixedLengthRecordReader(_RECORD_BYTES).read(files)[1], tf.uint8)
     label = tf.cast(record[0], tf.int32)
-    pixels_chw = tf.reshape(record[1:_RECORD_BYTES], [3, 32, 32])
+    pixels_chw = tf.reshape(record[1:], [3, 32, 32])
     image = tf.cast(tf.transpose(pixels_chw, [1, 2, 0]), tf.float32)
     image = tf.random_crop(image, [24, 24, 3])
     image = tf.image.random_flip_left_right(image)
@@ -40,25 +40,21 @@ def distorted_inputs(data_dir, batch_size):
     return images, labels
 
 
-def _variable_on_cpu(name, shape, initializer):
-    with tf.device('/cpu:0'):
-        return tf.get_variable(name, shape, initializer=initializer, use_resource=False)
+def inference(images):
+    """Logits, float32 [batch, 10], of float32 [batch, 24, 24, 3]."""
+    def variable_on_cpu(name, shape, initializer):
+        with tf.device('/cpu:0'):
+            return tf.get_variable(name, shape, initializer=initializer, use_resource=False)
 
-
-def inference(images, get_variable=_variable_on_cpu):
-    """Logits, float32 [batch, 10], of float32 [batch, 24, 24, 3].
-
-    `get_variable` is a function of name, shape and initializer.
-    """
     def weights(shape, stddev, decay=0.0):
-        kernel = get_variable('weights', shape, tf.truncated_normal_initializer(stddev=stddev))
+        kernel = variable_on_cpu('weights', shape, tf.truncated_normal_initializer(stddev=stddev))
         if decay:
             tf.add_to_collection('losses', tf.multiply(
                 tf.nn.l2_loss(kernel), decay, name='weight_loss'))
         return kernel
 
     def biases(count, value):
-        return get_variable('biases', [count], tf.constant_initializer(value))
+        return variable_on_cpu('biases', [count], tf.constant_initializer(value))
 
     def convolution(net, name, channels, bias):
         with tf.variable_scope(name) as scope:

@@ -5,14 +5,14 @@ from absl import flags
 import cifar10_input
 from cifar10_lib.datasets import image_source, table
 from cifar10_lib.nets import linear_scaling
-from cifar10_lib.program import errors, paths
+from cifar10_lib.program import errors, path_flags
 
-paths.define('dataset', 'cifar10', f'The images to use: {", ".join(table.TABLE)}, or a folder '
-             'made by cifar10_convert.py.')
+path_flags.define('dataset', 'cifar10', f'The images to use: {", ".join(table.TABLE)}, or a folder '
+                  'made by cifar10_convert.py.')
 flags.DEFINE_string('data_url', None, 'URL (http, https or file) to download the archive from; by '
                     "default the data set's own.")
 flags.DEFINE_enum('validate_on', 'test', ['test', 'held_out'], 'Images for --validate_every: '
-                  'the test set, or every tenth training image, which is then excluded from '
+                  'the test set, or a tenth of the training images, which is then excluded from '
                   'training.')
 flags.DEFINE_float('learning_rate', None, 'Initial learning rate. The default depends on --net and '
                    '--dataset.', lower_bound=0.0, upper_bound=1e6, short_name='l')

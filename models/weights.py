@@ -17,13 +17,12 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
-import cifar10
-from cifar10_lib import recipes, settings
+from cifar10_lib import settings
 from cifar10_lib.evaluation import checkpoint_flags, model
-from cifar10_lib.program import console, devices, files, ownership, paths
+from cifar10_lib.program import console, devices, files, path_flags
 from cifar10_lib.runs import checkpoints, names
 
-paths.define('model_dir', None, 'Folder to create for the weights.')
+path_flags.define('model_dir', None, 'Folder to create for the weights.')
 
 FLAGS = flags.FLAGS
 
@@ -57,5 +56,5 @@ def write():
 
 
 if __name__ == '__main__':
-    startup.run(write, [devices, cifar10, settings, recipes, checkpoint_flags, ownership],
-                unused=(*settings.TRAINING_FLAGS, *settings.INPUT_FLAGS, 'use_moving_averages'))
+    startup.run(write, unused=(*settings.TRAINING_FLAGS, *settings.INPUT_FLAGS,
+                               'use_moving_averages'))

@@ -16,6 +16,7 @@ from cifar10_lib.datasets import table
 from cifar10_lib.program import errors, files
 
 FILE = 'dataset.json'
+SEED = 20151111
 MAX_CLASSES = 256  # A label is one byte.
 _FIELDS = ('name', 'classes', 'train_files', 'test_files')
 
@@ -67,7 +68,9 @@ def _check(row, source):
 
 
 def write(folder, name, classes, train, test):
-    """Writes record files and their JSON file into an empty folder.
+    """Writes record files, in a random order, and their JSON file into an empty folder.
+
+    The shuffle queue mixes only nearby records. The order is the same whenever it is repeated.
 
     Args:
         folder, name: path of the folder, and name of the data set.
@@ -98,6 +101,7 @@ def write(folder, name, classes, train, test):
                                    'has none for testing')
         pixels_chw = images.transpose(0, 3, 1, 2).reshape(labels.size, -1)
         records = np.concatenate([labels[:, np.newaxis].astype(np.uint8), pixels_chw], axis=1)
+        records = np.random.RandomState(SEED).permutation(records)
         with open(os.path.join(folder, f'{split}.bin'), 'wb') as stream:
             stream.write(records)  # `tofile` does not report a full disk.
         row[f'{split}_files'] = {f'{split}.bin': labels.size}

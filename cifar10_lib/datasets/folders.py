@@ -11,7 +11,7 @@ import numpy as np
 from cifar10_lib.datasets import custom, images, table
 from cifar10_lib.program import console, errors
 
-SEED = 20151111
+_OTHER_FORMS = ': docs/usage.md shows how other forms become one'
 TEST_SHARE = 6  # One image in six is for testing.
 
 # Names of folders that define a split, in any case; the first one found contains the test images.
@@ -24,16 +24,20 @@ def read(folder, skipped):
     For `skipped` and errors, see `find`. Images that cannot be read are skipped, too.
     """
     classes, train, test = find(folder, skipped)
-    return classes, _decoded(train, skipped), _decoded(test, skipped)
+    # One scale for the whole set: classes may differ in brightness.
+    highest = max(images.highest_value(path) for _, path in (*train, *test))
+    if highest:
+        console.line(f'In images of more than 8 bits per channel, {highest:g} is white.')
+    return classes, _decoded(train, skipped, highest), _decoded(test, skipped, highest)
 
 
-def _decoded(labelled_paths, skipped):
+def _decoded(labelled_paths, skipped, highest):
     """Reads images, showing progress: uint8 [count, 32, 32, 3], and their labels, int [count]."""
     total = len(labelled_paths)
     pixels, labels = np.empty([total, table.HEIGHT, table.WIDTH, table.DEPTH], np.uint8), []
     for done, (label, path) in enumerate(labelled_paths, 1):
         try:
-            pixels[len(labels)] = images.read(path)
+            pixels[len(labels)] = images.read(path, highest)
             labels.append(label)
         except images.ImageError as error:
             skipped.append((path, str(error).removeprefix(f'{path} ')))
@@ -46,7 +50,7 @@ def find(folder, skipped):
 
     Appends (path, why) to `skipped` for each file or folder that is not used. Returns the sorted
     names of the classes, of which a label is an index; and the training and the test images, lists
-    of (label, path) in random order.
+    of (label, path).
 
     Raises:
         errors.DataError: the folder is missing, the number of classes is not 2 to 256, or a class
@@ -54,14 +58,15 @@ def find(folder, skipped):
     """
     if not os.path.isdir(folder):
         raise errors.DataError(f'{folder} is not a folder; expected one with a folder of images '
-                               'for each class, or an .npz file')
+                               f'for each class, or an .npz file{_OTHER_FORMS}')
     train_folder, test_folder = _split_folders(folder)
     train = _by_class(train_folder, skipped)
     if not 2 <= len(train) <= custom.MAX_CLASSES:
+        files = sorted(entry.name for entry in _visible(train_folder) if entry.is_file())
+        beside = f' and {len(files)} files, such as {files[0]}' if files else ''
         raise errors.DataError(
-            f'{train_folder} has {len(train)} classes; expected 2 to {custom.MAX_CLASSES}, each a '
-            'folder with its images')
-    random = np.random.RandomState(SEED)
+            f'{train_folder} has {len(train)} folders{beside}; expected 2 to {custom.MAX_CLASSES} '
+            f'classes, each a folder with its images, or an .npz file{_OTHER_FORMS}')
     if test_folder:
         test = _by_class(test_folder, skipped)
         unknown = sorted(set(test).difference(train))
@@ -72,27 +77,25 @@ def find(folder, skipped):
         skipped += [(entry.path, 'is not part of the split') for entry in _visible(folder)
                     if entry.path not in (train_folder, test_folder)]
     else:
-        test = {}
+        random, test = np.random.RandomState(custom.SEED), {}
         for name, paths in train.items():  # One of two to five images, none of a single one.
             count = max(len(paths) // TEST_SHARE, min(1, len(paths) - 1))
             mixed = [paths[index] for index in random.permutation(len(paths))]
             test[name], train[name] = mixed[:count], mixed[count:]
     classes = tuple(train)
-
-    def shuffled(by_class):  # Since training only mixes nearby records.
-        pairs = [(classes.index(name), path) for name in by_class for path in by_class[name]]
-        return [pairs[index] for index in random.permutation(len(pairs))]
-
-    return classes, shuffled(train), shuffled(test)
+    return classes, *([(classes.index(name), path) for name in by_class for path in by_class[name]]
+                      for by_class in (train, test))
 
 
 def _split_folders(folder):
     """Returns the folders with the training and the test images; without a split, the folder and
     None: `train` may be a class, as in CIFAR-100."""
     named = {entry.name.lower(): entry.path for entry in _visible(folder) if entry.is_dir()}
-    train, test = (next((named[name] for name in names if name in named), None)
+    labelled = {name for name, path in named.items()
+                if any(entry.is_dir() for entry in _visible(path))}
+    train, test = (next((named[name] for name in names if name in labelled), None)
                    for names in (_TRAINING, _TESTING))
-    if train and test and any(entry.is_dir() for entry in _visible(train)):
+    if train and test:
         return train, test
     if named and not set(named).difference(_TRAINING, _TESTING):
         raise errors.DataError(f'{folder} has {", ".join(sorted(named))}, without a folder for '

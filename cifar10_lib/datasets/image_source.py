@@ -1,6 +1,8 @@
 """Which images a graph reads."""
 import contextlib
 import dataclasses
+import itertools
+import math
 import os
 
 import numpy as np
@@ -9,9 +11,9 @@ import tensorflow.compat.v1 as tf
 from cifar10_lib.datasets import custom, table
 from cifar10_lib.program import errors
 
-# Every tenth training record is for validation: 5,000 of CIFAR-10's, as in He et al., "Deep
+# A tenth of the training records is for validation: 5,000 of CIFAR-10's, as in He et al., "Deep
 # Residual Learning" (2016), section 4.2.
-_HELD_OUT_EVERY = 10
+_HELD_OUT_SHARE = 10
 
 
 def find(name, num_classes=table.CIFAR10.num_classes, url=table.CIFAR10.url):
@@ -34,11 +36,9 @@ class Source:
         folder: path of the folder with its record files.
         batch_size: number of images per batch.
         eval_data: whether to read the test files instead of the training files.
-        subset: 'all' images; 'training' without those that `--validate_on=held_out` reserves for
-            validation; or only the 'held_out' ones. They are the training records numbered 9, 19,
-            29 and so on, counted from 0 over all files in the order of the table.
-        shard: (index, count) to read only the records of the subset whose number modulo `count` is
-            `index`: the worker's part.
+        subset: 'all' images; 'training' without the tenth that `--validate_on=held_out` reserves
+            for validation; or only the 'held_out' ones.
+        shard: (index, count) to read only one of `count` equal parts of the subset, a worker's.
         examples_per_epoch: NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN or _FOR_EVAL, which count for CIFAR-10
             if they were edited; None for the number of records.
     """
@@ -83,7 +83,7 @@ class Source:
         return self.num_records()
 
     def _in_subset(self, records):
-        held_out = records // _HELD_OUT_EVERY
+        held_out = records // _HELD_OUT_SHARE
         return {'all': records, 'training': records - held_out, 'held_out': held_out}[self.subset]
 
     def examples_per_step(self, batches_per_step=1):
@@ -113,14 +113,20 @@ class Source:
         file = tf.strings.regex_replace(keys[0], ':[0-9]+$', '')
         numbers = tf.boolean_mask(firsts, tf.equal(list(counts), file)) + tf.strings.to_number(
             tf.strings.regex_replace(keys, '^.*:', ''), tf.int64)  # [1] + [records]
-        held_out = tf.equal(numbers % _HELD_OUT_EVERY, _HELD_OUT_EVERY - 1)
-        if self.subset == 'held_out':
-            return held_out
-        if self.subset == 'all':
-            return tf.equal(numbers % shards, index)
-        # Renumbers the remaining records, so that shards have the same size.
-        in_shard = tf.equal((numbers - numbers // _HELD_OUT_EVERY) % shards, index)
-        return in_shard & ~held_out
+        places = self._places(numbers, sum(counts.values()))
+        size = self.num_records()
+        return (places >= 0) & (places < size) & tf.equal(places * shards // size, index)
+
+    def _places(self, numbers, records):
+        """Places of records in a fixed order, counted from the first one of the subset.
+
+        Files may be sorted by class, or have the classes in turn. Steps of the golden ratio of all
+        records spread each run and each regular pattern evenly. The first tenth is held out.
+        """
+        step = next(step for step in itertools.count(int(records * 0.618) + 1)
+                    if math.gcd(step, records) == 1)
+        first = records // _HELD_OUT_SHARE if self.subset == 'training' else 0
+        return numbers * step % records - first
 
     def sample(self, count):
         """Pixels of records spread evenly over the subset: uint8 [count, 3 * 32 * 32].
@@ -128,11 +134,13 @@ class Source:
         Repeats records if there are fewer. Raises an `OSError` or `ValueError` if a file was
         removed or truncated.
         """
-        numbers = np.arange(count) * self.num_records() // count
-        if self.subset == 'training':
-            numbers += numbers // (_HELD_OUT_EVERY - 1)  # Skips every tenth.
+        counts = self.data_set.count(self.folder, self.eval_data)
+        places = self._places(np.arange(sum(counts.values())), sum(counts.values()))
+        size = self.num_records()
+        numbers, = np.nonzero((places >= 0) & (places < size))
+        numbers = numbers[np.arange(count) * size // count]
         found = []
-        for path, records in self.data_set.count(self.folder, self.eval_data).items():
+        for path, records in counts.items():
             rows = np.memmap(path, np.uint8, 'r', shape=(records, self.data_set.record_bytes))
             found.append(rows[numbers[numbers < records], self.data_set.label_bytes:])
             numbers = numbers[numbers >= records] - records

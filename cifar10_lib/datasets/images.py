@@ -16,17 +16,41 @@ ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff', '.
 _FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF', 'AVIF')
 
 
+# TIFF's tags: the highest value that the file declares, and whether 0 is black or white.
+_BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 281, 262, 0
+
+
 class ImageError(errors.DataError):
     """A file is not a readable image; the message names the file."""
 
 
-def read(path):
+def highest_value(path):
+    """The value that is white in an image of more than eight bits per channel, a float.
+
+    That is the highest value that the file declares (TIFF's MaxSampleValue, or 9 to 15 bits) or,
+    since files of 16 bits often hold less, the highest one that it contains. 0 for eight bits, and
+    for a file that cannot be read, which `read` reports.
+    """
+    with contextlib.suppress(Exception), Image.open(path, formats=_FORMATS) as image:
+        return _highest(image) if image.mode.startswith(('I', 'F')) else 0.0
+    return 0.0
+
+
+def _highest(image):
+    tags = getattr(image, 'tag_v2', {})
+    bits = max(tags.get(_BITS_PER_SAMPLE, (16,)))
+    declared = tags.get(_MAX_SAMPLE_VALUE, [2 ** bits - 1 if bits < 16 else 0])
+    return float(max(np.ravel(declared)) or np.asarray(image).max())
+
+
+def read(path, highest=None):
     """Reads an image file and fits its image to 32 x 32.
 
     Scales the short side to 32 and keeps the centre, in one antialiased resampling (bilinear if it
     enlarges); does not change an image of 32 x 32. Applies the EXIF orientation. Uses the first
-    frame of an animation, the first of several pages, and the upper eight of 16 bits. Ignores
-    transparency: a transparent pixel has its stored colour.
+    frame of an animation, and the first of several pages. Ignores transparency: a transparent pixel
+    has its stored colour. Of images with more than eight bits per channel, the value `highest`
+    becomes 255; by default, their own `highest_value`.
 
     Returns uint8 [32, 32, 3]. Raises `ImageError` if the file cannot be read; or if the image has
     another format, is damaged, or has more pixels than Pillow considers safe.
@@ -36,7 +60,7 @@ def read(path):
             warnings.simplefilter('ignore')  # Pillow's, about damage that it can ignore.
             warnings.simplefilter('error', Image.DecompressionBombWarning)
             with Image.open(stream, formats=_FORMATS) as image:
-                fitted = ImageOps.fit(_with_eight_bits(image), (table.WIDTH, table.HEIGHT),
+                fitted = ImageOps.fit(_with_eight_bits(image, highest), (table.WIDTH, table.HEIGHT),
                                       Image.Resampling.BILINEAR)
             with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
                 ImageOps.exif_transpose(fitted, in_place=True)
@@ -48,14 +72,15 @@ def read(path):
         raise ImageError(f'{path} cannot be read ({reason:.120})') from error
 
 
-def _with_eight_bits(image):
+def _with_eight_bits(image, highest):
     """Converts an image to grey or RGB of eight bits per channel."""
-    if image.mode in ('I', 'F'):  # Their values may have any range.
-        raise ValueError('channels of 32 bits; expected 8 or 16')
-    if image.mode.startswith('I;16'):
-        upper = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        upper.info = image.info  # Includes the EXIF data.
-        return upper
+    if image.mode.startswith(('I', 'F')):
+        values = np.asarray(image, np.float64) * 255 / (highest or _highest(image) or 1)
+        if getattr(image, 'tag_v2', {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+            values = 255 - values
+        grey = Image.fromarray(np.clip(np.nan_to_num(values), 0, 255).round().astype(np.uint8))
+        grey.info = image.info  # Includes the EXIF data.
+        return grey
     return image if image.mode in ('L', 'RGB') else image.convert('RGB')
 
 

@@ -7,10 +7,10 @@ import os
 from absl import app, flags
 
 from cifar10_lib.evaluation import model
-from cifar10_lib.program import paths
+from cifar10_lib.program import path_flags
 from cifar10_lib.runs import checkpoints, names
 
-paths.define('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
+path_flags.define('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
 flags.DEFINE_boolean('best', False, 'Use the best checkpoint of a validated run, in '
                      '--checkpoint_dir/best, instead of the latest.')
 flags.DEFINE_boolean('use_moving_averages', True, 'Use the moving averages of the variables '

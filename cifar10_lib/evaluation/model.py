@@ -7,7 +7,7 @@ from absl import app, flags
 
 import cifar10
 from cifar10_lib.datasets import table
-from cifar10_lib.program import devices, interrupts
+from cifar10_lib.program import devices
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints, folder as run_folder, names
 
@@ -74,7 +74,6 @@ class Model:
             self._variables = {
                 averaged: _variables_to_restore(averaged) for averaged in (False, True)}
             self._loader = checkpoints.Loader(tf.global_variables())
-        interrupts.raise_lost()
 
     @classmethod
     def of_pixels(cls, batch_size=None):

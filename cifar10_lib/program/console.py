@@ -1,13 +1,13 @@
 """Writes lines to standard output and standard error, and draws progress on a terminal.
 
-All output of the scripts is made printable here: file names, class names and server responses may
-contain escape sequences.
+All output is made printable here: names and server responses may contain escape sequences.
 
 If standard output fails (closed terminal, pipe without a reader, full disk), later output is
 discarded and the process receives SIGHUP, as from a closing terminal: a trainer saves and stops, or
-continues if it was started with `nohup`. After `fail_if_stdout_closes`, it raises `Gone` instead.
+continues if it was started with `nohup`.
 """
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -18,30 +18,8 @@ _progress_shown = False
 _must_fail = False
 
 
-class Gone(Exception):
-    """Standard output cannot be written; `__cause__` is the `OSError`.
-
-    Not an `OSError` itself, because callers attribute those to the folders they write in.
-    """
-
-
-def open_closed():
-    """Opens /dev/null in place of each closed standard stream; call it before anything else.
-
-    Otherwise the next file to be opened gets the free descriptor, and all printed text.
-    """
-    for number, (name, mode) in enumerate((('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w'))):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # Gets the lowest free number, which is this one.
-            os.set_inheritable(number, True)
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
-
-
 def fail_if_stdout_closes():
-    """Makes a failure of standard output raise `Gone`: for a script whose purpose is its output."""
+    """Ends the process if standard output fails: for a script whose purpose is its output."""
     global _must_fail
     _must_fail = True
 
@@ -55,9 +33,8 @@ def line(text):
 
 def note(text):
     """Writes a line to standard error, from any thread; failures are ignored."""
-    encoding = _encoding(sys.stderr)
     with contextlib.suppress(OSError):
-        os.write(2, printable(text, sys.stderr).encode(encoding, 'replace') + b'\n')
+        os.write(2, f'{printable(text, sys.stderr)}\n'.encode())
 
 
 def end():
@@ -90,12 +67,12 @@ def _show(text, end='\n'):
     try:
         print(text, end=end, flush=True)
     except OSError as error:
-        # Python retries the failed write at exit: send it to /dev/null.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        if _must_fail:
-            raise Gone(error.strerror) from error
+        with open(os.devnull, 'w') as nowhere:  # Python retries the failed write at exit.
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        if _must_fail:  # A pipe without a reader, as in `... | head`, needs no words.
+            sys.exit(128 + signal.SIGPIPE if error.errno == errno.EPIPE else
+                     f'{os.path.basename(sys.argv[0])}: cannot write to standard output: '
+                     f'{error.strerror}')
         note('')
         note(f'The console is gone: {error.strerror}.')
         signal.raise_signal(signal.SIGHUP)
@@ -108,9 +85,5 @@ def printable(text, stream=None):
     where the text will be shown; by default, standard output.
     """
     shown = ''.join(character if character.isprintable() else '?' for character in text)
-    encoding = _encoding(stream or sys.stdout)
+    encoding = (stream or sys.stdout).encoding or 'utf-8'  # `io.StringIO` has None.
     return shown.encode(encoding, 'replace').decode(encoding)
-
-
-def _encoding(stream):
-    return getattr(stream, 'encoding', None) or 'utf-8'  # `io.StringIO` has None.

@@ -11,11 +11,8 @@ def visible():
 
 
 def multiply_bfloat16():
-    """Whether the cores have instructions for bfloat16; False if unknown.
-
-    AMX and AVX512 are Intel's and AMD's, `bf16` is Arm's. Without them, oneDNN converts to float32
-    and back.
-    """
+    """Whether the cores multiply bfloat16; if not, oneDNN converts to float32. False if unknown."""
+    # AMX and AVX512 are Intel's and AMD's, `bf16` is Arm's.
     return not {'amx_bf16', 'avx512_bf16', 'bf16'}.isdisjoint(_read('/proc/cpuinfo').split())
 
 
@@ -25,8 +22,7 @@ def by_quota():
     `docker run --cpus=2` and Kubernetes limits leave all cores visible. TensorFlow starts a thread
     for each; together they exhaust the quota early in each period and then all stall.
     """
-    # The control group of a container is mounted as the root: `man 7 cgroups`. Microseconds per
-    # period; "max" and -1 mean unlimited.
+    # Microseconds per period; "max" and -1 mean unlimited: `man 7 cgroups`.
     words = (_read('/sys/fs/cgroup/cpu.max') or _read('/sys/fs/cgroup/cpu/cpu.cfs_quota_us')
              + _read('/sys/fs/cgroup/cpu/cpu.cfs_period_us')).split()
     if len(words) != 2 or not words[0].isdecimal():

@@ -3,21 +3,17 @@
 Import this module before TensorFlow, whose own messages TF_CPP_MIN_LOG_LEVEL (0 to 3) shows. First
 add the script's folder to `sys.path`: Python does not if PYTHONSAFEPATH is set.
 """
-import contextlib
-import ctypes
-import errno
 import functools
-import io
-import math
 import os
-import re
-import signal
 import sys
 
-from cifar10_lib.program import console, errors, interrupts
+# A file would otherwise get the descriptor of a closed standard stream, and all printed text.
+for _name in ('stdin', 'stdout', 'stderr'):
+    if getattr(sys, _name) is None:
+        setattr(sys, _name, open(os.devnull, 'r+'))  # noqa: SIM115, the lowest free descriptor.
 
-_QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
-_LOG_LEVEL = '3'  # At level 2, TensorFlow reports a missing GPU as an error.
+# ruff: noqa: E402, the imports below come after the steps above.
+from cifar10_lib.program import console, errors
 
 
 def _report_exception(kind, error, trace):
@@ -31,72 +27,42 @@ def _report_exception(kind, error, trace):
         sys.__excepthook__(kind, error, trace)
 
 
-@contextlib.contextmanager
-def _quiet_unless_it_fails():
-    """Discards what the block writes to file descriptor 2, unless the block fails.
-
-    TensorFlow's C++ libraries write there while they load, and abort if they do not support the
-    processor: the C library's `signal` sets handlers that run even then, unlike Python's.
-    """
-    screen, (text, pipe) = os.dup(2), os.pipe()
-    for number in (text, pipe):
-        os.set_blocking(number, False)  # A full pipe drops text; an empty one ends the reading.
-
-    def show():
-        os.dup2(screen, 2)
-        with contextlib.suppress(BlockingIOError):
-            os.write(2, os.read(text, 1 << 16))
-
-    @ctypes.CFUNCTYPE(None, ctypes.c_int)
-    def handler(number):
-        libc.signal(number, None)  # When this returns, the same signal ends the process.
-        show()
-
-    libc = ctypes.CDLL(None)
-    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
-    earlier = {number: libc.signal(number, ctypes.cast(handler, ctypes.c_void_p))
-               for number in (signal.SIGABRT, signal.SIGILL, signal.SIGSEGV, signal.SIGBUS)}
-    os.dup2(pipe, 2)
-    try:
-        yield
-        os.dup2(screen, 2)
-    except BaseException:
-        show()
-        raise
-    finally:
-        for number, action in earlier.items():
-            libc.signal(number, action)
-        for number in (screen, text, pipe):
-            os.close(number)
-
-
-console.open_closed()
 sys.excepthook = _report_exception
-_raises = interrupts.raises()
-if _raises:  # Until TensorFlow is imported, Ctrl-C ends the process without a long traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-# ruff: noqa: E402, the imports below come after the steps above.
 from absl import app, flags
 
-with contextlib.ExitStack() as _stack:
-    # TensorFlow imports absl's test library and, if installed, Matplotlib. They need a writable
-    # folder, and we need neither of them.
-    _while_importing = [(os.environ, 'TEST_TMPDIR', os.curdir), (sys.modules, 'matplotlib', None),
-                        (os.environ, 'TF_CPP_MIN_LOG_LEVEL', _LOG_LEVEL)]
-    if os.uname().machine == 'x86_64':
-        # By default, TensorFlow uses oneDNN only on processors with instructions for neural
-        # networks. On those with AVX2 only, a step is 1.6 times as fast: docs/performance.md.
-        _while_importing.append((os.environ, 'TF_ENABLE_ONEDNN_OPTS', '1'))
-    for _mapping, _name, _value in _while_importing:
-        if _name not in _mapping:
-            _mapping[_name] = _value
-            _stack.callback(_mapping.pop, _name)
-    if _QUIET:
-        _stack.enter_context(_quiet_unless_it_fails())
+_QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
+_environment = dict(os.environ)
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # At level 2, a missing GPU is an error.
+if os.uname().machine == 'x86_64':
+    # By default, TensorFlow uses oneDNN only on processors with instructions for neural networks.
+    # On those with AVX2 only, a step is 1.6 times as fast: docs/performance.md.
+    os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
+# TensorFlow imports absl's test library and, if installed, Matplotlib. They need a writable folder,
+# and we need neither of them.
+os.environ.setdefault('TEST_TMPDIR', os.curdir)
+_has_matplotlib = sys.modules.setdefault('matplotlib', None)
+
+# Whatever the log level, its C++ libraries write to descriptor 2 while they load. Hold that back,
+# in a pipe because all folders may be read-only, and show it if the import fails.
+_screen, (_held, _pipe) = os.dup(2), os.pipe()
+os.set_blocking(_pipe, False)  # If it is full, further text is dropped.
+os.dup2(_pipe if _QUIET else _screen, 2)
+os.close(_pipe)
+try:
     import tensorflow.compat.v1 as tf
-if _raises:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+except Exception:
+    os.dup2(_screen, 2)
+    os.write(2, os.read(_held, 1 << 16))
+    raise
+finally:
+    os.dup2(_screen, 2)
+    os.close(_screen)
+    os.close(_held)
+    os.environ.clear()
+    os.environ.update(_environment)
+    if not _has_matplotlib:
+        del sys.modules['matplotlib']
 if _QUIET:
     tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors that it logs.
 tf.disable_v2_behavior()
@@ -104,20 +70,14 @@ tf.enable_resource_variables()  # Orders reads and writes, including those of th
 
 FLAGS = flags.FLAGS
 
-# What Python and absl say of a value of the wrong type, and what we say.
-_WRONG_TYPES = {r'invalid literal for int\(\) .*': 'expected a whole number',
-                'could not convert string to float: .*': 'expected a number',
-                r"\('Non-boolean argument to boolean flag', .*\)": 'expected true or false'}
-
-# Errors of the user, the data or the machine are reported in one line. Any other exception is a bug
-# in this program and keeps its traceback.
-_USER_ERRORS = (app.UsageError, errors.DataError, FloatingPointError, OSError,
-                tf.errors.NotFoundError, tf.errors.PermissionDeniedError,
-                tf.errors.ResourceExhaustedError, tf.errors.DataLossError)
+# Reported in one line; any other exception is a bug in this program and keeps its traceback.
+_OF_THE_MACHINE = (tf.errors.ResourceExhaustedError, tf.errors.InternalError)
+_OF_THE_USER = (app.UsageError, errors.DataError, FloatingPointError, OSError,
+                tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.DataLossError)
 
 
-def run(main, modules=(), positional=None, unused=()):
-    """Parses the command line, runs `main` and exits.
+def run(main, positional=None, unused=()):
+    """Parses the command line, with the flags of all imported modules, runs `main` and exits.
 
     Exit codes: 0 success; 1 user error, explained in one line on standard error; 130 interrupted
     by Ctrl-C; 141 standard output closed, in a script whose purpose is its output.
@@ -125,94 +85,54 @@ def run(main, modules=(), positional=None, unused=()):
     Args:
         main: function without arguments or, with `positional`, of the list of positional arguments.
             Its result is the exit code; None means 0.
-        modules: imported modules whose flags the script accepts besides its own.
-        positional: the positional arguments in the usage: 'IMAGE...' for at least one, 'FOLDER
-            DATA_DIR' for exactly two, None for flags only. Flags may be mixed with them.
-        unused: names of flags in `modules` that this script does not use. --help omits them; a
-            line on standard error warns of those that are given.
+        positional: those arguments in the usage: 'IMAGE...' for at least one, 'FOLDER DATA_DIR' for
+            exactly two, None for flags only. Flags may be mixed with them.
+        unused: names of flags without effect in this script: --help omits them, using them warns.
     """
-    interrupts.remember()
-    os.umask(os.umask(0o022) | 0o022)  # Keeps others from writing to TensorFlow's files.
-    for module in modules:
-        for flag in FLAGS.get_key_flags_for_module(module):
-            if flag.name not in unused:
+    for module, defined in FLAGS.flags_by_module_dict().items():
+        for flag in defined:
+            if module.startswith('cifar10') and flag.name not in unused:
                 FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # For --help.
-    try:
-        app.run(lambda argv: _without_traceback(lambda: main(argv[1:]) if positional else main()),
-                flags_parser=functools.partial(_parse, positional, unused=unused))
-    except console.Gone as gone:
-        if gone.__cause__.errno == errno.EPIPE:  # As in `... | head`: exit silently.
-            sys.exit(128 + signal.SIGPIPE)
-        errors.say(f'cannot write to standard output: {gone}')
-        sys.exit(1)
+
+    def run_main(argv):
+        try:
+            return main(argv[1:]) if positional else main()
+        except (*_OF_THE_USER, *_OF_THE_MACHINE, KeyboardInterrupt) as error:
+            console.end()
+            if isinstance(error, KeyboardInterrupt):
+                errors.say('interrupted')
+                return 130
+            remedy = (': use a smaller --batch_size or --device=cpu, or set TF_CPP_MIN_LOG_LEVEL=0 '
+                      'to see more' if isinstance(error, _OF_THE_MACHINE) else '')
+            errors.say(errors.one_line(error) + remedy)
+            return 1
+
+    app.run(run_main, flags_parser=functools.partial(_parse, positional or '', unused))
 
 
-def _parse(positional, argv, unused=()):
+def _parse(positional, unused, argv):
     """Returns the script's name and its positional arguments; see `run`."""
     if {'--help', '-help', '-h', '-?', '--helpshort'}.intersection(argv[1:]):
-        _show_help()
+        console.fail_if_stdout_closes()
+        text = f'{sys.modules["__main__"].__doc__ or ""}\nflags:\n{FLAGS.main_module_help()}'
+        for line in text.split('\n'):
+            console.line(line)
         sys.exit(0)
-    FLAGS.set_gnu_getopt(positional is not None)
+    FLAGS.set_gnu_getopt(bool(positional))
     try:
         words = FLAGS(argv)
-        _check_values()
-        _check_positional(words[1:], positional)
+        excess = len(words) - 1 - len(positional.split())
+        if excess < 0 or excess and not positional.endswith('...'):
+            raise flags.Error(f'got {" ".join(words[1:]) or "no arguments"}; expected '
+                              f'{positional or "--name=value"}')
+        for name in FLAGS:  # absl accepts NaN, and '' as from an unset shell variable.
+            value = FLAGS[name].value
+            if value != value or FLAGS[name].present and value in ('', []):
+                raise flags.ValidationError(f'flag --{FLAGS[name].name}={value or ""} has no value')
     except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME.
-        message = errors.one_line(error)
-        for wrong, expected in _WRONG_TYPES.items():
-            message = re.sub(wrong, expected, message)
-        errors.say(f'{message} (see --help)')
+        errors.say(f'{errors.one_line(error)} (see --help)')
         sys.exit(1)
     ignored = [f'--{name}' for name in unused if FLAGS[name].present]
     if ignored:  # Not an error: the same flags are often given to several scripts.
         errors.say(f'no effect in this script: {", ".join(ignored)}')
     return words
-
-
-def _show_help():
-    console.fail_if_stdout_closes()
-    with contextlib.redirect_stdout(io.StringIO()) as text:
-        app.usage(shorthelp=True, writeto_stdout=True)
-    for line in text.getvalue().rstrip('\n').split('\n'):
-        console.line(line)
-
-
-def _check_values():
-    """Rejects values that absl accepts: empty ones, as from an unset shell variable, and NaN."""
-    for name in FLAGS:
-        value = FLAGS[name].value
-        if FLAGS[name].present and value in ('', []):
-            raise flags.ValidationError(f'flag --{FLAGS[name].name}= has no value')
-        if isinstance(value, float) and math.isnan(value):
-            raise flags.ValidationError(f'flag --{FLAGS[name].name}={value} is not a number')
-
-
-def _check_positional(given, expected):
-    """Rejects a wrong number of positional arguments."""
-    if expected is None:
-        if given:
-            raise flags.Error(f'"{given[0]}" is not a flag; expected --name=value')
-        return
-    excess = len(given) - len(expected.split())
-    if excess < 0 or excess and not expected.endswith('...'):
-        raise flags.Error(f'got {" ".join(given) or "no arguments"}; expected {expected}')
-
-
-def _without_traceback(main):
-    try:
-        return main()
-    except (tf.errors.OpError, RuntimeError, *_USER_ERRORS) as error:
-        message = None
-        if isinstance(error, (tf.errors.OpError, RuntimeError)):
-            message = errors.of_the_machine(error)
-        if not message and isinstance(error, _USER_ERRORS):
-            message = errors.one_line(error)
-        if not message:
-            raise
-        console.end()
-        errors.say(message)
-        return 1
-    except KeyboardInterrupt:
-        console.end()
-        errors.say('interrupted')
-        return 130

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.program import files, small_files
+from cifar10_lib.program import files, json_files
 from cifar10_lib.runs import checkpoints, names, parameters
 
 
@@ -13,7 +13,7 @@ def read(train_dir, images='test'):
     """Error and step of a run's best checkpoint; (infinity, None) if there is no intact one."""
     folder = os.path.join(train_dir, names.BEST)
     try:
-        found = small_files.read_json(os.path.join(folder, names.BEST_ERROR))
+        found = json_files.read(os.path.join(folder, names.BEST_ERROR))
         error, step = float(found['averaged_error']), int(found['step'])
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return np.inf, None

@@ -6,7 +6,7 @@ import pathlib
 
 from absl import app
 
-from cifar10_lib.program import console, errors, files, ownership, small_files
+from cifar10_lib.program import console, errors, files, json_files
 from cifar10_lib.runs import names
 
 _GLOB_CHARACTERS = frozenset('*?[\\')
@@ -31,11 +31,10 @@ def locked(folder):
 
     Raises:
         app.UsageError: another trainer holds the folder, or see `check_path`.
-        OSError: the folder cannot be written, or is not safe: see `ownership.check`.
+        OSError: the folder cannot be written, or belongs to another user.
     """
     check_path(folder)
     files.own_folder(folder)
-    ownership.check(os.path.join(folder, names.BEST))  # Now, not after the first validation.
     lock = os.path.join(folder, names.LOCK)
     try:
         with files.locked(lock):
@@ -97,7 +96,7 @@ def _are_settings(value):
 
 
 def _are_classes(value):
-    return value is None or isinstance(value, list) and all(map(small_files.is_name, value))
+    return value is None or isinstance(value, list) and all(map(json_files.is_name, value))
 
 
 def _is_folder(value):
@@ -108,8 +107,8 @@ _NUMBERS = ('examples_per_step', 'first_step', 'images_before')
 
 # The fields of `run.json` that the code reads; the rest is for people.
 _RUN_FIELDS = {
-    'net': (small_files.is_name, 'the name of a network'),
-    'dataset': (small_files.is_name, 'the name of a data set'),
+    'net': (json_files.is_name, 'the name of a network'),
+    'dataset': (json_files.is_name, 'the name of a data set'),
     'dataset_folder': (_is_folder, 'an absolute path'),
     'settings': (_are_settings, f'an object whose {", ".join(_NUMBERS)} are whole numbers'),
     'classes': (_are_classes, 'a list of names')}
@@ -119,8 +118,8 @@ def _read_run(folder, advice):
     """The content of `run.json`; None if it is missing. For errors, see `check_run`."""
     path = os.path.join(folder, names.RUN)
     try:
-        run = small_files.read_json(path)
-        small_files.check_fields(run, _RUN_FIELDS, f'{path} is damaged')
+        run = json_files.read(path)
+        json_files.check_fields(run, _RUN_FIELDS, f'{path} is damaged')
     except (FileNotFoundError, NotADirectoryError):
         return None
     except errors.DataError as error:

@@ -78,74 +78,57 @@ class WorkerHook(tf.train.SessionRunHook):
 
 
 class LoggerHook(StepHook):
-    """Logs loss and speed.
+    """Logs loss and speed; on a terminal, also shows the progress of the epoch.
 
     The speed is the mean over all steps since the last line. A session's first step, which includes
     the set-up, only counts in its own line.
     """
 
-    def __init__(self, loss, images_per_step, log_frequency):
-        self._loss, self._images_per_step = loss, images_per_step
-        self._log_frequency = log_frequency
+    def __init__(self, loss, epochs, log_frequency):
+        """`epochs` is an `EpochCounter`."""
+        self._loss, self._epochs, self._log_frequency = loss, epochs, log_frequency
+        self._shown_time = self._kept_time = -math.inf
 
     def after_create_session(self, session, coord):
         super().after_create_session(session, coord)
-        self._first = self.steps
-        self._start = self.steps, time.perf_counter()
+        self._warm, self._last = None, (self.steps, time.perf_counter())
 
     def before_run(self, run_context):
         return tf.train.SessionRunArgs(self._loss)  # Asks for the value of the loss.
 
     def after_run(self, run_context, run_values):
-        step, now = self.steps, time.perf_counter()
+        step, loss, now = self.steps, run_values.results, time.perf_counter()
         super().after_run(run_context, run_values)
         is_due = step % self._log_frequency == 0
         if is_due:
-            steps, start_time = self._start
-            sec_per_batch = (now - start_time) / (self.steps - steps)
-            examples_per_sec = self._images_per_step / sec_per_batch
-            console.line(f'{datetime.datetime.now()}: step {step}, loss = {run_values.results:.2f} '
+            examples_per_sec, sec_per_batch = self._speed(self._last, now)
+            console.line(f'{datetime.datetime.now()}: step {step}, loss = {loss:.2f} '
                          f'({examples_per_sec:.1f} examples/sec; {sec_per_batch:.3f} sec/batch)')
-        if is_due or step == self._first:
-            self._start = self.steps, now
+        if is_due or not self._warm:
+            self._last = self.steps, now
+        if not self._warm:
+            self._warm = self._last
+        elif console.shows_progress():
+            self._show_progress(loss, now)
 
+    def _speed(self, since, now):
+        """Images per second and seconds per step since (number of steps, time)."""
+        seconds = max(now - since[1], 1e-9) / (self.steps - since[0])
+        return self._epochs.images_per_step / seconds, seconds
 
-class ProgressHook(StepHook):
-    """Shows the progress of the epoch on a terminal, a few times per second.
-
-    The line of a finished epoch stays. For small data sets, whose epochs take moments, one such
-    line stays every two seconds.
-    """
-
-    def __init__(self, loss, epochs):
-        """`epochs` is an `EpochCounter`."""
-        self._loss, self._epochs = loss, epochs
-        self._shown_time = self._kept_time = -math.inf
-        self._start = None
-
-    def before_run(self, run_context):
-        return tf.train.SessionRunArgs(self._loss)
-
-    def after_run(self, run_context, run_values):
-        super().after_run(run_context, run_values)
-        now = time.perf_counter()
-        if not self._start:  # The first step includes the set-up.
-            self._start = self.steps, now
-            return
+    def _show_progress(self, loss, now):
+        """Draws a line a few times per second. That of a finished epoch stays; for small data sets,
+        whose epochs take moments, one every two seconds."""
         keep = self._epochs.ends(self.steps) and now - self._kept_time >= _KEPT_SECONDS
         if not keep and now - self._shown_time < _PROGRESS_SECONDS:
             return
-        self._shown_time = now
-        if keep:
-            self._kept_time = now
-        steps, start_time = self._start
-        rate = (self.steps - steps) / max(now - start_time, 1e-9)
+        self._shown_time, self._kept_time = now, now if keep else self._kept_time
+        rate, seconds = self._speed(self._warm, now)
         remaining = self._epochs.max_steps - self.steps
-        left = f', {datetime.timedelta(seconds=int(remaining / rate))} left' * (remaining > 0)
+        left = f', {datetime.timedelta(seconds=int(remaining * seconds))} left' * (remaining > 0)
         console.progress(
             f'epoch {self._epochs.seen(self.steps):.2f}: step {self.steps} of '
-            f'{self._epochs.max_steps}, {rate * self._epochs.images_per_step:.0f} images/s, loss '
-            f'{run_values.results:.2f}{left}', keep=keep)
+            f'{self._epochs.max_steps}, {rate:.0f} images/s, loss {loss:.2f}{left}', keep=keep)
 
 
 class MetricsHook(StepHook):
@@ -156,32 +139,31 @@ class MetricsHook(StepHook):
     """
 
     def __init__(self, folder, fetches, epochs, writer):
-        """Creates the hook; its file is opened when the session is created.
+        """Creates the hook for a run's folder, with the folder's `tf.summary.FileWriter`.
 
-        Args:
-            folder: path of the run's folder.
-            fetches: dictionary of the tensors that each step fetches, float []: `training_loss`
-                and, if known, `training_error`, the fraction of wrong predictions, and
-                `learning_rate`.
-            epochs: an `EpochCounter`.
-            writer: the `tf.summary.FileWriter` of the folder.
+        `fetches` are the tensors that each step fetches, {name: float []}: `training_loss` and, if
+        known, `training_error`, the fraction of wrong predictions, and `learning_rate`.
         """
         self._folder, self._fetches, self._epochs = folder, fetches, epochs
         self._writer = writer
         self.values = {}
         self._since_row, self._epoch_errors = [], []
+        self._seconds = None  # Of each step since the last row, without the first of the session.
 
     def after_create_session(self, session, coord):
         super().after_create_session(session, coord)
         self._table = metrics.Metrics(self._folder, self.steps)
-        self._start_time = time.perf_counter()
 
     def before_run(self, run_context):
+        self._start_time = time.perf_counter()
         return tf.train.SessionRunArgs(self._fetches)
 
     def after_run(self, run_context, run_values):
         super().after_run(run_context, run_values)
-        self._end_time = time.perf_counter()
+        if self._seconds is None:  # It includes the set-up.
+            self._seconds = []
+        else:
+            self._seconds.append(time.perf_counter() - self._start_time)
         self.values = run_values.results
         self._since_row.append(self.values)
         if self._epochs.ends(self.steps - 1):
@@ -198,23 +180,21 @@ class MetricsHook(StepHook):
     def add_row(self, validated=None):
         """Adds a row of means since the last one, unless there was no step since.
 
-        `validated` are the `validation.Errors` at this step. The time of a validation does not
-        count as training.
+        `validated` are the `validation.Errors` at this step.
         """
         if not self._since_row:
             return
         means = {name: np.mean([values[name] for values in self._since_row])
                  for name in self._fetches}
         training_error = means.get('training_error')
-        seconds = self._end_time - self._start_time
         self._table.append(
             step=self.steps, wall_time=time.time(), epoch=self._epochs.seen(self.steps),
             learning_rate=self.values.get('learning_rate'), training_loss=means['training_loss'],
             training_error=training_error, validation_error=validated and validated.raw,
             validation_error_averaged=validated and validated.averaged,
-            images_per_second=len(self._since_row) * self._epochs.images_per_step / seconds)
-        self._since_row = []
-        self._start_time = time.perf_counter()
+            images_per_second=(self._epochs.images_per_step / np.mean(self._seconds)
+                               if self._seconds else None))
+        self._since_row, self._seconds = [], []
         values = {}
         if training_error is not None and self.steps % SUMMARY_STEPS == 0:
             # The evaluation's tag, so that TensorBoard shows both in one chart.
@@ -240,14 +220,10 @@ class ValidationHook(StepHook):
     """Worker 0 validates, and the others wait for it, because steps have a time limit."""
 
     def __init__(self, worker, epochs, validation=None, metrics_hook=None, stop_at=None):
-        """Creates the hook of a worker.
+        """Worker 0 has a `validation.Validation` and a `MetricsHook`, for the row of metrics.
 
-        Args:
-            worker: a `worker.Worker`.
-            epochs: an `EpochCounter`, which knows when to validate.
-            validation: worker 0's `validation.Validation`.
-            metrics_hook: worker 0's `MetricsHook`, for the row of the validation.
-            stop_at: precision of the averaged weights at which all workers stop; None for never.
+        The `EpochCounter` knows when to validate. All workers stop when the precision of the
+        averaged weights reaches `stop_at`, if given.
         """
         self._worker, self._epochs, self._validation = worker, epochs, validation
         self._metrics = metrics_hook
@@ -279,20 +255,6 @@ class ValidationHook(StepHook):
                 f'epochs) and {time.perf_counter() - self._start_time:.1f} seconds{since}.')
         if self._worker.barrier('the validation', value=is_good):
             run_context.request_stop()
-
-
-class NanTensorHook(tf.train.NanTensorHook):
-    """TensorFlow's, with an error that names the step and the remedy."""
-
-    def __init__(self, loss, metrics_hook):
-        super().__init__(loss)
-        self._metrics = metrics_hook
-
-    def after_run(self, run_context, run_values):
-        try:
-            super().after_run(run_context, run_values)
-        except tf.train.NanLossDuringTrainingError as error:
-            raise self._metrics.diverged('the loss is nan') from error
 
 
 def reaches(error, precision):

@@ -19,14 +19,14 @@ from absl import app, flags
 import cifar10
 from cifar10_lib.evaluation import statistics, validation
 from cifar10_lib.nets import summaries
-from cifar10_lib.program import console, files, paths
+from cifar10_lib.program import console, files, path_flags
 from cifar10_lib import recipes
 from cifar10_lib.runs import best, checkpoints, folder as run_folder, names, parameters
 from cifar10_lib.training import epoch_counter, hooks, resume, signals, worker as worker_
 
 _MAX_STEPS = 10**9
 
-paths.define('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
+path_flags.define('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
 flags.DEFINE_integer('max_steps', 100000, 'Total number of steps, including those before a resume.',
                      lower_bound=0, upper_bound=_MAX_STEPS)
 flags.DEFINE_float('epochs', None, 'Total number of epochs, instead of --max_steps; may have a '
@@ -51,8 +51,9 @@ flags.DEFINE_integer('seed', None, 'Seed of the random numbers: the same command
                      'the same variables. Batches may still differ, because threads and towers '
                      'race for them. A resumed run draws new numbers.',
                      lower_bound=0, upper_bound=2**63 - 1)
-paths.define('initial_checkpoint', None, "Folder of another run whose weights a new run starts "
-             'with; layers that do not fit, such as the last one for other classes, start anew.')
+path_flags.define('initial_checkpoint', None, 'Folder of another run whose weights a new run '
+                  'starts with; layers that do not fit, such as the last one for other classes, '
+                  'start anew.')
 flags.DEFINE_boolean('restart', False,
                      "Remove an earlier run's files from --train_dir and start over.")
 
@@ -68,6 +69,14 @@ for _name in ('batch_size', 'epochs', 'validate_every', 'linear_scaling'):
                              'expected only one of them: remove the other')
 def _check_length(values):
     return values['epochs'] is None or FLAGS['max_steps'].using_default_value
+
+
+@flags.multi_flags_validator(
+    ['save_checkpoint_secs', 'save_checkpoint_steps'], 'both set when to save a checkpoint; '
+    'expected only one of them: remove the other')
+def _check_saving(values):
+    return (values['save_checkpoint_steps'] is None
+            or FLAGS['save_checkpoint_secs'].using_default_value)
 
 
 @contextlib.contextmanager
@@ -145,8 +154,8 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
                     hooks.AddRow(record),
                     hooks.WriteParameters(FLAGS.train_dir, variables)])
             all_hooks += [
-                hooks.NanTensorHook(loss, record),
-                hooks.LoggerHook(loss, examples_per_step, FLAGS.log_frequency),
+                tf.train.NanTensorHook(loss),
+                hooks.LoggerHook(loss, epochs, FLAGS.log_frequency),
                 tf.train.StepCounterHook(hooks.SUMMARY_STEPS, summary_writer=writer),
                 tf.train.SummarySaverHook(
                     hooks.SUMMARY_STEPS, summary_writer=writer, scaffold=scaffold),
@@ -156,8 +165,6 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
             if FLAGS.profile:
                 all_hooks.append(
                     tf.train.ProfilerHook(FLAGS.profile, output_dir=FLAGS.train_dir))
-            if console.shows_progress():
-                all_hooks.append(hooks.ProgressHook(loss, epochs))
         else:
             all_hooks.append(hooks.ValidationHook(worker, epochs))
         all_hooks.append(hooks.StopAtStepHook(last_step=FLAGS.max_steps))
@@ -165,6 +172,8 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
         with worker.session(scaffold, all_hooks) as monitored:
             try:
                 yield monitored
+            except tf.train.NanLossDuringTrainingError as error:
+                raise record.diverged('the loss is nan') from error
             except Exception as error:
                 # A hook's error, between two steps: nothing else would save the steps since the
                 # last checkpoint. After an error in a step, the variables may be half updated.

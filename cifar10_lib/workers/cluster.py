@@ -21,7 +21,7 @@ import zlib
 
 from absl import app, flags
 
-from cifar10_lib.program import small_files
+from cifar10_lib.program import json_files
 from cifar10_lib.workers import ports
 
 flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the other workers reach it; '
@@ -132,7 +132,7 @@ def _started(launcher):
 def _read_tf_config():
     """The JSON object in TF_CONFIG; empty if it is not set."""
     text = os.environ.get('TF_CONFIG', '').strip()
-    return small_files.parse_json(text, 'TF_CONFIG') if text else {}
+    return json_files.parse(text, 'TF_CONFIG') if text else {}
 
 
 def _of_hosts(hosts, rank, source):
@@ -159,8 +159,8 @@ def _tf_config():
         is_valid = False
     if not is_valid:
         raise app.UsageError(
-            f'TF_CONFIG has cluster {small_files.shown(cluster)} and task '
-            f'{small_files.shown(task)}; expected only workers, one of them perhaps the chief, and '
+            f'TF_CONFIG has cluster {json_files.shown(cluster)} and task '
+            f'{json_files.shown(task)}; expected only workers, one of them perhaps the chief, and '
             'this task among them, such as {"worker": ["HOST:PORT", ...]} and {"type": "worker", '
             '"index": 0}')
     return _of_hosts(list(hosts.values()), rank, 'TF_CONFIG')
@@ -234,6 +234,6 @@ def _number(variable, low, high):
     """The integer in an environment variable, from `low` to `high`."""
     text = os.environ.get(variable, '')
     if not re.fullmatch('[0-9]{1,7}', text) or not low <= int(text) <= high:
-        raise app.UsageError(f'{variable} is {small_files.shown(text)} in the environment; '
+        raise app.UsageError(f'{variable} is {json_files.shown(text)} in the environment; '
                              f'expected a number from {low} to {high}')
     return int(text)

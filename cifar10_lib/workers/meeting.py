@@ -30,7 +30,7 @@ import time
 
 from absl import app
 
-from cifar10_lib.program import errors, small_files
+from cifar10_lib.program import errors, json_files
 from cifar10_lib.workers import ports
 
 LOST = os.EX_TEMPFAIL  # 75, the exit code after another worker was lost: starting again may help.
@@ -379,7 +379,7 @@ def _send(connection, **message):
 def _received(connection):
     """The next object; {'end': reason} if the peer is gone or sent anything else."""
     try:
-        return small_files.parse_json(connection.recv_bytes(_LONGEST_MESSAGE), 'a message')
+        return json_files.parse(connection.recv_bytes(_LONGEST_MESSAGE), 'a message')
     except (EOFError, OSError, ValueError) as error:  # An EOFError has no text.
         return {'end': getattr(error, 'strerror', None) or str(error) or 'it closed the connection'}
 

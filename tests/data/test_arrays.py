@@ -29,16 +29,34 @@ def save(path, **changes):
 @pytest.mark.parametrize('given, names', [
     ({}, ('0', '1', '2')), ({'classes': NAMES}, tuple(NAMES))])
 def test_each_image_keeps_its_label_and_its_pixels(tmp_path, given, names):
-    """The label, then plane by plane, each row by row."""
+    """The label, then plane by plane, each row by row; the records are in a random order."""
     cifar10_convert.convert(str(save(tmp_path / 'a.npz', **given)), str(tmp_path / 'made'))
     row = custom.read(tmp_path / 'made')
     row.check(tmp_path / 'made')
     assert row.classes == names
     for split, count in (('train', 30), ('test', 6)):
         records = np.fromfile(tmp_path / 'made' / f'{split}.bin', np.uint8).reshape(count, 3073)
-        assert records[:, 0].tolist() == [k % 3 for k in range(count)]
-        np.testing.assert_array_equal(records[:, 1:].reshape(-1, 3, 32, 32),
-                                      arrays()[f'x_{split}'].transpose(0, 3, 1, 2))
+        pixels = arrays()[f'x_{split}'].transpose(0, 3, 1, 2).reshape(count, 3072)
+        expected = [bytes([k % 3]) + pixels[k].tobytes() for k in range(count)]
+        found = [record.tobytes() for record in records]
+        assert sorted(found) == sorted(expected) and found != expected
+
+
+@pytest.mark.parametrize('dtype, classes', [(np.uint8, 256), (np.int8, 128)])
+def test_as_many_classes_as_the_type_of_the_labels_has(tmp_path, dtype, classes):
+    np.savez(tmp_path / 'a.npz', x_train=np.zeros([classes, 32, 32, 3], np.uint8),
+             y_train=np.arange(classes).astype(dtype), x_test=np.zeros([1, 32, 32, 3], np.uint8),
+             y_test=np.zeros(1, dtype))
+    cifar10_convert.convert(str(tmp_path / 'a.npz'), str(tmp_path / 'made'))
+    assert custom.read(tmp_path / 'made').num_classes == classes
+
+
+def test_a_conversion_gives_the_same_files_each_time(tmp_path):
+    save(tmp_path / 'a.npz')
+    for name in ('first', 'second'):
+        cifar10_convert.convert(str(tmp_path / 'a.npz'), str(tmp_path / name))
+    first, second = ((tmp_path / name / 'train.bin').read_bytes() for name in ('first', 'second'))
+    assert first == second
 
 
 def refused(path, tmp_path):

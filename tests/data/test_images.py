@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifar10_lib.datasets import images
+from cifar10_lib.datasets import folders, images
 
 BOMB = r'cannot be read \(Image size \(\d+ pixels\) exceeds limit of (89478485|178956970)'
 NOISE = np.random.RandomState(1).randint(0, 256, [32, 32, 4]).astype(np.uint8)
@@ -49,7 +49,7 @@ PALETTE.putpalette([value for k in range(256) for value in (k, 255 - k, 7)])
 OF_PALETTE = np.stack([NOISE[..., 0], 255 - NOISE[..., 0], np.full([32, 32], 7)], axis=2)
 BITS = Image.fromarray(NOISE[..., 0]).point(lambda value: 255 * (value > 99)).convert('1')
 OF_BITS = np.repeat(255 * (NOISE[..., :1] > 99), 3, axis=2)
-GREY_16 = GREY[..., 0] * np.uint16(256) + 77
+GREY_16 = GREY[..., 0] * np.uint16(257)
 
 
 @pytest.mark.parametrize('image, options, expected', [
@@ -181,10 +181,35 @@ def test_files_that_are_not_images(read, data, words, tmp_path, capfd):
     assert capfd.readouterr().err == ''  # The libraries print nothing either.
 
 
-def test_values_without_a_fixed_range_are_rejected(read):
-    for kind in (np.int32, np.float32):
-        with pytest.raises(images.ImageError, match='channels of 32 bits; expected 8 or 16'):
-            read(save, GREY[..., 0].astype(kind), format='TIFF')
+@pytest.mark.parametrize('highest', [200, 4095, 65535])
+@pytest.mark.parametrize('kind, form', [
+    (np.uint16, 'PNG'), (np.uint16, 'TIFF'), (np.int32, 'TIFF'), (np.float32, 'TIFF')])
+def test_more_than_eight_bits_are_scaled(read, highest, kind, form):
+    """By the highest value: cameras of 12 bits, and files of 16 bits with 200 greys."""
+    ramp = np.round(np.linspace(0, highest, 1024)).reshape(32, 32).astype(kind)
+    found = read(save, ramp, format=form)
+    np.testing.assert_array_equal(found[..., 0], np.round(ramp.astype(float) * 255 / highest))
+
+
+def test_one_scale_for_a_whole_set(tmp_path, capsys):
+    """The images of one class are half as bright as those of the other."""
+    for label, value in (('dark', 1000), ('bright', 2000)):
+        (tmp_path / 'images' / label).mkdir(parents=True)
+        for index in range(2):
+            save(tmp_path / 'images' / label / f'{index}.png',
+                 np.full([32, 32], value, np.uint16), format='PNG')
+    classes, (pixels, labels), _ = folders.read(str(tmp_path / 'images'), [])
+    assert [(classes[label], pixel.max()) for label, pixel in zip(labels, pixels)] == [
+        ('bright', 255), ('dark', 128)]
+    assert 'In images of more than 8 bits per channel, 2000 is white.' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('tags, expected', [
+    ({281: 4000}, 64), ({262: 0}, 255 - 255)])
+def test_what_a_tiff_declares(read, tags, expected):
+    """The highest value, 4,000; or that 0 is white."""
+    image = np.full([32, 32], 1000, np.uint16)
+    assert read(save, image, format='TIFF', tiffinfo=tags).max() == expected
 
 
 def _webp(path, image):

@@ -1,13 +1,11 @@
 """The pages name only what exists: links, files, tests, and the flags of every command."""
-import ast
 import functools
-import importlib
 import os
 import re
 import subprocess
 
 import pytest
-from absl import flags
+import spawn
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 
@@ -74,20 +72,10 @@ def anchors(page):
 
 @functools.cache
 def options_of_script(script):
-    """The options that a script's --help lists: those of its own flags and of the modules that it
-    passes to `startup.run`."""
-    module = importlib.import_module(script.removesuffix('.py'))
-    call, = (node for node in ast.walk(ast.parse(text(script)))
-             if isinstance(node, ast.Call) and ast.unparse(node.func) == 'startup.run')
-    modules = [module]
-    for argument in call.args[1:]:
-        modules += eval(ast.unparse(argument), vars(module))
-    unused = [eval(ast.unparse(each.value), vars(module)) for each in call.keywords
-              if each.arg == 'unused']
-    found = [flag for owner in modules for flag in flags.FLAGS.get_key_flags_for_module(owner)
-             if flag.name not in set().union(*unused)]
-    return {'--help', *(f'--{flag.name}' for flag in found),
-            *(f'-{flag.short_name}' for flag in found if flag.short_name)}
+    """The options that a script's --help lists."""
+    shown = spawn.run_script(script, '--help').stdout
+    found = re.findall(r'^  (?:(-\w),)?--(?:\[no\])?(\w+):', shown, re.MULTILINE)
+    return {'--help', *(short for short, _ in found if short), *(f'--{name}' for _, name in found)}
 
 
 def options_of_all_scripts():

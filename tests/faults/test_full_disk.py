@@ -52,9 +52,7 @@ def _fill(disk, free):
 
 
 @pytest.mark.parametrize('what, flags, free', [
-    ('the first checkpoint', ['--max_steps=400'], 2 * _MB),
     ('a checkpoint', ['--max_steps=90', '--save_checkpoint_steps=20'], 4 * _MB),
-    ('the last checkpoint', ['--max_steps=400'], 4 * _MB),
     ('events', ['--max_steps=210'], 1 << 14),
     ('metrics.csv', ['--max_steps=210'], 0),
     ('params.h5', ['--max_steps=400'], 12 * _MB),

@@ -17,8 +17,7 @@
      STAND_IN_MB          the memory of each; 8192 by default
      STAND_IN_CAPABILITY  their compute capability times ten; 80 by default
      STAND_IN_CUDNN       the version of cuDNN; 90300 by default
-     STAND_IN_FAIL        functions that fail, and their status: cuInit=100,cudnnCreate=1
-     STAND_IN_COUNTS      a file for what the process did, as JSON, written when it exits */
+     STAND_IN_FAIL        functions that fail, and their status: cuInit=100,cudnnCreate=1 */
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdint.h>
@@ -67,27 +66,7 @@ static int gpus(void) {
 static size_t memory(void) { return (size_t)setting("STAND_IN_MB", 8192) << 20; }
 static int capability(void) { return setting("STAND_IN_CAPABILITY", 80); }
 
-/* What the process does. */
-
-static atomic_size_t kernels, used, copies[3], copied[3];  /* Copies: to a GPU, from one, on one. */
-
-static void count_copy(int direction, size_t bytes) {
-  copies[direction]++;
-  copied[direction] += bytes;
-}
-
-__attribute__((destructor)) static void write_counts(void) {
-  static const char *paths[] = {"to the GPU", "from the GPU", "on the GPU"};
-  const char *path = getenv("STAND_IN_COUNTS");
-  FILE *file = path ? fopen(path, "w") : NULL;
-  if (!file) return;
-  fprintf(file, "{\"kernels\": %zu", (size_t)kernels);
-  for (int i = 0; i < 3; i++)
-    fprintf(file, ", \"%s\": {\"copies\": %zu, \"bytes\": %zu}", paths[i], (size_t)copies[i],
-            (size_t)copied[i]);
-  fprintf(file, "}\n");
-  fclose(file);
-}
+static atomic_size_t used;  /* Memory, in bytes. */
 
 /* The driver: devices and contexts. A context is the address of its GPU's number. */
 
@@ -189,14 +168,13 @@ CALL(cuMemHostAlloc, (void **pointer, size_t bytes, unsigned flags),
 CALL(cuMemFreeHost, (void *pointer), free(pointer))
 CALL(cuPointerGetAttribute, (void *value, int which, void *pointer), memset(value, 0, 4))
 
-#define COPY(name, direction) \
-  CALL(name, (void *to, const void *from, size_t bytes), \
-       memcpy(to, from, bytes); count_copy(direction, bytes))
-COPY(cuMemcpyHtoD_v2, 0) COPY(cuMemcpyHtoDAsync_v2, 0)
-COPY(cuMemcpyDtoH_v2, 1) COPY(cuMemcpyDtoHAsync_v2, 1)
-COPY(cuMemcpyDtoD_v2, 2) COPY(cuMemcpyDtoDAsync_v2, 2)
+#define COPY(name) \
+  CALL(name, (void *to, const void *from, size_t bytes), memcpy(to, from, bytes))
+COPY(cuMemcpyHtoD_v2) COPY(cuMemcpyHtoDAsync_v2)
+COPY(cuMemcpyDtoH_v2) COPY(cuMemcpyDtoHAsync_v2)
+COPY(cuMemcpyDtoD_v2) COPY(cuMemcpyDtoDAsync_v2)
 CALL(cuMemcpyPeerAsync, (void *to, void *context, const void *from, void *other, size_t bytes),
-     memcpy(to, from, bytes); count_copy(2, bytes))
+     memcpy(to, from, bytes))
 CALL(cuMemsetD32Async, (uint32_t *to, uint32_t value, size_t count), while (count--) *to++ = value)
 
 /* The driver: streams, events and kernels. All work is done when a call returns. */
@@ -219,7 +197,7 @@ CALL(cuModuleGetFunction, (const char **function, void *module, const char *name
 CALL(cuFuncGetAttribute, (int *value, int which), *value = which ? 32 : 1024)
 SUCCEED(cuFuncSetAttribute)
 SUCCEED(cuFuncSetCacheConfig)
-CALL(cuLaunchKernel, (void), kernels++)
+SUCCEED(cuLaunchKernel)
 
 /* The runtime, for the kernels that are compiled into TensorFlow. */
 
@@ -238,7 +216,7 @@ CALL(__cudaPushCallConfiguration,
 CALL(__cudaPopCallConfiguration, (void *grid, void *block, size_t *shared, void **stream),
      memcpy(grid, launch.grid, 12); memcpy(block, launch.block, 12); *shared = launch.shared;
      *stream = launch.stream)
-CALL(cudaLaunchKernel, (void), kernels++)
+SUCCEED(cudaLaunchKernel)
 SUCCEED(cudaGetLastError)
 SUCCEED(cudaPeekAtLastError)
 SUCCEED(cudaSetDevice)
@@ -251,8 +229,7 @@ CALL(cudaFuncGetAttributes, (int *attributes),
      memset(attributes, 0, 64); attributes[6] = 1024; attributes[7] = 32)
 CALL(cudaGetFuncBySymbol, (const void **function, const void *symbol), *function = symbol)
 CALL(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, (int *blocks), *blocks = 2)
-CALL(cudaMemcpyAsync, (void *to, const void *from, size_t bytes),
-     memcpy(to, from, bytes); count_copy(2, bytes))
+COPY(cudaMemcpyAsync)
 const char *cudaGetErrorString(int error) { return describe_status(error); }
 const char *cudaGetErrorName(int error) { return describe_status(error); }
 
@@ -279,11 +256,11 @@ SUCCEED(cublasSetPointerMode_v2)
 CALL(cublasGetPointerMode_v2, (void *handle, int *mode), *mode = 0)
 CALL(cublasGetMathMode, (void *handle, int *mode), *mode = 0)
 CALL(cublasGetVersion_v2, (void *handle, int *version), *version = 120500)
-CALL(cublasSgemm_v2, (void), kernels++)
+SUCCEED(cublasSgemm_v2)
 const char *cublasGetStatusString(int status) { return describe_status(status); }
-CALL(cublasSgemmEx, (void), kernels++)
-CALL(cublasSgemmStridedBatched, (void), kernels++)
-CALL(cublasGemmStridedBatchedEx, (void), kernels++)
+SUCCEED(cublasSgemmEx)
+SUCCEED(cublasSgemmStridedBatched)
+SUCCEED(cublasGemmStridedBatchedEx)
 CREATE(cublasLtCreate)
 
 /* cuDNN */
@@ -311,13 +288,13 @@ SUCCEED(cudnnSetActivationDescriptor)
 CREATE(cudnnCreateLRNDescriptor)
 DESTROY(cudnnDestroyLRNDescriptor)
 SUCCEED(cudnnSetLRNDescriptor)
-CALL(cudnnLRNCrossChannelForward, (void), kernels++)
-CALL(cudnnLRNCrossChannelBackward, (void), kernels++)
-CALL(cudnnPoolingForward, (void), kernels++)
-CALL(cudnnPoolingBackward, (void), kernels++)
-CALL(cudnnBatchNormalizationForwardInference, (void), kernels++)
-CALL(cudnnBatchNormalizationForwardTrainingEx, (void), kernels++)
-CALL(cudnnBatchNormalizationBackwardEx, (void), kernels++)
+SUCCEED(cudnnLRNCrossChannelForward)
+SUCCEED(cudnnLRNCrossChannelBackward)
+SUCCEED(cudnnPoolingForward)
+SUCCEED(cudnnPoolingBackward)
+SUCCEED(cudnnBatchNormalizationForwardInference)
+SUCCEED(cudnnBatchNormalizationForwardTrainingEx)
+SUCCEED(cudnnBatchNormalizationBackwardEx)
 CALL(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize,
      (void *handle, int mode, int operations, void *x, void *z, void *y, void *scale,
       void *activation, size_t *bytes),
@@ -336,7 +313,7 @@ CALL(cudnnBackendCreateDescriptor, (int type, void **descriptor), *descriptor = 
 DESTROY(cudnnBackendDestroyDescriptor)
 SUCCEED(cudnnBackendSetAttribute)
 SUCCEED(cudnnBackendFinalize)
-CALL(cudnnBackendExecute, (void), kernels++)
+SUCCEED(cudnnBackendExecute)
 
 static int64_t elements(int attribute, int64_t room, int64_t *values) {
   switch (attribute) {
@@ -367,7 +344,7 @@ DESTROY(ncclCommAbort)
 SUCCEED(ncclGroupStart)
 SUCCEED(ncclGroupEnd)
 const char *ncclGetErrorString(int error) { return describe_status(error); }
-CALL(ncclAllReduce, (void), kernels++)
+SUCCEED(ncclAllReduce)
 
 /* NVML, which describes the links between GPUs */
 

@@ -20,9 +20,9 @@ ALL_SCRIPTS = [f'cifar10_{name}.py' for name in (
     'plot')]
 
 
-def _refused(script, *arguments):
+def _refused(script, *arguments, **options):
     """Runs a script that must exit 1 with one line on standard error; returns the line."""
-    done = spawn.run_script(script, *arguments)
+    done = spawn.run_script(script, *arguments, **options)
     assert done.returncode == 1, done
     assert done.stdout == ''
     assert done.stderr.startswith(script + ': ')
@@ -33,9 +33,12 @@ def _refused(script, *arguments):
 @pytest.mark.parametrize('arguments, words', [
     (['--batch_siz=1'], "Unknown command line flag 'batch_siz'. Did you mean: batch_size"),
     (['--batch_size=0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
-    (['--batch_size=1e3'], '--batch_size=1e3: expected a whole number (see --help)'),
-    (['--restart=maybe'], '--restart=maybe: expected true or false (see --help)'),
+    (['--batch_size=1e3'], '--batch_size=1e3: invalid literal for int() with base 10'),
+    (['--restart=maybe'], "('Non-boolean argument to boolean flag', 'maybe') (see --help)"),
     (['--nouse_fp16=true'], '--nouse_fp16=true does not take an argument'),
+    (['--save_checkpoint_secs=600', '--save_checkpoint_steps=9'],
+     'save_checkpoint_secs=600, save_checkpoint_steps=9: both set when to save a checkpoint; '
+     'expected only one of them: remove the other'),
     (['--epochs=2', '--max_steps=9'], 'epochs=2.0, max_steps=9: both set the length of the '
      'training; expected only one of them: remove the other'),
     (['--epochs=-1'], '--epochs=-1: -1.0 is not a number in the range'),
@@ -43,29 +46,25 @@ def _refused(script, *arguments):
      'layers compute; expected at most one of them: remove the other'),
     (['-c', 'cudnn'], '--device=cudnn: value should be one of <auto|cpu|gpu>'),
     (['-n', 'cifar10_resnet23'], '"cifar10_resnet23" is not one of tutorial, resnet23'),
-    (['stray'], '"stray" is not a flag; expected --name=value'),
+    (['stray'], 'got stray; expected --name=value (see --help)'),
     (['--train_dir='], '--train_dir= has no value'),
-    (['-e', 'nan', '--net=resnet23'], '--warmup_epochs=nan is not a number'),
+    (['-e', 'nan', '--net=resnet23'], '--warmup_epochs=nan has no value'),
     (['--warmup_epochs=2'], 'warmup_epochs=2.0, linear_scaling=None, net=tutorial: the learning '
      'rate warms up only with the linear scaling rule; expected --linear_scaling: add it'),
-    ([b'--train_dir=/tmp/\xff'],
-     '--train_dir=/tmp/?: TensorFlow opens only files and folders whose path is UTF-8'),
     (['--dataset=imagenet'], 'is not a data set; expected cifar10, cifar100, synthetic')])
 def test_wrong_flags_are_rejected(arguments, words):
     assert words in _refused('cifar10_train.py', *arguments)
 
 
-def test_a_folder_named_like_a_library_of_gpus(tmp_path):
-    line = _refused('cifar10_eval.py', f'--checkpoint_dir={tmp_path}/NCCL', '--run_once')
-    assert line.startswith(f'cifar10_eval.py: No checkpoint in {tmp_path}/NCCL: train first')
-
-
-def test_batch_norms_are_synced_only_if_there_are_any_and_several_replicas():
-    assert _refused('cifar10_multi_gpu_train.py', '--sync_batch_norm').endswith(
-        'net=tutorial: this network has no batch norm; expected one that has, such as '
-        '--net=resnet23: choose it, or remove --sync_batch_norm (see --help)\n')
-    assert "Unknown command line flag 'sync_batch_norm'" in _refused(
-        'cifar10_train.py', '--sync_batch_norm', '--net=resnet23')
+@pytest.mark.parametrize('script', ALL_SCRIPTS)
+def test_senseless_values_are_refused_and_nothing_is_written(script, tmp_path):
+    words = {'predict': ['IMAGE'], 'convert': ['FOLDER', tmp_path / 'new']}.get(
+        script[len('cifar10_'):-len('.py')], [])
+    kinds = ['--device=x?y', '--dataset=', '--dataset=s3://bucket/images', '--nothing=1']
+    for wrong in kinds[3:] if 'convert' in script else kinds:
+        name = wrong.partition('=')[0].strip('-')
+        assert name in _refused(script, *words, wrong, cwd=tmp_path)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize('script', SCRIPTS)
@@ -73,7 +72,7 @@ def test_a_missing_gpu_is_reported_in_one_line(script, tmp_path):
     if tf.config.list_physical_devices('GPU'):
         pytest.skip('this machine has a GPU')
     message = _refused(script, '--device=gpu', f'--data_dir={tmp_path}/new')
-    assert 'TensorFlow sees no GPU' in message
+    assert 'TensorFlow sees no GPU: set TF_CPP_MIN_LOG_LEVEL=0 to see why' in message
     assert not (tmp_path / 'new').exists()
 
 
@@ -81,7 +80,7 @@ def test_a_missing_gpu_is_reported_in_one_line(script, tmp_path):
     ('train', ['batch_size', 'train_dir', 'max_steps', 'restart', 'device'], ['checkpoint_dir']),
     ('multi_gpu_train', ['num_gpus', 'batch_size', 'train_dir', 'device'], []),
     ('eval', ['eval_dir', 'run_once', 'batch_size', 'use_moving_averages', 'device',
-              'allow_shared_folders'], ['learning_rate', 'warmup_epochs', 'validate_on']),
+              'use_bf16'], ['learning_rate', 'warmup_epochs', 'validate_on']),
     ('predict', ['saved_model', 'top_k', 'json', 'checkpoint_dir', 'best', 'net', 'batch_size'],
      ['train_dir', 'learning_rate', 'data_dir']),
     ('export', ['export_dir', 'checkpoint_dir', 'use_moving_averages', 'dataset'],
@@ -113,9 +112,9 @@ def test_a_flag_without_effect_is_reported_and_does_no_harm(tmp_path):
 
 POSITIONAL = '''
 import sys
-from cifar10_lib.program import devices, startup
+from cifar10_lib.program import devices, startup  # Defines --device.
 sys.argv[0] = 'x.py'
-startup.run(lambda words: print(words), [devices], positional=sys.argv.pop(1))
+startup.run(lambda words: print(words), positional=sys.argv.pop(1))
 '''
 
 
@@ -163,29 +162,20 @@ def test_one_dnn_is_used_unless_the_user_says_no(monkeypatch, given, used):
     assert done.stdout == f'{used}\n'
 
 
-@pytest.mark.parametrize('end, code, last', [
-    ('os.abort()', -signal.SIGABRT, 'no AVX\n'),  # As on a processor that is not supported.
-    ('raise ImportError("no luck")', 1, 'ImportError: no luck\n')])
-def test_an_import_that_fails_shows_the_held_text(tmp_path, end, code, last):
+def test_an_import_that_fails_shows_the_held_text(tmp_path):
     (tmp_path / 'tensorflow').mkdir()
     (tmp_path / 'tensorflow' / '__init__.py').write_text(
-        f'import os; os.write(2, b"F0000 00:00:2 feature.cc:2] no AVX\\n"); {end}')
+        'import os; os.write(2, b"E0000 00:00:2 a.cc:2] held\\n"); raise ImportError("no luck")')
     done = _python('from cifar10_lib.program import startup', PYTHONPATH=str(tmp_path))
-    assert done.returncode == code
-    assert done.stderr.startswith('F0000 00:00:2 feature.cc:2] no AVX\n')
-    assert done.stderr.endswith(last)
+    assert done.returncode == 1
+    assert done.stderr.startswith('E0000 00:00:2 a.cc:2] held\n')
+    assert done.stderr.endswith('ImportError: no luck\n')
 
 
-def test_ctrl_c_during_the_first_imports_prints_no_traceback(tmp_path):
-    (tmp_path / 'absl.py').write_text('import os, signal, time\n'
-                                      'os.kill(os.getpid(), signal.SIGINT); time.sleep(60)')
+def test_ctrl_c_while_tensorflow_is_imported_is_one_line(tmp_path):
+    (tmp_path / 'tensorflow.py').write_text('import os, signal, time\n'
+                                            'os.kill(os.getpid(), signal.SIGINT); time.sleep(60)')
     done = _python('from cifar10_lib.program import startup', PYTHONPATH=str(tmp_path))
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, '')
-
-
-def test_ctrl_c_during_a_scripts_other_imports_is_one_line():
-    program = 'from cifar10_lib.program import startup; raise KeyboardInterrupt'
-    done = spawn.run(['-c', program], cwd=spawn.ROOT, capture_output=True)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, '-c: interrupted\n')
 
 
@@ -282,14 +272,12 @@ def test_names_that_the_terminal_cannot_show(half_bright, tmp_path):
     ('open("/nowhere/x")', "No such file or directory: '/nowhere/x'"),
     ('raise FloatingPointError("two\\nlines")', 'two lines'),
     ('tf.Session().run(tf.read_file("/nowhere"))', '/nowhere; No such file or directory'),
-    ('raise tf.errors.AbortedError(None, None, "/data/train.bin; Stale file handle")',
-     '/data/train.bin; Stale file handle: check the disk or the network share'),
     # TensorFlow's text; a real one comes after 20 seconds of retries.
     ('raise tf.errors.ResourceExhaustedError(None, None, "Graph execution error:\\n\\n'
      "Node: 'Fill'\\nOOM when allocating tensor with shape[9] and type float by allocator "
      'GPU_0_bfc\\n\\t [[{{node Fill}}]]")',
      'OOM when allocating tensor with shape[9] and type float by allocator GPU_0_bfc: use a '
-     'smaller --batch_size, or end other programs on the device')])
+     'smaller --batch_size or --device=cpu, or set TF_CPP_MIN_LOG_LEVEL=0 to see more')])
 def test_errors_of_the_user_or_the_machine_are_one_line(statement, words):
     program = ('from cifar10_lib.program import startup\nimport tensorflow.compat.v1 as tf\n'
                f'from absl import app\ndef main():\n    {statement}\nstartup.run(main)')

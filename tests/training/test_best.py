@@ -92,8 +92,7 @@ def test_a_resumed_run_knows_the_best(best, session, tmp_path):
     '', '{', '[]', '{"error": 0.1}', '{"error": "?", "step": 10}', 200000 * '[',
     '{"error": 0.1, "step": Infinity}', '{"error": NaN, "step": 10}', '{"error": -1, "step": 10}',
     '{"error": 0.1, "step": [10]}', '{"error": {}, "step": 10}', '{"error": 0.1, "step": -10}',
-    '{"error": 0.1, "step": 1' + 400 * '0' + '}', '{"error": 1' + 400 * '0' + ', "step": 10}',
-    (1 << 20) * ' ' + '{"error": 0.1, "step": 10}'])
+    '{"error": 0.1, "step": 1' + 400 * '0' + '}', '{"error": 1' + 400 * '0' + ', "step": 10}'])
 def test_a_damaged_error_json_is_ignored(best, session, tmp_path, text):
     text = text.replace('"error"', '"averaged_error"')
     (tmp_path / 'best' / 'error.json').write_text(text)

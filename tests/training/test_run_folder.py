@@ -45,14 +45,6 @@ def test_a_path_that_is_not_a_folder(tmp_path, name):
             pass
 
 
-def test_a_folder_best_that_others_can_change_is_refused_at_the_start(tmp_path):
-    (tmp_path / 'best').mkdir()
-    (tmp_path / 'best').chmod(0o777)
-    with pytest.raises(PermissionError, match='best is writable by everybody'):
-        with run_folder.locked(tmp_path):
-            pass
-
-
 def test_a_folder_that_reads_as_a_pattern_is_refused(tmp_path):
     """TensorFlow would remove the checkpoints of `run1` for those of `run[1]`."""
     with pytest.raises(app.UsageError, match=r'run\[1\] contains one of .*Choose another --train'):

@@ -223,21 +223,41 @@ def test_training_images_are_endless_and_mixed(tmp_path, numbered, capsys):
 
 @pytest.mark.parametrize('subset, count', [('training', 2), ('all', 3)])
 def test_shards_are_disjoint_and_complete(tmp_path, numbered, subset, count):
-    """Worker k has the records k, k + count, ... of those that are not held out."""
-    everything = [k for k in range(100) if subset == 'all' or k % 10 != 9]
+    """Record n of 100 is at place 63 n % 100; worker k has a part of these places after the tenth
+    that is held out."""
+    order = sorted(range(100), key=lambda n: 63 * n % 100)[10 if subset == 'training' else 0:]
     batches = [distorted_inputs(str(tmp_path), 8, numbered, subset=subset,
                                 shard=(k, count))[1] for k in range(count)]
     with Running() as session:
         found = [{label for _ in range(99) for label in session.run(labels)} for labels in batches]
-    assert found == [set(everything[k::count]) for k in range(count)]
+    sizes = {'training': [45, 45], 'all': [34, 33, 33]}[subset]
+    assert list(map(len, found)) == sizes
+    assert found == [set(order[sum(sizes[:k]):sum(sizes[:k + 1])]) for k in range(count)]
 
 
 def test_held_out_images_are_validated(tmp_path, numbered):
     reserved = image_source.Source(numbered, str(tmp_path), 64, subset='held_out')
     _, held_out = cifar10_input.batches(reserved, num_epochs=1)
     with Running() as session:
-        assert session.run(held_out).tolist() == [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]
+        assert session.run(held_out).tolist() == [0, 8, 16, 27, 35, 43, 54, 62, 81, 89]
     assert reserved.num_records() == 10
+
+
+@pytest.mark.parametrize('labels', [
+    [k % 10 for k in range(200)], [k // 20 for k in range(200)], [k % 2 for k in range(200)]],
+    ids=['in turn', 'sorted', 'alternating'])
+def test_parts_do_not_follow_the_order_of_the_classes(tmp_path, labels):
+    """Each class has about a tenth of its images held out, and half of them in each shard."""
+    (tmp_path / 'a.bin').write_bytes(b''.join(bytes([k]) + bytes(3072) for k in labels))
+    row = table.DataSet('row', 'row', '', {'a.bin': 200}, {}, classes=('x',) * 10)
+    keys = tf.strings.join([f'{tmp_path}/a.bin:', tf.as_string(tf.range(200))])
+    for options, share in (({'subset': 'held_out'}, 10), ({'shard': (1, 2)}, 2)):
+        part = image_source.Source(row, str(tmp_path), 8, **options).selected(keys)
+        with tf.Session() as session:
+            chosen = np.array(labels)[session.run(part)]
+        for label in set(labels):
+            expected = labels.count(label) / share
+            assert abs((chosen == label).sum() - expected) <= max(2, expected / 4)
 
 
 @pytest.mark.parametrize('records, fraction, waiting', [

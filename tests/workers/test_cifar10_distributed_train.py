@@ -93,7 +93,7 @@ def steps(team):
 def main(cluster_):
     with team_.joined(cluster_, {}) as team:
         steps(team)
-startup.run(lambda: launch.run(main), [startup, cifar10, recipes, training, cluster, collectives])
+startup.run(lambda: launch.run(main))
 '''
 
 

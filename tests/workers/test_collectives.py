@@ -215,7 +215,7 @@ def main(_):
             found = run(team, target, config, *item)
             print(json.dumps(found, default=lambda x: x.tolist()), flush=True)
         team.end()
-startup.run(lambda: launch.run(main), [devices, cluster, collectives])
+startup.run(lambda: launch.run(main))
 '''
 
 

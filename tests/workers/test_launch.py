@@ -51,7 +51,7 @@ def start_one_and_be_stopped(rank, place):
     return process
 if what == 'stopped early':
     launch._start_one = start_one_and_be_stopped
-startup.run(lambda: launch.run(main), [startup, cluster])
+startup.run(lambda: launch.run(main))
 '''
 
 
