@@ -56,8 +56,8 @@ startup.run(lambda: launch.run(main))
 
 
 def start(what, folder, count=3, **options):
-    return spawn.start(['-c', PROGRAM, str(spawn.ROOT), what, str(folder), f'--num_workers={count}'],
-                       **options)
+    arguments = ['-c', PROGRAM, str(spawn.ROOT), what, str(folder), f'--num_workers={count}']
+    return spawn.start(arguments, **options)
 
 
 def ended(what, folder):
