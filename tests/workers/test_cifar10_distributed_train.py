@@ -1,6 +1,5 @@
 """Tests with real workers, most of them in processes of their own."""
 import contextlib
-import json
 import os
 import re
 import shutil
