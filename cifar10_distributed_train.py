@@ -22,86 +22,73 @@ import cifar10
 from cifar10_lib import recipes
 from cifar10_lib.nets import summaries, variables
 from cifar10_lib.program import console, devices
-from cifar10_lib.training import resume, session as training, worker as worker_
-from cifar10_lib.workers import launch, team as team_
+from cifar10_lib.training import resume, session as training, worker
+from cifar10_lib.workers import connected, launch
 
 FLAGS = flags.FLAGS
 
-# Flags that must have the same value for all workers; an error names the first that differs.
-_COMMON_FLAGS = ('batch_size', 'epochs', 'validate_every', 'validate_on',
-                 'learning_rate', 'use_fp16', 'use_bf16', 'bucket_mb',
-                 'overlap', 'linear_scaling', 'warmup_epochs', 'step_timeout', 'stage_timeout')
+# Flags on which the updates and the waiting times of all workers depend.
+_COMMON_FLAGS = ('batch_size', 'validate_every', 'learning_rate', 'linear_scaling', 'warmup_epochs',
+                 'use_fp16', 'use_bf16', 'step_timeout')
 
 
-def build(images, labels, team):
-    """Builds the network and its training.
-
-    Args:
-        images: float32 [batch, height, width, 3], this worker's.
-        labels: int32 [batch].
-        team: a `team.Team` or `worker.Worker`.
-
-    Returns:
-        train_op: operation that runs one step.
-        total_loss: float32 [], mean over all workers.
-    """
-    recipe = recipes.chosen(training=True)
-    global_step = tf.train.get_or_create_global_step()
-    loss = cifar10.loss(recipe.inference(images), labels)
-    losses = team.mean_losses(summaries.losses_by_name(loss, cifar10.TOWER_NAME))
-    grads = team.mean_gradients(variables.compute_gradients(loss))
-    train_op = cifar10.train(losses['total_loss'], global_step, recipe, grads,
-                             summaries.losses(losses), team.size)
-    return train_op, losses['total_loss']
-
-
-def train(team=worker_.Worker(), first_step=None):  # noqa: B008
+def train(me=worker.Worker(), first_step=None):  # noqa: B008, it has no state.
     """Builds the graph and steps it until --max_steps, resuming if it can.
 
     Args:
-        team: a `team.Team` or `worker.Worker`.
+        me: this `worker.Worker`.
         first_step: the step at which worker 0 starts; the others may be unable to read its
             checkpoints.
     """
-    worker = team
+    recipe = recipes.chosen(training=True)
     with tf.Graph().as_default():
-        training.use_seed(worker.rank, first_step)
+        training.use_seed(me.rank, first_step)
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
-            tf.train.get_or_create_global_step()
-            images, labels = cifar10.distorted_inputs(recipes.chosen(), (worker.rank, worker.size))
-        train_op, loss = build(images, labels, team)
-        examples_per_step = cifar10.source().examples_per_step(worker.size)
-        with training.session(loss, examples_per_step, team) as session:
+            global_step = tf.train.get_or_create_global_step()
+            images, labels = cifar10.distorted_inputs(recipe, shard=(me.rank, me.size))
+        logits = recipe.inference(images)  # cifar10.inference, unless --net is given.
+        loss = cifar10.loss(logits, labels)
+        # Means over all workers: here they wait for one another in each step.
+        losses = me.mean_losses(summaries.losses_by_name(loss, cifar10.TOWER_NAME))
+        grads = me.mean_gradients(variables.compute_gradients(loss))
+        train_op = cifar10.train(losses['total_loss'], global_step, recipe, grads,
+                                 summaries.losses(losses), me.size)
+        with training.session(losses['total_loss'], FLAGS.batch_size * me.size, me) as session:
             while not session.should_stop():
                 session.run(train_op)
 
 
 def facts():
-    """Settings that all workers must share: dictionary from name to JSON value."""
+    """What must be the same for all workers; an error names the first that differs.
+
+    Folders may differ, and flags that only worker 0 uses. Returns a dictionary from name to JSON
+    value.
+    """
     source = cifar10.source()
-    return {'--net': FLAGS.net, '--dataset': source.data_set.name,  # Folders may differ.
+    return {'--net': FLAGS.net, '--dataset': source.data_set.name,
             **{f'--{name}': FLAGS[name].value for name in _COMMON_FLAGS},
             'training images': source.num_examples(),  # The number of steps may follow from it.
             '--max_steps': FLAGS.max_steps, 'TensorFlow': tf.version.VERSION,
             'a GPU': bool(devices.visible_gpus())}
 
 
-def main(cluster_):
-    if not cluster_.worker.leads:
+def main(workers):
+    """Trains as one of several workers, a `cluster.Cluster`."""
+    if workers.rank:
         sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
-    training.apply_recipe_defaults(cluster_.worker.size)
-    with team_.joined(cluster_, facts()) as team:
-        first_step = team.barrier('the run', value=(
-            resume.first_step() if team.leads and training.steps_left() else None))
+    training.apply_recipe_defaults(workers.size)
+    with connected.joined(workers, facts()) as me:
+        first_step = me.barrier('the run', value=(
+            resume.first_step() if me.leads and training.steps_left() else None))
         if first_step is None:  # Worker 0 has printed that no steps are left.
             return
         console.line(devices.line(dtype=variables.compute_type()))
         cifar10.maybe_download_and_extract()
         source = cifar10.source()
-        team.barrier('the data', {
+        me.barrier('the data', {
             'training images': source.num_examples(),
             **{f'label {label}': name for label, name in enumerate(source.data_set.classes)}})
-        train(team, first_step)
+        train(me, first_step)
 
 
 if __name__ == '__main__':

@@ -30,8 +30,8 @@ def chosen(training=False):
     return dataclasses.replace(row, inference=inference)
 
 
-def _resnet23_inference(images, training, gather=None):
-    return resnet.inference(images, _num_classes(), training, variables.compute_type(), gather)
+def _resnet23_inference(images, training):
+    return resnet.inference(images, _num_classes(), training, variables.compute_type())
 
 
 def _num_classes():

@@ -27,7 +27,7 @@ _MOMENTUM = 0.9
 _EPSILON = 1e-5
 
 
-def inference(images, num_classes, training, dtype=tf.float32, gather=None):
+def inference(images, num_classes, training, dtype=tf.float32):
     """Builds ResNet-23.
 
     For 100 classes it has C = 384 channels, ELU and 3,415,012 parameters; otherwise 64 channels and
@@ -42,9 +42,6 @@ def inference(images, num_classes, training, dtype=tf.float32, gather=None):
         num_classes: number of classes.
         training: bool; normalises by the statistics of the batch if true, else by the moving ones.
         dtype: type of the computation; variables and statistics are float32.
-        gather: function that collects a tensor of each replica, towers or workers: float32 [...] ->
-            float32 [replicas, ...]. Training then normalises by the statistics over the batches of
-            all replicas; by default, each replica by those of its own batch.
 
     Returns:
         float32 [batch, num_classes], unnormalised logits.
@@ -56,12 +53,12 @@ def inference(images, num_classes, training, dtype=tf.float32, gather=None):
         raise ValueError(f'images have shape {images.shape}; expected '
                          f'[batch, {table.HEIGHT}, {table.WIDTH}, {table.DEPTH}]')
     channels, activation = (384, tf.nn.elu) if num_classes == 100 else (64, tf.nn.relu)
-    return _network(tf.cast(images, dtype), num_classes, channels, activation, training, gather)
+    return _network(tf.cast(images, dtype), num_classes, channels, activation, training)
 
 
-def _network(net, num_classes, channels, activation, training, gather=None):
+def _network(net, num_classes, channels, activation, training):
     """The layers of `inference`, for images of any size; C is `channels`, an even number."""
-    conv = functools.partial(_conv, training=training, gather=gather)
+    conv = functools.partial(_conv, training=training)
     unit = functools.partial(_unit, conv=conv, activation=activation)
     net = activation(conv(net, 'conv1', 3, channels))  # [batch, 32, 32, C]
     net = unit(net, 'conv2')  # [batch, 32, 32, C]
@@ -86,7 +83,7 @@ def _unit(net, name, conv, activation, pool=False):
     change the result, and this order leaves a quarter of the work to the activation.
 
     float [batch, height, width, channels] -> the same, or half of the height and width with `pool`;
-    `conv` is `_conv` with a fixed `training` and `gather`.
+    `conv` is `_conv` with a fixed `training`.
     """
     channels = net.shape.as_list()[-1]
     with tf.variable_scope(name):
@@ -98,7 +95,7 @@ def _unit(net, name, conv, activation, pool=False):
         return activation(net)
 
 
-def _conv(net, name, size, filters, training, gather):
+def _conv(net, name, size, filters, training):
     """Convolution without a bias, then batch norm; `size` is the kernel's.
 
     float [batch, height, width, channels] -> float [batch, height, width, filters].
@@ -107,7 +104,7 @@ def _conv(net, name, size, filters, training, gather):
         weights = _weights([size, size, net.shape.as_list()[-1], filters], net.dtype)
         net = (_pointwise(net, weights) if size == 1 and not devices.visible_gpus()
                else tf.nn.conv2d(net, weights, strides=1, padding='SAME'))
-        return _batch_norm(net, 'bn', training, gather)
+        return _batch_norm(net, 'bn', training)
 
 
 def _pointwise(net, weights):
@@ -125,7 +122,7 @@ def _pointwise(net, weights):
     return tf.reshape(products, [-1, height, width, filters])
 
 
-def _batch_norm(net, name, training, gather):
+def _batch_norm(net, name, training):
     """Batch normalisation: Ioffe and Szegedy, https://arxiv.org/abs/1502.03167.
 
     In training, normalises each channel by the mean and the (biased) variance of the batch. The
@@ -133,7 +130,7 @@ def _batch_norm(net, name, training, gather):
     unbiased variance, as in the paper's algorithm 2 and NNabla's `batch_normalization.cpp`.
 
     Without `training`, normalises by the moving statistics. Keeps the shape and type of `net`,
-    float [batch, height, width, channels]. For `gather` see `inference`.
+    float [batch, height, width, channels].
     """
     shape = net.shape.as_list()[-1:]
     with tf.variable_scope(name):
@@ -146,36 +143,13 @@ def _batch_norm(net, name, training, gather):
             return tf.nn.fused_batch_norm(
                 net, gamma, beta, *map(variables.read, moving), epsilon=_EPSILON,
                 is_training=False)[0]
-        if gather:
-            net, *statistics = _synced_batch_norm(net, gamma, beta, gather)
-        else:
-            net, *statistics = tf.nn.fused_batch_norm(net, gamma, beta, epsilon=_EPSILON)
+        net, *statistics = tf.nn.fused_batch_norm(net, gamma, beta, epsilon=_EPSILON)
         # Updated where they are: a GPU needs the moving statistics only for inference.
         with tf.device(variables.device()):
             for variable, value in zip(moving, statistics):
                 tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, variable.assign_sub(
                     (1 - _MOMENTUM) * (variables.read(variable) - value), read_value=False))
     return net
-
-
-def _synced_batch_norm(net, gamma, beta, gather):
-    """`tf.nn.fused_batch_norm` in training, with the statistics of all replicas' batches.
-
-    The variance of all elements is the mean of the replicas' variances plus the variance of their
-    means. This form adds only squares, so that a large mean does not cancel the digits of the
-    variance, unlike the difference of the mean square and the squared mean.
-
-    Returns a tensor of the shape and type of `net`, float [batch, height, width, channels]; and the
-    mean and the unbiased variance, float32 [channels]. All replicas' batches have one size.
-    """
-    inputs = tf.cast(net, tf.float32)
-    own = tf.stack(tf.nn.moments(inputs, axes=[0, 1, 2]))  # [2, channels]
-    means, variances = tf.unstack(gather(own), axis=1)  # Each [replicas, channels].
-    mean = tf.reduce_mean(means, axis=0)
-    variance = tf.reduce_mean(variances + tf.square(means - mean), axis=0)
-    outputs = tf.nn.batch_normalization(inputs, mean, variance, beta, gamma, _EPSILON)
-    elements = tf.cast(tf.size(inputs[..., 0]) * tf.shape(means)[0], tf.float32)  # Per channel.
-    return tf.cast(outputs, net.dtype), mean, variance * (elements / (elements - 1))
 
 
 def _weights(shape, dtype):

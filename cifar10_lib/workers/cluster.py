@@ -21,9 +21,8 @@ import zlib
 
 from absl import app, flags
 
-from cifar10_lib.program import errors, json_files
-from cifar10_lib.training import worker as worker_
-from cifar10_lib.workers import connection
+from cifar10_lib.program import json_files
+from cifar10_lib.workers import ports
 
 flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the other workers reach it; '
                   'separated by commas.')
@@ -36,38 +35,20 @@ flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 listens for t
                     '0, if its name is known.')
 
 
-@dataclasses.dataclass(frozen=True)
-class Timeouts:
-    """How long workers wait for one another, in seconds; the flags below explain them."""
-    start: float = 60.0
-    step: float = 60.0
-    stage: float = 7200.0
-
-
-flags.DEFINE_float('start_timeout', Timeouts.start, 'Seconds within which all workers must join.',
+flags.DEFINE_float('start_timeout', 60.0, 'Seconds within which all workers must join.',
                    lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('step_timeout', Timeouts.step, 'Seconds within which all workers end if one '
-                   'fails, freezes or cannot be reached. A step must take less, including the '
-                   'time in which worker 0 saves a checkpoint.', lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('stage_timeout', Timeouts.stage, 'Seconds that the first worker to reach a '
-                   'point outside of steps (the data, the graph, a validation) waits for the '
-                   'others. A download and a validation must take less.', lower_bound=1.0,
-                   upper_bound=1e7)
+flags.DEFINE_float('step_timeout', 60.0, 'Seconds within which all workers end if one fails, '
+                   'freezes or cannot be reached. A step must take less, including the time in '
+                   'which worker 0 saves a checkpoint.', lower_bound=1.0, upper_bound=1e6)
+flags.DEFINE_float('stage_timeout', 7200.0, 'Seconds that the first worker to reach a point '
+                   'outside of steps (the data, the graph, a validation) waits for the others. A '
+                   'download and a validation must take less.', lower_bound=1.0, upper_bound=1e7)
 
 FLAGS = flags.FLAGS
 
-# Describes a worker that `workers/launch.py` started: 'RANK SIZE PORT PARENT', where worker 0
-# listens at the port, and the parent is the process ID of the launcher.
+# Describes a worker that `launch.py` started: 'RANK SIZE PORT JOB'. Worker 0 listens at the port,
+# and the job is the process ID of the launcher.
 VARIABLE = 'CIFAR10_WORKER'
-
-_MAX_SIZE = 10**6  # Workers.
-
-# Where workers meet if no port was given: above the ports of services, below those that Linux
-# assigns to outgoing connections.
-_FIRST_PORT, _PORTS = 20000, 10000
-
-# Variables of other launchers that name the number of processes, or of machines.
-_OTHER_SIZES = ['MV2_COMM_WORLD_SIZE', 'HOROVOD_SIZE', 'FLUX_JOB_SIZE', 'PET_NNODES']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,64 +56,43 @@ class Cluster:
     """One worker's view of all workers.
 
     Attributes:
-        worker: which `worker.Worker` this is.
-        meeting: 'host:port' where worker 0 listens for the others; None for a single worker.
-        hosts: tuple of every worker's 'host:port', or () if they exchange addresses as they meet.
-        job: str, shared by the workers of one job: those of another job are rejected.
-        timeouts: a `Timeouts`.
+        rank: int, the index of this worker, from 0.
+        size: int, the number of workers.
+        local_rank: int, the index of this worker among those on its machine, from 0.
+        address: 'host:port' where worker 0 listens for the others; None for a single worker.
+        hosts: tuple of every worker's 'host:port', or '' if they exchange addresses as they meet.
+        job: str, shared by the workers of one job: worker 0 accepts no others.
+        start_timeout, step_timeout, stage_timeout: float, seconds; see the flags.
     """
-    worker: worker_.Worker = worker_.Worker()
-    meeting: str | None = None
-    hosts: tuple = ()
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    address: str | None = None
+    hosts: tuple = ('',)
     job: str = ''
-    timeouts: Timeouts = Timeouts()
-
-    def address_of(self, rank):
-        """A worker's 'host:port', or '' if it is not known in advance."""
-        return self.hosts[rank] if self.hosts else ''
-
-    def own_port(self):
-        """The port of this worker, or 0 for any free one."""
-        return connection.split_address(self.hosts[self.worker.rank])[1] if self.hosts else 0
-
-
-def workers_to_start():
-    """How many workers this process must start (`--num_workers`); 0 if it is a worker itself.
-
-    Raises `app.UsageError` if an environment or another flag defines the workers, too.
-    """
-    if VARIABLE in os.environ or FLAGS.num_workers is None:
-        return 0
-    _launcher()
-    return FLAGS.num_workers if FLAGS.num_workers > 1 else 0
+    start_timeout: float = 60.0
+    step_timeout: float = 60.0
+    stage_timeout: float = 7200.0
 
 
 def resolve():
     """The `Cluster` by the flags and the environment; of size 1 if neither defines other workers.
 
-    Raises `app.UsageError` if they are invalid or contradict each other.
+    Raises `app.UsageError` or `errors.DataError` if they are invalid or contradict each other.
     """
     if VARIABLE in os.environ:
-        rank, size, port, parent = from_launcher()
-        found = Cluster(worker_.Worker(rank, size, rank), f'127.0.0.1:{port}', job=f'{parent}')
+        rank, size, port, parent = map(int, os.environ[VARIABLE].split())
+        found = Cluster(rank, size, rank, f'127.0.0.1:{port}', ('',) * size, f'{parent}')
     else:
         launcher = _launcher()
-        readers = {'--worker_hosts': _by_hand, 'TF_CONFIG': _tf_config, '--num_workers': Cluster,
-                   None: Cluster}
-        found = readers[launcher]() if launcher in readers else _from_environment(launcher)
-    return dataclasses.replace(
-        found, timeouts=Timeouts(FLAGS.start_timeout, FLAGS.step_timeout, FLAGS.stage_timeout))
-
-
-def from_launcher():
-    """Reads what `workers/launch.py` set: rank, size, port and process ID of the launcher."""
-    text = os.environ[VARIABLE]
-    try:
-        rank, size, port, parent = map(int, text.split())
-    except ValueError:
-        raise app.UsageError(f'{VARIABLE} is {json_files.shown(text)}. Only --num_workers sets '
-                             'it, for the workers that it starts: unset it') from None
-    return rank, size, port, parent
+        if launcher == '--worker_hosts':
+            found = _of_hosts(FLAGS.worker_hosts, FLAGS.task_index, launcher)
+        elif launcher == 'TF_CONFIG':
+            found = _tf_config()
+        else:
+            found = _from_environment(launcher) if launcher in _LAUNCHERS else Cluster()
+    return dataclasses.replace(found, start_timeout=FLAGS.start_timeout,
+                               step_timeout=FLAGS.step_timeout, stage_timeout=FLAGS.stage_timeout)
 
 
 def _launcher():
@@ -141,12 +101,13 @@ def _launcher():
     found = [f'--{name}' for name in flags_] + [name for name in _LAUNCHERS if _started(name)]
     if len(found) > 1 and flags_:
         raise app.UsageError(f'{found[0]} and {found[1]} both define the workers: leave one out')
-    if FLAGS.task_index is not None and 'worker_hosts' not in flags_:
-        raise app.UsageError('--task_index is an index into --worker_hosts, which is not given')
+    if (FLAGS.task_index is not None) != ('worker_hosts' in flags_):
+        raise app.UsageError('--task_index is an index into --worker_hosts: give both')
     if FLAGS.coordinator and not any(row and row.size in os.environ for row in _LAUNCHERS.values()):
         raise app.UsageError('--coordinator is for workers that torchrun, mpirun, mpiexec or srun '
                              'starts')
-    names = [row.size for row in _LAUNCHERS.values() if row] + _OTHER_SIZES
+    names = [row.size for row in _LAUNCHERS.values() if row] + [
+        'MV2_COMM_WORLD_SIZE', 'HOROVOD_SIZE', 'FLUX_JOB_SIZE', 'PET_NNODES']  # Other launchers'.
     sizes = [f'{name}={os.environ[name]}' for name in names
              if os.environ.get(name, '') not in ('', '1')]
     if sizes and not found:  # Each would train alone.
@@ -171,29 +132,17 @@ def _started(launcher):
 def _read_tf_config():
     """The JSON object in TF_CONFIG; empty if it is not set."""
     text = os.environ.get('TF_CONFIG', '').strip()
-    try:
-        return json_files.parse(text, 'TF_CONFIG') if text else {}
-    except errors.DataError as error:
-        raise app.UsageError(f'{error}') from error
-
-
-def _by_hand():
-    if FLAGS.task_index is None:
-        raise app.UsageError('--worker_hosts requires --task_index, the index of this worker')
-    return _of_hosts(FLAGS.worker_hosts, FLAGS.task_index, '--worker_hosts')
+    return json_files.parse(text, 'TF_CONFIG') if text else {}
 
 
 def _of_hosts(hosts, rank, source):
     """The `Cluster` of workers with known addresses, which meet at worker 0's."""
-    machines = [_checked(host, source)[0] for host in hosts]
-    doubles = sorted(host for host in set(hosts) if hosts.count(host) > 1)
-    if doubles:
-        raise app.UsageError(f'{source} has {doubles[0]} twice')
+    machines = [ports.split_address(host, source)[0] for host in hosts]
     if not 0 <= rank < len(hosts):
         raise app.UsageError(f'worker {rank} is not in {source}, which lists {len(hosts)} workers, '
                              f'0 to {len(hosts) - 1}')
     local_rank = machines[:rank].count(machines[rank])
-    return Cluster(worker_.Worker(rank, len(hosts), local_rank), hosts[0], tuple(hosts))
+    return Cluster(rank, len(hosts), local_rank, hosts[0], tuple(hosts))
 
 
 def _tf_config():
@@ -204,10 +153,11 @@ def _tf_config():
         hosts = {(job, str(index)): host for job in ('chief', 'master', 'worker')
                  for index, host in enumerate(cluster.get(job, []))}
         rank = list(hosts).index((task['type'], str(task['index'])))
-        is_known = set(cluster) <= {'chief', 'master', 'worker', 'evaluator'}
+        is_valid = set(cluster) <= {'chief', 'master', 'worker', 'evaluator'} and all(
+            isinstance(host, str) for host in hosts.values())
     except (AttributeError, KeyError, TypeError, ValueError):
-        is_known = False
-    if not is_known or not all(isinstance(host, str) for host in hosts.values()):
+        is_valid = False
+    if not is_valid:
         raise app.UsageError(
             f'TF_CONFIG has cluster {json_files.shown(cluster)} and task '
             f'{json_files.shown(task)}; expected only workers, one of them perhaps the chief, and '
@@ -222,20 +172,21 @@ def _from_environment(launcher):
     The port is the same for all workers of a job, and unlikely to be that of another job.
     """
     row = _LAUNCHERS[launcher]
-    size = _number(row.size, 1, _MAX_SIZE)
+    size = _number(row.size, 1, 10**6)
     rank = _number(row.rank, 0, size - 1)
     local = next((name for name in row.local_rank if name in os.environ), None)
-    worker = worker_.Worker(rank, size, _number(local, 0, size - 1) if local else 0)
+    local_rank = _number(local, 0, size - 1) if local else 0
     host, job = row.place()
-    meeting, source = FLAGS.coordinator, '--coordinator'
-    if not meeting and not (host and job):
+    address, source = FLAGS.coordinator, '--coordinator'
+    if not address and not (host and job):
         raise app.UsageError(f'{launcher} does not provide the address of worker 0 and the name of '
                              'the job: give all workers --coordinator=HOST:PORT')
-    if not meeting:
-        meeting = f'{host}:{_FIRST_PORT + zlib.crc32(os.fsencode(job)) % _PORTS}'
+    if not address:
+        # Above the ports of services, below those that Linux assigns to outgoing connections.
+        address = f'{host}:{20000 + zlib.crc32(os.fsencode(job)) % 10000}'
         source = f"the host in {launcher}'s environment"
-    _checked(meeting, source)
-    return Cluster(worker, meeting, job=job)
+    ports.split_address(address, source)
+    return Cluster(rank, size, local_rank, address, ('',) * size, job)
 
 
 def _torchrun():
@@ -279,18 +230,10 @@ _LAUNCHERS = {  # The first counts, if several are present.
     'srun': _Launcher('SLURM_PROCID', 'SLURM_STEP_NUM_TASKS', ('SLURM_LOCALID',), _slurm)}
 
 
-def _checked(address, source):
-    try:
-        return connection.split_address(address)
-    except ValueError as error:
-        raise app.UsageError(f'{source}: {error}') from error
-
-
 def _number(variable, low, high):
     """The integer in an environment variable, from `low` to `high`."""
     text = os.environ.get(variable, '')
     if not re.fullmatch('[0-9]{1,7}', text) or not low <= int(text) <= high:
-        found = json_files.shown(text) if variable in os.environ else 'not set'
-        raise app.UsageError(f'{variable} is {found} in the environment; expected a number from '
-                             f'{low} to {high}')
+        raise app.UsageError(f'{variable} is {json_files.shown(text)} in the environment; '
+                             f'expected a number from {low} to {high}')
     return int(text)

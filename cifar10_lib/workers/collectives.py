@@ -12,19 +12,21 @@ import itertools
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-flags.DEFINE_float('bucket_mb', 4.0, 'Gradients are averaged in buckets of at most this number of '
-                   'megabytes (2^20 bytes).', lower_bound=0.0, upper_bound=1e6)
 flags.DEFINE_boolean('overlap', True, 'Average gradients while others are still being computed.')
-FLAGS = flags.FLAGS
 
-# Operations that belong together have the same group and instance keys on all workers. A bucket
-# that starts with the k-th gradient has the instance key _BUCKETS + k; the k-th variable by name is
-# broadcast with _BROADCAST + k. A group has devices of only one kind.
+# The largest bucket. The tutorial's layers from the top down to local3 have 90 % of its parameters,
+# 3.8 MB. They fit into one bucket, which is sent while the convolutions' gradients are computed,
+# most of the backward pass. Smaller buckets could not divide local3's own gradient, 3.5 MB.
+BUCKET_BYTES = 4 << 20
+
+# Operations that belong together have the same group and instance keys on all workers: _BUCKETS + k
+# is the instance of the k-th bucket, _BROADCAST + k that of the k-th variable by name. A group has
+# devices of only one kind.
 _CPUS, _GPUS = 1, 3
 _LOSSES, _BUCKETS, _BROADCAST = 99, 100, 10**6
 
 
-def all_reduce_mean(gradients, worker, bucket_mb=4.0, overlap=True, on_gpu=False):
+def all_reduce_mean(gradients, worker, bucket_bytes=BUCKET_BYTES, overlap=True, on_gpu=False):
     """Means of gradients over all workers, each bucket sent as soon as it is complete.
 
     Args:
@@ -32,7 +34,7 @@ def all_reduce_mean(gradients, worker, bucket_mb=4.0, overlap=True, on_gpu=False
             variables; the backward pass computes the last first. A gradient that is None must be
             None on all workers.
         worker: this `worker.Worker`.
-        bucket_mb: see `buckets`.
+        bucket_bytes: see `buckets`.
         overlap: False to wait for all gradients before the first bucket is sent.
         on_gpu: True to average on GPUs, by NCCL.
 
@@ -42,12 +44,11 @@ def all_reduce_mean(gradients, worker, bucket_mb=4.0, overlap=True, on_gpu=False
     pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in gradients
              if gradient is not None]
     means, after = [], [] if overlap else [gradient for gradient, _ in pairs]
-    for bucket in buckets(pairs[::-1], bucket_mb):
+    for key, bucket in enumerate(buckets(pairs[::-1], bucket_bytes), _BUCKETS):
         own = [gradient for gradient, _ in bucket]
-        first = len(pairs) - len(means) - 1
         with tf.control_dependencies(after):
             packed = tf.concat([tf.reshape(gradient, [-1]) for gradient in own], axis=0)
-            flat = _reduce_mean(packed, worker, _BUCKETS + first, on_gpu)
+            flat = _reduce_mean(packed, worker, key, on_gpu)
         if on_gpu:  # NCCL runs one at a time, and requires the same order on all workers.
             after = [flat]
         parts = tf.split(flat, [gradient.shape.num_elements() for gradient in own])
@@ -55,10 +56,10 @@ def all_reduce_mean(gradients, worker, bucket_mb=4.0, overlap=True, on_gpu=False
     return [(mean, variable) for mean, (_, variable) in zip(means[::-1], pairs)]
 
 
-def buckets(gradients, bucket_mb):
+def buckets(gradients, bucket_bytes):
     """Divides gradients into buckets that are averaged together.
 
-        3 MB, 2 MB, 6 MB, 1 MB with bucket_mb = 5  ->  [3, 2], [6], [1]
+        3 MB, 2 MB, 6 MB, 1 MB with buckets of 5 MB  ->  [3, 2], [6], [1]
 
     A bucket ends at a layer unless the layer is larger than a bucket, because the gradients of a
     layer may be ready only together: oneDNN computes those of a convolution's filter and bias in
@@ -66,29 +67,25 @@ def buckets(gradients, bucket_mb):
 
     Args:
         gradients: list of (gradient, variable). A layer has one outermost scope.
-        bucket_mb: largest size of a bucket, in megabytes (2^20 bytes); a larger gradient gets a
-            bucket of its own.
+        bucket_bytes: largest size of a bucket; a larger gradient gets a bucket of its own.
 
     Returns:
         List of lists of (gradient, variable) of one type.
     """
     result, room = [], 0
     for _, layer in itertools.groupby(gradients, lambda pair: pair[1].op.name.split('/')[0]):
-        layer = list(layer)
-        if sum(_bytes(gradient) for gradient, _ in layer) > room:
+        layer = [(gradient.shape.num_elements() * gradient.dtype.size, gradient, variable)
+                 for gradient, variable in layer]
+        if sum(size for size, _, _ in layer) > room:
             room = 0
-        for gradient, variable in layer:
+        for size, gradient, variable in layer:
             same_type = result and result[-1][-1][0].dtype == gradient.dtype
-            if _bytes(gradient) > room or not same_type:
+            if size > room or not same_type:
                 result.append([])
-                room = bucket_mb * 2**20
+                room = bucket_bytes
             result[-1].append((gradient, variable))
-            room -= _bytes(gradient)
+            room -= size
     return result
-
-
-def _bytes(tensor):
-    return tensor.shape.num_elements() * tensor.dtype.size
 
 
 def mean_losses(losses, worker):

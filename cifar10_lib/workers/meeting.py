@@ -1,274 +1,388 @@
-"""Where workers meet: they compare facts, and learn each other's addresses.
+"""Where workers meet, wait for one another, and notice that one of them is lost.
 
-    with meeting.join(cluster, facts) as peers:              # Waits until all workers have joined.
-        peers.barrier('the gradients', {'shapes': digest})   # Also compares facts.
+    with meeting.join(cluster) as peers:                      # Waits until all workers have joined.
+        peers.barrier('the settings', {'--batch_size': 128})  # Also compares facts.
 
-Worker 0 listens at `cluster.meeting`, and every other worker keeps a connection to it:
+Worker 0 listens at `cluster.address` until all workers have joined. Every other worker keeps its
+connection to worker 0:
 
-    worker 1            {"protocol": ..., "job": ..., "rank": 1, ...}
-    worker 0            {"peers": [...]} when all have joined, {"error": ..., "code": ...} if they
-                        cannot train together, or {"rejected": ...}, after which it may try again
+    worker 1            {"job": ..., "rank": 1, "address": ...}
+    worker 0            {"hosts": [...]} when all have joined, or {"error": ..., "code": ...}
 
-Nothing that arrives is executed, and the length of messages, the number of unidentified connections
-and all waiting times are limited. But nothing is encrypted, and TensorFlow's own ports, which open
-next, obey anyone who can reach them: the network between the workers must be trusted.
+Then a thread sends heartbeats, however long a step takes, and worker 0 announces which worker is
+lost. TensorFlow's own errors rarely name it, and a time limit for steps cannot distinguish a frozen
+worker from a worker 0 that is still validating.
+
+A message is JSON after its length. Nothing that arrives is executed; a connection with anything
+else, or too long a message, is closed. But nothing is encrypted, and TensorFlow's own ports, which
+open next, obey anyone who can reach them: the network between the workers must be trusted.
 """
 import contextlib
-import queue
+import json
+import multiprocessing.connection
+import os
+import signal
 import socket
+import struct
+import sys
 import threading
 import time
 
 from absl import app
 
-from cifar10_lib.program import errors
-from cifar10_lib.workers import connection as connection_, ports, watch
+from cifar10_lib.program import errors, json_files
+from cifar10_lib.workers import ports
 
-PROTOCOL = 'cifar10-workers-5'
-_HELLO = {'rank': int, 'address': str, 'facts': dict}
+LOST = os.EX_TEMPFAIL  # 75, the exit code after another worker was lost: starting again may help.
+_INTERRUPTED = 128 + signal.SIGINT
 
-_STRANGERS, _STRANGERS_SECONDS = 256, 5  # Limits for connections that do not identify themselves.
+SECONDS = 5  # To connect to a port that is open, to send a message, or to receive the rest of one.
+_LONGEST_MESSAGE = 1 << 20  # Bytes. The addresses of a thousand workers take 30,000.
+
+_PROTOCOL = 'cifar10-workers-6 '  # Before the name of the job.
 _PAUSE = 0.2  # Seconds between attempts to reach worker 0.
+_FAREWELL = 2.0  # Seconds in which the others read a last message.
 
 # Worker 0 gives up before the others do, so that it can send them the names of the missing ones.
 _LEADERS_SHARE = 0.8
 
+# Fractions of --step_timeout: the interval of heartbeats; and the time in which workers can leave
+# their step, which may hang, when one is lost.
+_BEAT, _TIME_TO_LEAVE_A_STEP = 0.05, 0.25
+_SILENT_BEATS = 10  # A worker counts as lost after more of them without a message.
 
-def join(cluster, facts):
-    """Waits until all workers have joined, and compares their facts; returns a `watch.Meeting`.
 
-    Args:
-        cluster: a `Cluster` of several workers.
-        facts: dictionary from name to JSON value, which must be the same for all workers.
+class Lost(ConnectionError):
+    """Another worker was lost, is frozen or cannot be reached; the exit code is `LOST`."""
 
-    Raises:
-        app.UsageError: some workers have the same index, expect a different number of workers,
-            have different facts, or report a problem; all that have joined raise the same line.
-        connection.Lost: after --start_timeout workers are missing.
+
+def join(cluster):
+    """Waits until all workers have joined; returns a `Meeting`.
+
+    Raises `app.UsageError` if a port is in use or two workers have the same index, and `Lost` if
+    some are missing after --start_timeout.
     """
-    facts = {'the number of workers': cluster.worker.size, **facts}
-    return _lead(cluster, facts) if cluster.worker.leads else _follow(cluster, facts)
-
-
-# Worker 0.
-
-
-def _lead(cluster, facts):
-    """Waits for the other workers; sends them either all addresses or an error."""
-    deadline = time.monotonic() + _LEADERS_SHARE * cluster.timeouts.start
+    own = cluster.hosts[cluster.rank]
+    host, number = ports.split_address(cluster.address)
+    is_local = host == 'localhost' or host.startswith('127.')  # Others then cannot connect.
     try:
-        port = ports.reserve(cluster.own_port())
-        door = _Door(cluster)
+        port = ports.reserve(ports.split_address(own)[1] if own else 0)
+        if cluster.rank == 0:
+            listener = ports.reserve(number, host if is_local else '')
+            listener.listen(1024)
     except OSError as error:
-        raise app.UsageError(f'worker 0 cannot listen at {cluster.meeting}: {error.strerror}; is '
-                             'another training run using it?') from error
+        raise app.UsageError(f'worker {cluster.rank} cannot listen at {own or cluster.address}: '
+                             f'{error.strerror}; is another training run using it?') from error
+    own_port = port.getsockname()[1]
+    connections, hosts = (
+        _follow(cluster, own_port) if cluster.rank else _lead(cluster, own_port, listener))
+    return Meeting(cluster, hosts, connections, port)
+
+
+def _lead(cluster, port, listener):
+    """Waits for the other workers, and sends them all addresses or an error.
+
+    Returns their connections, a dictionary by rank, and the list of all addresses. `port` is this
+    worker's for TensorFlow.
+    """
+    deadline = time.monotonic() + _LEADERS_SHARE * cluster.start_timeout
+    joined = []  # The connection and the first message of each worker.
     try:
-        while ((left := deadline - time.monotonic()) > 0
-               and len(door.hellos) + 1 < cluster.worker.size):
-            door.wait(left)
-        peers = _addresses(cluster, door, facts, port)
-    except (app.UsageError, connection_.Lost) as error:
-        door.answer(error=str(error), code=connection_.exit_code(error))
+        with listener:  # Closed in the end: TensorFlow's server may need its port.
+            while len(joined) + 1 < cluster.size:
+                listener.settimeout(max(0.01, deadline - time.monotonic()))
+                try:
+                    connection = _connection(listener.accept()[0])
+                except TimeoutError:
+                    break
+                hello = _received(connection)
+                # Workers that wait send nothing: what could be read is their end.
+                joined = [each for each in joined if not each[0].poll()]
+                if hello.get('job') == _PROTOCOL + cluster.job:
+                    joined.append((connection, hello))
+                else:
+                    connection.close()
+        hosts = [cluster.hosts[0] or f'{cluster.address.split(":")[0]}:{port}',
+                 *[''] * (cluster.size - 1)]
+        for _, hello in joined:
+            if not 0 <= hello['rank'] < cluster.size or hosts[hello['rank']]:
+                raise app.UsageError(
+                    f'{_name(hello["rank"], hello["address"])} does not fit: worker 0 expects one '
+                    f'worker for each index from 0 to {cluster.size - 1}')
+            hosts[hello['rank']] = hello['address']
+        missing = [_name(rank, cluster.hosts[rank]) for rank, host in enumerate(hosts) if not host]
+        if missing:
+            raise Lost(f'{", ".join(missing[:5])}{" and others" * (len(missing) > 5)} did not '
+                       f'connect to worker 0 at {cluster.address} in time: check that all workers '
+                       'were started, or raise --start_timeout')
+    except (app.UsageError, Lost) as error:
+        for connection, _ in joined:
+            _send(connection, error=str(error), code=LOST if isinstance(error, Lost) else 1)
         raise
-    finally:
-        door.close()  # TensorFlow's server may need its port.
-    door.answer(peers=peers)
-    connections = {hello['rank']: connection for connection, hello in door.hellos.items()}
-    return watch.Meeting(cluster, peers, connections, door.inbox, port)
+    for connection, _ in joined:
+        _send(connection, hosts=hosts)
+    return {hello['rank']: connection for connection, hello in joined}, hosts
 
 
-class _Door:
-    """Worker 0's port: accepts workers that identify themselves, and drops all other connections.
+def _follow(cluster, port):
+    """Tries to join worker 0 until it sends addresses or an error; returns what `_lead` does."""
+    deadline = time.monotonic() + cluster.start_timeout
+    while True:
+        try:
+            socket_ = reach(cluster.address)
+            host = socket_.getsockname()[0]
+            if host.startswith('127.'):  # The others reach worker 0's machine by this name.
+                host = cluster.address.split(':')[0]
+            connection = _connection(socket_)
+            _send(connection, job=_PROTOCOL + cluster.job, rank=cluster.rank,
+                  address=cluster.hosts[cluster.rank] or f'{host}:{port}')
+            if not connection.poll(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError('worker 0 sent no answer')
+            answer = _received(connection)
+            if answer.keys() & {'hosts', 'error'}:
+                break
+            raise ConnectionError(answer.get('end', 'the server there is not worker 0'))
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise Lost(
+                    f'worker {cluster.rank} could not join worker 0 at {cluster.address} within '
+                    f'--start_timeout={cluster.start_timeout:g} seconds: '
+                    f'{error.strerror or error}; worker 0 may not have been started, may belong to '
+                    'another job, or may have started training already') from error
+            time.sleep(_PAUSE)
+    if 'error' in answer:
+        raise (Lost if answer['code'] == LOST else app.UsageError)(answer['error'])
+    return {0: connection}, answer['hosts']
 
-    A thread only accepts connections, and hands them over in the queue of messages.
+
+class Meeting(contextlib.AbstractContextManager):
+    """Workers that have met, and watch one another.
+
+    When a worker is lost, a step that waits for it may never end. So the processes of the others
+    end soon after, with a line that names the lost worker and the exit code 75; with 1, if it
+    reported an error; or with 130, if it was interrupted by Ctrl-C.
 
     Attributes:
-        hellos: dictionary from the `Connection` of a worker to its first message.
-        inbox: queue of the messages of all connections.
-        trouble: why the last worker or connection was not accepted, or ''.
+        hosts: list of every worker's 'host:port' for TensorFlow's server.
+        port: socket that reserves this worker's port; close it when the server listens.
+        patience: seconds after which a worker that has failed counts as lost everywhere.
     """
 
-    def __init__(self, cluster):
-        """Listens at `cluster.meeting`: for `localhost` or 127.*, only this machine can connect.
+    def __init__(self, cluster, hosts, connections, port):
+        """Starts the thread; `connections`, by rank, are to all others, or only to worker 0."""
+        self.hosts, self.port = hosts, port
+        self.patience = (_SILENT_BEATS + 2) * _BEAT * cluster.step_timeout
+        self._rank, self._cluster = cluster.rank, cluster
+        self._connections = connections  # To peers that have not left.
+        self._changed = threading.Condition()
+        self._loss = None  # The first: (line, exit code).
+        self._over = False
+        self._arrived = {}  # From rank to (time, message) of the stage that a peer has reached.
+        threading.Thread(target=self._watch, daemon=True).start()
 
-        Raises `OSError` if the port is in use.
+    def __exit__(self, kind, error, traceback):
+        """Reports an exception to the others; ends the process if a lost worker was the cause."""
+        if self._over:
+            return
+        name = self._name(self._rank)
+        if error is None:
+            self.leave()
+        elif self._loss:
+            self._exit()
+        elif isinstance(error, KeyboardInterrupt):
+            self.leave(error=f'{name} was interrupted', code=_INTERRUPTED)
+        else:
+            self.leave(error=f'{name} failed: {errors.one_line(error) or kind.__name__}',
+                       code=LOST if isinstance(error, Lost) else 1)
+
+    def barrier(self, stage, must_match=None, value=None):
+        """Waits until all workers have reached the same stage.
+
+        Args:
+            stage: name of the stage, such as 'the data'.
+            must_match: dictionary from name to JSON value, the same for all workers.
+            value: JSON value; worker 0's is returned to all workers.
+
+        Raises:
+            ConnectionError: stages or values differ, a worker was lost, or is alive but did not
+                arrive within --stage_timeout of the first; the message names it.
         """
-        host, port = connection_.split_address(cluster.meeting)
-        self.hellos, self.inbox, self.trouble = {}, queue.SimpleQueue(), ''
-        self._job = cluster.job
-        self._strangers = []  # The unidentified connections, the oldest first.
-        self._rejected = set()  # IPv4 addresses of rejected workers.
-        is_local = host == 'localhost' or host.startswith('127.')
-        self._socket = ports.reserve(port, host if is_local else '')
-        self._socket.listen(1024)
-        self._open = True
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
+        facts = {'stage': stage, **(must_match or {})}
+        if self._rank:
+            self._send_all(facts=facts)
+            # Worker 0 gives up earlier, and announces which worker did not arrive.
+            return self._await(stage, self._cluster.stage_timeout + self.patience)[0]['value']
+        try:
+            for rank, message in self._await(stage, self._cluster.stage_timeout).items():
+                for name in {**facts, **message['facts']}:
+                    ours, theirs = facts.get(name), message['facts'].get(name)
+                    if ours != theirs:
+                        raise ConnectionError(f'{self._name(rank)} differs from worker 0: {name} '
+                                              f'is {theirs}, not {ours}')
+        except ConnectionError as error:
+            self._lose(str(error), 1)
+            raise
+        self._send_all(facts=facts, value=value)
+        return value
 
-    def wait(self, seconds):
-        """Waits for a connection or a message, for at most some seconds.
+    def _await(self, stage, seconds):
+        """Waits for the next stage of every peer; returns a dictionary from rank to message."""
+        with self._changed:
+            now = time.monotonic()
+            first = min([now, *(time_ for time_, _ in self._arrived.values())])
+            self._changed.wait_for(
+                lambda: self._loss or self._arrived.keys() >= self._connections.keys(),
+                max(0.0, first + seconds - now))
+            if self._loss:
+                raise ConnectionError(self._loss[0])
+            for rank in self._connections.keys() - self._arrived.keys():
+                raise ConnectionError(
+                    f'{self._name(rank)} is alive, but did not reach {stage} within '
+                    f'--stage_timeout={self._cluster.stage_timeout:g} seconds')
+            arrived, self._arrived = self._arrived, {}
+            return {rank: message for rank, (_, message) in arrived.items()}
 
-        Raises `connection.Lost` if a worker in `hellos` ended.
+    def reach_all(self):
+        """Raises `Lost` if this worker cannot connect to a server; call it when all listen.
+
+        If a firewall blocks a port, TensorFlow would wait for it in a step, in some cases forever,
+        and never name it.
         """
-        with contextlib.suppress(queue.Empty):
-            connection, message = self.inbox.get(timeout=seconds)
-            if connection is None:
-                self._let_in(message)
-            elif connection in self.hellos:  # It waits for an answer, and sends nothing more.
-                hello = self.hellos.pop(connection)
-                raise connection_.Lost(f'{watch.name_of(hello["rank"], hello["address"])} ended '
-                                       'before all workers had joined')
-            elif connection in self._strangers:  # Otherwise, it was dropped.
-                self._strangers.remove(connection)
-                self._identify(connection, message)
-
-    def answer(self, **message):
-        for connection in self.hellos:
-            connection.send(**message)
-
-    def close(self):
-        """Stops listening, and closes all connections except those in `hellos`."""
-        self._open = False
-        self._socket.shutdown(socket.SHUT_RDWR)  # Wakes the thread up.
-        self._thread.join()
-        self._socket.close()
-        self._drop_oldest(0)
-
-    def _let_in(self, accepted):
-        """Takes a new connection, or the exception if there was no room for one."""
-        try:
-            if isinstance(accepted, OSError):
-                raise accepted
-            connection = connection_.Connection(accepted)
-            connection.listen(self.inbox, _STRANGERS_SECONDS)
-            self._strangers.append(connection)
-            self._drop_oldest(_STRANGERS)
-        except OSError as error:  # Too many files are open, or the peer is gone again.
-            self.trouble = error.strerror
-            self._drop_oldest(len(self._strangers) - 1)
-
-    def _identify(self, connection, hello):
-        try:
-            if isinstance(hello, dict):
-                _check(hello, self._job)
-                self.hellos[connection] = hello
-                return
-        except ValueError as error:
-            connection.send(rejected=f'worker 0 rejected this worker: {error}')
-            self.trouble = f'it rejected a worker from {connection.peer}: {error}'
-            if connection.peer not in self._rejected:  # They try again and again.
-                self._rejected.add(connection.peer)
-                errors.say(f'rejected a worker from {connection.peer}: {error}')
-        connection.close()
-
-    def _drop_oldest(self, most):
-        """Drops connections; a real worker identifies itself at once, and reconnects if dropped."""
-        while len(self._strangers) > max(0, most):
-            self._strangers.pop(0).close()
-
-    def _accept(self):
-        while self._open:
+        for rank, address in enumerate(self.hosts):
             try:
-                self.inbox.put((None, self._socket.accept()[0]))
+                if rank != self._rank:
+                    reach(address).close()
             except OSError as error:
-                self.inbox.put((None, error))
-                time.sleep(0.01)  # With nothing to drop, the socket stays readable.
+                raise Lost(f'cannot connect to {self._name(rank)}: {error.strerror or error}; does '
+                           'a firewall block it?') from error
+
+    def wait_for_loss(self, seconds):
+        """Waits until a worker is lost, for at most some seconds; returns whether one is.
+
+        After an error that a peer may have caused, give `patience`: a frozen worker counts as lost
+        only after some silence.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._loss or not self._connections, seconds)
+            return self._loss is not None
+
+    def leave(self, **message):
+        """Ends the meeting: connections that close from now on are not a loss.
+
+        Sends a last message, such as an error, and waits until the others have read it.
+        """
+        with self._changed:
+            self._over = True
+            self._send_all(bye=True, **message)
+            # Closing a connection too early could discard what was sent.
+            self._changed.wait_for(lambda: not self._connections, _FAREWELL)
+
+    def _name(self, rank):
+        return _name(rank, self.hosts[rank])
+
+    def _send_all(self, **message):
+        with self._changed:
+            for connection in self._connections.values():
+                _send(connection, **message)
+
+    def _watch(self):
+        """Sends heartbeats and takes messages until all peers have left, or one is lost.
+
+        It counts heartbeats rather than seconds: a process that was stopped counts none.
+        """
+        beat = _BEAT * self._cluster.step_timeout
+        silent = dict.fromkeys(self._connections, 0)  # Own heartbeats since the last message.
+        due = time.monotonic() + beat
+        while self._connections and not self._loss:
+            for ready in multiprocessing.connection.wait(
+                    self._connections.values(), max(0.0, due - time.monotonic())):
+                rank = next(rank for rank, each in self._connections.items() if each is ready)
+                silent[rank] = 0
+                self._take(rank, _received(ready))
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + beat
+            self._send_all(alive=True)
+            for rank in self._connections:
+                silent[rank] += 1
+                if silent[rank] > _SILENT_BEATS:
+                    self._lose(f'{self._name(rank)} was lost: no heartbeat for '
+                               f'{_SILENT_BEATS * beat:g} seconds; it is frozen, or the network is '
+                               'down', LOST)
+        if self._loss:
+            time.sleep(_TIME_TO_LEAVE_A_STEP * self._cluster.step_timeout)
+            if not self._over:
+                self._exit()
+
+    def _take(self, rank, message):
+        """Handles the message of a peer."""
+        with self._changed:
+            if 'facts' in message:
+                self._arrived[rank] = time.monotonic(), message
+            elif 'alive' not in message:  # Its last message.
+                self._connections.pop(rank).close()
+            if 'end' in message:
+                self._lose(f'{self._name(rank)} was lost: it ended unexpectedly '
+                           f'({message["end"]})', LOST)
+            if 'error' in message:
+                self._lose(message['error'], message['code'])
+            self._changed.notify_all()
+
+    def _lose(self, line, code):
+        """Records the first loss, and announces it; soon, `_watch` ends this process."""
+        with self._changed:
+            if self._loss or self._over:
+                return
+            if self._rank == 0:  # First: knowing it, this process may end at any time.
+                self._send_all(error=line, code=code)
+            self._loss = line, code
+            self._changed.notify_all()
+
+    def _exit(self):
+        """Ends the process with the line of the loss on standard error, and its exit code.
+
+        It does not close TensorFlow's session and server, which may wait for the lost worker.
+        Checkpoints are safe, since they get their names only when they are complete.
+        """
+        with self._changed:  # Only one thread.
+            with contextlib.suppress(OSError):  # Not even a closed console may keep it here.
+                sys.stdout.flush()
+            line, code = self._loss
+            errors.say(line)
+            os._exit(code)
 
 
-def _check(hello, job):
-    """Raises ValueError unless this is how a worker of the job identifies itself."""
-    if hello.get('protocol') != PROTOCOL:
-        raise ValueError(f'it does not speak {PROTOCOL}: use the same version everywhere')
-    if hello.get('job') != job:
-        raise ValueError('it belongs to another job')
-    for key, kind in _HELLO.items():
-        if not isinstance(hello.get(key), kind):
-            raise ValueError(f'its {key} is missing')
-    connection_.split_address(hello['address'])
+def reach(address):
+    """A socket connected to 'host:port' by IPv4, on which TensorFlow's server always listens.
+
+    Raises `OSError` if nothing accepts the connection within `SECONDS`, or the host is unknown.
+    """
+    host, port = ports.split_address(address)
+    return socket.create_connection((socket.gethostbyname(host), port), SECONDS)
 
 
-def _addresses(cluster, door, facts, port):
-    """All workers' addresses, a list; raises an error if one is missing or does not fit."""
-    found = {0: _own_address(cluster, cluster.meeting, port)}
-    for hello in sorted(door.hellos.values(), key=lambda hello: hello['rank']):
-        rank, name = hello['rank'], watch.name_of(hello['rank'], hello['address'])
-        line = watch.difference(name, hello['facts'], facts)
-        if hello.get('problem'):
-            line = f'{name}: {connection_.text(hello["problem"])}'
-        elif rank in found and not line:
-            line = (f'{name} has the same index as {watch.name_of(rank, found[rank])}: start one '
-                    'worker per index')
-        if line:
-            raise app.UsageError(line)
-        found[rank] = hello['address']
-    missing = [watch.name_of(rank, cluster.address_of(rank))
-               for rank in range(cluster.worker.size) if rank not in found]
-    if missing:
-        trouble = f' (worker 0 reports: {door.trouble})' * bool(door.trouble)
-        raise connection_.Lost(
-            f'{", ".join(missing[:5])}{" and others" * (len(missing) > 5)} did not connect to '
-            f'worker 0 at {cluster.meeting} in time{trouble}: check that all workers were started, '
-            'or raise --start_timeout')
-    return list(found.values())
+def _connection(socket_):
+    """Takes over a socket: a `multiprocessing.connection.Connection`, which sends bytes after their
+    length. Sending and receiving have a time limit."""
+    socket_.settimeout(None)
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        socket_.setsockopt(socket.SOL_SOCKET, option, struct.pack('ll', SECONDS, 0))
+    return multiprocessing.connection.Connection(socket_.detach())
 
 
-# The others.
+def _send(connection, **message):
+    """Sends an object. If the peer is gone, whoever reads the connection next will notice."""
+    with contextlib.suppress(OSError):
+        connection.send_bytes(json.dumps(message).encode())
 
 
-def _follow(cluster, facts):
-    """Tries to join worker 0 until it sends all addresses or an error."""
-    deadline = time.monotonic() + cluster.timeouts.start
-    problem, reason = None, None
+def _received(connection):
+    """The next object; {'end': reason} if the peer is gone or sent anything else."""
     try:
-        port = ports.reserve(cluster.own_port())
-    except OSError as error:
-        port, problem = ports.reserve(), f'cannot listen on its port: {error.strerror}'
-    hello = {'protocol': PROTOCOL, 'job': cluster.job, 'rank': cluster.worker.rank,
-             'facts': facts, 'problem': problem}
-    while time.monotonic() < deadline:
-        inbox = queue.SimpleQueue()
-        try:
-            connection = connection_.Connection(connection_.reach(cluster.meeting, deadline))
-            connection.listen(inbox)
-            answer = _introduce(cluster, connection, hello, port, inbox, deadline)
-        except (OSError, ValueError) as error:
-            # A rejection explains more than that nothing answered. It may be only for now.
-            if isinstance(error, ValueError) or not isinstance(reason, ValueError):
-                reason = error
-            time.sleep(_PAUSE)
-            continue
-        if 'error' in answer:
-            kind = connection_.Lost if answer['code'] == connection_.LOST else app.UsageError
-            raise kind(connection_.text(answer['error']))
-        return watch.Meeting(cluster, answer['peers'], {0: connection}, inbox, port)
-    line = (f'worker {cluster.worker.rank} could not join worker 0 at {cluster.meeting} within '
-            f'--start_timeout={cluster.timeouts.start:g} seconds: '
-            f'{connection_.text(getattr(reason, "strerror", None) or reason)}')
-    if isinstance(reason, ValueError):
-        raise app.UsageError(line)
-    raise connection_.Lost(f'{line}; worker 0 may not have been started, or the job may have '
-                           'started already: it then accepts no more workers')
+        return json_files.parse(connection.recv_bytes(_LONGEST_MESSAGE), 'a message')
+    except (EOFError, OSError, ValueError) as error:  # An EOFError has no text.
+        return {'end': getattr(error, 'strerror', None) or str(error) or 'it closed the connection'}
 
 
-def _introduce(cluster, connection, hello, port, inbox, deadline):
-    """Identifies this worker; returns worker 0's answer."""
-    host = connection.host
-    if host.startswith('127.'):  # On worker 0's machine, which the others reach by this name.
-        host = cluster.meeting
-    connection.send(**hello, address=_own_address(cluster, host, port))
-    try:
-        _, answer = inbox.get(timeout=max(0.01, deadline - time.monotonic()))
-    except queue.Empty:
-        connection.close()
-        raise TimeoutError('timed out') from None
-    if isinstance(answer, Exception):
-        raise OSError(f'the server there is not worker 0: {answer}')
-    if 'rejected' in answer:
-        raise ValueError(answer['rejected'])
-    return answer
-
-
-def _own_address(cluster, host, port):
-    """The address of this worker for TensorFlow: as given, or else a host and its reserved port."""
-    return (cluster.address_of(cluster.worker.rank)
-            or f'{host.split(":")[0]}:{port.getsockname()[1]}')
+def _name(rank, address):
+    return f'worker {rank} ({address})' if address else f'worker {rank}'

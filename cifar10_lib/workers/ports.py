@@ -10,11 +10,25 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import re
 import socket
 import struct
 
+from absl import app
+
+from cifar10_lib.program import json_files
+
 _SIOCGIFCONF = 0x8912  # linux/sockios.h: the addresses of all devices.
 _ENTRY = '16s4x4s16x'  # Device, address; linux/if.h.
+
+
+def split_address(address, source='address'):
+    """Splits 'host:port' into str and int; raises `app.UsageError` for anything else, also for
+    IPv6, since TensorFlow's cluster addresses do not support brackets."""
+    match = re.fullmatch('([A-Za-z0-9._-]+):([0-9]{1,5})', address)
+    if not match or not 1 <= int(match.group(2)) <= 65535:
+        raise app.UsageError(f'{source}: {json_files.shown(address)} is not HOST:PORT')
+    return match.group(1), int(match.group(2))
 
 
 def reserve(port=0, host=''):

@@ -1,0 +1,146 @@
+"""One of several workers that train together: the same values at the start, and the same last step.
+
+Each worker runs a graph of its own in a session on its own `tf.train.Server`; the collective
+operations in the graphs exchange data.
+"""
+import contextlib
+import os
+
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+from cifar10_lib.program import cores, devices, errors
+from cifar10_lib.training import worker
+from cifar10_lib.workers import collectives, meeting, ports
+
+FLAGS = flags.FLAGS
+
+_JOB = 'worker'
+_CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones took less time.
+
+# What TensorFlow may raise when another worker fails.
+_PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
+                   tf.errors.DeadlineExceededError, tf.errors.InternalError, tf.errors.UnknownError)
+
+
+@contextlib.contextmanager
+def joined(cluster, facts):
+    """Yields this `worker.Worker` once all workers have met and agree.
+
+    Args:
+        cluster: a `Cluster`.
+        facts: dictionary from name to JSON value, which must be the same for all workers.
+
+    Raises the errors of `meeting.join` and `Meeting.barrier`, and `TimeoutError` if a step took
+    longer than --step_timeout. If a worker is lost, the meeting ends the process.
+    """
+    if cluster.size == 1:
+        yield worker.Worker()
+        return
+    with meeting.join(cluster) as peers:
+        peers.barrier('the settings', {'the number of workers': cluster.size, **facts})
+        try:
+            yield ConnectedWorker(cluster, peers)
+        except _PERHAPS_A_PEER as error:
+            if not peers.wait_for_loss(peers.patience) and isinstance(
+                    error, tf.errors.DeadlineExceededError):
+                raise TimeoutError(
+                    f'a step took longer than --step_timeout={cluster.step_timeout:g} seconds '
+                    'although all workers send heartbeats: raise it if steps are that slow, or '
+                    'check the network between the workers') from error
+            raise  # If a worker was lost, the meeting ends this process with its line.
+
+
+class ConnectedWorker(worker.Worker):
+    """One of several workers; see `worker.Worker`. Create it before the graph."""
+
+    def __init__(self, cluster, peers):
+        """`peers` is the `meeting.Meeting` of the workers of a `Cluster`."""
+        super().__init__(cluster.rank, cluster.size, cluster.local_rank)
+        self.step_seconds = cluster.step_timeout
+        self._peers = peers
+        self._gpus = devices.visible_gpus()
+        self._layout = []
+
+    def barrier(self, stage, must_match=None, value=None):
+        """Waits for all workers at a stage; see `Meeting.barrier`."""
+        return self._peers.barrier(stage, must_match, value)
+
+    def mean_losses(self, losses):
+        """Also averages the collection `errors`.
+
+        The same reduction informs all workers of a signal that one of them caught.
+        """
+        training_errors = tf.get_collection_ref('errors')
+        self._ask_stop = tf.placeholder_with_default(0.0, [], name='stop')
+        means = collectives.mean_losses(
+            {**losses, 'error': training_errors[0], 'stop': self._ask_stop}, self)
+        self._stop, training_errors[0] = means['stop'], means['error']
+        return {name: means[name] for name in losses}
+
+    def mean_gradients(self, gradients):
+        self._layout = [f'{variable.op.name} {gradient.shape.as_list()}'
+                        for gradient, variable in gradients if gradient is not None]
+        return collectives.all_reduce_mean(gradients, self, overlap=FLAGS.overlap,
+                                           on_gpu=self._gpus > 0)
+
+    def session(self, scaffold, hooks):
+        """Starts this worker's server, and returns a session on it.
+
+        Raises ConnectionError if the server cannot listen.
+        """
+        config = devices.session_config(FLAGS.log_device_placement)
+        configure(config, self, self._gpus)
+        self._broadcast = collectives.broadcast(tf.global_variables(), self)
+        own = self._peers.hosts[self.rank]
+        host, port = ports.split_address(own)
+        machines = sorted({address.split(':')[0] for address in self._peers.hosts})
+        # gRPC would use the environment's Internet proxy. It reads this variable in lower case.
+        os.environ['no_grpc_proxy'] = ','.join(machines)  # noqa: SIM112
+        try:
+            self._server = tf.train.Server({_JOB: self._peers.hosts}, _JOB, self.rank,
+                                           config=config, start=False)
+        except tf.errors.OpError as error:
+            raise ConnectionError(f'TensorFlow cannot listen at {own}: is it in use?') from error
+        self._peers.port.close()
+        if not ports.bind(port, ports.device_of(host, machines)):
+            errors.say('Warning: any network of this machine can reach the port of TensorFlow '
+                       f'({own}), which executes whatever it is sent there: use a private network.')
+        self._server.start()  # It listens already, but does not run graphs yet.
+        return worker.Session(
+            scaffold=scaffold, hooks=hooks, master=self._server.target, config=config)
+
+    def start(self, session):
+        # Before the first step, which has a time limit: all servers listen, and can be reached.
+        self.barrier('the start', {'gradients': self._layout})
+        self._peers.reach_all()
+        session.run(self._broadcast, options=self._options())
+
+    def step(self, caught):
+        return tf.train.SessionRunArgs(
+            {'stop': self._stop}, {self._ask_stop: float(bool(caught))}, self._options())
+
+    def _options(self):
+        return tf.RunOptions(timeout_in_ms=int(1000 * self.step_seconds))  # Per step.
+
+    def end(self):
+        """Waits until worker 0 has saved the last step, and leaves."""
+        self.barrier('the end')
+        self._peers.leave()
+
+
+def configure(config, me, gpus=0):
+    """Configures a worker's server and session, a `tf.ConfigProto`, for collective operations.
+
+    The local rank of `me`, a `worker.Worker`, selects one of `gpus`, the number that it sees.
+    """
+    # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
+    config.experimental.collective_group_leader = f'/job:{_JOB}/replica:0/task:0'
+    config.device_filters.append(f'/job:{_JOB}/task:{me.rank}')
+    config.experimental.collective_nccl = gpus > 0
+    config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
+    if (config.inter_op_parallelism_threads or cores.visible()) == 1:
+        # A single core has one thread, which would send the first bucket after the backward pass.
+        config.inter_op_parallelism_threads = 2
+    if gpus > 1:
+        config.gpu_options.visible_device_list = str(me.local_rank % gpus)
