@@ -49,6 +49,8 @@ def batch_norm(inputs, decay=0.999, center=True, scale=False, epsilon=0.001, act
         for update in updates:
             tf.add_to_collections(updates_collections, update)
         updates = []
+    if inputs.shape.ndims == 2:
+        outputs = tf.reshape(outputs, [-1, *channels])
     with tf.control_dependencies(updates):
-        outputs = tf.reshape(outputs, tf.shape(inputs))
+        outputs = tf.identity(outputs)
     return activation_fn(outputs) if activation_fn else outputs
