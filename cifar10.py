@@ -9,19 +9,20 @@ The network is Alex Krizhevsky's (https://code.google.com/p/cuda-convnet/) with 
 has 1,068,298 parameters and takes 18.5 million multiply-adds per image. The tutorial reports an
 accuracy of about 86 %.
 """
+import os
+
 import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10_input
 from cifar10_lib import settings
-from cifar10_lib.datasets import download
-from cifar10_lib.nets import lrn, summaries, towers, variables
+from cifar10_lib.datasets import download, image_source
+from cifar10_lib.nets import lrn, summaries, variables
 from cifar10_lib.program import argparse_flags, paths
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
                      upper_bound=1 << 16, short_name='b')
 paths.define('data_dir', '/tmp/cifar10_data', 'Folder for downloaded and generated data sets.')
-flags.DEFINE_boolean('use_fp16', False, 'Compute in float16 with float32 variables; for GPUs.')
 
 # TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
 FLAGS = tf.app.flags.FLAGS
@@ -46,29 +47,31 @@ TOWER_NAME = 'tower'
 DATA_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 
 
-@flags.multi_flags_validator(['use_fp16', 'use_bf16'], 'both set the type in which layers compute; '
-                             'expected at most one of them: remove the other')
-def _check_types(values):
-    return not all(values.values())
-
-
 def _activation_summary(x):
     """Adds summaries of a layer's activations `x`, float: a histogram, and the part that is zero.
 
     Their tags leave out the tower, so that all trainers have the same curves.
     """
-    summaries.activations(towers.strip(x.op.name, TOWER_NAME), x)
+    summaries.activations(x, TOWER_NAME)
 
 
-# The tutorial's names; other networks use these functions, too.
+# The tutorial's names of these functions.
 _variable_on_cpu = variables.on_cpu
 _variable_with_weight_decay = variables.with_weight_decay
 
 
 def source(eval_data=False, subset=None, shard=(0, 1)):
-    """The `Source` of `--dataset`, the images that a graph reads: see `settings.source`."""
+    """The images of `--dataset` that a graph reads: a `Source`, which documents the arguments.
+
+    By default, all of the test set, or the training images that `--validate_on` leaves.
+    """
+    if subset is None:
+        held_out = not eval_data and FLAGS.validate_on == 'held_out'
+        subset = 'training' if held_out else 'all'
+    row = image_source.find(FLAGS.dataset, NUM_CLASSES, DATA_URL)
     examples = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL if eval_data else NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
-    return settings.source(eval_data, subset, shard, NUM_CLASSES, DATA_URL, examples)
+    return image_source.Source(row, os.path.join(FLAGS.data_dir, row.folder), FLAGS.batch_size,
+                               eval_data, subset, shard, examples)
 
 
 def distorted_inputs(recipe=None, shard=(0, 1)):
@@ -79,12 +82,10 @@ def distorted_inputs(recipe=None, shard=(0, 1)):
         shard: (index, count) of the worker's part; see `Source`.
 
     Returns:
-        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or the size that `recipe.augment`
-            makes.
+        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of the size of the recipe.
         labels: int32 [batch_size].
 
-    Raises:
-        errors.MissingFile: a record file is missing; see `maybe_download_and_extract`.
+    Raises `errors.MissingFile` without record files; see `maybe_download_and_extract`.
     """
     return cifar10_input.dequeue(cifar10_input.distorted_batches(
         source(shard=shard), recipe.augment if recipe else cifar10_input.distort,
@@ -101,8 +102,7 @@ def inputs(eval_data):
         images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
         labels: int32 [batch_size].
 
-    Raises:
-        errors.MissingFile: a record file of the set is missing; see `maybe_download_and_extract`.
+    Raises `errors.MissingFile` without record files; see `maybe_download_and_extract`.
     """
     return cifar10_input.batches(source(bool(eval_data), 'all'))
 
@@ -210,7 +210,8 @@ def loss(logits, labels):
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=labels, logits=logits, name='cross_entropy_per_example')
     tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
-    return tf.add_n(towers.losses(), name='total_loss')
+    scope = tf.get_default_graph().get_name_scope()
+    return tf.add_n(tf.get_collection('losses', scope + '/' if scope else None), name='total_loss')
 
 
 def _add_loss_summaries(total_loss):
@@ -218,7 +219,7 @@ def _add_loss_summaries(total_loss):
 
     Returns an operation that updates their moving averages.
     """
-    return summaries.losses(towers.losses_by_name(total_loss, TOWER_NAME))
+    return summaries.losses(summaries.losses_by_name(total_loss, TOWER_NAME))
 
 
 def learning_rate(global_step, batches_per_step=1):
@@ -253,8 +254,7 @@ def train(total_loss, global_step, recipe=None, grads=None, loss_averages_op=Non
     Returns:
         An operation that runs one step.
 
-    Raises:
-        errors.MissingFile: a record file is missing, so the length of an epoch is unknown.
+    Raises `errors.MissingFile` without record files: the length of an epoch is unknown.
     """
     if grads is None:
         grads = variables.compute_gradients(total_loss)
@@ -287,15 +287,14 @@ def train(total_loss, global_step, recipe=None, grads=None, loss_averages_op=Non
                 variables_averages_op = variable_averages.apply(tf.trainable_variables())
 
     # Batch norms update their moving statistics, all towers the same ones: by the first tower's.
-    update_ops = towers.of_first(tf.get_collection(tf.GraphKeys.UPDATE_OPS), TOWER_NAME)
+    update_ops = summaries.of_first_tower(tf.get_collection(tf.GraphKeys.UPDATE_OPS), TOWER_NAME)
     return tf.group(variables_averages_op, loss_averages_op, *update_ops, name='train')
 
 
 def maybe_download_and_extract():
     """Makes sure that the record files exist and are valid; downloads or generates missing ones.
 
-    Raises:
-        errors.DataError: a file is damaged, or the download failed.
+    Raises `errors.DataError` if a file is damaged, or the download failed.
     """
     download.maybe_download_and_extract(source().data_set, FLAGS.data_dir, FLAGS.data_url)
 

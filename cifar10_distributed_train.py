@@ -20,7 +20,7 @@ from absl import flags
 
 import cifar10
 from cifar10_lib import recipes, settings
-from cifar10_lib.nets import summaries, towers, variables
+from cifar10_lib.nets import summaries, variables
 from cifar10_lib.program import console, devices, ownership
 from cifar10_lib.training import resume, session as training, worker as worker_
 from cifar10_lib.workers import cluster, collectives, launch, team as team_
@@ -45,17 +45,17 @@ def build(images, labels, team):
         train_op: operation that runs one step.
         total_loss: float32 [], mean over all workers.
     """
-    recipe = recipes.chosen()
+    recipe = recipes.chosen(training=True)
     global_step = tf.train.get_or_create_global_step()
-    loss = cifar10.loss(recipe.inference(images, training=True), labels)
-    losses = team.mean_losses(towers.losses_by_name(loss, cifar10.TOWER_NAME))
+    loss = cifar10.loss(recipe.inference(images), labels)
+    losses = team.mean_losses(summaries.losses_by_name(loss, cifar10.TOWER_NAME))
     grads = team.mean_gradients(variables.compute_gradients(loss))
     train_op = cifar10.train(losses['total_loss'], global_step, recipe, grads,
                              summaries.losses(losses), team.size)
     return train_op, losses['total_loss']
 
 
-def train(team=worker_.Worker(), first_step=None):
+def train(team=worker_.Worker(), first_step=None):  # noqa: B008
     """Builds the graph and steps it until --max_steps, resuming if it can.
 
     Args:

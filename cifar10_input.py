@@ -11,7 +11,7 @@ import collections
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.datasets import source as source_, table
+from cifar10_lib.datasets import image_source, table
 from cifar10_lib.nets import summaries
 from cifar10_lib.program import console, errors
 
@@ -70,7 +70,7 @@ def read_cifar10(filename_queue, records=None, data_set=None):
     else:
         result.key, value = reader.read_up_to(filename_queue, records)
         leading, axes = [-1], [0, 2, 3, 1]
-    result.value = source_.checked(value, result.key, data_set)
+    result.value = image_source.checked(value, result.key, data_set)
     result.record = tf.reshape(
         tf.decode_raw(result.value, tf.uint8), leading + [data_set.record_bytes])
     first = data_set.label_index
@@ -227,8 +227,8 @@ def inputs(eval_data, data_dir, batch_size):
 def _cifar10(eval_data, data_dir, batch_size):
     """The `Source` of callers that name only a folder."""
     examples = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL if eval_data else NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
-    return source_.Source(table.edited_cifar10(NUM_CLASSES), data_dir, batch_size, bool(eval_data),
-                          examples_per_epoch=examples)
+    return image_source.Source(table.edited_cifar10(NUM_CLASSES), data_dir, batch_size,
+                               bool(eval_data), examples_per_epoch=examples)
 
 
 def distorted_batches(source, augment=distort, capacity=_PREFETCHED_BATCHES,

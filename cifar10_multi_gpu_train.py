@@ -18,7 +18,7 @@ from absl import flags
 import cifar10
 import cifar10_input
 from cifar10_lib import recipes, settings
-from cifar10_lib.nets import summaries, towers, variables
+from cifar10_lib.nets import summaries, variables
 from cifar10_lib.program import console, devices, ownership
 from cifar10_lib.training import session as training
 
@@ -40,8 +40,8 @@ def tower_loss(scope, images, labels):
         float32 [], the total loss of the tower's batch.
     """
     with tf.name_scope(scope):
-        # The network of --net: by default, this is cifar10.inference(images).
-        logits = recipes.chosen().inference(images, training=True)
+        # cifar10.inference, unless --net is given.
+        logits = recipes.chosen(training=True).inference(images)
         return cifar10.loss(logits, labels)
 
 
@@ -71,6 +71,25 @@ def average_gradients(tower_grads):
     return averages
 
 
+def build_towers(batch_queue):
+    """Builds `--num_gpus` towers that share their variables; each dequeues batches of its own.
+
+    Returns:
+        tower_grads: list over towers of lists of (gradient, variable).
+        tower_losses: list over towers of dictionaries from name to float32 [].
+    """
+    tower_grads, tower_losses = [], []
+    for i in range(FLAGS.num_gpus):
+        with tf.variable_scope(tf.get_variable_scope(), reuse=i > 0), \
+                tf.name_scope(f'{cifar10.TOWER_NAME}_{i}') as scope:
+            image_batch, label_batch = cifar10_input.dequeue(batch_queue)
+            with tf.device(f'/gpu:{i}'):
+                loss = tower_loss(scope, image_batch, label_batch)
+                tower_grads.append(variables.compute_gradients(loss))
+            tower_losses.append(summaries.losses_by_name(loss, cifar10.TOWER_NAME))
+    return tower_grads, tower_losses
+
+
 def mean_losses(tower_losses):
     """Means over towers: list of dictionaries from name to float32 [] -> one such dictionary."""
     with tf.name_scope('mean_losses'):
@@ -88,17 +107,7 @@ def train():
             cifar10.source(), recipe.augment, 2 * FLAGS.num_gpus,
             FLAGS.min_fraction_of_examples_in_queue)
 
-        # Calculate the gradients of each tower; all towers share the variables of the first.
-        tower_grads, tower_losses = [], []
-        for i in range(FLAGS.num_gpus):
-            with tf.variable_scope(tf.get_variable_scope(), reuse=i > 0), \
-                    tf.name_scope(f'{cifar10.TOWER_NAME}_{i}') as scope:
-                image_batch, label_batch = cifar10_input.dequeue(batch_queue)
-                with tf.device(f'/gpu:{i}'):
-                    loss = tower_loss(scope, image_batch, label_batch)
-                    tower_grads.append(variables.compute_gradients(loss))
-                tower_losses.append(towers.losses_by_name(loss, cifar10.TOWER_NAME))
-
+        tower_grads, tower_losses = build_towers(batch_queue)
         with tf.device(variables.device()):
             grads = average_gradients(tower_grads)
         losses = mean_losses(tower_losses)

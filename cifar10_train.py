@@ -25,14 +25,13 @@ FLAGS = cifar10.FLAGS  # For code that sets the flags of a run and calls `train`
 
 def train():
     """Builds the graph and steps it until --max_steps, resuming if it can."""
-    recipe = recipes.chosen()
+    recipe = recipes.chosen(training=True)
     with tf.Graph().as_default():
         training.use_seed()
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             global_step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(recipe)
-        # The network of --net: by default, this is cifar10.inference(images).
-        logits = recipe.inference(images, training=True)
+        logits = recipe.inference(images)  # cifar10.inference, unless --net is given.
         loss = cifar10.loss(logits, labels)
         train_op = cifar10.train(loss, global_step, recipe)
         with training.session(loss, FLAGS.batch_size) as session:

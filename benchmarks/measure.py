@@ -67,7 +67,7 @@ def measure_input():
 
 def _inference(images):
     return (tutorial.inference(images, cifar10._variable_on_cpu) if FLAGS.tf_lrn
-            else recipes.chosen().inference(images, training=True))
+            else recipes.chosen(training=True).inference(images))
 
 
 def _training(images, labels):

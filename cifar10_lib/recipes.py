@@ -2,6 +2,9 @@
 
 To add a network, write its functions in a file of `nets/` and add a row here.
 """
+import dataclasses
+import functools
+
 import tensorflow.compat.v1 as tf
 from absl import flags
 
@@ -16,14 +19,15 @@ flags.DEFINE_string('net', 'tutorial', 'The network: tutorial or resnet23.',
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 
-def chosen():
-    """The row of `--net`, a `nets.recipe.Recipe`."""
-    return TABLE[FLAGS.net]
+def chosen(training=False):
+    """The row of `--net`, a `nets.recipe.Recipe`, whose `inference` takes only images.
 
-
-def _tutorial_inference(images, training):
-    del training  # The network is the same in both.
-    return cifar10.inference(images)
+    `training` is whether that is the network as it trains; in the tutorial's, nothing differs.
+    """
+    row = TABLE[FLAGS.net]
+    inference = (functools.partial(row.inference, training=training) if row.inference else
+                 cifar10.inference)
+    return dataclasses.replace(row, inference=inference)
 
 
 def _resnet23_inference(images, training, gather=None):
@@ -47,7 +51,7 @@ def _resnet23_schedule(global_step, batches_per_step):
 TABLE = {row.name: row for row in (
     recipe.Recipe(
         name='tutorial',
-        inference=_tutorial_inference,
+        inference=None,
         augment=cifar10_input.distort,
         prepare=cifar10_input.standardise,
         schedule=cifar10.learning_rate,

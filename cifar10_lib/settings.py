@@ -1,10 +1,9 @@
 """The flags of data and schedule that the tutorial does not have."""
-import os
-
+import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10_input
-from cifar10_lib.datasets import source as source_, table
+from cifar10_lib.datasets import image_source, table
 from cifar10_lib.nets import linear_scaling
 from cifar10_lib.program import errors, paths
 
@@ -23,14 +22,12 @@ flags.DEFINE_boolean('linear_scaling', None, 'With k batches per step, use k tim
 flags.DEFINE_float('warmup_epochs', linear_scaling.WARMUP_EPOCHS, 'Length of the warm-up of '
                    '--linear_scaling; 0 starts at the full rate.',
                    lower_bound=0.0, upper_bound=1e6, short_name='e')
-flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32 variables; for GPUs, and '
-                     'CPUs with AMX or AVX512_BF16.')
 flags.DEFINE_float('min_fraction_of_examples_in_queue',
                    cifar10_input.MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
                    'Fraction of the training images to keep in the shuffle queue.',
                    lower_bound=0.0, upper_bound=1.0)
 
-FLAGS = flags.FLAGS
+FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 # Scripts that do not train, or do not read record files, omit these from --help.
 TRAINING_FLAGS = ('learning_rate', 'linear_scaling', 'min_fraction_of_examples_in_queue',
@@ -39,14 +36,14 @@ INPUT_FLAGS = ('batch_size', 'data_dir', 'data_url')
 
 # Programs written against the tutorial may define their own flags of these names, which then
 # replace ours.
-for _name in (*TRAINING_FLAGS, 'dataset', 'data_url', 'use_bf16'):
+for _name in (*TRAINING_FLAGS, 'dataset', 'data_url'):
     FLAGS[_name].allow_override = True
 
 
 @flags.validator('dataset')
 def _check_dataset(name):
     try:
-        source_.find(name)
+        image_source.find(name)
     except errors.DataError as error:
         raise flags.ValidationError(str(error)) from error
     return True
@@ -70,23 +67,3 @@ def scaled(rate, global_step, images, batches_per_step, recipe=None):
         images.batch_size, batches_per_step, recipe.batch_size if recipe else 128)
     return rate * linear_scaling.factor(
         global_step, images.steps_per_epoch(batches_per_step), batches, FLAGS.warmup_epochs)
-
-
-def source(eval_data, subset, shard, num_classes, url, examples_per_epoch):
-    """The images of `--dataset` that a graph reads; the last three are the tutorial's constants.
-
-    Args:
-        eval_data: True for the test set, False for the training set.
-        subset: see `Source`; None for all images, or those that `--validate_on` leaves to train on.
-        shard: (index, count) of the worker's part.
-        num_classes, url, examples_per_epoch: constants of cifar10.py, which replace CIFAR-10's own.
-
-    Returns:
-        A `Source` in `--data_dir`; a user's own data set is where its folder is.
-    """
-    if subset is None:
-        held_out = not eval_data and FLAGS.validate_on == 'held_out'
-        subset = 'training' if held_out else 'all'
-    row = source_.find(FLAGS.dataset, num_classes, url)
-    return source_.Source(row, os.path.join(FLAGS.data_dir, row.folder), FLAGS.batch_size,
-                          eval_data, subset, shard, examples_per_epoch)

@@ -134,7 +134,7 @@ def _logits_of_whole_batch(images, batch_size):
     with tf.name_scope('whole_batch'):
         count = tf.shape(images)[0]
         whole = tf.gather(images, tf.range(batch_size) % count)
-    logits = recipes.chosen().inference(whole, training=False)
+    logits = recipes.chosen().inference(whole)
     with tf.name_scope('whole_batch/'):
         return logits[:count]
 
@@ -148,7 +148,7 @@ def _logits(images):
     advice = ('inference requires a fixed batch size; expected any number of images: flatten by '
               'tf.reshape(net, [-1, UNITS]), not by tf.reshape(net, [FLAGS.batch_size, -1])')
     try:
-        logits = recipes.chosen().inference(images, training=False)
+        logits = recipes.chosen().inference(images)
     except (TypeError, ValueError) as error:
         raise app.UsageError(advice) from error
     if logits.shape.as_list()[0] is not None:

@@ -68,13 +68,13 @@ class Statistics:
 
     def _build(self):
         """Builds the network of `--net`; `_sources` is empty if it is not the one that trains."""
-        recipe, self._sources = recipes.chosen(), {}
+        recipe, self._sources = recipes.chosen(training=True), {}
         with tf.Graph().as_default() as self._graph:
             self._pixels = tf.placeholder(tf.uint8, [_BATCH_SIZE, table.IMAGE_BYTES])
             try:
                 with tf.device('/cpu:0'):
                     images = recipe.prepare(self._pixels)
-                recipe.inference(images, training=True)
+                recipe.inference(images)
             except (TypeError, ValueError):  # It requires another batch size, for one.
                 return
             updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)

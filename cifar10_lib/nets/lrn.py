@@ -17,7 +17,7 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
     Computes in float32 for any input type: the square of a float16 overflows above 255.
 
     Args:
-        net: float [..., channels]; `channels` must be known.
+        net: float [batch, ..., channels]; all dimensions but the first must be known.
         depth_radius: number of channels to sum on each side.
         bias: added to the sum; positive.
         alpha: factor of the sum.
@@ -48,5 +48,7 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
             return x * scale, gradient
 
         rows = tf.reshape(tf.cast(net, tf.float32), [-1, channels])
-        result = tf.cast(tf.reshape(normalise(rows), tf.shape(net)), net.dtype)
-        return tf.identity(result, name=scope)
+        # Not `tf.shape(net)`: a frozen graph would accept only the batch size of training.
+        result = tf.reshape(normalise(rows), [-1, *net.shape.as_list()[1:]])
+        result.set_shape(net.shape)
+        return tf.identity(tf.cast(result, net.dtype), name=scope)

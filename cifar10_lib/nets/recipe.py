@@ -10,7 +10,7 @@ class Recipe:
     Attributes:
         name: value of `--net`.
         inference: function (images, training) -> logits, float32 [batch, classes]; `training` is a
-            bool.
+            bool. None for `cifar10.inference`, which takes only images.
         augment: function from the pixels of records, uint8 [records, 3 * 32 * 32], to images for
             training, float32 [records, height, width, 3]. May draw random numbers.
         prepare: the same for evaluation, without random numbers.
@@ -25,7 +25,7 @@ class Recipe:
     """
 
     name: str
-    inference: Callable
+    inference: Callable | None
     augment: Callable
     prepare: Callable
     schedule: Callable

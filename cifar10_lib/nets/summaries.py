@@ -39,12 +39,13 @@ def images(batch):
             tag=os.path.basename(scope.rstrip('/')), tensor=batch, max_images=3))
 
 
-def activations(name, x):
+def activations(x, tower):
     """Adds a histogram of a layer's output `x`, float, and the fraction of it that is zero.
 
-    The tags start with the name of the layer: 'conv1' for the operation 'conv1/conv1'.
+    The tags start with the name of the layer: 'conv1' for the operation 'tower_0/conv1/conv1', if
+    `tower` is 'tower'.
     """
-    name = re.sub(r'(^|/)([^/]+)/\2$', r'\1\2', name)
+    name = re.sub(r'(^|/)([^/]+)/\2$', r'\1\2', re.sub(f'^{tower}_[0-9]+/', '', x.op.name))
     with tf.name_scope('summaries'):
         histogram(name + '/activations', x)
         zeros = tf.cast(tf.equal(x, 0), tf.float32)  # `tf.nn.zero_fraction` takes 35 operations.
@@ -88,3 +89,19 @@ def losses(values_by_name):
             scalar(name + ' (raw)', values[index])
             scalar(name, moved[index])
     return after
+
+
+def losses_by_name(total_loss, tower):
+    """The losses of the current name scope and their total, float32 [], for `losses`.
+
+    Returns a dictionary from name without the tower, such as 'local3/weight_loss', to float32 [].
+    """
+    scope = tf.get_default_graph().get_name_scope()
+    found = tf.get_collection('losses', scope + '/' if scope else None)
+    return {re.sub(f'^{tower}_[0-9]+/', '', each.op.name): each for each in [*found, total_loss]}
+
+
+def of_first_tower(nodes, tower):
+    """The operations or tensors of a list without those of towers 1, 2 and so on."""
+    later = re.compile(f'{tower}_[1-9]')
+    return [node for node in nodes if not later.match(node.name)]

@@ -9,13 +9,24 @@ from absl import flags
 flags.DEFINE_enum('variables', 'cpu', ['cpu', 'gpu'], 'Memory for the variables and their update: '
                   "the host's, or that of the first GPU, which saves copying them in each step.")
 
+flags.DEFINE_boolean('use_fp16', False, 'Compute in float16 with float32 variables; for GPUs.')
+flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32 variables; for GPUs, and '
+                     'CPUs with AMX or AVX512_BF16.')
+
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
-FLAGS['variables'].allow_override = True  # A program's own flag of this name replaces ours.
+for _name in ('variables', 'use_bf16'):
+    FLAGS[_name].allow_override = True  # A program's own flag of this name replaces ours.
 
 # Multiplies the loss before differentiation; the gradients are divided by it in float32. Otherwise
 # small ones underflow: float16 has no numbers below 6e-8. Micikevicius et al., "Mixed Precision
 # Training" (2018), section 3.2.
 _LOSS_SCALE = 128.0
+
+
+@flags.multi_flags_validator(['use_fp16', 'use_bf16'], 'both set the type in which layers compute; '
+                             'expected at most one of them: remove the other')
+def _check_types(values):
+    return not all(values.values())
 
 
 def compute_type():

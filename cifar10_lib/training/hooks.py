@@ -12,7 +12,7 @@ import time
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.program import console
+from cifar10_lib.program import console, errors
 from cifar10_lib.runs import checkpoints, metrics, names, parameters
 
 SUMMARY_STEPS = 100  # Number of steps between summaries, and between rows of metrics.csv.
@@ -52,12 +52,13 @@ class WorkerHook(tf.train.SessionRunHook):
 
     Attributes:
         is_stopped: whether a worker has caught a signal.
+        in_step: whether a step is running, or has failed.
     """
 
     def __init__(self, worker, caught):
         """`caught` is the list of signals that this `worker.Worker` has caught."""
         self._worker, self._caught = worker, caught
-        self.is_stopped = False
+        self.is_stopped = self.in_step = False
 
     def after_create_session(self, session, coord):
         self._worker.start(session)
@@ -66,9 +67,11 @@ class WorkerHook(tf.train.SessionRunHook):
             coord.request_stop()
 
     def before_run(self, run_context):
+        self.in_step = True
         return self._worker.step(self._caught)
 
     def after_run(self, run_context, run_values):
+        self.in_step = False
         if run_values.results.get('stop', len(self._caught)) > 0:
             self.is_stopped = True
             run_context.request_stop()
@@ -192,10 +195,11 @@ class MetricsHook(StepHook):
         """Mean training error since the epoch began, or this start if later; None if unknown."""
         return float(np.mean(self._epoch_errors)) if self._epoch_errors else None
 
-    def add_row(self, errors=None):
+    def add_row(self, validated=None):
         """Adds a row of means since the last one, unless there was no step since.
 
-        `errors` are the `validation.Errors` at this step. A validation does not count as training.
+        `validated` are the `validation.Errors` at this step. The time of a validation does not
+        count as training.
         """
         if not self._since_row:
             return
@@ -206,8 +210,8 @@ class MetricsHook(StepHook):
         self._table.append(
             step=self.steps, wall_time=time.time(), epoch=self._epochs.seen(self.steps),
             learning_rate=self.values.get('learning_rate'), training_loss=means['training_loss'],
-            training_error=training_error, validation_error=errors and errors.raw,
-            validation_error_averaged=errors and errors.averaged,
+            training_error=training_error, validation_error=validated and validated.raw,
+            validation_error_averaged=validated and validated.averaged,
             images_per_second=len(self._since_row) * self._epochs.images_per_step / seconds)
         self._since_row = []
         self._start_time = time.perf_counter()
@@ -215,8 +219,8 @@ class MetricsHook(StepHook):
         if training_error is not None and self.steps % SUMMARY_STEPS == 0:
             # The evaluation's tag, so that TensorBoard shows both in one chart.
             values['Precision @ 1'] = 1 - training_error
-        if errors:
-            values['validation/error'], values['validation/error_averaged'] = errors
+        if validated:
+            values['validation/error'], values['validation/error_averaged'] = validated
             values['training/error'] = training_error
         self._writer.add_summary(tf.Summary(value=[
             tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()
@@ -259,10 +263,14 @@ class ValidationHook(StepHook):
             return
         is_good = False
         if self._validation:
-            errors = self._validation.run(
-                run_context.session, self.steps, self._metrics.epoch_error())
-            self._metrics.add_row(errors)
-            is_good = errors is not None and 1 - errors.averaged >= self._stop_at
+            try:
+                found = self._validation.run(
+                    run_context.session, self.steps, self._metrics.epoch_error())
+            except (OSError, ValueError, tf.errors.OpError) as error:  # Files that were removed.
+                console.line(f'No validation at step {self.steps}: {errors.one_line(error)}')
+                found = None
+            self._metrics.add_row(found)
+            is_good = found is not None and reaches(found.averaged, self._stop_at)
         if is_good:
             since = ' since this start' if self._epochs.first_step else ''
             console.line(
@@ -287,6 +295,11 @@ class NanTensorHook(tf.train.NanTensorHook):
             raise self._metrics.diverged('the loss is nan') from error
 
 
+def reaches(error, precision):
+    """Whether an error, a fraction of images, is that of a precision; rounding does not count."""
+    return error <= 1 - precision + 1e-9
+
+
 class RefuseNonFinite(tf.train.CheckpointSaverListener):
     """Refuses to save variables that are not finite, so that the latest checkpoint stays good.
 
@@ -302,6 +315,7 @@ class RefuseNonFinite(tf.train.CheckpointSaverListener):
                 tf.reduce_all(tf.is_finite(variable.read_value())) for variable in self._checked])
 
     def before_save(self, session, global_step_value):
+        console.progress(f'step {global_step_value}: saving a checkpoint')
         for variable, finite in zip(self._checked, session.run(self._finite)):
             if not finite:
                 raise self._metrics.diverged(f'{variable.op.name} is not finite')

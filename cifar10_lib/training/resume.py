@@ -5,8 +5,8 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
-from cifar10_lib import recipes, settings as settings_
-from cifar10_lib.program import console, small_files
+from cifar10_lib import recipes, settings
+from cifar10_lib.program import console
 from cifar10_lib.runs import checkpoints, folder as run_folder, names
 
 FLAGS = flags.FLAGS
@@ -18,10 +18,6 @@ def first_step():
     return checkpoints.step(latest) if latest else 0
 
 
-# Flags whose changes are reported besides those of the schedule. Not all trainers have all of them.
-_REPORTED = ('use_fp16', 'use_bf16', 'variables')
-
-
 def prepare_folder(examples_per_step):
     """Checks that `--train_dir` holds this run or nothing, and writes `run.json`; returns a
     dictionary of `first_step` and `images_before`, see `EpochCounter`."""
@@ -30,69 +26,50 @@ def prepare_folder(examples_per_step):
     if FLAGS.restart:
         run_folder.remove_own_files(FLAGS.train_dir)
     run_folder.remove_unfinished(FLAGS.train_dir)
-    scales = settings_.scales_linearly(recipes.chosen())
-    rate = {'learning_rate': FLAGS.learning_rate,
-            'warmup_epochs': FLAGS.warmup_epochs if scales else None}  # None: not scaled.
-    _report_changes(earlier, examples_per_step, rate)
     step = first_step()
+    images_per_step = earlier.get('examples_per_step', examples_per_step)
     before = {'first_step': step, 'images_before': max(0, earlier.get('images_before', 0) + (
-        step - earlier.get('first_step', 0)) * earlier.get('examples_per_step', examples_per_step))}
+        step - earlier.get('first_step', 0)) * images_per_step)}
+    scales = settings.scales_linearly(recipes.chosen())
+    schedule = {'learning_rate': FLAGS.learning_rate, 'linear_scaling': scales,
+                'warmup_epochs': FLAGS.warmup_epochs if scales else None}
+    types = {name: FLAGS[name].value for name in ('use_fp16', 'use_bf16', 'variables')}
+    if images_per_step != examples_per_step:
+        warm_up = '; --linear_scaling does not warm up again' * (
+            scales and earlier.get('linear_scaling', False))
+        console.line(f'Resuming with {examples_per_step} images per step (was {images_per_step}); '
+                     f'the schedule treats earlier steps as {examples_per_step}-image steps'
+                     f'{warm_up}.')
+    for name, value in {**schedule, **types}.items():
+        if earlier.get(name, value) != value:
+            now, then = ('the default' if each is None else str(each).lower()
+                         for each in (value, earlier[name]))
+            continues = '; the schedule continues at the same step' * (name in schedule)
+            console.line(f'Resuming with --{name}={now} (was {then}){continues}.')
     data_set = cifar10.source().data_set
     run_folder.write_run(FLAGS.train_dir, {
         'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
         'dataset_folder': data_set.folder if os.path.isabs(data_set.folder) else None,
         'settings': {
             'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
-            'max_steps': FLAGS.max_steps, **before, **rate, 'linear_scaling': scales,
-            **_reported(),
+            'max_steps': FLAGS.max_steps, **before, **schedule, **types,
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
             'tensorflow': tf.version.VERSION}})
     return before
 
 
-def _report_changes(earlier, examples_per_step, rate):
-    """Prints which settings differ from those of an earlier start."""
-    if earlier.get('examples_per_step') not in (None, examples_per_step):
-        scaled = None not in (earlier.get('warmup_epochs'), rate['warmup_epochs'])
-        warm_up = '; --linear_scaling does not warm up again' if scaled else ''
-        console.line(f'Resuming with {examples_per_step} images per step (was '
-                     f'{earlier["examples_per_step"]}); the schedule treats earlier steps as '
-                     f'{examples_per_step}-image steps{warm_up}.')
-    for name, describe in (('learning_rate', _rate), ('warmup_epochs', _scaling)):
-        if earlier.get(name, rate[name]) != rate[name]:
-            console.line(f'Resuming with {describe(rate[name])} (was {describe(earlier[name])}); '
-                         'the schedule continues at the same step.')
-    for name, value in _reported().items():
-        if earlier.get(name, value) != value:
-            now, then = (small_files.shown(each).strip('"') for each in (value, earlier[name]))
-            console.line(f'Resuming with --{name}={now} (was {then}).')
-
-
-def _reported():
-    return {name: FLAGS[name].value if name in FLAGS else False for name in _REPORTED}
-
-
-def _rate(value):
-    return 'the default learning rate' if value is None else f'--learning_rate={value}'
-
-
-def _scaling(epochs):
-    return '--linear_scaling=false' if epochs is None else (
-        f'--linear_scaling --warmup_epochs={epochs}')
-
-
 def check_same_run():
     """The settings of the run in `--train_dir`, None without `run.json`; raises `app.UsageError`
     if the flags describe another run."""
     advice = 'choose another --train_dir, or start over with --restart'
-    settings = run_folder.check_run(FLAGS.train_dir, FLAGS.net, cifar10.source().data_set, advice)
-    earlier = settings and settings.get('validate_on', 'test')
+    found = run_folder.check_run(FLAGS.train_dir, FLAGS.net, cifar10.source().data_set, advice)
+    earlier = found and found.get('validate_on', 'test')
     if earlier not in (None, FLAGS.validate_on):
         raise app.UsageError(
             f'{FLAGS.train_dir} holds a run with --validate_on={earlier}, which trains on other '
             f'images than --validate_on={FLAGS.validate_on}: {advice}')
-    return settings
+    return found
 
 
 def load(session, saver, loader, variables):

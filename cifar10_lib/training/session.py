@@ -18,7 +18,7 @@ from absl import app, flags
 
 import cifar10
 from cifar10_lib.evaluation import statistics, validation
-from cifar10_lib.nets import towers
+from cifar10_lib.nets import summaries
 from cifar10_lib.program import console, files, paths
 from cifar10_lib import recipes
 from cifar10_lib.runs import best, checkpoints, folder as run_folder, names, parameters
@@ -103,13 +103,13 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
     saver = tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True,
                            keep_checkpoint_every_n_hours=math.inf)
     # The summaries of later towers have the same tags as the first one's.
-    summaries = towers.of_first(tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
+    found = summaries.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
     # This process initialises all variables. Reports of those that are not initialised, which the
     # scaffold would add, are an eighth of the graph.
     none = tf.constant([], tf.string)
     scaffold = tf.train.Scaffold(
         ready_op=none, ready_for_local_init_op=none, saver=saver,
-        summary_op=tf.summary.merge(summaries) if summaries else tf.constant(''),
+        summary_op=tf.summary.merge(found) if found else tf.constant(''),
         init_fn=lambda _, session_: (
             resume.load(session_, saver, loader, variables) if worker.leads else None))
 
@@ -125,7 +125,7 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
                     'images.')
         stack.enter_context(source.damage_reported())
         caught = stack.enter_context(signals.caught())
-        worker_hook = hooks.WorkerHook(worker, caught)
+        worker_hook, saver_hook = hooks.WorkerHook(worker, caught), None
         all_hooks = [worker_hook]
         if worker.leads:
             # One writer for all hooks. No other process writes here: the folder is locked.
@@ -136,6 +136,14 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
             validate = FLAGS.validate_every and validation.Validation(
                 FLAGS.train_dir, variables, current, FLAGS.validate_on, caught)
             record = hooks.MetricsHook(FLAGS.train_dir, _fetches(loss), epochs, writer)
+            saver_hook = tf.train.CheckpointSaverHook(
+                FLAGS.train_dir, scaffold=scaffold, save_steps=FLAGS.save_checkpoint_steps,
+                save_secs=None if FLAGS.save_checkpoint_steps else FLAGS.save_checkpoint_secs,
+                listeners=[
+                    hooks.RefuseNonFinite(variables, record),
+                    hooks.UpdateStatistics(current, worker, caught),
+                    hooks.AddRow(record),
+                    hooks.WriteParameters(FLAGS.train_dir, variables)])
             all_hooks += [
                 hooks.NanTensorHook(loss, record),
                 hooks.LoggerHook(loss, examples_per_step, FLAGS.log_frequency),
@@ -144,14 +152,7 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
                     hooks.SUMMARY_STEPS, summary_writer=writer, scaffold=scaffold),
                 record,
                 hooks.ValidationHook(worker, epochs, validate, record, FLAGS.stop_at),
-                tf.train.CheckpointSaverHook(
-                    FLAGS.train_dir, scaffold=scaffold, save_steps=FLAGS.save_checkpoint_steps,
-                    save_secs=None if FLAGS.save_checkpoint_steps else FLAGS.save_checkpoint_secs,
-                    listeners=[
-                        hooks.RefuseNonFinite(variables, record),
-                        hooks.UpdateStatistics(current, worker, caught),
-                        hooks.AddRow(record),
-                        hooks.WriteParameters(FLAGS.train_dir, variables)])]
+                saver_hook]
             if FLAGS.profile:
                 all_hooks.append(
                     tf.train.ProfilerHook(FLAGS.profile, output_dir=FLAGS.train_dir))
@@ -162,7 +163,15 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
         all_hooks.append(hooks.StopAtStepHook(last_step=FLAGS.max_steps))
 
         with worker.session(scaffold, all_hooks) as monitored:
-            yield monitored
+            try:
+                yield monitored
+            except Exception as error:
+                # A hook's error, between two steps: nothing else would save the steps since the
+                # last checkpoint. After an error in a step, the variables may be half updated.
+                if saver_hook and not (worker_hook.in_step or isinstance(error, ArithmeticError)):
+                    with contextlib.suppress(Exception):  # The first error matters.
+                        saver_hook.end(monitored.raw_session())
+                raise
         worker.end()  # Still within `caught`: a signal now must not interrupt the save.
     if caught or worker_hook.is_stopped:
         number = caught[0] if caught else signal.SIGTERM
@@ -241,15 +250,16 @@ def steps_left():
     step = resume.first_step()
     if parameters.step(os.path.join(FLAGS.train_dir, names.PARAMETERS)) != step:
         return True  # The last start ended before it wrote its last file.
+    reached = checkpoints.latest(FLAGS.train_dir, report=False)
+    error, best_step = best.read(FLAGS.train_dir, FLAGS.validate_on)
     if step >= FLAGS.max_steps:
         length = (f'--max_steps={FLAGS.max_steps}' if FLAGS.epochs is None else
                   f'--epochs={FLAGS.epochs:g} ({FLAGS.max_steps} steps)')
-    elif 1 - best.read(FLAGS.train_dir, FLAGS.validate_on)[0] >= (
-            math.inf if FLAGS.stop_at is None else FLAGS.stop_at):
+    elif FLAGS.stop_at is not None and hooks.reaches(error, FLAGS.stop_at):
         length = f'--stop_at={FLAGS.stop_at:g}'
+        reached = os.path.join(FLAGS.train_dir, names.BEST, names.checkpoint(best_step))
     else:
         return True
-    latest = checkpoints.latest(FLAGS.train_dir, report=False)
-    console.line(f'Nothing to do: {latest}{run_folder.owner(FLAGS.train_dir)} has reached '
+    console.line(f'Nothing to do: {reached}{run_folder.owner(FLAGS.train_dir)} has reached '
                  f'{length}.')
     return False

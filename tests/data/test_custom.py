@@ -7,7 +7,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
-from cifar10_lib.datasets import custom, source, table
+from cifar10_lib.datasets import custom, image_source, table
 from cifar10_lib.program import errors
 
 FLAGS = flags.FLAGS
@@ -44,7 +44,7 @@ def test_written_files(folder):
 
 
 def test_the_row_works_like_those_of_the_table(folder):
-    row = source.find(folder)
+    row = image_source.find(folder)
     row.check(folder)
     assert (row.name, row.title, row.num_classes, row.record_bytes) == ('pets', 'pets', 2, 3073)
     assert row.classes == ('cat', 'dög')
@@ -66,8 +66,8 @@ def test_the_flag_takes_a_name_or_a_folder(folder, monkeypatch):
 def test_a_name_of_the_table_is_not_a_folder(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     folder.rename('synthetic')
-    assert source.find('synthetic') is table.SYNTHETIC
-    assert source.find('./synthetic').name == 'pets'
+    assert image_source.find('synthetic') is table.SYNTHETIC
+    assert image_source.find('./synthetic').name == 'pets'
 
 
 @pytest.mark.parametrize('name', ['pets', '', '/dev/null'])

@@ -37,12 +37,12 @@ def step_of_towers(queue=None):
         global_step = tf.train.get_or_create_global_step()
         queue = queue or cifar10_input.distorted_batches(
             cifar10.source(), recipe.augment, 2 * towers)
-        losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
-        losses = cifar10_multi_gpu_train._mean_losses(losses)
+        gradients, losses = cifar10_multi_gpu_train.build_towers(queue)
+        losses = cifar10_multi_gpu_train.mean_losses(losses)
         with tf.device(variables.device()):
             gradients = cifar10_multi_gpu_train.average_gradients(gradients)
-        return tf.group(cifar10.apply_gradients(gradients, global_step, towers, recipe),
-                        summaries.losses(losses))
+        return cifar10.train(losses['total_loss'], global_step, recipe, gradients,
+                             summaries.losses(losses), towers)
 
 
 def inputs_of(op):

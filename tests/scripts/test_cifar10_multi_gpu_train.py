@@ -13,8 +13,7 @@ import cifar10_input
 import cifar10_eval
 import cifar10_multi_gpu_train
 import cifar10_train
-from cifar10_lib.nets import summaries
-from cifar10_lib.training import session as training
+from cifar10_lib.nets import summaries, variables
 from cifar10_lib.program import devices
 
 FLAGS = flags.FLAGS
@@ -43,9 +42,10 @@ def two_towers(half_bright):
     """The graph of two towers."""
     with flagsaver.flagsaver(num_gpus=2), tf.device('/cpu:0'):
         queue = cifar10_input.distorted_batches(cifar10.source(), capacity=4)
-        losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
-        cifar10.apply_gradients(cifar10_multi_gpu_train.average_gradients(gradients),
-                                tf.train.get_or_create_global_step(), 2)
+        gradients, losses = cifar10_multi_gpu_train.build_towers(queue)
+        cifar10.train(losses[0]['total_loss'], tf.train.get_or_create_global_step(),
+                      grads=cifar10_multi_gpu_train.average_gradients(gradients),
+                      loss_averages_op=tf.no_op(), batches_per_step=2)
         yield tf.get_default_graph(), losses, gradients
 
 
@@ -104,12 +104,12 @@ def test_two_towers_take_the_step_of_one_with_both_batches():
     queue = tf.FIFOQueue(2, [tf.float32, tf.int32], [[8, 24, 24, 3], [8]])
     fill = queue.enqueue_many([tf.reshape(images, [2, 8, 24, 24, 3]), tf.reshape(labels, [2, 8])])
     with flagsaver.flagsaver(num_gpus=2):
-        losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
+        gradients, losses = cifar10_multi_gpu_train.build_towers(queue)
     averages = cifar10_multi_gpu_train.average_gradients(gradients)
-    mean = cifar10_multi_gpu_train._mean_losses(losses)['total_loss']
+    mean = cifar10_multi_gpu_train.mean_losses(losses)['total_loss']
     with tf.variable_scope(tf.get_variable_scope(), reuse=True), tf.name_scope('both') as scope:
         total = cifar10_multi_gpu_train.tower_loss(scope, images, labels)
-        of_both = cifar10.compute_gradients(total)
+        of_both = variables.compute_gradients(total)
     with tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as session:
         session.run(tf.global_variables_initializer())
         session.run(fill)
@@ -121,8 +121,9 @@ def test_two_towers_take_the_step_of_one_with_both_batches():
 
 
 def test_summary_tags_do_not_contain_towers(two_towers):
-    summaries.losses(cifar10_multi_gpu_train._mean_losses(two_towers[1]))
-    summary = tf.Summary.FromString(run(training._summaries()))
+    summaries.losses(cifar10_multi_gpu_train.mean_losses(two_towers[1]))
+    found = summaries.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
+    summary = tf.Summary.FromString(run(tf.summary.merge(found)))
     tags = [value.tag for value in summary.value]
     assert len(tags) == len(set(tags))
     assert not any('tower' in tag or tag.endswith('_1') for tag in tags), tags

@@ -16,7 +16,6 @@ import numpy as np
 import outcomes
 import plain
 import pytest
-import record_files
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags

@@ -116,7 +116,7 @@ def test_a_run_without_them_is_evaluated_and_resumed_with_the_raw_ones(normed):
 def update(normed):
     """A function that updates the statistics of a session, and returns conv1's, [2, 8]: at first
     0 and 1."""
-    recipes.chosen().inference(tf.zeros([4, 16, 16, 3]), training=True)
+    recipes.chosen(training=True).inference(tf.zeros([4, 16, 16, 3]))
     tf.train.ExponentialMovingAverage(0.5).apply(tf.trainable_variables())
     averages = statistics.add_averages()
     current = statistics.Statistics(averages, tf.global_variables(), 0)

@@ -20,7 +20,7 @@ import cifar10_train
 from cifar10_lib.evaluation import accuracy
 from cifar10_lib import recipes
 from cifar10_lib.runs import events, metrics
-from cifar10_lib.training import epoch_counter, session as training
+from cifar10_lib.training import epoch_counter, hooks, session as training
 
 FLAGS = flags.FLAGS
 
@@ -88,12 +88,12 @@ def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
 
 def test_the_training_error_is_the_mean_of_the_epochs_batches(tiny_net, capsys):
     """In step k, counted from 0, the errors of two towers are k / 100 and 2 k / 100."""
-    recipe = recipes.chosen()
+    recipe = recipes.chosen(training=True)
     for max_steps in (15, 25):
         with flagsaver.flagsaver(max_steps=max_steps), tf.Graph().as_default():
             step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(recipe)
-            loss = cifar10.loss(recipe.inference(images, training=True), labels)
+            loss = cifar10.loss(recipe.inference(images), labels)
             made = tf.cast(step.read_value(), tf.float32)
             tf.get_collection_ref('errors')[:] = [made / 100, 2 * made / 100]
             with tf.control_dependencies([made]):
@@ -122,9 +122,40 @@ def test_stop_at_ends_the_run_when_a_validation_reaches_the_precision(tiny_net, 
         assert re.search(rf'Reached --stop_at=1 at step {step}, after {8 * step} images '
                          rf'\({step // 10} epochs\) and \d+\.\d seconds\.\nSaved step {step} ', out)
         assert not training.steps_left()
-        assert f'model.ckpt-{step} has reached --stop_at=1.' in capsys.readouterr().out
+        assert f'best/model.ckpt-{step} has reached --stop_at=1.' in capsys.readouterr().out
         FLAGS.stop_at = None
         assert training.steps_left()
+
+
+@pytest.mark.parametrize('correct', range(0, 101, 7))
+def test_a_precision_reaches_itself(correct):
+    """As fractions of 100 images: 1 - 0.92 is less than 0.08 in floating point."""
+    assert hooks.reaches((100 - correct) / 100, correct / 100)
+    assert not hooks.reaches((101 - correct) / 100, correct / 100)
+
+
+def test_a_validation_that_cannot_run_does_not_end_the_training(tiny_net, half_bright, capsys):
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        images, labels = cifar10.distorted_inputs(recipes.chosen())
+        loss = cifar10.loss(recipes.chosen(training=True).inference(images), labels)
+        train_op = cifar10.train(loss, step, recipes.chosen())
+        with training.session(loss, 8) as session:
+            (half_bright / 'test_batch.bin').unlink()
+            while not session.should_stop():
+                session.run(train_op)
+    assert re.search(r'No validation at step 10: .*test_batch\.bin.*No such file',
+                     capsys.readouterr().out)
+    assert rows() == [(10, None), (20, None), (25, None)]
+
+
+def test_an_error_between_steps_saves_them(tiny_net):
+    """Steps 1 to 4 have no other checkpoint."""
+    folder().mkdir()
+    folder('timeline-4.json').mkdir()  # The profiler's file cannot be written.
+    with flagsaver.flagsaver(profile=4), pytest.raises(tf.errors.OpError):
+        cifar10_train.train()
+    assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-4')
 
 
 def test_stop_at_requires_validations(tiny_net):
@@ -154,7 +185,7 @@ def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     with flagsaver.flagsaver(max_steps=20), tf.Graph().as_default():
         step = tf.train.get_or_create_global_step()
         images, labels = cifar10.distorted_inputs(recipes.chosen())
-        loss = cifar10.loss(recipes.chosen().inference(images, training=True), labels)
+        loss = cifar10.loss(recipes.chosen(training=True).inference(images), labels)
         train_op = cifar10.train(loss, step, recipes.chosen())
         with pytest.raises(SystemExit), training.session(loss, 8) as session:
             while not session.should_stop():
@@ -271,7 +302,7 @@ def test_validation_does_not_affect_random_numbers_and_queues(tiny_net):
             step = tf.train.get_or_create_global_step()
             queued = tf.train.range_input_producer(1000, shuffle=True, seed=3).dequeue()
             images = tf.random_uniform([8, 16, 16, 3], 0, 255)
-            loss = cifar10.loss(recipes.chosen().inference(images, training=True),
+            loss = cifar10.loss(recipes.chosen(training=True).inference(images),
                                 tf.zeros([8], tf.int32))
             train_op = cifar10.train(loss, step, recipes.chosen())
             found = []

@@ -63,7 +63,7 @@ def test_equals_the_plain_network():
     constants = {name: tf.constant(value) for name, value in values.items()}
     plain_logits = plain.logits(tf.constant(IMAGES), constants)
     plain_loss = plain.loss(plain_logits, LABELS, constants)
-    pairs = cifar10.compute_gradients(loss)
+    pairs = variables.compute_gradients(loss)
     names = [variable.op.name for _, variable in pairs]
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -120,12 +120,12 @@ def test_learning_rate_counts_the_records_of_the_files(half_bright):
 
 @pytest.mark.parametrize('dataset, given, initial, decay_steps', [
     ('cifar10', None, 0.1, 140000), ('cifar100', None, 0.1, 140000),
-    ('synthetic', None, 0.03, 28000), ('synthetic100', None, 0.03, 14000),
+    ('synthetic', None, 0.03, 28000),
     ('cifar10', 0.02, 0.02, 140000), ('synthetic', 0.02, 0.02, 28000)])
 def test_initial_learning_rate(dataset, given, initial, decay_steps):
     """The user's rate, or the data set's, or the tutorial's; later a tenth of it.
 
-    350 epochs of 50,000, 10,000 or 5,000 images in batches of 125.
+    350 epochs of 50,000 or 10,000 images in batches of 125.
     """
     step = tf.placeholder(tf.int64, [])
     with flagsaver.flagsaver(
@@ -145,7 +145,8 @@ def test_update_and_average_by_hand():
         variables.get_float32('weights', [1], tf.constant_initializer(1.0))
     variable, = tf.trainable_variables()
     global_step = tf.train.get_or_create_global_step()
-    train_op = cifar10.apply_gradients([(tf.constant([2.0]), variable)], global_step)
+    train_op = cifar10.train(tf.constant(0.0, name='loss'), global_step,
+                             grads=[(tf.constant([2.0]), variable)])
     average = [v for v in tf.global_variables() if 'ExponentialMovingAverage' in v.op.name][0]
     assert average.op.name == 'layer/weights/ExponentialMovingAverage'
     with tf.Session() as session:
@@ -246,7 +247,7 @@ def test_float16_gradients_are_scaled():
     half = tf.cast(tf.trainable_variables()[0], tf.float16)
     loss = 2e-8 * tf.cast(half, tf.float32)
     with flagsaver.flagsaver(use_fp16=True):
-        (gradient, _), = cifar10.compute_gradients(loss)
+        (gradient, _), = variables.compute_gradients(loss)
     assert gradient.dtype == tf.float32
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -266,3 +267,26 @@ def test_every_variable_is_pinned_to_the_cpu():
         assert variable.device == '/device:CPU:0', variable.op.name
     conv, = [op for op in tf.get_default_graph().get_operations() if op.name == 'conv1/Conv2D']
     assert conv.device == '/device:GPU:0'
+
+
+@pytest.mark.parametrize('count', [1, 13])
+def test_a_frozen_training_graph_accepts_any_number_of_images(count):
+    """A graph for batches of 7, as programs make it for other languages."""
+    random = np.random.RandomState(3)
+    pixels = random.normal(size=[count, 24, 24, 3]).astype(np.float32)
+    images = tf.placeholder(tf.float32, [7, 24, 24, 3], name='images')
+    logits = cifar10.inference(images)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        batch = np.resize(pixels, [7, 24, 24, 3]) if count < 7 else pixels[:7]
+        expected = session.run(logits, {images: batch})
+        frozen = tf.graph_util.convert_variables_to_constants(
+            session, tf.get_default_graph().as_graph_def(), [logits.op.name])
+    with tf.Graph().as_default():
+        fed = tf.placeholder(tf.float32, [None, 24, 24, 3])
+        found, = tf.import_graph_def(
+            frozen, {'images:0': fed}, [logits.name], name='')
+        with tf.Session() as session:
+            got = session.run(found, {fed: pixels})
+    assert got.shape == (count, 10)
+    np.testing.assert_allclose(got[:7], expected[:count], atol=1e-5)

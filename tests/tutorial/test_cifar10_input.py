@@ -4,7 +4,7 @@ import record_files
 import tensorflow.compat.v1 as tf
 
 import cifar10_input
-from cifar10_lib.datasets import source, table
+from cifar10_lib.datasets import image_source, table
 from cifar10_lib.program import errors
 
 SMALL = table.DataSet('small', 'small', '', {'a.bin': 0, 'b.bin': 0}, {'c.bin': 0},
@@ -14,7 +14,7 @@ SMALL = table.DataSet('small', 'small', '', {'a.bin': 0, 'b.bin': 0}, {'c.bin': 
 def distorted_inputs(folder, batch_size, data_set, **options):
     """Images and labels of a training set other than CIFAR-10."""
     return cifar10_input.dequeue(cifar10_input.distorted_batches(
-        source.Source(data_set, folder, batch_size, **options)))
+        image_source.Source(data_set, folder, batch_size, **options)))
 
 
 def write_small(folder, a=0, b=0, c=0):
@@ -148,7 +148,7 @@ def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data):
     written = write_small(tmp_path, a=100, b=30, c=130)
     expected = written[130:] if eval_data else written[:130]
     images, labels = cifar10_input.batches(
-        source.Source(SMALL, str(tmp_path), 64, eval_data), num_epochs=1)
+        image_source.Source(SMALL, str(tmp_path), 64, eval_data), num_epochs=1)
     got = []
     with Running() as session, pytest.raises(tf.errors.OutOfRangeError):
         while True:
@@ -166,7 +166,7 @@ def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data):
 def test_evaluation_is_endless_unless_epochs_are_given(tmp_path):
     """Three batches of 64 from 100 records: the third continues with record 28."""
     written = write_small(tmp_path, c=100)
-    images, labels = cifar10_input.batches(source.Source(SMALL, str(tmp_path), 64, True))
+    images, labels = cifar10_input.batches(image_source.Source(SMALL, str(tmp_path), 64, True))
     assert (images.shape.as_list(), labels.shape.as_list()) == ([64, 24, 24, 3], [64])
     assert tf.local_variables() == []
     with Running() as session:
@@ -176,7 +176,7 @@ def test_evaluation_is_endless_unless_epochs_are_given(tmp_path):
 
 @pytest.mark.parametrize('make', [
     lambda folder: distorted_inputs(folder, 8, SMALL),
-    lambda folder: cifar10_input.batches(source.Source(SMALL, folder, 8))])
+    lambda folder: cifar10_input.batches(image_source.Source(SMALL, folder, 8))])
 def test_a_missing_file_is_a_value_error_when_the_graph_is_built(tmp_path, make):
     write_small(tmp_path)
     (tmp_path / 'b.bin').unlink()
@@ -198,7 +198,7 @@ def test_the_input_runs_on_the_host_whatever_the_caller_says(tmp_path):
 def test_evaluation_needs_only_the_files_of_its_set(tmp_path):
     write_small(tmp_path, c=2)
     (tmp_path / 'a.bin').unlink()
-    cifar10_input.batches(source.Source(SMALL, str(tmp_path), 2, True))
+    cifar10_input.batches(image_source.Source(SMALL, str(tmp_path), 2, True))
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_shards_are_disjoint_and_complete(tmp_path, numbered, subset, count):
 
 
 def test_held_out_images_are_validated(tmp_path, numbered):
-    reserved = source.Source(numbered, str(tmp_path), 64, subset='held_out')
+    reserved = image_source.Source(numbered, str(tmp_path), 64, subset='held_out')
     _, held_out = cifar10_input.batches(reserved, num_epochs=1)
     with Running() as session:
         assert session.run(held_out).tolist() == [9, 19, 29, 39, 49, 59, 69, 79, 89, 99]
@@ -245,7 +245,8 @@ def test_held_out_images_are_validated(tmp_path, numbered):
 def test_the_shuffle_queue_keeps_its_fraction(tmp_path, records, fraction, waiting):
     """Checks `min_after_dequeue` of the queue itself."""
     write_small(tmp_path, a=records - 1, b=1)
-    cifar10_input.distorted_batches(source.Source(SMALL, str(tmp_path), 16), min_fraction=fraction)
+    cifar10_input.distorted_batches(
+        image_source.Source(SMALL, str(tmp_path), 16), min_fraction=fraction)
     graph = tf.get_default_graph().as_graph_def()
     queue, = [node for node in graph.node if node.op == 'RandomShuffleQueueV2']
     assert queue.attr['min_after_dequeue'].i == waiting

@@ -28,7 +28,7 @@ def _train(folder, *words, script='cifar10_train.py', **settings):
 
 
 @pytest.mark.parametrize('net, words', [('tutorial', []), ('resnet23', ['--use_bf16']),
-                                        ('local', ['--use_fp16'])])
+                                        ('tutorial', ['--use_fp16'])])
 def test_train_evaluate_export_predict(tmp_path, net, words):
     """Summaries and checkpoints included; a network whose logits are zeros chooses class 0."""
     run, exported, image = tmp_path / 'run', tmp_path / 'exported', tmp_path / 'image.png'
@@ -67,7 +67,7 @@ def test_copies_of_a_step(tmp_path, net, variables):
 
 
 @pytest.mark.parametrize('words', [['--use_bf16'], ['--variables=gpu'],
-                                   ['--net=resnet23', '--sync_batch_norm']])
+                                   ['--net=resnet23']])
 def test_two_towers(tmp_path, words):
     out = _train(tmp_path, '--num_gpus=2', '--max_steps=3', *words,
                  script='cifar10_multi_gpu_train.py', gpus=2)

@@ -119,10 +119,10 @@ def test_the_moving_statistics_are_the_first_towers(half_bright, monkeypatch):
         tf.zeros([2, 4], tf.int32)])
     with flagsaver.flagsaver(net='tiny', num_gpus=2, validate_every=0):
         step = tf.train.get_or_create_global_step()
-        losses, gradients = cifar10_multi_gpu_train._build_towers(queue)
-        train_op = cifar10.apply_gradients(
-            cifar10_multi_gpu_train.average_gradients(gradients), step, 2,
-            tiny.RECIPE)
+        gradients, losses = cifar10_multi_gpu_train.build_towers(queue)
+        train_op = cifar10.train(
+            losses[0]['total_loss'], step, tiny.RECIPE,
+            cifar10_multi_gpu_train.average_gradients(gradients), tf.no_op(), 2)
         with training.session(losses[0]['total_loss'], 8) as session:
             session.run_step_fn(lambda step_context: step_context.session.run(fill))
             first, second = session.run([batches, train_op])[0]
@@ -207,10 +207,9 @@ def test_a_resumed_run_continues_the_schedule_from_another_learning_rate(
         assert row['step'] == given['max_steps']
         np.testing.assert_allclose(row['learning_rate'], rate, rtol=1e-6)
     assert [line for line in capsys.readouterr().out.splitlines() if 'learning' in line] == [
-        'Resuming with --learning_rate=0.05 (was --learning_rate=0.02); the schedule continues at '
-        'the same step.',
-        'Resuming with the default learning rate (was --learning_rate=0.05); the schedule '
-        'continues at the same step.']
+        'Resuming with --learning_rate=0.05 (was 0.02); the schedule continues at the same step.',
+        'Resuming with --learning_rate=the default (was 0.05); the schedule continues at the same '
+        'step.']
 
 
 def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net, capsys):
@@ -229,8 +228,17 @@ def test_resnet23s_steps(tiny_net, tmp_path, capsys, replicas, max_steps):
     assert f'--batch_size=64 --max_steps={max_steps}\n' in capsys.readouterr().out
 
 
-def resnet23s_rate(step, replicas):
-    return cifar10.scheduled_rate(step, replicas, recipes.TABLE['resnet23'])
+def resnet23s_rates(replicas, steps):
+    """The learning rates of some steps, as a training graph computes them."""
+    weight = tf.get_variable('w', initializer=1.0, use_resource=True)
+    step = tf.train.get_or_create_global_step()
+    cifar10.train(weight.read_value(), step, recipes.TABLE['resnet23'], batches_per_step=replicas)
+    found = []
+    with tf.Session() as session:
+        for at in steps:
+            step.load(at, session)
+            found += session.run(tf.get_collection('learning_rate'))
+    return found
 
 
 def test_each_step_of_the_warm_up_has_the_examples_next_rate(tmp_path):
@@ -250,11 +258,9 @@ def test_each_step_of_the_warm_up_has_the_examples_next_rate(tmp_path):
     for k in range(1, 6):
         (folder / f'data_batch_{k}.bin').write_bytes(bytes(3073 * 2560))
     with flagsaver.flagsaver(data_dir=str(tmp_path), batch_size=64):
-        step = tf.placeholder(tf.int64, [])
-        ours = resnet23s_rate(step, 4)
-    with tf.Session() as session:
-        for i in (0, 1, 2, 100, 249, 250, 251, 298):
-            np.testing.assert_allclose(session.run(ours, {step: i}), used[i + 1], rtol=1e-6)
+        steps = (0, 1, 2, 100, 249, 250, 251, 298)
+        np.testing.assert_allclose(
+            resnet23s_rates(4, steps), [used[i + 1] for i in steps], rtol=1e-6)
     assert used[100] == 1e-3 + 3e-3 * 99 / 250 and used[299] == 4e-3
 
 
@@ -264,9 +270,7 @@ def test_resnet23s_rate_is_the_users_but_not_the_data_sets(tmp_path, given, rate
     """Two workers: the rate doubles over 5 epochs of 10,000 / 128 steps, 390.625 in all."""
     with flagsaver.flagsaver(dataset='synthetic', data_dir=str(tmp_path), batch_size=64,
                              learning_rate=given):
-        found = [resnet23s_rate(tf.constant(step, tf.int64), 2) for step in (0, 195, 400)]
-    with tf.Session() as session:
-        np.testing.assert_allclose(session.run(found), rates, rtol=1e-3)
+        np.testing.assert_allclose(resnet23s_rates(2, (0, 195, 400)), rates, rtol=1e-3)
 
 
 @pytest.fixture
