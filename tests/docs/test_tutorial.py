@@ -4,6 +4,8 @@ import json
 import pathlib
 import re
 import shutil
+import subprocess
+import sys
 
 import nbformat
 import numpy as np
@@ -145,8 +147,8 @@ def apply(solution, folder):
     path.write_text(text)
 
 
-# Builds the network for training and for evaluation, and makes a step. Prints the variables and types
-# of operations of both graphs, the loss, and averages of a weight that moves from 1.0 to 0.8.
+# Builds the network for training and for evaluation, and makes a step. Prints the variables and
+# types of operations of both graphs, the loss, and averages of a weight that moves from 1.0 to 0.8.
 _BUILD = '''
 import json
 from cifar10_lib.program import startup
@@ -191,7 +193,8 @@ def test_solutions_that_change_the_code(tmp_path, number):
         copy(ROOT / path, tmp_path / path)
     for solution in solutions(number) + [solutions(8)[-1]] * (number == 10):
         apply(solution, tmp_path)
-    done = spawn.run(['-c', _BUILD], cwd=tmp_path, capture_output=True)
+    done = subprocess.run(  # Not a fork, which has the project's own modules.
+        [sys.executable, '-c', _BUILD], cwd=tmp_path, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     (variables_, in_training), loss, (evaluated, in_evaluation), _, averages = json.loads(
         done.stdout.splitlines()[-1])
