@@ -506,10 +506,9 @@ tf.disable_v2_behavior()
 tf.enable_resource_variables()
 from tf_slim.nets import resnet_v1
 is_training = tf.placeholder(tf.bool, [])
-with slim.arg_scope(resnet_v1.resnet_arg_scope()):
-    with slim.arg_scope([slim.batch_norm], updates_collections={collection!r}):
-        logits, _ = resnet_v1.resnet_v1_50(
-            tf.random_normal([2, 32, 32, 3]), 10, is_training=is_training)
+with slim.arg_scope(resnet_v1.resnet_arg_scope(batch_norm_updates_collections={collection!r})):
+    logits, _ = resnet_v1.resnet_v1_50(
+        tf.random_normal([2, 32, 32, 3]), 10, is_training=is_training)
 mean = next(each for each in tf.global_variables() if 'moving_mean' in each.name)
 updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
 with tf.Session() as session:
