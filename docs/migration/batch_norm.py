@@ -17,6 +17,7 @@ def batch_norm(inputs, decay=0.999, center=True, scale=False, epsilon=0.001, act
     Returns:
         float32, the shape of `inputs`.
     """
+    epsilon = max(epsilon, 1.001e-5)  # TensorFlow 1's minimum, which its successor does not have.
     channels = inputs.shape.as_list()[-1:]
     beta, gamma = tf.zeros(channels), tf.ones(channels)
     zeros, ones = tf.zeros_initializer(), tf.ones_initializer()

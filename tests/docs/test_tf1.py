@@ -153,7 +153,7 @@ values('regularizers', [layers.l2_regularizer(0.1)(weights), layers.l1_regulariz
 for rank in ('images', 'rows'):
     for training in (True, False):
         for collection in (None, 'update_ops'):
-            for options in ({}, {'scale': True}, {'center': False}):
+            for options in ({}, {'scale': True}, {'center': False}, {'epsilon': 1e-5}):
                 is_training = tf.placeholder(tf.bool, [])
                 net = tf.constant(given[rank])
                 net = layers.batch_norm(net, decay=0.9, is_training=is_training, scope='bn',
@@ -189,7 +189,8 @@ def contrib(tmp_path_factory):
     """(arguments, results): dictionaries of arrays by name."""
     folder = tmp_path_factory.mktemp('contrib')
     random = np.random.RandomState(0)
-    given = {'images': random.normal(1, 2, [2, 5, 6, 3]), 'rows': random.normal(1, 2, [8, 3]),
+    given = {'images': random.normal(1, 2, [2, 5, 6, 3]) * [1, 1, 1e-3],
+             'rows': random.normal(1, 2, [8, 3]) * [1, 1, 1e-3],
              'weights': random.normal(size=[3, 4]), 'scores': random.normal(size=[2, 4, 3]),
              'transitions': random.normal(size=[3, 3])}
     given = {name: value.astype(np.float32) for name, value in given.items()}
@@ -222,7 +223,7 @@ def test_initializers_have_the_spread_of_tf_contrib(contrib, name, initializer):
     assert [drawn.std(), abs(drawn).max()] == pytest.approx(contrib[1][name], rel=0.01)
 
 
-@pytest.mark.parametrize('options', [{}, {'scale': True}, {'center': False}])
+@pytest.mark.parametrize('options', [{}, {'scale': True}, {'center': False}, {'epsilon': 1e-5}])
 @pytest.mark.parametrize('collection', [None, 'update_ops'])
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('rank', ['images', 'rows'])
