@@ -92,14 +92,16 @@ def loss(logits, labels):
 
 
 def train(total_loss, global_step, decay_steps):
-    """The operation of one step."""
+    """Runs one step; returns its number, int64 []."""
     rate = tf.train.exponential_decay(0.1, global_step, decay_steps, 0.1, staircase=True)
     tf.summary.scalar('learning_rate', rate)
     tf.summary.scalar('total_loss', total_loss)
     descent = tf.train.GradientDescentOptimizer(rate).minimize(total_loss, global_step)
     with tf.control_dependencies([descent]):  # The averages read the updated values.
         averages = tf.train.ExponentialMovingAverage(0.9999, global_step.read_value())
-        return averages.apply(tf.trainable_variables())
+        averaged = averages.apply(tf.trainable_variables())
+    with tf.control_dependencies([averaged]):  # Without this, the number is that before or after.
+        return global_step.read_value()
 
 
 def evaluate(paths, checkpoint):
@@ -124,7 +126,7 @@ def run(paths):
     with tf.train.MonitoredTrainingSession(checkpoint_dir=FLAGS.train_dir, hooks=hooks) as session:
         start = time.time()
         while not session.should_stop():
-            _, value, step = session.run([train_op, total_loss, global_step])
+            step, value = session.run([train_op, total_loss])
             if step % 100 == 0:
                 rate, start = 100 * FLAGS.batch_size / (time.time() - start), time.time()
                 print('step %d, loss = %.2f (%.1f examples/sec)' % (step, value, rate))
@@ -134,7 +136,7 @@ def main(_):
     if FLAGS.checkpoint:
         evaluate([os.path.join(FLAGS.records, 'test_batch.bin')], FLAGS.checkpoint)
     else:
-        run([os.path.join(FLAGS.records, 'data_batch_%d.bin' % i) for i in range(1, 6)])
+        run(tf.gfile.Glob(os.path.join(FLAGS.records, 'data_batch_*.bin')))
 
 
 if __name__ == '__main__':

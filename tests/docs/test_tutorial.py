@@ -3,17 +3,22 @@ import ast
 import json
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 
 import nbformat
+import numpy as np
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
+from absl.testing import flagsaver
 
-import cifar10_input
-from docs import figures, notebook
-from cifar10_lib.nets import variables
+import cifar10
 from cifar10_lib import recipes
+from docs import figures, notebook
+from docs.examples import local
 
 FLAGS = flags.FLAGS
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -83,7 +88,7 @@ def test_examples_print_what_the_text_shows(path):
 
 def test_every_example_is_quoted_with_its_output():
     paths = sorted(f'docs/examples/{path.name}' for path in (ROOT / 'docs/examples').glob('*.py')
-                   if path.name != 'ray_launcher.py')  # It belongs to distributed.md.
+                   if path.name not in ('ray_launcher.py', 'local.py'))  # See distributed.md, 13.
     assert sorted({path for path, _ in commented('output')}) == paths
     assert {path for path, _ in commented('quote')} >= set(paths)
 
@@ -119,38 +124,144 @@ def test_the_notebook_has_the_anchors_of_its_links():
     assert set(links) <= set(re.findall(r'<a id="([\w-]+)"></a>', text))
 
 
-def test_solutions_that_change_the_code_fit_it():
-    """The lines that a solution removes are in the file, once, below the line that @@ names."""
-    solutions = [block['code'] for block in notebook.blocks(TUTORIAL)
-                 if block['language'] == 'diff']
-    assert len(solutions) >= 3
-    for solution in solutions:
-        header, *hunks = re.split(r'^@@ ?', solution, flags=re.MULTILINE)
-        text = (ROOT / re.search(r'^--- (\S+)$', header, re.MULTILINE).group(1)).read_text()
-        for hunk in hunks:
-            context, _, lines = hunk.partition('\n')
-            removed = ''.join(re.findall(r'^[- ](.*\n)', lines, re.MULTILINE))
-            below = text[text.index(f'\n{context}'):] if context else text
-            assert removed and below.count(removed) == 1, solution
+def solutions(number):
+    """The changes to the code, in the form of `diff -u`, that solve an exercise."""
+    exercise = re.search(rf'^### Exercise {number}:.*?(?=^##)', TUTORIAL, re.MULTILINE | re.DOTALL)
+    return [block['code'] for block in notebook.blocks(exercise.group())
+            if block['language'] == 'diff']
 
 
-def test_solutions_that_add_networks_build_them(half_bright, monkeypatch):
-    """With the same variables in training and evaluation."""
-    solutions = [code for path, code in commented('solution') if path == 'cifar10_lib/recipes.py']
-    assert len(solutions) >= 3
-    for solution in solutions:
-        table = {}
-        exec(solution, {**vars(recipes), 'TABLE': table, 'cifar10_input': cifar10_input,
-                        'variables': variables})
-        (name, recipe), = table.items()
-        assert name == recipe.name
-        built = []
-        for training in (True, False):
-            with tf.Graph().as_default():
-                images = recipe.augment(tf.zeros([4, 3072], tf.uint8))
-                assert recipe.inference(images, training).shape.as_list() == [4, 10]
-                built.append([variable.op.name for variable in tf.global_variables()])
-        assert built[0] == built[1]
+def apply(solution, folder):
+    """Makes the changes: each is below the line that its @@ names, where its old lines are once."""
+    header, *hunks = re.split(r'^@@ ?', solution, flags=re.MULTILINE)
+    path = folder / re.search(r'^--- (\S+)$', header, re.MULTILINE).group(1)
+    text = original = path.read_text()
+    for hunk in hunks:
+        context, *lines = hunk.splitlines(keepends=True)
+        old, new = (''.join(line[1:] for line in lines if line[0] in signs)
+                    for signs in ('- ', '+ '))
+        below = original[original.index(f'\n{context}'):] if context.strip() else original
+        assert old and below.count(old) == 1, solution
+        place = text.rindex(old)
+        text = text[:place] + new + text[place + len(old):]
+    path.write_text(text)
+
+
+# Builds the network for training and for evaluation, and makes a step. Prints the variables and
+# types of operations of both graphs, the loss, and averages of a weight that moves from 1.0 to 0.8.
+_BUILD = '''
+import json
+from cifar10_lib.program import startup
+import tensorflow.compat.v1 as tf
+import cifar10
+from cifar10_lib import recipes
+from cifar10_lib.nets import variables
+tf.app.flags.FLAGS(['test', '--data_dir=nowhere'])
+found = []
+for training in (True, False):
+    with tf.Graph().as_default() as graph:
+        images = tf.random_normal([4, cifar10.IMAGE_SIZE, cifar10.IMAGE_SIZE, 3])
+        logits = recipes.chosen(training).inference(images)
+        found.append(({each.op.name: each.shape.as_list() for each in tf.global_variables()},
+                      sorted({each.type for each in graph.get_operations()})))
+        loss = cifar10.loss(logits, tf.range(4))
+        train_op = cifar10.train(loss, tf.train.get_or_create_global_step())
+        with tf.Session() as session:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            session.run(train_op)
+            found.append(float(session.run(loss)))
+averages = []
+for _ in range(30):
+    with tf.Graph().as_default(), tf.Session() as session:
+        weight = variables.get_float32('weight', [], tf.ones_initializer())
+        train_op = cifar10.train(tf.constant(0.0, name='loss'), tf.train.create_global_step(),
+                                 grads=[(tf.constant(2.0), weight)])
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(train_op)
+        average, = (each for each in tf.global_variables() if 'Average' in each.name)
+        averages.append(round(float(session.run(average)), 3))
+print(json.dumps([*found, averages]))
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [1, 7, 8, 9, 10])
+def test_solutions_that_change_the_code(tmp_path, number):
+    """They fit it, build the same variables for training and evaluation, and do what they say."""
+    for path in ('cifar10.py', 'cifar10_input.py', 'cifar10_lib'):
+        copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
+        copy(ROOT / path, tmp_path / path)
+    for solution in solutions(number) + [solutions(8)[-1]] * (number == 10):
+        apply(solution, tmp_path)
+    done = subprocess.run(  # Not a fork, which has the project's own modules.
+        [sys.executable, '-c', _BUILD], cwd=tmp_path, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    (variables_, in_training), loss, (evaluated, in_evaluation), _, averages = json.loads(
+        done.stdout.splitlines()[-1])
+    assert variables_ == evaluated
+    assert variables_['local3/weights'] == [3136 if number == 7 else 2304, 384]
+    assert ('norm1/moving_mean' in variables_) == (number == 10)
+    assert ('Softmax' in in_evaluation) == (number == 1)
+    dropout = {'RandomUniform'}
+    assert dropout.issubset(in_training) == (number == 8)
+    assert not dropout.issubset(in_evaluation)
+    assert np.isfinite(loss)
+    assert (set(averages) == {0.836}) == (number != 9), averages
+    assert set(averages) <= {0.836, 0.82, 1.0}
+
+
+def test_a_solution_that_adds_a_network_builds_it(half_bright):
+    """With the same variables in training and evaluation, and without mirrored images."""
+    (_, solution), = commented('solution')[:1]
+    table = dict(recipes.TABLE)
+    exec(solution, {**vars(recipes), 'TABLE': table})
+    pixels = np.random.RandomState(0).randint(0, 256, [4, 3072]).astype(np.uint8)
+    images = table['digits'].augment(tf.constant(pixels))
+    assert images.shape.as_list() == [4, 24, 24, 3]
+    assert not [each for each in tf.get_default_graph().get_operations()
+                if each.type == 'ReverseV2']
+
+
+def plain_locally_connected(net, weights):
+    """In NumPy, one position and one neighbour at a time."""
+    height, width, rows, columns, _, filters = weights.shape
+    result = np.zeros([len(net), height, width, filters])
+    for y, x, row, column in np.ndindex(height, width, rows, columns):
+        from_y, from_x = y + row - rows // 2, x + column - columns // 2
+        if 0 <= from_y < height and 0 <= from_x < width:
+            result[:, y, x] += net[:, from_y, from_x] @ weights[y, x, row, column]
+    return result
+
+
+@pytest.mark.parametrize('shape', [
+    (3, 5, 7, 3, 3, 4, 2), (2, 4, 3, 1, 5, 1, 3), (1, 1, 1, 3, 3, 2, 2), (5, 2, 9, 5, 3, 3, 1)])
+def test_locally_connected_layers_equal_plain_numpy(shape):
+    """With a different size for each axis."""
+    batch, height, width, rows, columns, channels, filters = shape
+    random = np.random.RandomState(1)
+    net = random.normal(size=[batch, height, width, channels]).astype(np.float32)
+    weights = random.normal(
+        size=[height, width, rows, columns, channels, filters]).astype(np.float32)
+    result = local.locally_connected(tf.constant(net), tf.constant(weights))
+    with tf.Session() as session:
+        np.testing.assert_allclose(
+            session.run(result), plain_locally_connected(net, weights), atol=1e-5)
+
+
+def test_the_locally_connected_network():
+    """conv1 25 x 3 x 64 + 64 and conv2 25 x 64 x 64 + 64, as in the tutorial; 36 positions of
+    9 x 64 x 64 + 64 and of 9 x 64 x 32 + 32; 36 x 32 x 10 + 10. It memorises eight images."""
+    images = np.random.RandomState(1).normal(size=[8, 24, 24, 3]).astype(np.float32)
+    logits = local.inference(tf.constant(images))
+    assert sum(each.shape.num_elements() for each in tf.trainable_variables()) == (
+        4864 + 102464 + 1329408 + 664704 + 11530) == 2112970
+    with flagsaver.flagsaver(learning_rate=0.01):
+        loss = cifar10.loss(logits, tf.range(8))
+        train_op = cifar10.train(loss, tf.train.get_or_create_global_step())
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        losses = [session.run([loss, train_op])[0] for _ in range(30)]
+    assert losses[-1] < losses[0] - 0.3, losses
 
 
 def test_the_notebook_is_that_of_the_text():

@@ -1,0 +1,90 @@
+"""The solution of exercise 2: locally connected layers on top of the tutorial's convolutions.
+
+    python docs/examples/local.py --steps=1000
+    python docs/examples/local.py --dataset=synthetic --steps=100
+
+They are the top of cuda-convnet's `layers-conv-local-11pct`: two layers of 3 x 3 with 64 and 32
+maps, initial weights with a standard deviation of 0.04, and a weight decay of 0.004. The bias of
+0.1 is that of the tutorial's local3 and local4.
+"""
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+import tensorflow.compat.v1 as tf
+
+import cifar10
+from cifar10_lib.nets import lrn
+
+tf.app.flags.DEFINE_integer('steps', 1000, 'Number of steps.')
+
+
+def locally_connected(net, weights):
+    """Multiplies the neighbourhood of each position by the matrix of that position.
+
+    Args:
+        net: float32 [batch, height, width, channels]; zeros surround it, like 'SAME'.
+        weights: float32 [height, width, rows, columns, channels, filters].
+
+    Returns:
+        float32 [batch, height, width, filters].
+    """
+    height, width, rows, columns, channels, filters = weights.shape.as_list()
+    patches = tf.image.extract_patches(  # [batch, height, width, rows * columns * channels]
+        net, [1, rows, columns, 1], [1, 1, 1, 1], [1, 1, 1, 1], 'SAME')
+    weights = tf.reshape(weights, [height, width, rows * columns * channels, filters])
+    return tf.einsum('bhwp,hwpf->bhwf', patches, weights)
+
+
+def convolution(net, name, bias):
+    """A layer like the tutorial's conv1 and conv2."""
+    channels = net.shape.as_list()[3]
+    with tf.variable_scope(name):
+        kernel = cifar10._variable_with_weight_decay('weights', [5, 5, channels, 64], 5e-2, None)
+        biases = cifar10._variable_on_cpu('biases', [64], tf.constant_initializer(bias))
+        return tf.nn.relu(tf.nn.conv2d(net, kernel, 1, 'SAME') + biases)
+
+
+def inference(images):
+    """Images, float32 [batch, 24, 24, 3] -> logits, float32 [batch, classes]."""
+    pool1 = tf.nn.max_pool(convolution(images, 'conv1', 0.0), 3, 2, 'SAME')  # [batch, 12, 12, 64]
+    norm1 = lrn.lrn(pool1, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75, name='norm1')
+    conv2 = convolution(norm1, 'conv2', 0.1)
+    norm2 = lrn.lrn(conv2, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75, name='norm2')
+    net = tf.nn.max_pool(norm2, 3, 2, 'SAME', name='pool2')  # [batch, 6, 6, 64]
+
+    for name, filters in (('local3', 64), ('local4', 32)):
+        height, width, channels = net.shape.as_list()[1:]
+        with tf.variable_scope(name):
+            weights = cifar10._variable_with_weight_decay(
+                'weights', [height, width, 3, 3, channels, filters], 0.04, 0.004)
+            biases = cifar10._variable_on_cpu(
+                'biases', [height, width, filters], tf.constant_initializer(0.1))
+            net = tf.nn.relu(locally_connected(net, weights) + biases)  # [batch, 6, 6, filters]
+
+    with tf.variable_scope('softmax_linear'):
+        units, classes = net.shape[1:].num_elements(), cifar10.source().data_set.num_classes
+        weights = cifar10._variable_with_weight_decay('weights', [units, classes], 1 / units, None)
+        biases = cifar10._variable_on_cpu('biases', [classes], tf.constant_initializer(0.0))
+        return tf.matmul(tf.reshape(net, [-1, units]), weights) + biases
+
+
+def main(_):
+    cifar10.maybe_download_and_extract()
+    with tf.Graph().as_default():
+        global_step = tf.train.get_or_create_global_step()
+        images, labels = cifar10.distorted_inputs()
+        loss = cifar10.loss(inference(images), labels)
+        train_op = cifar10.train(loss, global_step)
+        stop = tf.train.StopAtStepHook(last_step=tf.app.flags.FLAGS.steps)
+        with tf.train.MonitoredTrainingSession(hooks=[stop]) as session:
+            step = 0
+            while not session.should_stop():
+                _, value = session.run([train_op, loss])
+                if step % 10 == 0:
+                    print(f'step {step}, loss = {value:.2f}')
+                step += 1
+
+
+if __name__ == '__main__':
+    tf.app.run()

@@ -1,0 +1,295 @@
+"""The published tutorial in TensorFlow 1.15.5, beside this project and the stages that replace it.
+
+Requires TF1_PYTHON, an interpreter with that TensorFlow: tests/tf1.sh makes one.
+"""
+import json
+import os
+import pathlib
+import subprocess
+
+import numpy as np
+import outcomes
+import plain
+import pytest
+import spawn
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+
+import cifar10
+import cifar10_train
+from cifar10_lib.runs import checkpoints
+from docs.migration import batch_norm, crf
+
+TF1 = os.environ.get('TF1_PYTHON')
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / 'docs/migration'
+pytestmark = [pytest.mark.slow,
+              pytest.mark.skipif(not TF1, reason='requires TF1_PYTHON: run tests/tf1.sh')]
+
+
+def in_tf1(*arguments):
+    """Runs TensorFlow 1's interpreter: what it prints."""
+    environment = {**spawn.environment(), 'TF2_BEHAVIOR': '0'}  # TensorFlow 2 has set it to 1.
+    done = subprocess.run([TF1, *map(str, arguments)], text=True, capture_output=True,
+                          timeout=spawn.PATIENCE, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def precision_in_tf1(records, checkpoint):
+    """As stage 0 prints it; batches of 10 of the 130 test images count each image once."""
+    printed = in_tf1(FOLDER / 'stage_0_published.py', f'--records={records}', '--batch_size=10',
+                     f'--checkpoint={checkpoint}')
+    return float(printed.split()[-1])
+
+
+def test_each_continues_and_evaluates_the_other(half_bright):
+    """Ten steps in TensorFlow 1, then ten of cifar10_train.py in the same folder."""
+    folder = flags.FLAGS.train_dir
+    in_tf1(FOLDER / 'stage_0_published.py', f'--records={half_bright}', f'--train_dir={folder}',
+           '--steps=10', '--batch_size=8')
+    found = []
+    for step in (10, 20):
+        checkpoint = checkpoints.latest(folder)
+        assert checkpoint.endswith(f'model.ckpt-{step}')
+        found.append(outcomes.precision(folder))
+        assert found[-1] == pytest.approx(precision_in_tf1(half_bright, checkpoint), abs=6e-4)
+        with flagsaver.flagsaver(max_steps=20):
+            cifar10_train.train()
+    assert len(found) == 2
+
+
+# Trains a stage for ten steps on fixed batches, from a checkpoint: what each step found.
+_STEPS = '''
+import json, sys
+import numpy as np
+text, checkpoint = open(sys.argv[1]).read(), sys.argv[2]
+stage = {'__name__': 'stage'}
+exec(text, stage)
+tf = stage['tf']
+images, labels = tf.placeholder(tf.float32, [8, 24, 24, 3]), tf.placeholder(tf.int32, [8])
+logits = stage['inference'](images)
+total_loss = stage['loss'](logits, labels)
+train_op = stage['train'](total_loss, tf.train.get_or_create_global_step(), 1000)
+averages = [each for each in tf.global_variables() if 'ExponentialMovingAverage' in each.name]
+random = np.random.RandomState(0)
+found = []
+with tf.Session() as session:
+    tf.train.Saver().restore(session, checkpoint)
+    for _ in range(10):
+        feeds = {images: random.normal(size=[8, 24, 24, 3]), labels: random.randint(0, 10, 8)}
+        before = session.run([logits, total_loss], feeds)
+        session.run(train_op, feeds)
+        found.append([each.tolist() for each in before]
+                     + [{each.op.name: float(session.run(each).sum()) for each in averages}])
+print(json.dumps(found))
+'''
+
+
+def steps_of_cifar10(checkpoint):
+    """The same ten steps with the functions of cifar10.py."""
+    images, labels = tf.placeholder(tf.float32, [8, 24, 24, 3]), tf.placeholder(tf.int32, [8])
+    logits = cifar10.inference(images)
+    total_loss = cifar10.loss(logits, labels)
+    train_op = cifar10.train(total_loss, tf.train.get_or_create_global_step())
+    averages = [each for each in tf.global_variables() if 'ExponentialMovingAverage' in each.name]
+    random = np.random.RandomState(0)
+    with tf.Session() as session:
+        session.run(tf.local_variables_initializer())
+        tf.train.Saver().restore(session, checkpoint)
+        for _ in range(10):
+            feeds = {images: random.normal(size=[8, 24, 24, 3]), labels: random.randint(0, 10, 8)}
+            before = session.run([logits, total_loss], feeds)
+            session.run(train_op, feeds)
+            yield [*before, {each.op.name: session.run(each).sum() for each in averages}]
+
+
+def test_ten_steps_are_equal(tmp_path):
+    """Stage 0's averages race with the update, so those of stage 1 are compared."""
+    values, random = {'global_step': np.int64(7)}, np.random.RandomState(1)
+    for suffix in ('', '/ExponentialMovingAverage'):
+        values.update((name + suffix, random.normal(0, 0.04, shape).astype(np.float32))
+                      for name, shape in plain.SHAPES.items())
+    checkpoint = plain.save(tmp_path / 'model.ckpt-7', values)
+    (tmp_path / 'steps.py').write_text(_STEPS)
+    with flagsaver.flagsaver(data_dir=str(tmp_path)):
+        ours = list(steps_of_cifar10(checkpoint))
+    for stage in ('stage_0_published.py', 'stage_1_compat.py'):
+        found = json.loads(in_tf1(tmp_path / 'steps.py', FOLDER / stage, checkpoint))
+        for number, (theirs, mine) in enumerate(zip(found, ours)):
+            np.testing.assert_allclose(mine[0], theirs[0], atol=1e-5 * (1 + number))
+            np.testing.assert_allclose(mine[1], theirs[1], rtol=1e-5)
+            assert theirs[2].keys() == mine[2].keys() and len(mine[2]) == 10
+            if stage == 'stage_1_compat.py':
+                for name, value in theirs[2].items():
+                    np.testing.assert_allclose(mine[2][name], value, rtol=1e-4, err_msg=name)
+
+
+# What tf.contrib computes. The arrays of inputs.npz are the arguments.
+_CONTRIB = '''
+import json, sys
+import numpy as np
+import tensorflow as tf
+layers, given = tf.contrib.layers, np.load(sys.argv[1])
+found = {}
+def variables():  # Some versions of a layer make gamma before beta.
+    return sorted(tf.global_variables(), key=lambda each: each.op.name)
+def values(name, outputs, feeds=None, steps=1):
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        for _ in range(steps):
+            got = session.run(outputs, feeds)
+        found[name] = [np.asarray(each).tolist() for each in got if each is not None] + [
+            session.run(each).tolist() for each in variables()]
+        found[name + ', names'] = [each.op.name for each in variables()]
+    tf.reset_default_graph()
+for name, initializer in [('variance_scaling', layers.variance_scaling_initializer()),
+                          ('xavier', layers.xavier_initializer())]:
+    with tf.Session() as session:
+        drawn = session.run(initializer([1000, 500]))
+        found[name] = [float(drawn.std()), float(abs(drawn).max())]
+weights = tf.constant(given['weights'])
+values('regularizers', [layers.l2_regularizer(0.1)(weights), layers.l1_regularizer(0.1)(weights)])
+for rank in ('images', 'rows'):
+    for training in (True, False):
+        for collection in (None, 'update_ops'):
+            for options in ({}, {'scale': True}, {'center': False}, {'epsilon': 1e-5}):
+                is_training = tf.placeholder(tf.bool, [])
+                net = tf.constant(given[rank])
+                net = layers.batch_norm(net, decay=0.9, is_training=is_training, scope='bn',
+                                        updates_collections=collection, **options)
+                updates = tf.get_collection('update_ops')
+                values('%s %s %s %s' % (rank, training, collection, options),
+                       [net, tf.group(*updates)], {is_training: training}, steps=3)
+ones = tf.ones_initializer()
+values('conv2d', [layers.conv2d(given['images'], 5, 3, weights_initializer=ones)])
+values('fully_connected', [layers.fully_connected(
+    given['rows'], 5, weights_initializer=ones, weights_regularizer=layers.l2_regularizer(0.1))]
+    + tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES))
+values('max_pool2d', [layers.max_pool2d(given['images'], 3)])
+values('dropout', [layers.dropout(tf.ones([4, 3]), 1.0)])
+values('layer_norm', [layers.layer_norm(given['images'])])
+scores = tf.constant(given['scores'])
+likelihoods, _ = tf.contrib.crf.crf_log_likelihood(
+    scores, tf.constant(given['tags']), tf.constant(given['lengths']),
+    tf.constant(given['transitions']))
+values('crf', [likelihoods, tf.gradients(likelihoods, scores)[0]])
+mask = tf.sequence_mask(given['lengths'], 4, tf.float32)
+values('sequence_loss', [tf.contrib.seq2seq.sequence_loss(
+    tf.constant(given['scores']), tf.constant(given['tags']), mask)])
+values('by_example', [tf.contrib.legacy_seq2seq.sequence_loss_by_example(
+    [tf.constant(given['scores'][0])], [tf.constant(given['tags'][0])], [tf.ones([4])])])
+values('streaming', tf.contrib.metrics.streaming_precision(given['tags'] > 0, given['tags'] > 1))
+print(json.dumps(found))
+'''
+
+
+@pytest.fixture(scope='module')
+def contrib(tmp_path_factory):
+    """(arguments, results): dictionaries of arrays by name."""
+    folder = tmp_path_factory.mktemp('contrib')
+    random = np.random.RandomState(0)
+    given = {'images': random.normal(1, 2, [2, 5, 6, 3]) * [1, 1, 1e-3],
+             'rows': random.normal(1, 2, [8, 3]) * [1, 1, 1e-3],
+             'weights': random.normal(size=[3, 4]), 'scores': random.normal(size=[2, 4, 3]),
+             'transitions': random.normal(size=[3, 3])}
+    given = {name: value.astype(np.float32) for name, value in given.items()}
+    given['tags'] = random.randint(0, 3, [2, 4]).astype(np.int32)
+    given['lengths'] = np.array([4, 2], np.int32)
+    np.savez(folder / 'inputs.npz', **given)
+    (folder / 'contrib.py').write_text(_CONTRIB)
+    return given, json.loads(in_tf1(folder / 'contrib.py', folder / 'inputs.npz'))
+
+
+def assert_same(name, outputs, expected, feeds=None, steps=1):
+    """The outputs after a number of steps, and the names and values of all variables."""
+    variables = sorted(tf.global_variables(), key=lambda each: each.op.name)
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        for _ in range(steps):
+            got = [each for each in session.run(outputs, feeds) if each is not None]
+        got += [session.run(each) for each in variables]
+    for mine, theirs in zip(got, expected[name], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert expected[name + ', names'] == [each.op.name for each in variables]
+
+
+@pytest.mark.parametrize('name, initializer', [
+    ('variance_scaling', tf.variance_scaling_initializer(2.0)),
+    ('xavier', tf.glorot_uniform_initializer())])
+def test_initializers_have_the_spread_of_tf_contrib(contrib, name, initializer):
+    with tf.Session() as session:
+        drawn = session.run(initializer([1000, 500]))
+    assert [drawn.std(), abs(drawn).max()] == pytest.approx(contrib[1][name], rel=0.01)
+
+
+@pytest.mark.parametrize('options', [{}, {'scale': True}, {'center': False}, {'epsilon': 1e-5}])
+@pytest.mark.parametrize('collection', [None, 'update_ops'])
+@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize('rank', ['images', 'rows'])
+@pytest.mark.parametrize('is_fed', [True, False])
+def test_batch_norm_is_that_of_tf_contrib(contrib, is_fed, rank, training, collection, options):
+    """Output, updates, variables and their values after three steps."""
+    given, expected = contrib
+    is_training = tf.placeholder(tf.bool, []) if is_fed else training
+    net = batch_norm.batch_norm(
+        tf.constant(given[rank]), decay=0.9, is_training=is_training, scope='bn',
+        updates_collections=collection, **options)
+    assert_same(f'{rank} {training} {collection} {options}',
+                [net, tf.group(*tf.get_collection(tf.GraphKeys.UPDATE_OPS))], expected,
+                {is_training: training} if is_fed else None, steps=3)
+
+
+def regularizers(given):
+    weights = tf.constant(given['weights'])
+    return [0.1 * tf.nn.l2_loss(weights), 0.1 * tf.reduce_sum(tf.abs(weights))]
+
+
+def conv2d(given):
+    with tf.variable_scope('Conv'):
+        kernel = tf.get_variable('weights', [3, 3, 3, 5], initializer=tf.ones_initializer())
+        biases = tf.get_variable('biases', [5], initializer=tf.zeros_initializer())
+        return [tf.nn.relu(tf.nn.conv2d(given['images'], kernel, 1, 'SAME') + biases)]
+
+
+def fully_connected(given):
+    with tf.variable_scope('fully_connected'):
+        weights = tf.get_variable('weights', [3, 5], initializer=tf.ones_initializer())
+        biases = tf.get_variable('biases', [5], initializer=tf.zeros_initializer())
+        return [tf.nn.relu(tf.matmul(given['rows'], weights) + biases),
+                0.1 * tf.nn.l2_loss(weights)]
+
+
+def layer_norm(given):
+    images = tf.constant(given['images'])
+    with tf.variable_scope('LayerNorm'):
+        beta = tf.get_variable('beta', [3], initializer=tf.zeros_initializer())
+        gamma = tf.get_variable('gamma', [3], initializer=tf.ones_initializer())
+    mean, variance = tf.nn.moments(images, [1, 2, 3], keepdims=True)
+    return [tf.nn.batch_normalization(images, mean, variance, beta, gamma, 1e-12)]
+
+
+def log_likelihood(given):
+    scores = tf.constant(given['scores'])
+    likelihoods, _ = crf.crf_log_likelihood(
+        scores, given['tags'], given['lengths'], tf.constant(given['transitions']))
+    return [likelihoods, tf.gradients(likelihoods, scores)[0]]
+
+
+@pytest.mark.parametrize('name, replacement', [
+    ('regularizers', regularizers),
+    ('conv2d', conv2d),
+    ('fully_connected', fully_connected),
+    ('max_pool2d', lambda given: [tf.nn.max_pool(given['images'], 3, 2, 'VALID')]),
+    ('dropout', lambda given: [tf.nn.dropout(tf.ones([4, 3]), rate=0.0)]),
+    ('layer_norm', layer_norm),
+    ('crf', log_likelihood),
+    ('sequence_loss', lambda given: [tf.losses.sparse_softmax_cross_entropy(
+        given['tags'], given['scores'], tf.sequence_mask(given['lengths'], 4, tf.float32))]),
+    ('by_example', lambda given: [tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=given['tags'][0], logits=given['scores'][0])]),
+    ('streaming', lambda given: list(tf.metrics.precision(
+        labels=given['tags'] > 1, predictions=given['tags'] > 0)))])
+def test_replacements_have_the_values_of_tf_contrib(contrib, name, replacement):
+    given, expected = contrib
+    assert_same(name, replacement(given), expected)
