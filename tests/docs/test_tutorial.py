@@ -120,7 +120,7 @@ def test_the_notebook_has_the_anchors_of_its_links():
     """JupyterLab's own ids are not GitHub's."""
     text = '\n'.join(source for kind, source in notebook.cells(TUTORIAL) if kind == 'markdown')
     links = re.findall(r'\]\(#([\w-]+)\)', text)
-    assert len(links) > 30
+    assert len(links) > 20  # The pattern finds them.
     assert set(links) <= set(re.findall(r'<a id="([\w-]+)"></a>', text))
 
 
