@@ -34,8 +34,7 @@ def all_reduce_mean(gradients, worker, bucket_bytes=BUCKET_BYTES, overlap=True, 
             variables; the backward pass computes the last first. A gradient that is None must be
             None on all workers.
         worker: this `worker.Worker`.
-        bucket_bytes: see `buckets`.
-        overlap: False to wait for all gradients before the first bucket is sent.
+        bucket_bytes, overlap: see `buckets`; False to wait for all gradients before any is sent.
         on_gpu: True to average on GPUs, by NCCL.
 
     Returns:

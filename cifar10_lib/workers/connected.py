@@ -27,9 +27,7 @@ _PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors
 def joined(cluster, facts):
     """Yields this `worker.Worker` once all workers have met and agree.
 
-    Args:
-        cluster: a `Cluster`.
-        facts: dictionary from name to JSON value, which must be the same for all workers.
+    `facts`, a dictionary from name to JSON value, must be the same for all workers of a `Cluster`.
 
     Raises the errors of `meeting.join` and `Meeting.barrier`, and `TimeoutError` if a step took
     longer than --step_timeout. If a worker is lost, the meeting ends the process.
@@ -121,7 +119,7 @@ class ConnectedWorker(worker.Worker):
             {'stop': self._stop}, {self._ask_stop: float(bool(caught))}, self._options())
 
     def _options(self):
-        return tf.RunOptions(timeout_in_ms=int(1000 * self.step_seconds))  # Per step.
+        return tf.RunOptions(timeout_in_ms=int(1000 * self.step_seconds))
 
     def end(self):
         """Waits until worker 0 has saved the last step, and leaves."""

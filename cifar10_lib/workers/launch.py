@@ -20,13 +20,11 @@ FLAGS = flags.FLAGS
 _ORDERLY = {None, 0, *(128 + number for number in signals.SIGNALS)}
 
 _KILLED_AFTER = 5.0  # Seconds after a failure in which the other workers can end by themselves.
-_POLL = 0.1
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def run(work):
-    """Runs `work`, a function of the `cluster.Cluster`; or with `--num_workers`, starts processes
-    that do.
+    """Runs `work`, a function of the `Cluster`, or with `--num_workers` starts processes that do.
 
     Returns the result of `work`, the exit code for all workers, or `meeting.LOST` if another one
     was lost. Raises `app.UsageError` if flags or environment are invalid.
@@ -122,7 +120,7 @@ def _wait(processes):
             errors.say(f'worker {failed} ended with exit code {_code(processes[failed])}; killed '
                        'the others, which did not end by themselves')
             _kill(processes)
-        time.sleep(_POLL)
+        time.sleep(0.1)
     return min(filter(None, map(_code, processes)), default=0)
 
 

@@ -34,7 +34,6 @@ from cifar10_lib.program import errors, json_files
 from cifar10_lib.workers import ports
 
 LOST = os.EX_TEMPFAIL  # 75, the exit code after another worker was lost: starting again may help.
-_INTERRUPTED = 128 + signal.SIGINT
 
 SECONDS = 5  # To connect to a port that is open, to send a message, or to receive the rest of one.
 _LONGEST_MESSAGE = 1 << 20  # Bytes. The addresses of a thousand workers take 30,000.
@@ -173,6 +172,7 @@ class Meeting(contextlib.AbstractContextManager):
         self.hosts, self.port = hosts, port
         self.patience = (_SILENT_BEATS + 2) * _BEAT * cluster.step_timeout
         self._rank, self._cluster = cluster.rank, cluster
+        self._names = [_name(rank, address) for rank, address in enumerate(hosts)]
         self._connections = connections  # To peers that have not left.
         self._changed = threading.Condition()
         self._loss = None  # The first: (line, exit code).
@@ -184,13 +184,13 @@ class Meeting(contextlib.AbstractContextManager):
         """Reports an exception to the others; ends the process if a lost worker was the cause."""
         if self._over:
             return
-        name = self._name(self._rank)
+        name = self._names[self._rank]
         if error is None:
             self.leave()
         elif self._loss:
             self._exit()
         elif isinstance(error, KeyboardInterrupt):
-            self.leave(error=f'{name} was interrupted', code=_INTERRUPTED)
+            self.leave(error=f'{name} was interrupted', code=128 + signal.SIGINT)
         else:
             self.leave(error=f'{name} failed: {errors.one_line(error) or kind.__name__}',
                        code=LOST if isinstance(error, Lost) else 1)
@@ -201,7 +201,7 @@ class Meeting(contextlib.AbstractContextManager):
         Args:
             stage: name of the stage, such as 'the data'.
             must_match: dictionary from name to JSON value, the same for all workers.
-            value: JSON value; worker 0's is returned to all workers.
+            value: JSON value; all workers get worker 0's.
 
         Raises:
             ConnectionError: stages or values differ, a worker was lost, or is alive but did not
@@ -217,7 +217,7 @@ class Meeting(contextlib.AbstractContextManager):
                 for name in {**facts, **message['facts']}:
                     ours, theirs = facts.get(name), message['facts'].get(name)
                     if ours != theirs:
-                        raise ConnectionError(f'{self._name(rank)} differs from worker 0: {name} '
+                        raise ConnectionError(f'{self._names[rank]} differs from worker 0: {name} '
                                               f'is {theirs}, not {ours}')
         except ConnectionError as error:
             self._lose(str(error), 1)
@@ -237,7 +237,7 @@ class Meeting(contextlib.AbstractContextManager):
                 raise ConnectionError(self._loss[0])
             for rank in self._connections.keys() - self._arrived.keys():
                 raise ConnectionError(
-                    f'{self._name(rank)} is alive, but did not reach {stage} within '
+                    f'{self._names[rank]} is alive, but did not reach {stage} within '
                     f'--stage_timeout={self._cluster.stage_timeout:g} seconds')
             arrived, self._arrived = self._arrived, {}
             return {rank: message for rank, (_, message) in arrived.items()}
@@ -253,8 +253,8 @@ class Meeting(contextlib.AbstractContextManager):
                 if rank != self._rank:
                     reach(address).close()
             except OSError as error:
-                raise Lost(f'cannot connect to {self._name(rank)}: {error.strerror or error}; does '
-                           'a firewall block it?') from error
+                raise Lost(f'cannot connect to {self._names[rank]}: {error.strerror or error}; '
+                           'does a firewall block it?') from error
 
     def wait_for_loss(self, seconds):
         """Waits until a worker is lost, for at most some seconds; returns whether one is.
@@ -277,9 +277,6 @@ class Meeting(contextlib.AbstractContextManager):
             # Closing a connection too early could discard what was sent.
             self._changed.wait_for(lambda: not self._connections, _FAREWELL)
 
-    def _name(self, rank):
-        return _name(rank, self.hosts[rank])
-
     def _send_all(self, **message):
         with self._changed:
             for connection in self._connections.values():
@@ -294,11 +291,11 @@ class Meeting(contextlib.AbstractContextManager):
         silent = dict.fromkeys(self._connections, 0)  # Own heartbeats since the last message.
         due = time.monotonic() + beat
         while self._connections and not self._loss:
-            for ready in multiprocessing.connection.wait(
-                    self._connections.values(), max(0.0, due - time.monotonic())):
-                rank = next(rank for rank, each in self._connections.items() if each is ready)
+            ready = multiprocessing.connection.wait(
+                self._connections.values(), max(0.0, due - time.monotonic()))
+            for rank in [rank for rank, each in self._connections.items() if each in ready]:
                 silent[rank] = 0
-                self._take(rank, _received(ready))
+                self._take(rank, _received(self._connections[rank]))
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + beat
@@ -306,7 +303,7 @@ class Meeting(contextlib.AbstractContextManager):
             for rank in self._connections:
                 silent[rank] += 1
                 if silent[rank] > _SILENT_BEATS:
-                    self._lose(f'{self._name(rank)} was lost: no heartbeat for '
+                    self._lose(f'{self._names[rank]} was lost: no heartbeat for '
                                f'{_SILENT_BEATS * beat:g} seconds; it is frozen, or the network is '
                                'down', LOST)
         if self._loss:
@@ -322,7 +319,7 @@ class Meeting(contextlib.AbstractContextManager):
             elif 'alive' not in message:  # Its last message.
                 self._connections.pop(rank).close()
             if 'end' in message:
-                self._lose(f'{self._name(rank)} was lost: it ended unexpectedly '
+                self._lose(f'{self._names[rank]} was lost: it ended unexpectedly '
                            f'({message["end"]})', LOST)
             if 'error' in message:
                 self._lose(message['error'], message['code'])
@@ -347,9 +344,8 @@ class Meeting(contextlib.AbstractContextManager):
         with self._changed:  # Only one thread.
             with contextlib.suppress(OSError):  # Not even a closed console may keep it here.
                 sys.stdout.flush()
-            line, code = self._loss
-            errors.say(line)
-            os._exit(code)
+            errors.say(self._loss[0])
+            os._exit(self._loss[1])
 
 
 def reach(address):
@@ -362,8 +358,7 @@ def reach(address):
 
 
 def _connection(socket_):
-    """Takes over a socket: a `multiprocessing.connection.Connection`, which sends bytes after their
-    length. Sending and receiving have a time limit."""
+    """A `multiprocessing.connection.Connection` with limits of time, which takes over a socket."""
     socket_.settimeout(None)
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         socket_.setsockopt(socket.SOL_SOCKET, option, struct.pack('ll', SECONDS, 0))

@@ -1,5 +1,4 @@
 """Tests with real workers, most of them in processes of their own."""
-import contextlib
 import os
 import re
 import shutil
@@ -20,7 +19,6 @@ from absl.testing import flagsaver
 import link
 import cifar10_distributed_train
 from cifar10_lib.runs import checkpoints, metrics
-from cifar10_lib.training import session as training
 
 FLAGS = flags.FLAGS
 NAME = 'cifar10_distributed_train.py'
@@ -31,23 +29,6 @@ def test_without_a_launcher_it_trains_as_one_worker(half_bright):
         cifar10_distributed_train.train()
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-30')
     assert outcomes.precision(FLAGS.train_dir) == 1.0
-
-
-@pytest.mark.parametrize('length', [{'epochs': 2.0}, {'max_steps': 20}, {'net': 'resnet23'}])
-def test_workers_with_different_numbers_of_images_compare_them(half_bright, tmp_path, length):
-    """Not the numbers of steps, which the user may not have given."""
-    shutil.copytree(FLAGS.data_dir, tmp_path / 'other')
-    os.truncate(tmp_path / 'other' / half_bright.name / 'data_batch_5.bin', 0)
-    found = []
-    for folder in (tmp_path / 'data', tmp_path / 'other'):
-        with flagsaver.flagsaver(data_dir=str(folder)):
-            FLAGS['max_steps'].unparse()  # `half_bright` sets it.
-            with flagsaver.flagsaver(**length):
-                training.apply_recipe_defaults(2)
-                found.append(cifar10_distributed_train.facts())
-    ours, theirs = found
-    first = next(name for name in ours if ours[name] != theirs[name])
-    assert (first, ours[first], theirs[first]) == ('training images', 80, 64)
 
 
 # Trains on fixed images, a slice per rank, and writes the resulting variables.
@@ -150,15 +131,6 @@ def test_trains_is_evaluated_and_resumes(half_bright):
         assert error == ''
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-32')
     assert outcomes.precision(FLAGS.train_dir) == 1.0
-
-
-def test_ctrl_c_while_the_graph_is_built(half_bright):
-    process = start('--max_steps=100000')
-    assert process.stdout.readline().startswith('Training on the CPU.')
-    assert process.stdout.readline().startswith('Filling queue')
-    process.send_signal(signal.SIGINT)
-    out, error = spawn.ended(process, 130)
-    assert not re.search(NAME + ': worker .* (failed|was lost):', error), error
 
 
 @pytest.mark.parametrize('rank, number', [
@@ -291,42 +263,6 @@ def test_a_cut_link_ends_both(half_bright):
             assert error.splitlines()[-1] == (
                 f'{NAME}: worker {1 - rank} ({addresses[1 - rank]}:2222) was lost: no heartbeat '
                 'for 10 seconds; it is frozen, or the network is down')
-
-
-def listening_ports(pid):
-    """All listening TCP ports in the network namespace of a process."""
-    lines = []
-    for version in ('', '6'):
-        with contextlib.suppress(FileNotFoundError), open(f'/proc/{pid}/net/tcp{version}') as table:
-            lines += table.readlines()[1:]
-    rows = [line.split() for line in lines]
-    return {int(row[1].rsplit(':')[-1], 16) for row in rows if row[3] == '0A'}
-
-
-@networks.with_networks
-def test_workers_on_one_machine_have_no_ports_open_to_others(half_bright):
-    """The link itself works: another process's port can be reached."""
-    open_port = [sys.executable, '-c', 'import socket, sys; '
-                 'server = socket.create_server(("", 3333)); print(flush=True); sys.stdin.read()']
-    with link.networks() as (names, (address, _)):
-        inside = ['ip', 'netns', 'exec', names[0]]
-        process = subprocess.Popen(
-            [*inside, sys.executable, *spawn.gently(NAME), '--num_workers=2',
-             *flags_of_a_run('--max_steps=100000')],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=spawn.environment())
-        await_steps(process)
-        found = listening_ports(process.pid)
-        assert len(found) == 2
-        assert not any(networks.connects(names[1], address, port) for port in found)
-        with subprocess.Popen([*inside, *open_port], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE) as other:
-            other.stdout.readline()
-            assert networks.connects(names[1], address, 3333)
-            other.stdin.close()
-        process.send_signal(signal.SIGTERM)
-        out, error = spawn.ended(process, 143)
-    assert re.search(r'Saved step \d+ in', out)
-    assert 'private network' not in error
 
 
 def test_mpirun_starts_it(half_bright):

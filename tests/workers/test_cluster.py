@@ -105,7 +105,6 @@ NO_JOB = {name: value for name, value in MPI.items() if name != 'PMIX_NAMESPACE'
     ({}, {'worker_hosts': ['a:1', 'b:2'], 'task_index': 2},
      'worker 2 is not in --worker_hosts, which lists 2 workers, 0 to 1'),
     ({}, {'worker_hosts': ['a:1', 'b'], 'task_index': 0}, '--worker_hosts: "b" is not HOST:PORT'),
-    ({}, {'worker_hosts': ['a:1', 'b:99999'], 'task_index': 0}, '"b:99999" is not HOST:PORT'),
     ({}, {'coordinator': 'a:1'}, '--coordinator is for workers that torchrun, mpirun, mpiexec or'),
     (MPI, {'worker_hosts': ['a:1'], 'task_index': 0}, '--worker_hosts and mpirun both define'),
     (tf_config('worker', 0, worker=['a:1']), {'num_workers': 2},
@@ -123,14 +122,12 @@ NO_JOB = {name: value for name, value in MPI.items() if name != 'PMIX_NAMESPACE'
     (MPI_SPREAD, {'coordinator': 'node1'}, '--coordinator: "node1" is not HOST:PORT'),
     ({'WORLD_SIZE': '2', 'MASTER_ADDR': 'a', 'MASTER_PORT': '1'}, {},
      'WORLD_SIZE=2 in the environment names several processes, but nothing says which'),
-    ({'PET_NNODES': '1:3'}, {}, 'PET_NNODES=1:3 in the environment names several .*unset it'),
     ({**MPI, 'OMPI_COMM_WORLD_RANK': '4'}, {}, 'RANK is "4" in the .*a number from 0 to 3'),
     ({**TORCH, 'WORLD_SIZE': 'x'}, {}, 'WORLD_SIZE is "x" in the environment; expected a number'),
     ({'TF_CONFIG': "{'cluster': {}}"}, {}, 'TF_CONFIG is not JSON'),
     (tf_config('evaluator', 0, worker=['a:1'], evaluator=['b:1']), {}, 'expected only workers'),
     (tf_config('worker', 0, worker=['a:1'], ps=['b:1']), {}, 'expected only workers'),
     (tf_config('worker', 1, worker=['a:1']), {}, 'expected only workers'),
-    (tf_config('worker', 0, worker=5), {}, 'expected only workers'),
     (tf_config('worker', 0, worker=[5]), {}, 'expected only workers'),
     (tf_config('worker', 0, worker=['a:1\n']), {}, r'TF_CONFIG: "a:1\\n" is not HOST:PORT')])
 def test_flags_and_environments_that_are_invalid_or_contradict_each_other(

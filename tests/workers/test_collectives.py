@@ -65,11 +65,6 @@ def test_the_bucket_of_local3_does_not_wait_for_conv2():
     assert conv2 <= inputs_of(bottom)
 
 
-def test_a_bucket_has_one_type_whose_bytes_count():
-    gradients = pairs([MB], [2 * MB], [MB], dtypes=[tf.float32, tf.float16, tf.float16])
-    assert names(collectives.buckets(gradients, 2 << 20)) == [['v0'], ['v1', 'v2']]
-
-
 def graph_of(worker, **options):
     graph = tf.Graph()
     with graph.as_default():
@@ -79,14 +74,6 @@ def graph_of(worker, **options):
 
 def reductions(graph):
     return [op for op in graph.get_operations() if op.type == 'CollectiveReduceV2']
-
-
-def test_the_last_layer_goes_first_and_depends_on_nothing_else():
-    first, second, third = reductions(graph_of(Worker(0, 2)))
-    assert [op.inputs[0].shape.as_list() for op in (first, second, third)] == [[7], [2 * MB], [13]]
-    assert 'zeros_2' in inputs_of(first)
-    assert not {'zeros', 'zeros_1'} & inputs_of(first)
-    assert not {'zeros', 'zeros_2', first.name} & inputs_of(second)
 
 
 def test_without_overlap_each_bucket_waits_for_all_gradients():
@@ -143,20 +130,6 @@ def means(me):
     losses = me.mean_losses({'b': tf.constant(10 * me.rank), 'a': tf.constant(0.5 * me.rank)})
     return [mean for mean, _ in reduced], losses
 
-def many(me):
-    """Sixty buckets that are complete in a different order on each worker; worker 0 runs more."""
-    count = 60
-    def late(k):
-        time.sleep(0.002 * (k if me.rank == 0 else count - k))
-        return np.full([3], k + me.rank, np.float32)
-    gradients = []
-    for k in range(count):
-        gradient = tf.numpy_function(late, [k], tf.float32)
-        gradient.set_shape([3])
-        gradients.append((gradient, tf.get_variable(f'v{k}', [3])))
-    reduced = [mean for mean, _ in collectives.all_reduce_mean(gradients, me, bucket_bytes)]
-    return tf.stack(reduced)[:, 0], [tf.constant(1.0)] if me.rank == 0 else []
-
 def values(me):
     """Two types; a negative zero, and an integer that float32 cannot represent."""
     start = [-0.0, np.inf, 1e-40] if me.rank == 0 else [5.0, 6.0, 7.0]
@@ -209,11 +182,6 @@ def test_means_by_hand(size, bucket_bytes, overlap):
         for k, (gradient, shape) in enumerate(zip(gradients, [[13], [7, 3], [99], [1, 2]])):
             np.testing.assert_array_equal(gradient, np.full(shape, (k + 1) * (size + 1) / 2))
         assert losses == {'a': 0.5 * (size - 1) / 2, 'b': 10 * (size - 1) / 2}
-
-
-def test_sixty_buckets_in_a_different_order_on_each_worker():
-    for found, _ in results(3, 'many'):
-        np.testing.assert_array_equal(found, np.arange(60) + 1.0)  # k + the mean of 0, 1, 2.
 
 
 def test_the_values_of_worker_0_at_the_start_are_exact():

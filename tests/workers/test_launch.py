@@ -5,7 +5,7 @@ import time
 import pytest
 import spawn
 
-from cifar10_lib.workers import cluster, launch
+from cifar10_lib.workers import cluster
 
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
@@ -24,8 +24,6 @@ def main(me):
         return 0
     if what == 'fail' and me.rank == 1:
         raise OSError('disk full')
-    if what == 'follow':  # As if worker 0 had stopped the others after Ctrl-C.
-        signal.signal(signal.SIGINT, lambda *_: sys.exit(143 if me.rank else 0))
     if what == 'count':
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
@@ -115,17 +113,6 @@ def test_a_signal_is_passed_on_and_worker_0_may_save(tmp_path, number):
     assert not any(spawn.runs(pid) for pid in numbers)
 
 
-def test_a_regular_stop_of_one_worker_gives_the_others_time(tmp_path):
-    process = start('sleep', tmp_path)
-    numbers = pids(tmp_path)
-    os.kill(numbers[1], signal.SIGTERM)
-    time.sleep(launch._KILLED_AFTER + 1)
-    assert process.poll() is None
-    assert spawn.runs(numbers[0])
-    process.send_signal(signal.SIGTERM)
-    spawn.ended(process, 143)
-
-
 def test_ctrl_c_reaches_each_worker_once(tmp_path):
     """A terminal sends it to the whole process group; a second one would stop the saving."""
     process = start('count', tmp_path, count=2, stderr=None, start_new_session=True)
@@ -136,13 +123,6 @@ def test_ctrl_c_reaches_each_worker_once(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=spawn.PATIENCE)[0] == 'caught 1\n'
     assert process.returncode == 130
-
-
-def test_ctrl_c_sets_the_exit_code_even_if_workers_stop_one_another(tmp_path):
-    process = start('follow', tmp_path)
-    pids(tmp_path)
-    process.send_signal(signal.SIGINT)
-    spawn.ended(process, 130)
 
 
 def test_no_orphans_when_the_parent_is_killed(tmp_path):

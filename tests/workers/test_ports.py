@@ -46,10 +46,6 @@ def test_all_listeners_of_a_port_are_bound_and_loopback_stays_open():
             stack.enter_context(socket.create_connection((address, port), spawn.PATIENCE))
 
 
-def test_a_port_without_a_listener_counts_as_open():
-    assert not ports.bind(networks.free_port(), 'lo')
-
-
 # Listens at ports 2222 and 3333; on a line from standard input with addresses, its own first, binds
 # 2222 to the device.
 PROGRAM = '''
