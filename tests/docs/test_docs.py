@@ -31,6 +31,7 @@ OPTIONS_OF_OTHERS = {
     'mpirun': {'-n', '--mca', '--hostfile', '--allow-run-as-root', '--bind-to', '--oversubscribe'},
     'pytest': {'-m', '-k', '-rP', '--timeout'},
     'tensorboard': {'--logdir', '--logdir_spec'},
+    'torchrun': {'--nproc_per_node', '--max_restarts'},
     'classification.py': {
         '-b', '-c', '-e', '-h', '-l', '-m', '-n', '-o', '-t', '--batch-size', '--context',
         '--epochs', '--learning-rate', '--net', '--sync-bn', '--use-latest-checkpoint',
