@@ -2,8 +2,10 @@
 import collections
 import datetime
 
+import tensorflow.compat.v1 as tf
+
 from cifar10_lib.evaluation import accuracy
-from cifar10_lib.program import console
+from cifar10_lib.program import console, errors
 from cifar10_lib.runs import best
 
 # Errors of one validation, each a float from 0 to 1: of the raw weights and of their averages.
@@ -36,19 +38,23 @@ class Validation:
         """Validates the training session, prints a line, and saves the best variables so far.
 
         The line also has the `training_error`, float from 0 to 1 or None. Returns `Errors`, or None
-        if a signal stopped the validation.
+        if a signal stopped the validation, or the images could not be read.
         """
         console.progress(f'step {step}: validating on {self._evaluation.total} images')
         self._statistics.update(session, step, self._caught)
         values = session.run(self._variables)
-        results = [self._evaluation.count(values, use, caught=self._caught)
-                   for use in (False, True)]
+        try:
+            results = [self._evaluation.count(values, use, caught=self._caught)
+                       for use in (False, True)]
+        except (OSError, ValueError, tf.errors.OpError) as error:  # Files that were removed.
+            console.line(f'No validation at step {step}: {errors.one_line(error)}')
+            return None
         if None in results:
             console.line(f'Skipped the validation at step {step}.')
             return None
-        errors = Errors(*((result.total - result.correct) / result.total for result in results))
-        self._best.offer(session, step, values, errors.raw, errors.averaged)
+        found = Errors(*((result.total - result.correct) / result.total for result in results))
         training = '' if training_error is None else f'training error = {training_error:.4f}, '
         console.line(f'{datetime.datetime.now()}: step {step}, {training}validation error = '
-                     f'{errors.raw:.4f} ({errors.averaged:.4f} averaged)')
-        return errors
+                     f'{found.raw:.4f} ({found.averaged:.4f} averaged)')
+        self._best.offer(session, step, values, found.raw, found.averaged)
+        return found

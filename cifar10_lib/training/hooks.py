@@ -12,7 +12,7 @@ import time
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.program import console, errors
+from cifar10_lib.program import console
 from cifar10_lib.runs import checkpoints, metrics, names, parameters
 
 SUMMARY_STEPS = 100  # Number of steps between summaries, and between rows of metrics.csv.
@@ -240,12 +240,8 @@ class ValidationHook(StepHook):
             return
         is_good = False
         if self._validation:
-            try:
-                found = self._validation.run(
-                    run_context.session, self.steps, self._metrics.epoch_error())
-            except (OSError, ValueError, tf.errors.OpError) as error:  # Files that were removed.
-                console.line(f'No validation at step {self.steps}: {errors.one_line(error)}')
-                found = None
+            found = self._validation.run(
+                run_context.session, self.steps, self._metrics.epoch_error())
             self._metrics.add_row(found)
             is_good = found is not None and reaches(found.averaged, self._stop_at)
         if is_good:
@@ -312,7 +308,12 @@ class WriteParameters(tf.train.CheckpointSaverListener):
     def __init__(self, folder, variables):
         self._folder, self._variables = folder, variables
 
+    def after_save(self, session, global_step_value):
+        self._saved_step = global_step_value
+
     def end(self, session, global_step_value):
+        if global_step_value != self._saved_step:  # Saving it has failed.
+            return
         console.line(f'Saved step {global_step_value} in {self._folder}.')
         values = session.run({variable.op.name: variable for variable in self._variables})
         parameters.write(

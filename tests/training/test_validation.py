@@ -158,6 +158,17 @@ def test_an_error_between_steps_saves_them(tiny_net):
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-4')
 
 
+def test_a_best_checkpoint_that_cannot_be_written_ends_the_run(tiny_net, capsys):
+    """The errors are printed, and the steps are saved, but not called saved before they are."""
+    folder().mkdir()
+    folder('best').write_text('')
+    with pytest.raises(OSError):
+        cifar10_train.train()
+    out = capsys.readouterr().out
+    assert ': step 10, training error = ' in out and 'Saved step 10 in ' in out
+    assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-10')
+
+
 def test_stop_at_requires_validations(tiny_net):
     with flagsaver.flagsaver(stop_at=0.8, validate_every=0), pytest.raises(
             app.UsageError, match='--stop_at=0.8 requires validations: add --validate_every=1'):
