@@ -446,47 +446,6 @@ def test_the_initializer_of_the_table_has_factor_2():
     assert drawn.std() == pytest.approx(0.0447, rel=0.01)
 
 
-# Fifty layers with batch norm: logits in inference mode, from random averages, and five losses.
-_DEEP = '''
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import numpy as np
-import tensorflow.compat.v1 as tf
-tf.disable_v2_behavior()
-tf.enable_resource_variables()
-from docs.migration import batch_norm
-random = np.random.RandomState(0)
-images, labels = tf.placeholder(tf.float32, [8, 8, 8, 3]), tf.constant(random.randint(0, 10, 8))
-is_training, net = tf.placeholder(tf.bool, []), images
-for layer in range(50):
-    with tf.variable_scope('layer%d' % layer):
-        kernel = tf.get_variable('weights', [3, 3, net.shape.as_list()[3], 16],
-                                 initializer=tf.variance_scaling_initializer(2.0, seed=layer))
-        net = tf.nn.relu(batch_norm.batch_norm(
-            tf.nn.conv2d(net, kernel, 1, 'SAME'), is_training=is_training))
-weights = tf.get_variable('weights', [16, 10], initializer=tf.glorot_uniform_initializer(seed=99))
-logits = tf.matmul(tf.reduce_mean(net, [1, 2]), weights)
-loss = tf.losses.sparse_softmax_cross_entropy(labels, logits)
-train_op = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
-with tf.Session() as session:
-    session.run(tf.global_variables_initializer())
-    batch = random.normal(size=[8, 8, 8, 3])
-    found = session.run(logits, {images: batch, is_training: False})
-    losses = [session.run([loss, train_op], {images: random.normal(size=[8, 8, 8, 3]),
-                                             is_training: True})[0] for _ in range(5)]
-print(json.dumps([found.tolist(), list(map(float, losses))]))
-'''
-
-
-@pytest.mark.slow
-def test_a_deep_network_is_compared_in_inference_mode(tmp_path):
-    """oneDNN on and off: logits to 1e-4 of the largest, and the first loss to 1e-3."""
-    off, on = (json.loads(run(_DEEP, tmp_path, str(ROOT), TF_ENABLE_ONEDNN_OPTS=value)
-                          .splitlines()[-1]) for value in '01')
-    np.testing.assert_allclose(on[0], off[0], atol=1e-4 * np.abs(off[0]).max())
-    assert on[1][0] == pytest.approx(off[1][0], rel=1e-3)
-
-
 def lines_for_slim():
     """The page's lines at the start of a program that uses TF-Slim."""
     return re.search(r'^### TF-Slim.*?```python\n(.*?)```', PAGE, re.MULTILINE | re.DOTALL).group(1)
@@ -519,30 +478,6 @@ with tf.Session() as session:
         print([bool(abs(session.run(mean)).max() > 0) for mean in (means[0], means[-1])])
 '''
     assert run(program, tmp_path).splitlines()[-2:] == ['[False, False]', '[True, True]']
-
-
-@pytest.mark.slow
-@installed('tf_keras')
-def test_tensorflows_shim_keeps_variables_and_names(tmp_path):
-    program = '''
-import tensorflow as tf
-v1 = tf.compat.v1
-class Network(tf.Module):
-    @v1.keras.utils.track_tf1_style_variables
-    def __call__(self, x):
-        with v1.variable_scope('layer'):
-            return tf.matmul(x, v1.get_variable('weights', [3, 2]))
-network = Network()
-first, second = (network(tf.ones([1, 3])).numpy() for _ in range(2))
-print((first == second).all(), [each.name for each in network.trainable_variables])
-Tool = v1.keras.utils.DeterministicRandomTestTool
-with Tool(mode='constant').scope():
-    drawn = tf.random.normal([2]).numpy()
-with tf.Graph().as_default(), Tool(mode='constant').scope(), v1.Session() as session:
-    print((session.run(tf.random.normal([2])) == drawn).all())
-'''
-    assert run(program, tmp_path, TF_USE_LEGACY_KERAS='1').splitlines()[-2:] == [
-        "True ['layer/weights:0']", 'True']
 
 
 def test_an_lstm_continues_in_keras(tmp_path):

@@ -3,7 +3,6 @@ import subprocess
 import sys
 
 import numpy as np
-import placement
 import plain
 import pytest
 import record_files
@@ -45,33 +44,6 @@ def test_the_yardstick_computes_the_same_function():
     assert names == their_names
     for name in expected:
         np.testing.assert_allclose(variables[name], expected[name], atol=1e-4, err_msg=name)
-
-
-def waits_for(name, kind):
-    """Whether an operation runs after one of a type, by data or by control."""
-    find = tf.get_default_graph().get_operation_by_name
-    return any(kind in find(each).type for each in placement.inputs_of(find(name)))
-
-
-def test_the_yardstick_is_as_published(tmp_path):
-    images, labels = tutorial.distorted_inputs(str(tmp_path), 8)
-    loss = tutorial.loss(tutorial.inference(images), labels)
-    tutorial.train(loss, tf.train.get_or_create_global_step())
-    types = {op.type for op in tf.get_default_graph().get_operations()}
-    assert {'ReaderReadV2', 'LRN', 'VariableV2'} <= types
-    assert waits_for('gradients/conv1/Conv2D_grad/Conv2DBackpropFilter', 'AssignSub')
-    assert not waits_for('ExponentialMovingAverage/AssignMovingAvg', 'ApplyGradientDescent')
-    shuffling, = [runner for runner in tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS)
-                  if runner.queue.queue_ref.op.type == 'RandomShuffleQueueV2']
-    assert len(shuffling.enqueue_ops) == 16
-
-
-def test_the_floor_runs_all_products_one_after_another():
-    result = floor.operation(lambda: tutorial.inference(tf.zeros([2, 24, 24, 3])))
-    assert [op.type for op in tf.get_default_graph().get_operations()].count('MatMul') == 9
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        assert np.isfinite(session.run(result))
 
 
 @pytest.mark.parametrize('net', ['tutorial', 'resnet23'])

@@ -107,36 +107,6 @@ def test_a_runs_progress_on_a_terminal(half_bright):
         assert ', validation error = ' in line
 
 
-SHORT_EPOCHS = '''
-import time
-from cifar10_lib.program import startup
-import tensorflow.compat.v1 as tf
-from cifar10_lib.training import session as training
-count = tf.train.get_or_create_global_step().assign_add(1)
-def main():
-    with training.session(tf.constant(1.0), 80) as session:
-        start = time.monotonic()
-        while not session.should_stop():
-            session.run(count)
-            time.sleep(0.05)
-        print(f'\\n{time.monotonic() - start} seconds', flush=True)
-startup.run(main)
-'''
-
-
-def test_short_epochs_keep_a_line_every_two_seconds(half_bright):
-    """100 epochs of one step; the line is drawn at most four times per second."""
-    shown = on_a_terminal(['-c', SHORT_EPOCHS, f'--data_dir={FLAGS.data_dir}', '--device=cpu',
-                           f'--train_dir={FLAGS.train_dir}', '--max_steps=100',
-                           '--log_frequency=1000'], columns=100)
-    seconds = float(re.search(r'\n(\S+) seconds', shown).group(1))
-    kept = [line for line in left_on_screen(shown[:shown.index(' seconds')])
-            if line.startswith('epoch ')][:-1]  # The last one is cut off by the seconds.
-    assert 3 <= len(kept) <= seconds / 2 + 1, shown
-    assert 'step 1 of' not in shown  # It includes the set-up.
-    assert 5 <= shown.count(f'{CLEAR}epoch ') <= 4 * seconds + len(kept) + 1, shown
-
-
 def _run(program, **options):
     """Runs Python code in another process; returns a `subprocess.CompletedProcess`."""
     return subprocess.run([sys.executable, '-c', program], cwd=spawn.ROOT,

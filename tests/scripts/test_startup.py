@@ -1,8 +1,6 @@
-import json
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 import spawn
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.runs import checkpoints, events, parameters
+from cifar10_lib.runs import checkpoints, events
 
 SCRIPTS = ['cifar10_train.py', 'cifar10_multi_gpu_train.py', 'cifar10_eval.py']
 ALL_SCRIPTS = [f'cifar10_{name}.py' for name in (
@@ -190,13 +188,6 @@ def test_a_missing_package_is_reported_with_the_remedy(tmp_path):
             'environment that has it, or run: pip install -r requirements.txt\n')
 
 
-def test_a_missing_module_of_an_installed_package_is_a_bug():
-    done = spawn.run(['-c', 'from cifar10_lib.program import startup; import json.nothing'],
-                     cwd=spawn.ROOT, capture_output=True)
-    assert done.returncode == 1
-    assert 'Traceback' in done.stderr and "No module named 'json.nothing'" in done.stderr
-
-
 def test_help_without_a_reader():
     """As in `--help | true`, and on a full disk."""
     read_end, write_end = os.pipe()
@@ -239,32 +230,6 @@ def test_all_scripts_run_with_closed_streams(tmp_path):
     assert (tmp_path / 'model' / 'saved_model.pb').exists()
     run('cifar10_plot.py', '--picture=confusion', data, f'--runs={runs}', '--output=x.png')
     assert (tmp_path / 'x.png').exists()
-
-
-@pytest.mark.slow
-def test_names_that_the_terminal_cannot_show(half_bright, tmp_path):
-    def run(script, *flags_):
-        done = subprocess.run(
-            [sys.executable, spawn.ROOT / script, '--batch_size=8', *flags_], text=True,
-            capture_output=True, env={**spawn.environment(), 'PYTHONIOENCODING': 'ascii'},
-            timeout=spawn.PATIENCE)
-        assert (done.returncode, done.stderr) == (0, '')
-        return done.stdout
-
-    data, folder = tmp_path / 'käfer', tmp_path / 'läufe'
-    data.mkdir()
-    for name in ('data_batch_1.bin', 'test_batch.bin'):
-        shutil.copy(half_bright / name, data)
-    (data / 'dataset.json').write_text(json.dumps({
-        'name': 'käfer', 'classes': ['grün', 'blau'], 'train_files': {'data_batch_1.bin': 16},
-        'test_files': {'test_batch.bin': 130}}))
-    out = run('cifar10_train.py', f'--dataset={data}', f'--train_dir={folder}', '--max_steps=2')
-    assert f'Saved step 2 in {tmp_path}/l?ufe.\n' in out
-    assert parameters.step(folder / 'params.h5') == 2
-    out = run('cifar10_eval.py', f'--dataset={data}', f'--checkpoint_dir={folder}', '--run_once',
-              f'--eval_dir={tmp_path}/prüfung', '--per_class')
-    assert 'gr?n ' in out
-    assert events.read_scalars(tmp_path / 'prüfung', 'classes/grün/recall')
 
 
 @pytest.mark.parametrize('statement, words', [

@@ -1,5 +1,3 @@
-import contextlib
-import dataclasses
 import fcntl
 import json
 import os
@@ -20,8 +18,6 @@ import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
-from google.protobuf import text_format
-from tensorflow.python.client.session import BaseSession
 
 import cifar10
 import cifar10_eval
@@ -57,25 +53,6 @@ def test_resumes_exactly_and_stops_exactly(half_bright, capsys):
                 if ': step ' in line] == steps.split(',') * bool(steps), out
     assert checkpoints.step(latest()) == 21
     assert latest().endswith('model.ckpt-21')
-
-
-@pytest.mark.slow
-def test_a_run_does_not_optimise_the_graph_once_per_variable(half_bright, monkeypatch):
-    """TensorFlow optimises the graph for each: one per variable took ResNet-23 a minute."""
-    different = set()
-    run = BaseSession._do_run
-
-    def listed(self, handle, targets, fetches, *rest):
-        names = [str(getattr(each, 'name', each)) for each in targets + fetches]
-        different.add((self.graph, *names))
-        return run(self, handle, targets, fetches, *rest)
-
-    monkeypatch.setattr(BaseSession, '_do_run', listed)
-    for steps in (1, 2):  # A new run and a resumed one; both validate and save.
-        different.clear()
-        with flagsaver.flagsaver(max_steps=steps, validate_every=1):
-            cifar10_train.train()
-        assert 10 < len(different) < 30, different  # There are 21 variables.
 
 
 @pytest.mark.parametrize('max_steps', [10, 4])
@@ -219,14 +196,6 @@ def test_summaries_at_each_start_and_every_hundred_steps(half_bright, monkeypatc
     assert any(event.graph_def for _, event in all_events())
 
 
-def test_graph_pbtxt_holds_the_graph(trained):
-    text = pathlib.Path(FLAGS.train_dir, 'graph.pbtxt').read_text()
-    nodes = {node.name: node for node in text_format.Parse(text, tf.GraphDef()).node}
-    assert {'train', 'conv1/weights', 'input/prefetch_queue', 'save/restore_all'} <= set(nodes)
-    shape = nodes['conv1/weights'].attr['shape'].shape
-    assert [size.size for size in shape.dim] == [5, 5, 3, 64]
-
-
 def test_run_json_and_another_data_set(trained):
     path = pathlib.Path(FLAGS.train_dir, 'run.json')
     run = json.loads(path.read_text())
@@ -245,19 +214,6 @@ def test_run_json_and_another_data_set(trained):
     path.write_text('{')
     with pytest.raises(app.UsageError, match='run.json is not JSON'):
         training.steps_left()
-
-
-@pytest.mark.parametrize('classes, message', [
-    (['cat', 'dog'], None), (['tom', 'dog'], None),  # Names may change.
-    (['dog', 'cat'], 'label 0 was cat, but in --dataset=pets it is dog, another class'),
-    (['ant', 'cat'], 'label 1 was dog, but in --dataset=pets it is cat')])
-def test_a_run_whose_labels_had_other_meanings_is_refused(tmp_path, classes, message):
-    """As after renaming the folder of a class and converting the images again."""
-    run_folder.write_run(tmp_path, {
-        'net': 'local', 'dataset': 'pets', 'classes': ['cat', 'dog'], 'settings': {}})
-    now = dataclasses.replace(table.CIFAR10, name='pets', classes=tuple(classes))
-    with pytest.raises(app.UsageError, match=message) if message else contextlib.nullcontext():
-        run_folder.check_run(tmp_path, 'local', now, 'go away')
 
 
 @pytest.mark.slow

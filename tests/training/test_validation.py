@@ -246,27 +246,6 @@ def test_training_figures_are_means_since_the_last_row(half_bright):
     assert [row['validation_error'] for row in found] == 3 * [None]
 
 
-def test_images_per_second_are_of_the_steps_alone(half_bright):
-    """Steps of at least 0.1 s with 8 images; the first one and a pause after each do not count."""
-    def wait():
-        time.sleep(0.1)
-        return np.int64(1)
-
-    step = tf.train.get_or_create_global_step()
-    count = step.assign_add(tf.ensure_shape(tf.numpy_function(wait, [], tf.int64), []))
-    seconds = []
-    with flagsaver.flagsaver(save_checkpoint_steps=2, max_steps=4), \
-            training.session(tf.constant(1.0), examples_per_step=8) as session:
-        while not session.should_stop():
-            start = time.perf_counter()
-            session.run(count)
-            seconds.append(time.perf_counter() - start)
-            time.sleep(0.5)
-    rows_ = metrics.read(folder('metrics.csv'))
-    for row, longest in zip(rows_, (seconds[1], max(seconds[2:])), strict=True):
-        assert 8 / longest <= row['images_per_second'] <= 8 / 0.1
-
-
 def test_no_validation_by_default(trained):
     """By default, --net=tutorial writes neither best/ nor an error."""
     training.apply_recipe_defaults()

@@ -193,15 +193,6 @@ def test_summaries_of_a_training_graph():
     assert sorted(tags) == sorted(expected + ['learning_rate'])
 
 
-def test_a_summary_keeps_names_that_only_end_alike():
-    """The activations of a layer are named twice only if scope and operation have one name."""
-    with tf.variable_scope('reconv'):
-        cifar10._activation_summary(tf.identity(tf.zeros([2]), name='conv'))
-    tags = [op.inputs[0].op.get_attr('value').string_val[0].decode()
-            for op in tf.get_default_graph().get_operations() if op.type == 'HistogramSummary']
-    assert tags == ['reconv/conv/activations']
-
-
 def test_the_sparsity_is_the_fraction_of_zeros():
     cifar10._activation_summary(tf.constant([[0.0, 1.0, -2.0, 0.0, 1e-30]], name='net'))
     with tf.Session() as session:

@@ -9,8 +9,6 @@ import tensorflow.compat.v1 as tf
 from placement import inputs_of
 
 import link
-import cifar10
-from cifar10_lib.nets import variables
 from cifar10_lib.program import cores
 from cifar10_lib.training.worker import Worker
 from cifar10_lib.workers import collectives, connected
@@ -41,30 +39,6 @@ def test_buckets(megabytes, most, expected):
     assert names(collectives.buckets(gradients, most << 20)) == expected
 
 
-def test_a_bucket_ends_at_a_layer():
-    """Only a layer that is larger than a bucket is divided."""
-    gradients = []
-    for scope, sizes in [('a', [2, 1]), ('b', [1, 2]), ('c', [4, 2, 1]), ('d', [1])]:
-        with tf.variable_scope(scope):
-            gradients += pairs(*[[size * MB] for size in sizes])
-    assert names(collectives.buckets(gradients, 5 << 20)) == [
-        ['a/v0', 'a/v1'], ['b/v0', 'b/v1'], ['c/v0'], ['c/v1', 'c/v2', 'd/v0']]
-
-
-def test_the_bucket_of_local3_does_not_wait_for_conv2():
-    """The tutorial's layers from the top to local3 have 3.8 MB; conv2's bias has 256 bytes."""
-    logits = cifar10.inference(tf.zeros([1, 24, 24, 3]))
-    gradients = variables.compute_gradients(cifar10.loss(logits, tf.zeros([1], tf.int32)))
-    collectives.all_reduce_mean(gradients, Worker(0, 2))
-    top, bottom = reductions(tf.get_default_graph())
-    assert top.inputs[0].shape.num_elements() == 1068298 - 4864 - 102464  # conv1's and conv2's.
-    conv2 = {gradient.op.name for gradient, variable in gradients
-             if variable.op.name.startswith('conv2')}
-    assert len(conv2) == 2
-    assert not conv2 & inputs_of(top)
-    assert conv2 <= inputs_of(bottom)
-
-
 def graph_of(worker, **options):
     graph = tf.Graph()
     with graph.as_default():
@@ -76,28 +50,12 @@ def reductions(graph):
     return [op for op in graph.get_operations() if op.type == 'CollectiveReduceV2']
 
 
-def test_without_overlap_each_bucket_waits_for_all_gradients():
-    for op in reductions(graph_of(Worker(0, 2), overlap=False)):
-        assert {'zeros', 'zeros_1', 'zeros_2'} <= inputs_of(op)
-
-
 def test_on_gpus_buckets_go_one_after_another():
     first, second, third = reductions(graph_of(Worker(0, 2), on_gpu=True))
     assert first.name in inputs_of(second)
     assert second.name in inputs_of(third)
     assert first.device == '/device:GPU:0'
     assert first.get_attr('communication_hint') == b'nccl'
-
-
-def test_settings():
-    config = tf.ConfigProto()
-    connected.configure(config, Worker(1, 2, 5), gpus=4)
-    assert config.gpu_options.visible_device_list == '1'
-    assert config.experimental.collective_nccl
-    assert list(config.device_filters) == ['/job:worker/task:1']
-    config = tf.ConfigProto()
-    connected.configure(config, Worker(0, 2), gpus=1)
-    assert config.gpu_options.visible_device_list == ''
 
 
 @pytest.mark.parametrize('visible, by_quota, threads',
