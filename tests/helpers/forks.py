@@ -26,7 +26,6 @@ _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 _forkserver = multiprocessing.get_context('forkserver')
 _forkserver.set_forkserver_preload(['cifar10_lib.program.startup', 'forks'])
 _environment = dict(os.environ)  # The server's.
-_Popen = subprocess.Popen  # Tests of programs that start others replace it by `Python`.
 
 
 def Python(args, ignore=(), env=None, **options):  # noqa: N802
@@ -43,7 +42,7 @@ def Python(args, ignore=(), env=None, **options):  # noqa: N802
     is_program = args[0] == sys.executable and (args[1] == '-c' or args[1][0] != '-')
     if is_program and _at_start(env) == _at_start(_environment):
         return _Fork(args, env, ignore, **options)
-    return _Popen(args, env=env, preexec_fn=lambda: _set_signals(ignore), **options)
+    return subprocess.Popen(args, env=env, preexec_fn=lambda: _set_signals(ignore), **options)
 
 
 def run(args, capture_output=False, timeout=None, check=False, **options):
@@ -145,8 +144,8 @@ def _files(given, number):
 def _python_path():
     """The folders that Python searches when it starts, without that of the program."""
     program = 'import json, sys; print(json.dumps(sys.path[1:]))'
-    with _Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, env=_environment) as done:
-        return json.loads(done.communicate()[0])
+    done = subprocess.run([sys.executable, '-c', program], stdout=subprocess.PIPE, env=_environment)
+    return json.loads(done.stdout)
 
 
 def _at_start(environment):

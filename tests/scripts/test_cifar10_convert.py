@@ -26,7 +26,7 @@ def folder(tmp_path):
     for index, (label, image) in enumerate(record_files.half_bright(84, seed=1)):
         path = tmp_path / 'my images' / NAMES[label]
         path.mkdir(parents=True, exist_ok=True)
-        image_files.bmp(path / f'{index}.bmp', image)
+        image_files.png(path / f'{index}.png', image)
     return tmp_path / 'my images'
 
 
