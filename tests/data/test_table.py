@@ -43,10 +43,6 @@ def test_names_of_the_hundred_classes():
         'apple', 'aquarium_fish', 'keyboard', 'mouse', 'plain', 'worm']
 
 
-def test_folders_are_different():
-    assert len({row.folder for row in table.TABLE.values()}) == len(table.TABLE)
-
-
 def test_complete_files_pass_and_are_counted(folder):
     table.CIFAR10.check(folder)
     assert list(table.CIFAR10.count(folder, eval_data=False).values()) == 5 * [3]

@@ -409,43 +409,6 @@ with tf.Session() as session:
     assert run(program, tmp_path).splitlines()[-1] == str(list(range(1, 21)))
 
 
-def test_a_second_file_must_not_disable_v2_behavior(tmp_path):
-    """It switches resource variables off; the page's assertion notices."""
-    call = 'import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()'
-    (tmp_path / 'second.py').write_text(call)
-    assertion = re.search(r'`(assert all\(.*?)`', PAGE).group(1)
-    program = f'''
-{call}
-tf.enable_resource_variables()
-%s
-tf.get_variable('weights', [])
-try:
-    {assertion}
-    print('resource variables')
-except AssertionError:
-    print('reference variables')
-'''
-    for line, expected in (('', 'resource'), ('import second', 'reference')):
-        assert run(program % line, tmp_path).split()[-2] == expected
-
-
-def test_a_batch_keeps_its_static_size_as_a_queue_does():
-    numbers = tf.data.Dataset.range(10).repeat()
-    page, = re.findall(r'`\.(batch\(n, [^`]*)`', PAGE)
-    kept = eval(f'numbers.{page}', {'numbers': numbers, 'n': 4})
-    assert tf.data.make_one_shot_iterator(kept).get_next().shape == [4]
-    batches = tf.data.make_one_shot_iterator(numbers.batch(4)).get_next()
-    assert batches.shape.as_list() == [None]
-
-
-def test_the_initializer_of_the_table_has_factor_2():
-    """Standard deviation sqrt(2 / 1000) = 0.0447 for 1,000 inputs."""
-    _, name = re.search(r'^\| `layers.(variance\w+)` \| `([^`]+)`', PAGE, re.MULTILINE).groups()
-    with tf.Session() as session:
-        drawn = session.run(eval(name)([1000, 500]))
-    assert drawn.std() == pytest.approx(0.0447, rel=0.01)
-
-
 def lines_for_slim():
     """The page's lines at the start of a program that uses TF-Slim."""
     return re.search(r'^### TF-Slim.*?```python\n(.*?)```', PAGE, re.MULTILINE | re.DOTALL).group(1)

@@ -9,12 +9,10 @@ import record_files
 import spawn
 import stand_in_gpu
 import tensorflow.compat.v1 as tf
-from absl.testing import flagsaver
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import floor, processes, tutorial
+from benchmarks import processes, tutorial
 import cifar10
-from cifar10_lib import recipes
 from cifar10_lib.program import cores
 
 
@@ -44,28 +42,6 @@ def test_the_yardstick_computes_the_same_function():
     assert names == their_names
     for name in expected:
         np.testing.assert_allclose(variables[name], expected[name], atol=1e-4, err_msg=name)
-
-
-@pytest.mark.parametrize('net', ['tutorial', 'resnet23'])
-def test_the_floor_has_the_shapes_of_the_net(net):
-    """Kernels and input sizes of every convolution, forward and backward, as the net has them."""
-    def convolutions(graph):
-        return sorted(
-            (op.type, op.outputs[0].shape.as_list(), [each.shape.as_list() for each in op.inputs
-                                                      if each.shape.rank == 4])
-            for op in graph.get_operations() if op.type.startswith('Conv2D')
-            and op.outputs[0].shape[-1] != 3)  # The images' gradient, which is never run.
-
-    def logits():
-        size = 24 if net == 'tutorial' else 32
-        with flagsaver.flagsaver(net=net):
-            return recipes.chosen(training=True).inference(tf.zeros([2, size, size, 3]))
-
-    with tf.Graph().as_default() as expected:
-        tf.gradients(logits(), tf.trainable_variables())
-    with tf.Graph().as_default() as got:
-        floor.operation(logits)
-    assert convolutions(got) == convolutions(expected)
 
 
 def test_a_line_of_the_table():

@@ -90,8 +90,7 @@ def test_only_files_of_a_run_are_removed(tmp_path):
 
 @pytest.mark.parametrize('text, words', [
     ('', 'is not JSON'), ('[]', r'holds \[\]; expected a JSON object'),
-    ('{}', '"net" is null; expected the name of a network'),
-    ({'net': 'a\x1b[2J'}, r'"net" is "a\\u001b\[2J"'), ({'net': 1000 * 'a'}, '"net" is "a'),
+    ('{}', '"net" is null; expected the name of a network'), ({'net': 1000 * 'a'}, '"net" is "a'),
     ({'dataset': {}}, '"dataset" is {}'),
     ({'settings': []}, r'"settings" is \[\]; expected an object'),
     ({'classes': 'cat'}, '"classes" is "cat"; expected a list of names')])
