@@ -175,7 +175,3 @@ def test_options_in_prose_exist(page):
     for option in re.findall(r'`(--[a-z][\w-]*)', prose(page)):
         assert option in options_of_all_scripts() or any(
             has_option(program, option) for program in programs), option
-
-
-def test_readme_is_short():
-    assert 600 <= len(text('README.md').split()) <= 900

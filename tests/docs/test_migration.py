@@ -259,31 +259,6 @@ def test_mistakes_in_stage_4_are_one_line(half_bright, monkeypatch, arguments, m
     assert '\n' not in ended.value.code
 
 
-def names_in(heading):
-    """The names in backticks in the first column of the table below a heading of the page."""
-    table = PAGE.partition(f'\n{heading}\n')[2].partition('\n#')[0]
-    cells = re.findall(r'^\| ([^|]*) \|', table, re.MULTILINE)
-    return re.findall(r'`([\w.]+)`', ' '.join(cells))
-
-
-def has(name):
-    found = {'tf': tf}
-    try:
-        exec(f'import numpy as np, scipy.misc; {name}', found)
-    except AttributeError:
-        return False
-    return True
-
-
-@pytest.mark.filterwarnings('ignore::DeprecationWarning')
-def test_what_the_page_calls_gone_is_gone_and_the_rest_is_there():
-    gone, left = names_in('### Gone'), names_in('### Still there')
-    assert len(gone) > 10 and len(left) > 10
-    stays = ['np.bool8'] * np.__version__.startswith('1.')  # TensorFlow 2.16 still uses NumPy 1.
-    assert [name for name in gone if has(name)] == stays
-    assert [name for name in left if not has(name)] == []
-
-
 def batch_norm_of(values, **options):
     return batch_norm.batch_norm(tf.constant(values), decay=0.9, scope='bn', **options)
 

@@ -111,12 +111,12 @@ def test_another_script(tmp_path, disk, what, script, arguments):
     arguments = [word.replace('DISK', str(disk)).replace('OUT', str(tmp_path))
                  for word in arguments]
     filler = _fill(disk, 1 << 13)
-    before = running.contents(disk)
+    before = set(disk.rglob('*'))
     full = spawn.run_script(script, *arguments)
     running.expect_one_line(full, str(disk), 'space')  # NumPy words its error differently.
-    left = set(running.contents(disk)) - set(before)
-    assert not [path for path in left if path.endswith('.part') or os.path.isfile(path)
-                and 'tfevents' not in path and not path.endswith('.lock')], left
+    left = set(disk.rglob('*')) - before
+    assert not [path for path in left if path.suffix == '.part' or path.is_file()
+                and 'tfevents' not in path.name and path.suffix != '.lock'], left
     filler.unlink()
     again = spawn.run_script(script, *arguments)
     assert again.returncode == 0, again.stderr[-2000:]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import spawn
 
 
 # Ports that Linux does not assign by itself; each pytest process has 2,000 of its own.
@@ -31,30 +32,16 @@ with_networks = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which('ip'),
     reason='network namespaces require root and iproute2')
 
-# Enters a network namespace before it runs a program, as `ip netns exec` does.
-_INSIDE = """
-import ctypes, os, sys
-namespace = os.open('/run/netns/' + sys.argv.pop(1), os.O_RDONLY)
-if ctypes.CDLL(None, use_errno=True).setns(namespace, 0):
-    raise OSError(ctypes.get_errno(), 'setns failed')
-os.close(namespace)
-exec(sys.argv.pop(1))
-"""
-
-
-def inside(network, arguments):
-    """Python's arguments for a program, `-c` and its own, that runs in a network namespace.
-
-    A process started so can be a fork (tests/helpers/forks.py). Its own children can be in another
-    namespace: use `ip netns exec` for a launcher.
-    """
-    option, *rest = arguments
-    assert option == '-c'
-    return ['-c', _INSIDE, network, *rest]
+def start(network, arguments):
+    """Starts Python in a network namespace: a `subprocess.Popen`."""
+    return subprocess.Popen(
+        ['ip', 'netns', 'exec', network, sys.executable, *arguments], env=spawn.environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def connects(network, address, port):
     """Whether a connection from a network namespace to a port succeeds within 5 seconds."""
     program = f'import socket; socket.create_connection(({address!r}, {port}), 5)'
-    return not subprocess.run(['ip', 'netns', 'exec', network, sys.executable, '-c', program],
-                              stderr=subprocess.DEVNULL).returncode
+    with start(network, ['-c', program]) as process:
+        process.communicate()
+    return process.returncode == 0

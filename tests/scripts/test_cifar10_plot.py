@@ -65,12 +65,6 @@ def save(folder, **variables):
         tf.train.Saver().save(session, str(folder / 'model.ckpt'))
 
 
-def test_filters_that_cannot_be_drawn(tmp_path):
-    save(tmp_path, **{'conv1/weights': np.ones([5, 5, 1, 4], np.float32)})
-    with pytest.raises(app.UsageError, match='has no conv1/weights of three colours to draw'):
-        plot(tmp_path / 'a.png', 'filters', runs=[str(tmp_path)])
-
-
 def rows(run, *figures):
     """Writes a metrics.csv with these figures, dictionaries; those that are left out are empty."""
     os.makedirs(run, exist_ok=True)

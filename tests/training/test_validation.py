@@ -134,12 +134,17 @@ def test_a_precision_reaches_itself(correct):
     assert not hooks.reaches((101 - correct) / 100, correct / 100)
 
 
+def training_graph():
+    """Returns the loss and the training step of the chosen network."""
+    recipe = recipes.chosen(training=True)
+    images, labels = cifar10.distorted_inputs(recipe)
+    loss = cifar10.loss(recipe.inference(images), labels)
+    return loss, cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
+
+
 def test_a_validation_that_cannot_run_does_not_end_the_training(tiny_net, half_bright, capsys):
     with tf.Graph().as_default():
-        step = tf.train.get_or_create_global_step()
-        images, labels = cifar10.distorted_inputs(recipes.chosen())
-        loss = cifar10.loss(recipes.chosen(training=True).inference(images), labels)
-        train_op = cifar10.train(loss, step, recipes.chosen())
+        loss, train_op = training_graph()
         with training.session(loss, 8) as session:
             (half_bright / 'test_batch.bin').unlink()
             while not session.should_stop():
@@ -176,10 +181,8 @@ def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     """The signal comes during step 10, which ends an epoch."""
     err = ''
     with flagsaver.flagsaver(max_steps=20), tf.Graph().as_default():
-        step = tf.train.get_or_create_global_step()
-        images, labels = cifar10.distorted_inputs(recipes.chosen())
-        loss = cifar10.loss(recipes.chosen(training=True).inference(images), labels)
-        train_op = cifar10.train(loss, step, recipes.chosen())
+        loss, train_op = training_graph()
+        step = tf.train.get_global_step()
         with pytest.raises(SystemExit), training.session(loss, 8) as session:
             while not session.should_stop():
                 if session.run_step_fn(lambda step_context: step_context.session.run(step)) == 9:

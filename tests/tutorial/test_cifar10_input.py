@@ -25,20 +25,8 @@ def write_small(folder, a=0, b=0, c=0):
                            for name in ('a.bin', 'b.bin', 'c.bin')])
 
 
-class Running:
-    """A session with the queue runners of the default graph."""
-
-    def __enter__(self):
-        self.session = tf.Session()
-        self.session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        self.coordinator = tf.train.Coordinator()
-        self.threads = tf.train.start_queue_runners(self.session, self.coordinator)
-        return self.session
-
-    def __exit__(self, *exception):
-        self.coordinator.request_stop()
-        self.coordinator.join(self.threads)
-        self.session.close()
+# A session that runs the queue runners of the default graph.
+Running = tf.train.SingularMonitoredSession
 
 
 def test_three_records(tmp_path):

@@ -144,11 +144,6 @@ def test_moving_statistics_after_one_update():
         np.testing.assert_array_equal(value, values[name].astype(np.float32))
 
 
-def test_evaluation_updates_nothing():
-    resnet.inference(tf.zeros([1, 32, 32, 3]), 10, training=False)
-    assert tf.get_collection(tf.GraphKeys.UPDATE_OPS) == []
-
-
 @pytest.mark.parametrize('shape', [[2, 24, 24, 3], [2, 3, 32, 32], [2, 32, 32, 1]])
 def test_images_of_other_shapes_are_rejected(shape):
     with pytest.raises(ValueError, match=r'images have shape .*; expected \[batch, 32, 32, 3\]'):

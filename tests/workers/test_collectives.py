@@ -9,9 +9,8 @@ import tensorflow.compat.v1 as tf
 from placement import inputs_of
 
 import link
-from cifar10_lib.program import cores
 from cifar10_lib.training.worker import Worker
-from cifar10_lib.workers import collectives, connected
+from cifar10_lib.workers import collectives
 
 
 def pairs(*shapes, dtypes=None):
@@ -56,15 +55,6 @@ def test_on_gpus_buckets_go_one_after_another():
     assert second.name in inputs_of(third)
     assert first.device == '/device:GPU:0'
     assert first.get_attr('communication_hint') == b'nccl'
-
-
-@pytest.mark.parametrize('visible, by_quota, threads',
-                         [(1, 0, 2), (8, 1, 2), (8, 0, 0), (8, 4, 4)])
-def test_a_single_core_gets_a_second_thread(monkeypatch, visible, by_quota, threads):
-    monkeypatch.setattr(cores, 'visible', lambda: visible)
-    config = tf.ConfigProto(inter_op_parallelism_threads=by_quota)
-    connected.configure(config, Worker(0, 2))
-    assert config.inter_op_parallelism_threads == threads
 
 
 PROGRAM = '''
@@ -120,9 +110,8 @@ def start(hosts, what, bucket_bytes=0, arguments=(), networks_=None, **environme
     for rank, _ in enumerate(hosts):
         words = ['-c', PROGRAM, spawn.ROOT, what, str(bucket_bytes), f'--task_index={rank}',
                  f'--worker_hosts={",".join(hosts)}', '--device=cpu', *arguments]
-        if networks_:
-            words = networks.inside(networks_[rank], words)
-        yield spawn.start(words, env={**spawn.environment(), **environment})
+        yield networks.start(networks_[rank], words) if networks_ else spawn.start(
+            words, env={**spawn.environment(), **environment})
 
 
 def results(size, what, *arguments, **environment):
