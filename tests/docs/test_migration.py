@@ -1,4 +1,4 @@
-"""docs/migration.md: its stages compute the same, and what it says of TensorFlow is so."""
+"""docs/migration.md: its stages compute the same, and its replacements what they replace."""
 import importlib.util
 import itertools
 import json
@@ -384,21 +384,13 @@ with tf.Session() as session:
     assert run(program, tmp_path).splitlines()[-1] == str(list(range(1, 21)))
 
 
-def lines_for_slim():
-    """The page's lines at the start of a program that uses TF-Slim."""
-    return re.search(r'^### TF-Slim.*?```python\n(.*?)```', PAGE, re.MULTILINE | re.DOTALL).group(1)
-
-
-def installed(*modules):
-    missing = [name for name in modules if not importlib.util.find_spec(name)]
-    return pytest.mark.skipif(bool(missing), reason=f'requires {", ".join(missing)}')
-
-
 @pytest.mark.slow
-@installed('tf_slim', 'tf_keras')
 def test_a_resnet_50_of_tf_slim_runs_unchanged(tmp_path):
     """Only a training step moves the averages: by UPDATE_OPS, or in the layer by itself."""
-    program = lines_for_slim() + '''
+    if not (importlib.util.find_spec('tf_slim') and importlib.util.find_spec('tf_keras')):
+        pytest.skip('requires tf_slim and tf_keras')
+    lines, = re.findall(r'^### TF-Slim.*?```python\n(.*?)```', PAGE, re.MULTILINE | re.DOTALL)
+    program = lines + '''
 tf.disable_v2_behavior()
 tf.enable_resource_variables()
 from tf_slim.nets import resnet_v1

@@ -1,4 +1,8 @@
-"""Free ports, and connections from network namespaces."""
+"""Free ports, and network namespaces that stand in for machines; those require root and iproute2.
+
+    with networks.linked() as (names, addresses):
+        networks.start(names[0], ['-c', ...])
+"""
 import contextlib
 import itertools
 import os
@@ -31,6 +35,32 @@ def free_port():
 with_networks = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which('ip'),
     reason='network namespaces require root and iproute2')
+
+DEVICE = 'link'
+
+
+@contextlib.contextmanager
+def linked():
+    """Yields the names of two linked network namespaces, and their IPv4 addresses on the link."""
+    names = [f'cifar10-{os.getpid()}-{end}' for end in 'ab']
+    addresses = ['10.99.0.1', '10.99.0.2']
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            ip('netns add', name)
+            stack.callback(ip, 'netns del', name)
+        ip('link add name', DEVICE, 'netns', names[0], 'type veth peer name', DEVICE, 'netns',
+           names[1])
+        for name, address in zip(names, addresses):
+            ip('-n', name, f'addr add {address}/24 dev', DEVICE)
+            for device in ('lo', DEVICE):
+                ip('-n', name, 'link set up dev', device)
+        yield names, addresses
+
+
+def ip(*words):
+    """Runs `ip` with these words, each of which may hold several."""
+    subprocess.run(['ip', *' '.join(words).split()], check=True)
+
 
 def start(network, arguments):
     """Starts Python in a network namespace: a `subprocess.Popen`."""

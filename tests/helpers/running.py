@@ -12,17 +12,6 @@ import typing
 import spawn
 
 
-def train(folder, *flags):
-    """Trains in the folders `data` and `train` of a folder: a `subprocess.CompletedProcess`."""
-    return spawn.run_script('cifar10_train.py', *train_flags(folder), *flags)
-
-
-def train_flags(folder):
-    """Flags of a trainer for the folders `data` and `train` of a folder, and small batches."""
-    return [f'--data_dir={folder}/data', f'--train_dir={folder}/train', '--batch_size=8',
-            '--log_frequency=1']
-
-
 @contextlib.contextmanager
 def running(script, *arguments):
     """Starts a script as from a terminal, and kills it in the end; yields a `Running`."""

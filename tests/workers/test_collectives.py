@@ -1,5 +1,4 @@
 import json
-import subprocess
 
 import networks
 import numpy as np
@@ -8,7 +7,6 @@ import spawn
 import tensorflow.compat.v1 as tf
 from placement import inputs_of
 
-import link
 from cifar10_lib.training.worker import Worker
 from cifar10_lib.workers import collectives
 
@@ -152,12 +150,12 @@ def test_a_live_worker_that_runs_no_step():
 @networks.with_networks
 def test_a_firewall_in_front_of_a_server_is_reported_with_its_address():
     """Worker 0 cannot reach worker 1's server: its packets go to a card that does not exist."""
-    with link.networks() as (names, addresses):
+    with networks.linked() as (names, addresses):
         hosts = [f'{address}:222{rank}' for rank, address in enumerate(addresses)]
         for command in ('rule add ipproto tcp dport 2221 table 9',
-                        f'neigh replace 10.99.0.99 lladdr 02:00:00:00:00:99 dev {link.DEVICE}',
-                        f'route add default via 10.99.0.99 dev {link.DEVICE} table 9'):
-            subprocess.run(['ip', '-n', names[0], *command.split()], check=True)
+                        f'neigh replace 10.99.0.99 lladdr 02:00:00:00:00:99 dev {networks.DEVICE}',
+                        f'route add default via 10.99.0.99 dev {networks.DEVICE} table 9'):
+            networks.ip('-n', names[0], command)
         processes = list(start(hosts, 'means', networks_=names, arguments=['--step_timeout=40']))
         codes, _, errors = zip(*spawn.all_ended(processes))
     line = f'cannot connect to worker 1 ({hosts[1]}): timed out; does a firewall block it?\n'

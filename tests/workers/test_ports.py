@@ -1,13 +1,11 @@
 """Real sockets; another machine is another network namespace."""
 import contextlib
 import socket
-import subprocess
 
 import networks
 import pytest
 import spawn
 
-import link
 from cifar10_lib.workers import ports
 
 
@@ -75,23 +73,20 @@ def listening(name):
         process.stdin.close()
 
 
-def ip(*words):
-    subprocess.run(['ip', *' '.join(words).split()], check=True)
-
-
 @networks.with_networks
 @pytest.mark.parametrize('address', ['10.99.0.1', '10.99.0.7'])
 def test_the_other_networks_of_a_machine_cannot_connect(address):
     """It has two network cards, of which the first has two addresses."""
-    with link.networks() as (names, (own, other)):
-        ip('link add name other netns', names[0], 'type veth peer name other netns', names[1])
+    with networks.linked() as (names, (own, other)):
+        networks.ip('link add name other netns', names[0], 'type veth peer name other netns',
+                    names[1])
         for name, number in zip(names, (1, 2)):
-            ip('-n', name, f'addr add 10.98.0.{number}/24 dev other')
-            ip('-n', name, 'link set other up')
-        ip('-n', names[0], 'addr add 10.99.0.7/24 dev', link.DEVICE)
+            networks.ip('-n', name, f'addr add 10.98.0.{number}/24 dev other')
+            networks.ip('-n', name, 'link set other up')
+        networks.ip('-n', names[0], 'addr add 10.99.0.7/24 dev', networks.DEVICE)
         with listening(names[0]) as bind:
             assert networks.connects(names[1], '10.98.0.1', 2222)
-            assert bind(address, other) == f'{link.DEVICE} True'
+            assert bind(address, other) == f'{networks.DEVICE} True'
             for reachable in (own, '10.99.0.7'):
                 assert networks.connects(names[1], reachable, 2222)
                 assert networks.connects(names[0], reachable, 2222)  # A worker on its machine.
