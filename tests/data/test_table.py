@@ -71,13 +71,6 @@ def test_truncated_files_are_detected(folder, size):
     assert '3073' in message
 
 
-def test_a_folder_in_place_of_a_file(folder):
-    (folder / 'test_batch.bin').unlink()
-    (folder / 'test_batch.bin').mkdir()
-    with pytest.raises((errors.DataError, OSError), match='test_batch.bin'):
-        table.CIFAR10.check(folder)
-
-
 def test_an_invalid_label_is_reported_with_its_record(folder):
     data = np.zeros([9000, 3073], np.uint8)
     data[8500, 0] = 10

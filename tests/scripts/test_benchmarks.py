@@ -51,14 +51,6 @@ def test_a_line_of_the_table():
     assert benchmarks.line('input', 'images/s', [1234.5], [617.25]).split()[-2:] == ['2.00', '1']
 
 
-def test_sides_run_in_turn():
-    order = []
-    found = benchmarks.in_turn(2, **{
-        name: lambda name=name: order.append(name) or len(order) for name in 'abc'})
-    assert order == list('abcabc')
-    assert found == {'a': [1, 4], 'b': [2, 5], 'c': [3, 6]}
-
-
 def test_a_process_that_fails_shows_its_last_lines():
     with pytest.raises(SystemExit, match='exit code 3\nwhy$'):
         list(processes.lines(['-S', '-c', 'import sys; print("why"); sys.exit(3)']))

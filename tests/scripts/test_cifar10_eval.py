@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import signal
 
@@ -193,6 +194,27 @@ def test_net_and_data_set_come_from_the_run(half_bright, tmp_path, capsys):
     with flagsaver.flagsaver(run_once=True), pytest.raises(
             app.UsageError, match=f'was trained with --dataset={mine}: .* pass --dataset'):
         cifar10_eval.evaluate()
+
+
+def test_an_evaluation_waits_while_a_run_on_other_images_replaces_the_first(
+        half_bright, tmp_path, monkeypatch, capsys):
+    """As many classes, so that the first graph would fit, too; 130 test images, then 20."""
+    mine = tmp_path / 'mine'
+    mine.mkdir()
+    records = np.repeat(np.arange(10, dtype=np.uint8)[:, np.newaxis], 3073, axis=1)
+    custom.write(mine, 'mine', [f'class {label}' for label in range(10)],
+                 record_files.unpacked(records), record_files.unpacked(np.tile(records, [2, 1])))
+
+    def runs(folder, _):
+        for dataset in ('cifar10', str(mine)):
+            with flagsaver.flagsaver(dataset=dataset, max_steps=1, restart=True):
+                cifar10_train.train()
+            yield checkpoints.latest(folder)
+
+    monkeypatch.setattr(checkpoints, 'watch', runs)
+    cifar10_eval.evaluate()
+    assert re.findall(r'on (\d+) images', capsys.readouterr().out) == ['130', '20']
+    assert len(os.listdir(FLAGS.eval_dir)) == 2
 
 
 def test_the_five_most_probable_of_a_hundred_classes(tmp_path, capsys):

@@ -127,11 +127,9 @@ def test_validations_by_epoch(tmp_path):
     ({'picture': None}, '--picture is missing; expected samples'),
     ({'picture': 'filters', 'runs': ['a', 'b']},
      r'--runs has 2 folders \(a, b\); --picture=filters expects one'),
-    ({'picture': 'filters', 'runs': ['nowhere']}, 'No checkpoint in nowhere'),
     ({'picture': 'curves', 'runs': ['nowhere']}, 'nowhere has no metrics.csv'),
     ({'picture': 'validation', 'runs': ['nowhere']},
      'nowhere has no metrics.csv with validations: train with --validate_every=1, or choose'),
-    ({'picture': 'predictions', 'runs': ['nowhere']}, 'No checkpoint in nowhere'),
     ({'picture': 'sparsity', 'runs': ['nowhere']}, 'nowhere has no event file with conv1/spars'),
     ({'picture': 'samples', 'output': 'a.pdf'}, '--output is a.pdf; expected a name that ends')])
 def test_mistakes(options, message, tmp_path, monkeypatch):

@@ -18,22 +18,7 @@ def pairs(*shapes, dtypes=None):
             for k, (shape, dtype) in enumerate(zip(shapes, dtypes))]
 
 
-def names(buckets):
-    return [[variable.op.name for _, variable in bucket] for bucket in buckets]
-
-
 MB = 2**18  # float32 elements.
-
-
-@pytest.mark.parametrize('megabytes, most, expected', [
-    ([3, 2, 6, 1], 5, [['v0', 'v1'], ['v2'], ['v3']]),
-    ([3, 2, 6, 1], 12, [['v0', 'v1', 'v2', 'v3']]),
-    ([3, 2, 6, 1], 0, [['v0'], ['v1'], ['v2'], ['v3']]),
-    ([6, 1, 1, 1, 1], 2, [['v0'], ['v1', 'v2'], ['v3', 'v4']]),
-    ([], 4, [])])
-def test_buckets(megabytes, most, expected):
-    gradients = pairs(*[[size * MB] for size in megabytes])
-    assert names(collectives.buckets(gradients, most << 20)) == expected
 
 
 def graph_of(worker, **options):
