@@ -190,7 +190,7 @@ def inference(images):
 
 
 def loss(logits, labels):
-    """Mean cross entropy of the batch plus the weight decay of all layers.
+    """Mean cross entropy of the batch plus the weight decay of local3 and local4.
 
     Sums the collection `losses`; within a tower's name scope, only that tower's losses. Adds the
     fraction of images whose top prediction is wrong to the collection `errors`.
@@ -225,8 +225,8 @@ def _add_loss_summaries(total_loss):
 def learning_rate(global_step, batches_per_step=1):
     """The tutorial's schedule: every 350 epochs, the rate falls to a tenth.
 
-    It starts at `--learning_rate`, or else the rate of the data set's row, or else the tutorial's.
-    The schedule counts images, so it does not depend on the size or number of batches.
+    It starts at `--learning_rate`, or the rate of the data set's row in datasets/table.py, or the
+    tutorial's. It counts images, so the size and number of batches do not matter.
 
     Args and errors are those of `train`. Returns float32 [].
     """
@@ -286,7 +286,7 @@ def train(total_loss, global_step, recipe=None, grads=None, loss_averages_op=Non
             with tf.device(variables.device()):
                 variables_averages_op = variable_averages.apply(tf.trainable_variables())
 
-    # Batch norms update their moving statistics, all towers the same ones: by the first tower's.
+    # Networks with batch norm: the first tower updates the moving statistics of all.
     update_ops = summaries.of_first_tower(tf.get_collection(tf.GraphKeys.UPDATE_OPS), TOWER_NAME)
     return tf.group(variables_averages_op, loss_averages_op, *update_ops, name='train')
 

@@ -139,8 +139,7 @@ def distort(pixels_chw, distortions=None):
     Returns:
         float32 [batch, IMAGE_SIZE, IMAGE_SIZE, 3].
 
-    Raises:
-        errors.DataError: IMAGE_SIZE is not 1 to 32.
+    Raises `errors.DataError` if IMAGE_SIZE is not 1 to 32.
     """
     if not 1 <= IMAGE_SIZE <= table.HEIGHT:
         raise errors.DataError(f'IMAGE_SIZE is {IMAGE_SIZE}; expected 1 to {table.HEIGHT}, the '
@@ -179,8 +178,7 @@ def _crop(pixels_chw, offsets, flips):
     Gathers rows, then picks and mirrors columns by multiplying with a matrix of zeros and ones:
     exact, and twice as fast as gathering pixels.
 
-    Returns:
-        float32 [batch, 3, IMAGE_SIZE * IMAGE_SIZE].
+    Returns float32 [batch, 3, IMAGE_SIZE * IMAGE_SIZE].
     """
     rows_per_image = table.DEPTH * table.HEIGHT
     first_rows = rows_per_image * tf.range(tf.shape(pixels_chw)[0]) + offsets[:, 0]
@@ -209,8 +207,7 @@ def distorted_inputs(data_dir, batch_size):
         images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
         labels: int32 [batch_size].
 
-    Raises:
-        errors.MissingFile: a record file is missing.
+    Raises `errors.MissingFile` if a record file is missing.
     """
     return dequeue(distorted_batches(_cifar10(False, data_dir, batch_size)))
 
@@ -242,12 +239,8 @@ def distorted_batches(source, augment=distort, capacity=_PREFETCHED_BATCHES,
         capacity: number of batches to prefetch.
         min_fraction: fraction of the records that wait in the shuffle queue.
 
-    Returns:
-        A queue of (images, labels).
-
-    Raises:
-        errors.MissingFile: a record file is missing.
-        errors.DataError: there are fewer records than shards.
+    Returns a queue of (images, labels). Raises `errors.MissingFile` if a record file is missing,
+    and `errors.DataError` if there are fewer records than shards.
     """
     data_set, batch_size = source.data_set, source.batch_size
     with tf.device('/cpu:0'), tf.name_scope('input'):  # Also for a caller that names no device.
@@ -282,8 +275,8 @@ def _shuffled_records(source, count, min_fraction):
     files = tf.train.string_input_producer(source.paths())
     _, shards = source.shard
     waiting = int(source.num_examples() // shards * min_fraction) or int(min_fraction > 0)
-    console.line(f'Filling queue with {waiting} {source.data_set.title} images before starting to '
-                 'train.')
+    console.line(
+        f'Filling queue with {waiting} {source.data_set.title} images before starting to train.')
     read = read_cifar10(files, shards * _RECORDS_PER_READ, source.data_set)
     selected = source.selected(read.key)
     values = read.value if selected is None else tf.boolean_mask(read.value, selected)
@@ -308,8 +301,7 @@ def batches(source, prepare=standardise, num_epochs=None):
             `num_epochs`, the static batch size is unknown.
         labels: int32 [batch_size].
 
-    Raises:
-        errors.MissingFile: a record file is missing.
+    Raises `errors.MissingFile` if a record file is missing.
     """
     with tf.device('/cpu:0'), tf.name_scope('input'):
         files = tf.train.string_input_producer(source.paths(), num_epochs, shuffle=False)

@@ -3,8 +3,10 @@
     python cifar10_multi_gpu_train.py --num_gpus=2
 
 Each GPU runs a copy of the network, a tower, on its own batches. The variables are in host memory,
-and are updated with the mean of the towers' gradients. With fewer GPUs than towers, towers share
-GPUs; without GPUs, all run on the CPU. The checkpoints are the same as those of cifar10_train.py.
+unless --variables=gpu, and are updated with the mean of the towers' gradients. With fewer GPUs than
+towers, towers share GPUs; without GPUs, all run on the CPU. The checkpoints are the same as those
+of cifar10_train.py. Unlike the published script, it prints the mean loss of all towers and the time
+of a whole step.
 """
 import os
 import sys
@@ -40,7 +42,7 @@ def tower_loss(scope, images, labels):
         float32 [], the total loss of the tower's batch.
     """
     with tf.name_scope(scope):
-        # cifar10.inference, unless --net is given.
+        # cifar10.inference, unless --net names another.
         logits = recipes.chosen(training=True).inference(images)
         return cifar10.loss(logits, labels)
 

@@ -31,7 +31,7 @@ def train():
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             global_step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(recipe)
-        logits = recipe.inference(images)  # cifar10.inference, unless --net is given.
+        logits = recipe.inference(images)  # cifar10.inference, unless --net names another.
         loss = cifar10.loss(logits, labels)
         train_op = cifar10.train(loss, global_step, recipe)
         with training.session(loss, FLAGS.batch_size) as session:

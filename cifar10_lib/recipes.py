@@ -13,8 +13,7 @@ import cifar10_input
 from cifar10_lib import settings
 from cifar10_lib.nets import recipe, resnet, variables
 
-flags.DEFINE_string('net', 'tutorial', 'The network: tutorial or resnet23.',
-                    short_name='n')
+flags.DEFINE_string('net', 'tutorial', 'The network: tutorial or resnet23.', short_name='n')
 
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
@@ -31,11 +30,8 @@ def chosen(training=False):
 
 
 def _resnet23_inference(images, training):
-    return resnet.inference(images, _num_classes(), training, variables.compute_type())
-
-
-def _num_classes():
-    return cifar10.source().data_set.num_classes
+    classes = cifar10.source().data_set.num_classes
+    return resnet.inference(images, classes, training, variables.compute_type())
 
 
 def _resnet23_schedule(global_step, batches_per_step):

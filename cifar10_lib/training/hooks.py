@@ -209,11 +209,12 @@ class MetricsHook(StepHook):
     def diverged(self, reason):
         """The exception for a loss or variable that is not finite."""
         latest = checkpoints.latest(self._folder, report=False)
+        rate = self.values.get('learning_rate')  # Unknown in a start's first step.
         return FloatingPointError(
-            f'Training diverged at step {self.steps}: {reason}, at learning rate '
-            f'{self.values.get("learning_rate", np.nan):g}. '
+            f'Training diverged at step {self.steps}: {reason}'
+            + (f', at learning rate {rate:g}. ' if rate is not None else '. ')
             + (f'The last good checkpoint is {latest}: ' if latest else 'No checkpoint was saved: ')
-            + 'lower --learning_rate, then run the same command again')
+            + 'run again with a lower --learning_rate')
 
 
 class ValidationHook(StepHook):

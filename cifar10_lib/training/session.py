@@ -22,7 +22,7 @@ from cifar10_lib.nets import summaries
 from cifar10_lib.program import console, files, path_flags
 from cifar10_lib import recipes
 from cifar10_lib.runs import best, checkpoints, folder as run_folder, names, parameters
-from cifar10_lib.training import epoch_counter, hooks, resume, signals, worker as worker_
+from cifar10_lib.training import epoch_counter, hooks, resume, signals, worker
 
 _MAX_STEPS = 10**9
 
@@ -80,17 +80,17 @@ def _check_saving(values):
 
 
 @contextlib.contextmanager
-def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it has no state.
+def session(loss, examples_per_step, me=worker.Worker()):  # noqa: B008, it is never changed.
     """A session that trains in `--train_dir` until `--max_steps`, resuming if it can.
 
-    Prints the tutorial's console line, and writes summaries and checkpoints. After SIGINT (Ctrl-C),
-    SIGTERM, SIGHUP or SIGUSR1 the running step ends and a checkpoint is saved; then
+    In place of `MonitoredTrainingSession`, with hooks that docs/architecture.md lists. After SIGINT
+    (Ctrl-C), SIGTERM, SIGHUP or SIGUSR1 the running step ends and a checkpoint is saved; then
     KeyboardInterrupt or SystemExit (128 + signal number) is raised.
 
     Args:
-        loss: float [], the total loss; printed, and checked to be finite.
+        loss: float [], the total loss, which must not become NaN.
         examples_per_step: number of images per step, over all towers and workers.
-        worker: a `worker.Worker`. Only worker 0 writes to `--train_dir` and prints, and all workers
+        me: a `worker.Worker`. Only worker 0 writes to `--train_dir` and prints, and all workers
             stop after the same step.
 
     Yields:
@@ -106,74 +106,77 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
     source = cifar10.source()
     epochs = epoch_counter.EpochCounter(examples_per_step, source.num_examples(), FLAGS.max_steps,
                             FLAGS.validate_every or 0)
-    averages = statistics.add_averages()
+    statistic_averages = statistics.add_averages()
     variables = tf.global_variables()
     loader = checkpoints.Loader(variables)
     saver = tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True,
                            keep_checkpoint_every_n_hours=math.inf)
     # The summaries of later towers have the same tags as the first one's.
-    found = summaries.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
-    # This process initialises all variables. Reports of those that are not initialised, which the
-    # scaffold would add, are an eighth of the graph.
+    summary_ops = summaries.of_first_tower(
+        tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
+    # This process initialises all variables. The scaffold's checks that they are initialised would
+    # add an eighth to the graph.
     none = tf.constant([], tf.string)
     scaffold = tf.train.Scaffold(
         ready_op=none, ready_for_local_init_op=none, saver=saver,
-        summary_op=tf.summary.merge(found) if found else tf.constant(''),
+        summary_op=tf.summary.merge(summary_ops) if summary_ops else tf.constant(''),
         init_fn=lambda _, session_: (
-            resume.load(session_, saver, loader, variables) if worker.leads else None))
+            resume.load(session_, saver, loader, variables) if me.leads else None))
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.explain_full_disk(FLAGS.train_dir))
-        if worker.leads:
+        if me.leads:
             stack.enter_context(run_folder.locked(FLAGS.train_dir))
             epochs = dataclasses.replace(epochs, **resume.prepare_folder(examples_per_step))
-            if epochs.first_step < FLAGS.max_steps:  # For few images, they may be thousands.
+            if epochs.first_step < FLAGS.max_steps:
                 console.line(
                     f'{FLAGS.max_steps} steps of {examples_per_step} images are '
                     f'{epochs.seen(FLAGS.max_steps):.4g} epochs of {epochs.images_per_epoch} '
                     'images.')
         stack.enter_context(source.damage_reported())
         caught = stack.enter_context(signals.caught())
-        worker_hook, saver_hook = hooks.WorkerHook(worker, caught), None
+        worker_hook, saver_hook = hooks.WorkerHook(me, caught), None
         all_hooks = [worker_hook]
-        if worker.leads:
+        if me.leads:
             # One writer for all hooks. No other process writes here: the folder is locked.
             writer = tf.summary.FileWriterCache.get(FLAGS.train_dir)
             writer.reopen()  # After an earlier session of this process.
             stack.callback(writer.close)
-            current = statistics.Statistics(averages, variables, epochs.first_step)
+            current = statistics.Statistics(statistic_averages, variables, epochs.first_step)
             validate = FLAGS.validate_every and validation.Validation(
                 FLAGS.train_dir, variables, current, FLAGS.validate_on, caught)
-            record = hooks.MetricsHook(FLAGS.train_dir, _fetches(loss), epochs, writer)
+            metrics_hook = hooks.MetricsHook(FLAGS.train_dir, _fetches(loss), epochs, writer)
             saver_hook = tf.train.CheckpointSaverHook(
                 FLAGS.train_dir, scaffold=scaffold, save_steps=FLAGS.save_checkpoint_steps,
                 save_secs=None if FLAGS.save_checkpoint_steps else FLAGS.save_checkpoint_secs,
                 listeners=[
-                    hooks.RefuseNonFinite(variables, record),
-                    hooks.UpdateStatistics(current, worker, caught),
-                    hooks.AddRow(record),
+                    hooks.RefuseNonFinite(variables, metrics_hook),
+                    hooks.UpdateStatistics(current, me, caught),
+                    hooks.AddRow(metrics_hook),
                     hooks.WriteParameters(FLAGS.train_dir, variables)])
+            # In this order: NaN is found before a checkpoint is due. After an exception, no hook's
+            # `end` runs.
             all_hooks += [
                 tf.train.NanTensorHook(loss),
                 hooks.LoggerHook(loss, epochs, FLAGS.log_frequency),
                 tf.train.StepCounterHook(hooks.SUMMARY_STEPS, summary_writer=writer),
                 tf.train.SummarySaverHook(
                     hooks.SUMMARY_STEPS, summary_writer=writer, scaffold=scaffold),
-                record,
-                hooks.ValidationHook(worker, epochs, validate, record, FLAGS.stop_at),
+                metrics_hook,
+                hooks.ValidationHook(me, epochs, validate, metrics_hook, FLAGS.stop_at),
                 saver_hook]
             if FLAGS.profile:
                 all_hooks.append(
                     tf.train.ProfilerHook(FLAGS.profile, output_dir=FLAGS.train_dir))
         else:
-            all_hooks.append(hooks.ValidationHook(worker, epochs))
+            all_hooks.append(hooks.ValidationHook(me, epochs))
         all_hooks.append(hooks.StopAtStepHook(last_step=FLAGS.max_steps))
 
-        with worker.session(scaffold, all_hooks) as monitored:
+        with me.session(scaffold, all_hooks) as monitored:
             try:
                 yield monitored
             except tf.train.NanLossDuringTrainingError as error:
-                raise record.diverged('the loss is nan') from error
+                raise metrics_hook.diverged('the loss is nan') from error
             except Exception as error:
                 # A hook's error, between two steps: nothing else would save the steps since the
                 # last checkpoint. After an error in a step, the variables may be half updated.
@@ -181,7 +184,7 @@ def session(loss, examples_per_step, worker=worker_.Worker()):  # noqa: B008, it
                     with contextlib.suppress(Exception):  # The first error matters.
                         saver_hook.end(monitored.raw_session())
                 raise
-        worker.end()  # Still within `caught`: a signal now must not interrupt the save.
+        me.end()  # Still within `caught`: a signal now must not interrupt the save.
     if caught or worker_hook.is_stopped:
         number = caught[0] if caught else signal.SIGTERM
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
@@ -200,8 +203,8 @@ def _fetches(loss):
 def apply_recipe_defaults(batches_per_step=1):
     """Sets flags that the user did not give to the defaults of `--net`, and prints changes.
 
-    `--max_steps` becomes the number of steps in `--epochs`, or else in the recipe's epochs. Raises
-    `app.UsageError` if these are too many, or for `--stop_at` without validations.
+    `--max_steps` becomes the number of steps in `--epochs`, or in the recipe's if it has any.
+    Raises `app.UsageError` if these are too many, or for `--stop_at` without validations.
     """
     recipe = recipes.chosen()
     replaced = []

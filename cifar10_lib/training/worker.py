@@ -32,7 +32,7 @@ class Session(tf.train.SingularMonitoredSession):
 
 
 class Worker:
-    """One of several processes that train together; this class is the only one.
+    """A process that trains, alone or as one of several; this class trains alone.
 
     `workers.connected.ConnectedWorker` is one of several.
 
