@@ -6,6 +6,7 @@ add the script's folder to `sys.path`: Python does not if PYTHONSAFEPATH is set.
 import functools
 import os
 import sys
+import threading
 
 # A file would otherwise get the descriptor of a closed standard stream, and all printed text.
 for _name in ('stdin', 'stdout', 'stderr'):
@@ -65,6 +66,9 @@ finally:
         del sys.modules['matplotlib']
 if _QUIET:
     tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors that it logs.
+# The error of the thread that writes event files is raised again by the next `add_summary`.
+threading.excepthook = lambda failed: (
+    failed.thread.name == 'EventLoggerThread' or threading.__excepthook__(failed))
 tf.disable_v2_behavior()
 tf.enable_resource_variables()  # Orders reads and writes, including those of the global step.
 

@@ -93,26 +93,25 @@ def owner(folder):
 
 
 def check_run(folder, net, data_set, advice):
-    """Checks that a folder holds a run of a network, by name, and a `table.DataSet`.
+    """Checks that a folder holds a run of a network, by name, and of a `table.DataSet`'s classes.
 
-    Classes may have been renamed, but not to the former name of another class. Returns the run's
-    settings, a dictionary; None without `run.json`.
+    A data set is known by the names of its classes in order: its folder may have moved. Returns the
+    run's settings, a dictionary; None without `run.json`.
 
     Raises:
-        app.UsageError: the run has a different network or data set, or `run.json` is damaged. The
-            message ends with `advice`.
+        app.UsageError: the run has a different network or other classes, or `run.json` is damaged.
+            The message ends with `advice`.
         OSError: the file cannot be read.
     """
     run = read_run(folder, advice)
     if run is None:
         return None
-    if (run['net'], run['dataset']) != (net, data_set.name):
+    if run['net'] != net:
         raise app.UsageError(
-            f'{folder} holds a run with --net={run["net"]} --dataset={run["dataset"]}, not with '
-            f'--net={net} --dataset={data_set.name}: {advice}')
-    for label, (then, now) in enumerate(zip(run['classes'], data_set.classes)):
-        if then != now and now in run['classes']:
-            raise app.UsageError(
-                f'{folder} holds a run whose label {label} was {then}, but in '
-                f'--dataset={data_set.name} it is {now}, another class of that run: {advice}')
+            f'{folder} holds a run with --net={run["net"]}, not with --net={net}: {advice}')
+    if run['classes'] != list(data_set.classes):
+        raise app.UsageError(
+            f'{folder} holds a run of --dataset={run["dataset"]} with other classes '
+            f'({", ".join(run["classes"]):.60}) than those of --dataset={data_set.name} '
+            f'({", ".join(data_set.classes):.60}): {advice}')
     return run['settings']

@@ -33,6 +33,9 @@ def prepare_folder(examples_per_step):
     scales = settings.scales_linearly(recipes.chosen())
     schedule = {'learning_rate': FLAGS.learning_rate, 'linear_scaling': scales,
                 'warmup_epochs': FLAGS.warmup_epochs if scales else None}
+    source = cifar10.source()
+    data_set = source.data_set
+    images = {'dataset': FLAGS.dataset, 'training_images': source.num_examples()}
     types = {name: FLAGS[name].value for name in ('use_fp16', 'use_bf16', 'variables')}
     if images_per_step != examples_per_step:
         warm_up = '; --linear_scaling does not warm up again' * (
@@ -40,19 +43,21 @@ def prepare_folder(examples_per_step):
         console.line(f'Resuming with {examples_per_step} images per step (was {images_per_step}); '
                      f'the schedule treats earlier steps as {examples_per_step}-image steps'
                      f'{warm_up}.')
+    for name, value in images.items():
+        if earlier.get(name, value) != value:
+            console.line(f'Resuming with {name.replace("_", " ")} {value} (was {earlier[name]}).')
     for name, value in {**schedule, **types}.items():
         if earlier.get(name, value) != value:
             now, then = ('the default' if each is None else str(each).lower()
                          for each in (value, earlier[name]))
             continues = '; the schedule continues at the same step' * (name in schedule)
             console.line(f'Resuming with --{name}={now} (was {then}){continues}.')
-    data_set = cifar10.source().data_set
     run_folder.write_run(FLAGS.train_dir, {
         'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
         'dataset_folder': data_set.folder if os.path.isabs(data_set.folder) else None,
         'settings': {
             'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
-            'max_steps': FLAGS.max_steps, **before, **schedule, **types,
+            'max_steps': FLAGS.max_steps, **before, **images, **schedule, **types,
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
             'tensorflow': tf.version.VERSION}})

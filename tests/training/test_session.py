@@ -24,7 +24,7 @@ import cifar10_eval
 import cifar10_export
 import cifar10_multi_gpu_train
 import cifar10_train
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import custom, table
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints, events, folder as run_folder, metrics, parameters
 from cifar10_lib.training import hooks, resume, session as training
@@ -187,15 +187,36 @@ def test_run_json_and_another_data_set(trained):
     assert (run['dataset'], run['net']) == ('cifar10', 'tutorial')
     assert tuple(run['classes']) == table.CIFAR10.classes
     assert run['settings']['batch_size'] == 8
-    run['dataset'] = 'synthetic'
+    run['classes'] = list(table.SYNTHETIC.classes)
     path.write_text(json.dumps(run))
     before = sorted(os.listdir(FLAGS.train_dir))
     with flagsaver.flagsaver(max_steps=20), pytest.raises(
-            app.UsageError, match='--dataset=synthetic, not .*=cifar10: .* --restart'):
+            app.UsageError, match=r'other classes \(disc, square, .*=cifar10 .* --restart'):
         cifar10_train.train()
-    with pytest.raises(app.UsageError, match='--dataset=synthetic, not'):
+    with pytest.raises(app.UsageError, match='with other classes'):
         training.steps_left()  # Even if no steps are left.
     assert sorted(os.listdir(FLAGS.train_dir)) == before
+
+
+@pytest.mark.parametrize('classes', [['cat', 'dog'], ['rose', 'tulip']])
+def test_a_data_set_is_known_by_its_classes(half_bright, tmp_path, capsys, classes):
+    """The same images in another folder continue the run; other flowers in a folder of the same
+    name do not."""
+    for folder, names in (('flowers', ['rose', 'tulip']), ('others', classes)):
+        (tmp_path / folder / 'data').mkdir(parents=True)
+        labels = np.arange(80) % 2
+        images = np.zeros([80, 32, 32, 3], np.uint8) + 100 * labels[:, None, None, None]
+        custom.write(tmp_path / folder / 'data', 'data', names, (images.astype(np.uint8), labels),
+                     (images[:10].astype(np.uint8), labels[:10]))
+    with flagsaver.flagsaver(dataset=str(tmp_path / 'flowers' / 'data'), max_steps=1):
+        cifar10_train.train()
+    with flagsaver.flagsaver(dataset=str(tmp_path / 'others' / 'data'), max_steps=2):
+        if classes == ['rose', 'tulip']:
+            cifar10_train.train()
+            assert f'(was {tmp_path}/flowers/data)' in capsys.readouterr().out
+        else:
+            with pytest.raises(app.UsageError, match=r'classes \(rose, tulip\) .* \(cat, dog\)'):
+                cifar10_train.train()
 
 
 @pytest.mark.slow
