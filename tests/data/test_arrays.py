@@ -51,14 +51,6 @@ def test_as_many_classes_as_the_type_of_the_labels_has(tmp_path, dtype, classes)
     assert custom.read(tmp_path / 'made').num_classes == classes
 
 
-def test_a_conversion_gives_the_same_files_each_time(tmp_path):
-    save(tmp_path / 'a.npz')
-    for name in ('first', 'second'):
-        cifar10_convert.convert(str(tmp_path / 'a.npz'), str(tmp_path / name))
-    first, second = ((tmp_path / name / 'train.bin').read_bytes() for name in ('first', 'second'))
-    assert first == second
-
-
 def refused(path, tmp_path):
     """Converts data that is refused in one line and leaves nothing; returns the line."""
     with pytest.raises(errors.DataError) as error:

@@ -1,17 +1,11 @@
 """Downloads from a real server on loopback, and unpacks hostile archives."""
-import contextlib
 import dataclasses
-import fcntl
 import gzip
 import hashlib
 import os
-import pty
-import re
-import struct
 import subprocess
 import sys
 import tarfile
-import termios
 import threading
 
 import downloads
@@ -162,9 +156,7 @@ def test_servers_that_send_the_file_from_the_start(server, tmp_path, behaviour):
 
 
 @pytest.mark.parametrize('behaviour, reason', [
-    ('missing', '404'), ('too_far', '416'), ('page', 'the server offers a file of 25'),
-    ('not_http', 'SSH'),
-    ('wrong_length', 'abc'), ('redirected', 'infinite loop'), ('to_a_file', 'not allowed')])
+    ('missing', '404'), ('page', 'the server offers a file of 25'), ('not_http', 'SSH')])
 def test_refusals_keep_the_part(server, tmp_path, behaviour, reason):
     server.behaviour = behaviour
     (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE[:5000])
@@ -184,21 +176,14 @@ def test_a_server_that_does_not_listen(tmp_path):
     assert 'refused' in failure(tmp_path, url)
 
 
-@pytest.mark.parametrize('url', ['ftp://127.0.0.1/small.tar.gz', 'small.tar.gz', '/etc/passwd'])
+@pytest.mark.parametrize('url', ['ftp://127.0.0.1/small.tar.gz', '/etc/passwd'])
 def test_other_schemes(tmp_path, url):
     assert 'does not start with http:' in failure(tmp_path, url)
 
 
-@pytest.mark.parametrize('url', ['http://[::1/x', 'http://127.0.0.1:0x/x', 'http://a..b/x',
-                                 'http://127.0.0.1:1/\u00e4', 'http:///x'])
+@pytest.mark.parametrize('url', ['http://[::1/x', 'http://127.0.0.1:0x/x', 'http:///x'])
 def test_invalid_urls(tmp_path, url):
     failure(tmp_path, url)
-
-
-def test_proxy_variables_are_honoured(server, tmp_path, monkeypatch):
-    monkeypatch.setenv('http_proxy', server.url)
-    download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path))
-    assert server.requests == [('http://nowhere.invalid/small.tar.gz', None)]
 
 
 def test_an_unwritable_folder(tmp_path):
@@ -213,19 +198,6 @@ def _in_process(statement, **options):
     return subprocess.Popen(
         [sys.executable, '-c', code, str(spawn.ROOT), str(spawn.HELPERS)], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
-
-
-def test_a_full_disk_keeps_the_part(server, tmp_path):
-    """Simulated by a limit on the size of files."""
-    process = _in_process(
-        'import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n'
-        f'download.maybe_download_and_extract(row("{server.url}"), "{tmp_path}")\n')
-    error = process.communicate()[1]
-    assert process.returncode == 1
-    assert 'File too large' in error
-    assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:20000]
-    download.maybe_download_and_extract(row(server.url), str(tmp_path))
-    assert_whole(tmp_path)
 
 
 def test_two_processes_share_one_download(server, tmp_path):
@@ -259,26 +231,6 @@ def test_progress_in_a_log(server, tmp_path, capsys, monkeypatch):
     assert lines[0].startswith('small.tar.gz:  10 %, ')
     assert lines[-1].startswith('small.tar.gz: 100 %, ')
     assert all(len(line) < 80 for line in lines)
-
-
-def test_progress_on_a_terminal(server, tmp_path, monkeypatch):
-    """A line of less than 80 columns is redrawn, and ends before a failure is reported."""
-    server.behaviour = 'cut'
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, 80, 0, 0))
-    with os.fdopen(theirs, 'w') as terminal:
-        monkeypatch.setattr(sys, 'stdout', terminal)
-        monkeypatch.setattr(download, '_BLOCK_BYTES', 4000)
-        failure(tmp_path, server.url)
-    shown = ''
-    with contextlib.suppress(OSError):  # Raised at the end of a closed terminal.
-        while block := os.read(ours, 1 << 12):
-            shown += block.decode()
-    assert shown.endswith(' left\r\n')
-    last = shown.split('\r\x1b[K')[-1].removesuffix('\r\n')
-    assert re.fullmatch(
-        r'small.tar.gz: +\d+ %, \d+\.\d\d MB/s, \d+:\d\d left', last)
-    assert len(last) < 80
 
 
 def _extract(tmp_path, archive):

@@ -8,6 +8,7 @@ from cifar10_lib.program import errors
 
 Found = collections.namedtuple('Found', 'classes train test skipped')
 
+
 def fill(folder, **counts):
     """Creates empty files named like images: `counts` of each class."""
     for name, count in counts.items():

@@ -1,12 +1,9 @@
 import hashlib
-import os
-import resource
-import time
 
 import numpy as np
-import pytest
 
 from cifar10_lib.datasets import synthetic, table
+
 
 def test_the_bytes_are_the_same_everywhere():
     """Recorded once: any NumPy and any processor must draw the same images."""
@@ -16,15 +13,9 @@ def test_the_bytes_are_the_same_everywhere():
     assert not np.array_equal(drawn, synthetic.draw(100, seed=8))
 
 
-def test_writing_takes_seconds_and_is_complete(tmp_path):
-    """Less than twenty times a loop of 0.15 s; about 3 s, if the machine is as fast."""
-    start = time.process_time()
-    sum(number * number for number in range(2_000_000))
-    loop = time.process_time() - start
-    start = time.process_time()
+def test_the_written_files_are_complete(tmp_path):
     row = table.SYNTHETIC
     synthetic.write(row, tmp_path)
-    assert time.process_time() - start < 20 * loop
     folder = tmp_path / row.folder
     assert {path.name for path in folder.iterdir()} == set(row.files)
     row.check(folder)
@@ -48,27 +39,3 @@ def test_the_mean_colour_does_not_reveal_the_class():
     centres = np.stack([colours(train)[train[:, 0] == k].mean(axis=0) for k in range(10)])
     distances = np.square(colours(test)[:, np.newaxis] - centres).sum(axis=2)
     assert (distances.argmin(axis=1) == test[:, 0]).mean() < 0.2
-
-
-def test_one_colour_is_lighter_in_every_channel():
-    """So the channels are correlated. A disc covers less than half of the pixels, so the median is
-    the background's colour; the mean is above it if the disc is light, in half of the images."""
-    drawn = synthetic.draw(2000, seed=3)
-    pixels_chw = drawn[:, 1:].reshape(-1, 3, 1024).astype(np.float64)
-    assert min(np.corrcoef(image).min() for image in pixels_chw) > 0.25
-    discs = pixels_chw[drawn[:, 0] == table.SYNTHETIC.classes.index('disc')]
-    above = discs.mean(axis=2) > np.median(discs, axis=2)
-    assert np.array_equal(above.all(axis=1), above.any(axis=1))
-    assert 0.4 < above.mean() < 0.6
-
-
-def test_a_full_disk_is_reported(tmp_path):
-    """Simulated by a limit on the size of files."""
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100000, limit[1]))
-    try:
-        with pytest.raises(OSError, match=f'^File too large in {tmp_path}. .*make room'):
-            synthetic.write(table.SYNTHETIC, tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert os.listdir(tmp_path) == []

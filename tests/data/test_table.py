@@ -43,10 +43,6 @@ def test_names_of_the_hundred_classes():
         'apple', 'aquarium_fish', 'keyboard', 'mouse', 'plain', 'worm']
 
 
-def test_folders_are_different():
-    assert len({row.folder for row in table.TABLE.values()}) == len(table.TABLE)
-
-
 def test_complete_files_pass_and_are_counted(folder):
     table.CIFAR10.check(folder)
     assert list(table.CIFAR10.count(folder, eval_data=False).values()) == 5 * [3]
@@ -73,13 +69,6 @@ def test_truncated_files_are_detected(folder, size):
     message = _fault(folder, 'test_batch.bin')
     assert f'{size} bytes' in message
     assert '3073' in message
-
-
-def test_a_folder_in_place_of_a_file(folder):
-    (folder / 'test_batch.bin').unlink()
-    (folder / 'test_batch.bin').mkdir()
-    with pytest.raises((errors.DataError, OSError), match='test_batch.bin'):
-        table.CIFAR10.check(folder)
 
 
 def test_an_invalid_label_is_reported_with_its_record(folder):

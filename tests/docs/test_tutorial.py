@@ -66,18 +66,6 @@ def test_quotations_are_the_code(where, quotation):
     assert is_quoted_from(quotation, source(path, name)), where
 
 
-def test_each_section_quotes_code_and_ends_with_a_command():
-    """Sections 1 to 12: 8 to 15 lines of the project's code, and something to run."""
-    sections = re.split(r'^## (?=\d+\. )', TUTORIAL, flags=re.MULTILINE)[1:13]
-    assert [int(section.partition('.')[0]) for section in sections] == list(range(1, 13))
-    for section in sections:
-        blocks = notebook.blocks(section)
-        quoted = [block['code'].count('\n') for block in blocks
-                  if (block['comment'] or '').startswith('quote')]
-        assert any(8 <= lines <= 15 for lines in quoted), section[:40]
-        assert blocks[-1]['language'] == 'bash', section[:40]
-
-
 @pytest.mark.parametrize('path', sorted({path for path, _ in commented('output')}))
 def test_examples_print_what_the_text_shows(path):
     """An example that is quoted in stages has an output below each."""
@@ -91,14 +79,6 @@ def test_every_example_is_quoted_with_its_output():
                    if path.name not in ('ray_launcher.py', 'local.py'))  # See distributed.md, 13.
     assert sorted({path for path, _ in commented('output')}) == paths
     assert {path for path, _ in commented('quote')} >= set(paths)
-
-
-def test_each_section_asks_a_question_with_a_folded_answer():
-    for section in re.split(r'^## (?=\d+\. )', TUTORIAL, flags=re.MULTILINE)[1:13]:
-        found = re.findall(
-            r'^\*\*Before you go on\.\*\* .*?\n\n<details><summary>Answer</summary>\n\n.+?\n\n'
-            r'</details>$', section, re.MULTILINE | re.DOTALL)
-        assert len(found) == 1, section[:40]
 
 
 def test_figures_show_what_tensorflow_computes():

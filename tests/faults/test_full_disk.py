@@ -62,7 +62,8 @@ def _fill(disk, free):
 def test_training(tmp_path, disk, what, flags, free):
     record_files.write_noise(tmp_path / 'data')
     script = f'cifar10_{"distributed_" if "workers" in what else ""}train.py'
-    command = [script, *running.train_flags(tmp_path), f'--train_dir={disk}/train', *flags]
+    command = [script, f'--data_dir={tmp_path}/data', f'--train_dir={disk}/train',
+               '--batch_size=8', '--log_frequency=1', *flags]
     with running.running(*command) as trainer:
         trainer.await_text('step 30, ')
         filler = _fill(disk, free)
@@ -106,17 +107,19 @@ def test_another_script(tmp_path, disk, what, script, arguments):
     record_files.write_noise(tmp_path / 'data')
     image_files.write_sorted(tmp_path / 'images')
     if '--checkpoint_dir=OUT/train' in arguments:
-        trained = running.train(tmp_path, '--max_steps=1')
+        trained = spawn.run_script(
+            'cifar10_train.py', f'--data_dir={tmp_path}/data', f'--train_dir={tmp_path}/train',
+            '--batch_size=8', '--max_steps=1')
         assert trained.returncode == 0, trained.stderr
     arguments = [word.replace('DISK', str(disk)).replace('OUT', str(tmp_path))
                  for word in arguments]
     filler = _fill(disk, 1 << 13)
-    before = running.contents(disk)
+    before = set(disk.rglob('*'))
     full = spawn.run_script(script, *arguments)
     running.expect_one_line(full, str(disk), 'space')  # NumPy words its error differently.
-    left = set(running.contents(disk)) - set(before)
-    assert not [path for path in left if path.endswith('.part') or os.path.isfile(path)
-                and 'tfevents' not in path and not path.endswith('.lock')], left
+    left = set(disk.rglob('*')) - before
+    assert not [path for path in left if path.suffix == '.part' or path.is_file()
+                and 'tfevents' not in path.name and path.suffix != '.lock'], left
     filler.unlink()
     again = spawn.run_script(script, *arguments)
     assert again.returncode == 0, again.stderr[-2000:]

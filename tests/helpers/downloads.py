@@ -97,9 +97,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """The archive followed by zeros, without a length."""
         self._send(200, ARCHIVE + bytes(1 << 20), Content_Length=None)
 
-    def _wrong_length(self):
-        self._send(200, ARCHIVE, Content_Length='abc')
-
     def _other_bytes(self):
         self._send(200, bytes(len(ARCHIVE)))
 
@@ -111,15 +108,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _missing(self):
         self._send(404, b'')
-
-    def _too_far(self):
-        self._send(416, b'')
-
-    def _redirected(self):
-        self._send(302, b'', Location=self.path)
-
-    def _to_a_file(self):
-        self._send(302, b'', Location='file:///etc/passwd')
 
     def log_message(self, *arguments):
         pass

@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import pathlib
-import runpy
 import signal
 import subprocess
 import sys
@@ -27,25 +26,23 @@ _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 _forkserver = multiprocessing.get_context('forkserver')
 _forkserver.set_forkserver_preload(['cifar10_lib.program.startup', 'forks'])
 _environment = dict(os.environ)  # The server's.
-_Popen = subprocess.Popen  # Tests of programs that start others replace it by `Python`.
 
 
-def Python(args, ignore=(), env=None, preexec_fn=None, pass_fds=(), **options):  # noqa: N802
+def Python(args, ignore=(), env=None, **options):  # noqa: N802
     """Starts Python: a `subprocess.Popen`, or a `_Fork`, which is like one.
 
     Args:
         args: as for `subprocess.Popen`; `sys.executable` comes first.
         ignore: the signals that the process ignores at first.
-        env, preexec_fn, pass_fds, **options: as for `subprocess.Popen`.
+        env, **options: as for `subprocess.Popen`.
     """
     args = [os.fsdecode(word) for word in args]
     env = {os.fsdecode(name): os.fsdecode(value)
            for name, value in (os.environ if env is None else env).items()}
-    is_program = args[0] == sys.executable and (args[1] in ('-c', '-m') or args[1][0] != '-')
-    if is_program and not (preexec_fn or pass_fds) and _at_start(env) == _at_start(_environment):
+    is_program = args[0] == sys.executable and (args[1] == '-c' or args[1][0] != '-')
+    if is_program and _at_start(env) == _at_start(_environment):
         return _Fork(args, env, ignore, **options)
-    return _Popen(args, env=env, pass_fds=pass_fds, **options,
-                            preexec_fn=preexec_fn or (lambda: _set_signals(ignore)))
+    return subprocess.Popen(args, env=env, preexec_fn=lambda: _set_signals(ignore), **options)
 
 
 def run(args, capture_output=False, timeout=None, check=False, **options):
@@ -68,12 +65,12 @@ class _Fork:
     """What the tests use of a `subprocess.Popen`."""
 
     def __init__(self, args, env, ignore, stdin=None, stdout=None, stderr=None, text=False,
-                 cwd=None, umask=-1, start_new_session=False):
+                 cwd=None, start_new_session=False):
         self.args, self.returncode = args, None
         self._ended, self._readers = threading.Event(), {}
         request = {'args': args, 'env': env, 'cwd': os.fspath(cwd or os.getcwd()),
-                   'umask': _umask() if umask == -1 else umask, 'session': start_new_session,
-                   'ignore': ignore, 'path': _python_path(), 'cores': os.sched_getaffinity(0)}
+                   'session': start_new_session, 'ignore': ignore, 'path': _python_path(),
+                   'cores': os.sched_getaffinity(0)}
         theirs, ours = zip(*map(_files, (stdin, stdout, stderr), range(3)))
         self._process = _forkserver.Process(target=_main, args=(request, theirs), daemon=True)
         self._process.start()
@@ -125,9 +122,6 @@ class _Fork:
         if self.returncode is None:
             os.kill(self.pid, number)
 
-    def terminate(self):
-        self.send_signal(signal.SIGTERM)
-
     def kill(self):
         self.send_signal(signal.SIGKILL)
 
@@ -150,14 +144,8 @@ def _files(given, number):
 def _python_path():
     """The folders that Python searches when it starts, without that of the program."""
     program = 'import json, sys; print(json.dumps(sys.path[1:]))'
-    with _Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, env=_environment) as done:
-        return json.loads(done.communicate()[0])
-
-
-def _umask():
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+    done = subprocess.run([sys.executable, '-c', program], stdout=subprocess.PIPE, env=_environment)
+    return json.loads(done.stdout)
 
 
 def _at_start(environment):
@@ -185,7 +173,6 @@ def _main(request, files):
     if request['session']:
         os.setsid()
     os.chdir(request['cwd'])
-    os.umask(request['umask'])
     os.sched_setaffinity(0, request['cores'])
     os.environ.clear()
     os.environ.update(request['env'])
@@ -206,11 +193,6 @@ def _main(request, files):
 def _run(arguments):
     sys.orig_argv[:] = arguments
     option, *rest = arguments[1:]
-    if option == '-m':
-        sys.path.insert(0, os.getcwd())
-        sys.argv[:] = rest
-        runpy.run_module(rest[0], run_name='__main__', alter_sys=True)
-        return
     main = sys.modules['__main__'] = types.ModuleType('__main__')
     if option == '-c':
         sys.path.insert(0, '')

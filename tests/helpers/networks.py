@@ -1,4 +1,8 @@
-"""Free ports, and connections from network namespaces."""
+"""Free ports, and network namespaces that stand in for machines; those require root and iproute2.
+
+    with networks.linked() as (names, addresses):
+        networks.start(names[0], ['-c', ...])
+"""
 import contextlib
 import itertools
 import os
@@ -9,6 +13,7 @@ import subprocess
 import sys
 
 import pytest
+import spawn
 
 
 # Ports that Linux does not assign by itself; each pytest process has 2,000 of its own.
@@ -31,51 +36,42 @@ with_networks = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which('ip'),
     reason='network namespaces require root and iproute2')
 
-_CONNECT = """
-import socket, sys
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5):
-    print('connected', flush=True)
-    sys.stdin.read()
-"""
-
-
-# Enters a network namespace before it runs a program, as `ip netns exec` does.
-_INSIDE = """
-import ctypes, os, sys
-namespace = os.open('/run/netns/' + sys.argv.pop(1), os.O_RDONLY)
-if ctypes.CDLL(None, use_errno=True).setns(namespace, 0):
-    raise OSError(ctypes.get_errno(), 'setns failed')
-os.close(namespace)
-exec(sys.argv.pop(1))
-"""
-
-
-def inside(network, arguments):
-    """Python's arguments for a program, `-c` and its own, that runs in a network namespace.
-
-    A process started so can be a fork (tests/helpers/forks.py). Its own children can be in another
-    namespace: use `ip netns exec` for a launcher.
-    """
-    option, *rest = arguments
-    assert option == '-c'
-    return ['-c', _INSIDE, network, *rest]
-
-
-def connecting(network, address, port):
-    """Starts connecting to a port from a network namespace, for 5 seconds: a `subprocess.Popen`."""
-    return subprocess.Popen(
-        ['ip', 'netns', 'exec', network, sys.executable, '-c', _CONNECT, address, str(port)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+DEVICE = 'link'
 
 
 @contextlib.contextmanager
-def connected(network, address, port):
-    """Connects to a port from a network namespace; yields whether that succeeded."""
-    with connecting(network, address, port) as process:
-        yield process.stdout.readline() == 'connected\n'
+def linked():
+    """Yields the names of two linked network namespaces, and their IPv4 addresses on the link."""
+    names = [f'cifar10-{os.getpid()}-{end}' for end in 'ab']
+    addresses = ['10.99.0.1', '10.99.0.2']
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            ip('netns add', name)
+            stack.callback(ip, 'netns del', name)
+        ip('link add name', DEVICE, 'netns', names[0], 'type veth peer name', DEVICE, 'netns',
+           names[1])
+        for name, address in zip(names, addresses):
+            ip('-n', name, f'addr add {address}/24 dev', DEVICE)
+            for device in ('lo', DEVICE):
+                ip('-n', name, 'link set up dev', device)
+        yield names, addresses
+
+
+def ip(*words):
+    """Runs `ip` with these words, each of which may hold several."""
+    subprocess.run(['ip', *' '.join(words).split()], check=True)
+
+
+def start(network, arguments):
+    """Starts Python in a network namespace: a `subprocess.Popen`."""
+    return subprocess.Popen(
+        ['ip', 'netns', 'exec', network, sys.executable, *arguments], env=spawn.environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def connects(network, address, port):
     """Whether a connection from a network namespace to a port succeeds within 5 seconds."""
-    with connected(network, address, port) as done:
-        return done
+    program = f'import socket; socket.create_connection(({address!r}, {port}), 5)'
+    with start(network, ['-c', program]) as process:
+        process.communicate()
+    return process.returncode == 0

@@ -12,17 +12,6 @@ import typing
 import spawn
 
 
-def train(folder, *flags):
-    """Trains in the folders `data` and `train` of a folder: a `subprocess.CompletedProcess`."""
-    return spawn.run_script('cifar10_train.py', *train_flags(folder), *flags)
-
-
-def train_flags(folder):
-    """Flags of a trainer for the folders `data` and `train` of a folder, and small batches."""
-    return [f'--data_dir={folder}/data', f'--train_dir={folder}/train', '--batch_size=8',
-            '--log_frequency=1']
-
-
 @contextlib.contextmanager
 def running(script, *arguments):
     """Starts a script as from a terminal, and kills it in the end; yields a `Running`."""
@@ -84,19 +73,3 @@ def expect_one_line(done, *words):
             and all(word in first for word in words)), (
         f'exit code {done.returncode}; expected 1 and one line with {words}:\n'
         f'{done.stderr[-3000:]}')
-
-
-def contents(folder):
-    """Dictionary from each path below a folder to a file's bytes, a link's target, or the mode of
-    anything else."""
-    found = {}
-    for place, folders, names in os.walk(folder):
-        for path in (os.path.join(place, name) for name in [*folders, *names]):
-            if os.path.islink(path):
-                found[path] = os.readlink(path)
-            elif os.path.isfile(path):
-                with open(path, 'rb') as stream:
-                    found[path] = stream.read()
-            else:
-                found[path] = os.lstat(path).st_mode
-    return found

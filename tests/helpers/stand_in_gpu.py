@@ -10,7 +10,6 @@ As a script, runs a command with them:
 """
 import atexit
 import functools
-import os
 import pathlib
 import shutil
 import subprocess
@@ -23,17 +22,6 @@ import spawn
 _LIBRARIES = ('libcuda.so.1', 'libcudart.so.12', 'libcublas.so.12', 'libcublasLt.so.12',
               'libcufft.so.11', 'libcusolver.so.11', 'libcusparse.so.12', 'libcudnn.so.9',
               'libnccl.so.2', 'libnvidia-ml.so.1')
-
-_NVIDIA_SMI = '''#!/bin/sh
-for number in $(seq 0 $((${STAND_IN_GPUS:-1} - 1))); do
-  case "$*" in
-    *index*) echo "$number, Stand-in GPU, 555.42.06, ${STAND_IN_MB:-8192} MiB, 8.0, 300.00 W";;
-    *driver_version*) echo 555.42.06;;
-    *memory*) echo "${STAND_IN_MB:-8192} MiB";;
-    *) echo 'Stand-in GPU';;
-  esac
-done
-'''
 
 
 def environment(without=(), **settings):
@@ -48,7 +36,7 @@ def environment(without=(), **settings):
                  if not name.startswith(('CUDA_', 'NVIDIA_'))}
     # Memory from the driver, which is zero. TensorFlow's own pool holds older values.
     return {'TF_GPU_ALLOCATOR': 'cuda_malloc_async', **inherited,
-            'LD_LIBRARY_PATH': folder, 'PATH': f'{folder}:{os.environ["PATH"]}',
+            'LD_LIBRARY_PATH': folder,
             **{f'STAND_IN_{name.upper()}': str(value) for name, value in settings.items()}}
 
 
@@ -59,7 +47,7 @@ def run(name, *arguments, **settings):
 
 @functools.cache
 def _folder(without):
-    """A folder with the other libraries and `nvidia-smi`, made once per process."""
+    """A folder with the other libraries, made once per process."""
     compiler = shutil.which('cc')
     if not compiler:
         pytest.skip('needs a C compiler: apt-get install gcc libc6-dev')
@@ -70,9 +58,6 @@ def _folder(without):
                     pathlib.Path(__file__).with_suffix('.c')], check=True)
     for name in set(_LIBRARIES[1:]) - set(without):
         (folder / name).symlink_to(first)
-    command = folder / 'nvidia-smi'
-    command.write_text(_NVIDIA_SMI)
-    command.chmod(0o755)
     return str(folder)
 
 

@@ -3,19 +3,16 @@ import subprocess
 import sys
 
 import numpy as np
-import placement
 import plain
 import pytest
 import record_files
 import spawn
 import stand_in_gpu
 import tensorflow.compat.v1 as tf
-from absl.testing import flagsaver
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import floor, processes, tutorial
+from benchmarks import processes, tutorial
 import cifar10
-from cifar10_lib import recipes
 from cifar10_lib.program import cores
 
 
@@ -47,68 +44,11 @@ def test_the_yardstick_computes_the_same_function():
         np.testing.assert_allclose(variables[name], expected[name], atol=1e-4, err_msg=name)
 
 
-def waits_for(name, kind):
-    """Whether an operation runs after one of a type, by data or by control."""
-    find = tf.get_default_graph().get_operation_by_name
-    return any(kind in find(each).type for each in placement.inputs_of(find(name)))
-
-
-def test_the_yardstick_is_as_published(tmp_path):
-    images, labels = tutorial.distorted_inputs(str(tmp_path), 8)
-    loss = tutorial.loss(tutorial.inference(images), labels)
-    tutorial.train(loss, tf.train.get_or_create_global_step())
-    types = {op.type for op in tf.get_default_graph().get_operations()}
-    assert {'ReaderReadV2', 'LRN', 'VariableV2'} <= types
-    assert waits_for('gradients/conv1/Conv2D_grad/Conv2DBackpropFilter', 'AssignSub')
-    assert not waits_for('ExponentialMovingAverage/AssignMovingAvg', 'ApplyGradientDescent')
-    shuffling, = [runner for runner in tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS)
-                  if runner.queue.queue_ref.op.type == 'RandomShuffleQueueV2']
-    assert len(shuffling.enqueue_ops) == 16
-
-
-def test_the_floor_runs_all_products_one_after_another():
-    result = floor.operation(lambda: tutorial.inference(tf.zeros([2, 24, 24, 3])))
-    assert [op.type for op in tf.get_default_graph().get_operations()].count('MatMul') == 9
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        assert np.isfinite(session.run(result))
-
-
-@pytest.mark.parametrize('net', ['tutorial', 'resnet23'])
-def test_the_floor_has_the_shapes_of_the_net(net):
-    """Kernels and input sizes of every convolution, forward and backward, as the net has them."""
-    def convolutions(graph):
-        return sorted(
-            (op.type, op.outputs[0].shape.as_list(), [each.shape.as_list() for each in op.inputs
-                                                      if each.shape.rank == 4])
-            for op in graph.get_operations() if op.type.startswith('Conv2D')
-            and op.outputs[0].shape[-1] != 3)  # The images' gradient, which is never run.
-
-    def logits():
-        size = 24 if net == 'tutorial' else 32
-        with flagsaver.flagsaver(net=net):
-            return recipes.chosen(training=True).inference(tf.zeros([2, size, size, 3]))
-
-    with tf.Graph().as_default() as expected:
-        tf.gradients(logits(), tf.trainable_variables())
-    with tf.Graph().as_default() as got:
-        floor.operation(logits)
-    assert convolutions(got) == convolutions(expected)
-
-
 def test_a_line_of_the_table():
     """Of 1, 2, 3, 4 and 10: the quartiles 2, 3 and 4. Half of the time is twice as good."""
     found = ' '.join(benchmarks.line('step', 'ms', [10, 2, 1, 4, 3], [6]).split())
     assert found == 'step, ms 3.00 (2.00 to 4.00) 6.00 (6.00 to 6.00) 2.00 5'
     assert benchmarks.line('input', 'images/s', [1234.5], [617.25]).split()[-2:] == ['2.00', '1']
-
-
-def test_sides_run_in_turn():
-    order = []
-    found = benchmarks.in_turn(2, **{
-        name: lambda name=name: order.append(name) or len(order) for name in 'abc'})
-    assert order == list('abcabc')
-    assert found == {'a': [1, 4], 'b': [2, 5], 'c': [3, 6]}
 
 
 def test_a_process_that_fails_shows_its_last_lines():

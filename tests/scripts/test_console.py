@@ -82,17 +82,16 @@ def test_a_terminal_without_columns_counts_as_a_pipe():
     assert on_a_terminal(['-c', LINES], columns=0) == 'step 6\nstep 7\ndone\nan error\n'
 
 
-def arguments(half_bright):
-    """Arguments for one and a half epochs of 80 images."""
-    return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=40',
-            '--max_steps=3', '--log_frequency=100', '--validate_every=1', '--device=cpu']
-
-
 @pytest.mark.slow
 def test_a_runs_progress_on_a_terminal(half_bright):
-    """An epoch keeps one line; validations and other messages have lines of their own."""
+    """An epoch keeps one line; validations and other messages have lines of their own.
+
+    One and a half epochs of 80 images.
+    """
     shown = on_a_terminal(
-        [str(spawn.ROOT / 'cifar10_train.py'), *arguments(half_bright)], columns=100)
+        [str(spawn.ROOT / 'cifar10_train.py'), f'--data_dir={FLAGS.data_dir}', '--batch_size=40',
+         f'--train_dir={FLAGS.train_dir}', '--max_steps=3', '--log_frequency=100',
+         '--validate_every=1', '--device=cpu'], columns=100)
     lines = left_on_screen(shown)
     epoch, = [line for line in lines if line.startswith('epoch ')]
     assert re.fullmatch(
@@ -105,42 +104,6 @@ def test_a_runs_progress_on_a_terminal(half_bright):
         line, = [line for line in lines if f': step {step}, training error = ' in line]
         assert re.match(r'\d{4}-', line)
         assert ', validation error = ' in line
-
-
-SHORT_EPOCHS = '''
-import time
-from cifar10_lib.program import startup
-import tensorflow.compat.v1 as tf
-from cifar10_lib.training import session as training
-count = tf.train.get_or_create_global_step().assign_add(1)
-def main():
-    with training.session(tf.constant(1.0), 80) as session:
-        start = time.monotonic()
-        while not session.should_stop():
-            session.run(count)
-            time.sleep(0.05)
-        print(f'\\n{time.monotonic() - start} seconds', flush=True)
-startup.run(main)
-'''
-
-
-def test_short_epochs_keep_a_line_every_two_seconds(half_bright):
-    """100 epochs of one step; the line is drawn at most four times per second."""
-    shown = on_a_terminal(['-c', SHORT_EPOCHS, f'--data_dir={FLAGS.data_dir}', '--device=cpu',
-                           f'--train_dir={FLAGS.train_dir}', '--max_steps=100',
-                           '--log_frequency=1000'], columns=100)
-    seconds = float(re.search(r'\n(\S+) seconds', shown).group(1))
-    kept = [line for line in left_on_screen(shown[:shown.index(' seconds')])
-            if line.startswith('epoch ')][:-1]  # The last one is cut off by the seconds.
-    assert 3 <= len(kept) <= seconds / 2 + 1, shown
-    assert 'step 1 of' not in shown  # It includes the set-up.
-    assert 5 <= shown.count(f'{CLEAR}epoch ') <= 4 * seconds + len(kept) + 1, shown
-
-
-def _run(program, **options):
-    """Runs Python code in another process; returns a `subprocess.CompletedProcess`."""
-    return subprocess.run([sys.executable, '-c', program], cwd=spawn.ROOT,
-                          env=spawn.environment(), text=True, timeout=spawn.PATIENCE, **options)
 
 
 def test_a_lost_console_is_a_hang_up_or_the_end():
@@ -184,4 +147,4 @@ errors.say(text)
 def test_a_full_standard_error_is_ignored():
     program = 'from cifar10_lib.program import errors; errors.say("lost")'
     with open('/dev/full', 'w') as full:
-        assert _run(program, stderr=full).returncode == 0
+        assert spawn.run(['-c', program], cwd=spawn.ROOT, stderr=full).returncode == 0

@@ -8,18 +8,6 @@ from absl.testing import flagsaver
 from cifar10_lib.program import cores, devices
 
 
-def test_session_config():
-    with flagsaver.flagsaver(device='cpu'):
-        config = devices.session_config()
-        assert dict(config.device_count) == {'GPU': 0}
-        assert config.graph_options.rewrite_options.meta_optimizer_iterations == 1
-        assert devices.visible_gpus() == 0
-        assert devices.line().startswith('Training on the CPU.')
-    assert 'GPU' not in devices.session_config().device_count
-    assert config.allow_soft_placement
-    assert config.gpu_options.allow_growth
-
-
 _HALF = cores.multiply_bfloat16()
 
 

@@ -115,12 +115,6 @@ def test_concurrent_writers_do_not_disturb_each_other(tmp_path):
     assert os.listdir(tmp_path) == ['file']
 
 
-def test_a_mount_point_cannot_be_replaced():
-    with pytest.raises(app.UsageError, match='/proc exists .*: choose another --there'):
-        with files.new_folder('/proc', '--there'):
-            pytest.fail('the block must not run')
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root can give folders away')
 @pytest.mark.parametrize('owner, user, refusal', [
     (1000, 1001, 'belongs to user 1000, not you: choose another folder'),

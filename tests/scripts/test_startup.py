@@ -1,8 +1,6 @@
-import json
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 import spawn
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.runs import checkpoints, events, parameters
+from cifar10_lib.runs import checkpoints, events
 
 SCRIPTS = ['cifar10_train.py', 'cifar10_multi_gpu_train.py', 'cifar10_eval.py']
 ALL_SCRIPTS = [f'cifar10_{name}.py' for name in (
@@ -33,18 +31,14 @@ def _refused(script, *arguments, **options):
 @pytest.mark.parametrize('arguments, words', [
     (['--batch_siz=1'], "Unknown command line flag 'batch_siz'. Did you mean: batch_size"),
     (['--batch_size=0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
-    (['--batch_size=1e3'], '--batch_size=1e3: invalid literal for int() with base 10'),
     (['--restart=maybe'], "('Non-boolean argument to boolean flag', 'maybe') (see --help)"),
-    (['--nouse_fp16=true'], '--nouse_fp16=true does not take an argument'),
     (['--save_checkpoint_secs=600', '--save_checkpoint_steps=9'],
      'save_checkpoint_secs=600, save_checkpoint_steps=9: both set when to save a checkpoint; '
      'expected only one of them: remove the other'),
     (['--epochs=2', '--max_steps=9'], 'epochs=2.0, max_steps=9: both set the length of the '
      'training; expected only one of them: remove the other'),
-    (['--epochs=-1'], '--epochs=-1: -1.0 is not a number in the range'),
     (['--use_fp16', '--use_bf16'], 'use_fp16=True, use_bf16=True: both set the type in which '
      'layers compute; expected at most one of them: remove the other'),
-    (['-c', 'cudnn'], '--device=cudnn: value should be one of <auto|cpu|gpu>'),
     (['-n', 'cifar10_resnet23'], '"cifar10_resnet23" is not one of tutorial, resnet23'),
     (['stray'], 'got stray; expected --name=value (see --help)'),
     (['--train_dir='], '--train_dir= has no value'),
@@ -190,13 +184,6 @@ def test_a_missing_package_is_reported_with_the_remedy(tmp_path):
             'environment that has it, or run: pip install -r requirements.txt\n')
 
 
-def test_a_missing_module_of_an_installed_package_is_a_bug():
-    done = spawn.run(['-c', 'from cifar10_lib.program import startup; import json.nothing'],
-                     cwd=spawn.ROOT, capture_output=True)
-    assert done.returncode == 1
-    assert 'Traceback' in done.stderr and "No module named 'json.nothing'" in done.stderr
-
-
 def test_help_without_a_reader():
     """As in `--help | true`, and on a full disk."""
     read_end, write_end = os.pipe()
@@ -217,7 +204,8 @@ def _close_all():
 
 
 @pytest.mark.slow
-def test_all_scripts_run_with_closed_streams(tmp_path):
+def test_scripts_run_with_closed_streams(tmp_path):
+    """Otherwise a data file gets descriptor 2, and log lines are written into it."""
     def run(script, *flags_):
         done = subprocess.run([sys.executable, spawn.ROOT / script, *flags_], cwd=tmp_path,
                               env=spawn.environment(), preexec_fn=_close_all,
@@ -227,44 +215,13 @@ def test_all_scripts_run_with_closed_streams(tmp_path):
     image_files.write_sorted(tmp_path / 'images')
     data, runs = f'--dataset={tmp_path}/data', tmp_path / 'runs'
     run('cifar10_convert.py', tmp_path / 'images', tmp_path / 'data')
-    for script, steps, own in (('cifar10_train.py', 1, []), ('cifar10_multi_gpu_train.py', 2, []),
-                               ('cifar10_distributed_train.py', 3, ['--num_workers=2'])):
+    for steps, (script, *own) in enumerate(
+            [['cifar10_train.py'], ['cifar10_distributed_train.py', '--num_workers=2']], 1):
         run(script, data, f'--train_dir={runs}', '--batch_size=2', f'--max_steps={steps}', *own)
         assert checkpoints.latest(runs) == f'{runs}/model.ckpt-{steps}'
-    from_run = [data, f'--checkpoint_dir={runs}', '--batch_size=2']
-    run('cifar10_eval.py', *from_run, f'--eval_dir={tmp_path}/eval', '--run_once')
+    run('cifar10_eval.py', data, f'--checkpoint_dir={runs}', '--batch_size=2', '--run_once',
+        f'--eval_dir={tmp_path}/eval')
     assert events.read_scalars(tmp_path / 'eval', 'Precision @ 1')
-    run('cifar10_predict.py', *from_run, tmp_path / 'images' / 'a')
-    run('cifar10_export.py', *from_run, f'--export_dir={tmp_path}/model')
-    assert (tmp_path / 'model' / 'saved_model.pb').exists()
-    run('cifar10_plot.py', '--picture=confusion', data, f'--runs={runs}', '--output=x.png')
-    assert (tmp_path / 'x.png').exists()
-
-
-@pytest.mark.slow
-def test_names_that_the_terminal_cannot_show(half_bright, tmp_path):
-    def run(script, *flags_):
-        done = subprocess.run(
-            [sys.executable, spawn.ROOT / script, '--batch_size=8', *flags_], text=True,
-            capture_output=True, env={**spawn.environment(), 'PYTHONIOENCODING': 'ascii'},
-            timeout=spawn.PATIENCE)
-        assert (done.returncode, done.stderr) == (0, '')
-        return done.stdout
-
-    data, folder = tmp_path / 'käfer', tmp_path / 'läufe'
-    data.mkdir()
-    for name in ('data_batch_1.bin', 'test_batch.bin'):
-        shutil.copy(half_bright / name, data)
-    (data / 'dataset.json').write_text(json.dumps({
-        'name': 'käfer', 'classes': ['grün', 'blau'], 'train_files': {'data_batch_1.bin': 16},
-        'test_files': {'test_batch.bin': 130}}))
-    out = run('cifar10_train.py', f'--dataset={data}', f'--train_dir={folder}', '--max_steps=2')
-    assert f'Saved step 2 in {tmp_path}/l?ufe.\n' in out
-    assert parameters.step(folder / 'params.h5') == 2
-    out = run('cifar10_eval.py', f'--dataset={data}', f'--checkpoint_dir={folder}', '--run_once',
-              f'--eval_dir={tmp_path}/prüfung', '--per_class')
-    assert 'gr?n ' in out
-    assert events.read_scalars(tmp_path / 'prüfung', 'classes/grün/recall')
 
 
 @pytest.mark.parametrize('statement, words', [

@@ -69,29 +69,9 @@ def test_unfinished_files_are_removed(tmp_path, remove):
     assert os.listdir(tmp_path / 'best') == []
 
 
-def test_only_files_of_a_run_are_removed(tmp_path):
-    """Links are removed, but not their targets."""
-    (tmp_path / 'keep').write_text('x')
-    run = tmp_path / 'run'
-    (run / 'best').mkdir(parents=True)
-    others = {'.lock', 'notes.txt', 'best/mine', 'my.ckpt-1.index', 'model.ckpt-7.tar.gz',
-              'error.json', 'metrics.csv.20261231-235959'}
-    for name in ('checkpoint', 'model.ckpt-7.index', 'model.ckpt-7.data-00000-of-00001',
-                 'metrics.csv', 'run.json', 'timeline-3.json', 'best/error.json',
-                 'events.out.tfevents.1.host', *others):
-        (run / name).write_text('x')
-    (run / 'model.ckpt-8.index').symlink_to(tmp_path / 'keep')
-    (run / 'model.ckpt-9.index').mkdir()
-    run_folder.remove_own_files(run)
-    assert {str(path.relative_to(run)) for path in run.rglob('*')} == {
-        *others, 'best', 'model.ckpt-9.index'}
-    assert (tmp_path / 'keep').read_text() == 'x'
-
-
 @pytest.mark.parametrize('text, words', [
     ('', 'is not JSON'), ('[]', r'holds \[\]; expected a JSON object'),
-    ('{}', '"net" is null; expected the name of a network'),
-    ({'net': 'a\x1b[2J'}, r'"net" is "a\\u001b\[2J"'), ({'net': 1000 * 'a'}, '"net" is "a'),
+    ('{}', '"net" is null; expected the name of a network'), ({'net': 1000 * 'a'}, '"net" is "a'),
     ({'dataset': {}}, '"dataset" is {}'),
     ({'settings': []}, r'"settings" is \[\]; expected an object'),
     ({'classes': 'cat'}, '"classes" is "cat"; expected a list of names')])

@@ -18,8 +18,6 @@ import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
-from google.protobuf import text_format
-from tensorflow.python.client.session import BaseSession
 
 import cifar10
 import cifar10_eval
@@ -55,25 +53,6 @@ def test_resumes_exactly_and_stops_exactly(half_bright, capsys):
                 if ': step ' in line] == steps.split(',') * bool(steps), out
     assert checkpoints.step(latest()) == 21
     assert latest().endswith('model.ckpt-21')
-
-
-@pytest.mark.slow
-def test_a_run_does_not_optimise_the_graph_once_per_variable(half_bright, monkeypatch):
-    """TensorFlow optimises the graph for each: one per variable took ResNet-23 a minute."""
-    different = set()
-    run = BaseSession._do_run
-
-    def listed(self, handle, targets, fetches, *rest):
-        names = [str(getattr(each, 'name', each)) for each in targets + fetches]
-        different.add((self.graph, *names))
-        return run(self, handle, targets, fetches, *rest)
-
-    monkeypatch.setattr(BaseSession, '_do_run', listed)
-    for steps in (1, 2):  # A new run and a resumed one; both validate and save.
-        different.clear()
-        with flagsaver.flagsaver(max_steps=steps, validate_every=1):
-            cifar10_train.train()
-        assert 10 < len(different) < 30, different  # There are 21 variables.
 
 
 @pytest.mark.parametrize('max_steps', [10, 4])
@@ -171,21 +150,6 @@ def test_epochs_are_images_seen_over_all_starts(half_bright):
     assert [(row['step'], row['epoch']) for row in rows] == [(5, 0.5), (10, 1.5), (20, 2)]
 
 
-def test_a_checkpoint_is_due_a_second_after_the_last_one(half_bright):
-    """The test's own times before and after each step say whether one was due."""
-    times, saved = [], [0]
-    for _ in counted(save_checkpoint_secs=1, max_steps=20):
-        times.append(time.monotonic())
-        step = checkpoints.step(latest())
-        if step not in saved:
-            saved.append(step)
-        time.sleep(0.1 * (len(times) % 2))
-    assert len(saved) > 2 and checkpoints.step(latest()) == 20
-    for earlier, later in zip(saved[1:], saved[2:]):  # Step k is between times 2k - 2 and 2k - 1.
-        assert times[2 * later - 1] - times[2 * earlier - 2] >= 1
-        assert later == earlier + 1 or times[2 * later - 4] - times[2 * earlier - 1] < 1
-
-
 @pytest.mark.parametrize('file_time', [0, 86400, time.time() + 20 * 365 * 86400],
                          ids=['now', 'of 1970', 'in the future'])
 def test_five_checkpoints_are_kept_over_a_restart(half_bright, file_time):
@@ -217,14 +181,6 @@ def test_summaries_at_each_start_and_every_hundred_steps(half_bright, monkeypatc
     assert any(event.graph_def for _, event in all_events())
 
 
-def test_graph_pbtxt_holds_the_graph(trained):
-    text = pathlib.Path(FLAGS.train_dir, 'graph.pbtxt').read_text()
-    nodes = {node.name: node for node in text_format.Parse(text, tf.GraphDef()).node}
-    assert {'train', 'conv1/weights', 'input/prefetch_queue', 'save/restore_all'} <= set(nodes)
-    shape = nodes['conv1/weights'].attr['shape'].shape
-    assert [size.size for size in shape.dim] == [5, 5, 3, 64]
-
-
 def test_run_json_and_another_data_set(trained):
     path = pathlib.Path(FLAGS.train_dir, 'run.json')
     run = json.loads(path.read_text())
@@ -240,9 +196,6 @@ def test_run_json_and_another_data_set(trained):
     with pytest.raises(app.UsageError, match='with other classes'):
         training.steps_left()  # Even if no steps are left.
     assert sorted(os.listdir(FLAGS.train_dir)) == before
-    path.write_text('{')
-    with pytest.raises(app.UsageError, match='run.json is not JSON'):
-        training.steps_left()
 
 
 @pytest.mark.parametrize('classes', [['cat', 'dog'], ['rose', 'tulip']])
@@ -298,20 +251,12 @@ def test_a_resumed_run_draws_new_random_numbers(trained, tmp_path):
     assert graphs_seed() is None
 
 
-def traced_operations(step):
-    """Names of the operations in a step's trace."""
-    with open(os.path.join(FLAGS.train_dir, f'timeline-{step}.json')) as stream:
-        trace = json.load(stream)['traceEvents']
-    return {event['args']['name'] for event in trace
-            if event['ph'] == 'X' and event['dur'] > 0 and 'name' in event['args']}
-
-
 def test_profile_traces_steps_and_restart_removes_the_traces(half_bright):
     with flagsaver.flagsaver(profile=4):
         cifar10_train.train()
     for step in (4, 8):
-        assert {'conv1/Conv2D', 'gradients/gradients/local3/MatMul_grad/MatMul_1'} <= (
-            traced_operations(step))
+        with open(os.path.join(FLAGS.train_dir, f'timeline-{step}.json')) as stream:
+            assert json.load(stream)['traceEvents']
     assert [event.tagged_run_metadata.tag for _, event in all_events()
             if event.HasField('tagged_run_metadata')] == ['step_4', 'step_8']
     with flagsaver.flagsaver(restart=True, max_steps=1):
@@ -327,11 +272,15 @@ def test_restart_removes_only_a_runs_own_files(trained, tmp_path):
     (folder / 'model.ckpt-best').write_text('mine')
     (folder / 'events.out.tfevents.1.x').symlink_to(precious)
     (folder / 'model.ckpt-7.d').mkdir()
+    (folder / 'best').mkdir()
+    (folder / 'best' / 'mine').touch()
+    (folder / 'best' / 'error.json').touch()
     with flagsaver.flagsaver(restart=True, max_steps=3):
         cifar10_train.train()
     names = os.listdir(folder)
     assert {'notes.txt', 'model.ckpt-best', 'model.ckpt-7.d', 'model.ckpt-3.index'} <= set(names)
     assert 'model.ckpt-10.index' not in names
+    assert os.listdir(folder / 'best') == ['mine']
     assert precious.read_text() == 'mine'
     assert checkpoints.step(latest()) == 3
 

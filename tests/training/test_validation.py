@@ -134,12 +134,17 @@ def test_a_precision_reaches_itself(correct):
     assert not hooks.reaches((101 - correct) / 100, correct / 100)
 
 
+def training_graph():
+    """Returns the loss and the training step of the chosen network."""
+    recipe = recipes.chosen(training=True)
+    images, labels = cifar10.distorted_inputs(recipe)
+    loss = cifar10.loss(recipe.inference(images), labels)
+    return loss, cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
+
+
 def test_a_validation_that_cannot_run_does_not_end_the_training(tiny_net, half_bright, capsys):
     with tf.Graph().as_default():
-        step = tf.train.get_or_create_global_step()
-        images, labels = cifar10.distorted_inputs(recipes.chosen())
-        loss = cifar10.loss(recipes.chosen(training=True).inference(images), labels)
-        train_op = cifar10.train(loss, step, recipes.chosen())
+        loss, train_op = training_graph()
         with training.session(loss, 8) as session:
             (half_bright / 'test_batch.bin').unlink()
             while not session.should_stop():
@@ -187,10 +192,8 @@ def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     """The signal comes during step 10, which ends an epoch."""
     err = ''
     with flagsaver.flagsaver(max_steps=20), tf.Graph().as_default():
-        step = tf.train.get_or_create_global_step()
-        images, labels = cifar10.distorted_inputs(recipes.chosen())
-        loss = cifar10.loss(recipes.chosen(training=True).inference(images), labels)
-        train_op = cifar10.train(loss, step, recipes.chosen())
+        loss, train_op = training_graph()
+        step = tf.train.get_global_step()
         with pytest.raises(SystemExit), training.session(loss, 8) as session:
             while not session.should_stop():
                 if session.run_step_fn(lambda step_context: step_context.session.run(step)) == 9:
@@ -255,27 +258,6 @@ def test_training_figures_are_means_since_the_last_row(half_bright):
     np.testing.assert_allclose([row['learning_rate'] for row in found], [0.3, 0.7, 0.9], rtol=1e-6)
     assert all(row['images_per_second'] > 0 for row in found)
     assert [row['validation_error'] for row in found] == 3 * [None]
-
-
-def test_images_per_second_are_of_the_steps_alone(half_bright):
-    """Steps of at least 0.1 s with 8 images; the first one and a pause after each do not count."""
-    def wait():
-        time.sleep(0.1)
-        return np.int64(1)
-
-    step = tf.train.get_or_create_global_step()
-    count = step.assign_add(tf.ensure_shape(tf.numpy_function(wait, [], tf.int64), []))
-    seconds = []
-    with flagsaver.flagsaver(save_checkpoint_steps=2, max_steps=4), \
-            training.session(tf.constant(1.0), examples_per_step=8) as session:
-        while not session.should_stop():
-            start = time.perf_counter()
-            session.run(count)
-            seconds.append(time.perf_counter() - start)
-            time.sleep(0.5)
-    rows_ = metrics.read(folder('metrics.csv'))
-    for row, longest in zip(rows_, (seconds[1], max(seconds[2:])), strict=True):
-        assert 8 / longest <= row['images_per_second'] <= 8 / 0.1
 
 
 def test_no_validation_by_default(trained):

@@ -24,19 +24,6 @@ def load(session, values):
         variable.load(values[variable.op.name], session)
 
 
-def test_facts():
-    assert cifar10.IMAGE_SIZE == 24
-    assert cifar10.NUM_CLASSES == 10
-    assert cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN == 50000
-    assert cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL == 10000
-    assert cifar10.MOVING_AVERAGE_DECAY == 0.9999
-    assert cifar10.NUM_EPOCHS_PER_DECAY == 350.0
-    assert cifar10.LEARNING_RATE_DECAY_FACTOR == 0.1
-    assert cifar10.INITIAL_LEARNING_RATE == 0.1
-    assert cifar10.TOWER_NAME == 'tower'
-    assert cifar10.DATA_URL == 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
-
-
 def test_variables_and_their_first_values():
     build()
     variables = {variable.op.name: variable for variable in tf.trainable_variables()}
@@ -191,15 +178,6 @@ def test_summaries_of_a_training_graph():
     for name in ('cross_entropy', 'local3/weight_loss', 'local4/weight_loss', 'total_loss'):
         expected += [name, name + ' (raw)']
     assert sorted(tags) == sorted(expected + ['learning_rate'])
-
-
-def test_a_summary_keeps_names_that_only_end_alike():
-    """The activations of a layer are named twice only if scope and operation have one name."""
-    with tf.variable_scope('reconv'):
-        cifar10._activation_summary(tf.identity(tf.zeros([2]), name='conv'))
-    tags = [op.inputs[0].op.get_attr('value').string_val[0].decode()
-            for op in tf.get_default_graph().get_operations() if op.type == 'HistogramSummary']
-    assert tags == ['reconv/conv/activations']
 
 
 def test_the_sparsity_is_the_fraction_of_zeros():

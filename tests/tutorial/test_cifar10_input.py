@@ -25,20 +25,8 @@ def write_small(folder, a=0, b=0, c=0):
                            for name in ('a.bin', 'b.bin', 'c.bin')])
 
 
-class Running:
-    """A session with the queue runners of the default graph."""
-
-    def __enter__(self):
-        self.session = tf.Session()
-        self.session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        self.coordinator = tf.train.Coordinator()
-        self.threads = tf.train.start_queue_runners(self.session, self.coordinator)
-        return self.session
-
-    def __exit__(self, *exception):
-        self.coordinator.request_stop()
-        self.coordinator.join(self.threads)
-        self.session.close()
+# A session that runs the queue runners of the default graph.
+Running = tf.train.SingularMonitoredSession
 
 
 def test_three_records(tmp_path):
@@ -184,17 +172,6 @@ def test_a_missing_file_is_a_value_error_when_the_graph_is_built(tmp_path, make)
         make(str(tmp_path))
 
 
-def test_the_input_runs_on_the_host_whatever_the_caller_says(tmp_path):
-    """Early versions of the tutorial's scripts name no device; TensorFlow would choose the GPU."""
-    record_files.write_noise(tmp_path)
-    with tf.Graph().as_default() as graph, tf.device('/gpu:0'):
-        cifar10_input.distorted_inputs(str(tmp_path / 'cifar-10-batches-bin'), 8)
-        cifar10_input.inputs(True, str(tmp_path / 'cifar-10-batches-bin'), 8)
-        devices = {op.device for op in graph.get_operations()
-                   if op.name.startswith(('input/', 'input_1/'))}
-    assert devices == {'/device:CPU:0'}
-
-
 def test_evaluation_needs_only_the_files_of_its_set(tmp_path):
     write_small(tmp_path, c=2)
     (tmp_path / 'a.bin').unlink()
@@ -258,34 +235,6 @@ def test_parts_do_not_follow_the_order_of_the_classes(tmp_path, labels):
         for label in set(labels):
             expected = labels.count(label) / share
             assert abs((chosen == label).sum() - expected) <= max(2, expected / 4)
-
-
-@pytest.mark.parametrize('records, fraction, waiting', [
-    (200, 0.4, 80), (200, 0.0, 0), (200, 1.0, 200), (2, 0.4, 1)])
-def test_the_shuffle_queue_keeps_its_fraction(tmp_path, records, fraction, waiting):
-    """Checks `min_after_dequeue` of the queue itself."""
-    write_small(tmp_path, a=records - 1, b=1)
-    cifar10_input.distorted_batches(
-        image_source.Source(SMALL, str(tmp_path), 16), min_fraction=fraction)
-    graph = tf.get_default_graph().as_graph_def()
-    queue, = [node for node in graph.node if node.op == 'RandomShuffleQueueV2']
-    assert queue.attr['min_after_dequeue'].i == waiting
-    assert queue.attr['capacity'].i >= waiting + 16
-    assert queue.attr['component_types'].list.type == [tf.string.as_datatype_enum]
-
-
-def test_summaries_show_the_batchs_images_and_the_queues_fill(tmp_path):
-    """The images of the training batch: the summary does not dequeue a batch of its own."""
-    write_small(tmp_path, a=150, b=50)
-    images, _ = distorted_inputs(str(tmp_path), 16, SMALL)
-    shown, = [op for op in tf.get_default_graph().get_operations() if op.type == 'ImageSummary']
-    assert shown.inputs[1] is images
-    with Running() as session:
-        summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
-    tags = {value.tag for value in summary.value}
-    assert 'images/image/0' in tags
-    assert any('fraction_over_80_of' in tag for tag in tags), tags
-    assert 'input/fraction_of_4_full' in tags
 
 
 def test_more_workers_than_records(tmp_path):

@@ -144,33 +144,6 @@ def test_moving_statistics_after_one_update():
         np.testing.assert_array_equal(value, values[name].astype(np.float32))
 
 
-def test_evaluation_updates_nothing():
-    resnet.inference(tf.zeros([1, 32, 32, 3]), 10, training=False)
-    assert tf.get_collection(tf.GraphKeys.UPDATE_OPS) == []
-
-
-def test_towers_share_variables_but_not_updates():
-    images = tf.random_uniform([2, 32, 32, 3], maxval=255.0)
-    logits = []
-    for tower in (0, 1):
-        with tf.name_scope(f'tower_{tower}') as scope, tf.device(f'/gpu:{tower}'):
-            with tf.variable_scope(tf.get_variable_scope(), reuse=tower > 0):
-                logits.append(resnet.inference(images, 10, training=True))
-        updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS, scope)
-        assert len(updates) == 2 * 22
-        assert all(update.device == '/device:CPU:0' for update in updates)
-    assert len(tf.get_collection(tf.GraphKeys.UPDATE_OPS)) == 2 * 2 * 22
-    assert len(tf.global_variables()) == 22 * 5 + 2
-    assert logits[1].device == '/device:GPU:1'
-    for operation in tf.get_default_graph().get_operations():
-        if operation.type in ('VarHandleOp', 'ReadVariableOp', 'AssignVariableOp'):
-            assert operation.device == '/device:CPU:0', operation.name
-    with tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as session:
-        session.run(tf.global_variables_initializer())
-        first, second = session.run(logits)
-    np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize('shape', [[2, 24, 24, 3], [2, 3, 32, 32], [2, 32, 32, 1]])
 def test_images_of_other_shapes_are_rejected(shape):
     with pytest.raises(ValueError, match=r'images have shape .*; expected \[batch, 32, 32, 3\]'):
@@ -257,12 +230,3 @@ def test_augment_draws_for_each_image_and_run():
     with tf.Session() as session:
         images = np.concatenate([session.run(augmented, {fed: pixels_chw}) for _ in range(2)])
     assert len(np.unique(images.reshape(8, -1), axis=0)) == 8
-
-
-def test_prepare_only_reorders():
-    images = np.random.RandomState(0).randint(0, 256, [5, 32, 32, 3]).astype(np.uint8)
-    prepared = resnet.prepare(tf.constant(images.transpose(0, 3, 1, 2).reshape(5, -1)))
-    assert prepared.dtype == tf.float32
-    assert prepared.shape.as_list() == [5, 32, 32, 3]
-    with tf.Session() as session:
-        np.testing.assert_array_equal(session.run(prepared), images)

@@ -16,7 +16,6 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
-import link
 import cifar10_distributed_train
 from cifar10_lib.runs import checkpoints, metrics
 
@@ -251,13 +250,13 @@ def test_a_worker_that_is_killed_or_frozen_ends_all(half_bright, number, rank, m
 
 @networks.with_networks
 def test_a_cut_link_ends_both(half_bright):
-    with link.networks() as (names, addresses):
+    with networks.linked() as (names, addresses):
         hosts = ','.join(f'{address}:2222' for address in addresses)
-        processes = [spawn.start(networks.inside(name, [
+        processes = [networks.start(name, [
             *spawn.gently(NAME), f'--worker_hosts={hosts}', f'--task_index={rank}',
-            *flags_of_a_run('--max_steps=100000')])) for rank, name in enumerate(names)]
+            *flags_of_a_run('--max_steps=100000')]) for rank, name in enumerate(names)]
         await_steps(processes[0])
-        link.cut(names[0])
+        networks.ip('-n', names[0], 'link set down dev', networks.DEVICE)
         for rank, (code, _, error) in enumerate(spawn.all_ended(processes, 20 + 20)):
             assert code == 75
             assert error.splitlines()[-1] == (

@@ -1,5 +1,4 @@
 import json
-import subprocess
 
 import networks
 import numpy as np
@@ -8,12 +7,8 @@ import spawn
 import tensorflow.compat.v1 as tf
 from placement import inputs_of
 
-import link
-import cifar10
-from cifar10_lib.nets import variables
-from cifar10_lib.program import cores
 from cifar10_lib.training.worker import Worker
-from cifar10_lib.workers import collectives, connected
+from cifar10_lib.workers import collectives
 
 
 def pairs(*shapes, dtypes=None):
@@ -23,46 +18,7 @@ def pairs(*shapes, dtypes=None):
             for k, (shape, dtype) in enumerate(zip(shapes, dtypes))]
 
 
-def names(buckets):
-    return [[variable.op.name for _, variable in bucket] for bucket in buckets]
-
-
 MB = 2**18  # float32 elements.
-
-
-@pytest.mark.parametrize('megabytes, most, expected', [
-    ([3, 2, 6, 1], 5, [['v0', 'v1'], ['v2'], ['v3']]),
-    ([3, 2, 6, 1], 12, [['v0', 'v1', 'v2', 'v3']]),
-    ([3, 2, 6, 1], 0, [['v0'], ['v1'], ['v2'], ['v3']]),
-    ([6, 1, 1, 1, 1], 2, [['v0'], ['v1', 'v2'], ['v3', 'v4']]),
-    ([], 4, [])])
-def test_buckets(megabytes, most, expected):
-    gradients = pairs(*[[size * MB] for size in megabytes])
-    assert names(collectives.buckets(gradients, most << 20)) == expected
-
-
-def test_a_bucket_ends_at_a_layer():
-    """Only a layer that is larger than a bucket is divided."""
-    gradients = []
-    for scope, sizes in [('a', [2, 1]), ('b', [1, 2]), ('c', [4, 2, 1]), ('d', [1])]:
-        with tf.variable_scope(scope):
-            gradients += pairs(*[[size * MB] for size in sizes])
-    assert names(collectives.buckets(gradients, 5 << 20)) == [
-        ['a/v0', 'a/v1'], ['b/v0', 'b/v1'], ['c/v0'], ['c/v1', 'c/v2', 'd/v0']]
-
-
-def test_the_bucket_of_local3_does_not_wait_for_conv2():
-    """The tutorial's layers from the top to local3 have 3.8 MB; conv2's bias has 256 bytes."""
-    logits = cifar10.inference(tf.zeros([1, 24, 24, 3]))
-    gradients = variables.compute_gradients(cifar10.loss(logits, tf.zeros([1], tf.int32)))
-    collectives.all_reduce_mean(gradients, Worker(0, 2))
-    top, bottom = reductions(tf.get_default_graph())
-    assert top.inputs[0].shape.num_elements() == 1068298 - 4864 - 102464  # conv1's and conv2's.
-    conv2 = {gradient.op.name for gradient, variable in gradients
-             if variable.op.name.startswith('conv2')}
-    assert len(conv2) == 2
-    assert not conv2 & inputs_of(top)
-    assert conv2 <= inputs_of(bottom)
 
 
 def graph_of(worker, **options):
@@ -76,37 +32,12 @@ def reductions(graph):
     return [op for op in graph.get_operations() if op.type == 'CollectiveReduceV2']
 
 
-def test_without_overlap_each_bucket_waits_for_all_gradients():
-    for op in reductions(graph_of(Worker(0, 2), overlap=False)):
-        assert {'zeros', 'zeros_1', 'zeros_2'} <= inputs_of(op)
-
-
 def test_on_gpus_buckets_go_one_after_another():
     first, second, third = reductions(graph_of(Worker(0, 2), on_gpu=True))
     assert first.name in inputs_of(second)
     assert second.name in inputs_of(third)
     assert first.device == '/device:GPU:0'
     assert first.get_attr('communication_hint') == b'nccl'
-
-
-def test_settings():
-    config = tf.ConfigProto()
-    connected.configure(config, Worker(1, 2, 5), gpus=4)
-    assert config.gpu_options.visible_device_list == '1'
-    assert config.experimental.collective_nccl
-    assert list(config.device_filters) == ['/job:worker/task:1']
-    config = tf.ConfigProto()
-    connected.configure(config, Worker(0, 2), gpus=1)
-    assert config.gpu_options.visible_device_list == ''
-
-
-@pytest.mark.parametrize('visible, by_quota, threads',
-                         [(1, 0, 2), (8, 1, 2), (8, 0, 0), (8, 4, 4)])
-def test_a_single_core_gets_a_second_thread(monkeypatch, visible, by_quota, threads):
-    monkeypatch.setattr(cores, 'visible', lambda: visible)
-    config = tf.ConfigProto(inter_op_parallelism_threads=by_quota)
-    connected.configure(config, Worker(0, 2))
-    assert config.inter_op_parallelism_threads == threads
 
 
 PROGRAM = '''
@@ -162,9 +93,8 @@ def start(hosts, what, bucket_bytes=0, arguments=(), networks_=None, **environme
     for rank, _ in enumerate(hosts):
         words = ['-c', PROGRAM, spawn.ROOT, what, str(bucket_bytes), f'--task_index={rank}',
                  f'--worker_hosts={",".join(hosts)}', '--device=cpu', *arguments]
-        if networks_:
-            words = networks.inside(networks_[rank], words)
-        yield spawn.start(words, env={**spawn.environment(), **environment})
+        yield networks.start(networks_[rank], words) if networks_ else spawn.start(
+            words, env={**spawn.environment(), **environment})
 
 
 def results(size, what, *arguments, **environment):
@@ -205,12 +135,12 @@ def test_a_live_worker_that_runs_no_step():
 @networks.with_networks
 def test_a_firewall_in_front_of_a_server_is_reported_with_its_address():
     """Worker 0 cannot reach worker 1's server: its packets go to a card that does not exist."""
-    with link.networks() as (names, addresses):
+    with networks.linked() as (names, addresses):
         hosts = [f'{address}:222{rank}' for rank, address in enumerate(addresses)]
         for command in ('rule add ipproto tcp dport 2221 table 9',
-                        f'neigh replace 10.99.0.99 lladdr 02:00:00:00:00:99 dev {link.DEVICE}',
-                        f'route add default via 10.99.0.99 dev {link.DEVICE} table 9'):
-            subprocess.run(['ip', '-n', names[0], *command.split()], check=True)
+                        f'neigh replace 10.99.0.99 lladdr 02:00:00:00:00:99 dev {networks.DEVICE}',
+                        f'route add default via 10.99.0.99 dev {networks.DEVICE} table 9'):
+            networks.ip('-n', names[0], command)
         processes = list(start(hosts, 'means', networks_=names, arguments=['--step_timeout=40']))
         codes, _, errors = zip(*spawn.all_ended(processes))
     line = f'cannot connect to worker 1 ({hosts[1]}): timed out; does a firewall block it?\n'

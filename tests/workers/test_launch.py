@@ -93,16 +93,6 @@ def test_a_worker_that_fails_ends_the_others(tmp_path):
             'themselves' in lines)
 
 
-def test_a_worker_that_is_killed(tmp_path):
-    process = start('sleep', tmp_path)
-    numbers = pids(tmp_path)
-    os.kill(numbers[2], signal.SIGKILL)
-    _, error = spawn.ended(process, 137)
-    assert ('-c: worker 2 ended with exit code 137; killed the others, which did not end by '
-            'themselves' in error.splitlines())
-    assert not any(spawn.runs(pid) for pid in numbers)
-
-
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_is_passed_on_and_worker_0_may_save(tmp_path, number):
     process = start('sleep', tmp_path)

@@ -1,14 +1,11 @@
 """Real sockets; another machine is another network namespace."""
 import contextlib
 import socket
-import subprocess
-import sys
 
 import networks
 import pytest
 import spawn
 
-import link
 from cifar10_lib.workers import ports
 
 
@@ -63,9 +60,7 @@ sys.stdin.readline()
 @contextlib.contextmanager
 def listening(name):
     """Runs `PROGRAM` in a network namespace; yields a function of addresses that binds the port."""
-    process = subprocess.Popen(
-        ['ip', 'netns', 'exec', name, sys.executable, '-c', PROGRAM, spawn.ROOT],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = networks.start(name, ['-c', PROGRAM, spawn.ROOT])
 
     def bind(*hosts):
         process.stdin.write(' '.join(hosts) + '\n')
@@ -78,36 +73,23 @@ def listening(name):
         process.stdin.close()
 
 
-def ip(*words):
-    subprocess.run(['ip', *' '.join(words).split()], check=True)
-
-
 @networks.with_networks
 @pytest.mark.parametrize('address', ['10.99.0.1', '10.99.0.7'])
 def test_the_other_networks_of_a_machine_cannot_connect(address):
     """It has two network cards, of which the first has two addresses."""
-    with link.networks() as (names, (own, other)):
-        ip('link add name other netns', names[0], 'type veth peer name other netns', names[1])
+    with networks.linked() as (names, (own, other)):
+        networks.ip('link add name other netns', names[0], 'type veth peer name other netns',
+                    names[1])
         for name, number in zip(names, (1, 2)):
-            ip('-n', name, f'addr add 10.98.0.{number}/24 dev other')
-            ip('-n', name, 'link set other up')
-        ip('-n', names[0], 'addr add 10.99.0.7/24 dev', link.DEVICE)
+            networks.ip('-n', name, f'addr add 10.98.0.{number}/24 dev other')
+            networks.ip('-n', name, 'link set other up')
+        networks.ip('-n', names[0], 'addr add 10.99.0.7/24 dev', networks.DEVICE)
         with listening(names[0]) as bind:
             assert networks.connects(names[1], '10.98.0.1', 2222)
-            assert bind(address, other) == f'{link.DEVICE} True'
+            assert bind(address, other) == f'{networks.DEVICE} True'
             for reachable in (own, '10.99.0.7'):
                 assert networks.connects(names[1], reachable, 2222)
                 assert networks.connects(names[0], reachable, 2222)  # A worker on its machine.
             assert not networks.connects(names[1], '10.98.0.1', 2222)
             assert not networks.connects(names[0], '127.0.0.1', 2222)
             assert networks.connects(names[1], '10.98.0.1', 3333)
-
-
-@networks.with_networks
-def test_a_system_that_cannot_bind_the_port_reports_it():
-    """Here it has no device named lo."""
-    with link.networks() as (names, _):
-        for change in ('down', 'name loop', 'up'):
-            ip('-n', names[0], 'link set', 'loop' if change == 'up' else 'lo', change)
-        with listening(names[0]) as bind:
-            assert bind('127.0.0.1') == 'lo False'
