@@ -1,0 +1,70 @@
+"""Every command of README and usage.md that runs a script works, on small data and few steps."""
+import re
+import shlex
+
+import numpy as np
+import pytest
+import record_files
+import spawn
+from PIL import Image
+
+pytestmark = pytest.mark.slow
+
+# Flags before those of a command, in place of defaults below /tmp; and flags after them, whose
+# values count, since they come last.
+_TRAIN = (['--train_dir=cifar10_train'], ['--batch_size=4'])
+_READ = (['--checkpoint_dir=cifar10_train'], [])
+_FLAGS = {
+    'cifar10_train.py': _TRAIN, 'cifar10_multi_gpu_train.py': _TRAIN,
+    'cifar10_distributed_train.py': _TRAIN, 'cifar10_predict.py': _READ, 'cifar10_export.py': _READ,
+    'cifar10_eval.py': (['--checkpoint_dir=cifar10_train', '--eval_dir=cifar10_eval'],
+                        ['--run_once', '--num_examples=8']),
+    'cifar10_plot.py': (['--runs=cifar10_train'], []), 'cifar10_convert.py': ([], [])}
+
+
+def commands(page):
+    """The commands of a page's blocks that start with `python cifar10_`, without comments."""
+    blocks = re.findall(r'^```[a-z]*\n(.*?)^```', (spawn.ROOT / page).read_text(),
+                        re.DOTALL | re.MULTILINE)
+    lines = '\n'.join(blocks).replace('\\\n', ' ').splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines
+            if line.startswith('python cifar10_')]
+
+
+def here(word, folder):
+    """A word of a command with the test's folder in place of /tmp, /srv and the home folder."""
+    return re.sub(r'(^|=|,|:)(/tmp|/srv|~)(?=/)', rf'\1{folder}', word)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """What the commands expect: record files, the images of a user, and an array."""
+    record_files.write_noise(tmp_path / 'cifar10_data')
+    (tmp_path / 'models').symlink_to(spawn.ROOT / 'models')
+    random = np.random.RandomState(1)
+    for name in ('cat.jpg', 'dog.png', 'new.jpg', 'photo.jpg', 'holidays/1.jpg',
+                 *(f'my_images/{label}/{k}.png' for label in ('cat', 'dog') for k in range(9))):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.randint(0, 256, [40, 50, 3]).astype(np.uint8)).save(path)
+    images = random.randint(0, 256, [20, 32, 32, 3]).astype(np.uint8)
+    np.savez(tmp_path / 'cifar10.npz', x_train=images, y_train=np.arange(20) % 2,
+             x_test=images, y_test=np.arange(20) % 2)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize('page', ['README.md', 'docs/usage.md'])
+def test_commands_run_as_written(folder, page):
+    """In their order, so that each finds what those before it wrote."""
+    for number, (script, *words) in enumerate(commands(page), 1):
+        before, after = _FLAGS[script]
+        words = [*before, *(here(word, folder) for word in words), *after]
+        if script != 'cifar10_convert.py':
+            words.insert(0, '--data_dir=cifar10_data')
+        elif (folder / 'my_set').exists():
+            words[-1] += str(number)  # An earlier example of the page has made that folder.
+        if _FLAGS[script] is _TRAIN:
+            words.append(f'--max_steps={number}')  # So that each has steps left.
+        done = spawn.run([str(spawn.ROOT / script), *words], capture_output=True)
+        assert done.returncode == 0, (script, words, done.stderr)
