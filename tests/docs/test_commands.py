@@ -1,6 +1,8 @@
 """Every command of README and usage.md that runs a script works, on small data and few steps."""
 import re
 import shlex
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -23,17 +25,12 @@ _FLAGS = {
 
 
 def commands(page):
-    """The commands of a page's blocks that start with `python cifar10_`, without comments."""
+    """The commands of a page's blocks that run a script, also those in a loop over seeds."""
     blocks = re.findall(r'^```[a-z]*\n(.*?)^```', (spawn.ROOT / page).read_text(),
                         re.DOTALL | re.MULTILINE)
-    lines = '\n'.join(blocks).replace('\\\n', ' ').splitlines()
+    lines = '\n'.join(blocks).replace('\\\n', ' ').replace('$seed', '1').splitlines()
     return [shlex.split(line, comments=True)[1:] for line in lines
-            if line.startswith('python cifar10_')]
-
-
-def here(word, folder):
-    """A word of a command with the test's folder in place of /tmp, /srv and the home folder."""
-    return re.sub(r'(^|=|,|:)(/tmp|/srv|~)(?=/)', rf'\1{folder}', word)
+            if line.strip().startswith('python cifar10_')]
 
 
 @pytest.fixture
@@ -59,7 +56,8 @@ def test_commands_run_as_written(folder, page):
     """In their order, so that each finds what those before it wrote."""
     for number, (script, *words) in enumerate(commands(page), 1):
         before, after = _FLAGS[script]
-        words = [*before, *(here(word, folder) for word in words), *after]
+        words = [*before, *(re.sub(r'(^|=|,|:)(/tmp|/srv|~)(?=/)', rf'\1{folder}', word)
+                            for word in words), *after]  # No other folder is written to.
         if script != 'cifar10_convert.py':
             words.insert(0, '--data_dir=cifar10_data')
         elif (folder / 'my_set').exists():
@@ -68,3 +66,10 @@ def test_commands_run_as_written(folder, page):
             words.append(f'--max_steps={number}')  # So that each has steps left.
         done = spawn.run([str(spawn.ROOT / script), *words], capture_output=True)
         assert done.returncode == 0, (script, words, done.stderr)
+
+
+def test_tensorboard_starts(folder):
+    words = [sys.executable, '-m', 'tensorboard.main', '--logdir', str(folder), '--port=0']
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert any('http://localhost:' in line for line in process.stderr)
+        process.kill()

@@ -106,7 +106,8 @@ def test_a_flag_without_effect_is_reported_and_does_no_harm(tmp_path):
 
 POSITIONAL = '''
 import sys
-from cifar10_lib.program import devices, startup  # Defines --device.
+from cifar10_lib.program import startup
+from cifar10_lib.program import devices  # Defines --device.
 sys.argv[0] = 'x.py'
 startup.run(lambda words: print(words), positional=sys.argv.pop(1))
 '''
