@@ -23,6 +23,7 @@ from cifar10_lib import recipes
 from cifar10_lib.nets import summaries, variables
 from cifar10_lib.program import console, devices
 from cifar10_lib.training import session as training
+from cifar10_lib.workers import cluster
 
 flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a batch per step.',
                      lower_bound=1, upper_bound=256)
@@ -122,6 +123,7 @@ def train():
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
+    cluster.refuse_several()
     used = devices.line(FLAGS.num_gpus, variables.compute_type())
     training.apply_recipe_defaults(FLAGS.num_gpus)
     if training.steps_left():

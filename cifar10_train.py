@@ -19,6 +19,7 @@ from cifar10_lib import recipes
 from cifar10_lib.nets import variables
 from cifar10_lib.program import console, devices
 from cifar10_lib.training import session as training
+from cifar10_lib.workers import cluster
 
 FLAGS = cifar10.FLAGS  # For code that sets the flags of a run and calls `train`.
 
@@ -41,6 +42,7 @@ def train():
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
+    cluster.refuse_several()
     used = devices.line(dtype=variables.compute_type())
     training.apply_recipe_defaults()
     if training.steps_left():

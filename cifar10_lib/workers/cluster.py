@@ -13,38 +13,16 @@ One process is one worker. Its launcher determines which one:
 A flag together with one of these environments is an error. Of several environments the first in
 this list counts: `mpirun` inside a Slurm job sets both.
 """
-import collections.abc
+import collections
 import dataclasses
 import os
 import re
 import zlib
 
-from absl import app, flags
+from absl import app
 
 from cifar10_lib.program import json_files
 from cifar10_lib.workers import ports
-
-flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the other workers reach it; '
-                  'separated by commas.')
-flags.DEFINE_integer('task_index', None, 'Index of this worker in --worker_hosts, from 0.',
-                     lower_bound=0, upper_bound=10**6)
-flags.DEFINE_integer('num_workers', None, 'Start this number of workers on this machine.',
-                     lower_bound=1, upper_bound=256)
-flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 listens for the others, with '
-                    'mpirun, mpiexec, srun and torchrun. By default a port of the host of worker '
-                    '0, if its name is known.')
-
-
-flags.DEFINE_float('start_timeout', 60.0, 'Seconds within which all workers must join.',
-                   lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('step_timeout', 60.0, 'Seconds within which all workers end if one fails, '
-                   'freezes or cannot be reached. A step must take less, including the time in '
-                   'which worker 0 saves a checkpoint.', lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('stage_timeout', 7200.0, 'Seconds that the first worker to reach a point '
-                   'outside of steps (the data, the graph, a validation) waits for the others. A '
-                   'download and a validation must take less.', lower_bound=1.0, upper_bound=1e7)
-
-FLAGS = flags.FLAGS
 
 # Describes a worker that `launch.py` started: 'RANK SIZE PORT JOB'. Worker 0 listens at the port,
 # and the job is the process ID of the launcher.
@@ -75,47 +53,53 @@ class Cluster:
     stage_timeout: float = 7200.0
 
 
-def resolve():
-    """The `Cluster` by the flags and the environment; of size 1 if neither defines other workers.
+def resolve(worker_hosts=(), task_index=None, num_workers=None, coordinator=None):
+    """The `Cluster` by these flags and the environment; of size 1 if neither defines other workers.
 
     Raises `app.UsageError` or `errors.DataError` if they are invalid or contradict each other.
     """
     if VARIABLE in os.environ:
         rank, size, port, parent = map(int, os.environ[VARIABLE].split())
-        found = Cluster(rank, size, rank, f'127.0.0.1:{port}', ('',) * size, f'{parent}')
-    else:
-        launcher = _launcher()
-        if launcher == '--worker_hosts':
-            found = _of_hosts(FLAGS.worker_hosts, FLAGS.task_index, launcher)
-        elif launcher == 'TF_CONFIG':
-            found = _tf_config()
-        else:
-            found = _from_environment(launcher) if launcher in _LAUNCHERS else Cluster()
-    return dataclasses.replace(found, start_timeout=FLAGS.start_timeout,
-                               step_timeout=FLAGS.step_timeout, stage_timeout=FLAGS.stage_timeout)
-
-
-def _launcher():
-    """The name of the flag or launcher that defines the workers, or None; never two of them."""
-    flags_ = [name for name in ('worker_hosts', 'num_workers') if FLAGS[name].value]
-    found = [f'--{name}' for name in flags_] + [name for name in _LAUNCHERS if _started(name)]
-    if len(found) > 1 and flags_:
+        return Cluster(rank, size, rank, f'127.0.0.1:{port}', ('',) * size, f'{parent}')
+    flags = ['--worker_hosts'] * bool(worker_hosts) + ['--num_workers'] * bool(num_workers)
+    found = flags + [name for name in _LAUNCHERS if _started(name)]  # The first one counts.
+    if len(found) > 1 and flags:
         raise app.UsageError(f'{found[0]} and {found[1]} both define the workers: leave one out')
-    if (FLAGS.task_index is not None) != ('worker_hosts' in flags_):
+    if (task_index is not None) != ('--worker_hosts' in flags):
         raise app.UsageError('--task_index is an index into --worker_hosts: give both')
-    if FLAGS.coordinator and not any(row and row.size in os.environ for row in _LAUNCHERS.values()):
+    if coordinator and not any(row and row.size in os.environ for row in _LAUNCHERS.values()):
         raise app.UsageError('--coordinator is for workers that torchrun, mpirun, mpiexec or srun '
                              'starts')
-    names = [row.size for row in _LAUNCHERS.values() if row] + [
-        'MV2_COMM_WORLD_SIZE', 'HOROVOD_SIZE', 'FLUX_JOB_SIZE', 'PET_NNODES']  # Other launchers'.
-    sizes = [f'{name}={os.environ[name]}' for name in names
-             if os.environ.get(name, '') not in ('', '1')]
-    if sizes and not found:  # Each would train alone.
+    if not found and (sizes := _sizes()):  # Each would train alone.
         raise app.UsageError(
             f'{sizes[0]} in the environment names several processes, but nothing says which of '
             'them this is: use torchrun, mpirun, mpiexec or srun, or --worker_hosts and '
             '--task_index; if it is not about this program, unset it')
-    return next(iter(found), None)
+    if worker_hosts:
+        return _of_hosts(worker_hosts, task_index, '--worker_hosts')
+    if not found or num_workers:
+        return Cluster()
+    return _tf_config() if found[0] == 'TF_CONFIG' else _from_environment(found[0], coordinator)
+
+
+def refuse_several():
+    """Raises `app.UsageError` if the environment names several processes, for a script of one."""
+    found = _sizes()
+    if 'cluster' in _read_tf_config() and _tf_config().size > 1:
+        found.append('TF_CONFIG')
+    if found:
+        raise app.UsageError(
+            f'{" and ".join(found)} in the environment: several processes, each of which would '
+            'train alone. Use cifar10_distributed_train.py; or unset the variable, if each is to '
+            'train a run of its own')
+
+
+def _sizes():
+    """The variables of launchers that name several processes, a list of 'NAME=NUMBER'."""
+    names = [row.size for row in _LAUNCHERS.values() if row] + [
+        'MV2_COMM_WORLD_SIZE', 'HOROVOD_SIZE', 'FLUX_JOB_SIZE', 'PET_NNODES']  # Other launchers'.
+    return [f'{name}={os.environ[name]}' for name in names
+            if os.environ.get(name, '') not in ('', '1')]
 
 
 def _started(launcher):
@@ -166,8 +150,8 @@ def _tf_config():
     return _of_hosts(list(hosts.values()), rank, 'TF_CONFIG')
 
 
-def _from_environment(launcher):
-    """The `Cluster` of workers that meet at --coordinator, or at a port of worker 0's host.
+def _from_environment(launcher, address):
+    """The `Cluster` of workers that meet at an address, by default at a port of worker 0's host.
 
     The port is the same for all workers of a job, and unlikely to be that of another job.
     """
@@ -177,7 +161,7 @@ def _from_environment(launcher):
     local = next((name for name in row.local_rank if name in os.environ), None)
     local_rank = _number(local, 0, size - 1) if local else 0
     host, job = row.place()
-    address, source = FLAGS.coordinator, '--coordinator'
+    source = '--coordinator'
     if not address and not (host and job):
         raise app.UsageError(f'{launcher} does not provide the address of worker 0 and the name of '
                              'the job: give all workers --coordinator=HOST:PORT')
@@ -210,14 +194,8 @@ def _slurm():
     return hosts.split(',')[0], job
 
 
-@dataclasses.dataclass(frozen=True)
-class _Launcher:
-    """A launcher's variables, and a function that returns worker 0's host and the job, or ''."""
-    rank: str
-    size: str
-    local_rank: tuple
-    place: collections.abc.Callable
-
+# A launcher's variables, and a function that returns worker 0's host and the job, or ''.
+_Launcher = collections.namedtuple('_Launcher', 'rank size local_rank place')
 
 _LAUNCHERS = {  # The first counts, if several are present.
     'torchrun': _Launcher('RANK', 'WORLD_SIZE', ('LOCAL_RANK',), _torchrun),

@@ -62,6 +62,24 @@ def test_mistakes_touch_nothing(half_bright, tmp_path):
     assert not os.path.exists(FLAGS.train_dir)
 
 
+@pytest.mark.parametrize('name, variables, found', [
+    ('cifar10_train.py', {'OMPI_COMM_WORLD_RANK': '1', 'OMPI_COMM_WORLD_SIZE': '2'},
+     'OMPI_COMM_WORLD_SIZE=2'),
+    ('cifar10_multi_gpu_train.py', {'TF_CONFIG': (
+        '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}')},
+     'TF_CONFIG')])
+def test_one_of_several_processes_does_not_train_alone(tmp_path, name, variables, found):
+    """As after `mpirun -n 2 python cifar10_train.py`, where each would train a whole run."""
+    done = spawn.run_script(name, '--dataset=synthetic', f'--data_dir={tmp_path}/data',
+                            f'--train_dir={tmp_path}/train', '--max_steps=0',
+                            env={**spawn.environment(), **variables})
+    assert (done.returncode, done.stdout) == (1, '')
+    assert done.stderr == (
+        f'{name}: {found} in the environment: several processes, each of which would train alone. '
+        'Use cifar10_distributed_train.py; or unset the variable, if each is to train a run of its '
+        'own\n')
+
+
 def test_train_dir_is_a_file(half_bright, tmp_path):
     """That is noticed before a download, which may take an hour."""
     (tmp_path / 'train').write_text('mine')

@@ -2,7 +2,6 @@ import json
 
 import pytest
 from absl import app
-from absl.testing import flagsaver
 
 from cifar10_lib.program import errors
 from cifar10_lib.workers import cluster, ports
@@ -31,8 +30,7 @@ def _no_launcher(monkeypatch):
 def resolve(monkeypatch, environment, **options):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with flagsaver.flagsaver(**options):
-        return cluster.resolve()
+    return cluster.resolve(**options)
 
 
 @pytest.mark.parametrize('environment, options, rank, size, local_rank, address, hosts', [
@@ -73,6 +71,12 @@ def test_rank_size_and_addresses(
         assert 20000 <= port < 30000
     else:
         assert found.address == address
+
+
+def test_an_environment_of_one_process_may_train_alone(monkeypatch):
+    for name, value in {**tf_config('worker', 0, worker=['a:1']), 'WORLD_SIZE': '1'}.items():
+        monkeypatch.setenv(name, value)
+    cluster.refuse_several()
 
 
 def test_the_port_is_the_same_within_a_job_and_different_for_the_next(monkeypatch):
