@@ -41,7 +41,7 @@ def _decoded(labelled_paths, skipped, highest):
             labels.append(label)
         except images.ImageError as error:
             skipped.append((path, str(error).removeprefix(f'{path} ')))
-        console.progress(f'{done} of {total} images', keep=done == total)
+        console.progress(f'{done} of {total} images')
     return pixels[:len(labels)], np.array(labels, int)
 
 

@@ -39,8 +39,8 @@ def add_averages():
     return added
 
 
-class Statistics:
-    """Keeps the statistics of a training session's averaged weights up to date.
+class Statistics(tf.train.CheckpointSaverListener):
+    """Computes the statistics of a training session's averaged weights before they are saved.
 
     The computation has its own graph and session, so it does not affect training's queues and
     random numbers. A network whose moving statistics it cannot compute keeps those of the raw
@@ -48,15 +48,17 @@ class Statistics:
     Create it before the training graph is finalized.
     """
 
-    def __init__(self, averages, trained, first_step):
+    def __init__(self, averages, trained, first_step, caught=(), seconds=math.inf):
         """Builds the graph.
 
         Args:
             averages: the result of `add_averages`.
             trained: list of the variables in a checkpoint.
             first_step: number of steps of earlier starts.
+            caught: list of caught signals; when one is added, a computation stops.
+            seconds: limit on a computation before a checkpoint.
         """
-        self._averages = averages
+        self._averages, self._caught, self._seconds = averages, caught, seconds
         self._step, self._is_set = first_step, first_step > 0
         self._images = None
         self._sources = {}  # {name in the graph: variable of the training session}, if they fit.
@@ -84,17 +86,20 @@ class Statistics:
                 set(sources.values()) <= self._trained.keys()):
             self._sources = {name: self._trained[source] for name, source in sources.items()}
 
-    def update(self, session, step, caught=(), seconds=math.inf):
+    def before_save(self, session, global_step_value):
+        self.update(session, global_step_value, self._seconds)
+
+    def update(self, session, step, seconds=math.inf):
         """Brings the statistics up to date, unless that was done at this step before.
 
-        Stops with what it has so far when a signal is in the list `caught`, or after `seconds`. If
-        it cannot start or fails, it keeps them; at first, they become those of the raw weights.
+        Stops with what it has so far when a signal is caught, or after `seconds`. If it cannot
+        start or fails, it keeps them; at first, they become those of the raw weights.
         """
         if not self._averages or step == self._step:
             return
         start = self._averages if self._is_set and self._sources else self._trained
         values = session.run({**self._sources, **{name: start[name] for name in self._averages}})
-        if self._sources and seconds > 0 and not caught:
+        if self._sources and seconds > 0 and not self._caught:
             self._step, self._is_set = step, True
             deadline = time.monotonic() + seconds
             try:
@@ -103,7 +108,7 @@ class Statistics:
                 with tf.Session(graph=self._graph, config=devices.session_config()) as own:
                     self._loader.assign(values, self._network, own)
                     for first in range(_BATCHES):
-                        if caught or time.monotonic() > deadline:
+                        if self._caught or time.monotonic() > deadline:
                             break
                         own.run(self._update, {self._pixels: self._images[first::_BATCHES]})
                     found = own.run({name: self._network[name] for name in self._averages})

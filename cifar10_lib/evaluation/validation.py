@@ -41,7 +41,7 @@ class Validation:
         if a signal stopped the validation, or the images could not be read.
         """
         console.progress(f'step {step}: validating on {self._evaluation.total} images')
-        self._statistics.update(session, step, self._caught)
+        self._statistics.update(session, step)
         values = session.run(self._variables)
         try:
             results = [self._evaluation.count(values, use, caught=self._caught)

@@ -53,13 +53,9 @@ def inference(images, num_classes, training, dtype=tf.float32):
         raise ValueError(f'images have shape {images.shape}; expected '
                          f'[batch, {table.HEIGHT}, {table.WIDTH}, {table.DEPTH}]')
     channels, activation = (384, tf.nn.elu) if num_classes == 100 else (64, tf.nn.relu)
-    return _network(tf.cast(images, dtype), num_classes, channels, activation, training)
-
-
-def _network(net, num_classes, channels, activation, training):
-    """The layers of `inference`, for images of any size; C is `channels`, an even number."""
     conv = functools.partial(_conv, training=training)
     unit = functools.partial(_unit, conv=conv, activation=activation)
+    net = tf.cast(images, dtype)
     net = activation(conv(net, 'conv1', 3, channels))  # [batch, 32, 32, C]
     net = unit(net, 'conv2')  # [batch, 32, 32, C]
     net = unit(net, 'conv3', pool=True)  # [batch, 16, 16, C]
@@ -158,52 +154,36 @@ def _weights(shape, dtype):
     return variables.read(weights, dtype)
 
 
-def augment(pixels_chw):
-    """Rotates and mirrors training images at random.
-
-    uint8 [batch, 3 * 32 * 32] -> float32 [batch, 32, 32, 3], 0 to 255.
-    """
-    return rotate_and_flip(pixels_chw, *draw_augmentation(tf.shape(pixels_chw)[0]))
-
-
-def draw_augmentation(batch_size):
-    """Draws the angles and flips of `rotate_and_flip`, uniform in the example's ranges."""
-    return (tf.random_uniform([batch_size], -_MAX_ANGLE, _MAX_ANGLE),
-            tf.random_uniform([batch_size]) < _FLIP_PROBABILITY)
-
-
-def rotate_and_flip(pixels_chw, angles, flips):
-    """Mirrors images, then rotates them about their centre, in one resampling.
+def augment(pixels_chw, angles=None, flips=None):
+    """Mirrors training images, then rotates them about their centre, in one resampling.
 
     Each pixel is a bilinear interpolation; outside the image, its border is repeated.
 
     Args:
         pixels_chw: uint8 [batch, 3 * 32 * 32].
-        angles: float32 [batch], counterclockwise rotation in radians.
-        flips: bool [batch], whether to mirror left and right before rotating.
+        angles: float32 [batch], counterclockwise rotation in radians; by default, uniform ones.
+        flips: bool [batch], whether to mirror left and right; by default, half of the images.
 
     Returns:
         float32 [batch, 32, 32, 3], 0 to 255.
     """
-    return tf.raw_ops.ImageProjectiveTransformV3(
-        images=prepare(pixels_chw), transforms=_transforms(angles, flips),
-        output_shape=[table.HEIGHT, table.WIDTH], fill_value=0.0,
-        interpolation='BILINEAR', fill_mode='NEAREST')
-
-
-def _transforms(angles, flips):
-    """Returns transforms for `ImageProjectiveTransformV3`, float32 [batch, 8].
-
-    A row (a, b, c, d, e, f, 0, 0) reads column x, row y of the output at column a x + b y + c, row
-    d x + e y + f of the input. Relative to the centre, a rotation reads (x, y) at (cos x - sin y,
-    sin x + cos y), and mirroring negates the column.
-    """
+    batch = [tf.shape(pixels_chw)[0]]
+    if angles is None:
+        angles = tf.random_uniform(batch, -_MAX_ANGLE, _MAX_ANGLE)
+        flips = tf.random_uniform(batch) < _FLIP_PROBABILITY
+    # A transform (a, b, c, d, e, f, 0, 0) reads column x, row y of the output at column a x + b y +
+    # c, row d x + e y + f of the input. Relative to the centre, a rotation reads (x, y) at (cos x -
+    # sin y, sin x + cos y), and mirroring negates the column.
     x, y = (table.WIDTH - 1) / 2, (table.HEIGHT - 1) / 2  # The centre.
     cos, sin = tf.cos(angles), tf.sin(angles)
     sign = tf.where(flips, -tf.ones_like(cos), tf.ones_like(cos))
     a, b, d, e = sign * cos, -sign * sin, sin, cos
     zero = tf.zeros_like(cos)
-    return tf.stack([a, b, x - a * x - b * y, d, e, y - d * x - e * y, zero, zero], axis=1)
+    return tf.raw_ops.ImageProjectiveTransformV3(
+        images=prepare(pixels_chw), transforms=tf.stack(
+            [a, b, x - a * x - b * y, d, e, y - d * x - e * y, zero, zero], axis=1),
+        output_shape=[table.HEIGHT, table.WIDTH], fill_value=0.0,
+        interpolation='BILINEAR', fill_mode='NEAREST')
 
 
 def prepare(pixels_chw):

@@ -45,16 +45,13 @@ def end():
     _progress_shown = False
 
 
-def progress(text, keep=False):
-    """Replaces the progress line, unless standard output is not a terminal.
-
-    Cuts the text to the terminal's width. With `keep`, later output starts on the next line.
-    """
+def progress(text):
+    """Replaces the progress line, cut to the terminal's width, if standard output is a terminal."""
     global _progress_shown
     if shows_progress():
         width = shutil.get_terminal_size().columns
-        _show(_CLEAR + printable(text)[:width - 1], end='\n' if keep else '')
-        _progress_shown = not keep
+        _show(_CLEAR + printable(text)[:width - 1], end='')
+        _progress_shown = True
 
 
 def shows_progress():

@@ -18,7 +18,6 @@ from cifar10_lib.runs import checkpoints, metrics, names, parameters
 SUMMARY_STEPS = 100  # Number of steps between summaries, and between rows of metrics.csv.
 
 _PROGRESS_SECONDS = 0.25
-_KEPT_SECONDS = 2.0
 
 
 class StepHook(tf.train.SessionRunHook):
@@ -87,7 +86,7 @@ class LoggerHook(StepHook):
     def __init__(self, loss, epochs, log_frequency):
         """`epochs` is an `EpochCounter`."""
         self._loss, self._epochs, self._log_frequency = loss, epochs, log_frequency
-        self._shown_time = self._kept_time = -math.inf
+        self._shown_time = -math.inf
 
     def after_create_session(self, session, coord):
         super().after_create_session(session, coord)
@@ -108,44 +107,40 @@ class LoggerHook(StepHook):
             self._last = self.steps, now
         if not self._warm:
             self._warm = self._last
-        elif console.shows_progress():
-            self._show_progress(loss, now)
+        elif console.shows_progress() and now - self._shown_time >= _PROGRESS_SECONDS:
+            self._shown_time = now
+            rate, seconds = self._speed(self._warm, now)
+            left = (self._epochs.max_steps - self.steps) * seconds
+            console.progress(
+                f'epoch {self._epochs.seen(self.steps):.2f}: step {self.steps} of '
+                f'{self._epochs.max_steps}, {rate:.0f} images/s, loss {loss:.2f}, '
+                f'{datetime.timedelta(seconds=int(left))} left')
 
     def _speed(self, since, now):
         """Images per second and seconds per step since (number of steps, time)."""
         seconds = max(now - since[1], 1e-9) / (self.steps - since[0])
         return self._epochs.images_per_step / seconds, seconds
 
-    def _show_progress(self, loss, now):
-        """Draws a line a few times per second. That of a finished epoch stays; for small data sets,
-        whose epochs take moments, one every two seconds."""
-        keep = self._epochs.ends(self.steps) and now - self._kept_time >= _KEPT_SECONDS
-        if not keep and now - self._shown_time < _PROGRESS_SECONDS:
-            return
-        self._shown_time, self._kept_time = now, now if keep else self._kept_time
-        rate, seconds = self._speed(self._warm, now)
-        remaining = self._epochs.max_steps - self.steps
-        left = f', {datetime.timedelta(seconds=int(remaining * seconds))} left' * (remaining > 0)
-        console.progress(
-            f'epoch {self._epochs.seen(self.steps):.2f}: step {self.steps} of '
-            f'{self._epochs.max_steps}, {rate:.0f} images/s, loss {loss:.2f}{left}', keep=keep)
-
 
 class MetricsHook(StepHook):
     """Adds a row to metrics.csv every hundred steps, and whenever `add_row` is called.
 
+    Each step fetches its loss and, if known, the fraction of wrong predictions and the rate.
+
     Attributes:
-        values: the latest step's values of `fetches`, {name: number}.
+        values: those of the latest step, {name: number}.
     """
 
-    def __init__(self, folder, fetches, epochs, writer):
-        """Creates the hook for a run's folder, with the folder's `tf.summary.FileWriter`.
-
-        `fetches` are the tensors that each step fetches, {name: float []}: `training_loss` and, if
-        known, `training_error`, the fraction of wrong predictions, and `learning_rate`.
-        """
-        self._folder, self._fetches, self._epochs = folder, fetches, epochs
-        self._writer = writer
+    def __init__(self, folder, loss, epochs, writer):
+        """Creates the hook for a run's folder, with the folder's `tf.summary.FileWriter`."""
+        self._folder, self._epochs, self._writer = folder, epochs, writer
+        self._fetches = {'training_loss': loss}
+        wrong = tf.get_collection('errors')  # Of each tower; empty without `cifar10.loss`.
+        if wrong:
+            with tf.name_scope('mean_error'):
+                self._fetches['training_error'] = tf.add_n(wrong) / len(wrong)
+        for rate in tf.get_collection('learning_rate'):
+            self._fetches['learning_rate'] = rate
         self.values = {}
         self._since_row, self._epoch_errors = [], []
         self._seconds = None  # Of each step since the last row, without the first of the session.
@@ -278,18 +273,6 @@ class RefuseNonFinite(tf.train.CheckpointSaverListener):
         for variable, finite in zip(self._checked, session.run(self._finite)):
             if not finite:
                 raise self._metrics.diverged(f'{variable.op.name} is not finite')
-
-
-class UpdateStatistics(tf.train.CheckpointSaverListener):
-    """Computes the batch-norm statistics of the averaged weights before they are saved."""
-
-    def __init__(self, statistics, worker, caught):
-        """`statistics` is a `statistics.Statistics`, `caught` the list of caught signals."""
-        self._statistics, self._caught = statistics, caught
-        self._seconds = worker.step_seconds / 3  # Other workers wait for the step.
-
-    def before_save(self, session, global_step_value):
-        self._statistics.update(session, global_step_value, self._caught, self._seconds)
 
 
 class AddRow(tf.train.CheckpointSaverListener):

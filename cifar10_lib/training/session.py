@@ -142,16 +142,17 @@ def session(loss, examples_per_step, me=worker.Worker()):  # noqa: B008, it is n
             writer = tf.summary.FileWriterCache.get(FLAGS.train_dir)
             writer.reopen()  # After an earlier session of this process.
             stack.callback(writer.close)
-            current = statistics.Statistics(statistic_averages, variables, epochs.first_step)
+            current = statistics.Statistics(  # Other workers wait for the step that saves.
+                statistic_averages, variables, epochs.first_step, caught, me.step_seconds / 3)
             validate = FLAGS.validate_every and validation.Validation(
                 FLAGS.train_dir, variables, current, FLAGS.validate_on, caught)
-            metrics_hook = hooks.MetricsHook(FLAGS.train_dir, _fetches(loss), epochs, writer)
+            metrics_hook = hooks.MetricsHook(FLAGS.train_dir, loss, epochs, writer)
             saver_hook = tf.train.CheckpointSaverHook(
                 FLAGS.train_dir, scaffold=scaffold, save_steps=FLAGS.save_checkpoint_steps,
                 save_secs=None if FLAGS.save_checkpoint_steps else FLAGS.save_checkpoint_secs,
                 listeners=[
                     hooks.RefuseNonFinite(variables, metrics_hook),
-                    hooks.UpdateStatistics(current, me, caught),
+                    current,
                     hooks.AddRow(metrics_hook),
                     hooks.WriteParameters(FLAGS.train_dir, variables)])
             # In this order: NaN is found before a checkpoint is due. After an exception, no hook's
@@ -188,16 +189,6 @@ def session(loss, examples_per_step, me=worker.Worker()):  # noqa: B008, it is n
     if caught or worker_hook.is_stopped:
         number = caught[0] if caught else signal.SIGTERM
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-
-
-def _fetches(loss):
-    """The `fetches` of a `MetricsHook`."""
-    errors = tf.get_collection('errors')  # Of the towers; empty without `cifar10.loss`.
-    with tf.name_scope('mean_error'):
-        error = [tf.add_n(errors) / len(errors)] if errors else []
-    values = {'training_loss': [loss], 'training_error': error,
-              'learning_rate': tf.get_collection('learning_rate')}
-    return {name: value[0] for name, value in values.items() if value}
 
 
 def apply_recipe_defaults(batches_per_step=1):

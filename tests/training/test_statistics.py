@@ -101,12 +101,14 @@ def update(normed):
     recipes.chosen(training=True).inference(tf.zeros([4, 16, 16, 3]))
     tf.train.ExponentialMovingAverage(0.5).apply(tf.trainable_variables())
     averages = statistics.add_averages()
-    current = statistics.Statistics(averages, tf.global_variables(), 0)
+    caught = []
+    current = statistics.Statistics(averages, tf.global_variables(), 0, caught)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
 
-        def run(*arguments):
-            current.update(session, *arguments)
+        def run(step, signals=(), *seconds):
+            caught[:] = signals
+            current.update(session, step, *seconds)
             return moving(session.run(averages))
         yield run
 

@@ -185,9 +185,9 @@ def rotated(image, angle, flip):
 
 
 def rotate_and_flip(images, angles, flips):
-    """`resnet.rotate_and_flip` of uint8 [batch, 32, 32, 3]."""
+    """`resnet.augment` of uint8 [batch, 32, 32, 3]."""
     pixels_chw = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
-    result = resnet.rotate_and_flip(
+    result = resnet.augment(
         tf.constant(pixels_chw), tf.constant(angles, tf.float32), tf.constant(flips))
     assert result.shape.as_list() == [len(images), 32, 32, 3]
     with tf.Session() as session:
@@ -211,14 +211,19 @@ def test_a_positive_angle_rotates_counterclockwise():
     np.testing.assert_allclose(got[1], np.rot90(images[1][:, ::-1], -1), atol=0.01)
 
 
-def test_draws_are_uniform_in_their_ranges():
+def test_angles_and_flips_are_uniform_in_their_ranges():
+    """A ramp of columns shows both: its gradient turns with the image, and flips with it."""
+    ramp = np.tile(np.arange(0, 256, 8, dtype=np.uint8), [4000, 3 * 32])
     with tf.Session() as session:
-        angles, flips = session.run(resnet.draw_augmentation(20000))
-    assert angles.min() >= -0.25 and angles.max() <= 0.25
-    counts, _ = np.histogram(angles, bins=10, range=(-0.25, 0.25))
-    np.testing.assert_allclose(counts / 20000, 0.1, atol=0.011)  # Five deviations.
-    assert abs(flips.mean() - 0.5) < 0.018
-    assert abs(np.corrcoef(angles, flips)[0, 1]) < 0.04
+        images = session.run(resnet.augment(tf.constant(ramp)))
+    across, down = (images[:, 16, 17, 0] - images[:, 16, 15, 0],
+                    images[:, 17, 16, 0] - images[:, 15, 16, 0])
+    flips, angles = across < 0, np.arctan(down / across)
+    assert abs(angles).max() < 0.2501
+    counts, _ = np.histogram(angles, bins=10, range=(-0.2501, 0.2501))
+    np.testing.assert_allclose(counts / 4000, 0.1, atol=0.024)  # Five deviations.
+    assert abs(flips.mean() - 0.5) < 0.04
+    assert abs(np.corrcoef(angles, flips)[0, 1]) < 0.08
 
 
 def test_augment_draws_for_each_image_and_run():
