@@ -8,17 +8,28 @@ files. The numbers of records are only informative; the program counts the recor
 """
 import json
 import os
-import reprlib
 
 import numpy as np
 
 from cifar10_lib.datasets import table
-from cifar10_lib.program import errors, files
+from cifar10_lib.program import errors, json_files
 
 FILE = 'dataset.json'
 SEED = 20151111
 MAX_CLASSES = 256  # A label is one byte.
-_FIELDS = ('name', 'classes', 'train_files', 'test_files')
+
+_FILES = (
+    lambda value: isinstance(value, dict) and value != {} and all(
+        json_files.is_name(name) and name == os.path.basename(name)
+        and type(count) is int and count > 0 for name, count in value.items()),
+    'names of files in this folder, each with its number of records')
+_FIELDS = {
+    'name': (lambda value: json_files.is_name(value) and value not in table.TABLE,
+             f'a name other than {", ".join(table.TABLE)}'),
+    'classes': (lambda value: isinstance(value, list) and 2 <= len(value) <= MAX_CLASSES
+                and all(map(json_files.is_name, value)) and len(set(value)) == len(value),
+                f'a list of 2 to {MAX_CLASSES} different names'),
+    'train_files': _FILES, 'test_files': _FILES}
 
 
 def read(folder):
@@ -29,42 +40,17 @@ def read(folder):
     """
     path = os.path.join(folder, FILE)
     try:
-        with files.regular_file(path) as stream:
-            found = dict(json.load(stream))
+        found = json_files.read(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise errors.DataError(
             f'"{folder}" is not a data set; expected {", ".join(table.TABLE)}, or a folder with a '
             f'{FILE}, made by cifar10_convert.py') from error
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise errors.DataError(
-            f'{path} cannot be read ({errors.one_line(error)}); expected a JSON object') from error
-    row = {field: found.get(field) for field in _FIELDS}
-    _check(row, path)
+    except OSError as error:
+        raise errors.DataError(f'{path} cannot be read ({errors.one_line(error)})') from error
+    json_files.check_fields(found, _FIELDS, path)
+    row = {field: found[field] for field in _FIELDS}
     row['classes'] = tuple(row['classes'])
     return table.DataSet(title=row['name'], folder=os.path.abspath(folder), **row)
-
-
-def _check(row, source):
-    """Raises `errors.DataError`, naming the `source`, if a field of a row, a dict, is invalid."""
-    def is_name(value):
-        return isinstance(value, str) and value != '' and value.isprintable()
-
-    for field, value in row.items():
-        if field == 'name':
-            is_valid = is_name(value) and value not in table.TABLE
-            expected = f'a name other than {", ".join(table.TABLE)}'
-        elif field == 'classes':
-            is_valid = (isinstance(value, list) and 2 <= len(value) <= MAX_CLASSES
-                        and all(map(is_name, value)) and len(set(value)) == len(value))
-            expected = f'a list of 2 to {MAX_CLASSES} different names'
-        else:
-            is_valid = isinstance(value, dict) and value != {} and all(
-                is_name(name) and name == os.path.basename(name)
-                and type(count) is int and count > 0 for name, count in value.items())
-            expected = 'names of files in this folder, each with its number of records'
-        if not is_valid:
-            raise errors.DataError(
-                f'{source}: "{field}" is {reprlib.repr(value)}; expected {expected}')
 
 
 def write(folder, name, classes, train, test):
@@ -82,7 +68,8 @@ def write(folder, name, classes, train, test):
     invalid, the name is taken, a class has no training image, or the test set is empty.
     """
     row = {'name': name, 'classes': list(classes)}
-    _check(row, 'the new data set, named like its folder')
+    json_files.check_fields(row, {field: _FIELDS[field] for field in row},
+                            'the new data set, named like its folder')
     for split, (images, labels) in (('train', train), ('test', test)):
         labels = np.ravel(labels)
         expected = (labels.size, table.HEIGHT, table.WIDTH, table.DEPTH)

@@ -15,7 +15,6 @@ ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff', '.
 # For other formats, Pillow may start another program, or unpack data without a limit.
 _FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF', 'AVIF')
 
-
 # TIFF's tags: the highest value that the file declares, and whether 0 is black or white.
 _BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 281, 262, 0
 
