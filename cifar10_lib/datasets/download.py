@@ -14,7 +14,7 @@ import urllib.request
 
 import numpy as np
 
-from cifar10_lib.datasets import synthetic
+from cifar10_lib.datasets import folders, synthetic
 from cifar10_lib.program import console, errors, files
 
 _TIMEOUT_SECONDS = 30.0  # To connect, and between two reads.
@@ -36,9 +36,14 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
                 os.path.exists(os.path.join(data_dir, file)) for file in data_set.files):
             raise errors.DataError(f'{data_dir} holds the record files; expected the folder that '
                                    f'contains {name}: pass --data_dir={parent}')
+        if folders.holds_classes(data_dir):
+            raise errors.DataError(f'{data_dir} holds a folder of images for each class; expected '
+                                   f'one for {data_set.folder}: convert the images with '
+                                   f'cifar10_convert.py {data_dir} DATA_DIR, then pass '
+                                   '--dataset=DATA_DIR')
         url = url or data_set.url
         try:
-            files.make_folder(data_dir)
+            os.makedirs(data_dir, exist_ok=True)
             with files.locked(os.path.join(data_dir, f'.{data_set.folder}.lock'),
                               waiting='Waiting for another process to fetch the data.'):
                 if not os.path.isdir(folder):  # Another process may have created it by now.

@@ -87,6 +87,15 @@ def find(folder, skipped):
                       for by_class in (train, test))
 
 
+def holds_classes(folder):
+    """Whether `find` finds classes in a folder, which may be missing, and an image of each."""
+    try:
+        classes, train, _ = find(folder, [])
+    except (errors.DataError, OSError):
+        return False
+    return len({label for label, _ in train}) == len(classes)
+
+
 def _split_folders(folder):
     """Returns the folders with the training and the test images; without a split, the folder and
     None: `train` may be a class, as in CIFAR-100."""

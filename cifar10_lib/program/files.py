@@ -34,14 +34,9 @@ def explain_full_disk(folder):
                       'room, then run the same command again') from error
 
 
-def make_folder(path):
-    """Creates a folder and its missing parents; raises `OSError`."""
-    os.makedirs(path, exist_ok=True)
-
-
 def own_folder(path):
     """Creates a folder if it is missing; raises `OSError`, also if it belongs to another user."""
-    make_folder(path)
+    os.makedirs(path, exist_ok=True)
     owner, user = os.stat(path).st_uid, os.geteuid()
     if owner != user and 0 not in (owner, user):
         raise PermissionError(f'{path} belongs to user {owner}, not you: choose another folder')
@@ -108,7 +103,7 @@ def new_folder(path, flag):
             os.path.isdir(path) and not os.listdir(path)):
         raise app.UsageError(f'{path} exists and is not an empty folder, or is a mount point: '
                              f'choose another {flag}')
-    make_folder(os.path.dirname(path))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     with _replacing(path) as partial:
         os.mkdir(partial)
         yield partial

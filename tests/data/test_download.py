@@ -59,6 +59,24 @@ def test_the_folder_of_the_files_in_place_of_its_parent(server, tmp_path, slash)
     assert sorted(os.listdir(inside)) == sorted(CONTENTS)
 
 
+@pytest.mark.parametrize('split', ['.', 'train'])
+def test_a_folder_of_images_is_left_alone(server, tmp_path, split):
+    """Unless one folder is not a class: a home directory may have two with images."""
+    for place in (split, 'test') if split == 'train' else (split,):
+        for name in ('cat', 'dog'):
+            (tmp_path / place / name).mkdir(parents=True)
+            (tmp_path / place / name / '1.jpg').touch()
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(errors.DataError, match=(
+            f'{tmp_path} holds a folder of images for each class; expected one for small: convert '
+            f'the images with cifar10_convert.py {tmp_path} DATA_DIR')):
+        download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == before and server.requests == []
+    (tmp_path / split / 'notes').mkdir()
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert server.requests == [('/small.tar.gz', None)]
+
+
 def test_a_second_start_needs_no_network(server, tmp_path):
     download.maybe_download_and_extract(row(server.url), str(tmp_path / 'new'))
     assert_whole(tmp_path / 'new')
