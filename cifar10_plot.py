@@ -188,12 +188,13 @@ def _points(rows, x, y):
 
 
 def _records(eval_data=False):
-    """Reads the first file of a set: labels, int [records]; images, uint8 [records, 32, 32, 3];
-    and their pixels as in the file, uint8 [records, 3 * 32 * 32]."""
+    """Reads a set: labels, int [records]; images, uint8 [records, 32, 32, 3]; and their pixels as
+    in the files, uint8 [records, 3 * 32 * 32]."""
     cifar10.maybe_download_and_extract()
     source = cifar10.source(eval_data)
     data_set = source.data_set
-    records = np.fromfile(source.paths()[0], np.uint8).reshape(-1, data_set.record_bytes)
+    records = np.concatenate([np.fromfile(path, np.uint8) for path in source.paths()]).reshape(
+        -1, data_set.record_bytes)
     pixels_chw = records[:, data_set.label_bytes:]
     images = pixels_chw.reshape(-1, table.DEPTH, table.HEIGHT, table.WIDTH).transpose([0, 2, 3, 1])
     return records[:, data_set.label_index], images, pixels_chw

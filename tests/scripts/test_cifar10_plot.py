@@ -2,6 +2,7 @@ import os
 
 import numpy as np
 import pytest
+import record_files
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
@@ -25,12 +26,17 @@ def plot(path, picture, **options):
 
 @pytest.mark.slow
 def test_samples_and_distorted_show_the_images(half_bright, tmp_path):
-    """One half is bright: up to 209 in the original images, up to white in distorted ones."""
+    """One half is bright: up to 209 in the original images, up to white in distorted ones. Only the
+    last file has red trucks."""
+    red = [209, 0, 0]
+    record_files.write(half_bright / 'data_batch_5.bin',
+                       16 * [(9, np.full([32, 32, 3], red, np.uint8))])
     for picture, brightest in (('samples', 209), ('distorted', 255)):
         image = plot(tmp_path / f'{picture}.png', picture)
         shown = image[(np.ptp(image.astype(int), axis=2) > 20)]  # Colours: images, not text.
         assert len(shown) > 10000
         assert abs(int(shown.max()) - brightest) <= 1
+        assert has(image, red) == (picture == 'samples')
 
 
 @pytest.mark.slow
