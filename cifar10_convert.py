@@ -17,6 +17,7 @@ Creates DATA_DIR with train.bin and test.bin in CIFAR-10's layout, and dataset.j
 and the names of the classes. Lists at the end which files were skipped, and why.
 """
 import os
+import re
 import shlex
 import sys
 
@@ -66,13 +67,15 @@ def convert(source, data_dir):
 
 def _show(skipped):
     """Prints what was skipped, a list of (path, why), by reason."""
-    for why in dict.fromkeys(why for _, why in skipped):
-        paths = sorted(path for path, why_ in skipped if why_ == why)
-        console.line(f'Skipped {len(paths)}:')
-        for path in paths[:_SHOWN]:
-            console.line(f'{path} {why}')
-        if len(paths) > _SHOWN:
-            console.line(f'... and {len(paths) - _SHOWN} more')
+    by_reason = {}
+    for path, why in skipped:  # Damaged images differ in the number of bytes that are left.
+        by_reason.setdefault(re.sub(r'\d+', '', why), []).append(f'{path} {why}')
+    for lines in by_reason.values():
+        console.line(f'Skipped {len(lines)}:')
+        for line in sorted(lines)[:_SHOWN]:
+            console.line(line)
+        if len(lines) > _SHOWN:
+            console.line(f'... and {len(lines) - _SHOWN} more')
 
 
 if __name__ == '__main__':

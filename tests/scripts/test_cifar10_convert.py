@@ -1,3 +1,4 @@
+import io
 import json
 import os
 
@@ -8,6 +9,7 @@ import pytest
 import record_files
 from absl import app
 from absl.testing import flagsaver
+from PIL import Image
 
 import cifar10_convert
 import cifar10_predict
@@ -101,13 +103,18 @@ def test_a_class_without_readable_images_is_an_error(tmp_path, capsys):
 
 
 def test_many_skipped_files(folder, tmp_path, capsys):
+    """30 beside the classes, and three images of which some bytes are missing: 5, 10 and 15."""
     for number in range(30):
         (folder / f'{number}.txt').touch()
+    image = io.BytesIO()
+    Image.fromarray(np.full([64, 64, 3], 7, np.uint8)).save(image, 'JPEG')
+    for missing in (5, 10, 15):
+        (folder / NAMES[0] / f'{missing}.jpg').write_bytes(image.getvalue()[:-missing])
     cifar10_convert.convert(str(folder), str(tmp_path / 'data'))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == 'Skipped 30:'
     assert lines[1] == f'{folder}/0.txt is not in the folder of a class'
-    assert lines[21] == '... and 10 more' and len(lines) == 23
+    assert lines[21:23] == ['... and 10 more', 'Skipped 3:'] and len(lines) == 27
 
 
 def test_too_long_a_name(folder, tmp_path):
