@@ -49,8 +49,10 @@ def progress(text):
     """Replaces the progress line, cut to the terminal's width, if standard output is a terminal."""
     global _progress_shown
     if shows_progress():
-        width = shutil.get_terminal_size().columns
-        _show(_CLEAR + printable(text)[:width - 1], end='')
+        shown, width = printable(text), shutil.get_terminal_size().columns - 1
+        while len(shown) > width and ', ' in shown:  # Half a number would be a wrong one.
+            shown = shown.rpartition(', ')[0]
+        _show(_CLEAR + shown[:width], end='')
         _progress_shown = True
 
 

@@ -113,8 +113,8 @@ class LoggerHook(StepHook):
             left = (self._epochs.max_steps - self.steps) * seconds
             console.progress(
                 f'epoch {self._epochs.seen(self.steps):.2f}: step {self.steps} of '
-                f'{self._epochs.max_steps}, {rate:.0f} images/s, loss {loss:.2f}, '
-                f'{datetime.timedelta(seconds=int(left))} left')
+                f'{self._epochs.max_steps}, {datetime.timedelta(seconds=int(left))} left, '
+                f'loss {loss:.2f}, {rate:.0f} images/s')
 
     def _speed(self, since, now):
         """Images per second and seconds per step since (number of steps, time)."""

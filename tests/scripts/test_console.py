@@ -23,6 +23,7 @@ console.progress('epoch 0.6')
 console.line('step 6')
 console.line('step 7')
 console.progress('0123456789' * 3)
+console.progress('step 7, 0:12:34 left, loss 4.68')
 console.line('done')
 console.progress('epoch 2')
 console.end()
@@ -64,7 +65,7 @@ def test_progress_is_overwritten_and_cut_to_the_width():
     shown = on_a_terminal(['-c', LINES])
     assert shown == (
         f'{CLEAR}epoch 0.5{CLEAR}epoch 0.6{CLEAR}step 6\nstep 7\n'
-        f'{CLEAR}0123456789012345678{CLEAR}done\n'
+        f'{CLEAR}0123456789012345678{CLEAR}step 7{CLEAR}done\n'
         f'{CLEAR}epoch 2\nan error\n')  # 19 of 20 columns: it does not wrap.
     assert left_on_screen(shown) == [
         'step 6', 'step 7', 'done', 'epoch 2', 'an error', '']
@@ -93,7 +94,7 @@ def test_a_runs_progress_on_a_terminal(half_bright):
          '--validate_every=1', '--device=cpu'], columns=100)
     lines = left_on_screen(shown)
     assert re.search(
-        r'epoch 1\.00: step 2 of 3, \d+ images/s, loss \d+\.\d\d, 0:00:\d\d left', shown), shown
+        r'epoch 1\.00: step 2 of 3, 0:00:\d\d left, loss \d+\.\d\d, \d+ images/s', shown), shown
     assert not any(line.startswith('epoch ') for line in lines)
     assert 'step 3: validating on 130 images' in shown
     assert 'step 3: saving a checkpoint' in shown
