@@ -22,6 +22,7 @@ class Recipe:
         validate_every: default of `--validate_every`, in epochs; 0 means never.
         linear_scaling: default of `--linear_scaling`: whether a step of k batches has k times the
             learning rate, see `nets/linear_scaling.py`.
+        ends_with_run: whether the schedule depends on `--max_steps`.
     """
 
     name: str
@@ -34,3 +35,4 @@ class Recipe:
     epochs: int | None = None
     validate_every: int = 0
     linear_scaling: bool = False
+    ends_with_run: bool = False

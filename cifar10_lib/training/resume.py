@@ -52,6 +52,10 @@ def prepare_folder(examples_per_step):
                          for each in (value, earlier[name]))
             continues = '; the schedule continues at the same step' * (name in schedule)
             console.line(f'Resuming with --{name}={now} (was {then}){continues}.')
+    planned = earlier.get('max_steps', FLAGS.max_steps)
+    if recipes.chosen().ends_with_run and planned != FLAGS.max_steps:
+        console.line(f'Resuming with --max_steps={FLAGS.max_steps} (was {planned}); the learning '
+                     'rate now falls to 0 there.')
     run_folder.write_run(FLAGS.train_dir, {
         'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
         'dataset_folder': data_set.folder if os.path.isabs(data_set.folder) else None,

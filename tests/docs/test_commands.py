@@ -25,12 +25,12 @@ _FLAGS = {
 
 
 def commands(page):
-    """The commands of a page's blocks that run a script, also those in a loop over seeds."""
+    """The commands of a page's blocks that run a script; test_usage.py runs the loop over seeds."""
     blocks = re.findall(r'^```[a-z]*\n(.*?)^```', (spawn.ROOT / page).read_text(),
                         re.DOTALL | re.MULTILINE)
-    lines = '\n'.join(blocks).replace('\\\n', ' ').replace('$seed', '1').splitlines()
+    lines = '\n'.join(blocks).replace('\\\n', ' ').splitlines()
     return [shlex.split(line, comments=True)[1:] for line in lines
-            if line.strip().startswith('python cifar10_')]
+            if line.startswith('python cifar10_')]
 
 
 @pytest.fixture

@@ -191,6 +191,34 @@ def test_a_resumed_run_continues_the_schedule_from_another_learning_rate(
         'step.']
 
 
+@pytest.mark.parametrize('main, towers', [
+    (cifar10_train.main, 1), (cifar10_multi_gpu_train.main, 2),
+    (lambda: cifar10_distributed_train.main(cluster.Cluster()), 1)])
+def test_the_fast_recipe_trains_the_tutorials_network(half_bright, capsys, main, towers):
+    """80 images in batches of 16: 30 epochs are 150 steps; a resume to 200 lifts the rate again.
+
+    The last step is half a step before the end, and the rate falls for 85 % of them.
+    """
+    FLAGS['max_steps'].unparse()
+    with flagsaver.flagsaver(
+            net='tutorial_fast', batch_size=16, num_gpus=towers, learning_rate=0.01):
+        main()
+        steps = 150 // towers
+        assert value('global_step') == steps
+        assert value('conv1/weights/Momentum').shape == (5, 5, 3, 64)
+        rows = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
+        np.testing.assert_allclose(rows[-1]['learning_rate'], 0.005 / (0.85 * steps), rtol=1e-4)
+        assert outcomes.precision(FLAGS.train_dir) == 1.0
+        capsys.readouterr()
+        FLAGS.max_steps = steps + 50
+        main()
+    assert (f'Resuming with --max_steps={steps + 50} (was {steps}); the learning rate now falls to '
+            '0 there.') in capsys.readouterr().out
+    rows = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
+    np.testing.assert_allclose(
+        rows[-1]['learning_rate'], 0.005 / (0.85 * (steps + 50)), rtol=1e-4)
+
+
 def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net, capsys):
     with flagsaver.flagsaver(net='tutorial'):
         training.apply_recipe_defaults()

@@ -580,27 +580,3 @@ def test_scripts_that_parse_their_flags_with_argparse(half_bright, tmp_path):
         if not expected:
             assert done.returncode == 2
             assert f'error: unrecognized arguments: {words[0]}' in done.stderr
-
-
-def test_a_program_with_folders_and_modules_of_our_former_names(tmp_path):
-    """Its own `datasets`, `nets` and so on are imported, and ours do not need these names."""
-    names = ['datasets', 'nets', 'program', 'runs', 'training', 'workers', 'evaluation',
-             'recipes', 'settings']
-    for name in names[:-2]:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / '__init__.py').write_text(f'WHOSE = "theirs: {name}"\n')
-    for name in names[-2:]:
-        (tmp_path / f'{name}.py').write_text(f'WHOSE = "theirs: {name}"\n')
-    (tmp_path / 'my_script.py').write_text(f'''
-import {', '.join(names)}
-import cifar10, cifar10_train, cifar10_multi_gpu_train, cifar10_eval, cifar10_distributed_train
-import cifar10_predict, cifar10_export, cifar10_convert, cifar10_plot
-from cifar10_lib import recipes as ours
-print(*[module.WHOSE for module in ({', '.join(names)})], sep=', ')
-print(sorted(ours.TABLE))
-''')
-    done = spawn.run([tmp_path / 'my_script.py'], capture_output=True, cwd=tmp_path,
-                     env={**os.environ, 'PYTHONPATH': str(spawn.ROOT)})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        ', '.join(f'theirs: {name}' for name in names), "['resnet23', 'tutorial']"]
