@@ -28,21 +28,20 @@ from cifar10_lib.workers import connected, launch
 FLAGS = flags.FLAGS
 
 # Flags on which the updates and the waiting times of all workers depend.
-_COMMON_FLAGS = ('batch_size', 'validate_every', 'learning_rate', 'linear_scaling', 'warmup_epochs',
-                 'use_fp16', 'use_bf16', 'step_timeout')
+_COMMON_FLAGS = ('batch_size', 'epochs', 'validate_every', 'learning_rate', 'linear_scaling',
+                 'warmup_epochs', 'use_fp16', 'use_bf16', 'step_timeout')
 
 
-def train(me=worker.Worker(), first_step=None):  # noqa: B008, it has no state.
+def train(me=worker.Worker(), start=None):  # noqa: B008, it has no state.
     """Builds the graph and steps it until --max_steps, resuming if it can.
 
     Args:
         me: this `worker.Worker`.
-        first_step: the step at which worker 0 starts; the others may be unable to read its
-            checkpoints.
+        start: worker 0's `resume.start`; the others may be unable to read its files.
     """
     recipe = recipes.chosen(training=True)
     with tf.Graph().as_default():
-        training.use_seed(me.rank, first_step)
+        training.use_seed(me.rank, start and start[0])
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             global_step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(recipe, shard=(me.rank, me.size))
@@ -53,7 +52,8 @@ def train(me=worker.Worker(), first_step=None):  # noqa: B008, it has no state.
         grads = me.mean_gradients(variables.compute_gradients(loss))
         train_op = cifar10.train(losses['total_loss'], global_step, recipe, grads,
                                  summaries.losses(losses), me.size)
-        with training.session(losses['total_loss'], FLAGS.batch_size * me.size, me) as session:
+        images = FLAGS.batch_size * me.size
+        with training.session(losses['total_loss'], images, me, start) as session:
             while not session.should_stop():
                 session.run(train_op)
 
@@ -68,7 +68,8 @@ def facts():
     return {'--net': FLAGS.net, '--dataset': source.data_set.name,
             **{f'--{name}': FLAGS[name].value for name in _COMMON_FLAGS},
             'training images': source.num_examples(),  # The number of steps may follow from it.
-            '--max_steps': FLAGS.max_steps, 'TensorFlow': tf.version.VERSION,
+            '--max_steps': None if FLAGS['max_steps'].using_default_value else FLAGS.max_steps,
+            'TensorFlow': tf.version.VERSION,
             'a GPU': bool(devices.visible_gpus())}
 
 
@@ -76,19 +77,21 @@ def main(workers):
     """Trains as one of several workers, a `cluster.Cluster`."""
     if workers.rank:
         sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
-    training.apply_recipe_defaults(workers.size)
+    training.apply_recipe_defaults(workers.size, leads=workers.rank == 0)
     with connected.joined(workers, facts()) as me:
-        first_step = me.barrier('the run', value=(
-            resume.first_step() if me.leads and training.steps_left() else None))
-        if first_step is None:  # Worker 0 has printed that no steps are left.
+        run = me.barrier('the run', value=(
+            (FLAGS.max_steps, *resume.start(FLAGS.batch_size * me.size))
+            if me.leads and training.steps_left() else None))
+        if run is None:  # Worker 0 has printed that no steps are left.
             return
+        FLAGS.set_default('max_steps', run[0])
         console.line(devices.line(dtype=variables.compute_type()))
         cifar10.maybe_download_and_extract()
         source = cifar10.source()
         me.barrier('the data', {
             'training images': source.num_examples(),
             **{f'label {label}': name for label, name in enumerate(source.data_set.classes)}})
-        train(me, first_step)
+        train(me, run[1:])
 
 
 if __name__ == '__main__':

@@ -2,45 +2,48 @@
 import dataclasses
 
 
-def steps_in(epochs, steps_per_epoch):
-    """The whole number of steps that is closest to a number of epochs; at least 1, except for 0."""
-    return max(1, round(epochs * steps_per_epoch)) if epochs else 0
-
-
 @dataclasses.dataclass(frozen=True)
 class EpochCounter:
     """Counts the images of a run. `steps` is the number of steps done, over all starts.
 
     Attributes:
-        images_per_step: number of images per step, over all towers and workers.
+        first_step: number of steps of earlier starts.
+        changes: list of (first step, number of images per step from there on, over all towers and
+            workers), from step 0 to the present.
         images_per_epoch: number of training images.
         max_steps: number of steps of the run.
         validate_every: number of epochs between validations; 0 means never.
-        first_step: number of steps of earlier starts, and
-        images_before: number of images in them; only worker 0 knows both.
     """
 
-    images_per_step: int
+    first_step: int
+    changes: list
     images_per_epoch: int
-    max_steps: int
+    max_steps: int = 0
     validate_every: int = 0
-    first_step: int = 0
-    images_before: int = 0
+
+    @property
+    def images_per_step(self):
+        return self.changes[-1][1]
 
     def images(self, steps):
-        """Number of images in this many steps; earlier starts may have had others per step."""
-        return self.images_before + (steps - self.first_step) * self.images_per_step
+        """Number of images in this many steps."""
+        ends = [first for first, _ in self.changes[1:]] + [steps]
+        return sum(max(0, min(end, steps) - first) * images
+                   for (first, images), end in zip(self.changes, ends))
 
     def seen(self, steps):
         """Number of epochs in this many steps, a float."""
         return self.images(steps) / self.images_per_epoch
 
-    def ends(self, steps, every=1):
-        """Whether the latest step completed an epoch, or a multiple of `every` epochs.
+    def last_step(self, epochs):
+        """The step closest to the end of this many epochs; at least 1, except for 0."""
+        changed, images = self.changes[-1]
+        left = epochs * self.images_per_epoch - self.images(changed)
+        return max(1, round(changed + left / images)) if epochs else 0
 
-        As if all steps had the present number of images, which all workers know.
-        """
-        before, now = (done * self.images_per_step // (every * self.images_per_epoch)
+    def ends(self, steps, every=1):
+        """Whether the latest step completed an epoch, or a multiple of `every` epochs."""
+        before, now = (self.images(done) // (every * self.images_per_epoch)
                        for done in (steps - 1, steps))
         return now > before
 

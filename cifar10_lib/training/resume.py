@@ -11,6 +11,8 @@ from cifar10_lib.runs import checkpoints, folder as run_folder, names
 
 FLAGS = flags.FLAGS
 
+_ADVICE = 'choose another --train_dir, or start over with --restart'
+
 
 def first_step():
     """The step at which this start begins: that of the latest checkpoint in `--train_dir`, or 0."""
@@ -18,18 +20,26 @@ def first_step():
     return checkpoints.step(latest) if latest else 0
 
 
+def start(examples_per_step):
+    """`first_step`, and `changes` of the `EpochCounter` up to this start with this many images."""
+    step = first_step()
+    run = step and run_folder.read_run(FLAGS.train_dir, _ADVICE)
+    recorded = run['settings'].get('images_per_step', []) if run else []
+    changes = [each for each in recorded if each[0] < step] or [[0, examples_per_step]]
+    if changes[-1][1] != examples_per_step:
+        changes.append([step, examples_per_step])
+    return step, changes
+
+
 def prepare_folder(examples_per_step):
-    """Checks that `--train_dir` holds this run or nothing, and writes `run.json`; returns a
-    dictionary of `first_step` and `images_before`, see `EpochCounter`."""
+    """Checks that `--train_dir` holds this run or nothing, and writes `run.json`; returns `start`.
+    """
     earlier = {} if FLAGS.restart else check_same_run() or {}
     _values_to_load(tf.global_variables())  # Raises an error before anything is changed.
     if FLAGS.restart:
         run_folder.remove_own_files(FLAGS.train_dir)
     run_folder.remove_unfinished(FLAGS.train_dir)
-    step = first_step()
-    images_per_step = earlier.get('examples_per_step', examples_per_step)
-    before = {'first_step': step, 'images_before': max(0, earlier.get('images_before', 0) + (
-        step - earlier.get('first_step', 0)) * images_per_step)}
+    step, changes = start(examples_per_step)
     scales = settings.scales_linearly(recipes.chosen())
     schedule = {'learning_rate': FLAGS.learning_rate, 'linear_scaling': scales,
                 'warmup_epochs': FLAGS.warmup_epochs if scales else None}
@@ -37,10 +47,10 @@ def prepare_folder(examples_per_step):
     data_set = source.data_set
     images = {'dataset': FLAGS.dataset, 'training_images': source.num_examples()}
     types = {name: FLAGS[name].value for name in ('use_fp16', 'use_bf16', 'variables')}
-    if images_per_step != examples_per_step:
+    if len(changes) > 1 and changes[-1][0] == step:
         warm_up = '; --linear_scaling does not warm up again' * (
             scales and earlier.get('linear_scaling', False))
-        console.line(f'Resuming with {examples_per_step} images per step (was {images_per_step}); '
+        console.line(f'Resuming with {examples_per_step} images per step (was {changes[-2][1]}); '
                      f'the schedule treats earlier steps as {examples_per_step}-image steps'
                      f'{warm_up}.')
     for name, value in images.items():
@@ -60,24 +70,23 @@ def prepare_folder(examples_per_step):
         'dataset': data_set.name, 'classes': data_set.classes, 'net': FLAGS.net,
         'dataset_folder': data_set.folder if os.path.isabs(data_set.folder) else None,
         'settings': {
-            'batch_size': FLAGS.batch_size, 'examples_per_step': examples_per_step,
-            'max_steps': FLAGS.max_steps, **before, **images, **schedule, **types,
+            'batch_size': FLAGS.batch_size, 'images_per_step': changes,
+            'max_steps': FLAGS.max_steps, **images, **schedule, **types,
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
             'tensorflow': tf.version.VERSION}})
-    return before
+    return step, changes
 
 
 def check_same_run():
     """The settings of the run in `--train_dir`, None without `run.json`; raises `app.UsageError`
     if the flags describe another run."""
-    advice = 'choose another --train_dir, or start over with --restart'
-    found = run_folder.check_run(FLAGS.train_dir, FLAGS.net, cifar10.source().data_set, advice)
+    found = run_folder.check_run(FLAGS.train_dir, FLAGS.net, cifar10.source().data_set, _ADVICE)
     earlier = found and found.get('validate_on', 'test')
     if earlier not in (None, FLAGS.validate_on):
         raise app.UsageError(
             f'{FLAGS.train_dir} holds a run with --validate_on={earlier}, which trains on other '
-            f'images than --validate_on={FLAGS.validate_on}: {advice}')
+            f'images than --validate_on={FLAGS.validate_on}: {_ADVICE}')
     return found
 
 

@@ -7,7 +7,6 @@ A training script builds its graph and then runs
             session.run(train_op)
 """
 import contextlib
-import dataclasses
 import math
 import os
 import signal
@@ -65,22 +64,17 @@ for _name in ('batch_size', 'epochs', 'validate_every', 'linear_scaling'):
     recipes.describe_defaults(_name)
 
 
-@flags.multi_flags_validator(['epochs', 'max_steps'], 'both set the length of the training; '
-                             'expected only one of them: remove the other')
-def _check_length(values):
-    return values['epochs'] is None or FLAGS['max_steps'].using_default_value
-
-
-@flags.multi_flags_validator(
-    ['save_checkpoint_secs', 'save_checkpoint_steps'], 'both set when to save a checkpoint; '
-    'expected only one of them: remove the other')
-def _check_saving(values):
-    return (values['save_checkpoint_steps'] is None
-            or FLAGS['save_checkpoint_secs'].using_default_value)
+for _name, _other, _what in (
+        ('epochs', 'max_steps', 'the length of the training'),
+        ('save_checkpoint_steps', 'save_checkpoint_secs', 'when to save a checkpoint')):
+    flags.register_multi_flags_validator(
+        sorted([_name, _other]), lambda values, name=_name, other=_other: (
+            values[name] is None or FLAGS[other].using_default_value),
+        f'both set {_what}; expected only one of them: remove the other')
 
 
 @contextlib.contextmanager
-def session(loss, examples_per_step, me=worker.Worker()):  # noqa: B008, it is never changed.
+def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B008, see `Worker`.
     """A session that trains in `--train_dir` until `--max_steps`, resuming if it can.
 
     In place of `MonitoredTrainingSession`, with hooks that docs/architecture.md lists. After SIGINT
@@ -92,6 +86,7 @@ def session(loss, examples_per_step, me=worker.Worker()):  # noqa: B008, it is n
         examples_per_step: number of images per step, over all towers and workers.
         me: a `worker.Worker`. Only worker 0 writes to `--train_dir` and prints, and all workers
             stop after the same step.
+        start: worker 0's `resume.start`, for the others.
 
     Yields:
         A `SingularMonitoredSession`; `should_stop()` is true after the last step.
@@ -104,8 +99,6 @@ def session(loss, examples_per_step, me=worker.Worker()):  # noqa: B008, it is n
         FloatingPointError: the loss or a variable is not finite.
     """
     source = cifar10.source()
-    epochs = epoch_counter.EpochCounter(examples_per_step, source.num_examples(), FLAGS.max_steps,
-                            FLAGS.validate_every or 0)
     statistic_averages = statistics.add_averages()
     variables = tf.global_variables()
     loader = checkpoints.Loader(variables)
@@ -127,12 +120,13 @@ def session(loss, examples_per_step, me=worker.Worker()):  # noqa: B008, it is n
         stack.enter_context(files.explain_full_disk(FLAGS.train_dir))
         if me.leads:
             stack.enter_context(run_folder.locked(FLAGS.train_dir))
-            epochs = dataclasses.replace(epochs, **resume.prepare_folder(examples_per_step))
-            if epochs.first_step < FLAGS.max_steps:
-                console.line(
-                    f'{FLAGS.max_steps} steps of {examples_per_step} images are '
-                    f'{epochs.seen(FLAGS.max_steps):.4g} epochs of {epochs.images_per_epoch} '
-                    'images.')
+            start = resume.prepare_folder(examples_per_step)
+        epochs = epoch_counter.EpochCounter(
+            *start, source.num_examples(), FLAGS.max_steps, FLAGS.validate_every or 0)
+        if me.leads and epochs.first_step < FLAGS.max_steps:
+            console.line(f'{FLAGS.max_steps} steps of {examples_per_step} images are '
+                         f'{epochs.seen(FLAGS.max_steps):.4g} epochs of {epochs.images_per_epoch} '
+                         'images.')
         stack.enter_context(source.damage_reported())
         caught = stack.enter_context(signals.caught())
         worker_hook, saver_hook = hooks.WorkerHook(me, caught), None
@@ -191,10 +185,11 @@ def session(loss, examples_per_step, me=worker.Worker()):  # noqa: B008, it is n
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
-def apply_recipe_defaults(batches_per_step=1):
+def apply_recipe_defaults(batches_per_step=1, leads=True):
     """Sets flags that the user did not give to the defaults of `--net`, and prints changes.
 
-    `--max_steps` becomes the number of steps in `--epochs`, or in the recipe's if it has any.
+    `--max_steps` becomes the number of steps in `--epochs`, or in the recipe's if it has any. Only
+    worker 0, which `leads`, knows those of earlier starts.
     Raises `app.UsageError` if these are too many, or for `--stop_at` without validations.
     """
     recipe = recipes.chosen()
@@ -206,10 +201,19 @@ def apply_recipe_defaults(batches_per_step=1):
             replaced.append(f'--{name}={value}')
 
     replace('batch_size', recipe.batch_size)
-    if FLAGS.epochs is not None:
-        FLAGS.set_default('max_steps', _steps_in(FLAGS.epochs, batches_per_step))
-    elif recipe.epochs is not None:
-        replace('max_steps', _steps_in(recipe.epochs, batches_per_step))
+    epochs = recipe.epochs if FLAGS.epochs is None else FLAGS.epochs
+    if epochs is not None:
+        source = cifar10.source()
+        images = source.examples_per_step(batches_per_step)
+        start = resume.start(images) if leads else (0, [[0, images]])
+        steps = epoch_counter.EpochCounter(*start, source.num_examples()).last_step(epochs)
+        if steps > _MAX_STEPS:
+            raise app.UsageError(f'--epochs={epochs:g} is {steps} steps; expected at most '
+                                 f'{_MAX_STEPS}: lower --epochs')
+        if FLAGS.epochs is None:
+            replace('max_steps', steps)
+        else:
+            FLAGS.set_default('max_steps', steps)
     if FLAGS.validate_every is None:
         FLAGS.set_default('validate_every', recipe.validate_every)
     if FLAGS.stop_at is not None and not FLAGS.validate_every:
@@ -217,14 +221,6 @@ def apply_recipe_defaults(batches_per_step=1):
                              '--validate_every=1')
     if replaced:
         console.line(f'Defaults for --net={recipe.name}: {" ".join(replaced)}')
-
-
-def _steps_in(epochs, batches_per_step):
-    steps = epoch_counter.steps_in(epochs, cifar10.source().steps_per_epoch(batches_per_step))
-    if steps > _MAX_STEPS:
-        raise app.UsageError(f'--epochs={epochs:g} is {steps} steps; expected at most '
-                             f'{_MAX_STEPS}: lower --epochs')
-    return steps
 
 
 def use_seed(rank=0, step=None):

@@ -143,11 +143,17 @@ def test_a_start_prints_the_number_of_epochs(half_bright, capsys):
 
 
 def test_epochs_are_images_seen_over_all_starts(half_bright):
-    """With 8, 16 and 4 of 80 images per step, and a start without a step."""
-    for examples_per_step, max_steps in ((8, 5), (16, 10), (160, 10), (4, 20)):
+    """With 8, 16 and 4 of 80 images per step, and a start without a step; then with 40 after a
+    fall back to step 5, which the first start reached."""
+    for examples_per_step, max_steps in ((8, 5), (16, 10), (160, 10), (4, 20), (40, 7)):
+        if examples_per_step == 40:
+            for path in pathlib.Path(FLAGS.train_dir).glob('model.ckpt-[12]*.index'):
+                path.unlink()
         list(counted(examples_per_step, max_steps=max_steps))
-    rows = metrics.read(os.path.join(FLAGS.train_dir, 'metrics.csv'))
-    assert [(row['step'], row['epoch']) for row in rows] == [(5, 0.5), (10, 1.5), (20, 2)]
+        rows = metrics.read(os.path.join(FLAGS.train_dir, 'metrics.csv'))
+        assert [(row['step'], row['epoch']) for row in rows] == {
+            5: [(5, 0.5)], 10: [(5, 0.5), (10, 1.5)], 20: [(5, 0.5), (10, 1.5), (20, 2)],
+            7: [(5, 0.5), (7, 1.5)]}[max_steps]
 
 
 @pytest.mark.parametrize('file_time', [0, 86400, time.time() + 20 * 365 * 86400],

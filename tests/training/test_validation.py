@@ -208,17 +208,19 @@ def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     assert rows() == [(10, None)]
 
 
-@pytest.mark.parametrize('examples_per_step, every, due', [
-    (8, 1, [10, 20, 25]),
-    (8, 9, [25]),
-    (7, 1, [12, 23, 25]),  # 84 and 161 images.
-    (120, 2, [2, 3, 4, 6, 7, 8, 9]),  # 1.5 epochs each; after 1, 3, 4, 6, 7, 9, 10, 12, 13.
-    (7, 63, [720, 1000]),  # In floating point, 720 * (7 / 80) is less than 63.
+@pytest.mark.parametrize('changes, every, due', [
+    ([(0, 8)], 1, [10, 20, 25]),
+    ([(0, 8)], 9, [25]),
+    ([(0, 7)], 1, [12, 23, 25]),  # 84 and 161 images.
+    ([(0, 120)], 2, [2, 3, 4, 6, 7, 8, 9]),  # 1.5 epochs each; after 1, 3, 4, 6, 7, 9, 10, 12, 13.
+    ([(0, 7)], 63, [720, 1000]),  # In floating point, 720 * (7 / 80) is less than 63.
+    ([(0, 8), (4, 16)], 1, [7, 12, 17, 20]),  # After 32 images: 80, 160 and 240.
 ])
-def test_when_it_is_due(examples_per_step, every, due):
+def test_when_it_is_due(changes, every, due):
     """With 80 images per epoch. The last step is always due."""
-    epochs = epoch_counter.EpochCounter(examples_per_step, 80, due[-1], every)
-    assert [step for step in range(1, due[-1] + 1) if epochs.validates(step)] == due
+    first = changes[-1][0]
+    epochs = epoch_counter.EpochCounter(first, changes, 80, due[-1], every)
+    assert [step for step in range(first + 1, due[-1] + 1) if epochs.validates(step)] == due
 
 
 def test_after_a_kill_no_step_is_duplicated_or_missing(tiny_net):

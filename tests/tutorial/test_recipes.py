@@ -153,13 +153,14 @@ def test_epochs_of_the_images_that_are_not_held_out(tiny_net):
         assert FLAGS.max_steps == 9
 
 
-def test_each_trainer_counts_epochs_and_resumes(tiny_net, capsys):
-    """80 images in batches of 16: two towers make half as many steps per epoch."""
+def test_each_trainer_counts_epochs_in_images_and_resumes(tiny_net, capsys):
+    """80 images in batches of 16: one epoch is 5 steps; three more with two towers are 7.5, which
+    makes 7; with one worker, 80 images are left of 4.8 epochs."""
     with flagsaver.flagsaver(batch_size=16, num_gpus=2, validate_every=0):
         for epochs, main, steps in (
                 (1, cifar10_train.main, 5),
-                (4, cifar10_multi_gpu_train.main, 10),  # 2.5 steps per epoch.
-                (2.6, lambda: cifar10_distributed_train.main(cluster.Cluster()), 13)):
+                (4, cifar10_multi_gpu_train.main, 12),  # 304 images.
+                (4.8, lambda: cifar10_distributed_train.main(cluster.Cluster()), 17)):
             with flagsaver.flagsaver(epochs=epochs):
                 main()
                 assert value('global_step') == steps

@@ -144,11 +144,12 @@ def test_a_signal_to_one_worker_lets_worker_0_save(half_bright, rank, number):
 
 
 def test_a_run_continues_with_fewer_workers_and_then_with_more(half_bright):
-    """24 images per step throughout: 20 steps are 6 epochs of 80 images, at the same rates.
+    """24 images per step until step 14, then 12: 20 steps are 408 images, 5.1 epochs of 80.
 
-    One of three workers is killed after the checkpoint of step 8.
+    One of three workers is killed after the checkpoint of step 8. Only worker 0 knows the steps
+    before: with 12 images in each, 5.1 epochs would end at step 34.
     """
-    common = ['--max_steps=20', '--save_checkpoint_steps=4', '--log_frequency=1', PATIENT]
+    common = ['--save_checkpoint_steps=4', '--log_frequency=1', PATIENT]
     process = start(*common, '--batch_size=8', '--max_steps=1000', size=3)
     for line in process.stdout:
         if 'step 9,' in line:
@@ -156,16 +157,16 @@ def test_a_run_continues_with_fewer_workers_and_then_with_more(half_bright):
     os.kill(spawn.workers(process.pid)[2], signal.SIGKILL)
     spawn.ended(process, 75, 137)
     outputs = []
-    for size, steps in ((2, 14), (4, 20)):
-        process = start(*common, f'--batch_size={24 // size}', f'--max_steps={steps}', size=size)
+    for size, batch_size, length in ((2, 12, '--max_steps=14'), (4, 3, '--epochs=5.1')):
+        process = start(*common, f'--batch_size={batch_size}', length, size=size)
         out, _ = spawn.ended(process, 0)
-        assert 'images per step (was' not in out
+        assert ('images per step (was' in out) == (size == 4)
         outputs.append(out)
     assert re.search(r'Resuming from .*model.ckpt-(8|1[0-9])\.', outputs[0])
     assert f'Resuming from {FLAGS.train_dir}/model.ckpt-14.' in outputs[1]
     last = metrics.read(os.path.join(FLAGS.train_dir, 'metrics.csv'))[-1]
     assert last['step'] == 20
-    np.testing.assert_allclose(last['epoch'], 20 * 24 / 80)
+    np.testing.assert_allclose(last['epoch'], 408 / 80)
     np.testing.assert_allclose(last['learning_rate'], 0.03)
 
 
