@@ -23,12 +23,6 @@ def test_the_written_files_are_complete(tmp_path):
         assert list(row.count(folder, eval_data).values()) == list(row.split(eval_data).values())
 
 
-def test_classes_are_balanced_in_random_order():
-    labels = synthetic.draw(1000, seed=1)[:, 0]
-    assert np.array_equal(np.bincount(labels), [100] * 10)
-    assert len(np.unique(labels[:50])) == 10
-
-
 def test_the_mean_colour_does_not_reveal_the_class():
     """Choosing the class with the nearest mean colour is hardly better than guessing."""
     train, test = synthetic.draw(4000, seed=1), synthetic.draw(1000, seed=2)
