@@ -23,11 +23,9 @@ from cifar10_lib import recipes
 from cifar10_lib.runs import best, checkpoints, folder as run_folder, names, parameters
 from cifar10_lib.training import epoch_counter, hooks, resume, signals, worker
 
-_MAX_STEPS = 10**9
-
 path_flags.define('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
 flags.DEFINE_integer('max_steps', 100000, 'Total number of steps, including those before a resume.',
-                     lower_bound=0, upper_bound=_MAX_STEPS)
+                     lower_bound=0, upper_bound=10**15)
 flags.DEFINE_float('epochs', None, 'Total number of epochs, instead of --max_steps; may have a '
                    'fraction.', lower_bound=0.0, upper_bound=1e6)
 flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
@@ -189,8 +187,8 @@ def apply_recipe_defaults(batches_per_step=1, leads=True):
     """Sets flags that the user did not give to the defaults of `--net`, and prints changes.
 
     `--max_steps` becomes the number of steps in `--epochs`, or in the recipe's if it has any. Only
-    worker 0, which `leads`, knows those of earlier starts.
-    Raises `app.UsageError` if these are too many, or for `--stop_at` without validations.
+    worker 0, which `leads`, knows those of earlier starts. Raises `app.UsageError` for `--stop_at`
+    without validations.
     """
     recipe = recipes.chosen()
     replaced = []
@@ -207,13 +205,7 @@ def apply_recipe_defaults(batches_per_step=1, leads=True):
         images = source.examples_per_step(batches_per_step)
         start = resume.start(images) if leads else (0, [[0, images]])
         steps = epoch_counter.EpochCounter(*start, source.num_examples()).last_step(epochs)
-        if steps > _MAX_STEPS:
-            raise app.UsageError(f'--epochs={epochs:g} is {steps} steps; expected at most '
-                                 f'{_MAX_STEPS}: lower --epochs')
-        if FLAGS.epochs is None:
-            replace('max_steps', steps)
-        else:
-            FLAGS.set_default('max_steps', steps)
+        (replace if FLAGS.epochs is None else FLAGS.set_default)('max_steps', steps)
     if FLAGS.validate_every is None:
         FLAGS.set_default('validate_every', recipe.validate_every)
     if FLAGS.stop_at is not None and not FLAGS.validate_every:
