@@ -12,6 +12,7 @@ from cifar10_lib.runs import checkpoints, folder as run_folder, names
 FLAGS = flags.FLAGS
 
 _ADVICE = 'choose another --train_dir, or start over with --restart'
+_OTHER = 'choose another --initial_checkpoint'
 
 
 def first_step():
@@ -104,9 +105,14 @@ def load(session, saver, loader, variables):
         older = checkpoints.candidates(FLAGS.train_dir)  # Damaged ones precede the latest.
         saver.recover_last_checkpoints(older[older.index(latest):][::-1])
     elif values:
-        trained = {variable.op.name for variable in tf.trainable_variables()}
-        console.line(f'Starting with the weights of {initial_checkpoint()}; new: '
+        path, trained = initial_checkpoint(), {each.op.name for each in tf.trainable_variables()}
+        kept = {name.split('/')[0] for name in trained & values.keys()}
+        console.line(f'Starting with {", ".join(sorted(kept))} of {path}; new: '
                      f'{", ".join(sorted(trained & new.keys())) or "none"}.')
+        run = run_folder.read_run(os.path.dirname(path), _OTHER)
+        if run and FLAGS.validate_on not in ('test', run['settings'].get('validate_on')):
+            console.line('Warning: that run did not hold out images. If it had the same ones, '
+                         'validations of this run look better than they are.')
     if values:
         loader.assign({**values, **(session.run(new) if new else {})}, by_name, session)
 
@@ -142,22 +148,26 @@ def initial_checkpoint(report=False):
 def _initial(variables):
     """The values of `--initial_checkpoint` that fit these variables, {name: array}.
 
-    Weights and their averages start with its averages; layers of another shape, the step and the
-    state of the optimizer start anew. Raises `app.UsageError` if no weights fit.
+    Weights and their averages start with its averages. Layers of another shape, the last one if its
+    run had other classes, the step and the state of the optimizer start anew. Raises
+    `app.UsageError` if no weights fit.
     """
-    path = initial_checkpoint()
-    stored = checkpoints.read(path)
-    trained = {variable.op.name for variable in tf.trainable_variables()}
+    path, classes = initial_checkpoint(), cifar10.source().data_set.classes
+    stored, run = checkpoints.read(path), run_folder.read_run(os.path.dirname(path), _OTHER)
+    trained = {variable.op.name: variable for variable in tf.trainable_variables()}
+    last_layer = list(trained)[-1].rpartition('/')[0]
+    new_layer = last_layer if run and run['classes'] != list(classes) else None
     found = {}
     for variable in variables:
-        name = variable.op.name
-        base = name.removesuffix(names.AVERAGE)
-        given = stored.get(base + names.AVERAGE, stored.get(base))
-        is_state = '/' not in base or base.rpartition('/')[0] in trained
-        if not is_state and given is not None and (
+        base = variable.op.name.removesuffix(names.AVERAGE)
+        given, layer = stored.get(base + names.AVERAGE, stored.get(base)), base.rpartition('/')[0]
+        is_state = layer == '' or layer in trained
+        if not is_state and layer != new_layer and given is not None and (
                 list(given.shape) == variable.shape.as_list()):
-            found[name] = given.astype(variable.dtype.base_dtype.as_numpy_dtype)
-    if not trained & set(found):
-        raise app.UsageError(f'{path} has no weights of --net={FLAGS.net}: choose another '
-                             '--initial_checkpoint')
+            found[variable.op.name] = given.astype(variable.dtype.base_dtype.as_numpy_dtype)
+    if not trained.keys() & found.keys():
+        averages = {name + names.AVERAGE: variable for name, variable in trained.items()}
+        checkpoints.values_for(
+            path, trained if stored.keys() & trained.keys() else averages,
+            f'--net={FLAGS.net} expects these for {len(classes)} classes: {_OTHER}')
     return found

@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
 
-import cifar10
 import cifar10_train
+from cifar10_lib.datasets import custom
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.training import session as training
 
@@ -123,15 +123,26 @@ def test_synthetic_images_are_learned_in_300_steps(tmp_path):
         assert outcomes.precision(f'{tmp_path}/train') >= 0.95
 
 
-def test_a_new_run_starts_with_the_weights_of_another(trained, tmp_path, monkeypatch, capsys):
-    """The averages of all layers but the last, which has two more classes; not its step."""
-    monkeypatch.setattr(cifar10, 'NUM_CLASSES', 12)
-    theirs = checkpoints.read(tf.train.latest_checkpoint(FLAGS.train_dir))
+def test_a_new_run_starts_with_the_weights_of_another(trained, tmp_path, capsys):
+    """The averages of all layers but the last, whose ten classes are others; not its step."""
+    latest = tf.train.latest_checkpoint(FLAGS.train_dir)
+    theirs = checkpoints.read(latest)
+    with flagsaver.flagsaver(initial_checkpoint=FLAGS.train_dir, train_dir=str(tmp_path / 'same'),
+                             max_steps=0, validate_on='held_out'):
+        cifar10_train.train()
+        assert (f'Starting with conv1, conv2, local3, local4, softmax_linear of {latest}; new: '
+                'none.\nWarning: that run did not hold out images. ') in capsys.readouterr().out
+    (tmp_path / 'pets').mkdir()
+    both = np.zeros([10, 32, 32, 3], np.uint8), np.arange(10)
+    custom.write(tmp_path / 'pets', 'pets', list('abcdefghij'), both, both)
     with flagsaver.flagsaver(initial_checkpoint=FLAGS.train_dir, train_dir=str(tmp_path / 'new'),
-                             max_steps=0):
+                             max_steps=0, dataset=str(tmp_path / 'pets')):
         cifar10_train.train()
         ours = checkpoints.read(tf.train.latest_checkpoint(FLAGS.train_dir))
-        assert '; new: softmax_linear/biases, softmax_linear/weights.' in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert (f'Starting with conv1, conv2, local3, local4 of {latest}; new: '
+                'softmax_linear/biases, softmax_linear/weights.\n') in out
+        assert 'Warning' not in out
         FLAGS.max_steps = 1
         cifar10_train.train()
         assert 'Starting with' not in capsys.readouterr().out
@@ -143,7 +154,7 @@ def test_a_new_run_starts_with_the_weights_of_another(trained, tmp_path, monkeyp
             training.steps_left()
     average = '/ExponentialMovingAverage'
     assert ours['global_step'] == 0
-    assert ours['softmax_linear/weights'].shape == (192, 12)
+    assert (ours['softmax_linear/weights'] != theirs['softmax_linear/weights' + average]).all()
     for name in ('conv1/weights', 'local4/biases'):
         assert (theirs[name] != theirs[name + average]).any()
         for copy in (name, name + average):
@@ -151,7 +162,7 @@ def test_a_new_run_starts_with_the_weights_of_another(trained, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize('net, words', [('tutorial', 'No checkpoint in --initial_checkpoint='),
-                                        ('resnet23', 'has no weights of --net=resnet23')])
+                                        ('resnet23', 'affine/biases is missing; ')])
 def test_no_weights_to_start_with(trained, tmp_path, net, words):
     """Before --restart removes anything."""
     folder = FLAGS.train_dir if net == 'resnet23' else str(tmp_path)
