@@ -275,21 +275,15 @@ class RefuseNonFinite(tf.train.CheckpointSaverListener):
                 raise self._metrics.diverged(f'{variable.op.name} is not finite')
 
 
-class AddRow(tf.train.CheckpointSaverListener):
-    """Records the steps up to a checkpoint, so that a resumed run leaves no gap in metrics.csv."""
+class WriteBeside(tf.train.CheckpointSaverListener):
+    """Adds a row to metrics.csv before each checkpoint, so that a resumed run leaves no gap, and
+    writes params.h5 after the last one."""
 
-    def __init__(self, metrics_hook):
-        self._metrics = metrics_hook
+    def __init__(self, metrics_hook, folder, variables):
+        self._metrics, self._folder, self._variables = metrics_hook, folder, variables
 
     def before_save(self, session, global_step_value):
         self._metrics.add_row()
-
-
-class WriteParameters(tf.train.CheckpointSaverListener):
-    """Writes params.h5 after the last checkpoint."""
-
-    def __init__(self, folder, variables):
-        self._folder, self._variables = folder, variables
 
     def after_save(self, session, global_step_value):
         self._saved_step = global_step_value

@@ -33,8 +33,7 @@ def start(examples_per_step):
 
 
 def prepare_folder(examples_per_step):
-    """Checks that `--train_dir` holds this run or nothing, and writes `run.json`; returns `start`.
-    """
+    """Checks that `--train_dir` holds this run or nothing; writes `run.json`; returns `start`."""
     earlier = {} if FLAGS.restart else check_same_run() or {}
     _values_to_load(tf.global_variables())  # Raises an error before anything is changed.
     if FLAGS.restart:

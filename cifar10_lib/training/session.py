@@ -56,11 +56,8 @@ flags.DEFINE_boolean('restart', False,
 
 FLAGS = flags.FLAGS
 
-CHECKPOINTS_KEPT = 5
-
 for _name in ('batch_size', 'epochs', 'validate_every', 'linear_scaling'):
     recipes.describe_defaults(_name)
-
 
 for _name, _other, _what in (
         ('epochs', 'max_steps', 'the length of the training'),
@@ -100,7 +97,7 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
     statistic_averages = statistics.add_averages()
     variables = tf.global_variables()
     loader = checkpoints.Loader(variables)
-    saver = tf.train.Saver(variables, max_to_keep=CHECKPOINTS_KEPT, save_relative_paths=True,
+    saver = tf.train.Saver(variables, max_to_keep=5, save_relative_paths=True,
                            keep_checkpoint_every_n_hours=math.inf)
     # The summaries of later towers have the same tags as the first one's.
     summary_ops = summaries.of_first_tower(
@@ -145,8 +142,7 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
                 listeners=[
                     hooks.RefuseNonFinite(variables, metrics_hook),
                     current,
-                    hooks.AddRow(metrics_hook),
-                    hooks.WriteParameters(FLAGS.train_dir, variables)])
+                    hooks.WriteBeside(metrics_hook, FLAGS.train_dir, variables)])
             # In this order: NaN is found before a checkpoint is due. After an exception, no hook's
             # `end` runs.
             all_hooks += [
