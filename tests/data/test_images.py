@@ -54,25 +54,11 @@ def test_the_first_of_several_frames_is_used(read, format_):
     np.testing.assert_array_equal(found, np.full([32, 32, 3], [255, 0, 0]))
 
 
-ORIENTATION = 274  # The EXIF tag.
-TURNED = {  # As a viewer shows it, https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf, 4.6.4.
-    1: COLOUR, 2: COLOUR[:, ::-1], 3: COLOUR[::-1, ::-1], 4: COLOUR[::-1],
-    5: COLOUR.transpose(1, 0, 2), 6: np.rot90(COLOUR, -1),
-    7: np.rot90(COLOUR, 2).transpose(1, 0, 2), 8: np.rot90(COLOUR)}
-
-
-def test_the_exif_orientation_is_applied(read):
-    for orientation, expected in TURNED.items():
-        exif = Image.Exif()
-        exif[ORIENTATION] = orientation
-        np.testing.assert_array_equal(read(COLOUR, exif=exif, format='PNG'), expected)
-
-
 @pytest.mark.parametrize('size', [(40, 64), (64, 40)])
 def test_a_phones_photograph_is_turned(read, size):
     """The right side of its sensor is at the bottom; 16-bit grey is turned, too."""
     exif = Image.Exif()
-    exif[ORIENTATION] = 6
+    exif[274] = 6  # The orientation, https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf, 4.6.4.
     lit = Image.new('L', size)
     lit.paste(255, (0, 0, size[0], size[1] // 2))  # Above, so after a turn to the right: right.
     deep = np.asarray(lit) * np.uint16(257)

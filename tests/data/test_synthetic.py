@@ -21,15 +21,3 @@ def test_the_written_files_are_complete(tmp_path):
     row.check(folder)
     for eval_data in (False, True):
         assert list(row.count(folder, eval_data).values()) == list(row.split(eval_data).values())
-
-
-def test_the_mean_colour_does_not_reveal_the_class():
-    """Choosing the class with the nearest mean colour is hardly better than guessing."""
-    train, test = synthetic.draw(4000, seed=1), synthetic.draw(1000, seed=2)
-
-    def colours(drawn):
-        return drawn[:, 1:].reshape(-1, 3, 1024).mean(axis=2)
-
-    centres = np.stack([colours(train)[train[:, 0] == k].mean(axis=0) for k in range(10)])
-    distances = np.square(colours(test)[:, np.newaxis] - centres).sum(axis=2)
-    assert (distances.argmin(axis=1) == test[:, 0]).mean() < 0.2
