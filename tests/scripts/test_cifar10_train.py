@@ -6,13 +6,14 @@ import numpy as np
 import outcomes
 import plain
 import pytest
+import record_files
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
 
 import cifar10_train
-from cifar10_lib.datasets import custom
+from cifar10_lib.datasets import custom, table
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.training import session as training
 
@@ -161,16 +162,19 @@ def test_a_new_run_starts_with_the_weights_of_another(trained, tmp_path, capsys)
             np.testing.assert_array_equal(ours[copy], theirs[name + average])
 
 
-@pytest.mark.parametrize('net, words', [('tutorial', 'No checkpoint in --initial_checkpoint='),
-                                        ('resnet23', 'affine/biases is missing; ')])
-def test_no_weights_to_start_with(trained, tmp_path, net, words):
-    """Before --restart removes anything."""
-    folder = FLAGS.train_dir if net == 'resnet23' else str(tmp_path)
+@pytest.mark.parametrize('folder, words', [
+    ('tests', 'No checkpoint in --initial_checkpoint='),
+    ('models/resnet23', r'affine/weights/ExponentialMovingAverage has shape \[64, 10\]; expected '
+     r'\[384, 100\].* --net=resnet23 expects these for 100 classes: choose another --initial')])
+def test_no_weights_to_start_with(tmp_path, folder, words):
+    """Before --restart removes anything. With 100 classes, layers have 384 channels, not 64."""
+    record_files.write_noise(tmp_path / 'data', 2, table.CIFAR100)
     precious = tmp_path / 'new' / 'model.ckpt-7.index'
     precious.parent.mkdir()
     precious.touch()
-    with flagsaver.flagsaver(net=net, initial_checkpoint=folder, train_dir=str(precious.parent),
-                             restart=True):
+    with flagsaver.flagsaver(net='resnet23', dataset='cifar100', data_dir=str(tmp_path / 'data'),
+                             initial_checkpoint=str(spawn.ROOT / folder),
+                             train_dir=str(precious.parent), restart=True):
         with pytest.raises(app.UsageError, match=words):
             if training.steps_left():
                 cifar10_train.train()

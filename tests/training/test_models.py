@@ -8,7 +8,7 @@ import pytest
 import record_files
 import spawn
 import tensorflow.compat.v1 as tf
-from absl import app, flags
+from absl import flags
 from absl.testing import flagsaver
 from PIL import Image, ImageDraw
 
@@ -95,16 +95,6 @@ def test_a_training_starts_with_the_weights(records):
     for name, value in given.items():
         for copy in {name, name.removesuffix('/ExponentialMovingAverage')}:
             np.testing.assert_array_equal(ours[copy], value)
-
-
-def test_weights_of_another_size_are_named(records):
-    """Averages only; with 100 classes, the layers have 384 channels instead of 64."""
-    record_files.write_noise(FLAGS.data_dir, count=1, row=table.CIFAR100)
-    with flagsaver.flagsaver(net='resnet23', dataset='cifar100'), pytest.raises(
-            app.UsageError, match=(
-                r'affine/weights/ExponentialMovingAverage has shape \[64, 10\]; expected '
-                r'\[384, 100\].* --net=resnet23 expects these for 100 classes: choose another ')):
-        cifar10_train.train()
 
 
 def test_the_readme_writes_the_averages_of_a_run(trained, tmp_path):
