@@ -23,10 +23,11 @@ def prepare_folder(examples_per_step):
     dictionary of `first_step` and `images_before`, see `EpochCounter`."""
     earlier = {} if FLAGS.restart else check_same_run() or {}
     _values_to_load(tf.global_variables())  # Raises an error before anything is changed.
-    if FLAGS.restart:
-        run_folder.remove_own_files(FLAGS.train_dir)
-    run_folder.remove_unfinished(FLAGS.train_dir)
+    run_folder.remove_files(FLAGS.train_dir, also_finished=FLAGS.restart)
     step = first_step()
+    if step and not earlier:
+        console.line(f'{FLAGS.train_dir} has no {names.RUN}: resuming with --net={FLAGS.net} '
+                     f'--dataset={FLAGS.dataset}.')
     images_per_step = earlier.get('examples_per_step', examples_per_step)
     before = {'first_step': step, 'images_before': max(0, earlier.get('images_before', 0) + (
         step - earlier.get('first_step', 0)) * images_per_step)}
@@ -72,7 +73,10 @@ def check_same_run():
     """The settings of the run in `--train_dir`, None without `run.json`; raises `app.UsageError`
     if the flags describe another run."""
     advice = 'choose another --train_dir, or start over with --restart'
-    found = run_folder.check_run(FLAGS.train_dir, FLAGS.net, cifar10.source().data_set, advice)
+    run = run_folder.read_run(FLAGS.train_dir, advice)
+    if run:
+        run_folder.check_run(FLAGS.train_dir, run, FLAGS.net, cifar10.source().data_set, advice)
+    found = run and run['settings']
     earlier = found and found.get('validate_on', 'test')
     if earlier not in (None, FLAGS.validate_on):
         raise app.UsageError(
@@ -116,18 +120,18 @@ def _values_to_load(variables):
 
 
 def initial_checkpoint(report=False):
-    """Path of the latest checkpoint in `--initial_checkpoint`, None without the flag; raises
-    `app.UsageError` if there is none, or `--restart` would remove it."""
-    run = os.path.realpath(FLAGS.train_dir)
-    if FLAGS.restart and FLAGS.initial_checkpoint and os.path.realpath(
-            FLAGS.initial_checkpoint) in (run, os.path.join(run, names.BEST)):
-        raise app.UsageError(f'--restart would remove --initial_checkpoint='
-                             f'{FLAGS.initial_checkpoint}: choose another --train_dir')
-    latest = FLAGS.initial_checkpoint and checkpoints.latest(FLAGS.initial_checkpoint, report)
-    if FLAGS.initial_checkpoint and latest is None:
-        raise app.UsageError(f'No checkpoint in --initial_checkpoint={FLAGS.initial_checkpoint}; '
-                             'expected the folder of another run: choose one')
-    return latest
+    """Path of `--initial_checkpoint`, or of the latest one in that folder, None without the flag;
+    raises `app.UsageError` if there is none, or `--restart` would remove it."""
+    given, run = FLAGS.initial_checkpoint, os.path.realpath(FLAGS.train_dir)
+    found = given and (checkpoints.named(given) or checkpoints.latest(given, report))
+    if given and found is None:
+        raise app.UsageError(f'No checkpoint in --initial_checkpoint={given}; expected the folder '
+                             'of another run: choose one')
+    if given and FLAGS.restart and os.path.dirname(os.path.realpath(found)) in (
+            run, os.path.join(run, names.BEST)):
+        raise app.UsageError(f'--restart would remove --initial_checkpoint={given}: choose another '
+                             '--train_dir')
+    return found
 
 
 def _initial(variables):
