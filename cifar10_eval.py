@@ -7,7 +7,6 @@ image once, with the moving averages of the variables. Run it next to the traine
 --run_once to evaluate only the latest checkpoint. --per_class adds figures per class and the
 confusion matrix.
 """
-import contextlib
 import datetime
 import os
 import sys
@@ -106,7 +105,7 @@ def evaluate():
         if not checkpoints.candidates(folder):
             console.line(f'Waiting for a checkpoint in {folder}.')
         found = checkpoints.watch(folder, FLAGS.eval_interval_secs)
-    trained_on, last_step = None, -1
+    earlier = None
     for checkpoint in found:
         run = model.use_run(checkpoint)
         trained = run.get('settings', {})
@@ -117,9 +116,8 @@ def evaluate():
                                  '--eval_data')
         own = run.get('dataset_folder') or run.get('dataset', FLAGS.dataset)
         is_own = own in (FLAGS.dataset, os.path.abspath(FLAGS.dataset))
-        # At first, for a run of another kind after --restart, and if the folder was removed.
-        is_new = trained_on != (FLAGS.net, FLAGS.dataset, own) or (
-            is_own and not os.path.isdir(FLAGS.eval_dir))
+        # At first, whenever a trainer has started again, and if the folder was removed.
+        is_new = run != earlier or is_own and not os.path.isdir(FLAGS.eval_dir)
         if is_own:
             with files.explain_full_disk(FLAGS.eval_dir):  # `FileWriter` reports no errors.
                 files.own_folder(FLAGS.eval_dir)
@@ -127,7 +125,6 @@ def evaluate():
                     probe.write(bytes(1 << 20))  # The graph and the summaries take less.
                     probe.flush()
         if is_new:
-            trained_on = FLAGS.net, FLAGS.dataset, own
             cifar10.maybe_download_and_extract()
             evaluation = accuracy.Accuracy(
                 FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
@@ -137,12 +134,11 @@ def evaluate():
             summary_writer = tf.summary.FileWriter(
                 FLAGS.eval_dir, evaluation.graph,
                 filename_suffix=f'.{os.getpid()}') if is_own else None
-        with contextlib.suppress(checkpoints.Unreadable):  # `eval_once` reports that.
-            step = checkpoints.step(checkpoint)
-            if is_own and step <= last_step:  # As after --restart: TensorBoard drops the old curve.
-                summary_writer.add_session_log(tf.SessionLog(status=tf.SessionLog.START),
-                                               min(step, trained.get('first_step', step)))
-            last_step = step
+            if is_own and earlier is not None:  # TensorBoard drops what an earlier start had after
+                first_step = trained.get('first_step', 0)  # this step; all with --restart.
+                summary_writer.add_session_log(
+                    tf.SessionLog(status=tf.SessionLog.START), first_step and first_step + 1)
+            earlier = run
         eval_once(evaluation, summary_writer, checkpoint, validated_on)
 
 

@@ -1,4 +1,5 @@
 """How a start finds `--train_dir`: which run it holds, what changed, and its latest checkpoint."""
+import datetime
 import os
 
 import tensorflow.compat.v1 as tf
@@ -65,7 +66,7 @@ def prepare_folder(examples_per_step):
             'max_steps': FLAGS.max_steps, **before, **images, **schedule, **types,
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
-            'tensorflow': tf.version.VERSION}})
+            'tensorflow': tf.version.VERSION, 'started': datetime.datetime.now().isoformat()}})
     return before
 
 

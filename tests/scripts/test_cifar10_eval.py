@@ -258,6 +258,21 @@ def test_a_run_knows_its_network_and_its_classes(half_bright, tmp_path, capsys):
             assert stream.read() == 'upper\nlower\n'
 
 
+@pytest.mark.parametrize('restart, steps', [(True, [12]), (False, [10, 12])])
+def test_a_later_start_of_the_trainer(trained, monkeypatch, restart, steps):
+    """TensorBoard shows the new run alone, also if it is past the old one; a resumed run whole."""
+    def runs(folder, _):
+        yield checkpoints.latest(folder)
+        with flagsaver.flagsaver(max_steps=12, restart=restart):
+            cifar10_train.train()
+        yield checkpoints.latest(folder)
+
+    monkeypatch.setattr(checkpoints, 'watch', runs)
+    cifar10_eval.evaluate()
+    shown = event_accumulator.EventAccumulator(FLAGS.eval_dir).Reload().Scalars('Precision @ 1')
+    assert [event.step for event in shown] == list(values('Precision @ 1')) == steps
+
+
 def test_an_evaluation_waits_while_a_run_on_other_images_replaces_the_first(
         half_bright, tmp_path, monkeypatch, capsys):
     """As many classes, so that the first graph would fit, too; 130 test images, then 20."""
