@@ -99,7 +99,9 @@ def evaluate():
         OSError: --eval_dir cannot be written.
     """
     folder = checkpoint_flags.folder()  # The first use of a flag parses the command line.
-    if FLAGS.run_once or checkpoints.named(folder):
+    if checkpoints.named(folder):
+        FLAGS.run_once = True
+    if FLAGS.run_once:
         found = [checkpoint_flags.checkpoint()]
     else:
         if not checkpoints.candidates(folder):

@@ -108,6 +108,10 @@ def test_a_certain_checkpoint(trained, capsys, monkeypatch, ending):
     assert 'Evaluated ./model.ckpt-0 (step 0, averaged weights) on 130 images.\n' in out
     assert 'holds ./model.ckpt-0 as a SavedModel.\n' in out
     assert f'Starting with the weights of {first}; new: none.\n' in out
+    os.remove(f'{first}.data-00000-of-00001')
+    with flagsaver.flagsaver(checkpoint_dir=first), pytest.raises(
+            errors.DataError, match=f'{first} cannot be read'):
+        cifar10_eval.evaluate()
 
 
 def test_run_once_without_a_checkpoint(tmp_path):
