@@ -13,6 +13,8 @@ FILE.npz contains x_train and x_test, uint8 [count, 32, 32, 3], y_train and y_te
 0, and optionally classes, their names. docs/usage.md shows how to write it from SVHN's files and
 from what torchvision, Keras, Kaggle and Hugging Face provide.
 
+Without a folder train, or without x_train and y_train, DATA_DIR is a set to evaluate other runs on.
+
 Creates DATA_DIR with train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes
 and the names of the classes. Lists at the end which files were skipped, and why.
 """
@@ -60,9 +62,9 @@ def convert(source, data_dir):
             counts = custom.write(partial, name, classes, train, test)
     finally:  # Not inside `new_folder`: a lost console must not remove the data set.
         _show(skipped)
+    use = 'train with --dataset=%s --epochs=100' if train else 'use cifar10_eval.py --dataset=%s'
     console.line(f'{data_dir} holds {counts[0]} training and {counts[1]} test images of '
-                 f'{len(classes)} classes: train with --dataset={shlex.quote(data_dir)} '
-                 '--epochs=100')
+                 f'{len(classes)} classes: {use % shlex.quote(data_dir)}')
 
 
 def _show(skipped):

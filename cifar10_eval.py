@@ -44,7 +44,7 @@ def eval_once(evaluation, summary_writer, checkpoint, validated_on):
 
     Args:
         evaluation: an `accuracy.Accuracy`, which restores the variables and counts the images.
-        summary_writer: a `tf.summary.FileWriter`.
+        summary_writer: a `tf.summary.FileWriter`; None for images that are not the run's own.
         checkpoint: path of the checkpoint. It is skipped if the trainer has just removed it.
         validated_on: the images that training validates on, a value of --eval_data.
 
@@ -72,12 +72,15 @@ def eval_once(evaluation, summary_writer, checkpoint, validated_on):
                           simple_value=1 - result.precision)
     if FLAGS.per_class:
         summary.MergeFrom(confusion.summary(result.confusion, data_set.classes))
-    summary_writer.add_summary(summary, result.step)
-    summary_writer.flush()
+    other = f" of {FLAGS.dataset} (not the run's own data set: --eval_dir gets no curve)"
+    if summary_writer:
+        summary_writer.add_summary(summary, result.step)
+        summary_writer.flush()
+        other = ''
 
     weights = 'averaged' if FLAGS.use_moving_averages else 'raw'
-    console.line(f'Evaluated {checkpoint}{run_folder.owner(FLAGS.checkpoint_dir)} (step '
-                 f'{result.step}, {weights} weights) on {result.total} images.')
+    console.line(f'Evaluated {checkpoint}{run_folder.owner(os.path.dirname(checkpoint))} (step '
+                 f'{result.step}, {weights} weights) on {result.total} images{other}.')
     console.line(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}')
     if has_many_classes:
         console.line(f'precision @ {accuracy.TOP} = {result.top:.3f}')
@@ -89,36 +92,41 @@ def eval_once(evaluation, summary_writer, checkpoint, validated_on):
 
 
 def evaluate():
-    """Evaluates each new checkpoint once, or with --run_once only the latest.
+    """Evaluates each new checkpoint once, or only the latest (--run_once) or a certain one.
 
     Raises:
         app.UsageError: no checkpoint with --run_once, or a checkpoint does not fit the network.
         OSError: --eval_dir cannot be written.
     """
-    if FLAGS.run_once:  # The first use of a flag parses the command line.
+    folder = checkpoint_flags.folder()  # The first use of a flag parses the command line.
+    if checkpoints.named(folder):
+        FLAGS.run_once = True
+    if FLAGS.run_once:
         found = [checkpoint_flags.checkpoint()]
     else:
-        folder = checkpoint_flags.folder()
         if not checkpoints.candidates(folder):
             console.line(f'Waiting for a checkpoint in {folder}.')
         found = checkpoints.watch(folder, FLAGS.eval_interval_secs)
-    trained_on = None
+    earlier = None
     for checkpoint in found:
-        run = model.use_run(FLAGS.checkpoint_dir) or {}
-        validated_on = run.get('validate_on', 'test')
+        run = model.use_run(checkpoint)
+        trained = run.get('settings', {})
+        validated_on = trained.get('validate_on', 'test')
         if FLAGS.eval_data == 'held_out' != validated_on:
             raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without '
                                  '--validate_on=held_out, on all training images: choose another '
                                  '--eval_data')
-        # At first, for a run of another kind after --restart, and if the folder was removed.
-        is_new = trained_on != (FLAGS.net, FLAGS.dataset) or not os.path.isdir(FLAGS.eval_dir)
-        with files.explain_full_disk(FLAGS.eval_dir):  # `FileWriter` reports no errors.
-            files.own_folder(FLAGS.eval_dir)
-            with tempfile.TemporaryFile(dir=FLAGS.eval_dir) as probe:
-                probe.write(bytes(1 << 20))  # The graph and the summaries take less.
-                probe.flush()
+        own = run.get('dataset_folder') or run.get('dataset', FLAGS.dataset)
+        is_own = own in (FLAGS.dataset, os.path.abspath(FLAGS.dataset))
+        # At first, whenever a trainer has started again, and if the folder was removed.
+        is_new = run != earlier or is_own and not os.path.isdir(FLAGS.eval_dir)
+        if is_own:
+            with files.explain_full_disk(FLAGS.eval_dir):  # `FileWriter` reports no errors.
+                files.own_folder(FLAGS.eval_dir)
+                with tempfile.TemporaryFile(dir=FLAGS.eval_dir) as probe:
+                    probe.write(bytes(1 << 20))  # The graph and the summaries take less.
+                    probe.flush()
         if is_new:
-            trained_on = FLAGS.net, FLAGS.dataset
             cifar10.maybe_download_and_extract()
             evaluation = accuracy.Accuracy(
                 FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
@@ -126,7 +134,13 @@ def evaluate():
                 console.line(f'Evaluating the first {evaluation.total} of {evaluation.size} '
                              'images; see --num_examples.')
             summary_writer = tf.summary.FileWriter(
-                FLAGS.eval_dir, evaluation.graph, filename_suffix=f'.{os.getpid()}')
+                FLAGS.eval_dir, evaluation.graph,
+                filename_suffix=f'.{os.getpid()}') if is_own else None
+            if is_own and earlier is not None:  # TensorBoard drops what an earlier start had after
+                first_step = trained.get('first_step', 0)  # this step; all with --restart.
+                summary_writer.add_session_log(
+                    tf.SessionLog(status=tf.SessionLog.START), first_step and first_step + 1)
+            earlier = run
         eval_once(evaluation, summary_writer, checkpoint, validated_on)
 
 

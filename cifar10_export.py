@@ -40,11 +40,12 @@ def export():
     if not FLAGS.export_dir:
         raise app.UsageError('--export_dir is missing: choose a new folder')
     checkpoint = checkpoint_flags.checkpoint()
-    model.use_run(FLAGS.checkpoint_dir)
+    model.use_run(checkpoint, reads_images=False)
     with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
         network = model.Model()
         # The part of the graph that computes the outputs, with the variables as constants.
-        with network.session(checkpoint, FLAGS.use_moving_averages) as session:
+        averaged = FLAGS.use_moving_averages
+        with network.session(network.read(checkpoint, averaged), averaged) as session:
             graph_def = tf.graph_util.convert_variables_to_constants(
                 session, network.graph.as_graph_def(),
                 [out.op.name for out in network.outputs.values()])

@@ -103,7 +103,7 @@ def predictions(stream):
     chosen = [i for i in places if i is not None]
     FLAGS.batch_size = len(chosen)  # Also for an `inference` that fixes the batch size.
     network = model.Model(batch_size=FLAGS.batch_size)
-    with network.session(checkpoint, averaged) as session:
+    with network.session(network.read(checkpoint, averaged), averaged) as session:
         probabilities = session.run(
             network.outputs['probabilities'], {network.pixels: images[chosen]})
     cells = {None: None}
@@ -211,17 +211,17 @@ def _named_runs():
 
 
 def _latest():
-    """Returns the path of the latest checkpoint of the only run in `--runs`."""
-    latest = checkpoints.latest(FLAGS.runs[0])
-    if latest is None:
+    """Returns the path of the only checkpoint in `--runs`, the latest of a run's folder."""
+    found = checkpoints.named(FLAGS.runs[0]) or checkpoints.latest(FLAGS.runs[0])
+    if found is None:
         raise app.UsageError(f'No checkpoint in {FLAGS.runs[0]}: choose a run with --runs')
-    return latest
+    return found
 
 
 def _evaluated():
     """Returns the latest checkpoint, and whether it has moving averages; prepares the data set."""
     checkpoint = _latest()
-    model.use_run(FLAGS.runs[0])
+    model.use_run(checkpoint)
     cifar10.maybe_download_and_extract()
     return checkpoint, any(name.endswith(names.AVERAGE) for name in checkpoints.read(checkpoint))
 

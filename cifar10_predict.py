@@ -57,14 +57,14 @@ def predict(words):
     FLAGS.batch_size = min(FLAGS.batch_size, len(paths))
     width = max(map(len, [*paths, 'image']))
     exit_code = 0
-    with _network() as (classify, names):
+    with _network() as (classify, names, size):
         if not FLAGS.json:
             console.line(f'{"image":{width}}  probability  class')
         for start in range(0, len(paths), FLAGS.batch_size):
             read, pixels = [], []
             for path in paths[start:start + FLAGS.batch_size]:
                 try:
-                    pixels.append(images.read(path))
+                    pixels.append(images.read(path, size=size))
                     read.append(path)
                 except images.ImageError as error:
                     console.note(f'cifar10_predict.py: {error}')
@@ -103,8 +103,8 @@ def _paths(word):
 
 @contextlib.contextmanager
 def _network():
-    """Yields a function from images to probabilities, uint8 [batch, 32, 32, 3] -> float32 [batch,
-    classes], and the names of the classes."""
+    """Yields a function from images to probabilities, uint8 [batch, height, width, 3] -> float32
+    [batch, classes], the names of the classes, and (width, height)."""
     if FLAGS.saved_model:
         with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
             images_, probabilities = _load(session)
@@ -113,15 +113,17 @@ def _network():
                 path = os.path.join(FLAGS.saved_model, 'assets.extra', 'labels.txt')
                 with open(path, encoding='utf-8', errors='replace') as stream:
                     names = stream.read().splitlines()
-            yield lambda batch: session.run(probabilities, {images_: batch}), names
+            yield (lambda batch: session.run(probabilities, {images_: batch}), names,
+                   images_.shape.as_list()[2:0:-1])
         return
     checkpoint = checkpoint_flags.checkpoint()
-    model.use_run(FLAGS.checkpoint_dir)
+    model.use_run(checkpoint, reads_images=False)
     classifier = model.Model(batch_size=FLAGS.batch_size)
-    with classifier.session(checkpoint, FLAGS.use_moving_averages) as session:
+    averaged = FLAGS.use_moving_averages
+    with classifier.session(classifier.read(checkpoint, averaged), averaged) as session:
         probabilities = classifier.outputs['probabilities']
         yield (lambda batch: session.run(probabilities, {classifier.pixels: batch}),
-               cifar10.source().data_set.classes)
+               cifar10.source().data_set.classes, classifier.pixels.shape.as_list()[2:0:-1])
 
 
 def _load(session):
@@ -135,10 +137,12 @@ def _load(session):
     names = signature.inputs['images'].name, signature.outputs['probabilities'].name
     if '' not in names:  # Reading a missing entry creates an empty one.
         images_, probabilities = map(session.graph.get_tensor_by_name, names)
-        if images_.dtype == tf.uint8 and images_.shape.is_compatible_with([None, 32, 32, 3]):
+        if (images_.dtype == tf.uint8 and images_.shape[1:].is_fully_defined() and (
+                images_.shape.as_list()[3:], probabilities.shape.rank) == ([3], 2)):
             return images_, probabilities
-    raise app.UsageError(f'{FLAGS.saved_model} has no signature of images, uint8 [batch, 32, 32, '
-                         '3], and probabilities: export one with cifar10_export.py')
+    raise app.UsageError(
+        f'{FLAGS.saved_model} has no signature of images, uint8 [batch, height, width, 3], and '
+        'probabilities, [batch, classes]: export one with cifar10_export.py')
 
 
 def main(words):

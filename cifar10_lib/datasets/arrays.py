@@ -1,7 +1,7 @@
 """Data sets in NumPy's `.npz` form, to which a few lines bring every other form (docs/usage.md).
 
 Such a file has `x_train` and `x_test`, uint8 [count, 32, 32, 3], `y_train` and `y_test`, int
-[count] or [count, 1], and optionally `classes`, the names.
+[count] or [count, 1], and optionally `classes`, the names. A test set alone lacks the first two.
 """
 import numpy as np
 
@@ -19,11 +19,13 @@ def read(path):
     """
     try:
         with files.regular_file(path) as stream, np.load(stream, allow_pickle=False) as archive:
-            x_train, y_train, x_test, y_test = (archive[name] for name in _NAMES)
-            count = min(int(np.max(y_train, initial=0)) + 1, custom.MAX_CLASSES)
+            is_whole = 'x_train' in archive or 'y_train' in archive
+            *train, x_test, y_test = (archive[name] for name in _NAMES[0 if is_whole else 2:])
+            labels = train[1] if is_whole else y_test
+            count = min(int(np.max(labels, initial=0)) + 1, custom.MAX_CLASSES)
             classes = archive.get('classes', np.arange(count)).astype(str).tolist()
     except Exception as error:  # Damage, and text instead of numbers, raise many types.
         raise errors.DataError(
             f'{path} cannot be read ({errors.one_line(error)}); expected the arrays '
             f'{", ".join(_NAMES)}: uint8 [count, 32, 32, 3], and labels from 0') from error
-    return classes, (x_train, y_train), (x_test, y_test)
+    return classes, train or None, (x_test, y_test)

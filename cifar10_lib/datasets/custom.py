@@ -17,19 +17,24 @@ from cifar10_lib.program import errors, json_files
 FILE = 'dataset.json'
 SEED = 20151111
 MAX_CLASSES = 256  # A label is one byte.
+DESCRIBED = {}  # Rows of sets whose files are not needed, by the path of the file with the classes.
 
-_FILES = (
-    lambda value: isinstance(value, dict) and value != {} and all(
+
+def _are_files(value):
+    return isinstance(value, dict) and all(
         json_files.is_name(name) and name == os.path.basename(name)
-        and type(count) is int and count > 0 for name, count in value.items()),
-    'names of files in this folder, each with its number of records')
+        and type(count) is int and count > 0 for name, count in value.items())
+
+
+_FILES = 'names of files in this folder, each with its number of records'
 _FIELDS = {
     'name': (lambda value: json_files.is_name(value) and value not in table.TABLE,
              f'a name other than {", ".join(table.TABLE)}'),
     'classes': (lambda value: isinstance(value, list) and 2 <= len(value) <= MAX_CLASSES
                 and all(map(json_files.is_name, value)) and len(set(value)) == len(value),
                 f'a list of 2 to {MAX_CLASSES} different names'),
-    'train_files': _FILES, 'test_files': _FILES}
+    'train_files': (_are_files, _FILES),  # Empty for a test set alone.
+    'test_files': (lambda value: value != {} and _are_files(value), _FILES)}
 
 
 def read(folder):
@@ -38,6 +43,8 @@ def read(folder):
     The row's `folder` is an absolute path, so that --data_dir has no effect. Raises
     `errors.DataError` if the JSON file is missing or invalid.
     """
+    if folder in DESCRIBED:
+        return DESCRIBED[folder]
     path = os.path.join(folder, FILE)
     try:
         found = json_files.read(path)
@@ -62,15 +69,15 @@ def write(folder, name, classes, train, test):
         folder, name: path of the folder, and name of the data set.
         classes: list of 2 to `MAX_CLASSES` names.
         train, test: (images, labels): uint8 [count, 32, 32, 3]; int [count] or [count, 1], indices
-            into the classes.
+            into the classes. `train` is None for a test set alone.
 
     Returns the numbers of training and of test images. Raises `errors.DataError` if an argument is
     invalid, the name is taken, a class has no training image, or the test set is empty.
     """
-    row = {'name': name, 'classes': list(classes)}
+    row = {'name': name, 'classes': list(classes), 'train_files': {}}
     json_files.check_fields(row, {field: _FIELDS[field] for field in row},
                             'the new data set, named like its folder')
-    for split, (images, labels) in (('train', train), ('test', test)):
+    for split, (images, labels) in (('train', train), ('test', test))[train is None:]:
         labels = np.ravel(labels)
         expected = (labels.size, table.HEIGHT, table.WIDTH, table.DEPTH)
         if images.dtype != np.uint8 or images.shape != expected:
@@ -95,4 +102,4 @@ def write(folder, name, classes, train, test):
     with open(os.path.join(folder, FILE), 'w', encoding='utf-8') as stream:
         json.dump(row, stream, indent=2, ensure_ascii=False)
         stream.write('\n')
-    return row['train_files']['train.bin'], row['test_files']['test.bin']
+    return sum(row['train_files'].values()), row['test_files']['test.bin']

@@ -25,10 +25,11 @@ def read(folder, skipped):
     """
     classes, train, test = find(folder, skipped)
     # One scale for the whole set: classes may differ in brightness.
-    highest = max(images.highest_value(path) for _, path in (*train, *test))
+    highest = max(images.highest_value(path) for _, path in (*(train or ()), *test))
     if highest:
         console.line(f'In images of more than 8 bits per channel, {highest:g} is white.')
-    return classes, _decoded(train, skipped, highest), _decoded(test, skipped, highest)
+    return classes, train if train is None else _decoded(train, skipped, highest), (
+        _decoded(test, skipped, highest))
 
 
 def _decoded(labelled_paths, skipped, highest):
@@ -50,7 +51,7 @@ def find(folder, skipped):
 
     Appends (path, why) to `skipped` for each file or folder that is not used. Returns the sorted
     names of the classes, of which a label is an index; and the training and the test images, lists
-    of (label, path).
+    of (label, path). The first is None for a folder `test` alone.
 
     Raises:
         errors.DataError: the folder is missing, the number of classes is not 2 to 256, or a class
@@ -60,16 +61,16 @@ def find(folder, skipped):
         raise errors.DataError(f'{folder} is not a folder; expected one with a folder of images '
                                f'for each class, or an .npz file{_OTHER_FORMS}')
     train_folder, test_folder = _split_folders(folder)
-    train = _by_class(train_folder, skipped)
-    if not 2 <= len(train) <= custom.MAX_CLASSES:
-        files = sorted(entry.name for entry in _visible(train_folder) if entry.is_file())
+    train, test = (each and _by_class(each, skipped) for each in (train_folder, test_folder))
+    classes, labelled = tuple(test if train is None else train), train_folder or test_folder
+    if not 2 <= len(classes) <= custom.MAX_CLASSES:
+        files = sorted(entry.name for entry in _visible(labelled) if entry.is_file())
         beside = f' and {len(files)} files, such as {files[0]}' if files else ''
         raise errors.DataError(
-            f'{train_folder} has {len(train)} folders{beside}; expected 2 to {custom.MAX_CLASSES} '
+            f'{labelled} has {len(classes)} folders{beside}; expected 2 to {custom.MAX_CLASSES} '
             f'classes, each a folder with its images, or an .npz file{_OTHER_FORMS}')
     if test_folder:
-        test = _by_class(test_folder, skipped)
-        unknown = sorted(set(test).difference(train))
+        unknown = sorted(set(test).difference(classes))
         if unknown:
             raise errors.DataError(
                 f'{test_folder} has {", ".join(unknown)}, missing from {train_folder}: add them '
@@ -82,9 +83,9 @@ def find(folder, skipped):
             count = max(len(paths) // TEST_SHARE, min(1, len(paths) - 1))
             mixed = [paths[index] for index in random.permutation(len(paths))]
             test[name], train[name] = mixed[:count], mixed[count:]
-    classes = tuple(train)
-    return classes, *([(classes.index(name), path) for name in by_class for path in by_class[name]]
-                      for by_class in (train, test))
+    return classes, *(
+        by_class and [(classes.index(name), path) for name in by_class for path in by_class[name]]
+        for by_class in (train, test))
 
 
 def holds_classes(folder):
@@ -97,14 +98,14 @@ def holds_classes(folder):
 
 
 def _split_folders(folder):
-    """Returns the folders with the training and the test images; without a split, the folder and
-    None: `train` may be a class, as in CIFAR-100."""
+    """Returns the folders with the training and the test images; None and a folder `test` alone;
+    without a split, the folder and None: `train` may be a class, as in CIFAR-100."""
     named = {entry.name.lower(): entry.path for entry in _visible(folder) if entry.is_dir()}
     labelled = {name for name, path in named.items()
                 if any(entry.is_dir() for entry in _visible(path))}
     train, test = (next((named[name] for name in names if name in labelled), None)
                    for names in (_TRAINING, _TESTING))
-    if train and test:
+    if test and (train or not set(named).difference(_TESTING)):
         return train, test
     if named and not set(named).difference(_TRAINING, _TESTING):
         raise errors.DataError(f'{folder} has {", ".join(sorted(named))}, without a folder for '

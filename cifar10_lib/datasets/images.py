@@ -42,25 +42,25 @@ def _highest(image):
     return float(max(np.ravel(declared)) or np.asarray(image).max())
 
 
-def read(path, highest=None):
-    """Reads an image file and fits its image to 32 x 32.
+def read(path, highest=None, size=(table.WIDTH, table.HEIGHT)):
+    """Reads an image file and fits its image to a size, (width, height), by default 32 x 32.
 
-    Scales the short side to 32 and keeps the centre, in one antialiased resampling (bilinear if it
-    enlarges); does not change an image of 32 x 32. Applies the EXIF orientation. Uses the first
+    Scales the short side to it and keeps the centre, in one antialiased resampling (bilinear if it
+    enlarges); does not change an image of that size. Applies the EXIF orientation. Uses the first
     frame of an animation, and the first of several pages. Ignores transparency: a transparent pixel
     has its stored colour. Of images with more than eight bits per channel, the value `highest`
     becomes 255; by default, their own `highest_value`.
 
-    Returns uint8 [32, 32, 3]. Raises `ImageError` if the file cannot be read; or if the image has
-    another format, is damaged, or has more pixels than Pillow considers safe.
+    Returns uint8 [height, width, 3]. Raises `ImageError` if the file cannot be read; or if the
+    image has another format, is damaged, or has more pixels than Pillow considers safe.
     """
     try:
         with files.regular_file(path) as stream, warnings.catch_warnings():
             warnings.simplefilter('ignore')  # Pillow's, about damage that it can ignore.
             warnings.simplefilter('error', Image.DecompressionBombWarning)
             with Image.open(stream, formats=_FORMATS) as image:
-                fitted = ImageOps.fit(_with_eight_bits(image, highest), (table.WIDTH, table.HEIGHT),
-                                      Image.Resampling.BILINEAR)
+                fitted = ImageOps.fit(
+                    _with_eight_bits(image, highest), size, Image.Resampling.BILINEAR)
             with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
                 ImageOps.exif_transpose(fitted, in_place=True)
             return np.asarray(fitted.convert('RGB'))

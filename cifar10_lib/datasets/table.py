@@ -70,8 +70,11 @@ class DataSet:
 
     def count(self, folder, eval_data):
         """Counts the complete records in one split's files, {path: number}; or raises
-        `errors.MissingFile`."""
+        `errors.MissingFile`, or `errors.DataError` for training on a set that is only for tests."""
         paths = [os.path.join(folder, name) for name in self.split(eval_data)]
+        if not paths:
+            raise errors.DataError(f'{folder} has no training images: choose another --dataset, or '
+                                   'use it with cifar10_eval.py')
         try:
             return {path: os.path.getsize(path) // self.record_bytes for path in paths}
         except FileNotFoundError as error:
@@ -82,7 +85,8 @@ class DataSet:
         """Reads every file of the set; raises `errors.DataError` if one is missing, empty or
         truncated, or contains an invalid label, and `OSError` if one cannot be read."""
         remedy = self._remedy(folder)
-        for path in (*self.count(folder, False), *self.count(folder, True)):
+        counted = self.count(folder, False) if self.train_files else {}
+        for path in (*counted, *self.count(folder, True)):
             size = os.path.getsize(path)
             if size == 0 or size % self.record_bytes:
                 raise errors.DataError(f'{path} has {size} bytes; expected one or more records of '

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 import cifar10
 import cifar10_input
 from cifar10_lib.evaluation import model
-from cifar10_lib.program import devices, errors
+from cifar10_lib.program import errors
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
 
@@ -92,9 +92,8 @@ class Accuracy:
         confusion = np.zeros([self._source.data_set.num_classes] * 2, np.int64)
         total, in_top, summary = 0, 0, None
         with self._source.damage_reported(), \
-                tf.Session(graph=self.graph, config=devices.session_config()) as session:
+                self._model.session(values, use_moving_averages) as session:
             session.run(self._initialiser)
-            self._model.assign(values, session, use_moving_averages)
             coordinator = tf.train.Coordinator()
             threads = tf.train.start_queue_runners(session, coordinator)
             try:

@@ -9,7 +9,8 @@ from absl import app, flags
 from cifar10_lib.program import path_flags
 from cifar10_lib.runs import checkpoints, names
 
-path_flags.define('checkpoint_dir', '/tmp/cifar10_train', 'Folder to read checkpoints from.')
+path_flags.define('checkpoint_dir', '/tmp/cifar10_train', 'Folder whose latest checkpoint to read, '
+                  'or a certain checkpoint, such as FOLDER/model.ckpt-20.')
 flags.DEFINE_boolean('best', False, 'Use the best checkpoint of a validated run, in '
                      '--checkpoint_dir/best, instead of the latest.')
 flags.DEFINE_boolean('use_moving_averages', True, 'Use the moving averages of the variables '
@@ -19,15 +20,15 @@ FLAGS = flags.FLAGS
 
 
 def folder():
-    """Path of the folder whose latest checkpoint the flags name."""
+    """Path of the folder whose latest checkpoint the flags name, or of a certain checkpoint."""
     return os.path.join(FLAGS.checkpoint_dir, names.BEST) if FLAGS.best else FLAGS.checkpoint_dir
 
 
 def checkpoint():
     """Path of the checkpoint that the flags name; raises `app.UsageError` if there isn't one."""
-    latest = checkpoints.latest(folder())
-    if latest is None:
+    found = checkpoints.named(folder()) or checkpoints.latest(folder())
+    if found is None:
         advice = ('train with --validate_every, or leave out --best' if FLAGS.best else
                   'train first, or choose another --checkpoint_dir')
         raise app.UsageError(f'No checkpoint in {folder()}: {advice}')
-    return latest
+    return found

@@ -1,29 +1,37 @@
 """The graph that classifies images with a trained network."""
 import contextlib
+import os
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
-from cifar10_lib.datasets import table
-from cifar10_lib.program import devices
+from cifar10_lib.datasets import custom, table
+from cifar10_lib.program import devices, errors
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints, folder as run_folder, names
 
 FLAGS = flags.FLAGS
 
 
-def use_run(folder):
-    """Takes `--net` and `--dataset` from the run in a folder unless they are given.
+def use_run(checkpoint, reads_images=True):
+    """Takes `--net` and `--dataset` from the run of a checkpoint unless they are given.
 
-    Returns the run's settings, a dictionary; None without `run.json`. Raises `app.UsageError` if
-    given flags, or the data set on disk, do not fit the run.
+    Unless it `reads_images`, the caller needs only the names of the classes, so the data set may
+    have moved. Returns the content of `run.json`, {} without. Raises `app.UsageError` if given
+    flags, or the data set on disk, do not fit the run.
     """
-    advice = 'pass those flags, or choose another run'
+    folder, advice = os.path.dirname(checkpoint), 'pass those flags, or choose another run'
     run = run_folder.read_run(folder, advice)
     if run is None:
-        return None
+        errors.say(f'{folder} has no {names.RUN}: using it with --net={FLAGS.net} '
+                   f'--dataset={FLAGS.dataset}')
+        return {}
     dataset = run.get('dataset_folder') or run['dataset']  # A user's own is given by its folder.
+    if not reads_images and dataset not in table.TABLE:
+        dataset = os.path.join(folder, names.RUN)
+        custom.DESCRIBED[dataset] = table.DataSet(
+            run['dataset'], run['dataset'], folder, {}, {}, tuple(run['classes']))
     for name, value in (('net', run['net']), ('dataset', dataset)):
         if FLAGS[name].using_default_value and FLAGS[name].value != value:
             try:
@@ -31,7 +39,8 @@ def use_run(folder):
             except flags.IllegalFlagValueError as error:
                 raise app.UsageError(f'{folder} was trained with --{name}={value}: {error}; '
                                      f'pass --{name}') from error
-    return run_folder.check_run(folder, FLAGS.net, cifar10.source().data_set, advice)
+    run_folder.check_run(folder, run, FLAGS.net, cifar10.source().data_set, advice)
+    return run
 
 
 class Model:
@@ -96,23 +105,18 @@ class Model:
             self._loader = checkpoints.Loader(tf.global_variables())
 
     @contextlib.contextmanager
-    def session(self, path, use_moving_averages=True):
-        """A session with the values of a checkpoint; for errors see `checkpoints.values_for`."""
-        values = self.read(path, use_moving_averages)
+    def session(self, values, use_moving_averages=True):
+        """A session with values of the variables, {name of a variable or average: array}."""
         with tf.Session(graph=self.graph, config=devices.session_config()) as session:
-            self.assign(values, session, use_moving_averages)
+            self._loader.assign(values, self._variables_to_restore[use_moving_averages], session)
             yield session
 
-    def read(self, path, use_moving_averages):
+    def read(self, path, use_moving_averages=True):
         """The values of the variables in a checkpoint; see `checkpoints.values_for`."""
         return checkpoints.values_for(
             path, self._variables_to_restore[use_moving_averages],
             "Pass the run's --net and --dataset" + ', or use the raw weights with '
             '--use_moving_averages=false' * use_moving_averages)
-
-    def assign(self, values, session, use_moving_averages):
-        """Sets the variables to values, {name of a variable or average: array}; ignores others."""
-        self._loader.assign(values, self._variables_to_restore[use_moving_averages], session)
 
 
 def _images_of_pixels():

@@ -27,7 +27,7 @@ class Best:
     """The best checkpoint of a run by the error of its moving averages.
 
     The averages decide, because `--best` evaluates, predicts with and exports them by default.
-    `error.json` holds the step and the errors, `params.h5` the variables.
+    `error.json` holds the step and the errors, `params.h5` the variables, `run.json` the run's.
 
     Attributes:
         error: float, the lowest error so far; infinity if there is none.
@@ -62,6 +62,9 @@ class Best:
         self._saver.save(session, os.path.join(self._folder, names.CHECKPOINT), global_step=step,
                          write_meta_graph=False)
         parameters.write(os.path.join(self._folder, names.PARAMETERS), values, self._trainable)
+        with open(os.path.join(self._folder, os.pardir, names.RUN), 'rb') as run, \
+                files.new_file(os.path.join(self._folder, names.RUN)) as stream:
+            stream.write(run.read())
         found = {'step': step, 'error': error, 'averaged_error': averaged_error,
                  'validated_on': self._images, 'checkpoint': names.checkpoint(step)}
         with files.new_file(os.path.join(self._folder, names.BEST_ERROR)) as stream:

@@ -4,6 +4,7 @@ The path of a checkpoint is without `.index`.
 """
 import glob
 import os
+import re
 import time
 
 import numpy as np
@@ -46,8 +47,8 @@ def candidates(folder):
     That file may hold absolute paths, which are wrong after the run was copied or moved. So only
     the file name is used, and the checkpoint is looked for in this folder.
     """
-    indices = glob.glob(os.path.join(glob.escape(folder), f'{names_.CHECKPOINT}-*.index'))
-    matches = filter(None, map(names_.CHECKPOINT_INDEX.search, indices))
+    found = glob.glob(os.path.join(glob.escape(folder), f'{names_.CHECKPOINT}-*'))
+    matches = filter(None, map(names_.CHECKPOINT_INDEX.search, filter(os.path.isfile, found)))
     steps = sorted((int(match.group(1)) for match in matches), reverse=True)
     try:
         state = tf.train.get_checkpoint_state(folder)
@@ -58,6 +59,13 @@ def candidates(folder):
     return [os.path.join(folder, name) for name in found if name]
 
 
+def named(path):
+    """The checkpoint that a path names, with or without the ending of one of its files, or None."""
+    path = re.sub(r'\.(index|meta|data-\d{5}-of-\d{5})$', '', path)
+    path = path if os.path.dirname(path) else os.path.join(os.curdir, path)  # It has a folder.
+    return path if any(map(os.path.isfile, (path + '.index', path))) else None
+
+
 def watch(folder, seconds):
     """Yields the newest intact checkpoint of a folder, then each new one, endlessly; see `latest`.
 
@@ -65,8 +73,8 @@ def watch(folder, seconds):
     that of a new checkpoint, as after `--restart`. At least `seconds` pass between two.
     """
     def identity(path):
-        index = path + '.index'
-        return path, os.stat(index).st_mtime_ns if os.path.exists(index) else None
+        files = filter(os.path.exists, (path + '.index', path))
+        return path, [os.stat(each).st_mtime_ns for each in files]
 
     seen = yielded = None
     while True:
@@ -75,7 +83,7 @@ def watch(folder, seconds):
         try:
             path = latest(folder) if newest != seen else None
         except app.UsageError:
-            if any(os.path.exists(each + '.index') for each in candidates(folder)):
+            if any(map(named, candidates(folder))):
                 raise
             path = None  # All were removed, but the file `checkpoint` still names one.
         seen = newest
@@ -119,9 +127,12 @@ def read(path, names=None):
 def step(path):
     """The global step of a checkpoint, an int. The original multi-GPU script stored a float.
 
-    Raises `app.UsageError` if it is missing or not a whole number, or `Unreadable`.
+    Scripts of 2015 and 2016 may have another name for it: then that in the file's name counts.
+    Raises `app.UsageError` if both are missing or it is not a whole number, or `Unreadable`.
     """
-    value = read(path, ['global_step']).get('global_step')
+    in_name = re.search(r'-(\d+)$', path)
+    value = read(path, ['global_step']).get(
+        'global_step', in_name and np.array(int(in_name.group(1))))
     if value is None or value.shape or not (0 <= value < 2 ** 63 and value == np.floor(value)):
         raise app.UsageError(f'{path} is not a checkpoint of a training run: its global_step is '
                              f'{"missing" if value is None else value}; expected a whole number')
@@ -168,7 +179,9 @@ def values_for(path, variables, advice):
     raw = {name: name.removesuffix(names_.AVERAGE) if names_.is_statistic(
         name.removesuffix(names_.AVERAGE)) else name for name in variables}
     stored = read(path, {*raw, *raw.values()})
-    values, faults, broken = {}, [], []
+    if 'global_step' in variables:
+        stored['global_step'] = np.array(step(path))
+    values, faults, resized = {}, [], 0
     for name, variable in sorted(variables.items()):
         value = stored.get(name, stored.get(raw[name]))
         shape = variable.shape.as_list()
@@ -176,17 +189,16 @@ def values_for(path, variables, advice):
             faults.append(f'{name} is missing')
         elif list(value.shape) != shape:
             faults.append(f'{name} has shape {list(value.shape)}; expected {shape}')
+            resized += len(shape) == 2 and list(value.shape[1:]) == shape[1:]
         else:
             with np.errstate(over='ignore', invalid='ignore'):  # Checked next.
                 values[name] = value.astype(variable.dtype.base_dtype.as_numpy_dtype)
             if not (np.isfinite(value).all() and np.isfinite(values[name]).all()):
-                broken.append(name)
-    for problem, found in (('does not fit this network', faults),
-                           ('has values that are not finite', broken)):
-        if found:
-            more = [f'{len(found) - _NAMED_FAULTS} more'] * (len(found) > _NAMED_FAULTS)
-            raise app.UsageError(
-                f'{path} {problem}: {"; ".join(found[:_NAMED_FAULTS] + more)}. {advice}')
-    if 'global_step' in values:
-        step(path)  # Raises an error if it is not a step.
+                faults.append(f'{name} is not finite')
+    if faults:
+        if len(faults) == resized:  # Only in the rows of the matrix after the flattened images.
+            advice = 'Its images had another size: restore IMAGE_SIZE in cifar10_input.py'
+        more = [f'{len(faults) - _NAMED_FAULTS} more'] * (len(faults) > _NAMED_FAULTS)
+        raise app.UsageError(f'{path} does not fit this network: '
+                             f'{"; ".join(faults[:_NAMED_FAULTS] + more)}. {advice}')
     return values

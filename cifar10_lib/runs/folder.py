@@ -41,21 +41,15 @@ def locked(folder):
                              'process, or choose another --train_dir') from error
 
 
-def remove_unfinished(folder):
-    """Removes files that a killed process left unfinished; call it only while `locked`."""
-    _remove(folder, names.UNFINISHED, names.UNFINISHED)
+def remove_files(folder, also_finished):
+    """Removes the files of a run that a killed process left unfinished, or all of a run's files.
 
-
-def remove_own_files(folder):
-    """Removes a run's files; others stay."""
-    _remove(folder, names.OWN, names.OWN_IN_BEST)
-
-
-def _remove(folder, own, own_in_best):
-    """Removes the files of these names, regular expressions, in a folder and in `best/` there."""
-    for place, pattern in ((folder, own), (os.path.join(folder, names.BEST), own_in_best)):
+    Files of others stay. Call it only while `locked`.
+    """
+    for place, own in ((folder, names.OWN), (os.path.join(folder, names.BEST), names.OWN_IN_BEST)):
         for entry in list(os.scandir(place)) if os.path.isdir(place) else ():
-            if pattern.fullmatch(entry.name) and not entry.is_dir():
+            match = own.fullmatch(entry.name)
+            if match and (also_finished or match['unfinished']) and not entry.is_dir():
                 os.remove(entry.path)
 
 
@@ -70,11 +64,15 @@ _RUN_FIELDS = {
     'net': (json_files.is_name, 'the name of a network'),
     'dataset': (json_files.is_name, 'the name of a data set'),
     'settings': (lambda value: isinstance(value, dict), 'an object'),
-    'classes': (lambda value: isinstance(value, list), 'a list of names')}
+    'classes': (lambda value: isinstance(value, list) and {*map(type, value)} <= {str},
+                'a list of names')}
 
 
 def read_run(folder, advice):
-    """The content of `run.json`, a dict; None if it is missing. For errors, see `check_run`."""
+    """The content of `run.json`, a dict; None if it is missing.
+
+    Raises `app.UsageError`, which ends with `advice`, if it is damaged, or `OSError`.
+    """
     path = os.path.join(folder, names.RUN)
     try:
         run = json_files.read(path)
@@ -92,20 +90,12 @@ def owner(folder):
     return '' if uid == os.geteuid() else f' (of user {uid})'
 
 
-def check_run(folder, net, data_set, advice):
-    """Checks that a folder holds a run of a network, by name, and of a `table.DataSet`'s classes.
+def check_run(folder, run, net, data_set, advice):
+    """Checks that a run, from `read_run`, has a network, by name, and a `table.DataSet`'s classes.
 
-    A data set is known by the names of its classes in order: its folder may have moved. Returns the
-    run's settings, a dictionary; None without `run.json`.
-
-    Raises:
-        app.UsageError: the run has a different network or other classes, or `run.json` is damaged.
-            The message ends with `advice`.
-        OSError: the file cannot be read.
+    A data set is known by the names of its classes in order: its folder may have moved. Raises
+    `app.UsageError`, which ends with `advice`.
     """
-    run = read_run(folder, advice)
-    if run is None:
-        return None
     if run['net'] != net:
         raise app.UsageError(
             f'{folder} holds a run with --net={run["net"]}, not with --net={net}: {advice}')
@@ -114,4 +104,3 @@ def check_run(folder, net, data_set, advice):
             f'{folder} holds a run of --dataset={run["dataset"]} with other classes '
             f'({", ".join(run["classes"]):.60}) than those of --dataset={data_set.name} '
             f'({", ".join(data_set.classes):.60}): {advice}')
-    return run['settings']

@@ -15,18 +15,18 @@ AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving av
 
 _CHECKPOINT = r'model\.ckpt-(\d+)\.(?:index|meta|data-\d{5}-of-\d{5})'  # TensorFlow's three kinds.
 CHECKPOINT_FILE = re.compile(_CHECKPOINT)
-CHECKPOINT_INDEX = re.compile(r'model\.ckpt-(\d+)\.index$')  # TensorFlow writes this one last.
+# TensorFlow writes this file last; it is the only one in TensorFlow's older format, V1.
+CHECKPOINT_INDEX = re.compile(r'model\.ckpt-(\d+)(?:\.index)?$')
 
-_IN_BEST = rf'params\.h5|error\.json|checkpoint|{_CHECKPOINT}'
+_IN_BEST = rf'run\.json|params\.h5|error\.json|checkpoint|{_CHECKPOINT}'
 _IN_FOLDER = (rf'checkpoint|{_CHECKPOINT}|events\.out\.tfevents\..*|graph\.pbtxt|run\.json|'
               r'metrics\.csv|params\.h5|timeline-\d+\.json')
 # Suffixes of unfinished files: ours and TensorFlow's.
-_UNFINISHED = rf'(?:{files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+)'
+_UNFINISHED = rf'(?P<unfinished>{files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+)'
 
 # All files that `--restart` may remove, unfinished ones included, in the folder and in `best/`.
 OWN, OWN_IN_BEST = (
-    re.compile(rf'(?:{names})(?:{_UNFINISHED})?') for names in (_IN_FOLDER, _IN_BEST))
-UNFINISHED = re.compile(f'(?:{_IN_FOLDER}|{_IN_BEST}){_UNFINISHED}')
+    re.compile(f'(?:{names}){_UNFINISHED}?') for names in (_IN_FOLDER, _IN_BEST))
 
 
 def checkpoint(step):

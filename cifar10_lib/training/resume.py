@@ -1,4 +1,5 @@
 """How a start finds `--train_dir`: which run it holds, what changed, and its latest checkpoint."""
+import datetime
 import os
 
 import tensorflow.compat.v1 as tf
@@ -36,10 +37,11 @@ def prepare_folder(examples_per_step):
     """Checks that `--train_dir` holds this run or nothing; writes `run.json`; returns `start`."""
     earlier = {} if FLAGS.restart else check_same_run() or {}
     _values_to_load(tf.global_variables())  # Raises an error before anything is changed.
-    if FLAGS.restart:
-        run_folder.remove_own_files(FLAGS.train_dir)
-    run_folder.remove_unfinished(FLAGS.train_dir)
+    run_folder.remove_files(FLAGS.train_dir, also_finished=FLAGS.restart)
     step, changes = start(examples_per_step)
+    if step and not earlier:
+        console.line(f'{FLAGS.train_dir} has no {names.RUN}: resuming with --net={FLAGS.net} '
+                     f'--dataset={FLAGS.dataset}.')
     scales = settings.scales_linearly(recipes.chosen())
     schedule = {'learning_rate': FLAGS.learning_rate, 'linear_scaling': scales,
                 'warmup_epochs': FLAGS.warmup_epochs if scales else None}
@@ -74,6 +76,7 @@ def prepare_folder(examples_per_step):
             'max_steps': FLAGS.max_steps, **images, **schedule, **types,
             'min_fraction_of_examples_in_queue': FLAGS.min_fraction_of_examples_in_queue,
             'validate_on': FLAGS.validate_on, 'data_dir': FLAGS.data_dir, 'seed': FLAGS.seed,
+            'first_step': step, 'started': datetime.datetime.now().isoformat(),
             'tensorflow': tf.version.VERSION}})
     return step, changes
 
@@ -81,7 +84,10 @@ def prepare_folder(examples_per_step):
 def check_same_run():
     """The settings of the run in `--train_dir`, None without `run.json`; raises `app.UsageError`
     if the flags describe another run."""
-    found = run_folder.check_run(FLAGS.train_dir, FLAGS.net, cifar10.source().data_set, _ADVICE)
+    run = run_folder.read_run(FLAGS.train_dir, _ADVICE)
+    if run:
+        run_folder.check_run(FLAGS.train_dir, run, FLAGS.net, cifar10.source().data_set, _ADVICE)
+    found = run and run['settings']
     earlier = found and found.get('validate_on', 'test')
     if earlier not in (None, FLAGS.validate_on):
         raise app.UsageError(
@@ -130,18 +136,18 @@ def _values_to_load(variables):
 
 
 def initial_checkpoint(report=False):
-    """Path of the latest checkpoint in `--initial_checkpoint`, None without the flag; raises
-    `app.UsageError` if there is none, or `--restart` would remove it."""
-    run = os.path.realpath(FLAGS.train_dir)
-    if FLAGS.restart and FLAGS.initial_checkpoint and os.path.realpath(
-            FLAGS.initial_checkpoint) in (run, os.path.join(run, names.BEST)):
-        raise app.UsageError(f'--restart would remove --initial_checkpoint='
-                             f'{FLAGS.initial_checkpoint}: choose another --train_dir')
-    latest = FLAGS.initial_checkpoint and checkpoints.latest(FLAGS.initial_checkpoint, report)
-    if FLAGS.initial_checkpoint and latest is None:
-        raise app.UsageError(f'No checkpoint in --initial_checkpoint={FLAGS.initial_checkpoint}; '
-                             'expected the folder of another run: choose one')
-    return latest
+    """Path of `--initial_checkpoint`, or of the latest one in that folder, None without the flag;
+    raises `app.UsageError` if there is none, or `--restart` would remove it."""
+    given, run = FLAGS.initial_checkpoint, os.path.realpath(FLAGS.train_dir)
+    found = given and (checkpoints.named(given) or checkpoints.latest(given, report))
+    if given and found is None:
+        raise app.UsageError(f'No checkpoint in --initial_checkpoint={given}; expected the folder '
+                             'of another run: choose one')
+    if given and FLAGS.restart and os.path.dirname(os.path.realpath(found)) in (
+            run, os.path.join(run, names.BEST)):
+        raise app.UsageError(f'--restart would remove --initial_checkpoint={given}: choose another '
+                             '--train_dir')
+    return found
 
 
 def _initial(variables):

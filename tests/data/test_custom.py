@@ -79,7 +79,7 @@ def test_neither_a_name_nor_a_folder(tmp_path, monkeypatch, name):
     ({'classes': ['cat', 7]}, '"classes" is'),
     ({'classes': [str(k) for k in range(257)]}, '"classes" is'),
     ({'name': 50 * [50 * ['a']]}, '"name" is [['),
-    ({'train_files': {}}, '"train_files" is {}; expected names of files in this folder'),
+    ({'test_files': {}}, '"test_files" is {}; expected names of files in this folder'),
     ({'test_files': {'../test.bin': 2}}, '"test_files" is'),
     ({'test_files': {'test.bin': 0}}, '"test_files" is'),
     ({'name': '\ud800'}, '"name" is')])

@@ -76,6 +76,14 @@ def test_a_split_without_classes_is_named_and_left_out(tmp_path):
     assert found.skipped == [(str(tmp_path / 'test'), 'is not part of the split')]
 
 
+def test_a_test_set_alone(tmp_path):
+    """Its own folders are the classes, of which one may be empty."""
+    fill(tmp_path / 'test', dog=2, cat=0)
+    found = find(tmp_path)
+    assert (found.classes, found.train, found.skipped) == (('cat', 'dog'), None, [])
+    assert found.test == [(1, f'{tmp_path}/test/dog/{index}.png') for index in range(2)]
+
+
 def test_train_and_test_may_be_classes(tmp_path):
     """CIFAR-100 has a class `train`. But with no other class, the labels are missing."""
     fill(tmp_path, train=6, test=6)

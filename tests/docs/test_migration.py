@@ -207,7 +207,7 @@ def test_stage_4_reads_checkpoints_of_the_trainers(trained, tmp_path):
     network = model.Model()
     expected = {}
     for averaged in (True, False):
-        with network.session(checkpoint, averaged) as session:
+        with network.session(network.read(checkpoint, averaged), averaged) as session:
             expected[str(averaged)] = session.run(
                 network.outputs['logits'], {network.pixels: pixels})
     record_files.write(tmp_path / 'pixels.bin', [(0, image) for image in pixels])

@@ -89,6 +89,16 @@ def test_a_checkpoint_that_does_not_fit_names_the_variables(noisy, tmp_path):
     assert '--use_moving_averages=false' in str(error.value)
 
 
+def test_a_checkpoint_for_another_image_size_names_the_cause(noisy, tmp_path):
+    """32 x 32 pixels are 8 x 8 after two poolings, times 64 channels: 4,096."""
+    sizes = {**plain.SHAPES, 'local3/weights': [4096, 384]}
+    path = plain.save(tmp_path / 'model.ckpt-1', {
+        name: np.zeros(shape, np.float32) for name, shape in sizes.items()})
+    with pytest.raises(app.UsageError, match=r'local3/weights has shape \[4096, 384\]; expected '
+                       r'\[2304, 384\]. Its images had another size: restore IMAGE_SIZE in'):
+        accuracy.Accuracy(use_moving_averages=False).run(path)
+
+
 def test_the_exception_of_a_reading_thread_is_raised(noisy, tmp_path):
     plain.save_checkpoint(tmp_path / 'train')
     current = accuracy.Accuracy()

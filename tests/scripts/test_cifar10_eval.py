@@ -1,8 +1,10 @@
+import json
 import os
 import re
 import shutil
 import signal
 
+import image_files
 import numpy as np
 import plain
 import pytest
@@ -11,8 +13,13 @@ import spawn
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
+from tensorboard.backend.event_processing import event_accumulator
 
+import cifar10_convert
 import cifar10_eval
+import cifar10_export
+import cifar10_plot
+import cifar10_predict
 import cifar10_train
 from cifar10_lib.datasets import custom
 from cifar10_lib.evaluation import accuracy, model
@@ -80,6 +87,33 @@ def test_the_best_checkpoint(half_bright, capsys):
     assert tf.train.latest_checkpoint(best) == f'{best}/model.ckpt-{step}'
 
 
+@pytest.mark.parametrize('ending', ['', '.index'])
+def test_a_certain_checkpoint(trained, capsys, monkeypatch, ending):
+    """All scripts that read one accept its path; the evaluation does not wait for another."""
+    monkeypatch.chdir(FLAGS.train_dir)
+    named, first = f'model.ckpt-0{ending}', f'{FLAGS.train_dir}/model.ckpt-0'
+    with flagsaver.flagsaver(checkpoint_dir=named, export_dir=f'{FLAGS.eval_dir}/1', runs=[named],
+                             picture='confusion', output=f'{trained}/a.png'):
+        cifar10_eval.evaluate()
+        cifar10_export.export()
+        cifar10_plot.plot()
+        assert values('Precision @ 1').keys() == {0}
+    with flagsaver.flagsaver(initial_checkpoint=first + ending, restart=True), pytest.raises(
+            app.UsageError, match='--restart would remove --initial_checkpoint='):
+        cifar10_train.train()
+    with flagsaver.flagsaver(initial_checkpoint=first + ending, max_steps=0,
+                             train_dir=f'{FLAGS.train_dir}/new'):
+        cifar10_train.train()
+    out = capsys.readouterr().out
+    assert 'Evaluated ./model.ckpt-0 (step 0, averaged weights) on 130 images.\n' in out
+    assert 'holds ./model.ckpt-0 as a SavedModel.\n' in out
+    assert f'Starting with the weights of {first}; new: none.\n' in out
+    os.remove(f'{first}.data-00000-of-00001')
+    with flagsaver.flagsaver(checkpoint_dir=first), pytest.raises(
+            errors.DataError, match=f'{first} cannot be read'):
+        cifar10_eval.evaluate()
+
+
 def test_run_once_without_a_checkpoint(tmp_path):
     done = spawn.run_script('cifar10_eval.py', f'--data_dir={tmp_path}/data', '--run_once',
                             f'--checkpoint_dir={tmp_path}/train', f'--eval_dir={tmp_path}/eval')
@@ -104,15 +138,15 @@ def test_a_checkpoint_that_is_removed_before_it_is_read(trained, capsys, ending)
             cifar10_eval.eval_once(evaluation, writer, latest, 'test')
     assert values('Precision @ 1') == {}
     with pytest.raises(errors.DataError, match=f'{latest} cannot be read '):
-        with model.Model().session(latest):
-            pass
+        model.Model().read(latest)
 
 
 @pytest.mark.slow
 def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
     """The evaluation starts in an empty folder; then training starts, and later resumes.
 
-    If its own folder is removed, it makes it again, with a new event file.
+    If its own folder is removed, it makes it again, with a new event file. After --restart,
+    TensorBoard shows the new run alone.
     """
     process = spawn.start_script(
         'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}', f'--checkpoint_dir={FLAGS.train_dir}',
@@ -127,7 +161,16 @@ def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
                 assert '(step ' in process.stdout.readline()
                 assert 'precision @ 1' in process.stdout.readline()
                 seen = list(values('Precision @ 1'))
-            shutil.rmtree(FLAGS.eval_dir)
+            if max_steps == 10:
+                shutil.rmtree(FLAGS.eval_dir)
+        with flagsaver.flagsaver(max_steps=11, restart=True):
+            cifar10_train.train()
+        while '(step 11,' not in process.stdout.readline():
+            pass
+        assert 'precision @ 1' in process.stdout.readline()
+        shown = event_accumulator.EventAccumulator(FLAGS.eval_dir).Reload()
+        steps = [event.step for event in shown.Scalars('Precision @ 1')]
+        assert steps == list(values('Precision @ 1')) and steps in ([11], [0, 11])
     finally:
         process.send_signal(signal.SIGINT)
         rest, error = process.communicate(timeout=spawn.PATIENCE)
@@ -172,28 +215,66 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     assert 'precision' not in capsys.readouterr().out
 
 
-def test_net_and_data_set_come_from_the_run(half_bright, tmp_path, capsys):
-    """Also a user's own data set, wherever --data_dir is; unless the flags are given."""
-    mine = tmp_path / 'mine'
-    mine.mkdir()
-    records = np.fromfile(half_bright / 'test_batch.bin', np.uint8).reshape(-1, 3073)
-    training = np.concatenate([records[:50], records[:1] + [[2] + [0] * 3072]]).astype(np.uint8)
-    custom.write(mine, 'mine', ['a', 'b', 'c'], record_files.unpacked(training),
-                 record_files.unpacked(records))
-    with flagsaver.flagsaver(net='resnet23', validate_every=0, dataset=str(mine),
-                             max_steps=1):
+def test_a_run_knows_its_network_and_its_classes(half_bright, tmp_path, capsys):
+    """It outlives its images, and evaluates others: with the two labels swapped, 1 - precision."""
+    test = np.fromfile(half_bright / 'test_batch.bin', np.uint8).reshape(-1, 3073)
+    images, labels = record_files.unpacked(test)
+    mine, other = tmp_path / 'mine', tmp_path / 'new' / 'mine'
+    np.savez(tmp_path / 'mine.npz', x_train=images, y_train=labels, x_test=images, y_test=labels,
+             classes=['upper', 'lower'])
+    np.savez(tmp_path / 'other.npz', x_test=images, y_test=1 - labels, classes=['upper', 'lower'])
+    cifar10_convert.convert(f'{tmp_path}/mine.npz', str(mine))
+    cifar10_convert.convert(f'{tmp_path}/other.npz', str(other))
+    with flagsaver.flagsaver(dataset=str(mine), validate_every=1, net='resnet23'):
         cifar10_train.train()
-    with flagsaver.flagsaver(run_once=True, data_dir='/nonexistent'):
-        cifar10_eval.evaluate()
-        assert (FLAGS.net, FLAGS.dataset) == ('resnet23', str(mine))
-    assert ' on 130 images.' in capsys.readouterr().out
     with flagsaver.flagsaver(run_once=True, net='tutorial'), pytest.raises(
             app.UsageError, match='--net=resnet23, not with --net=tutorial: '):
         cifar10_eval.evaluate()
+    with flagsaver.flagsaver(run_once=True, data_dir='/nonexistent'):
+        cifar10_eval.evaluate()
+        assert (FLAGS.net, FLAGS.dataset) == ('resnet23', str(mine))
+        before = values('Precision @ 1')
+        capsys.readouterr()
+        FLAGS.dataset = str(other)
+        cifar10_eval.evaluate()
+    evaluated, line = capsys.readouterr().out.splitlines()
+    assert evaluated.endswith(f'on 130 images of {other} (not the run\'s own data set: --eval_dir '
+                              'gets no curve).')
+    assert line.endswith(f'precision @ 1 = {1 - before[10]:.3f}')
+    assert values('Precision @ 1') == before and len(os.listdir(FLAGS.eval_dir)) == 1
+    with flagsaver.flagsaver(dataset=str(other), restart=True), pytest.raises(
+            errors.DataError, match=f'{other} has no training images: choose another --dataset'):
+        cifar10_train.train()
+
     shutil.rmtree(mine)
     with flagsaver.flagsaver(run_once=True), pytest.raises(
             app.UsageError, match=f'was trained with --dataset={mine}: .* pass --dataset'):
         cifar10_eval.evaluate()
+    image_files.png(tmp_path / 'a.png', images[0])
+    shutil.copytree(f'{FLAGS.train_dir}/best', tmp_path / 'copied')
+    for folder in (FLAGS.train_dir, str(tmp_path / 'copied')):
+        with flagsaver.flagsaver(checkpoint_dir=folder, export_dir=f'{folder}/1', json=True):
+            assert cifar10_predict.predict([f'{tmp_path}/a.png']) == 0
+            cifar10_export.export()
+        line, _ = capsys.readouterr().out.splitlines()
+        assert {each['class'] for each in json.loads(line)['predictions']} == {'upper', 'lower'}
+        with open(f'{folder}/1/assets.extra/labels.txt') as stream:
+            assert stream.read() == 'upper\nlower\n'
+
+
+@pytest.mark.parametrize('restart, steps', [(True, [12]), (False, [10, 12])])
+def test_a_later_start_of_the_trainer(trained, monkeypatch, restart, steps):
+    """TensorBoard shows the new run alone, also if it is past the old one; a resumed run whole."""
+    def runs(folder, _):
+        yield checkpoints.latest(folder)
+        with flagsaver.flagsaver(max_steps=12, restart=restart):
+            cifar10_train.train()
+        yield checkpoints.latest(folder)
+
+    monkeypatch.setattr(checkpoints, 'watch', runs)
+    cifar10_eval.evaluate()
+    shown = event_accumulator.EventAccumulator(FLAGS.eval_dir).Reload().Scalars('Precision @ 1')
+    assert [event.step for event in shown] == list(values('Precision @ 1')) == steps
 
 
 def test_an_evaluation_waits_while_a_run_on_other_images_replaces_the_first(

@@ -111,7 +111,9 @@ def test_unreadable_images_are_skipped(network, pictures_, capfd):
     out, err = capfd.readouterr()
     assert [json.loads(line)['image'] for line in out.splitlines()] == [
         pictures_[0], pictures_[2], pictures_[6]]
-    assert [line.split(' is ')[0].split(' cannot ')[0] for line in err.splitlines()] == [
+    note, *unreadable = err.splitlines()
+    assert note.endswith('train has no run.json: using it with --net=tutorial --dataset=cifar10')
+    assert [line.split(' is ')[0].split(' cannot ')[0] for line in unreadable] == [
         f'cifar10_predict.py: {path}' for path in
         [pictures_[1], *pictures_[3:6], pictures_[0].replace('0.png', '9.png'), '/nonexistent.png']]
 
@@ -149,6 +151,21 @@ def test_a_saved_model_of_another_program(pictures_, tmp_path, name):
         tf.saved_model.simple_save(session, str(tmp_path / 'model'), {name: one}, {
             'probabilities': 2 * one})
     with flagsaver.flagsaver(saved_model=str(tmp_path / 'model')), pytest.raises(
-            app.UsageError, match=r'has no signature of images, uint8 \[batch, 32, 32, 3\], and '
-            'probabilities: export one'):
+            app.UsageError, match=r'has no signature of images, uint8 \[batch, height, width, '
+            r'3\], and probabilities, \[batch, classes\]: export one'):
         cifar10_predict.predict(pictures_)
+
+
+def test_the_size_of_the_images_is_that_of_the_saved_model(tmp_path, capsys):
+    """Of 64 x 64 pixels, those from column 32 on are white."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        pixels = tf.placeholder(tf.uint8, [None, 64, 64, 3])
+        white = tf.reduce_mean(tf.cast(pixels[:, :, 32:], tf.float32), axis=[1, 2, 3]) / 255
+        tf.saved_model.simple_save(session, str(tmp_path / 'model'), {'images': pixels}, {
+            'probabilities': tf.stack([white, 1 - white], axis=1)})
+    image_files.png(tmp_path / 'a.png', np.repeat(np.uint8([[[0]], [[255]]]), 32, 0).transpose(
+        1, 0, 2).repeat(64, 0).repeat(3, 2))
+    with flagsaver.flagsaver(saved_model=str(tmp_path / 'model'), json=True):
+        assert cifar10_predict.predict([str(tmp_path / 'a.png')]) == 0
+    top, _ = json.loads(capsys.readouterr().out)['predictions']
+    assert (top['label'], top['probability']) == (0, 1.0)

@@ -29,6 +29,7 @@ def offer(best, session, step, error, averaged_error):
 @pytest.fixture
 def best(session, tmp_path):
     """A `Best` to which step 10 was offered with an averaged error of 0.5."""
+    (tmp_path / 'run.json').write_text('{"net": "tutorial"}')
     found = best_.Best(str(tmp_path), tf.global_variables())
     assert (found.error, found.step) == (np.inf, None)
     assert not (tmp_path / 'best').exists()  # Not created before the first checkpoint.
@@ -41,18 +42,22 @@ def read_error(folder):
 
 
 def checkpoint_files(step):
-    return [f'model.ckpt-{step}.data-00000-of-00001', f'model.ckpt-{step}.index']
+    return {f'model.ckpt-{step}.data-00000-of-00001', f'model.ckpt-{step}.index'}
+
+
+KEPT = {'checkpoint', 'error.json', 'params.h5', 'run.json'}
 
 
 def kept(folder):
-    return sorted(entry.name for entry in pathlib.Path(folder, 'best').iterdir())
+    return {entry.name for entry in pathlib.Path(folder, 'best').iterdir()}
 
 
 def test_the_first_is_the_best(best, tmp_path):
     assert (best.error, best.step) == (0.5, 10)
     assert read_error(tmp_path) == {'step': 10, 'error': 0.625, 'averaged_error': 0.5,
                                     'validated_on': 'test', 'checkpoint': 'model.ckpt-10'}
-    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(10), 'params.h5']
+    assert kept(tmp_path) == KEPT | checkpoint_files(10)
+    assert (tmp_path / 'best' / 'run.json').read_text() == '{"net": "tutorial"}'
     assert tf.train.latest_checkpoint(str(tmp_path / 'best')).endswith('model.ckpt-10')
 
 
@@ -61,7 +66,7 @@ def test_a_lower_error_replaces_it(best, session, tmp_path):
     offer(best, session, 20, 0.75, 0.25)
     assert read_error(tmp_path) == {'step': 20, 'error': 0.75, 'averaged_error': 0.25,
                                     'validated_on': 'test', 'checkpoint': 'model.ckpt-20'}
-    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(20), 'params.h5']
+    assert kept(tmp_path) == KEPT | checkpoint_files(20)
     latest = tf.train.latest_checkpoint(str(tmp_path / 'best'))
     assert latest.endswith('model.ckpt-20')
     assert (tf.train.load_variable(latest, 'layer/weights') == 7).all()
@@ -85,7 +90,7 @@ def test_a_resumed_run_knows_the_best(best, session, tmp_path):
     offer(again, session, 20, 0.75, 0.75)
     assert read_error(tmp_path)['step'] == 10
     offer(again, session, 30, 0.25, 0.25)
-    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(30), 'params.h5']
+    assert kept(tmp_path) == KEPT | checkpoint_files(30)
 
 
 @pytest.mark.parametrize('text', [
@@ -97,7 +102,7 @@ def test_a_damaged_error_json_is_ignored(best, session, tmp_path, text):
     assert (again.error, again.step) == (np.inf, None)
     offer(again, session, 20, 0.75, 0.75)
     assert read_error(tmp_path)['step'] == 20
-    assert kept(tmp_path) == ['checkpoint', 'error.json', *checkpoint_files(20), 'params.h5']
+    assert kept(tmp_path) == KEPT | checkpoint_files(20)
 
 
 def test_an_error_on_other_images_does_not_count(best, session, tmp_path):

@@ -37,6 +37,28 @@ def test_an_invalid_step(tmp_path, value, found):
             checkpoints.values_for(path, {'global_step': step}, '')
 
 
+def test_a_step_of_another_name_is_that_of_the_file(tmp_path):
+    """A script of 2015 or 2016 may call it `Variable`."""
+    path = _save(tmp_path / 'model.ckpt-20', Variable=np.int64(7))
+    assert checkpoints.step(path) == 20
+    step = tf.get_variable('step', [], tf.int64, initializer=tf.zeros_initializer())
+    assert checkpoints.values_for(path, {'global_step': step}, '') == {'global_step': 20}
+
+
+def test_checkpoints_of_tensorflows_first_format(tmp_path):
+    """One file each; also without the file `checkpoint`."""
+    with tf.Session() as session:
+        session.run(tf.get_variable('w', [2]).initializer)
+        saver = tf.train.Saver(write_version=tf.train.SaverDef.V1)
+        for step in (5, 10):
+            saver.save(session, str(tmp_path / 'model.ckpt'), global_step=step)
+    (tmp_path / 'checkpoint').unlink()
+    path = f'{tmp_path}/model.ckpt-10'
+    assert checkpoints.candidates(tmp_path) == [path, f'{tmp_path}/model.ckpt-5']
+    assert checkpoints.latest(tmp_path) == next(checkpoints.watch(tmp_path, 1)) == path
+    assert checkpoints.step(path) == 10
+
+
 def test_load_converts_and_ignores_the_rest(tmp_path):
     path = _save(tmp_path / 'a', w=np.ones([2, 3], np.float16), step=np.float32(7), x=np.zeros(3))
     w = tf.get_variable('w', [2, 3])
@@ -77,7 +99,7 @@ def test_values_that_are_not_finite_as_float32_are_refused(tmp_path):
                  x=np.float64(1e300))
     variables = {'v': tf.get_variable('v', [2]), 'w': tf.get_variable('w', []),
                  'x': tf.get_variable('x', [])}
-    with pytest.raises(app.UsageError, match='not finite: v; w; x. Do this'):
+    with pytest.raises(app.UsageError, match='v is not finite; w is not finite; x is '):
         checkpoints.values_for(path, variables, 'Do this.')
 
 

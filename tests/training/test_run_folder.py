@@ -54,17 +54,18 @@ UNFINISHED = {
     'timeline-3.json.0123456789abcdef.part'}
 UNFINISHED_BEST = {
     'checkpoint.tmp0123456789abcdef0123456789abcdef', 'model.ckpt-7.index.tempstate123',
-    'params.h5.0123456789abcdef.part', 'error.json.0123456789abcdef.part'}
+    'params.h5.0123456789abcdef.part', 'error.json.0123456789abcdef.part',
+    'run.json.0123456789abcdef.part'}
 
 
-@pytest.mark.parametrize('remove', [run_folder.remove_unfinished, run_folder.remove_own_files])
-def test_unfinished_files_are_removed(tmp_path, remove):
+@pytest.mark.parametrize('also_finished', [False, True])
+def test_unfinished_files_are_removed(tmp_path, also_finished):
     (tmp_path / 'best').mkdir()
     kept = {'checkpoint.tmp', 'run.json.bak', 'run.json.1.part', 'notes.0123456789abcdef.part'}
     for folder, names in ((tmp_path, UNFINISHED | kept), (tmp_path / 'best', UNFINISHED_BEST)):
         for name in names:
             (folder / name).write_text('x')
-    remove(tmp_path)
+    run_folder.remove_files(tmp_path, also_finished)
     assert set(os.listdir(tmp_path)) == kept | {'best'}
     assert os.listdir(tmp_path / 'best') == []
 
@@ -74,7 +75,8 @@ def test_unfinished_files_are_removed(tmp_path, remove):
     ('{}', '"net" is null; expected the name of a network'), ({'net': 1000 * 'a'}, '"net" is "a'),
     ({'dataset': {}}, '"dataset" is {}'),
     ({'settings': []}, r'"settings" is \[\]; expected an object'),
-    ({'classes': 'cat'}, '"classes" is "cat"; expected a list of names')])
+    ({'classes': 'cat'}, '"classes" is "cat"; expected a list of names'),
+    ({'classes': ['cat', 7]}, r'"classes" is \["cat", 7\]; expected a list of names')])
 def test_a_damaged_run_json(tmp_path, text, words):
     path = tmp_path / 'run.json'
     if isinstance(text, dict):
@@ -82,14 +84,14 @@ def test_a_damaged_run_json(tmp_path, text, words):
             'net': 'tutorial', 'dataset': 'cifar10', 'classes': [], 'settings': {}, **text})
     path.write_text(text)
     with pytest.raises(app.UsageError, match=f'{path} .*{words}.*Remove it.*, or go away') as error:
-        run_folder.check_run(tmp_path, 'tutorial', table.CIFAR10, 'go away')
+        run_folder.read_run(tmp_path, 'go away')
     assert '\n' not in str(error.value) and len(str(error.value)) < 400
 
 
 def test_no_run_json(tmp_path):
     (tmp_path / 'file').write_text('')
     for folder in (tmp_path, tmp_path / 'missing', tmp_path / 'file'):
-        assert run_folder.check_run(folder, 'tutorial', table.CIFAR10, '') is None
+        assert run_folder.read_run(folder, '') is None
 
 
 def test_a_run_of_another_network_or_of_other_classes(tmp_path):
@@ -98,16 +100,18 @@ def test_a_run_of_another_network_or_of_other_classes(tmp_path):
     run = {'net': 'tutorial', 'dataset': 'cifar10', 'classes': classes, 'settings': {'seed': 7}}
     run_folder.write_run(tmp_path, run)
     assert run_folder.read_run(tmp_path, '') == run
-    assert run_folder.check_run(tmp_path, 'tutorial', table.CIFAR10, '') == {'seed': 7}
+
+    def check(net='tutorial', **changes):
+        run_folder.check_run(tmp_path, {**run, **changes}, net, table.CIFAR10, 'go away')
+
+    check()
     with pytest.raises(app.UsageError, match='--net=tutorial, not with --net=resnet23: go away'):
-        run_folder.check_run(tmp_path, 'resnet23', table.CIFAR10, 'go away')
-    run_folder.write_run(tmp_path, {**run, 'dataset': 'another'})
-    assert run_folder.check_run(tmp_path, 'tutorial', table.CIFAR10, '') == {'seed': 7}
+        check('resnet23')
+    check(dataset='another')
     for others in (['rose', 'tulip'], [classes[1], classes[0], *classes[2:]]):
-        run_folder.write_run(tmp_path, {**run, 'classes': others})
         with pytest.raises(app.UsageError, match=rf'with other classes \({others[0]}, .* than '
                            r'those of --dataset=cifar10 \(airplane, .*: go away'):
-            run_folder.check_run(tmp_path, 'tutorial', table.CIFAR10, 'go away')
+            check(classes=others)
 
 
 LOCKING = '''

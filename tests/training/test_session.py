@@ -306,7 +306,7 @@ def test_resuming_from_a_nan_is_refused(trained):
     values = checkpoints.read(latest())
     plain.save(latest(), {**values, 'conv1/biases': values['conv1/biases'] + np.nan})
     with flagsaver.flagsaver(max_steps=20), pytest.raises(
-            app.UsageError, match='not finite: conv1/biases. Choose another --train_dir'):
+            app.UsageError, match='conv1/biases is not finite. Choose another --train'):
         cifar10_train.train()
 
 
@@ -323,13 +323,19 @@ def test_variables_that_are_not_finite_are_not_saved(half_bright):
     assert checkpoints.step(latest()) == 0
 
 
-def test_a_checkpoint_of_the_original_multi_gpu_script(trained):
-    """It has a float32 global step, and averages of losses."""
+@pytest.mark.parametrize('name', ['global_step', 'Variable'])
+def test_a_checkpoint_of_the_original(trained, capsys, name):
+    """The multi-GPU script has a float32 global step; the first single-GPU script does not name it.
+
+    Both have averages of losses.
+    """
     values = checkpoints.read(latest())
-    plain.save(latest(), {**values, 'global_step': 10.0, 'cross_entropy/avg': 2.3})
-    assert tf.train.load_variable(latest(), 'global_step').dtype == np.float32
+    del values['global_step']
+    plain.save(latest(), {**values, name: 10.0, 'cross_entropy/avg': 2.3})
+    os.remove(os.path.join(FLAGS.train_dir, 'run.json'))
     with flagsaver.flagsaver(max_steps=12):
         cifar10_train.train()
+    assert 'has no run.json: resuming with --net=tutorial --dataset=' in capsys.readouterr().out
     assert tf.train.load_variable(latest(), 'global_step') == 12
     assert tf.train.load_variable(latest(), 'global_step').dtype == np.int64
     assert 'cross_entropy/avg' not in dict(tf.train.list_variables(latest()))
