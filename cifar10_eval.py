@@ -98,10 +98,10 @@ def evaluate():
         app.UsageError: no checkpoint with --run_once, or a checkpoint does not fit the network.
         OSError: --eval_dir cannot be written.
     """
-    folder = checkpoint_flags.folder()  # The first use of a flag parses the command line.
-    if checkpoints.named(folder):
+    run_once = FLAGS.run_once  # The first use of a flag parses the command line.
+    folder = checkpoint_flags.folder()
+    if run_once or checkpoints.named(folder):
         FLAGS.run_once = True
-    if FLAGS.run_once:
         found = [checkpoint_flags.checkpoint()]
     else:
         if not checkpoints.candidates(folder):

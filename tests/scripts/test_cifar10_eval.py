@@ -107,7 +107,7 @@ def test_a_certain_checkpoint(trained, capsys, monkeypatch, ending):
     out = capsys.readouterr().out
     assert 'Evaluated ./model.ckpt-0 (step 0, averaged weights) on 130 images.\n' in out
     assert 'holds ./model.ckpt-0 as a SavedModel.\n' in out
-    assert f'Starting with the weights of {first}; new: none.\n' in out
+    assert f'softmax_linear of {first}; new: none.\n' in out
     os.remove(f'{first}.data-00000-of-00001')
     with flagsaver.flagsaver(checkpoint_dir=first), pytest.raises(
             errors.DataError, match=f'{first} cannot be read'):
