@@ -25,7 +25,7 @@ from cifar10_lib.training import epoch_counter, hooks, resume, signals, worker
 
 path_flags.define('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
 flags.DEFINE_integer('max_steps', 100000, 'Total number of steps, including those before a resume.',
-                     lower_bound=0, upper_bound=10**15)
+                     lower_bound=0, upper_bound=10**12)
 flags.DEFINE_float('epochs', None, 'Total number of epochs, instead of --max_steps; may have a '
                    'fraction.', lower_bound=0.0, upper_bound=1e6)
 flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
