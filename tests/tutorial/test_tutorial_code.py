@@ -111,15 +111,17 @@ def test_labels_of_any_integer_type(dtype):
 
 
 def test_tensorflows_program_that_freezes_a_graph(trained, tmp_path):
-    """The remedy of docs/differences.md: it cannot match resource variables with a GraphDef."""
+    """The remedies of docs/differences.md: it cannot match resource variables with a GraphDef, and
+    conv1 is not on the way to the logits."""
     checkpoint = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
     freeze_graph.freeze_graph(
-        '', '', True, checkpoint, 'softmax_linear/softmax_linear', '', '',
+        '', '', True, checkpoint, 'softmax_linear/softmax_linear,conv1/conv1', '', '',
         str(tmp_path / 'frozen.pb'), True, '', input_meta_graph=checkpoint + '.meta')
     frozen = tf.GraphDef.FromString((tmp_path / 'frozen.pb').read_bytes())
     logits, = tf.import_graph_def(frozen, return_elements=['softmax_linear/softmax_linear:0'])
     assert logits.shape.as_list() == [8, 10]
     assert not [node.name for node in frozen.node if node.op == 'VarHandleOp']
+    assert {*LAYERS} <= {node.name for node in frozen.node}
 
 
 def tower(scope, images, labels):
