@@ -181,7 +181,7 @@ def values_for(path, variables, advice):
     stored = read(path, {*raw, *raw.values()})
     if 'global_step' in variables:
         stored['global_step'] = np.array(step(path))
-    values, faults, resized = {}, [], 0
+    values, faults, broken, resized = {}, [], [], 0
     for name, variable in sorted(variables.items()):
         value = stored.get(name, stored.get(raw[name]))
         shape = variable.shape.as_list()
@@ -194,11 +194,13 @@ def values_for(path, variables, advice):
             with np.errstate(over='ignore', invalid='ignore'):  # Checked next.
                 values[name] = value.astype(variable.dtype.base_dtype.as_numpy_dtype)
             if not (np.isfinite(value).all() and np.isfinite(values[name]).all()):
-                faults.append(f'{name} is not finite')
-    if faults:
-        if len(faults) == resized:  # Only in the rows of the matrix after the flattened images.
-            advice = 'Its images had another size: restore IMAGE_SIZE in cifar10_input.py'
-        more = [f'{len(faults) - _NAMED_FAULTS} more'] * (len(faults) > _NAMED_FAULTS)
-        raise app.UsageError(f'{path} does not fit this network: '
-                             f'{"; ".join(faults[:_NAMED_FAULTS] + more)}. {advice}')
+                broken.append(name)
+    if faults and len(faults) == resized:  # Only in the rows of the matrix after the flattening.
+        advice = 'Its images had another size: restore IMAGE_SIZE in cifar10_input.py'
+    for problem, found in (('does not fit this network', faults),
+                           ('has values that are not finite', broken)):
+        if found:
+            more = [f'{len(found) - _NAMED_FAULTS} more'] * (len(found) > _NAMED_FAULTS)
+            raise app.UsageError(
+                f'{path} {problem}: {"; ".join(found[:_NAMED_FAULTS] + more)}. {advice}')
     return values

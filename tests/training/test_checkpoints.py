@@ -99,7 +99,7 @@ def test_values_that_are_not_finite_as_float32_are_refused(tmp_path):
                  x=np.float64(1e300))
     variables = {'v': tf.get_variable('v', [2]), 'w': tf.get_variable('w', []),
                  'x': tf.get_variable('x', [])}
-    with pytest.raises(app.UsageError, match='v is not finite; w is not finite; x is '):
+    with pytest.raises(app.UsageError, match='not finite: v; w; x. Do this'):
         checkpoints.values_for(path, variables, 'Do this.')
 
 

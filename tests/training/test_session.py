@@ -306,7 +306,7 @@ def test_resuming_from_a_nan_is_refused(trained):
     values = checkpoints.read(latest())
     plain.save(latest(), {**values, 'conv1/biases': values['conv1/biases'] + np.nan})
     with flagsaver.flagsaver(max_steps=20), pytest.raises(
-            app.UsageError, match='conv1/biases is not finite. Choose another --train'):
+            app.UsageError, match='not finite: conv1/biases. Choose another --train_dir'):
         cifar10_train.train()
 
 
