@@ -91,10 +91,10 @@ def find(folder, skipped):
 def holds_classes(folder):
     """Whether `find` finds classes in a folder, which may be missing, and an image of each."""
     try:
-        classes, train, _ = find(folder, [])
+        classes, train, test = find(folder, [])
     except (errors.DataError, OSError):
         return False
-    return len({label for label, _ in train}) == len(classes)
+    return len({label for label, _ in (train or test)}) == len(classes)
 
 
 def _split_folders(folder):

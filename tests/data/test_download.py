@@ -59,7 +59,7 @@ def test_the_folder_of_the_files_in_place_of_its_parent(server, tmp_path, slash)
     assert sorted(os.listdir(inside)) == sorted(CONTENTS)
 
 
-@pytest.mark.parametrize('split', ['.', 'train'])
+@pytest.mark.parametrize('split', ['.', 'train', 'test'])
 def test_a_folder_of_images_is_left_alone(server, tmp_path, split):
     """Unless one folder is not a class: a home directory may have two with images."""
     for place in (split, 'test') if split == 'train' else (split,):
