@@ -18,16 +18,17 @@ import cifar10_input
 from cifar10_lib import settings
 from cifar10_lib.datasets import download, image_source
 from cifar10_lib.nets import lrn, summaries, variables
-from cifar10_lib.program import argparse_flags, path_flags
+from cifar10_lib.program import command_line
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
                      upper_bound=1 << 16, short_name='b')
-path_flags.define('data_dir', '/tmp/cifar10_data', 'Folder for downloaded and generated data sets.')
+command_line.define_path(
+    'data_dir', '/tmp/cifar10_data', 'Folder for downloaded and generated data sets.')
 
 # TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
 FLAGS = tf.app.flags.FLAGS
 FLAGS['batch_size'].allow_override = True  # Also for a program's own flag `b`.
-parser = argparse_flags.Parser()  # For code written against the tutorial's last version.
+parser = command_line.Parser()  # For code written against the tutorial's last version.
 
 # Facts about CIFAR-10. The image size is that of cifar10_input.py: edit it there.
 IMAGE_SIZE = cifar10_input.IMAGE_SIZE

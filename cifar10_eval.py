@@ -21,10 +21,10 @@ from absl import app, flags
 import cifar10
 from cifar10_lib import settings
 from cifar10_lib.evaluation import accuracy, checkpoint_flags, confusion, model
-from cifar10_lib.program import console, devices, files, path_flags
+from cifar10_lib.program import command_line, console, devices, files
 from cifar10_lib.runs import checkpoints, folder as run_folder
 
-path_flags.define('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
+command_line.define_path('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],
                   'The images to evaluate: the test set, all training images, or those that '
                   '--validate_on=held_out excludes from training.')

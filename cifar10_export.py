@@ -23,9 +23,9 @@ from absl import app, flags
 import cifar10
 from cifar10_lib import settings
 from cifar10_lib.evaluation import checkpoint_flags, model
-from cifar10_lib.program import console, devices, files, path_flags
+from cifar10_lib.program import command_line, console, devices, files
 
-path_flags.define('export_dir', None, 'Folder to create for the SavedModel.')
+command_line.define_path('export_dir', None, 'Folder to create for the SavedModel.')
 
 FLAGS = flags.FLAGS
 

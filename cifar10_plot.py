@@ -32,11 +32,11 @@ import cifar10
 from cifar10_lib import recipes, settings
 from cifar10_lib.datasets import table
 from cifar10_lib.evaluation import accuracy, confusion, model, pictures
-from cifar10_lib.program import console, devices, files, path_flags
+from cifar10_lib.program import command_line, console, devices, files
 from cifar10_lib.runs import checkpoints, events, metrics, names
 
-path_flags.define('output', None,
-                  'PNG file to write; by default PICTURE.png in the current folder.')
+command_line.define_path(
+    'output', None, 'PNG file to write; by default PICTURE.png in the current folder.')
 flags.DEFINE_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by commas; only '
                   '--picture=curves and --picture=validation accept several.')
 

@@ -29,10 +29,11 @@ import cifar10
 from cifar10_lib import settings
 from cifar10_lib.datasets import images
 from cifar10_lib.evaluation import checkpoint_flags, model
-from cifar10_lib.program import console, devices, errors, path_flags
+from cifar10_lib.program import command_line, console, devices, errors
 
-path_flags.define('saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; '
-                  '--net, --dataset and --checkpoint_dir are then ignored.')
+command_line.define_path(
+    'saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; --net, --dataset '
+    'and --checkpoint_dir are then ignored.')
 flags.DEFINE_integer('top_k', 3, 'Maximum number of classes to print per image, the most probable '
                      'first.', lower_bound=1, upper_bound=10**9)
 flags.DEFINE_boolean('json', False, 'Print one JSON object per line and image instead of a table.')

@@ -19,7 +19,7 @@ from benchmarks import floor, tutorial
 import cifar10
 from cifar10_lib import recipes
 from cifar10_lib.nets import variables
-from cifar10_lib.program import cores, devices
+from cifar10_lib.program import devices
 
 flags.DEFINE_enum('what', 'step', ['input', 'step', 'agreement', 'speed'], 'What to measure.')
 flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial'], 'Whose input.')
@@ -60,7 +60,7 @@ def measure_step():
              'floor': _session(lambda: floor.operation(lambda: plain(_fixed_batch()[0])))}
     if FLAGS.net == 'tutorial':
         sides['tutorial'] = _session(published)
-    if cores.multiply_bfloat16():  # Otherwise, a step takes seconds.
+    if devices.multiplies_bfloat16():  # Otherwise, a step takes seconds.
         with flagsaver.flagsaver(use_bf16=True):
             sides['bfloat16'] = _session(lambda: _training()[0])
     found = {name: [] for name in sides}

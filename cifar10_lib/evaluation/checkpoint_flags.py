@@ -6,11 +6,12 @@ import os
 
 from absl import app, flags
 
-from cifar10_lib.program import path_flags
+from cifar10_lib.program import command_line
 from cifar10_lib.runs import checkpoints, names
 
-path_flags.define('checkpoint_dir', '/tmp/cifar10_train', 'Folder whose latest checkpoint to read, '
-                  'or a certain checkpoint, such as FOLDER/model.ckpt-20.')
+command_line.define_path(
+    'checkpoint_dir', '/tmp/cifar10_train', 'Folder whose latest checkpoint to read, or a certain '
+    'checkpoint, such as FOLDER/model.ckpt-20.')
 flags.DEFINE_boolean('best', False, 'Use the best checkpoint of a validated run, in '
                      '--checkpoint_dir/best, instead of the latest.')
 flags.DEFINE_boolean('use_moving_averages', True, 'Use the moving averages of the variables '

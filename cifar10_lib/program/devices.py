@@ -1,11 +1,13 @@
-"""The devices of a session, and the flag --device that chooses them."""
+"""The processors and GPUs of a session, and the flag --device that chooses them."""
+import math
+import os
 import platform
 import shutil
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
-from cifar10_lib.program import cores, startup  # noqa: F401, it imports TensorFlow quietly.
+from cifar10_lib.program import startup  # noqa: F401, it imports TensorFlow quietly.
 
 flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
                   'auto uses GPUs if available, cpu uses only the CPU, gpu requires a GPU.',
@@ -24,7 +26,7 @@ def session_config(log_device_placement=False):
     """
     config = tf.ConfigProto(allow_soft_placement=True, log_device_placement=log_device_placement)
     config.gpu_options.allow_growth = True
-    threads = cores.by_quota()
+    threads = cores_by_quota()
     if threads:
         config.intra_op_parallelism_threads = config.inter_op_parallelism_threads = threads
     if FLAGS.device == 'cpu':
@@ -50,10 +52,40 @@ def visible_gpus():
     return count
 
 
-def gpu_names():
-    """Returns the names of the GPUs that `--device` allows, in the order of their numbers."""
-    return [tf.config.experimental.get_device_details(gpu).get('device_name', 'unknown model')
-            for gpu in tf.config.list_physical_devices('GPU')[:visible_gpus()]]
+def visible_cores():
+    """Returns the number of cores in the process's affinity mask, as TensorFlow counts them."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # Not on Linux.
+
+
+def cores_by_quota():
+    """Returns this container's CPU quota in cores, rounded up, or None if it does not limit us.
+
+    `docker run --cpus=2` and Kubernetes limits leave all cores visible. TensorFlow starts a thread
+    for each; together they exhaust the quota early in each period and then all stall.
+    """
+    # Microseconds per period; "max" and -1 mean unlimited: `man 7 cgroups`.
+    words = (_read('/sys/fs/cgroup/cpu.max') or _read('/sys/fs/cgroup/cpu/cpu.cfs_quota_us')
+             + _read('/sys/fs/cgroup/cpu/cpu.cfs_period_us')).split()
+    if len(words) != 2 or not words[0].isdecimal():
+        return None
+    cores = math.ceil(int(words[0]) / int(words[1]))
+    return cores if cores < visible_cores() else None
+
+
+def multiplies_bfloat16():
+    """Whether the cores multiply bfloat16; if not, oneDNN converts to float32. False if unknown."""
+    # AMX and AVX512 are Intel's and AMD's, `bf16` is Arm's.
+    return not {'amx_bf16', 'avx512_bf16', 'bf16'}.isdisjoint(_read('/proc/cpuinfo').split())
+
+
+def _read(path):
+    try:
+        with open(path) as stream:
+            return stream.read()
+    except OSError:
+        return ''
 
 
 def line(towers=1, dtype=tf.float32):
@@ -62,7 +94,8 @@ def line(towers=1, dtype=tf.float32):
     `towers` is their number, one per GPU; `dtype` the type in which layers compute.
     """
     text = 'Training' if towers == 1 else f'Training {towers} towers'
-    names = gpu_names()
+    names = [tf.config.experimental.get_device_details(gpu).get('device_name', 'unknown model')
+             for gpu in tf.config.list_physical_devices('GPU')[:visible_gpus()]]
     if names:
         build = tf.sysconfig.get_build_info()
         cuda = '.'.join(build.get('cuda_version', '?').split('.')[:2])
@@ -76,9 +109,9 @@ def line(towers=1, dtype=tf.float32):
         text += ' TensorFlow does not see the GPU: TF_CPP_MIN_LOG_LEVEL=0 shows why.'
     if dtype == tf.float16:
         text += ' --use_fp16 is many times slower than float32 on a CPU.'
-    elif dtype == tf.bfloat16 and not cores.multiply_bfloat16():
+    elif dtype == tf.bfloat16 and not multiplies_bfloat16():
         text += (' --use_bf16 is slower than float32 on a CPU without amx_bf16 or avx512_bf16 in '
                  '/proc/cpuinfo.')
-    elif dtype == tf.float32 and platform.machine() == 'x86_64' and cores.multiply_bfloat16():
+    elif dtype == tf.float32 and platform.machine() == 'x86_64' and multiplies_bfloat16():
         text += ' --use_bf16 is faster on this processor.'
     return text

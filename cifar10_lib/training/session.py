@@ -18,12 +18,13 @@ from absl import app, flags
 import cifar10
 from cifar10_lib.evaluation import statistics, validation
 from cifar10_lib.nets import summaries
-from cifar10_lib.program import console, files, path_flags
+from cifar10_lib.program import command_line, console, files
 from cifar10_lib import recipes
 from cifar10_lib.runs import best, checkpoints, folder as run_folder, names, parameters
 from cifar10_lib.training import epoch_counter, hooks, resume, signals, worker
 
-path_flags.define('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
+command_line.define_path(
+    'train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
 flags.DEFINE_integer('max_steps', 100000, 'Total number of steps, including those before a resume.',
                      lower_bound=0, upper_bound=10**12)
 flags.DEFINE_float('epochs', None, 'Total number of epochs, instead of --max_steps; may have a '
@@ -48,9 +49,9 @@ flags.DEFINE_integer('seed', None, 'Seed of the random numbers: the same command
                      'the same variables. Batches may still differ, because threads and towers '
                      'race for them. A resumed run draws new numbers.',
                      lower_bound=0, upper_bound=2**63 - 1)
-path_flags.define('initial_checkpoint', None, 'Folder of another run whose weights a new run '
-                  'starts with; layers that do not fit, such as the last one for other classes, '
-                  'start anew.')
+command_line.define_path(
+    'initial_checkpoint', None, 'Folder of another run whose weights a new run starts with; layers '
+    'that do not fit, such as the last one for other classes, start anew.')
 flags.DEFINE_boolean('restart', False,
                      "Remove an earlier run's files from --train_dir and start over.")
 

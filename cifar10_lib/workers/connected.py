@@ -9,7 +9,7 @@ import os
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from cifar10_lib.program import cores, devices, errors
+from cifar10_lib.program import devices, errors
 from cifar10_lib.training import worker
 from cifar10_lib.workers import collectives, meeting, ports
 
@@ -137,7 +137,7 @@ def configure(config, me, gpus=0):
     config.device_filters.append(f'/job:{_JOB}/task:{me.rank}')
     config.experimental.collective_nccl = gpus > 0
     config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
-    if (config.inter_op_parallelism_threads or cores.visible()) == 1:
+    if (config.inter_op_parallelism_threads or devices.visible_cores()) == 1:
         # A single core has one thread, which would send the first bucket after the backward pass.
         config.inter_op_parallelism_threads = 2
     if gpus > 1:

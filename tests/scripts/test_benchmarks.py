@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from benchmarks import __main__ as benchmarks
 from benchmarks import processes, tutorial
 import cifar10
-from cifar10_lib.program import cores
+from cifar10_lib.program import devices
 
 
 def test_the_yardstick_computes_the_same_function():
@@ -87,7 +87,7 @@ def test_the_table(command, tmp_path):
     assert {'input alone, images/s', 'step on a fixed batch, ms', 'step, beside the floor, ms',
             'training, end to end, images/s', 'peak memory of it, MB',
             'two workers, beside two runs that share nothing, images/s'} < rows.keys()
-    assert ('step in bfloat16, beside float32, ms' in rows) == cores.multiply_bfloat16()
+    assert ('step in bfloat16, beside float32, ms' in rows) == devices.multiplies_bfloat16()
     assert [row for row in rows if row.startswith('batch 8 in ')] == [
         f'batch 8 in {precision}, beside float32, images/s'
         for precision in ('float32', 'TF32', 'float16', 'bfloat16')]

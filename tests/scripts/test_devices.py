@@ -1,14 +1,65 @@
+import json
 import os
+import subprocess
+import sys
 
 import pytest
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import app
 from absl.testing import flagsaver
 
-from cifar10_lib.program import cores, devices
+from cifar10_lib.program import devices
+
+_HALF = devices.multiplies_bfloat16()
+
+# Reads cases, a list of {name of a file in the folder: content}, and prints a value for each.
+_WITH_FILES = '''
+import json, os, pathlib, sys
+from cifar10_lib.program import devices
+devices.FLAGS(sys.argv[:1])
+found = []
+for case in json.loads(sys.argv[2]):
+    for name, text in case.items():
+        pathlib.Path(sys.argv[1], name).write_text(text)
+    found.append(eval(sys.argv[3]))
+    for name in case:
+        pathlib.Path(sys.argv[1], name).write_text('')
+print(json.dumps(found))'''
 
 
-_HALF = cores.multiply_bfloat16()
+def _with_files(source, target, cases, expression):
+    """The values of an expression with other files, mounted over `target`, as in a container."""
+    unshare = ['unshare', '--mount', 'sh', '-ec']
+    mount = f'mount --bind {source} {target}'
+    if subprocess.run([*unshare, mount], capture_output=True).returncode:
+        pytest.skip('cannot create namespaces')
+    return json.loads(subprocess.run(
+        [*unshare, f'{mount}; exec "$@"', 'sh', sys.executable, '-c', _WITH_FILES, source,
+         json.dumps(cases), expression], cwd=spawn.ROOT, text=True, stdout=subprocess.PIPE,
+        check=True).stdout)
+
+
+def test_the_quota_of_a_container(tmp_path):
+    """Both versions of control groups, for a process that sees two cores or more."""
+    (tmp_path / 'cpu').mkdir()
+    quota, period = 'cpu/cpu.cfs_quota_us', 'cpu/cpu.cfs_period_us'
+    found = _with_files(tmp_path, '/sys/fs/cgroup', [
+        {'cpu.max': '100000 100000'}, {'cpu.max': '50000 100000'}, {'cpu.max': '900000 100000'},
+        {'cpu.max': 'max 100000'}, {}, {quota: '100000\n', period: '100000'},
+        {quota: '-1\n', period: '100000'}],
+        'devices.cores_by_quota(), devices.session_config().intra_op_parallelism_threads')
+    assert devices.visible_cores() > 1
+    assert found == [[1, 1], [1, 1], [None, 0], [None, 0], [None, 0], [1, 1], [None, 0]]
+
+
+def test_instructions_for_bfloat16(tmp_path):
+    (tmp_path / 'cpuinfo').touch()
+    found = _with_files(tmp_path / 'cpuinfo', '/proc/cpuinfo', [{'': text} for text in (
+        'flags\t\t: fpu avx512f avx512_bf16 amx_tile\nbugs: spectre', 'flags\t\t: fpu amx_bf16',
+        'Features\t: fp asimd bf16', 'flags\t\t: fpu avx512f avx512_bf161', '')],
+        'devices.multiplies_bfloat16()')
+    assert found == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize('dtype, words', [

@@ -1,15 +1,37 @@
-"""`cifar10.parser`: the flags as an `argparse` parser, for code written against it.
+"""The command line: flags whose values are paths, and `cifar10.parser`.
 
-The last version of the tutorial parsed its command line so, and its scripts added their arguments:
+The last version of the tutorial parsed its command line with `argparse`, and its scripts added
+their arguments:
 
     parser = cifar10.parser
     parser.add_argument('--max_steps', type=int, default=1000000)
     FLAGS = parser.parse_args()
 """
 import argparse
+import os
+import re
 import sys
 
 from absl import flags
+
+flags.disclaim_key_flags()  # A flag belongs to the module that calls `define_path`.
+
+
+def define_path(name, default, text):
+    """Defines a flag whose value is a path or None.
+
+    A leading `~` is expanded, since shells do not expand it in `--train_dir=~/run`. URLs are
+    rejected.
+    """
+    flags.DEFINE(_Path(), name, default, text, serializer=flags.ArgumentSerializer())
+
+
+class _Path(flags.ArgumentParser):
+    def parse(self, argument):
+        if re.match('[A-Za-z][A-Za-z0-9+.-]*://', argument):  # TensorFlow alone would open it.
+            raise ValueError(f'{argument} is a URL; expected the path of a file or folder: mount '
+                             'it, or copy it')
+        return os.path.expanduser(argument)
 
 
 class _Parsed(flags.ArgumentParser):
