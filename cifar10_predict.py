@@ -53,6 +53,7 @@ def predict(words):
         app.UsageError: a word stands for no image, or the network is missing or does not fit.
         OSError: the SavedModel cannot be read.
     """
+    console.fail_if_stdout_closes()
     paths = [path for word in words for path in _paths(word)]
     # Also for an `inference` that fixes the batch size: see `model.Model`.
     FLAGS.batch_size = min(FLAGS.batch_size, len(paths))
@@ -146,11 +147,6 @@ def _load(session):
         'probabilities, [batch, classes]: export one with cifar10_export.py')
 
 
-def main(words):
-    console.fail_if_stdout_closes()
-    return predict(words)
-
-
 if __name__ == '__main__':
-    startup.run(main, positional='IMAGE...',
+    startup.run(predict, positional='IMAGE...',
                 unused=(*settings.TRAINING_FLAGS, 'data_dir', 'data_url'))
