@@ -52,11 +52,8 @@ class Source:
     examples_per_epoch: int | None = None
 
     def count(self):
-        """Counts the complete records of all subsets: {path of a record file: number}.
-
-        Raises `errors.MissingFile`, or `errors.DataError` for training on a set that is only for
-        tests.
-        """
+        """Counts the complete records in each file, {path: number}; or raises `errors.MissingFile`,
+        or `errors.DataError` for training on a set that is only for tests."""
         names = self.data_set.test_files if self.eval_data else self.data_set.train_files
         if not names:
             raise errors.DataError(f'{self.folder} has no training images: choose another '

@@ -1,7 +1,5 @@
 """Downloads from a real server on loopback, and unpacks hostile archives."""
-import dataclasses
 import gzip
-import hashlib
 import os
 import subprocess
 import sys
@@ -13,7 +11,7 @@ import pytest
 import spawn
 from downloads import ARCHIVE, CONTENTS, GOOD, member, row, Server, tar
 
-from cifar10_lib.datasets import download, table
+from cifar10_lib.datasets import download
 from cifar10_lib.program import errors
 
 
@@ -101,21 +99,6 @@ def test_an_archive_copied_by_hand(tmp_path):
     (tmp_path / '.small.lock').touch()
     download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path))
     assert_whole(tmp_path)
-
-
-def test_hundred_classes(tmp_path):
-    """CIFAR-100's archive: two files of records with two label bytes, and files of names."""
-    contents = {'train.bin': bytes([19, 99]) * 1537 * 4, 'test.bin': bytes(3074)}
-    archive = tar([member(f'cifar-100-binary/{name}', data) for name, data in {
-        'fine_label_names.txt': b'apple', 'coarse_label_names.txt': b'fish', **contents}.items()])
-    (tmp_path / 'there.tar.gz').write_bytes(archive)
-    published = dataclasses.replace(
-        table.CIFAR100, train_files={'train.bin': 4}, test_files={'test.bin': 1},
-        archive_bytes=len(archive), sha256=hashlib.sha256(archive).hexdigest())
-    download.maybe_download_and_extract(published, str(tmp_path), f'file://{tmp_path}/there.tar.gz')
-    assert (tmp_path / 'cifar-100-binary.tar.gz').read_bytes() == archive
-    folder = tmp_path / 'cifar-100-binary'
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
 
 
 @pytest.mark.parametrize('wrong', [b'', b'<html>', ARCHIVE[:-1], bytes(len(ARCHIVE))])
