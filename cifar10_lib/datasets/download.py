@@ -138,9 +138,8 @@ def _fault(path, data_set):
     if size != data_set.archive_bytes:
         return f'{path} has {size} bytes; expected {data_set.archive_bytes}'
     digest = hashlib.sha256(np.memmap(path, np.uint8, 'r')).hexdigest()
-    if digest != data_set.sha256:
-        return f'{path} has SHA-256 {digest}; expected {data_set.sha256}'
-    return None
+    return None if digest == data_set.sha256 else (
+        f'{path} has SHA-256 {digest}; expected {data_set.sha256}')
 
 
 def extract(archive, data_dir, data_set):
