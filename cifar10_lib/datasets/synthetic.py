@@ -40,23 +40,21 @@ def draw(count, seed):
     images = np.empty([count, 3, _SIDE, _SIDE], np.uint8)
     columns = np.arange(_SIDE).reshape(1, 1, _SIDE)
     rows = np.arange(_SIDE).reshape(1, _SIDE, 1)
-    middle = np.float32((_SIDE - 1) / 2)
     for start in range(0, count, _IMAGES_PER_BLOCK):
         forms = labels[start:start + _IMAGES_PER_BLOCK]
         masks = np.empty([len(forms), 1, _SIDE, _SIDE], bool)
         for form in np.unique(forms):
             chosen = np.flatnonzero(forms == form)
-            # The centre and the size of each form, which stays within the central 24 x 24 crop.
-            centre = random.randint(-3, 4, size=[2, len(chosen), 1, 1]).astype(np.float32)
-            size = random.randint(6, 10, size=[len(chosen), 1, 1]).astype(np.float32)
-            # The textures are shifted and scaled instead, in pixels.
+            # Each shape has a centre and a radius, and stays within the central 24 x 24 crop.
+            centre = (_SIDE - 1) / 2 + random.randint(-3, 4, size=[2, len(chosen), 1, 1])
+            radius = random.randint(6, 10, size=[len(chosen), 1, 1])
+            # Each texture has a shift and a period, in pixels.
             shift = random.randint(0, 8, size=[2, len(chosen), 1, 1])
             period = random.randint(3, 6, size=[len(chosen), 1, 1])
-            masks[chosen, 0] = FORMS[form](columns - middle - centre[0], rows - middle - centre[1],
-                                           size, columns + shift[0], rows + shift[1], period)
-        size = [len(forms), 3, 1, 1]
-        dark = random.randint(0, 128, size=size).astype(np.int16)
-        light = dark + random.randint(64, 129, size=size).astype(np.int16)
+            masks[chosen, 0] = FORMS[form](columns - centre[0], rows - centre[1], radius,
+                                           columns + shift[0], rows + shift[1], period)
+        dark = random.randint(0, 128, size=[len(forms), 3, 1, 1]).astype(np.int16)
+        light = dark + random.randint(64, 129, size=dark.shape).astype(np.int16)
         form_is_light = random.randint(0, 2, size=[len(forms), 1, 1, 1]) == 1
         noise = random.randint(-24, 25, size=[len(forms), 3, _SIDE, _SIDE]).astype(np.int16)
         images[start:start + len(forms)] = np.clip(
@@ -64,20 +62,20 @@ def draw(count, seed):
     return np.concatenate([labels[:, np.newaxis], images.reshape(count, -1)], axis=1)
 
 
-# In the order of the classes. Each returns the mask of a form, bool [count, 32, 32], for
-#   x, y: coordinates relative to its centre, float32 [count, 1, 32] and [count, 32, 1]
-#   r: its size, float32 [count, 1, 1]
+# In the order of the classes. Each returns the mask of a form, which broadcasts to bool [count, 32, 32], for
+#   x, y: coordinates relative to the centre of a shape, float64 [count, 1, 32] and [count, 32, 1]
+#   r: its radius, int [count, 1, 1]
 #   u, v: shifted coordinates of a texture, int [count, 1, 32] and [count, 32, 1]
-#   p: the period of the texture, int [count, 1, 1]
+#   p: its period, int [count, 1, 1]
 FORMS = (
     lambda x, y, r, u, v, p: x * x + y * y < r * r,  # Disc.
-    lambda x, y, r, u, v, p: np.maximum(abs(x), abs(y)) < r * np.float32(0.875),  # Square.
+    lambda x, y, r, u, v, p: np.maximum(abs(x), abs(y)) < 0.875 * r,  # Square.
     lambda x, y, r, u, v, p: (abs(y) < r) & (2 * abs(x) < y + r),  # Triangle.
     lambda x, y, r, u, v, p: (x * x + y * y < r * r) & (4 * (x * x + y * y) > r * r),  # Ring.
     lambda x, y, r, u, v, p: ((np.minimum(abs(x), abs(y)) < r / 4)
                               & (np.maximum(abs(x), abs(y)) < r)),  # Cross.
-    lambda x, y, r, u, v, p: (v // p + 0 * u) % 2 == 0,  # Bars.
-    lambda x, y, r, u, v, p: (u // p + 0 * v) % 2 == 0,  # Columns.
+    lambda x, y, r, u, v, p: v // p % 2 == 0,  # Bars.
+    lambda x, y, r, u, v, p: u // p % 2 == 0,  # Columns.
     # Slope: half of the images in each direction, since mirroring turns one into the other.
     lambda x, y, r, u, v, p: (np.where(r > 7, u, _SIDE - u) + v) // p % 2 == 0,
     lambda x, y, r, u, v, p: (u // p + v // p) % 2 == 0,  # Checks.
