@@ -62,7 +62,7 @@ def draw(count, seed):
     return np.concatenate([labels[:, np.newaxis], images.reshape(count, -1)], axis=1)
 
 
-# In the order of the classes. Each returns the mask of a form, which broadcasts to bool [count, 32, 32], for
+# In the order of the classes. Each returns masks that broadcast to bool [count, 32, 32], for
 #   x, y: coordinates relative to the centre of a shape, float64 [count, 1, 32] and [count, 32, 1]
 #   r: its radius, int [count, 1, 1]
 #   u, v: shifted coordinates of a texture, int [count, 1, 32] and [count, 32, 1]
