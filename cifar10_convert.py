@@ -28,7 +28,7 @@ from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 from absl import app
 
-from cifar10_lib.datasets import arrays, custom, folders
+from cifar10_lib.datasets import custom, folders
 from cifar10_lib.program import console, files
 
 _SHOWN = 20  # Skipped files per reason.
@@ -56,7 +56,7 @@ def convert(source, data_dir):
     try:
         with files.new_folder(data_dir, 'DATA_DIR') as partial:
             if source.lower().endswith('.npz'):
-                classes, train, test = arrays.read(source)
+                classes, train, test = custom.read_arrays(source)
             else:
                 classes, train, test = folders.read(source, skipped)
             counts = custom.write(partial, name, classes, train, test)

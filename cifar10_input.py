@@ -7,6 +7,7 @@ Each operation reads, shuffles or distorts hundreds of records. With one record 
 the original tutorial, the overhead is several times the actual work.
 """
 import collections
+import types
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -35,10 +36,6 @@ _MAX_BRIGHTNESS_DELTA = 63.0
 _CONTRAST_RANGE = (0.2, 1.8)
 
 
-class CIFAR10Record:
-    """The result of `read_cifar10`, which documents the fields."""
-
-
 def read_cifar10(filename_queue, records=None, data_set=None):
     """Reads records from files of fixed-length records.
 
@@ -61,7 +58,7 @@ def read_cifar10(filename_queue, records=None, data_set=None):
         end of a file is skipped; `DataSet.check` finds it.
     """
     data_set = data_set or table.edited_cifar10(NUM_CLASSES)
-    result = CIFAR10Record()
+    result = types.SimpleNamespace()
     result.height, result.width, result.depth = table.HEIGHT, table.WIDTH, table.DEPTH
     reader = tf.FixedLengthRecordReader(record_bytes=data_set.record_bytes)
     if records is None:
@@ -70,13 +67,19 @@ def read_cifar10(filename_queue, records=None, data_set=None):
     else:
         result.key, value = reader.read_up_to(filename_queue, records)
         leading, axes = [-1], [0, 2, 3, 1]
-    result.value = image_source.checked(value, result.key, data_set)
+    # The files may have been replaced since `DataSet.check`.
+    labels = tf.cast(
+        tf.decode_raw(tf.strings.substr(value, data_set.label_index, 1), tf.uint8), tf.int32)
+    with tf.control_dependencies([tf.debugging.assert_less(
+            labels, len(data_set.classes), [result.key, labels],
+            message='A label is not a class.')]):
+        result.value = tf.identity(value)
     result.record = tf.reshape(
         tf.decode_raw(result.value, tf.uint8), leading + [data_set.record_bytes])
     first = data_set.label_index
     result.label = tf.cast(result.record[..., first:first + 1], tf.int32)
-    pixels_chw = tf.reshape(result.record[..., data_set.label_bytes:],
-                        leading + [table.DEPTH, table.HEIGHT, table.WIDTH])
+    pixels_chw = tf.reshape(result.record[..., -table.IMAGE_BYTES:],
+                            leading + [table.DEPTH, table.HEIGHT, table.WIDTH])
     result.uint8image = tf.transpose(pixels_chw, axes)  # [..., height, width, depth]
     return result
 
@@ -242,11 +245,22 @@ def distorted_batches(source, augment=distort, capacity=_PREFETCHED_BATCHES,
     Returns a queue of (images, labels). Raises `errors.MissingFile` if a record file is missing,
     and `errors.DataError` if there are fewer records than shards.
     """
-    data_set, batch_size = source.data_set, source.batch_size
+    data_set, batch_size, (_, shards) = source.data_set, source.batch_size, source.shard
+    at_once = -(-_RECORDS_PER_DISTORTION // batch_size)  # Several batches if they are small.
+    count = at_once * batch_size
     with tf.device('/cpu:0'), tf.name_scope('input'):  # Also for a caller that names no device.
-        at_once = -(-_RECORDS_PER_DISTORTION // batch_size)  # Several batches if they are small.
-        records = _shuffled_records(source, at_once * batch_size, min_fraction)
-        images = augment(records[:, data_set.label_bytes:])
+        files = tf.train.string_input_producer(list(source.count()))
+        waiting = int(source.num_examples() // shards * min_fraction) or int(min_fraction > 0)
+        console.line(
+            f'Filling queue with {waiting} {data_set.title} images before starting to train.')
+        read = read_cifar10(files, shards * _RECORDS_PER_READ, data_set)
+        # This queue holds strings. 20,000 tensors, whose memory is aligned, would fragment the
+        # heap, and the process would grow for hours (docs/reliability.md).
+        values = tf.train.shuffle_batch(
+            source.selected(read.key, read.value), count, enqueue_many=True,
+            min_after_dequeue=waiting, capacity=waiting + 3 * max(count, _RECORDS_PER_READ))
+        records = tf.reshape(tf.decode_raw(values, tf.uint8), [count, data_set.record_bytes])
+        images = augment(records[:, -table.IMAGE_BYTES:])
         labels = tf.cast(records[:, data_set.label_index], tf.int32)
         batch_shape = [batch_size] + images.shape.as_list()[1:]
         queue = tf.FIFOQueue(capacity, [images.dtype, labels.dtype], [batch_shape, [batch_size]],
@@ -264,26 +278,6 @@ def dequeue(queue):
     images, labels = queue.dequeue()
     summaries.images(images)
     return images, labels
-
-
-def _shuffled_records(source, count, min_fraction):
-    """Endless records of a `Source` in random order, uint8 [count, record_bytes].
-
-    The shuffle queue holds strings. 20,000 tensors, whose memory is aligned, would fragment the
-    heap, and the process would grow for hours (docs/reliability.md).
-    """
-    files = tf.train.string_input_producer(source.paths())
-    _, shards = source.shard
-    waiting = int(source.num_examples() // shards * min_fraction) or int(min_fraction > 0)
-    console.line(
-        f'Filling queue with {waiting} {source.data_set.title} images before starting to train.')
-    read = read_cifar10(files, shards * _RECORDS_PER_READ, source.data_set)
-    selected = source.selected(read.key)
-    values = read.value if selected is None else tf.boolean_mask(read.value, selected)
-    values = tf.train.shuffle_batch(
-        [values], count, enqueue_many=True, min_after_dequeue=waiting,
-        capacity=waiting + 3 * max(count, _RECORDS_PER_READ))
-    return tf.reshape(tf.decode_raw(values, tf.uint8), [count, read.record.shape[-1]])
 
 
 def batches(source, prepare=standardise, num_epochs=None):
@@ -304,13 +298,10 @@ def batches(source, prepare=standardise, num_epochs=None):
     Raises `errors.MissingFile` if a record file is missing.
     """
     with tf.device('/cpu:0'), tf.name_scope('input'):
-        files = tf.train.string_input_producer(source.paths(), num_epochs, shuffle=False)
+        files = tf.train.string_input_producer(list(source.count()), num_epochs, shuffle=False)
         read = read_cifar10(files, _RECORDS_PER_READ, source.data_set)
-        records, labels = read.record, read.label[:, 0]
-        selected = source.selected(read.key)
-        if selected is not None:
-            records, labels = (tf.boolean_mask(each, selected) for each in (records, labels))
-        images = prepare(records[:, source.data_set.label_bytes:])
+        records, labels = source.selected(read.key, read.record, read.label[:, 0])
+        images = prepare(records[:, -table.IMAGE_BYTES:])
         # Reads end with a file, batches do not; one thread keeps the order.
         images, labels = tf.train.batch(
             [images, labels], source.batch_size, num_threads=1, enqueue_many=True,

@@ -68,7 +68,7 @@ def predict(words):
                 try:
                     pixels.append(images.read(path, size=size))
                     read.append(path)
-                except images.ImageError as error:
+                except errors.DataError as error:
                     console.note(f'cifar10_predict.py: {error}')
                     exit_code = 1
             for path, probabilities in zip(read, classify(np.stack(pixels)) if read else ()):

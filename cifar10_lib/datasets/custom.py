@@ -1,5 +1,8 @@
 """The user's own data sets: folders of record files, each with a JSON file as its table row.
 
+They are made from folders of images (folders.py), or from NumPy's `.npz` form, to which a few lines
+bring every other form (docs/usage.md). The JSON file:
+
     {"name": "pets", "classes": ["cat", "dog"],
      "train_files": {"train.bin": 1000}, "test_files": {"test.bin": 200}}
 
@@ -12,12 +15,13 @@ import os
 import numpy as np
 
 from cifar10_lib.datasets import table
-from cifar10_lib.program import errors, json_files
+from cifar10_lib.program import errors, files, json_files
 
 FILE = 'dataset.json'
 SEED = 20151111
 MAX_CLASSES = 256  # A label is one byte.
-DESCRIBED = {}  # Rows of sets whose files are not needed, by the path of the file with the classes.
+_PUBLISHED = ', '.join(table.TABLE)
+_ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
 
 
 def _are_files(value):
@@ -29,7 +33,7 @@ def _are_files(value):
 _FILES = 'names of files in this folder, each with its number of records'
 _FIELDS = {
     'name': (lambda value: json_files.is_name(value) and value not in table.TABLE,
-             f'a name other than {", ".join(table.TABLE)}'),
+             f'a name other than {_PUBLISHED}'),
     'classes': (lambda value: isinstance(value, list) and 2 <= len(value) <= MAX_CLASSES
                 and all(map(json_files.is_name, value)) and len(set(value)) == len(value),
                 f'a list of 2 to {MAX_CLASSES} different names'),
@@ -43,21 +47,41 @@ def read(folder):
     The row's `folder` is an absolute path, so that --data_dir has no effect. Raises
     `errors.DataError` if the JSON file is missing or invalid.
     """
-    if folder in DESCRIBED:
-        return DESCRIBED[folder]
     path = os.path.join(folder, FILE)
     try:
         found = json_files.read(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise errors.DataError(
-            f'"{folder}" is not a data set; expected {", ".join(table.TABLE)}, or a folder with a '
-            f'{FILE}, made by cifar10_convert.py') from error
+            f'"{folder}" is not a data set; expected {_PUBLISHED}, or a folder with a {FILE}, made '
+            'by cifar10_convert.py') from error
     except OSError as error:
         raise errors.DataError(f'{path} cannot be read ({errors.one_line(error)})') from error
     json_files.check_fields(found, _FIELDS, path)
     row = {field: found[field] for field in _FIELDS}
     row['classes'] = tuple(row['classes'])
     return table.DataSet(title=row['name'], folder=os.path.abspath(folder), **row)
+
+
+def read_arrays(path):
+    """Returns the classes, and training and test images with their labels; see `write`.
+
+    The file has `x_train` and `x_test`, uint8 [count, 32, 32, 3], `y_train` and `y_test`, int
+    [count] or [count, 1], and optionally `classes`; without them, the labels are the names. A test
+    set alone lacks the first two. Does not unpickle objects, because a pickle can run any program.
+    Raises `errors.DataError` if the file is damaged or lacks an array.
+    """
+    try:
+        with files.regular_file(path) as stream, np.load(stream, allow_pickle=False) as archive:
+            is_whole = 'x_train' in archive or 'y_train' in archive
+            *train, x_test, y_test = (archive[name] for name in _ARRAYS[0 if is_whole else 2:])
+            labels = train[1] if is_whole else y_test
+            count = min(int(np.max(labels, initial=0)) + 1, MAX_CLASSES)
+            classes = archive.get('classes', np.arange(count)).astype(str).tolist()
+    except Exception as error:  # Damage, and text instead of numbers, raise many types.
+        raise errors.DataError(
+            f'{path} cannot be read ({errors.one_line(error)}); expected the arrays '
+            f'{", ".join(_ARRAYS)}: uint8 [count, 32, 32, 3], and labels from 0') from error
+    return classes, train or None, (x_test, y_test)
 
 
 def write(folder, name, classes, train, test):

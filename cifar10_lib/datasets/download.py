@@ -4,6 +4,7 @@ We trust the archive's SHA-256, not the host that sent it. After any failure, th
 stay in a `.part` file, and the next start resumes there. Only a complete file with the wrong
 checksum is deleted.
 """
+import glob
 import hashlib
 import http.client
 import os
@@ -14,7 +15,7 @@ import urllib.request
 
 import numpy as np
 
-from cifar10_lib.datasets import folders, synthetic
+from cifar10_lib.datasets import synthetic
 from cifar10_lib.program import console, errors, files
 
 _TIMEOUT_SECONDS = 30.0  # To connect, and between two reads.
@@ -36,18 +37,27 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
                 os.path.exists(os.path.join(data_dir, file)) for file in data_set.files):
             raise errors.DataError(f'{data_dir} holds the record files; expected the folder that '
                                    f'contains {name}: pass --data_dir={parent}')
-        if folders.holds_classes(data_dir):
-            raise errors.DataError(f'{data_dir} holds a folder of images for each class; expected '
-                                   f'one for {data_set.folder}: convert the images with '
-                                   f'cifar10_convert.py {data_dir} DATA_DIR, then pass '
-                                   '--dataset=DATA_DIR')
+        if glob.glob('*/', root_dir=data_dir):
+            from cifar10_lib.datasets import folders  # Rarely needed: it imports Pillow.
+            if folders.holds_classes(data_dir):
+                raise errors.DataError(
+                    f'{data_dir} holds a folder of images for each class; expected one for '
+                    f'{data_set.folder}: convert the images with cifar10_convert.py {data_dir} '
+                    'DATA_DIR, then pass --dataset=DATA_DIR')
         url = url or data_set.url
         try:
             os.makedirs(data_dir, exist_ok=True)
             with files.locked(os.path.join(data_dir, f'.{data_set.folder}.lock'),
                               waiting='Waiting for another process to fetch the data.'):
-                if not os.path.isdir(folder):  # Another process may have created it by now.
-                    _make_folder(data_set, data_dir, url)
+                if os.path.isdir(folder):
+                    pass  # Another process has created it by now.
+                elif data_set.url is None:
+                    console.line(f'Generating the {data_set.title} images in {data_dir}.')
+                    synthetic.write(data_set, data_dir)
+                else:
+                    archive = os.path.join(data_dir, os.path.basename(data_set.url))
+                    download(url, archive, data_set)
+                    extract(archive, data_dir, data_set)
         except (OSError, http.client.HTTPException, ValueError) as error:  # Or an invalid URL.
             if data_set.url is None:
                 raise
@@ -60,26 +70,17 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
     data_set.check(folder)
 
 
-def _make_folder(data_set, data_dir, url):
-    if data_set.url is None:
-        console.line(f'Generating the {data_set.title} images in {data_dir}.')
-        synthetic.write(data_set, data_dir)
-        return
-    archive = os.path.join(data_dir, os.path.basename(data_set.url))
-    if not os.path.lexists(archive):
-        download(url, archive, data_set)
-    elif fault := _fault(archive, data_set):
-        raise errors.DataError(f'{fault}; replace it, or remove it to download it again')
-    extract(archive, data_dir, data_set)
-
-
 def download(url, archive, data_set):
-    """Downloads and verifies an archive, resuming from `archive`.part if it exists.
+    """Verifies an archive; if it is missing, downloads it, resuming from `archive`.part.
 
     Honours proxy variables. Raises `OSError` or `http.client.HTTPException` if the server or the
     disk failed, or `errors.DataError` if another file is offered; removes the part only if its
     checksum is wrong.
     """
+    if os.path.lexists(archive):
+        if fault := _fault(archive, data_set):
+            raise errors.DataError(f'{fault}; replace it, or remove it to download it again')
+        return
     if not url.lower().startswith(('http:', 'https:', 'file:')):
         raise errors.DataError('the URL does not start with http:, https: or file:')
     part = archive + '.part'
@@ -137,9 +138,8 @@ def _fault(path, data_set):
     if size != data_set.archive_bytes:
         return f'{path} has {size} bytes; expected {data_set.archive_bytes}'
     digest = hashlib.sha256(np.memmap(path, np.uint8, 'r')).hexdigest()
-    if digest != data_set.sha256:
-        return f'{path} has SHA-256 {digest}; expected {data_set.sha256}'
-    return None
+    return None if digest == data_set.sha256 else (
+        f'{path} has SHA-256 {digest}; expected {data_set.sha256}')
 
 
 def extract(archive, data_dir, data_set):

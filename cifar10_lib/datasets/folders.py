@@ -40,7 +40,7 @@ def _decoded(labelled_paths, skipped, highest):
         try:
             pixels[len(labels)] = images.read(path, highest)
             labels.append(label)
-        except images.ImageError as error:
+        except errors.DataError as error:
             skipped.append((path, str(error).removeprefix(f'{path} ')))
         console.progress(f'{done} of {total} images')
     return pixels[:len(labels)], np.array(labels, int)

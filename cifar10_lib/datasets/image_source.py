@@ -51,71 +51,71 @@ class Source:
     shard: tuple[int, int] = (0, 1)
     examples_per_epoch: int | None = None
 
-    def paths(self):
-        """Paths of the record files, a list; raises `errors.MissingFile` if one is missing."""
-        return list(self.data_set.count(self.folder, self.eval_data))
-
-    def num_records(self):
-        """Number of records of the subset, over all shards; as published if there is no folder yet.
-
-        Raises `errors.MissingFile` if the folder exists, but lacks one of its record files.
-        """
-        counts = (self.data_set.count(self.folder, self.eval_data) if os.path.isdir(self.folder)
-                  else self.data_set.split(self.eval_data))
-        return self._in_subset(sum(counts.values()))
+    def count(self):
+        """Counts the complete records in each file, {path: number}; or raises `errors.MissingFile`,
+        or `errors.DataError` for training on a set that is only for tests."""
+        names = self.data_set.test_files if self.eval_data else self.data_set.train_files
+        if not names:
+            raise errors.DataError(f'{self.folder} has no training images: choose another '
+                                   '--dataset, or use it with cifar10_eval.py')
+        try:
+            return {path: os.path.getsize(path) // self.data_set.record_bytes
+                    for path in [os.path.join(self.folder, name) for name in names]}
+        except FileNotFoundError as error:
+            raise errors.MissingFile(f'{error.filename} is missing. '
+                                     f'{self.data_set.remedy(self.folder)}') from error
 
     def num_examples(self):
-        """Number of images in an epoch: the edited constant, or else `num_records`.
+        """Number of images in an epoch, over all shards.
 
-        Held-out images are for validation, which reads all of them. Raises `errors.DataError` if
-        the constant is less than 1, and what `num_records` raises.
+        That is the edited constant, or else the number of records of the subset, as published if
+        there is no folder yet. Held-out images are for validation, which reads all of them. Raises
+        what `count` raises, and `errors.DataError` if the constant is less than 1.
         """
-        examples = self.examples_per_epoch
-        if examples is None or self.subset == 'held_out':
-            return self.num_records()
-        if examples < 1:
+        constant = None if self.subset == 'held_out' else self.examples_per_epoch
+        if constant is not None and constant < 1:
             split = 'EVAL' if self.eval_data else 'TRAIN'
-            raise errors.DataError(f'NUM_EXAMPLES_PER_EPOCH_FOR_{split} is {examples}; expected at '
+            raise errors.DataError(f'NUM_EXAMPLES_PER_EPOCH_FOR_{split} is {constant}; expected at '
                                    'least 1: edit it')
-        published = sum(self.data_set.split(self.eval_data).values())
-        if self.data_set.name == 'cifar10' and examples != published:
-            return self._in_subset(examples)
-        return self.num_records()
+        files = self.data_set.test_files if self.eval_data else self.data_set.train_files
+        published = sum(files.values())
+        if self.data_set.name == 'cifar10' and constant not in (None, published):
+            examples = constant
+        else:
+            examples = sum(self.count().values()) if os.path.isdir(self.folder) else published
+        held_out = examples // _HELD_OUT_SHARE
+        return {'all': examples, 'training': examples - held_out, 'held_out': held_out}[self.subset]
 
-    def _in_subset(self, records):
-        held_out = records // _HELD_OUT_SHARE
-        return {'all': records, 'training': records - held_out, 'held_out': held_out}[self.subset]
-
-    def examples_per_step(self, batches_per_step=1):
-        """Number of images in a step of several towers or workers, with a batch each."""
-        return self.batch_size * batches_per_step
+    def num_records(self):
+        """Number of records of the subset, over all shards: `num_examples` before any edit."""
+        return dataclasses.replace(self, examples_per_epoch=None).num_examples()
 
     def steps_per_epoch(self, batches_per_step=1):
         """Number of steps in which the network sees each image once, a float."""
-        return self.num_examples() / self.examples_per_step(batches_per_step)
+        return self.num_examples() / (self.batch_size * batches_per_step)
 
-    def selected(self, keys):
-        """Whether records belong to the subset and the shard: bool [records], or None for all.
+    def selected(self, keys, *values):
+        """Returns tensors [records, ...] without the records outside of the subset and the shard.
 
         `keys`, string [records], are a reader's 'file:number', all of one file. Raises
         `errors.DataError` if there are fewer records than shards.
         """
         index, shards = self.shard
         if shards == 1 and self.subset == 'all':
-            return None
-        if self.num_records() < shards:
-            raise errors.DataError(f'{self.num_records()} records are not enough for {shards} '
-                                   f'workers: start at most {self.num_records()}')
+            return values
+        counts, size = self.count(), self.num_records()
+        if size < shards:
+            raise errors.DataError(f'{size} records are not enough for {shards} workers: start at '
+                                   f'most {size}')
         # Numbers the records over all files. Workers read the files in different orders, which
         # change with each epoch; these numbers do not.
-        counts = self.data_set.count(self.folder, self.eval_data)
         firsts = np.cumsum([0, *counts.values()])[:-1]  # The number of each file's first record.
         file = tf.strings.regex_replace(keys[0], ':[0-9]+$', '')
         numbers = tf.boolean_mask(firsts, tf.equal(list(counts), file)) + tf.strings.to_number(
             tf.strings.regex_replace(keys, '^.*:', ''), tf.int64)  # [1] + [records]
         places = self._places(numbers, sum(counts.values()))
-        size = self.num_records()
-        return (places >= 0) & (places < size) & tf.equal(places * shards // size, index)
+        is_selected = (places >= 0) & (places < size) & tf.equal(places * shards // size, index)
+        return [tf.boolean_mask(each, is_selected) for each in values]
 
     def _places(self, numbers, records):
         """Places of records in a fixed order, counted from the first one of the subset.
@@ -134,7 +134,7 @@ class Source:
         Repeats records if there are fewer. Raises an `OSError` or `ValueError` if a file was
         removed or truncated.
         """
-        counts = self.data_set.count(self.folder, self.eval_data)
+        counts = self.count()
         places = self._places(np.arange(sum(counts.values())), sum(counts.values()))
         size = self.num_records()
         numbers, = np.nonzero((places >= 0) & (places < size))
@@ -142,7 +142,7 @@ class Source:
         found = []
         for path, records in counts.items():
             rows = np.memmap(path, np.uint8, 'r', shape=(records, self.data_set.record_bytes))
-            found.append(rows[numbers[numbers < records], self.data_set.label_bytes:])
+            found.append(rows[numbers[numbers < records], -table.IMAGE_BYTES:])
             numbers = numbers[numbers >= records] - records
         return np.concatenate(found)
 
@@ -157,16 +157,3 @@ class Source:
         except tf.errors.InvalidArgumentError:
             self.data_set.check(self.folder)
             raise
-
-
-def checked(values, keys, data_set):
-    """Returns raw records; running the result raises if a label is not a class.
-
-    The files may have been replaced since `DataSet.check`. `values`, string [...], are the records
-    of a `table.DataSet`; `keys` their 'file:number', as a reader returns them.
-    """
-    labels = tf.cast(
-        tf.decode_raw(tf.strings.substr(values, data_set.label_index, 1), tf.uint8), tf.int32)
-    with tf.control_dependencies([tf.debugging.assert_less(
-            labels, data_set.num_classes, [keys, labels], message='A label is not a class.')]):
-        return tf.identity(values)

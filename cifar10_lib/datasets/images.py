@@ -19,10 +19,6 @@ _FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF', 'AVIF')
 _BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 281, 262, 0
 
 
-class ImageError(errors.DataError):
-    """A file is not a readable image; the message names the file."""
-
-
 def highest_value(path):
     """The value that is white in an image of more than eight bits per channel, a float.
 
@@ -51,8 +47,8 @@ def read(path, highest=None, size=(table.WIDTH, table.HEIGHT)):
     has its stored colour. Of images with more than eight bits per channel, the value `highest`
     becomes 255; by default, their own `highest_value`.
 
-    Returns uint8 [height, width, 3]. Raises `ImageError` if the file cannot be read; or if the
-    image has another format, is damaged, or has more pixels than Pillow considers safe.
+    Returns uint8 [height, width, 3]. Raises `errors.DataError`, which names the file, if it cannot
+    be read, has another format, is damaged, or has more pixels than Pillow considers safe.
     """
     try:
         with files.regular_file(path) as stream, warnings.catch_warnings():
@@ -68,7 +64,7 @@ def read(path, highest=None, size=(table.WIDTH, table.HEIGHT)):
         reason = getattr(error, 'strerror', None) or errors.one_line(error) or repr(error)
         if isinstance(error, Image.UnidentifiedImageError):
             reason = f'damaged, or not {", ".join(_FORMATS)}'
-        raise ImageError(f'{path} cannot be read ({reason:.120})') from error
+        raise errors.DataError(f'{path} cannot be read ({reason:.120})') from error
 
 
 def _with_eight_bits(image, highest):

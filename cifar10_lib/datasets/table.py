@@ -1,7 +1,7 @@
 """The data sets, one row each, and the check of their record files.
 
-A record is `label_bytes` bytes of labels and 3,072 bytes of pixels: the red, green and blue planes
-of a 32 x 32 image, each row by row. A file is a sequence of records and nothing else.
+A record is one or more bytes of labels and 3,072 bytes of pixels: the red, green and blue planes of
+a 32 x 32 image, each row by row. A file is a sequence of records and nothing else.
 https://www.cs.toronto.edu/~kriz/cifar.html
 """
 import dataclasses
@@ -27,8 +27,8 @@ class DataSet:
         train_files: {name: number of records in the published file}; other numbers are accepted.
         test_files: the same for evaluation.
         classes: names of the classes; a label is an index into them.
-        label_bytes: number of bytes before the pixels.
-        label_index: index of the label among those bytes.
+        record_bytes: size of a record in bytes, of which the last `IMAGE_BYTES` are the pixels.
+        label_index: index of the label among the bytes before them.
         url: URL of the archive; None if `synthetic.py` generates the files.
         archive_bytes: size of the archive in bytes.
         sha256: checksum of the archive, in hexadecimal.
@@ -43,7 +43,7 @@ class DataSet:
     train_files: Mapping[str, int]
     test_files: Mapping[str, int]
     classes: tuple[str, ...]
-    label_bytes: int = 1
+    record_bytes: int = 1 + IMAGE_BYTES
     label_index: int = 0
     url: str | None = None
     archive_bytes: int = 0
@@ -56,49 +56,31 @@ class DataSet:
         return len(self.classes)
 
     @property
-    def record_bytes(self):
-        return self.label_bytes + IMAGE_BYTES
-
-    @property
     def files(self):
         """All files of the set, {name: number of records in the published file}."""
         return {**self.train_files, **self.test_files}
 
-    def split(self, eval_data):
-        """Returns the test files if `eval_data`, else the training files, as in `files`."""
-        return self.test_files if eval_data else self.train_files
-
-    def count(self, folder, eval_data):
-        """Counts the complete records in one split's files, {path: number}; or raises
-        `errors.MissingFile`, or `errors.DataError` for training on a set that is only for tests."""
-        paths = [os.path.join(folder, name) for name in self.split(eval_data)]
-        if not paths:
-            raise errors.DataError(f'{folder} has no training images: choose another --dataset, or '
-                                   'use it with cifar10_eval.py')
-        try:
-            return {path: os.path.getsize(path) // self.record_bytes for path in paths}
-        except FileNotFoundError as error:
-            raise errors.MissingFile(
-                f'{error.filename} is missing. {self._remedy(folder)}') from error
-
     def check(self, folder):
         """Reads every file of the set; raises `errors.DataError` if one is missing, empty or
         truncated, or contains an invalid label, and `OSError` if one cannot be read."""
-        remedy = self._remedy(folder)
-        counted = self.count(folder, False) if self.train_files else {}
-        for path in (*counted, *self.count(folder, True)):
-            size = os.path.getsize(path)
+        for path in [os.path.join(folder, name) for name in self.files]:
+            try:
+                size = os.path.getsize(path)
+            except FileNotFoundError as error:
+                raise errors.MissingFile(f'{path} is missing. {self.remedy(folder)}') from error
             if size == 0 or size % self.record_bytes:
                 raise errors.DataError(f'{path} has {size} bytes; expected one or more records of '
-                                       f'{self.record_bytes} bytes. {remedy}')
+                                       f'{self.record_bytes} bytes. {self.remedy(folder)}')
             labels = np.memmap(path, np.uint8, 'r')[self.label_index::self.record_bytes]
             wrong = np.flatnonzero(labels >= self.num_classes)
             if wrong.size:
                 raise errors.DataError(
                     f'{path} has label {labels[wrong[0]]} in record {wrong[0]} (counted from 0); '
-                    f'expected 0 to {self.num_classes - 1}. {self.label_remedy or remedy}')
+                    f'expected 0 to {self.num_classes - 1}. '
+                    f'{self.label_remedy or self.remedy(folder)}')
 
-    def _remedy(self, folder):
+    def remedy(self, folder):
+        """What to do about a missing or damaged file: the end of a message."""
         if os.path.isabs(self.folder):
             return 'Restore the file, or recreate the data set with cifar10_convert.py.'
         action = 'download' if self.url else 'regenerate'
@@ -137,7 +119,7 @@ CIFAR100 = DataSet(
     train_files={'train.bin': 50000},
     test_files={'test.bin': 10000},
     classes=tuple(_FINE_LABELS.split()),
-    label_bytes=2,
+    record_bytes=2 + IMAGE_BYTES,
     label_index=1,
     url='https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
     archive_bytes=168513733,

@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
-from cifar10_lib.datasets import custom, table
+from cifar10_lib.datasets import table
 from cifar10_lib.program import devices, errors
 from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints, folder as run_folder, names
@@ -30,7 +30,7 @@ def use_run(checkpoint, reads_images=True):
     dataset = run.get('dataset_folder') or run['dataset']  # A user's own is given by its folder.
     if not reads_images and dataset not in table.TABLE:
         dataset = os.path.join(folder, names.RUN)
-        custom.DESCRIBED[dataset] = table.DataSet(
+        table.TABLE[dataset] = table.DataSet(
             run['dataset'], run['dataset'], folder, {}, {}, tuple(run['classes']))
     for name, value in (('net', run['net']), ('dataset', dataset)):
         if FLAGS[name].using_default_value and FLAGS[name].value != value:

@@ -199,7 +199,7 @@ def apply_recipe_defaults(batches_per_step=1, leads=True):
     epochs = recipe.epochs if FLAGS.epochs is None else FLAGS.epochs
     if epochs is not None:
         source = cifar10.source()
-        images = source.examples_per_step(batches_per_step)
+        images = source.batch_size * batches_per_step
         start = resume.start(images) if leads else (0, [[0, images]])
         steps = epoch_counter.EpochCounter(*start, source.num_examples()).last_step(epochs)
         (replace if FLAGS.epochs is None else FLAGS.set_default)('max_steps', steps)

@@ -1,19 +1,19 @@
 """Downloads from a real server on loopback, and unpacks hostile archives."""
-import dataclasses
 import gzip
-import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import threading
+import time
 
 import downloads
 import pytest
 import spawn
 from downloads import ARCHIVE, CONTENTS, GOOD, member, row, Server, tar
 
-from cifar10_lib.datasets import download, table
+from cifar10_lib.datasets import download
 from cifar10_lib.program import errors
 
 
@@ -78,8 +78,10 @@ def test_a_folder_of_images_is_left_alone(server, tmp_path, split):
 
 
 def test_a_second_start_needs_no_network(server, tmp_path):
-    """The scheme of the URL may be in capitals."""
+    """Nor does the archive without its folder. The scheme of the URL may be in capitals."""
     there = row(server.url.replace('http:', 'HTTP:'))
+    download.maybe_download_and_extract(there, str(tmp_path / 'new'))
+    shutil.rmtree(tmp_path / 'new' / 'small')
     download.maybe_download_and_extract(there, str(tmp_path / 'new'))
     assert_whole(tmp_path / 'new')
     (tmp_path / 'new' / 'small.tar.gz').unlink()
@@ -94,28 +96,6 @@ def test_a_file_url_from_a_flag(tmp_path):
     download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'),
                                         str(tmp_path / 'data'), f'file://{tmp_path}/there.tar.gz')
     assert_whole(tmp_path / 'data')
-
-
-def test_an_archive_copied_by_hand(tmp_path):
-    (tmp_path / 'small.tar.gz').write_bytes(ARCHIVE)
-    (tmp_path / '.small.lock').touch()
-    download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path))
-    assert_whole(tmp_path)
-
-
-def test_hundred_classes(tmp_path):
-    """CIFAR-100's archive: two files of records with two label bytes, and files of names."""
-    contents = {'train.bin': bytes([19, 99]) * 1537 * 4, 'test.bin': bytes(3074)}
-    archive = tar([member(f'cifar-100-binary/{name}', data) for name, data in {
-        'fine_label_names.txt': b'apple', 'coarse_label_names.txt': b'fish', **contents}.items()])
-    (tmp_path / 'there.tar.gz').write_bytes(archive)
-    published = dataclasses.replace(
-        table.CIFAR100, train_files={'train.bin': 4}, test_files={'test.bin': 1},
-        archive_bytes=len(archive), sha256=hashlib.sha256(archive).hexdigest())
-    download.maybe_download_and_extract(published, str(tmp_path), f'file://{tmp_path}/there.tar.gz')
-    assert (tmp_path / 'cifar-100-binary.tar.gz').read_bytes() == archive
-    folder = tmp_path / 'cifar-100-binary'
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
 
 
 @pytest.mark.parametrize('wrong', [b'', b'<html>', ARCHIVE[:-1], bytes(len(ARCHIVE))])
@@ -192,35 +172,24 @@ def test_invalid_urls(tmp_path, url, reason):
     assert reason in failure(tmp_path, url)
 
 
-def _in_process(statement, **options):
-    """Starts Python with `row` and the module `download` imported."""
-    code = 'import sys; sys.path[:0] = sys.argv[1:]\n' + \
-        'from cifar10_lib.datasets import download\nfrom downloads import row\n' + statement
-    return subprocess.Popen(
-        [sys.executable, '-c', code, str(spawn.ROOT), str(spawn.HELPERS)], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
-
-
 def test_two_processes_share_one_download(server, tmp_path):
     server.behaviour, server.released = 'held', threading.Event()
-    statement = f'download.maybe_download_and_extract(row("{server.url}"), "{tmp_path}")\n'
-    processes = [_in_process(statement) for _ in range(2)]
-    outputs = [[], []]
-
-    def read(process, output):
-        for line in process.stdout:
-            output.append(line)
-            if 'Waiting for another process' in line:
-                server.released.set()
-    threads = [threading.Thread(target=read, args=each) for each in zip(processes, outputs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [process.wait() for process in processes] == [0, 0], [
-        process.stderr.read() for process in processes]
+    code = ('import sys; sys.path[:0] = sys.argv[1:]\n'
+            'from cifar10_lib.datasets import download\nfrom downloads import row\n'
+            f'download.maybe_download_and_extract(row("{server.url}"), "{tmp_path}")')
+    command = [sys.executable, '-c', code, str(spawn.ROOT), str(spawn.HELPERS)]
+    options = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
+    with subprocess.Popen(command, **options) as first:
+        while not server.requests and first.poll() is None:
+            time.sleep(0.01)
+        with subprocess.Popen(command, **options) as second:
+            waiting = second.stdout.readline()
+            server.released.set()
+            for process in (first, second):
+                out, err = process.communicate()
+                assert process.returncode == 0 and 'Waiting' not in out, err
+    assert waiting == 'Waiting for another process to fetch the data.\n'
     assert server.requests == [('/small.tar.gz', None)]
-    assert sum('Waiting for another process' in line for output in outputs for line in output) == 1
     assert_whole(tmp_path)
 
 

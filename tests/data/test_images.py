@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from cifar10_lib.datasets import folders, images
+from cifar10_lib.program import errors
 
 BOMB = r'cannot be read \(Image size \(\d+ pixels\) exceeds limit of (89478485|178956970)'
 NOISE = np.random.RandomState(1).randint(0, 256, [32, 32, 4]).astype(np.uint8)
@@ -102,7 +103,7 @@ def test_any_size(read, shape):
     (b'\xff\xd8\xff', ''), (b'II*\0\x08\0\0\0', '')])
 def test_files_that_are_not_images(tmp_path, data, words, capfd):
     (tmp_path / 'image').write_bytes(data)
-    with pytest.raises(images.ImageError) as error:
+    with pytest.raises(errors.DataError) as error:
         images.read(tmp_path / 'image')
     assert str(error.value).startswith(f'{tmp_path}/image cannot be read (')
     assert words in str(error.value) and '\n' not in str(error.value)
@@ -146,7 +147,7 @@ def test_truncated_files(tmp_path, options):
     save(tmp_path / 'image', COLOUR, **options)
     whole = (tmp_path / 'image').read_bytes()
     (tmp_path / 'image').write_bytes(whole[:len(whole) // 2])
-    with pytest.raises(images.ImageError, match='cannot be read'):
+    with pytest.raises(errors.DataError, match='cannot be read'):
         images.read(tmp_path / 'image')
 
 
@@ -158,7 +159,7 @@ def test_pictures_that_would_exhaust_memory_are_not_decoded(tmp_path, side):
     data[16:24] = struct.pack('>II', side, side)
     data[29:33] = struct.pack('>I', zlib.crc32(data[12:29]))
     (tmp_path / 'image').write_bytes(data)
-    with pytest.raises(images.ImageError, match=BOMB):
+    with pytest.raises(errors.DataError, match=BOMB):
         images.read(tmp_path / 'image')
 
 
@@ -168,7 +169,7 @@ def test_files_that_cannot_be_read(tmp_path):
     for path, why in ((tmp_path / 'none.png', 'No such file'), (tmp_path, 'not a regular file'),
                       (tmp_path / 'pipe.png', 'not a regular file'),
                       ('/dev/zero', 'not a regular file')):
-        with pytest.raises(images.ImageError, match=f'cannot be read .{why}'):
+        with pytest.raises(errors.DataError, match=f'cannot be read .{why}'):
             images.read(path)
 
 

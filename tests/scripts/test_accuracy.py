@@ -39,7 +39,7 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
         noisy, tmp_path, eval_data, use_moving_averages):
     """130 or 650 records in batches of 128; each counts once."""
     values = plain.save_checkpoint(tmp_path / 'train')[use_moving_averages]
-    names = table.CIFAR10.split(eval_data == 'test')
+    names = table.CIFAR10.test_files if eval_data == 'test' else table.CIFAR10.train_files
     labels, predictions = plain_predictions([noisy / name for name in names], values)
     expected = np.zeros([10, 10], np.int64)  # Labels in rows.
     np.add.at(expected, (labels, predictions), 1)
