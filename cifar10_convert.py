@@ -32,22 +32,17 @@ from cifar10_lib.datasets import custom, folders
 from cifar10_lib.program import console, files
 
 _SHOWN = 20  # Skipped files per reason.
-_MAX_NAME = 225  # Bytes; the file system's limit is 255, and a temporary name is longer.
 
 
 def convert(source, data_dir):
     """Converts a folder of images or an .npz file to the data set `data_dir`, all or nothing.
 
     Raises:
-        app.UsageError: `data_dir` is not empty, has too long a name, or is inside a folder of
-            images.
+        app.UsageError: `data_dir` is not empty, or is inside a folder of images.
         errors.DataError: `source` is not a valid data set.
         OSError: reading or writing failed.
     """
     name = os.path.basename(os.path.abspath(data_dir))
-    if len(os.fsencode(name)) > _MAX_NAME:
-        raise app.UsageError(f'{name} has {len(os.fsencode(name))} bytes; expected a name of at '
-                             f'most {_MAX_NAME}: choose another DATA_DIR')
     made, given = os.path.realpath(data_dir), os.path.realpath(source)
     if made != given and os.path.commonpath([made, given]) == given:
         raise app.UsageError(f'{data_dir} is inside {source}, where each folder is a class: choose '

@@ -110,10 +110,3 @@ def test_many_skipped_files(folder, tmp_path, capsys):
     assert lines[0] == 'Skipped 30:'
     assert lines[1] == f'{folder}/0.txt is not in the folder of a class'
     assert lines[21:23] == ['... and 10 more', 'Skipped 3:'] and len(lines) == 27
-
-
-def test_too_long_a_name(folder, tmp_path):
-    with pytest.raises(app.UsageError, match='has 240 bytes; expected a name of at most 225'):
-        cifar10_convert.convert(str(folder), str(tmp_path / (80 * '\u732b')))
-    assert os.listdir(tmp_path) == ['my images']
-    cifar10_convert.convert(str(folder), str(tmp_path / (225 * 'x')))
