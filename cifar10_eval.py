@@ -39,14 +39,13 @@ flags.DEFINE_boolean('per_class', False, 'Also print recall and precision per cl
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 
-def eval_once(evaluation, summary_writer, checkpoint, validated_on):
+def eval_once(evaluation, summary_writer, checkpoint):
     """Evaluates a checkpoint once: writes summaries, and prints the precision.
 
     Args:
         evaluation: an `accuracy.Accuracy`, which restores the variables and counts the images.
         summary_writer: a `tf.summary.FileWriter`; None for images that are not the run's own.
         checkpoint: path of the checkpoint. It is skipped if the trainer has just removed it.
-        validated_on: the images that training validates on, a value of --eval_data.
 
     Raises:
         app.UsageError: the checkpoint does not fit the network.
@@ -66,10 +65,6 @@ def eval_once(evaluation, summary_writer, checkpoint, validated_on):
     summary.value.add(tag='Precision @ 1', simple_value=result.precision)
     if has_many_classes:
         summary.value.add(tag=f'Precision @ {accuracy.TOP}', simple_value=result.top)
-    if FLAGS.eval_data == validated_on and evaluation.total == evaluation.size:
-        # Training's tag, so that TensorBoard shows both in one chart.
-        summary.value.add(tag='validation/error' + '_averaged' * FLAGS.use_moving_averages,
-                          simple_value=1 - result.precision)
     if FLAGS.per_class:
         summary.MergeFrom(confusion.summary(result.confusion, data_set.classes))
     other = f" of {FLAGS.dataset} (not the run's own data set: --eval_dir gets no curve)"
@@ -111,8 +106,7 @@ def evaluate():
     for checkpoint in found:
         run = model.use_run(checkpoint)
         trained = run.get('settings', {})
-        validated_on = trained.get('validate_on', 'test')
-        if FLAGS.eval_data == 'held_out' != validated_on:
+        if FLAGS.eval_data == 'held_out' != trained.get('validate_on', 'test'):
             raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without '
                                  '--validate_on=held_out, on all training images: choose another '
                                  '--eval_data')
@@ -141,7 +135,7 @@ def evaluate():
                 summary_writer.add_session_log(
                     tf.SessionLog(status=tf.SessionLog.START), first_step and first_step + 1)
             earlier = run
-        eval_once(evaluation, summary_writer, checkpoint, validated_on)
+        eval_once(evaluation, summary_writer, checkpoint)
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
