@@ -8,9 +8,6 @@ import io
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-_COLUMNS = 80  # Of a terminal.
-_DARKEST = np.array([8.0, 48.0, 107.0])  # Red, green and blue of a fraction of 1; 0 is white.
-
 
 def shares(confusion):
     """Computes recall and precision of each class, both float [classes].
@@ -41,7 +38,7 @@ def matrix(confusion, names):
     heads = [f'{number:>{len(numbers[-1])}} {name}' for number, name in zip(numbers, names)]
     left = max(map(len, heads))
     cell = 1 + max(len(str(confusion.max())), len(numbers[-1]), 4)
-    if left + cell * len(names) > _COLUMNS:
+    if left + cell * len(names) > 80:
         return (f'The confusion matrix of {len(names)} classes is too wide for a terminal:\n'
                 'see TensorBoard, or run cifar10_plot.py --picture=confusion.')
     rows = [f'{head:{left}}' + ''.join(f'{count:{cell}}' for count in row)
@@ -88,7 +85,7 @@ def picture(confusion, names):
                   upright)
     # The square root makes small fractions visible.
     darkness = np.sqrt(confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1))
-    colours = 255 + darkness[:, :, np.newaxis] * (_DARKEST - 255)
+    colours = 255 + darkness[:, :, np.newaxis] * (np.array([8, 48, 107]) - 255)  # White to blue.
     image.paste(Image.fromarray(colours.astype(np.uint8)).resize(
         [cell * len(names)] * 2, Image.Resampling.NEAREST), [margin, margin])
     if font.getlength(str(confusion.max())) < cell - 2:

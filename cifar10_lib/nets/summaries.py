@@ -52,15 +52,6 @@ def activations(x, tower):
         scalar(name + '/sparsity', tf.reduce_mean(zeros))
 
 
-def variables_and_gradients(gradients):
-    """Adds a histogram of each variable and of its gradient; a list of (gradient, variable)."""
-    with tf.name_scope('summaries'):
-        for gradient, variable in gradients:
-            histogram(variable.op.name, variable)
-            if gradient is not None:
-                histogram(variable.op.name + '/gradients', gradient)
-
-
 def losses(values_by_name):
     """Adds the raw value of each loss and its moving average.
 

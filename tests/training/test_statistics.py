@@ -1,4 +1,3 @@
-import dataclasses
 import os
 
 import numpy as np
@@ -21,8 +20,8 @@ AVERAGE = '/ExponentialMovingAverage'
 @pytest.fixture
 def normed(half_bright, monkeypatch):
     """The network `normed` on the half-bright images, which its training sees in random colours."""
-    monkeypatch.setitem(recipes.TABLE, 'normed', dataclasses.replace(
-        tiny.NORMED, augment=lambda pixels: tiny.augment(pixels) * tf.random_uniform([3])))
+    monkeypatch.setitem(recipes.TABLE, 'normed', tiny.NORMED._replace(
+        augment=lambda pixels: tiny.augment(pixels) * tf.random_uniform([3])))
     with flagsaver.flagsaver(net='normed', validate_every=0, batch_size=4):
         yield half_bright
 
@@ -155,8 +154,7 @@ def test_statistics_that_are_not_finite_are_not_stored(update, capsys):
 def test_a_network_of_which_nothing_is_known_keeps_the_raw_ones(normed, monkeypatch, inference):
     statistic = tf.get_variable('other/moving_mean', initializer=[1.0], trainable=False)
     tf.train.ExponentialMovingAverage(0.5).apply([tf.get_variable('weights', [1])])
-    monkeypatch.setitem(recipes.TABLE, 'normed', dataclasses.replace(
-        tiny.NORMED, inference=inference))
+    monkeypatch.setitem(recipes.TABLE, 'normed', tiny.NORMED._replace(inference=inference))
     averages = statistics.add_averages()
     current = statistics.Statistics(averages, tf.global_variables(), 0)
     with tf.Session() as session:

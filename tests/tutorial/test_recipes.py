@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import pathlib
 
@@ -70,8 +69,8 @@ def test_training_uses_all_parts_of_the_recipe(half_bright, monkeypatch):
         seen['replicas'] = replicas
         return tf.constant(0.25)
 
-    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(
-        tiny.RECIPE, inference=inference, schedule=schedule,
+    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE._replace(
+        inference=inference, schedule=schedule,
         augment=lambda pixels_chw: tiny.prepare(pixels_chw) * 0 + 7,
         optimizer=tf.train.GradientDescentOptimizer))
     with flagsaver.flagsaver(net='tiny', max_steps=1, validate_every=0, num_gpus=2):
@@ -97,8 +96,7 @@ def test_the_moving_statistics_are_the_first_towers(half_bright, monkeypatch):
             batches.append(images)
         return tiny.inference(images, training)
 
-    monkeypatch.setitem(
-        recipes.TABLE, 'tiny', dataclasses.replace(tiny.RECIPE, inference=inference))
+    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE._replace(inference=inference))
     queue = tf.FIFOQueue(2, [tf.float32, tf.int32], [[4, 16, 16, 3], [4]])
     fill = queue.enqueue_many([
         tf.stack([tf.ones([4, 16, 16, 3]), 3 * tf.ones([4, 16, 16, 3])]),
@@ -172,8 +170,7 @@ def test_each_trainer_counts_epochs_in_images_and_resumes(tiny_net, capsys):
 def test_a_resumed_run_continues_the_schedule_from_another_learning_rate(
         tiny_net, monkeypatch, capsys):
     """With the tutorial's schedule; here, the rate falls to a tenth every 2 epochs of 80 images."""
-    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(
-        tiny.RECIPE, schedule=cifar10.learning_rate))
+    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE._replace(schedule=cifar10.learning_rate))
     monkeypatch.setattr(cifar10, 'NUM_EPOCHS_PER_DECAY', 2.0)
     starts = [  # Trainer, its flags, and the rate of its last step.
         (cifar10_train.main, {'learning_rate': 0.02, 'max_steps': 20}, 0.02),
