@@ -25,7 +25,7 @@ def table(confusion, names):
     recall, precision = shares(confusion)
     width = max(map(len, (*names, 'class')))
     lines = [f'{"class":{width}}  images  predicted   right  recall  precision']
-    for k in np.argsort(-np.nan_to_num(recall, nan=-1), kind='stable'):
+    for k in np.argsort(-recall, kind='stable'):
         shown = ('-' if np.isnan(share) else f'{share:.3f}' for share in (recall[k], precision[k]))
         lines.append('{:{}}  {:6}  {:9}  {:6}  {:>6}  {:>9}'.format(
             names[k], width, confusion[k].sum(), confusion[:, k].sum(), confusion[k, k], *shown))
@@ -34,17 +34,16 @@ def table(confusion, names):
 
 def matrix(confusion, names):
     """Returns the matrix as text or, if it is too wide, a note on where to see it."""
-    numbers = [str(k) for k in range(len(names))]
-    heads = [f'{number:>{len(numbers[-1])}} {name}' for number, name in zip(numbers, names)]
+    digits = len(str(len(names) - 1))
+    heads = [f'{k:{digits}} {name}' for k, name in enumerate(names)]
     left = max(map(len, heads))
-    cell = 1 + max(len(str(confusion.max())), len(numbers[-1]), 4)
+    cell = 1 + max(len(str(confusion.max())), 4)
     if left + cell * len(names) > 80:
         return (f'The confusion matrix of {len(names)} classes is too wide for a terminal:\n'
                 'see TensorBoard, or run cifar10_plot.py --picture=confusion.')
-    rows = [f'{head:{left}}' + ''.join(f'{count:{cell}}' for count in row)
-            for head, row in zip(heads, confusion)]
-    return '\n'.join(['Confusion matrix: labels in rows, predictions in columns.',
-                      ' ' * left + ''.join(f'{number:>{cell}}' for number in numbers), *rows])
+    rows = [f'{head:{left}}' + ''.join(f'{number:{cell}}' for number in row)
+            for head, row in zip(['', *heads], [range(len(names)), *confusion])]
+    return '\n'.join(['Confusion matrix: labels in rows, predictions in columns.', *rows])
 
 
 def summary(confusion, names):

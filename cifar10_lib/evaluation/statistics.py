@@ -59,7 +59,7 @@ class Statistics(tf.train.CheckpointSaverListener):
             seconds: limit on a computation before a checkpoint.
         """
         self._averages, self._caught, self._seconds = averages, caught, seconds
-        self._step, self._is_set = first_step, first_step > 0
+        self._step = first_step  # Of the last computation; 0 for none.
         self._images = None
         self._sources = {}  # {name in the graph: variable of the training session}, if they fit.
         self._trained = {each.op.name: each for each in trained}
@@ -95,10 +95,10 @@ class Statistics(tf.train.CheckpointSaverListener):
         """
         if step == self._step:
             return
-        start = self._averages if self._is_set and self._sources else self._trained
+        start = self._averages if self._step and self._sources else self._trained
         values = session.run({**self._sources, **{name: start[name] for name in self._averages}})
         if self._sources and seconds > 0 and not self._caught:
-            self._step, self._is_set = step, True
+            self._step = step
             deadline = time.monotonic() + seconds
             try:
                 if self._images is None:

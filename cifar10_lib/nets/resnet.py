@@ -8,13 +8,12 @@ https://github.com/sony/nnabla-examples, image-classification/cifar10-100: the n
 import functools
 
 import tensorflow.compat.v1 as tf
-from absl import flags
 
 from cifar10_lib.datasets import table
 from cifar10_lib.nets import variables
 from cifar10_lib.program import devices
 
-FLAGS = flags.FLAGS
+FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 # The example's ranges for the augmentation.
 _MAX_ANGLE = 0.25  # Radians.

@@ -1,8 +1,7 @@
 """Schedules of the learning rate that the tutorial does not have."""
 import tensorflow.compat.v1 as tf
-from absl import flags
 
-FLAGS = flags.FLAGS
+FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 
 def linear_scaling(global_step, images, batches_per_step, usual_size):

@@ -118,15 +118,12 @@ UNSET = [8 * [0], 8 * [1]]
 def test_once_at_a_step_and_not_after_a_signal(update):
     np.testing.assert_array_equal(update(1, [15]), UNSET)
     np.testing.assert_array_equal(update(1, [], 0), UNSET)
-    first = update(1)
+    np.testing.assert_array_equal(update(1, [], 1e-9), UNSET)  # The time is up at once.
+    first = update(2)
     assert (first != UNSET).all()
-    np.testing.assert_array_equal(update(1), first)
-    np.testing.assert_array_equal(update(2, [15]), first)
-    assert (update(2) != first).all()
-
-
-def test_the_time_is_limited(update):
-    np.testing.assert_array_equal(update(1, [], 1e-9), UNSET)
+    np.testing.assert_array_equal(update(2), first)
+    np.testing.assert_array_equal(update(3, [15]), first)
+    assert (update(3) != first).all()
 
 
 def test_records_that_were_removed_do_not_end_the_run(update, normed, capsys):
