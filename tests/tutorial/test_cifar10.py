@@ -82,7 +82,7 @@ def test_loss_by_hand():
     ('cifar10', None, 64, 2, 0.1, 136718), ('cifar10', None, 100, 4, 0.1, 43750),
     ('cifar100', None, 125, 1, 0.1, 140000), ('synthetic', None, 125, 1, 0.03, 28000),
     ('cifar10', 0.02, 125, 1, 0.02, 140000), ('synthetic', 0.02, 125, 1, 0.02, 28000)])
-def test_learning_rate(dataset, given, batch_size, replicas, initial, decay_steps):
+def test_learning_rate_counts_images(dataset, given, batch_size, replicas, initial, decay_steps):
     """The user's rate, or the data set's, or the tutorial's; then a tenth of it, and so on.
 
     int(images / (batch * replicas) * 350) steps each; 50,000 images, or 10,000 synthetic ones.
@@ -149,7 +149,7 @@ def test_loss_averages_by_hand():
     assert tf.global_variables() == tf.local_variables() == []
 
 
-def test_checkpoint_names_and_summaries_of_a_training_graph():
+def test_names_and_summaries_of_a_training_graph():
     _, loss = build()
     cifar10.train(loss, tf.train.get_or_create_global_step())
     expected = [*plain.SHAPES, *(name + '/ExponentialMovingAverage' for name in plain.SHAPES)]
