@@ -9,6 +9,7 @@ The network is Alex Krizhevsky's (https://code.google.com/p/cuda-convnet/) with 
 has 1,068,298 parameters and takes 18.5 million multiply-adds per image. The tutorial reports an
 accuracy of about 86 %.
 """
+import functools
 import os
 
 import tensorflow.compat.v1 as tf
@@ -17,13 +18,12 @@ from absl import flags
 import cifar10_input
 from cifar10_lib import settings
 from cifar10_lib.datasets import download, image_source
-from cifar10_lib.nets import lrn, summaries, variables
+from cifar10_lib.nets import lrn, schedules, summaries, variables
 from cifar10_lib.program import command_line
 
 flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
                      upper_bound=1 << 16, short_name='b')
-command_line.define_path(
-    'data_dir', '/tmp/cifar10_data', 'Folder for downloaded and generated data sets.')
+command_line.define_path('data_dir', '/tmp/cifar10_data', 'Folder for the data sets.')
 
 # TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
 FLAGS = tf.app.flags.FLAGS
@@ -48,15 +48,8 @@ TOWER_NAME = 'tower'
 DATA_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 
 
-def _activation_summary(x):
-    """Adds summaries of a layer's activations `x`, float: a histogram, and the part that is zero.
-
-    Their tags leave out the tower, so that all trainers have the same curves.
-    """
-    summaries.activations(x, TOWER_NAME)
-
-
 # The tutorial's names of these functions.
+_activation_summary = functools.partial(summaries.activations, tower=TOWER_NAME)
 _variable_on_cpu = variables.on_cpu
 _variable_with_weight_decay = variables.with_weight_decay
 
@@ -269,7 +262,9 @@ def train(total_loss, global_step, recipe=None, grads=None, loss_averages_op=Non
         # Decay the learning rate exponentially based on the number of steps.
         with tf.name_scope('learning_rate'):
             lr = (recipe.schedule if recipe else learning_rate)(global_step, batches_per_step)
-            lr = settings.scaled(lr, global_step, source(), batches_per_step, recipe)
+            if settings.scales_linearly(recipe):
+                lr *= schedules.linear_scaling(global_step, source(), batches_per_step,
+                                               recipe.batch_size if recipe else 128)
             summaries.scalar('learning_rate', lr)
         tf.add_to_collection('learning_rate', lr)
 
@@ -278,7 +273,11 @@ def train(total_loss, global_step, recipe=None, grads=None, loss_averages_op=Non
         apply_gradient_op = opt.apply_gradients(grads, global_step)
 
         # Add histograms for trainable variables and for gradients.
-        summaries.variables_and_gradients(grads)
+        with tf.name_scope('summaries'):
+            for grad, var in grads:
+                summaries.histogram(var.op.name, var)
+                if grad is not None:
+                    summaries.histogram(var.op.name + '/gradients', grad)
 
         # Track the moving averages of all trainable variables, after this update.
         with tf.name_scope('moving_averages'), tf.control_dependencies([apply_gradient_op]):

@@ -4,7 +4,6 @@ from absl import flags
 
 import cifar10_input
 from cifar10_lib.datasets import image_source, table
-from cifar10_lib.nets import linear_scaling
 from cifar10_lib.program import command_line, errors
 
 command_line.define_path(
@@ -20,9 +19,8 @@ flags.DEFINE_float('learning_rate', None, 'Initial learning rate. The default de
 flags.DEFINE_boolean('linear_scaling', None, 'With k batches per step, use k times the learning '
                      'rate after a warm-up. Counts the batches of all towers and workers; a batch '
                      'of k times the default --batch_size counts as k. The default is false.')
-flags.DEFINE_float('warmup_epochs', linear_scaling.WARMUP_EPOCHS, 'Length of the warm-up of '
-                   '--linear_scaling; 0 starts at the full rate.',
-                   lower_bound=0.0, upper_bound=1e6, short_name='e')
+flags.DEFINE_float('warmup_epochs', 5, 'Length of the warm-up of --linear_scaling; 0 starts at the '
+                   'full rate.', lower_bound=0.0, upper_bound=1e6, short_name='e')
 flags.DEFINE_float('min_fraction_of_examples_in_queue',
                    cifar10_input.MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
                    'Fraction of the training images to keep in the shuffle queue.',
@@ -54,17 +52,3 @@ def scales_linearly(recipe):
     """Whether the linear scaling rule applies: `--linear_scaling`, or else the `Recipe`'s own."""
     return bool(recipe and recipe.linear_scaling if FLAGS.linear_scaling is None else
                 FLAGS.linear_scaling)
-
-
-def scaled(rate, global_step, images, batches_per_step, recipe=None):
-    """A learning rate, float32 [], multiplied by the linear scaling rule if that applies.
-
-    A step has `batches_per_step` batches of `images`, a `Source`, over all towers and workers. The
-    rate is for batches of the recipe's default size, by default the tutorial's.
-    """
-    if not scales_linearly(recipe):
-        return rate
-    batches = linear_scaling.batches_per_step(
-        images.batch_size, batches_per_step, recipe.batch_size if recipe else 128)
-    return rate * linear_scaling.factor(
-        global_step, images.steps_per_epoch(batches_per_step), batches, FLAGS.warmup_epochs)

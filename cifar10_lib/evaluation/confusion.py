@@ -8,9 +8,6 @@ import io
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-_COLUMNS = 80  # Of a terminal.
-_DARKEST = np.array([8.0, 48.0, 107.0])  # Red, green and blue of a fraction of 1; 0 is white.
-
 
 def shares(confusion):
     """Computes recall and precision of each class, both float [classes].
@@ -28,7 +25,7 @@ def table(confusion, names):
     recall, precision = shares(confusion)
     width = max(map(len, (*names, 'class')))
     lines = [f'{"class":{width}}  images  predicted   right  recall  precision']
-    for k in np.argsort(-np.nan_to_num(recall, nan=-1), kind='stable'):
+    for k in np.argsort(-recall, kind='stable'):
         shown = ('-' if np.isnan(share) else f'{share:.3f}' for share in (recall[k], precision[k]))
         lines.append('{:{}}  {:6}  {:9}  {:6}  {:>6}  {:>9}'.format(
             names[k], width, confusion[k].sum(), confusion[:, k].sum(), confusion[k, k], *shown))
@@ -37,17 +34,16 @@ def table(confusion, names):
 
 def matrix(confusion, names):
     """Returns the matrix as text or, if it is too wide, a note on where to see it."""
-    numbers = [str(k) for k in range(len(names))]
-    heads = [f'{number:>{len(numbers[-1])}} {name}' for number, name in zip(numbers, names)]
+    digits = len(str(len(names) - 1))
+    heads = [f'{k:{digits}} {name}' for k, name in enumerate(names)]
     left = max(map(len, heads))
-    cell = 1 + max(len(str(confusion.max())), len(numbers[-1]), 4)
-    if left + cell * len(names) > _COLUMNS:
+    cell = 1 + max(len(str(confusion.max())), 4)
+    if left + cell * len(names) > 80:
         return (f'The confusion matrix of {len(names)} classes is too wide for a terminal:\n'
                 'see TensorBoard, or run cifar10_plot.py --picture=confusion.')
-    rows = [f'{head:{left}}' + ''.join(f'{count:{cell}}' for count in row)
-            for head, row in zip(heads, confusion)]
-    return '\n'.join(['Confusion matrix: labels in rows, predictions in columns.',
-                      ' ' * left + ''.join(f'{number:>{cell}}' for number in numbers), *rows])
+    rows = [f'{head:{left}}' + ''.join(f'{number:{cell}}' for number in row)
+            for head, row in zip(['', *heads], [range(len(names)), *confusion])]
+    return '\n'.join(['Confusion matrix: labels in rows, predictions in columns.', *rows])
 
 
 def summary(confusion, names):
@@ -88,7 +84,7 @@ def picture(confusion, names):
                   upright)
     # The square root makes small fractions visible.
     darkness = np.sqrt(confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1))
-    colours = 255 + darkness[:, :, np.newaxis] * (_DARKEST - 255)
+    colours = 255 + darkness[:, :, np.newaxis] * (np.array([8, 48, 107]) - 255)  # White to blue.
     image.paste(Image.fromarray(colours.astype(np.uint8)).resize(
         [cell * len(names)] * 2, Image.Resampling.NEAREST), [margin, margin])
     if font.getlength(str(confusion.max())) < cell - 2:

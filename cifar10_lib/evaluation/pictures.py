@@ -6,9 +6,6 @@ from absl import app
 
 # Distinguishable for colour-blind readers: Okabe and Ito, https://jfly.uni-koeln.de/color/.
 _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
-_INCHES_PER_IMAGE, _INCHES_PER_LINE = 0.8, 0.13
-# The first has most alphabets; Matplotlib looks for other characters in the rest, if installed.
-_FONTS = ['DejaVu Sans', 'Noto Sans CJK JP', 'WenQuanYi Micro Hei']
 
 
 def require_matplotlib():
@@ -37,8 +34,8 @@ def grid(stream, rows, title, row_names=None):
     columns = max(map(len, rows))
     lines = max(wrapped(cell[1] or '').count('\n') + bool(cell[1])
                 for row in rows for cell in row if cell)
-    figure = _figure([_INCHES_PER_IMAGE * (columns + (1.5 if row_names else 0)),
-                      (_INCHES_PER_IMAGE + _INCHES_PER_LINE * lines) * len(rows) + 0.6])
+    figure = _figure([0.8 * (columns + (1.5 if row_names else 0)),  # Inches.
+                      (0.8 + 0.13 * lines) * len(rows) + 0.6])
     figure.suptitle(title, fontsize=11)
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for cell in axes.flat:
@@ -86,5 +83,7 @@ def curves(stream, size, panels, same_scale=False):
 def _figure(size):
     import matplotlib.figure
     matplotlib.rcdefaults()
-    matplotlib.rcParams.update({'text.parse_math': False, 'font.family': _FONTS})
+    # The first font has most alphabets; the others, if installed, have other characters.
+    matplotlib.rcParams.update({'text.parse_math': False, 'font.family': [
+        'DejaVu Sans', 'Noto Sans CJK JP', 'WenQuanYi Micro Hei']})
     return matplotlib.figure.Figure(figsize=size, dpi=100, layout='constrained')

@@ -52,18 +52,16 @@ class Statistics(tf.train.CheckpointSaverListener):
         """Builds the graph.
 
         Args:
-            averages: the result of `add_averages`.
+            averages: the result of `add_averages`, not empty.
             trained: list of the variables in a checkpoint.
             first_step: number of steps of earlier starts.
             caught: list of caught signals; when one is added, a computation stops.
             seconds: limit on a computation before a checkpoint.
         """
         self._averages, self._caught, self._seconds = averages, caught, seconds
-        self._step, self._is_set = first_step, first_step > 0
+        self._step = first_step  # Of the last computation; 0 for none.
         self._images = None
         self._sources = {}  # {name in the graph: variable of the training session}, if they fit.
-        if not averages:
-            return
         self._trained = {each.op.name: each for each in trained}
         self._store = checkpoints.Loader(list(averages.values()))
         recipe = recipes.chosen(training=True)
@@ -95,12 +93,12 @@ class Statistics(tf.train.CheckpointSaverListener):
         Stops with what it has so far when a signal is caught, or after `seconds`. If it cannot
         start or fails, it keeps them; at first, they become those of the raw weights.
         """
-        if not self._averages or step == self._step:
+        if step == self._step:
             return
-        start = self._averages if self._is_set and self._sources else self._trained
+        start = self._averages if self._step and self._sources else self._trained
         values = session.run({**self._sources, **{name: start[name] for name in self._averages}})
         if self._sources and seconds > 0 and not self._caught:
-            self._step, self._is_set = step, True
+            self._step = step
             deadline = time.monotonic() + seconds
             try:
                 if self._images is None:

@@ -26,7 +26,7 @@ class Validation:
         """Builds the evaluation's graph; for errors see `accuracy.Accuracy`.
 
         For `train_dir`, `variables` and `images` see `best.Best`; for `caught`, `count` there;
-        `statistics` is the session's `statistics.Statistics`.
+        `statistics` is the session's `statistics.Statistics`, or None without batch norm.
         """
         self._statistics = statistics
         self._caught = caught
@@ -41,7 +41,8 @@ class Validation:
         if a signal stopped the validation, or the images could not be read.
         """
         console.progress(f'step {step}: validating on {self._evaluation.total} images')
-        self._statistics.update(session, step)
+        if self._statistics:
+            self._statistics.update(session, step)
         values = session.run(self._variables)
         try:
             results = [self._evaluation.count(values, use, caught=self._caught)

@@ -13,10 +13,7 @@ from cifar10_lib.datasets import table
 from cifar10_lib.nets import variables
 from cifar10_lib.program import devices
 
-# The example's constants for training, with Adam's default settings.
-BATCH_SIZE = 64
-EPOCHS = 300
-LEARNING_RATE = 1e-3
+FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 # The example's ranges for the augmentation.
 _MAX_ANGLE = 0.25  # Radians.
@@ -67,9 +64,9 @@ def inference(images, num_classes, training, dtype=tf.float32):
     net = tf.reduce_mean(net, axis=[1, 2])  # [batch, C]
     with tf.variable_scope('affine'):
         weights = _weights([channels, num_classes], net.dtype)
-        biases = variables.get_float32('biases', [num_classes], tf.zeros_initializer())
+        biases = _value('biases', [num_classes], tf.zeros_initializer())
         net = tf.cast(tf.matmul(net, weights), tf.float32)
-        return tf.nn.bias_add(net, variables.read(biases))  # [batch, num_classes]
+        return tf.nn.bias_add(net, biases)  # [batch, num_classes]
 
 
 def _unit(net, name, conv, activation, pool=False):
@@ -97,28 +94,21 @@ def _conv(net, name, size, filters, training):
     float [batch, height, width, channels] -> float [batch, height, width, filters].
     """
     with tf.variable_scope(name):
-        weights = _weights([size, size, net.shape.as_list()[-1], filters], net.dtype)
-        net = (_pointwise(net, weights) if size == 1 and not devices.visible_gpus()
-               else tf.nn.conv2d(net, weights, strides=1, padding='SAME'))
-        return _batch_norm(net, 'bn', training)
+        _, height, width, channels = net.shape.as_list()
+        weights = _weights([size, size, channels, filters], net.dtype)
+        if size == 1 and not devices.visible_gpus():
+            # As a matrix product, whose gradients take a CPU less time. Not on GPUs: TensorFlow
+            # computes their float32 convolutions in the layout NCHW, and would transpose the input
+            # and the output of each product.
+            net = tf.matmul(tf.reshape(net, [-1, channels]),
+                            tf.reshape(weights, [channels, filters]))
+            net = tf.reshape(net, [-1, height, width, filters])
+        else:
+            net = tf.nn.conv2d(net, weights, strides=1, padding='SAME')
+        return _batch_norm(net, training)
 
 
-def _pointwise(net, weights):
-    """1x1 convolution as a matrix product, whose gradients take a CPU less time.
-
-    Not for GPUs: TensorFlow computes float32 convolutions on them in the layout NCHW, and would
-    transpose the input and the output of each product.
-
-    float [batch, height, width, channels], [1, 1, channels, filters] -> [batch, height, width,
-    filters].
-    """
-    _, height, width, channels = net.shape.as_list()
-    filters = weights.shape.as_list()[-1]
-    products = tf.matmul(tf.reshape(net, [-1, channels]), tf.reshape(weights, [channels, filters]))
-    return tf.reshape(products, [-1, height, width, filters])
-
-
-def _batch_norm(net, name, training):
+def _batch_norm(net, training):
     """Batch normalisation: Ioffe and Szegedy, https://arxiv.org/abs/1502.03167.
 
     In training, normalises each channel by the mean and the (biased) variance of the batch. The
@@ -129,29 +119,36 @@ def _batch_norm(net, name, training):
     float [batch, height, width, channels].
     """
     shape = net.shape.as_list()[-1:]
-    with tf.variable_scope(name):
-        gamma = variables.read(variables.get_float32('gamma', shape, tf.ones_initializer()))
-        beta = variables.read(variables.get_float32('beta', shape, tf.zeros_initializer()))
-        moving = [
-            variables.get_float32('moving_mean', shape, tf.zeros_initializer(), trainable=False),
-            variables.get_float32('moving_variance', shape, tf.ones_initializer(), trainable=False)]
+    with tf.variable_scope('bn'):
+        gamma = _value('gamma', shape, tf.ones_initializer())
+        beta = _value('beta', shape, tf.zeros_initializer())
+        moving = [variables.on_cpu(name, shape, initializer, tf.float32, trainable=False)
+                  for name, initializer in (('moving_mean', tf.zeros_initializer()),
+                                            ('moving_variance', tf.ones_initializer()))]
+        with tf.device(variables.device()):
+            before = [variable.read_value() for variable in moving]
         if not training:
-            return tf.nn.fused_batch_norm(
-                net, gamma, beta, *map(variables.read, moving), epsilon=_EPSILON,
-                is_training=False)[0]
+            return tf.nn.fused_batch_norm(net, gamma, beta, *before, epsilon=_EPSILON,
+                                          is_training=False)[0]
         net, *statistics = tf.nn.fused_batch_norm(net, gamma, beta, epsilon=_EPSILON)
         # Updated where they are: a GPU needs the moving statistics only for inference.
         with tf.device(variables.device()):
-            for variable, value in zip(moving, statistics):
+            for variable, old, new in zip(moving, before, statistics):
                 tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, variable.assign_sub(
-                    (1 - _MOMENTUM) * (variables.read(variable) - value), read_value=False))
+                    (1 - _MOMENTUM) * (old - new), read_value=False))
     return net
 
 
 def _weights(shape, dtype):
     """Returns `weights` as `dtype`, initially uniform as in Glorot and Bengio (2010)."""
-    weights = variables.get_float32('weights', shape, tf.glorot_uniform_initializer())
-    return variables.read(weights, dtype)
+    return _value('weights', shape, tf.glorot_uniform_initializer(), dtype)
+
+
+def _value(name, shape, initializer, dtype=tf.float32):
+    """Returns the value of a variable as `dtype`, read on the device that holds it."""
+    with tf.device(variables.device()):
+        variable = variables.on_cpu(name, shape, initializer, tf.float32)
+        return tf.cast(variable.read_value(), dtype)
 
 
 def augment(pixels_chw, angles=None, flips=None):
@@ -193,3 +190,12 @@ def prepare(pixels_chw):
     """
     images = tf.reshape(pixels_chw, [-1, table.DEPTH, table.HEIGHT, table.WIDTH])
     return tf.cast(tf.transpose(images, [0, 2, 3, 1]), tf.float32)
+
+
+def schedule(global_step, batches_per_step):
+    """The constant rate of the example, or `--learning_rate`: float32 [].
+
+    The data set's rate does not apply: it is for gradient descent, and this network uses Adam.
+    """
+    del global_step, batches_per_step
+    return tf.constant(1e-3 if FLAGS.learning_rate is None else FLAGS.learning_rate)

@@ -8,8 +8,6 @@ import re
 
 import tensorflow.compat.v1 as tf
 
-_LOSS_AVERAGE_DECAY = 0.9  # The tutorial's value.
-
 
 def scalar(tag, value):
     """Adds a scalar."""
@@ -52,21 +50,12 @@ def activations(x, tower):
         scalar(name + '/sparsity', tf.reduce_mean(zeros))
 
 
-def variables_and_gradients(gradients):
-    """Adds a histogram of each variable and of its gradient; a list of (gradient, variable)."""
-    with tf.name_scope('summaries'):
-        for gradient, variable in gradients:
-            histogram(variable.op.name, variable)
-            if gradient is not None:
-                histogram(variable.op.name + '/gradients', gradient)
-
-
 def losses(values_by_name):
     """Adds the raw value of each loss and its moving average.
 
-    A raw loss varies from batch to batch; its average (decay 0.9) shows the trend. The averages
-    start at a session's first values. Their variable is in no collection, so that it needs no
-    initializer and is not in checkpoints.
+    A raw loss varies from batch to batch; its average (decay 0.9, as in the tutorial) shows the
+    trend. The averages start at a session's first values. Their variable is in no collection, so
+    that it needs no initializer and is not in checkpoints.
 
     Args:
         values_by_name: dictionary from name to float32 [].
@@ -81,8 +70,7 @@ def losses(values_by_name):
             trainable=False, use_resource=True, collections=[])
         moved = tf.cond(
             averages.is_initialized(),
-            lambda: averages.read_value() + (1 - _LOSS_AVERAGE_DECAY) * (
-                values - averages.read_value()),
+            lambda: averages.read_value() + (1 - 0.9) * (values - averages.read_value()),
             lambda: values)
         after = averages.assign(moved, read_value=False)
         for index, name in enumerate(values_by_name):

@@ -39,27 +39,17 @@ def device():
     return f'/{FLAGS.variables}:0'
 
 
-def get_float32(name, shape, initializer, trainable=True):
-    """Gets or creates a variable of the current variable scope."""
-    with tf.device(device()):
-        return tf.get_variable(name, shape, initializer=initializer, dtype=tf.float32,
-                               trainable=trainable, use_resource=True)
+def on_cpu(name, shape, initializer, dtype=None, trainable=True):
+    """Gets or creates a float32 variable of the current variable scope.
 
-
-def read(variable, dtype=tf.float32):
-    """Reads a variable as `dtype`, on the device that holds it."""
-    with tf.device(device()):
-        return tf.cast(variable.read_value(), dtype)
-
-
-def on_cpu(name, shape, initializer):
-    """Gets or creates a variable to compute with.
-
-    Returns the float32 variable; with `--use_fp16` or `--use_bf16`, its value in that type.
+    Returns the variable or, if `dtype` is another type, its value in that type; by default,
+    `dtype` is `compute_type()`.
     """
-    variable = get_float32(name, shape, initializer)
-    dtype = compute_type()
-    return variable if dtype == tf.float32 else read(variable, dtype)
+    dtype = compute_type() if dtype is None else dtype
+    with tf.device(device()):
+        variable = tf.get_variable(name, shape, initializer=initializer, dtype=tf.float32,
+                                   trainable=trainable, use_resource=True)
+        return variable if dtype == tf.float32 else tf.cast(variable.read_value(), dtype)
 
 
 def with_weight_decay(name, shape, stddev, wd):
@@ -76,7 +66,8 @@ def with_weight_decay(name, shape, stddev, wd):
     initializer = tf.truncated_normal_initializer(stddev=stddev)
     if wd is None:
         return on_cpu(name, shape, initializer)
-    weights = read(get_float32(name, shape, initializer))  # Once: a GPU would copy it each time.
+    with tf.device(device()):  # Read once: a GPU would copy it each time.
+        weights = on_cpu(name, shape, initializer, tf.float32).read_value()
     tf.add_to_collection('losses', tf.multiply(tf.nn.l2_loss(weights), wd, name='weight_loss'))
     return tf.cast(weights, compute_type())
 

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
-from cifar10_lib.evaluation import statistics, validation
+from cifar10_lib.evaluation import statistics
 from cifar10_lib.nets import summaries
 from cifar10_lib.program import command_line, console, files
 from cifar10_lib import recipes
@@ -58,7 +58,10 @@ flags.DEFINE_boolean('restart', False,
 FLAGS = flags.FLAGS
 
 for _name in ('batch_size', 'epochs', 'validate_every', 'linear_scaling'):
-    recipes.describe_defaults(_name)
+    for _row in recipes.TABLE.values():
+        _value = getattr(_row, _name)
+        if _value and _value != FLAGS[_name].default:
+            FLAGS[_name].help += f' With --net={_row.name}, the default is {_value}.'
 
 for _name, _other, _what in (
         ('epochs', 'max_steps', 'the length of the training'),
@@ -132,17 +135,21 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
             writer = tf.summary.FileWriterCache.get(FLAGS.train_dir)
             writer.reopen()  # After an earlier session of this process.
             stack.callback(writer.close)
-            current = statistics.Statistics(  # Other workers wait for the step that saves.
+            # With batch norm. Other workers wait for the step that saves.
+            current = statistic_averages and statistics.Statistics(
                 statistic_averages, variables, epochs.first_step, caught, me.step_seconds / 3)
-            validate = FLAGS.validate_every and validation.Validation(
-                FLAGS.train_dir, variables, current, FLAGS.validate_on, caught)
+            validate = None
+            if FLAGS.validate_every:  # Imported only here: a plain run does not evaluate.
+                from cifar10_lib.evaluation import validation
+                validate = validation.Validation(
+                    FLAGS.train_dir, variables, current, FLAGS.validate_on, caught)
             metrics_hook = hooks.MetricsHook(FLAGS.train_dir, loss, epochs, writer)
             saver_hook = tf.train.CheckpointSaverHook(
                 FLAGS.train_dir, scaffold=scaffold, save_steps=FLAGS.save_checkpoint_steps,
                 save_secs=None if FLAGS.save_checkpoint_steps else FLAGS.save_checkpoint_secs,
                 listeners=[
                     hooks.RefuseNonFinite(variables, metrics_hook),
-                    current,
+                    *([current] if current else []),
                     hooks.WriteBeside(metrics_hook, FLAGS.train_dir, variables)])
             # In this order: NaN is found before a checkpoint is due. After an exception, no hook's
             # `end` runs.

@@ -1,10 +1,10 @@
 """Networks and their recipes for tests: all that a user writes to add one."""
-import dataclasses
 import functools
 
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.nets import recipe, resnet
+from cifar10_lib import recipes
+from cifar10_lib.nets import resnet
 
 SIZE = 16  # Of its images.
 
@@ -34,7 +34,7 @@ def augment(pixels_chw):
     return images + tf.random_uniform([tf.shape(images)[0], 1, 1, 1], -20, 20)
 
 
-RECIPE = recipe.Recipe(
+RECIPE = recipes.Recipe(
     name='tiny', inference=inference, augment=augment, prepare=prepare,
     schedule=lambda global_step, batches_per_step: tf.constant(0.01),
     optimizer=tf.train.AdamOptimizer, batch_size=16, epochs=6, validate_every=1)
@@ -54,7 +54,7 @@ def normed_inference(images, training):
         return tf.matmul(tf.reduce_mean(net, axis=[1, 2]), weights) + biases
 
 
-NORMED = dataclasses.replace(
-    RECIPE, name='normed', inference=normed_inference,
+NORMED = RECIPE._replace(
+    name='normed', inference=normed_inference,
     schedule=lambda global_step, batches_per_step: tf.constant(0.1),
     optimizer=tf.train.GradientDescentOptimizer)  # Its steps are multiples of the gradients.

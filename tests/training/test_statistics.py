@@ -1,4 +1,3 @@
-import dataclasses
 import os
 
 import numpy as np
@@ -21,8 +20,8 @@ AVERAGE = '/ExponentialMovingAverage'
 @pytest.fixture
 def normed(half_bright, monkeypatch):
     """The network `normed` on the half-bright images, which its training sees in random colours."""
-    monkeypatch.setitem(recipes.TABLE, 'normed', dataclasses.replace(
-        tiny.NORMED, augment=lambda pixels: tiny.augment(pixels) * tf.random_uniform([3])))
+    monkeypatch.setitem(recipes.TABLE, 'normed', tiny.NORMED._replace(
+        augment=lambda pixels: tiny.augment(pixels) * tf.random_uniform([3])))
     with flagsaver.flagsaver(net='normed', validate_every=0, batch_size=4):
         yield half_bright
 
@@ -119,15 +118,12 @@ UNSET = [8 * [0], 8 * [1]]
 def test_once_at_a_step_and_not_after_a_signal(update):
     np.testing.assert_array_equal(update(1, [15]), UNSET)
     np.testing.assert_array_equal(update(1, [], 0), UNSET)
-    first = update(1)
+    np.testing.assert_array_equal(update(1, [], 1e-9), UNSET)  # The time is up at once.
+    first = update(2)
     assert (first != UNSET).all()
-    np.testing.assert_array_equal(update(1), first)
-    np.testing.assert_array_equal(update(2, [15]), first)
-    assert (update(2) != first).all()
-
-
-def test_the_time_is_limited(update):
-    np.testing.assert_array_equal(update(1, [], 1e-9), UNSET)
+    np.testing.assert_array_equal(update(2), first)
+    np.testing.assert_array_equal(update(3, [15]), first)
+    assert (update(3) != first).all()
 
 
 def test_records_that_were_removed_do_not_end_the_run(update, normed, capsys):
@@ -155,8 +151,7 @@ def test_statistics_that_are_not_finite_are_not_stored(update, capsys):
 def test_a_network_of_which_nothing_is_known_keeps_the_raw_ones(normed, monkeypatch, inference):
     statistic = tf.get_variable('other/moving_mean', initializer=[1.0], trainable=False)
     tf.train.ExponentialMovingAverage(0.5).apply([tf.get_variable('weights', [1])])
-    monkeypatch.setitem(recipes.TABLE, 'normed', dataclasses.replace(
-        tiny.NORMED, inference=inference))
+    monkeypatch.setitem(recipes.TABLE, 'normed', tiny.NORMED._replace(inference=inference))
     averages = statistics.add_averages()
     current = statistics.Statistics(averages, tf.global_variables(), 0)
     with tf.Session() as session:

@@ -180,14 +180,6 @@ def test_stop_at_requires_validations(tiny_net):
         training.apply_recipe_defaults()
 
 
-def test_a_last_step_that_is_due_for_saving_has_one_row(tiny_net):
-    """It has the validation error."""
-    with flagsaver.flagsaver(save_checkpoint_steps=5, max_steps=15):
-        cifar10_train.train()
-    assert [(step, error is None) for step, error in rows()] == [
-        (5, True), (10, False), (15, False)]
-
-
 def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     """The signal comes during step 10, which ends an epoch."""
     err = ''

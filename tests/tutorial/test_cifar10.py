@@ -77,23 +77,25 @@ def test_loss_by_hand():
         np.testing.assert_allclose(session.run(loss), np.log(10) + 0.012, rtol=1e-6)
 
 
-def test_only_local_weights_decay():
-    build()
-    assert sorted(loss.op.name for loss in tf.get_collection('losses')) == [
-        'cross_entropy', 'local3/weight_loss', 'local4/weight_loss']
+@pytest.mark.parametrize('dataset, given, batch_size, replicas, initial, decay_steps', [
+    ('cifar10', None, 128, 1, 0.1, 136718), ('cifar10', None, 128, 2, 0.1, 68359),
+    ('cifar10', None, 64, 2, 0.1, 136718), ('cifar10', None, 100, 4, 0.1, 43750),
+    ('cifar100', None, 125, 1, 0.1, 140000), ('synthetic', None, 125, 1, 0.03, 28000),
+    ('cifar10', 0.02, 125, 1, 0.02, 140000), ('synthetic', 0.02, 125, 1, 0.02, 28000)])
+def test_learning_rate_counts_images(dataset, given, batch_size, replicas, initial, decay_steps):
+    """The user's rate, or the data set's, or the tutorial's; then a tenth of it, and so on.
 
-
-@pytest.mark.parametrize('batch_size, replicas, decay_steps', [
-    (128, 1, 136718), (128, 2, 68359), (64, 2, 136718), (100, 1, 175000), (100, 4, 43750)])
-def test_learning_rate_counts_images(batch_size, replicas, decay_steps):
-    """int(50000 / (batch * replicas) * 350) steps at 0.1, as many at 0.01, and so on."""
+    int(images / (batch * replicas) * 350) steps each; 50,000 images, or 10,000 synthetic ones.
+    """
     step = tf.placeholder(tf.int64, [])
-    with flagsaver.flagsaver(batch_size=batch_size, data_dir='/nonexistent'):
+    with flagsaver.flagsaver(dataset=dataset, learning_rate=given, batch_size=batch_size,
+                             data_dir='/nonexistent'):
         rate = cifar10.learning_rate(step, replicas)
     with tf.Session() as session:
         rates = [session.run(rate, {step: value}) for value in (
             0, decay_steps - 1, decay_steps, decay_steps + 1, 2 * decay_steps)]
-    np.testing.assert_allclose(rates, [0.1, 0.1, 0.01, 0.01, 0.001], rtol=1e-5)
+    np.testing.assert_allclose(
+        rates, initial * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-5)
 
 
 def test_learning_rate_counts_the_records_of_the_files(half_bright):
@@ -105,31 +107,13 @@ def test_learning_rate_counts_the_records_of_the_files(half_bright):
     np.testing.assert_allclose(rates, [0.03, 0.003], rtol=1e-5)
 
 
-@pytest.mark.parametrize('dataset, given, initial, decay_steps', [
-    ('cifar10', None, 0.1, 140000), ('cifar100', None, 0.1, 140000),
-    ('synthetic', None, 0.03, 28000),
-    ('cifar10', 0.02, 0.02, 140000), ('synthetic', 0.02, 0.02, 28000)])
-def test_initial_learning_rate(dataset, given, initial, decay_steps):
-    """The user's rate, or the data set's, or the tutorial's; later a tenth of it.
-
-    350 epochs of 50,000 or 10,000 images in batches of 125.
-    """
-    step = tf.placeholder(tf.int64, [])
-    with flagsaver.flagsaver(
-            dataset=dataset, learning_rate=given, batch_size=125, data_dir='/nonexistent'):
-        rate = cifar10.learning_rate(step)
-    with tf.Session() as session:
-        rates = [session.run(rate, {step: value}) for value in (0, decay_steps - 1, decay_steps)]
-    np.testing.assert_allclose(rates, [initial, initial, initial / 10], rtol=1e-5)
-
-
 def test_update_and_average_by_hand():
     """A gradient of 2 at rate 0.1: w = 1, 0.8, 0.6, ...; the average then moves by 1 - decay.
 
     decay is (1 + step) / (10 + step) as long as that is below 0.9999, with the step that was made.
     """
     with tf.variable_scope('layer'):
-        variables.get_float32('weights', [1], tf.constant_initializer(1.0))
+        variables.on_cpu('weights', [1], tf.constant_initializer(1.0))
     variable, = tf.trainable_variables()
     global_step = tf.train.get_or_create_global_step()
     train_op = cifar10.train(tf.constant(0.0, name='loss'), global_step,
@@ -165,9 +149,12 @@ def test_loss_averages_by_hand():
     assert tf.global_variables() == tf.local_variables() == []
 
 
-def test_summaries_of_a_training_graph():
+def test_names_and_summaries_of_a_training_graph():
     _, loss = build()
     cifar10.train(loss, tf.train.get_or_create_global_step())
+    expected = [*plain.SHAPES, *(name + '/ExponentialMovingAverage' for name in plain.SHAPES)]
+    types = {variable.op.name: variable.dtype.base_dtype for variable in tf.global_variables()}
+    assert types == {**dict.fromkeys(expected, tf.float32), 'global_step': tf.int64}
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
@@ -186,15 +173,6 @@ def test_the_sparsity_is_the_fraction_of_zeros():
         summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
     values = {value.tag: value.simple_value for value in summary.value}
     np.testing.assert_allclose(values['net/sparsity'], 0.4, rtol=1e-6)
-
-
-def test_checkpoint_names():
-    _, loss = build()
-    cifar10.train(loss, tf.train.get_or_create_global_step())
-    expected = list(plain.SHAPES) + [name + '/ExponentialMovingAverage' for name in plain.SHAPES]
-    variables = {variable.op.name: variable for variable in tf.global_variables()}
-    assert sorted(variables) == sorted(expected + ['global_step'])
-    assert variables['global_step'].dtype.base_dtype == tf.int64
 
 
 @pytest.mark.slow
@@ -221,7 +199,7 @@ def test_half_precision_learns_and_keeps_float32_variables(flag, dtype):
 
 def test_float16_gradients_are_scaled():
     """2e-8 is below the smallest float16, 6e-8: without scaling the gradient would be zero."""
-    variables.get_float32('weights', [], tf.constant_initializer(1.0))
+    variables.on_cpu('weights', [], tf.constant_initializer(1.0))
     half = tf.cast(tf.trainable_variables()[0], tf.float16)
     loss = 2e-8 * tf.cast(half, tf.float32)
     with flagsaver.flagsaver(use_fp16=True):
@@ -230,11 +208,6 @@ def test_float16_gradients_are_scaled():
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         np.testing.assert_allclose(session.run(gradient), 2e-8, rtol=0.05)
-
-
-def test_images_of_another_size_are_refused():
-    with pytest.raises(ValueError, match=r'\(7, 32, 32, 3\); expected \[batch, 24, 24, 3\]'):
-        cifar10.inference(tf.zeros([7, 32, 32, 3]))
 
 
 def test_every_variable_is_pinned_to_the_cpu():

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import pathlib
 
@@ -70,8 +69,8 @@ def test_training_uses_all_parts_of_the_recipe(half_bright, monkeypatch):
         seen['replicas'] = replicas
         return tf.constant(0.25)
 
-    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(
-        tiny.RECIPE, inference=inference, schedule=schedule,
+    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE._replace(
+        inference=inference, schedule=schedule,
         augment=lambda pixels_chw: tiny.prepare(pixels_chw) * 0 + 7,
         optimizer=tf.train.GradientDescentOptimizer))
     with flagsaver.flagsaver(net='tiny', max_steps=1, validate_every=0, num_gpus=2):
@@ -97,8 +96,7 @@ def test_the_moving_statistics_are_the_first_towers(half_bright, monkeypatch):
             batches.append(images)
         return tiny.inference(images, training)
 
-    monkeypatch.setitem(
-        recipes.TABLE, 'tiny', dataclasses.replace(tiny.RECIPE, inference=inference))
+    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE._replace(inference=inference))
     queue = tf.FIFOQueue(2, [tf.float32, tf.int32], [[4, 16, 16, 3], [4]])
     fill = queue.enqueue_many([
         tf.stack([tf.ones([4, 16, 16, 3]), 3 * tf.ones([4, 16, 16, 3])]),
@@ -135,22 +133,14 @@ def test_flags_that_the_user_gives_are_kept(tiny_net, capsys, given, expected, p
         f'Defaults for --net=tiny: {printed}\n' if printed else '')
 
 
-@pytest.mark.parametrize('epochs, batch_size, replicas, max_steps', [
-    (3, 16, 1, 15), (3, 16, 2, 8),  # 7.5, rounded to the even number.
-    (1.7, 8, 1, 17), (0.5, 8, 3, 2), (0.001, 8, 1, 1), (0, 8, 1, 0)])
-def test_epochs_of_80_images(tiny_net, epochs, batch_size, replicas, max_steps):
-    for name, value_ in (('epochs', epochs), ('batch_size', batch_size)):
-        FLAGS[name].parse(value_)
-        FLAGS[name].using_default_value = False
-    training.apply_recipe_defaults(replicas)
-    assert FLAGS.max_steps == max_steps
-
-
-def test_epochs_of_the_images_that_are_not_held_out(tiny_net):
-    """8 of 80 images are held out: 2 epochs of 72 images in batches of 16 are 9 steps."""
-    with flagsaver.flagsaver(validate_on='held_out', epochs=2):
-        training.apply_recipe_defaults()
-        assert FLAGS.max_steps == 9
+@pytest.mark.parametrize('epochs, validate_on, batch_size, replicas, max_steps', [
+    (3, 'test', 16, 1, 15), (3, 'test', 16, 2, 8),  # 7.5, rounded to the even number.
+    (1.7, 'test', 8, 1, 17), (0.5, 'test', 8, 3, 2), (0.001, 'test', 8, 1, 1), (0, 'test', 8, 1, 0),
+    (2, 'held_out', 16, 1, 9)])  # 8 images are held out: 2 epochs of 72 images.
+def test_epochs_of_80_images(tiny_net, epochs, validate_on, batch_size, replicas, max_steps):
+    with flagsaver.flagsaver(epochs=epochs, batch_size=batch_size, validate_on=validate_on):
+        training.apply_recipe_defaults(replicas)
+        assert FLAGS.max_steps == max_steps
 
 
 def test_each_trainer_counts_epochs_in_images_and_resumes(tiny_net, capsys):
@@ -172,8 +162,7 @@ def test_each_trainer_counts_epochs_in_images_and_resumes(tiny_net, capsys):
 def test_a_resumed_run_continues_the_schedule_from_another_learning_rate(
         tiny_net, monkeypatch, capsys):
     """With the tutorial's schedule; here, the rate falls to a tenth every 2 epochs of 80 images."""
-    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(
-        tiny.RECIPE, schedule=cifar10.learning_rate))
+    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE._replace(schedule=cifar10.learning_rate))
     monkeypatch.setattr(cifar10, 'NUM_EPOCHS_PER_DECAY', 2.0)
     starts = [  # Trainer, its flags, and the rate of its last step.
         (cifar10_train.main, {'learning_rate': 0.02, 'max_steps': 20}, 0.02),
@@ -234,51 +223,6 @@ def test_resnet23s_steps(tiny_net, tmp_path, capsys, replicas, max_steps):
         training.apply_recipe_defaults(replicas)
         assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == (64, max_steps, 1)
     assert f'--batch_size=64 --max_steps={max_steps}\n' in capsys.readouterr().out
-
-
-def resnet23s_rates(replicas, steps):
-    """The learning rates of some steps, as a training graph computes them."""
-    weight = tf.get_variable('w', initializer=1.0, use_resource=True)
-    step = tf.train.get_or_create_global_step()
-    cifar10.train(weight.read_value(), step, recipes.TABLE['resnet23'], batches_per_step=replicas)
-    found = []
-    with tf.Session() as session:
-        for at in steps:
-            step.load(at, session)
-            found += session.run(tf.get_collection('learning_rate'))
-    return found
-
-
-def test_each_step_of_the_warm_up_has_the_examples_next_rate(tmp_path):
-    """Four workers with 64 of 12,800 images: 50 steps per epoch, 250 steps of warm-up.
-
-    The example, in its own words: a slope of rate * (workers - 1) / warm-up steps; the rate for the
-    steps after step i is rate + slope * i.
-    """
-    slope = 1e-3 * (4 - 1) / 250
-    used, rate = [], 1e-3
-    for i in range(300):
-        used.append(rate)
-        if i <= 250:
-            rate = 1e-3 + slope * i
-    folder = tmp_path / 'cifar-10-batches-bin'
-    folder.mkdir()
-    for k in range(1, 6):
-        (folder / f'data_batch_{k}.bin').write_bytes(bytes(3073 * 2560))
-    with flagsaver.flagsaver(data_dir=str(tmp_path), batch_size=64):
-        steps = (0, 1, 2, 100, 249, 250, 251, 298)
-        np.testing.assert_allclose(
-            resnet23s_rates(4, steps), [used[i + 1] for i in steps], rtol=1e-6)
-    assert used[100] == 1e-3 + 3e-3 * 99 / 250 and used[299] == 4e-3
-
-
-@pytest.mark.parametrize('given, rates', [
-    (None, [1e-3, 1.5e-3, 2e-3]), (0.004, [0.004, 0.006, 0.008])])
-def test_resnet23s_rate_is_the_users_but_not_the_data_sets(tmp_path, given, rates):
-    """Two workers: the rate doubles over 5 epochs of 10,000 / 128 steps, 390.625 in all."""
-    with flagsaver.flagsaver(dataset='synthetic', data_dir=str(tmp_path), batch_size=64,
-                             learning_rate=given):
-        np.testing.assert_allclose(resnet23s_rates(2, (0, 195, 400)), rates, rtol=1e-3)
 
 
 @pytest.fixture

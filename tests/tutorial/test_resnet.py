@@ -97,20 +97,17 @@ def test_number_of_parameters(classes, parameters):
     assert len(others) == 2 * 22
 
 
-def test_names():
-    resnet.inference(tf.zeros([1, 32, 32, 3]), 10, training=False)
-    names = [v.op.name for v in tf.global_variables()]
-    assert names[:6] == ['conv1/weights', 'conv1/bn/gamma', 'conv1/bn/beta', 'conv1/bn/moving_mean',
-                         'conv1/bn/moving_variance', 'conv2/conv1/weights']
-    assert names[-3:] == ['conv8/conv3/bn/moving_variance', 'affine/weights', 'affine/biases']
-
-
-def test_initial_values():
+def test_names_and_initial_values():
     """Uniform up to the square root of 6 / (inputs + outputs), each times the kernel's area."""
     resnet.inference(tf.zeros([1, 32, 32, 3]), 10, training=False)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         values = session.run({v.op.name: v for v in tf.global_variables()})
+    assert list(values)[:6] == [
+        'conv1/weights', 'conv1/bn/gamma', 'conv1/bn/beta', 'conv1/bn/moving_mean',
+        'conv1/bn/moving_variance', 'conv2/conv1/weights']
+    assert list(values)[-3:] == [
+        'conv8/conv3/bn/moving_variance', 'affine/weights', 'affine/biases']
     for name, bound in [('conv1/weights', 6 / (9 * (3 + 64))), ('affine/weights', 6 / (64 + 10)),
                         ('conv5/conv2/weights', 6 / (9 * (32 + 32)))]:
         largest, deviation = abs(values[name]).max(), values[name].std()
@@ -184,31 +181,23 @@ def rotated(image, angle, flip):
     return result
 
 
-def rotate_and_flip(images, angles, flips):
-    """`resnet.augment` of uint8 [batch, 32, 32, 3]."""
-    pixels_chw = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+def test_augmentation_equals_numpy():
+    """A positive angle rotates counterclockwise, like `np.rot90`."""
+    images = np.random.RandomState(0).randint(0, 256, [8, 32, 32, 3]).astype(np.uint8)
+    angles = [0.25, -0.25, 0.1, -0.17, 0.0, 0.0, np.pi / 2, -np.pi / 2]
+    flips = [False, False, True, True, True, False, False, True]
+    pixels_chw = images.transpose(0, 3, 1, 2).reshape(8, -1)
     result = resnet.augment(
         tf.constant(pixels_chw), tf.constant(angles, tf.float32), tf.constant(flips))
-    assert result.shape.as_list() == [len(images), 32, 32, 3]
+    assert result.shape.as_list() == [8, 32, 32, 3]
     with tf.Session() as session:
-        return session.run(result)
-
-
-def test_augmentation_equals_numpy():
-    images = np.random.RandomState(0).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
-    angles, flips = [0.25, -0.25, 0.1, -0.17, 0.0, 0.0], [False, False, True, True, True, False]
+        got = session.run(result)
     expected = [rotated(*each) for each in zip(images, angles, flips)]
-    got = rotate_and_flip(images, angles, flips)
     np.testing.assert_allclose(got, expected, atol=0.01)
     np.testing.assert_array_equal(got[4], images[4][:, ::-1])
     np.testing.assert_array_equal(got[5], images[5])
-
-
-def test_a_positive_angle_rotates_counterclockwise():
-    images = np.random.RandomState(0).randint(0, 256, [2, 32, 32, 3]).astype(np.uint8)
-    got = rotate_and_flip(images, [np.pi / 2, -np.pi / 2], [False, True])
-    np.testing.assert_allclose(got[0], np.rot90(images[0]), atol=0.01)
-    np.testing.assert_allclose(got[1], np.rot90(images[1][:, ::-1], -1), atol=0.01)
+    np.testing.assert_allclose(got[6], np.rot90(images[6]), atol=0.01)
+    np.testing.assert_allclose(got[7], np.rot90(images[7][:, ::-1], -1), atol=0.01)
 
 
 def test_angles_and_flips_are_uniform_in_their_ranges():
