@@ -171,7 +171,7 @@ def inference(images):
 
     # softmax_linear, without the softmax
     with tf.variable_scope('softmax_linear') as scope:
-        num_classes = source().data_set.num_classes
+        num_classes = len(source().data_set.classes)
         weights = _variable_with_weight_decay(
             'weights', [192, num_classes], stddev=1 / 192.0, wd=None)
         biases = _variable_on_cpu('biases', [num_classes], tf.constant_initializer(0.0))

@@ -60,7 +60,7 @@ def eval_once(evaluation, summary_writer, checkpoint):
         console.line(f'Skipped {checkpoint}: the trainer removed it to keep only the last few.')
         return
     data_set = cifar10.source().data_set
-    has_many_classes = data_set.num_classes > 2 * accuracy.TOP
+    has_many_classes = len(data_set.classes) > 2 * accuracy.TOP
     summary = tf.Summary.FromString(result.summary)
     summary.value.add(tag='Precision @ 1', simple_value=result.precision)
     if has_many_classes:

@@ -50,9 +50,9 @@ def samples(stream):
     labels, images, _ = _records()
     data_set = cifar10.source().data_set
     title = f'{data_set.title} training images'
-    if data_set.num_classes <= _COLUMNS:
+    if len(data_set.classes) <= _COLUMNS:
         rows = [[(image, None) for image in images[labels == k][:_COLUMNS]]
-                for k in range(data_set.num_classes)]
+                for k in range(len(data_set.classes))]
         pictures.grid(stream, rows, title, data_set.classes)
     else:  # One image per class, with its name.
         pictures.grid(stream, _rows([(image, name) for k, name in enumerate(data_set.classes)

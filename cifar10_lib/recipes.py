@@ -55,7 +55,7 @@ def _crop_and_flip(pixels_chw):
 
 
 def _resnet23_inference(images, training):
-    classes = cifar10.source().data_set.num_classes
+    classes = len(cifar10.source().data_set.classes)
     return resnet.inference(images, classes, training, variables.compute_type())
 
 

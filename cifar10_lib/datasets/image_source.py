@@ -16,7 +16,7 @@ from cifar10_lib.program import errors
 _HELD_OUT_SHARE = 10
 
 
-def find(name, num_classes=table.CIFAR10.num_classes, url=table.CIFAR10.url):
+def find(name, num_classes=10, url=table.CIFAR10.url):
     """The row of a data set: of a name in the table, or of the folder of the user's own set.
 
     `num_classes` and `url` are the tutorial's constants, which replace those of CIFAR-10. Raises

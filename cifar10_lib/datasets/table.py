@@ -52,10 +52,6 @@ class DataSet:
     label_remedy: str | None = None
 
     @property
-    def num_classes(self):
-        return len(self.classes)
-
-    @property
     def files(self):
         """All files of the set, {name: number of records in the published file}."""
         return {**self.train_files, **self.test_files}
@@ -72,11 +68,11 @@ class DataSet:
                 raise errors.DataError(f'{path} has {size} bytes; expected one or more records of '
                                        f'{self.record_bytes} bytes. {self.remedy(folder)}')
             labels = np.memmap(path, np.uint8, 'r')[self.label_index::self.record_bytes]
-            wrong = np.flatnonzero(labels >= self.num_classes)
+            wrong = np.flatnonzero(labels >= len(self.classes))
             if wrong.size:
                 raise errors.DataError(
                     f'{path} has label {labels[wrong[0]]} in record {wrong[0]} (counted from 0); '
-                    f'expected 0 to {self.num_classes - 1}. '
+                    f'expected 0 to {len(self.classes) - 1}. '
                     f'{self.label_remedy or self.remedy(folder)}')
 
     def remedy(self, folder):
@@ -144,7 +140,7 @@ TABLE = {row.name: row for row in (CIFAR10, CIFAR100, SYNTHETIC)}
 def edited_cifar10(num_classes, url=CIFAR10.url):
     """The row of CIFAR-10 with the tutorial's constants NUM_CLASSES and DATA_URL."""
     names = [*CIFAR10.classes, *map(str, range(10, num_classes))]
-    remedy = None if num_classes >= CIFAR10.num_classes else (
+    remedy = None if num_classes >= len(CIFAR10.classes) else (
         f'NUM_CLASSES is {num_classes}: raise it to 10, or remove the records of other classes '
         'from the files.')
     return dataclasses.replace(

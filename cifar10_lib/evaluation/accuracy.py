@@ -89,7 +89,7 @@ class Accuracy:
         Returns:
             A `Result`; None if a signal stopped the evaluation.
         """
-        confusion = np.zeros([self._source.data_set.num_classes] * 2, np.int64)
+        confusion = np.zeros([len(self._source.data_set.classes)] * 2, np.int64)
         total, in_top, summary = 0, 0, None
         with self._source.damage_reported(), \
                 self._model.session(values, use_moving_averages) as session:

@@ -63,7 +63,7 @@ def inference(images):
             net = tf.nn.relu(locally_connected(net, weights) + biases)  # [batch, 6, 6, filters]
 
     with tf.variable_scope('softmax_linear'):
-        units, classes = net.shape[1:].num_elements(), cifar10.source().data_set.num_classes
+        units, classes = net.shape[1:].num_elements(), len(cifar10.source().data_set.classes)
         weights = cifar10._variable_with_weight_decay('weights', [units, classes], 1 / units, None)
         biases = cifar10._variable_on_cpu('biases', [classes], tf.constant_initializer(0.0))
         return tf.matmul(tf.reshape(net, [-1, units]), weights) + biases
