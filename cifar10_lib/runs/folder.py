@@ -1,6 +1,5 @@
 """The folder of a training run: which run it holds, and one trainer at a time."""
 import contextlib
-import json
 import os
 import pathlib
 
@@ -51,12 +50,6 @@ def remove_files(folder, also_finished):
             match = own.fullmatch(entry.name)
             if match and (also_finished or match['unfinished']) and not entry.is_dir():
                 os.remove(entry.path)
-
-
-def write_run(folder, run):
-    """Writes `run.json`, which holds `net`, `dataset`, `classes` and the dictionary `settings`."""
-    with files.new_file(os.path.join(folder, names.RUN)) as stream:
-        stream.write((json.dumps(run, indent=2, sort_keys=True) + '\n').encode())
 
 
 # The fields of `run.json` that the code reads; the rest is for people.

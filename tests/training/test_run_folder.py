@@ -98,7 +98,7 @@ def test_a_run_of_another_network_or_of_other_classes(tmp_path):
     """The name of the data set does not matter, but the order of the classes does."""
     classes = list(table.CIFAR10.classes)
     run = {'net': 'tutorial', 'dataset': 'cifar10', 'classes': classes, 'settings': {'seed': 7}}
-    run_folder.write_run(tmp_path, run)
+    (tmp_path / 'run.json').write_text(json.dumps(run))
     assert run_folder.read_run(tmp_path, '') == run
 
     def check(net='tutorial', **changes):

@@ -26,7 +26,7 @@ import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib.datasets import custom, table
 from cifar10_lib.program import errors
-from cifar10_lib.runs import checkpoints, events, folder as run_folder, metrics, parameters
+from cifar10_lib.runs import checkpoints, events, folder as run_folder, metrics
 from cifar10_lib.training import hooks, resume, session as training
 
 FLAGS = flags.FLAGS
@@ -407,7 +407,7 @@ def test_a_missing_params_h5_is_written_by_the_next_start(trained, capsys):
     os.remove(path)
     assert training.steps_left()
     cifar10_train.train()
-    assert parameters.step(path) == 10
+    assert checkpoints.parameters_step(path) == 10
     assert checkpoints.step(latest()) == 10
     assert not training.steps_left()
 
@@ -528,7 +528,7 @@ def test_a_closed_terminal_saves_and_stops(half_bright):
     assert process.wait(timeout=spawn.PATIENCE) == 129
     assert checkpoints.step(latest()) >= 6
     path = os.path.join(FLAGS.train_dir, 'params.h5')
-    assert parameters.step(path) == checkpoints.step(latest())
+    assert checkpoints.parameters_step(path) == checkpoints.step(latest())
 
 
 @pytest.mark.slow
