@@ -35,13 +35,10 @@ def start(path, step):
 
 
 def write(stream, row):
-    """Writes a row, {column: number or None}, to a binary stream.
-
-    It has the digits of a float32, and times to the millisecond.
-    """
-    formats = {'step': 'd', 'wall_time': '.3f'}
+    """Writes a row, {column: number or None}, to a binary stream; a column may be missing."""
+    formats = {'step': 'd', 'wall_time': '.3f'}  # The others have the digits of a float32.
     stream.write((','.join(
-        '' if row[name] is None else format(row[name], formats.get(name, '.7g'))
+        '' if row.get(name) is None else format(row[name], formats.get(name, '.7g'))
         for name in COLUMNS) + '\n').encode())
 
 

@@ -1,11 +1,7 @@
 """Hooks of a training session, besides those that TensorFlow has, and a listener of checkpoints.
 
-A hook's `after_create_session` runs before the first step, `before_run` and `after_run` around each
-step, `end` after the last one. In each of them, the hooks take turns in the order of the session's
-list. `CheckpointSaverHook` calls its listeners before and after it saves a checkpoint.
-
-These hooks count the steps themselves: TensorFlow's fetch the global step with each step, and
-whether that is the value before or after the update is not defined for resource variables.
+They count the steps themselves: TensorFlow's fetch the global step with each step, and whether that
+is the value before or after the update is not defined for resource variables.
 """
 import datetime
 import math
@@ -24,12 +20,7 @@ _PROGRESS_SECONDS = 0.25
 
 
 class WorkerHook(tf.train.SessionRunHook):
-    """Gives workers the same values at the start, and stops all after the same step on a signal.
-
-    Attributes:
-        is_stopped: whether a worker has caught a signal during a step.
-        in_step: whether a step is running, or has failed.
-    """
+    """Gives workers the same values at the start, and stops all after the same step on a signal."""
 
     def __init__(self, worker, caught, is_complete):
         """`caught` is the list of signals that this `worker.Worker` has caught.
@@ -37,7 +28,8 @@ class WorkerHook(tf.train.SessionRunHook):
         If the run `is_complete`, it makes no step; with TensorFlow's `StopAtStepHook`, one more.
         """
         self._worker, self._caught, self._is_complete = worker, caught, is_complete
-        self.is_stopped = self.in_step = False
+        self.is_stopped = False  # Whether a worker has caught a signal during a step.
+        self.in_step = False  # Whether a step is running, or has failed.
 
     def after_create_session(self, session, coord):
         self._worker.start(session)
@@ -51,7 +43,7 @@ class WorkerHook(tf.train.SessionRunHook):
 
     def after_run(self, run_context, run_values):
         self.in_step = False
-        if run_values.results.get('stop', len(self._caught)) > 0:
+        if (run_values.results or {}).get('stop', len(self._caught)) > 0:
             self.is_stopped = True
             run_context.request_stop()
 
@@ -67,10 +59,10 @@ class LoggerHook(tf.train.SessionRunHook):
         """`epochs` is an `EpochCounter`."""
         self._loss, self._epochs, self._log_frequency = loss, epochs, log_frequency
         self._step = epochs.first_step
-        self._shown_time, self._warm = -math.inf, None
+        self._warm, self._shown_time = None, -math.inf
 
     def after_create_session(self, session, coord):
-        self._last = self._step, time.perf_counter()  # Number of steps and time, as in `_warm`.
+        self._last = self._step, time.perf_counter()  # Number of steps and time, as `_warm`.
 
     def before_run(self, run_context):
         return tf.train.SessionRunArgs(self._loss)  # Asks for the value of the loss.
@@ -102,6 +94,9 @@ class MetricsHook(tf.train.SessionRunHook):
     """Adds a row to metrics.csv every hundred steps, and whenever `add_row` is called.
 
     Each step fetches its loss and, if known, the fraction of wrong predictions and the rate.
+
+    Attributes:
+        epoch_errors: list of the training errors since the epoch began, or this start if later.
     """
 
     def __init__(self, folder, loss, epochs, writer):
@@ -116,8 +111,7 @@ class MetricsHook(tf.train.SessionRunHook):
         for rate in tf.get_collection('learning_rate'):
             self._fetches['learning_rate'] = rate
         self._values = {}  # Of the latest step.
-        self._since_row, self._epoch_errors = [], []
-        self._seconds = None  # Of each step since the last row, without the first of the session.
+        self._since_row, self._seconds, self.epoch_errors = [], [], []
         metrics.start(os.path.join(folder, names.METRICS), epochs.first_step)
 
     def before_run(self, run_context):
@@ -125,23 +119,17 @@ class MetricsHook(tf.train.SessionRunHook):
         return tf.train.SessionRunArgs(self._fetches)
 
     def after_run(self, run_context, run_values):
-        self._step += 1
-        if self._seconds is None:  # It includes the set-up.
-            self._seconds = []
-        else:
-            self._seconds.append(time.perf_counter() - self._start_time)
         self._values = run_values.results
         self._since_row.append(self._values)
-        if self._epochs.ends(self._step - 1):
-            self._epoch_errors = []
+        if self._step > self._epochs.first_step:  # A session's first step includes the set-up.
+            self._seconds.append(time.perf_counter() - self._start_time)
+        if self._epochs.ends(self._step):
+            self.epoch_errors = []
         if 'training_error' in self._values:
-            self._epoch_errors.append(self._values['training_error'])
+            self.epoch_errors.append(self._values['training_error'])
+        self._step += 1
         if self._step % SUMMARY_STEPS == 0 and not self._epochs.validates(self._step):
             self.add_row()
-
-    def epoch_error(self):
-        """Mean training error since the epoch began, or this start if later; None if unknown."""
-        return float(np.mean(self._epoch_errors)) if self._epoch_errors else None
 
     def add_row(self, validated=None):
         """Adds a row of means since the last one, unless there was no step since.
@@ -150,50 +138,45 @@ class MetricsHook(tf.train.SessionRunHook):
         """
         if not self._since_row:
             return
-        means = {name: np.mean([values[name] for values in self._since_row])
-                 for name in self._fetches}
-        error, averaged_error = validated or (None, None)
-        row = {'step': self._step, 'epoch': self._epochs.seen(self._step),
-               'wall_time': time.time(), 'learning_rate': self._values.get('learning_rate'),
-               'training_loss': means['training_loss'],
-               'training_error': means.get('training_error'),
-               'validation_error': error, 'validation_error_averaged': averaged_error,
-               'images_per_second': (self._epochs.changes[-1][1] / np.mean(self._seconds)
-                                     if self._seconds else None)}
+        row = {name: np.mean([values[name] for values in self._since_row])
+               for name in self._fetches}
+        row |= {'step': self._step, 'epoch': self._epochs.seen(self._step),
+                'wall_time': time.time(), 'learning_rate': self._values.get('learning_rate')}
+        if self._seconds:
+            row['images_per_second'] = self._epochs.changes[-1][1] / np.mean(self._seconds)
+        shown, training_error = {}, row.get('training_error')
+        if validated:
+            row['validation_error'], row['validation_error_averaged'] = validated
+            shown = {'validation/error': validated.raw, 'training/error': training_error,
+                     'validation/error_averaged': validated.averaged}
+        if training_error is not None and self._step % SUMMARY_STEPS == 0:
+            # The evaluation's tag, so that TensorBoard shows both in one chart.
+            shown['Precision @ 1'] = 1 - training_error
         with open(os.path.join(self._folder, names.METRICS), 'ab') as stream:
             metrics.write(stream, row)
-        self._since_row, self._seconds = [], []
-        shown = {}
-        if row['training_error'] is not None and self._step % SUMMARY_STEPS == 0:
-            # The evaluation's tag, so that TensorBoard shows both in one chart.
-            shown['Precision @ 1'] = 1 - row['training_error']
-        if validated:
-            shown |= {'validation/error': error, 'validation/error_averaged': averaged_error}
-            shown |= {'training/error': row['training_error']}
         self._writer.add_summary(tf.Summary(value=[
             tf.Summary.Value(tag=tag, simple_value=value) for tag, value in shown.items()
             if value is not None]), self._step)
+        self._since_row, self._seconds = [], []
 
     def diverged(self, reason):
         """The exception for a loss or variable that is not finite."""
         latest = checkpoints.latest(self._folder, report=False)
+        good = f'The last good checkpoint is {latest}' if latest else 'No checkpoint was saved'
         rate = self._values.get('learning_rate')  # Unknown in a start's first step.
-        return FloatingPointError(
-            f'Training diverged at step {self._step}: {reason}'
-            + (f', at learning rate {rate:g}. ' if rate is not None else '. ')
-            + (f'The last good checkpoint is {latest}: ' if latest else 'No checkpoint was saved: ')
-            + 'run again with a lower --learning_rate')
+        reason += '' if rate is None else f', at learning rate {rate:g}'
+        return FloatingPointError(f'Training diverged at step {self._step}: {reason}. {good}: '
+                                  'run again with a lower --learning_rate')
 
 
 class ValidationHook(tf.train.SessionRunHook):
-    """Worker 0 validates, and the others wait for it, because steps have a time limit."""
+    """Worker 0 validates, and the others wait for it, because steps have a time limit.
+
+    All stop when the precision of the averaged weights reaches `stop_at`, if given.
+    """
 
     def __init__(self, worker, epochs, validation=None, metrics_hook=None, stop_at=None):
-        """Worker 0 has a `validation.Validation` and a `MetricsHook`, for the row of metrics.
-
-        The `EpochCounter` knows when to validate. All workers stop when the precision of the
-        averaged weights reaches `stop_at`, if given.
-        """
+        """Worker 0 has a `validation.Validation` and a `MetricsHook`, for the row of metrics."""
         self._worker, self._epochs, self._validation = worker, epochs, validation
         self._metrics, self._stop_at = metrics_hook, stop_at
         self._step = epochs.first_step
@@ -207,8 +190,9 @@ class ValidationHook(tf.train.SessionRunHook):
             return
         is_good = False
         if self._validation:
+            errors = self._metrics.epoch_errors
             found = self._validation.run(
-                run_context.session, self._step, self._metrics.epoch_error())
+                run_context.session, self._step, float(np.mean(errors)) if errors else None)
             self._metrics.add_row(found)
             is_good = None not in (found, self._stop_at) and reaches(found.averaged, self._stop_at)
         if is_good:
@@ -235,18 +219,14 @@ class CheckpointListener(tf.train.CheckpointSaverListener):
     """
 
     def __init__(self, folder, variables, metrics_hook):
-        """Builds the check in the graph: copies of all variables in Python would take memory."""
-        self._folder, self._variables, self._metrics = folder, variables, metrics_hook
-        self._checked = [each for each in variables if each.dtype.is_floating]
-        with tf.device('/cpu:0'), tf.name_scope('check_finite'):
-            self._finite = tf.stack([
-                tf.reduce_all(tf.is_finite(variable.read_value())) for variable in self._checked])
+        self._folder, self._metrics = folder, metrics_hook
+        self._variables = {variable.op.name: variable for variable in variables}
 
     def before_save(self, session, global_step_value):
         console.progress(f'step {global_step_value}: saving a checkpoint')
-        for variable, finite in zip(self._checked, session.run(self._finite)):
-            if not finite:
-                raise self._metrics.diverged(f'{variable.op.name} is not finite')
+        for name, value in session.run(self._variables).items():
+            if self._variables[name].dtype.is_floating and not np.isfinite(value).all():
+                raise self._metrics.diverged(f'{name} is not finite')
         self._metrics.add_row()
 
     def end(self, session, global_step_value):
@@ -255,6 +235,5 @@ class CheckpointListener(tf.train.CheckpointSaverListener):
             return
         console.line(f'Saved step {global_step_value} in {self._folder}.')
         checkpoints.write_parameters(
-            os.path.join(self._folder, names.PARAMETERS),
-            session.run({variable.op.name: variable for variable in self._variables}),
-            {variable.op.name for variable in self._variables if variable.trainable})
+            os.path.join(self._folder, names.PARAMETERS), session.run(self._variables),
+            {name for name, variable in self._variables.items() if variable.trainable})

@@ -23,20 +23,15 @@ _OTHER = 'choose another --initial_checkpoint'
 class EpochCounter:
     """Counts the images of a run. `steps` is the number of steps done, over all starts.
 
-    Attributes:
-        first_step: number of steps of earlier starts.
-        changes: list of (first step, number of images per step from there on, over all towers and
-            workers), from step 0 to the present.
-        images_per_epoch: number of training images.
-        max_steps: number of steps of the run.
-        validate_every: number of epochs between validations; 0 means never.
+    `changes` is the list of (first step, number of images per step from there on, over all towers
+    and workers), from step 0 to the present.
     """
 
-    first_step: int
+    first_step: int  # Number of steps of earlier starts.
     changes: list
     images_per_epoch: int
     max_steps: int = 0
-    validate_every: int = 0
+    validate_every: int = 0  # Number of epochs between validations; 0 means never.
 
     def images(self, steps):
         """Number of images in this many steps."""
@@ -61,10 +56,7 @@ class EpochCounter:
         return now > before
 
     def validates(self, steps):
-        """Whether to validate now: after every `validate_every` epochs, and after the last step.
-
-        All workers agree on it: worker 0 validates, and the others wait for it.
-        """
+        """Whether to validate now, on all workers: at these epochs, and after the last step."""
         return self.validate_every > 0 and (
             steps >= self.max_steps or self.ends(steps, self.validate_every))
 

@@ -83,12 +83,10 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
             stop after the same step.
         start: worker 0's `resume.start`, for the others.
 
-    Yields:
-        A `SingularMonitoredSession`; `should_stop()` is true after the last step.
+    Yields a `SingularMonitoredSession`; `should_stop()` is true after the last step.
 
     Raises:
-        app.UsageError: `--train_dir` holds a run with a different network or data set, another
-            trainer uses it, or all of its checkpoints are damaged.
+        app.UsageError: `--train_dir` holds another run, is in use, or its checkpoints are damaged.
         OSError: `--train_dir` cannot be written, belongs to another user, or the disk is full.
         errors.DataError: a record file was replaced by a damaged one.
         FloatingPointError: the loss or a variable is not finite.
@@ -151,8 +149,7 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
                 hooks.ValidationHook(me, epochs, validate, metrics_hook, FLAGS.stop_at),
                 saver_hook]
             if FLAGS.profile:
-                all_hooks.append(
-                    tf.train.ProfilerHook(FLAGS.profile, output_dir=FLAGS.train_dir))
+                all_hooks.append(tf.train.ProfilerHook(FLAGS.profile, output_dir=FLAGS.train_dir))
         else:
             all_hooks.append(hooks.ValidationHook(me, epochs))
         all_hooks.append(tf.train.StopAtStepHook(last_step=FLAGS.max_steps))

@@ -43,21 +43,12 @@ class Session(tf.train.SingularMonitoredSession):
 
 @dataclasses.dataclass
 class Worker:
-    """A process that trains, alone or as one of several; this class trains alone.
+    """A process that trains alone; `workers.connected.ConnectedWorker` is one of several."""
 
-    `workers.connected.ConnectedWorker` is one of several.
-
-    Attributes:
-        rank: int, the index of this worker, from 0. Worker 0 alone prints, validates and saves.
-        size: int, the number of workers.
-        local_rank: int, the index of this worker among those on its machine, from 0.
-        step_seconds: float, the seconds that a step may take.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    step_seconds: float = math.inf
+    rank: int = 0  # Index of this worker. Worker 0 alone prints, validates and saves.
+    size: int = 1  # Number of workers.
+    local_rank: int = 0  # Index of this worker among those on its machine.
+    step_seconds: float = math.inf  # Seconds that a step may take.
 
     def barrier(self, stage, must_match=None, value=None):
         """Waits for all workers at a stage, and compares facts; returns worker 0's `value`."""
@@ -81,13 +72,11 @@ class Worker:
         """Gives all workers the values that worker 0 initialised or restored."""
 
     def step(self, caught):
-        """What each step fetches and feeds for the workers, and its options: `SessionRunArgs`.
+        """The `SessionRunArgs` of each step for several workers.
 
-        `caught` is the list of signals that this worker has caught. The fetch `stop`, if there is
-        one, is above 0 if any worker has caught one.
+        `caught` is the list of signals that this worker has caught. The fetch `stop` is above 0 if
+        any worker has caught one.
         """
-        del caught
-        return tf.train.SessionRunArgs({}, {}, tf.RunOptions())
 
     def end(self):
         """Waits until worker 0 has saved the last step."""
@@ -111,13 +100,11 @@ def signals_handled(handler):
 
 @contextlib.contextmanager
 def signals_caught():
-    """Catches the first of `SIGNALS` that is not ignored; a second one ends the process at once.
+    """Yields a list that gets the number of the first signal; a second one ends the process.
 
-    A second signal that is SIGHUP does not: the system, the shell and `console` all send it. Python
-    allows handlers only in the main thread; elsewhere, nothing is caught. It runs them between two
-    operations of its own, so after a step, not during one.
-
-    Yields a list that gets the number of the caught signal.
+    A second SIGHUP does not: the system, the shell and `console` all send it. Python allows
+    handlers only in the main thread; elsewhere, nothing is caught. It runs them after a step, not
+    during one.
     """
     found, first_time = [], 0.0
 

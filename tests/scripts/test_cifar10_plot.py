@@ -77,7 +77,7 @@ def rows(run, *figures):
     metrics.start(os.path.join(run, 'metrics.csv'), 0)
     with open(os.path.join(run, 'metrics.csv'), 'ab') as stream:
         for each in figures:
-            metrics.write(stream, dict.fromkeys(metrics.COLUMNS) | each)
+            metrics.write(stream, each)
 
 
 BLUE, VERMILION = [0x00, 0x72, 0xB2], [0xD5, 0x5E, 0x00]
