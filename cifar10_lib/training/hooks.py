@@ -231,9 +231,8 @@ class CheckpointListener(tf.train.CheckpointSaverListener):
 
     def end(self, session, global_step_value):
         saved = os.path.join(self._folder, f'{names.CHECKPOINT}-{global_step_value}')
-        if checkpoints.candidates(self._folder)[:1] != [saved]:  # Saving it has failed.
-            return
-        console.line(f'Saved step {global_step_value} in {self._folder}.')
-        checkpoints.write_parameters(
-            os.path.join(self._folder, names.PARAMETERS), session.run(self._variables),
-            {name for name, variable in self._variables.items() if variable.trainable})
+        if checkpoints.candidates(self._folder)[:1] == [saved]:  # Saving it may have failed.
+            console.line(f'Saved step {global_step_value} in {self._folder}.')
+            checkpoints.write_parameters(
+                os.path.join(self._folder, names.PARAMETERS), session.run(self._variables),
+                {name for name, variable in self._variables.items() if variable.trainable})

@@ -51,9 +51,8 @@ class EpochCounter:
 
     def ends(self, steps, every=1):
         """Whether the latest step completed an epoch, or a multiple of `every` epochs."""
-        before, now = (self.images(done) // (every * self.images_per_epoch)
-                       for done in (steps - 1, steps))
-        return now > before
+        images = every * self.images_per_epoch
+        return self.images(steps) // images > self.images(steps - 1) // images
 
     def validates(self, steps):
         """Whether to validate now, on all workers: at these epochs, and after the last step."""
@@ -84,12 +83,8 @@ def check_same_run():
     run = run_folder.read_run(FLAGS.train_dir, _ADVICE)
     if not run:
         return {}
-    run_folder.check_run(FLAGS.train_dir, run, FLAGS.net, cifar10.source().data_set, _ADVICE)
-    earlier = run['settings'].get('validate_on', 'test')
-    if earlier != FLAGS.validate_on:
-        raise app.UsageError(
-            f'{FLAGS.train_dir} holds a run with --validate_on={earlier}, which trains on other '
-            f'images than --validate_on={FLAGS.validate_on}: {_ADVICE}')
+    run_folder.check_run(FLAGS.train_dir, run, FLAGS.net, cifar10.source().data_set, _ADVICE,
+                         FLAGS.validate_on)
     return run['settings']
 
 
@@ -169,10 +164,8 @@ def prepare_folder(examples_per_step, saver):
 
 
 def initial_checkpoint(report=False):
-    """Path of `--initial_checkpoint`, which is given, or of the latest one in that folder.
-
-    Raises `app.UsageError` if there is none, or `--restart` would remove it.
-    """
+    """Path of `--initial_checkpoint`, which is given, or of the latest one in that folder; raises
+    `app.UsageError` if there is none, or `--restart` would remove it."""
     given, run = FLAGS.initial_checkpoint, os.path.realpath(FLAGS.train_dir)
     found = checkpoints.named(given) or checkpoints.latest(given, report)
     if found is None:

@@ -1,11 +1,4 @@
-"""What all trainers share: the flags of a run, its folder, and the session with its hooks.
-
-A training script builds its graph and then runs
-
-    with training.session(loss, examples_per_step) as session:
-        while not session.should_stop():
-            session.run(train_op)
-"""
+"""What all trainers share: the flags of a run, its folder, and the session with its hooks."""
 import contextlib
 import math
 import os
@@ -23,19 +16,17 @@ from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints, folder as run_folder, names
 from cifar10_lib.training import hooks, resume, worker
 
+_COUNT = {'lower_bound': 1, 'upper_bound': 10**9}
 path_flags.define('train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
 flags.DEFINE_integer('max_steps', 100000, 'Total number of steps, including those before a resume.',
                      lower_bound=0, upper_bound=10**12)
 flags.DEFINE_float('epochs', None, 'Total number of epochs, instead of --max_steps; may have a '
                    'fraction.', lower_bound=0.0, upper_bound=1e6)
 flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
-flags.DEFINE_integer('log_frequency', 10, 'Number of steps between printed lines.', lower_bound=1,
-                     upper_bound=10**9)
-flags.DEFINE_integer('save_checkpoint_secs', 600, 'Seconds between checkpoints.',
-                     lower_bound=1, upper_bound=10**9)
+flags.DEFINE_integer('log_frequency', 10, 'Number of steps between printed lines.', **_COUNT)
+flags.DEFINE_integer('save_checkpoint_secs', 600, 'Seconds between checkpoints.', **_COUNT)
 flags.DEFINE_integer('save_checkpoint_steps', None,
-                     'Steps between checkpoints, instead of --save_checkpoint_secs.',
-                     lower_bound=1, upper_bound=10**9)
+                     'Steps between checkpoints, instead of --save_checkpoint_secs.', **_COUNT)
 flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the images '
                      'of --validate_on; 0, the default, means never.',
                      lower_bound=0, upper_bound=10**9)
@@ -43,7 +34,7 @@ flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precisi
                    'averaged weights, such as 0.8.', lower_bound=0.0, upper_bound=1.0)
 flags.DEFINE_integer('profile', None, 'Trace a step every this number of steps: writes '
                      'timeline-STEP.json into --train_dir for chrome://tracing, and adds the trace '
-                     "to TensorBoard's graph.", lower_bound=1, upper_bound=10**9)
+                     "to TensorBoard's graph.", **_COUNT)
 flags.DEFINE_integer('seed', None, 'Seed of the random numbers: the same command then starts with '
                      'the same variables. Batches may still differ, because threads and towers '
                      'race for them. A resumed run draws new numbers.',

@@ -108,9 +108,8 @@ def signals_caught():
     """
     found, first_time = [], 0.0
 
-    def catch(number, frame):
+    def catch(number, _):
         nonlocal first_time
-        del frame
         if not found:
             found.append(number)
             first_time = time.monotonic()

@@ -169,21 +169,16 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, capsys, damage):
     assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
-@pytest.mark.parametrize('state', [
-    b'', bytes(50), b'model_checkpoint_path: "model.ckpt-9"\n', b'\xff\xfe nonsense', None])
-def test_a_useless_state_file(tmp_path, state):
-    _, seventh = _save_steps(tmp_path, 5, 7)
+@pytest.mark.parametrize('state, step', [
+    (b'', 7), (bytes(50), 7), (b'\xff\xfe nonsense', 7), (None, 7),
+    (b'model_checkpoint_path: "model.ckpt-9"\n', 7),
+    (b'model_checkpoint_path: "model.ckpt-5"\n', 5)])  # As edited to return to an earlier step.
+def test_a_useless_or_edited_state_file(tmp_path, state, step):
+    _save_steps(tmp_path, 5, 7)
     (tmp_path / 'checkpoint').unlink()
     if state is not None:
         (tmp_path / 'checkpoint').write_bytes(state)
-    assert checkpoints.latest(str(tmp_path)) == seventh
-
-
-def test_the_state_file_may_name_an_earlier_checkpoint(tmp_path):
-    """As after a user edits it to return to an earlier step."""
-    fifth, _ = _save_steps(tmp_path, 5, 7)
-    (tmp_path / 'checkpoint').write_text('model_checkpoint_path: "model.ckpt-5"\n')
-    assert checkpoints.latest(str(tmp_path)) == fifth
+    assert checkpoints.latest(str(tmp_path)) == f'{tmp_path}/model.ckpt-{step}'
 
 
 def test_watch_yields_each_intact_checkpoint_once(tmp_path, capsys):
