@@ -23,17 +23,14 @@ class WorkerHook(tf.train.SessionRunHook):
     """Gives workers the same values at the start, and stops all after the same step on a signal."""
 
     def __init__(self, worker, caught, is_complete):
-        """`caught` is the list of signals that this `worker.Worker` has caught.
-
-        If the run `is_complete`, it makes no step; with TensorFlow's `StopAtStepHook`, one more.
-        """
+        """`caught` is the list of signals that this `worker.Worker` has caught."""
         self._worker, self._caught, self._is_complete = worker, caught, is_complete
         self.is_stopped = False  # Whether a worker has caught a signal during a step.
         self.in_step = False  # Whether a step is running, or has failed.
 
     def after_create_session(self, session, coord):
         self._worker.start(session)
-        # Several workers learn of a signal in a step.
+        # `StopAtStepHook` would make one more step. Several workers learn of a signal in a step.
         if self._is_complete or self._caught and self._worker.size == 1:
             coord.request_stop()
 
@@ -71,16 +68,14 @@ class LoggerHook(tf.train.SessionRunHook):
         step, loss, now = self._step, run_values.results, time.perf_counter()
         self._step += 1
         images_per_step, max_steps = self._epochs.changes[-1][1], self._epochs.max_steps
-        is_due = step % self._log_frequency == 0
-        if is_due:
+        if step % self._log_frequency == 0:
             sec_per_batch = (now - self._last[1]) / (self._step - self._last[0])
             console.line(f'{datetime.datetime.now()}: step {step}, loss = {loss:.2f} '
                          f'({images_per_step / sec_per_batch:.1f} examples/sec; '
                          f'{sec_per_batch:.3f} sec/batch)')
-        if is_due or not self._warm:
             self._last = self._step, now
         if not self._warm:
-            self._warm = self._last
+            self._warm = self._last = self._step, now
         elif console.shows_progress() and now - self._shown_time >= _PROGRESS_SECONDS:
             self._shown_time = now
             seconds = (now - self._warm[1]) / (self._step - self._warm[0])
@@ -94,9 +89,6 @@ class MetricsHook(tf.train.SessionRunHook):
     """Adds a row to metrics.csv every hundred steps, and whenever `add_row` is called.
 
     Each step fetches its loss and, if known, the fraction of wrong predictions and the rate.
-
-    Attributes:
-        epoch_errors: list of the training errors since the epoch began, or this start if later.
     """
 
     def __init__(self, folder, loss, epochs, writer):
@@ -111,7 +103,8 @@ class MetricsHook(tf.train.SessionRunHook):
         for rate in tf.get_collection('learning_rate'):
             self._fetches['learning_rate'] = rate
         self._values = {}  # Of the latest step.
-        self._since_row, self._seconds, self.epoch_errors = [], [], []
+        self._since_row, self._seconds = [], []  # Of each step since the last row.
+        self.epoch_errors = []  # Of each step since the epoch began, or this start if later.
         metrics.start(os.path.join(folder, names.METRICS), epochs.first_step)
 
     def before_run(self, run_context):
@@ -132,10 +125,8 @@ class MetricsHook(tf.train.SessionRunHook):
             self.add_row()
 
     def add_row(self, validated=None):
-        """Adds a row of means since the last one, unless there was no step since.
-
-        `validated` are the `validation.Errors` at this step.
-        """
+        """Adds a row of means since the last one, if there was a step since, and the
+        `validation.Errors` at this step."""
         if not self._since_row:
             return
         row = {name: np.mean([values[name] for values in self._since_row])

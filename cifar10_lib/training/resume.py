@@ -21,14 +21,11 @@ _OTHER = 'choose another --initial_checkpoint'
 
 @dataclasses.dataclass(frozen=True)
 class EpochCounter:
-    """Counts the images of a run. `steps` is the number of steps done, over all starts.
-
-    `changes` is the list of (first step, number of images per step from there on, over all towers
-    and workers), from step 0 to the present.
-    """
+    """Counts the images of a run, over all towers and workers. `steps` is the number of steps done,
+    over all starts."""
 
     first_step: int  # Number of steps of earlier starts.
-    changes: list
+    changes: list  # (First step, images per step from there on), from step 0 to the present.
     images_per_epoch: int
     max_steps: int = 0
     validate_every: int = 0  # Number of epochs between validations; 0 means never.
@@ -126,10 +123,9 @@ def prepare_folder(examples_per_step, saver):
         console.line(f'Resuming with {examples_per_step} images per step (was {changes[-2][1]}); '
                      f'the schedule treats earlier steps as {examples_per_step}-image steps'
                      f'{warm_up}.')
-    same_step = '; the schedule continues at the same step'
-    consequences = {
-        'learning_rate': same_step, 'linear_scaling': same_step, 'warmup_epochs': same_step,
-        'max_steps': '; the learning rate now falls to 0 there'}
+    consequences = {'max_steps': '; the learning rate now falls to 0 there', **dict.fromkeys(
+        ('learning_rate', 'linear_scaling', 'warmup_epochs'),
+        '; the schedule continues at the same step')}
     for name, value in now.items():
         was = earlier.get(name, value)
         if was != value and (name != 'max_steps' or recipes.chosen().ends_with_run):
