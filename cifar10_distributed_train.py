@@ -81,7 +81,7 @@ def main(workers):
     with connected.joined(workers, facts()) as me:
         run = me.barrier('the run', value=(
             (FLAGS.max_steps, *resume.start(FLAGS.batch_size * me.size))
-            if me.leads and training.steps_left() else None))
+            if me.rank == 0 and training.steps_left() else None))
         if run is None:  # Worker 0 has printed that no steps are left.
             return
         FLAGS.set_default('max_steps', run[0])

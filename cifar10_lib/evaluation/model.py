@@ -135,6 +135,6 @@ def _variables_to_restore(use_moving_averages):
         return {variable.op.name: variable for variable in tf.global_variables()}
     # Besides the learned variables, the statistics of batch norms have averages.
     averaged = [variable for variable in tf.global_variables()
-                if variable.trainable or names.is_statistic(variable.op.name)]
+                if variable.trainable or variable.op.name.endswith(names.STATISTICS)]
     variable_averages = tf.train.ExponentialMovingAverage(cifar10.MOVING_AVERAGE_DECAY)
     return variable_averages.variables_to_restore(averaged)

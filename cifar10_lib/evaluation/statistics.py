@@ -32,7 +32,7 @@ def add_averages():
         return {}
     added = {}
     for name, each in found.items():
-        if names.is_statistic(name) and name + names.AVERAGE not in found:
+        if name.endswith(names.STATISTICS) and name + names.AVERAGE not in found:
             with tf.name_scope(None), tf.device(each.device):
                 added[name] = tf.Variable(each.initial_value, name=name + names.AVERAGE,
                                           trainable=False, use_resource=True)

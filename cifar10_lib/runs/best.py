@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from cifar10_lib.program import files, json_files
-from cifar10_lib.runs import checkpoints, names, parameters
+from cifar10_lib.runs import checkpoints, names
 
 
 def read(train_dir, images='test'):
@@ -16,7 +16,7 @@ def read(train_dir, images='test'):
         found = json_files.read(os.path.join(folder, names.BEST_ERROR))
         error, step = float(found['averaged_error']), int(found['step'])
         if found['validated_on'] == images and not checkpoints.fault(
-                os.path.join(folder, names.checkpoint(step))):
+                os.path.join(folder, f'{names.CHECKPOINT}-{step}')):
             return error, step
     except (OSError, ValueError, TypeError, KeyError):  # Missing or damaged.
         pass
@@ -61,12 +61,13 @@ class Best:
         files.own_folder(self._folder)
         self._saver.save(session, os.path.join(self._folder, names.CHECKPOINT), global_step=step,
                          write_meta_graph=False)
-        parameters.write(os.path.join(self._folder, names.PARAMETERS), values, self._trainable)
+        checkpoints.write_parameters(
+            os.path.join(self._folder, names.PARAMETERS), values, self._trainable)
         with open(os.path.join(self._folder, os.pardir, names.RUN), 'rb') as run, \
                 files.new_file(os.path.join(self._folder, names.RUN)) as stream:
             stream.write(run.read())
         found = {'step': step, 'error': error, 'averaged_error': averaged_error,
-                 'validated_on': self._images, 'checkpoint': names.checkpoint(step)}
+                 'validated_on': self._images, 'checkpoint': f'{names.CHECKPOINT}-{step}'}
         with files.new_file(os.path.join(self._folder, names.BEST_ERROR)) as stream:
             stream.write((json.dumps(found) + '\n').encode())
         self.error, self.step = averaged_error, step

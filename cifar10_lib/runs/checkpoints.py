@@ -1,8 +1,11 @@
-"""Finds checkpoints, checks that they are complete and fit, and loads them into variables.
+"""Finds checkpoints, checks that they are complete and fit, and loads them into variables; writes
+`params.h5`, the same variables for other programs.
 
 The path of a checkpoint is without `.index`.
 """
 import glob
+import io
+import operator
 import os
 import re
 import time
@@ -11,7 +14,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app
 
-from cifar10_lib.program import console, errors
+from cifar10_lib.program import console, errors, files
 from cifar10_lib.runs import names as names_
 
 _NAMED_FAULTS = 10  # At most, in an error; ResNet-23 has 300 variables.
@@ -55,8 +58,8 @@ def candidates(folder):
     except ValueError:  # The file is empty or not text; TensorFlow returns None for other damage.
         state = None
     named = os.path.basename(state.model_checkpoint_path) if state else ''
-    found = dict.fromkeys([named, *map(names_.checkpoint, steps)])  # Each once, in this order.
-    return [os.path.join(folder, name) for name in found if name]
+    found = [named, *(f'{names_.CHECKPOINT}-{step}' for step in steps)]
+    return [os.path.join(folder, name) for name in dict.fromkeys(found) if name]
 
 
 def named(path):
@@ -73,8 +76,8 @@ def watch(folder, seconds):
     that of a new checkpoint, as after `--restart`. At least `seconds` pass between two.
     """
     def identity(path):
-        files = filter(os.path.exists, (path + '.index', path))
-        return path, [os.stat(each).st_mtime_ns for each in files]
+        found = filter(os.path.exists, (path + '.index', path))
+        return path, [os.stat(each).st_mtime_ns for each in found]
 
     seen = yielded = None
     while True:
@@ -176,8 +179,8 @@ def values_for(path, variables, advice):
         Unreadable: see `read`.
     """
     # Programs that do not call `statistics.add_averages` have no averages of moving statistics.
-    raw = {name: name.removesuffix(names_.AVERAGE) if names_.is_statistic(
-        name.removesuffix(names_.AVERAGE)) else name for name in variables}
+    raw = {name: name.removesuffix(names_.AVERAGE) if name.removesuffix(
+        names_.AVERAGE).endswith(names_.STATISTICS) else name for name in variables}
     stored = read(path, {*raw, *raw.values()})
     if 'global_step' in variables:
         stored['global_step'] = np.array(step(path))
@@ -204,3 +207,37 @@ def values_for(path, variables, advice):
             raise app.UsageError(
                 f'{path} {problem}: {"; ".join(found[:_NAMED_FAULTS] + more)}. {advice}')
     return values
+
+
+def write_parameters(path, values, trainable):
+    """Writes `params.h5`, an HDF5 file with the values of variables.
+
+    `weights/NAME` are the trainable variables, `statistics/NAME` the moving statistics of batch
+    norms, and `averages/NAME` the averages of both. The attribute `global_step` is the number of
+    steps. The state of the optimizer is left out. `values` is {name: array}, including
+    `global_step`; `trainable` has the names of the trainable variables.
+    """
+    import h5py  # Here, because the import is slow.
+    image = io.BytesIO()  # HDF5 opens files by name, and hides the error of a full disk.
+    with h5py.File(image, 'w') as stream:
+        for name, value in values.items():
+            if name == 'global_step':
+                stream.attrs[name] = int(value)
+            elif name in trainable:
+                stream[f'weights/{name}'] = value
+            elif name.endswith(names_.AVERAGE):
+                stream[f'averages/{name.removesuffix(names_.AVERAGE)}'] = value
+            elif name.endswith(names_.STATISTICS):
+                stream[f'statistics/{name}'] = value
+    with files.new_file(path) as stream:
+        stream.write(image.getbuffer())
+
+
+def parameters_step(path):
+    """The global step in a file from `write_parameters`; None if the file is missing or damaged."""
+    import h5py
+    try:
+        with h5py.File(path) as stream:
+            return operator.index(stream.attrs['global_step'])  # TypeError if not an integer.
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError, MemoryError):
+        return None

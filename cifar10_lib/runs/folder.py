@@ -1,6 +1,5 @@
 """The folder of a training run: which run it holds, and one trainer at a time."""
 import contextlib
-import json
 import os
 import pathlib
 
@@ -53,12 +52,6 @@ def remove_files(folder, also_finished):
                 os.remove(entry.path)
 
 
-def write_run(folder, run):
-    """Writes `run.json`, which holds `net`, `dataset`, `classes` and the dictionary `settings`."""
-    with files.new_file(os.path.join(folder, names.RUN)) as stream:
-        stream.write((json.dumps(run, indent=2, sort_keys=True) + '\n').encode())
-
-
 # The fields of `run.json` that the code reads; the rest is for people.
 _RUN_FIELDS = {
     'net': (json_files.is_name, 'the name of a network'),
@@ -90,8 +83,9 @@ def owner(folder):
     return '' if uid == os.geteuid() else f' (of user {uid})'
 
 
-def check_run(folder, run, net, data_set, advice):
-    """Checks that a run, from `read_run`, has a network, by name, and a `table.DataSet`'s classes.
+def check_run(folder, run, net, data_set, advice, images=None):
+    """Checks that a run, from `read_run`, has a network, by name, and a `table.DataSet`'s classes,
+    and is validated on `images`, 'test' or 'held_out', if given.
 
     A data set is known by the names of its classes in order: its folder may have moved. Raises
     `app.UsageError`, which ends with `advice`.
@@ -104,3 +98,7 @@ def check_run(folder, run, net, data_set, advice):
             f'{folder} holds a run of --dataset={run["dataset"]} with other classes '
             f'({", ".join(run["classes"]):.60}) than those of --dataset={data_set.name} '
             f'({", ".join(data_set.classes):.60}): {advice}')
+    earlier = run['settings'].get('validate_on', 'test')
+    if images not in (None, earlier):
+        raise app.UsageError(f'{folder} holds a run with --validate_on={earlier}, which trains on '
+                             f'other images than --validate_on={images}: {advice}')

@@ -1,51 +1,45 @@
-"""The figures of a run in `metrics.csv`."""
+"""The figures of a run in `metrics.csv`: one row per interval of steps, without gaps or duplicates
+over all starts.
+
+`step` is the number of steps made so far, and training figures are means over the steps since the
+row before. `wall_time` is in seconds since 1970. A figure that was not measured is empty.
+"""
 import os
 import time
 
 from cifar10_lib.program import console, errors, files
-from cifar10_lib.runs import names
 
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
            'validation_error', 'validation_error_averaged', 'images_per_second')
 _HEADER = ','.join(COLUMNS) + '\n'
 
 
-class Metrics:
-    """`metrics.csv`: one row per interval of steps, without gaps or duplicates over all starts.
+def start(path, step):
+    """Continues the file at `path`, or creates it.
 
-    `step` is the number of steps made so far, and training figures are means over the steps since
-    the row before. `wall_time` is in seconds since 1970. A figure that was not measured is empty.
+    Drops rows after `step`, the checkpoint from which the run continues. A file that is not one of
+    ours is renamed, and a new one created.
     """
-
-    def __init__(self, folder, step):
-        """Continues the file in a run's folder, or creates it.
-
-        Drops rows after `step`, the checkpoint from which the run continues. A file that is not
-        one of ours is renamed, and a new one created.
-        """
-        self._path = os.path.join(folder, names.METRICS)
-        try:
-            rows = read(self._path)
-        except errors.DataError as error:
-            kept = f'{self._path}.{time.strftime("%Y%m%d-%H%M%S")}'
-            os.rename(self._path, kept)
-            console.line(f'{error}; it is kept as {kept}.')
-            rows = []
-        with files.new_file(self._path) as stream:
-            lines = [_HEADER, *(_line(row) for row in rows if row['step'] <= step)]
-            stream.write(''.join(lines).encode())
-
-    def append(self, **row):
-        """Adds a row, given by column; None for a missing figure."""
-        with open(self._path, 'a') as stream:
-            stream.write(_line(row))
+    try:
+        rows = read(path)
+    except errors.DataError as error:
+        kept = f'{path}.{time.strftime("%Y%m%d-%H%M%S")}'
+        os.rename(path, kept)
+        console.line(f'{error}; it is kept as {kept}.')
+        rows = []
+    with files.new_file(path) as stream:
+        stream.write(_HEADER.encode())
+        for row in rows:
+            if row['step'] <= step:
+                write(stream, row)
 
 
-def _line(row):
-    """A row with the digits of a float32; times to the millisecond."""
-    formats = {'step': 'd', 'wall_time': '.3f'}
-    return ','.join('' if row[name] is None else format(row[name], formats.get(name, '.7g'))
-                    for name in COLUMNS) + '\n'
+def write(stream, row):
+    """Writes a row, {column: number or None}, to a binary stream; a column may be missing."""
+    formats = {'step': 'd', 'wall_time': '.3f'}  # The others have the digits of a float32.
+    stream.write((','.join(
+        '' if row.get(name) is None else format(row[name], formats.get(name, '.7g'))
+        for name in COLUMNS) + '\n').encode())
 
 
 def read(path):

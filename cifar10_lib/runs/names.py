@@ -9,9 +9,10 @@ PARAMETERS = 'params.h5'
 BEST = 'best'  # Folder of the best validated checkpoint,
 BEST_ERROR = 'error.json'  # and the errors of that checkpoint.
 LOCK = '.lock'
-CHECKPOINT = 'model.ckpt'  # TensorFlow appends the step.
+CHECKPOINT = 'model.ckpt'  # TensorFlow appends '-' and the step.
 
 AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving average.
+STATISTICS = ('moving_mean', 'moving_variance')  # End the names of a batch norm's statistics.
 
 _CHECKPOINT = r'model\.ckpt-(\d+)\.(?:index|meta|data-\d{5}-of-\d{5})'  # TensorFlow's three kinds.
 CHECKPOINT_FILE = re.compile(_CHECKPOINT)
@@ -27,13 +28,3 @@ _UNFINISHED = rf'(?P<unfinished>{files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\
 # All files that `--restart` may remove, unfinished ones included, in the folder and in `best/`.
 OWN, OWN_IN_BEST = (
     re.compile(f'(?:{names}){_UNFINISHED}?') for names in (_IN_FOLDER, _IN_BEST))
-
-
-def checkpoint(step):
-    """Name of a checkpoint, without `.index`."""
-    return f'{CHECKPOINT}-{step}'
-
-
-def is_statistic(name):
-    """Whether a variable is the moving statistic of a batch norm: these are the usual names."""
-    return name.rpartition('/')[2] in ('moving_mean', 'moving_variance')

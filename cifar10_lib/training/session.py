@@ -1,11 +1,4 @@
-"""What all trainers share: the flags of a run, its folder, and the session with its hooks.
-
-A training script builds its graph and then runs
-
-    with training.session(loss, examples_per_step) as session:
-        while not session.should_stop():
-            session.run(train_op)
-"""
+"""What all trainers share: the flags of a run, its folder, and the session with its hooks."""
 import contextlib
 import math
 import os
@@ -20,9 +13,10 @@ from cifar10_lib.evaluation import statistics
 from cifar10_lib.nets import summaries
 from cifar10_lib.program import command_line, console, files
 from cifar10_lib import recipes
-from cifar10_lib.runs import best, checkpoints, folder as run_folder, names, parameters
-from cifar10_lib.training import epoch_counter, hooks, resume, signals, worker
+from cifar10_lib.runs import checkpoints, folder as run_folder, names
+from cifar10_lib.training import hooks, resume, worker
 
+_COUNT = {'lower_bound': 1, 'upper_bound': 10**9}
 command_line.define_path(
     'train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
 flags.DEFINE_integer('max_steps', 100000, 'Total number of steps, including those before a resume.',
@@ -30,13 +24,10 @@ flags.DEFINE_integer('max_steps', 100000, 'Total number of steps, including thos
 flags.DEFINE_float('epochs', None, 'Total number of epochs, instead of --max_steps; may have a '
                    'fraction.', lower_bound=0.0, upper_bound=1e6)
 flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
-flags.DEFINE_integer('log_frequency', 10, 'Number of steps between printed lines.', lower_bound=1,
-                     upper_bound=10**9)
-flags.DEFINE_integer('save_checkpoint_secs', 600, 'Seconds between checkpoints.',
-                     lower_bound=1, upper_bound=10**9)
+flags.DEFINE_integer('log_frequency', 10, 'Number of steps between printed lines.', **_COUNT)
+flags.DEFINE_integer('save_checkpoint_secs', 600, 'Seconds between checkpoints.', **_COUNT)
 flags.DEFINE_integer('save_checkpoint_steps', None,
-                     'Steps between checkpoints, instead of --save_checkpoint_secs.',
-                     lower_bound=1, upper_bound=10**9)
+                     'Steps between checkpoints, instead of --save_checkpoint_secs.', **_COUNT)
 flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the images '
                      'of --validate_on; 0, the default, means never.',
                      lower_bound=0, upper_bound=10**9)
@@ -44,7 +35,7 @@ flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precisi
                    'averaged weights, such as 0.8.', lower_bound=0.0, upper_bound=1.0)
 flags.DEFINE_integer('profile', None, 'Trace a step every this number of steps: writes '
                      'timeline-STEP.json into --train_dir for chrome://tracing, and adds the trace '
-                     "to TensorBoard's graph.", lower_bound=1, upper_bound=10**9)
+                     "to TensorBoard's graph.", **_COUNT)
 flags.DEFINE_integer('seed', None, 'Seed of the random numbers: the same command then starts with '
                      'the same variables. Batches may still differ, because threads and towers '
                      'race for them. A resumed run draws new numbers.',
@@ -73,7 +64,7 @@ for _name, _other, _what in (
 
 
 @contextlib.contextmanager
-def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B008, see `Worker`.
+def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B008, it has no state.
     """A session that trains in `--train_dir` until `--max_steps`, resuming if it can.
 
     In place of `MonitoredTrainingSession`, with hooks that docs/architecture.md lists. After SIGINT
@@ -81,18 +72,16 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
     KeyboardInterrupt or SystemExit (128 + signal number) is raised.
 
     Args:
-        loss: float [], the total loss, which must not become NaN.
+        loss: float32 [], the total loss, which must not become NaN.
         examples_per_step: number of images per step, over all towers and workers.
         me: a `worker.Worker`. Only worker 0 writes to `--train_dir` and prints, and all workers
             stop after the same step.
         start: worker 0's `resume.start`, for the others.
 
-    Yields:
-        A `SingularMonitoredSession`; `should_stop()` is true after the last step.
+    Yields a `SingularMonitoredSession`; `should_stop()` is true after the last step.
 
     Raises:
-        app.UsageError: `--train_dir` holds a run with a different network or data set, another
-            trainer uses it, or all of its checkpoints are damaged.
+        app.UsageError: `--train_dir` holds another run, is in use, or its checkpoints are damaged.
         OSError: `--train_dir` cannot be written, belongs to another user, or the disk is full.
         errors.DataError: a record file was replaced by a damaged one.
         FloatingPointError: the loss or a variable is not finite.
@@ -100,37 +89,35 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
     source = cifar10.source()
     statistic_averages = statistics.add_averages()
     variables = tf.global_variables()
-    loader = checkpoints.Loader(variables)
     saver = tf.train.Saver(variables, max_to_keep=5, save_relative_paths=True,
                            keep_checkpoint_every_n_hours=math.inf)
     # The summaries of later towers have the same tags as the first one's.
     summary_ops = summaries.of_first_tower(
         tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
-    # This process initialises all variables. The scaffold's checks that they are initialised would
-    # add an eighth to the graph.
-    none = tf.constant([], tf.string)
-    scaffold = tf.train.Scaffold(
-        ready_op=none, ready_for_local_init_op=none, saver=saver,
-        summary_op=tf.summary.merge(summary_ops) if summary_ops else tf.constant(''),
-        init_fn=lambda _, session_: (
-            resume.load(session_, saver, loader, variables) if me.leads else None))
+    saver_hook, values = None, {}
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.explain_full_disk(FLAGS.train_dir))
-        if me.leads:
+        if me.rank == 0:
             stack.enter_context(run_folder.locked(FLAGS.train_dir))
-            start = resume.prepare_folder(examples_per_step)
-        epochs = epoch_counter.EpochCounter(
-            *start, source.num_examples(), FLAGS.max_steps, FLAGS.validate_every or 0)
-        if me.leads and epochs.first_step < FLAGS.max_steps:
-            console.line(f'{FLAGS.max_steps} steps of {examples_per_step} images are '
-                         f'{epochs.seen(FLAGS.max_steps):.4g} epochs of {epochs.images_per_epoch} '
-                         'images.')
+            epochs, values = resume.prepare_folder(examples_per_step, saver)
+        else:
+            epochs = resume.EpochCounter(
+                *start, source.num_examples(), FLAGS.max_steps, FLAGS.validate_every or 0)
+        loaded = {each.op.name: each for each in variables if each.op.name in values}
+        loader = checkpoints.Loader(list(loaded.values()))
+        # This process initialises all variables. The scaffold's checks that they are initialised
+        # would add an eighth to the graph.
+        none = tf.constant([], tf.string)
+        scaffold = tf.train.Scaffold(
+            ready_op=none, ready_for_local_init_op=none, saver=saver,
+            init_fn=(lambda _, session: loader.assign(values, loaded, session)) if values else None,
+            summary_op=tf.summary.merge(summary_ops) if summary_ops else tf.constant(''))
         stack.enter_context(source.damage_reported())
-        caught = stack.enter_context(signals.caught())
-        worker_hook, saver_hook = hooks.WorkerHook(me, caught), None
+        caught = stack.enter_context(worker.signals_caught())
+        worker_hook = hooks.WorkerHook(me, caught, epochs.first_step >= FLAGS.max_steps)
         all_hooks = [worker_hook]
-        if me.leads:
+        if me.rank == 0:
             # One writer for all hooks. No other process writes here: the folder is locked.
             writer = tf.summary.FileWriterCache.get(FLAGS.train_dir)
             writer.reopen()  # After an earlier session of this process.
@@ -148,9 +135,8 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
                 FLAGS.train_dir, scaffold=scaffold, save_steps=FLAGS.save_checkpoint_steps,
                 save_secs=None if FLAGS.save_checkpoint_steps else FLAGS.save_checkpoint_secs,
                 listeners=[
-                    hooks.RefuseNonFinite(variables, metrics_hook),
-                    *([current] if current else []),
-                    hooks.WriteBeside(metrics_hook, FLAGS.train_dir, variables)])
+                    hooks.CheckpointListener(FLAGS.train_dir, variables, metrics_hook),
+                    *([current] if current else [])])
             # In this order: NaN is found before a checkpoint is due. After an exception, no hook's
             # `end` runs.
             all_hooks += [
@@ -163,11 +149,10 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
                 hooks.ValidationHook(me, epochs, validate, metrics_hook, FLAGS.stop_at),
                 saver_hook]
             if FLAGS.profile:
-                all_hooks.append(
-                    tf.train.ProfilerHook(FLAGS.profile, output_dir=FLAGS.train_dir))
+                all_hooks.append(tf.train.ProfilerHook(FLAGS.profile, output_dir=FLAGS.train_dir))
         else:
             all_hooks.append(hooks.ValidationHook(me, epochs))
-        all_hooks.append(hooks.StopAtStepHook(last_step=FLAGS.max_steps))
+        all_hooks.append(tf.train.StopAtStepHook(last_step=FLAGS.max_steps))
 
         with me.session(scaffold, all_hooks) as monitored:
             try:
@@ -181,7 +166,7 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
                     with contextlib.suppress(Exception):  # The first error matters.
                         saver_hook.end(monitored.raw_session())
                 raise
-        me.end()  # Still within `caught`: a signal now must not interrupt the save.
+        me.end()  # Signals are still caught: one now must not interrupt the save.
     if caught or worker_hook.is_stopped:
         number = caught[0] if caught else signal.SIGTERM
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
@@ -195,26 +180,21 @@ def apply_recipe_defaults(batches_per_step=1, leads=True):
     without validations.
     """
     recipe = recipes.chosen()
-    replaced = []
-
-    def replace(name, value):
-        if FLAGS[name].using_default_value and FLAGS[name].value != value:
-            FLAGS.set_default(name, value)
-            replaced.append(f'--{name}={value}')
-
-    replace('batch_size', recipe.batch_size)
+    before = {'batch_size': FLAGS.batch_size, 'max_steps': FLAGS.max_steps}
+    FLAGS.set_default('batch_size', recipe.batch_size)  # Without effect if the user gave it.
+    FLAGS.set_default('validate_every', recipe.validate_every)
     epochs = recipe.epochs if FLAGS.epochs is None else FLAGS.epochs
     if epochs is not None:
         source = cifar10.source()
         images = source.batch_size * batches_per_step
         start = resume.start(images) if leads else (0, [[0, images]])
-        steps = epoch_counter.EpochCounter(*start, source.num_examples()).last_step(epochs)
-        (replace if FLAGS.epochs is None else FLAGS.set_default)('max_steps', steps)
-    if FLAGS.validate_every is None:
-        FLAGS.set_default('validate_every', recipe.validate_every)
+        FLAGS.set_default('max_steps', resume.EpochCounter(
+            *start, source.num_examples()).last_step(epochs))
     if FLAGS.stop_at is not None and not FLAGS.validate_every:
         raise app.UsageError(f'--stop_at={FLAGS.stop_at:g} requires validations: add '
                              '--validate_every=1')
+    replaced = [f'--{name}={FLAGS[name].value}' for name, value in before.items()
+                if FLAGS[name].value != value and (name == 'batch_size' or FLAGS.epochs is None)]
     if replaced:
         console.line(f'Defaults for --net={recipe.name}: {" ".join(replaced)}')
 
@@ -237,24 +217,28 @@ def steps_left():
     Raises `app.UsageError` if the folder cannot hold this run: better now than after a download.
     """
     run_folder.check_path(FLAGS.train_dir)
-    if FLAGS.restart or not checkpoints.candidates(FLAGS.train_dir):
+    if FLAGS.initial_checkpoint and (
+            FLAGS.restart or not checkpoints.candidates(FLAGS.train_dir)):
         resume.initial_checkpoint(report=True)
     if FLAGS.restart:
         return True
     resume.check_same_run()
     step = resume.first_step()
-    if parameters.step(os.path.join(FLAGS.train_dir, names.PARAMETERS)) != step:
-        return True  # The last start ended before it wrote its last file.
     reached = checkpoints.latest(FLAGS.train_dir, report=False)
-    error, best_step = best.read(FLAGS.train_dir, FLAGS.validate_on)
     if step >= FLAGS.max_steps:
         length = (f'--max_steps={FLAGS.max_steps}' if FLAGS.epochs is None else
                   f'--epochs={FLAGS.epochs:g} ({FLAGS.max_steps} steps)')
-    elif FLAGS.stop_at is not None and hooks.reaches(error, FLAGS.stop_at):
-        length = f'--stop_at={FLAGS.stop_at:g}'
-        reached = os.path.join(FLAGS.train_dir, names.BEST, names.checkpoint(best_step))
-    else:
+    elif FLAGS.stop_at is None:
         return True
+    else:
+        from cifar10_lib.runs import best  # Here, because --stop_at is rare.
+        error, best_step = best.read(FLAGS.train_dir, FLAGS.validate_on)
+        if not hooks.reaches(error, FLAGS.stop_at):
+            return True
+        length = f'--stop_at={FLAGS.stop_at:g}'
+        reached = os.path.join(FLAGS.train_dir, names.BEST, f'{names.CHECKPOINT}-{best_step}')
+    if checkpoints.parameters_step(os.path.join(FLAGS.train_dir, names.PARAMETERS)) != step:
+        return True  # The last start ended before it wrote its last file.
     console.line(f'Nothing to do: {reached}{run_folder.owner(FLAGS.train_dir)} has reached '
                  f'{length}.')
     return False

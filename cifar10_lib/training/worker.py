@@ -1,12 +1,22 @@
-"""Which of several processes this is; by default, the only one."""
+"""A process that trains: which of several it is, its session, and the signals that stop it."""
+import contextlib
+import dataclasses
 import math
+import os
+import signal
+import threading
+import time
 
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from cifar10_lib.program import devices
+from cifar10_lib.program import console, devices
 
 FLAGS = flags.FLAGS
+
+# Open MPI and Slurm pass SIGUSR1 on, and let the processes live.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_TOGETHER = 0.25  # Seconds within which signals count as one: `timeout`, for one, sends two.
 
 
 class Session(tf.train.SingularMonitoredSession):
@@ -31,27 +41,14 @@ class Session(tf.train.SingularMonitoredSession):
             return True
 
 
+@dataclasses.dataclass
 class Worker:
-    """A process that trains, alone or as one of several; this class trains alone.
+    """A process that trains alone; `workers.connected.ConnectedWorker` is one of several."""
 
-    `workers.connected.ConnectedWorker` is one of several.
-
-    Attributes:
-        rank: int, the index of this worker, from 0.
-        size: int, the number of workers.
-        local_rank: int, the index of this worker among those on its machine, from 0.
-        step_seconds: float, the seconds that a step may take.
-    """
-
-    step_seconds = math.inf
-
-    def __init__(self, rank=0, size=1, local_rank=0):
-        self.rank, self.size, self.local_rank = rank, size, local_rank
-
-    @property
-    def leads(self):
-        """Whether this is worker 0, which alone prints, validates and saves."""
-        return self.rank == 0
+    rank: int = 0  # Index of this worker. Worker 0 alone prints, validates and saves.
+    size: int = 1  # Number of workers.
+    local_rank: int = 0  # Index of this worker among those on its machine.
+    step_seconds: float = math.inf  # Seconds that a step may take.
 
     def barrier(self, stage, must_match=None, value=None):
         """Waits for all workers at a stage, and compares facts; returns worker 0's `value`."""
@@ -75,13 +72,52 @@ class Worker:
         """Gives all workers the values that worker 0 initialised or restored."""
 
     def step(self, caught):
-        """What each step fetches and feeds for the workers, and its options: `SessionRunArgs`.
+        """The `SessionRunArgs` of each step for several workers.
 
-        `caught` is the list of signals that this worker has caught. The fetch `stop`, if there is
-        one, is above 0 if any worker has caught one.
+        `caught` is the list of signals that this worker has caught. The fetch `stop` is above 0 if
+        any worker has caught one.
         """
-        del caught
-        return tf.train.SessionRunArgs({}, {}, tf.RunOptions())
 
     def end(self):
         """Waits until worker 0 has saved the last step."""
+
+
+@contextlib.contextmanager
+def signals_handled(handler):
+    """Handles `SIGNALS` by a function (number, frame) in this context, in the main thread.
+
+    A signal that the process ignores from its start, as with `nohup` or in the background of a
+    script, stays ignored.
+    """
+    earlier = {number: signal.signal(number, handler) for number in SIGNALS
+               if signal.getsignal(number) is not signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        for number, handler_ in earlier.items():
+            signal.signal(number, handler_)
+
+
+@contextlib.contextmanager
+def signals_caught():
+    """Yields a list that gets the number of the first signal; a second one ends the process.
+
+    A second SIGHUP does not: the system, the shell and `console` all send it. Python allows
+    handlers only in the main thread; elsewhere, nothing is caught. It runs them after a step, not
+    during one.
+    """
+    found, first_time = [], 0.0
+
+    def catch(number, _):
+        nonlocal first_time
+        if not found:
+            found.append(number)
+            first_time = time.monotonic()
+            console.note('')
+            console.note('Stopping after this step; interrupt again to stop at once.')
+        elif number != signal.SIGHUP and time.monotonic() - first_time > _TOGETHER:
+            os._exit(128 + number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    with signals_handled(catch) if is_main else contextlib.nullcontext():
+        yield found

@@ -106,7 +106,7 @@ def broadcast(variables, worker):
     for key, variable in enumerate(sorted(variables, key=lambda v: v.op.name), _BROADCAST):
         common = {'group_size': worker.size, 'group_key': _CPUS, 'instance_key': key}
         with tf.device('/cpu:0'):
-            if worker.leads:
+            if worker.rank == 0:
                 operations.append(tf.raw_ops.CollectiveBcastSendV2(
                     input=variable.read_value(), **common))
             else:

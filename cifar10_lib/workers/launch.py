@@ -11,7 +11,7 @@ import time
 from absl import app, flags
 
 from cifar10_lib.program import console, devices, errors
-from cifar10_lib.training import signals
+from cifar10_lib.training import worker
 from cifar10_lib.workers import cluster, meeting, ports
 
 flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the other workers reach it; '
@@ -36,7 +36,7 @@ FLAGS = flags.FLAGS
 
 # Exit codes of a worker that runs, has succeeded, or was stopped by a signal: the others will end
 # by themselves, while worker 0 may still be saving.
-_ORDERLY = {None, 0, *(128 + number for number in signals.SIGNALS)}
+_ORDERLY = {None, 0, *(128 + number for number in worker.SIGNALS)}
 
 _KILLED_AFTER = 5.0  # Seconds after a failure in which the other workers can end by themselves.
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -91,7 +91,7 @@ def start(count):
             for process in processes:
                 process.send_signal(number)
 
-        with signals.handled(pass_on):
+        with worker.signals_handled(pass_on):
             try:
                 while len(processes) < count and not caught:
                     processes.append(_start_one(len(processes), place))

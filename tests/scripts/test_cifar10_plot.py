@@ -74,9 +74,10 @@ def save(folder, **variables):
 def rows(run, *figures):
     """Writes a metrics.csv with these figures, dictionaries; those that are left out are empty."""
     os.makedirs(run, exist_ok=True)
-    table_ = metrics.Metrics(str(run), 0)
-    for each in figures:
-        table_.append(**dict.fromkeys(metrics.COLUMNS) | each)
+    metrics.start(os.path.join(run, 'metrics.csv'), 0)
+    with open(os.path.join(run, 'metrics.csv'), 'ab') as stream:
+        for each in figures:
+            metrics.write(stream, each)
 
 
 BLUE, VERMILION = [0x00, 0x72, 0xB2], [0xD5, 0x5E, 0x00]

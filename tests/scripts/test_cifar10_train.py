@@ -181,12 +181,15 @@ def test_no_weights_to_start_with(tmp_path, folder, words):
     assert precious.exists()
 
 
-def test_a_checkpoint_that_does_not_fit_changes_nothing(trained):
-    run = pathlib.Path(FLAGS.train_dir, 'run.json')
-    values = checkpoints.read(tf.train.latest_checkpoint(FLAGS.train_dir))
-    plain.save(tf.train.latest_checkpoint(FLAGS.train_dir), {'global_step': values['global_step']})
+@pytest.mark.parametrize('is_nan, words', [
+    (False, 'does not fit this network'),
+    (True, 'not finite: conv1/biases. Choose another --train_dir')])
+def test_a_checkpoint_that_does_not_fit_or_has_a_nan_changes_nothing(trained, is_nan, words):
+    run, latest = pathlib.Path(FLAGS.train_dir, 'run.json'), checkpoints.latest(FLAGS.train_dir)
+    values = checkpoints.read(latest)
+    plain.save(latest, {**values, 'conv1/biases': values['conv1/biases'] + np.nan} if is_nan else {
+        'global_step': values['global_step']})
     before = run.read_bytes()
-    with flagsaver.flagsaver(max_steps=99), pytest.raises(
-            app.UsageError, match='does not fit this network'):
+    with flagsaver.flagsaver(max_steps=99), pytest.raises(app.UsageError, match=words):
         cifar10_train.train()
     assert run.read_bytes() == before

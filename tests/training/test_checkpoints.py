@@ -1,6 +1,7 @@
 import shutil
 import threading
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -168,21 +169,16 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, capsys, damage):
     assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
-@pytest.mark.parametrize('state', [
-    b'', bytes(50), b'model_checkpoint_path: "model.ckpt-9"\n', b'\xff\xfe nonsense', None])
-def test_a_useless_state_file(tmp_path, state):
-    _, seventh = _save_steps(tmp_path, 5, 7)
+@pytest.mark.parametrize('state, step', [
+    (b'', 7), (bytes(50), 7), (b'\xff\xfe nonsense', 7), (None, 7),
+    (b'model_checkpoint_path: "model.ckpt-9"\n', 7),
+    (b'model_checkpoint_path: "model.ckpt-5"\n', 5)])  # As edited to return to an earlier step.
+def test_a_useless_or_edited_state_file(tmp_path, state, step):
+    _save_steps(tmp_path, 5, 7)
     (tmp_path / 'checkpoint').unlink()
     if state is not None:
         (tmp_path / 'checkpoint').write_bytes(state)
-    assert checkpoints.latest(str(tmp_path)) == seventh
-
-
-def test_the_state_file_may_name_an_earlier_checkpoint(tmp_path):
-    """As after a user edits it to return to an earlier step."""
-    fifth, _ = _save_steps(tmp_path, 5, 7)
-    (tmp_path / 'checkpoint').write_text('model_checkpoint_path: "model.ckpt-5"\n')
-    assert checkpoints.latest(str(tmp_path)) == fifth
+    assert checkpoints.latest(str(tmp_path)) == f'{tmp_path}/model.ckpt-{step}'
 
 
 def test_watch_yields_each_intact_checkpoint_once(tmp_path, capsys):
@@ -224,3 +220,47 @@ def test_no_checkpoint_at_all(tmp_path):
     assert checkpoints.latest(str(tmp_path)) is None
     (tmp_path / 'checkpoint').write_bytes(b'')
     assert checkpoints.latest(str(tmp_path)) is None
+
+
+def test_params_h5(tmp_path):
+    """After one step of Adam, with averages and the statistics of a batch norm. Adam's first step
+    equals its rate, 0.5; the average is halfway between 1 and 0.5."""
+    step = tf.train.get_or_create_global_step()
+    weights = tf.get_variable('layer/weights', initializer=[[1.0, 2.0], [3.0, 4.0]])
+    for name in ('moving_mean', 'moving_variance'):
+        tf.get_variable(f'layer/bn/{name}', initializer=[5.0, 6.0], trainable=False)
+    step_op = tf.train.AdamOptimizer(0.5).minimize(tf.reduce_sum(weights), step)
+    with tf.control_dependencies([step_op]):
+        train_op = tf.train.ExponentialMovingAverage(0.5).apply([weights])
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run(train_op)
+        values = session.run({variable.op.name: variable for variable in tf.global_variables()})
+    path, names = tmp_path / 'params.h5', []
+    checkpoints.write_parameters(path, values, {'layer/weights'})
+    assert [entry.name for entry in tmp_path.iterdir()] == ['params.h5']
+    with h5py.File(path) as stream:
+        stream.visititems(lambda name, node: names.append(name) if hasattr(node, 'shape') else None)
+        assert sorted(names) == [
+            'averages/layer/weights', 'statistics/layer/bn/moving_mean',
+            'statistics/layer/bn/moving_variance', 'weights/layer/weights']
+        np.testing.assert_allclose(stream['weights/layer/weights'], [[0.5, 1.5], [2.5, 3.5]],
+                                   rtol=1e-6)
+        np.testing.assert_allclose(stream['averages/layer/weights'], [[0.75, 1.75], [2.75, 3.75]],
+                                   rtol=1e-6)
+        assert stream['statistics/layer/bn/moving_mean'][:].tolist() == [5, 6]
+        assert stream['weights/layer/weights'].dtype == np.float32
+        assert dict(stream.attrs) == {'global_step': 1}
+
+
+@pytest.mark.parametrize('value', ['x', 7.0, np.nan, np.array([7, 7]), h5py.Empty('i')])
+def test_a_params_h5_without_a_step(tmp_path, value):
+    path = tmp_path / 'params.h5'
+    with h5py.File(path, 'w') as stream:
+        stream.attrs['global_step'] = 7
+    assert checkpoints.parameters_step(path) == 7
+    with h5py.File(path, 'w') as stream:
+        stream.attrs['global_step'] = value
+    assert checkpoints.parameters_step(path) is None
+    path.write_bytes(path.read_bytes()[:-50])
+    assert checkpoints.parameters_step(path) is None

@@ -1,7 +1,7 @@
 import pytest
 
 from cifar10_lib.program import errors
-from cifar10_lib.runs import metrics as metrics_
+from cifar10_lib.runs import metrics
 
 HEADER = ('step,epoch,wall_time,learning_rate,training_loss,training_error,validation_error,'
           'validation_error_averaged,images_per_second\n')
@@ -16,43 +16,38 @@ def row(step, **figures):
 LINE = '{},{},1700000000.250,0.1,2.5,0.75,,,1234.5\n'
 
 
+def add(path, row):
+    with open(path, 'ab') as stream:
+        metrics.write(stream, row)
+
+
 @pytest.fixture
 def path(tmp_path):
     """Path of a `metrics.csv` with rows for steps 10, 20 and 30."""
-    metrics = metrics_.Metrics(tmp_path, 0)
+    metrics.start(tmp_path / 'metrics.csv', 0)
     for step in (10, 20, 30):
-        metrics.append(**row(step))
+        add(tmp_path / 'metrics.csv', row(step))
     return tmp_path / 'metrics.csv'
 
 
-def steps(path):
-    return [found['step'] for found in metrics_.read(path)]
-
-
 def test_rows_in_the_file(path):
+    """Seven digits, as many as a float32 has; all digits of a step."""
     assert [entry.name for entry in path.parent.iterdir()] == ['metrics.csv']
-    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(30, 3)
-
-
-def test_digits(tmp_path):
-    """Seven, as many as a float32 has; all digits of a step."""
-    metrics_.Metrics(tmp_path, 0).append(**row(
-        12345678, epoch=1 / 3, training_loss=123456789.0, validation_error=0.0))
-    assert (tmp_path / 'metrics.csv').read_text().splitlines()[1] == (
-        '12345678,0.3333333,1700000000.250,0.1,1.234568e+08,0.75,0,,1234.5')
+    add(path, row(12345678, epoch=1 / 3, training_loss=123456789.0, validation_error=0.0))
+    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(
+        30, 3) + '12345678,0.3333333,1700000000.250,0.1,1.234568e+08,0.75,0,,1234.5\n'
 
 
 def test_read_metrics(path):
-    assert metrics_.read(path)[1] == row(20)
-    assert metrics_.read(path.with_name('none.csv')) == []
-    path.write_text('')
-    assert metrics_.read(path) == []
+    assert metrics.read(path)[1] == row(20)
+    assert metrics.read(path.with_name('none.csv')) == []
+    path.write_bytes(path.read_bytes().replace(b'\n', b'\r\n').replace(b',1234.5', b','))
+    assert [found['images_per_second'] for found in metrics.read(path)] == 3 * [None]
 
 
 def test_a_resumed_run_drops_the_rows_of_steps_to_repeat(path):
-    metrics = metrics_.Metrics(path.parent, 20)
-    assert steps(path) == [10, 20]
-    metrics.append(**row(25))
+    metrics.start(path, 20)
+    add(path, row(25))
     assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(
         25, 2.5)
 
@@ -61,16 +56,17 @@ def test_a_resumed_run_drops_the_rows_of_steps_to_repeat(path):
 def test_a_torn_last_line_is_dropped_silently(path, capsys, length):
     """Even if only the line end is missing: the last figure may have had more digits."""
     path.write_bytes(path.read_bytes()[:-length])
-    metrics_.Metrics(path.parent, 30).append(**row(30))
+    metrics.start(path, 30)
     assert capsys.readouterr().out == ''
-    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2) + LINE.format(30, 3)
+    assert path.read_text() == HEADER + LINE.format(10, 1) + LINE.format(20, 2)
 
 
 @pytest.mark.parametrize('length', [0, 1, 20, len(HEADER) - 1])
-def test_a_torn_header(tmp_path, length):
-    (tmp_path / 'metrics.csv').write_text(HEADER[:length])
-    metrics_.Metrics(tmp_path, 0)
-    assert (tmp_path / 'metrics.csv').read_text() == HEADER
+def test_a_torn_header(path, length):
+    path.write_text(HEADER[:length])
+    assert metrics.read(path) == []
+    metrics.start(path, 0)
+    assert path.read_text() == HEADER
 
 
 @pytest.mark.parametrize('change', [
@@ -80,15 +76,10 @@ def test_a_file_that_others_have_written_is_set_aside_with_one_line(path, change
     path.write_bytes(change(path.read_bytes()))
     before = path.read_bytes()
     with pytest.raises(errors.DataError, match=f'{path} is not a table that a run wrote'):
-        metrics_.read(path)
-    metrics_.Metrics(path.parent, 30)
+        metrics.read(path)
+    metrics.start(path, 30)
     assert path.read_text() == HEADER
     kept, = path.parent.glob('metrics.csv.*')
     assert kept.read_bytes() == before
     out = capsys.readouterr().out
     assert out.endswith(f'; it is kept as {kept}.\n') and out.count('\n') == 1
-
-
-def test_lines_may_end_as_on_windows(path):
-    path.write_bytes(path.read_bytes().replace(b'\n', b'\r\n').replace(b',1234.5', b','))
-    assert [found['images_per_second'] for found in metrics_.read(path)] == 3 * [None]

@@ -28,21 +28,17 @@ def test_a_second_trainer_is_refused_with_the_process_id_of_the_first(tmp_path):
                 assert (tmp_path / 'run' / '.lock').read_text() == f'{os.getpid()}\n'
 
 
-@pytest.mark.parametrize('name', ['file', 'file/run', 'dangling/run'])
-def test_a_path_that_is_not_a_folder(tmp_path, name):
+@pytest.mark.parametrize('name, words', [
+    *((name, f'{name} or one of its parents is not a folder') for name in (
+        'file', 'file/run', 'dangling/run')),
+    # TensorFlow would remove the checkpoints of `run1` for those of `run[1]`.
+    ('run[1]', r'run\[1\] contains one of .*Choose another --train')])
+def test_a_path_that_cannot_be_a_runs_folder(tmp_path, name, words):
     (tmp_path / 'file').write_text('x')
     (tmp_path / 'dangling').symlink_to(tmp_path / 'nowhere')
-    with pytest.raises(app.UsageError, match=f'{name} or one of its parents is not a folder'):
-        with run_folder.locked(tmp_path / name):
-            pass
-
-
-def test_a_folder_that_reads_as_a_pattern_is_refused(tmp_path):
-    """TensorFlow would remove the checkpoints of `run1` for those of `run[1]`."""
-    with pytest.raises(app.UsageError, match=r'run\[1\] contains one of .*Choose another --train'):
-        with run_folder.locked(str(tmp_path / 'run[1]')):
-            pass
-    assert os.listdir(tmp_path) == []
+    with pytest.raises(app.UsageError, match=words), run_folder.locked(tmp_path / name):
+        pass
+    assert sorted(os.listdir(tmp_path)) == ['dangling', 'file']
 
 
 # Names of unfinished files, ours and TensorFlow's, as a kill leaves them.
@@ -98,7 +94,7 @@ def test_a_run_of_another_network_or_of_other_classes(tmp_path):
     """The name of the data set does not matter, but the order of the classes does."""
     classes = list(table.CIFAR10.classes)
     run = {'net': 'tutorial', 'dataset': 'cifar10', 'classes': classes, 'settings': {'seed': 7}}
-    run_folder.write_run(tmp_path, run)
+    (tmp_path / 'run.json').write_text(json.dumps(run))
     assert run_folder.read_run(tmp_path, '') == run
 
     def check(net='tutorial', **changes):

@@ -20,7 +20,7 @@ import cifar10_train
 from cifar10_lib.evaluation import accuracy
 from cifar10_lib import recipes
 from cifar10_lib.runs import events, metrics
-from cifar10_lib.training import epoch_counter, hooks, session as training
+from cifar10_lib.training import hooks, resume, session as training
 
 FLAGS = flags.FLAGS
 
@@ -211,7 +211,7 @@ def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
 def test_when_it_is_due(changes, every, due):
     """With 80 images per epoch. The last step is always due."""
     first = changes[-1][0]
-    epochs = epoch_counter.EpochCounter(first, changes, 80, due[-1], every)
+    epochs = resume.EpochCounter(first, changes, 80, due[-1], every)
     assert [step for step in range(first + 1, due[-1] + 1) if epochs.validates(step)] == due
 
 
