@@ -47,9 +47,8 @@ def eval_once(evaluation, summary_writer, checkpoint):
         summary_writer: a `tf.summary.FileWriter`; None for images that are not the run's own.
         checkpoint: path of the checkpoint. It is skipped if the trainer has just removed it.
 
-    Raises:
-        app.UsageError: the checkpoint does not fit the network.
-        checkpoints.Unreadable: it was removed, and --run_once was given.
+    Raises `app.UsageError` if the checkpoint does not fit the network, and
+    `checkpoints.Unreadable` if it was removed, and --run_once was given.
     """
     console.progress(f'Evaluating {checkpoint}')
     try:
@@ -89,9 +88,8 @@ def eval_once(evaluation, summary_writer, checkpoint):
 def evaluate():
     """Evaluates each new checkpoint once, or only the latest (--run_once) or a certain one.
 
-    Raises:
-        app.UsageError: no checkpoint with --run_once, or a checkpoint does not fit the network.
-        OSError: --eval_dir cannot be written.
+    Raises `app.UsageError` if there is no checkpoint for --run_once, or one does not fit the
+    network, and `OSError` if --eval_dir cannot be written.
     """
     run_once = FLAGS.run_once  # The first use of a flag parses the command line.
     folder = checkpoint_flags.folder()

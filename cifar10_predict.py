@@ -44,14 +44,9 @@ FLAGS = flags.FLAGS
 def predict(words):
     """Prints the most probable classes of images; reports unreadable ones on standard error.
 
-    `words` is a list of files, folders and patterns.
-
-    Returns:
-        Exit code: 1 if an image cannot be read, else 0.
-
-    Raises:
-        app.UsageError: a word stands for no image, or the network is missing or does not fit.
-        OSError: the SavedModel cannot be read.
+    `words` is a list of files, folders and patterns. Returns the exit code: 1 if an image cannot be
+    read, else 0. Raises `app.UsageError` if a word stands for no image, or the network is missing
+    or does not fit, and `OSError` if the SavedModel cannot be read.
     """
     console.fail_if_stdout_closes()
     paths = [path for word in words for path in _paths(word)]

@@ -6,9 +6,8 @@ import cifar10_input
 from cifar10_lib.datasets import image_source, table
 from cifar10_lib.program import command_line, errors
 
-command_line.define_path(
-    'dataset', 'cifar10', f'The images to use: {", ".join(table.TABLE)}, or a folder made by '
-    'cifar10_convert.py.')
+command_line.define_path('dataset', 'cifar10', f'The images: {", ".join(table.TABLE)}, or a folder '
+                         'made by cifar10_convert.py.')
 flags.DEFINE_string('data_url', None, 'URL (http, https or file) to download the archive from; by '
                     "default the data set's own.")
 flags.DEFINE_enum('validate_on', 'test', ['test', 'held_out'], 'Images for --validate_every: '

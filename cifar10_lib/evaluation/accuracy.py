@@ -40,9 +40,8 @@ class Accuracy:
             use_moving_averages: whether `run` uses the moving averages.
             num_examples: maximum number of images to count, from the first; None for all.
 
-        Raises:
-            errors.MissingFile: a record file is missing.
-            errors.DataError: there are too few training images to hold some out.
+        Raises `errors.MissingFile` if a record file is missing, and `errors.DataError` if there are
+        too few training images to hold some out.
         """
         self._use_moving_averages = use_moving_averages
         subset = 'held_out' if eval_data == 'held_out' else 'all'
@@ -68,10 +67,9 @@ class Accuracy:
     def run(self, checkpoint, summarise=False):
         """Evaluates a checkpoint, by its path without `.index`; returns a `Result`.
 
-        Raises:
-            app.UsageError: the checkpoint does not fit; the message names the variables.
-            checkpoints.Unreadable: the checkpoint was removed in the meantime.
-            errors.DataError: a record file was replaced by a damaged one.
+        Raises `app.UsageError`, which names the variables, if the checkpoint does not fit,
+        `checkpoints.Unreadable` if it was removed in the meantime, and `errors.DataError` if a
+        record file was replaced by a damaged one.
         """
         step = checkpoints.step(checkpoint)
         values = self._model.read(checkpoint, self._use_moving_averages)
@@ -86,8 +84,7 @@ class Accuracy:
             summarise: whether to make the summaries of the first batch.
             caught: list of caught signals; when one is added, the evaluation stops.
 
-        Returns:
-            A `Result`; None if a signal stopped the evaluation.
+        Returns a `Result`; None if a signal stopped the evaluation.
         """
         confusion = np.zeros([len(self._source.data_set.classes)] * 2, np.int64)
         total, in_top, summary = 0, 0, None

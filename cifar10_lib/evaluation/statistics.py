@@ -60,7 +60,6 @@ class Statistics(tf.train.CheckpointSaverListener):
         """
         self._averages, self._caught, self._seconds = averages, caught, seconds
         self._step = first_step  # Of the last computation; 0 for none.
-        self._images = None
         self._sources = {}  # {name in the graph: variable of the training session}, if they fit.
         self._trained = {each.op.name: each for each in trained}
         self._store = checkpoints.Loader(list(averages.values()))
@@ -101,14 +100,13 @@ class Statistics(tf.train.CheckpointSaverListener):
             self._step = step
             deadline = time.monotonic() + seconds
             try:
-                if self._images is None:
-                    self._images = cifar10.source().sample(_BATCHES * _BATCH_SIZE)
+                images = cifar10.source().sample(_BATCHES * _BATCH_SIZE)
                 with tf.Session(graph=self._graph, config=devices.session_config()) as own:
                     self._loader.assign(values, self._network, own)
                     for first in range(_BATCHES):
                         if self._caught or time.monotonic() > deadline:
                             break
-                        own.run(self._update, {self._pixels: self._images[first::_BATCHES]})
+                        own.run(self._update, {self._pixels: images[first::_BATCHES]})
                     found = own.run({name: self._network[name] for name in self._averages})
                 if not all(np.isfinite(each).all() for each in found.values()):
                     raise ValueError('they are not finite')

@@ -1,5 +1,4 @@
 """Validation during training: the error on images not trained on, and the best checkpoint."""
-import collections
 import datetime
 
 import tensorflow.compat.v1 as tf
@@ -7,9 +6,6 @@ import tensorflow.compat.v1 as tf
 from cifar10_lib.evaluation import accuracy
 from cifar10_lib.program import console, errors
 from cifar10_lib.runs import best
-
-# Errors of one validation, each a float from 0 to 1: of the raw weights and of their averages.
-Errors = collections.namedtuple('Errors', 'raw averaged')
 
 
 class Validation:
@@ -28,8 +24,7 @@ class Validation:
         For `train_dir`, `variables` and `images` see `best.Best`; for `caught`, `count` there;
         `statistics` is the session's `statistics.Statistics`, or None without batch norm.
         """
-        self._statistics = statistics
-        self._caught = caught
+        self._statistics, self._caught = statistics, caught
         self._variables = {variable.op.name: variable for variable in variables}
         self._best = best.Best(train_dir, variables, images)
         self._evaluation = accuracy.Accuracy(images)
@@ -37,8 +32,8 @@ class Validation:
     def run(self, session, step, training_error=None):
         """Validates the training session, prints a line, and saves the best variables so far.
 
-        The line also has the `training_error`, float from 0 to 1 or None. Returns `Errors`, or None
-        if a signal stopped the validation, or the images could not be read.
+        The line also has the `training_error`, float or None. Returns the errors of the raw and the
+        averaged weights; None if a signal stopped it, or the images could not be read.
         """
         console.progress(f'step {step}: validating on {self._evaluation.total} images')
         if self._statistics:
@@ -53,9 +48,9 @@ class Validation:
         if None in results:
             console.line(f'Skipped the validation at step {step}.')
             return None
-        found = Errors(*((result.total - result.correct) / result.total for result in results))
+        raw, averaged = ((result.total - result.correct) / result.total for result in results)
         training = '' if training_error is None else f'training error = {training_error:.4f}, '
         console.line(f'{datetime.datetime.now()}: step {step}, {training}validation error = '
-                     f'{found.raw:.4f} ({found.averaged:.4f} averaged)')
-        self._best.offer(session, step, values, found.raw, found.averaged)
-        return found
+                     f'{raw:.4f} ({averaged:.4f} averaged)')
+        self._best.offer(session, step, values, raw, averaged)
+        return raw, averaged

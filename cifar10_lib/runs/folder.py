@@ -67,11 +67,11 @@ def read_run(folder, advice):
     Raises `app.UsageError`, which ends with `advice`, if it is damaged, or `OSError`.
     """
     path = os.path.join(folder, names.RUN)
+    if not os.path.lexists(path):
+        return None
     try:
         run = json_files.read(path)
         json_files.check_fields(run, _RUN_FIELDS, f'{path} is damaged')
-    except (FileNotFoundError, NotADirectoryError):
-        return None
     except errors.DataError as error:
         raise app.UsageError(f'{error}. Remove it to continue, or {advice}') from error
     return run

@@ -125,8 +125,8 @@ class MetricsHook(tf.train.SessionRunHook):
             self.add_row()
 
     def add_row(self, validated=None):
-        """Adds a row of means since the last one, if there was a step since, and the
-        `validation.Errors` at this step."""
+        """Adds a row of means since the last one, if there was a step since, with the errors
+        `validated` at this step, from `validation.Validation.run`."""
         if not self._since_row:
             return
         row = {name: np.mean([values[name] for values in self._since_row])
@@ -138,8 +138,8 @@ class MetricsHook(tf.train.SessionRunHook):
         shown, training_error = {}, row.get('training_error')
         if validated:
             row['validation_error'], row['validation_error_averaged'] = validated
-            shown = {'validation/error': validated.raw, 'training/error': training_error,
-                     'validation/error_averaged': validated.averaged}
+            shown = {'validation/error': validated[0], 'training/error': training_error,
+                     'validation/error_averaged': validated[1]}
         if training_error is not None and self._step % SUMMARY_STEPS == 0:
             # The evaluation's tag, so that TensorBoard shows both in one chart.
             shown['Precision @ 1'] = 1 - training_error
@@ -185,7 +185,7 @@ class ValidationHook(tf.train.SessionRunHook):
             found = self._validation.run(
                 run_context.session, self._step, float(np.mean(errors)) if errors else None)
             self._metrics.add_row(found)
-            is_good = None not in (found, self._stop_at) and reaches(found.averaged, self._stop_at)
+            is_good = None not in (found, self._stop_at) and reaches(found[1], self._stop_at)
         if is_good:
             since = ' since this start' if self._epochs.first_step else ''
             console.line(

@@ -9,7 +9,6 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
-from cifar10_lib.evaluation import statistics
 from cifar10_lib.nets import summaries
 from cifar10_lib.program import command_line, console, files
 from cifar10_lib import recipes
@@ -48,12 +47,6 @@ flags.DEFINE_boolean('restart', False,
 
 FLAGS = flags.FLAGS
 
-for _name in ('batch_size', 'epochs', 'validate_every', 'linear_scaling'):
-    for _row in recipes.TABLE.values():
-        _value = getattr(_row, _name)
-        if _value and _value != FLAGS[_name].default:
-            FLAGS[_name].help += f' With --net={_row.name}, the default is {_value}.'
-
 for _name, _other, _what in (
         ('epochs', 'max_steps', 'the length of the training'),
         ('save_checkpoint_steps', 'save_checkpoint_secs', 'when to save a checkpoint')):
@@ -87,7 +80,10 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
         FloatingPointError: the loss or a variable is not finite.
     """
     source = cifar10.source()
-    statistic_averages = statistics.add_averages()
+    averages = {}
+    if any(each.op.name.endswith(names.STATISTICS) for each in tf.global_variables()):
+        from cifar10_lib.evaluation import statistics  # Imported only for batch norm.
+        averages = statistics.add_averages()
     variables = tf.global_variables()
     saver = tf.train.Saver(variables, max_to_keep=5, save_relative_paths=True,
                            keep_checkpoint_every_n_hours=math.inf)
@@ -122,9 +118,8 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
             writer = tf.summary.FileWriterCache.get(FLAGS.train_dir)
             writer.reopen()  # After an earlier session of this process.
             stack.callback(writer.close)
-            # With batch norm. Other workers wait for the step that saves.
-            current = statistic_averages and statistics.Statistics(
-                statistic_averages, variables, epochs.first_step, caught, me.step_seconds / 3)
+            current = averages and statistics.Statistics(  # Workers wait for the step that saves.
+                averages, variables, epochs.first_step, caught, me.step_seconds / 3)
             validate = None
             if FLAGS.validate_every:  # Imported only here: a plain run does not evaluate.
                 from cifar10_lib.evaluation import validation
