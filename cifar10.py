@@ -126,7 +126,7 @@ def inference(images):
         biases = tf.convert_to_tensor(  # One read, for both uses.
             _variable_on_cpu('biases', [64], tf.constant_initializer(0.0)))
         conv1 = tf.nn.relu(tf.nn.bias_add(conv, biases), name=scope.name)  # [batch, 24, 24, 64]
-        _activation_summary(conv1)  # The only use of conv1: see pool1.
+        _activation_summary(conv1)  # Its only use: pool1 repeats it. Change both, or neither.
 
     # pool1. max(relu(x + b)) = relu(max(x) + b), because adding a constant and ReLU are monotonic.
     # Pooling first leaves bias and ReLU a quarter of the work, forward and backward.
@@ -268,7 +268,7 @@ def train(total_loss, global_step, recipe=None, grads=None, loss_averages_op=Non
             summaries.scalar('learning_rate', lr)
         tf.add_to_collection('learning_rate', lr)
 
-        # Apply gradients.
+        # Apply gradients. In a trainer, the optimizer is that of its row in recipes.py.
         opt = (recipe.optimizer if recipe else tf.train.GradientDescentOptimizer)(lr)
         apply_gradient_op = opt.apply_gradients(grads, global_step)
 

@@ -129,7 +129,9 @@ def draw_distortions(batch_size):
 def distort(pixels_chw, distortions=None):
     """Crops, flips, changes brightness and contrast, and standardises a batch of images.
 
-    The steps of `tf.image` have a closed form. Let m be the mean of a channel, f the contrast and d
+    The original calls `tf.random_crop`, then `random_flip_left_right`, `random_brightness`,
+    `random_contrast` and `per_image_standardization` of `tf.image` for each image. For a batch,
+    these have a closed form. Let m be the mean of a channel, f the contrast and d
     the brightness. Brightness and contrast turn a pixel x into (x - m) f + m + d. The mean of the
     image becomes M + d, where M is the mean of the three m; its variance becomes f^2 (mean variance
     of the channels) + (variance of the three m). Standardisation subtracts the mean, and with it d,
@@ -200,7 +202,9 @@ def _crop(pixels_chw, offsets, flips):
 
 
 def distorted_inputs(data_dir, batch_size):
-    """Endless distorted training images of CIFAR-10 in random order.
+    """Endless distorted training images of CIFAR-10 in random order, for code that calls it.
+
+    `cifar10.distorted_inputs` reads any data set, through `distorted_batches`.
 
     Args:
         data_dir: folder of the record files.
@@ -254,8 +258,8 @@ def distorted_batches(source, augment=distort, capacity=_PREFETCHED_BATCHES,
         console.line(
             f'Filling queue with {waiting} {data_set.title} images before starting to train.')
         read = read_cifar10(files, shards * _RECORDS_PER_READ, data_set)
-        # This queue holds strings. 20,000 tensors, whose memory is aligned, would fragment the
-        # heap, and the process would grow for hours (docs/reliability.md).
+        # This queue holds records as strings. As 20,000 tensors, whose memory is aligned, they
+        # would fragment the heap, and the process would grow for hours (docs/reliability.md).
         values = tf.train.shuffle_batch(
             source.selected(read.key, read.value), count, enqueue_many=True,
             min_after_dequeue=waiting, capacity=waiting + 3 * max(count, _RECORDS_PER_READ))

@@ -89,8 +89,8 @@ def prepare_folder(examples_per_step, saver):
     """Checks that `--train_dir` holds this run or nothing, prints what changed, and writes
     `run.json`. The saver gets the list of the run's checkpoints.
 
-    Returns the `EpochCounter`, and the values with which variables start, {name: array}, without
-    those that are initialised. For errors see `checkpoints.values_for` and `_initial_values`.
+    Returns the `EpochCounter`, and the values of a checkpoint, {name: array}; variables without one
+    keep their initial values. For errors see `checkpoints.values_for` and `_initial_values`.
     """
     earlier = {} if FLAGS.restart else check_same_run()
     latest = None if FLAGS.restart else checkpoints.latest(FLAGS.train_dir, report=False)
@@ -190,7 +190,7 @@ def _initial_values():
     for variable in tf.global_variables():
         base = variable.op.name.removesuffix(names.AVERAGE)
         given, layer = stored.get(base + names.AVERAGE, stored.get(base)), base.rpartition('/')[0]
-        is_state = layer == '' or layer in trained
+        is_state = layer == '' or layer in trained  # As `conv1/weights/Momentum`.
         if not is_state and layer != new_layer and given is not None and (
                 list(given.shape) == variable.shape.as_list()):
             found[variable.op.name] = given.astype(variable.dtype.base_dtype.as_numpy_dtype)

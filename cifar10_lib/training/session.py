@@ -77,7 +77,7 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
         app.UsageError: `--train_dir` holds another run, is in use, or its checkpoints are damaged.
         OSError: `--train_dir` cannot be written, belongs to another user, or the disk is full.
         errors.DataError: a record file was replaced by a damaged one.
-        FloatingPointError: the loss or a variable is not finite.
+        FloatingPointError: the loss is NaN, or a variable is not finite.
     """
     source = cifar10.source()
     averages = {}
@@ -118,9 +118,10 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
             writer = tf.summary.FileWriterCache.get(FLAGS.train_dir)
             writer.reopen()  # After an earlier session of this process.
             stack.callback(writer.close)
-            current = averages and statistics.Statistics(  # Workers wait for the step that saves.
-                averages, variables, epochs.first_step, caught, me.step_seconds / 3)
-            validate = None
+            current = validate = None
+            if averages:  # It has a third of a step's time: other workers wait for that step.
+                current = statistics.Statistics(
+                    averages, variables, epochs.first_step, caught, me.step_seconds / 3)
             if FLAGS.validate_every:  # Imported only here: a plain run does not evaluate.
                 from cifar10_lib.evaluation import validation
                 validate = validation.Validation(
