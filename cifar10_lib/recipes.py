@@ -11,7 +11,8 @@ from absl import flags
 import cifar10
 import cifar10_input
 from cifar10_lib import settings
-from cifar10_lib.nets import resnet, schedules, variables
+from cifar10_lib.datasets import table
+from cifar10_lib.nets import fast, resnet, schedules, variables
 
 flags.DEFINE_string('net', 'tutorial', 'The network and how it trains: tutorial, tutorial_fast (30 '
                     'epochs) or resnet23 (300 epochs in batches of 64).', short_name='n')
@@ -48,10 +49,26 @@ def chosen(training=False):
 
 
 def _crop_and_flip(pixels_chw):
-    """The tutorial's distortions without those of brightness and contrast."""
+    """The tutorial's distortions without brightness and contrast, and with crops that are at most
+    three pixels from the centre, instead of four."""
     drawn = cifar10_input.draw_distortions(pixels_chw.shape.as_list()[0])
+    spare = table.HEIGHT - cifar10_input.IMAGE_SIZE  # 8
     return cifar10_input.distort(pixels_chw, drawn._replace(
+        offsets=tf.random_uniform(
+            tf.shape(drawn.offsets), spare // 8, spare - spare // 8 + 1, tf.int32),
         brightness=tf.zeros_like(drawn.brightness), contrast=tf.ones_like(drawn.contrast)))
+
+
+def _fast_inference(images, training):
+    losses = tf.get_collection_ref('losses')
+    before = len(losses)
+    with tf.variable_scope(tf.get_variable_scope(), custom_getter=fast.initial_weights,
+                           auxiliary_name_scope=False):
+        logits = cifar10.inference(images)
+    if training:
+        del losses[before:]  # The tutorial's weight decay.
+        fast.add_weight_decay()
+    return logits
 
 
 def _resnet23_inference(images, training):
@@ -70,7 +87,7 @@ TABLE = {row.name: row for row in (
         batch_size=128),
     Recipe(
         name='tutorial_fast',
-        inference=None,
+        inference=_fast_inference,
         augment=_crop_and_flip,
         prepare=cifar10_input.standardise,
         schedule=schedules.one_cycle,
@@ -99,9 +116,8 @@ def _check_net(name):
     return True
 
 
-@flags.multi_flags_validator(
-    ['warmup_epochs', 'linear_scaling', 'net'], 'the learning rate warms up only with the linear '
-    'scaling rule; expected --linear_scaling: add it, or remove --warmup_epochs')
-def _check_warmup(values):
-    return FLAGS['warmup_epochs'].using_default_value or settings.scales_linearly(
-        TABLE[values['net']])
+flags.register_multi_flags_validator(
+    ['warmup_epochs', 'linear_scaling', 'net'], lambda values: FLAGS['warmup_epochs'].
+    using_default_value or settings.scales_linearly(TABLE[values['net']]), 'the learning rate warms '
+    'up only with the linear scaling rule; expected --linear_scaling: add it, or remove '
+    '--warmup_epochs')

@@ -1,4 +1,6 @@
 """Schedules of the learning rate that the tutorial does not have."""
+import math
+
 import tensorflow.compat.v1 as tf
 
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
@@ -29,15 +31,15 @@ def linear_scaling(global_step, images, batches_per_step, usual_size):
 
 
 def one_cycle(global_step, batches_per_step):
-    """The rate rises from 0 and falls once, and ends at 0 with `--max_steps`: float32 [].
+    """The rate rises from 0 and falls once, as a cosine, to 0 at `--max_steps`: float32 [].
 
     Smith and Topin, "Super-Convergence" (2017), https://arxiv.org/abs/1708.07120. The peak is
     `--learning_rate`, if given. `global_step`, int [], is the number of earlier steps.
     """
     del batches_per_step
-    # Chosen with Nesterov momentum 0.9, on held-out images: docs/results.md.
-    peak = 0.03 if FLAGS.learning_rate is None else FLAGS.learning_rate
+    peak = 0.06 if FLAGS.learning_rate is None else FLAGS.learning_rate
     rising = 0.15  # Fraction of the steps.
     # The first step is in the middle of its share, so that its rate is above zero.
     done = (tf.cast(global_step, tf.float32) + 0.5) / max(1, FLAGS.max_steps)
-    return peak * tf.maximum(0.0, tf.minimum(done / rising, (1.0 - done) / (1.0 - rising)))
+    fallen = tf.clip_by_value((done - rising) / (1.0 - rising), 0.0, 1.0)
+    return peak * tf.minimum(done / rising, 0.5 + 0.5 * tf.cos(math.pi * fallen))

@@ -23,10 +23,9 @@ for _name in ('variables', 'use_bf16'):
 _LOSS_SCALE = 128.0
 
 
-@flags.multi_flags_validator(['use_fp16', 'use_bf16'], 'both set the type in which layers compute; '
-                             'expected at most one of them: remove the other')
-def _check_types(values):
-    return not all(values.values())
+flags.register_multi_flags_validator(
+    ['use_fp16', 'use_bf16'], lambda values: not all(values.values()), 'both set the type in which '
+    'layers compute; expected at most one of them: remove the other')
 
 
 def compute_type():
