@@ -2,10 +2,10 @@
 
     python docs/examples/local.py --max_steps=1000 --train_dir=/tmp/exercise2
 
-Trains as cifar10_train.py does, then evaluates as cifar10_eval.py does, with their flags. The layers
-are the top of cuda-convnet's `layers-conv-local-11pct`: two layers of 3 x 3 with 64 and 32 maps,
-initial weights with a standard deviation of 0.04, and a weight decay of 0.004. The bias of 0.1 is
-that of the tutorial's local3 and local4.
+Trains as cifar10_train.py does, then evaluates as cifar10_eval.py does, with their flags. The
+layers are the top of cuda-convnet's `layers-conv-local-11pct`: two layers of 3 x 3 with 64 and 32
+maps, initial weights with a standard deviation of 0.04, and a weight decay of 0.004. The bias of
+0.1 is that of the tutorial's local3 and local4.
 """
 import pathlib
 import sys
