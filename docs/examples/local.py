@@ -1,9 +1,9 @@
 """The solution of exercise 2: locally connected layers on top of the tutorial's convolutions.
 
-    python docs/examples/local.py --steps=1000
-    python docs/examples/local.py --dataset=synthetic --steps=100
+    python docs/examples/local.py --max_steps=1000 --train_dir=/tmp/exercise2
 
-They are the top of cuda-convnet's `layers-conv-local-11pct`: two layers of 3 x 3 with 64 and 32
+Trains as cifar10_train.py does, then evaluates as cifar10_eval.py does, with their flags. The
+layers are the top of cuda-convnet's `layers-conv-local-11pct`: two layers of 3 x 3 with 64 and 32
 maps, initial weights with a standard deviation of 0.04, and a weight decay of 0.004. The bias of
 0.1 is that of the tutorial's local3 and local4.
 """
@@ -11,12 +11,17 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
+
 import tensorflow.compat.v1 as tf
 
 import cifar10
+import cifar10_eval
+import cifar10_train
+from cifar10_lib import recipes
 from cifar10_lib.nets import lrn
 
-tf.app.flags.DEFINE_integer('steps', 1000, 'Number of steps.')
+FLAGS = cifar10.FLAGS
 
 
 def locally_connected(net, weights):
@@ -69,22 +74,14 @@ def inference(images):
         return tf.matmul(tf.reshape(net, [-1, units]), weights) + biases
 
 
-def main(_):
-    cifar10.maybe_download_and_extract()
-    with tf.Graph().as_default():
-        global_step = tf.train.get_or_create_global_step()
-        images, labels = cifar10.distorted_inputs()
-        loss = cifar10.loss(inference(images), labels)
-        train_op = cifar10.train(loss, global_step)
-        stop = tf.train.StopAtStepHook(last_step=tf.app.flags.FLAGS.steps)
-        with tf.train.MonitoredTrainingSession(hooks=[stop]) as session:
-            step = 0
-            while not session.should_stop():
-                _, value = session.run([train_op, loss])
-                if step % 10 == 0:
-                    print(f'step {step}, loss = {value:.2f}')
-                step += 1
+def main():
+    recipes.TABLE['local'] = recipes.TABLE['tutorial']._replace(
+        name='local', inference=lambda images, training: inference(images))
+    FLAGS.net, FLAGS.run_once, FLAGS.checkpoint_dir = 'local', True, FLAGS.train_dir
+    FLAGS.set_default('eval_dir', FLAGS.train_dir + '_eval')
+    cifar10_train.main()
+    cifar10_eval.evaluate()
 
 
 if __name__ == '__main__':
-    tf.app.run()
+    startup.run(main, unused=['net', 'run_once', 'checkpoint_dir'])

@@ -85,7 +85,7 @@ def options_of_all_scripts():
 
 def has_option(program, option):
     """Whether a program of the project or of others has an option."""
-    if program in SCRIPTS:
+    if program in (*SCRIPTS, 'docs/examples/local.py'):  # It takes the scripts' flags.
         return option in options_of_script(program)
     if option in OPTIONS_OF_OTHERS.get(program, ()):
         return True

@@ -244,6 +244,17 @@ def test_the_locally_connected_network():
     assert losses[-1] < losses[0] - 0.3, losses
 
 
+@pytest.mark.slow
+def test_the_locally_connected_example_trains_and_evaluates(half_bright):
+    """With the flags of the trainer and of the evaluation, in folders of its own."""
+    flags_ = [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=8']
+    for use in ('true', 'false'):  # The second run finds nothing to train.
+        done = spawn.run_script('docs/examples/local.py', *flags_, '--max_steps=2',
+                                f'--use_moving_averages={use}')
+        assert re.search(r'model.ckpt-2 .*\n.*precision @ 1 = ', done.stdout), done.stderr
+    assert pathlib.Path(f'{FLAGS.train_dir}_eval').is_dir()
+
+
 def test_the_notebook_is_that_of_the_text():
     """Made by `python docs/notebook.py`, with the output of every cell that prints."""
     made = nbformat.read(ROOT / 'docs/tutorial.ipynb', as_version=4)
