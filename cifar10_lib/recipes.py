@@ -38,10 +38,8 @@ Recipe = collections.namedtuple(
 
 
 def chosen(training=False):
-    """The row of `--net`, a `Recipe`, whose `inference` takes only images.
-
-    `training` is whether that is the network as it trains; in the tutorial's, nothing differs.
-    """
+    """The row of `--net`, a `Recipe`, whose `inference` takes only images; with `training`, that
+    is the network as it trains."""
     row = TABLE[FLAGS.net]
     inference = (functools.partial(row.inference, training=training) if row.inference else
                  cifar10.inference)
@@ -57,18 +55,6 @@ def _crop_and_flip(pixels_chw):
         offsets=tf.random_uniform(
             tf.shape(drawn.offsets), spare // 8, spare - spare // 8 + 1, tf.int32),
         brightness=tf.zeros_like(drawn.brightness), contrast=tf.ones_like(drawn.contrast)))
-
-
-def _fast_inference(images, training):
-    losses = tf.get_collection_ref('losses')
-    before = len(losses)
-    with tf.variable_scope(tf.get_variable_scope(), custom_getter=fast.initial_weights,
-                           auxiliary_name_scope=False):
-        logits = cifar10.inference(images)
-    if training:
-        del losses[before:]  # The tutorial's weight decay.
-        fast.add_weight_decay()
-    return logits
 
 
 def _resnet23_inference(images, training):
@@ -87,7 +73,7 @@ TABLE = {row.name: row for row in (
         batch_size=128),
     Recipe(
         name='tutorial_fast',
-        inference=_fast_inference,
+        inference=functools.partial(fast.inference, cifar10.inference),
         augment=_crop_and_flip,
         prepare=cifar10_input.standardise,
         schedule=schedules.one_cycle,
@@ -109,15 +95,12 @@ TABLE = {row.name: row for row in (
         linear_scaling=True))}
 
 
-@flags.validator('net')
-def _check_net(name):
-    if name not in TABLE:  # Checked at parsing time, because a program may have added rows.
-        raise flags.ValidationError(f'"{name}" is not one of {", ".join(TABLE)}')
-    return True
-
+# Not an enum: a program may add rows before the flags are parsed.
+flags.register_validator('net', lambda name: name in TABLE, f'expected one of {", ".join(TABLE)}')
 
 flags.register_multi_flags_validator(
-    ['warmup_epochs', 'linear_scaling', 'net'], lambda values: FLAGS['warmup_epochs'].
-    using_default_value or settings.scales_linearly(TABLE[values['net']]), 'the learning rate warms '
-    'up only with the linear scaling rule; expected --linear_scaling: add it, or remove '
-    '--warmup_epochs')
+    ['warmup_epochs', 'linear_scaling', 'net'], lambda values: (
+        FLAGS['warmup_epochs'].using_default_value
+        or settings.scales_linearly(TABLE[values['net']])),
+    'the learning rate warms up only with the linear scaling rule; expected --linear_scaling: add '
+    'it, or remove --warmup_epochs')

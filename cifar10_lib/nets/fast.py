@@ -6,21 +6,29 @@ import tensorflow.compat.v1 as tf
 _DECAY = {'conv1': 0.0005, 'conv2': 0.0005, 'local3': 0.001, 'local4': 0.001}
 
 
-def initial_weights(getter, name, *args, **options):
-    """A `custom_getter` of `tf.variable_scope`: weights whose variance is 2 / (number of inputs).
+def inference(network, images, training):
+    """Builds a network with the tutorial's layers, a function of images, such as
+    `cifar10.inference`; in training, replaces its losses by this weight decay.
 
-    Then the activations of all layers have similar variances. He et al., "Delving Deep into
-    Rectifiers" (2015), https://arxiv.org/abs/1502.01852.
+    The variance of the initial weights is 2 / (number of inputs), so that the activations of all
+    layers have similar variances: He et al., "Delving Deep into Rectifiers" (2015),
+    https://arxiv.org/abs/1502.01852.
     """
-    if name.removesuffix('/weights') in _DECAY:
-        options['initializer'] = tf.initializers.he_normal()
-    return getter(name, *args, **options)
+    def initial_weights(getter, name, *args, **options):
+        if name.removesuffix('/weights') in _DECAY:
+            options['initializer'] = tf.initializers.he_normal()
+        return getter(name, *args, **options)
 
-
-def add_weight_decay():
-    """Adds the weight decay of each layer to the collection `losses`."""
-    for variable in tf.trainable_variables():
-        layer = variable.op.name.removesuffix('/weights')
-        if layer in _DECAY:
-            tf.add_to_collection('losses', tf.multiply(
-                tf.nn.l2_loss(variable), _DECAY[layer], name=f'{layer}/weight_decay'))
+    losses = tf.get_collection_ref('losses')
+    before = len(losses)
+    with tf.variable_scope(tf.get_variable_scope(), custom_getter=initial_weights,
+                           auxiliary_name_scope=False):
+        logits = network(images)
+    if training:
+        del losses[before:]
+        for variable in tf.trainable_variables():
+            layer = variable.op.name.removesuffix('/weights')
+            if layer in _DECAY:
+                losses.append(tf.multiply(
+                    tf.nn.l2_loss(variable), _DECAY[layer], name=f'{layer}/weight_decay'))
+    return logits

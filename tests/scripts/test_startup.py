@@ -39,7 +39,7 @@ def _refused(script, *arguments, **options):
      'training; expected only one of them: remove the other'),
     (['--use_fp16', '--use_bf16'], 'use_fp16=True, use_bf16=True: both set the type in which '
      'layers compute; expected at most one of them: remove the other'),
-    (['-n', 'cifar10_resnet23'], '"cifar10_resnet23" is not one of tutorial, '),
+    (['-n', 'cifar10_resnet23'], 'flag --net=cifar10_resnet23: expected one of tutorial, '),
     (['stray'], 'got stray; expected --name=value (see --help)'),
     (['--train_dir='], '--train_dir= has no value'),
     (['-e', 'nan', '--net=resnet23'], '--warmup_epochs=nan has no value'),

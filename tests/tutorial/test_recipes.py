@@ -187,8 +187,11 @@ def test_a_resumed_run_continues_the_schedule_from_another_learning_rate(
 def test_the_fast_recipe_trains_the_tutorials_network(half_bright, capsys, main, towers):
     """80 images in batches of 16: 30 epochs are 150 steps; a resume to 200 lifts the rate again.
 
-    The last step is half a step before the end, and the rate falls for 85 % of them.
+    The last step is half a step before the end, and the rate falls for 85 % of them, as a cosine.
     """
+    def last_rate(steps):
+        return 0.01 * (1 - np.cos(0.5 * np.pi / (0.85 * steps))) / 2
+
     FLAGS['max_steps'].unparse()
     with flagsaver.flagsaver(
             net='tutorial_fast', batch_size=16, num_gpus=towers, learning_rate=0.01):
@@ -197,7 +200,7 @@ def test_the_fast_recipe_trains_the_tutorials_network(half_bright, capsys, main,
         assert value('global_step') == steps
         assert value('conv1/weights/Momentum').shape == (5, 5, 3, 64)
         rows = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
-        np.testing.assert_allclose(rows[-1]['learning_rate'], 0.005 / (0.85 * steps), rtol=1e-4)
+        np.testing.assert_allclose(rows[-1]['learning_rate'], last_rate(steps), atol=1e-9)
         assert outcomes.precision(FLAGS.train_dir) == 1.0
         capsys.readouterr()
         FLAGS.max_steps = steps + 50
@@ -205,8 +208,45 @@ def test_the_fast_recipe_trains_the_tutorials_network(half_bright, capsys, main,
     assert (f'Resuming with --max_steps={steps + 50} (was {steps}); the learning rate now falls to '
             '0 there.') in capsys.readouterr().out
     rows = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
-    np.testing.assert_allclose(
-        rows[-1]['learning_rate'], 0.005 / (0.85 * (steps + 50)), rtol=1e-4)
+    np.testing.assert_allclose(rows[-1]['learning_rate'], last_rate(steps + 50), atol=1e-9)
+
+
+def test_the_fast_recipes_initial_values_and_weight_decay(half_bright):
+    """The variance of a weight is 2 / (number of inputs): 75, 1600, 2304, 384; softmax_linear keeps
+    the tutorial's. The decay of weights that are 1 is half their number times 0.0005 or 0.001."""
+    with flagsaver.flagsaver(net='tutorial_fast'), tf.Graph().as_default(), tf.Session() as session:
+        for tower in range(2):
+            with tf.variable_scope(tf.get_variable_scope(), reuse=tower > 0):
+                cifar10_multi_gpu_train.tower_loss(
+                    f'tower_{tower}/', tf.zeros([2, 24, 24, 3]), tf.zeros([2], tf.int32))
+        weights = {each.op.name: each for each in tf.trainable_variables() if 'w' in each.op.name}
+        session.run(tf.global_variables_initializer())
+        spread = {name: value.std() for name, value in session.run(weights).items()}
+        session.run([each.assign(tf.ones_like(each)) for each in weights.values()])
+        losses = session.run({each.op.name: each for each in tf.get_collection('losses')})
+    for layer, inputs in (('conv1', 75), ('conv2', 1600), ('local3', 2304), ('local4', 384)):
+        np.testing.assert_allclose(spread[f'{layer}/weights'], (2 / inputs) ** 0.5, rtol=0.05)
+    np.testing.assert_allclose(spread['softmax_linear/weights'], 0.88 / 192, rtol=0.1)
+    expected = {'conv1': 1.2, 'conv2': 25.6, 'local3': 442.368, 'local4': 36.864}
+    for tower in range(2):
+        losses.pop(f'tower_{tower}/cross_entropy')
+        for layer, decay in expected.items():
+            found = losses.pop(f'tower_{tower}/{layer}/weight_decay')
+            np.testing.assert_allclose(found, decay, rtol=1e-5)
+    assert not losses  # The tutorial's weight decay is gone.
+
+
+def test_the_fast_recipe_crops_within_three_pixels_of_the_centre():
+    """Rows 0 and 31 are never part of a crop; rows 1 and 30 sometimes are."""
+    images = np.full([2, 200, 3, 32, 32], 100, np.uint8)
+    images[0, :, :, [0, 31]] = 0
+    images[1, :, :, [1, 30]] = 0
+    with tf.Graph().as_default(), tf.Session() as session:
+        found = session.run([
+            recipes.TABLE['tutorial_fast'].augment(tf.constant(each.reshape(200, -1)))
+            for each in images])
+    assert found[0].shape == (200, 24, 24, 3)
+    assert not found[0].any() and found[1].any()
 
 
 def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net, capsys):
