@@ -183,7 +183,7 @@ def inference(images):
     return softmax_linear
 
 
-def loss(logits, labels):
+def loss(logits, labels, label_smoothing=0.0):
     """Mean cross entropy of the batch plus the weight decay of local3 and local4.
 
     Sums the collection `losses`; within a tower's name scope, only that tower's losses. Adds the
@@ -192,17 +192,20 @@ def loss(logits, labels):
     Args:
         logits: float32 [batch, classes], from `inference`.
         labels: [batch] of any integer type, 0 to classes - 1.
+        label_smoothing: the part of each label that counts for all classes alike: Szegedy et al.,
+            "Rethinking the Inception Architecture" (2015), section 7.
 
-    Returns:
-        float32 [], the total loss.
+    Returns the total loss, float32 [].
     """
     labels = tf.cast(labels, tf.int64)
     with tf.name_scope('error'):
-        predictions = tf.argmax(logits, axis=1)
-        wrong = tf.cast(tf.not_equal(predictions, labels), tf.float32)
+        wrong = tf.cast(tf.not_equal(tf.argmax(logits, axis=1), labels), tf.float32)
         tf.add_to_collection('errors', tf.reduce_mean(wrong))
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=labels, logits=logits, name='cross_entropy_per_example')
+    if label_smoothing:
+        of_all_classes = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
+        cross_entropy += label_smoothing * (of_all_classes - cross_entropy)
     tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
     scope = tf.get_default_graph().get_name_scope()
     return tf.add_n(tf.get_collection('losses', scope + '/' if scope else None), name='total_loss')
@@ -250,14 +253,11 @@ def train(total_loss, global_step, recipe=None, grads=None, loss_averages_op=Non
 
     Raises `errors.MissingFile` without record files: the length of an epoch is unknown.
     """
-    if grads is None:
-        grads = variables.compute_gradients(total_loss)
-
+    grads = grads or variables.compute_gradients(total_loss)
     # If the caller's scope reuses the variables of the network, averages and slots are still new.
     with tf.device('/cpu:0'), tf.variable_scope(
             tf.get_variable_scope(), reuse=tf.AUTO_REUSE, auxiliary_name_scope=False):
-        if loss_averages_op is None:
-            loss_averages_op = _add_loss_summaries(total_loss)
+        loss_averages_op = loss_averages_op or _add_loss_summaries(total_loss)
 
         # Decay the learning rate exponentially based on the number of steps.
         with tf.name_scope('learning_rate'):

@@ -46,7 +46,7 @@ def train(me=worker.Worker(), start=None):  # noqa: B008, it has no state.
             global_step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(recipe, shard=(me.rank, me.size))
         logits = recipe.inference(images)  # cifar10.inference, unless --net names another.
-        loss = cifar10.loss(logits, labels)
+        loss = cifar10.loss(logits, labels, recipe.label_smoothing)
         # Means over all workers: here they wait for one another in each step.
         losses = me.mean_losses(summaries.losses_by_name(loss, cifar10.TOWER_NAME))
         grads = me.mean_gradients(variables.compute_gradients(loss))

@@ -43,9 +43,9 @@ def tower_loss(scope, images, labels):
         float32 [], the total loss of the tower's batch.
     """
     with tf.name_scope(scope):
-        # cifar10.inference, unless --net names another.
-        logits = recipes.chosen(training=True).inference(images)
-        return cifar10.loss(logits, labels)
+        recipe = recipes.chosen(training=True)
+        logits = recipe.inference(images)  # cifar10.inference, unless --net names another.
+        return cifar10.loss(logits, labels, recipe.label_smoothing)
 
 
 def average_gradients(tower_grads):

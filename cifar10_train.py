@@ -33,7 +33,7 @@ def train():
             global_step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(recipe)
         logits = recipe.inference(images)  # cifar10.inference, unless --net names another.
-        loss = cifar10.loss(logits, labels)
+        loss = cifar10.loss(logits, labels, recipe.label_smoothing)
         train_op = cifar10.train(loss, global_step, recipe)
         with training.session(loss, FLAGS.batch_size) as session:
             while not session.should_stop():

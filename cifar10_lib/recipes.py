@@ -32,9 +32,10 @@ FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar
 #   batch_size, epochs, validate_every, linear_scaling: defaults of these flags; if `epochs` is
 #       None, that of `--max_steps` applies
 #   ends_with_run: whether the schedule depends on `--max_steps`
+#   label_smoothing: see `cifar10.loss`
 Recipe = collections.namedtuple(
     'Recipe', 'name inference augment prepare schedule optimizer batch_size epochs validate_every '
-    'linear_scaling ends_with_run', defaults=[None, 0, False, False])
+    'linear_scaling ends_with_run label_smoothing', defaults=[None, 0, False, False, 0.0])
 
 
 def chosen(training=False):
@@ -81,7 +82,8 @@ TABLE = {row.name: row for row in (
             tf.train.MomentumOptimizer, momentum=0.9, use_nesterov=True),
         batch_size=128,
         epochs=30,
-        ends_with_run=True),
+        ends_with_run=True,
+        label_smoothing=0.1),
     Recipe(
         name='resnet23',
         inference=_resnet23_inference,
