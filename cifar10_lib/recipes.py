@@ -31,8 +31,7 @@ FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar
 #   optimizer: function from the learning rate to a `tf.train.Optimizer`
 #   batch_size, epochs, validate_every, linear_scaling: defaults of these flags; if `epochs` is
 #       None, that of `--max_steps` applies
-#   ends_with_run: whether the schedule depends on `--max_steps`
-#   label_smoothing: see `cifar10.loss`
+#   ends_with_run: whether the schedule depends on `--max_steps`; label_smoothing: `cifar10.loss`
 Recipe = collections.namedtuple(
     'Recipe', 'name inference augment prepare schedule optimizer batch_size epochs validate_every '
     'linear_scaling ends_with_run label_smoothing', defaults=[None, 0, False, False, 0.0])

@@ -211,9 +211,11 @@ def test_the_fast_recipe_trains_the_tutorials_network(half_bright, capsys, main,
     np.testing.assert_allclose(rows[-1]['learning_rate'], last_rate(steps + 50), atol=1e-9)
 
 
-def test_the_fast_recipes_initial_values_and_weight_decay(half_bright):
+def test_the_fast_recipes_initial_values_and_losses(half_bright):
     """The variance of a weight is 2 / (number of inputs): 75, 1600, 2304, 384; softmax_linear keeps
-    the tutorial's. The decay of weights that are 1 is half their number times 0.0005 or 0.001."""
+    the tutorial's. The decay of weights that are 1 is half their number times 0.0005 or 0.001. With
+    probabilities of 1/2 for the label 0 and 1/18 for the others, the cross entropy is 0.9 log 2 +
+    0.1 (log 2 + 9 log 18) / 10."""
     with flagsaver.flagsaver(net='tutorial_fast'), tf.Graph().as_default(), tf.Session() as session:
         for tower in range(2):
             with tf.variable_scope(tf.get_variable_scope(), reuse=tower > 0):
@@ -222,14 +224,16 @@ def test_the_fast_recipes_initial_values_and_weight_decay(half_bright):
         weights = {each.op.name: each for each in tf.trainable_variables() if 'w' in each.op.name}
         session.run(tf.global_variables_initializer())
         spread = {name: value.std() for name, value in session.run(weights).items()}
-        session.run([each.assign(tf.ones_like(each)) for each in weights.values()])
+        biases, = [each for each in tf.trainable_variables() if 'linear/biases' in each.op.name]
+        session.run([biases.assign(np.log([9.0] + 9 * [1.0])),
+                     *[each.assign(tf.ones_like(each)) for each in weights.values()]])
         losses = session.run({each.op.name: each for each in tf.get_collection('losses')})
     for layer, inputs in (('conv1', 75), ('conv2', 1600), ('local3', 2304), ('local4', 384)):
         np.testing.assert_allclose(spread[f'{layer}/weights'], (2 / inputs) ** 0.5, rtol=0.05)
     np.testing.assert_allclose(spread['softmax_linear/weights'], 0.88 / 192, rtol=0.1)
     expected = {'conv1': 1.2, 'conv2': 25.6, 'local3': 442.368, 'local4': 36.864}
     for tower in range(2):
-        losses.pop(f'tower_{tower}/cross_entropy')
+        np.testing.assert_allclose(losses.pop(f'tower_{tower}/cross_entropy'), 0.890897, rtol=1e-5)
         for layer, decay in expected.items():
             found = losses.pop(f'tower_{tower}/{layer}/weight_decay')
             np.testing.assert_allclose(found, decay, rtol=1e-5)
