@@ -53,9 +53,9 @@ def train(me=worker.Worker(), start=None):  # noqa: B008, it has no state.
         train_op = cifar10.train(losses['total_loss'], global_step, recipe, grads,
                                  summaries.losses(losses), me.size)
         images = FLAGS.batch_size * me.size
-        with training.session(losses['total_loss'], images, me, start) as session:
-            while not session.should_stop():
-                session.run(train_op)
+        with training.session(losses['total_loss'], images, me, start) as mon_sess:
+            while not mon_sess.should_stop():
+                mon_sess.run(train_op)
 
 
 def facts():

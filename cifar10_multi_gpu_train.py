@@ -116,9 +116,9 @@ def train():
         losses = mean_losses(tower_losses)
         train_op = cifar10.train(losses['total_loss'], global_step, recipe, grads,
                                  summaries.losses(losses), FLAGS.num_gpus)
-        with training.session(losses['total_loss'], FLAGS.batch_size * FLAGS.num_gpus) as session:
-            while not session.should_stop():
-                session.run(train_op)
+        with training.session(losses['total_loss'], FLAGS.batch_size * FLAGS.num_gpus) as mon_sess:
+            while not mon_sess.should_stop():
+                mon_sess.run(train_op)
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.

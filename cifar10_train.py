@@ -35,9 +35,9 @@ def train():
         logits = recipe.inference(images)  # cifar10.inference, unless --net names another.
         loss = cifar10.loss(logits, labels, recipe.label_smoothing)
         train_op = cifar10.train(loss, global_step, recipe)
-        with training.session(loss, FLAGS.batch_size) as session:
-            while not session.should_stop():
-                session.run(train_op)
+        with training.session(loss, FLAGS.batch_size) as mon_sess:
+            while not mon_sess.should_stop():
+                mon_sess.run(train_op)
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
