@@ -45,11 +45,10 @@ class Statistics(tf.train.CheckpointSaverListener):
     The computation has its own graph and session, so it does not affect training's queues and
     random numbers. A network whose moving statistics it cannot compute keeps those of the raw
     weights: one that is not that of `--net`, or that has no updates in `tf.GraphKeys.UPDATE_OPS`.
-    Create it before the training graph is finalized.
     """
 
     def __init__(self, averages, trained, first_step, caught=(), seconds=math.inf):
-        """Builds the graph.
+        """Builds the graph, before the training graph is finalized.
 
         Args:
             averages: the result of `add_averages`, not empty.
@@ -59,7 +58,7 @@ class Statistics(tf.train.CheckpointSaverListener):
             seconds: limit on a computation before a checkpoint.
         """
         self._averages, self._caught, self._seconds = averages, caught, seconds
-        self._step = first_step  # Of the last computation; 0 for none.
+        self._step, self._images = first_step, None  # Of the last computation; 0 for none.
         self._sources = {}  # {name in the graph: variable of the training session}, if they fit.
         self._trained = {each.op.name: each for each in trained}
         self._store = checkpoints.Loader(list(averages.values()))
@@ -100,18 +99,19 @@ class Statistics(tf.train.CheckpointSaverListener):
             self._step = step
             deadline = time.monotonic() + seconds
             try:
-                images = cifar10.source().sample(_BATCHES * _BATCH_SIZE)
+                if self._images is None:  # Once, because the files may be replaced.
+                    self._images = cifar10.source().sample(_BATCHES * _BATCH_SIZE)
                 with tf.Session(graph=self._graph, config=devices.session_config()) as own:
                     self._loader.assign(values, self._network, own)
                     for first in range(_BATCHES):
                         if self._caught or time.monotonic() > deadline:
                             break
-                        own.run(self._update, {self._pixels: images[first::_BATCHES]})
+                        own.run(self._update, {self._pixels: self._images[first::_BATCHES]})
                     found = own.run({name: self._network[name] for name in self._averages})
                 if not all(np.isfinite(each).all() for each in found.values()):
                     raise ValueError('they are not finite')
                 values = found
-            except (OSError, ValueError, tf.errors.OpError) as error:  # Files that were removed.
+            except (OSError, LookupError, ValueError, tf.errors.OpError) as error:  # Other files.
                 console.line('The statistics of the averaged weights were not computed: '
                              f'{errors.one_line(error)}.')
         self._store.assign(values, self._averages, session)

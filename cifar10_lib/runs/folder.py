@@ -72,6 +72,8 @@ def read_run(folder, advice):
     try:
         run = json_files.read(path)
         json_files.check_fields(run, _RUN_FIELDS, f'{path} is damaged')
+    except FileNotFoundError:  # A trainer's `--restart` has just removed it.
+        return None
     except errors.DataError as error:
         raise app.UsageError(f'{error}. Remove it to continue, or {advice}') from error
     return run

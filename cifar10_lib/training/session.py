@@ -28,7 +28,7 @@ flags.DEFINE_integer('save_checkpoint_secs', 600, 'Seconds between checkpoints.'
 flags.DEFINE_integer('save_checkpoint_steps', None,
                      'Steps between checkpoints, instead of --save_checkpoint_secs.', **_COUNT)
 flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the images '
-                     'of --validate_on; 0, the default, means never.',
+                     'of --validate_on; 0 means never, the default except for resnet23 (1).',
                      lower_bound=0, upper_bound=10**9)
 flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1 with the '
                    'averaged weights, such as 0.8.', lower_bound=0.0, upper_bound=1.0)

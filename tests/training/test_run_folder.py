@@ -86,7 +86,9 @@ def test_a_damaged_run_json(tmp_path, text, words):
 
 def test_no_run_json(tmp_path):
     (tmp_path / 'file').write_text('')
-    for folder in (tmp_path, tmp_path / 'missing', tmp_path / 'file'):
+    (tmp_path / 'link').mkdir()
+    (tmp_path / 'link' / 'run.json').symlink_to('nowhere')  # As if it was removed while being read.
+    for folder in (tmp_path, tmp_path / 'missing', tmp_path / 'file', tmp_path / 'link'):
         assert run_folder.read_run(folder, '') is None
 
 

@@ -126,13 +126,27 @@ def test_once_at_a_step_and_not_after_a_signal(update):
     assert (update(3) != first).all()
 
 
-def test_records_that_were_removed_do_not_end_the_run(update, normed, capsys):
+def empty(normed):
+    for path in normed.glob('data_batch_*.bin'):
+        path.write_bytes(b'')
+
+
+@pytest.mark.parametrize('change, words', [
+    (lambda normed: os.remove(normed / 'data_batch_3.bin'), 'data_batch_3.bin'),
+    (empty, 'out of bounds')])
+def test_records_that_were_removed_do_not_end_the_run(update, normed, capsys, change, words):
     """Training reports them itself, and saves the last step."""
-    os.remove(normed / 'data_batch_3.bin')
+    change(normed)
     np.testing.assert_array_equal(update(1), UNSET)
     line, = capsys.readouterr().out.splitlines()
     assert line.startswith('The statistics of the averaged weights were not computed: ')
-    assert 'data_batch_3.bin' in line
+    assert words in line
+
+
+def test_the_records_are_read_once(update, normed, capsys):
+    first = update(1)
+    empty(normed)
+    assert (update(2) != first).all() and capsys.readouterr().out == ''
 
 
 def test_statistics_that_are_not_finite_are_not_stored(update, capsys):
