@@ -68,19 +68,6 @@ def test_a_phones_photograph_is_turned(read, size):
         assert found[:, :14].max() < 20 and found[:, 18:].min() > 235
 
 
-def test_damaged_exif_data_is_ignored(read):
-    damaged = b'Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01\x12'
-    np.testing.assert_array_equal(read(COLOUR, format='PNG', exif=damaged), COLOUR)
-
-
-@pytest.mark.parametrize('format_', ['JPEG', 'AVIF'])
-def test_smooth_colours_survive_compression(read, format_):
-    y, x = np.mgrid[:32, :32]
-    smooth = np.stack([4 * x, 4 * y, 255 - 4 * x], axis=2).astype(np.uint8)
-    found = read(smooth, format=format_, quality=100, subsampling='4:4:4')
-    assert abs(found.astype(int) - smooth).max() < 8
-
-
 def test_the_short_side_becomes_32_and_the_centre_is_kept(read):
     """96 x 64 at half the size is 48 x 32, of which 8 columns on each side are cut off. Column j of
     the rest is column 2 (j + 8) + 1/2 of the image; a slope stays a slope: 4 j + 33."""

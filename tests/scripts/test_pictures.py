@@ -28,16 +28,6 @@ def test_grid_places_rows_and_columns(tmp_path):
     assert abs(g_column - b_column) < 0.02 and g_row < 0.5 < b_row
 
 
-def test_names_of_wrong_cells_are_orange(tmp_path):
-    """Of two black images, the right one is to the left."""
-    black = np.zeros([4, 4, 3])
-    pictures.grid(tmp_path / 'a.png', [[(black, 'MMMMMMMM', True), (black, 'MMMMMMMM', False)]], '')
-    image = pixels(tmp_path / 'a.png')
-    orange = np.argwhere(image[..., 0] - image[..., 2] > 100)
-    assert len(orange) > 20
-    assert orange[:, 1].min() > 0.5 * image.shape[1]
-
-
 @pytest.mark.parametrize('name', ['$x^$', r'$\\frac$', '\u732b', 'a%b#c'])
 def test_names_are_text(tmp_path, capfd, name):
     """Not formulas, which may be wrong; without warnings about fonts."""

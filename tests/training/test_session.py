@@ -523,15 +523,3 @@ def test_two_signals_at_once_count_as_one(half_bright):
         process.send_signal(number)
     spawn.ended(process, 130, 143)
     assert checkpoints.step(latest()) >= 6
-
-
-@pytest.mark.slow
-def test_a_signal_that_is_ignored_stays_ignored(half_bright):
-    """As in the background of a shell script, where Ctrl-C is meant for the foreground."""
-    process = started(ignore=[signal.SIGINT])
-    process.send_signal(signal.SIGINT)
-    for line in process.stdout:
-        if 'step 20,' in line:
-            break
-    process.send_signal(signal.SIGTERM)
-    spawn.ended(process, 143)

@@ -103,13 +103,6 @@ def test_images_in_an_array():
         cifar10.inference(np.zeros([2, 32, 32, 3]))
 
 
-@pytest.mark.parametrize('dtype', [np.uint8, np.int64])
-def test_labels_of_any_integer_type(dtype):
-    loss = cifar10.loss(tf.zeros([2, 10]), tf.constant([0, 9], dtype))
-    with tf.Session() as session:
-        np.testing.assert_allclose(session.run(loss), np.log(10), rtol=1e-6)
-
-
 def test_tensorflows_program_that_freezes_a_graph(trained, tmp_path):
     """The remedies of docs/differences.md: it cannot match resource variables with a GraphDef, and
     conv1 is not on the way to the logits."""
