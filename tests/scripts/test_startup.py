@@ -89,10 +89,9 @@ def test_help_lists_the_scripts_flags(script, own, others):
     if 'train' in script:
         default = '1000000' if 'multi' in script else '100000'
         assert f"(default: '{default}')" in done.stdout
-        words = ' '.join(done.stdout.split())
-        for default in ('resnet23 (300 epochs in batches of 64', 'Default: true for resnet23',
-                        'the default except for resnet23 (1)'):
-            assert default in words
+        assert all(words in ' '.join(done.stdout.split()) for words in (
+            'resnet23 (300 epochs in batches of 64', 'Default: true for resnet23',
+            'the default except for resnet23 (1)'))
 
 
 def test_a_flag_without_effect_is_reported_and_does_no_harm(tmp_path):
