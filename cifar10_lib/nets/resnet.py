@@ -63,7 +63,7 @@ def inference(images, num_classes, training, dtype=tf.float32):
     net = unit(net, 'conv8')  # [batch, 4, 4, C]
     net = tf.reduce_mean(net, axis=[1, 2])  # [batch, C]
     with tf.variable_scope('affine'):
-        weights = _value('weights', [channels, num_classes], dtype=net.dtype)
+        weights = _weights([channels, num_classes], net.dtype)
         biases = _value('biases', [num_classes], tf.zeros_initializer())
         net = tf.cast(tf.matmul(net, weights), tf.float32)
         return tf.nn.bias_add(net, biases)  # [batch, num_classes]
@@ -95,7 +95,7 @@ def _conv(net, name, size, filters, training):
     """
     with tf.variable_scope(name):
         _, height, width, channels = net.shape.as_list()
-        weights = _value('weights', [size, size, channels, filters], dtype=net.dtype)
+        weights = _weights([size, size, channels, filters], net.dtype)
         if size == 1 and not devices.visible_gpus():
             # As a matrix product, whose gradients take a CPU less time. Not on GPUs: TensorFlow
             # computes their float32 convolutions in the layout NCHW, and would transpose the input
@@ -139,11 +139,13 @@ def _batch_norm(net, training):
     return net
 
 
-def _value(name, shape, initializer=None, dtype=tf.float32):
-    """Returns the value of a variable as `dtype`, read on the device that holds it.
+def _weights(shape, dtype):
+    """Returns `weights` as `dtype`, initially uniform as in Glorot and Bengio (2010)."""
+    return _value('weights', shape, tf.glorot_uniform_initializer(), dtype)
 
-    By default, it is initially uniform as in Glorot and Bengio (2010): TensorFlow's default.
-    """
+
+def _value(name, shape, initializer, dtype=tf.float32):
+    """Returns the value of a variable as `dtype`, read on the device that holds it."""
     with tf.device(variables.device()):
         variable = variables.on_cpu(name, shape, initializer, tf.float32)
         return tf.cast(variable.read_value(), dtype)
