@@ -21,10 +21,10 @@ def _train(folder, *words, script='cifar10_train.py', **settings):
     return done.stdout
 
 
-@pytest.mark.parametrize('net, words', [('tutorial', []), ('resnet23', ['--use_bf16']),
-                                        ('tutorial', ['--use_fp16'])])
+@pytest.mark.parametrize('net, words', [('tutorial', ['--use_fp16']), ('resnet23', ['--use_bf16'])])
 def test_train_evaluate_export_predict(tmp_path, net, words):
-    """Summaries and checkpoints included; a network whose logits are zeros chooses class 0."""
+    """Summaries and checkpoints included; a network whose logits are zeros chooses class 0. Export
+    and prediction compute in float32."""
     run, exported, image = tmp_path / 'run', tmp_path / 'exported', tmp_path / 'image.png'
     words = [f'--net={net}', *words]
     out = _train(run, *words, '--max_steps=3')
@@ -44,8 +44,7 @@ def test_train_evaluate_export_predict(tmp_path, net, words):
         assert top['probability'] == 0, done.stderr  # The softmax computes nothing, either.
 
 
-@pytest.mark.parametrize('words', [['--use_bf16'], ['--variables=gpu'],
-                                   ['--net=resnet23']])
+@pytest.mark.parametrize('words', [['--use_bf16'], ['--variables=gpu', '--net=resnet23']])
 def test_two_towers(tmp_path, words):
     out = _train(tmp_path, '--num_gpus=2', '--max_steps=3', *words,
                  script='cifar10_multi_gpu_train.py', gpus=2)
