@@ -16,7 +16,7 @@ def read(train_dir, images='test'):
         found = json_files.read(os.path.join(folder, names.BEST_ERROR))
         error, step = float(found['averaged_error']), int(found['step'])
         if found['validated_on'] == images and not checkpoints.fault(
-                os.path.join(folder, f'{names.CHECKPOINT}-{step}')):
+                checkpoints.at_step(folder, step)):
             return error, step
     except (OSError, ValueError, TypeError, KeyError):  # Missing or damaged.
         pass

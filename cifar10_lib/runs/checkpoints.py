@@ -58,8 +58,13 @@ def candidates(folder):
     except ValueError:  # The file is empty or not text; TensorFlow returns None for other damage.
         state = None
     named = os.path.basename(state.model_checkpoint_path) if state else ''
-    found = [named, *(f'{names_.CHECKPOINT}-{step}' for step in steps)]
-    return [os.path.join(folder, name) for name in dict.fromkeys(found) if name]
+    found = [os.path.join(folder, named)] if named else []
+    return list(dict.fromkeys(found + [at_step(folder, step) for step in steps]))
+
+
+def at_step(folder, step):
+    """The path of a run's checkpoint after this many steps."""
+    return os.path.join(folder, f'{names_.CHECKPOINT}-{step}')
 
 
 def named(path):

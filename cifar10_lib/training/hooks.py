@@ -221,7 +221,7 @@ class CheckpointListener(tf.train.CheckpointSaverListener):
         self._metrics.add_row()
 
     def end(self, session, global_step_value):
-        saved = os.path.join(self._folder, f'{names.CHECKPOINT}-{global_step_value}')
+        saved = checkpoints.at_step(self._folder, global_step_value)
         if checkpoints.candidates(self._folder)[:1] == [saved]:  # Not after an error in saving it.
             console.line(f'Saved step {global_step_value} in {self._folder}.')
             checkpoints.write_parameters(

@@ -232,7 +232,7 @@ def steps_left():
         if not hooks.reaches(error, FLAGS.stop_at):
             return True
         length = f'--stop_at={FLAGS.stop_at:g}'
-        reached = os.path.join(FLAGS.train_dir, names.BEST, f'{names.CHECKPOINT}-{best_step}')
+        reached = checkpoints.at_step(os.path.join(FLAGS.train_dir, names.BEST), best_step)
     if checkpoints.parameters_step(os.path.join(FLAGS.train_dir, names.PARAMETERS)) != step:
         return True  # The last start ended before it wrote its last file.
     console.line(f'Nothing to do: {reached}{run_folder.owner(FLAGS.train_dir)} has reached '
