@@ -175,13 +175,10 @@ def test_all_stages_print_the_same_precision(tmp_path, trained):
 def test_each_stage_continues_the_run_of_the_stage_before(tmp_path, half_bright):
     """Ten steps each in one folder, stages 0 to 3; stage 3 reads its own checkpoints, too."""
     folder = tmp_path / 'run'
-    for number, steps in enumerate((10, 20, 30, 40)):
+    for number, steps in ((0, 10), (1, 20), (2, 30), (3, 40), (3, 50)):
         run_stage(number, tmp_path, f'--records={half_bright}', f'--train_dir={folder}',
                   f'--steps={steps}', '--batch_size=8')
         assert tf.train.latest_checkpoint(folder).endswith(f'model.ckpt-{steps}'), number
-    run_stage(3, tmp_path, f'--records={half_bright}', f'--train_dir={folder}', '--steps=50',
-              '--batch_size=8')
-    assert tf.train.latest_checkpoint(folder).endswith('model.ckpt-50')
     out = run_stage(3, tmp_path, f'--records={half_bright}',
                     f'--checkpoint={tf.train.latest_checkpoint(folder)}')
     assert out.startswith('precision @ 1 = ')

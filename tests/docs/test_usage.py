@@ -3,13 +3,13 @@ import importlib.util
 import json
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 
 import image_files
+import networks
 import numpy as np
 import plain
 import pytest
@@ -106,12 +106,11 @@ def test_keras(folder, expected):
 @pytest.mark.slow
 def test_the_server(folder, expected):
     """It answers an image with probabilities and anything else with an error, and continues."""
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
+    port = networks.free_port()
     program, _ = blocks('An HTTP server')
     program = program.replace('8000', str(port)).replace(
-        '\n\nhttp.server.HTTPServer', '\nprint("ready", flush=True)\nhttp.server.HTTPServer')
+        'http.server.HTTPServer((', 'server = http.server.HTTPServer((').replace(
+        '.serve_forever()', '\nprint("ready", flush=True)\nserver.serve_forever()')
     server = subprocess.Popen([sys.executable, '-c', program], cwd=folder, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert server.stdout.readline() == 'ready\n', server.stderr.read()

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import types
-from multiprocessing import connection, pool
+from multiprocessing import connection, forkserver, pool
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -72,6 +72,7 @@ class _Fork:
                    'session': start_new_session, 'ignore': ignore, 'path': _python_path(),
                    'cores': os.sched_getaffinity(0)}
         theirs, ours = zip(*map(_files, (stdin, stdout, stderr), range(3)))
+        _start_server()
         self._process = _forkserver.Process(target=_main, args=(request, theirs), daemon=True)
         self._process.start()
         self.pid = self._process.pid
@@ -138,6 +139,15 @@ def _files(given, number):
         theirs, ours = os.dup(number if given is None else
                               given if isinstance(given, int) else given.fileno()), None
     return connection.Connection(theirs), ours
+
+
+@functools.cache
+def _start_server():
+    """In the project's folder: elsewhere, it may not find what to import, and says nothing."""
+    before = os.getcwd()
+    os.chdir(ROOT)
+    forkserver.ensure_running()
+    os.chdir(before)
 
 
 @functools.cache

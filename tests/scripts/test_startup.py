@@ -117,7 +117,6 @@ startup.run(lambda words: print(words), positional=sys.argv.pop(1))
     ('IMAGE...', ['a', '--device=cpu', 'b'], ['a', 'b']),
     ('IMAGE...', [], 'got no arguments; expected IMAGE... (see --help)'),
     ('FOLDER DATA_DIR', ['a', '--', '--b'], ['a', '--b']),
-    ('FOLDER DATA_DIR', ['a'], 'got a; expected FOLDER DATA_DIR (see --help)'),
     ('FOLDER DATA_DIR', ['a', 'b', 'c'], 'got a b c; expected FOLDER DATA_DIR (see --help)'),
     ('IMAGE...', ['--devise=cpu'], "Unknown command line flag 'devise'. Did you mean: device")])
 def test_positional_arguments_mix_with_flags(positional, given, words):

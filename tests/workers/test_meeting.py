@@ -187,8 +187,8 @@ rank, port, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 try:
     with meeting.join(cluster.Cluster(rank, 3, address='127.0.0.1:' + port, hosts=('',) * 3,
                                       step_timeout=4.0)) as workers:
-        workers.barrier('start')
         print('started', workers.hosts[rank], flush=True)
+        workers.barrier('start')  # What ends the others comes after they have printed.
         if what == 'differ':
             workers.barrier('the gradients', {'shapes': rank // 2})
         if what == 'fail' and rank == 1:
