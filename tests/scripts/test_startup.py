@@ -31,7 +31,6 @@ def _refused(script, *arguments, **options):
 @pytest.mark.parametrize('arguments, words', [
     (['--batch_siz=1'], "Unknown command line flag 'batch_siz'. Did you mean: batch_size"),
     (['--batch_size=0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
-    (['--restart=maybe'], "('Non-boolean argument to boolean flag', 'maybe') (see --help)"),
     (['--save_checkpoint_secs=600', '--save_checkpoint_steps=9'],
      'save_checkpoint_secs=600, save_checkpoint_steps=9: both set when to save a checkpoint; '
      'expected only one of them: remove the other'),
