@@ -15,10 +15,6 @@ from cifar10_lib.program import devices
 
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
-# The example's ranges for the augmentation.
-_MAX_ANGLE = 0.25  # Radians.
-_FLIP_PROBABILITY = 0.5
-
 # NNabla's defaults, which the example keeps.
 _MOMENTUM = 0.9
 _EPSILON = 1e-5
@@ -42,13 +38,7 @@ def inference(images, num_classes, training, dtype=tf.float32):
 
     Returns:
         float32 [batch, num_classes], unnormalised logits.
-
-    Raises:
-        ValueError: the images have a different size.
     """
-    if images.shape.as_list()[1:] != [table.HEIGHT, table.WIDTH, table.DEPTH]:
-        raise ValueError(f'images have shape {images.shape}; expected '
-                         f'[batch, {table.HEIGHT}, {table.WIDTH}, {table.DEPTH}]')
     channels, activation = (384, tf.nn.elu) if num_classes == 100 else (64, tf.nn.relu)
     conv = functools.partial(_conv, training=training)
     unit = functools.partial(_unit, conv=conv, activation=activation)
@@ -63,7 +53,7 @@ def inference(images, num_classes, training, dtype=tf.float32):
     net = unit(net, 'conv8')  # [batch, 4, 4, C]
     net = tf.reduce_mean(net, axis=[1, 2])  # [batch, C]
     with tf.variable_scope('affine'):
-        weights = _weights([channels, num_classes], net.dtype)
+        weights = _value('weights', [channels, num_classes], dtype=net.dtype)
         biases = _value('biases', [num_classes], tf.zeros_initializer())
         net = tf.cast(tf.matmul(net, weights), tf.float32)
         return tf.nn.bias_add(net, biases)  # [batch, num_classes]
@@ -95,7 +85,7 @@ def _conv(net, name, size, filters, training):
     """
     with tf.variable_scope(name):
         _, height, width, channels = net.shape.as_list()
-        weights = _weights([size, size, channels, filters], net.dtype)
+        weights = _value('weights', [size, size, channels, filters], dtype=net.dtype)
         if size == 1 and not devices.visible_gpus():
             # As a matrix product, whose gradients take a CPU less time. Not on GPUs: TensorFlow
             # computes their float32 convolutions in the layout NCHW, and would transpose the input
@@ -139,13 +129,10 @@ def _batch_norm(net, training):
     return net
 
 
-def _weights(shape, dtype):
-    """Returns `weights` as `dtype`, initially uniform as in Glorot and Bengio (2010)."""
-    return _value('weights', shape, tf.glorot_uniform_initializer(), dtype)
-
-
-def _value(name, shape, initializer, dtype=tf.float32):
-    """Returns the value of a variable as `dtype`, read on the device that holds it."""
+def _value(name, shape, initializer=None, dtype=tf.float32):
+    """Returns the value of a variable as `dtype`, read on the device that holds it; its initial
+    value is, by default, uniform as in Glorot and Bengio (2010)."""
+    initializer = initializer or tf.glorot_uniform_initializer()
     with tf.device(variables.device()):
         variable = variables.on_cpu(name, shape, initializer, tf.float32)
         return tf.cast(variable.read_value(), dtype)
@@ -166,8 +153,8 @@ def augment(pixels_chw, angles=None, flips=None):
     """
     batch = [tf.shape(pixels_chw)[0]]
     if angles is None:
-        angles = tf.random_uniform(batch, -_MAX_ANGLE, _MAX_ANGLE)
-        flips = tf.random_uniform(batch) < _FLIP_PROBABILITY
+        angles = tf.random_uniform(batch, -0.25, 0.25)  # The example's range.
+        flips = tf.random_uniform(batch) < 0.5
     # A transform (a, b, c, d, e, f, 0, 0) reads column x, row y of the output at column a x + b y +
     # c, row d x + e y + f of the input. Relative to the centre, a rotation reads (x, y) at (cos x -
     # sin y, sin x + cos y), and mirroring negates the column.
@@ -193,9 +180,6 @@ def prepare(pixels_chw):
 
 
 def schedule(global_step, batches_per_step):
-    """The constant rate of the example, or `--learning_rate`: float32 [].
-
-    The data set's rate does not apply: it is for gradient descent, and this network uses Adam.
-    """
+    """The constant rate of the example, for Adam, or `--learning_rate`: float32 []."""
     del global_step, batches_per_step
     return tf.constant(1e-3 if FLAGS.learning_rate is None else FLAGS.learning_rate)

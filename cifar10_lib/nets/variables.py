@@ -17,15 +17,14 @@ FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar
 for _name in ('variables', 'use_bf16'):
     FLAGS[_name].allow_override = True  # A program's own flag of this name replaces ours.
 
+flags.register_multi_flags_validator(
+    ['use_fp16', 'use_bf16'], lambda values: not all(values.values()), 'both set the type in which '
+    'layers compute; expected at most one of them: remove the other')
+
 # Multiplies the loss before differentiation; the gradients are divided by it in float32. Otherwise
 # small ones underflow: float16 has no numbers below 6e-8. Micikevicius et al., "Mixed Precision
 # Training" (2018), section 3.2.
 _LOSS_SCALE = 128.0
-
-
-flags.register_multi_flags_validator(
-    ['use_fp16', 'use_bf16'], lambda values: not all(values.values()), 'both set the type in which '
-    'layers compute; expected at most one of them: remove the other')
 
 
 def compute_type():

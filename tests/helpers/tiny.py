@@ -49,7 +49,7 @@ def normed_inference(images, training):
     net = tf.nn.elu(conv(images, 'conv1', 3, 8))
     net = resnet._unit(net, 'conv2', conv, tf.nn.elu, pool=True)
     with tf.variable_scope('affine'):
-        weights = resnet._weights([8, 10], net.dtype)
+        weights = resnet._value('weights', [8, 10], dtype=net.dtype)
         biases = tf.get_variable('biases', [10], initializer=tf.zeros_initializer())
         return tf.matmul(tf.reduce_mean(net, axis=[1, 2]), weights) + biases
 
