@@ -14,7 +14,7 @@ from cifar10_lib import settings
 from cifar10_lib.datasets import table
 from cifar10_lib.nets import fast, resnet, schedules, variables
 
-flags.DEFINE_string('net', 'tutorial', 'The network and how it trains: tutorial, tutorial_fast (30 '
+flags.DEFINE_string('net', 'tutorial', 'The network and how it trains: tutorial, tutorial_fast (80 '
                     'epochs) or resnet23 (300 epochs in batches of 64).', short_name='n')
 
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
@@ -80,7 +80,7 @@ TABLE = {row.name: row for row in (
         optimizer=functools.partial(
             tf.train.MomentumOptimizer, momentum=0.9, use_nesterov=True),
         batch_size=128,
-        epochs=30,
+        epochs=80,
         ends_with_run=True,
         label_smoothing=0.1),
     Recipe(
