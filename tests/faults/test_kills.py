@@ -15,6 +15,7 @@ a checkpoint), with its exit code and the last step saved.
 kills one run a hundred times, and prints how far training had got each time.
 """
 import collections
+import contextlib
 import dataclasses
 import os
 import random
@@ -77,8 +78,8 @@ class _Run:
         with running.running(self.script, *self.flags, f'--max_steps={last}') as trainer:
             self._await(moment, trainer, before, last)
             killed = time.monotonic()
-            if not trainer.has_ended():
-                pid = trainer.process.pid
+            pid = trainer.process.pid
+            with contextlib.suppress(OSError):  # It has ended.
                 os.kill(self.draw.choice([pid, *spawn.workers(pid)]), signal_)
             done = trainer.result()
             seconds = time.monotonic() - killed

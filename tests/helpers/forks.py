@@ -4,6 +4,7 @@ The process is `multiprocessing`'s fork server. TensorFlow has never run in it; 
 shared. A forked process is the server's child, and Python's `atexit` does not run in it. `Python`
 starts an ordinary process where a fork would differ in more.
 """
+import contextlib
 import functools
 import json
 import multiprocessing
@@ -120,8 +121,9 @@ class _Fork:
         return texts
 
     def send_signal(self, number):
-        if self.returncode is None:
-            os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # The server has seen its end first.
+            if self.returncode is None:
+                os.kill(self.pid, number)
 
     def kill(self):
         self.send_signal(signal.SIGKILL)
