@@ -78,9 +78,10 @@ class _Run:
         with running.running(self.script, *self.flags, f'--max_steps={last}') as trainer:
             self._await(moment, trainer, before, last)
             killed = time.monotonic()
-            pid = trainer.process.pid
-            with contextlib.suppress(OSError):  # It has ended.
-                os.kill(self.draw.choice([pid, *spawn.workers(pid)]), signal_)
+            with contextlib.suppress(ProcessLookupError):  # It has just ended.
+                if not trainer.has_ended():
+                    pid = trainer.process.pid
+                    os.kill(self.draw.choice([pid, *spawn.workers(pid)]), signal_)
             done = trainer.result()
             seconds = time.monotonic() - killed
         steps = [int(step) for step in _STEP.findall(done.stdout)]

@@ -31,6 +31,7 @@ def _refused(script, *arguments, **options):
 @pytest.mark.parametrize('arguments, words', [
     (['--batch_siz=1'], "Unknown command line flag 'batch_siz'. Did you mean: batch_size"),
     (['--batch_size=0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
+    (['--restart=maybe'], "('Non-boolean argument to boolean flag', 'maybe') (see --help)"),
     (['--save_checkpoint_secs=600', '--save_checkpoint_steps=9'],
      'save_checkpoint_secs=600, save_checkpoint_steps=9: both set when to save a checkpoint; '
      'expected only one of them: remove the other'),
@@ -116,6 +117,7 @@ startup.run(lambda words: print(words), positional=sys.argv.pop(1))
     ('IMAGE...', ['a', '--device=cpu', 'b'], ['a', 'b']),
     ('IMAGE...', [], 'got no arguments; expected IMAGE... (see --help)'),
     ('FOLDER DATA_DIR', ['a', '--', '--b'], ['a', '--b']),
+    ('FOLDER DATA_DIR', ['a'], 'got a; expected FOLDER DATA_DIR (see --help)'),
     ('FOLDER DATA_DIR', ['a', 'b', 'c'], 'got a b c; expected FOLDER DATA_DIR (see --help)'),
     ('IMAGE...', ['--devise=cpu'], "Unknown command line flag 'devise'. Did you mean: device")])
 def test_positional_arguments_mix_with_flags(positional, given, words):
