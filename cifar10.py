@@ -251,7 +251,7 @@ def train(total_loss, global_step, recipe=None, grads=None, loss_averages_op=Non
     Returns:
         An operation that runs one step.
 
-    Raises `errors.MissingFile` without record files: the length of an epoch is unknown.
+    Raises `errors.MissingFile` if the data set's folder lacks a record file.
     """
     grads = grads or variables.compute_gradients(total_loss)
     # If the caller's scope reuses the variables of the network, averages and slots are still new.

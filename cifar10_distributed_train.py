@@ -52,8 +52,8 @@ def train(me=worker.Worker(), start=None):  # noqa: B008, it has no state.
         grads = me.mean_gradients(variables.compute_gradients(loss))
         train_op = cifar10.train(losses['total_loss'], global_step, recipe, grads,
                                  summaries.losses(losses), me.size)
-        images = FLAGS.batch_size * me.size
-        with training.session(losses['total_loss'], images, me, start) as mon_sess:
+        examples_per_step = FLAGS.batch_size * me.size
+        with training.session(losses['total_loss'], examples_per_step, me, start) as mon_sess:
             while not mon_sess.should_stop():
                 mon_sess.run(train_op)
 

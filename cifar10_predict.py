@@ -109,7 +109,7 @@ def _network():
             with contextlib.suppress(FileNotFoundError):
                 path = os.path.join(FLAGS.saved_model, 'assets.extra', 'labels.txt')
                 with open(path, encoding='utf-8', errors='replace') as stream:
-                    names = stream.read().splitlines()
+                    names = (read := stream.read().splitlines()) + names[len(read):]
             yield (lambda batch: session.run(probabilities, {images_: batch}), names,
                    images_.shape.as_list()[2:0:-1])
         return

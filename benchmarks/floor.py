@@ -24,7 +24,7 @@ def operation(build):
         if op.type in _PRODUCTS and op.name in needed:
             with tf.control_dependencies([results[-1]]):
                 # One element is used, or TensorFlow would drop the product as unused.
-                results.append(tf.reshape(_on_noise(op, noise), [-1])[0])
+                results.append(tf.cast(tf.reshape(_on_noise(op, noise), [-1])[0], tf.float32))
     return tf.add_n(results)
 
 
@@ -37,8 +37,8 @@ def _on_noise(op, noise):
             continue
         if each.name not in noise:  # A variable: TensorFlow would fold a constant.
             noise[each.name] = tf.Variable(
-                tf.random_normal(each.shape, stddev=0.1), use_resource=True).read_value()
+                tf.random_normal(each.shape, 0, 0.1, each.dtype), use_resource=True).read_value()
         inputs.append(noise[each.name])
     attributes = {name: value for name, value in op.node_def.attr.items() if name[0] != '_'}
     return tf.get_default_graph().create_op(
-        op.type, inputs, [tf.float32], attrs=attributes).outputs[0]
+        op.type, inputs, [op.outputs[0].dtype], attrs=attributes).outputs[0]

@@ -28,7 +28,7 @@ FLAGS = flags.FLAGS
 
 
 def train(name, seed, evaluation, csv):
-    """Trains 'ours' or 'tutorial' for `--steps`; prints what an `Evaluation` finds to `csv`."""
+    """Trains 'ours' or 'tutorial' for `--steps`; prints what an `Accuracy` finds to `csv`."""
     program = {'ours': cifar10, 'tutorial': tutorial}[name]
     with tf.Graph().as_default():
         tf.set_random_seed(seed)
@@ -47,8 +47,7 @@ def train(name, seed, evaluation, csv):
                     values = session.run(variables)
                     averaged, raw = (evaluation.count(values, use_averages).precision
                                      for use_averages in (True, False))
-                    print(f'{name},{seed},{step},{averaged:.4f},{raw:.4f}', file=csv,
-                          flush=True)
+                    print(f'{name},{seed},{step},{averaged:.4f},{raw:.4f}', file=csv, flush=True)
 
 
 def main():

@@ -20,6 +20,7 @@ import cifar10
 from cifar10_lib import recipes
 from cifar10_lib.nets import variables
 from cifar10_lib.program import devices
+import cifar10_lib.training.session  # noqa: F401, for --max_steps.
 
 flags.DEFINE_enum('what', 'step', ['input', 'step', 'agreement', 'speed'], 'What to measure.')
 flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial'], 'Whose input.')
@@ -35,7 +36,7 @@ _LOG_FREQUENCY = 10  # Steps from one fetch of the loss to the next, as in train
 
 def measure_input():
     """Returns images/s of the input alone, after a quarter of the batches has warmed it up."""
-    batch = tf.group(*(cifar10.distorted_inputs() if FLAGS.side == 'ours' else
+    batch = tf.group(*(cifar10.distorted_inputs(recipes.chosen()) if FLAGS.side == 'ours' else
                        tutorial.distorted_inputs(cifar10.source().folder, FLAGS.batch_size)))
     creator = tf.train.ChiefSessionCreator(config=devices.session_config())
     with tf.train.MonitoredSession(creator) as session:  # It runs the queues.
@@ -55,7 +56,7 @@ def measure_step():
                               tf.train.get_or_create_global_step())
 
     # Our own normalisation has matrix products, which the tutorial's network does not need.
-    plain = tutorial.inference if FLAGS.net == 'tutorial' else _inference
+    plain = tutorial.inference if FLAGS.net != 'resnet23' else _inference
     sides = {'ours': _session(lambda: _training()[0]),
              'floor': _session(lambda: floor.operation(lambda: plain(_fixed_batch()[0])))}
     if FLAGS.net == 'tutorial':
@@ -126,7 +127,7 @@ def _inference(images):
 def _training():
     """Adds a step of training to the graph: (an operation that runs it, the loss)."""
     images, labels = _fixed_batch()
-    loss = cifar10.loss(_inference(images), labels)
+    loss = cifar10.loss(_inference(images), labels, recipes.chosen().label_smoothing)
     with tf.device(variables.device()):
         global_step = tf.train.get_or_create_global_step()
         return cifar10.train(loss, global_step, recipes.chosen()), loss

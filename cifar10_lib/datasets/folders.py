@@ -25,7 +25,7 @@ def read(folder, skipped):
     """
     classes, train, test = find(folder, skipped)
     # One scale for the whole set: classes may differ in brightness.
-    highest = max(images.highest_value(path) for _, path in (*(train or ()), *test))
+    highest = max((images.highest_value(path) for _, path in (*(train or ()), *test)), default=0)
     if highest:
         console.line(f'In images of more than 8 bits per channel, {highest:g} is white.')
     return classes, train if train is None else _decoded(train, skipped, highest), (

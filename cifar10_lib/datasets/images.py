@@ -35,7 +35,7 @@ def _highest(image):
     tags = getattr(image, 'tag_v2', {})
     bits = max(tags.get(_BITS_PER_SAMPLE, (16,)))
     declared = tags.get(_MAX_SAMPLE_VALUE, [2 ** bits - 1 if bits < 16 else 0])
-    return float(max(np.ravel(declared)) or np.asarray(image).max())
+    return float(max(np.ravel(declared)) or np.max(image, where=np.isfinite(image), initial=0))
 
 
 def read(path, highest=None, size=(table.WIDTH, table.HEIGHT)):

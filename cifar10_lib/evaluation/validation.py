@@ -21,7 +21,7 @@ class Validation:
     def __init__(self, train_dir, variables, statistics, images='test', caught=()):
         """Builds the evaluation's graph; for errors see `accuracy.Accuracy`.
 
-        For `train_dir`, `variables` and `images` see `best.Best`; for `caught`, `count` there;
+        For `train_dir`, `variables` and `images` see `best.Best`; for `caught`, `Accuracy.count`;
         `statistics` is the session's `statistics.Statistics`, or None without batch norm.
         """
         self._statistics, self._caught = statistics, caught

@@ -56,8 +56,8 @@ class Best:
         The session holds the variables, and `values` is {name: value} of them. `error` and
         `averaged_error` are floats, 0 to 1, of the raw weights and the moving averages.
         """
-        if averaged_error >= self.error:
-            return
+        if averaged_error >= self.error or not all(np.isfinite(v).all() for v in values.values()):
+            return  # The loss finds values that are not finite only in the next step.
         files.own_folder(self._folder)
         self._saver.save(session, os.path.join(self._folder, names.CHECKPOINT), global_step=step,
                          write_meta_graph=False)

@@ -52,11 +52,12 @@ def remove_files(folder, also_finished):
                 os.remove(entry.path)
 
 
-# The fields of `run.json` that the code reads; the rest is for people.
+# The fields of `run.json` whose types are checked.
 _RUN_FIELDS = {
     'net': (json_files.is_name, 'the name of a network'),
     'dataset': (json_files.is_name, 'the name of a data set'),
-    'settings': (lambda value: isinstance(value, dict), 'an object'),
+    'settings': (lambda value: isinstance(value, dict) and isinstance(
+        value.get('images_per_step', []), list), 'an object'),
     'classes': (lambda value: isinstance(value, list) and {*map(type, value)} <= {str},
                 'a list of names')}
 

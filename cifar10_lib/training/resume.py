@@ -146,9 +146,9 @@ def prepare_folder(examples_per_step, saver):
                 'first_step': step, 'started': datetime.datetime.now().isoformat(),
                 'tensorflow': tf.version.VERSION}}, indent=2, sort_keys=True) + '\n').encode())
     if step < FLAGS.max_steps:
-        console.line(f'{FLAGS.max_steps} steps of {examples_per_step} images are '
-                     f'{epochs.seen(FLAGS.max_steps):.4g} epochs of {epochs.images_per_epoch} '
-                     'images.')
+        size = f' of {examples_per_step} images' if len(changes) == 1 else ''
+        console.line(f'{FLAGS.max_steps} steps{size} are {epochs.seen(FLAGS.max_steps):.4g} epochs '
+                     f'of {epochs.images_per_epoch} images.')
     if latest:
         latest = checkpoints.latest(FLAGS.train_dir)
         console.line(f'Resuming from {latest}.')

@@ -119,7 +119,7 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
             writer.reopen()  # After an earlier session of this process.
             stack.callback(writer.close)
             current = validate = None
-            if averages:  # It has a third of a step's time: other workers wait for that step.
+            if averages:  # At most a third of --step_timeout: other workers wait.
                 current = statistics.Statistics(
                     averages, variables, epochs.first_step, caught, me.step_seconds / 3)
             if FLAGS.validate_every:  # Imported only here: a plain run does not evaluate.

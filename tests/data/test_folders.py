@@ -62,8 +62,7 @@ def test_an_existing_split_is_used(tmp_path, train, name, other):
     assert found.classes == ('cat', 'dog')
     assert (len(of(found.train, 0)), len(of(found.train, 1))) == (2, 3)
     assert found.test == [(1, f'{tmp_path}/{name}/dog/0.png')]
-    assert found.skipped == (
-        [(f'{tmp_path}/{other}', 'is not part of the split')] if other else [])
+    assert found.skipped == ([(f'{tmp_path}/{other}', 'is not part of the split')] if other else [])
 
 
 def test_a_split_without_classes_is_named_and_left_out(tmp_path):

@@ -101,10 +101,11 @@ def test_files_that_are_not_images(tmp_path, data, words, capfd):
 @pytest.mark.parametrize('kind, form', [
     (np.uint16, 'PNG'), (np.uint16, 'TIFF'), (np.int32, 'TIFF'), (np.float32, 'TIFF')])
 def test_more_than_eight_bits_are_scaled(read, highest, kind, form):
-    """By the highest value: cameras of 12 bits, and files of 16 bits with 200 greys."""
-    ramp = np.round(np.linspace(0, highest, 1024)).reshape(32, 32).astype(kind)
-    found = read(ramp, format=form)
-    np.testing.assert_array_equal(found[..., 0], np.round(ramp.astype(float) * 255 / highest))
+    """By the highest value: cameras of 12 bits, files of 16 bits with 200 greys; NaN is black."""
+    ramp = np.round(np.linspace(0, highest, 1024)).reshape(32, 32)
+    stored = np.where(ramp > 0, ramp, np.nan if kind == np.float32 else 0).astype(kind)
+    found = read(stored, format=form)
+    np.testing.assert_array_equal(found[..., 0], np.round(ramp * 255 / highest))
 
 
 def test_one_scale_for_a_whole_set(tmp_path, capsys):
@@ -120,8 +121,7 @@ def test_one_scale_for_a_whole_set(tmp_path, capsys):
     assert 'In images of more than 8 bits per channel, 2000 is white.' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('tags, expected', [
-    ({281: 4000}, 64), ({262: 0}, 0)])
+@pytest.mark.parametrize('tags, expected', [({281: 4000}, 64), ({262: 0}, 0)])
 def test_what_a_tiff_declares(read, tags, expected):
     """The highest value, 4,000; or that 0 is white."""
     image = np.full([32, 32], 1000, np.uint16)

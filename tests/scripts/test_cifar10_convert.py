@@ -87,10 +87,12 @@ def test_a_data_set_inside_the_images_is_rejected(folder, monkeypatch):
     assert sorted(os.listdir(folder)) == sorted(NAMES)
 
 
-def test_a_class_without_readable_images_is_an_error(tmp_path, capsys):
+@pytest.mark.parametrize('image', ['1.png', '2026/1.png'])
+def test_a_class_without_readable_images_is_an_error(tmp_path, capsys, image):
     for name in ('cat', 'dog'):
-        (tmp_path / 'images' / name).mkdir(parents=True)
-        (tmp_path / 'images' / name / '1.png').write_text('text')
+        path = tmp_path / 'images' / name / image
+        path.parent.mkdir(parents=True)
+        path.write_text('text')
     with pytest.raises(errors.DataError, match='no training images of cat, dog: add some'):
         cifar10_convert.convert(str(tmp_path / 'images'), str(tmp_path / 'data'))
     assert capsys.readouterr().out.splitlines()[0] == 'Skipped 2:'

@@ -67,8 +67,7 @@ def test_progress_is_overwritten_and_cut_to_the_width():
         f'{CLEAR}epoch 0.5{CLEAR}epoch 0.6{CLEAR}step 6\nstep 7\n'
         f'{CLEAR}0123456789012345678{CLEAR}step 7{CLEAR}done\n'
         f'{CLEAR}epoch 2\nan error\n')  # 19 of 20 columns: it does not wrap.
-    assert left_on_screen(shown) == [
-        'step 6', 'step 7', 'done', 'epoch 2', 'an error', '']
+    assert left_on_screen(shown) == ['step 6', 'step 7', 'done', 'epoch 2', 'an error', '']
 
 
 def test_a_pipe_gets_only_the_lines():

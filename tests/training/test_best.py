@@ -74,14 +74,15 @@ def test_a_lower_error_replaces_it(best, session, tmp_path):
         assert (stream['weights/layer/weights'][:] == 7).all()
 
 
-@pytest.mark.parametrize('error', [0.5, 0.75])
-def test_an_error_that_is_not_lower_changes_nothing(best, session, tmp_path, error):
+@pytest.mark.parametrize('weight, error', [(7, 0.5), (7, 0.75), (np.nan, 0.25)])
+def test_an_error_that_is_not_lower_changes_nothing(best, session, tmp_path, weight, error):
+    """Nor do weights that are not finite, whatever their error."""
     def contents():
         return {entry.name: entry.read_bytes() for entry in (tmp_path / 'best').iterdir()}
     before = contents()
+    session.run(tf.trainable_variables()[0].assign(np.full([2, 2], weight)))
     offer(best, session, 20, 0.0, error)
-    assert contents() == before
-    assert (best.error, best.step) == (0.5, 10)
+    assert (contents(), best.error, best.step) == (before, 0.5, 10)
 
 
 def test_a_resumed_run_knows_the_best(best, session, tmp_path):

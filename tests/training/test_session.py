@@ -144,7 +144,7 @@ def test_epochs_are_images_seen_over_all_starts(half_bright, capsys):
         assert [(row['step'], row['epoch']) for row in rows] == {
             5: [(5, 0.5)], 10: [(5, 0.5), (10, 1.5)], 20: [(5, 0.5), (10, 1.5), (20, 2)],
             7: [(5, 0.5), (7, 1.5)]}[max_steps]
-    assert '7 steps of 40 images are 1.5 epochs of 80 images.\n' in capsys.readouterr().out
+    assert '\n7 steps are 1.5 epochs of 80 images.\n' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('file_time', [0, 86400, time.time() + 20 * 365 * 86400],

@@ -273,8 +273,7 @@ def test_held_out_images_are_not_trained_on(tiny_net, capsys):
     assert metrics.read(folder('metrics.csv'))[0]['epoch'] == 1.0
     assert json.loads(pathlib.Path(folder('best', 'error.json')).read_text())[
         'validated_on'] == 'held_out'
-    assert re.search(': step 9, training error = .*, validation error = ',
-                     capsys.readouterr().out)
+    assert re.search(': step 9, training error = .*, validation error = ', capsys.readouterr().out)
 
 
 def test_a_run_on_all_images_cannot_resume_with_held_out_ones(tiny_net):

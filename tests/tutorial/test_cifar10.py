@@ -94,8 +94,7 @@ def test_learning_rate_counts_images(dataset, given, batch_size, replicas, initi
     with tf.Session() as session:
         rates = [session.run(rate, {step: value}) for value in (
             0, decay_steps - 1, decay_steps, decay_steps + 1, 2 * decay_steps)]
-    np.testing.assert_allclose(
-        rates, initial * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-5)
+    np.testing.assert_allclose(rates, initial * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-5)
 
 
 def test_learning_rate_counts_the_records_of_the_files(half_bright):
