@@ -149,7 +149,7 @@ def curves(stream):
             errors.append((f'{name}, evaluation', number, 's',
                            {step: 1 - value for step, value in evaluated.items()}))
     pictures.curves(stream, [10, 4.2], [
-        (losses, 'loss: cross entropy + weight decay', 'loss (nats), mean since the previous point',
+        (losses, 'loss: cross entropy + weight decay', 'loss (nats), mean of recent steps',
          'step'),
         (errors, 'error: 1 - precision @ 1', 'error (fraction of images)', 'step')])
 
