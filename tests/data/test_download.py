@@ -128,7 +128,7 @@ def test_bytes_received_before_a_lost_connection_are_kept(server, tmp_path):
 
 
 def test_a_server_that_stalls(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, '_TIMEOUT_SECONDS', 0.4)
+    monkeypatch.setattr(download, '_TIMEOUT_SECONDS', 1)
     server.behaviour = 'stall'
     assert 'timed out' in failure(tmp_path, server.url)
     assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:10000]

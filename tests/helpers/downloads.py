@@ -80,10 +80,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._good(cut=10000)
 
     def _stall(self):
-        """Sends 10,000 bytes, then stops for two seconds."""
+        """Sends 10,000 bytes, then stops for five seconds."""
         self._good(cut=10000)
         self.wfile.flush()
-        threading.Event().wait(2)
+        threading.Event().wait(5)
 
     def _held(self):
         """Sends nothing until the event `released` is set."""

@@ -1,3 +1,4 @@
+import os
 import pathlib
 
 import numpy as np
@@ -99,35 +100,24 @@ def test_a_checkpoint_for_another_image_size_names_the_cause(noisy, tmp_path):
         accuracy.Accuracy(use_moving_averages=False).run(path)
 
 
-def test_the_exception_of_a_reading_thread_is_raised(noisy, tmp_path):
-    plain.save_checkpoint(tmp_path / 'train')
-    current = accuracy.Accuracy()
-    (noisy / 'test_batch.bin').unlink()
-    with pytest.raises(tf.errors.NotFoundError, match='test_batch.bin'):
-        current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
-
-
-def test_fewer_records_than_counted_are_an_error(noisy, tmp_path):
-    """The file was replaced after the check; a precision of other images must not be printed."""
-    plain.save_checkpoint(tmp_path / 'train')
-    current = accuracy.Accuracy()
-    with open(noisy / 'test_batch.bin', 'r+b') as stream:
-        stream.truncate(3073 * 100)
-    with pytest.raises(errors.DataError, match='had at least 130 images .* has 100 now'):
-        current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
-
-
-def test_an_invalid_label_is_reported_with_file_and_record(noisy, tmp_path):
-    """Even if the file was replaced after the check."""
-    plain.save_checkpoint(tmp_path / 'train')
-    current = accuracy.Accuracy()
-    with open(noisy / 'test_batch.bin', 'r+b') as stream:
+def with_label_10(path):
+    with open(path, 'r+b') as stream:
         stream.seek(3073 * 77)
         stream.write(b'\x0a')
-    with pytest.raises(errors.DataError) as error:
+
+
+@pytest.mark.parametrize('change, error, words', [
+    (os.remove, tf.errors.NotFoundError, 'test_batch.bin'),
+    (lambda path: os.truncate(path, 3073 * 100), errors.DataError,
+     'had at least 130 images .* has 100 now'),
+    (with_label_10, errors.DataError,
+     r'/test_batch.bin has label 10 in record 77 \(counted from 0\); expected 0 to 9')])
+def test_a_file_that_changes_after_the_check(noisy, tmp_path, change, error, words):
+    plain.save_checkpoint(tmp_path / 'train')
+    current = accuracy.Accuracy()
+    change(noisy / 'test_batch.bin')
+    with pytest.raises(error, match=words):
         current.run(str(tmp_path / 'train' / 'model.ckpt-123'))
-    assert str(error.value).startswith(
-        f'{noisy}/test_batch.bin has label 10 in record 77 (counted from 0); expected 0 to 9')
 
 
 def test_a_signal_ends_counting(noisy, tmp_path):

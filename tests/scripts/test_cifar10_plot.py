@@ -109,8 +109,7 @@ def test_filters_are_the_averaged_weights(tmp_path):
     weights[..., 1, :] = 1
     averages = np.zeros([2, 2, 3, 1], np.float32)
     averages[0, :, 0] = 0.1
-    save(tmp_path, **{
-        'conv1/weights': weights, 'conv1/weights/ExponentialMovingAverage': averages})
+    save(tmp_path, **{'conv1/weights': weights, 'conv1/weights/ExponentialMovingAverage': averages})
     image = plot(tmp_path / 'a.png', 'filters', runs=[str(tmp_path)]).astype(int)
     assert (abs(image - [255, 127, 127]) <= 1).all(axis=2).sum() > 1000
     assert (abs(image - [127, 127, 127]) <= 1).all(axis=2).sum() > 1000

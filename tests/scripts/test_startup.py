@@ -185,17 +185,17 @@ def test_a_missing_package_is_reported_with_the_remedy(tmp_path):
             'environment that has it, or run: pip install -r requirements.txt\n')
 
 
-def test_help_without_a_reader():
-    """As in `--help | true`, and on a full disk."""
+def test_output_that_cannot_be_written():
+    """As in `--help | true`, and predictions on a full disk."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, 'w') as pipe, open('/dev/full', 'w') as full:
-        for stream, code, message in (
-                (pipe, 128 + signal.SIGPIPE, ''),
-                (full, 1, 'cifar10_train.py: cannot write to standard output: '
-                          'No space left on device\n')):
-            done = spawn.run([spawn.ROOT / 'cifar10_train.py', '--help'],
-                             stdout=stream, stderr=subprocess.PIPE)
+        for words, stream, code, message in (
+                (['cifar10_train.py', '--help'], pipe, 128 + signal.SIGPIPE, ''),
+                (['cifar10_predict.py', 'docs/hero.png', '--checkpoint_dir=models/resnet23'], full,
+                 1, 'cifar10_predict.py: cannot write to standard output: No space left on '
+                    'device\n')):
+            done = spawn.run(words, cwd=spawn.ROOT, stdout=stream, stderr=subprocess.PIPE)
             assert (done.returncode, done.stderr) == (code, message)
 
 

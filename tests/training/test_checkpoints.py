@@ -1,5 +1,6 @@
 import shutil
 import threading
+import time
 
 import h5py
 import numpy as np
@@ -196,14 +197,16 @@ def test_watch_yields_each_intact_checkpoint_once(tmp_path, capsys):
 def test_watch_waits_if_all_are_removed_and_yields_a_new_checkpoint_of_the_same_step(tmp_path):
     """As after --restart. The file `checkpoint` names a removed one, which is not damage."""
     fifth, = _save_steps(tmp_path, 5)
-    coming = checkpoints.watch(str(tmp_path), 0.1)
+    coming = checkpoints.watch(str(tmp_path), 2)
     assert next(coming) == fifth
     for path in tmp_path.glob('model.ckpt-*'):
         path.unlink()
-    threading.Timer(1.5, lambda: _save_steps(tmp_path, 5)).start()
-    threading.Timer(6, lambda: _save_steps(tmp_path, 7)).start()
+    threading.Timer(2.5, lambda: _save_steps(tmp_path, 5)).start()
     assert next(coming) == fifth
+    found = time.monotonic()
+    _save_steps(tmp_path, 7)
     assert next(coming) == str(tmp_path / 'model.ckpt-7')
+    assert time.monotonic() > found + 1
 
 
 def test_all_checkpoints_damaged(tmp_path):

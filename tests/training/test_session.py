@@ -24,7 +24,7 @@ import cifar10_eval
 import cifar10_export
 import cifar10_multi_gpu_train
 import cifar10_train
-from cifar10_lib.datasets import custom, table
+from cifar10_lib.datasets import custom
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints, events, folder as run_folder, metrics
 from cifar10_lib.training import hooks, resume, session as training
@@ -123,8 +123,7 @@ def test_resuming_with_another_batch_size_prints_a_line(trained, capsys):
     ('use_fp16', True, '--use_fp16=true (was false)'),
     ('use_bf16', True, '--use_bf16=true (was false)'),
     ('variables', 'gpu', '--variables=gpu (was cpu)')])
-def test_resuming_with_other_types_or_devices_prints_a_line(
-        half_bright, capsys, name, value, line):
+def test_resuming_with_other_types_or_devices_prints_a_line(half_bright, capsys, name, value, line):
     list(counted(max_steps=1))
     capsys.readouterr()
     for max_steps in (2, 3):
@@ -178,11 +177,10 @@ def test_summaries_at_each_start_and_every_hundred_steps(half_bright, monkeypatc
     assert any(event.graph_def for _, event in all_events())
 
 
-def test_run_json(trained):
-    run = json.loads(pathlib.Path(FLAGS.train_dir, 'run.json').read_text())
-    assert (run['dataset'], run['net']) == ('cifar10', 'tutorial')
-    assert tuple(run['classes']) == table.CIFAR10.classes
-    assert run['settings']['batch_size'] == 8
+def test_checkpoints_by_time(half_bright):
+    """The first step, the last, and at least one after a second."""
+    timed(0.6, save_checkpoint_secs=1, max_steps=4)
+    assert len(list(pathlib.Path(FLAGS.train_dir).glob('model.ckpt-*.index'))) > 2
 
 
 @pytest.mark.parametrize('classes', [['cat', 'dog'], ['rose', 'tulip']])
@@ -524,3 +522,15 @@ def test_two_signals_at_once_count_as_one(half_bright):
         process.send_signal(number)
     spawn.ended(process, 130, 143)
     assert checkpoints.step(latest()) >= 6
+
+
+def test_a_second_signal_ends_it_at_once():
+    """Except SIGHUP, which often follows another."""
+    process = spawn.start(['-c', 'import time\nfrom cifar10_lib.training import worker\n'
+                                 'with worker.signals_caught():\n    print("ready", flush=True)\n'
+                                 '    while True: time.sleep(0.01)'], cwd=spawn.ROOT)
+    assert process.stdout.readline() == 'ready\n'
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        process.send_signal(number)
+        time.sleep(0.5)
+    spawn.ended(process, 128 + signal.SIGINT)

@@ -39,8 +39,7 @@ def folder(*names):
 
 def rows():
     """(step, validation error) of each row of the metrics."""
-    return [(row['step'], row['validation_error'])
-            for row in metrics.read(folder('metrics.csv'))]
+    return [(row['step'], row['validation_error']) for row in metrics.read(folder('metrics.csv'))]
 
 
 def scalars(tag):

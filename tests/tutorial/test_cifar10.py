@@ -234,8 +234,7 @@ def test_a_frozen_training_graph_accepts_any_number_of_images(count):
             session, tf.get_default_graph().as_graph_def(), [logits.op.name])
     with tf.Graph().as_default():
         fed = tf.placeholder(tf.float32, [None, 24, 24, 3])
-        found, = tf.import_graph_def(
-            frozen, {'images:0': fed}, [logits.name], name='')
+        found, = tf.import_graph_def(frozen, {'images:0': fed}, [logits.name], name='')
         with tf.Session() as session:
             got = session.run(found, {fed: pixels})
     assert got.shape == (count, 10)

@@ -241,13 +241,3 @@ def test_more_workers_than_records(tmp_path):
     write_small(tmp_path, a=2, b=1)
     with pytest.raises(errors.DataError, match='3 records are not enough for 4 workers'):
         distorted_inputs(str(tmp_path), 8, SMALL, shard=(3, 4))
-
-
-def test_the_exception_of_a_reading_thread_is_raised(tmp_path):
-    write_small(tmp_path, a=10, b=10)
-    images, _ = distorted_inputs(str(tmp_path), 8, SMALL)
-    (tmp_path / 'b.bin').unlink()
-    with pytest.raises(tf.errors.NotFoundError, match='b.bin'):
-        with tf.train.MonitoredSession() as session:
-            for _ in range(1000):
-                session.run(images)

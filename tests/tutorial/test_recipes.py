@@ -44,8 +44,7 @@ def test_one_device(tiny_net, capsys):
         'Defaults for --net=tiny: --batch_size=16 --max_steps=30')
     assert value('global_step') == 30
     for use_moving_averages in (True, False):
-        assert outcomes.precision(
-            FLAGS.train_dir, use_moving_averages=use_moving_averages) == 1.0
+        assert outcomes.precision(FLAGS.train_dir, use_moving_averages=use_moving_averages) == 1.0
     rows = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
     assert [row['step'] for row in rows] == [5, 10, 15, 20, 25, 30]
     assert rows[-1]['validation_error'] == 0
@@ -129,8 +128,7 @@ def test_flags_that_the_user_gives_are_kept(tiny_net, capsys, given, expected, p
         FLAGS[name].using_default_value = False
     training.apply_recipe_defaults()
     assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == expected
-    assert capsys.readouterr().out == (
-        f'Defaults for --net=tiny: {printed}\n' if printed else '')
+    assert capsys.readouterr().out == (f'Defaults for --net=tiny: {printed}\n' if printed else '')
 
 
 @pytest.mark.parametrize('epochs, validate_on, batch_size, replicas, max_steps', [

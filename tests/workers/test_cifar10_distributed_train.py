@@ -132,10 +132,9 @@ def test_trains_is_evaluated_and_resumes(half_bright):
     assert outcomes.precision(FLAGS.train_dir) == 1.0
 
 
-@pytest.mark.parametrize('rank, number', [
-    (0, signal.SIGTERM), (1, signal.SIGUSR1)])
+@pytest.mark.parametrize('rank, number', [(0, signal.SIGTERM), (1, signal.SIGUSR1)])
 def test_a_signal_to_one_worker_lets_worker_0_save(half_bright, rank, number):
-    process = start('--max_steps=100000')
+    process = start('--max_steps=100000', PATIENT)
     await_steps(process)
     os.kill(spawn.workers(process.pid)[rank], number)
     out, _ = spawn.ended(process, 128 + number)
@@ -171,7 +170,7 @@ def test_a_run_continues_with_fewer_workers_and_then_with_more(half_bright):
 
 
 def test_all_workers_report_a_loss_that_is_not_finite(half_bright):
-    process = start('--max_steps=100', rate=1e20)
+    process = start('--max_steps=100', PATIENT, rate=1e20)
     _, error = spawn.ended(process, 1)
     lines = sorted(error.splitlines(), key=len)
     assert len(lines) == 2, error
@@ -196,7 +195,7 @@ validation.Validation.run = validate_slowly
 
 def test_all_workers_stop_when_a_validation_reaches_the_precision(half_bright):
     """Any precision is at least 0. Both validate after each epoch, 5 steps of 16 images."""
-    process = start('--max_steps=100000', '--validate_every=1', '--stop_at=0')
+    process = start('--max_steps=100000', '--validate_every=1', '--stop_at=0', PATIENT)
     out, error = spawn.ended(process, 0)
     assert error == ''
     assert 'Reached --stop_at=0 at step 5, after 80 images (1 epochs) and ' in out
@@ -246,7 +245,6 @@ def test_a_worker_that_is_killed_or_frozen_ends_all(half_bright, number, rank, m
     assert re.search(rf'worker {rank} .*was lost', error), error
     assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
     assert checkpoints.latest(FLAGS.train_dir) == tf.train.latest_checkpoint(FLAGS.train_dir)
-    assert 0.0 <= outcomes.precision(FLAGS.train_dir) <= 1.0  # It can be read.
 
 
 @networks.with_networks

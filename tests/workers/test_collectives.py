@@ -11,20 +11,29 @@ from cifar10_lib.training.worker import Worker
 from cifar10_lib.workers import collectives
 
 
-def pairs(*shapes, dtypes=None):
-    """(gradient, variable) pairs of zeros, named v0, v1 ..."""
-    dtypes = dtypes or [tf.float32] * len(shapes)
-    return [(tf.zeros(shape, dtype), tf.get_variable(f'v{k}', shape, dtype))
-            for k, (shape, dtype) in enumerate(zip(shapes, dtypes))]
+def pairs(sizes):
+    """(gradient, variable) pairs of zeros, from {name: number of elements}."""
+    return [(tf.zeros([size]), tf.get_variable(name, [size])) for name, size in sizes.items()]
 
 
 MB = 2**18  # float32 elements.
 
 
+@pytest.mark.parametrize('sizes, expected', [
+    ({'a': 3, 'b': 2, 'c': 6, 'd': 1}, [[3, 2], [6], [1]]),
+    ({'a': 3, 'b/biases': 1, 'b/weights': 2}, [[3], [1, 2]])])
+def test_buckets_end_at_layers(sizes, expected):
+    """Of at most 5 MB: the example of `buckets`, and a layer that does not fit beside another."""
+    found = collectives.buckets(pairs({name: size * MB for name, size in sizes.items()}), 5 << 20)
+    assert [[gradient.shape.as_list()[0] // MB for gradient, _ in bucket]
+            for bucket in found] == expected
+
+
 def graph_of(worker, **options):
     graph = tf.Graph()
     with graph.as_default():
-        collectives.all_reduce_mean(pairs([13], [2 * MB], [7]), worker, 1 << 20, **options)
+        gradients = pairs({'a': 13, 'b': 2 * MB, 'c': 7})
+        collectives.all_reduce_mean(gradients, worker, 1 << 20, **options)
     return graph
 
 
@@ -38,6 +47,12 @@ def test_on_gpus_buckets_go_one_after_another():
     assert second.name in inputs_of(third)
     assert first.device == '/device:GPU:0'
     assert first.get_attr('communication_hint') == b'nccl'
+
+
+@pytest.mark.parametrize('overlap', [True, False])
+def test_without_overlap_all_gradients_come_first(overlap):
+    first, *_ = reductions(graph_of(Worker(0, 2), overlap=overlap))
+    assert ({'zeros', 'zeros_1', 'zeros_2'} <= inputs_of(first)) != overlap
 
 
 PROGRAM = '''

@@ -122,9 +122,12 @@ def test_a_port_that_is_in_use(rank):
             'training run using it?')
 
 
+OTHER_JOB = b'{"job": "cifar10-workers-6 k", "rank": 1, "address": "127.0.0.1:1"}'
+
+
 @pytest.mark.parametrize('sent', [
     b'GET / HTTP/1.1\r\n\r\n', b'x' * (2 << 20), struct.pack('!i', 100) + b'{"job": ',
-    struct.pack('!i', 2) + b'[]', struct.pack('!i', 11) + b'{"job": "k"}', b''])
+    struct.pack('!i', 2) + b'[]', struct.pack('!i', len(OTHER_JOB)) + OTHER_JOB, b''])
 def test_anything_else_at_the_port_is_closed_and_does_not_disturb_the_job(sent):
     """Also a message that stops halfway, another job, and silence."""
     first, second = workers(2)
