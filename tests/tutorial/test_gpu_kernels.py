@@ -65,6 +65,7 @@ def precision(request, records):
 def test_a_tower(net, precision):
     with tf.device('/cpu:0'), flagsaver.flagsaver(net=net, num_gpus=1):
         queue = cifar10_input.distorted_batches(cifar10.source(), recipes.chosen().augment, 2)
+        assert queue.dtypes == [tf.float32, tf.int32]
         cifar10_multi_gpu_train.build_towers(queue)
     _check(op for op in tf.get_default_graph().get_operations() if 'GPU' in op.device)
 
