@@ -40,6 +40,7 @@ def _with_files(source, target, cases, expression):
         check=True).stdout)
 
 
+@pytest.mark.skipif(devices.visible_cores() < 2, reason='with one core, quotas change nothing')
 def test_the_quota_of_a_container(tmp_path):
     """Both versions of control groups, for a process that sees two cores or more."""
     (tmp_path / 'cpu').mkdir()
@@ -49,8 +50,7 @@ def test_the_quota_of_a_container(tmp_path):
         {'cpu.max': 'max 100000'}, {}, {quota: '100000\n', period: '100000'},
         {quota: '-1\n', period: '100000'}],
         'devices.cores_by_quota(), devices.session_config().intra_op_parallelism_threads')
-    assert devices.visible_cores() == 1 or found == [
-        [1, 1], [1, 1], [None, 0], [None, 0], [None, 0], [1, 1], [None, 0]]
+    assert found == [[1, 1], [1, 1], [None, 0], [None, 0], [None, 0], [1, 1], [None, 0]]
 
 
 def test_instructions_for_bfloat16(tmp_path):

@@ -20,7 +20,7 @@ def test_grid_places_rows_and_columns(tmp_path):
     """Red and green, whose name is wrong; blue is below green, beside an empty place."""
     red, green, blue = (np.tile(row.astype(float), [4, 4, 1]) for row in np.eye(3))
     pictures.grid(tmp_path / 'a.png', [[(red, 'r', True), (green, '\u2588' * 9, False)],
-                                         [None, (blue, None)]], 'Title', ['first', 'second'])
+                                       [None, (blue, None)]], 'Title', ['first', 'second'])
     image = pixels(tmp_path / 'a.png')
     assert middle_of(image, [0xD5, 0x5E, 0x00])[1] > 0.5
     (r_row, r_column), (g_row, g_column), (b_row, b_column) = (
