@@ -114,9 +114,9 @@ def inference(images):
         ValueError: the images have a different size, which would change the network.
     """
     images = tf.convert_to_tensor(images)  # From an array, too.
-    if images.shape.as_list()[1:] != [IMAGE_SIZE, IMAGE_SIZE, 3]:
-        raise ValueError(f'images have shape {images.shape}; expected '
-                         f'[batch, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]')
+    size = cifar10_input.IMAGE_SIZE  # Also if a program has changed it.
+    if images.shape.as_list()[1:] != [size, size, 3]:
+        raise ValueError(f'images have shape {images.shape}; expected [batch, {size}, {size}, 3]')
     images = tf.cast(images, variables.compute_type())
 
     # conv1
@@ -207,8 +207,8 @@ def loss(logits, labels, label_smoothing=0.0):
         of_all_classes = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
         cross_entropy += label_smoothing * (of_all_classes - cross_entropy)
     tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
-    scope = tf.get_default_graph().get_name_scope()
-    return tf.add_n(tf.get_collection('losses', scope + '/' if scope else None), name='total_loss')
+    return tf.add_n(tf.get_collection('losses', summaries.tower_scope(TOWER_NAME)),
+                    name='total_loss')
 
 
 def _add_loss_summaries(total_loss):

@@ -18,7 +18,7 @@ to the file of --output, as soon as it is measured. Flags that are not listed be
     speed      steps on a fixed batch in GPU memory, by batch size and precision
 
 With --device=gpu, the last two are the default; without it the others, or only "step" and "workers"
-for networks other than the tutorial's.
+for other networks and data sets than the tutorial's.
 """
 import argparse
 import itertools
@@ -33,7 +33,7 @@ from benchmarks import processes
 
 _LINE = '{:58}{:>24}{:>24}{:>7}  {}'
 _LOGITS, _GRADIENTS = 1e-3, 1e-2  # The largest differences allowed in float32.
-_PRECISIONS = {'float32': {'tf32': False}, 'TF32': {}, 'float16': {'use_fp16': True},
+_PRECISIONS = {'float32': {'tf32': False}, 'TF32': {'tf32': True}, 'float16': {'use_fp16': True},
                'bfloat16': {'use_bf16': True}}
 
 
@@ -89,7 +89,8 @@ def speed_rows(options):
         float32 = None
         for precision, flags in _PRECISIONS.items():
             rates = processes.measure(options, what='speed', batch_size=batch_size,
-                                      timed_steps=50 * options.turns, **flags)['rates']
+                                      timed_steps=50 * options.turns,
+                                      **{'use_fp16': False, 'use_bf16': False, **flags})['rates']
             float32 = float32 or rates
             yield line(f'batch {batch_size} in {precision}, beside float32', 'images/s', rates,
                        float32)
@@ -159,7 +160,7 @@ def main():
     parser.add_argument('--output', default=os.devnull, help='append the lines to this file')
     options, options.flags = parser.parse_known_args()
     default = ('agreement speed' if options.device == 'gpu' else 'input step train workers'
-               if options.net == 'tutorial' else 'step workers')
+               if (options.net, options.dataset) == ('tutorial', 'cifar10') else 'step workers')
     rows = (_ROWS[name](options) for name in options.only or default.split())
     with open(options.output, 'a', buffering=1) as report:
         for text in itertools.chain(heading(options), *rows):

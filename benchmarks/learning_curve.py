@@ -21,8 +21,7 @@ from cifar10_lib.program import devices
 
 flags.DEFINE_integer('steps', 5000, 'Number of steps.', lower_bound=1)
 flags.DEFINE_integer('every', 2000, 'Steps between evaluations.', lower_bound=1)
-flags.DEFINE_integer('seeds', 2, 'Runs of each program; their seeds are 1, 2 and so on.',
-                     lower_bound=1)
+flags.DEFINE_integer('seeds', 2, 'Runs of each program, with seeds 1, 2 etc.', lower_bound=1)
 
 FLAGS = flags.FLAGS
 
@@ -51,6 +50,7 @@ def train(name, seed, evaluation, csv):
 
 
 def main():
+    FLAGS.net = 'tutorial'  # The network of both.
     csv = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # Messages such as "Filling queue with ...".
         cifar10.maybe_download_and_extract()
@@ -62,4 +62,4 @@ def main():
 
 
 if __name__ == '__main__':
-    startup.run(main)
+    startup.run(main, unused=['net'])

@@ -61,7 +61,7 @@ def measure_step():
              'floor': _session(lambda: floor.operation(lambda: plain(_fixed_batch()[0])))}
     if FLAGS.net == 'tutorial':
         sides['tutorial'] = _session(published)
-    if devices.multiplies_bfloat16():  # Otherwise, a step takes seconds.
+    if devices.multiplies_bfloat16() and variables.compute_type() == tf.float32:  # Else slow.
         with flagsaver.flagsaver(use_bf16=True):
             sides['bfloat16'] = _session(lambda: _training()[0])
     found = {name: [] for name in sides}
@@ -84,9 +84,9 @@ def measure_agreement():
 
     def build():
         images, labels = _fixed_batch()
-        for device in ('cpu', 'gpu'):
-            with tf.variable_scope('', reuse=device == 'gpu'), tf.name_scope(device), \
-                    tf.device(f'/{device}:0'):
+        for tower, device in enumerate(('cpu', 'gpu')):
+            with tf.variable_scope('', reuse=tower > 0), tf.device(f'/{device}:0'), \
+                    tf.name_scope(f'{cifar10.TOWER_NAME}_{tower}'):
                 logits = _inference(images)
                 yield logits, tf.gradients(cifar10.loss(logits, labels), tf.trainable_variables())
 
@@ -129,8 +129,7 @@ def _training():
     images, labels = _fixed_batch()
     loss = cifar10.loss(_inference(images), labels, recipes.chosen().label_smoothing)
     with tf.device(variables.device()):
-        global_step = tf.train.get_or_create_global_step()
-        return cifar10.train(loss, global_step, recipes.chosen()), loss
+        return cifar10.train(loss, tf.train.get_or_create_global_step(), recipes.chosen()), loss
 
 
 def _session(build):

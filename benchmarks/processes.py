@@ -18,7 +18,7 @@ def command(name, options, **flags):
     for each in ('data_dir', 'dataset', 'batch_size', 'net', 'device'):
         flags.setdefault(each, getattr(options, each))
     words = [name] if name.endswith('.py') else ['-m', name]
-    return [*words, *(f'--{key}={value}' for key, value in flags.items()), *options.flags]
+    return [*words, *options.flags, *(f'--{key}={value}' for key, value in flags.items())]
 
 
 def lines(words):

@@ -11,8 +11,7 @@ import tensorflow.compat.v1 as tf
 
 def scalar(tag, value):
     """Adds a scalar."""
-    tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.ScalarSummary(
-        tags=tag, values=value))
+    tf.add_to_collection(tf.GraphKeys.SUMMARIES, tf.raw_ops.ScalarSummary(tags=tag, values=value))
 
 
 def histogram(tag, values):
@@ -57,11 +56,7 @@ def losses(values_by_name):
     trend. The averages start at a session's first values. Their variable is in no collection, so
     that it needs no initializer and is not in checkpoints.
 
-    Args:
-        values_by_name: dictionary from name to float32 [].
-
-    Returns:
-        An operation that updates the averages.
+    Takes a dictionary from name to float32 []; returns an operation that updates the averages.
     """
     with tf.device('/cpu:0'), tf.name_scope('loss_averages'):
         values = tf.stack(list(values_by_name.values()))
@@ -80,13 +75,18 @@ def losses(values_by_name):
 
 
 def losses_by_name(total_loss, tower):
-    """The losses of the current name scope and their total, float32 [], for `losses`.
+    """The losses, of the current tower if any, and their total, float32 [], for `losses`.
 
     Returns a dictionary from name without the tower, such as 'local3/weight_loss', to float32 [].
     """
-    scope = tf.get_default_graph().get_name_scope()
-    found = tf.get_collection('losses', scope + '/' if scope else None)
+    found = tf.get_collection('losses', tower_scope(tower))
     return {re.sub(f'^{tower}_[0-9]+/', '', each.op.name): each for each in [*found, total_loss]}
+
+
+def tower_scope(tower):
+    """The name scope of the current tower, such as 'tower_0/'; None outside of towers."""
+    found = re.match(f'(.*/)?{tower}_[0-9]+/', tf.get_default_graph().get_name_scope() + '/')
+    return found and found.group()
 
 
 def of_first_tower(nodes, tower):
