@@ -32,16 +32,16 @@ _COMMON_FLAGS = ('batch_size', 'epochs', 'validate_every', 'learning_rate', 'lin
                  'warmup_epochs', 'use_fp16', 'use_bf16', 'step_timeout')
 
 
-def train(me=worker.Worker(), start=None):  # noqa: B008, it has no state.
+def train(me=worker.Worker(), first_step=None):  # noqa: B008, it has no state.
     """Builds the graph and steps it until --max_steps, resuming if it can.
 
     Args:
         me: this `worker.Worker`.
-        start: worker 0's `resume.start`; the others may be unable to read its files.
+        first_step: worker 0's; the others may be unable to read its files.
     """
     recipe = recipes.chosen(training=True)
     with tf.Graph().as_default():
-        training.use_seed(me.rank, start and start[0])
+        training.use_seed(me.rank, first_step)
         with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
             global_step = tf.train.get_or_create_global_step()
             images, labels = cifar10.distorted_inputs(recipe, shard=(me.rank, me.size))
@@ -53,7 +53,7 @@ def train(me=worker.Worker(), start=None):  # noqa: B008, it has no state.
         train_op = cifar10.train(losses['total_loss'], global_step, recipe, grads,
                                  summaries.losses(losses), me.size)
         examples_per_step = FLAGS.batch_size * me.size
-        with training.session(losses['total_loss'], examples_per_step, me, start) as mon_sess:
+        with training.session(losses['total_loss'], examples_per_step, me) as mon_sess:
             while not mon_sess.should_stop():
                 mon_sess.run(train_op)
 
@@ -77,11 +77,12 @@ def main(workers):
     """Trains as one of several workers, a `cluster.Cluster`."""
     if workers.rank:
         sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
-    training.apply_recipe_defaults(workers.size, leads=workers.rank == 0)
+    training.apply_recipe_defaults(workers.size, leads=False)
     with connected.joined(workers, facts()) as me:
-        run = me.barrier('the run', value=(
-            (FLAGS.max_steps, *resume.start(FLAGS.batch_size * me.size))
-            if me.rank == 0 and training.steps_left() else None))
+        if me.rank == 0:  # Reads the run's files: an error in them now ends all workers.
+            training.apply_recipe_defaults(me.size)
+        run = me.barrier('the run', value=(FLAGS.max_steps, resume.first_step())
+                         if me.rank == 0 and training.steps_left() else None)
         if run is None:  # Worker 0 has printed that no steps are left.
             return
         FLAGS.set_default('max_steps', run[0])
@@ -91,7 +92,7 @@ def main(workers):
         me.barrier('the data', {
             'training images': source.num_examples(),
             **{f'label {label}': name for label, name in enumerate(source.data_set.classes)}})
-        train(me, run[1:])
+        train(me, run[1])
 
 
 if __name__ == '__main__':

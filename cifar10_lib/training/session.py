@@ -1,6 +1,5 @@
 """What all trainers share: the flags of a run, its folder, and the session with its hooks."""
 import contextlib
-import math
 import os
 import signal
 
@@ -57,7 +56,7 @@ for _name, _other, _what in (
 
 
 @contextlib.contextmanager
-def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B008, it has no state.
+def session(loss, examples_per_step, me=worker.Worker()):  # noqa: B008, it has no state.
     """A session that trains in `--train_dir` until `--max_steps`, resuming if it can.
 
     In place of `MonitoredTrainingSession`, with hooks that docs/architecture.md lists. After SIGINT
@@ -69,7 +68,6 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
         examples_per_step: number of images per step, over all towers and workers.
         me: a `worker.Worker`. Only worker 0 writes to `--train_dir` and prints, and all workers
             stop after the same step.
-        start: worker 0's `resume.start`, for the others.
 
     Yields a `SingularMonitoredSession`; `should_stop()` is true after the last step.
 
@@ -86,7 +84,7 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
         averages = statistics.add_averages()
     variables = tf.global_variables()
     saver = tf.train.Saver(variables, max_to_keep=5, save_relative_paths=True,
-                           keep_checkpoint_every_n_hours=math.inf)
+                           keep_checkpoint_every_n_hours=1e9)
     # The summaries of later towers have the same tags as the first one's.
     summary_ops = summaries.of_first_tower(
         tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
@@ -97,13 +95,13 @@ def session(loss, examples_per_step, me=worker.Worker(), start=None):  # noqa: B
         if me.rank == 0:
             stack.enter_context(run_folder.locked(FLAGS.train_dir))
             epochs, values = resume.prepare_folder(examples_per_step, saver)
+            me.barrier('the folder', value=(epochs.first_step, epochs.changes))
         else:
-            epochs = resume.EpochCounter(
-                *start, source.num_examples(), FLAGS.max_steps, FLAGS.validate_every or 0)
+            epochs = resume.EpochCounter(*me.barrier('the folder'), source.num_examples(),
+                                         FLAGS.max_steps, FLAGS.validate_every or 0)
         loaded = {each.op.name: each for each in variables if each.op.name in values}
         loader = checkpoints.Loader(list(loaded.values()))
-        # This process initialises all variables. The scaffold's checks that they are initialised
-        # would add an eighth to the graph.
+        # The scaffold's checks that all variables are initialised would add an eighth to the graph.
         none = tf.constant([], tf.string)
         scaffold = tf.train.Scaffold(
             ready_op=none, ready_for_local_init_op=none, saver=saver,
@@ -233,7 +231,8 @@ def steps_left():
             return True
         length = f'--stop_at={FLAGS.stop_at:g}'
         reached = checkpoints.at_step(os.path.join(FLAGS.train_dir, names.BEST), best_step)
-    if checkpoints.parameters_step(os.path.join(FLAGS.train_dir, names.PARAMETERS)) != step:
+    parameters = os.path.join(FLAGS.train_dir, names.PARAMETERS)
+    if step >= FLAGS.max_steps and checkpoints.parameters_step(parameters) != step:
         return True  # The last start ended before it wrote its last file.
     console.line(f'Nothing to do: {reached}{run_folder.owner(FLAGS.train_dir)} has reached '
                  f'{length}.')

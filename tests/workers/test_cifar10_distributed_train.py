@@ -179,6 +179,15 @@ def test_all_workers_report_a_loss_that_is_not_finite(half_bright):
                     r'diverged at step \d+: ', lines[1])
 
 
+def test_all_workers_report_damaged_checkpoints(half_bright):
+    """Worker 0 alone looks for them, even for the last step of --epochs."""
+    os.makedirs(FLAGS.train_dir)
+    for ending in ('index', 'data-00000-of-00001'):
+        open(f'{FLAGS.train_dir}/model.ckpt-5.{ending}', 'w').close()
+    _, error = spawn.ended(start('--epochs=5'), 1)
+    assert error.count(f'all checkpoints in {FLAGS.train_dir} are damaged') == 2, error
+
+
 # The validation at step 6 takes 12 seconds longer.
 SLOW_VALIDATION = '''
 import time
