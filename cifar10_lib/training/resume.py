@@ -1,10 +1,10 @@
-"""What a start finds in `--train_dir`: which run it holds, what changed, its latest checkpoint, and
-the epochs that it has seen."""
+"""What a start finds in `--train_dir`: its run, what changed, the latest checkpoint, the epochs."""
 import dataclasses
 import datetime
 import json
 import os
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
@@ -105,24 +105,23 @@ def prepare_folder(examples_per_step, saver):
     run_folder.remove_files(FLAGS.train_dir, also_finished=FLAGS.restart)
 
     step, changes = start(examples_per_step)
-    source = cifar10.source()
-    data_set = source.data_set
-    epochs = EpochCounter(step, changes, source.num_examples(), FLAGS.max_steps,
+    data_set = cifar10.source().data_set
+    epochs = EpochCounter(step, changes, cifar10.source().num_examples(), FLAGS.max_steps,
                           FLAGS.validate_every or 0)
     scales = settings.scales_linearly(recipes.chosen())
     now = {'dataset': FLAGS.dataset, 'training_images': epochs.images_per_epoch,
            'learning_rate': FLAGS.learning_rate, 'linear_scaling': scales,
-           'warmup_epochs': FLAGS.warmup_epochs if scales else None, 'use_fp16': FLAGS.use_fp16,
+           'warmup_epochs': FLAGS.warmup_epochs, 'use_fp16': FLAGS.use_fp16,
            'use_bf16': FLAGS.use_bf16, 'variables': FLAGS.variables, 'max_steps': FLAGS.max_steps}
     if step and not earlier:
         console.line(f'{FLAGS.train_dir} has no {names.RUN}: resuming with --net={FLAGS.net} '
                      f'--dataset={FLAGS.dataset}.')
     if len(changes) > 1 and changes[-1][0] == step:
+        counted = f'; the schedule treats earlier steps as {examples_per_step}-image steps'
         warm_up = '; --linear_scaling does not warm up again' * (
             scales and earlier.get('linear_scaling', False))
-        console.line(f'Resuming with {examples_per_step} images per step (was {changes[-2][1]}); '
-                     f'the schedule treats earlier steps as {examples_per_step}-image steps'
-                     f'{warm_up}.')
+        console.line(f'Resuming with {examples_per_step} images per step (was {changes[-2][1]})'
+                     f'{counted * (not recipes.chosen().ends_with_run)}{warm_up}.')
     consequences = {'max_steps': '; the learning rate now falls to 0 there', **dict.fromkeys(
         ('learning_rate', 'linear_scaling', 'warmup_epochs'),
         '; the schedule continues at the same step')}
@@ -194,6 +193,8 @@ def _initial_values():
         if not is_state and layer != new_layer and given is not None and (
                 list(given.shape) == variable.shape.as_list()):
             found[variable.op.name] = given.astype(variable.dtype.base_dtype.as_numpy_dtype)
+    if not all(np.isfinite(value).all() for value in found.values()):
+        raise app.UsageError(f'{path} has values that are not finite: {_OTHER}')
     kept = {name.split('/')[0] for name in trained.keys() & found.keys()}
     if not kept:
         averages = {name + names.AVERAGE: variable for name, variable in trained.items()}
