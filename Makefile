@@ -8,6 +8,7 @@
 PYTHON = python3
 REQUIREMENTS = requirements.txt
 
+.NOTPARALLEL:  # Targets share .venv.
 .PHONY: demo test check tools
 demo: .venv/$(REQUIREMENTS)
 	.venv/bin/python cifar10_train.py --dataset=synthetic --data_dir=.demo --train_dir=.demo/run \

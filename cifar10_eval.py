@@ -109,7 +109,9 @@ def evaluate():
                                  '--validate_on=held_out, on all training images: choose another '
                                  '--eval_data')
         own = run.get('dataset_folder') or run.get('dataset', FLAGS.dataset)
-        is_own = own in (FLAGS.dataset, os.path.abspath(FLAGS.dataset))
+        is_own = os.path.realpath(own) == os.path.realpath(FLAGS.dataset) or (
+            os.path.isabs(own) and not os.path.exists(own)  # It has moved.
+            and run.get('dataset') == cifar10.source().data_set.name)
         # At first, whenever a trainer has started again, and if the folder was removed.
         is_new = run != earlier or is_own and not os.path.isdir(FLAGS.eval_dir)
         if is_own:

@@ -99,7 +99,7 @@ def holds_classes(folder):
 
 def _split_folders(folder):
     """Returns the folders with the training and the test images; None and a folder `test` alone;
-    without a split, the folder and None: `train` may be a class, as in CIFAR-100."""
+    without a split, a folder and None: `train` may be a class, as in CIFAR-100."""
     named = {entry.name.lower(): entry.path for entry in _visible(folder) if entry.is_dir()}
     labelled = {name for name, path in named.items()
                 if any(entry.is_dir() for entry in _visible(path))}
@@ -107,9 +107,12 @@ def _split_folders(folder):
                    for names in (_TRAINING, _TESTING))
     if test and (train or not set(named).difference(_TESTING)):
         return train, test
+    if train and len(named) == 1:
+        return train, None
     if named and not set(named).difference(_TRAINING, _TESTING):
-        raise errors.DataError(f'{folder} has {", ".join(sorted(named))}, without a folder for '
-                               'each class in them: sort the images by class')
+        remedy = f', or convert only {train}' if train else ''
+        raise errors.DataError(f'{folder} has {", ".join(sorted(set(named) - labelled))}, without '
+                               f'a folder for each class in it: sort the images by class{remedy}')
     return folder, None
 
 

@@ -57,7 +57,7 @@ class Source:
         names = self.data_set.test_files if self.eval_data else self.data_set.train_files
         if not names:
             raise errors.DataError(f'{self.folder} has no training images: choose another '
-                                   '--dataset, or use it with cifar10_eval.py')
+                                   '--dataset, or use it with cifar10_eval.py --eval_data=test')
         try:
             return {path: os.path.getsize(path) // self.data_set.record_bytes
                     for path in [os.path.join(self.folder, name) for name in names]}

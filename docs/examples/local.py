@@ -19,7 +19,7 @@ import cifar10
 import cifar10_eval
 import cifar10_train
 from cifar10_lib import recipes
-from cifar10_lib.nets import lrn
+from cifar10_lib.nets import lrn, variables
 
 FLAGS = cifar10.FLAGS
 
@@ -52,6 +52,7 @@ def convolution(net, name, bias):
 
 def inference(images):
     """Images, float32 [batch, 24, 24, 3] -> logits, float32 [batch, classes]."""
+    images = tf.cast(images, variables.compute_type())
     pool1 = tf.nn.max_pool(convolution(images, 'conv1', 0.0), 3, 2, 'SAME')  # [batch, 12, 12, 64]
     norm1 = lrn.lrn(pool1, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75, name='norm1')
     conv2 = convolution(norm1, 'conv2', 0.1)
@@ -71,7 +72,8 @@ def inference(images):
         units, classes = net.shape[1:].num_elements(), len(cifar10.source().data_set.classes)
         weights = cifar10._variable_with_weight_decay('weights', [units, classes], 1 / units, None)
         biases = cifar10._variable_on_cpu('biases', [classes], tf.constant_initializer(0.0))
-        return tf.matmul(tf.reshape(net, [-1, units]), weights) + biases
+        net = tf.matmul(tf.reshape(net, [-1, units]), weights) + biases
+        return tf.cast(net, tf.float32)
 
 
 def main():

@@ -121,7 +121,7 @@ def run(paths):
     manager = tf.train.CheckpointManager(
         tf.train.Checkpoint(network=network), FLAGS.train_dir, 5, checkpoint_name='model.ckpt')
     manager.restore_or_initialize()
-    remaining, start = FLAGS.steps - int(network.global_step), time.time()
+    remaining, start = max(0, FLAGS.steps - int(network.global_step)), time.time()
     for images, labels in batches(paths, FLAGS.batch_size, training=True).take(remaining):
         loss = network.step(images, labels, num_records(paths) * 350 // FLAGS.batch_size)
         step = int(network.global_step)

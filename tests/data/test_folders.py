@@ -75,6 +75,16 @@ def test_a_split_without_classes_is_named_and_left_out(tmp_path):
     assert found.skipped == [(str(tmp_path / 'test'), 'is not part of the split')]
 
 
+def test_a_training_set_alone_is_split(tmp_path):
+    """One sixth of each class. Images without labels beside it are reported."""
+    fill(tmp_path / 'train', dog=6, cat=12)
+    found = find(tmp_path)
+    assert (found.classes, len(found.train), len(found.test)) == (('cat', 'dog'), 15, 3)
+    fill(tmp_path, test=4)
+    with pytest.raises(errors.DataError, match=f'has test, without .*or convert only {tmp_path}/'):
+        find(tmp_path)
+
+
 def test_a_test_set_alone(tmp_path):
     """Its own folders are the classes, of which one may be empty."""
     fill(tmp_path / 'test', dog=2, cat=0)
@@ -87,7 +97,7 @@ def test_train_and_test_may_be_classes(tmp_path):
     """CIFAR-100 has a class `train`. But with no other class, the labels are missing."""
     fill(tmp_path, train=6, test=6)
     with pytest.raises(errors.DataError, match='has test, train, without a folder for each class '
-                       'in them: sort the images by class'):
+                       'in it: sort the images by class$'):
         find(tmp_path)
     fill(tmp_path, bus=6)
     assert find(tmp_path).classes == ('bus', 'test', 'train')

@@ -249,7 +249,7 @@ def test_the_locally_connected_example_trains_and_evaluates(half_bright):
     flags_ = [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=8']
     for use in ('true', 'false'):  # The second run finds nothing to train.
         done = spawn.run_script('docs/examples/local.py', *flags_, '--max_steps=2',
-                                f'--use_moving_averages={use}')
+                                f'--use_moving_averages={use}', f'--use_bf16={use}')
         assert re.search(r'model.ckpt-2 .*\n.*precision @ 1 = ', done.stdout), done.stderr
     assert pathlib.Path(f'{FLAGS.train_dir}_eval').is_dir()
 

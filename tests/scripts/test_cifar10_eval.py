@@ -245,6 +245,9 @@ def test_a_run_knows_its_network_and_its_classes(half_bright, tmp_path, capsys):
     with flagsaver.flagsaver(run_once=True), pytest.raises(
             app.UsageError, match=f'was trained with --dataset={mine}: .* pass --dataset'):
         cifar10_eval.evaluate()
+    with flagsaver.flagsaver(run_once=True, dataset=str(other)):  # As if `mine` had moved there.
+        cifar10_eval.evaluate()
+    assert 'no curve' not in capsys.readouterr().out
     image_files.png(tmp_path / 'a.png', images[0])
     shutil.copytree(f'{FLAGS.train_dir}/best', tmp_path / 'copied')
     for folder in (FLAGS.train_dir, str(tmp_path / 'copied')):

@@ -254,16 +254,3 @@ def test_params_h5(tmp_path):
         assert stream['statistics/layer/bn/moving_mean'][:].tolist() == [5, 6]
         assert stream['weights/layer/weights'].dtype == np.float32
         assert dict(stream.attrs) == {'global_step': 1}
-
-
-@pytest.mark.parametrize('value', ['x', 7.0, np.nan, np.array([7, 7]), h5py.Empty('i')])
-def test_a_params_h5_without_a_step(tmp_path, value):
-    path = tmp_path / 'params.h5'
-    with h5py.File(path, 'w') as stream:
-        stream.attrs['global_step'] = 7
-    assert checkpoints.parameters_step(path) == 7
-    with h5py.File(path, 'w') as stream:
-        stream.attrs['global_step'] = value
-    assert checkpoints.parameters_step(path) is None
-    path.write_bytes(path.read_bytes()[:-50])
-    assert checkpoints.parameters_step(path) is None
