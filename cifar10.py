@@ -114,9 +114,9 @@ def inference(images):
         ValueError: the images have a different size, which would change the network.
     """
     images = tf.convert_to_tensor(images)  # From an array, too.
-    size = cifar10_input.IMAGE_SIZE  # Also if a program has changed it.
-    if images.shape.as_list()[1:] != [size, size, 3]:
-        raise ValueError(f'images have shape {images.shape}; expected [batch, {size}, {size}, 3]')
+    if images.shape.as_list()[1:] != [IMAGE_SIZE, IMAGE_SIZE, 3]:
+        raise ValueError(f'images have shape {images.shape}; expected '
+                         f'[batch, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]')
     images = tf.cast(images, variables.compute_type())
 
     # conv1
@@ -183,17 +183,18 @@ def inference(images):
     return softmax_linear
 
 
-def loss(logits, labels, label_smoothing=0.0):
+def loss(logits, labels, label_smoothing=0.0, scope=None):
     """Mean cross entropy of the batch plus the weight decay of local3 and local4.
 
-    Sums the collection `losses`; within a tower's name scope, only that tower's losses. Adds the
-    fraction of images whose top prediction is wrong to the collection `errors`.
+    Sums the collection `losses`. Adds the fraction of images whose top prediction is wrong to the
+    collection `errors`.
 
     Args:
         logits: float32 [batch, classes], from `inference`.
         labels: [batch] of any integer type, 0 to classes - 1.
         label_smoothing: the part of each label that counts for all classes alike: Szegedy et al.,
             "Rethinking the Inception Architecture" (2015), section 7.
+        scope: name scope of the losses to sum, such as 'tower_0/'; by default all.
 
     Returns the total loss, float32 [].
     """
@@ -207,12 +208,11 @@ def loss(logits, labels, label_smoothing=0.0):
         of_all_classes = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
         cross_entropy += label_smoothing * (of_all_classes - cross_entropy)
     tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
-    return tf.add_n(tf.get_collection('losses', summaries.tower_scope(TOWER_NAME)),
-                    name='total_loss')
+    return tf.add_n(tf.get_collection('losses', scope), name='total_loss')
 
 
 def _add_loss_summaries(total_loss):
-    """Adds summaries of all losses in the current name scope and of `total_loss`, their sum.
+    """Adds summaries of all losses and of `total_loss`, their sum.
 
     Returns an operation that updates their moving averages.
     """

@@ -45,7 +45,7 @@ def tower_loss(scope, images, labels):
     with tf.name_scope(scope):
         recipe = recipes.chosen(training=True)
         logits = recipe.inference(images)  # cifar10.inference, unless --net names another.
-        return cifar10.loss(logits, labels, recipe.label_smoothing)
+        return cifar10.loss(logits, labels, recipe.label_smoothing, scope)
 
 
 def average_gradients(tower_grads):
@@ -89,7 +89,7 @@ def build_towers(batch_queue):
             with tf.device(f'/gpu:{i}'):
                 loss = tower_loss(scope, image_batch, label_batch)
                 tower_grads.append(variables.compute_gradients(loss))
-            tower_losses.append(summaries.losses_by_name(loss, cifar10.TOWER_NAME))
+            tower_losses.append(summaries.losses_by_name(loss, cifar10.TOWER_NAME, scope))
     return tower_grads, tower_losses
 
 

@@ -2,8 +2,7 @@
 
     python -m benchmarks.measure --what=step --net=resnet23 --batch_size=64
 
-`python -m benchmarks` starts these processes. Each starts cold, unaffected by what another
-measurement left in memory or in TensorFlow's threads.
+`python -m benchmarks` starts these processes. Each is cold, unaffected by earlier measurements.
 """
 from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
@@ -61,7 +60,7 @@ def measure_step():
              'floor': _session(lambda: floor.operation(lambda: plain(_fixed_batch()[0])))}
     if FLAGS.net == 'tutorial':
         sides['tutorial'] = _session(published)
-    if devices.multiplies_bfloat16() and variables.compute_type() == tf.float32:  # Else slow.
+    if devices.multiplies_bfloat16() and variables.compute_type() == tf.float32:  # Or slow.
         with flagsaver.flagsaver(use_bf16=True):
             sides['bfloat16'] = _session(lambda: _training()[0])
     found = {name: [] for name in sides}
@@ -84,11 +83,12 @@ def measure_agreement():
 
     def build():
         images, labels = _fixed_batch()
-        for tower, device in enumerate(('cpu', 'gpu')):
-            with tf.variable_scope('', reuse=tower > 0), tf.device(f'/{device}:0'), \
-                    tf.name_scope(f'{cifar10.TOWER_NAME}_{tower}'):
+        for device in ('cpu', 'gpu'):
+            with tf.variable_scope('', reuse=device == 'gpu'), tf.name_scope(device) as scope, \
+                    tf.device(f'/{device}:0'):
                 logits = _inference(images)
-                yield logits, tf.gradients(cifar10.loss(logits, labels), tf.trainable_variables())
+                loss = cifar10.loss(logits, labels, scope=scope)
+                yield logits, tf.gradients(loss, tf.trainable_variables())
 
     session, operations = _session(lambda: list(build()))
     (expected, gradients), (logits, computed) = session.run(operations)

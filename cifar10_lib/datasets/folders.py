@@ -75,14 +75,15 @@ def find(folder, skipped):
             raise errors.DataError(
                 f'{test_folder} has {", ".join(unknown)}, missing from {train_folder}: add them '
                 'there, or remove them')
-        skipped += [(entry.path, 'is not part of the split') for entry in _visible(folder)
-                    if entry.path not in (train_folder, test_folder)]
     else:
         random, test = np.random.RandomState(custom.SEED), {}
         for name, paths in train.items():  # One of two to five images, none of a single one.
             count = max(len(paths) // TEST_SHARE, min(1, len(paths) - 1))
             mixed = [paths[index] for index in random.permutation(len(paths))]
             test[name], train[name] = mixed[:count], mixed[count:]
+    if folder not in (train_folder, test_folder):
+        skipped += [(entry.path, 'is not part of the split') for entry in _visible(folder)
+                    if entry.path not in (train_folder, test_folder)]
     return classes, *(
         by_class and [(classes.index(name), path) for name in by_class for path in by_class[name]]
         for by_class in (train, test))
@@ -109,9 +110,10 @@ def _split_folders(folder):
         return train, test
     if train and len(named) == 1:
         return train, None
-    if named and not set(named).difference(_TRAINING, _TESTING):
+    unsorted = set(named) - labelled
+    if unsorted and not set(named).difference(_TRAINING, _TESTING):
         remedy = f', or convert only {train}' if train else ''
-        raise errors.DataError(f'{folder} has {", ".join(sorted(set(named) - labelled))}, without '
+        raise errors.DataError(f'{folder} has {", ".join(sorted(unsorted))}, without '
                                f'a folder for each class in it: sort the images by class{remedy}')
     return folder, None
 

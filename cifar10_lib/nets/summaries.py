@@ -74,19 +74,13 @@ def losses(values_by_name):
     return after
 
 
-def losses_by_name(total_loss, tower):
-    """The losses, of the current tower if any, and their total, float32 [], for `losses`.
+def losses_by_name(total_loss, tower, scope=None):
+    """The losses, or those in a tower's name scope, and their total, float32 [], for `losses`.
 
     Returns a dictionary from name without the tower, such as 'local3/weight_loss', to float32 [].
     """
-    found = tf.get_collection('losses', tower_scope(tower))
+    found = tf.get_collection('losses', scope)
     return {re.sub(f'^{tower}_[0-9]+/', '', each.op.name): each for each in [*found, total_loss]}
-
-
-def tower_scope(tower):
-    """The name scope of the current tower, such as 'tower_0/'; None outside of towers."""
-    found = re.match(f'(.*/)?{tower}_[0-9]+/', tf.get_default_graph().get_name_scope() + '/')
-    return found and found.group()
 
 
 def of_first_tower(nodes, tower):

@@ -111,7 +111,7 @@ def prepare_folder(examples_per_step, saver):
     scales = settings.scales_linearly(recipes.chosen())
     now = {'dataset': FLAGS.dataset, 'training_images': epochs.images_per_epoch,
            'learning_rate': FLAGS.learning_rate, 'linear_scaling': scales,
-           'warmup_epochs': FLAGS.warmup_epochs, 'use_fp16': FLAGS.use_fp16,
+           **({'warmup_epochs': FLAGS.warmup_epochs} if scales else {}), 'use_fp16': FLAGS.use_fp16,
            'use_bf16': FLAGS.use_bf16, 'variables': FLAGS.variables, 'max_steps': FLAGS.max_steps}
     if step and not earlier:
         console.line(f'{FLAGS.train_dir} has no {names.RUN}: resuming with --net={FLAGS.net} '
@@ -121,7 +121,7 @@ def prepare_folder(examples_per_step, saver):
         warm_up = '; --linear_scaling does not warm up again' * (
             scales and earlier.get('linear_scaling', False))
         console.line(f'Resuming with {examples_per_step} images per step (was {changes[-2][1]})'
-                     f'{counted * (not recipes.chosen().ends_with_run)}{warm_up}.')
+                     f'{counted * (recipes.chosen().schedule == cifar10.learning_rate)}{warm_up}.')
     consequences = {'max_steps': '; the learning rate now falls to 0 there', **dict.fromkeys(
         ('learning_rate', 'linear_scaling', 'warmup_epochs'),
         '; the schedule continues at the same step')}

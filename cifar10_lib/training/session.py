@@ -170,18 +170,17 @@ def apply_recipe_defaults(batches_per_step=1, leads=True):
     """Sets flags that the user did not give to the defaults of `--net`, and prints changes.
 
     `--max_steps` becomes the number of steps in `--epochs`, or in the recipe's if it has any. Only
-    worker 0, which `leads`, knows those of earlier starts. Raises `app.UsageError` for `--stop_at`
-    without validations.
+    worker 0, which `leads`, can compute it from earlier starts. Raises `app.UsageError` for
+    `--stop_at` without validations.
     """
     recipe = recipes.chosen()
     before = {'batch_size': FLAGS.batch_size, 'max_steps': FLAGS.max_steps}
     FLAGS.set_default('batch_size', recipe.batch_size)  # Without effect if the user gave it.
     FLAGS.set_default('validate_every', recipe.validate_every)
     epochs = recipe.epochs if FLAGS.epochs is None else FLAGS.epochs
-    if epochs is not None:
+    if epochs is not None and leads:
         source = cifar10.source()
-        images = source.batch_size * batches_per_step
-        start = resume.start(images) if leads else (0, [[0, images]])
+        start = resume.start(source.batch_size * batches_per_step)
         FLAGS.set_default('max_steps', resume.EpochCounter(
             *start, source.num_examples()).last_step(epochs))
     if FLAGS.stop_at is not None and not FLAGS.validate_every:

@@ -52,8 +52,8 @@ def fixed_inputs(recipe, shard):
     return tf.constant(images[own]), tf.constant(labels[own])
 
 @contextlib.contextmanager
-def recorded(loss, examples_per_step, me, start):
-    with session(loss, examples_per_step, me, start) as monitored:
+def recorded(loss, examples_per_step, me):
+    with session(loss, examples_per_step, me) as monitored:
         yield monitored
         np.savez(f'{folder}/{me.size}-{me.rank}.npz', **monitored.raw_session().run(
             {v.op.name: v for v in tf.global_variables()}))
