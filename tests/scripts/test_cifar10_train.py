@@ -183,7 +183,8 @@ def test_no_weights_to_start_with(tmp_path, folder, words):
 
 @pytest.mark.parametrize('is_nan, words', [
     (False, 'does not fit this network'),
-    (True, 'not finite: conv1/biases; conv1/biases/Exp.* Choose another --train_dir')])
+    (True, 'not finite: conv1/biases; conv1/biases/ExponentialMovingAverage. Choose another '
+     '--train_dir')])
 def test_a_checkpoint_that_does_not_fit_or_has_a_nan_changes_nothing(trained, is_nan, words):
     run, latest = pathlib.Path(FLAGS.train_dir, 'run.json'), checkpoints.latest(FLAGS.train_dir)
     values = checkpoints.read(latest)

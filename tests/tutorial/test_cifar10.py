@@ -69,7 +69,7 @@ def test_loss_by_hand():
     """Logits of zero give log(10); weights of all ones of 2 x 3 would decay by 0.004 * 6 / 2."""
     with tf.variable_scope('layer'):
         weights = cifar10._variable_with_weight_decay('weights', [2, 3], stddev=1.0, wd=0.004)
-    with tf.name_scope('mine'):  # The weight is outside of it. Only towers have losses apart.
+    with tf.name_scope('mine'):  # The weight is outside of it.
         loss = cifar10.loss(tf.zeros([4, 10]), tf.constant([0, 1, 2, 9], tf.uint8))
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
