@@ -22,7 +22,7 @@ test: .venv/requirements-dev.txt
 
 check: .venv/requirements-dev.txt tools
 	.venv/bin/ruff check .
-	.venv/bin/python -m pytest --durations=10
+	.venv/bin/python -m pytest --durations=10 -rs
 
 # A copy of the requirements shows what is installed; it is older than changed requirements.
 .venv/%: % requirements.txt

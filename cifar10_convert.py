@@ -57,9 +57,9 @@ def convert(source, data_dir):
             counts = custom.write(partial, name, classes, train, test)
     finally:  # Not inside `new_folder`: a lost console must not remove the data set.
         _show(skipped)
-    use = 'train with --dataset=%s --epochs=100' if train else 'use cifar10_eval.py --dataset=%s'
+    script = 'cifar10_train.py --train_dir=NEW_FOLDER --epochs=100' if train else 'cifar10_eval.py'
     console.line(f'{data_dir} holds {counts[0]} training and {counts[1]} test images of '
-                 f'{len(classes)} classes: {use % shlex.quote(data_dir)}')
+                 f'{len(classes)} classes: use {script} --dataset={shlex.quote(data_dir)}')
 
 
 def _show(skipped):

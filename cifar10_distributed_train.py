@@ -4,10 +4,10 @@
     mpirun -n 4 python cifar10_distributed_train.py
     python cifar10_distributed_train.py --worker_hosts=a:2222,b:2222 --task_index=0
 
-TF_CONFIG and Slurm are supported, too. Each process is a worker with its own copy of the variables
-and its own shard of the images; each step averages the gradients of all workers. Only worker 0
-prints, validates and saves. The checkpoints are the same as those of cifar10_train.py. If a worker
-is lost, all others exit with a line that names it; run the same command again to resume.
+torchrun, TF_CONFIG and Slurm are supported, too. Each process is a worker with its own copy of the
+variables and its own shard of the images; each step averages the gradients of all workers. Only
+worker 0 prints, validates and saves. The checkpoints are the same as those of cifar10_train.py. If
+a worker is lost, all others exit with a line that names it; run the same command again to resume.
 """
 import os
 import sys

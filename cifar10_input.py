@@ -68,16 +68,15 @@ def read_cifar10(filename_queue, records=None, data_set=None):
         result.key, value = reader.read_up_to(filename_queue, records)
         leading, axes = [-1], [0, 2, 3, 1]
     # The files may have been replaced since `DataSet.check`.
-    labels = tf.cast(
+    label = tf.cast(
         tf.decode_raw(tf.strings.substr(value, data_set.label_index, 1), tf.uint8), tf.int32)
     with tf.control_dependencies([tf.debugging.assert_less(
-            labels, len(data_set.classes), [result.key, labels],
+            label, len(data_set.classes), [result.key, label],
             message='A label is not a class.')]):
         result.value = tf.identity(value)
+        result.label = tf.reshape(label, leading + [1])
     result.record = tf.reshape(
         tf.decode_raw(result.value, tf.uint8), leading + [data_set.record_bytes])
-    first = data_set.label_index
-    result.label = tf.cast(result.record[..., first:first + 1], tf.int32)
     pixels_chw = tf.reshape(result.record[..., -table.IMAGE_BYTES:],
                             leading + [table.DEPTH, table.HEIGHT, table.WIDTH])
     result.uint8image = tf.transpose(pixels_chw, axes)  # [..., height, width, depth]

@@ -64,7 +64,7 @@ def predict(words):
                     pixels.append(images.read(path, size=size))
                     read.append(path)
                 except errors.DataError as error:
-                    console.note(f'cifar10_predict.py: {error}')
+                    errors.say(str(error))
                     exit_code = 1
             for path, probabilities in zip(read, classify(np.stack(pixels)) if read else ()):
                 _show(path, probabilities, names, width)

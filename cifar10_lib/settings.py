@@ -18,7 +18,7 @@ flags.DEFINE_float('learning_rate', None, 'Initial learning rate. The default de
 flags.DEFINE_boolean('linear_scaling', None, 'With k batches per step, use k times the learning '
                      'rate after a warm-up. Counts the batches of all towers and workers; a batch '
                      'of k times the default --batch_size counts as k. Default: true for resnet23.')
-flags.DEFINE_float('warmup_epochs', 5, 'Length of the warm-up of --linear_scaling; 0 starts at the '
+flags.DEFINE_float('warmup_epochs', 5, 'Epochs of the warm-up of --linear_scaling; 0 starts at the '
                    'full rate.', lower_bound=0.0, upper_bound=1e6, short_name='e')
 flags.DEFINE_float('min_fraction_of_examples_in_queue',
                    cifar10_input.MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,

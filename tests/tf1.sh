@@ -10,8 +10,8 @@ cd "$(dirname "$0")/.."
 
 python37=${PYTHON37:-python3.7}
 if ! "$python37" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 7))' 2> /dev/null; then
-  echo "Skipped: $python37 is not Python 3.7; install it, or set PYTHON37."
-  exit 0
+  echo "$python37 is not Python 3.7: install it, or set PYTHON37." >&2
+  exit 1
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

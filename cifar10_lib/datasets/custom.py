@@ -115,8 +115,8 @@ def write(folder, name, classes, train, test):
             names = ', '.join(classes[label] for label in sorted(missing))
             raise errors.DataError(f'no training images of {names:.100}: add some')
         if not labels.size:
-            raise errors.DataError('no test images: add some, since a class with a single image '
-                                   'has none for testing')
+            raise errors.DataError('no test images: add some; a class with a single image '
+                                   'uses it for training')
         pixels_chw = images.transpose(0, 3, 1, 2).reshape(labels.size, -1)
         records = np.concatenate([labels[:, np.newaxis].astype(np.uint8), pixels_chw], axis=1)
         records = np.random.RandomState(SEED).permutation(records)

@@ -8,6 +8,7 @@ import glob
 import hashlib
 import http.client
 import os
+import shutil
 import tarfile
 import time
 import urllib.error
@@ -41,7 +42,7 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
             from cifar10_lib.datasets import folders  # Rarely needed: it imports Pillow.
             if folders.holds_classes(data_dir):
                 raise errors.DataError(
-                    f'{data_dir} holds a folder of images for each class; expected one for '
+                    f'{data_dir} holds a folder of images for each class, not '
                     f'{data_set.folder}: convert the images with cifar10_convert.py {data_dir} '
                     'DATA_DIR, then pass --dataset=DATA_DIR')
         url = url or data_set.url
@@ -64,9 +65,9 @@ def maybe_download_and_extract(data_set, data_dir, url=None):
             cause = error.reason if type(error) is urllib.error.URLError else error
             cause = errors.one_line(cause) or type(cause).__name__
             raise errors.DataError(
-                f'Cannot download {url} to {data_dir}: {cause}. Run the same command again to '
-                f'resume, copy the correct {os.path.basename(data_set.url)} there, choose another '
-                '--data_dir, or try --dataset=synthetic.') from error
+                f'Cannot download {url} to {data_dir}: {cause}. After a lost connection, the same '
+                f'command resumes. Or copy the correct {os.path.basename(data_set.url)} there, '
+                'choose another --data_dir, or try --dataset=synthetic.') from error
     data_set.check(folder)
 
 
@@ -153,5 +154,6 @@ def extract(archive, data_dir, data_set):
             tarfile.open(archive, 'r|gz') as tar:
         for member in tar:
             if member.isreg() and sizes.get(member.name) == member.size:
-                member.name = os.path.basename(member.name)
-                tar.extract(member, partial, set_attrs=False, filter='data')
+                path = os.path.join(partial, os.path.basename(member.name))
+                with tar.extractfile(member) as packed, open(path, 'wb') as unpacked:
+                    shutil.copyfileobj(packed, unpacked)

@@ -11,8 +11,8 @@ import numpy as np
 from cifar10_lib.datasets import custom, images, table
 from cifar10_lib.program import console, errors
 
-_OTHER_FORMS = ': docs/usage.md shows how other forms become one'
-TEST_SHARE = 6  # One image in six is for testing.
+_OTHER_FORMS = ': docs/usage.md shows how to write one from other formats'
+_TEST_SHARE = 6  # One image in six is for testing.
 
 # Names of folders that define a split, in any case; the first one found contains the test images.
 _TRAINING, _TESTING = ('train', 'training'), ('test', 'testing', 'val', 'valid', 'validation')
@@ -27,7 +27,7 @@ def read(folder, skipped):
     # One scale for the whole set: classes may differ in brightness.
     highest = max((images.highest_value(path) for _, path in (*(train or ()), *test)), default=0)
     if highest:
-        console.line(f'In images of more than 8 bits per channel, {highest:g} is white.')
+        console.line(f'Images with more than 8 bits per channel: {highest:g} becomes white.')
     return classes, train if train is None else _decoded(train, skipped, highest), (
         _decoded(test, skipped, highest))
 
@@ -78,7 +78,7 @@ def find(folder, skipped):
     else:
         random, test = np.random.RandomState(custom.SEED), {}
         for name, paths in train.items():  # One of two to five images, none of a single one.
-            count = max(len(paths) // TEST_SHARE, min(1, len(paths) - 1))
+            count = max(len(paths) // _TEST_SHARE, min(1, len(paths) - 1))
             mixed = [paths[index] for index in random.permutation(len(paths))]
             test[name], train[name] = mixed[:count], mixed[count:]
     if folder not in (train_folder, test_folder):

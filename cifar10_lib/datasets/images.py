@@ -26,9 +26,18 @@ def highest_value(path):
     since files of 16 bits often hold less, the highest one that it contains. 0 for eight bits, and
     for a file that cannot be read, which `read` reports.
     """
-    with contextlib.suppress(Exception), Image.open(path, formats=_FORMATS) as image:
+    with contextlib.suppress(Exception), _opened(path) as image:
         return _highest(image) if image.mode.startswith(('I', 'F')) else 0.0
     return 0.0
+
+
+@contextlib.contextmanager
+def _opened(path):
+    with files.regular_file(path) as stream, warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # Pillow's, about damage that it can ignore.
+        warnings.simplefilter('error', Image.DecompressionBombWarning)
+        with Image.open(stream, formats=_FORMATS) as image:
+            yield image
 
 
 def _highest(image):
@@ -51,14 +60,11 @@ def read(path, highest=None, size=(table.WIDTH, table.HEIGHT)):
     be read, has another format, is damaged, or has more pixels than Pillow considers safe.
     """
     try:
-        with files.regular_file(path) as stream, warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # Pillow's, about damage that it can ignore.
-            warnings.simplefilter('error', Image.DecompressionBombWarning)
-            with Image.open(stream, formats=_FORMATS) as image:
-                fitted = ImageOps.fit(
-                    _with_eight_bits(image, highest), size, Image.Resampling.BILINEAR)
+        with _opened(path) as image:
             with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
-                ImageOps.exif_transpose(fitted, in_place=True)
+                ImageOps.exif_transpose(image, in_place=True)
+            fitted = ImageOps.fit(
+                _with_eight_bits(image, highest), size, Image.Resampling.BILINEAR)
             return np.asarray(fitted.convert('RGB'))
     except Exception as error:  # Pillow raises many types for damaged files.
         reason = getattr(error, 'strerror', None) or errors.one_line(error) or repr(error)
@@ -73,9 +79,7 @@ def _with_eight_bits(image, highest):
         values = np.asarray(image, np.float64) * 255 / (highest or _highest(image) or 1)
         if getattr(image, 'tag_v2', {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
             values = 255 - values
-        grey = Image.fromarray(np.clip(np.nan_to_num(values), 0, 255).round().astype(np.uint8))
-        grey.info = image.info  # Includes the EXIF data.
-        return grey
+        return Image.fromarray(np.clip(np.nan_to_num(values), 0, 255).round().astype(np.uint8))
     return image if image.mode in ('L', 'RGB') else image.convert('RGB')
 
 

@@ -6,9 +6,9 @@ import tensorflow.compat.v1 as tf
 
 import cifar10
 import cifar10_input
+from cifar10_lib import recipes
 from cifar10_lib.evaluation import model
 from cifar10_lib.program import errors
-from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints
 
 # The result of an evaluation:

@@ -10,7 +10,7 @@ from cifar10_lib.program import command_line
 from cifar10_lib.runs import checkpoints, names
 
 command_line.define_path(
-    'checkpoint_dir', '/tmp/cifar10_train', 'Folder whose latest checkpoint to read, or a certain '
+    'checkpoint_dir', '/tmp/cifar10_train', 'Folder whose latest checkpoint is read, or a '
     'checkpoint, such as FOLDER/model.ckpt-20.')
 flags.DEFINE_boolean('best', False, 'Use the best checkpoint of a validated run, in '
                      '--checkpoint_dir/best, instead of the latest.')

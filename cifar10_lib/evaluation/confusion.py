@@ -15,9 +15,8 @@ def shares(confusion):
     Recall is the fraction of a class's images classified correctly, precision the fraction of a
     class's predictions that are correct; NaN for a class without images, or without predictions.
     """
-    right = np.diag(confusion)
     with np.errstate(invalid='ignore'):
-        return right / confusion.sum(axis=1), right / confusion.sum(axis=0)
+        return [np.diag(confusion) / confusion.sum(axis=axis) for axis in (1, 0)]
 
 
 def table(confusion, names):

@@ -6,9 +6,9 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
+from cifar10_lib import recipes
 from cifar10_lib.datasets import table
 from cifar10_lib.program import devices, errors
-from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints, folder as run_folder, names
 
 FLAGS = flags.FLAGS
@@ -97,7 +97,6 @@ class Model:
             self.outputs = {'logits': logits,
                             'probabilities': tf.nn.softmax(logits, name='probabilities'),
                             'classes': tf.argmax(logits, axis=1, name='classes')}
-
             self._variables_to_restore = {
                 averaged: _variables_to_restore(averaged) for averaged in (False, True)}
             # Not a `tf.train.Saver`: a validation's values come from the session that trains, and

@@ -1,6 +1,7 @@
 """Draws grids of images and learning curves with Matplotlib, whatever the user's settings."""
 import logging
 import textwrap
+import warnings
 
 from absl import app
 
@@ -82,6 +83,7 @@ def curves(stream, size, panels, same_scale=False):
 
 def _figure(size):
     import matplotlib.figure
+    warnings.filterwarnings('ignore', 'Glyph')  # A character that no font has becomes a box.
     matplotlib.rcdefaults()
     # The first font has most alphabets; the others, if installed, have other characters.
     matplotlib.rcParams.update({'text.parse_math': False, 'font.family': [

@@ -13,6 +13,8 @@ def inference(network, images, training):
     The variance of the initial weights is 2 / (number of inputs), so that the activations of all
     layers have similar variances: He et al., "Delving Deep into Rectifiers" (2015),
     https://arxiv.org/abs/1502.01852.
+
+    Images, float [batch, IMAGE_SIZE, IMAGE_SIZE, 3] -> logits, float32 [batch, classes].
     """
     def initial_weights(getter, name, *args, **options):
         if name.removesuffix('/weights') in _DECAY:

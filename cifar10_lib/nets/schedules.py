@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 
-def linear_scaling(global_step, images, batches_per_step, usual_size):
+def linear_scaling(global_step, source, batches_per_step, usual_size):
     """What to multiply the rate by, float32 []: k with k batches per step, after a warm-up.
 
     It rises linearly from 1 to k during `--warmup_epochs`, by default the paper's 5. Goyal et al.,
@@ -17,13 +17,13 @@ def linear_scaling(global_step, images, batches_per_step, usual_size):
 
     Args:
         global_step: int [], the number of earlier steps.
-        images: a `Source`.
+        source: a `Source`.
         batches_per_step: number of its batches in a step, over all towers and workers.
         usual_size: the size of a batch for which the learning rate was chosen.
     """
-    multiple, rest = divmod(images.batch_size, usual_size)
+    multiple, rest = divmod(source.batch_size, usual_size)
     batches = batches_per_step * (1 if rest else multiple)
-    warmup_steps = images.steps_per_epoch(batches_per_step) * FLAGS.warmup_epochs
+    warmup_steps = source.steps_per_epoch(batches_per_step) * FLAGS.warmup_epochs
     if warmup_steps == 0:
         return tf.constant(float(batches))
     progress = tf.minimum(tf.cast(global_step, tf.float32) / warmup_steps, 1.0)

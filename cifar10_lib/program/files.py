@@ -21,7 +21,7 @@ class Locked(Exception):
 
 @contextlib.contextmanager
 def explain_full_disk(folder):
-    """Turns full-disk errors of Python, HDF5 and TensorFlow into an `OSError` naming `folder`."""
+    """Turns full-disk errors of Python and TensorFlow into an `OSError` naming `folder`."""
     try:
         yield
     except Exception as error:

@@ -24,7 +24,7 @@ def parse(text, source):
 def check_fields(found, fields, source):
     """Raises `errors.DataError`, naming `source` and field, if a value of a dict is invalid.
 
-    `fields` is {name: (function that checks the value or None, description of a valid value)}.
+    `fields` is {name: (function that checks the value, None if missing; description)}.
     """
     for field, (is_valid, expected) in fields.items():
         value = found.get(field)

@@ -77,7 +77,9 @@ FLAGS = flags.FLAGS
 # Reported in one line; any other exception is a bug in this program and keeps its traceback.
 _OF_THE_MACHINE = (tf.errors.ResourceExhaustedError, tf.errors.InternalError)
 _OF_THE_USER = (app.UsageError, errors.DataError, FloatingPointError, OSError,
-                tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.DataLossError)
+                tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.DataLossError,
+                # A disk or a network share that fails.
+                tf.errors.UnknownError, tf.errors.AbortedError, tf.errors.UnavailableError)
 
 
 def run(main, positional=None, unused=()):

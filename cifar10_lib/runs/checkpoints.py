@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 from absl import app
 
 from cifar10_lib.program import console, errors, files
-from cifar10_lib.runs import names as names_
+from cifar10_lib.runs import names
 
 _NAMED_FAULTS = 10  # At most, in an error; ResNet-23 has 300 variables.
 
@@ -50,8 +50,8 @@ def candidates(folder):
     That file may hold absolute paths, which are wrong after the run was copied or moved. So only
     the file name is used, and the checkpoint is looked for in this folder.
     """
-    found = glob.glob(os.path.join(glob.escape(folder), f'{names_.CHECKPOINT}-*'))
-    matches = filter(None, map(names_.CHECKPOINT_INDEX.search, filter(os.path.isfile, found)))
+    found = glob.glob(os.path.join(glob.escape(folder), f'{names.CHECKPOINT}-*'))
+    matches = filter(None, map(names.CHECKPOINT_INDEX.search, filter(os.path.isfile, found)))
     steps = sorted((int(match.group(1)) for match in matches), reverse=True)
     try:
         state = tf.train.get_checkpoint_state(folder)
@@ -64,7 +64,7 @@ def candidates(folder):
 
 def at_step(folder, step):
     """The path of a run's checkpoint after this many steps."""
-    return os.path.join(folder, f'{names_.CHECKPOINT}-{step}')
+    return os.path.join(folder, f'{names.CHECKPOINT}-{step}')
 
 
 def named(path):
@@ -116,8 +116,8 @@ def fault(path):
     return None
 
 
-def read(path, names=None):
-    """The values in a checkpoint, {name: array}; of the variables `names` that it has, or all.
+def read(path, wanted=None):
+    """The values in a checkpoint, {name: array}; of the variables `wanted` that it has, or all.
 
     Raises `Unreadable`, perhaps although `latest` has just found the files intact.
     """
@@ -125,7 +125,7 @@ def read(path, names=None):
         reader = tf.train.load_checkpoint(path)
         held = reader.get_variable_to_shape_map()
         return {name: np.asarray(reader.get_tensor(name))
-                for name in (held if names is None else names) if name in held}
+                for name in (held if wanted is None else wanted) if name in held}
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
         # MemoryError: a damaged index may give exabytes as a size.
         raise Unreadable(f'{path} cannot be read ({errors.one_line(error)}): if it was just '
@@ -184,8 +184,8 @@ def values_for(path, variables, advice):
         Unreadable: see `read`.
     """
     # Programs that do not call `statistics.add_averages` have no averages of moving statistics.
-    raw = {name: name.removesuffix(names_.AVERAGE) if name.removesuffix(
-        names_.AVERAGE).endswith(names_.STATISTICS) else name for name in variables}
+    raw = {name: name.removesuffix(names.AVERAGE) if name.removesuffix(
+        names.AVERAGE).endswith(names.STATISTICS) else name for name in variables}
     stored = read(path, {*raw, *raw.values()})
     if 'global_step' in variables:
         stored['global_step'] = np.array(step(path))
@@ -230,9 +230,9 @@ def write_parameters(path, values, trainable):
                 stream.attrs[name] = int(value)
             elif name in trainable:
                 stream[f'weights/{name}'] = value
-            elif name.endswith(names_.AVERAGE):
-                stream[f'averages/{name.removesuffix(names_.AVERAGE)}'] = value
-            elif name.endswith(names_.STATISTICS):
+            elif name.endswith(names.AVERAGE):
+                stream[f'averages/{name.removesuffix(names.AVERAGE)}'] = value
+            elif name.endswith(names.STATISTICS):
                 stream[f'statistics/{name}'] = value
     with files.new_file(path) as stream:
         stream.write(image.getbuffer())

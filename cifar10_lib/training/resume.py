@@ -128,7 +128,7 @@ def prepare_folder(examples_per_step, saver):
     for name, value in now.items():
         was = earlier.get(name, value)
         if was != value and (name != 'max_steps' or recipes.chosen().ends_with_run):
-            label = {'dataset': 'dataset ', 'training_images': 'training images '}.get(
+            label = {'dataset': 'dataset ', 'training_images': 'a training set of size '}.get(
                 name, f'--{name}=')
             shown, was = ('the default' if each is None else
                           str(each).lower() if isinstance(each, bool) else each

@@ -8,9 +8,9 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
+from cifar10_lib import recipes
 from cifar10_lib.nets import summaries
 from cifar10_lib.program import command_line, console, files
-from cifar10_lib import recipes
 from cifar10_lib.runs import checkpoints, folder as run_folder, names
 from cifar10_lib.training import hooks, resume, worker
 
@@ -31,7 +31,7 @@ flags.DEFINE_integer('validate_every', None, 'Number of epochs between validatio
                      lower_bound=0, upper_bound=10**9)
 flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1 with the '
                    'averaged weights, such as 0.8.', lower_bound=0.0, upper_bound=1.0)
-flags.DEFINE_integer('profile', None, 'Trace a step every this number of steps: writes '
+flags.DEFINE_integer('profile', None, 'Trace one step every N steps: writes '
                      'timeline-STEP.json into --train_dir for chrome://tracing, and adds the trace '
                      "to TensorBoard's graph.", **_COUNT)
 flags.DEFINE_integer('seed', None, 'Seed of the random numbers: the same command then starts with '
@@ -39,8 +39,8 @@ flags.DEFINE_integer('seed', None, 'Seed of the random numbers: the same command
                      'race for them. A resumed run draws new numbers.',
                      lower_bound=0, upper_bound=2**63 - 1)
 command_line.define_path(
-    'initial_checkpoint', None, 'Folder of another run whose weights a new run starts with; layers '
-    'that do not fit, such as the last one for other classes, start anew.')
+    'initial_checkpoint', None, "Another run's folder or checkpoint, whose weights a new run "
+    'starts with; layers that do not fit, such as the last one for other classes, start anew.')
 flags.DEFINE_boolean('restart', False,
                      "Remove an earlier run's files from --train_dir and start over.")
 

@@ -114,7 +114,7 @@ def signals_caught():
             found.append(number)
             first_time = time.monotonic()
             console.note('')
-            console.note('Stopping after this step; interrupt again to stop at once.')
+            console.note('Stopping after this step; interrupt again to stop without saving.')
         elif number != signal.SIGHUP and time.monotonic() - first_time > _TOGETHER:
             os._exit(128 + number)
 

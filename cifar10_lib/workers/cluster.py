@@ -90,8 +90,8 @@ def refuse_several():
     if found:
         raise app.UsageError(
             f'{" and ".join(found)} in the environment: several processes, each of which would '
-            'train alone. Use cifar10_distributed_train.py; or unset the variable, if each is to '
-            'train a run of its own')
+            'train alone. Use cifar10_distributed_train.py, or unset the variable if each should '
+            'train its own run')
 
 
 def _sizes():

@@ -54,8 +54,7 @@ class ConnectedWorker(worker.Worker):
 
     def __init__(self, cluster, peers):
         """`peers` is the `meeting.Meeting` of the workers of a `Cluster`."""
-        super().__init__(cluster.rank, cluster.size, cluster.local_rank)
-        self.step_seconds = cluster.step_timeout
+        super().__init__(cluster.rank, cluster.size, cluster.local_rank, cluster.step_timeout)
         self._peers = peers
         self._gpus = devices.visible_gpus()
         self._layout = []
@@ -88,7 +87,16 @@ class ConnectedWorker(worker.Worker):
         Raises ConnectionError if the server cannot listen.
         """
         config = devices.session_config(FLAGS.log_device_placement)
-        configure(config, self, self._gpus)
+        # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
+        config.experimental.collective_group_leader = f'/job:{_JOB}/replica:0/task:0'
+        config.device_filters.append(f'/job:{_JOB}/task:{self.rank}')
+        config.experimental.collective_nccl = self._gpus > 0
+        config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
+        if (config.inter_op_parallelism_threads or devices.visible_cores()) == 1:
+            # One core has one thread, which would send the first bucket after the backward pass.
+            config.inter_op_parallelism_threads = 2
+        if self._gpus > 1:
+            config.gpu_options.visible_device_list = str(self.local_rank % self._gpus)
         self._broadcast = collectives.broadcast(tf.global_variables(), self)
         own = self._peers.hosts[self.rank]
         host, port = ports.split_address(own)
@@ -125,20 +133,3 @@ class ConnectedWorker(worker.Worker):
         """Waits until worker 0 has saved the last step, and leaves."""
         self.barrier('the end')
         self._peers.leave()
-
-
-def configure(config, me, gpus=0):
-    """Configures a worker's server and session, a `tf.ConfigProto`, for collective operations.
-
-    The local rank of `me`, a `worker.Worker`, selects one of `gpus`, the number that it sees.
-    """
-    # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
-    config.experimental.collective_group_leader = f'/job:{_JOB}/replica:0/task:0'
-    config.device_filters.append(f'/job:{_JOB}/task:{me.rank}')
-    config.experimental.collective_nccl = gpus > 0
-    config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
-    if (config.inter_op_parallelism_threads or devices.visible_cores()) == 1:
-        # A single core has one thread, which would send the first bucket after the backward pass.
-        config.inter_op_parallelism_threads = 2
-    if gpus > 1:
-        config.gpu_options.visible_device_list = str(me.local_rank % gpus)

@@ -38,7 +38,7 @@ def code_of(run):
 
 
 def start(count, arguments):
-    """Runs the script in so many workers; returns their exit codes."""
+    """Runs the script in `count` workers; returns their exit codes."""
     workers = [Worker.remote() for _ in range(count)]
     hosts = ray.get([worker.address.remote() for worker in workers])
     runs = [worker.run.remote(hosts, index, arguments) for index, worker in enumerate(workers)]

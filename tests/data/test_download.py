@@ -68,7 +68,7 @@ def test_a_folder_of_images_is_left_alone(server, tmp_path, split):
             (tmp_path / place / name / '1.jpg').touch()
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(errors.DataError, match=(
-            f'{tmp_path} holds a folder of images for each class; expected one for small: convert '
+            f'{tmp_path} holds a folder of images for each class, not small: convert '
             f'the images with cifar10_convert.py {tmp_path} DATA_DIR')):
         download.maybe_download_and_extract(row(server.url), str(tmp_path))
     assert sorted(os.listdir(tmp_path)) == before and server.requests == []
@@ -89,7 +89,13 @@ def test_a_second_start_needs_no_network(server, tmp_path):
     assert server.requests == [('/small.tar.gz', None)]
 
 
-def test_a_file_url_from_a_flag(tmp_path):
+def test_a_proxy(server, tmp_path, monkeypatch):
+    monkeypatch.setenv('http_proxy', server.url.removesuffix('/small.tar.gz'))
+    download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path))
+    assert_whole(tmp_path)
+
+
+def test_a_file_url(tmp_path):
     (tmp_path / 'there.tar.gz').write_bytes(ARCHIVE)
     (tmp_path / 'data').mkdir()
     (tmp_path / 'data' / 'small.tar.gz.part').write_bytes(ARCHIVE[:100])

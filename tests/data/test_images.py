@@ -56,7 +56,7 @@ def test_the_first_of_several_frames_is_used(read, format_):
 
 
 @pytest.mark.parametrize('size', [(40, 64), (64, 40)])
-def test_a_phones_photograph_is_turned(read, size):
+def test_a_phones_photograph_is_turned(tmp_path, read, size):
     """The right side of its sensor is at the bottom; 16-bit grey is turned, too."""
     exif = Image.Exif()
     exif[274] = 6  # The orientation, https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf, 4.6.4.
@@ -66,6 +66,7 @@ def test_a_phones_photograph_is_turned(read, size):
     for image, options in ((lit, {'format': 'JPEG', 'quality': 100}), (deep, {'format': 'PNG'})):
         found = read(image, exif=exif, **options)
         assert found[:, :14].max() < 20 and found[:, 18:].min() > 235
+    assert images.read(tmp_path / 'image', size=(48, 16)).shape == (16, 48, 3)
 
 
 def test_the_short_side_becomes_32_and_the_centre_is_kept(read):
@@ -118,7 +119,8 @@ def test_one_scale_for_a_whole_set(tmp_path, capsys):
     classes, (pixels, labels), _ = folders.read(str(tmp_path / 'images'), [])
     assert [(classes[label], pixel.max()) for label, pixel in zip(labels, pixels)] == [
         ('bright', 255), ('dark', 128)]
-    assert 'In images of more than 8 bits per channel, 2000 is white.' in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert 'Images with more than 8 bits per channel: 2000 becomes white.' in out
 
 
 @pytest.mark.parametrize('tags, expected', [({281: 4000}, 64), ({262: 0}, 0)])
@@ -139,7 +141,7 @@ def test_truncated_files(tmp_path, options):
 
 
 @pytest.mark.parametrize('side', [10000, 65536])
-def test_pictures_that_would_exhaust_memory_are_not_decoded(tmp_path, side):
+def test_pictures_that_would_exhaust_memory_are_not_decoded(tmp_path, side, recwarn):
     """Only their headers claim such sizes; Pillow itself only warns of 10,000 pixels per side."""
     save(tmp_path / 'image', COLOUR, format='PNG')
     data = bytearray((tmp_path / 'image').read_bytes())
@@ -148,6 +150,7 @@ def test_pictures_that_would_exhaust_memory_are_not_decoded(tmp_path, side):
     (tmp_path / 'image').write_bytes(data)
     with pytest.raises(errors.DataError, match=BOMB):
         images.read(tmp_path / 'image')
+    assert images.highest_value(tmp_path / 'image') == 0 and not recwarn.list
 
 
 def test_files_that_cannot_be_read(tmp_path):

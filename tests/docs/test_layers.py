@@ -42,7 +42,3 @@ def test_imports_point_one_way():
             if rank[theirs] >= rank[own] and (theirs != own or theirs == 'scripts'):
                 wrong.append(f'{"/".join(parts)} imports {".".join(others)}')
     assert len(FILES) > 60 and not wrong
-
-
-def test_package_files_are_empty():
-    assert not [path for path in FILES if path.name == '__init__.py' and path.read_text()]

@@ -2,8 +2,6 @@
 import pathlib
 import re
 
-import pytest
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -26,12 +24,3 @@ def test_the_documented_versions_are_allowed_and_tested():
     older = re.findall(r"tensorflow: '2\.(\d+)'", workflow)
     assert [int(minor) for minor in table] == [*map(int, older), newest]
     assert int(older[0]) == oldest
-
-
-@pytest.mark.parametrize('name', ['ci.yml', 'pages.yml'])
-def test_actions_are_pinned_and_may_only_read(name):
-    """By default; publishing the pages has permissions of its own."""
-    workflow = (ROOT / '.github' / 'workflows' / name).read_text()
-    assert 'permissions:\n  contents: read\n' in workflow
-    actions = re.findall(r'uses: (\S+)', workflow)
-    assert actions and all(re.fullmatch(r'actions/[\w-]+@[0-9a-f]{40}', each) for each in actions)

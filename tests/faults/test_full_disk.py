@@ -52,7 +52,7 @@ def _fill(disk, free):
 
 
 @pytest.mark.parametrize('what, flags, free', [
-    ('a checkpoint', ['--max_steps=90', '--save_checkpoint_steps=20'], 4 * _MB),
+    ('a checkpoint', ['--max_steps=190', '--save_checkpoint_steps=20'], 4 * _MB),
     ('events', ['--max_steps=210'], 1 << 14),
     ('params.h5', ['--max_steps=400'], 12 * _MB),
     ('a validation', ['--max_steps=200', '--validate_every=1'], _MB),

@@ -33,7 +33,8 @@ def free_port():
 
 
 with_networks = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which('ip'),
+    not shutil.which('ip') or subprocess.run(
+        ['unshare', '--net', '--mount', 'true'], capture_output=True, check=False).returncode != 0,
     reason='network namespaces require root and iproute2')
 
 DEVICE = 'link'

@@ -25,7 +25,7 @@ flags.FLAGS(['pytest'])
 
 @pytest.fixture(autouse=True)
 def _fresh_graph_and_flags():
-    with tf.Graph().as_default(), flagsaver.flagsaver():
+    with tf.Graph().as_default(), flagsaver.flagsaver(data_dir='/nonexistent'):
         tf.set_random_seed(1)
         yield
 

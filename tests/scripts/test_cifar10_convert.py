@@ -45,8 +45,8 @@ def test_the_data_set_trains_evaluates_and_predicts(folder, tmp_path, capsys, mo
         'Skipped 1:',
         f'{folder}/{NAMES[0]}/broken.png cannot be read (damaged, or not JPEG, PNG, GIF, BMP, '
         'WEBP, TIFF, AVIF)',
-        f'{data} holds 70 training and 14 test images of 2 classes: train with --dataset={data} '
-        '--epochs=100']
+        f'{data} holds 70 training and 14 test images of 2 classes: use cifar10_train.py '
+        f'--train_dir=NEW_FOLDER --epochs=100 --dataset={data}']
     assert custom.read(data).classes == tuple(NAMES)
     with flagsaver.flagsaver(
             dataset=str(data), data_dir='/nonexistent', train_dir=str(tmp_path / 'train'),

@@ -125,7 +125,7 @@ def test_validations_by_epoch(tmp_path):
                          (10, 0.5, 0.75), (15, None, None), (20, 0.25, 0.375))))
     image = plot(tmp_path / 'validation.png', 'validation', runs=runs)
     assert image.shape[1] == 800
-    for half in np.split(image, 2, axis=1):
+    for half in np.split(image[:300], 2, axis=1):  # By step, the runs would coincide.
         assert has(half, BLUE) and has(half, VERMILION)
 
 

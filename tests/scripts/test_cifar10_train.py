@@ -12,8 +12,10 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
 
+import cifar10
 import cifar10_train
 from cifar10_lib.datasets import custom, table
+from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
 from cifar10_lib.training import session as training
 
@@ -77,8 +79,8 @@ def test_one_of_several_processes_does_not_train_alone(tmp_path, name, variables
     assert (done.returncode, done.stdout) == (1, '')
     assert done.stderr == (
         f'{name}: {found} in the environment: several processes, each of which would train alone. '
-        'Use cifar10_distributed_train.py; or unset the variable, if each is to train a run of its '
-        'own\n')
+        'Use cifar10_distributed_train.py, or unset the variable if each should train its own '
+        'run\n')
 
 
 def test_train_dir_is_a_file(half_bright, tmp_path):
@@ -92,6 +94,12 @@ def test_train_dir_is_a_file(half_bright, tmp_path):
         f'cifar10_train.py: {FLAGS.train_dir} or one of its parents is not a folder: choose '
         'another --train_dir\n')
     assert (tmp_path / 'train').read_text() == 'mine'
+
+
+def test_another_source_of_the_data(tmp_path):
+    with flagsaver.flagsaver(data_dir=str(tmp_path), data_url='file:///gone.tar.gz'), \
+            pytest.raises(errors.DataError, match='Cannot download file:///gone.tar.gz'):
+        cifar10.maybe_download_and_extract()
 
 
 @pytest.mark.slow

@@ -49,6 +49,10 @@ def test_summary_has_scalars_and_a_picture():
     picture = values.pop('confusion_matrix').image
     drawn = Image.open(io.BytesIO(picture.encoded_image_string))
     assert drawn.size == (picture.width, picture.height)
+    first = drawn.width - 20 - 3 * 173  # Three cells of 173 pixels end 20 pixels before the edge.
+    assert [[drawn.getpixel((first + 173 * column + 10, first + 173 * row + 10))[0]
+             for column in range(3)] for row in range(3)] == [
+        [131, 41, 255], [255, 8, 255], [255, 255, 255]]  # Red: 255 - 247 sqrt(share of the row).
     assert {tag: value.simple_value for tag, value in values.items()} == pytest.approx({
         'classes/cat/recall': 0.25, 'classes/cat/precision': 1.0,
         'classes/dog/recall': 1.0, 'classes/dog/precision': 0.4})

@@ -96,13 +96,15 @@ def test_a_lock_shows_its_holder_or_waits_for_it(tmp_path):
     (1000, 1000, ''), (0, 1001, ''), (1000, 0, '')])
 def test_another_users_folder_is_refused(owner, user, refusal):
     """Not root's, as in a container's volume, and not by root, who owns nothing in a bind mount."""
-    program = ('import os, sys; from cifar10_lib.program import files, startup\n'
-               'os.setuid(int(sys.argv[2])); startup.run(lambda words: files.own_folder(words[0]), '
+    program = ('import encodings.ascii, os, sys; from cifar10_lib.program import startup\n'
+               'from cifar10_lib.runs import folder; os.setuid(int(sys.argv[2]))\n'
+               'startup.run(lambda words: folder.locked(words[0]).__enter__(), '
                'positional="FOLDER USER")')
     with tempfile.TemporaryDirectory(dir='/tmp') as place:  # Others can reach it, unlike tmp_path.
         os.chmod(place, 0o755)
         folder = os.path.join(place, 'run')
         os.mkdir(folder)
+        os.chmod(folder, 0o777)
         os.chown(folder, owner, -1)
         done = spawn.run(['-c', program, folder, str(user)], cwd=spawn.ROOT, capture_output=True)
     assert (done.returncode, done.stderr) == (

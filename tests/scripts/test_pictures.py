@@ -29,6 +29,7 @@ def test_grid_places_rows_and_columns(tmp_path):
     assert abs(g_column - b_column) < 0.02 and g_row < 0.5 < b_row
 
 
+@pytest.mark.filterwarnings('error')
 @pytest.mark.parametrize('name', ['$x^$', r'$\\frac$', '\u732b', 'a%b#c'])
 def test_names_are_text(tmp_path, capfd, name):
     """Not formulas, which may be wrong; without warnings about fonts."""

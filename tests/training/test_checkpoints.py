@@ -182,7 +182,7 @@ def test_a_useless_or_edited_state_file(tmp_path, state, step):
     assert checkpoints.latest(str(tmp_path)) == f'{tmp_path}/model.ckpt-{step}'
 
 
-def test_watch_yields_each_intact_checkpoint_once(tmp_path, capsys):
+def test_watch_yields_each_intact_checkpoint_once(tmp_path):
     """The second is damaged and skipped; the third comes from a run that removed the first."""
     fifth, = _save_steps(tmp_path, 5)
     coming = checkpoints.watch(str(tmp_path), 0.1)
@@ -191,7 +191,6 @@ def test_watch_yields_each_intact_checkpoint_once(tmp_path, capsys):
     _overwrite(tmp_path / 'model.ckpt-6.index', lambda data: data[:20])
     threading.Timer(1.5, lambda: _save_steps(tmp_path, 7)).start()
     assert next(coming) == str(tmp_path / 'model.ckpt-7')
-    assert 'model.ckpt-6 is damaged' in capsys.readouterr().out
 
 
 def test_watch_waits_if_all_are_removed_and_yields_a_new_checkpoint_of_the_same_step(tmp_path):
@@ -206,7 +205,7 @@ def test_watch_waits_if_all_are_removed_and_yields_a_new_checkpoint_of_the_same_
     found = time.monotonic()
     _save_steps(tmp_path, 7)
     assert next(coming) == str(tmp_path / 'model.ckpt-7')
-    assert time.monotonic() > found + 1
+    assert time.monotonic() > found + 0.5
 
 
 def test_all_checkpoints_damaged(tmp_path):

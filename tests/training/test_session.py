@@ -442,6 +442,9 @@ def started(*arguments, **options):
     raise AssertionError(process.stderr.read())
 
 
+STOPPING = '\nStopping after this step; interrupt again to stop without saving.\n'
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('number, code', [
     (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -449,7 +452,7 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
     process = started()
     process.send_signal(number)
     out, error = spawn.ended(process, code)
-    assert error == '\nStopping after this step; interrupt again to stop at once.\n' + (
+    assert error == STOPPING + (
         'cifar10_train.py: interrupted\n' if number == signal.SIGINT else '')
     reached = int(out.split('Saved step ')[1].split()[0])
     assert reached >= 6
@@ -468,7 +471,7 @@ def test_without_a_reader_of_its_log_a_run_saves_and_stops_or_continues_under_no
     error = process.stderr.read()
     assert process.wait(timeout=spawn.PATIENCE) == code, error
     assert error == '\nThe console is gone: Broken pipe.\n' + (
-        '\nStopping after this step; interrupt again to stop at once.\n' if code else '')
+        STOPPING if code else '')
     assert 6 <= checkpoints.step(latest()) <= 200
     assert (checkpoints.step(latest()) == 200) == (code == 0)
 
@@ -532,5 +535,7 @@ def test_a_second_signal_ends_it_at_once():
     assert process.stdout.readline() == 'ready\n'
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         process.send_signal(number)
+        if number == signal.SIGTERM:
+            assert process.stderr.readline() + process.stderr.readline() == STOPPING
         time.sleep(0.5)
     spawn.ended(process, 128 + signal.SIGINT)

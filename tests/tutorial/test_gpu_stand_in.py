@@ -16,7 +16,7 @@ _CUDA = ['libcudart.so.12', 'libcublas.so.12', 'libcublasLt.so.12', 'libcufft.so
 def _train(folder, *words, script='cifar10_train.py', **settings):
     done = stand_in_gpu.run(
         script, '--dataset=synthetic', '--batch_size=8', '--validate_every=0',
-        f'--train_dir={folder}', *words, **settings)
+        f'--train_dir={folder}', f'--data_dir={folder}/data', *words, **settings)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -30,7 +30,7 @@ def test_train_evaluate_export_predict(tmp_path):
     assert f'Saved step 3 in {run}.' in out
     done = stand_in_gpu.run(
         'cifar10_eval.py', '--dataset=synthetic', '--run_once', f'--checkpoint_dir={run}',
-        f'--eval_dir={tmp_path}/eval', '--use_fp16', '--device=gpu')
+        f'--data_dir={run}/data', f'--eval_dir={tmp_path}/eval', '--use_fp16', '--device=gpu')
     assert 'precision @ 1 = 0.100' in done.stdout, done.stderr
     source = ['--dataset=synthetic', f'--checkpoint_dir={run}']
     done = stand_in_gpu.run('cifar10_export.py', *source, f'--export_dir={exported}')
@@ -63,6 +63,6 @@ def test_two_workers(tmp_path):
 def test_failures_are_one_line(tmp_path, settings, reason):
     done = stand_in_gpu.run(
         'cifar10_train.py', '--dataset=synthetic', '--batch_size=512', '--max_steps=2',
-        '--device=gpu', f'--train_dir={tmp_path}', **settings)
+        '--device=gpu', f'--train_dir={tmp_path}', f'--data_dir={tmp_path}/data', **settings)
     assert done.returncode == 1
     assert re.fullmatch(f'cifar10_train.py: ({reason}).*\n', done.stderr), done.stderr

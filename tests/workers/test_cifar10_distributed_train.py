@@ -14,20 +14,11 @@ import pytest
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
-from absl.testing import flagsaver
 
-import cifar10_distributed_train
 from cifar10_lib.runs import checkpoints, metrics
 
 FLAGS = flags.FLAGS
 NAME = 'cifar10_distributed_train.py'
-
-
-def test_without_a_launcher_it_trains_as_one_worker(half_bright):
-    with flagsaver.flagsaver(max_steps=30, batch_size=16):
-        cifar10_distributed_train.train()
-    assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-30')
-    assert outcomes.precision(FLAGS.train_dir) == 1.0
 
 
 # Trains on fixed images, a slice per rank, and writes the resulting variables.
@@ -188,7 +179,7 @@ def test_all_workers_report_damaged_checkpoints(half_bright):
     assert error.count(f'all checkpoints in {FLAGS.train_dir} are damaged') == 2, error
 
 
-# The validation at step 6 takes 12 seconds longer.
+# The validation at step 6 takes 24 seconds longer.
 SLOW_VALIDATION = '''
 import time
 from cifar10_lib.evaluation import validation
@@ -196,7 +187,7 @@ validate = validation.Validation.run
 def validate_slowly(self, session, step, training_error):
     if step == 6:
         print('validating', step, flush=True)
-        time.sleep(12)
+        time.sleep(24)
     return validate(self, session, step, training_error)
 validation.Validation.run = validate_slowly
 '''
@@ -212,8 +203,8 @@ def test_all_workers_stop_when_a_validation_reaches_the_precision(half_bright):
 
 
 def test_a_validation_may_take_longer_than_a_step_and_sigterm_then_loses_nothing(half_bright):
-    """Twelve seconds, with steps of less than ten."""
-    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=10',
+    """24 seconds, with steps of less than 20."""
+    process = start('--max_steps=6', '--validate_every=1', '--step_timeout=20',
                     prepare=SLOW_VALIDATION)
     for line in process.stdout:
         if line == 'validating 6\n':

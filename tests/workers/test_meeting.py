@@ -102,8 +102,7 @@ def test_a_worker_that_ends_while_it_waits_may_come_again():
 
     def follow():
         with pytest.raises(meeting.Lost):
-            while True:  # Until worker 0 listens.
-                meeting.join(in_between)
+            meeting.join(in_between)
         return together(lambda: meeting.join(second), lambda: meeting.join(third))
     leader, (*others,) = together(lambda: meeting.join(first), follow)
     assert [type(met) for met in [leader, *others]] == [meeting.Meeting] * 3
