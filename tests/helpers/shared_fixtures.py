@@ -20,12 +20,12 @@ import cifar10_plot  # noqa: F401
 import cifar10_predict  # noqa: F401
 import cifar10_train
 
-flags.FLAGS(['pytest'])
+flags.FLAGS(['pytest', '--data_dir=/nonexistent'])  # Not a user's own data.
 
 
 @pytest.fixture(autouse=True)
 def _fresh_graph_and_flags():
-    with tf.Graph().as_default(), flagsaver.flagsaver(data_dir='/nonexistent'):
+    with tf.Graph().as_default(), flagsaver.flagsaver():
         tf.set_random_seed(1)
         yield
 

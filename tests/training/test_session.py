@@ -244,10 +244,11 @@ def test_a_resumed_run_draws_new_random_numbers(trained, tmp_path):
 def test_profile_traces_steps_and_restart_removes_the_traces(half_bright):
     with flagsaver.flagsaver(profile=4):
         cifar10_train.train()
-    paths = sorted(pathlib.Path(FLAGS.train_dir).glob('timeline-*.json'))
+    paths = list(pathlib.Path(FLAGS.train_dir).glob('timeline-*.json'))
     assert all(json.loads(path.read_text())['traceEvents'] for path in paths)
-    steps = [int(path.stem[-1]) for path in paths]
-    assert [step // 4 for step in steps] == [1, 2]  # TensorFlow's hook sometimes takes 4 for 5.
+    steps = sorted(int(path.stem.partition('-')[2]) for path in paths)
+    # Of ten steps; TensorFlow's hook reads the global step before or after its update.
+    assert 3 <= steps[0] <= 5 and len(steps) in (2, 3), steps
     assert [event.tagged_run_metadata.tag for _, event in all_events()
             if event.HasField('tagged_run_metadata')] == [f'step_{step}' for step in steps]
     with flagsaver.flagsaver(restart=True, max_steps=1):
