@@ -157,7 +157,7 @@ def distort(pixels_chw, distortions=None):
     mean, variance_of_means = tf.nn.moments(means, axes=[1], keep_dims=True)  # [batch, 1, 1]
     contrast = distortions.contrast[:, tf.newaxis, tf.newaxis]
     variance = tf.square(contrast) * tf.reduce_mean(variances, axis=1, keepdims=True)
-    # For images of one colour, the same bound as in `tf.image.per_image_standardization`.
+    # For images of one grey, the same bound as in `tf.image.per_image_standardization`.
     smallest = 1.0 / (IMAGE_SIZE * IMAGE_SIZE * table.DEPTH)
     scale = tf.rsqrt(tf.maximum(variance + variance_of_means, smallest))
     pixels = pixels * (contrast * scale) + (means - mean) * scale
