@@ -236,8 +236,8 @@ def plot():
     """Writes the picture, all or nothing; raises `app.UsageError` if a flag or a run is invalid."""
     if FLAGS.picture is None:
         raise app.UsageError(f'--picture is missing; expected {"|".join(_PICTURES)}')
-    FLAGS.runs = [os.path.expanduser(run) for run in FLAGS.runs]
-    if len(FLAGS.runs) != 1 and FLAGS.picture not in ('curves', 'validation'):
+    FLAGS.runs = [os.path.expanduser(run) for run in FLAGS.runs if run]
+    if len(FLAGS.runs) != 1 and (not FLAGS.runs or FLAGS.picture not in ('curves', 'validation')):
         raise app.UsageError(f'--runs has {len(FLAGS.runs)} folders ({", ".join(FLAGS.runs)}); '
                              f'--picture={FLAGS.picture} expects one')
     if FLAGS.picture != 'confusion':

@@ -66,8 +66,7 @@ def train_rows(options):
 def worker_rows(options):
     def apart():
         with futures.ThreadPoolExecutor() as pool:
-            runs = pool.map(lambda _: processes.train(options), range(2))
-            return {'rate': sum(run['rate'] for run in runs)}
+            return {'rate': sum(pool.map(lambda _: processes.train(options)['rate'], range(2)))}
 
     found = in_turn(options.turns, workers=lambda: processes.train(
         options, 'cifar10_distributed_train.py', batches=2, num_workers=2), apart=apart)
@@ -85,15 +84,14 @@ def agreement_rows(options):
 
 
 def speed_rows(options):
-    for batch_size in options.batches:
-        float32 = None
+    for size in options.batches:
+        base = None
         for precision, flags in _PRECISIONS.items():
-            rates = processes.measure(options, what='speed', batch_size=batch_size,
+            rates = processes.measure(options, what='speed', batch_size=size,
                                       timed_steps=50 * options.turns,
                                       **{'use_fp16': False, 'use_bf16': False, **flags})['rates']
-            float32 = float32 or rates
-            yield line(f'batch {batch_size} in {precision}, beside float32', 'images/s', rates,
-                       float32)
+            base = base or rates
+            yield line(f'batch {size} in {precision}, beside float32', 'images/s', rates, base)
 
 
 _ROWS = {'input': input_rows, 'step': step_rows, 'train': train_rows, 'workers': worker_rows,
@@ -135,8 +133,9 @@ def heading(options):
     """Yields lines: hardware and versions, what is measured, and the names of the columns."""
     with open('/proc/cpuinfo') as stream:
         names = [line.split(': ')[1].strip() for line in stream if line.startswith('model name')]
+    package, *_ = metadata.packages_distributions()['tensorflow']  # Or tensorflow-cpu.
     yield (f'{names[0] if names else platform.processor()}, {len(os.sched_getaffinity(0))} cores; '
-           f'TensorFlow {metadata.version("tensorflow")}, NumPy {metadata.version("numpy")}, '
+           f'TensorFlow {metadata.version(package)}, NumPy {metadata.version("numpy")}, '
            f'Python {platform.python_version()}, {platform.system()} {platform.release()}')
     yield ' '.join([f'{options.net}, batch {options.batch_size}, {options.dataset};',
                     *options.flags, 'median (middle half) of n'])
@@ -146,8 +145,9 @@ def heading(options):
 def main():
     parser = argparse.ArgumentParser(prog='python -m benchmarks', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--data_dir', default='/tmp/cifar10_data', help='folder of the data sets')
-    parser.add_argument('--dataset', default='cifar10', help='name of the data set')
+    path = os.path.expanduser
+    parser.add_argument('--data_dir', type=path, default='/tmp/cifar10_data', help='data folder')
+    parser.add_argument('--dataset', type=path, default='cifar10', help='name of the data set')
     parser.add_argument('--batch_size', type=int, default=128, help='images per batch')
     parser.add_argument('--net', default='tutorial', help='name of the network')
     parser.add_argument('--device', default='auto', help='auto, cpu or gpu')
@@ -157,7 +157,7 @@ def main():
     parser.add_argument('--seconds', type=float, default=5.0, help='seconds of reading input')
     parser.add_argument('--batches', type=int, nargs='+', default=[128, 1024, 4096],
                         help='batch sizes of the rows "speed"')
-    parser.add_argument('--output', default=os.devnull, help='append the lines to this file')
+    parser.add_argument('--output', type=path, default=os.devnull, help='append the lines to it')
     options, options.flags = parser.parse_known_args()
     default = ('agreement speed' if options.device == 'gpu' else 'input step train workers'
                if (options.net, options.dataset) == ('tutorial', 'cifar10') else 'step workers')

@@ -115,9 +115,9 @@ def _fixed_batch():
     """Adds a batch of images of the network's size, and labels, to the graph."""
     random = np.random.RandomState(0)
     pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
-    images = tf.Variable(recipes.chosen().prepare(tf.constant(pixels)), trainable=False,
-                         use_resource=True)
-    return images.read_value(), tf.constant(random.randint(0, 10, FLAGS.batch_size), tf.int32)
+    images = tf.Variable(recipes.chosen().prepare(tf.constant(pixels)), trainable=False)
+    classes = min(10, len(cifar10.source().data_set.classes))  # The published network has ten.
+    return images.read_value(), tf.constant(random.randint(0, classes, FLAGS.batch_size), tf.int32)
 
 
 def _inference(images):

@@ -64,7 +64,7 @@ def find(folder, skipped):
     train, test = (each and _by_class(each, skipped) for each in (train_folder, test_folder))
     classes, labelled = tuple(test if train is None else train), train_folder or test_folder
     if not 2 <= len(classes) <= custom.MAX_CLASSES:
-        files = sorted(entry.name for entry in _visible(labelled) if entry.is_file())
+        files = sorted(entry.name for entry in _visible(labelled) if os.path.isfile(entry))
         beside = f' and {len(files)} files, such as {files[0]}' if files else ''
         raise errors.DataError(
             f'{labelled} has {len(classes)} folders{beside}; expected 2 to {custom.MAX_CLASSES} '
@@ -101,9 +101,9 @@ def holds_classes(folder):
 def _split_folders(folder):
     """Returns the folders with the training and the test images; None and a folder `test` alone;
     without a split, a folder and None: `train` may be a class, as in CIFAR-100."""
-    named = {entry.name.lower(): entry.path for entry in _visible(folder) if entry.is_dir()}
+    named = {entry.name.lower(): entry.path for entry in _visible(folder) if os.path.isdir(entry)}
     labelled = {name for name, path in named.items()
-                if any(entry.is_dir() for entry in _visible(path))}
+                if any(os.path.isdir(entry) for entry in _visible(path))}
     train, test = (next((named[name] for name in names if name in labelled), None)
                    for names in (_TRAINING, _TESTING))
     if test and (train or not set(named).difference(_TESTING)):
@@ -122,7 +122,7 @@ def _by_class(folder, skipped):
     """Returns {class: sorted paths of its images}, sorted; adds all other paths to `skipped`."""
     by_class = {}
     for entry in sorted(_visible(folder), key=lambda entry: entry.name):
-        if entry.is_dir():
+        if os.path.isdir(entry):
             paths = by_class[entry.name] = images.find(entry.path)
             skipped += [(path, 'is not a file named like an image') for path in sorted(
                 {inner.path for inner in _visible(entry.path)}.difference(paths))]

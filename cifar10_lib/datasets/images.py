@@ -61,11 +61,11 @@ def read(path, highest=None, size=(table.WIDTH, table.HEIGHT)):
     """
     try:
         with _opened(path) as image:
+            image.load()  # First: once it has failed, Pillow's next `load` returns the part it has.
             with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
                 ImageOps.exif_transpose(image, in_place=True)
-            fitted = ImageOps.fit(
-                _with_eight_bits(image, highest), size, Image.Resampling.BILINEAR)
-            return np.asarray(fitted.convert('RGB'))
+            image = _with_eight_bits(image, highest)
+            return np.asarray(ImageOps.fit(image, size, Image.Resampling.BILINEAR).convert('RGB'))
     except Exception as error:  # Pillow raises many types for damaged files.
         reason = getattr(error, 'strerror', None) or errors.one_line(error) or repr(error)
         if isinstance(error, Image.UnidentifiedImageError):
@@ -85,5 +85,5 @@ def _with_eight_bits(image, highest):
 
 def find(folder):
     """Returns the sorted paths of the images directly in a folder, except hidden ones."""
-    return sorted(entry.path for entry in os.scandir(folder) if entry.is_file()
+    return sorted(entry.path for entry in os.scandir(folder) if os.path.isfile(entry)
                   and entry.name.lower().endswith(ENDINGS) and not entry.name.startswith('.'))

@@ -67,13 +67,13 @@ def curves(stream, size, panels, same_scale=False):
     row = figure.subplots(1, len(panels), sharey=same_scale, squeeze=False)[0]
     for axes, (shown, title, y_label, x_label) in zip(row, panels):
         for name, colour, marker, points in shown:
-            lone = 's' if len(points) == 1 else None  # A single point is not a visible line.
-            axes.plot(list(points), list(points.values()), label=name, marker=marker or lone,
-                      markersize=4, color=_COLOURS[colour % len(_COLOURS)],
-                      linewidth=2 if marker else 1.2, linestyle='--' if marker == 'o' else '-')
+            # Matplotlib hides labels that start with '_'. A single point is not a visible line.
+            label = textwrap.fill(' ' * name.startswith('_') + name, 28)  # Longer lines do not fit.
+            axes.plot(list(points), list(points.values()), label=label, markersize=4,
+                      color=_COLOURS[colour % len(_COLOURS)], linewidth=2 if marker else 1.2,
+                      marker=marker or 's' * (len(points) == 1), ls='--' if marker == 'o' else '-')
         axes.set_title(title, fontsize=11)
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(None if same_scale and axes is not row[0] else y_label)
+        axes.set(xlabel=x_label, ylabel=None if same_scale and axes is not row[0] else y_label)
         axes.grid(alpha=0.3)
         if shown:
             axes.legend(  # Below the axes, where it hides no curve.

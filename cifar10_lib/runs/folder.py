@@ -82,7 +82,10 @@ def read_run(folder, advice):
 
 def owner(folder):
     """' (of user ID)' if a folder belongs to another user, else ''; for lines about its run."""
-    uid = os.stat(folder).st_uid
+    try:
+        uid = os.stat(folder).st_uid
+    except FileNotFoundError:  # It has just been removed.
+        return ''
     return '' if uid == os.geteuid() else f' (of user {uid})'
 
 

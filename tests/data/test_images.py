@@ -131,13 +131,16 @@ def test_what_a_tiff_declares(read, tags, expected):
 
 
 @pytest.mark.parametrize('options', [
-    {'format': 'PNG'}, {'format': 'JPEG'}, {'format': 'GIF'}, {'format': 'WEBP', 'lossless': True}])
-def test_truncated_files(tmp_path, options):
+    {'format': 'PNG'}, {'format': 'JPEG'}, {'format': 'GIF'}, {'format': 'WEBP', 'lossless': True},
+    {'format': 'TIFF', 'compression': 'tiff_lzw'}])
+def test_truncated_and_overwritten_files(tmp_path, options):
     save(tmp_path / 'image', COLOUR, **options)
     whole = (tmp_path / 'image').read_bytes()
-    (tmp_path / 'image').write_bytes(whole[:len(whole) // 2])
-    with pytest.raises(errors.DataError, match='cannot be read'):
-        images.read(tmp_path / 'image')
+    overwritten = bytes(200) + whole[len(whole) // 2 + 200:]
+    for rest in (b'', overwritten) if options['format'] in ('PNG', 'GIF', 'TIFF') else (b'',):
+        (tmp_path / 'image').write_bytes(whole[:len(whole) // 2] + rest)
+        with pytest.raises(errors.DataError, match='cannot be read'):
+            images.read(tmp_path / 'image')
 
 
 @pytest.mark.parametrize('side', [10000, 65536])
@@ -169,5 +172,6 @@ def test_the_images_in_a_folder(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / 'folder.png').mkdir()
     os.mkfifo(tmp_path / 'pipe.png')
+    (tmp_path / 'loop.png').symlink_to('loop.png')
     assert images.find(tmp_path) == [f'{tmp_path}/{name}' for name in (
         'a.jpeg', 'b.PNG', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', 'g.avif')]

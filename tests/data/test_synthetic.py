@@ -14,9 +14,8 @@ def test_the_bytes_are_the_same_everywhere():
 
 
 def test_the_written_files_are_complete(tmp_path):
-    row = table.SYNTHETIC
-    synthetic.write(row, tmp_path)
-    folder = tmp_path / row.folder
+    synthetic.write(table.SYNTHETIC, tmp_path)
+    folder = tmp_path / table.SYNTHETIC.folder
     assert {path.name: path.stat().st_size for path in folder.iterdir()} == {
         'data_batch_1.bin': 10000 * 3073, 'test_batch.bin': 2000 * 3073}
-    row.check(folder)
+    table.SYNTHETIC.check(folder)

@@ -117,20 +117,21 @@ def test_filters_are_the_averaged_weights(tmp_path):
 
 
 def test_validations_by_epoch(tmp_path):
-    """Of two runs; rows without a validation are left out."""
-    runs = [str(tmp_path / name) for name in 'ab']
+    """Of two runs, both in the legends; rows without a validation are left out."""
+    runs = [str(tmp_path / name) for name in ('_a', 40 * 'b')]
     for run, images_per_step in zip(runs, (50, 100)):
         rows(run, *({'step': step, 'epoch': step * images_per_step / 1000, 'validation_error': raw,
                      'validation_error_averaged': averaged} for step, raw, averaged in (
                          (10, 0.5, 0.75), (15, None, None), (20, 0.25, 0.375))))
     image = plot(tmp_path / 'validation.png', 'validation', runs=runs)
     assert image.shape[1] == 800
-    for half in np.split(image[:300], 2, axis=1):  # By step, the runs would coincide.
-        assert has(half, BLUE) and has(half, VERMILION)
+    for part in (image[:300], image[300:]):  # By step, the runs would coincide.
+        assert all(has(half, BLUE) and has(half, VERMILION) for half in np.split(part, 2, axis=1))
 
 
 @pytest.mark.parametrize('options, message', [
     ({'picture': None}, '--picture is missing; expected samples'),
+    ({'picture': 'curves', 'runs': ['', '']}, '--runs has 0 folders'),
     ({'picture': 'filters', 'runs': ['a', 'b']},
      r'--runs has 2 folders \(a, b\); --picture=filters expects one'),
     ({'picture': 'curves', 'runs': ['nowhere']}, 'nowhere has no metrics.csv'),

@@ -97,7 +97,7 @@ def test_folders_and_patterns(network, pictures_, tmp_path, capsys):
 @pytest.mark.parametrize('word', ['', '*.png'])
 def test_a_folder_or_a_pattern_without_images(network, tmp_path, word):
     (tmp_path / 'notes.txt').touch()
-    with pytest.raises(app.UsageError, match='No image in .*; expected files named .jpg'):
+    with pytest.raises(app.UsageError, match='No image in .*; expected .jpg'):
         cifar10_predict.predict([os.path.join(tmp_path, word)])
 
 

@@ -14,8 +14,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch):
     assert parse('./~') == './~'
 
 
-@pytest.mark.parametrize('url', ['gs://bucket/run', 'file:///b'])
-def test_urls_are_rejected(url):
-    with pytest.raises(flags.Error, match=f'--train_dir=.*: {url} is a URL; expected the path'):
-        parse(url)
+def test_urls_are_rejected():
+    with pytest.raises(flags.Error, match='--train_dir=.*: gs://b is a URL; expected the path'):
+        parse('gs://b')
     assert parse('a:b//c') == 'a:b//c'
