@@ -190,7 +190,7 @@ def test_a_missing_package_is_reported_with_the_remedy(tmp_path):
 
 def test_output_that_cannot_be_written(trained):
     """As in `--help | true`, and results on a full disk."""
-    full_disk = 'cannot write to standard output: No space left on device\n'
+    no_room = 'cannot write to standard output: No space left on device\n'
     own = [f'--{name}={FLAGS[name].value}' for name in ('data_dir', 'checkpoint_dir', 'eval_dir')]
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -198,8 +198,8 @@ def test_output_that_cannot_be_written(trained):
         for words, stream, code, message in (
                 (['cifar10_train.py', '--help'], pipe, 128 + signal.SIGPIPE, ''),
                 (['cifar10_predict.py', 'docs/hero.png', '--checkpoint_dir=models/resnet23'], full,
-                 1, 'cifar10_predict.py: ' + full_disk),
-                (['cifar10_eval.py', '--run_once', *own], full, 1, 'cifar10_eval.py: ' + full_disk)):
+                 1, 'cifar10_predict.py: ' + no_room),
+                (['cifar10_eval.py', '--run_once', *own], full, 1, 'cifar10_eval.py: ' + no_room)):
             done = spawn.run(words, cwd=spawn.ROOT, stdout=stream, stderr=subprocess.PIPE)
             assert (done.returncode, done.stderr) == (code, message)
 
