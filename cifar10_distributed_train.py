@@ -52,8 +52,7 @@ def train(me=worker.Worker(), first_step=None):  # noqa: B008, it has no state.
         grads = me.mean_gradients(variables.compute_gradients(loss))
         train_op = cifar10.train(losses['total_loss'], global_step, recipe, grads,
                                  summaries.losses(losses), me.size)
-        examples_per_step = FLAGS.batch_size * me.size
-        with training.session(losses['total_loss'], examples_per_step, me) as mon_sess:
+        with training.session(losses['total_loss'], FLAGS.batch_size * me.size, me) as mon_sess:
             while not mon_sess.should_stop():
                 mon_sess.run(train_op)
 
@@ -61,14 +60,15 @@ def train(me=worker.Worker(), first_step=None):  # noqa: B008, it has no state.
 def facts():
     """What must be the same for all workers; an error names the first that differs.
 
-    Folders may differ, and flags that only worker 0 uses. Returns a dictionary from name to JSON
-    value.
+    Folders may differ, and flags that only worker 0 uses. Returns {name: JSON value}.
     """
     source = cifar10.source()
     return {'--net': FLAGS.net, '--dataset': source.data_set.name,
             **{f'--{name}': FLAGS[name].value for name in _COMMON_FLAGS},
             'training images': source.num_examples(),  # The number of steps may follow from it.
             '--max_steps': None if FLAGS['max_steps'].using_default_value else FLAGS.max_steps,
+            **{name: value for name, value in vars(cifar10).items()
+               if name.isupper() and isinstance(value, (int, float))},  # One copy may be edited.
             'TensorFlow': tf.version.VERSION,
             'a GPU': bool(devices.visible_gpus())}
 

@@ -17,12 +17,13 @@ for version in "$@"; do
   "$python" -m venv --clear "$work/venv"
   pip() { "$work/venv/bin/pip" "$@"; }
   if [ "$version" = nightly ]; then
-    sed 's/^tensorflow>.*/tf-nightly/; /^tensorboard/d; s/^protobuf.*/protobuf/' requirements.txt \
+    sed 's/^tensorflow>.*/tf-nightly/; s/^protobuf.*/protobuf/' requirements.txt \
       > "$work/requirements.txt"
     sed '/^-r /d' requirements-dev.txt >> "$work/requirements.txt"
     pip install -q -r "$work/requirements.txt"
   else
-    pip install -q -r requirements-dev.txt "tensorflow==$version.*"
+    # Before 2.21, TensorBoard imports `pkg_resources`, which setuptools 82 lacks.
+    pip install -q -r requirements-dev.txt "tensorflow==$version.*" 'setuptools<82'
   fi
   "$work/venv/bin/python" -m pytest -q -m "not slow" > "$work/log" 2>&1 || {
     failed=1

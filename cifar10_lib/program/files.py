@@ -9,7 +9,7 @@ import shutil
 
 from absl import app
 
-from cifar10_lib.program import console
+from cifar10_lib.program import console, errors
 
 PARTIAL = r'\.[0-9a-f]{16}\.part'  # Suffix of the temporary names; random, so that none meet.
 _FULL = re.compile('|'.join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))))
@@ -25,13 +25,17 @@ def explain_full_disk(folder):
     try:
         yield
     except Exception as error:
-        # TensorFlow's errors have an `error_code`. Reading data must not import TensorFlow.
-        candidate = isinstance(error, (OSError, RuntimeError)) or hasattr(error, 'error_code')
+        # TensorFlow's errors have an `error_code`. Reading data must not import TensorFlow. Event
+        # files raise built-in types: IndexError if they are too large, RuntimeError for others.
+        built_in = isinstance(error, (IndexError, RuntimeError))
+        candidate = built_in or isinstance(error, OSError) or hasattr(error, 'error_code')
         reason = candidate and _FULL.search(str(error))
-        if not reason:
-            raise
-        raise OSError(f'{reason.group()} in {folder}. Files saved earlier are complete: make '
-                      'room, then run the same command again') from error
+        if reason:
+            raise OSError(f'{reason.group()} in {folder}. Files saved earlier are complete: make '
+                          'room, then run the same command again') from error
+        if built_in and '.tfevents.' in str(error):
+            raise OSError(errors.one_line(error)) from error
+        raise
 
 
 def own_folder(path):

@@ -79,7 +79,8 @@ _OF_THE_MACHINE = (tf.errors.ResourceExhaustedError, tf.errors.InternalError)
 _OF_THE_USER = (app.UsageError, errors.DataError, FloatingPointError, OSError,
                 tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.DataLossError,
                 # A disk or a network share that fails.
-                tf.errors.UnknownError, tf.errors.AbortedError, tf.errors.UnavailableError)
+                tf.errors.UnknownError, tf.errors.AbortedError, tf.errors.UnavailableError,
+                tf.errors.DeadlineExceededError)
 
 
 def run(main, positional=None, unused=()):

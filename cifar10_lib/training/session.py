@@ -158,6 +158,7 @@ def session(loss, examples_per_step, me=worker.Worker()):  # noqa: B008, it has 
                 # last checkpoint. After an error in a step, the variables may be half updated.
                 if saver_hook and not (worker_hook.in_step or isinstance(error, ArithmeticError)):
                     with contextlib.suppress(Exception):  # The first error matters.
+                        saver_hook._timer.reset()  # It counts a save that failed as done.
                         saver_hook.end(monitored.raw_session())
                 raise
         me.end()  # Signals are still caught: one now must not interrupt the save.

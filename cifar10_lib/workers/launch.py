@@ -102,7 +102,7 @@ def start(count):
                     threads[-1].start()
                 code = _wait(processes)
                 # Workers may stop with another code, if another worker stopped them first.
-                return 128 + caught[0] if caught and code in _ORDERLY else code
+                return 128 + caught[0] if caught and code in {*_ORDERLY, meeting.LOST} else code
             finally:
                 _kill(processes)
                 for thread in threads:

@@ -29,7 +29,7 @@ def environment():
 PATIENCE = 300
 
 # Two lines before the first step, which no log level hides.
-_OF_TENSORFLOW_2_18 = re.compile(
+_OF_OLDER_TENSORFLOW = re.compile(
     r'^(WARNING: All log messages before absl::InitializeLog.*|'
     r'I0000.* MLIR V1 optimization pass is not enabled)\n', re.MULTILINE)
 
@@ -59,8 +59,8 @@ def run(arguments, **options):
     """Runs Python in a process of its own: a `subprocess.CompletedProcess`."""
     options = {'text': True, 'timeout': PATIENCE, 'env': environment(), **options}
     done = forks.run([sys.executable, *arguments], **options)
-    if done.stderr and tf.version.VERSION.startswith('2.18.'):
-        done.stderr = _OF_TENSORFLOW_2_18.sub('', done.stderr)
+    if done.stderr and tf.version.VERSION.startswith(('2.18.', '2.19.', '2.20.')):
+        done.stderr = _OF_OLDER_TENSORFLOW.sub('', done.stderr)
     return done
 
 
