@@ -215,15 +215,15 @@ def test_a_validation_may_take_longer_than_a_step_and_sigterm_then_loses_nothing
     assert 'Saved step 6 in' in out, error
 
 
-@pytest.mark.parametrize('difference, words', [
-    ('--net=resnet23', '--net is resnet23, not tutorial'),
-    ('--batch_size=4', '--batch_size is 4, not 8'),
-    ('--dataset=synthetic', '--dataset is synthetic, not cifar10')])
-def test_a_worker_with_a_different_net_or_different_data_ends_both(half_bright, difference, words):
+@pytest.mark.parametrize('rate, difference, words', [
+    (0.04, '--batch_size=8', 'INITIAL_LEARNING_RATE is 0.04, not 0.03'),
+    (0.03, '--batch_size=4', '--batch_size is 4, not 8'),
+    (0.03, '--dataset=synthetic', '--dataset is synthetic, not cifar10')])
+def test_a_worker_with_other_code_flags_or_data_ends_both(half_bright, rate, difference, words):
     hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
     processes = [spawn.start([
-        *spawn.gently(NAME), f'--worker_hosts={",".join(hosts)}', f'--task_index={rank}',
-        *flags_of_a_run(*more)]) for rank, more in enumerate([[], [difference]])]
+        *spawn.gently(NAME, own), f'--worker_hosts={",".join(hosts)}', f'--task_index={rank}',
+        *flags_of_a_run(*more)]) for rank, (own, *more) in enumerate([(0.03,), (rate, difference)])]
     for code, _, error in spawn.all_ended(processes):
         assert (code, error) == (
             1, f'{NAME}: worker 1 ({hosts[1]}) differs from worker 0: {words}\n')
