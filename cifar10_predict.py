@@ -126,16 +126,16 @@ def _load(session):
     """Loads --saved_model; returns the tensors of its images and probabilities."""
     try:
         loaded = tf.saved_model.load(session, ['serve'], FLAGS.saved_model)
-    except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:  # Missing or damaged.
+    except (OSError, RuntimeError, ValueError, tf.errors.OutOfRangeError) as error:  # Or damaged.
         raise OSError(f'{errors.one_line(error).rstrip(".")}: export a SavedModel with '
                       'cifar10_export.py') from error
     signature = loaded.signature_def['serving_default']
     names = signature.inputs['images'].name, signature.outputs['probabilities'].name
     if '' not in names:  # Reading a missing entry creates an empty one.
         images_, probabilities = map(session.graph.get_tensor_by_name, names)
-        if (images_.shape[1:].is_fully_defined() and probabilities.shape[1:].is_fully_defined()
-                and (images_.dtype, images_.shape.as_list()[::3], probabilities.shape.rank) == (
-                    tf.uint8, [None, 3], 2)):
+        if (images_.dtype == tf.uint8 and images_.shape.is_compatible_with([None] * 3 + [3])
+                and images_.shape[1:].is_fully_defined() and not images_.shape.is_fully_defined()
+                and probabilities.shape.rank == 2 and probabilities.shape[1:].is_fully_defined()):
             return images_, probabilities
     raise app.UsageError(
         f'{FLAGS.saved_model} has no signature of images, uint8 [batch, height, width, 3], and '

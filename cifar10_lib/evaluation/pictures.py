@@ -68,7 +68,7 @@ def curves(stream, size, panels, same_scale=False):
     for axes, (shown, title, y_label, x_label) in zip(row, panels):
         for name, colour, marker, points in shown:
             # Matplotlib hides labels that start with '_'. A single point is not a visible line.
-            label = textwrap.fill(' ' * name.startswith('_') + name, 28)  # Longer lines do not fit.
+            label = ' ' * name.startswith('_') + textwrap.fill(name, 28)  # Longer lines do not fit.
             axes.plot(list(points), list(points.values()), label=label, markersize=4,
                       color=_COLOURS[colour % len(_COLOURS)], linewidth=2 if marker else 1.2,
                       marker=marker or 's' * (len(points) == 1), ls='--' if marker == 'o' else '-')

@@ -105,6 +105,8 @@ def run(main, positional=None, unused=()):
         try:
             return main(argv[1:]) if positional else main()
         except (*_OF_THE_USER, *_OF_THE_MACHINE, KeyboardInterrupt) as error:
+            if '\nTraceback ' in str(error):  # Of a Python function in the graph.
+                raise
             console.end()
             if isinstance(error, KeyboardInterrupt):
                 errors.say('interrupted')

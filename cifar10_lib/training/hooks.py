@@ -145,10 +145,10 @@ class MetricsHook(tf.train.SessionRunHook):
             shown['Precision @ 1'] = 1 - training_error
         with open(os.path.join(self._folder, names.METRICS), 'ab') as stream:
             metrics.write(stream, row)
+        self._since_row, self._seconds = [], []  # First: a retry must not add the row again.
         self._writer.add_summary(tf.Summary(value=[
             tf.Summary.Value(tag=tag, simple_value=value) for tag, value in shown.items()
             if value is not None]), self._step)
-        self._since_row, self._seconds = [], []
 
     def diverged(self, reason):
         """The exception for a loss or variable that is not finite."""

@@ -79,7 +79,8 @@ def start(count):
     line with their ranks, and their standard output is dropped. Signals are passed on.
 
     Returns the smallest exit code of a worker that is not 0: a mistake (1) precedes a loss (75),
-    and the signal that one worker received the 143 of the others, which it stops.
+    and the signal that one worker received the 143 of the others, which it stops. After a signal to
+    this process, 128 + its number precedes a loss.
     """
     # Worker 0 listens at this port, which is reserved until all have ended.
     with ports.reserve(host='127.0.0.1') as port:

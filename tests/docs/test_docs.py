@@ -15,8 +15,8 @@ def _files():
     if not os.path.exists(os.path.join(ROOT, '.git')):
         pytest.skip('requires a clone of the repository', allow_module_level=True)
     listed = subprocess.run(
-        ['git', 'ls-files', '--cached', '--others', '--exclude-standard'], cwd=ROOT,
-        stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+        ['git', '-c', 'safe.directory=*', 'ls-files', '--cached', '--others', '--exclude-standard'],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     return [name for name in listed if os.path.exists(os.path.join(ROOT, name))]
 
 

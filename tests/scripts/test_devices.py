@@ -88,7 +88,6 @@ def test_a_gpu_that_tensorflow_does_not_see(tmp_path, monkeypatch):
 
 def test_the_device_of_every_operation(half_bright):
     done = spawn.run_script(
-        'cifar10_train.py', f'--data_dir={flags.FLAGS.data_dir}',
-        f'--train_dir={flags.FLAGS.train_dir}',
-        '--max_steps=1', '--batch_size=8', '--device=cpu', '--log_device_placement')
+        'cifar10_train.py', f'--data_dir={flags.FLAGS.data_dir}', '--max_steps=1', '--batch_size=8',
+        f'--train_dir={flags.FLAGS.train_dir}', '--device=cpu', '--log_device_placement')
     assert re.search(r'conv1/Conv2D: \(Conv2D\): /job:localhost/.*CPU:0\n', done.stdout), done
