@@ -60,7 +60,7 @@ def measure_step():
              'floor': _session(lambda: floor.operation(lambda: plain(_fixed_batch()[0])))}
     if FLAGS.net == 'tutorial':
         sides['tutorial'] = _session(published)
-    if devices.multiplies_bfloat16() and variables.compute_type() == tf.float32:  # Not again.
+    if devices.multiplies_bfloat16() and variables.compute_type() == tf.float32:  # Or ours has it.
         with flagsaver.flagsaver(use_bf16=True):
             sides['bfloat16'] = _session(lambda: _training()[0])
     found = {name: [] for name in sides}

@@ -15,6 +15,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch):
 
 
 def test_urls_are_rejected():
-    with pytest.raises(flags.Error, match='--train_dir=.*: gs://b is a URL; expected the path'):
-        parse('gs://b')
+    for url in ('gs://bucket/run', 'file:///b'):
+        with pytest.raises(flags.Error, match=f'--train_dir=.*: {url} is a URL; expected the path'):
+            parse(url)
     assert parse('a:b//c') == 'a:b//c'

@@ -453,8 +453,7 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
     process = started()
     process.send_signal(number)
     out, error = spawn.ended(process, code)
-    assert error == STOPPING + (
-        'cifar10_train.py: interrupted\n' if number == signal.SIGINT else '')
+    assert error == STOPPING + 'cifar10_train.py: interrupted\n' * (number == signal.SIGINT)
     reached = int(out.split('Saved step ')[1].split()[0])
     assert reached >= 6
     assert checkpoints.step(latest()) == reached
@@ -471,8 +470,7 @@ def test_without_a_reader_of_its_log_a_run_saves_and_stops_or_continues_under_no
     process.stdout.close()
     error = process.stderr.read()
     assert process.wait(timeout=spawn.PATIENCE) == code, error
-    assert error == '\nThe console is gone: Broken pipe.\n' + (
-        STOPPING if code else '')
+    assert error == '\nThe console is gone: Broken pipe.\n' + (STOPPING if code else '')
     assert 6 <= checkpoints.step(latest()) <= 200
     assert (checkpoints.step(latest()) == 200) == (code == 0)
 

@@ -217,6 +217,7 @@ def test_a_validation_may_take_longer_than_a_step_and_sigterm_then_loses_nothing
 
 @pytest.mark.parametrize('rate, difference, words', [
     (0.04, '--batch_size=8', 'INITIAL_LEARNING_RATE is 0.04, not 0.03'),
+    (0.03, '--net=resnet23', '--net is resnet23, not tutorial'),
     (0.03, '--batch_size=4', '--batch_size is 4, not 8'),
     (0.03, '--dataset=synthetic', '--dataset is synthetic, not cifar10')])
 def test_a_worker_with_other_code_flags_or_data_ends_both(half_bright, rate, difference, words):
