@@ -79,7 +79,7 @@ def distorted_inputs(recipe=None, shard=(0, 1)):
         images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of the size of the recipe.
         labels: int32 [batch_size].
 
-    Raises `errors.MissingFile` without record files; see `maybe_download_and_extract`.
+    Raises `errors.MissingFile` if a record file is missing; see `maybe_download_and_extract`.
     """
     return cifar10_input.dequeue(cifar10_input.distorted_batches(
         source(shard=shard), recipe.augment if recipe else cifar10_input.distort,
@@ -96,7 +96,7 @@ def inputs(eval_data):
         images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
         labels: int32 [batch_size].
 
-    Raises `errors.MissingFile` without record files; see `maybe_download_and_extract`.
+    Raises `errors.MissingFile` if a record file is missing; see `maybe_download_and_extract`.
     """
     return cifar10_input.batches(source(bool(eval_data), 'all'))
 
@@ -192,8 +192,8 @@ def loss(logits, labels, label_smoothing=0.0, scope=None):
     Args:
         logits: float32 [batch, classes], from `inference`.
         labels: [batch] of any integer type, 0 to classes - 1.
-        label_smoothing: the part of each label that counts for all classes alike: Szegedy et al.,
-            "Rethinking the Inception Architecture" (2015), section 7.
+        label_smoothing: the fraction of each label that is spread evenly over all classes: Szegedy
+            et al., "Rethinking the Inception Architecture" (2015), section 7.
         scope: name scope of the losses to sum, such as 'tower_0/'; by default all.
 
     Returns the total loss, float32 [].
@@ -259,7 +259,7 @@ def train(total_loss, global_step, recipe=None, grads=None, loss_averages_op=Non
             tf.get_variable_scope(), reuse=tf.AUTO_REUSE, auxiliary_name_scope=False):
         loss_averages_op = loss_averages_op or _add_loss_summaries(total_loss)
 
-        # Decay the learning rate exponentially based on the number of steps.
+        # The tutorial's rate falls in stairs; that of a recipe follows its own schedule.
         with tf.name_scope('learning_rate'):
             lr = (recipe.schedule if recipe else learning_rate)(global_step, batches_per_step)
             if settings.scales_linearly(recipe):
@@ -268,18 +268,17 @@ def train(total_loss, global_step, recipe=None, grads=None, loss_averages_op=Non
             summaries.scalar('learning_rate', lr)
         tf.add_to_collection('learning_rate', lr)
 
-        # Apply gradients. In a trainer, the optimizer is that of its row in recipes.py.
+        # In a trainer, the optimizer is that of its row in recipes.py.
         opt = (recipe.optimizer if recipe else tf.train.GradientDescentOptimizer)(lr)
         apply_gradient_op = opt.apply_gradients(grads, global_step)
 
-        # Add histograms for trainable variables and for gradients.
         with tf.name_scope('summaries'):
             for grad, var in grads:
                 summaries.histogram(var.op.name, var)
                 if grad is not None:
                     summaries.histogram(var.op.name + '/gradients', grad)
 
-        # Track the moving averages of all trainable variables, after this update.
+        # After the update: each average must follow the new value.
         with tf.name_scope('moving_averages'), tf.control_dependencies([apply_gradient_op]):
             variable_averages = tf.train.ExponentialMovingAverage(
                 MOVING_AVERAGE_DECAY, global_step.read_value())

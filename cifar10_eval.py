@@ -22,7 +22,7 @@ import cifar10
 from cifar10_lib import settings
 from cifar10_lib.evaluation import accuracy, checkpoint_flags, confusion, model
 from cifar10_lib.program import command_line, console, devices, files
-from cifar10_lib.runs import checkpoints, folder as run_folder
+from cifar10_lib.runs import checkpoints, run_folder
 
 command_line.define_path('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],
@@ -47,8 +47,8 @@ def eval_once(evaluation, summary_writer, checkpoint):
         summary_writer: a `tf.summary.FileWriter`; None for images that are not the run's own.
         checkpoint: path of the checkpoint. It is skipped if the trainer has just removed it.
 
-    Raises `app.UsageError` if the checkpoint does not fit the network, and
-    `checkpoints.Unreadable` if it was removed, and --run_once was given.
+    Raises `app.UsageError` if the checkpoint does not fit the network, `checkpoints.Unreadable` if
+    it was removed and --run_once was given, and `OSError` if the event file cannot be written.
     """
     console.progress(f'Evaluating {checkpoint}')
     try:
@@ -66,12 +66,12 @@ def eval_once(evaluation, summary_writer, checkpoint):
         summary.value.add(tag=f'Precision @ {accuracy.TOP}', simple_value=result.top)
     if FLAGS.per_class:
         summary.MergeFrom(confusion.summary(result.confusion, data_set.classes))
-    other = f" of {FLAGS.dataset} (not the run's own data set: --eval_dir gets no curve)"
     if summary_writer:
-        summary_writer.add_summary(summary, result.step)
-        summary_writer.flush()
-        other = ''
+        with files.explain_full_disk(FLAGS.eval_dir):
+            summary_writer.add_summary(summary, result.step)
+            summary_writer.flush()
 
+    other = '' if summary_writer else f" of {FLAGS.dataset} (not the run's own images: no curve)"
     weights = 'averaged' if FLAGS.use_moving_averages else 'raw'
     console.line(f'Evaluated {checkpoint}{run_folder.owner(os.path.dirname(checkpoint))} (step '
                  f'{result.step}, {weights} weights) on {result.total} images{other}.')
@@ -104,7 +104,7 @@ def evaluate():
     for checkpoint in found:
         run = model.use_run(checkpoint)
         trained = run.get('settings', {})
-        if FLAGS.eval_data == 'held_out' != trained.get('validate_on', 'test'):
+        if FLAGS.eval_data == 'held_out' and trained.get('validate_on') != 'held_out':
             raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without '
                                  '--validate_on=held_out, on all training images: choose another '
                                  '--eval_data')

@@ -252,7 +252,7 @@ def distorted_batches(source, augment=distort, capacity=_PREFETCHED_BATCHES,
     at_once = -(-_RECORDS_PER_DISTORTION // batch_size)  # Several batches if they are small.
     count = at_once * batch_size
     with tf.device('/cpu:0'), tf.name_scope('input'):  # Also for a caller that names no device.
-        files = tf.train.string_input_producer(list(source.count()))
+        files = tf.train.string_input_producer(list(source.files()))
         waiting = int(source.num_examples() // shards * min_fraction) or int(min_fraction > 0)
         console.line(
             f'Filling queue with {waiting} {data_set.title} images before starting to train.')
@@ -301,7 +301,7 @@ def batches(source, prepare=standardise, num_epochs=None):
     Raises `errors.MissingFile` if a record file is missing.
     """
     with tf.device('/cpu:0'), tf.name_scope('input'):
-        files = tf.train.string_input_producer(list(source.count()), num_epochs, shuffle=False)
+        files = tf.train.string_input_producer(list(source.files()), num_epochs, shuffle=False)
         read = read_cifar10(files, _RECORDS_PER_READ, source.data_set)
         records, labels = source.selected(read.key, read.record, read.label[:, 0])
         images = prepare(records[:, -table.IMAGE_BYTES:])

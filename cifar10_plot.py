@@ -193,7 +193,7 @@ def _records(eval_data=False):
     cifar10.maybe_download_and_extract()
     source = cifar10.source(eval_data)
     data_set = source.data_set
-    records = np.concatenate([np.fromfile(path, np.uint8) for path in source.count()]).reshape(
+    records = np.concatenate([np.fromfile(path, np.uint8) for path in source.files()]).reshape(
         -1, data_set.record_bytes)
     pixels_chw = records[:, -table.IMAGE_BYTES:]
     images = pixels_chw.reshape(-1, table.DEPTH, table.HEIGHT, table.WIDTH).transpose([0, 2, 3, 1])

@@ -21,7 +21,7 @@ from cifar10_lib.program import console, devices
 from cifar10_lib.training import session as training
 from cifar10_lib.workers import cluster
 
-FLAGS = cifar10.FLAGS  # For code that sets the flags of a run and calls `train`.
+FLAGS = cifar10.FLAGS
 
 
 def train():

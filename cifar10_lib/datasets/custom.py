@@ -1,7 +1,7 @@
 """The user's own data sets: folders of record files, each with a JSON file as its table row.
 
-They are made from folders of images (folders.py), or from NumPy's `.npz` form, to which a few lines
-bring every other form (docs/usage.md). The JSON file:
+cifar10_convert.py makes them from folders of images (folders.py) or an `.npz` file; docs/usage.md
+shows how to write one from other forms. The JSON file:
 
     {"name": "pets", "classes": ["cat", "dog"],
      "train_files": {"train.bin": 1000}, "test_files": {"test.bin": 200}}
@@ -87,7 +87,7 @@ def read_arrays(path):
 def write(folder, name, classes, train, test):
     """Writes record files, in a random order, and their JSON file into an empty folder.
 
-    The shuffle queue mixes only nearby records. The order is the same whenever it is repeated.
+    The shuffle queue mixes only nearby records. A repeated conversion gives the same order.
 
     Args:
         folder, name: path of the folder, and name of the data set.

@@ -12,7 +12,7 @@ from cifar10_lib.datasets import custom, images, table
 from cifar10_lib.program import console, errors
 
 _OTHER_FORMS = ': docs/usage.md shows how to write one from other formats'
-_TEST_SHARE = 6  # One image in six is for testing.
+_TEST_ONE_IN = 6  # Without a split.
 
 # Names of folders that define a split, in any case; the first one found contains the test images.
 _TRAINING, _TESTING = ('train', 'training'), ('test', 'testing', 'val', 'valid', 'validation')
@@ -78,7 +78,7 @@ def find(folder, skipped):
     else:
         random, test = np.random.RandomState(custom.SEED), {}
         for name, paths in train.items():  # One of two to five images, none of a single one.
-            count = max(len(paths) // _TEST_SHARE, min(1, len(paths) - 1))
+            count = max(len(paths) // _TEST_ONE_IN, min(1, len(paths) - 1))
             mixed = [paths[index] for index in random.permutation(len(paths))]
             test[name], train[name] = mixed[:count], mixed[count:]
     if folder not in (train_folder, test_folder):
@@ -99,8 +99,8 @@ def holds_classes(folder):
 
 
 def _split_folders(folder):
-    """Returns the folders with the training and the test images; None and a folder `test` alone;
-    without a split, a folder and None: `train` may be a class, as in CIFAR-100."""
+    """Returns (training folder, test folder): (None, test) for a folder `test` alone; (folder,
+    None) without a split, since `train` may be a class, as in CIFAR-100."""
     named = {entry.name.lower(): entry.path for entry in _visible(folder) if os.path.isdir(entry)}
     labelled = {name for name, path in named.items()
                 if any(os.path.isdir(entry) for entry in _visible(path))}
@@ -108,7 +108,7 @@ def _split_folders(folder):
                    for names in (_TRAINING, _TESTING))
     if test and (train or not set(named).difference(_TESTING)):
         return train, test
-    if train and len(named) == 1:
+    if train and not set(named).difference(_TRAINING):
         return train, None
     unsorted = set(named) - labelled
     if unsorted and not set(named).difference(_TRAINING, _TESTING):

@@ -13,7 +13,7 @@ from cifar10_lib.program import errors
 
 # A tenth of the training records is for validation: 5,000 of CIFAR-10's, as in He et al., "Deep
 # Residual Learning" (2016), section 4.2.
-_HELD_OUT_SHARE = 10
+_HELD_OUT_ONE_IN = 10
 
 
 def find(name, num_classes=10, url=table.CIFAR10.url):
@@ -51,9 +51,9 @@ class Source:
     shard: tuple[int, int] = (0, 1)
     examples_per_epoch: int | None = None
 
-    def count(self):
-        """Counts the complete records in each file, {path: number}; or raises `errors.MissingFile`,
-        or `errors.DataError` for training on a set that is only for tests."""
+    def files(self):
+        """The files to read, {path: number of complete records}. Raises `errors.MissingFile`, or
+        `errors.DataError` for training on a set that is only for tests."""
         names = self.data_set.test_files if self.eval_data else self.data_set.train_files
         if not names:
             raise errors.DataError(f'{self.folder} has no training images: choose another '
@@ -70,7 +70,7 @@ class Source:
 
         That is the edited constant, or else the number of records of the subset, as published if
         there is no folder yet. Held-out images are for validation, which reads all of them. Raises
-        what `count` raises, and `errors.DataError` if the constant is less than 1.
+        what `files` raises, and `errors.DataError` if the constant is less than 1.
         """
         constant = None if self.subset == 'held_out' else self.examples_per_epoch
         if constant is not None and constant < 1:
@@ -82,8 +82,8 @@ class Source:
         if self.data_set.name == 'cifar10' and constant not in (None, published):
             examples = constant
         else:
-            examples = sum(self.count().values()) if os.path.isdir(self.folder) else published
-        held_out = examples // _HELD_OUT_SHARE
+            examples = sum(self.files().values()) if os.path.isdir(self.folder) else published
+        held_out = examples // _HELD_OUT_ONE_IN
         return {'all': examples, 'training': examples - held_out, 'held_out': held_out}[self.subset]
 
     def num_records(self):
@@ -103,7 +103,7 @@ class Source:
         index, shards = self.shard
         if shards == 1 and self.subset == 'all':
             return values
-        counts, size = self.count(), self.num_records()
+        counts, size = self.files(), self.num_records()
         if size < shards:
             raise errors.DataError(f'{size} records are not enough for {shards} workers: start at '
                                    f'most {size}')
@@ -125,7 +125,7 @@ class Source:
         """
         step = next(step for step in itertools.count(int(records * 0.618) + 1)
                     if math.gcd(step, records) == 1)
-        first = records // _HELD_OUT_SHARE if self.subset == 'training' else 0
+        first = records // _HELD_OUT_ONE_IN if self.subset == 'training' else 0
         return numbers * step % records - first
 
     def sample(self, count):
@@ -134,7 +134,7 @@ class Source:
         Repeats records if there are fewer. Raises an `OSError` or `ValueError` if a file was
         removed or truncated.
         """
-        counts = self.count()
+        counts = self.files()
         places = self._places(np.arange(sum(counts.values())), sum(counts.values()))
         size = self.num_records()
         numbers, = np.nonzero((places >= 0) & (places < size))

@@ -9,7 +9,7 @@ import cifar10
 from cifar10_lib import recipes
 from cifar10_lib.datasets import table
 from cifar10_lib.program import devices, errors
-from cifar10_lib.runs import checkpoints, folder as run_folder, names
+from cifar10_lib.runs import checkpoints, names, run_folder
 
 FLAGS = flags.FLAGS
 
@@ -114,8 +114,8 @@ class Model:
         """The values of the variables in a checkpoint; see `checkpoints.values_for`."""
         return checkpoints.values_for(
             path, self._variables_to_restore[use_moving_averages],
-            "Pass the run's --net and --dataset" + ', or use the raw weights with '
-            '--use_moving_averages=false' * use_moving_averages)
+            "Pass the run's --net and --dataset" + (', or use the raw weights with '
+            '--use_moving_averages=false' if use_moving_averages else ''))
 
 
 def _images_of_pixels():

@@ -34,7 +34,7 @@ from absl import app, flags
 
 _QUIET = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
 _environment = dict(os.environ)
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # At level 2, a missing GPU is an error.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # Level 2 would show a missing GPU.
 if os.uname().machine == 'x86_64':
     # By default, TensorFlow uses oneDNN only on processors with instructions for neural networks.
     # On those with AVX2 only, a step is 1.6 times as fast: docs/performance.md.

@@ -30,7 +30,7 @@ class Best:
     `error.json` holds the step and the errors, `params.h5` the variables, `run.json` the run's.
 
     Attributes:
-        error: float, the lowest error so far; infinity if there is none.
+        error: float, the lowest error so far; infinity before the first.
         step: its step, or None.
     """
 

@@ -135,7 +135,7 @@ def read(path, wanted=None):
 def step(path):
     """The global step of a checkpoint, an int. The original multi-GPU script stored a float.
 
-    Scripts of 2015 and 2016 may have another name for it: then that in the file's name counts.
+    Scripts of 2015 and 2016 may name it differently; then the number in the file's name counts.
     Raises `app.UsageError` if both are missing or it is not a whole number, or `Unreadable`.
     """
     in_name = re.search(r'-(\d+)$', path)

@@ -6,8 +6,8 @@ from cifar10_lib.program import files
 RUN = 'run.json'  # Network, data set and settings of the run.
 METRICS = 'metrics.csv'
 PARAMETERS = 'params.h5'
-BEST = 'best'  # Folder of the best validated checkpoint,
-BEST_ERROR = 'error.json'  # and the errors of that checkpoint.
+BEST = 'best'  # Folder of the checkpoint with the lowest validation error.
+BEST_ERROR = 'error.json'  # In that folder: its step and errors.
 LOCK = '.lock'
 CHECKPOINT = 'model.ckpt'  # TensorFlow appends '-' and the step.
 
@@ -19,9 +19,9 @@ CHECKPOINT_FILE = re.compile(_CHECKPOINT)
 # TensorFlow writes this file last; it is the only one in TensorFlow's older format, V1.
 CHECKPOINT_INDEX = re.compile(r'model\.ckpt-(\d+)(?:\.index)?$')
 
-_IN_BEST = rf'run\.json|params\.h5|error\.json|checkpoint|{_CHECKPOINT}'
-_IN_FOLDER = (rf'checkpoint|{_CHECKPOINT}|events\.out\.tfevents\..*|graph\.pbtxt|run\.json|'
-              r'metrics\.csv|params\.h5|timeline-\d+\.json')
+_IN_BEST = '|'.join([*map(re.escape, (RUN, PARAMETERS, BEST_ERROR, 'checkpoint')), _CHECKPOINT])
+_IN_FOLDER = '|'.join([*map(re.escape, (RUN, METRICS, PARAMETERS, 'checkpoint', 'graph.pbtxt')),
+                       _CHECKPOINT, r'events\.out\.tfevents\..*', r'timeline-\d+\.json'])
 # Suffixes of unfinished files: ours and TensorFlow's.
 _UNFINISHED = rf'(?P<unfinished>{files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+)'
 

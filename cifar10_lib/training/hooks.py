@@ -92,7 +92,7 @@ class MetricsHook(tf.train.SessionRunHook):
     """
 
     def __init__(self, folder, loss, epochs, writer):
-        """Creates the hook for a run's folder, with the folder's `tf.summary.FileWriter`."""
+        """`epochs` is an `EpochCounter`; `writer` the `tf.summary.FileWriter` of `folder`."""
         self._folder, self._epochs, self._writer = folder, epochs, writer
         self._step = epochs.first_step
         self._fetches = {'training_loss': loss}
@@ -145,7 +145,7 @@ class MetricsHook(tf.train.SessionRunHook):
             shown['Precision @ 1'] = 1 - training_error
         with open(os.path.join(self._folder, names.METRICS), 'ab') as stream:
             metrics.write(stream, row)
-        self._since_row, self._seconds = [], []  # First: a retry must not add the row again.
+        self._since_row, self._seconds = [], []  # If `add_summary` raises: a retry adds no row.
         self._writer.add_summary(tf.Summary(value=[
             tf.Summary.Value(tag=tag, simple_value=value) for tag, value in shown.items()
             if value is not None]), self._step)
@@ -197,7 +197,7 @@ class ValidationHook(tf.train.SessionRunHook):
 
 
 def reaches(error, precision):
-    """Whether an error, a fraction of images, is that of a precision; rounding does not count."""
+    """Whether an error, a fraction of images, is low enough for a precision, up to rounding."""
     return error <= 1 - precision + 1e-9
 
 

@@ -11,7 +11,7 @@ from absl import app, flags
 import cifar10
 from cifar10_lib import recipes, settings
 from cifar10_lib.program import console, files
-from cifar10_lib.runs import checkpoints, folder as run_folder, names
+from cifar10_lib.runs import checkpoints, names, run_folder
 
 FLAGS = flags.FLAGS
 
@@ -64,7 +64,7 @@ def first_step():
 
 
 def start(examples_per_step):
-    """`first_step`, and `changes` of the `EpochCounter` up to this start with this many images."""
+    """`first_step`, and the `changes` of the `EpochCounter` if steps now take this many images."""
     step = first_step()
     run = step and run_folder.read_run(FLAGS.train_dir, _ADVICE)
     recorded = run['settings'].get('images_per_step', []) if run else []
@@ -160,7 +160,7 @@ def prepare_folder(examples_per_step, saver):
 
 def initial_checkpoint(report=False):
     """Path of `--initial_checkpoint`, which is given, or of the latest one in that folder; raises
-    `app.UsageError` if there is none, or `--restart` would remove it."""
+    `app.UsageError` if there isn't one, or `--restart` would remove it."""
     given, run = FLAGS.initial_checkpoint, os.path.realpath(FLAGS.train_dir)
     found = checkpoints.named(given) or checkpoints.latest(given, report)
     if found is None:

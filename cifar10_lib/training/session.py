@@ -11,7 +11,7 @@ import cifar10
 from cifar10_lib import recipes
 from cifar10_lib.nets import summaries
 from cifar10_lib.program import command_line, console, files
-from cifar10_lib.runs import checkpoints, folder as run_folder, names
+from cifar10_lib.runs import checkpoints, names, run_folder
 from cifar10_lib.training import hooks, resume, worker
 
 _COUNT = {'lower_bound': 1, 'upper_bound': 10**9}
@@ -116,21 +116,21 @@ def session(loss, examples_per_step, me=worker.Worker()):  # noqa: B008, it has 
             writer = tf.summary.FileWriterCache.get(FLAGS.train_dir)
             writer.reopen()  # After an earlier session of this process.
             stack.callback(writer.close)
-            current = validate = None
+            statistics_listener = validator = None
             if averages:  # At most a third of --step_timeout: other workers wait.
-                current = statistics.Statistics(
+                statistics_listener = statistics.Statistics(
                     averages, variables, epochs.first_step, caught, me.step_seconds / 3)
             if FLAGS.validate_every:  # Imported only here: a plain run does not evaluate.
                 from cifar10_lib.evaluation import validation
-                validate = validation.Validation(
-                    FLAGS.train_dir, variables, current, FLAGS.validate_on, caught)
+                validator = validation.Validation(
+                    FLAGS.train_dir, variables, statistics_listener, FLAGS.validate_on, caught)
             metrics_hook = hooks.MetricsHook(FLAGS.train_dir, loss, epochs, writer)
             saver_hook = tf.train.CheckpointSaverHook(
                 FLAGS.train_dir, scaffold=scaffold, save_steps=FLAGS.save_checkpoint_steps,
                 save_secs=None if FLAGS.save_checkpoint_steps else FLAGS.save_checkpoint_secs,
                 listeners=[
                     hooks.CheckpointListener(FLAGS.train_dir, variables, metrics_hook),
-                    *([current] if current else [])])
+                    *([statistics_listener] if statistics_listener else [])])
             # In this order: NaN is found before a checkpoint is due. After an exception, no hook's
             # `end` runs.
             all_hooks += [
@@ -140,7 +140,7 @@ def session(loss, examples_per_step, me=worker.Worker()):  # noqa: B008, it has 
                 tf.train.SummarySaverHook(
                     hooks.SUMMARY_STEPS, summary_writer=writer, scaffold=scaffold),
                 metrics_hook,
-                hooks.ValidationHook(me, epochs, validate, metrics_hook, FLAGS.stop_at),
+                hooks.ValidationHook(me, epochs, validator, metrics_hook, FLAGS.stop_at),
                 saver_hook]
             if FLAGS.profile:
                 all_hooks.append(tf.train.ProfilerHook(FLAGS.profile, output_dir=FLAGS.train_dir))
@@ -175,7 +175,7 @@ def apply_recipe_defaults(batches_per_step=1, leads=True):
     `--stop_at` without validations.
     """
     recipe = recipes.chosen()
-    before = {'batch_size': FLAGS.batch_size, 'max_steps': FLAGS.max_steps}
+    before = {'batch_size': recipes.TABLE['tutorial'].batch_size, 'max_steps': FLAGS.max_steps}
     FLAGS.set_default('batch_size', recipe.batch_size)  # Without effect if the user gave it.
     FLAGS.set_default('validate_every', recipe.validate_every)
     epochs = recipe.epochs if FLAGS.epochs is None else FLAGS.epochs
@@ -188,8 +188,9 @@ def apply_recipe_defaults(batches_per_step=1, leads=True):
         raise app.UsageError(f'--stop_at={FLAGS.stop_at:g} requires validations: add '
                              '--validate_every=1')
     replaced = [f'--{name}={FLAGS[name].value}' for name, value in before.items()
-                if FLAGS[name].value != value and (name == 'batch_size' or FLAGS.epochs is None)]
-    if replaced:
+                if FLAGS[name].using_default_value and FLAGS[name].value != value
+                and (name == 'batch_size' or FLAGS.epochs is None)]
+    if replaced and leads:
         console.line(f'Defaults for --net={recipe.name}: {" ".join(replaced)}')
 
 
@@ -206,13 +207,12 @@ def use_seed(rank=0, step=None):
 
 
 def steps_left():
-    """Whether the run in `--train_dir` has steps left and is not good enough; prints a line if not.
+    """Whether training should go on: steps left, `--stop_at` not reached; prints a line if not.
 
     Raises `app.UsageError` if the folder cannot hold this run: better now than after a download.
     """
     run_folder.check_path(FLAGS.train_dir)
-    if FLAGS.initial_checkpoint and (
-            FLAGS.restart or not checkpoints.candidates(FLAGS.train_dir)):
+    if FLAGS.initial_checkpoint and (FLAGS.restart or not checkpoints.candidates(FLAGS.train_dir)):
         resume.initial_checkpoint(report=True)
     if FLAGS.restart:
         return True

@@ -96,8 +96,8 @@ def start(count):
             try:
                 while len(processes) < count and not caught:
                     processes.append(_start_one(len(processes), place))
-                for process in processes[-1:] if caught else []:
-                    process.send_signal(caught[0])  # It may have come before this was in the list.
+                if caught and processes:
+                    processes[-1].send_signal(caught[0])  # It may not have been in the list yet.
                 for rank, process in enumerate(processes[1:], 1):
                     threads.append(threading.Thread(target=_show, args=(rank, process.stderr)))
                     threads[-1].start()

@@ -87,7 +87,7 @@ def _lead(cluster, port, listener):
     deadline = time.monotonic() + _LEADERS_SHARE * cluster.start_timeout
     joined = []  # The connection and the first message of each worker.
     try:
-        with listener:  # Closed in the end: TensorFlow's server may need its port.
+        with listener:  # Closed at the end: TensorFlow's server may need its port.
             while len(joined) + 1 < cluster.size:
                 listener.settimeout(max(0.01, deadline - time.monotonic()))
                 try:

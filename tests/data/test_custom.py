@@ -44,7 +44,7 @@ def test_the_flag_takes_a_name_or_a_folder(folder, monkeypatch):
         with flagsaver.flagsaver(dataset=name, data_dir='/nonexistent'):
             assert cifar10.source().data_set.classes == ('cat', 'dög')
             assert cifar10.source().folder == str(folder)
-            assert cifar10.source(False).count() == {f'{folder}/train.bin': 3}
+            assert cifar10.source(False).files() == {f'{folder}/train.bin': 3}
             assert cifar10.source(True).num_examples() == 2
             cifar10.maybe_download_and_extract()
 

@@ -76,11 +76,11 @@ def test_a_split_without_classes_is_named_and_left_out(tmp_path):
 
 
 def test_a_training_set_alone_is_split(tmp_path):
-    """One sixth of each class. Images without labels beside it are reported."""
+    """One sixth of each class. A second folder of that meaning is reported."""
     fill(tmp_path / 'train', dog=6, cat=12)
-    (tmp_path / 'list.csv').touch()
+    fill(tmp_path / 'training', cat=1)
     found = find(tmp_path)
-    assert found.skipped == [(f'{tmp_path}/list.csv', 'is not part of the split')]
+    assert found.skipped == [(f'{tmp_path}/training', 'is not part of the split')]
     assert (found.classes, len(found.train), len(found.test)) == (('cat', 'dog'), 15, 3)
     fill(tmp_path, test=4)
     with pytest.raises(errors.DataError, match=f'has test, without .*or convert only {tmp_path}/'):

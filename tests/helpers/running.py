@@ -14,7 +14,7 @@ import spawn
 
 @contextlib.contextmanager
 def running(script, *arguments):
-    """Starts a script as from a terminal, and kills it in the end; yields a `Running`."""
+    """Starts a script as from a terminal, and kills it at the end; yields a `Running`."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
         process = spawn.start([spawn.ROOT / script, *arguments], stdout=out, stderr=error)
         try:

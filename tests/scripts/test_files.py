@@ -97,8 +97,8 @@ def test_a_lock_shows_its_holder_or_waits_for_it(tmp_path):
 def test_another_users_folder_is_refused(owner, user, refusal):
     """Not root's, as in a container's volume, and not by root, who owns nothing in a bind mount."""
     program = ('import encodings.ascii, os, sys; from cifar10_lib.program import startup\n'
-               'from cifar10_lib.runs import folder; os.setuid(int(sys.argv[2]))\n'
-               'startup.run(lambda words: folder.locked(words[0]).__enter__(), '
+               'from cifar10_lib.runs import run_folder; os.setuid(int(sys.argv[2]))\n'
+               'startup.run(lambda words: run_folder.locked(words[0]).__enter__(), '
                'positional="FOLDER USER")')
     with tempfile.TemporaryDirectory(dir='/tmp') as place:  # Others can reach it, unlike tmp_path.
         os.chmod(place, 0o755)

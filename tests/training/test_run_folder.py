@@ -9,11 +9,11 @@ import spawn
 from absl import app
 
 from cifar10_lib.datasets import table
-from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import run_folder
 
 
 def test_a_second_trainer_is_refused_with_the_process_id_of_the_first(tmp_path):
-    program = ('import sys; from cifar10_lib.runs import folder as run_folder\n'
+    program = ('import sys; from cifar10_lib.runs import run_folder\n'
                'with run_folder.locked(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
     with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=spawn.ROOT,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
@@ -115,7 +115,7 @@ def test_a_run_of_another_network_or_of_other_classes(tmp_path):
 LOCKING = '''
 import sys
 from cifar10_lib.program import startup
-from cifar10_lib.runs import folder as run_folder
+from cifar10_lib.runs import run_folder
 def hold():
     with run_folder.locked(sys.argv[1]):
         print('held')

@@ -26,7 +26,7 @@ import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib.datasets import custom
 from cifar10_lib.program import errors
-from cifar10_lib.runs import checkpoints, events, folder as run_folder, metrics
+from cifar10_lib.runs import checkpoints, events, metrics, run_folder
 from cifar10_lib.training import hooks, resume, session as training
 
 FLAGS = flags.FLAGS

@@ -77,7 +77,7 @@ def test_layers_by_name(scope):
 @pytest.mark.parametrize('shuffle', [False, True])
 def test_an_input_of_single_records(half_bright, shuffle):
     """The tutorial's own `distorted_inputs` and `inputs` consist of these calls."""
-    paths = list(cifar10.source().count())
+    paths = list(cifar10.source().files())
     read = cifar10_input.read_cifar10(tf.train.string_input_producer(paths, shuffle=False))
     image = tf.image.per_image_standardization(tf.cast(read.uint8image, tf.float32))
     images, labels = cifar10_input._generate_image_and_label_batch(
