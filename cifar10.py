@@ -50,7 +50,7 @@ DATA_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 
 # The tutorial's names of these functions.
 _activation_summary = functools.partial(summaries.activations, tower=TOWER_NAME)
-_variable_on_cpu = variables.on_cpu
+_variable_on_cpu = variables.get
 _variable_with_weight_decay = variables.with_weight_decay
 
 

@@ -37,7 +37,7 @@ def train(me=worker.Worker(), first_step=None):  # noqa: B008, it has no state.
 
     Args:
         me: this `worker.Worker`.
-        first_step: worker 0's; the others may be unable to read its files.
+        first_step: worker 0's `resume.first_step`; others may be unable to read its files.
     """
     recipe = recipes.chosen(training=True)
     with tf.Graph().as_default():

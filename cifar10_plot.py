@@ -101,7 +101,7 @@ def predictions(stream):
     columns = [np.flatnonzero(labels == k)[:per_class] for k in range(len(classes))]
     places = [i for row in itertools.zip_longest(*columns) for i in row]  # None: an empty place.
     chosen = [i for i in places if i is not None]
-    FLAGS.batch_size = len(chosen)  # Also for an `inference` that fixes the batch size.
+    FLAGS.batch_size = len(chosen)  # For an `inference` that fixes the size.
     network = model.Model(batch_size=FLAGS.batch_size)
     with network.session(network.read(checkpoint, averaged), averaged) as session:
         probabilities = session.run(
@@ -211,7 +211,7 @@ def _named_runs():
 
 
 def _latest():
-    """Returns the path of the only checkpoint in `--runs`, the latest of a run's folder."""
+    """The path of the checkpoint that `--runs` names, or of the latest in that folder."""
     found = checkpoints.named(FLAGS.runs[0]) or checkpoints.latest(FLAGS.runs[0])
     if found is None:
         raise app.UsageError(f'No checkpoint in {FLAGS.runs[0]}: choose a run with --runs')

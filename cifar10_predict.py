@@ -50,7 +50,7 @@ def predict(words):
     """
     console.fail_if_stdout_closes()
     paths = [path for word in words for path in _paths(word)]
-    # Also for an `inference` that fixes the batch size: see `model.Model`.
+    # An `inference` that fixes the batch size reads this flag: see `model.Model`.
     FLAGS.batch_size = min(FLAGS.batch_size, len(paths))
     width = max(map(len, [*paths, 'image']))
     exit_code = 0

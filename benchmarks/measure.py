@@ -128,8 +128,9 @@ def _training():
     """Adds a step of training to the graph: (an operation that runs it, the loss)."""
     images, labels = _fixed_batch()
     loss = cifar10.loss(_inference(images), labels, recipes.chosen().label_smoothing)
-    with tf.device(variables.device()):
-        return cifar10.train(loss, tf.train.get_or_create_global_step(), recipes.chosen()), loss
+    with tf.device('/cpu:0'):  # Not around `train`: a GPU computes the gradients.
+        global_step = tf.train.get_or_create_global_step()
+    return cifar10.train(loss, global_step, recipes.chosen()), loss
 
 
 def _session(build):

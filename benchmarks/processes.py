@@ -24,8 +24,7 @@ def command(name, options, **flags):
 def lines(words):
     """Runs Python; yields (line, process) for each line of its output when it is printed.
 
-    Raises:
-        SystemExit: the process failed; the message has its last lines.
+    Raises `SystemExit`, with the last lines, if the process fails.
     """
     last = collections.deque(maxlen=_SHOWN_LINES)
     with subprocess.Popen([sys.executable, '-u', *words], cwd=ROOT, text=True,

@@ -5,7 +5,7 @@
 16 threads read, decode, distort (`tf.image`) and shuffle one record at a time. The network uses
 `tf.nn.lrn` and reference variables. The gradients wait for the averages of the losses; the averages
 of the variables do not wait for their update. Summaries and checkpoints are as frequent as in the
-tutorial. Nothing here comes from this project, so the comparison stays what it is.
+tutorial. Nothing here comes from this project, so changes to it do not move the yardstick.
 
 Source: https://github.com/tensorflow/models, tutorials/image/cifar10, cifar10_input.py, cifar10.py
 and cifar10_train.py.

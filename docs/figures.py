@@ -66,10 +66,8 @@ def gradient():
         names = ['mul', 'add', 'y', 'sub', 'loss', 'gradients/grad_ys_0',
                  'gradients/loss_grad/Mul_1', 'gradients/y_grad/ReluGrad', 'gradients/mul_grad/Mul']
         value = dict(zip(names, session.run([f'{name}:0' for name in names])))
-    drawn = _HEAD.format(900, 250)
-    for x0, words in ((55, 'x = 3'), (55, 'w = 2')):
-        drawn += _text(x0, 60 if 'x' in words else 95, words)
-    drawn += _text(300, 30, 'b = -1')
+    drawn = (_HEAD.format(900, 250) + _text(55, 60, 'x = 3') + _text(55, 95, 'w = 2')
+             + _text(300, 30, 'b = -1'))
     formulas = {'mul': 'w x', 'add': 'w x + b', 'y': 'relu', 'sub': 'y - 1', 'loss': 'square'}
     for column, (name, formula) in enumerate(formulas.items()):
         left = 110 + 160 * column
@@ -81,15 +79,14 @@ def gradient():
                       'marker-end="url(#a)"/>\n')
     drawn += '<path d="M80,56 L106,66 M80,91 L106,84" stroke="#333" marker-end="url(#a)"/>\n'
     drawn += '<path d="M300,34 V47" stroke="#333" marker-end="url(#a)"/>\n'
-    rows = [(750, 'grad_ys_0', 'gradients/grad_ys_0', 'starts with 1'),
-            (590, 'loss_grad/Mul_1', 'gradients/loss_grad/Mul_1', '2 (y - 1)'),
-            (350, 'y_grad/ReluGrad', 'gradients/y_grad/ReluGrad', '8 where y &gt; 0: d loss / d b'),
-            (110, 'mul_grad/Mul', 'gradients/mul_grad/Mul', 'times x: d loss / d w')]
-    for left, name, full, why in rows:
+    rows = [(750, 'grad_ys_0', 'starts with 1'), (590, 'loss_grad/Mul_1', '2 (y - 1)'),
+            (350, 'y_grad/ReluGrad', '8 where y &gt; 0: d loss / d b'),
+            (110, 'mul_grad/Mul', 'times x: d loss / d w')]
+    for left, name, why in rows:
         width = 120 if left > 500 else 200
         drawn += (f'<rect x="{left}" y="160" width="{width}" height="50" rx="3" fill="#f3dccb" '
                   'stroke="#c2571a"/>\n' + _text(left + width / 2, 180, name, 12)
-                  + _text(left + width / 2, 201, f'{value[full]:g}', 15, 'bold')
+                  + _text(left + width / 2, 201, f'{value["gradients/" + name]:g}', 15, 'bold')
                   + _text(left + width / 2, 230, why, 12, fill='#555'))
     for start, end in ((748, 714), (588, 554), (348, 314)):
         drawn += f'<path d="M{start},185 H{end}" stroke="#c2571a" marker-end="url(#a)"/>\n'

@@ -129,8 +129,7 @@ def _cell(match):
     """The code of the cell that replaces a block or picture; '' for none, None to keep the text."""
     if match.re is _PICTURE:
         return f"show('docs/{match.group(1)}')"
-    what, _, argument = (match['comment'] or '').partition(' ' if '\n' not in (
-        match['comment'] or '') else '\n')
+    what, argument = re.match(r'(\S*)\s?(.*)', match['comment'] or '', re.DOTALL).groups()
     if what == 'output':
         return ''
     if what == 'notebook' and argument != 'skip':

@@ -51,14 +51,14 @@ class Accuracy:
             raise errors.DataError(f'{self._source.folder} has fewer than 10 training images, too '
                                    'few to hold some out: use the test images')
         self.total = self.size if num_examples is None else min(num_examples, self.size)
-        self._model = model.Model(self._read, self._source.batch_size)
+        self._model = model.Model(self._inputs, self._source.batch_size)
         self.graph = self._model.graph
         with self.graph.as_default():
             self._summary_op = tf.summary.merge_all()
             self._initialiser = tf.local_variables_initializer()
         self.graph.finalize()
 
-    def _read(self):
+    def _inputs(self):
         with tf.device('/cpu:0'):
             images, self._labels = cifar10_input.batches(
                 self._source, recipes.chosen().prepare, num_epochs=1)

@@ -17,9 +17,9 @@ FLAGS = flags.FLAGS
 def use_run(checkpoint, reads_images=True):
     """Takes `--net` and `--dataset` from the run of a checkpoint unless they are given.
 
-    Unless it `reads_images`, the caller needs only the names of the classes, so the data set may
-    have moved. Returns the content of `run.json`, {} without. Raises `app.UsageError` if given
-    flags, or the data set on disk, do not fit the run.
+    If `reads_images` is false, only the names of the classes are needed, so the data set may have
+    moved. Returns the content of `run.json`, or {} if it is missing. Raises `app.UsageError` if
+    given flags, or the data set on disk, do not fit the run.
     """
     folder, advice = os.path.dirname(checkpoint), 'pass those flags, or choose another run'
     run = run_folder.read_run(folder, advice)
@@ -53,15 +53,15 @@ class Model:
             `classes`, int64 [batch], the index of the most probable class. The logits are the
             network's own tensor (`softmax_linear/softmax_linear:0` of the tutorial's), unless it
             requires a fixed batch size.
-        pixels: placeholder of the images, uint8 [batch, 32, 32, 3]; None if `read` was given.
+        pixels: placeholder of the images, uint8 [batch, 32, 32, 3]; None if `inputs` was given.
     """
 
-    def __init__(self, read=None, batch_size=None):
+    def __init__(self, inputs=None, batch_size=None):
         """Builds the graph.
 
         Args:
-            read: function that builds the input; returns images, float32 [batch, height, width, 3],
-                preprocessed as for evaluation. By default, they are those of `pixels`.
+            inputs: function that builds the input; returns images, float32 [batch, height, width,
+                3], preprocessed as for evaluation. By default, they are those of `pixels`.
             batch_size: the largest number of images in a run, for a network that requires a fixed
                 batch size, which must be this one.
 
@@ -69,21 +69,21 @@ class Model:
             app.UsageError: there is no `batch_size`, but `inference` requires a fixed one.
         """
         try:
-            self._build(read)
+            self._build(inputs)
         except (TypeError, ValueError) as error:
-            # An `inference` that trains can fail here for no other reason.
+            # An `inference` that works in training fails here only if it fixes the batch size.
             if batch_size is None:
                 raise app.UsageError(
                     'inference requires a fixed batch size; expected any number of images: flatten '
                     'by tf.reshape(net, [-1, UNITS]), not by tf.reshape(net, [FLAGS.batch_size, '
                     '-1])') from error
-            self._build(read, batch_size)
+            self._build(inputs, batch_size)
 
-    def _build(self, read, batch_size=None):
+    def _build(self, inputs, batch_size=None):
         """Builds the graph; fills each batch up to `batch_size` by repeating its images."""
         with tf.Graph().as_default() as self.graph:
-            images = self.images = (read or _images_of_pixels)()
-            self.pixels = None if read else self.graph.get_tensor_by_name('images:0')
+            images = self.images = (inputs or _images_of_pixels)()
+            self.pixels = None if inputs else self.graph.get_tensor_by_name('images:0')
             if batch_size:
                 with tf.name_scope('whole_batch'):
                     count = tf.shape(self.images)[0]

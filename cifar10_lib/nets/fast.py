@@ -7,7 +7,7 @@ _DECAY = {'conv1': 0.0005, 'conv2': 0.0005, 'local3': 0.001, 'local4': 0.001}
 
 
 def inference(network, images, training):
-    """Builds a network with the tutorial's layers, a function of images, such as
+    """Builds `network`, a function of images with the tutorial's layers, such as
     `cifar10.inference`; in training, replaces its losses by this weight decay.
 
     The variance of the initial weights is 2 / (number of inputs), so that the activations of all

@@ -112,7 +112,7 @@ def _batch_norm(net, training):
     with tf.variable_scope('bn'):
         gamma = _value('gamma', shape, tf.ones_initializer())
         beta = _value('beta', shape, tf.zeros_initializer())
-        moving = [variables.on_cpu(name, shape, initializer, tf.float32, trainable=False)
+        moving = [variables.get(name, shape, initializer, tf.float32, trainable=False)
                   for name, initializer in (('moving_mean', tf.zeros_initializer()),
                                             ('moving_variance', tf.ones_initializer()))]
         with tf.device(variables.device()):
@@ -131,10 +131,9 @@ def _batch_norm(net, training):
 
 def _value(name, shape, initializer=None, dtype=tf.float32):
     """Returns the value of a variable as `dtype`, read on the device that holds it; its initial
-    value is, by default, uniform as in Glorot and Bengio (2010)."""
-    initializer = initializer or tf.glorot_uniform_initializer()
+    value is by default that of `tf.get_variable`, uniform as in Glorot and Bengio (2010)."""
     with tf.device(variables.device()):
-        variable = variables.on_cpu(name, shape, initializer, tf.float32)
+        variable = variables.get(name, shape, initializer, tf.float32)
         return tf.cast(variable.read_value(), dtype)
 
 
@@ -146,7 +145,7 @@ def augment(pixels_chw, angles=None, flips=None):
     Args:
         pixels_chw: uint8 [batch, 3 * 32 * 32].
         angles: float32 [batch], counterclockwise rotation in radians; by default, uniform ones.
-        flips: bool [batch], whether to mirror left and right; by default, half of the images.
+        flips: bool [batch], whether to mirror; both or neither are given: by default, half are.
 
     Returns:
         float32 [batch, 32, 32, 3], 0 to 255.

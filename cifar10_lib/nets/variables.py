@@ -37,8 +37,8 @@ def device():
     return f'/{FLAGS.variables}:0'
 
 
-def on_cpu(name, shape, initializer, dtype=None, trainable=True):
-    """Gets or creates a float32 variable of the current variable scope.
+def get(name, shape, initializer, dtype=None, trainable=True):
+    """Gets or creates a float32 variable of the current variable scope, on `device()`.
 
     Returns the variable or, if `dtype` is another type, its value in that type; by default,
     `dtype` is `compute_type()`.
@@ -63,9 +63,9 @@ def with_weight_decay(name, shape, stddev, wd):
     """
     initializer = tf.truncated_normal_initializer(stddev=stddev)
     if wd is None:
-        return on_cpu(name, shape, initializer)
+        return get(name, shape, initializer)
     with tf.device(device()):  # Read once: a GPU would copy it each time.
-        weights = on_cpu(name, shape, initializer, tf.float32).read_value()
+        weights = get(name, shape, initializer, tf.float32).read_value()
     tf.add_to_collection('losses', tf.multiply(tf.nn.l2_loss(weights), wd, name='weight_loss'))
     return tf.cast(weights, compute_type())
 

@@ -78,9 +78,9 @@ def start(count):
     Worker 0 prints to the console. The standard error of the others is copied to ours, line by
     line with their ranks, and their standard output is dropped. Signals are passed on.
 
-    Returns the smallest exit code of a worker that is not 0: a mistake (1) precedes a loss (75),
-    and the signal that one worker received the 143 of the others, which it stops. After a signal to
-    this process, 128 + its number precedes a loss.
+    Returns the smallest exit code that is not 0: a mistake (1) outranks a loss (75), and the code
+    of a worker that caught a signal outranks 143, that of the workers it stopped. If this process
+    caught a signal, 128 + its number outranks a loss.
     """
     # Worker 0 listens at this port, which is reserved until all have ended.
     with ports.reserve(host='127.0.0.1') as port:

@@ -35,7 +35,7 @@ from cifar10_lib.workers import ports
 
 LOST = os.EX_TEMPFAIL  # 75, the exit code after another worker was lost: starting again may help.
 
-SECONDS = 5  # To connect to a port that is open, to send a message, or to receive the rest of one.
+_IO_SECONDS = 5  # To connect to an open port, to send a message, or to receive the rest of one.
 _LONGEST_MESSAGE = 1 << 20  # Bytes. The addresses of a thousand workers take 30,000.
 
 _PROTOCOL = 'cifar10-workers-6 '  # Before the name of the job.
@@ -351,17 +351,17 @@ class Meeting(contextlib.AbstractContextManager):
 def reach(address):
     """A socket connected to 'host:port' by IPv4, on which TensorFlow's server always listens.
 
-    Raises `OSError` if nothing accepts the connection within `SECONDS`, or the host is unknown.
+    Raises `OSError` if nothing accepts the connection within `_IO_SECONDS`, or the host is unknown.
     """
     host, port = ports.split_address(address)
-    return socket.create_connection((socket.gethostbyname(host), port), SECONDS)
+    return socket.create_connection((socket.gethostbyname(host), port), _IO_SECONDS)
 
 
 def _connection(socket_):
     """A `multiprocessing.connection.Connection` with limits of time, which takes over a socket."""
     socket_.settimeout(None)
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-        socket_.setsockopt(socket.SOL_SOCKET, option, struct.pack('ll', SECONDS, 0))
+        socket_.setsockopt(socket.SOL_SOCKET, option, struct.pack('ll', _IO_SECONDS, 0))
     return multiprocessing.connection.Connection(socket_.detach())
 
 

@@ -26,8 +26,8 @@ with tf.Graph().as_default(), tf.Session() as session:
     session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
     writer = tf.summary.FileWriter(folder, session.graph)
     for step in range(100):
-        _, text, _ = session.run([train_op, summaries, add], feed_dict={x: [0, 1], y: [1, 3]})
-        writer.add_summary(text, step)
+        _, summary, _ = session.run([train_op, summaries, add], feed_dict={x: [0, 1], y: [1, 3]})
+        writer.add_summary(summary, step)
     print(f'mean loss = {session.run(mean):.2f}')
     saver.save(session, folder + '/model.ckpt', global_step=100)
 

@@ -19,10 +19,10 @@ def draw(count):
     return images[..., None].astype(np.float32), labels.astype(np.int32)
 
 
-number = tf.random_uniform([32], maxval=500, dtype=tf.int32)  # 32 of 500 images, anew in each run.
+indices = tf.random_uniform([32], maxval=500, dtype=tf.int32)  # Of 500 images; drawn in each run.
 train_images, train_labels = map(tf.constant, draw(500))
 queue = tf.FIFOQueue(4, [tf.float32, tf.int32], [[32, 8, 8, 1], [32]])
-enqueue = queue.enqueue([tf.gather(train_images, number), tf.gather(train_labels, number)])
+enqueue = queue.enqueue([tf.gather(train_images, indices), tf.gather(train_labels, indices)])
 tf.train.add_queue_runner(tf.train.QueueRunner(queue, [enqueue]))
 images, labels = queue.dequeue()
 print(images)

@@ -1,4 +1,4 @@
-"""Prints how many images per second each stage that runs today trains on.
+"""Prints the training speed, in images/s, of each stage that runs on today's TensorFlow.
 
     python docs/migration/measure.py --rounds=5
     python docs/migration/measure.py --rounds=5 --tf1=tf1/bin/python

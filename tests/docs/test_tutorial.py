@@ -153,7 +153,7 @@ for training in (True, False):
 averages = []
 for _ in range(30):
     with tf.Graph().as_default(), tf.Session() as session:
-        weight = variables.on_cpu('weight', [], tf.ones_initializer())
+        weight = variables.get('weight', [], tf.ones_initializer())
         train_op = cifar10.train(tf.constant(0.0, name='loss'), tf.train.create_global_step(),
                                  grads=[(tf.constant(2.0), weight)])
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])

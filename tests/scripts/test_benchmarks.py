@@ -11,7 +11,7 @@ import stand_in_gpu
 import tensorflow.compat.v1 as tf
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import processes, tutorial
+from benchmarks import measure, processes, tutorial
 import cifar10
 from cifar10_lib.program import devices
 
@@ -49,6 +49,12 @@ def test_a_line_of_the_table():
     found = ' '.join(benchmarks.line('step', 'ms', [10, 2, 1, 4, 3], [6]).split())
     assert found == 'step, ms 3.00 (2.00 to 4.00) 6.00 (6.00 to 6.00) 2.00 5'
     assert benchmarks.line('input', 'images/s', [1234.5], [617.25]).split()[-2:] == ['2.00', '1']
+
+
+def test_both_passes_of_a_step_may_run_on_a_gpu():
+    with tf.Graph().as_default() as graph:
+        measure._training()
+    assert {op.device for op in graph.get_operations() if op.type.startswith('Conv2D')} == {''}
 
 
 def test_a_process_that_fails_shows_its_last_lines():

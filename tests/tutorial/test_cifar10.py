@@ -113,7 +113,7 @@ def test_update_and_average_by_hand():
     decay is (1 + step) / (10 + step) as long as that is below 0.9999, with the step that was made.
     """
     with tf.variable_scope('layer'):
-        variables.on_cpu('weights', [1], tf.constant_initializer(1.0))
+        variables.get('weights', [1], tf.constant_initializer(1.0))
     variable, = tf.trainable_variables()
     global_step = tf.train.get_or_create_global_step()
     train_op = cifar10.train(tf.constant(0.0, name='loss'), global_step,
@@ -199,7 +199,7 @@ def test_half_precision_learns_and_keeps_float32_variables(flag, dtype):
 
 def test_float16_gradients_are_scaled():
     """2e-8 is below the smallest float16, 6e-8: without scaling the gradient would be zero."""
-    variables.on_cpu('weights', [], tf.constant_initializer(1.0))
+    variables.get('weights', [], tf.constant_initializer(1.0))
     half = tf.cast(tf.trainable_variables()[0], tf.float16)
     loss = 2e-8 * tf.cast(half, tf.float32)
     with flagsaver.flagsaver(use_fp16=True):
