@@ -12,12 +12,6 @@ NAMES = ('cat', 'dog', 'bird')
 MATRIX = np.array([[1, 3, 0], [0, 2, 0], [0, 0, 0]])
 
 
-def test_shares_by_hand():
-    recall, precision = confusion.shares(MATRIX)
-    np.testing.assert_array_equal(recall, [1 / 4, 2 / 2, np.nan])
-    np.testing.assert_array_equal(precision, [1 / 1, 2 / 5, np.nan])
-
-
 def test_the_table_starts_with_the_best_recall():
     assert confusion.table(MATRIX, NAMES).splitlines()[:4] == [
         'class  images  predicted   right  recall  precision',

@@ -74,6 +74,13 @@ def test_a_lower_error_replaces_it(best, session, tmp_path):
         assert (stream['weights/layer/weights'][:] == 7).all()
 
 
+def test_the_old_one_stays_until_the_new_one_is_complete(best, session, tmp_path):
+    (tmp_path / 'run.json').unlink()
+    with pytest.raises(FileNotFoundError):
+        offer(best, session, 20, 0.25, 0.25)
+    assert best_.read(str(tmp_path)) == (0.5, 10)
+
+
 @pytest.mark.parametrize('weight, error', [(7, 0.5), (7, 0.75), (np.nan, 0.25)])
 def test_an_error_that_is_not_lower_changes_nothing(best, session, tmp_path, weight, error):
     """Nor do weights that are not finite, whatever their error."""

@@ -117,16 +117,3 @@ def test_towers_warm_up_and_a_resumed_run_reports_the_change(trained, capsys):
     assert (settings['linear_scaling'], settings['warmup_epochs']) == (True, 4)
     assert [line for line in capsys.readouterr().out.splitlines() if 'scaling' in line] == [
         'Resuming with --linear_scaling=true (was false); the schedule continues at the same step.']
-
-
-@pytest.mark.parametrize('others', [{}, {'linear_scaling': False, 'net': 'resnet23'}])
-def test_a_warm_up_without_the_rule_is_refused(others):
-    """As on a command line with --warmup_epochs, even if its value is the default."""
-    with flagsaver.flagsaver(**others):
-        FLAGS['warmup_epochs'].using_default_value = False
-        with pytest.raises(flags.IllegalFlagValueError, match=(
-                'the learning rate warms up only with the linear scaling rule; expected '
-                '--linear_scaling: add it, or remove --warmup_epochs')):
-            FLAGS.validate_all_flags()
-        FLAGS.linear_scaling = True
-        FLAGS.validate_all_flags()

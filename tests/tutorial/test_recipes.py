@@ -200,6 +200,7 @@ def test_the_fast_recipe_trains_the_tutorials_network(half_bright, capsys, main,
         assert value('conv1/weights/Momentum').shape == (5, 5, 3, 64)
         rows = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
         np.testing.assert_allclose(rows[-1]['learning_rate'], last_rate(steps), atol=1e-9)
+        assert rows[-1]['training_loss'] > 1  # Smoothed cross entropy is 0.5 or more.
         assert outcomes.precision(FLAGS.train_dir) == 1.0
         capsys.readouterr()
         FLAGS.max_steps = steps + 50
@@ -283,8 +284,9 @@ def hundred(tmp_path):
 
 
 def test_the_tutorials_net_learns_fine_labels(hundred, monkeypatch):
-    """Test images have the labels 0 and 99: a coarse label would be wrong."""
+    """Only the biases of classes 0 and 99 grow, not those of their coarse labels."""
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.01)  # 0.1 is too high for batches of 8.
     cifar10_train.train()
     assert outcomes.precision(FLAGS.train_dir) == 1.0
     assert value('softmax_linear/weights').shape == (192, 100)
+    assert {*np.argsort(value('softmax_linear/biases'))[-2:]} == {0, 99}

@@ -147,8 +147,9 @@ def test_a_run_continues_with_fewer_workers_and_then_with_more(half_bright):
     os.kill(spawn.workers(process.pid)[2], signal.SIGKILL)
     spawn.ended(process, 75, 137)
     outputs = []
-    for size, batch_size, length in ((2, 12, '--max_steps=14'), (4, 3, '--epochs=5.1')):
-        process = start(*common, f'--batch_size={batch_size}', length, size=size)
+    scaled = ['--epochs=5.1', '--linear_scaling', '--warmup_epochs=0']
+    for size, batch_size, flags_ in ((2, 12, ['--max_steps=14']), (4, 3, scaled)):
+        process = start(*common, f'--batch_size={batch_size}', *flags_, size=size)
         out, _ = spawn.ended(process, 0)
         assert ('images per step (was' in out) == (size == 4)
         outputs.append(out)
@@ -157,7 +158,7 @@ def test_a_run_continues_with_fewer_workers_and_then_with_more(half_bright):
     last = metrics.read(os.path.join(FLAGS.train_dir, 'metrics.csv'))[-1]
     assert last['step'] == 20
     np.testing.assert_allclose(last['epoch'], 408 / 80)
-    np.testing.assert_allclose(last['learning_rate'], 0.03)
+    np.testing.assert_allclose(last['learning_rate'], 4 * 0.03)
 
 
 def test_all_workers_report_a_loss_that_is_not_finite(half_bright):

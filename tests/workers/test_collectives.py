@@ -19,16 +19,6 @@ def pairs(sizes):
 MB = 2**18  # float32 elements.
 
 
-@pytest.mark.parametrize('sizes, expected', [
-    ({'a': 3, 'b': 2, 'c': 6, 'd': 1}, [[3, 2], [6], [1]]),
-    ({'a': 3, 'b/biases': 1, 'b/weights': 2}, [[3], [1, 2]])])
-def test_buckets_end_at_layers(sizes, expected):
-    """Of at most 5 MB: the example of `buckets`, and a layer that does not fit beside another."""
-    found = collectives.buckets(pairs({name: size * MB for name, size in sizes.items()}), 5 << 20)
-    assert [[gradient.shape.as_list()[0] // MB for gradient, _ in bucket]
-            for bucket in found] == expected
-
-
 def graph_of(worker, **options):
     graph = tf.Graph()
     with graph.as_default():

@@ -86,11 +86,11 @@ def test_two_workers_with_the_same_index():
 @pytest.mark.parametrize('present, words', [
     (slice(2), 'worker 2 did not connect to worker 0 at 127.0.0.1:PORT in time: check that all '
      'workers were started, or raise --start_timeout'),
-    (slice(1, 2), 'worker 1 could not join worker 0 at 127.0.0.1:PORT within --start_timeout=1 '
+    (slice(1, 2), 'worker 1 could not join worker 0 at 127.0.0.1:PORT within --start_timeout=3 '
      'seconds: Connection refused; worker 0 may not have been started, may belong to another job, '
      'or may have started training already')])
 def test_a_worker_is_absent_at_the_start(present, words):
-    clusters = workers(3, start_timeout=1.0)
+    clusters = workers(3, start_timeout=3.0)
     text = line(meet(clusters[present]), meeting.Lost)
     assert text == words.replace('127.0.0.1:PORT', clusters[0].address)
 
