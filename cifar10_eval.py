@@ -71,7 +71,7 @@ def eval_once(evaluation, summary_writer, checkpoint):
             summary_writer.add_summary(summary, result.step)
             summary_writer.flush()
 
-    other = '' if summary_writer else f" of {FLAGS.dataset} (not the run's own images: no curve)"
+    other = '' if summary_writer else f" of {FLAGS.dataset} (not the run's own data set: no curve)"
     weights = 'averaged' if FLAGS.use_moving_averages else 'raw'
     console.line(f'Evaluated {checkpoint}{run_folder.owner(os.path.dirname(checkpoint))} (step '
                  f'{result.step}, {weights} weights) on {result.total} images{other}.')

@@ -175,7 +175,7 @@ def apply_recipe_defaults(batches_per_step=1, leads=True):
     `--stop_at` without validations.
     """
     recipe = recipes.chosen()
-    before = {'batch_size': recipes.TABLE['tutorial'].batch_size, 'max_steps': FLAGS.max_steps}
+    before = {'batch_size': FLAGS.batch_size, 'max_steps': FLAGS.max_steps}
     FLAGS.set_default('batch_size', recipe.batch_size)  # Without effect if the user gave it.
     FLAGS.set_default('validate_every', recipe.validate_every)
     epochs = recipe.epochs if FLAGS.epochs is None else FLAGS.epochs
@@ -188,9 +188,8 @@ def apply_recipe_defaults(batches_per_step=1, leads=True):
         raise app.UsageError(f'--stop_at={FLAGS.stop_at:g} requires validations: add '
                              '--validate_every=1')
     replaced = [f'--{name}={FLAGS[name].value}' for name, value in before.items()
-                if FLAGS[name].using_default_value and FLAGS[name].value != value
-                and (name == 'batch_size' or FLAGS.epochs is None)]
-    if replaced and leads:
+                if FLAGS[name].value != value and (name == 'batch_size' or FLAGS.epochs is None)]
+    if replaced:
         console.line(f'Defaults for --net={recipe.name}: {" ".join(replaced)}')
 
 

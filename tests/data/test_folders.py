@@ -76,11 +76,13 @@ def test_a_split_without_classes_is_named_and_left_out(tmp_path):
 
 
 def test_a_training_set_alone_is_split(tmp_path):
-    """One sixth of each class. A second folder of that meaning is reported."""
+    """One sixth of each class. A file or a second training folder beside it is reported."""
     fill(tmp_path / 'train', dog=6, cat=12)
     fill(tmp_path / 'training', cat=1)
+    (tmp_path / 'list.csv').touch()
     found = find(tmp_path)
-    assert found.skipped == [(f'{tmp_path}/training', 'is not part of the split')]
+    assert sorted(found.skipped) == [(f'{tmp_path}/{name}', 'is not part of the split')
+                                     for name in ('list.csv', 'training')]
     assert (found.classes, len(found.train), len(found.test)) == (('cat', 'dog'), 15, 3)
     fill(tmp_path, test=4)
     with pytest.raises(errors.DataError, match=f'has test, without .*or convert only {tmp_path}/'):

@@ -230,7 +230,7 @@ def test_a_run_knows_its_network_and_its_classes(half_bright, tmp_path, capsys):
         FLAGS.dataset = str(other)
         cifar10_eval.evaluate()
     evaluated, line = capsys.readouterr().out.splitlines()
-    assert evaluated.endswith(f"130 images of {other} (not the run's own images: no curve).")
+    assert evaluated.endswith(f"130 images of {other} (not the run's own data set: no curve).")
     assert line.endswith(f'precision @ 1 = {1 - before[10]:.3f}')
     assert values('Precision @ 1') == before and len(os.listdir(FLAGS.eval_dir)) == 1
     with flagsaver.flagsaver(dataset=str(other), restart=True), pytest.raises(

@@ -466,7 +466,7 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
 @pytest.mark.parametrize('ignore, code', [([], 129), ([signal.SIGHUP], 0)])
 def test_without_a_reader_of_its_log_a_run_saves_and_stops_or_continues_under_nohup(
         half_bright, ignore, code):
-    process = started(*['--max_steps=200'] * bool(ignore), ignore=ignore)
+    process = started(*(['--max_steps=200'] if ignore else []), ignore=ignore)
     process.stdout.close()
     error = process.stderr.read()
     assert process.wait(timeout=spawn.PATIENCE) == code, error

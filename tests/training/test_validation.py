@@ -278,15 +278,14 @@ def test_no_validation_by_default(trained):
 @pytest.mark.parametrize('train', [
     cifar10_train.train, cifar10_multi_gpu_train.train, cifar10_distributed_train.train])
 def test_held_out_images_are_not_trained_on(half_bright, monkeypatch, train):
-    """8 of 80 training images are held out: an epoch has 72 images, 9 steps of 8. These 8 are
-    white, have a label of their own, and would make the loss infinite."""
+    """8 of 80 images are held out: white, class 5. An epoch of the others has 9 steps of 8."""
     for index, path in enumerate(sorted(half_bright.glob('data_*'))):
         records = np.fromfile(path, np.uint8).reshape(16, 3073)
         records[-16 * index % 11::11] = [5] + 3072 * [255]  # Records 0, 11, 22 and so on of all.
         records.tofile(path)
 
     monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE._replace(
-        augment=lambda pixels: tiny.prepare(pixels) / (255 - tiny.prepare(pixels))))
+        augment=lambda pixels: tiny.prepare(pixels) / (255 - tiny.prepare(pixels))))  # White: inf.
     with flagsaver.flagsaver(net='tiny', validate_on='held_out', max_steps=9, validate_every=1):
         train()
     row, = metrics.read(folder('metrics.csv'))

@@ -126,7 +126,6 @@ def test_flags_that_the_user_gives_are_kept(tiny_net, capsys, given, expected, p
     for name, given_value in given.items():
         FLAGS[name].parse(given_value)
         FLAGS[name].using_default_value = False
-    training.apply_recipe_defaults(leads=False)  # As the distributed trainer does: one line.
     training.apply_recipe_defaults()
     assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == expected
     assert capsys.readouterr().out == (f'Defaults for --net=tiny: {printed}\n' if printed else '')
