@@ -9,8 +9,8 @@ The network is Alex Krizhevsky's (https://code.google.com/p/cuda-convnet/) with 
 has 1,068,298 parameters and takes 18.5 million multiply-adds per image. The tutorial reports an
 accuracy of about 86 %.
 """
-import functools
 import os
+import re
 
 import tensorflow.compat.v1 as tf
 from absl import flags
@@ -18,29 +18,38 @@ from absl import flags
 import cifar10_input
 from cifar10_lib import settings
 from cifar10_lib.datasets import download, image_source
-from cifar10_lib.nets import lrn, schedules, summaries, variables
+from cifar10_lib.nets import losses, lrn
 from cifar10_lib.program import command_line
 
+tf.disable_v2_behavior()
+# Orders the reads and writes of each variable: the moving averages rely on that.
+tf.enable_resource_variables()
+
+# Basic model parameters.
 flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
                      upper_bound=1 << 16, short_name='b')
 command_line.define_path('data_dir', '/tmp/cifar10_data', 'Folder for the data sets.')
+flags.DEFINE_boolean('use_fp16', False, 'Compute in float16 with float32 variables; for GPUs.')
+flags.register_multi_flags_validator(
+    ['use_fp16', 'use_bf16'], lambda values: not all(values.values()), 'both set the type in which '
+    'layers compute; expected at most one of them: remove the other')
 
 # TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
 FLAGS = tf.app.flags.FLAGS
 FLAGS['batch_size'].allow_override = True  # Also for a program's own flag `b`.
 parser = command_line.Parser()  # For code written against the tutorial's last version.
 
-# Facts about CIFAR-10. The image size is that of cifar10_input.py: edit it there.
+# Global constants describing the CIFAR-10 data set. Edit the image size in cifar10_input.py.
 IMAGE_SIZE = cifar10_input.IMAGE_SIZE
 NUM_CLASSES = cifar10_input.NUM_CLASSES
 NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
 NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
 
-# The tutorial's training constants.
-MOVING_AVERAGE_DECAY = 0.9999
-NUM_EPOCHS_PER_DECAY = 350.0
-LEARNING_RATE_DECAY_FACTOR = 0.1
-INITIAL_LEARNING_RATE = 0.1
+# Constants describing the training process.
+MOVING_AVERAGE_DECAY = 0.9999      # The decay to use for the moving average.
+NUM_EPOCHS_PER_DECAY = 350.0       # Epochs after which learning rate decays.
+LEARNING_RATE_DECAY_FACTOR = 0.1   # Learning rate decay factor.
+INITIAL_LEARNING_RATE = 0.1        # Initial learning rate.
 
 # Each GPU runs a copy of the network, a tower. The names of its ops start with `tower_0/` etc.
 TOWER_NAME = 'tower'
@@ -48,67 +57,144 @@ TOWER_NAME = 'tower'
 DATA_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 
 
-# The tutorial's names of these functions.
-_activation_summary = functools.partial(summaries.activations, tower=TOWER_NAME)
-_variable_on_cpu = variables.get
-_variable_with_weight_decay = variables.with_weight_decay
+def _activation_summary(x):
+    """Adds a histogram of a layer's output, float, and the fraction of it that is zero."""
+    # Remove 'tower_[0-9]/' from the name in case this is a multi-GPU training session. This helps
+    # the clarity of presentation on TensorBoard.
+    tensor_name = re.sub('%s_[0-9]*/' % TOWER_NAME, '', x.op.name)
+    with tf.name_scope(None):  # `tf.summary` puts the scope of the layer in front of a tag.
+        tf.summary.histogram(tensor_name + '/activations', x)
+        tf.summary.scalar(tensor_name + '/sparsity', tf.nn.zero_fraction(x))
 
 
-def source(eval_data=False, subset=None, shard=(0, 1)):
-    """The images of `--dataset` that a graph reads: a `Source`, which documents the arguments.
+def _variable_on_cpu(name, shape, initializer):
+    """Creates or shares a float32 variable in the memory of the CPU.
 
-    By default, all of the test set, or the training images that `--validate_on` leaves.
+    With `--variables=gpu`, the trainers move it: `devices.variables_on`.
+
+    Args:
+        name: name of the variable within the variable scope.
+        shape: list of int.
+        initializer: initializer of the variable.
+
+    Returns:
+        The variable.
     """
+    with tf.device('/cpu:0'):
+        var = tf.get_variable(name, shape, initializer=initializer, dtype=tf.float32)
+    return var
+
+
+def _variable_with_weight_decay(name, shape, stddev, wd):
+    """Creates or shares weights, initially from a truncated normal distribution.
+
+    Args:
+        name: name of the variable within the variable scope.
+        shape: list of int.
+        stddev: standard deviation of the distribution before truncation.
+        wd: the loss wd * |weights|^2 / 2 is added to the collection `losses`; None for none.
+
+    Returns:
+        The variable.
+    """
+    var = _variable_on_cpu(name, shape, tf.truncated_normal_initializer(stddev=stddev))
+    if wd is not None:
+        weight_decay = tf.multiply(tf.nn.l2_loss(var), wd, name='weight_loss')
+        tf.add_to_collection('losses', weight_decay)
+    return var
+
+
+def compute_type():
+    """The type in which layers compute. Variables, losses and updates are float32 with any."""
+    if FLAGS.use_fp16:
+        return tf.float16
+    if settings.use_bf16():
+        return tf.bfloat16
+    return tf.float32
+
+
+def default_source(eval_data=False, subset=None, batch_size=None, data_set=None):
+    """The images of `--dataset`: an `image_source.Source`, which documents the arguments.
+
+    By default, all of the test set, or the training images that `--validate_on` leaves, in batches
+    of `--batch_size`. A `table.DataSet` replaces that of the flag.
+    """
+    data_set = data_set or settings.data_set(NUM_CLASSES, DATA_URL)
     if subset is None:
-        held_out = not eval_data and FLAGS.validate_on == 'held_out'
-        subset = 'training' if held_out else 'all'
-    row = image_source.find(FLAGS.dataset, NUM_CLASSES, DATA_URL)
-    examples = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL if eval_data else NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
-    return image_source.Source(row, os.path.join(FLAGS.data_dir, row.folder), FLAGS.batch_size,
-                               eval_data, subset, shard, examples)
+        subset = settings.default_subset(eval_data)
+    num_examples_per_epoch = NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
+    if eval_data:
+        num_examples_per_epoch = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
+    return image_source.Source(
+        data_set, os.path.join(FLAGS.data_dir, data_set.folder), batch_size or FLAGS.batch_size,
+        bool(eval_data), subset, examples_per_epoch=num_examples_per_epoch,
+        min_fraction=settings.min_fraction_of_examples_in_queue())
 
 
-def distorted_inputs(recipe=None, shard=(0, 1)):
+def _beyond_the_tutorial(source, **options):
+    """The arguments that the tutorial's functions of cifar10_input.py do not have.
+
+    Only those with a value, because cifar10_input.py may be somebody's own.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    constants = (cifar10_input.NUM_CLASSES, cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN,
+                 cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL)
+    is_edited = constants != (NUM_CLASSES, NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN,
+                              NUM_EXAMPLES_PER_EPOCH_FOR_EVAL)
+    if is_edited or not source.is_whole_cifar10:
+        options['source'] = source
+    return options
+
+
+def distorted_inputs(source=None, distort=None):
     """Endless batches of distorted training images in random order.
 
     Args:
-        recipe: a `Recipe`, whose distortions apply; by default the tutorial's.
-        shard: (index, count) of the worker's part; see `Source`.
+        source: an `image_source.Source`; by default `default_source()`.
+        distort: distortions other than the tutorial's; see `cifar10_input.distorted_inputs`.
 
     Returns:
-        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of the size of the recipe.
+        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of the size of `distort`.
         labels: int32 [batch_size].
 
     Raises `errors.MissingFile` if a record file is missing; see `maybe_download_and_extract`.
     """
-    return cifar10_input.dequeue(cifar10_input.distorted_batches(
-        source(shard=shard), recipe.augment if recipe else cifar10_input.distort,
-        min_fraction=FLAGS.min_fraction_of_examples_in_queue))
+    source = source or default_source()
+    options = _beyond_the_tutorial(
+        source, distort=distort, min_fraction_of_examples_in_queue=source.min_fraction)
+    return cifar10_input.distorted_inputs(
+        data_dir=source.folder, batch_size=source.batch_size, **options)
 
 
-def inputs(eval_data):
-    """Endless batches of images for evaluation, in order.
+def inputs(eval_data, source=None, prepare=None):
+    """Endless batches of images for evaluation, each epoch in the order of the files.
 
     Args:
         eval_data: True for the test set, False for the training set.
+        source: an `image_source.Source`; by default all images of that set.
+        prepare: preprocessing other than the tutorial's; see `cifar10_input.inputs`.
 
     Returns:
-        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
+        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of the size of `prepare`.
         labels: int32 [batch_size].
 
     Raises `errors.MissingFile` if a record file is missing; see `maybe_download_and_extract`.
     """
-    return cifar10_input.batches(source(bool(eval_data), 'all'))
+    source = source or default_source(eval_data, 'all')
+    options = _beyond_the_tutorial(source, prepare=prepare)
+    return cifar10_input.inputs(eval_data=eval_data, data_dir=source.folder,
+                                batch_size=source.batch_size, **options)
 
 
-def inference(images):
+def inference(images, num_classes=None):
     """Builds the network.
 
     Args:
         images: float [batch, IMAGE_SIZE, IMAGE_SIZE, 3], as `distorted_inputs` returns them.
+        num_classes: number of classes; by default that of `--dataset`.
 
     Returns:
-        float32 [batch, classes], unnormalised logits: `loss` applies the softmax.
+        float32 [batch, num_classes], unnormalised logits: `loss` applies the softmax.
 
     Raises:
         ValueError: the images have a different size, which would change the network.
@@ -117,32 +203,38 @@ def inference(images):
     if images.shape.as_list()[1:] != [IMAGE_SIZE, IMAGE_SIZE, 3]:
         raise ValueError(f'images have shape {images.shape}; expected '
                          f'[batch, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]')
-    images = tf.cast(images, variables.compute_type())
+    if num_classes is None:
+        num_classes = default_source().num_classes
+    # Variables are float32. With --use_fp16 and --use_bf16, layers compute with their values in
+    # this type; otherwise the casts below do nothing.
+    dtype = compute_type()
+    images = tf.cast(images, dtype)
+
+    # We instantiate all variables using tf.get_variable() instead of tf.Variable() in order to
+    # share variables across multiple GPU training runs.
 
     # conv1
     with tf.variable_scope('conv1') as scope:
-        kernel = _variable_with_weight_decay('weights', [5, 5, 3, 64], stddev=5e-2, wd=None)
-        conv = tf.nn.conv2d(images, kernel, strides=[1, 1, 1, 1], padding='SAME')
-        biases = tf.convert_to_tensor(  # One read, for both uses.
-            _variable_on_cpu('biases', [64], tf.constant_initializer(0.0)))
-        conv1 = tf.nn.relu(tf.nn.bias_add(conv, biases), name=scope.name)  # [batch, 24, 24, 64]
-        _activation_summary(conv1)  # Its only use: pool1 repeats it. Change both, or neither.
+        kernel = _variable_with_weight_decay('weights', shape=[5, 5, 3, 64], stddev=5e-2, wd=None)
+        conv = tf.nn.conv2d(images, tf.cast(kernel, dtype), [1, 1, 1, 1], padding='SAME')
+        biases = _variable_on_cpu('biases', [64], tf.constant_initializer(0.0))
+        pre_activation = tf.nn.bias_add(conv, tf.cast(biases, dtype))
+        conv1 = tf.nn.relu(pre_activation, name=scope.name)  # [batch, 24, 24, 64]
+        _activation_summary(conv1)
 
-    # pool1. max(relu(x + b)) = relu(max(x) + b), because adding a constant and ReLU are monotonic.
-    # Pooling first leaves bias and ReLU a quarter of the work, forward and backward.
-    with tf.name_scope('pool1') as scope:
-        pool1 = tf.nn.max_pool(conv, ksize=[1, 3, 3, 1], strides=[1, 2, 2, 1], padding='SAME',
-                               name='max_pool')
-        pool1 = tf.nn.relu(tf.nn.bias_add(pool1, biases), name=scope)  # [batch, 12, 12, 64]
-    # norm1
+    # pool1
+    pool1 = tf.nn.max_pool(conv1, ksize=[1, 3, 3, 1], strides=[1, 2, 2, 1], padding='SAME',
+                           name='pool1')  # [batch, 12, 12, 64]
+    # norm1: tf.nn.lrn, faster.
     norm1 = lrn.lrn(pool1, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75, name='norm1')
 
     # conv2
     with tf.variable_scope('conv2') as scope:
-        kernel = _variable_with_weight_decay('weights', [5, 5, 64, 64], stddev=5e-2, wd=None)
-        conv = tf.nn.conv2d(norm1, kernel, strides=[1, 1, 1, 1], padding='SAME')
+        kernel = _variable_with_weight_decay('weights', shape=[5, 5, 64, 64], stddev=5e-2, wd=None)
+        conv = tf.nn.conv2d(norm1, tf.cast(kernel, dtype), [1, 1, 1, 1], padding='SAME')
         biases = _variable_on_cpu('biases', [64], tf.constant_initializer(0.1))
-        conv2 = tf.nn.relu(tf.nn.bias_add(conv, biases), name=scope.name)  # [batch, 12, 12, 64]
+        pre_activation = tf.nn.bias_add(conv, tf.cast(biases, dtype))
+        conv2 = tf.nn.relu(pre_activation, name=scope.name)  # [batch, 12, 12, 64]
         _activation_summary(conv2)
 
     # norm2
@@ -153,37 +245,41 @@ def inference(images):
 
     # local3
     with tf.variable_scope('local3') as scope:
+        # Move everything into depth so we can perform a single matrix multiply.
         reshape = tf.reshape(pool2, [-1, pool2.shape[1:].num_elements()], name='flatten')
         dim = reshape.shape.as_list()[1]
-        weights = _variable_with_weight_decay('weights', [dim, 384], stddev=0.04, wd=0.004)
+        weights = _variable_with_weight_decay('weights', shape=[dim, 384], stddev=0.04, wd=0.004)
         biases = _variable_on_cpu('biases', [384], tf.constant_initializer(0.1))
-        local3 = tf.nn.relu(
-            tf.nn.bias_add(tf.matmul(reshape, weights), biases), name=scope.name)  # [batch, 384]
+        pre_activation = tf.nn.bias_add(
+            tf.matmul(reshape, tf.cast(weights, dtype)), tf.cast(biases, dtype))
+        local3 = tf.nn.relu(pre_activation, name=scope.name)  # [batch, 384]
         _activation_summary(local3)
 
     # local4
     with tf.variable_scope('local4') as scope:
-        weights = _variable_with_weight_decay('weights', [384, 192], stddev=0.04, wd=0.004)
+        weights = _variable_with_weight_decay('weights', shape=[384, 192], stddev=0.04, wd=0.004)
         biases = _variable_on_cpu('biases', [192], tf.constant_initializer(0.1))
-        local4 = tf.nn.relu(
-            tf.nn.bias_add(tf.matmul(local3, weights), biases), name=scope.name)  # [batch, 192]
+        pre_activation = tf.nn.bias_add(
+            tf.matmul(local3, tf.cast(weights, dtype)), tf.cast(biases, dtype))
+        local4 = tf.nn.relu(pre_activation, name=scope.name)  # [batch, 192]
         _activation_summary(local4)
 
-    # softmax_linear, without the softmax
+    # linear layer(WX + b),
+    # We don't apply softmax here: `loss` does, and more efficiently.
     with tf.variable_scope('softmax_linear') as scope:
-        num_classes = len(source().data_set.classes)
         weights = _variable_with_weight_decay(
             'weights', [192, num_classes], stddev=1 / 192.0, wd=None)
         biases = _variable_on_cpu('biases', [num_classes], tf.constant_initializer(0.0))
-        softmax_linear = tf.nn.bias_add(tf.matmul(local4, weights), biases)
+        softmax_linear = tf.nn.bias_add(
+            tf.matmul(local4, tf.cast(weights, dtype)), tf.cast(biases, dtype))
         softmax_linear = tf.identity(
-            tf.cast(softmax_linear, tf.float32), name=scope.name)  # [batch, classes]
+            tf.cast(softmax_linear, tf.float32), name=scope.name)  # [batch, num_classes]
         _activation_summary(softmax_linear)
 
     return softmax_linear
 
 
-def loss(logits, labels, label_smoothing=0.0, scope=None):
+def loss(logits, labels):
     """Mean cross entropy of the batch plus the weight decay of local3 and local4.
 
     Sums the collection `losses`. Adds the fraction of images whose top prediction is wrong to the
@@ -192,108 +288,133 @@ def loss(logits, labels, label_smoothing=0.0, scope=None):
     Args:
         logits: float32 [batch, classes], from `inference`.
         labels: [batch] of any integer type, 0 to classes - 1.
-        label_smoothing: the fraction of each label that is spread evenly over all classes: Szegedy
-            et al., "Rethinking the Inception Architecture" (2015), section 7.
-        scope: name scope of the losses to sum, such as 'tower_0/'; by default all.
 
     Returns the total loss, float32 [].
     """
+    losses.add_training_error(logits, labels)
+    # Calculate the average cross entropy loss across the batch.
     labels = tf.cast(labels, tf.int64)
-    with tf.name_scope('error'):
-        wrong = tf.cast(tf.not_equal(tf.argmax(logits, axis=1), labels), tf.float32)
-        tf.add_to_collection('errors', tf.reduce_mean(wrong))
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=labels, logits=logits, name='cross_entropy_per_example')
-    if label_smoothing:
-        of_all_classes = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
-        cross_entropy += label_smoothing * (of_all_classes - cross_entropy)
-    tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
-    return tf.add_n(tf.get_collection('losses', scope), name='total_loss')
+    cross_entropy_mean = tf.reduce_mean(cross_entropy, name='cross_entropy')
+    tf.add_to_collection('losses', cross_entropy_mean)
+
+    # The total loss is defined as the cross entropy loss plus all of the weight decay terms.
+    return tf.add_n(tf.get_collection('losses'), name='total_loss')
 
 
 def _add_loss_summaries(total_loss):
-    """Adds summaries of all losses and of `total_loss`, their sum.
+    """Adds summaries of the losses: the raw values, which are noisy, and their moving averages.
 
-    Returns an operation that updates their moving averages.
+    Args:
+        total_loss: float32 [], from `loss`; the collection `losses` has its parts.
+
+    Returns:
+        An operation that updates the moving averages.
     """
-    return summaries.losses(summaries.losses_by_name(total_loss, TOWER_NAME))
+    # Compute the moving average of all individual losses and the total loss.
+    loss_averages = tf.train.ExponentialMovingAverage(0.9, name='avg')
+    parts = tf.get_collection('losses')
+    loss_averages_op = loss_averages.apply(parts + [total_loss])
+
+    # Attach a scalar summary to all individual losses and the total loss; do the same for the
+    # averaged version of the losses.
+    for part in parts + [total_loss]:
+        # Name each loss as '(raw)' and name the moving average version of the loss as the original
+        # loss name.
+        tf.summary.scalar(part.op.name + ' (raw)', part)
+        tf.summary.scalar(part.op.name, loss_averages.average(part))
+    return loss_averages_op
 
 
-def learning_rate(global_step, batches_per_step=1):
+def learning_rate(global_step, num_batches_per_epoch, initial_learning_rate=None):
     """The tutorial's schedule: every 350 epochs, the rate falls to a tenth.
 
-    It starts at `--learning_rate`, or the rate of the data set's row in datasets/table.py, or the
-    tutorial's. It counts images, so the size and number of batches do not matter.
+    Args:
+        global_step: int [], the number of earlier steps.
+        num_batches_per_epoch: number of steps in which the network sees each image once, a float.
+        initial_learning_rate: by default `INITIAL_LEARNING_RATE`.
 
-    Args and errors are those of `train`. Returns float32 [].
+    Returns float32 [].
     """
-    trained_on = source()
-    rates = (FLAGS.learning_rate, trained_on.data_set.learning_rate, INITIAL_LEARNING_RATE)
-    initial = next(rate for rate in rates if rate is not None)
-    decay_steps = int(trained_on.steps_per_epoch(batches_per_step) * NUM_EPOCHS_PER_DECAY)
-    return tf.train.exponential_decay(initial, global_step, max(1, decay_steps),
+    if initial_learning_rate is None:
+        initial_learning_rate = INITIAL_LEARNING_RATE
+    decay_steps = max(1, int(num_batches_per_epoch * NUM_EPOCHS_PER_DECAY))
+    # Decay the learning rate exponentially based on the number of steps.
+    return tf.train.exponential_decay(initial_learning_rate, global_step, decay_steps,
                                       LEARNING_RATE_DECAY_FACTOR, staircase=True)
 
 
-def train(total_loss, global_step, recipe=None, grads=None, loss_averages_op=None,
-          batches_per_step=1):
+def train(total_loss, global_step, lr=None, opt=None, grads=None):
     """Adds the ops that train the network: gradient descent and moving averages.
 
     Args:
         total_loss: float32 [], from `loss`.
         global_step: int [], the variable that counts steps.
-        recipe: a `Recipe`, whose schedule and optimizer apply; by default the tutorial's.
+        lr: float32 [], the learning rate; by default that of `learning_rate`.
+        opt: a `tf.train.Optimizer`; by default gradient descent.
         grads: list of (gradient, variable), means over towers or workers; by default those of
             `total_loss`.
-        loss_averages_op: the operation that updates the losses' averages, if it exists already.
-        batches_per_step: number of batches of `--batch_size`, over all towers and workers.
 
     Returns:
         An operation that runs one step.
 
     Raises `errors.MissingFile` if the data set's folder lacks a record file.
     """
-    grads = grads or variables.compute_gradients(total_loss)
     # If the caller's scope reuses the variables of the network, averages and slots are still new.
-    with tf.device('/cpu:0'), tf.variable_scope(
-            tf.get_variable_scope(), reuse=tf.AUTO_REUSE, auxiliary_name_scope=False):
-        loss_averages_op = loss_averages_op or _add_loss_summaries(total_loss)
+    with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE,
+                           auxiliary_name_scope=False):
+        with tf.device('/cpu:0'):
+            if lr is None:
+                trained_on = default_source()
+                lr = learning_rate(global_step, trained_on.steps_per_epoch(),
+                                   settings.learning_rate(trained_on.data_set))
+            tf.summary.scalar('learning_rate', lr)
+            tf.add_to_collection('learning_rate', lr)  # For metrics.csv.
 
-        # The tutorial's rate falls in stairs; that of a recipe follows its own schedule.
-        with tf.name_scope('learning_rate'):
-            lr = (recipe.schedule if recipe else learning_rate)(global_step, batches_per_step)
-            if settings.scales_linearly(recipe):
-                lr *= schedules.linear_scaling(global_step, source(), batches_per_step,
-                                               recipe.batch_size if recipe else 128)
-            summaries.scalar('learning_rate', lr)
-        tf.add_to_collection('learning_rate', lr)
+            # Generate moving averages of all losses and associated summaries.
+            loss_averages_op = _add_loss_summaries(total_loss)
 
-        # In a trainer, the optimizer is that of its row in recipes.py.
-        opt = (recipe.optimizer if recipe else tf.train.GradientDescentOptimizer)(lr)
-        apply_gradient_op = opt.apply_gradients(grads, global_step)
+        # Compute gradients.
+        if opt is None:
+            opt = losses.scaled(tf.train.GradientDescentOptimizer(lr), compute_type())
+        if grads is None:
+            with tf.control_dependencies([loss_averages_op]):
+                grads = opt.compute_gradients(total_loss)
 
-        with tf.name_scope('summaries'):
+        with tf.device('/cpu:0'):
+            # Apply gradients.
+            apply_gradient_op = opt.apply_gradients(grads, global_step=global_step)
+
+            # Add histograms for trainable variables.
+            for var in tf.trainable_variables():
+                tf.summary.histogram(var.op.name, var)
+
+            # Add histograms for gradients.
             for grad, var in grads:
-                summaries.histogram(var.op.name, var)
                 if grad is not None:
-                    summaries.histogram(var.op.name + '/gradients', grad)
+                    tf.summary.histogram(var.op.name + '/gradients', grad)
 
-        # After the update: each average must follow the new value.
-        with tf.name_scope('moving_averages'), tf.control_dependencies([apply_gradient_op]):
-            variable_averages = tf.train.ExponentialMovingAverage(
-                MOVING_AVERAGE_DECAY, global_step.read_value())
-            with tf.device(variables.device()):
-                variables_averages_op = variable_averages.apply(tf.trainable_variables())
+            # Networks with batch norm: the moving statistics follow those of the batch.
+            update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
 
-    # Networks with batch norm: the first tower updates the moving statistics of all.
-    update_ops = summaries.of_first_tower(tf.get_collection(tf.GraphKeys.UPDATE_OPS), TOWER_NAME)
-    return tf.group(variables_averages_op, loss_averages_op, *update_ops, name='train')
+            # Track the moving averages of all trainable variables, and of batch norms' statistics.
+            # Each average must follow the new value, so it comes after the update.
+            variables = [*tf.trainable_variables(), *tf.moving_average_variables()]
+            with tf.control_dependencies([apply_gradient_op, *update_ops]):
+                variable_averages = tf.train.ExponentialMovingAverage(
+                    MOVING_AVERAGE_DECAY, global_step)
+                variables_averages_op = variable_averages.apply(list(dict.fromkeys(variables)))
+
+    return tf.group(variables_averages_op, loss_averages_op, name='train')
 
 
-def maybe_download_and_extract():
+def maybe_download_and_extract(source=None):
     """Makes sure that the record files exist and are valid; downloads or generates missing ones.
 
-    Raises `errors.DataError` if a file is damaged, or the download failed.
+    `source` is an `image_source.Source`, by default `default_source()`. Raises `errors.DataError`
+    if a file is damaged, or the download failed.
     """
-    download.maybe_download_and_extract(source().data_set, FLAGS.data_dir, FLAGS.data_url)
-
+    source = source or default_source()
+    download.maybe_download_and_extract(
+        source.data_set, FLAGS.data_dir, settings.data_url())

@@ -7,23 +7,23 @@ image once, with the moving averages of the variables. Run it next to the traine
 --run_once to evaluate only the latest checkpoint. --per_class adds figures per class and the
 confusion matrix.
 """
-import datetime
-import os
-import sys
-import tempfile
+from cifar10_lib.program import quiet
 
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
+quiet.import_tensorflow()
+
+import os
+from datetime import datetime
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
 from cifar10_lib import settings
-from cifar10_lib.evaluation import accuracy, checkpoint_flags, confusion, model
-from cifar10_lib.program import command_line, console, devices, files
-from cifar10_lib.runs import checkpoints, run_folder
+from cifar10_lib.evaluation import accuracy, confusion, model, trained
+from cifar10_lib.program import command_line, console, devices, files, startup
+from cifar10_lib.runs import checkpoints, events, run_folder
 
+settings.define_checkpoint_flags()
 command_line.define_path('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
 flags.DEFINE_enum('eval_data', 'test', ['test', 'train_eval', 'held_out'],
                   'The images to evaluate: the test set, all training images, or those that '
@@ -39,111 +39,162 @@ flags.DEFINE_boolean('per_class', False, 'Also print recall and precision per cl
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 
-def eval_once(evaluation, summary_writer, checkpoint):
-    """Evaluates a checkpoint once: writes summaries, and prints the precision.
+def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, source, num_examples):
+    """Runs an evaluation once: each image counts once.
 
     Args:
-        evaluation: an `accuracy.Accuracy`, which restores the variables and counts the images.
-        summary_writer: a `tf.summary.FileWriter`; None for images that are not the run's own.
-        checkpoint: path of the checkpoint. It is skipped if the trainer has just removed it.
+        saver: a `tf.train.Saver` of the variables to restore.
+        summary_writer: a `tf.summary.FileWriter`; None to write no summaries.
+        top_k_op: labels, int32 [batch], and the most probable classes, int32 [batch, k].
+        summary_op: string [], the merged summaries.
+        checkpoint: path of the checkpoint.
+        source: the `Source` of the images.
+        num_examples: number of images to count, from the first.
 
-    Raises `app.UsageError` if the checkpoint does not fit the network, `checkpoints.Unreadable` if
-    it was removed and --run_once was given, and `OSError` if the event file cannot be written.
+    Raises `checkpoints.Unreadable` if the trainer has just removed the checkpoint, and
+    `errors.DataError` if a record file was replaced by a damaged one.
     """
-    console.progress(f'Evaluating {checkpoint}')
-    try:
-        result = evaluation.run(checkpoint, summarise=True)
-    except checkpoints.Unreadable:
-        if FLAGS.run_once:
-            raise
-        console.line(f'Skipped {checkpoint}: the trainer removed it to keep only the last few.')
-        return
-    data_set = cifar10.source().data_set
-    has_many_classes = len(data_set.classes) > 2 * accuracy.TOP
-    summary = tf.Summary.FromString(result.summary)
-    summary.value.add(tag='Precision @ 1', simple_value=result.precision)
-    if has_many_classes:
-        summary.value.add(tag=f'Precision @ {accuracy.TOP}', simple_value=result.top)
-    if FLAGS.per_class:
-        summary.MergeFrom(confusion.summary(result.confusion, data_set.classes))
-    if summary_writer:
+    with tf.Session(config=devices.session_config()) as sess, source.damage_reported():
+        # Restores from checkpoint.
+        try:
+            saver.restore(sess, checkpoint)
+        except (tf.errors.OpError, ValueError) as error:
+            raise checkpoints.Unreadable(f'{checkpoint} cannot be read') from error
+        global_step = checkpoints.step(checkpoint)
+
+        # Start the queue runners.
+        coord = tf.train.Coordinator()
+        threads = tf.train.start_queue_runners(sess=sess, coord=coord)
+        try:
+            counts = accuracy.Counts(source.num_classes)
+            for labels, predictions in accuracy.each_image_once(sess, top_k_op, num_examples):
+                counts.add(labels, predictions)
+            # Compute precision @ 1.
+            precision = counts.correct / counts.total
+
+            summary = tf.Summary()
+            summary.ParseFromString(sess.run(summary_op))
+        finally:  # An exception of a thread replaces the error "queue is closed".
+            coord.request_stop()
+            coord.join(threads, stop_grace_period_secs=10)
+
+    report(checkpoint, global_step, source, counts, summary_writer is not None)
+    console.line('%s: precision @ 1 = %.3f' % (datetime.now(), precision))
+    summary.value.add(tag='Precision @ 1', simple_value=precision)
+    report_classes(counts, source.data_set.classes, summary)
+    if summary_writer is not None:
         with files.explain_full_disk(FLAGS.eval_dir):
-            summary_writer.add_summary(summary, result.step)
+            summary_writer.add_summary(summary, global_step)
             summary_writer.flush()
 
-    other = '' if summary_writer else f" of {FLAGS.dataset} (not the run's own data set: no curve)"
-    weights = 'averaged' if FLAGS.use_moving_averages else 'raw'
+
+def report(checkpoint, global_step, source, counts, is_of_own_images):
+    """Prints what was evaluated: the checkpoint, its weights, and the images."""
+    weights, other = 'raw', ''
+    if FLAGS.use_moving_averages:
+        weights = 'averaged'
+    if not is_of_own_images:
+        other = f" of {source.data_set.flag} (not the run's own data set: no curve)"
     console.line(f'Evaluated {checkpoint}{run_folder.owner(os.path.dirname(checkpoint))} (step '
-                 f'{result.step}, {weights} weights) on {result.total} images{other}.')
-    console.line(f'{datetime.datetime.now()}: precision @ 1 = {result.precision:.3f}')
-    if has_many_classes:
-        console.line(f'precision @ {accuracy.TOP} = {result.top:.3f}')
+                 f'{global_step}, {weights} weights) on {counts.total} images{other}.')
+
+
+def report_classes(counts, classes, summary):
+    """Prints precision @ 5 of many classes and, with --per_class, a table; adds both to a
+    `tf.Summary`."""
+    if counts.has_many_classes:
+        console.line(f'precision @ {accuracy.TOP} = {counts.precision_of_top:.3f}')
+        summary.value.add(tag=f'Precision @ {accuracy.TOP}',
+                          simple_value=counts.precision_of_top)
     if FLAGS.per_class:
-        text = '\n\n'.join([confusion.table(result.confusion, data_set.classes),
-                            confusion.matrix(result.confusion, data_set.classes)])
-        for line in text.split('\n'):
+        for line in confusion.lines(counts.confusion, classes):
             console.line(line)
+        summary.MergeFrom(confusion.summary(counts.confusion, classes))
 
 
-def evaluate():
+def evaluate(source, recipe, network):
     """Evaluates each new checkpoint once, or only the latest (--run_once) or a certain one.
 
-    Raises `app.UsageError` if there is no checkpoint for --run_once, or one does not fit the
-    network, and `OSError` if --eval_dir cannot be written.
+    Args:
+        source: the `Source` of the images.
+        recipe: the `Recipe`: `cifar10.inference`, unless the run has another network.
+        network: the `trained.Trained` of the first checkpoint.
+
+    Raises `app.UsageError` if a checkpoint does not fit the network, and `OSError` if --eval_dir
+    cannot be written.
     """
-    run_once = FLAGS.run_once  # The first use of a flag parses the command line.
-    folder = checkpoint_flags.folder()
-    if run_once or checkpoints.named(folder):
-        FLAGS.run_once = True
-        found = [checkpoint_flags.checkpoint()]
-    else:
-        if not checkpoints.candidates(folder):
-            console.line(f'Waiting for a checkpoint in {folder}.')
-        found = checkpoints.watch(folder, FLAGS.eval_interval_secs)
-    earlier = None
-    for checkpoint in found:
-        run = model.use_run(checkpoint)
-        trained = run.get('settings', {})
-        if FLAGS.eval_data == 'held_out' and trained.get('validate_on') != 'held_out':
-            raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without '
-                                 '--validate_on=held_out, on all training images: choose another '
-                                 '--eval_data')
-        own = run.get('dataset_folder') or run.get('dataset', FLAGS.dataset)
-        is_own = os.path.realpath(own) == os.path.realpath(FLAGS.dataset) or (
-            os.path.isabs(own) and not os.path.exists(own)  # It has moved.
-            and run.get('dataset') == cifar10.source().data_set.name)
-        # At first, whenever a trainer has started again, and if the folder was removed.
-        is_new = run != earlier or is_own and not os.path.isdir(FLAGS.eval_dir)
-        if is_own:
-            with files.explain_full_disk(FLAGS.eval_dir):  # `FileWriter` reports no errors.
-                files.own_folder(FLAGS.eval_dir)
-                with tempfile.TemporaryFile(dir=FLAGS.eval_dir) as probe:
-                    probe.write(bytes(1 << 20))  # The graph and the summaries take less.
-                    probe.flush()
-        if is_new:
-            cifar10.maybe_download_and_extract()
-            evaluation = accuracy.Accuracy(
-                FLAGS.eval_data, FLAGS.use_moving_averages, FLAGS.num_examples)
-            if evaluation.total < evaluation.size:
-                console.line(f'Evaluating the first {evaluation.total} of {evaluation.size} '
-                             'images; see --num_examples.')
-            summary_writer = tf.summary.FileWriter(
-                FLAGS.eval_dir, evaluation.graph,
-                filename_suffix=f'.{os.getpid()}') if is_own else None
-            if is_own and earlier is not None:  # TensorBoard drops what an earlier start had after
-                first_step = trained.get('first_step', 0)  # this step; all with --restart.
-                summary_writer.add_session_log(
-                    tf.SessionLog(status=tf.SessionLog.START), first_step and first_step + 1)
-            earlier = run
-        eval_once(evaluation, summary_writer, checkpoint)
+    num_examples, size = accuracy.num_examples(source, FLAGS.num_examples)
+    if num_examples < size:
+        console.line(f'Evaluating the first {num_examples} of {size} images; see --num_examples.')
+    with tf.Graph().as_default() as g:
+        # Get images and labels for CIFAR-10.
+        with tf.device('/cpu:0'):
+            images, labels = cifar10.inputs(source.eval_data, source, recipe.prepare)
+
+        # Build a Graph that computes the logits predictions from the inference model.
+        logits = recipe.logits(images, source.num_classes)
+
+        # Calculate predictions.
+        top_k_op = [labels, accuracy.predictions(logits)]
+
+        # Restore the moving average version of the learned variables for eval. To evaluate the raw
+        # weights, as --use_moving_averages=false does, restore tf.global_variables() instead.
+        variable_averages = tf.train.ExponentialMovingAverage(cifar10.MOVING_AVERAGE_DECAY)
+        variables_to_restore = variable_averages.variables_to_restore()
+        if not FLAGS.use_moving_averages:
+            variables_to_restore = {var.op.name: var for var in tf.global_variables()}
+        saver = tf.train.Saver(variables_to_restore)
+
+        # Build the summary operation based on the TF collection of Summaries.
+        summary_op = tf.summary.merge_all()
+
+        summary_writer, run = None, None
+        for checkpoint in found_checkpoints():
+            latest = trained.read(checkpoint)
+            latest.check_same(network, checkpoint)
+            if latest.is_of_own_images and (
+                    latest.run != run or not os.path.isdir(FLAGS.eval_dir)):
+                summary_writer = events.writer(FLAGS.eval_dir, g, latest.run, is_first=run is None)
+            run = latest.run
+            console.progress(f'Evaluating {checkpoint}')
+            try:
+                checkpoints.values_for(checkpoint, variables_to_restore,
+                                       model.advice(FLAGS.use_moving_averages))
+                eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, source,
+                          num_examples)
+            except checkpoints.Unreadable:
+                if FLAGS.run_once:
+                    raise
+                console.line(f'Skipped {checkpoint}: the trainer removed it to keep only the last '
+                             'few.')
+
+
+def found_checkpoints():
+    """Yields each new checkpoint, or only the latest with --run_once, or the one that was named.
+
+    Raises `app.UsageError` if there is no checkpoint for --run_once.
+    """
+    folder = trained.folder(settings.trained())
+    if FLAGS.run_once or checkpoints.named(folder):
+        yield trained.checkpoint(settings.trained())
+        return
+    if not checkpoints.candidates(folder):
+        console.line(f'Waiting for a checkpoint in {folder}.')
+    yield from checkpoints.watch(folder, FLAGS.eval_interval_secs)
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    devices.visible_gpus()
+    devices.choose(settings.device())
     if FLAGS.run_once:
         console.fail_if_stdout_closes()
-    evaluate()
+    network = trained.read(next(found_checkpoints()))
+    if FLAGS.eval_data == 'held_out' and not network.held_out:
+        raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without --validate_on=held_out, '
+                             'on all training images: choose another --eval_data')
+    source = network.source(FLAGS.eval_data)
+    cifar10.maybe_download_and_extract(source)
+    evaluate(source, network.recipe, network)
 
 
 if __name__ == '__main__':

@@ -8,44 +8,55 @@ towers, towers share GPUs; without GPUs, all run on the CPU. The checkpoints are
 of cifar10_train.py. Unlike the published script, it prints the mean loss of all towers and the time
 of a whole step.
 """
-import os
-import sys
+from cifar10_lib.program import quiet
 
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
+quiet.import_tensorflow()
 
 import tensorflow.compat.v1 as tf
 from absl import flags
+from six.moves import xrange
 
 import cifar10
-import cifar10_input
-from cifar10_lib import recipes
-from cifar10_lib.nets import summaries, variables
-from cifar10_lib.program import console, devices
-from cifar10_lib.training import session as training
+from cifar10_lib import recipes, settings
+from cifar10_lib.program import console, devices, startup
+from cifar10_lib.runs import starting
+from cifar10_lib.training import monitored, session_hooks
 from cifar10_lib.workers import cluster
 
+settings.define_training_flags(max_steps=1000000)
 flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a batch per step.',
                      lower_bound=1, upper_bound=256)
 
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 
-def tower_loss(scope, images, labels):
-    """Builds one tower.
+def tower_loss(scope, images, labels, recipe=None, num_classes=None):
+    """Calculates the total loss on a single tower.
 
     Args:
-        scope: name scope of the tower, for example 'tower_0/'.
+        scope: unique prefix of the tower's ops, such as 'tower_0/'.
         images: float32 [batch, height, width, 3].
         labels: int32 [batch].
+        recipe: a `Recipe`; by default that of --net.
+        num_classes: number of classes; by default that of --dataset.
 
     Returns:
         float32 [], the total loss of the tower's batch.
     """
+    recipe = recipe or recipes.chosen()
+    num_classes = num_classes or cifar10.default_source().num_classes
     with tf.name_scope(scope):
-        recipe = recipes.chosen(training=True)
-        logits = recipe.inference(images)  # cifar10.inference, unless --net names another.
-        return cifar10.loss(logits, labels, recipe.label_smoothing, scope)
+        # Build inference Graph.
+        logits = recipe.logits(images, num_classes, training=True)
+
+        # Build the portion of the Graph calculating the losses. The total is of this tower alone.
+        _ = recipe.loss(logits, labels)
+
+        # Assemble all of the losses for the current tower only.
+        losses = tf.get_collection('losses', scope)
+
+        # Calculate the total loss for the current tower.
+        return tf.add_n(losses, name='total_loss')
 
 
 def average_gradients(tower_grads):
@@ -60,63 +71,107 @@ def average_gradients(tower_grads):
     Raises:
         ValueError: only some of the towers have a gradient for a variable.
     """
-    averages = []
-    for pairs in zip(*tower_grads):
-        gradients = [gradient for gradient, _ in pairs if gradient is not None]
-        variable = pairs[0][1]  # All towers share it.
-        if not gradients:
+    average_grads = []
+    for grad_and_vars in zip(*tower_grads):
+        # Each grad_and_vars looks like ((grad0_gpu0, var0), ... , (grad0_gpuN, var0)): the towers
+        # share the variable.
+        grads = [grad for grad, _ in grad_and_vars if grad is not None]
+        var = grad_and_vars[0][1]
+        if not grads:
             continue
-        if len(gradients) < len(pairs):
-            raise ValueError(f'{len(gradients)} of {len(pairs)} towers have a gradient for '
-                             f'{variable.op.name}; expected all or none')
-        with tf.name_scope(f'average_gradients/{variable.op.name}/'):
-            averages.append((tf.add_n(gradients) / len(gradients), variable))
-    return averages
+        if len(grads) < len(grad_and_vars):
+            raise ValueError(f'{len(grads)} of {len(grad_and_vars)} towers have a gradient for '
+                             f'{var.op.name}; expected all or none')
+        with tf.name_scope(f'average_gradients/{var.op.name}/'):
+            average_grads.append((tf.add_n(grads) / len(grads), var))
+    return average_grads
 
 
-def build_towers(batch_queue):
-    """Builds `--num_gpus` towers that share their variables; each dequeues batches of its own.
+def average_losses(num_towers):
+    """Replaces the losses of the towers in the collection `losses` by their means over the towers.
 
-    Returns:
-        tower_grads: list over towers of lists of (gradient, variable).
-        tower_losses: list over towers of dictionaries from name to float32 [].
+    Returns the mean of the total loss, float32 [].
     """
-    tower_grads, tower_losses = [], []
-    for i in range(FLAGS.num_gpus):
-        with tf.variable_scope(tf.get_variable_scope(), reuse=i > 0), \
-                tf.name_scope(f'{cifar10.TOWER_NAME}_{i}') as scope:
-            image_batch, label_batch = cifar10_input.dequeue(batch_queue)
-            with tf.device(f'/gpu:{i}'):
-                loss = tower_loss(scope, image_batch, label_batch)
-                tower_grads.append(variables.compute_gradients(loss))
-            tower_losses.append(summaries.losses_by_name(loss, cifar10.TOWER_NAME, scope))
-    return tower_grads, tower_losses
+    scopes = [f'{cifar10.TOWER_NAME}_{i}/' for i in xrange(num_towers)]
+    tower_losses = [tf.get_collection('losses', scope) for scope in scopes]
+    means = []
+    with tf.name_scope(None):  # Their names are those of cifar10_train.py: 'cross_entropy' etc.
+        for losses in zip(*tower_losses):
+            name = losses[0].op.name.removeprefix(scopes[0])
+            means.append(tf.divide(tf.add_n(losses), num_towers, name=name))
+        tf.get_collection_ref('losses')[:] = means
+        return tf.add_n(means, name='total_loss')
 
 
-def mean_losses(tower_losses):
-    """Means over towers: list of dictionaries from name to float32 [] -> one such dictionary."""
-    with tf.name_scope('mean_losses'):
-        return {name: tf.add_n([losses[name] for losses in tower_losses]) / len(tower_losses)
-                for name in tower_losses[0]}
+def train(source, recipe, start):
+    """Trains for a number of steps.
 
-
-def train():
-    """Builds the towers and steps them until --max_steps, resuming if it can."""
-    recipe = recipes.chosen()
-    with tf.Graph().as_default(), tf.device('/cpu:0'):
-        training.use_seed()
+    Args:
+        source: the `Source` of the training images.
+        recipe: the `Recipe`: `cifar10.inference`, unless --net names another network.
+        start: the `Start` of the run, which says where to begin and when to stop.
+    """
+    num_gpus = FLAGS.num_gpus
+    with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)), \
+            tf.device('/cpu:0'):
+        monitored.use_seed(start)
+        # Count the steps: each takes a batch per tower.
         global_step = tf.train.get_or_create_global_step()
-        batch_queue = cifar10_input.distorted_batches(
-            cifar10.source(), recipe.augment, 2 * FLAGS.num_gpus,
-            FLAGS.min_fraction_of_examples_in_queue)
 
-        tower_grads, tower_losses = build_towers(batch_queue)
-        with tf.device(variables.device()):
-            grads = average_gradients(tower_grads)
-        losses = mean_losses(tower_losses)
-        train_op = cifar10.train(losses['total_loss'], global_step, recipe, grads,
-                                 summaries.losses(losses), FLAGS.num_gpus)
-        with training.session(losses['total_loss'], FLAGS.batch_size * FLAGS.num_gpus) as mon_sess:
+        # Calculate the learning rate schedule, which counts images, and create an optimizer.
+        lr = recipe.learning_rate(global_step, source, start.epochs)
+        opt = recipe.make_optimizer(lr, start.max_steps)
+
+        # Get images and labels for CIFAR-10.
+        images, labels = cifar10.distorted_inputs(source, recipe.distort)
+        batch_queue = tf.FIFOQueue(2 * num_gpus, [images.dtype, labels.dtype],
+                                   [images.shape, labels.shape], name='prefetch_queue')
+        enqueue_op = batch_queue.enqueue([images, labels])
+        tf.train.add_queue_runner(tf.train.QueueRunner(batch_queue, [enqueue_op]))
+
+        # Calculate the gradients for each model tower.
+        tower_grads = []
+        with tf.variable_scope(tf.get_variable_scope()):
+            for i in xrange(num_gpus):
+                with tf.name_scope('%s_%d' % (cifar10.TOWER_NAME, i)) as scope:
+                    # Dequeues one batch for the GPU.
+                    image_batch, label_batch = batch_queue.dequeue()
+                    with tf.device('/gpu:%d' % i):
+                        # Calculate the loss for one tower of the model. This function constructs
+                        # the entire model but shares the variables across all towers.
+                        loss = tower_loss(
+                            scope, image_batch, label_batch, recipe, source.num_classes)
+
+                        # Calculate the gradients for the batch of data on this tower.
+                        grads = opt.compute_gradients(loss)
+
+                    # Keep track of the gradients across all towers.
+                    tower_grads.append(grads)
+
+                    # Reuse variables for the next tower.
+                    tf.get_variable_scope().reuse_variables()
+
+                    # Retain the summaries from the first tower, which always exists.
+                    if i == 0:
+                        summaries = tf.get_collection(tf.GraphKeys.SUMMARIES)
+
+        # We must calculate the mean of each gradient. Note that this is the synchronization point
+        # across all towers.
+        grads = average_gradients(tower_grads)
+        loss = average_losses(num_gpus)
+
+        # Apply the gradients to adjust the shared variables, track their moving averages, and add
+        # summaries.
+        before = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
+        train_op = cifar10.train(loss, global_step, lr, opt, grads)
+        summaries += tf.get_collection(tf.GraphKeys.SUMMARIES)[before:]
+
+        with monitored.session(start, hooks=[
+                tf.train.StopAtStepHook(last_step=start.max_steps),
+                tf.train.NanTensorHook(loss),
+                session_hooks.LoggerHook(loss, start.epochs, start.run.log_frequency),
+                # Checkpoints, summaries, metrics.csv, validation.
+                *monitored.shared_hooks(start, loss, tf.summary.merge(summaries))]) as mon_sess:
             while not mon_sess.should_stop():
                 mon_sess.run(train_op)
 
@@ -124,14 +179,15 @@ def train():
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
     cluster.refuse_several()
-    used = devices.line(FLAGS.num_gpus, variables.compute_type())
-    training.apply_recipe_defaults(FLAGS.num_gpus)
-    if training.steps_left():
-        console.line(used)
-        cifar10.maybe_download_and_extract()
-        train()
+    devices.choose(settings.device())
+    recipe = recipes.chosen()
+    source = cifar10.default_source(batch_size=settings.batch_size(recipe))
+    start = starting.read(settings.run(recipe), source, recipe, FLAGS.num_gpus)
+    if start.steps_left():
+        console.line(devices.line(FLAGS.num_gpus, recipe.dtype))
+        cifar10.maybe_download_and_extract(source)
+        train(source, recipe, start)
 
 
 if __name__ == '__main__':
-    FLAGS.set_default('max_steps', 1000000)
     startup.run(main)

@@ -6,36 +6,91 @@ The tutorial reports an accuracy of about 0.86 after 100,000 steps (256 epochs).
 holds a checkpoint, training resumes from it; --restart starts over. Evaluate the run with
 cifar10_eval.py, and watch it with tensorboard --logdir.
 """
-import os
-import sys
+from cifar10_lib.program import quiet
 
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
+quiet.import_tensorflow()
+
+import time
+from datetime import datetime
 
 import tensorflow.compat.v1 as tf
 
 import cifar10
-from cifar10_lib import recipes
-from cifar10_lib.nets import variables
-from cifar10_lib.program import console, devices
-from cifar10_lib.training import session as training
+from cifar10_lib import recipes, settings
+from cifar10_lib.program import console, devices, startup
+from cifar10_lib.runs import starting
+from cifar10_lib.training import monitored
 from cifar10_lib.workers import cluster
 
-FLAGS = cifar10.FLAGS
+settings.define_training_flags()
 
 
-def train():
-    """Builds the graph and steps it until --max_steps, resuming if it can."""
-    recipe = recipes.chosen(training=True)
-    with tf.Graph().as_default():
-        training.use_seed()
-        with tf.device('/cpu:0'):  # Input on the host leaves the GPU to the network.
+class _LoggerHook(tf.train.SessionRunHook):
+    """Logs loss and runtime.
+
+    The speed is the mean over all steps since the last line. A session's first step, which includes
+    the set-up, only counts in its own line.
+    """
+
+    def __init__(self, loss, start):
+        """`loss` is the total loss, float32 []; `start` the `Start` of the run."""
+        self._loss = loss
+        self._log_frequency = start.run.log_frequency
+        self._images_per_step = start.epochs.images_per_step
+        self._first_step = self._step = start.step
+
+    def after_create_session(self, session, coord):
+        self._start_step, self._start_time = self._step, time.time()
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs(self._loss)  # Asks for loss value.
+
+    def after_run(self, run_context, run_values):
+        step, current_time = self._step, time.time()
+        self._step += 1
+        if step % self._log_frequency == 0:
+            loss_value = run_values.results
+            sec_per_batch = (current_time - self._start_time) / (self._step - self._start_step)
+            examples_per_sec = self._images_per_step / sec_per_batch
+            console.line('%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)' % (
+                datetime.now(), step, loss_value, examples_per_sec, sec_per_batch))
+        if step % self._log_frequency == 0 or step == self._first_step:
+            self._start_step, self._start_time = self._step, current_time
+
+
+def train(source, recipe, start):
+    """Trains for a number of steps.
+
+    Args:
+        source: the `Source` of the training images.
+        recipe: the `Recipe`: `cifar10.inference`, unless --net names another network.
+        start: the `Start` of the run, which says where to begin and when to stop.
+    """
+    with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)):
+        monitored.use_seed(start)
+        # Input and schedule on the CPU leave the GPU to the network.
+        with tf.device('/cpu:0'):
             global_step = tf.train.get_or_create_global_step()
-            images, labels = cifar10.distorted_inputs(recipe)
-        logits = recipe.inference(images)  # cifar10.inference, unless --net names another.
-        loss = cifar10.loss(logits, labels, recipe.label_smoothing)
-        train_op = cifar10.train(loss, global_step, recipe)
-        with training.session(loss, FLAGS.batch_size) as mon_sess:
+            images, labels = cifar10.distorted_inputs(source, recipe.distort)
+            lr = recipe.learning_rate(global_step, source, start.epochs)
+
+        # Build a Graph that computes the logits predictions from the inference model.
+        logits = recipe.logits(images, source.num_classes, training=True)
+
+        # Calculate loss.
+        loss = recipe.loss(logits, labels)
+
+        # Build a Graph that trains the model with one batch of examples and updates the model
+        # parameters.
+        opt = recipe.make_optimizer(lr, start.max_steps)
+        train_op = cifar10.train(loss, global_step, lr, opt)
+
+        with monitored.session(start, hooks=[
+                tf.train.StopAtStepHook(last_step=start.max_steps),
+                tf.train.NanTensorHook(loss),
+                _LoggerHook(loss, start),
+                # Checkpoints, summaries, metrics.csv, validation.
+                *monitored.shared_hooks(start, loss)]) as mon_sess:
             while not mon_sess.should_stop():
                 mon_sess.run(train_op)
 
@@ -43,12 +98,14 @@ def train():
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
     cluster.refuse_several()
-    used = devices.line(dtype=variables.compute_type())
-    training.apply_recipe_defaults()
-    if training.steps_left():
-        console.line(used)
-        cifar10.maybe_download_and_extract()
-        train()
+    devices.choose(settings.device())
+    recipe = recipes.chosen()
+    source = cifar10.default_source(batch_size=settings.batch_size(recipe))
+    start = starting.read(settings.run(recipe), source, recipe)  # Reads the folder once.
+    if start.steps_left():
+        console.line(devices.line(dtype=recipe.dtype))
+        cifar10.maybe_download_and_extract(source)
+        train(source, recipe, start)
 
 
 if __name__ == '__main__':

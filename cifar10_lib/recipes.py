@@ -3,7 +3,8 @@
 To add a network, write its functions in a file of `nets/` and add a row here.
 """
 import collections
-import functools
+import dataclasses
+from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 from absl import flags
@@ -11,97 +12,198 @@ from absl import flags
 import cifar10
 import cifar10_input
 from cifar10_lib import settings
-from cifar10_lib.datasets import table
-from cifar10_lib.nets import fast, resnet, schedules, variables
+from cifar10_lib.nets import fast, losses, resnet, schedules
 
-flags.DEFINE_string('net', 'tutorial', 'The network and how it trains: tutorial, tutorial_fast (80 '
-                    'epochs) or resnet23 (300 epochs in batches of 64).', short_name='n')
+_BATCH_SIZE = 128  # The tutorial's; for the linear scaling rule.
 
-FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
-
-# A row:
-#   name: value of `--net`
-#   inference: function (images, training) -> logits, float32 [batch, classes]; `training` is a
-#       bool. None for `cifar10.inference`, which takes only images
-#   augment: function from the pixels of records, uint8 [records, 3 * 32 * 32], to images for
-#       training, float32 [records, height, width, 3]; may draw random numbers
-#   prepare: the same for evaluation, without random numbers
-#   schedule: function (global_step, batches_per_step) -> learning rate, float32 [], without the
-#       linear scaling rule
-#   optimizer: function from the learning rate to a `tf.train.Optimizer`
-#   batch_size, epochs, validate_every, linear_scaling: defaults of these flags; if `epochs` is
-#       None, that of `--max_steps` applies
-#   ends_with_run: whether the schedule depends on `--max_steps`; label_smoothing: `cifar10.loss`
-Recipe = collections.namedtuple(
-    'Recipe', 'name inference augment prepare schedule optimizer batch_size epochs validate_every '
-    'linear_scaling ends_with_run label_smoothing', defaults=[None, 0, False, False, 0.0])
+# What a schedule depends on:
+#   initial: the rate of --learning_rate, or None
+#   data_set: the `table.DataSet` of the training images
+#   epochs: the `EpochCounter` of the run
+Plan = collections.namedtuple('Plan', 'initial data_set epochs')
 
 
-def chosen(training=False):
-    """The row of `--net`, a `Recipe`, whose `inference` takes only images; with `training`, that
-    is the network as it trains."""
-    row = TABLE[FLAGS.net]
-    inference = (functools.partial(row.inference, training=training) if row.inference else
-                 cifar10.inference)
-    return row._replace(inference=inference)
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A network, and how it trains.
+
+    Attributes:
+        name: value of `--net`.
+        inference: function (images, num_classes, training, dtype) -> logits, float32 [batch,
+            num_classes]; `training` is a bool, `dtype` the type in which layers compute.
+        distort: function from images, uint8 [batch, 32, 32, 3], to images for training, float32
+            [batch, height, width, 3]; may draw random numbers. None for the tutorial's.
+        prepare: the same for evaluation, without random numbers.
+        schedule: function (global_step, `Plan`) -> learning rate, float32 [], without the linear
+            scaling rule.
+        optimizer: function (learning rate, number of steps of the run) -> `tf.train.Optimizer`.
+        batch_size: default of `--batch_size`; None for that of cifar10.py.
+        epochs: default of `--epochs`; if None, `--max_steps` applies.
+        validate_every, linear_scaling: defaults of these flags.
+        ends_with_run: whether the schedule depends on the number of steps of the run.
+        loss: function (logits, labels) -> total loss, float32 [].
+        initial_values: function from the `Source` of the training images to values of variables
+            that a new run starts with, {name: array}.
+
+    `chosen` sets the rest from the flags:
+        dtype: the type in which layers compute.
+        given_learning_rate: the rate of --learning_rate, or None.
+        warmup_epochs: epochs of the warm-up of the linear scaling rule.
+    """
+
+    name: str
+    inference: Callable
+    prepare: Callable
+    schedule: Callable
+    optimizer: Callable
+    distort: Callable | None = None
+    batch_size: int | None = None
+    epochs: float | None = None
+    validate_every: int = 0
+    linear_scaling: bool = False
+    ends_with_run: bool = False
+    loss: Callable = cifar10.loss
+    initial_values: Callable = lambda source: {}
+    dtype: tf.DType = tf.float32
+    given_learning_rate: float | None = None
+    warmup_epochs: float = 5.0
+
+    def logits(self, images, num_classes, training=False):
+        """Builds the network; see `inference`."""
+        return self.inference(images, num_classes, training, self.dtype)
+
+    def learning_rate(self, global_step, source, epochs):
+        """The learning rate, float32 [].
+
+        Args:
+            global_step: int [], the number of earlier steps.
+            source: the `Source` of the training images.
+            epochs: the `EpochCounter` of the run.
+        """
+        plan = Plan(self.given_learning_rate, source.data_set, epochs)
+        lr = self.schedule(global_step, plan)
+        if self.linear_scaling:
+            batches = schedules.usual_batches(
+                epochs.images_per_step, source.batch_size, self.batch_size or _BATCH_SIZE)
+            lr *= schedules.linear_scaling(
+                global_step, batches, epochs.steps_per_epoch * self.warmup_epochs)
+        return lr
+
+    def make_optimizer(self, lr, max_steps):
+        """The `tf.train.Optimizer` for a learning rate, float32 [], in a run of `max_steps`."""
+        return losses.scaled(self.optimizer(lr, max_steps), self.dtype)
+
+    def defaults_used(self, run, source, epochs):
+        """A list with a line about the defaults of this row that apply, if any."""
+        used = []
+        if self.batch_size == source.batch_size:
+            used.append(f'--batch_size={source.batch_size}')
+        if run.epochs is not None and run.epochs == self.epochs:
+            used.append(f'--max_steps={epochs.max_steps}')
+        if not used:
+            return []
+        return [f'Defaults for --net={self.name}: {" ".join(used)}']
 
 
-def _crop_and_flip(pixels_chw):
+def _tutorial_inference(images, num_classes, training, dtype):
+    del training, dtype  # `cifar10.inference` computes in the type of the flags.
+    if num_classes == cifar10.NUM_CLASSES:  # It may be a user's own, with the images alone.
+        return cifar10.inference(images)
+    return cifar10.inference(images, num_classes)
+
+
+def _tutorial_prepare(images):
+    return cifar10_input.prepare_images(images)
+
+
+def _tutorial_schedule(global_step, plan):
+    initial = plan.initial
+    if initial is None:
+        initial = plan.data_set.learning_rate
+    return cifar10.learning_rate(global_step, plan.epochs.steps_per_epoch, initial)
+
+
+def _fast_inference(images, num_classes, training, dtype):
+    return fast.inference(
+        lambda: _tutorial_inference(images, num_classes, training, dtype), training)
+
+
+def _fast_distort(images):
     """The tutorial's distortions without brightness and contrast, and with crops that are at most
     three pixels from the centre, instead of four."""
-    drawn = cifar10_input.draw_distortions(pixels_chw.shape.as_list()[0])
-    spare = table.HEIGHT - cifar10_input.IMAGE_SIZE  # 8
-    return cifar10_input.distort(pixels_chw, drawn._replace(
-        offsets=tf.random_uniform(
-            tf.shape(drawn.offsets), spare // 8, spare - spare // 8 + 1, tf.int32),
-        brightness=tf.zeros_like(drawn.brightness), contrast=tf.ones_like(drawn.contrast)))
+    images = cifar10_input.random_crop(images, cifar10_input.IMAGE_SIZE, margin=1)
+    images = tf.image.random_flip_left_right(images)
+    return tf.image.per_image_standardization(tf.cast(images, tf.float32))
 
 
-def _resnet23_inference(images, training):
-    classes = len(cifar10.source().data_set.classes)
-    return resnet.inference(images, classes, training, variables.compute_type())
+def _fast_schedule(global_step, plan):
+    peak = 0.06
+    if plan.initial is not None:
+        peak = plan.initial
+    return schedules.one_cycle(global_step, plan.epochs.max_steps, peak)
+
+
+def _resnet_schedule(global_step, plan):
+    del global_step  # The example's rate, for Adam, is constant.
+    if plan.initial is not None:
+        return tf.constant(plan.initial)
+    return tf.constant(1e-3)
 
 
 TABLE = {row.name: row for row in (
     Recipe(
         name='tutorial',
-        inference=None,
-        augment=cifar10_input.distort,
-        prepare=cifar10_input.standardise,
-        schedule=cifar10.learning_rate,
-        optimizer=tf.train.GradientDescentOptimizer,
-        batch_size=128),
+        inference=_tutorial_inference,
+        prepare=_tutorial_prepare,
+        schedule=_tutorial_schedule,
+        optimizer=lambda lr, max_steps: tf.train.GradientDescentOptimizer(lr)),
     Recipe(
         name='tutorial_fast',
-        inference=functools.partial(fast.inference, cifar10.inference),
-        augment=_crop_and_flip,
-        prepare=cifar10_input.standardise,
-        schedule=schedules.one_cycle,
-        optimizer=functools.partial(
-            tf.train.MomentumOptimizer, momentum=0.9, use_nesterov=True),
-        batch_size=128,
+        inference=_fast_inference,
+        distort=_fast_distort,
+        prepare=_tutorial_prepare,
+        schedule=_fast_schedule,
+        optimizer=lambda lr, max_steps: tf.train.MomentumOptimizer(lr, 0.9, use_nesterov=True),
         epochs=80,
         ends_with_run=True,
-        label_smoothing=0.1),
+        loss=lambda logits, labels: losses.smoothed(logits, labels, label_smoothing=0.1)),
     Recipe(
         name='resnet23',
-        inference=_resnet23_inference,
-        augment=resnet.augment,
+        inference=resnet.inference,
+        distort=resnet.augment,
         prepare=resnet.prepare,
-        schedule=resnet.schedule,
-        optimizer=tf.train.AdamOptimizer,
+        schedule=_resnet_schedule,
+        optimizer=lambda lr, max_steps: tf.train.AdamOptimizer(lr),
         batch_size=64,
         epochs=300,
         validate_every=1,
         linear_scaling=True))}
 
 
+def chosen(net=None):
+    """The `Recipe` of the flags; `net`, the name of a row, replaces that of --net."""
+    given = settings.network()
+    row = TABLE[net or given.net]
+    linear_scaling = row.linear_scaling
+    if given.linear_scaling is not None:
+        linear_scaling = given.linear_scaling
+    return dataclasses.replace(
+        row, dtype=cifar10.compute_type(), given_learning_rate=given.learning_rate,
+        linear_scaling=linear_scaling, warmup_epochs=given.warmup_epochs)
+
+
 # Not an enum: a program may add rows before the flags are parsed.
 flags.register_validator('net', lambda name: name in TABLE, f'expected one of {", ".join(TABLE)}')
 
 flags.register_multi_flags_validator(
-    ['warmup_epochs', 'linear_scaling', 'net'], lambda values: (
-        FLAGS['warmup_epochs'].using_default_value
-        or settings.scales_linearly(TABLE[values['net']])),
+    ['warmup_epochs', 'linear_scaling', 'net'],
+    lambda values: not settings.is_given('warmup_epochs') or _scales(values),
     'the learning rate warms up only with the linear scaling rule; expected --linear_scaling: add '
     'it, or remove --warmup_epochs')
+
+
+def _scales(values):
+    """Whether the linear scaling rule applies, by the values of flags."""
+    if values['linear_scaling'] is None:
+        return TABLE[values['net']].linear_scaling
+    return values['linear_scaling']

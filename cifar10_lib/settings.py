@@ -1,8 +1,16 @@
-"""The flags of data and schedule that the tutorial does not have."""
+"""The flags that several scripts share, and the values that they stand for.
+
+Only scripts, `cifar10.py` and this module read flags: everything else takes arguments. The flags of
+data and network are defined when this module is imported; those of a training run, and those that
+name a trained model, by a function that a script calls, so that no script accepts flags that would
+have no effect.
+"""
+import dataclasses
+import os
+
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-import cifar10_input
 from cifar10_lib.datasets import image_source, table
 from cifar10_lib.program import command_line, errors
 
@@ -20,10 +28,16 @@ flags.DEFINE_boolean('linear_scaling', None, 'With k batches per step, use k tim
                      'of k times the default --batch_size counts as k. Default: true for resnet23.')
 flags.DEFINE_float('warmup_epochs', 5, 'Epochs of the warm-up of --linear_scaling; 0 starts at the '
                    'full rate.', lower_bound=0.0, upper_bound=1e6, short_name='e')
-flags.DEFINE_float('min_fraction_of_examples_in_queue',
-                   cifar10_input.MIN_FRACTION_OF_EXAMPLES_IN_QUEUE,
-                   'Fraction of the training images to keep in the shuffle queue.',
+flags.DEFINE_float('min_fraction_of_examples_in_queue', None, 'Fraction of the training images to '
+                   'keep in the shuffle queue; by default that of cifar10_input.py, 0.4.',
                    lower_bound=0.0, upper_bound=1.0)
+flags.DEFINE_string('net', 'tutorial', 'The network and how it trains: tutorial, tutorial_fast (80 '
+                    'epochs) or resnet23 (300 epochs in batches of 64).', short_name='n')
+flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32 variables; for GPUs, and '
+                     'CPUs with AMX or AVX512_BF16.')
+flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
+                  'auto uses GPUs if available, cpu uses only the CPU, gpu requires a GPU.',
+                  short_name='c')
 
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
@@ -34,7 +48,7 @@ INPUT_FLAGS = ('batch_size', 'data_dir', 'data_url')
 
 # Programs written against the tutorial may define their own flags of these names, which then
 # replace ours.
-for _name in (*TRAINING_FLAGS, 'dataset', 'data_url'):
+for _name in (*TRAINING_FLAGS, 'dataset', 'data_url', 'net', 'use_bf16', 'device'):
     FLAGS[_name].allow_override = True
 
 
@@ -47,7 +61,189 @@ def _check_dataset(name):
     return True
 
 
-def scales_linearly(recipe):
-    """Whether the linear scaling rule applies: `--linear_scaling`, or else the `Recipe`'s own."""
-    return bool(recipe and recipe.linear_scaling if FLAGS.linear_scaling is None else
-                FLAGS.linear_scaling)
+def data_set(num_classes=10, url=table.CIFAR10.url, name=None):
+    """The `table.DataSet` of --dataset, or of another `name`; the other arguments replace those of
+    CIFAR-10. Raises `errors.DataError` if it is not a valid data set."""
+    return image_source.find(name or FLAGS.dataset, num_classes, url)
+
+
+def given(name):
+    """The value of a flag if the user gave one, else None."""
+    if FLAGS[name].using_default_value:
+        return None
+    return FLAGS[name].value
+
+
+def data_url():
+    """The URL to download from instead of the data set's own; or None."""
+    return FLAGS.data_url
+
+
+def default_subset(eval_data):
+    """The `subset` of a `Source`: all test images, or the training images for --validate_on."""
+    if not eval_data and FLAGS.validate_on == 'held_out':
+        return 'training'
+    return 'all'
+
+
+def min_fraction_of_examples_in_queue():
+    """The fraction of --min_fraction_of_examples_in_queue, or None."""
+    return FLAGS.min_fraction_of_examples_in_queue
+
+
+def learning_rate(data_set_):
+    """The initial learning rate: --learning_rate, or that of a `table.DataSet`, or None."""
+    if FLAGS.learning_rate is not None:
+        return FLAGS.learning_rate
+    return data_set_.learning_rate
+
+
+def use_bf16():
+    """Whether layers compute in bfloat16."""
+    return FLAGS.use_bf16
+
+
+def device():
+    """The devices to use: 'auto', 'cpu' or 'gpu'."""
+    return FLAGS.device
+
+
+def is_given(name):
+    """Whether the user gave a flag a value."""
+    return not FLAGS[name].using_default_value
+
+
+def batch_size(recipe):
+    """--batch_size, or the default of a `Recipe` if it has one and the flag is not given."""
+    if recipe.batch_size is None or is_given('batch_size'):
+        return FLAGS.batch_size
+    return recipe.batch_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """What the flags say about the network: `recipes.chosen` fills the gaps from its row.
+
+    Attributes:
+        net: name of the row.
+        learning_rate: float; None for the data set's or the row's.
+        linear_scaling: bool; None for the row's.
+        warmup_epochs: float, the epochs of the warm-up of the linear scaling rule.
+    """
+
+    net: str
+    learning_rate: float | None
+    linear_scaling: bool | None
+    warmup_epochs: float
+
+
+def network():
+    """The `Network` of the flags."""
+    return Network(FLAGS.net, FLAGS.learning_rate, FLAGS.linear_scaling,
+                   FLAGS.warmup_epochs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """How a trainer shall train and what it shall write: the flags of `define_training_flags`.
+
+    Fields have the names of the flags. `max_steps` is None if `epochs` counts; `validate_every` is
+    0 for never.
+    """
+
+    train_dir: str
+    max_steps: int | None
+    epochs: float | None
+    log_device_placement: bool
+    log_frequency: int
+    save_checkpoint_secs: int
+    save_checkpoint_steps: int | None
+    validate_on: str
+    validate_every: int
+    stop_at: float | None
+    profile: int | None
+    seed: int | None
+    initial_checkpoint: str | None
+    restart: bool
+    variables: str
+
+
+def define_training_flags(max_steps=100000):
+    """Defines the flags of a training run; `max_steps` is the default of --max_steps."""
+    count = {'lower_bound': 1, 'upper_bound': 10**9}
+    command_line.define_path(
+        'train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
+    flags.DEFINE_integer('max_steps', max_steps,
+                         'Total number of steps, including those before a resume.',
+                         lower_bound=0, upper_bound=10**12)
+    flags.DEFINE_float('epochs', None, 'Total number of epochs, instead of --max_steps; may have a '
+                       'fraction.', lower_bound=0.0, upper_bound=1e6)
+    flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
+    flags.DEFINE_integer('log_frequency', 10, 'Number of steps between printed lines.', **count)
+    flags.DEFINE_integer('save_checkpoint_secs', 600, 'Seconds between checkpoints.', **count)
+    flags.DEFINE_integer('save_checkpoint_steps', None,
+                         'Steps between checkpoints, instead of --save_checkpoint_secs.', **count)
+    flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the '
+                         'images of --validate_on; 0 means never, the default except for resnet23 '
+                         '(1).', lower_bound=0, upper_bound=10**9)
+    flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1 with '
+                       'the averaged weights, such as 0.8.', lower_bound=0.0, upper_bound=1.0)
+    flags.DEFINE_integer('profile', None, 'Trace one step every N steps: writes '
+                         'timeline-STEP.json into --train_dir for chrome://tracing, and adds the '
+                         "trace to TensorBoard's graph.", **count)
+    flags.DEFINE_integer('seed', None, 'Seed of the random numbers: the same command then starts '
+                         'with the same variables. Batches may still differ, because threads and '
+                         'towers race for them. A resumed run draws new numbers.',
+                         lower_bound=0, upper_bound=2**63 - 1)
+    command_line.define_path(
+        'initial_checkpoint', None, "Another run's folder or checkpoint, whose weights a new run "
+        'starts with; layers that do not fit, such as the last one for other classes, start anew.')
+    flags.DEFINE_boolean('restart', False,
+                         "Remove an earlier run's files from --train_dir and start over.")
+    flags.DEFINE_enum('variables', 'cpu', ['cpu', 'gpu'], 'Memory for the variables and their '
+                      "update: the host's, or that of the first GPU, which saves copying them in "
+                      'each step.')
+    for name, other, what in (
+            ('epochs', 'max_steps', 'the length of the training'),
+            ('save_checkpoint_steps', 'save_checkpoint_secs', 'when to save a checkpoint')):
+        flags.register_multi_flags_validator(
+            sorted([name, other]), lambda values, name=name, other=other: (
+                values[name] is None or FLAGS[other].using_default_value),
+            f'both set {what}; expected only one of them: remove the other')
+
+
+def run(recipe):
+    """The `Run` of the flags, with the defaults of a `Recipe`."""
+    values = {field.name: FLAGS[field.name].value for field in dataclasses.fields(Run)}
+    if values['validate_every'] is None:
+        values['validate_every'] = recipe.validate_every
+    if values['epochs'] is None and recipe.epochs is not None and not is_given('max_steps'):
+        values['epochs'] = recipe.epochs
+    if values['epochs'] is not None:
+        values['max_steps'] = None
+    return Run(**values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """Which trained model to use: the flags of `define_checkpoint_flags`."""
+
+    checkpoint_dir: str
+    best: bool
+    use_moving_averages: bool
+
+
+def define_checkpoint_flags():
+    """Defines the flags that name a trained model, to evaluate, predict with or export."""
+    command_line.define_path(
+        'checkpoint_dir', '/tmp/cifar10_train', 'Folder whose latest checkpoint is read, or a '
+        'checkpoint, such as FOLDER/model.ckpt-20.')
+    flags.DEFINE_boolean('best', False, 'Use the best checkpoint of a validated run, in '
+                         '--checkpoint_dir/best, instead of the latest.')
+    flags.DEFINE_boolean('use_moving_averages', True, 'Use the moving averages of the variables '
+                         'instead of the raw weights.')
+
+
+def trained():
+    """The `Trained` of the flags."""
+    return Trained(os.fspath(FLAGS.checkpoint_dir), FLAGS.best, FLAGS.use_moving_averages)

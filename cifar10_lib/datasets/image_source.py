@@ -41,6 +41,8 @@ class Source:
         shard: (index, count) to read only one of `count` equal parts of the subset, a worker's.
         examples_per_epoch: NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN or _FOR_EVAL, which count for CIFAR-10
             if they were edited; None for the number of records.
+        min_fraction: fraction of an epoch that waits in the shuffle queue; None for that of
+            `cifar10_input.distorted_inputs`.
     """
 
     data_set: table.DataSet
@@ -50,6 +52,18 @@ class Source:
     subset: str = 'all'
     shard: tuple[int, int] = (0, 1)
     examples_per_epoch: int | None = None
+    min_fraction: float | None = None
+
+    @property
+    def num_classes(self):
+        """Number of classes, an int."""
+        return len(self.data_set.classes)
+
+    @property
+    def is_whole_cifar10(self):
+        """Whether it is all of CIFAR-10's training or test images, as in the tutorial."""
+        return (self.data_set.name == table.CIFAR10.name and self.subset == 'all'
+                and self.shard == (0, 1))
 
     def files(self):
         """The files to read, {path: number of complete records}. Raises `errors.MissingFile`, or

@@ -52,6 +52,13 @@ class DataSet:
     label_remedy: str | None = None
 
     @property
+    def flag(self):
+        """The value of `--dataset`: the name, or the folder of a user's own set."""
+        if os.path.isabs(self.folder):
+            return self.folder
+        return self.name
+
+    @property
     def files(self):
         """All files of the set, {name: number of records in the published file}."""
         return {**self.train_files, **self.test_files}

@@ -1,118 +1,100 @@
-"""Counts the images of a set that a checkpoint, or a training session, classifies correctly."""
-import collections
-
+"""Counts the images of a set that a network classifies correctly."""
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import cifar10
-import cifar10_input
-from cifar10_lib import recipes
-from cifar10_lib.evaluation import model
 from cifar10_lib.program import errors
-from cifar10_lib.runs import checkpoints
 
-# The result of an evaluation:
-#   precision: float, the fraction of images whose top prediction is their label (precision @ 1)
-#   correct, total: int, the number of correctly classified images, and of all images
-#   top: float, the fraction whose label is one of the `TOP` most probable classes
-#   confusion: int64 [classes, classes], number of images by label (row) and prediction (column)
-#   step: int, the global step of the checkpoint; None without a checkpoint
-#   summary: a serialised `Summary` of the first batch, or None
-TOP = 5
-Result = collections.namedtuple('Result', 'precision correct total top confusion step summary')
+TOP = 5  # For more than twice as many classes, precision @ 5 is reported, too.
 
 
-class Accuracy:
-    """The graph that evaluates a set of images: `run` it on checkpoints, or `count` with values.
+def predictions(logits):
+    """The `TOP` most probable classes, int32 [batch, TOP], the most probable first.
+
+    In a tie, the lower class comes first: there is one prediction for each image. (`in_top_k` would
+    count all classes of a tie.) The argument is float32 [batch, classes].
+    """
+    return tf.nn.top_k(logits, min(TOP, logits.shape.as_list()[-1])).indices
+
+
+def each_image_once(session, top_k_op, num_examples):
+    """Runs `top_k_op` on endless batches until the first `num_examples` images have been seen.
+
+    Args:
+        session: a session whose queues run.
+        top_k_op: labels, int32 [batch], and `predictions` of the next batch.
+        num_examples: number of images.
+
+    Yields (labels, predictions) of each batch; the last one is cut off where images repeat.
+    """
+    left = num_examples
+    while left > 0:
+        labels, predicted = session.run(top_k_op)
+        yield labels[:left], predicted[:left]
+        left -= len(labels)
+
+
+class Counts:
+    """Counts of an evaluation.
 
     Attributes:
-        graph: a `tf.Graph` of its own.
-        total: number of images to count.
-        size: number of images in the set.
+        confusion: int64 [classes, classes], number of images by label (row) and prediction.
+        in_top: number of images whose label is one of the `TOP` most probable classes.
     """
 
-    def __init__(self, eval_data='test', use_moving_averages=True, num_examples=None):
-        """Builds the graph.
+    def __init__(self, num_classes):
+        self.confusion = np.zeros([num_classes, num_classes], np.int64)
+        self.in_top = 0
 
-        Args:
-            eval_data: 'test'; or undistorted training images: 'train_eval' for all, 'held_out' for
-                the tenth that `--validate_on=held_out` excludes from training.
-            use_moving_averages: whether `run` uses the moving averages.
-            num_examples: maximum number of images to count, from the first; None for all.
+    def add(self, labels, predicted):
+        """Counts a batch of `each_image_once`."""
+        np.add.at(self.confusion, (labels, predicted[:, 0]), 1)
+        self.in_top += int((predicted == labels[:, np.newaxis]).sum())
 
-        Raises `errors.MissingFile` if a record file is missing, and `errors.DataError` if there are
-        too few training images to hold some out.
-        """
-        self._use_moving_averages = use_moving_averages
-        subset = 'held_out' if eval_data == 'held_out' else 'all'
-        self._source = cifar10.source(eval_data == 'test', subset)
-        self.size = min(self._source.num_examples(), self._source.num_records())
-        if not self.size:
-            raise errors.DataError(f'{self._source.folder} has fewer than 10 training images, too '
-                                   'few to hold some out: use the test images')
-        self.total = self.size if num_examples is None else min(num_examples, self.size)
-        self._model = model.Model(self._inputs, self._source.batch_size)
-        self.graph = self._model.graph
-        with self.graph.as_default():
-            self._summary_op = tf.summary.merge_all()
-            self._initialiser = tf.local_variables_initializer()
-        self.graph.finalize()
+    @property
+    def total(self):
+        """Number of images."""
+        return int(self.confusion.sum())
 
-    def _inputs(self):
-        with tf.device('/cpu:0'):
-            images, self._labels = cifar10_input.batches(
-                self._source, recipes.chosen().prepare, num_epochs=1)
-        return images
+    @property
+    def correct(self):
+        """Number of images whose most probable class is their label."""
+        return int(np.trace(self.confusion))
 
-    def run(self, checkpoint, summarise=False):
-        """Evaluates a checkpoint, by its path without `.index`; returns a `Result`.
+    @property
+    def precision(self):
+        """Precision @ 1, the fraction of images classified correctly."""
+        return self.correct / self.total
 
-        Raises `app.UsageError`, which names the variables, if the checkpoint does not fit,
-        `checkpoints.Unreadable` if it was removed in the meantime, and `errors.DataError` if a
-        record file was replaced by a damaged one.
-        """
-        step = checkpoints.step(checkpoint)
-        values = self._model.read(checkpoint, self._use_moving_averages)
-        return self.count(values, self._use_moving_averages, summarise)._replace(step=step)
+    @property
+    def precision_of_top(self):
+        """Precision @ `TOP`."""
+        return self.in_top / self.total
 
-    def count(self, values, use_moving_averages, summarise=False, caught=()):
-        """Evaluates values of the variables, in a session of its own.
+    @property
+    def error(self):
+        """1 - precision."""
+        return (self.total - self.correct) / self.total
 
-        Args:
-            values: dictionary from name of a variable or average to array; other items are ignored.
-            use_moving_averages: whether to use the moving averages.
-            summarise: whether to make the summaries of the first batch.
-            caught: list of caught signals; when one is added, the evaluation stops.
+    @property
+    def has_many_classes(self):
+        """Whether precision @ `TOP` says something."""
+        return len(self.confusion) > 2 * TOP
 
-        Returns a `Result`; None if a signal stopped the evaluation.
-        """
-        confusion = np.zeros([len(self._source.data_set.classes)] * 2, np.int64)
-        total, in_top, summary = 0, 0, None
-        with self._source.damage_reported(), \
-                self._model.session(values, use_moving_averages) as session:
-            session.run(self._initialiser)
-            coordinator = tf.train.Coordinator()
-            threads = tf.train.start_queue_runners(session, coordinator)
-            try:
-                while total < self.total and not caught:
-                    *counted, first = session.run([
-                        self._labels, self._model.outputs['logits'],
-                        self._summary_op if summarise and not total else []])
-                    labels, logits = (each[:self.total - total] for each in counted)
-                    # One prediction per image: `in_top_k` would count all classes of a tie.
-                    best = np.argsort(-logits, axis=1, kind='stable')[:, :TOP]
-                    np.add.at(confusion, (labels, best[:, 0]), 1)
-                    in_top += int((best == labels[:, np.newaxis]).sum())
-                    total += len(labels)
-                    summary = first or summary
-            except tf.errors.OutOfRangeError as error:
-                raise errors.DataError(
-                    f'{self._source.folder} had at least {self.total} images at the start and '
-                    f'has {total} now: run the same command again to count these') from error
-            finally:  # An exception of a thread replaces the error "queue is closed".
-                coordinator.request_stop()
-                coordinator.join(threads)
-        if caught:
-            return None
-        correct = int(np.trace(confusion))
-        return Result(correct / total, correct, total, in_top / total, confusion, None, summary)
+
+def num_examples(source, at_most=None):
+    """Number of images to count, and of those in the set.
+
+    Args:
+        source: the `Source` of the images.
+        at_most: maximum number of images to count, from the first; None for all.
+
+    Raises `errors.MissingFile` if a record file is missing, and `errors.DataError` if there are too
+    few training images to hold some out.
+    """
+    size = min(source.num_examples(), source.num_records())
+    if not size:
+        raise errors.DataError(f'{source.folder} has fewer than 10 training images, too few to '
+                               'hold some out: use the test images')
+    if at_most is None:
+        return size, size
+    return min(at_most, size), size

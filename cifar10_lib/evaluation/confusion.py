@@ -45,6 +45,11 @@ def matrix(confusion, names):
     return '\n'.join(['Confusion matrix: labels in rows, predictions in columns.', *rows])
 
 
+def lines(confusion, names):
+    """Returns the lines of both, with an empty one in between."""
+    return [*table(confusion, names).split('\n'), '', *matrix(confusion, names).split('\n')]
+
+
 def summary(confusion, names):
     """Returns a `tf.Summary` with the image `confusion_matrix` and, for each class, the scalars
     `classes/NAME/recall` and `classes/NAME/precision`, unless they are undefined."""

@@ -1,11 +1,13 @@
 """Validation during training: the error on images not trained on, and the best checkpoint."""
+import dataclasses
 import datetime
 
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.evaluation import accuracy
-from cifar10_lib.program import console, errors
-from cifar10_lib.runs import best
+import cifar10
+from cifar10_lib.evaluation import accuracy, model
+from cifar10_lib.program import console, devices, errors
+from cifar10_lib.runs import best, checkpoints
 
 
 class Validation:
@@ -18,16 +20,34 @@ class Validation:
     numbers. Create it before the training graph is finalized.
     """
 
-    def __init__(self, train_dir, variables, statistics, images='test', caught=()):
-        """Builds the evaluation's graph; for errors see `accuracy.Accuracy`.
+    def __init__(self, train_dir, variables, source, recipe, images='test', caught=()):
+        """Builds the evaluation's graph.
 
-        For `train_dir`, `variables` and `images` see `best.Best`; for `caught`, `Accuracy.count`;
-        `statistics` is the session's `statistics.Statistics`, or None without batch norm.
+        Args:
+            train_dir, variables, images: see `best.Best`.
+            source: the `Source` of the training images.
+            recipe: the `Recipe`.
+            caught: list of caught signals; when one is added, a validation stops.
+
+        Raises the errors of `accuracy.num_examples`.
         """
-        self._statistics, self._caught = statistics, caught
-        self._variables = {variable.op.name: variable for variable in variables}
+        self._caught = caught
+        self._trained = {variable.op.name: variable for variable in variables}
         self._best = best.Best(train_dir, variables, images)
-        self._evaluation = accuracy.Accuracy(images)
+        self._source = dataclasses.replace(source, subset='held_out', shard=(0, 1))
+        if images == 'test':
+            self._source = dataclasses.replace(
+                self._source, subset='all', eval_data=True,
+                examples_per_epoch=cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL)
+        self._total, _ = accuracy.num_examples(self._source)
+        with tf.Graph().as_default() as self._graph:
+            with tf.device('/cpu:0'):
+                batch, labels = cifar10.inputs(images == 'test', self._source, recipe.prepare)
+            logits = recipe.logits(batch, source.num_classes)
+            self._top_k_op = [labels, accuracy.predictions(logits)]
+            self._raw = model.variables_to_restore(use_moving_averages=False)
+            self._averaged = model.variables_to_restore(use_moving_averages=True)
+            self._loader = checkpoints.Loader(tf.global_variables())
 
     def run(self, session, step, training_error=None):
         """Validates the training session, prints a line, and saves the best variables so far.
@@ -35,22 +55,40 @@ class Validation:
         The line also has the `training_error`, float or None. Returns the errors of the raw and the
         averaged weights; None if a signal stopped it, or the images could not be read.
         """
-        console.progress(f'step {step}: validating on {self._evaluation.total} images')
-        if self._statistics:
-            self._statistics.update(session, step)
-        values = session.run(self._variables)
+        console.progress(f'step {step}: validating on {self._total} images')
+        values = session.run(self._trained)
         try:
-            results = [self._evaluation.count(values, use, caught=self._caught)
-                       for use in (False, True)]
+            with self._source.damage_reported():
+                found = [self._error(values, variables)
+                         for variables in (self._raw, self._averaged)]
         except (OSError, ValueError, tf.errors.OpError) as error:  # Files that were removed.
             console.line(f'No validation at step {step}: {errors.one_line(error)}')
             return None
-        if None in results:
+        if None in found:
             console.line(f'Skipped the validation at step {step}.')
             return None
-        raw, averaged = ((result.total - result.correct) / result.total for result in results)
-        training = '' if training_error is None else f'training error = {training_error:.4f}, '
+        raw, averaged = found
+        training = ''
+        if training_error is not None:
+            training = f'training error = {training_error:.4f}, '
         console.line(f'{datetime.datetime.now()}: step {step}, {training}validation error = '
                      f'{raw:.4f} ({averaged:.4f} averaged)')
         self._best.offer(session, step, values, raw, averaged)
         return raw, averaged
+
+    def _error(self, values, variables):
+        """The error with these values of variables, or None if a signal stopped it."""
+        counts = accuracy.Counts(self._source.num_classes)
+        with tf.Session(graph=self._graph, config=devices.session_config()) as session:
+            self._loader.assign(values, variables, session)
+            coordinator = tf.train.Coordinator()
+            threads = tf.train.start_queue_runners(session, coordinator)
+            try:
+                for batch in accuracy.each_image_once(session, self._top_k_op, self._total):
+                    if self._caught:
+                        return None
+                    counts.add(*batch)
+            finally:  # An exception of a thread replaces the error "queue is closed".
+                coordinator.request_stop()
+                coordinator.join(threads)
+        return counts.error

@@ -6,15 +6,15 @@ import tensorflow.compat.v1 as tf
 _DECAY = {'conv1': 0.0005, 'conv2': 0.0005, 'local3': 0.001, 'local4': 0.001}
 
 
-def inference(network, images, training):
-    """Builds `network`, a function of images with the tutorial's layers, such as
-    `cifar10.inference`; in training, replaces its losses by this weight decay.
+def inference(build, training):
+    """Calls `build`, which builds the tutorial's layers, with other initial values; in training,
+    replaces its losses by this weight decay.
 
     The variance of the initial weights is 2 / (number of inputs), so that the activations of all
     layers have similar variances: He et al., "Delving Deep into Rectifiers" (2015),
     https://arxiv.org/abs/1502.01852.
 
-    Images, float [batch, IMAGE_SIZE, IMAGE_SIZE, 3] -> logits, float32 [batch, classes].
+    Returns the result of `build`, the logits.
     """
     def initial_weights(getter, name, *args, **options):
         if name.removesuffix('/weights') in _DECAY:
@@ -25,7 +25,7 @@ def inference(network, images, training):
     before = len(losses)
     with tf.variable_scope(tf.get_variable_scope(), custom_getter=initial_weights,
                            auxiliary_name_scope=False):
-        logits = network(images)
+        logits = build()
     if training:
         del losses[before:]
         for variable in tf.trainable_variables():

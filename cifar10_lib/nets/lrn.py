@@ -1,4 +1,4 @@
-"""Local response normalisation as a product with a band matrix, with its own gradient.
+"""Local response normalisation as a product with a band matrix.
 
 Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks" (2012), section
 3.3, divide each activation by a power of the sum of squares of its neighbouring channels.
@@ -28,27 +28,16 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
     with tf.name_scope(name) as scope:
         index = np.arange(channels)  # The band matrix is 1 where two channels are neighbours.
         neighbours = (abs(index[:, np.newaxis] - index) <= depth_radius).astype(np.float32)
-
-        @tf.custom_gradient
-        def normalise(x):
-            # alpha is part of the matrix, and `bias_add` is fused into the product: separate
-            # operations would each cost a pass over all activations.
-            squares = tf.matmul(tf.square(x), alpha * neighbours)
-            total = tf.nn.bias_add(squares, [bias] * channels)
-            # For the usual beta, square roots are much faster than `tf.pow`.
-            scale = tf.rsqrt(total * tf.sqrt(total)) if beta == 0.75 else tf.pow(total, -beta)
-
-            def gradient(dy):
-                # dy[j] / dx[c] is scale[c] if j = c, minus 2 alpha beta x[c] y[j] / total[j] if j
-                # is a neighbour of c.
-                scaled = dy * scale
-                shared = tf.matmul(scaled * x / total, (2 * alpha * beta) * neighbours)
-                return scaled - x * shared
-
-            return x * scale, gradient
-
-        rows = tf.reshape(tf.cast(net, tf.float32), [-1, channels])
+        x = tf.reshape(tf.cast(net, tf.float32), [-1, channels])
+        # alpha is part of the matrix, and `bias_add` is fused into the product: separate operations
+        # would each cost a pass over all activations.
+        squares = tf.matmul(tf.square(x), alpha * neighbours)
+        total = tf.nn.bias_add(squares, [bias] * channels)
+        if beta == 0.75:  # The usual one: square roots are much faster than `tf.pow`.
+            scale = tf.rsqrt(total * tf.sqrt(total))
+        else:
+            scale = tf.pow(total, -beta)
         # Not `tf.shape(net)`: a frozen graph would accept only the batch size of training.
-        result = tf.reshape(normalise(rows), [-1, *net.shape.as_list()[1:]])
+        result = tf.reshape(x * scale, [-1, *net.shape.as_list()[1:]])
         result.set_shape(net.shape)
         return tf.identity(tf.cast(result, net.dtype), name=scope)

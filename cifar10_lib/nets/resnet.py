@@ -10,10 +10,7 @@ import functools
 import tensorflow.compat.v1 as tf
 
 from cifar10_lib.datasets import table
-from cifar10_lib.nets import variables
 from cifar10_lib.program import devices
-
-FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 # NNabla's defaults, which the example keeps.
 _MOMENTUM = 0.9
@@ -27,8 +24,9 @@ def inference(images, num_classes, training, dtype=tf.float32):
     ReLU, with 97,482 parameters for 10 classes.
 
     In training, each batch norm adds two operations to the collection `tf.GraphKeys.UPDATE_OPS`,
-    which update its moving statistics; run them with each step. With several towers, run the
-    updates of only one. The caller adds summaries.
+    which update its moving statistics; run them with each step. Of several towers, only the first
+    adds them. Its statistics are in `tf.GraphKeys.MOVING_AVERAGE_VARIABLES`, so that they have
+    moving averages like the weights. The caller adds summaries.
 
     Args:
         images: float [batch, 32, 32, 3], pixels from 0 to 255; the first batch norm scales them.
@@ -112,45 +110,50 @@ def _batch_norm(net, training):
     with tf.variable_scope('bn'):
         gamma = _value('gamma', shape, tf.ones_initializer())
         beta = _value('beta', shape, tf.zeros_initializer())
-        moving = [variables.get(name, shape, initializer, tf.float32, trainable=False)
+        moving = [tf.get_variable(name, shape, tf.float32, initializer, trainable=False)
                   for name, initializer in (('moving_mean', tf.zeros_initializer()),
                                             ('moving_variance', tf.ones_initializer()))]
-        with tf.device(variables.device()):
-            before = [variable.read_value() for variable in moving]
+        is_first = tf.get_variable_scope().reuse is not True  # Of towers that share variables.
+        if is_first:
+            for variable in moving:
+                tf.add_to_collection(tf.GraphKeys.MOVING_AVERAGE_VARIABLES, variable)
+        before = [variable.read_value() for variable in moving]
         if not training:
             return tf.nn.fused_batch_norm(net, gamma, beta, *before, epsilon=_EPSILON,
                                           is_training=False)[0]
         net, *statistics = tf.nn.fused_batch_norm(net, gamma, beta, epsilon=_EPSILON)
-        # Updated where they are: a GPU needs the moving statistics only for inference.
-        with tf.device(variables.device()):
-            for variable, old, new in zip(moving, before, statistics):
+        if not is_first:
+            return net
+        for variable, old, new in zip(moving, before, statistics):
+            # Updated where they are: a GPU needs the moving statistics only for inference.
+            with tf.device(variable.device):
                 tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, variable.assign_sub(
                     (1 - _MOMENTUM) * (old - new), read_value=False))
     return net
 
 
 def _value(name, shape, initializer=None, dtype=tf.float32):
-    """Returns the value of a variable as `dtype`, read on the device that holds it; its initial
-    value is by default that of `tf.get_variable`, uniform as in Glorot and Bengio (2010)."""
-    with tf.device(variables.device()):
-        variable = variables.get(name, shape, initializer, tf.float32)
+    """Returns the value of a variable as `dtype`; its initial value is by default that of
+    `tf.get_variable`, uniform as in Glorot and Bengio (2010)."""
+    variable = tf.get_variable(name, shape, tf.float32, initializer)
+    with tf.device(variable.device):  # Where half as much must be copied, if it is another one.
         return tf.cast(variable.read_value(), dtype)
 
 
-def augment(pixels_chw, angles=None, flips=None):
+def augment(images, angles=None, flips=None):
     """Mirrors training images, then rotates them about their centre, in one resampling.
 
     Each pixel is a bilinear interpolation; outside the image, its border is repeated.
 
     Args:
-        pixels_chw: uint8 [batch, 3 * 32 * 32].
+        images: uint8 [batch, 32, 32, 3].
         angles: float32 [batch], counterclockwise rotation in radians; by default, uniform ones.
         flips: bool [batch], whether to mirror; both or neither are given: by default, half are.
 
     Returns:
         float32 [batch, 32, 32, 3], 0 to 255.
     """
-    batch = [tf.shape(pixels_chw)[0]]
+    batch = [tf.shape(images)[0]]
     if angles is None:
         angles = tf.random_uniform(batch, -0.25, 0.25)  # The example's range.
         flips = tf.random_uniform(batch) < 0.5
@@ -163,22 +166,15 @@ def augment(pixels_chw, angles=None, flips=None):
     a, b, d, e = sign * cos, -sign * sin, sin, cos
     zero = tf.zeros_like(cos)
     return tf.raw_ops.ImageProjectiveTransformV3(
-        images=prepare(pixels_chw), transforms=tf.stack(
+        images=prepare(images), transforms=tf.stack(
             [a, b, x - a * x - b * y, d, e, y - d * x - e * y, zero, zero], axis=1),
         output_shape=[table.HEIGHT, table.WIDTH], fill_value=0.0,
         interpolation='BILINEAR', fill_mode='NEAREST')
 
 
-def prepare(pixels_chw):
-    """Converts records' pixels to images without augmentation, for evaluation.
+def prepare(images):
+    """Converts images without augmentation, for evaluation.
 
-    uint8 [batch, 3 * 32 * 32] -> float32 [batch, 32, 32, 3], 0 to 255.
+    uint8 [batch, 32, 32, 3] -> float32 [batch, 32, 32, 3], 0 to 255.
     """
-    images = tf.reshape(pixels_chw, [-1, table.DEPTH, table.HEIGHT, table.WIDTH])
-    return tf.cast(tf.transpose(images, [0, 2, 3, 1]), tf.float32)
-
-
-def schedule(global_step, batches_per_step):
-    """The constant rate of the example, for Adam, or `--learning_rate`: float32 []."""
-    del global_step, batches_per_step
-    return tf.constant(1e-3 if FLAGS.learning_rate is None else FLAGS.learning_rate)
+    return tf.cast(images, tf.float32)

@@ -1,23 +1,47 @@
-"""The processors and GPUs of a session, and the flag --device that chooses them."""
+"""The processors and GPUs of a session."""
 import math
 import os
 import platform
 import shutil
 
 import tensorflow.compat.v1 as tf
-from absl import app, flags
+from absl import app
 
-from cifar10_lib.program import startup  # noqa: F401, it imports TensorFlow quietly.
 
-flags.DEFINE_enum('device', 'auto', ['auto', 'cpu', 'gpu'],
-                  'auto uses GPUs if available, cpu uses only the CPU, gpu requires a GPU.',
-                  short_name='c')
+def choose(device):
+    """Chooses the devices of this process by the value of --device: 'auto', 'cpu' or 'gpu'.
 
-FLAGS = flags.FLAGS
+    Raises `app.UsageError` for 'gpu' if TensorFlow does not see a GPU.
+    """
+    if device == 'cpu' and visible_gpus():
+        tf.config.set_visible_devices([], 'GPU')
+    if device == 'gpu' and not visible_gpus():
+        raise app.UsageError(
+            '--device=gpu, but TensorFlow sees no GPU: set TF_CPP_MIN_LOG_LEVEL=0 to see why, run '
+            'pip install -r requirements-gpu.txt, or use --device=auto')
+
+
+def visible_gpus():
+    """Returns the number of GPUs that this process may use."""
+    return len(tf.config.get_visible_devices('GPU'))
+
+
+def variables_on(where):
+    """A function for `tf.device` that puts variables into the memory of the CPU or the GPU.
+
+    `where` is 'cpu' or 'gpu'. Like `tf.train.replica_device_setter`, it leaves other operations
+    where they are. Reads and updates follow their variable.
+    """
+    def device(op):
+        if op.type == 'VarHandleOp':
+            return f'/{where}:0'
+        return op.device
+
+    return device
 
 
 def session_config(log_device_placement=False):
-    """Returns a `tf.ConfigProto` for a session on the devices that `--device` allows.
+    """Returns a `tf.ConfigProto` for a session on the devices that `choose` allows.
 
     Towers request GPUs whatever the machine has; soft placement moves them. GPU memory is allocated
     on demand, so that an evaluation can share a GPU with a trainer. There are as many threads as
@@ -29,27 +53,11 @@ def session_config(log_device_placement=False):
     threads = cores_by_quota()
     if threads:
         config.intra_op_parallelism_threads = config.inter_op_parallelism_threads = threads
-    if FLAGS.device == 'cpu':
-        config.device_count['GPU'] = 0
     if not visible_gpus():
+        config.device_count['GPU'] = 0
         rewrites = config.graph_options.rewrite_options
         rewrites.meta_optimizer_iterations = rewrites.ONE
     return config
-
-
-def visible_gpus():
-    """Returns the number of GPUs that `--device` allows.
-
-    Raises `app.UsageError` if `--device=gpu` was given, but TensorFlow does not see a GPU.
-    """
-    if FLAGS.device == 'cpu':
-        return 0
-    count = len(tf.config.list_physical_devices('GPU'))
-    if FLAGS.device == 'gpu' and not count:
-        raise app.UsageError(
-            '--device=gpu, but TensorFlow sees no GPU: set TF_CPP_MIN_LOG_LEVEL=0 to see why, run '
-            'pip install -r requirements-gpu.txt, or use --device=auto')
-    return count
 
 
 def visible_cores():
@@ -93,19 +101,14 @@ def line(towers=1, dtype=tf.float32):
 
     `towers` is their number, one per GPU; `dtype` the type in which layers compute.
     """
-    text = 'Training' if towers == 1 else f'Training {towers} towers'
-    names = [tf.config.experimental.get_device_details(gpu).get('device_name', 'unknown model')
-             for gpu in tf.config.list_physical_devices('GPU')[:visible_gpus()]]
-    if names:
-        build = tf.sysconfig.get_build_info()
-        cuda = '.'.join(build.get('cuda_version', '?').split('.')[:2])
-        used = ', '.join(f'GPU {index}: {name}' for index, name in enumerate(names[:towers]))
-        text += f' on {used} (CUDA {cuda}, cuDNN {build.get("cudnn_version", "?")})'
-        if towers > len(names):  # Soft placement moves the others to the first GPU.
-            text += f'; found only {len(names)} GPU{"s" * (len(names) > 1)}, so towers share GPU 0'
-        return text + '.'
+    text = 'Training'
+    if towers > 1:
+        text = f'Training {towers} towers'
+    gpus = tf.config.get_visible_devices('GPU')
+    if gpus:
+        return f'{text} on {_gpu_names(gpus, towers)}.'
     text += ' on the CPU.'
-    if FLAGS.device == 'auto' and shutil.which('nvidia-smi'):
+    if not tf.config.list_physical_devices('GPU') and shutil.which('nvidia-smi'):
         text += ' TensorFlow does not see the GPU: TF_CPP_MIN_LOG_LEVEL=0 shows why.'
     if dtype == tf.float16:
         text += ' --use_fp16 is many times slower than float32 on a CPU.'
@@ -114,4 +117,21 @@ def line(towers=1, dtype=tf.float32):
                  '/proc/cpuinfo.')
     elif dtype == tf.float32 and platform.machine() == 'x86_64' and multiplies_bfloat16():
         text += ' --use_bf16 is faster on this processor.'
+    return text
+
+
+def _gpu_names(gpus, towers):
+    """The names of the GPUs that so many towers use, and the versions of CUDA."""
+    names = []
+    for index, gpu in enumerate(gpus[:towers]):
+        details = tf.config.experimental.get_device_details(gpu)
+        names.append(f'GPU {index}: {details.get("device_name", "unknown model")}')
+    build = tf.sysconfig.get_build_info()
+    cuda = '.'.join(build.get('cuda_version', '?').split('.')[:2])
+    text = f'{", ".join(names)} (CUDA {cuda}, cuDNN {build.get("cudnn_version", "?")})'
+    if towers > len(gpus):  # Soft placement moves the others to the first GPU.
+        found = f'{len(gpus)} GPUs'
+        if len(gpus) == 1:
+            found = '1 GPU'
+        text += f'; found only {found}, so towers share GPU 0'
     return text

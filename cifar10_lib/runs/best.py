@@ -15,12 +15,17 @@ def read(train_dir, images='test'):
     try:
         found = json_files.read(os.path.join(folder, names.BEST_ERROR))
         error, step = float(found['averaged_error']), int(found['step'])
-        if found['validated_on'] == images and not checkpoints.fault(
+        if found['validated_on'] == images and checkpoints.is_intact(
                 checkpoints.at_step(folder, step)):
             return error, step
     except (OSError, ValueError, TypeError, KeyError):  # Missing or damaged.
         pass
     return np.inf, None
+
+
+def reaches(error, precision):
+    """Whether an error, a fraction of images, is low enough for a precision, up to rounding."""
+    return error <= 1 - precision + 1e-9
 
 
 class Best:

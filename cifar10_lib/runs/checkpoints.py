@@ -3,6 +3,7 @@
 
 The path of a checkpoint is without `.index`.
 """
+import collections
 import glob
 import io
 import operator
@@ -20,28 +21,43 @@ from cifar10_lib.runs import names
 _NAMED_FAULTS = 10  # At most, in an error; ResNet-23 has 300 variables.
 
 
-def latest(folder, report=True):
-    """Path of the newest intact checkpoint in a folder; None if it has none.
+# What `newest` finds: path of the checkpoint, or None; the values in it, {name: array}; and a text
+# about each newer one that is damaged.
+Found = collections.namedtuple('Found', 'path values faults')
 
-    The file `checkpoint` names the newest. If that one is damaged, uses the intact one with the
-    highest step, and prints a line if `report`. Nothing is removed. The folder may be missing.
-    Raises `app.UsageError` if all checkpoints are damaged.
+
+def newest(folder):
+    """Reads the newest intact checkpoint in a folder, once: a `Found`.
+
+    The file `checkpoint` names the newest. If that one is damaged, reads the intact one with the
+    highest step. Nothing is removed. The folder may be missing. Raises `app.UsageError` if all
+    checkpoints are damaged.
     """
-    faults, paths = [], candidates(folder)
+    faults = []
+    paths = candidates(folder)
     for path in paths:
-        reason = fault(path)
-        if reason is None:
-            if faults and report:
-                console.line(f'{"; ".join(faults)}: using {os.path.basename(path)}.')
-            return path
-        faults.append(f'so is {os.path.basename(path)}' if faults else
-                      f'{path} is damaged ({reason})')
+        try:
+            return Found(path, read(path), faults)
+        except Unreadable as error:
+            reason = errors.one_line(error.__cause__)
+        if faults:
+            faults.append(f'so is {os.path.basename(path)}')
+        else:
+            faults.append(f'{path} is damaged ({reason})')
     if not paths:
-        return None
+        return Found(None, {}, [])
     if candidates(folder) != paths:  # A trainer has just written or removed some.
-        return latest(folder, report)
+        return newest(folder)
     raise app.UsageError(f'{"; ".join(faults)}: all checkpoints in {folder} are damaged. Restore '
                          'one, or start over in another folder')
+
+
+def latest(folder):
+    """Path of the `newest` checkpoint in a folder, or None; prints a line about damaged ones."""
+    found = newest(folder)
+    if found.faults:
+        console.line(f'{"; ".join(found.faults)}: using {os.path.basename(found.path)}.')
+    return found.path
 
 
 def candidates(folder):
@@ -107,13 +123,13 @@ class Unreadable(errors.DataError):
     """A checkpoint's files are missing or damaged, or were removed while being read."""
 
 
-def fault(path):
-    """Why a checkpoint cannot be read completely, or None."""
+def is_intact(path):
+    """Whether a checkpoint can be read completely."""
     try:
         read(path)
-    except Unreadable as error:
-        return errors.one_line(error.__cause__)
-    return None
+    except Unreadable:
+        return False
+    return True
 
 
 def read(path, wanted=None):
@@ -132,15 +148,19 @@ def read(path, wanted=None):
                          'removed or replaced, run the same command again') from error
 
 
-def step(path):
+def step(path, values=None):
     """The global step of a checkpoint, an int. The original multi-GPU script stored a float.
 
-    Scripts of 2015 and 2016 may name it differently; then the number in the file's name counts.
-    Raises `app.UsageError` if both are missing or it is not a whole number, or `Unreadable`.
+    `values` are those in the checkpoint if it has been read. Scripts of 2015 and 2016 may name the
+    step differently; then the number in the file's name counts. Raises `app.UsageError` if both are
+    missing or it is not a whole number, or `Unreadable`.
     """
+    if values is None:
+        values = read(path, ['global_step'])
+    value = values.get('global_step')
     in_name = re.search(r'-(\d+)$', path)
-    value = read(path, ['global_step']).get(
-        'global_step', in_name and np.array(int(in_name.group(1))))
+    if value is None and in_name:
+        value = np.array(int(in_name.group(1)))
     if value is None or value.shape or not (0 <= value < 2 ** 63 and value == np.floor(value)):
         raise app.UsageError(f'{path} is not a checkpoint of a training run: its global_step is '
                              f'{"missing" if value is None else value}; expected a whole number')
@@ -170,28 +190,27 @@ class Loader:
             for name, variable in variables.items()})
 
 
-def values_for(path, variables, advice):
-    """Reads the values of variables from a checkpoint and converts them to the variables' types.
+def values_for(path, variables, advice, stored=None):
+    """The values of variables in a checkpoint, converted to the variables' types.
 
     Args:
         path: path of the checkpoint.
         variables: {name in the checkpoint: variable}; the result is {that name: array}.
         advice: what the user can do if the checkpoint is unusable; ends the error's message.
+        stored: the values in the checkpoint, {name: array}, if it has been read.
 
     Raises:
         app.UsageError: variables are missing in the checkpoint, have a different shape or are not
             finite there, or `global_step` is not a step. The message names the first ten.
         Unreadable: see `read`.
     """
-    # Programs that do not call `statistics.add_averages` have no averages of moving statistics.
-    raw = {name: name.removesuffix(names.AVERAGE) if name.removesuffix(
-        names.AVERAGE).endswith(names.STATISTICS) else name for name in variables}
-    stored = read(path, {*raw, *raw.values()})
+    if stored is None:
+        stored = read(path, variables)
     if 'global_step' in variables:
-        stored['global_step'] = np.array(step(path))
+        stored = {**stored, 'global_step': np.array(step(path, stored))}
     values, faults, broken, resized = {}, [], [], 0
     for name, variable in sorted(variables.items()):
-        value = stored.get(name, stored.get(raw[name]))
+        value = stored.get(name)
         shape = variable.shape.as_list()
         if value is None:
             faults.append(f'{name} is missing')
@@ -205,13 +224,17 @@ def values_for(path, variables, advice):
                 broken.append(name)
     if faults and len(faults) == resized:  # Only in the rows of the matrix after the flattening.
         advice = 'Its images had another size: restore IMAGE_SIZE in cifar10_input.py'
-    for problem, found in (('does not fit this network', faults),
-                           ('has values that are not finite', broken)):
-        if found:
-            more = [f'{len(found) - _NAMED_FAULTS} more'] * (len(found) > _NAMED_FAULTS)
-            raise app.UsageError(
-                f'{path} {problem}: {"; ".join(found[:_NAMED_FAULTS] + more)}. {advice}')
+    _refuse(f'{path} does not fit this network', faults, advice)
+    _refuse(f'{path} has values that are not finite', broken, advice)
     return values
+
+
+def _refuse(problem, found, advice):
+    """Raises `app.UsageError` that names the first of the variables found, if any."""
+    if len(found) > _NAMED_FAULTS:
+        found = [*found[:_NAMED_FAULTS], f'{len(found) - _NAMED_FAULTS} more']
+    if found:
+        raise app.UsageError(f'{problem}: {"; ".join(found)}. {advice}')
 
 
 def write_parameters(path, values, trainable):

@@ -1,11 +1,39 @@
-"""Reads curves from event files, which `tf.summary.FileWriter` writes."""
+"""Event files: writes them for an evaluation, and reads curves from them."""
 import glob
 import os
+import tempfile
 
 import tensorflow.compat.v1 as tf
 from google.protobuf import message
 
-from cifar10_lib.program import console
+from cifar10_lib.program import console, files
+
+
+def writer(folder, graph, run, is_first):
+    """A `tf.summary.FileWriter` of an evaluation, in a folder that is created if necessary.
+
+    Args:
+        folder: path of the folder.
+        graph: the `tf.Graph` to write.
+        run: content of the `run.json` of the run that is evaluated.
+        is_first: whether this process has written no figures yet. If it has, a trainer has started
+            again, and TensorBoard drops what the earlier start had after the step from which it
+            resumed; all with --restart.
+
+    Raises `OSError` if the folder cannot be written.
+    """
+    with files.explain_full_disk(folder):  # `FileWriter` reports no errors.
+        files.own_folder(folder)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(1 << 20))  # The graph and the summaries take less.
+            probe.flush()
+    made = tf.summary.FileWriter(folder, graph, filename_suffix=f'.{os.getpid()}')
+    if not is_first:
+        first_step = run.get('settings', {}).get('first_step', 0)
+        if first_step:
+            first_step += 1
+        made.add_session_log(tf.SessionLog(status=tf.SessionLog.START), first_step)
+    return made
 
 
 def read_scalars(folder, tag):

@@ -12,6 +12,7 @@ LOCK = '.lock'
 CHECKPOINT = 'model.ckpt'  # TensorFlow appends '-' and the step.
 
 AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving average.
+LOSS_AVERAGE = '/avg'  # Ends the name of a loss's moving average.
 STATISTICS = ('moving_mean', 'moving_variance')  # End the names of a batch norm's statistics.
 
 _CHECKPOINT = r'model\.ckpt-(\d+)\.(?:index|meta|data-\d{5}-of-\d{5})'  # TensorFlow's three kinds.

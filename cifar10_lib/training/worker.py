@@ -8,11 +8,8 @@ import threading
 import time
 
 import tensorflow.compat.v1 as tf
-from absl import flags
 
 from cifar10_lib.program import console, devices
-
-FLAGS = flags.FLAGS
 
 # Open MPI and Slurm pass SIGUSR1 on, and let the processes live.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -49,6 +46,7 @@ class Worker:
     size: int = 1  # Number of workers.
     local_rank: int = 0  # Index of this worker among those on its machine.
     step_seconds: float = math.inf  # Seconds that a step may take.
+    caught: list = dataclasses.field(default_factory=list)  # The signals that it has caught.
 
     def barrier(self, stage, must_match=None, value=None):
         """Waits for all workers at a stage, and compares facts; returns worker 0's `value`."""
@@ -63,19 +61,18 @@ class Worker:
         """Means of gradients over all workers: list of (gradient, variable)."""
         return gradients
 
-    def session(self, scaffold, hooks):
+    def session(self, scaffold, hooks, log_device_placement=False):
         """The `Session` that trains; call it when the graph is built."""
         return Session(scaffold=scaffold, hooks=hooks,
-                       config=devices.session_config(FLAGS.log_device_placement))
+                       config=devices.session_config(log_device_placement))
 
     def start(self, session):
         """Gives all workers the values that worker 0 initialised or restored."""
 
-    def step(self, caught):
+    def step(self):
         """The `SessionRunArgs` of each step for several workers.
 
-        `caught` is the list of signals that this worker has caught. The fetch `stop` is above 0 if
-        any worker has caught one.
+        The fetch `stop` is above 0 if any worker has caught a signal.
         """
 
     def end(self):
@@ -99,14 +96,14 @@ def signals_handled(handler):
 
 
 @contextlib.contextmanager
-def signals_caught():
-    """Yields a list that gets the number of the first signal; a second one ends the process.
+def signals_caught(found):
+    """Adds the number of the first signal to the list `found`; a second one ends the process.
 
     A second SIGHUP does not: the system, the shell and `console` all send it. Python allows
     handlers only in the main thread; elsewhere, nothing is caught. It runs them after a step, not
     during one.
     """
-    found, first_time = [], 0.0
+    first_time = 0.0
 
     def catch(number, _):
         nonlocal first_time
@@ -118,6 +115,8 @@ def signals_caught():
         elif number != signal.SIGHUP and time.monotonic() - first_time > _TOGETHER:
             os._exit(128 + number)
 
-    is_main = threading.current_thread() is threading.main_thread()
-    with signals_handled(catch) if is_main else contextlib.nullcontext():
-        yield found
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with signals_handled(catch):
+        yield

@@ -1,4 +1,4 @@
-"""Hooks of a training session, besides those that TensorFlow has, and a listener of checkpoints.
+"""Hooks of a training session, besides those that TensorFlow has.
 
 They count the steps themselves: TensorFlow's fetch the global step with each step, and whether that
 is the value before or after the update is not defined for resource variables.
@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from cifar10_lib.program import console
-from cifar10_lib.runs import checkpoints, metrics, names
+from cifar10_lib.runs import best, checkpoints, metrics, names
 
 SUMMARY_STEPS = 100  # Number of steps between summaries, and between rows of metrics.csv.
 
@@ -22,67 +22,99 @@ _PROGRESS_SECONDS = 0.25
 class WorkerHook(tf.train.SessionRunHook):
     """Gives workers the same values at the start, and stops all after the same step on a signal."""
 
-    def __init__(self, worker, caught, is_complete):
-        """`caught` is the list of signals that this `worker.Worker` has caught."""
-        self._worker, self._caught, self._is_complete = worker, caught, is_complete
+    def __init__(self, me, is_complete):
+        """`me` is this `worker.Worker`; `is_complete` is whether no steps are left."""
+        self._me, self._is_complete = me, is_complete
         self.is_stopped = False  # Whether a worker has caught a signal during a step.
         self.in_step = False  # Whether a step is running, or has failed.
 
     def after_create_session(self, session, coord):
-        self._worker.start(session)
+        self._me.start(session)
         # `StopAtStepHook` would make one more step. Several workers learn of a signal in a step.
-        if self._is_complete or self._caught and self._worker.size == 1:
+        if self._is_complete or (self._me.caught and self._me.size == 1):
             coord.request_stop()
 
     def before_run(self, run_context):
         self.in_step = True
-        return self._worker.step(self._caught)
+        return self._me.step()
 
     def after_run(self, run_context, run_values):
         self.in_step = False
-        if (run_values.results or {}).get('stop', len(self._caught)) > 0:
+        stopping = len(self._me.caught)
+        if self._me.size > 1:
+            stopping = run_values.results['stop']
+        if stopping > 0:
             self.is_stopped = True
             run_context.request_stop()
 
 
+def step_line(step, loss, images, steps, seconds):
+    """The tutorial's line about a step, as in
+
+        2015-11-04 11:45:49.133065: step 10, loss = 4.66 (533.8 examples/sec; 0.240 sec/batch)
+
+    The speed is that of so many steps of `images` images each, in seconds.
+    """
+    sec_per_batch = seconds / steps
+    return (f'{datetime.datetime.now()}: step {step}, loss = {loss:.2f} '
+            f'({images / sec_per_batch:.1f} examples/sec; {sec_per_batch:.3f} sec/batch)')
+
+
 class LoggerHook(tf.train.SessionRunHook):
-    """Logs loss and speed; on a terminal, also shows the progress of the epoch.
+    """Logs loss and runtime, as the hook of this name in cifar10_train.py does.
 
     The speed is the mean over all steps since the last line. A session's first step, which includes
     the set-up, only counts in its own line.
     """
 
     def __init__(self, loss, epochs, log_frequency):
-        """`epochs` is an `EpochCounter`."""
+        """`epochs` is an `EpochCounter`, `log_frequency` the number of steps between lines."""
         self._loss, self._epochs, self._log_frequency = loss, epochs, log_frequency
+        self._first_step = self._step = epochs.first_step
+
+    def after_create_session(self, session, coord):
+        self._last_line = self._step, time.perf_counter()  # Number of steps, and time.
+
+    def before_run(self, run_context):
+        return tf.train.SessionRunArgs(self._loss)  # Asks for loss value.
+
+    def after_run(self, run_context, run_values):
+        step, now = self._step, time.perf_counter()
+        self._step += 1
+        steps, seconds = self._step - self._last_line[0], now - self._last_line[1]
+        if step % self._log_frequency == 0:
+            console.line(step_line(
+                step, run_values.results, self._epochs.images_per_step, steps, seconds))
+        if step % self._log_frequency == 0 or step == self._first_step:
+            self._last_line = self._step, now
+
+
+class ProgressHook(tf.train.SessionRunHook):
+    """Shows the progress of the epoch, if standard output is a terminal."""
+
+    def __init__(self, loss, epochs):
+        """`epochs` is an `EpochCounter`."""
+        self._loss, self._epochs = loss, epochs
         self._step = epochs.first_step
         self._warm, self._shown_time = None, -math.inf
 
-    def after_create_session(self, session, coord):
-        self._last = self._step, time.perf_counter()  # Number of steps and time, as `_warm`.
-
     def before_run(self, run_context):
-        return tf.train.SessionRunArgs(self._loss)  # Asks for the value of the loss.
+        return tf.train.SessionRunArgs(self._loss)
 
     def after_run(self, run_context, run_values):
-        step, loss, now = self._step, run_values.results, time.perf_counter()
         self._step += 1
-        images_per_step, max_steps = self._epochs.changes[-1][1], self._epochs.max_steps
-        if step % self._log_frequency == 0:
-            sec_per_batch = (now - self._last[1]) / (self._step - self._last[0])
-            console.line(f'{datetime.datetime.now()}: step {step}, loss = {loss:.2f} '
-                         f'({images_per_step / sec_per_batch:.1f} examples/sec; '
-                         f'{sec_per_batch:.3f} sec/batch)')
-            self._last = self._step, now
-        if not self._warm:
-            self._warm = self._last = self._step, now
+        now = time.perf_counter()
+        if not self._warm:  # The first step includes the set-up.
+            self._warm = self._step, now
         elif console.shows_progress() and now - self._shown_time >= _PROGRESS_SECONDS:
             self._shown_time = now
             seconds = (now - self._warm[1]) / (self._step - self._warm[0])
+            max_steps = self._epochs.max_steps
             left = datetime.timedelta(seconds=int((max_steps - self._step) * seconds))
             console.progress(
                 f'epoch {self._epochs.seen(self._step):.2f}: step {self._step} of {max_steps}, '
-                f'{left} left, loss {loss:.2f}, {images_per_step / seconds:.0f} images/s')
+                f'{left} left, loss {run_values.results:.2f}, '
+                f'{self._epochs.images_per_step / seconds:.0f} images/s')
 
 
 class MetricsHook(tf.train.SessionRunHook):
@@ -91,9 +123,9 @@ class MetricsHook(tf.train.SessionRunHook):
     Each step fetches its loss and, if known, the fraction of wrong predictions and the rate.
     """
 
-    def __init__(self, folder, loss, epochs, writer):
-        """`epochs` is an `EpochCounter`; `writer` the `tf.summary.FileWriter` of `folder`."""
-        self._folder, self._epochs, self._writer = folder, epochs, writer
+    def __init__(self, folder, loss, epochs):
+        """`epochs` is an `EpochCounter`; `folder` that of the run."""
+        self._folder, self._epochs = folder, epochs
         self._step = epochs.first_step
         self._fetches = {'training_loss': loss}
         wrong = tf.get_collection('errors')  # Of each tower; empty without `cifar10.loss`.
@@ -105,7 +137,10 @@ class MetricsHook(tf.train.SessionRunHook):
         self._values = {}  # Of the latest step.
         self._since_row, self._seconds = [], []  # Of each step since the last row.
         self.epoch_errors = []  # Of each step since the epoch began, or this start if later.
-        metrics.start(os.path.join(folder, names.METRICS), epochs.first_step)
+
+    def begin(self):
+        metrics.start(os.path.join(self._folder, names.METRICS), self._epochs.first_step)
+        self._writer = tf.summary.FileWriterCache.get(self._folder)
 
     def before_run(self, run_context):
         self._start_time = time.perf_counter()
@@ -134,7 +169,7 @@ class MetricsHook(tf.train.SessionRunHook):
         row |= {'step': self._step, 'epoch': self._epochs.seen(self._step),
                 'wall_time': time.time(), 'learning_rate': self._values.get('learning_rate')}
         if self._seconds:
-            row['images_per_second'] = self._epochs.changes[-1][1] / np.mean(self._seconds)
+            row['images_per_second'] = self._epochs.images_per_step / np.mean(self._seconds)
         shown, training_error = {}, row.get('training_error')
         if validated:
             row['validation_error'], row['validation_error_averaged'] = validated
@@ -152,10 +187,13 @@ class MetricsHook(tf.train.SessionRunHook):
 
     def diverged(self, reason):
         """The exception for a loss or variable that is not finite."""
-        latest = checkpoints.latest(self._folder, report=False)
-        good = f'The last good checkpoint is {latest}' if latest else 'No checkpoint was saved'
+        latest = checkpoints.newest(self._folder).path
+        good = 'No checkpoint was saved'
+        if latest:
+            good = f'The last good checkpoint is {latest}'
         rate = self._values.get('learning_rate')  # Unknown in a start's first step.
-        reason += '' if rate is None else f', at learning rate {rate:g}'
+        if rate is not None:
+            reason += f', at learning rate {rate:g}'
         return FloatingPointError(f'Training diverged at step {self._step}: {reason}. {good}: '
                                   'run again with a lower --learning_rate')
 
@@ -166,9 +204,9 @@ class ValidationHook(tf.train.SessionRunHook):
     All stop when the precision of the averaged weights reaches `stop_at`, if given.
     """
 
-    def __init__(self, worker, epochs, validation=None, metrics_hook=None, stop_at=None):
+    def __init__(self, me, epochs, validation=None, metrics_hook=None, stop_at=None):
         """Worker 0 has a `validation.Validation` and a `MetricsHook`, for the row of metrics."""
-        self._worker, self._epochs, self._validation = worker, epochs, validation
+        self._worker, self._epochs, self._validation = me, epochs, validation
         self._metrics, self._stop_at = metrics_hook, stop_at
         self._step = epochs.first_step
 
@@ -181,49 +219,88 @@ class ValidationHook(tf.train.SessionRunHook):
             return
         is_good = False
         if self._validation:
-            errors = self._metrics.epoch_errors
-            found = self._validation.run(
-                run_context.session, self._step, float(np.mean(errors)) if errors else None)
+            training_error = None
+            if self._metrics.epoch_errors:
+                training_error = float(np.mean(self._metrics.epoch_errors))
+            found = self._validation.run(run_context.session, self._step, training_error)
             self._metrics.add_row(found)
-            is_good = None not in (found, self._stop_at) and reaches(found[1], self._stop_at)
+            if found and self._stop_at is not None:
+                is_good = best.reaches(found[1], self._stop_at)
         if is_good:
-            since = ' since this start' if self._epochs.first_step else ''
-            console.line(
-                f'Reached --stop_at={self._stop_at:g} at step {self._step}, after '
-                f'{self._epochs.images(self._step)} images ({self._epochs.seen(self._step):.4g} '
-                f'epochs) and {time.perf_counter() - self._start_time:.1f} seconds{since}.')
+            self._report()
         if self._worker.barrier('the validation', value=is_good):
             run_context.request_stop()
 
+    def _report(self):
+        since = ''
+        if self._epochs.first_step:
+            since = ' since this start'
+        console.line(
+            f'Reached --stop_at={self._stop_at:g} at step {self._step}, after '
+            f'{self._epochs.images(self._step)} images ({self._epochs.seen(self._step):.4g} '
+            f'epochs) and {time.perf_counter() - self._start_time:.1f} seconds{since}.')
 
-def reaches(error, precision):
-    """Whether an error, a fraction of images, is low enough for a precision, up to rounding."""
-    return error <= 1 - precision + 1e-9
 
+class SaverHook(tf.train.CheckpointSaverHook):
+    """Saves checkpoints, and params.h5 after the last one; also what an error would lose.
 
-class CheckpointListener(tf.train.CheckpointSaverListener):
-    """Refuses to save variables that are not finite, so that the latest checkpoint stays good.
-
-    `NanTensorHook` is not enough: the loss of a step is that of the weights before it. Adds a row
-    to metrics.csv before each checkpoint, so that a resumed run leaves no gap, and writes params.h5
-    after the last one.
+    Before each checkpoint, it adds a row to metrics.csv, so that a resumed run leaves no gap, and
+    refuses to save variables that are not finite, so that the latest checkpoint stays good.
+    `NanTensorHook` is not enough: the loss of a step is that of the weights before it.
     """
 
-    def __init__(self, folder, variables, metrics_hook):
-        self._folder, self._metrics = folder, metrics_hook
+    def __init__(self, start, variables, metrics_hook):
+        """`start` is the `Start` of a run, `variables` the list of those to save."""
+        run, self._folder, self._resumes = start.run, start.run.train_dir, start.resumes
         self._variables = {variable.op.name: variable for variable in variables}
+        self._metrics, self._found = metrics_hook, start.found
+        saver = tf.train.Saver(variables, max_to_keep=5, save_relative_paths=True,
+                               keep_checkpoint_every_n_hours=1e9)
+        tf.add_to_collection(tf.GraphKeys.SAVERS, saver)  # Where the scaffold looks for it.
+        seconds = None
+        if run.save_checkpoint_steps is None:
+            seconds = run.save_checkpoint_secs
+        super().__init__(self._folder, save_secs=seconds, save_steps=run.save_checkpoint_steps,
+                         saver=saver, listeners=[_Listener(self)])
+        self._kept = saver
 
-    def before_save(self, session, global_step_value):
-        console.progress(f'step {global_step_value}: saving a checkpoint')
+    def begin(self):
+        if self._resumes:
+            older = checkpoints.candidates(self._folder)  # Damaged ones precede the latest.
+            self._kept.recover_last_checkpoints(older[older.index(self._found.path):][::-1])
+        super().begin()
+
+    def save_after_error(self, session):
+        """Saves the steps since the last checkpoint; call it between two steps."""
+        self._timer.reset()  # It counts a save that failed as done.
+        self.end(session)
+
+    def before_save(self, session, step):
+        """Checks the variables; see the class."""
+        console.progress(f'step {step}: saving a checkpoint')
         for name, value in session.run(self._variables).items():
             if self._variables[name].dtype.is_floating and not np.isfinite(value).all():
                 raise self._metrics.diverged(f'{name} is not finite')
         self._metrics.add_row()
 
-    def end(self, session, global_step_value):
-        saved = checkpoints.at_step(self._folder, global_step_value)
-        if checkpoints.candidates(self._folder)[:1] == [saved]:  # Not after an error in saving it.
-            console.line(f'Saved step {global_step_value} in {self._folder}.')
+    def after_last(self, session, step):
+        """Writes params.h5, unless the last checkpoint could not be saved."""
+        saved = checkpoints.at_step(self._folder, step)
+        if checkpoints.candidates(self._folder)[:1] == [saved]:
+            console.line(f'Saved step {step} in {self._folder}.')
             checkpoints.write_parameters(
                 os.path.join(self._folder, names.PARAMETERS), session.run(self._variables),
                 {name for name, variable in self._variables.items() if variable.trainable})
+
+
+class _Listener(tf.train.CheckpointSaverListener):
+    """Calls a `SaverHook` before it saves and when it ends."""
+
+    def __init__(self, hook):
+        self._hook = hook
+
+    def before_save(self, session, global_step_value):
+        self._hook.before_save(session, global_step_value)
+
+    def end(self, session, global_step_value):
+        self._hook.after_last(session, global_step_value)

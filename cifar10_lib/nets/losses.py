@@ -1,0 +1,41 @@
+"""Parts of the loss that the tutorial does not have."""
+import tensorflow.compat.v1 as tf
+
+# Multiplies the loss before differentiation; the gradients are divided by it in float32. Otherwise
+# small ones underflow: float16 has no numbers below 6e-8. Micikevicius et al., "Mixed Precision
+# Training" (2018), section 3.2.
+_LOSS_SCALE = 128.0
+
+
+def add_training_error(logits, labels):
+    """Adds the fraction of images whose top prediction is wrong, float32 [], to `errors`.
+
+    `errors` is a collection; training averages it over the towers. For the arguments see
+    `cifar10.loss`.
+    """
+    with tf.name_scope('error'):
+        is_wrong = tf.not_equal(tf.argmax(logits, axis=1), tf.cast(labels, tf.int64))
+        tf.add_to_collection('errors', tf.reduce_mean(tf.cast(is_wrong, tf.float32)))
+
+
+def smoothed(logits, labels, label_smoothing):
+    """`cifar10.loss` with smoothed labels: Szegedy et al., "Rethinking the Inception Architecture"
+    (2015), section 7.
+
+    `label_smoothing` is the fraction of each label that is spread evenly over all classes.
+    """
+    add_training_error(logits, labels)
+    cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=tf.cast(labels, tf.int64), logits=logits, name='cross_entropy_per_example')
+    of_all_classes = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
+    cross_entropy += label_smoothing * (of_all_classes - cross_entropy)
+    tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
+    return tf.add_n(tf.get_collection('losses'), name='total_loss')
+
+
+def scaled(opt, dtype):
+    """A `tf.train.Optimizer` whose gradients do not underflow if layers compute in `dtype`."""
+    if dtype != tf.float16:
+        return opt
+    return tf.mixed_precision.MixedPrecisionLossScaleOptimizer(
+        opt, tf.mixed_precision.FixedLossScale(_LOSS_SCALE))
