@@ -81,8 +81,7 @@ def _variable_on_cpu(name, shape, initializer):
         The variable.
     """
     with tf.device('/cpu:0'):
-        var = tf.get_variable(name, shape, initializer=initializer, dtype=tf.float32)
-    return var
+        return tf.get_variable(name, shape, initializer=initializer, dtype=tf.float32)
 
 
 def _variable_with_weight_decay(name, shape, stddev, wd):
@@ -108,7 +107,7 @@ def compute_type():
     """The type in which layers compute. Variables, losses and updates are float32 with any."""
     if FLAGS.use_fp16:
         return tf.float16
-    if settings.use_bf16():
+    if settings.value('use_bf16'):
         return tf.bfloat16
     return tf.float32
 
@@ -128,7 +127,7 @@ def default_source(eval_data=False, subset=None, batch_size=None, data_set=None)
     return image_source.Source(
         data_set, os.path.join(FLAGS.data_dir, data_set.folder), batch_size or FLAGS.batch_size,
         bool(eval_data), subset, examples_per_epoch=num_examples_per_epoch,
-        min_fraction=settings.min_fraction_of_examples_in_queue())
+        min_fraction=settings.value('min_fraction_of_examples_in_queue'))
 
 
 def _beyond_the_tutorial(source, **options):
@@ -382,10 +381,12 @@ def train(total_loss, global_step, lr=None, opt=None, grads=None):
             with tf.control_dependencies([loss_averages_op]):
                 grads = opt.compute_gradients(total_loss)
 
-        with tf.device('/cpu:0'):
+        # Where the variables are: on the CPU, or on the first GPU with --variables=gpu.
+        with tf.device(grads[0][1].device):
             # Apply gradients.
             apply_gradient_op = opt.apply_gradients(grads, global_step=global_step)
 
+        with tf.device('/cpu:0'):
             # Add histograms for trainable variables.
             for var in tf.trainable_variables():
                 tf.summary.histogram(var.op.name, var)
@@ -395,6 +396,7 @@ def train(total_loss, global_step, lr=None, opt=None, grads=None):
                 if grad is not None:
                     tf.summary.histogram(var.op.name + '/gradients', grad)
 
+        with tf.device(grads[0][1].device):
             # Networks with batch norm: the moving statistics follow those of the batch.
             update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
 
@@ -417,4 +419,4 @@ def maybe_download_and_extract(source=None):
     """
     source = source or default_source()
     download.maybe_download_and_extract(
-        source.data_set, FLAGS.data_dir, settings.data_url())
+        source.data_set, FLAGS.data_dir, settings.value('data_url'))

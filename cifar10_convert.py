@@ -18,20 +18,21 @@ Without a folder train, or without x_train and y_train, DATA_DIR is a set to eva
 Creates DATA_DIR with train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes
 and the names of the classes. Lists at the end which files were skipped, and why.
 """
+from cifar10_lib.program import quiet
+
+quiet.import_tensorflow()
+
 import os
 import re
 import shlex
-import sys
-
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 from absl import app
 
 from cifar10_lib.datasets import custom, folders
-from cifar10_lib.program import console, files
+from cifar10_lib.program import console, files, startup
 
 _SHOWN = 20  # Skipped files per reason.
+_SHOWN_CLASSES = 10
 
 
 def convert(source, data_dir):
@@ -57,9 +58,24 @@ def convert(source, data_dir):
             counts = custom.write(partial, name, classes, train, test)
     finally:  # Not inside `new_folder`: a lost console must not remove the data set.
         _show(skipped)
-    script = 'cifar10_train.py --train_dir=NEW_FOLDER --epochs=100' if train else 'cifar10_eval.py'
-    console.line(f'{data_dir} holds {counts[0]} training and {counts[1]} test images of '
-                 f'{len(classes)} classes: use {script} --dataset={shlex.quote(data_dir)}')
+    _show_counts(classes, *counts)
+    script = 'cifar10_eval.py'
+    if train:
+        script = 'cifar10_train.py --train_dir=NEW_FOLDER --epochs=100'
+    console.line(f'{data_dir} holds {counts[0].sum()} training and {counts[1].sum()} test images '
+                 f'of {len(classes)} classes: use {script} --dataset={shlex.quote(data_dir)}')
+
+
+def _show_counts(classes, train, test):
+    """Prints the numbers of images per class, int [classes]; of many, the smallest and largest."""
+    rows = [(in_train, in_test, f'{name}: {in_train} training and {in_test} test images')
+            for name, in_train, in_test in zip(classes, train, test)]
+    if len(rows) <= _SHOWN_CLASSES:
+        for _, _, line in rows:
+            console.line(line)
+    else:
+        console.line(f'The smallest class is {min(rows)[-1]}')
+        console.line(f'The largest class is {max(rows)[-1]}')
 
 
 def _show(skipped):

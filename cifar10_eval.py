@@ -11,6 +11,7 @@ from cifar10_lib.program import quiet
 
 quiet.import_tensorflow()
 
+import itertools
 import os
 from datetime import datetime
 
@@ -52,7 +53,7 @@ def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, source, n
         num_examples: number of images to count, from the first.
 
     Raises `checkpoints.Unreadable` if the trainer has just removed the checkpoint, and
-    `errors.DataError` if a record file was replaced by a damaged one.
+    `errors.DataError` if a record file was replaced by a damaged or a shorter one.
     """
     with tf.Session(config=devices.session_config()) as sess, source.damage_reported():
         # Restores from checkpoint.
@@ -69,6 +70,7 @@ def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, source, n
             counts = accuracy.Counts(source.num_classes)
             for labels, predictions in accuracy.each_image_once(sess, top_k_op, num_examples):
                 counts.add(labels, predictions)
+            accuracy.check_size(source, num_examples)
             # Compute precision @ 1.
             precision = counts.correct / counts.total
 
@@ -112,13 +114,13 @@ def report_classes(counts, classes, summary):
         summary.MergeFrom(confusion.summary(counts.confusion, classes))
 
 
-def evaluate(source, recipe, network):
-    """Evaluates each new checkpoint once, or only the latest (--run_once) or a certain one.
+def evaluate(source, recipe, found):
+    """Evaluates each checkpoint once.
 
     Args:
         source: the `Source` of the images.
         recipe: the `Recipe`: `cifar10.inference`, unless the run has another network.
-        network: the `trained.Trained` of the first checkpoint.
+        found: iterator over checkpoints, as `found_checkpoints` yields them.
 
     Raises `app.UsageError` if a checkpoint does not fit the network, and `OSError` if --eval_dir
     cannot be written.
@@ -148,10 +150,10 @@ def evaluate(source, recipe, network):
         # Build the summary operation based on the TF collection of Summaries.
         summary_op = tf.summary.merge_all()
 
-        summary_writer, run = None, None
-        for checkpoint in found_checkpoints():
-            latest = trained.read(checkpoint)
-            latest.check_same(network, checkpoint)
+        summary_writer, first, run = None, None, None
+        for checkpoint, latest in found:
+            first = first or latest
+            latest.check_same(first, checkpoint)
             if latest.is_of_own_images and (
                     latest.run != run or not os.path.isdir(FLAGS.eval_dir)):
                 summary_writer = events.writer(FLAGS.eval_dir, g, latest.run, is_first=run is None)
@@ -163,38 +165,48 @@ def evaluate(source, recipe, network):
                 eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, source,
                           num_examples)
             except checkpoints.Unreadable:
-                if FLAGS.run_once:
+                if evaluates_once():
                     raise
                 console.line(f'Skipped {checkpoint}: the trainer removed it to keep only the last '
                              'few.')
 
 
+def evaluates_once():
+    """Whether to evaluate one checkpoint: the latest with --run_once, or the one that is named."""
+    return FLAGS.run_once or checkpoints.named(trained.folder(settings.trained())) is not None
+
+
 def found_checkpoints():
-    """Yields each new checkpoint, or only the latest with --run_once, or the one that was named.
+    """Yields each new checkpoint, or only one: its path and its `trained.Trained`.
 
     Raises `app.UsageError` if there is no checkpoint for --run_once.
     """
-    folder = trained.folder(settings.trained())
-    if FLAGS.run_once or checkpoints.named(folder):
-        yield trained.checkpoint(settings.trained())
-        return
-    if not checkpoints.candidates(folder):
-        console.line(f'Waiting for a checkpoint in {folder}.')
-    yield from checkpoints.watch(folder, FLAGS.eval_interval_secs)
+    given = settings.trained()
+    folder = trained.folder(given)
+    if evaluates_once():
+        paths = [trained.checkpoint(given)]
+    else:
+        if not checkpoints.candidates(folder):
+            console.line(f'Waiting for a checkpoint in {folder}.')
+        paths = checkpoints.watch(folder, FLAGS.eval_interval_secs)
+    for path in paths:
+        yield path, trained.read(path)
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    devices.choose(settings.device())
+    devices.choose(settings.value('device'))
     if FLAGS.run_once:
         console.fail_if_stdout_closes()
-    network = trained.read(next(found_checkpoints()))
+    found = found_checkpoints()
+    first = next(found)
+    _, network = first
     if FLAGS.eval_data == 'held_out' and not network.held_out:
         raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without --validate_on=held_out, '
                              'on all training images: choose another --eval_data')
     source = network.source(FLAGS.eval_data)
     cifar10.maybe_download_and_extract(source)
-    evaluate(source, network.recipe, network)
+    evaluate(source, network.recipe, itertools.chain([first], found))
 
 
 if __name__ == '__main__':

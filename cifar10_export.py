@@ -10,47 +10,45 @@ each standardised. The variables are constants. The names of the classes are in
 assets.extra/labels.txt, one per line. --export_dir must be a new or empty folder. For TensorFlow
 Serving, its name must be a number, as here.
 """
-import os
-import pathlib
-import sys
+from cifar10_lib.program import quiet
 
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
+quiet.import_tensorflow()
+
+import pathlib
 
 import tensorflow.compat.v1 as tf
-from absl import app, flags
+from absl import app
 
-import cifar10
 from cifar10_lib import settings
-from cifar10_lib.evaluation import checkpoint_flags, model
-from cifar10_lib.program import command_line, console, devices, files
+from cifar10_lib.evaluation import model, trained
+from cifar10_lib.program import command_line, console, devices, files, startup
 
+settings.define_checkpoint_flags()
 command_line.define_path('export_dir', None, 'Folder to create for the SavedModel.')
 
-FLAGS = flags.FLAGS
+FLAGS = tf.app.flags.FLAGS
 
 
 def export():
     """Exports the checkpoint that the flags select to --export_dir, all or nothing.
 
     Raises:
-        app.UsageError: --export_dir is not given or not empty, or the checkpoint is missing or
-            does not fit --net and --dataset.
+        app.UsageError: --export_dir is not given or not empty, the checkpoint is missing or does
+            not fit --net and --dataset, or the network requires a fixed batch size.
     """
     if not FLAGS.export_dir:
         raise app.UsageError('--export_dir is missing: choose a new folder')
-    checkpoint = checkpoint_flags.checkpoint()
-    model.use_run(checkpoint, reads_images=False)
+    given = settings.trained()
+    checkpoint = trained.checkpoint(given)
+    found = trained.read(checkpoint, reads_images=False)
+    classes = found.data_set.classes
     with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
-        network = model.Model()
+        network = network_of_any_batch_size(found.recipe, len(classes))
         # The part of the graph that computes the outputs, with the variables as constants.
-        averaged = FLAGS.use_moving_averages
-        with network.session(network.read(checkpoint, averaged), averaged) as session:
+        with network.session(checkpoint, given.use_moving_averages) as session:
             graph_def = tf.graph_util.convert_variables_to_constants(
                 session, network.graph.as_graph_def(),
                 [out.op.name for out in network.outputs.values()])
-        for node in graph_def.node:  # Other processes do not know the gradient of our `lrn`.
-            node.attr.pop('_gradient_op_type', None)
 
         with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
             tf.import_graph_def(graph_def, name='')
@@ -70,10 +68,37 @@ def export():
 
         labels = pathlib.Path(partial, 'assets.extra', 'labels.txt')
         labels.parent.mkdir()
-        labels.write_text(
-            ''.join(f'{name}\n' for name in cifar10.source().data_set.classes), 'utf-8')
+        labels.write_text(''.join(f'{name}\n' for name in classes), 'utf-8')
     console.line(f'{FLAGS.export_dir} holds {checkpoint} as a SavedModel.')
 
 
+def network_of_any_batch_size(recipe, num_classes):
+    """The `model.Model` that takes any number of images.
+
+    Raises `app.UsageError` if the network requires a fixed number. The tutorial's own versions
+    flattened in three ways: to [FLAGS.batch_size, 2304], which fixes the shape of the logits; and
+    to [FLAGS.batch_size, -1] or [images.get_shape()[0], -1], of which TensorFlow can build the
+    next layer only if the number is known.
+    """
+    error = None
+    try:
+        network = model.Model(recipe, num_classes)
+    except (TypeError, ValueError) as raised:
+        error = raised
+        # Any other mistake of the network is raised again here.
+        network = model.Model(recipe, num_classes, settings.batch_size(recipe))
+    if network.outputs['logits'].shape.as_list()[0] is not None:
+        raise app.UsageError(
+            'inference requires a fixed batch size; expected any number of images: flatten by '
+            'tf.reshape(net, [-1, UNITS]), not by tf.reshape(net, [FLAGS.batch_size, -1])'
+            ) from error
+    return network
+
+
+def main():
+    devices.choose(settings.value('device'))
+    export()
+
+
 if __name__ == '__main__':
-    startup.run(export, unused=(*settings.TRAINING_FLAGS, *settings.INPUT_FLAGS))
+    startup.run(main, unused=(*settings.TRAINING_FLAGS, *settings.INPUT_FLAGS))

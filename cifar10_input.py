@@ -169,7 +169,10 @@ def random_contrast(images, lower, upper):
     """
     factor = tf.random_uniform([tf.shape(images)[0], 1, 1, 1], lower, upper)
     mean = tf.reduce_mean(images, axis=[1, 2], keepdims=True)  # [batch, 1, 1, 3]
-    return (images - mean) * factor + mean
+    # (images - mean) * factor + mean. Adding three numbers to each row of pixels takes less time
+    # than adding them to each pixel.
+    width = images.shape.as_list()[2]
+    return images * factor + tf.tile(mean * (1.0 - factor), [1, 1, width, 1])
 
 
 def distort_images(images):
@@ -197,8 +200,9 @@ def prepare_images(images):
     and standard deviation 1. Raises `errors.DataError` if IMAGE_SIZE is not 1 to 32.
     """
     _check_image_size()
-    resized_images = tf.image.resize_image_with_crop_or_pad(images, IMAGE_SIZE, IMAGE_SIZE)
-    return tf.image.per_image_standardization(tf.cast(resized_images, tf.float32))
+    reshaped_images = tf.cast(images, tf.float32)
+    resized_images = tf.image.resize_image_with_crop_or_pad(reshaped_images, IMAGE_SIZE, IMAGE_SIZE)
+    return tf.image.per_image_standardization(resized_images)
 
 
 def _check_image_size():

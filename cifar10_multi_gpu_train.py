@@ -82,7 +82,7 @@ def average_gradients(tower_grads):
         if len(grads) < len(grad_and_vars):
             raise ValueError(f'{len(grads)} of {len(grad_and_vars)} towers have a gradient for '
                              f'{var.op.name}; expected all or none')
-        with tf.name_scope(f'average_gradients/{var.op.name}/'):
+        with tf.name_scope(f'average_gradients/{var.op.name}/'), tf.device(var.device):
             average_grads.append((tf.add_n(grads) / len(grads), var))
     return average_grads
 
@@ -179,12 +179,12 @@ def train(source, recipe, start):
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
     cluster.refuse_several()
-    devices.choose(settings.device())
+    devices.choose(settings.value('device'))
     recipe = recipes.chosen()
     source = cifar10.default_source(batch_size=settings.batch_size(recipe))
     start = starting.read(settings.run(recipe), source, recipe, FLAGS.num_gpus)
     if start.steps_left():
-        console.line(devices.line(FLAGS.num_gpus, recipe.dtype))
+        console.line(devices.line(FLAGS.num_gpus, recipe.dtype, settings.value('device')))
         cifar10.maybe_download_and_extract(source)
         train(source, recipe, start)
 

@@ -9,30 +9,31 @@
     filters     the kernels of the first layer, conv1/weights, in a run's latest checkpoint
     predictions test images, and the classes that a run's latest checkpoint predicts for them
     confusion   the confusion matrix of a run's latest checkpoint on the test images
+    sparsity    the fraction of zeros in the output of each layer by step, of a training run
     curves      loss and error by step: of training runs with their validations, and of folders that
                 cifar10_eval.py writes to
     validation  the validation errors of training runs by epoch: raw weights and moving averages
-    sparsity    the fraction of zeros in the output of each layer by step, of a training run
 
 --runs selects the runs. All pictures except `confusion` require Matplotlib (pip install
 matplotlib).
 """
+from cifar10_lib.program import quiet
+
+quiet.import_tensorflow()
+
 import itertools
 import os
-import sys
-
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 import cifar10
+import cifar10_input
 from cifar10_lib import recipes, settings
 from cifar10_lib.datasets import table
-from cifar10_lib.evaluation import accuracy, confusion, model, pictures
-from cifar10_lib.program import command_line, console, devices, files
+from cifar10_lib.evaluation import accuracy, confusion, model, pictures, trained
+from cifar10_lib.program import command_line, console, devices, files, startup
 from cifar10_lib.runs import checkpoints, events, metrics, names
 
 command_line.define_path(
@@ -40,45 +41,48 @@ command_line.define_path(
 flags.DEFINE_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by commas; only '
                   '--picture=curves and --picture=validation accept several.')
 
-FLAGS = flags.FLAGS
+FLAGS = tf.app.flags.FLAGS
 
 _COLUMNS, _DISTORTED_IMAGES, _PREDICTED_PER_CLASS = 10, 8, 3
 
 
-def samples(stream):
+def samples(stream, source):
     """Draws the first training images of each class."""
-    labels, images, _ = _records()
-    data_set = cifar10.source().data_set
-    title = f'{data_set.title} training images'
-    if len(data_set.classes) <= _COLUMNS:
+    labels, images = _records(source)
+    classes = source.data_set.classes
+    title = f'{source.data_set.title} training images'
+    if len(classes) <= _COLUMNS:
         rows = [[(image, None) for image in images[labels == k][:_COLUMNS]]
-                for k in range(len(data_set.classes))]
-        pictures.grid(stream, rows, title, data_set.classes)
+                for k in range(len(classes))]
+        pictures.grid(stream, rows, title, classes)
     else:  # One image per class, with its name.
-        pictures.grid(stream, _rows([(image, name) for k, name in enumerate(data_set.classes)
-                                     for image in images[labels == k][:1]]), title)
+        cells = [(image, name) for k, name in enumerate(classes)
+                 for image in images[labels == k][:1]]
+        pictures.grid(stream, _rows(cells), title)
 
 
-def distorted(stream):
+def distorted(stream, source):
     """Draws training images, and random distortions of them as in training."""
-    labels, images, pixels_chw = _records()
-    pixels_chw = pixels_chw[:_DISTORTED_IMAGES]
+    recipe = recipes.chosen()
+    distort = recipe.distort or cifar10_input.distort_images
+    labels, images = _records(source)
+    images = images[:_DISTORTED_IMAGES]
     with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
-        repeated = tf.constant(np.repeat(pixels_chw, _COLUMNS - 1, axis=0))
-        made = session.run(recipes.chosen().augment(repeated))
+        repeated = tf.constant(np.repeat(images, _COLUMNS - 1, axis=0))
+        made = session.run(distort(repeated))
     low, high = np.percentile(made, [1, 99])
     made = np.clip((made - low) / max(high - low, 1e-9), 0, 1).reshape(
-        len(pixels_chw), _COLUMNS - 1, *made.shape[1:])
+        len(images), _COLUMNS - 1, *made.shape[1:])
     rows = [[(image, None) for image in (original, *distortions)]
             for original, distortions in zip(images, made)]
     pictures.grid(
-        stream, rows, f'Left: original images. Right: distorted for training --net={FLAGS.net}',
-        [cifar10.source().data_set.classes[label] for label in labels[:len(rows)]])
+        stream, rows, f'Left: original images. Right: distorted for training --net={recipe.name}',
+        [source.data_set.classes[label] for label in labels[:len(rows)]])
 
 
-def filters(stream):
+def filters(stream, run):
     """Draws the first layer's kernels, as moving averages if the checkpoint has them."""
-    checkpoint = _latest()
+    checkpoint = _latest(run)
     found = checkpoints.read(checkpoint, ['conv1/weights' + names.AVERAGE, 'conv1/weights'])
     weights = next(iter(found.values()), np.empty([0]))
     if weights.ndim != 4 or weights.shape[2] != 3:
@@ -92,72 +96,104 @@ def filters(stream):
                   f'{checkpoints.step(checkpoint)} steps (grey is 0)')
 
 
-def predictions(stream):
+def predictions(stream, run):
     """Draws the first test images, a column per class, with their predicted classes."""
-    checkpoint, averaged = _evaluated()
-    labels, images, _ = _records(eval_data=True)
-    classes = cifar10.source().data_set.classes
-    per_class = _PREDICTED_PER_CLASS if len(classes) <= _COLUMNS else 1
+    checkpoint = _latest(run)
+    found = trained.read(checkpoint)
+    labels, images = _records(found.source())
+    classes = found.data_set.classes
+    per_class = 1
+    if len(classes) <= _COLUMNS:
+        per_class = _PREDICTED_PER_CLASS
     columns = [np.flatnonzero(labels == k)[:per_class] for k in range(len(classes))]
     places = [i for row in itertools.zip_longest(*columns) for i in row]  # None: an empty place.
     chosen = [i for i in places if i is not None]
-    FLAGS.batch_size = len(chosen)  # For an `inference` that fixes the size.
-    network = model.Model(batch_size=FLAGS.batch_size)
-    with network.session(network.read(checkpoint, averaged), averaged) as session:
-        probabilities = session.run(
-            network.outputs['probabilities'], {network.pixels: images[chosen]})
     cells = {None: None}
-    for i, row in zip(chosen, probabilities):
+    for i, row in zip(chosen, _probabilities(checkpoint, found, images[chosen])):
         best = np.argmax(row)
-        right = best == labels[i]
-        name = f'{classes[best]} {row[best]:.0%}' + ('' if right else f'\nnot {classes[labels[i]]}')
-        cells[i] = (images[i], name, right)
+        name = f'{classes[best]} {row[best]:.0%}'
+        if best != labels[i]:
+            name += f'\nnot {classes[labels[i]]}'
+        cells[i] = (images[i], name, best == labels[i])
     pictures.grid(stream, _rows([cells[i] for i in places], min(len(classes), _COLUMNS)),
                   f'Test images and their predicted classes after {checkpoints.step(checkpoint)} '
                   'steps; wrong ones in orange, with the true class')
 
 
-def confused(stream):
+def confused(stream, run):
     """Draws the confusion matrix of the test set."""
-    checkpoint, averaged = _evaluated()
-    result = accuracy.Accuracy(use_moving_averages=averaged).run(checkpoint)
-    confusion.picture(result.confusion, cifar10.source().data_set.classes).save(stream, 'PNG')
+    checkpoint = _latest(run)
+    found = trained.read(checkpoint)
+    labels, images = _records(found.source())
+    count, _ = accuracy.num_examples(found.source())
+    predicted = _probabilities(checkpoint, found, images[:count]).argmax(axis=1)
+    counts = accuracy.Counts(len(found.data_set.classes))
+    counts.add(labels[:count], predicted[:, np.newaxis])
+    confusion.picture(counts.confusion, found.data_set.classes).save(stream, 'PNG')
 
 
-def curves(stream):
+def sparsity(stream, run):
+    """Draws the sparsity of each layer with a ReLU."""
+    lines = []
+    for number, layer in enumerate(('conv1', 'conv2', 'local3', 'local4')):
+        # The shorter tag is that of older runs.
+        points = events.read_scalars(run, f'{layer}/{layer}/sparsity', f'{layer}/sparsity')
+        if points:
+            lines.append((layer, number, None, points))
+    if not lines:
+        raise app.UsageError(
+            f'{run} has no event file with conv1/conv1/sparsity: choose another run')
+    pictures.curves(stream, [7, 4], [
+        (lines, 'Sparsity of the output of each layer', 'fraction of zeros', 'step')])
+
+
+def curves(stream, runs):
     """Draws losses and errors of all runs: a colour per run, or per error if there is one run."""
-    losses, errors, is_only = [], [], len(FLAGS.runs) == 1
-    for number, (name, run) in enumerate(_named_runs()):
-        rows = metrics.read(os.path.join(run, names.METRICS))
-        trains = os.path.exists(os.path.join(run, names.RUN))  # Trainers write this tag, too.
-        evaluated = {} if rows or trains else events.read_scalars(run, 'Precision @ 1')
-        if not rows and not evaluated:
-            raise app.UsageError(f'{run} has no metrics.csv of a training run and no event file of '
-                                 'an evaluation: choose other folders with --runs')
-        # Drop means over few steps, such as those just before or after a checkpoint.
-        steps = np.diff([0] + [row['step'] for row in rows])
-        means = [row for row, count in zip(rows, steps) if 2 * count >= np.median(steps)]
-        for lines, what, column, kind, marker, shown in (
-                (losses, 'training', 'training_loss', 0, None, means),
-                (errors, 'training', 'training_error', 0, None, means),
-                (errors, 'validation, raw', 'validation_error', 1, 'o', rows),
-                (errors, 'validation, averaged', 'validation_error_averaged', 2, 's', rows)):
-            points = _points(shown, 'step', column)
-            if points:
-                lines.append((f'{name}, {what}', kind if is_only else number, marker, points))
-        if evaluated:
-            errors.append((f'{name}, evaluation', number, 's',
-                           {step: 1 - value for step, value in evaluated.items()}))
+    losses, errors = [], []
+    for number, (name, run) in enumerate(_named_runs(runs)):
+        for shown, found in zip((losses, errors), _curves_of(run)):
+            for what, colour, marker, points in found:
+                if len(runs) > 1:
+                    colour = number
+                if points:
+                    shown.append((f'{name}, {what}', colour, marker, points))
     pictures.curves(stream, [10, 4.2], [
         (losses, 'loss: cross entropy + weight decay', 'loss (nats), mean of recent steps',
          'step'),
         (errors, 'error: 1 - precision @ 1', 'error (fraction of images)', 'step')])
 
 
-def validation(stream):
+def _curves_of(run):
+    """The curves of a folder: of losses, and of errors, lists of (name, colour, marker, points)."""
+    rows = metrics.read(os.path.join(run, names.METRICS))
+    if not rows:
+        return [], [('evaluation', 0, 's', _evaluations(run))]
+    # Drop means over few steps, such as those just before or after a checkpoint.
+    steps = np.diff([0] + [row['step'] for row in rows])
+    means = [row for row, count in zip(rows, steps) if 2 * count >= np.median(steps)]
+    losses = [('training', 0, None, _points(means, 'step', 'training_loss'))]
+    errors = [
+        ('training', 0, None, _points(means, 'step', 'training_error')),
+        ('validation, raw', 1, 'o', _points(rows, 'step', 'validation_error')),
+        ('validation, averaged', 2, 's', _points(rows, 'step', 'validation_error_averaged'))]
+    return losses, errors
+
+
+def _evaluations(folder):
+    """The errors of the evaluations whose event files are in a folder, {step: error}."""
+    found = {}
+    if not os.path.exists(os.path.join(folder, names.RUN)):  # Trainers write this tag, too.
+        found = events.read_scalars(folder, 'Precision @ 1')
+    if not found:
+        raise app.UsageError(f'{folder} has no metrics.csv of a training run and no event file of '
+                             'an evaluation: choose other folders with --runs')
+    return {step: 1 - precision for step, precision in found.items()}
+
+
+def validation(stream, runs):
     """Draws the validation errors of all runs by epoch."""
     raw, averaged = [], []
-    for number, (name, run) in enumerate(_named_runs()):
+    for number, (name, run) in enumerate(_named_runs(runs)):
         rows = metrics.read(os.path.join(run, names.METRICS))
         for lines, column in ((raw, 'validation_error'), (averaged, 'validation_error_averaged')):
             lines.append((name, number, '.', _points(rows, 'epoch', column)))
@@ -170,85 +206,91 @@ def validation(stream):
         for shown, weights in ((raw, 'raw'), (averaged, 'averaged'))], same_scale=True)
 
 
-def sparsity(stream):
-    """Draws the sparsity of each layer with a ReLU."""
-    run, = FLAGS.runs
-    tags = [f'{layer}/sparsity' for layer in ('conv1', 'conv2', 'local3', 'local4')]
-    lines = [(tag, number, None, points) for number, tag in enumerate(tags)
-             if (points := events.read_scalars(run, tag))]
-    if not lines:
-        raise app.UsageError(f'{run} has no event file with {tags[0]}: choose another run')
-    pictures.curves(stream, [7, 4], [
-        (lines, 'Sparsity of the output of each layer', 'fraction of zeros', 'step')])
-
-
 def _points(rows, x, y):
     """A curve of two columns of a metrics.csv, {x: y}, where both were measured."""
     return {row[x]: row[y] for row in rows if None not in (row[x], row[y])}
 
 
-def _records(eval_data=False):
-    """Reads a set: labels, int [records]; images, uint8 [records, 32, 32, 3]; and their pixels as
-    in the files, uint8 [records, 3 * 32 * 32]."""
-    cifar10.maybe_download_and_extract()
-    source = cifar10.source(eval_data)
+def _records(source):
+    """Reads a set, which is downloaded first if necessary: labels, uint8 [records], and images,
+    uint8 [records, 32, 32, 3]."""
+    cifar10.maybe_download_and_extract(source)
     data_set = source.data_set
-    records = np.concatenate([np.fromfile(path, np.uint8) for path in source.files()]).reshape(
-        -1, data_set.record_bytes)
-    pixels_chw = records[:, -table.IMAGE_BYTES:]
-    images = pixels_chw.reshape(-1, table.DEPTH, table.HEIGHT, table.WIDTH).transpose([0, 2, 3, 1])
-    return records[:, data_set.label_index], images, pixels_chw
+    records = np.concatenate([np.fromfile(path, np.uint8) for path in source.files()])
+    records = records.reshape(-1, data_set.record_bytes)
+    depth_major = records[:, -table.IMAGE_BYTES:].reshape(
+        -1, table.DEPTH, table.HEIGHT, table.WIDTH)
+    return records[:, data_set.label_index], depth_major.transpose([0, 2, 3, 1])
 
 
 def _rows(cells, columns=_COLUMNS):
     return [cells[i:i + columns] for i in range(0, len(cells), columns)]
 
 
-def _named_runs():
-    """Returns a list of (name in the legend, folder) of `--runs`."""
-    common = os.path.commonpath([os.path.dirname(os.path.abspath(run)) for run in FLAGS.runs])
-    return [(os.path.relpath(run, common), run) for run in FLAGS.runs]
+def _named_runs(runs):
+    """Returns a list of (name in the legend, folder)."""
+    common = os.path.commonpath([os.path.dirname(os.path.abspath(run)) for run in runs])
+    return [(os.path.relpath(run, common), run) for run in runs]
 
 
-def _latest():
-    """The path of the checkpoint that `--runs` names, or of the latest in that folder."""
-    found = checkpoints.named(FLAGS.runs[0]) or checkpoints.latest(FLAGS.runs[0])
+def _latest(run):
+    """The path of the checkpoint that `run` names, or of the latest in that folder."""
+    found = checkpoints.named(run) or checkpoints.latest(run)
     if found is None:
-        raise app.UsageError(f'No checkpoint in {FLAGS.runs[0]}: choose a run with --runs')
+        raise app.UsageError(f'No checkpoint in {run}: choose a run with --runs')
     return found
 
 
-def _evaluated():
-    """Returns the latest checkpoint, and whether it has moving averages; prepares the data set."""
-    checkpoint = _latest()
-    model.use_run(checkpoint)
-    cifar10.maybe_download_and_extract()
-    return checkpoint, any(name.endswith(names.AVERAGE) for name in checkpoints.read(checkpoint))
+def _probabilities(checkpoint, found, images):
+    """Classifies images with a checkpoint and its `trained.Trained`; with averages if it has them.
+
+    uint8 [count, 32, 32, 3] -> float32 [count, classes].
+    """
+    averaged = any(name.endswith(names.AVERAGE) for name in checkpoints.read(checkpoint))
+    # An `inference` that fixes the batch size requires the one of training.
+    network = model.Model(
+        found.recipe, len(found.data_set.classes), settings.batch_size(found.recipe))
+    with network.session(checkpoint, averaged) as session:
+        return network.probabilities(session, images)
 
 
-_PICTURES = {'samples': samples, 'distorted': distorted, 'filters': filters,
-             'predictions': predictions, 'confusion': confused, 'curves': curves,
-             'validation': validation, 'sparsity': sparsity}
+_OF_IMAGES = {'samples': samples, 'distorted': distorted}
+_OF_A_RUN = {'filters': filters, 'predictions': predictions, 'confusion': confused,
+             'sparsity': sparsity}
+_OF_RUNS = {'curves': curves, 'validation': validation}
+_PICTURES = {**_OF_IMAGES, **_OF_A_RUN, **_OF_RUNS}
 flags.DEFINE_enum('picture', None, list(_PICTURES), 'Picture to draw.')
 
 
 def plot():
     """Writes the picture, all or nothing; raises `app.UsageError` if a flag or a run is invalid."""
-    if FLAGS.picture is None:
+    picture, path = FLAGS.picture, FLAGS.output
+    if picture is None:
         raise app.UsageError(f'--picture is missing; expected {"|".join(_PICTURES)}')
-    FLAGS.runs = [os.path.expanduser(run) for run in FLAGS.runs if run]
-    if len(FLAGS.runs) != 1 and (not FLAGS.runs or FLAGS.picture not in ('curves', 'validation')):
-        raise app.UsageError(f'--runs has {len(FLAGS.runs)} folders ({", ".join(FLAGS.runs)}); '
-                             f'--picture={FLAGS.picture} expects one')
-    if FLAGS.picture != 'confusion':
+    runs = [os.path.expanduser(run) for run in FLAGS.runs if run]
+    if not runs or (len(runs) > 1 and picture not in _OF_RUNS):
+        raise app.UsageError(f'--runs has {len(runs)} folders ({", ".join(runs)}); '
+                             f'--picture={picture} expects one')
+    if picture != 'confusion':
         pictures.require_matplotlib()
-    path = FLAGS.output or f'{FLAGS.picture}.png'
+    if path is None:
+        path = f'{picture}.png'
     if not path.lower().endswith('.png'):
         raise app.UsageError(f'--output is {path}; expected a name that ends with .png')
     with files.new_file(path) as stream:
-        _PICTURES[FLAGS.picture](stream)
+        if picture in _OF_IMAGES:
+            _OF_IMAGES[picture](stream, cifar10.default_source())
+        elif picture in _OF_A_RUN:
+            _OF_A_RUN[picture](stream, runs[0])
+        else:
+            _OF_RUNS[picture](stream, runs)
     console.line(f'Wrote {path}.')
 
 
+def main():
+    devices.choose(settings.value('device'))
+    plot()
+
+
 if __name__ == '__main__':
-    startup.run(plot, unused=settings.TRAINING_FLAGS)
+    startup.run(main, unused=settings.TRAINING_FLAGS)

@@ -12,25 +12,25 @@ skipped; the exit code is then 1.
 The network is the latest checkpoint in --checkpoint_dir with its moving averages, the best one with
 --best, or a SavedModel from cifar10_export.py. A SavedModel is a program: load only trusted ones.
 """
+from cifar10_lib.program import quiet
+
+quiet.import_tensorflow()
+
 import contextlib
 import glob
 import json
 import os
-import sys
-
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
-import cifar10
 from cifar10_lib import settings
-from cifar10_lib.datasets import images
-from cifar10_lib.evaluation import checkpoint_flags, model
-from cifar10_lib.program import command_line, console, devices, errors
+from cifar10_lib.datasets import images, table
+from cifar10_lib.evaluation import model, trained
+from cifar10_lib.program import command_line, console, devices, errors, startup
 
+settings.define_checkpoint_flags()
 command_line.define_path(
     'saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; --net, --dataset '
     'and --checkpoint_dir are then ignored.')
@@ -38,7 +38,7 @@ flags.DEFINE_integer('top_k', 3, 'Maximum number of classes to print per image, 
                      'first.', lower_bound=1, upper_bound=10**9)
 flags.DEFINE_boolean('json', False, 'Print one JSON object per line and image instead of a table.')
 
-FLAGS = flags.FLAGS
+FLAGS = tf.app.flags.FLAGS
 
 
 def predict(words):
@@ -50,11 +50,12 @@ def predict(words):
     """
     console.fail_if_stdout_closes()
     paths = [path for word in words for path in _paths(word)]
-    # An `inference` that fixes the batch size reads this flag: see `model.Model`.
-    FLAGS.batch_size = min(FLAGS.batch_size, len(paths))
     width = max(map(len, [*paths, 'image']))
     exit_code = 0
-    with _network() as (classify, names, size):
+    network = _checkpoint
+    if FLAGS.saved_model:
+        network = _saved_model
+    with network() as (classify, names, size):
         if not FLAGS.json:
             console.line(f'{"image":{width}}  probability  class')
         for start in range(0, len(paths), FLAGS.batch_size):
@@ -66,8 +67,9 @@ def predict(words):
                 except errors.DataError as error:
                     errors.say(str(error))
                     exit_code = 1
-            for path, probabilities in zip(read, classify(np.stack(pixels)) if read else ()):
-                _show(path, probabilities, names, width)
+            if read:
+                for path, probabilities in zip(read, classify(np.stack(pixels))):
+                    _show(path, probabilities, names, width)
     return exit_code
 
 
@@ -98,28 +100,34 @@ def _paths(word):
 
 
 @contextlib.contextmanager
-def _network():
-    """Yields a function from images to probabilities, uint8 [batch, height, width, 3] -> float32
-    [batch, classes], the names of the classes, and (width, height)."""
-    if FLAGS.saved_model:
-        with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
-            images_, probabilities = _load(session)
-            names = [str(label) for label in range(probabilities.shape.as_list()[-1])]
-            with contextlib.suppress(FileNotFoundError):
-                path = os.path.join(FLAGS.saved_model, 'assets.extra', 'labels.txt')
-                with open(path, encoding='utf-8', errors='replace') as stream:
-                    names = (read := stream.read().splitlines()) + names[len(read):]
-            yield (lambda batch: session.run(probabilities, {images_: batch}), names,
-                   images_.shape.as_list()[2:0:-1])
-        return
-    checkpoint = checkpoint_flags.checkpoint()
-    model.use_run(checkpoint, reads_images=False)
-    classifier = model.Model(batch_size=FLAGS.batch_size)
-    averaged = FLAGS.use_moving_averages
-    with classifier.session(classifier.read(checkpoint, averaged), averaged) as session:
-        probabilities = classifier.outputs['probabilities']
-        yield (lambda batch: session.run(probabilities, {classifier.pixels: batch}),
-               cifar10.source().data_set.classes, classifier.pixels.shape.as_list()[2:0:-1])
+def _checkpoint():
+    """Yields a function from images to probabilities, uint8 [count, height, width, 3] -> float32
+    [count, classes], the names of the classes, and (width, height)."""
+    given = settings.trained()
+    checkpoint = trained.checkpoint(given)
+    found = trained.read(checkpoint, reads_images=False)
+    names = found.data_set.classes
+    # An `inference` that fixes the batch size requires the one of training.
+    network = model.Model(found.recipe, len(names), settings.batch_size(found.recipe))
+    with network.session(checkpoint, given.use_moving_averages) as session:
+        yield (lambda pixels: network.probabilities(session, pixels), names,
+               (table.WIDTH, table.HEIGHT))
+
+
+@contextlib.contextmanager
+def _saved_model():
+    """Yields the same of --saved_model."""
+    with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
+        images_, probabilities = _load(session)
+        height, width, _ = images_.shape.as_list()[1:]
+        names = [str(label) for label in range(probabilities.shape.as_list()[-1])]
+        path = os.path.join(FLAGS.saved_model, 'assets.extra', 'labels.txt')
+        with contextlib.suppress(FileNotFoundError):
+            with open(path, encoding='utf-8', errors='replace') as stream:
+                read = stream.read().splitlines()
+            names = read + names[len(read):]
+        yield (lambda pixels: session.run(probabilities, {images_: pixels}), names,
+               (width, height))
 
 
 def _load(session):
@@ -133,15 +141,30 @@ def _load(session):
     names = signature.inputs['images'].name, signature.outputs['probabilities'].name
     if '' not in names:  # Reading a missing entry creates an empty one.
         images_, probabilities = map(session.graph.get_tensor_by_name, names)
-        if (images_.dtype == tf.uint8 and images_.shape.is_compatible_with([None] * 3 + [3])
-                and images_.shape[1:].is_fully_defined() and not images_.shape.is_fully_defined()
-                and probabilities.shape.rank == 2 and probabilities.shape[1:].is_fully_defined()):
+        if _takes_images(images_) and _is_by_class(probabilities):
             return images_, probabilities
     raise app.UsageError(
         f'{FLAGS.saved_model} has no signature of images, uint8 [batch, height, width, 3], and '
         'probabilities, [batch, classes]: export one with cifar10_export.py')
 
 
+def _takes_images(tensor):
+    """Whether a tensor is uint8 [batch, height, width, 3] of any batch size."""
+    shape = tensor.shape
+    return (tensor.dtype == tf.uint8 and shape.is_compatible_with([None, None, None, 3])
+            and shape[1:].is_fully_defined() and not shape.is_fully_defined())
+
+
+def _is_by_class(tensor):
+    """Whether a tensor is [batch, classes]."""
+    return tensor.shape.rank == 2 and tensor.shape[1:].is_fully_defined()
+
+
+def main(words):
+    devices.choose(settings.value('device'))
+    return predict(words)
+
+
 if __name__ == '__main__':
-    startup.run(predict, positional='IMAGE...',
+    startup.run(main, positional='IMAGE...',
                 unused=(*settings.TRAINING_FLAGS, 'data_dir', 'data_url'))

@@ -98,12 +98,12 @@ def train(source, recipe, start):
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
     cluster.refuse_several()
-    devices.choose(settings.device())
+    devices.choose(settings.value('device'))
     recipe = recipes.chosen()
     source = cifar10.default_source(batch_size=settings.batch_size(recipe))
     start = starting.read(settings.run(recipe), source, recipe)  # Reads the folder once.
     if start.steps_left():
-        console.line(devices.line(dtype=recipe.dtype))
+        console.line(devices.line(dtype=recipe.dtype, device=settings.value('device')))
         cifar10.maybe_download_and_extract(source)
         train(source, recipe, start)
 

@@ -32,7 +32,7 @@ from importlib import metadata
 from benchmarks import processes
 
 _LINE = '{:58}{:>24}{:>24}{:>7}  {}'
-_LOGITS, _GRADIENTS = 1e-3, 1e-2  # The largest differences allowed in float32.
+_LOGITS, _GRADIENTS = 1e-3, 5e-2  # The largest differences allowed in float32.
 _PRECISIONS = {'float32': {'tf32': False}, 'TF32': {'tf32': True}, 'float16': {'use_fp16': True},
                'bfloat16': {'use_bf16': True}}
 
@@ -76,7 +76,7 @@ def worker_rows(options):
 def agreement_rows(options):
     found = processes.measure(options, what='agreement')
     yield (f'{found["devices"]} Compared with the CPU in float32, logits differ by at most '
-           f'{found["logits"]:.1e}, gradients by {found["gradients"]:.1e} of the largest in a '
+           f'{found["logits"]:.1e}, gradients by {found["gradients"]:.1e} of the norm of a '
            'tensor.')
     if not (found['logits'] <= _LOGITS and found['gradients'] <= _GRADIENTS):
         raise SystemExit(f'The differences are above {_LOGITS} (logits) or {_GRADIENTS} '
@@ -159,9 +159,12 @@ def main():
                         help='batch sizes of the rows "speed"')
     parser.add_argument('--output', type=path, default=os.devnull, help='append the lines to it')
     options, options.flags = parser.parse_known_args()
-    default = ('agreement speed' if options.device == 'gpu' else 'input step train workers'
-               if (options.net, options.dataset) == ('tutorial', 'cifar10') else 'step workers')
-    rows = (_ROWS[name](options) for name in options.only or default.split())
+    names = ['step', 'workers']
+    if (options.net, options.dataset) == ('tutorial', 'cifar10'):
+        names = ['input', 'step', 'train', 'workers']
+    if options.device == 'gpu':
+        names = ['agreement', 'speed']
+    rows = (_ROWS[name](options) for name in options.only or names)
     with open(options.output, 'a', buffering=1) as report:
         for text in itertools.chain(heading(options), *rows):
             print(text, flush=True)

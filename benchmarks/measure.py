@@ -4,8 +4,11 @@
 
 `python -m benchmarks` starts these processes. Each is cold, unaffected by earlier measurements.
 """
-from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
+from cifar10_lib.program import quiet
 
+quiet.import_tensorflow()
+
+import dataclasses
 import json
 import time
 
@@ -16,11 +19,11 @@ from absl.testing import flagsaver
 
 from benchmarks import floor, tutorial
 import cifar10
-from cifar10_lib import recipes
-from cifar10_lib.nets import variables
-from cifar10_lib.program import devices
-import cifar10_lib.training.session  # noqa: F401, for --max_steps.
+from cifar10_lib import recipes, settings
+from cifar10_lib.program import devices, startup
+from cifar10_lib.runs import starting
 
+settings.define_training_flags()  # For --max_steps and --variables.
 flags.DEFINE_enum('what', 'step', ['input', 'step', 'agreement', 'speed'], 'What to measure.')
 flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial'], 'Whose input.')
 flags.DEFINE_float('seconds', 5.0, 'Seconds of reading input.', lower_bound=0.0)
@@ -33,10 +36,13 @@ _STEPS_PER_TURN = 5
 _LOG_FREQUENCY = 10  # Steps from one fetch of the loss to the next, as in training.
 
 
-def measure_input():
+def measure_input(start):
     """Returns images/s of the input alone, after a quarter of the batches has warmed it up."""
-    batch = tf.group(*(cifar10.distorted_inputs(recipes.chosen()) if FLAGS.side == 'ours' else
-                       tutorial.distorted_inputs(cifar10.source().folder, FLAGS.batch_size)))
+    source = start.source
+    if FLAGS.side == 'ours':
+        batch = tf.group(*cifar10.distorted_inputs(source, start.recipe.distort))
+    else:
+        batch = tf.group(*tutorial.distorted_inputs(source.folder, source.batch_size))
     creator = tf.train.ChiefSessionCreator(config=devices.session_config())
     with tf.train.MonitoredSession(creator) as session:  # It runs the queues.
         times = []
@@ -44,93 +50,116 @@ def measure_input():
             session.run(batch)
             times.append(time.perf_counter())
     warm = times[len(times) // 4:]
-    return {'rate': (len(warm) - 1) * FLAGS.batch_size / (warm[-1] - warm[0])}
+    return {'rate': (len(warm) - 1) * source.batch_size / (warm[-1] - warm[0])}
 
 
-def measure_step():
+def measure_step(start):
     """Returns milliseconds of steps on a fixed batch, all sides in turn: {name: list}."""
     def published():
-        images, labels = _fixed_batch()
+        images, labels = _fixed_batch(start)
         return tutorial.train(tutorial.loss(tutorial.inference(images), labels),
                               tf.train.get_or_create_global_step())
 
-    # Our own normalisation has matrix products, which the tutorial's network does not need.
-    plain = tutorial.inference if FLAGS.net != 'resnet23' else _inference
-    sides = {'ours': _session(lambda: _training()[0]),
-             'floor': _session(lambda: floor.operation(lambda: plain(_fixed_batch()[0])))}
-    if FLAGS.net == 'tutorial':
+    def plain():
+        images, _ = _fixed_batch(start)
+        if start.recipe.name == 'resnet23':
+            return _logits(start, images)
+        # Our own normalisation has matrix products, which the tutorial's network does not need.
+        return tutorial.inference(images)
+
+    sides = {'ours': _session(lambda: training(start)[0]),
+             'floor': _session(lambda: floor.operation(plain))}
+    if start.recipe.name == 'tutorial':
         sides['tutorial'] = _session(published)
-    if devices.multiplies_bfloat16() and variables.compute_type() == tf.float32:  # Or ours has it.
-        with flagsaver.flagsaver(use_bf16=True):
-            sides['bfloat16'] = _session(lambda: _training()[0])
+    if devices.multiplies_bfloat16() and start.recipe.dtype == tf.float32:  # Or ours has it.
+        with flagsaver.flagsaver(use_bf16=True):  # `cifar10.inference` reads the flag.
+            half = dataclasses.replace(start, recipe=recipes.chosen())
+            sides['bfloat16'] = _session(lambda: training(half)[0])
     found = {name: [] for name in sides}
     for _ in range(1 + FLAGS.timed_steps // _STEPS_PER_TURN):
         for name, (session, operation) in sides.items():
             session.run(operation)  # The caches still hold the other side's data.
             for _ in range(_STEPS_PER_TURN):
-                start = time.perf_counter()
+                begin = time.perf_counter()
                 session.run(operation)
-                found[name].append(1000 * (time.perf_counter() - start))
+                found[name].append(1000 * (time.perf_counter() - begin))
     return {name: times[_STEPS_PER_TURN:] for name, times in found.items()}  # The rest is warm.
 
 
-def measure_agreement():
+def measure_agreement(start):
     """Returns the largest differences between GPU and CPU, with one batch and the same weights.
 
-    'logits' is an absolute difference; 'gradients' is relative to the largest value of a tensor.
+    'logits' is an absolute difference; 'gradients' is the norm of the difference, relative to the
+    norm of the tensor.
     """
     tf.config.experimental.enable_tensor_float_32_execution(False)
 
     def build():
-        images, labels = _fixed_batch()
+        images, labels = _fixed_batch(start)
         for device in ('cpu', 'gpu'):
             with tf.variable_scope('', reuse=device == 'gpu'), tf.name_scope(device) as scope, \
                     tf.device(f'/{device}:0'):
-                logits = _inference(images)
-                loss = cifar10.loss(logits, labels, scope=scope)
+                logits = _logits(start, images)
+                start.recipe.loss(logits, labels)
+                loss = tf.add_n(tf.get_collection('losses', scope))  # Without the other device's.
                 yield logits, tf.gradients(loss, tf.trainable_variables())
 
     session, operations = _session(lambda: list(build()))
     (expected, gradients), (logits, computed) = session.run(operations)
-    return {'devices': devices.line(), 'logits': float(np.abs(logits - expected).max()),
-            'gradients': float(max(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-30)
-                                   for ours, theirs in zip(computed, gradients)))}
+    return {'devices': devices.line(device=settings.value('device')),
+            'logits': float(np.abs(logits - expected).max()),
+            'gradients': _largest_difference(computed, gradients)}
 
 
-def measure_speed():
+def measure_speed(start):
     """Returns images/s of ten steps at a time. The last fetches the loss, which waits for a GPU."""
     tf.config.experimental.enable_tensor_float_32_execution(FLAGS.tf32)
-    session, (step, loss) = _session(_training)
-    rates = []
+    session, (step, loss) = _session(lambda: training(start))
+    images, rates = _LOG_FREQUENCY * start.source.batch_size, []
     for _ in range(1 + FLAGS.timed_steps // _LOG_FREQUENCY):
-        start = time.perf_counter()
+        begin = time.perf_counter()
         for _ in range(_LOG_FREQUENCY - 1):
             session.run(step)
         session.run([step, loss])
-        rates.append(_LOG_FREQUENCY * FLAGS.batch_size / (time.perf_counter() - start))
+        rates.append(images / (time.perf_counter() - begin))
     return {'rates': rates[1:]}  # TensorFlow chooses kernels in the first ten steps.
 
 
-def _fixed_batch():
+def _largest_difference(computed, expected):
+    """Compares two lists of tensors by norm; NaN if a tensor contains NaN.
+
+    Single values may differ more, in correct results too: where two values of a pooling window
+    are equal but for rounding, CPU and GPU may send the gradient to different pixels.
+    """
+    return float(np.max([np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-30)
+                         for ours, theirs in zip(computed, expected)]))
+
+
+def _fixed_batch(start):
     """Adds a batch of images of the network's size, and labels, to the graph."""
     random = np.random.RandomState(0)
-    pixels = random.randint(0, 256, [FLAGS.batch_size, 3 * 32 * 32]).astype(np.uint8)
-    images = tf.Variable(recipes.chosen().prepare(tf.constant(pixels)), trainable=False)
-    classes = min(10, len(cifar10.source().data_set.classes))  # The published network has ten.
-    return images.read_value(), tf.constant(random.randint(0, classes, FLAGS.batch_size), tf.int32)
+    batch_size = start.source.batch_size
+    pixels = random.randint(0, 256, [batch_size, 32, 32, 3]).astype(np.uint8)
+    images = tf.Variable(start.recipe.prepare(tf.constant(pixels)), trainable=False)
+    classes = min(10, start.source.num_classes)  # The published network has ten.
+    return images.read_value(), tf.constant(random.randint(0, classes, batch_size), tf.int32)
 
 
-def _inference(images):
-    return recipes.chosen(training=True).inference(images)
+def _logits(start, images):
+    return start.recipe.logits(images, start.source.num_classes, training=True)
 
 
-def _training():
-    """Adds a step of training to the graph: (an operation that runs it, the loss)."""
-    images, labels = _fixed_batch()
-    loss = cifar10.loss(_inference(images), labels, recipes.chosen().label_smoothing)
-    with tf.device('/cpu:0'):  # Not around `train`: a GPU computes the gradients.
-        global_step = tf.train.get_or_create_global_step()
-    return cifar10.train(loss, global_step, recipes.chosen()), loss
+def training(start):
+    """Adds a step of training on a fixed batch to the graph: an operation, and the loss."""
+    recipe = start.recipe
+    images, labels = _fixed_batch(start)
+    with tf.device(devices.variables_on(start.run.variables)):
+        with tf.device('/cpu:0'):
+            global_step = tf.train.get_or_create_global_step()
+            lr = recipe.learning_rate(global_step, start.source, start.epochs)
+        loss = recipe.loss(_logits(start, images), labels)
+        opt = recipe.make_optimizer(lr, start.max_steps)
+        return cifar10.train(loss, global_step, lr, opt), loss
 
 
 def _session(build):
@@ -142,9 +171,21 @@ def _session(build):
     return session, built
 
 
+def new_run():
+    """The `starting.Start` of a new run with the flags; --train_dir is not read."""
+    recipe = recipes.chosen()
+    source = cifar10.default_source(batch_size=settings.batch_size(recipe))
+    run = dataclasses.replace(settings.run(recipe), restart=True)
+    return starting.read(run, source, recipe)
+
+
 def main():
-    cifar10.maybe_download_and_extract()
-    print(json.dumps(globals()[f'measure_{FLAGS.what}']()))
+    devices.choose(settings.value('device'))
+    start = new_run()
+    cifar10.maybe_download_and_extract(start.source)
+    measure = {'input': measure_input, 'step': measure_step, 'agreement': measure_agreement,
+               'speed': measure_speed}[FLAGS.what]
+    print(json.dumps(measure(start)))
 
 
 if __name__ == '__main__':

@@ -9,7 +9,7 @@ import dataclasses
 import os
 
 import tensorflow.compat.v1 as tf
-from absl import flags
+from absl import app, flags
 
 from cifar10_lib.datasets import image_source, table
 from cifar10_lib.program import command_line, errors
@@ -74,21 +74,11 @@ def given(name):
     return FLAGS[name].value
 
 
-def data_url():
-    """The URL to download from instead of the data set's own; or None."""
-    return FLAGS.data_url
-
-
 def default_subset(eval_data):
     """The `subset` of a `Source`: all test images, or the training images for --validate_on."""
     if not eval_data and FLAGS.validate_on == 'held_out':
         return 'training'
     return 'all'
-
-
-def min_fraction_of_examples_in_queue():
-    """The fraction of --min_fraction_of_examples_in_queue, or None."""
-    return FLAGS.min_fraction_of_examples_in_queue
 
 
 def learning_rate(data_set_):
@@ -98,14 +88,9 @@ def learning_rate(data_set_):
     return data_set_.learning_rate
 
 
-def use_bf16():
-    """Whether layers compute in bfloat16."""
-    return FLAGS.use_bf16
-
-
-def device():
-    """The devices to use: 'auto', 'cpu' or 'gpu'."""
-    return FLAGS.device
+def value(name):
+    """The value of a flag of this module."""
+    return getattr(FLAGS, name)
 
 
 def is_given(name):
@@ -118,29 +103,6 @@ def batch_size(recipe):
     if recipe.batch_size is None or is_given('batch_size'):
         return FLAGS.batch_size
     return recipe.batch_size
-
-
-@dataclasses.dataclass(frozen=True)
-class Network:
-    """What the flags say about the network: `recipes.chosen` fills the gaps from its row.
-
-    Attributes:
-        net: name of the row.
-        learning_rate: float; None for the data set's or the row's.
-        linear_scaling: bool; None for the row's.
-        warmup_epochs: float, the epochs of the warm-up of the linear scaling rule.
-    """
-
-    net: str
-    learning_rate: float | None
-    linear_scaling: bool | None
-    warmup_epochs: float
-
-
-def network():
-    """The `Network` of the flags."""
-    return Network(FLAGS.net, FLAGS.learning_rate, FLAGS.linear_scaling,
-                   FLAGS.warmup_epochs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,8 +130,16 @@ class Run:
     variables: str
 
 
+def _is_defined(name):
+    """Whether another script in this process has defined a flag of this module."""
+    return flags.FLAGS.find_module_defining_flag(name) == __name__
+
+
 def define_training_flags(max_steps=100000):
-    """Defines the flags of a training run; `max_steps` is the default of --max_steps."""
+    """Defines the flags of a training run, once in a process; `max_steps` is the default of
+    --max_steps."""
+    if _is_defined('train_dir'):
+        return
     count = {'lower_bound': 1, 'upper_bound': 10**9}
     command_line.define_path(
         'train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
@@ -213,10 +183,16 @@ def define_training_flags(max_steps=100000):
 
 
 def run(recipe):
-    """The `Run` of the flags, with the defaults of a `Recipe`."""
+    """The `Run` of the flags, with the defaults of a `Recipe`.
+
+    Raises `app.UsageError` for `--stop_at` without validations.
+    """
     values = {field.name: FLAGS[field.name].value for field in dataclasses.fields(Run)}
     if values['validate_every'] is None:
         values['validate_every'] = recipe.validate_every
+    if values['stop_at'] is not None and not values['validate_every']:
+        raise app.UsageError(f'--stop_at={values["stop_at"]:g} requires validations: add '
+                             '--validate_every=1')
     if values['epochs'] is None and recipe.epochs is not None and not is_given('max_steps'):
         values['epochs'] = recipe.epochs
     if values['epochs'] is not None:
@@ -234,7 +210,10 @@ class Trained:
 
 
 def define_checkpoint_flags():
-    """Defines the flags that name a trained model, to evaluate, predict with or export."""
+    """Defines the flags that name a trained model, to evaluate, predict with or export, once in a
+    process."""
+    if _is_defined('checkpoint_dir'):
+        return
     command_line.define_path(
         'checkpoint_dir', '/tmp/cifar10_train', 'Folder whose latest checkpoint is read, or a '
         'checkpoint, such as FOLDER/model.ckpt-20.')

@@ -50,12 +50,14 @@ elif not os.path.exists('cifar10.py'):
                     'matplotlib'], check=True)
 os.environ['PATH'] = os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']
 sys.path.insert(0, os.getcwd())
-# Imports TensorFlow quietly, with TensorFlow 1's behaviour.
-from cifar10_lib.program import startup
+from cifar10_lib.program import quiet
 
+quiet.import_tensorflow()
 import tensorflow.compat.v1 as tf
 import IPython.display
 import PIL.Image
+
+tf.disable_v2_behavior()
 
 
 def show(path):

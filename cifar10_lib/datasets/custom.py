@@ -21,7 +21,7 @@ FILE = 'dataset.json'
 SEED = 20151111
 MAX_CLASSES = 256  # A label is one byte.
 _PUBLISHED = ', '.join(table.TABLE)
-_ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
+_SPLITS = ('train', 'test')
 
 
 def _are_files(value):
@@ -68,20 +68,46 @@ def read_arrays(path):
     The file has `x_train` and `x_test`, uint8 [count, 32, 32, 3], `y_train` and `y_test`, int
     [count] or [count, 1], and optionally `classes`; without them, the labels are the names. A test
     set alone lacks the first two. Does not unpickle objects, because a pickle can run any program.
-    Raises `errors.DataError` if the file is damaged or lacks an array.
+    Raises `errors.DataError` if the file is damaged, or an array is missing or has another form.
     """
     try:
         with files.regular_file(path) as stream, np.load(stream, allow_pickle=False) as archive:
-            is_whole = 'x_train' in archive or 'y_train' in archive
-            *train, x_test, y_test = (archive[name] for name in _ARRAYS[0 if is_whole else 2:])
-            labels = train[1] if is_whole else y_test
-            count = min(int(np.max(labels, initial=0)) + 1, MAX_CLASSES)
-            classes = archive.get('classes', np.arange(count)).astype(str).tolist()
-    except Exception as error:  # Damage, and text instead of numbers, raise many types.
+            splits = _SPLITS
+            if 'x_train' not in archive and 'y_train' not in archive:
+                splits = ('test',)
+            arrays = {split: (archive[f'x_{split}'], archive[f'y_{split}']) for split in splits}
+            classes = None
+            if 'classes' in archive:
+                classes = archive['classes'].astype(str).tolist()
+    except Exception as error:  # Damage raises many types.
         raise errors.DataError(
-            f'{path} cannot be read ({errors.one_line(error)}); expected the arrays '
-            f'{", ".join(_ARRAYS)}: uint8 [count, 32, 32, 3], and labels from 0') from error
-    return classes, train or None, (x_test, y_test)
+            f'{path} cannot be read ({errors.one_line(error)}); expected the arrays x_train, '
+            'y_train, x_test, y_test: uint8 [count, 32, 32, 3], and labels from 0') from error
+    for split in splits:
+        _check_form(split, *arrays[split])
+    if classes is None:
+        classes = [str(label) for label in range(_num_classes(arrays))]
+    return classes, arrays.get('train'), arrays['test']
+
+
+def _check_form(split, images, labels):
+    """Raises `errors.DataError` if an array has another type or shape than `write` expects."""
+    if labels.dtype.kind not in 'biuf' or labels.shape[:1] != (labels.size,):
+        raise errors.DataError(
+            f'y_{split} is {labels.dtype} {labels.shape}; expected labels from 0, int [count] or '
+            '[count, 1]')
+    expected = (labels.size, table.HEIGHT, table.WIDTH, table.DEPTH)
+    if images.dtype != np.uint8 or images.shape != expected:
+        raise errors.DataError(f'x_{split} is {images.dtype} {images.shape} with {labels.size} '
+                               f'labels; expected uint8 {expected}')
+
+
+def _num_classes(arrays):
+    """The number of classes, if they have no names: of a training set, each has a label."""
+    if 'train' in arrays:
+        return max(2, np.unique(arrays['train'][1]).size)
+    highest = np.max(arrays['test'][1], initial=1)
+    return int(min(MAX_CLASSES - 1, highest)) + 1
 
 
 def write(folder, name, classes, train, test):
@@ -95,35 +121,43 @@ def write(folder, name, classes, train, test):
         train, test: (images, labels): uint8 [count, 32, 32, 3]; int [count] or [count, 1], indices
             into the classes. `train` is None for a test set alone.
 
-    Returns the numbers of training and of test images. Raises `errors.DataError` if an argument is
-    invalid, the name is taken, a class has no training image, or the test set is empty.
+    Returns the numbers of training and of test images of each class, both int [classes]. Raises
+    `errors.DataError` if a name is invalid or taken, a label is not an index, a class has no
+    training image, or the test set is empty.
     """
     row = {'name': name, 'classes': list(classes), 'train_files': {}}
     json_files.check_fields(row, {field: _FIELDS[field] for field in row},
                             'the new data set, named like its folder')
-    for split, (images, labels) in (('train', train), ('test', test))[train is None:]:
-        labels = np.ravel(labels)
-        expected = (labels.size, table.HEIGHT, table.WIDTH, table.DEPTH)
-        if images.dtype != np.uint8 or images.shape != expected:
-            raise errors.DataError(f'the {split} images are {images.dtype} {images.shape} with '
-                                   f'{labels.size} labels; expected uint8 {expected}')
-        wrong = labels[~np.isin(labels, np.arange(len(classes)))]
-        if wrong.size:
-            raise errors.DataError(f'the {split} labels have {wrong[0]!s:.40}; expected 0 to '
-                                   f'{len(classes) - 1}')
-        if split == 'train' and (missing := set(range(len(classes))).difference(labels)):
-            names = ', '.join(classes[label] for label in sorted(missing))
-            raise errors.DataError(f'no training images of {names:.100}: add some')
-        if not labels.size:
-            raise errors.DataError('no test images: add some; a class with a single image '
-                                   'uses it for training')
-        pixels_chw = images.transpose(0, 3, 1, 2).reshape(labels.size, -1)
-        records = np.concatenate([labels[:, np.newaxis].astype(np.uint8), pixels_chw], axis=1)
-        records = np.random.RandomState(SEED).permutation(records)
+    counts = []
+    for split, arrays in zip(_SPLITS, (train, test)):
+        if arrays is None:
+            counts.append(np.zeros(len(classes), int))
+            continue
+        records = _records(split, *arrays, classes)
         with open(os.path.join(folder, f'{split}.bin'), 'wb') as stream:
             stream.write(records)  # `tofile` does not report a full disk.
-        row[f'{split}_files'] = {f'{split}.bin': labels.size}
+        row[f'{split}_files'] = {f'{split}.bin': len(records)}
+        counts.append(np.bincount(records[:, 0], minlength=len(classes)))
     with open(os.path.join(folder, FILE), 'w', encoding='utf-8') as stream:
         json.dump(row, stream, indent=2, ensure_ascii=False)
         stream.write('\n')
-    return sum(row['train_files'].values()), row['test_files']['test.bin']
+    return tuple(counts)
+
+
+def _records(split, images, labels, classes):
+    """Returns the records of a split in a random order, uint8 [count, 3073]."""
+    labels = np.ravel(labels)
+    if not np.isin(labels, np.arange(len(classes))).all():
+        raise errors.DataError(
+            f'y_{split} holds {np.min(labels)!s:.40} to {np.max(labels)!s:.40}; expected whole '
+            f'numbers from 0 to {len(classes) - 1}')
+    missing = sorted(set(range(len(classes))).difference(labels))
+    if split == 'train' and missing:
+        names = ', '.join(classes[label] for label in missing)
+        raise errors.DataError(f'no training images of {names:.100}: add some')
+    if not labels.size:
+        raise errors.DataError('no test images: add some; a class with a single image uses it '
+                               'for training')
+    pixels_chw = images.transpose(0, 3, 1, 2).reshape(labels.size, -1)
+    records = np.concatenate([labels[:, np.newaxis].astype(np.uint8), pixels_chw], axis=1)
+    return np.random.RandomState(SEED).permutation(records)

@@ -5,6 +5,8 @@ with a fixed seed, is for testing, as in CIFAR-10. Deeper folders are not search
 followed, because they are the user's own.
 """
 import os
+import re
+import unicodedata
 
 import numpy as np
 
@@ -14,8 +16,10 @@ from cifar10_lib.program import console, errors
 _OTHER_FORMS = ': docs/usage.md shows how to write one from other formats'
 _TEST_ONE_IN = 6  # Without a split.
 
-# Names of folders that define a split, in any case; the first one found contains the test images.
-_TRAINING, _TESTING = ('train', 'training'), ('test', 'testing', 'val', 'valid', 'validation')
+# A folder is a part of the split if its name, in any case, contains one of these words, as `train`
+# and `seg_test` do. If several are for testing, the first word's folder is used.
+_TRAINING = ('train', 'training')
+_TESTING = ('test', 'testing', 'val', 'valid', 'validation', 'dev')
 
 
 def read(folder, skipped):
@@ -24,21 +28,18 @@ def read(folder, skipped):
     For `skipped` and errors, see `find`. Images that cannot be read are skipped, too.
     """
     classes, train, test = find(folder, skipped)
-    # One scale for the whole set: classes may differ in brightness.
-    highest = max((images.highest_value(path) for _, path in (*(train or ()), *test)), default=0)
-    if highest:
-        console.line(f'Images with more than 8 bits per channel: {highest:g} becomes white.')
-    return classes, train if train is None else _decoded(train, skipped, highest), (
-        _decoded(test, skipped, highest))
+    if train is not None:
+        train = _decoded(train, skipped)
+    return classes, train, _decoded(test, skipped)
 
 
-def _decoded(labelled_paths, skipped, highest):
+def _decoded(labelled_paths, skipped):
     """Reads images, showing progress: uint8 [count, 32, 32, 3], and their labels, int [count]."""
     total = len(labelled_paths)
     pixels, labels = np.empty([total, table.HEIGHT, table.WIDTH, table.DEPTH], np.uint8), []
     for done, (label, path) in enumerate(labelled_paths, 1):
         try:
-            pixels[len(labels)] = images.read(path, highest)
+            pixels[len(labels)] = images.read(path)
             labels.append(label)
         except errors.DataError as error:
             skipped.append((path, str(error).removeprefix(f'{path} ')))
@@ -46,7 +47,7 @@ def _decoded(labelled_paths, skipped, highest):
     return pixels[:len(labels)], np.array(labels, int)
 
 
-def find(folder, skipped):
+def find(folder, skipped, look_inside=True):
     """Finds the classes and images in a folder; the same files give the same result.
 
     Appends (path, why) to `skipped` for each file or folder that is not used. Returns the sorted
@@ -54,45 +55,43 @@ def find(folder, skipped):
     of (label, path). The first is None for a folder `test` alone.
 
     Raises:
-        errors.DataError: the folder is missing, the number of classes is not 2 to 256, or a class
-            is only in the test folder.
+        errors.DataError: the folder is missing or holds only folders of folders (with
+            `look_inside`, the line names the one that would do), the number of classes is not 2 to
+            256, a name is not UTF-8, or a class is only in the test folder.
     """
     if not os.path.isdir(folder):
         raise errors.DataError(f'{folder} is not a folder; expected one with a folder of images '
                                f'for each class, or an .npz file{_OTHER_FORMS}')
     train_folder, test_folder = _split_folders(folder)
-    train, test = (each and _by_class(each, skipped) for each in (train_folder, test_folder))
-    classes, labelled = tuple(test if train is None else train), train_folder or test_folder
+    labelled = train_folder or test_folder
+    train, test = _by_class(labelled, skipped, look_inside), None
+    classes = tuple(train)
     if not 2 <= len(classes) <= custom.MAX_CLASSES:
-        files = sorted(entry.name for entry in _visible(labelled) if os.path.isfile(entry))
-        beside = f' and {len(files)} files, such as {files[0]}' if files else ''
         raise errors.DataError(
-            f'{labelled} has {len(classes)} folders{beside}; expected 2 to {custom.MAX_CLASSES} '
-            f'classes, each a folder with its images, or an .npz file{_OTHER_FORMS}')
-    if test_folder:
-        unknown = sorted(set(test).difference(classes))
-        if unknown:
-            raise errors.DataError(
-                f'{test_folder} has {", ".join(unknown)}, missing from {train_folder}: add them '
-                'there, or remove them')
-    else:
-        random, test = np.random.RandomState(custom.SEED), {}
-        for name, paths in train.items():  # One of two to five images, none of a single one.
-            count = max(len(paths) // _TEST_ONE_IN, min(1, len(paths) - 1))
-            mixed = [paths[index] for index in random.permutation(len(paths))]
-            test[name], train[name] = mixed[:count], mixed[count:]
-    if folder not in (train_folder, test_folder):
+            f'{labelled} has {len(classes)} folders{_files_beside(labelled)}; expected 2 to '
+            f'{custom.MAX_CLASSES} classes, each a folder with its images, or an .npz '
+            f'file{_OTHER_FORMS}')
+    if labelled != folder:
         skipped += [(entry.path, 'is not part of the split') for entry in _visible(folder)
                     if entry.path not in (train_folder, test_folder)]
-    return classes, *(
-        by_class and [(classes.index(name), path) for name in by_class for path in by_class[name]]
-        for by_class in (train, test))
+    if train_folder is None:
+        return classes, None, _labelled(train, classes)
+    if test_folder is None:
+        train, test = _drawn(train)
+    else:
+        test = _by_class(test_folder, skipped, look_inside)
+    unknown = sorted(set(test).difference(classes))
+    if unknown:
+        raise errors.DataError(
+            f'{test_folder} has {", ".join(unknown)}, missing from {train_folder}: add them '
+            'there, or remove them')
+    return classes, _labelled(train, classes), _labelled(test, classes)
 
 
 def holds_classes(folder):
     """Whether `find` finds classes in a folder, which may be missing, and an image of each."""
     try:
-        classes, train, test = find(folder, [])
+        classes, train, test = find(folder, [], look_inside=False)
     except (errors.DataError, OSError):
         return False
     return len({label for label, _ in (train or test)}) == len(classes)
@@ -101,34 +100,112 @@ def holds_classes(folder):
 def _split_folders(folder):
     """Returns (training folder, test folder): (None, test) for a folder `test` alone; (folder,
     None) without a split, since `train` may be a class, as in CIFAR-100."""
-    named = {entry.name.lower(): entry.path for entry in _visible(folder) if os.path.isdir(entry)}
-    labelled = {name for name, path in named.items()
-                if any(os.path.isdir(entry) for entry in _visible(path))}
-    train, test = (next((named[name] for name in names if name in labelled), None)
-                   for names in (_TRAINING, _TESTING))
-    if test and (train or not set(named).difference(_TESTING)):
+    entries = sorted(_folders(folder), key=lambda entry: (len(entry.name), entry.name))
+    words = {_word(entry.name) for entry in entries}
+    train, test = _part(entries, _TRAINING), _part(entries, _TESTING)
+    if train and test:
         return train, test
-    if train and not set(named).difference(_TRAINING):
+    if test and words.issubset(_TESTING):
+        return None, test
+    if train and words.issubset(_TRAINING):
         return train, None
-    unsorted = set(named) - labelled
-    if unsorted and not set(named).difference(_TRAINING, _TESTING):
+    unsorted = sorted(entry.name for entry in entries if not _folders(entry.path))
+    if unsorted and _are_parts(entries, words):
         remedy = f', or convert only {train}' if train else ''
-        raise errors.DataError(f'{folder} has {", ".join(sorted(unsorted))}, without '
-                               f'a folder for each class in it: sort the images by class{remedy}')
+        raise errors.DataError(f'{folder} has {", ".join(unsorted)}, without a folder for each '
+                               f'class in it: sort the images by class{remedy}')
     return folder, None
 
 
-def _by_class(folder, skipped):
-    """Returns {class: sorted paths of its images}, sorted; adds all other paths to `skipped`."""
-    by_class = {}
+def _word(name):
+    """Returns the word that makes a folder a part of the split; None without or with several."""
+    words = set(re.findall(r'[^\W\d_]+', name.lower())).intersection(_TRAINING + _TESTING)
+    return words.pop() if len(words) == 1 else None
+
+
+def _part(entries, words):
+    """Returns the path of the first folder with one of these words that holds folders, or None."""
+    for word in words:
+        for entry in entries:
+            if _word(entry.name) == word and _folders(entry.path):
+                return entry.path
+    return None
+
+
+def _are_parts(entries, words):
+    """Whether folders are parts of a split, not classes such as "freight train" and "tram"."""
+    if None in words:
+        return False
+    if words.intersection(_TRAINING) and words.intersection(_TESTING):
+        return True
+    return all(entry.name.lower() == _word(entry.name) for entry in entries)
+
+
+def _by_class(folder, skipped, look_inside):
+    """Returns {class: paths of its images}, sorted; adds all other paths to `skipped`."""
+    by_class, others = {}, []
     for entry in sorted(_visible(folder), key=lambda entry: entry.name):
-        if os.path.isdir(entry):
-            paths = by_class[entry.name] = images.find(entry.path)
-            skipped += [(path, 'is not a file named like an image') for path in sorted(
-                {inner.path for inner in _visible(entry.path)}.difference(paths))]
-        else:
-            skipped.append((entry.path, 'is not in the folder of a class'))
-    return by_class
+        if not os.path.isdir(entry):
+            others.append((entry.path, 'is not in the folder of a class'))
+            continue
+        paths = images.find(entry.path)
+        by_class.setdefault(_class(entry), []).extend(paths)
+        others += [(path, 'is not a file named like an image') for path in sorted(
+            {inner.path for inner in _visible(entry.path)}.difference(paths))]
+    if not any(by_class.values()) and any(os.path.isdir(path) for path, _ in others):
+        raise errors.DataError(_folders_of_folders(folder, look_inside))
+    skipped += others
+    return dict(sorted(by_class.items()))
+
+
+def _class(entry):
+    """The name of a class: macOS stores é as two characters, other systems as one."""
+    try:
+        entry.name.encode()
+    except UnicodeEncodeError as error:
+        raise errors.DataError(f'the name of {entry.path} is not UTF-8: rename the folder') from (
+            error)
+    return unicodedata.normalize('NFC', entry.name)
+
+
+def _folders_of_folders(folder, look_inside):
+    """The line about a folder without images in its folders."""
+    line = (f'{folder} holds only folders of folders; expected images in CLASS/, or in '
+            'train/CLASS/ and test/CLASS/, where names may contain one of '
+            f'{", ".join((*_TRAINING, *_TESTING))} as a word')
+    if look_inside:
+        right = [entry.path for entry in _folders(folder) if holds_classes(entry.path)]
+        if len(right) == 1:
+            line += f': pass {right[0]}, or move its folders up'
+    return line
+
+
+def _files_beside(folder):
+    """What to say about the files in a folder that should hold folders."""
+    names = sorted(entry.name for entry in _visible(folder) if os.path.isfile(entry))
+    return f' and {len(names)} files, such as {names[0]}' if names else ''
+
+
+def _drawn(by_class):
+    """Draws a test set: one of six images, one of two to five, none of a single one.
+
+    Returns the images for training and for testing, both {class: paths}.
+    """
+    random, train, test = np.random.RandomState(custom.SEED), {}, {}
+    for name, paths in by_class.items():
+        count = max(len(paths) // _TEST_ONE_IN, min(1, len(paths) - 1))
+        mixed = [paths[index] for index in random.permutation(len(paths))]
+        test[name], train[name] = mixed[:count], mixed[count:]
+    return train, test
+
+
+def _labelled(by_class, classes):
+    """Returns [(label, path)] of {class: paths}."""
+    return [(classes.index(name), path) for name, paths in by_class.items() for path in paths]
+
+
+def _folders(folder):
+    return [entry for entry in _visible(folder) if os.path.isdir(entry)]
 
 
 def _visible(folder):

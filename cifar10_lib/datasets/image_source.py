@@ -143,7 +143,7 @@ class Source:
         return numbers * step % records - first
 
     def sample(self, count):
-        """Pixels of records spread evenly over the subset: uint8 [count, 3 * 32 * 32].
+        """Images spread evenly over the subset: uint8 [count, 32, 32, 3].
 
         Repeats records if there are fewer. Raises an `OSError` or `ValueError` if a file was
         removed or truncated.
@@ -158,7 +158,8 @@ class Source:
             rows = np.memmap(path, np.uint8, 'r', shape=(records, self.data_set.record_bytes))
             found.append(rows[numbers[numbers < records], -table.IMAGE_BYTES:])
             numbers = numbers[numbers >= records] - records
-        return np.concatenate(found)
+        pixels = np.concatenate(found).reshape(-1, table.DEPTH, table.HEIGHT, table.WIDTH)
+        return pixels.transpose([0, 2, 3, 1])
 
     @contextlib.contextmanager
     def damage_reported(self):

@@ -4,83 +4,80 @@ import os
 import warnings
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors, files
 
 # Endings of the files that a search in a folder finds.
-ENDINGS = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff', '.avif')
+ENDINGS = ('.jpg', '.jpeg', '.jpe', '.jif', '.jfif', '.png', '.gif', '.bmp', '.webp', '.tif',
+           '.tiff', '.avif')
 
 # For other formats, Pillow may start another program, or unpack data without a limit.
 _FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF', 'AVIF')
 
-# TIFF's tags: the highest value that the file declares, and whether 0 is black or white.
-_BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 281, 262, 0
+# The factors by which Pillow scales a PNG's greys of 2 and 4 bits, except its transparent grey.
+_GREYS = {'L;2': 85, 'L;4': 17}
 
 
-def highest_value(path):
-    """The value that is white in an image of more than eight bits per channel, a float.
-
-    That is the highest value that the file declares (TIFF's MaxSampleValue, or 9 to 15 bits) or,
-    since files of 16 bits often hold less, the highest one that it contains. 0 for eight bits, and
-    for a file that cannot be read, which `read` reports.
-    """
-    with contextlib.suppress(Exception), _opened(path) as image:
-        return _highest(image) if image.mode.startswith(('I', 'F')) else 0.0
-    return 0.0
-
-
-@contextlib.contextmanager
-def _opened(path):
-    with files.regular_file(path) as stream, warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # Pillow's, about damage that it can ignore.
-        warnings.simplefilter('error', Image.DecompressionBombWarning)
-        with Image.open(stream, formats=_FORMATS) as image:
-            yield image
-
-
-def _highest(image):
-    tags = getattr(image, 'tag_v2', {})
-    bits = max(tags.get(_BITS_PER_SAMPLE, (16,)))
-    declared = tags.get(_MAX_SAMPLE_VALUE, [2 ** bits - 1 if bits < 16 else 0])
-    return float(max(np.ravel(declared)) or np.max(image, where=np.isfinite(image), initial=0))
-
-
-def read(path, highest=None, size=(table.WIDTH, table.HEIGHT)):
+def read(path, size=(table.WIDTH, table.HEIGHT)):
     """Reads an image file and fits its image to a size, (width, height), by default 32 x 32.
 
     Scales the short side to it and keeps the centre, in one antialiased resampling (bilinear if it
     enlarges); does not change an image of that size. Applies the EXIF orientation. Uses the first
-    frame of an animation, and the first of several pages. Ignores transparency: a transparent pixel
-    has its stored colour. Of images with more than eight bits per channel, the value `highest`
-    becomes 255; by default, their own `highest_value`.
+    frame of an animation, and the first of several pages. Lays transparent images on white.
 
     Returns uint8 [height, width, 3]. Raises `errors.DataError`, which names the file, if it cannot
-    be read, has another format, is damaged, or has more pixels than Pillow considers safe.
+    be read, has another format or more than 8 bits per channel, is damaged, or has more pixels than
+    Pillow considers safe.
     """
     try:
-        with _opened(path) as image:
-            image.load()  # First: once it has failed, Pillow's next `load` returns the part it has.
-            with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
-                ImageOps.exif_transpose(image, in_place=True)
-            image = _with_eight_bits(image, highest)
-            return np.asarray(ImageOps.fit(image, size, Image.Resampling.BILINEAR).convert('RGB'))
+        with files.regular_file(path) as stream, warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # Pillow's, about damage that it can ignore.
+            warnings.simplefilter('error', Image.DecompressionBombWarning)
+            with Image.open(stream, formats=_FORMATS) as image:
+                return np.asarray(ImageOps.fit(_decoded(image), size, Image.Resampling.BILINEAR))
     except Exception as error:  # Pillow raises many types for damaged files.
         reason = getattr(error, 'strerror', None) or errors.one_line(error) or repr(error)
         if isinstance(error, Image.UnidentifiedImageError):
-            reason = f'damaged, or not {", ".join(_FORMATS)}'
+            reason = f'damaged, or not {", ".join(_FORMATS)} of 8 bits per channel'
         raise errors.DataError(f'{path} cannot be read ({reason:.120})') from error
 
 
-def _with_eight_bits(image, highest):
-    """Converts an image to grey or RGB of eight bits per channel."""
-    if image.mode.startswith(('I', 'F')):
-        values = np.asarray(image, np.float64) * 255 / (highest or _highest(image) or 1)
-        if getattr(image, 'tag_v2', {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
-            values = 255 - values
-        return Image.fromarray(np.clip(np.nan_to_num(values), 0, 255).round().astype(np.uint8))
-    return image if image.mode in ('L', 'RGB') else image.convert('RGB')
+def _decoded(image):
+    """Decodes an opened image to RGB, upright and on white; raises many types if it is damaged."""
+    if _is_deep(image):
+        raise ValueError('more than 8 bits per channel, or signed values: scale them to 0 to 255, '
+                         'as in docs/usage.md')
+    if image.format == 'PNG' and image.png.im_rawmode in _GREYS and 'transparency' in image.info:
+        image.info['transparency'] *= _GREYS[image.png.im_rawmode]
+    image.load()
+    with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
+        ImageOps.exif_transpose(image, in_place=True)
+    if not image.has_transparency_data:
+        return image.convert('RGB')
+    if image.mode == 'La':  # Grey times alpha.
+        image = image.convert('LA')
+    image = image.convert('RGBA')
+    on_white = Image.new('RGB', image.size, 'white')
+    on_white.paste(image, mask=image)
+    return on_white
+
+
+def _is_deep(image):
+    """Whether an opened PNG or TIFF stores other values than 0 to 255.
+
+    Pillow opens some of these as 8 bits: it keeps the upper half of 16 bits, and the bits of a
+    negative number. It does not open other formats of more bits, except AVIF, where 10 and 12 bits
+    always span the whole range and are scaled by the decoder.
+    """
+    if image.format == 'PNG':
+        return '16' in image.png.im_rawmode  # Such as "RGB;16B".
+    if image.format == 'TIFF':
+        bits = image.tag_v2.get(ExifTags.Base.BitsPerSample, (1,))
+        formats = image.tag_v2.get(ExifTags.Base.SampleFormat, (1,))  # 1: unsigned.
+        return max(bits) > 8 or max(formats) > 1
+    return False
 
 
 def find(folder):

@@ -15,6 +15,11 @@ from cifar10_lib.program import errors
 HEIGHT, WIDTH, DEPTH = 32, 32, 3
 IMAGE_BYTES = HEIGHT * WIDTH * DEPTH
 
+# Copies of the archives, those that Swift for TensorFlow and MindSpore use. The published host sends
+# 66 to 85 kB/s: https://github.com/pytorch/vision/issues/9536
+_SWIFT = 'https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/'
+_MINDSPORE = 'https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets/'
+
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
@@ -29,7 +34,8 @@ class DataSet:
         classes: names of the classes; a label is an index into them.
         record_bytes: size of a record in bytes, of which the last `IMAGE_BYTES` are the pixels.
         label_index: index of the label among the bytes before them.
-        url: URL of the archive; None if `synthetic.py` generates the files.
+        url: published URL of the archive; None if `synthetic.py` generates the files.
+        copies: URLs of copies of the archive, which are tried before `url`.
         archive_bytes: size of the archive in bytes.
         sha256: checksum of the archive, in hexadecimal.
         learning_rate: initial rate for the tutorial's network and networks that share its recipe;
@@ -46,6 +52,7 @@ class DataSet:
     record_bytes: int = 1 + IMAGE_BYTES
     label_index: int = 0
     url: str | None = None
+    copies: tuple[str, ...] = ()
     archive_bytes: int = 0
     sha256: str = ''
     learning_rate: float | None = None
@@ -99,6 +106,7 @@ CIFAR10 = DataSet(
     classes=('airplane', 'automobile', 'bird', 'cat', 'deer',
              'dog', 'frog', 'horse', 'ship', 'truck'),
     url='https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz',
+    copies=(_SWIFT + 'cifar-10-binary.tar.gz', _MINDSPORE + 'cifar-10-binary.tar.gz'),
     archive_bytes=170052171,
     sha256='c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd')
 
@@ -125,6 +133,7 @@ CIFAR100 = DataSet(
     record_bytes=2 + IMAGE_BYTES,
     label_index=1,
     url='https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
+    copies=(_MINDSPORE + 'cifar-100-binary.tar.gz',),
     archive_bytes=168513733,
     sha256='58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec')
 
@@ -145,10 +154,16 @@ TABLE = {row.name: row for row in (CIFAR10, CIFAR100, SYNTHETIC)}
 
 
 def edited_cifar10(num_classes, url=CIFAR10.url):
-    """The row of CIFAR-10 with the tutorial's constants NUM_CLASSES and DATA_URL."""
+    """The row of CIFAR-10 with the tutorial's constants NUM_CLASSES and DATA_URL.
+
+    An edited URL is the only place to download from.
+    """
     names = [*CIFAR10.classes, *map(str, range(10, num_classes))]
     remedy = None if num_classes >= len(CIFAR10.classes) else (
         f'NUM_CLASSES is {num_classes}: raise it to 10, or remove the records of other classes '
         'from the files.')
-    return dataclasses.replace(
-        CIFAR10, classes=tuple(names[:num_classes]), url=url, label_remedy=remedy)
+    copies = ()
+    if url == CIFAR10.url:
+        copies = CIFAR10.copies
+    return dataclasses.replace(CIFAR10, classes=tuple(names[:num_classes]), url=url,
+                               copies=copies, label_remedy=remedy)

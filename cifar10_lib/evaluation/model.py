@@ -1,16 +1,13 @@
 """The graph that classifies images with a trained network."""
 import contextlib
 
+import numpy as np
 import tensorflow.compat.v1 as tf
-from absl import app
 
 import cifar10
 from cifar10_lib.datasets import table
 from cifar10_lib.program import devices
 from cifar10_lib.runs import checkpoints
-
-_NEEDS_A_SIZE = ('inference requires a fixed batch size; expected any number of images: flatten by '
-                 'tf.reshape(net, [-1, UNITS]), not by tf.reshape(net, [FLAGS.batch_size, -1])')
 
 
 class Model:
@@ -33,9 +30,6 @@ class Model:
             num_classes: number of classes.
             batch_size: number of images of each run; None for any number, which a network may not
                 accept.
-
-        Raises:
-            app.UsageError: there is no `batch_size`, but `inference` requires one.
         """
         with tf.Graph().as_default() as self.graph:
             self.pixels = tf.placeholder(
@@ -43,8 +37,6 @@ class Model:
             with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
                 self.images = recipe.prepare(self.pixels)
             logits = recipe.logits(self.images, num_classes)
-            if batch_size is None and logits.shape.as_list()[0] is not None:
-                raise app.UsageError(_NEEDS_A_SIZE)
             self.outputs = {'logits': logits,
                             'probabilities': tf.nn.softmax(logits, name='probabilities'),
                             'classes': tf.argmax(logits, axis=1, name='classes')}
@@ -66,6 +58,21 @@ class Model:
         with tf.Session(graph=self.graph, config=devices.session_config()) as session:
             self._loader.assign(values, variables, session)
             yield session
+
+    def probabilities(self, session, pixels):
+        """The probabilities of the classes, float32 [count, classes], of any number of images.
+
+        `session` is from the function above, `pixels` are uint8 [count, 32, 32, 3]. In a graph of a
+        fixed batch size, the last batch is filled by repeating its images.
+        """
+        batch_size = self.pixels.shape.as_list()[0] or len(pixels)
+        found = []
+        for first in range(0, len(pixels), batch_size):
+            images = pixels[first:first + batch_size]
+            batch = np.resize(images, [batch_size, *images.shape[1:]])
+            found.append(session.run(
+                self.outputs['probabilities'], {self.pixels: batch})[:len(images)])
+        return np.concatenate(found)
 
 
 def variables_to_restore(use_moving_averages):

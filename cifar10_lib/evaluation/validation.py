@@ -20,7 +20,8 @@ class Validation:
     numbers. Create it before the training graph is finalized.
     """
 
-    def __init__(self, train_dir, variables, source, recipe, images='test', caught=()):
+    def __init__(self, train_dir, variables, source, recipe, images='test', caught=(),
+                 statistics=None):
         """Builds the evaluation's graph.
 
         Args:
@@ -28,10 +29,11 @@ class Validation:
             source: the `Source` of the training images.
             recipe: the `Recipe`.
             caught: list of caught signals; when one is added, a validation stops.
+            statistics: a `statistics.Statistics` for a network with batch norm.
 
         Raises the errors of `accuracy.num_examples`.
         """
-        self._caught = caught
+        self._caught, self._statistics = caught, statistics
         self._trained = {variable.op.name: variable for variable in variables}
         self._best = best.Best(train_dir, variables, images)
         self._source = dataclasses.replace(source, subset='held_out', shard=(0, 1))
@@ -56,6 +58,8 @@ class Validation:
         averaged weights; None if a signal stopped it, or the images could not be read.
         """
         console.progress(f'step {step}: validating on {self._total} images')
+        if self._statistics:
+            self._statistics.update(session, step)
         values = session.run(self._trained)
         try:
             with self._source.damage_reported():
@@ -88,6 +92,7 @@ class Validation:
                     if self._caught:
                         return None
                     counts.add(*batch)
+                accuracy.check_size(self._source, self._total)
             finally:  # An exception of a thread replaces the error "queue is closed".
                 coordinator.request_stop()
                 coordinator.join(threads)

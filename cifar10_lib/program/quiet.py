@@ -25,7 +25,8 @@ def import_tensorflow():
     with _environment(quiet):
         import tensorflow.compat.v1 as tf
     if quiet:
-        tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors that it logs.
+        # TensorFlow also raises the errors that it logs.
+        tf.logging.set_verbosity(tf.logging.FATAL)
     threading.excepthook = _report_exception_of_thread
 
 

@@ -2,6 +2,7 @@
 import functools
 import os
 import sys
+import traceback
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
@@ -47,10 +48,11 @@ def run(main, positional=None, unused=()):
             errors.say('interrupted')
             return 130
         except (*_OF_THE_USER, *_OF_THE_MACHINE) as error:
+            console.end()
             # The traceback of a Python function in the graph is part of its message.
             if '\nTraceback ' in str(error) or os.environ.get('CIFAR10_TRACEBACK'):
-                raise
-            console.end()
+                traceback.print_exc()  # absl would show that of an `app.UsageError` as usage.
+                return 1
             errors.say(errors.one_line(error) + _remedy(error))
             return 1
 
@@ -70,22 +72,12 @@ def _remedy(error):
 def _parse(positional, unused, argv):
     """Returns the script's name and its positional arguments; see `run`."""
     if {'--help', '-help', '-h', '-?', '--helpshort'}.intersection(argv[1:]):
-        console.fail_if_stdout_closes()
-        text = f'{sys.modules["__main__"].__doc__ or ""}\nflags:\n{FLAGS.main_module_help()}'
-        for line in text.split('\n'):
-            console.line(line)
-        sys.exit(0)
+        _show_help()
     FLAGS.set_gnu_getopt(bool(positional))
     try:
         words = FLAGS(argv)
-        excess = len(words) - 1 - len(positional.split())
-        if excess < 0 or excess and not positional.endswith('...'):
-            raise flags.Error(f'got {" ".join(words[1:]) or "no arguments"}; expected '
-                              f'{positional or "--name=value"}')
-        for name in FLAGS:  # absl accepts NaN, and '' as from an unset shell variable.
-            value = FLAGS[name].value
-            if value != value or FLAGS[name].present and value in ('', []):
-                raise flags.ValidationError(f'flag --{FLAGS[name].name}={value or ""} has no value')
+        _check_words(words, positional)
+        _check_values()
     except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME.
         errors.say(f'{errors.one_line(error)} (see --help)')
         sys.exit(1)
@@ -93,3 +85,31 @@ def _parse(positional, unused, argv):
     if ignored:  # Not an error: the same flags are often given to several scripts.
         errors.say(f'no effect in this script: {", ".join(ignored)}')
     return words
+
+
+def _show_help():
+    console.fail_if_stdout_closes()
+    text = f'{sys.modules["__main__"].__doc__ or ""}\nflags:\n{FLAGS.main_module_help()}'
+    for line in text.split('\n'):
+        console.line(line)
+    sys.exit(0)
+
+
+def _check_words(words, positional):
+    """Raises `flags.Error` unless there are as many positional arguments as in the usage."""
+    expected = len(positional.split())
+    is_right = len(words) - 1 == expected
+    if positional.endswith('...'):
+        is_right = len(words) - 1 >= expected
+    if not is_right:
+        raise flags.Error(f'got {" ".join(words[1:]) or "no arguments"}; expected '
+                          f'{positional or "--name=value"}')
+
+
+def _check_values():
+    """Raises `flags.ValidationError` for NaN and '', as from an unset shell variable."""
+    for name in FLAGS:
+        value = FLAGS[name].value
+        is_empty = FLAGS[name].present and value in ('', [])
+        if value != value or is_empty:
+            raise flags.ValidationError(f'flag --{FLAGS[name].name}={value or ""} has no value')

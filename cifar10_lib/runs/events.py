@@ -36,8 +36,10 @@ def writer(folder, graph, run, is_first):
     return made
 
 
-def read_scalars(folder, tag):
+def read_scalars(folder, *tags):
     """A curve from the event files in a folder, {step: float}, sorted by step.
+
+    Several tags are names of the same curve, by different versions of a program.
 
     Later files replace values of earlier ones; `SessionLog.START` removes them from its step on, as
     in TensorBoard. A damaged file counts up to the damage, which a line reports. The last event may
@@ -50,7 +52,7 @@ def read_scalars(folder, tag):
                 if event.session_log.status == tf.SessionLog.START:
                     found = {step: value for step, value in found.items() if step < event.step}
                 for value in event.summary.value:
-                    if value.tag == tag:
+                    if value.tag in tags:
                         found[event.step] = value.simple_value
         except (tf.errors.OpError, message.DecodeError) as error:
             if 'truncated record' not in str(error):

@@ -4,16 +4,14 @@ import datetime
 import json
 import os
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app
 
 from cifar10_lib.program import console, files
-from cifar10_lib.runs import best, checkpoints, names, run_folder
+from cifar10_lib.runs import best, checkpoints, initial, names, run_folder
 from cifar10_lib.runs.epochs import EpochCounter
 
 _ADVICE = 'choose another --train_dir, or start over with --restart'
-_OTHER = 'choose another --initial_checkpoint'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Start:
 
     def _reached(self):
         """A checkpoint, and the flag whose goal it has reached; or None."""
-        if self.run.restart:
+        if not self.resumes:
             return None
         folder = self.run.train_dir
         if self.step >= self.max_steps:
@@ -77,7 +75,7 @@ class Start:
             if self.run.epochs is None:
                 return self.found.path, f'--max_steps={self.max_steps}'
             return self.found.path, f'--epochs={self.run.epochs:g} ({self.max_steps} steps)'
-        if self.run.stop_at is None or not self.resumes:
+        if self.run.stop_at is None:
             return None
         error, best_step = best.read(folder, self.run.validate_on)
         if not best.reaches(error, self.run.stop_at):
@@ -101,10 +99,10 @@ class Start:
         does not fit them. Old checkpoints lack the averages of the losses, which start anew.
         """
         if not self.resumes:
-            values = {}
+            values = self.recipe.initial_values(self.source)
             if self.found.path:
-                values = self._initial_values(variables)[0]
-            return {**self.recipe.initial_values(self.source), **values}
+                values |= self._initial.values_for(variables)
+            return values
         wanted = {each.op.name: each for each in variables}
         for name in list(wanted):
             if name.endswith(names.LOSS_AVERAGE) and name not in self.found.values:
@@ -114,42 +112,52 @@ class Start:
 
     def report(self, variables):
         """Prints what resumes, and each setting that changed; `variables` as in `values_for`."""
-        run, epochs = self.run, self.epochs
-        for line in self.recipe.defaults_used(run, self.source, epochs):
+        for line in self.recipe.defaults_used(self.run, self.source, self.epochs):
             console.line(line)
         if self.resumes and not self.earlier:
-            console.line(f'{run.train_dir} has no {names.RUN}: resuming with '
+            console.line(f'{self.run.train_dir} has no {names.RUN}: resuming with '
                          f'--net={self.recipe.name} --dataset={self.source.data_set.flag}.')
-        changes = epochs.changes
-        if len(changes) > 1 and changes[-1][0] == self.step:
-            console.line(f'Resuming with {epochs.images_per_step} images per step (was '
-                         f'{changes[-2][1]}).')
-        for name, value in self._settings().items():
-            if name in self.earlier and self.earlier[name] != value:
-                console.line(f'Resuming with --{name}={_shown(value)} (was '
-                             f'{_shown(self.earlier[name])}).')
-        was = self.earlier.get('training_images', epochs.images_per_epoch)
-        if was != epochs.images_per_epoch:
-            console.line(f'Resuming with {epochs.images_per_epoch} training images (was {was}).')
+        for what, value, was in self._changed():
+            console.line(f'Resuming with {what.format(_shown(value))} (was {_shown(was)}).')
         if self.step < self.max_steps:
             size = ''
-            if len(changes) == 1:
-                size = f' of {epochs.images_per_step} images'
-            console.line(f'{self.max_steps} steps{size} are {epochs.seen(self.max_steps):.4g} '
-                         f'epochs of {epochs.images_per_epoch} images.')
+            if len(self.epochs.changes) == 1:
+                size = f' of {self.epochs.images_per_step} images'
+            console.line(f'{self.max_steps} steps{size} are {self.epochs.seen(self.max_steps):.4g} '
+                         f'epochs of {self.epochs.images_per_epoch} images.')
         if self.found.faults:
             console.line(f'{"; ".join(self.found.faults)}: using '
                          f'{os.path.basename(self.found.path)}.')
         if self.resumes:
             console.line(f'Resuming from {self.found.path}.')
         elif self.found.path:
-            for line in self._initial_values(variables)[1]:
+            for line in self._initial.lines(variables):
                 console.line(line)
+
+    def _changed(self):
+        """The settings that changed since the run's last start: list of (text with a place for the
+        value, value, earlier value)."""
+        found = []
+        changes = self.epochs.changes
+        if len(changes) > 1 and changes[-1][0] == self.step:
+            found.append(('{} images per step', self.epochs.images_per_step, changes[-2][1]))
+        for name, value in self._settings().items():
+            found.append((f'--{name}={{}}', value, self.earlier.get(name, value)))
+        images = self.epochs.images_per_epoch
+        found.append(('{} training images', images, self.earlier.get('training_images', images)))
+        return [each for each in found if each[1] != each[2]]
+
+    @property
+    def _initial(self):
+        return initial.Initial(self.found, self.recipe.name, self.source.data_set.classes,
+                               self.run.validate_on)
 
     def write(self):
         """Writes `run.json`."""
         data_set = self.source.data_set
-        folder = data_set.folder if os.path.isabs(data_set.folder) else None
+        folder = None
+        if os.path.isabs(data_set.folder):  # A user's own.
+            folder = data_set.folder
         content = {
             'dataset': data_set.name, 'classes': data_set.classes, 'net': self.recipe.name,
             'dataset_folder': folder,
@@ -158,7 +166,8 @@ class Start:
                 'training_images': self.epochs.images_per_epoch,
                 'batch_size': self.source.batch_size, 'images_per_step': self.epochs.changes,
                 'min_fraction_of_examples_in_queue': self.source.min_fraction,
-                'validate_on': self.run.validate_on, 'data_dir': os.path.dirname(self.source.folder),
+                'validate_on': self.run.validate_on,
+                'data_dir': os.path.dirname(self.source.folder),
                 'seed': self.run.seed, 'first_step': self.step,
                 'started': datetime.datetime.now().isoformat(),
                 'tensorflow': tf.version.VERSION}}
@@ -178,48 +187,6 @@ class Start:
             found['max_steps'] = self.max_steps
         return found
 
-    def _initial_values(self, variables):
-        """The values of `--initial_checkpoint` that fit, {name: array}, and lines about them.
-
-        Weights and their averages start with its averages. Layers of another shape, the last one if
-        its run had other classes, the step and the state of the optimizer start anew. Raises
-        `app.UsageError` if no weights fit.
-        """
-        path, stored = self.found.path, self.found.values
-        classes = list(self.source.data_set.classes)
-        run = run_folder.read_run(os.path.dirname(path), _OTHER)
-        trained = {each.op.name: each for each in variables if each.trainable}
-        last_layer = list(trained)[-1].rpartition('/')[0]
-        new_layer = None
-        if run and run['classes'] != classes:
-            new_layer = last_layer
-        found = {}
-        for variable in variables:
-            base = variable.op.name.removesuffix(names.AVERAGE)
-            layer = base.rpartition('/')[0]
-            is_of_network = base in trained or base.endswith(names.STATISTICS)
-            given = stored.get(base + names.AVERAGE, stored.get(base))
-            if is_of_network and layer != new_layer and given is not None and (
-                    list(given.shape) == variable.shape.as_list()):
-                found[variable.op.name] = given.astype(variable.dtype.base_dtype.as_numpy_dtype)
-        if not all(np.isfinite(value).all() for value in found.values()):
-            raise app.UsageError(f'{path} has values that are not finite: {_OTHER}')
-        kept = {name.split('/')[0] for name in trained.keys() & found.keys()}
-        if not kept:
-            wanted = trained
-            if not stored.keys() & trained.keys():
-                wanted = {name + names.AVERAGE: each for name, each in trained.items()}
-            checkpoints.values_for(
-                path, wanted, f'--net={self.recipe.name} expects these for {len(classes)} classes: '
-                f'{_OTHER}', stored)
-        new = sorted(trained.keys() - found.keys())
-        lines = [f'Starting with {", ".join(sorted(kept))} of {path}; new: '
-                 f'{", ".join(new) or "none"}.']
-        if run and self.run.validate_on not in ('test', run['settings'].get('validate_on')):
-            lines.append('Warning: that run did not hold out images. If it had the same ones, '
-                         'validations of this run look better than they are.')
-        return found, lines
-
 
 def read(run, source, recipe, batches_per_step=1):
     """Reads the folder of a run, once: a `Start`.
@@ -230,11 +197,8 @@ def read(run, source, recipe, batches_per_step=1):
         recipe: the `Recipe`.
         batches_per_step: number of batches in a step, over all towers and workers.
 
-    Raises `app.UsageError` if the folder cannot hold this run, or the flags contradict each other.
+    Raises `app.UsageError` if the folder cannot hold this run.
     """
-    if run.stop_at is not None and not run.validate_every:
-        raise app.UsageError(f'--stop_at={run.stop_at:g} requires validations: add '
-                             '--validate_every=1')
     folder = run.train_dir
     run_folder.check_path(folder)
     earlier, found, listed = {}, checkpoints.Found(None, {}, ()), ()
@@ -246,7 +210,7 @@ def read(run, source, recipe, batches_per_step=1):
     if found.path:
         step = checkpoints.step(found.path, found.values)
     elif run.initial_checkpoint:
-        found = _initial_checkpoint(run)
+        found = initial.find(run)
     epochs = EpochCounter(
         step, _changes(earlier, step, source.batch_size * batches_per_step),
         source.num_examples(), validate_every=run.validate_every)
@@ -255,6 +219,16 @@ def read(run, source, recipe, batches_per_step=1):
         max_steps = epochs.last_step(run.epochs)
     return Start(run, source, recipe, dataclasses.replace(epochs, max_steps=max_steps), found,
                  earlier, listed)
+
+
+def follow(run, source, recipe, step, changes, max_steps):
+    """The `Start` of a worker that does not read the folder, with what worker 0 has read there.
+
+    `step`, `changes` and `max_steps` are those of worker 0's `EpochCounter`; for the rest, see
+    `read`.
+    """
+    return Start(run, source, recipe, EpochCounter(
+        step, changes, source.num_examples(), max_steps, run.validate_every))
 
 
 def _earlier_settings(run, source, recipe):
@@ -276,25 +250,6 @@ def _changes(earlier, step, images_per_step):
     if changes[-1][1] != images_per_step:
         changes.append([step, images_per_step])
     return changes
-
-
-def _initial_checkpoint(run):
-    """The `checkpoints.Found` of `--initial_checkpoint`; raises `app.UsageError` if there isn't
-    one, or `--restart` would remove it."""
-    given, folder = run.initial_checkpoint, os.path.realpath(run.train_dir)
-    named = checkpoints.named(given)
-    if named:
-        found = checkpoints.Found(named, checkpoints.read(named), ())
-    else:
-        found = checkpoints.newest(given)
-    if found.path is None:
-        raise app.UsageError(f'No checkpoint in --initial_checkpoint={given}; expected the folder '
-                             'of another run: choose one')
-    if run.restart and os.path.dirname(os.path.realpath(found.path)) in (
-            folder, os.path.join(folder, names.BEST)):
-        raise app.UsageError(f'--restart would remove --initial_checkpoint={given}: choose another '
-                             '--train_dir')
-    return found
 
 
 def _shown(value):

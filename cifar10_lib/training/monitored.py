@@ -1,16 +1,18 @@
 """The session in which all trainers run their steps, and the hooks that they share."""
 import contextlib
+import re
 import signal
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.evaluation import validation
+from cifar10_lib.evaluation import statistics, validation
 from cifar10_lib.program import files
 from cifar10_lib.runs import checkpoints, run_folder
 from cifar10_lib.training import session_hooks, worker
 
-_SUMMARY_STEPS = session_hooks.SUMMARY_STEPS
+# How TensorFlow refuses to make a histogram of values that are not finite.
+_HISTOGRAM = re.compile('Nan in summary histogram|Infinity in Histogram')
 
 
 def use_seed(start, me=worker.Worker()):  # noqa: B008, it has no state yet.
@@ -42,22 +44,26 @@ def shared_hooks(start, loss, summary_op=None, me=None):
         return [session_hooks.ValidationHook(me, epochs)]
     variables = tf.global_variables()
     metrics_hook = session_hooks.MetricsHook(run.train_dir, loss, epochs)
-    validator = None
+    batch_norms = validator = None
+    if any(not each.trainable for each in tf.moving_average_variables()):
+        batch_norms = statistics.Statistics(  # Other workers wait for it.
+            start.source, start.recipe, variables, start.step, me.caught, me.step_seconds / 3)
     if run.validate_every:
         validator = validation.Validation(
-            run.train_dir, variables, start.source, start.recipe, run.validate_on, me.caught)
+            run.train_dir, variables, start.source, start.recipe, run.validate_on, me.caught,
+            batch_norms)
     if summary_op is None:
         summary_op = tf.summary.merge_all()
     if summary_op is None:  # The graph has no summaries.
         summary_op = tf.constant('')
     found = [
         session_hooks.ProgressHook(loss, epochs),
-        tf.train.StepCounterHook(_SUMMARY_STEPS, output_dir=run.train_dir),
+        tf.train.StepCounterHook(session_hooks.SUMMARY_STEPS, output_dir=run.train_dir),
         tf.train.SummarySaverHook(
-            _SUMMARY_STEPS, output_dir=run.train_dir, summary_op=summary_op),
+            session_hooks.SUMMARY_STEPS, output_dir=run.train_dir, summary_op=summary_op),
         metrics_hook,
         session_hooks.ValidationHook(me, epochs, validator, metrics_hook, run.stop_at),
-        session_hooks.SaverHook(start, variables, metrics_hook)]
+        session_hooks.SaverHook(start, variables, metrics_hook, batch_norms)]
     if run.profile:
         found.append(tf.train.ProfilerHook(run.profile, output_dir=run.train_dir))
     return found
@@ -75,7 +81,7 @@ def session(start, hooks, me=None):
         start: the `Start` of the run.
         hooks: list of hooks, in which those that find NaN come before those that save; the last
             ones are those of `shared_hooks`.
-        me: this `worker.Worker`; by default one that trains alone. All workers stop after the same
+        me: this `worker.Worker`; by default that of `shared_hooks`. All workers stop after the same
             step.
 
     Yields a `SingularMonitoredSession`; `should_stop()` is true after the last step.
@@ -86,7 +92,7 @@ def session(start, hooks, me=None):
         errors.DataError: a record file was replaced by a damaged one.
         FloatingPointError: the loss is NaN, or a variable is not finite.
     """
-    me = me or worker.Worker()
+    me = me or _worker_of(hooks)
     folder = start.run.train_dir
     variables = tf.global_variables()
     worker_hook = session_hooks.WorkerHook(me, start.step >= start.max_steps)
@@ -124,6 +130,14 @@ def session(start, hooks, me=None):
         raise SystemExit(128 + number)
 
 
+def _worker_of(hooks):
+    """The `worker.Worker` of `shared_hooks`; by default one that trains alone."""
+    for each in hooks:
+        if isinstance(each, session_hooks.ValidationHook):
+            return each.worker
+    return worker.Worker()
+
+
 def _scaffold(variables, values):
     """The `tf.train.Scaffold` of a session that starts with these values, {name: array}."""
     loaded = {each.op.name: each for each in variables if each.op.name in values}
@@ -149,10 +163,11 @@ def _after_error(error, monitored, worker_hook, hooks):
         return
     if isinstance(error, tf.train.NanLossDuringTrainingError):
         raise metrics_hook.diverged('the loss is nan') from error
-    if isinstance(error, tf.errors.InvalidArgumentError) and ' in summary histogram' in str(error):
-        raise metrics_hook.diverged('an activation, a weight or a gradient is not finite') from error
+    if isinstance(error, tf.errors.InvalidArgumentError) and _HISTOGRAM.search(str(error)):
+        raise metrics_hook.diverged(
+            'an activation, a weight or a gradient is not finite') from error
     # A hook's error, between two steps: nothing else would save the steps since the last
     # checkpoint. After an error in a step, the variables may be half updated.
-    if not (worker_hook.in_step or isinstance(error, ArithmeticError)):
+    if not (worker_hook.in_step or isinstance(error, FloatingPointError)):
         with contextlib.suppress(Exception):  # The first error matters.
             saver_hook.save_after_error(monitored.raw_session())

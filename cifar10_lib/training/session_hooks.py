@@ -206,7 +206,7 @@ class ValidationHook(tf.train.SessionRunHook):
 
     def __init__(self, me, epochs, validation=None, metrics_hook=None, stop_at=None):
         """Worker 0 has a `validation.Validation` and a `MetricsHook`, for the row of metrics."""
-        self._worker, self._epochs, self._validation = me, epochs, validation
+        self.worker, self._epochs, self._validation = me, epochs, validation
         self._metrics, self._stop_at = metrics_hook, stop_at
         self._step = epochs.first_step
 
@@ -228,7 +228,7 @@ class ValidationHook(tf.train.SessionRunHook):
                 is_good = best.reaches(found[1], self._stop_at)
         if is_good:
             self._report()
-        if self._worker.barrier('the validation', value=is_good):
+        if self.worker.barrier('the validation', value=is_good):
             run_context.request_stop()
 
     def _report(self):
@@ -249,11 +249,12 @@ class SaverHook(tf.train.CheckpointSaverHook):
     `NanTensorHook` is not enough: the loss of a step is that of the weights before it.
     """
 
-    def __init__(self, start, variables, metrics_hook):
-        """`start` is the `Start` of a run, `variables` the list of those to save."""
+    def __init__(self, start, variables, metrics_hook, statistics=None):
+        """`start` is the `Start` of a run, `variables` the list of those to save, `statistics` a
+        `statistics.Statistics` for a network with batch norm."""
         run, self._folder, self._resumes = start.run, start.run.train_dir, start.resumes
         self._variables = {variable.op.name: variable for variable in variables}
-        self._metrics, self._found = metrics_hook, start.found
+        self._metrics, self._statistics, self._found = metrics_hook, statistics, start.found
         saver = tf.train.Saver(variables, max_to_keep=5, save_relative_paths=True,
                                keep_checkpoint_every_n_hours=1e9)
         tf.add_to_collection(tf.GraphKeys.SAVERS, saver)  # Where the scaffold looks for it.
@@ -278,6 +279,8 @@ class SaverHook(tf.train.CheckpointSaverHook):
     def before_save(self, session, step):
         """Checks the variables; see the class."""
         console.progress(f'step {step}: saving a checkpoint')
+        if self._statistics:
+            self._statistics.update(session, step)
         for name, value in session.run(self._variables).items():
             if self._variables[name].dtype.is_floating and not np.isfinite(value).all():
                 raise self._metrics.diverged(f'{name} is not finite')

@@ -41,6 +41,7 @@ class Cluster:
         hosts: tuple of every worker's 'host:port', or '' if they exchange addresses as they meet.
         job: str, shared by the workers of one job: worker 0 accepts no others.
         start_timeout, step_timeout, stage_timeout: float, seconds; see the flags.
+        overlap: bool, whether to average gradients while others are still being computed.
     """
     rank: int = 0
     size: int = 1
@@ -51,6 +52,7 @@ class Cluster:
     start_timeout: float = 60.0
     step_timeout: float = 60.0
     stage_timeout: float = 7200.0
+    overlap: bool = True
 
 
 def resolve(worker_hosts=(), task_index=None, num_workers=None, coordinator=None):
@@ -61,8 +63,29 @@ def resolve(worker_hosts=(), task_index=None, num_workers=None, coordinator=None
     if VARIABLE in os.environ:
         rank, size, port, parent = map(int, os.environ[VARIABLE].split())
         return Cluster(rank, size, rank, f'127.0.0.1:{port}', ('',) * size, f'{parent}')
-    flags = ['--worker_hosts'] * bool(worker_hosts) + ['--num_workers'] * bool(num_workers)
-    found = flags + [name for name in _LAUNCHERS if _started(name)]  # The first one counts.
+    flags = []
+    if worker_hosts:
+        flags.append('--worker_hosts')
+    if num_workers:
+        flags.append('--num_workers')
+    launchers = [name for name in _LAUNCHERS if _started(name)]  # The first one counts.
+    _check(flags, launchers, task_index, coordinator)
+    if worker_hosts:
+        return _of_hosts(worker_hosts, task_index, '--worker_hosts')
+    if num_workers or not launchers:
+        return Cluster()
+    if launchers[0] == 'TF_CONFIG':
+        return _tf_config()
+    return _from_environment(launchers[0], coordinator)
+
+
+def _check(flags, launchers, task_index, coordinator):
+    """Raises `app.UsageError` if the flags contradict each other or the environment.
+
+    `flags` are the names of those that define the workers, `launchers` the ones that started this
+    process; both are lists.
+    """
+    found = flags + launchers
     if len(found) > 1 and flags:
         raise app.UsageError(f'{found[0]} and {found[1]} both define the workers: leave one out')
     if (task_index is not None) != ('--worker_hosts' in flags):
@@ -70,16 +93,12 @@ def resolve(worker_hosts=(), task_index=None, num_workers=None, coordinator=None
     if coordinator and not any(row and row.size in os.environ for row in _LAUNCHERS.values()):
         raise app.UsageError('--coordinator is for workers that torchrun, mpirun, mpiexec or srun '
                              'starts')
-    if not found and (sizes := _sizes()):  # Each would train alone.
+    sizes = _sizes()
+    if sizes and not found:  # Each would train alone.
         raise app.UsageError(
             f'{sizes[0]} in the environment names several processes, but nothing says which of '
             'them this is: use torchrun, mpirun, mpiexec or srun, or --worker_hosts and '
             '--task_index; if it is not about this program, unset it')
-    if worker_hosts:
-        return _of_hosts(worker_hosts, task_index, '--worker_hosts')
-    if not found or num_workers:
-        return Cluster()
-    return _tf_config() if found[0] == 'TF_CONFIG' else _from_environment(found[0], coordinator)
 
 
 def refuse_several():

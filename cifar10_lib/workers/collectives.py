@@ -10,9 +10,6 @@ each worker, because none of them occupies a thread while it waits.
 import itertools
 
 import tensorflow.compat.v1 as tf
-from absl import flags
-
-flags.DEFINE_boolean('overlap', True, 'Average gradients while others are still being computed.')
 
 # The largest bucket. The tutorial's layers from the top down to local3 have 90 % of its parameters,
 # 3.8 MB. They fit into one bucket, which is sent while the convolutions' gradients are computed,

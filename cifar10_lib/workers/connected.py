@@ -7,13 +7,10 @@ import contextlib
 import os
 
 import tensorflow.compat.v1 as tf
-from absl import flags
 
 from cifar10_lib.program import devices, errors
 from cifar10_lib.training import worker
 from cifar10_lib.workers import collectives, meeting, ports
-
-FLAGS = flags.FLAGS
 
 _JOB = 'worker'
 _CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones took less time.
@@ -55,7 +52,7 @@ class ConnectedWorker(worker.Worker):
     def __init__(self, cluster, peers):
         """`peers` is the `meeting.Meeting` of the workers of a `Cluster`."""
         super().__init__(cluster.rank, cluster.size, cluster.local_rank, cluster.step_timeout)
-        self._peers = peers
+        self._peers, self._overlap = peers, cluster.overlap
         self._gpus = devices.visible_gpus()
         self._layout = []
 
@@ -70,33 +67,26 @@ class ConnectedWorker(worker.Worker):
         """
         training_errors = tf.get_collection_ref('errors')
         self._ask_stop = tf.placeholder_with_default(0.0, [], name='stop')
-        means = collectives.mean_losses(
-            {**losses, 'error': training_errors[0], 'stop': self._ask_stop}, self)
-        self._stop, training_errors[0] = means['stop'], means['error']
-        return {name: means[name] for name in losses}
+        given = {'stop': self._ask_stop}
+        given.update({f'error {k}': each for k, each in enumerate(training_errors)})
+        given.update({f'loss {name}': each for name, each in losses.items()})
+        means = collectives.mean_losses(given, self)
+        self._stop = means['stop']
+        training_errors[:] = [means[f'error {k}'] for k in range(len(training_errors))]
+        return {name: means[f'loss {name}'] for name in losses}
 
     def mean_gradients(self, gradients):
         self._layout = [f'{variable.op.name} {gradient.shape.as_list()}'
                         for gradient, variable in gradients if gradient is not None]
-        return collectives.all_reduce_mean(gradients, self, overlap=FLAGS.overlap,
+        return collectives.all_reduce_mean(gradients, self, overlap=self._overlap,
                                            on_gpu=self._gpus > 0)
 
-    def session(self, scaffold, hooks):
+    def session(self, scaffold, hooks, log_device_placement=False):
         """Starts this worker's server, and returns a session on it.
 
         Raises ConnectionError if the server cannot listen.
         """
-        config = devices.session_config(FLAGS.log_device_placement)
-        # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
-        config.experimental.collective_group_leader = f'/job:{_JOB}/replica:0/task:0'
-        config.device_filters.append(f'/job:{_JOB}/task:{self.rank}')
-        config.experimental.collective_nccl = self._gpus > 0
-        config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
-        if (config.inter_op_parallelism_threads or devices.visible_cores()) == 1:
-            # One core has one thread, which would send the first bucket after the backward pass.
-            config.inter_op_parallelism_threads = 2
-        if self._gpus > 1:
-            config.gpu_options.visible_device_list = str(self.local_rank % self._gpus)
+        config = self._config(log_device_placement)
         self._broadcast = collectives.broadcast(tf.global_variables(), self)
         own = self._peers.hosts[self.rank]
         host, port = ports.split_address(own)
@@ -116,15 +106,34 @@ class ConnectedWorker(worker.Worker):
         return worker.Session(
             scaffold=scaffold, hooks=hooks, master=self._server.target, config=config)
 
+    def _config(self, log_device_placement):
+        """The `tf.ConfigProto` of this worker's server and session."""
+        config = devices.session_config(log_device_placement)
+        # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
+        config.experimental.collective_group_leader = f'/job:{_JOB}/replica:0/task:0'
+        config.device_filters.append(f'/job:{_JOB}/task:{self.rank}')
+        config.experimental.collective_nccl = self._gpus > 0
+        config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
+        # Grappler's remapper fuses a convolution, its bias and ReLU also in bfloat16, if the
+        # processor has instructions for it, into an operation that a server refuses.
+        rewrites = config.graph_options.rewrite_options
+        rewrites.remapping = rewrites.OFF
+        if (config.inter_op_parallelism_threads or devices.visible_cores()) == 1:
+            # One core has one thread, which would send the first bucket after the backward pass.
+            config.inter_op_parallelism_threads = 2
+        if self._gpus > 1:
+            config.gpu_options.visible_device_list = str(self.local_rank % self._gpus)
+        return config
+
     def start(self, session):
         # Before the first step, which has a time limit: all servers listen, and can be reached.
         self.barrier('the start', {'gradients': self._layout})
         self._peers.reach_all()
         session.run(self._broadcast, options=self._options())
 
-    def step(self, caught):
+    def step(self):
         return tf.train.SessionRunArgs(
-            {'stop': self._stop}, {self._ask_stop: float(bool(caught))}, self._options())
+            {'stop': self._stop}, {self._ask_stop: float(bool(self.caught))}, self._options())
 
     def _options(self):
         return tf.RunOptions(timeout_in_ms=int(1000 * self.step_seconds))

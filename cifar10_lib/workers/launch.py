@@ -1,6 +1,5 @@
 """Starts the workers of `--num_workers` on this machine, and makes them end together."""
 import ctypes
-import dataclasses
 import os
 import signal
 import subprocess
@@ -8,31 +7,11 @@ import sys
 import threading
 import time
 
-from absl import app, flags
+from absl import app
 
 from cifar10_lib.program import console, devices, errors
 from cifar10_lib.training import worker
 from cifar10_lib.workers import cluster, meeting, ports
-
-flags.DEFINE_list('worker_hosts', [], 'HOST:PORT of every worker, as the other workers reach it; '
-                  'separated by commas.')
-flags.DEFINE_integer('task_index', None, 'Index of this worker in --worker_hosts, from 0.',
-                     lower_bound=0, upper_bound=10**6)
-flags.DEFINE_integer('num_workers', None, 'Start this number of workers on this machine.',
-                     lower_bound=1, upper_bound=256)
-flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 listens for the others, with '
-                    'mpirun, mpiexec, srun and torchrun. By default a port of the host of worker '
-                    '0, if its name is known.')
-flags.DEFINE_float('start_timeout', 60.0, 'Seconds within which all workers must join.',
-                   lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('step_timeout', 60.0, 'Seconds within which all workers end if one fails, '
-                   'freezes or cannot be reached. A step must take less, including the time in '
-                   'which worker 0 saves a checkpoint.', lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('stage_timeout', 7200.0, 'Seconds that the first worker to reach a point '
-                   'outside of steps (the data, the graph, a validation) waits for the others. A '
-                   'download and a validation must take less.', lower_bound=1.0, upper_bound=1e7)
-
-FLAGS = flags.FLAGS
 
 # Exit codes of a worker that runs, has succeeded, or was stopped by a signal: the others will end
 # by themselves, while worker 0 may still be saving.
@@ -42,16 +21,17 @@ _KILLED_AFTER = 5.0  # Seconds after a failure in which the other workers can en
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def run(work):
-    """Runs `work`, a function of the `Cluster`, or with `--num_workers` starts processes that do.
+def run(work, workers, count=1):
+    """Runs `work`, a function of this process's `Cluster`, or starts processes that do.
+
+    Args:
+        work: the function.
+        workers: the `Cluster`, from `cluster.resolve`.
+        count: number of processes to start on this machine; 1 to run `work` in this one.
 
     Returns the result of `work`, the exit code for all workers, or `meeting.LOST` if another one
-    was lost. Raises `app.UsageError` if flags or environment are invalid.
+    was lost. Raises `app.UsageError` if this process cannot be a worker, or start that many.
     """
-    count = FLAGS.num_workers or 1
-    workers = dataclasses.replace(
-        cluster.resolve(FLAGS.worker_hosts, FLAGS.task_index, FLAGS.num_workers, FLAGS.coordinator),
-        **{name: FLAGS[name].value for name in ('start_timeout', 'step_timeout', 'stage_timeout')})
     if cluster.VARIABLE in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # If the launcher is killed.
         if os.getppid() != int(workers.job):

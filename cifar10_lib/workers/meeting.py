@@ -84,43 +84,63 @@ def _lead(cluster, port, listener):
     Returns their connections, a dictionary by rank, and the list of all addresses. `port` is this
     worker's for TensorFlow.
     """
-    deadline = time.monotonic() + _LEADERS_SHARE * cluster.start_timeout
-    joined = []  # The connection and the first message of each worker.
+    with listener:  # Closed at the end: TensorFlow's server may need its port.
+        joined = _accepted(cluster, listener)
     try:
-        with listener:  # Closed at the end: TensorFlow's server may need its port.
-            while len(joined) + 1 < cluster.size:
-                listener.settimeout(max(0.01, deadline - time.monotonic()))
-                try:
-                    connection = _connection(listener.accept()[0])
-                except TimeoutError:
-                    break
-                hello = _received(connection)
-                # Workers that wait send nothing: what could be read is their end.
-                joined = [each for each in joined if not each[0].poll()]
-                if hello.get('job') == _PROTOCOL + cluster.job:
-                    joined.append((connection, hello))
-                else:
-                    connection.close()
-        hosts = [cluster.hosts[0] or f'{cluster.address.split(":")[0]}:{port}',
-                 *[''] * (cluster.size - 1)]
-        for _, hello in joined:
-            if not 0 <= hello['rank'] < cluster.size or hosts[hello['rank']]:
-                raise app.UsageError(
-                    f'{_name(hello["rank"], hello["address"])} does not fit: worker 0 expects one '
-                    f'worker for each index from 0 to {cluster.size - 1}')
-            hosts[hello['rank']] = hello['address']
-        missing = [_name(rank, cluster.hosts[rank]) for rank, host in enumerate(hosts) if not host]
-        if missing:
-            raise Lost(f'{", ".join(missing[:5])}{" and others" * (len(missing) > 5)} did not '
-                       f'connect to worker 0 at {cluster.address} in time: check that all workers '
-                       'were started, or raise --start_timeout')
+        hosts = _addresses(cluster, port, [hello for _, hello in joined])
     except (app.UsageError, Lost) as error:
         for connection, _ in joined:
-            _send(connection, error=str(error), code=LOST if isinstance(error, Lost) else 1)
+            _send(connection, error=str(error), code=_code(error))
         raise
     for connection, _ in joined:
         _send(connection, hosts=hosts)
     return {hello['rank']: connection for connection, hello in joined}, hosts
+
+
+def _accepted(cluster, listener):
+    """Accepts workers until all have joined, or it is too late.
+
+    Returns the connection and the first message of each, a list.
+    """
+    deadline = time.monotonic() + _LEADERS_SHARE * cluster.start_timeout
+    joined = []
+    while len(joined) + 1 < cluster.size:
+        listener.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            connection = _connection(listener.accept()[0])
+        except TimeoutError:
+            break
+        hello = _received(connection)
+        # Workers that wait send nothing: what could be read is their end.
+        joined = [each for each in joined if not each[0].poll()]
+        if hello.get('job') == _PROTOCOL + cluster.job:
+            joined.append((connection, hello))
+        else:
+            connection.close()
+    return joined
+
+
+def _addresses(cluster, port, hellos):
+    """The list of all addresses by rank, from the first messages of the other workers.
+
+    Raises `app.UsageError` if two workers have the same index, and `Lost` if some are missing.
+    """
+    own = cluster.hosts[0] or f'{cluster.address.split(":")[0]}:{port}'
+    hosts = [own, *[''] * (cluster.size - 1)]
+    for hello in hellos:
+        if not 0 <= hello['rank'] < cluster.size or hosts[hello['rank']]:
+            raise app.UsageError(
+                f'{_name(hello["rank"], hello["address"])} does not fit: worker 0 expects one '
+                f'worker for each index from 0 to {cluster.size - 1}')
+        hosts[hello['rank']] = hello['address']
+    missing = [_name(rank, cluster.hosts[rank]) for rank, host in enumerate(hosts) if not host]
+    if missing:
+        named = ', '.join(missing[:5])
+        if len(missing) > 5:
+            named += ' and others'
+        raise Lost(f'{named} did not connect to worker 0 at {cluster.address} in time: check that '
+                   'all workers were started, or raise --start_timeout')
+    return hosts
 
 
 def _follow(cluster, port):
@@ -150,7 +170,9 @@ def _follow(cluster, port):
                     'another job, or may have started training already') from error
             time.sleep(_PAUSE)
     if 'error' in answer:
-        raise (Lost if answer['code'] == LOST else app.UsageError)(answer['error'])
+        if answer['code'] == LOST:
+            raise Lost(answer['error'])
+        raise app.UsageError(answer['error'])
     return {0: connection}, answer['hosts']
 
 
@@ -193,7 +215,7 @@ class Meeting(contextlib.AbstractContextManager):
             self.leave(error=f'{name} was interrupted', code=128 + signal.SIGINT)
         else:
             self.leave(error=f'{name} failed: {errors.one_line(error) or kind.__name__}',
-                       code=LOST if isinstance(error, Lost) else 1)
+                       code=_code(error))
 
     def barrier(self, stage, must_match=None, value=None):
         """Waits until all workers have reached the same stage.
@@ -379,5 +401,14 @@ def _received(connection):
         return {'end': getattr(error, 'strerror', None) or str(error) or 'it closed the connection'}
 
 
+def _code(error):
+    """The exit code of the other workers after a worker's exception."""
+    if isinstance(error, Lost):
+        return LOST
+    return 1
+
+
 def _name(rank, address):
-    return f'worker {rank} ({address})' if address else f'worker {rank}'
+    if address:
+        return f'worker {rank} ({address})'
+    return f'worker {rank}'

@@ -7,11 +7,14 @@ layers are the top of cuda-convnet's `layers-conv-local-11pct`: two layers of 3 
 maps, initial weights with a standard deviation of 0.04, and a weight decay of 0.004. The bias of
 0.1 is that of the tutorial's local3 and local4.
 """
+import dataclasses
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from cifar10_lib.program import startup  # First: it imports TensorFlow quietly.
+from cifar10_lib.program import quiet
+
+quiet.import_tensorflow()
 
 import tensorflow.compat.v1 as tf
 
@@ -19,7 +22,8 @@ import cifar10
 import cifar10_eval
 import cifar10_train
 from cifar10_lib import recipes
-from cifar10_lib.nets import lrn, variables
+from cifar10_lib.nets import lrn
+from cifar10_lib.program import startup
 
 FLAGS = cifar10.FLAGS
 
@@ -47,12 +51,16 @@ def convolution(net, name, bias):
     with tf.variable_scope(name):
         kernel = cifar10._variable_with_weight_decay('weights', [5, 5, channels, 64], 5e-2, None)
         biases = cifar10._variable_on_cpu('biases', [64], tf.constant_initializer(bias))
-        return tf.nn.relu(tf.nn.conv2d(net, kernel, 1, 'SAME') + biases)
+        conv = tf.nn.conv2d(net, tf.cast(kernel, net.dtype), 1, 'SAME')
+        return tf.nn.relu(conv + tf.cast(biases, net.dtype))
 
 
-def inference(images):
-    """Images, float32 [batch, 24, 24, 3] -> logits, float32 [batch, classes]."""
-    images = tf.cast(images, variables.compute_type())
+def inference(images, num_classes=10, training=False, dtype=tf.float32):
+    """Images, float32 [batch, 24, 24, 3] -> logits, float32 [batch, num_classes].
+
+    `training` makes no difference; `dtype` is the type in which layers compute.
+    """
+    images = tf.cast(images, dtype)
     pool1 = tf.nn.max_pool(convolution(images, 'conv1', 0.0), 3, 2, 'SAME')  # [batch, 12, 12, 64]
     norm1 = lrn.lrn(pool1, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75, name='norm1')
     conv2 = convolution(norm1, 'conv2', 0.1)
@@ -66,23 +74,27 @@ def inference(images):
                 'weights', [height, width, 3, 3, channels, filters], 0.04, 0.004)
             biases = cifar10._variable_on_cpu(
                 'biases', [height, width, filters], tf.constant_initializer(0.1))
-            net = tf.nn.relu(locally_connected(net, weights) + biases)  # [batch, 6, 6, filters]
+            local = locally_connected(net, tf.cast(weights, dtype))
+            net = tf.nn.relu(local + tf.cast(biases, dtype))  # [batch, 6, 6, filters]
 
     with tf.variable_scope('softmax_linear'):
-        units, classes = net.shape[1:].num_elements(), len(cifar10.source().data_set.classes)
-        weights = cifar10._variable_with_weight_decay('weights', [units, classes], 1 / units, None)
-        biases = cifar10._variable_on_cpu('biases', [classes], tf.constant_initializer(0.0))
-        net = tf.matmul(tf.reshape(net, [-1, units]), weights) + biases
-        return tf.cast(net, tf.float32)
+        units = net.shape[1:].num_elements()
+        weights = cifar10._variable_with_weight_decay(
+            'weights', [units, num_classes], 1 / units, None)
+        biases = cifar10._variable_on_cpu('biases', [num_classes], tf.constant_initializer(0.0))
+        net = tf.matmul(tf.reshape(net, [-1, units]), tf.cast(weights, dtype))
+        return tf.cast(net + tf.cast(biases, dtype), tf.float32)
 
 
 def main():
-    recipes.TABLE['local'] = recipes.TABLE['tutorial']._replace(
-        name='local', inference=lambda images, training: inference(images))
-    FLAGS.net, FLAGS.run_once, FLAGS.checkpoint_dir = 'local', True, FLAGS.train_dir
-    FLAGS.set_default('eval_dir', FLAGS.train_dir + '_eval')
+    recipes.TABLE['local'] = dataclasses.replace(
+        recipes.TABLE['tutorial'], name='local', inference=inference)
+    FLAGS.set_default('net', 'local')
     cifar10_train.main()
-    cifar10_eval.evaluate()
+    FLAGS.set_default('run_once', True)
+    FLAGS.set_default('checkpoint_dir', FLAGS.train_dir)
+    FLAGS.set_default('eval_dir', FLAGS.train_dir + '_eval')
+    cifar10_eval.main()
 
 
 if __name__ == '__main__':

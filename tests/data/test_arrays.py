@@ -60,25 +60,53 @@ def refused(path, tmp_path):
     return str(error.value)
 
 
+FORM = '; expected labels from 0, int [count] or [count, 1]'
+
+
 @pytest.mark.parametrize('change, words', [
     ({'x_train': arrays()['x_train'][:, :28]},
-     'the train images are uint8 (30, 28, 32, 3) with 30 labels; expected uint8 (30, 32, 32, 3)'),
-    ({'x_test': arrays()['x_test'] / 255}, 'the test images are float64'),
+     'x_train is uint8 (30, 28, 32, 3) with 30 labels; expected uint8 (30, 32, 32, 3)'),
+    ({'x_test': arrays()['x_test'] / 255}, 'x_test is float64 (6, 32, 32, 3)'),
     ({'x_test': np.zeros([0, 32, 32, 3], np.uint8), 'y_test': []}, 'no test images: add some'),
-    ({'y_train': np.arange(29) % 3}, 'the train images are uint8 (30, 32, 32, 3) with 29 labels'),
-    ({'y_train': np.arange(30) * 0.5}, 'the train labels have 0.5; expected 0 to 14'),
-    ({'y_train': np.array(['cat'] * 30)}, 'cannot be read ('),
+    ({'y_train': np.arange(29) % 3}, 'x_train is uint8 (30, 32, 32, 3) with 29 labels'),
+    ({'y_train': np.eye(3, dtype=int)[np.arange(30) % 3]}, 'y_train is int64 (30, 3)' + FORM),
+    ({'y_test': np.eye(3)[np.arange(6) % 3]}, 'y_test is float64 (6, 3)' + FORM),
+    ({'y_test': np.int64(1)}, 'y_test is int64 ()' + FORM),
+    ({'y_train': np.array(['cat'] * 30)}, 'y_train is <U3 (30,)' + FORM),
     ({'y_train': np.array([None] * 30)},  # Would have to be unpickled.
      'cannot be read (Object arrays cannot be loaded when allow_pickle=False'),
-    ({'y_train': np.full(30, np.nan)}, 'cannot be read (cannot convert float NaN'),
-    ({'y_train': np.arange(30) + 10**9}, 'the train labels have 1000000000; expected 0 to 255'),
-    ({'y_train': np.full(30, 255, np.uint8)}, 'no training images of 0, 1, 2'),
-    ({'y_train': 2 * np.arange(30)}, 'no training images of 1, 3, 5'),
-    ({'y_test': np.full(6, 3)}, 'the test labels have 3; expected 0 to 2'),
-    ({'y_test': np.full(6, -1)}, 'the test labels have -1; expected 0 to 2'),
+    ({'y_train': np.arange(30) % 3 + 1, 'y_test': np.arange(6) % 3 + 1},
+     'y_train holds 1 to 3; expected whole numbers from 0 to 2'),
+    ({'y_train': np.arange(30) % 3 + 1, 'classes': NAMES}, 'y_train holds 1 to 3; expected whole'),
+    ({'y_train': np.array([0, 1, 5])[np.arange(30) % 3]}, 'y_train holds 0 to 5; expected whole'),
+    ({'y_train': np.arange(30) * 0.5}, 'y_train holds 0.0 to 14.5; expected whole numbers from 0'),
+    ({'y_train': np.full(30, np.nan)}, 'y_train holds nan to nan; expected whole numbers from 0'),
+    ({'y_train': np.arange(30) + 10**9},
+     'y_train holds 1000000000 to 1000000029; expected whole numbers from 0 to 29'),
+    ({'y_train': np.full(30, 255, np.uint8)}, 'y_train holds 255 to 255; expected'),
+    ({'y_train': np.zeros(30, int)}, 'no training images of 1: add some'),
+    ({'y_train': np.arange(30) % 2, 'classes': NAMES}, 'no training images of bird: add some'),
+    ({'y_test': np.full(6, 3)}, 'y_test holds 3 to 3; expected whole numbers from 0 to 2'),
+    ({'y_test': np.full(6, -1)}, 'y_test holds -1 to -1; expected whole numbers from 0 to 2'),
     ({'classes': np.array(['a', 'a', 'b'])}, 'expected a list of 2 to 256 different names')])
 def test_other_arrays_are_rejected(tmp_path, change, words):
     assert words in refused(save(tmp_path / 'a.npz', **change), tmp_path)
+
+
+@pytest.mark.parametrize('labels, classes', [
+    ([0, 2, 2], 3), ([0, 0, 0], 2), ([[0], [1], [2]], 3), ([0.0, 1.0, 9.0], 10)])
+def test_a_test_set_may_lack_classes(tmp_path, labels, classes):
+    np.savez(tmp_path / 'a.npz', x_test=arrays()['x_test'][:3], y_test=labels)
+    cifar10_convert.convert(str(tmp_path / 'a.npz'), str(tmp_path / 'made'))
+    assert custom.read(tmp_path / 'made').classes == tuple(map(str, range(classes)))
+
+
+@pytest.mark.parametrize('labels, words', [
+    ([0, 1, 256], 'y_test holds 0 to 256; expected whole numbers from 0 to 255'),
+    ([0, 1, np.nan], 'y_test holds nan to nan; expected'), (['a', 'b', 'c'], 'y_test is <U1 (3,)')])
+def test_other_labels_of_a_test_set_are_rejected(tmp_path, labels, words):
+    np.savez(tmp_path / 'a.npz', x_test=arrays()['x_test'][:3], y_test=labels)
+    assert words in refused(tmp_path / 'a.npz', tmp_path)
 
 
 def damaged(path):

@@ -1,7 +1,10 @@
 """Downloads from a real server on loopback, and unpacks hostile archives."""
 import gzip
 import os
+import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -35,10 +38,20 @@ def assert_whole(data_dir):
         '.small.lock', 'small', 'small.tar.gz']
 
 
-def failure(data_dir, url, **options):
+def limits(**some):
+    """Limits that no machine is too slow for, except for `some`."""
+    return download.Limits(**{'connect': 60, 'silence': 60, 'rate': 0, **some})
+
+
+def lines_of_failed_places(capsys):
+    lines = capsys.readouterr().out.splitlines()
+    return [line for line in lines if line.endswith('. Trying the next place.')]
+
+
+def failure(data_dir, url, copies=(), **options):
     """Returns the one line with which a download fails."""
     with pytest.raises(errors.DataError) as error:
-        download.maybe_download_and_extract(row(url, **options), str(data_dir))
+        download.maybe_download_and_extract(row(url, copies=copies), str(data_dir), **options)
     message = str(error.value)
     assert '\n' not in message
     assert url in message
@@ -133,10 +146,9 @@ def test_bytes_received_before_a_lost_connection_are_kept(server, tmp_path):
     assert_whole(tmp_path)
 
 
-def test_a_server_that_stalls(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, '_TIMEOUT_SECONDS', 1)
+def test_a_server_that_stalls(server, tmp_path):
     server.behaviour = 'stall'
-    assert 'timed out' in failure(tmp_path, server.url)
+    assert 'timed out' in failure(tmp_path, server.url, last_limits=limits(silence=1))
     assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:10000]
 
 
@@ -163,6 +175,109 @@ def test_a_file_with_the_wrong_checksum_is_removed(server, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['.small.lock']
 
 
+@pytest.mark.parametrize('size, ranges', [(5000, ['bytes=5000-', None]), (len(ARCHIVE), [None])])
+def test_a_part_with_wrong_bytes_is_downloaded_again(server, tmp_path, size, ranges):
+    (tmp_path / 'small.tar.gz.part').write_bytes(bytes(size))
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert [range_ for _, range_ in server.requests] == ranges
+    assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize('behaviour, limit, reason, resumed', [
+    ('missing', {}, 'HTTP Error 404: Not Found', 'None'),
+    ('page', {}, f'the server offers a file of 25 bytes; expected {len(ARCHIVE)}', 'None'),
+    ('larger', {}, f'the server offers a file of {len(ARCHIVE) + 1} bytes', 'None'),
+    ('not_http', {}, 'SSH-2.0', 'None'),
+    ('redirect_to_a_file', {}, "Redirection to url 'file:///etc/passwd' is not allowed", 'None'),
+    ('other_bytes', {}, 'small.tar.gz.part has SHA-256 ', 'None'),
+    ('endless_header', {'connect': 0.5}, 'no answer within 0.5 seconds', 'None'),
+    ('cut', {}, f'the connection ended after 10000 of {len(ARCHIVE)} bytes', 'bytes=10000-'),
+    ('slow', {'window': 0.5, 'rate': 1e6}, 'less than 1000 kB/s for 0.5 seconds', 'bytes=.+'),
+    ('stall', {'silence': 1}, 'timed out', 'None|bytes=.+')])
+def test_a_place_that_fails_is_left_with_one_line(
+        server, tmp_path, capsys, behaviour, limit, reason, resumed):
+    """The next place sends the bytes that are missing."""
+    with Server(behaviour).running() as copy:
+        download.maybe_download_and_extract(
+            row(server.url, copies=(copy.url,)), str(tmp_path), copy_limits=limits(**limit))
+    line, = lines_of_failed_places(capsys)
+    assert line.startswith('127.0.0.1: ') and reason in line
+    assert copy.requests == [('/small.tar.gz', None)]
+    (_, range_), = server.requests
+    assert re.fullmatch(resumed, str(range_))
+    assert_whole(tmp_path)
+
+
+def test_a_place_that_does_not_connect(server, tmp_path, capsys):
+    """The queue of a socket that accepts nobody is full, so that it ignores further connections."""
+    with socket.create_server(('127.0.0.1', 0), backlog=0) as deaf, \
+            socket.create_connection(deaf.getsockname()):
+        copy = f'http://127.0.0.1:{deaf.getsockname()[1]}/small.tar.gz'
+        download.maybe_download_and_extract(
+            row(server.url, copies=(copy,)), str(tmp_path), copy_limits=limits(connect=0.5))
+    assert lines_of_failed_places(capsys) == [
+        '127.0.0.1: no answer within 0.5 seconds. Trying the next place.']
+    assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize('behaviour', ['good', 'without_range'])
+def test_places_are_tried_in_order(server, tmp_path, capsys, behaviour):
+    server.behaviour = behaviour
+    with Server() as closed:
+        refused = closed.url
+    with Server('missing').running() as missing, Server('cut').running() as cut, \
+            Server().running() as unused:
+        download.maybe_download_and_extract(
+            row(unused.url, copies=(refused, missing.url, cut.url, server.url)), str(tmp_path),
+            copy_limits=limits())
+    reasons = lines_of_failed_places(capsys)
+    assert len(reasons) == 3
+    assert 'refused' in reasons[0] and '404' in reasons[1] and 'ended after' in reasons[2]
+    assert server.requests == [('/small.tar.gz', 'bytes=10000-')] and unused.requests == []
+    assert_whole(tmp_path)
+
+
+def test_wrong_bytes_of_one_place_before_those_of_another(server, tmp_path):
+    """The second place is not to blame: it is asked again, from the start."""
+    with Server('other_bytes_cut').running() as copy:
+        download.maybe_download_and_extract(row(server.url, copies=(copy.url,)), str(tmp_path))
+    assert [range_ for _, range_ in server.requests] == ['bytes=10000-', None]
+    assert_whole(tmp_path)
+
+
+def test_all_places_fail(server, tmp_path, capsys):
+    """The bytes that one of them sent stay for the next start, as does the first place."""
+    server.behaviour = 'page'
+    with Server('cut').running() as cut, Server('missing').running() as missing:
+        message = failure(tmp_path, server.url, (cut.url, missing.url))
+        assert 'offers a file of 25 bytes' in message
+        reasons = lines_of_failed_places(capsys)
+        assert len(reasons) == 2 and 'ended after' in reasons[0] and '404' in reasons[1]
+        assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:10000]
+        cut.behaviour = 'good'
+        download.maybe_download_and_extract(
+            row(server.url, copies=(cut.url, missing.url)), str(tmp_path))
+        assert cut.requests[1:] == [('/small.tar.gz', 'bytes=10000-')]
+    assert_whole(tmp_path)
+
+
+def test_the_last_place_may_be_slow(server, tmp_path):
+    server.behaviour = 'slow'
+    (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE[:-10500])
+    download.maybe_download_and_extract(
+        row(server.url), str(tmp_path), copy_limits=limits(window=0.1, rate=1e6))
+    assert download.LAST.rate == 0
+    assert_whole(tmp_path)
+
+
+def test_a_url_of_the_user_is_the_only_place(server, tmp_path, capsys):
+    with Server('missing').running() as own, pytest.raises(errors.DataError, match=own.url):
+        download.maybe_download_and_extract(
+            row(server.url, copies=(server.url,)), str(tmp_path), own.url)
+    assert own.requests == [('/small.tar.gz', None)] and server.requests == []
+    assert lines_of_failed_places(capsys) == []
+
+
 def test_a_server_that_does_not_listen_and_an_unwritable_folder(tmp_path):
     with Server() as closed:
         url = closed.url
@@ -178,35 +293,68 @@ def test_invalid_urls(tmp_path, url, reason):
     assert reason in failure(tmp_path, url)
 
 
+def process(url, copy, data_dir, before=''):
+    """Starts a process that downloads the small data set, after the code `before`."""
+    code = ('import sys; sys.path[:0] = sys.argv[1:]\n'
+            'from cifar10_lib.datasets import download\nfrom downloads import row\n' + before +
+            f'download.maybe_download_and_extract(row("{url}", copies=("{copy}",)), "{data_dir}")')
+    return subprocess.Popen([sys.executable, '-c', code, str(spawn.ROOT), str(spawn.HELPERS)],
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 def test_two_processes_share_one_download(server, tmp_path):
     server.behaviour, server.released = 'held', threading.Event()
-    code = ('import sys; sys.path[:0] = sys.argv[1:]\n'
-            'from cifar10_lib.datasets import download\nfrom downloads import row\n'
-            f'download.maybe_download_and_extract(row("{server.url}"), "{tmp_path}")')
-    command = [sys.executable, '-c', code, str(spawn.ROOT), str(spawn.HELPERS)]
-    options = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
-    with subprocess.Popen(command, **options) as first:
+    with Server('cut').running() as copy, process(server.url, copy.url, tmp_path) as first:
         while not server.requests and first.poll() is None:
             time.sleep(0.01)
-        with subprocess.Popen(command, **options) as second:
+        with process(server.url, copy.url, tmp_path) as second:
             waiting = second.stdout.readline()
             server.released.set()
-            for process in (first, second):
-                out, err = process.communicate()
-                assert process.returncode == 0 and 'Waiting' not in out, err
+            for each in (first, second):
+                out, err = each.communicate()
+                assert each.returncode == 0 and 'Waiting' not in out, err
     assert waiting == 'Waiting for another process to fetch the data.\n'
-    assert server.requests == [('/small.tar.gz', None)]
+    assert copy.requests == [('/small.tar.gz', None)]
+    assert server.requests == [('/small.tar.gz', 'bytes=10000-')]
     assert_whole(tmp_path)
+
+
+def test_interrupted_and_started_again(server, tmp_path):
+    with Server('stall').running() as copy:
+        with process(server.url, copy.url, tmp_path) as interrupted:
+            while ' % of ' not in (line := interrupted.stdout.readline()):
+                assert line, interrupted.stderr.read()
+            interrupted.send_signal(signal.SIGINT)
+            interrupted.communicate()
+        size = (tmp_path / 'small.tar.gz.part').stat().st_size
+        assert len(ARCHIVE) / 10 <= size <= 10000
+        copy.behaviour = 'good'
+        with process(server.url, copy.url, tmp_path) as again:
+            out, err = again.communicate()
+        assert again.returncode == 0, err
+        assert f'127.0.0.1: resuming at {size / 1e6:.1f} MB.\n' in out
+        assert [range_ for _, range_ in copy.requests] == [None, f'bytes={size}-']
+    assert server.requests == []
+    assert_whole(tmp_path)
+
+
+def test_a_full_disk_is_not_the_fault_of_a_place(server, tmp_path):
+    limit = 'import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n'
+    with Server().running() as copy, process(server.url, copy.url, tmp_path, limit) as limited:
+        out, err = limited.communicate()
+    assert 'File too large' in err.splitlines()[-1] and 'next place' not in out
+    assert copy.requests == [('/small.tar.gz', None)] and server.requests == []
 
 
 def test_progress_in_a_log(server, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(download, '_BLOCK_BYTES', 1000)
     download.maybe_download_and_extract(row(server.url), str(tmp_path))
-    lines = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == 'Downloading small.tar.gz.'
     assert len(lines) == 10
-    assert lines[0].startswith('small.tar.gz:  10 %, ')
-    assert lines[-1].startswith('small.tar.gz: 100 %, ')
-    assert all(len(line) < 80 for line in lines)
+    for tenth, line in enumerate(lines, 1):
+        assert re.fullmatch(rf'127\.0\.0\.1: {tenth}\d % of 0 MB, \d+:\d\d left, \d+\.\d\d MB/s',
+                            line)
 
 
 def _extract(tmp_path, archive):

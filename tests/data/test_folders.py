@@ -52,7 +52,10 @@ def test_the_split_is_reproducible_and_random(tmp_path):
 
 @pytest.mark.parametrize('train, name, other', [
     ('train', 'test', 'val'), ('train', 'val', None), ('train', 'valid', None),
-    ('train', 'validation', 'unlabeled'), ('Train', 'Test', None), ('training', 'testing', None)])
+    ('train', 'validation', 'unlabeled'), ('Train', 'Test', None), ('training', 'testing', None),
+    ('training_set', 'test_set', 'single_prediction'), ('seg_train', 'seg_test', 'seg_pred'),
+    ('train', 'dev', None), ('train2017', 'val2017', None), ('train', 'test', 'old_train'),
+    ('Train Images', 'VALIDATION', 'train_val'), ('train', 'test', 'prétest')])
 def test_an_existing_split_is_used(tmp_path, train, name, other):
     fill(tmp_path / train, dog=3, cat=2)
     fill(tmp_path / name, dog=1)
@@ -105,6 +108,65 @@ def test_train_and_test_may_be_classes(tmp_path):
         find(tmp_path)
     fill(tmp_path, bus=6)
     assert find(tmp_path).classes == ('bus', 'test', 'train')
+
+
+@pytest.mark.parametrize('names', [
+    ('freight train', 'passenger train'), ('train', 'tram'), ('covid_test', 'rapid_test')])
+def test_classes_whose_names_mean_a_part(tmp_path, names):
+    fill(tmp_path, **dict.fromkeys(names, 6))
+    assert find(tmp_path).classes == names
+
+
+@pytest.mark.parametrize('names', [('training_set', 'test_set'), ('test', 'val'), ('dev', 'train')])
+def test_parts_without_classes(tmp_path, names):
+    fill(tmp_path, **dict.fromkeys(names, 6))
+    with pytest.raises(errors.DataError, match='without a folder for each class in it: sort the'):
+        find(tmp_path)
+
+
+FORM = ('holds only folders of folders; expected images in CLASS/, or in train/CLASS/ and '
+        'test/CLASS/, where names may contain one of train, training, test, testing, val, valid, '
+        'validation, dev as a word')
+
+
+@pytest.mark.parametrize('paths, place, remedy', [
+    (['images/cat', 'images/dog'], '', 'images'),
+    (['Images/cat', 'Images/dog', 'Annotation/cat/xml'], '', 'Images'),
+    (['data/train/cat', 'data/train/dog', 'data/val/cat'], '', 'data'),
+    (['train/train/cat', 'train/train/dog', 'test/test/cat'], '/train', 'train'),
+    (['train/cat', 'train/dog', 'test/test/cat', 'test/test/dog'], '/test', 'test'),
+    (['v1/cat', 'v1/dog', 'v2/cat', 'v2/dog'], '', None), (['cat/2025/may', 'dog/2026'], '', None)])
+def test_folders_of_folders(tmp_path, paths, place, remedy):
+    """A link to the folder itself must not make the search endless."""
+    fill(tmp_path, **dict.fromkeys(paths, 3))
+    (tmp_path / paths[0].partition('/')[0] / 'loop').symlink_to(tmp_path)
+    skipped = []
+    with pytest.raises(errors.DataError) as error:
+        folders.find(str(tmp_path), skipped)
+    line = f'{tmp_path}{place} {FORM}'
+    if remedy:
+        line += f': pass {tmp_path}{place}/{remedy}, or move its folders up'
+    assert str(error.value) == line
+    assert skipped == []
+
+
+def test_names_in_another_unicode_form_are_the_same_class(tmp_path):
+    """macOS writes é as e and an accent, most other systems as one character."""
+    fill(tmp_path / 'train', **{'caf\u00e9': 3, 'bar': 2})
+    fill(tmp_path / 'test', **{'cafe\u0301': 2, 'bar': 1})
+    found = find(tmp_path)
+    assert found.classes == ('bar', 'caf\u00e9')
+    assert len(of(found.train, 1)) == 3
+    assert found.test[1:] == [(1, f'{tmp_path}/test/cafe\u0301/{k}.png') for k in range(2)]
+    fill(tmp_path / 'train', **{'cafe\u0301': 1})  # Both forms in one folder.
+    assert [label for label, _ in find(tmp_path).train] == [0, 0, 1, 1, 1, 1]
+
+
+def test_a_name_that_is_not_utf_8(tmp_path):
+    fill(tmp_path, cat=2, dog=2)
+    os.rename(tmp_path / 'dog', os.fsencode(tmp_path) + b'/caf\xe9')
+    with pytest.raises(errors.DataError, match='the name of .*/caf\udce9 is not UTF-8: rename'):
+        find(tmp_path)
 
 
 def test_skipped_files(tmp_path):

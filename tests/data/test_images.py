@@ -1,3 +1,4 @@
+import base64
 import os
 import struct
 import zlib
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifar10_lib.datasets import folders, images
+from cifar10_lib.datasets import images
 from cifar10_lib.program import errors
 
 BOMB = r'cannot be read \(Image size \(\d+ pixels\) exceeds limit of (89478485|178956970)'
@@ -28,24 +29,115 @@ def save(path, image, **options):
     image.save(path, **options)
 
 
+def png(values, bits, colour_type, transparent=b''):
+    """The bytes of a PNG of any depth: values, int [height, width, channels]."""
+    height, width, channels = values.shape
+    bit = values.reshape(height, -1, 1) >> np.arange(bits)[::-1] & 1  # [height, samples, bits]
+    rows = np.packbits(bit.reshape(height, -1).astype(np.uint8), axis=1)
+    chunks = [(b'IHDR', struct.pack('>IIBBBBB', width, height, bits, colour_type, 0, 0, 0))]
+    if transparent:
+        chunks.append((b'tRNS', transparent))
+    chunks += [(b'IDAT', zlib.compress(b''.join(b'\0' + row.tobytes() for row in rows))),
+               (b'IEND', b'')]
+    return b'\x89PNG\r\n\x1a\n' + b''.join(
+        struct.pack('>I', len(data)) + name + data + struct.pack('>I', zlib.crc32(name + data))
+        for name, data in chunks)
+
+
+def tiff(values, extra=None):
+    """The bytes of a TIFF of any type: values [height, width, channels]; `extra` is 1 if the last
+    channel is alpha, by which the others are multiplied, and 2 if it is alpha alone."""
+    height, width, channels = values.shape
+    of_kind = {'u': 1, 'i': 2, 'f': 3}[values.dtype.kind]
+    data = values.tobytes()
+    tags = {256: [width], 257: [height], 258: [8 * values.itemsize] * channels,
+            259: [1], 262: [2 if channels > 2 else 1], 273: [8], 277: [channels], 278: [height],
+            279: [len(data)], 338: [extra], 339: [of_kind] * channels}
+    if extra is None:
+        del tags[338]
+    position = 8 + len(data)
+    behind, entries = b'', b''
+    for tag, numbers in tags.items():
+        packed = struct.pack(f'<{len(numbers)}H', *numbers)
+        if len(packed) > 4:
+            packed, behind = struct.pack('<I', position + len(behind)), behind + packed
+        entries += struct.pack('<HHI4s', tag, 3, len(numbers), packed)
+    return (b'II*\0' + struct.pack('<I', position + len(behind)) + data + behind
+            + struct.pack('<H', len(tags)) + entries + bytes(4))
+
+
 PALETTE = Image.fromarray(NOISE[..., 0]).convert('P')  # Index k has colour k of:
 PALETTE.putpalette([value for k in range(256) for value in (k, 255 - k, 7)])
 OF_PALETTE = np.stack([NOISE[..., 0], 255 - NOISE[..., 0], np.full([32, 32], 7)], axis=2)
-GREY_16 = GREY[..., 0] * np.uint16(257)
 
 
 @pytest.mark.parametrize('image, options, expected', [
     (COLOUR, {'format': 'PNG'}, COLOUR),
-    (NOISE, {'format': 'PNG'}, COLOUR),  # Transparency is ignored.
     (GREY[..., 0], {'format': 'PNG'}, GREY),
     (COLOUR, {'format': 'BMP'}, COLOUR),
     (COLOUR, {'format': 'WEBP', 'lossless': True}, COLOUR),
     (COLOUR, {'format': 'TIFF', 'compression': 'tiff_lzw'}, COLOUR),
-    (PALETTE, {'format': 'PNG', 'transparency': bytes(range(256))}, OF_PALETTE),
-    (GREY_16, {'format': 'PNG'}, GREY),
-    (GREY_16.astype('>u2'), {'format': 'TIFF'}, GREY)])
+    (PALETTE, {'format': 'PNG'}, OF_PALETTE),
+    (Image.fromarray(GREY[..., 0] > 127), {'format': 'TIFF'}, 255 * (GREY > 127)),
+    (GREY[..., 0], {'format': 'TIFF', 'tiffinfo': {262: 0}}, GREY)])  # 0 is white.
 def test_images_of_32_by_32_pixels_are_not_changed(read, image, options, expected):
     np.testing.assert_array_equal(read(image, **options), expected)
+
+
+@pytest.mark.parametrize('bits', [1, 2, 4, 8])
+def test_fewer_bits_become_eight(tmp_path, bits):
+    """The highest value becomes 255, as https://www.w3.org/TR/png-3/#13Sample-depth-rescaling."""
+    levels = 2 ** bits
+    values = NOISE[..., :1].astype(int) % levels
+    (tmp_path / 'image').write_bytes(png(values, bits, 0))
+    np.testing.assert_array_equal(images.read(tmp_path / 'image'),
+                                  np.repeat(values * 255.0 / (levels - 1), 3, axis=2))
+
+
+# Four columns: one opaque, one with a fifth of it over white, two transparent with other colours.
+CLEAR = np.repeat(np.array([[[200, 100, 0, 255], [200, 100, 0, 51], [0, 0, 0, 0], [9, 99, 0, 0]]],
+                           np.uint8), 8, axis=1).repeat(32, axis=0)  # [32, 32, 4]
+ON_WHITE = np.repeat([[200, 100, 0], [244, 224, 204], [255, 255, 255], [255, 255, 255]], 8, axis=0)
+GREY_CLEAR, GREY_ON_WHITE = CLEAR[..., [0, 3]], ON_WHITE[:, [0, 0, 0]]
+ONE_OF_PALETTE = np.where(NOISE[..., :1] == 77, 255, OF_PALETTE)
+
+
+@pytest.mark.parametrize('image, options, expected, difference', [
+    (CLEAR, {'format': 'PNG'}, ON_WHITE, 0),
+    (GREY_CLEAR, {'format': 'PNG'}, GREY_ON_WHITE, 0),
+    (CLEAR, {'format': 'WEBP', 'lossless': True, 'exact': True}, ON_WHITE, 0),
+    (CLEAR, {'format': 'AVIF', 'quality': 100, 'subsampling': '4:4:4'}, ON_WHITE, 2),
+    (CLEAR, {'format': 'TIFF'}, ON_WHITE, 0),
+    (GREY_CLEAR, {'format': 'TIFF'}, GREY_ON_WHITE, 0),
+    (PALETTE, {'format': 'PNG', 'transparency': 77}, ONE_OF_PALETTE, 0),
+    (PALETTE, {'format': 'PNG', 'transparency': bytes(255 * (k != 77) for k in range(256))},
+     ONE_OF_PALETTE, 0),
+    (PALETTE, {'format': 'GIF', 'transparency': 77}, ONE_OF_PALETTE, 0),
+    (COLOUR, {'format': 'PNG', 'transparency': tuple(COLOUR[0, 0].tolist())},
+     np.where((COLOUR[0, 0] == COLOUR).all(axis=2, keepdims=True), 255, COLOUR), 0)])
+def test_transparent_images_are_laid_on_white(read, image, options, expected, difference):
+    expected = np.broadcast_to(expected, [32, 32, 3])
+    np.testing.assert_allclose(read(image, **options), expected, rtol=0, atol=difference)
+    assert (expected == 255).all(axis=2).any()
+
+
+@pytest.mark.parametrize('values, expected', [
+    ([200, 100, 0, 51], [244, 224, 204]), ([200, 51], [244, 244, 244])])
+def test_colours_that_are_multiplied_by_alpha(tmp_path, values, expected):
+    """As ImageMagick stores them in TIFF files. 40 with alpha 51 of 255 is a fifth of 200."""
+    multiplied = np.full([32, 32, len(values)], values, np.uint8)
+    multiplied[..., :-1] //= 5
+    (tmp_path / 'image').write_bytes(tiff(multiplied, extra=1))
+    np.testing.assert_array_equal(images.read(tmp_path / 'image')[9, 9], expected)
+
+
+@pytest.mark.parametrize('bits', [1, 2, 4, 8])
+@pytest.mark.parametrize('grey', [0, 1])
+def test_a_transparent_grey(tmp_path, bits, grey):
+    values = NOISE[..., :1].astype(int) % 2 ** bits
+    (tmp_path / 'image').write_bytes(png(values, bits, 0, struct.pack('>H', grey)))
+    scaled = np.where(values == grey, 255, values * 255.0 / (2 ** bits - 1))
+    np.testing.assert_array_equal(images.read(tmp_path / 'image'), np.repeat(scaled, 3, axis=2))
 
 
 @pytest.mark.parametrize('format_', ['GIF', 'TIFF'])
@@ -57,14 +149,13 @@ def test_the_first_of_several_frames_is_used(read, format_):
 
 @pytest.mark.parametrize('size', [(40, 64), (64, 40)])
 def test_a_phones_photograph_is_turned(tmp_path, read, size):
-    """The right side of its sensor is at the bottom; 16-bit grey is turned, too."""
+    """The right side of its sensor is at the bottom."""
     exif = Image.Exif()
     exif[274] = 6  # The orientation, https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf, 4.6.4.
     lit = Image.new('L', size)
     lit.paste(255, (0, 0, size[0], size[1] // 2))  # Above, so after a turn to the right: right.
-    deep = np.asarray(lit) * np.uint16(257)
-    for image, options in ((lit, {'format': 'JPEG', 'quality': 100}), (deep, {'format': 'PNG'})):
-        found = read(image, exif=exif, **options)
+    for options in {'format': 'JPEG', 'quality': 100}, {'format': 'PNG'}:
+        found = read(lit, exif=exif, **options)
         assert found[:, :14].max() < 20 and found[:, 18:].min() > 235
     assert images.read(tmp_path / 'image', size=(48, 16)).shape == (16, 48, 3)
 
@@ -86,7 +177,7 @@ def test_any_size(read, shape):
 
 
 @pytest.mark.parametrize('data, words', [
-    (b'', 'damaged, or not JPEG, PNG, GIF, BMP, WEBP, TIFF, AVIF)'),
+    (b'', 'damaged, or not JPEG, PNG, GIF, BMP, WEBP, TIFF, AVIF of 8 bits'),
     (b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n', 'damaged, or not JPEG'),
     (b'\xff\xd8\xff', ''), (b'II*\0\x08\0\0\0', '')])
 def test_files_that_are_not_images(tmp_path, data, words, capfd):
@@ -98,36 +189,48 @@ def test_files_that_are_not_images(tmp_path, data, words, capfd):
     assert capfd.readouterr().err == ''  # The libraries print nothing either.
 
 
-@pytest.mark.parametrize('highest', [200, 4095, 65535])
-@pytest.mark.parametrize('kind, form', [
-    (np.uint16, 'PNG'), (np.uint16, 'TIFF'), (np.int32, 'TIFF'), (np.float32, 'TIFF')])
-def test_more_than_eight_bits_are_scaled(read, highest, kind, form):
-    """By the highest value: cameras of 12 bits, files of 16 bits with 200 greys; NaN is black."""
-    ramp = np.round(np.linspace(0, highest, 1024)).reshape(32, 32)
-    stored = np.where(ramp > 0, ramp, np.nan if kind == np.float32 else 0).astype(kind)
-    found = read(stored, format=form)
-    np.testing.assert_array_equal(found[..., 0], np.round(ramp * 255 / highest))
+DEEP = [png(257 * NOISE[..., :channels].astype(int), 16, colour_type)
+        for channels, colour_type in ((1, 0), (2, 4), (3, 2), (4, 6))]
+DEEP += [tiff(NOISE[..., :channels].astype(kind), extra) for kind, channels, extra in (
+    ('<u2', 1, None), ('<u2', 3, None), ('<u2', 4, 2), ('<i1', 1, None), ('<i2', 1, None),
+    ('<i4', 1, None), ('<f4', 1, None))]
 
 
-def test_one_scale_for_a_whole_set(tmp_path, capsys):
-    """The images of one class are half as bright as those of the other."""
-    for label, value in (('dark', 1000), ('bright', 2000)):
-        (tmp_path / 'images' / label).mkdir(parents=True)
-        for index in range(2):
-            save(tmp_path / 'images' / label / f'{index}.png',
-                 np.full([32, 32], value, np.uint16), format='PNG')
-    classes, (pixels, labels), _ = folders.read(str(tmp_path / 'images'), [])
-    assert [(classes[label], pixel.max()) for label, pixel in zip(labels, pixels)] == [
-        ('bright', 255), ('dark', 128)]
-    out = capsys.readouterr().out
-    assert 'Images with more than 8 bits per channel: 2000 becomes white.' in out
+@pytest.mark.parametrize('data', DEEP)
+def test_other_values_than_0_to_255_are_refused(tmp_path, data):
+    """Their range is not known: 12 bits of a camera, CT numbers, -1 to 1."""
+    (tmp_path / 'image').write_bytes(data)
+    with pytest.raises(errors.DataError, match=(
+            r'image cannot be read \(more than 8 bits per channel, or signed values: scale them to '
+            r'0 to 255, as in docs/usage.md\)$')):
+        images.read(tmp_path / 'image')
 
 
-@pytest.mark.parametrize('tags, expected', [({281: 4000}, 64), ({262: 0}, 0)])
-def test_what_a_tiff_declares(read, tags, expected):
-    """The highest value, 4,000; or that 0 is white."""
-    image = np.full([32, 32], 1000, np.uint16)
-    assert read(image, format='TIFF', tiffinfo=tags).max() == expected
+@pytest.mark.parametrize('data', [
+    tiff(NOISE[..., :1].astype('<f8')), tiff(NOISE[..., :3].astype('<f4')),
+    tiff(NOISE[..., :2].astype('<u2'), extra=2)])
+def test_deep_images_that_pillow_does_not_open(tmp_path, data):
+    (tmp_path / 'image').write_bytes(data)
+    with pytest.raises(errors.DataError, match='TIFF, AVIF of 8 bits per channel'):
+        images.read(tmp_path / 'image')
+
+
+# 32 x 32 grey pixels of 10 bits; `avifenc -d 10 --lossless -y 400` made it from 8 bits.
+AVIF_OF_10_BITS = base64.b64decode(
+    'AAAAHGZ0eXBhdmlmAAAAAGF2aWZtaWYxbWlhZgAAAPBtZXRhAAAAAAAAAChoZGxyAAAAAAAAAABwaWN0AAAAAAAAAA'
+    'AAAAAAbGliYXZpZgAAAAAOcGl0bQAAAAAAAQAAAB5pbG9jAAAAAEQAAAEAAQAAAAEAAAEUAAAAWAAAAChpaW5mAAAA'
+    'AAABAAAAGmluZmUCAAAAAAEAAGF2MDFDb2xvcgAAAABoaXBycAAAAElpcGNvAAAAFGlzcGUAAAAAAAAAIAAAACAAAA'
+    'AOcGl4aQAAAAABCgAAAAxhdjFDgQBcAAAAABNjb2xybmNseAABAA0ABoAAAAAXaXBtYQAAAAAAAAABAAEEAQKDBAAA'
+    'AGBtZGF0EgAKCBgRP/Y4CGg1MkoQAIIi3Fs12Zkd6zuovB8cRIEEsvBaFHBd0d+hobXuJycSexb8TUap1NM+/37BXO'
+    'EVIpCJErLfTnEnE9Wwr53V+Q7tw499aatv8A==')
+
+
+def test_avif_of_ten_bits(tmp_path):
+    """Its values always span the whole range. Column k has round(255 k / 31)."""
+    (tmp_path / 'image').write_bytes(AVIF_OF_10_BITS)
+    columns = np.round(np.arange(32) * 255 / 31)
+    np.testing.assert_array_equal(images.read(tmp_path / 'image'),
+                                  np.broadcast_to(columns[:, np.newaxis], [32, 32, 3]))
 
 
 @pytest.mark.parametrize('options', [
@@ -153,7 +256,7 @@ def test_pictures_that_would_exhaust_memory_are_not_decoded(tmp_path, side, recw
     (tmp_path / 'image').write_bytes(data)
     with pytest.raises(errors.DataError, match=BOMB):
         images.read(tmp_path / 'image')
-    assert images.highest_value(tmp_path / 'image') == 0 and not recwarn.list
+    assert not recwarn.list
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -168,10 +271,11 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def test_the_images_in_a_folder(tmp_path):
     for name in ('b.PNG', 'a.jpeg', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', '.hidden.png',
-                 'g.avif', 'notes.txt', 'png'):
+                 'g.avif', 'h.jfif', 'i.jpe', 'j.JIF', 'notes.txt', 'png'):
         (tmp_path / name).touch()
     (tmp_path / 'folder.png').mkdir()
     os.mkfifo(tmp_path / 'pipe.png')
     (tmp_path / 'loop.png').symlink_to('loop.png')
     assert images.find(tmp_path) == [f'{tmp_path}/{name}' for name in (
-        'a.jpeg', 'b.PNG', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', 'g.avif')]
+        'a.jpeg', 'b.PNG', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', 'g.avif', 'h.jfif',
+        'i.jpe', 'j.JIF')]

@@ -1,7 +1,11 @@
+import re
+
+import cifar10
 import numpy as np
 import pytest
 import record_files
 
+from cifar10_lib import settings
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors
 
@@ -23,10 +27,21 @@ def test_published_facts():
         assert sum(row.train_files.values()) == 50000
         assert sum(row.test_files.values()) == 10000
         assert row.url == f'https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz'
+        assert row.copies
+        for copy in row.copies:
+            assert re.fullmatch(f'https://.*/cifar-{classes}-binary.tar.gz', copy)
     names = table.CIFAR100.classes
     assert names == tuple(sorted(set(names)))
     assert [names[label] for label in (0, 1, 39, 50, 60, 99)] == [
         'apple', 'aquarium_fish', 'keyboard', 'mouse', 'plain', 'worm']
+
+
+def test_an_edited_url_is_the_only_place():
+    assert settings.data_set(4, cifar10.DATA_URL, 'cifar10').copies == table.CIFAR10.copies
+    edited = settings.data_set(10, 'http://mirror/cifar-10-binary.tar.gz', 'cifar10')
+    assert (edited.copies, edited.url) == ((), 'http://mirror/cifar-10-binary.tar.gz')
+    other = settings.data_set(10, 'http://mirror/cifar-10-binary.tar.gz', 'cifar100')
+    assert other == table.CIFAR100
 
 
 def _fault(folder, name):

@@ -15,6 +15,7 @@ import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 
+from cifar10_lib import recipes
 from cifar10_lib.datasets import custom
 from cifar10_lib.evaluation import model
 from cifar10_lib.runs import checkpoints
@@ -190,10 +191,10 @@ def test_stage_4_reads_checkpoints_of_the_trainers(trained, tmp_path):
     """Computes the logits of this project, with averages and without; trains with falling loss."""
     pixels = np.random.RandomState(1).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
     checkpoint = checkpoints.latest(flags.FLAGS.train_dir)
-    network = model.Model()
+    network = model.Model(recipes.TABLE['tutorial'], num_classes=10)
     expected = {}
     for averaged in (True, False):
-        with network.session(network.read(checkpoint, averaged), averaged) as session:
+        with network.session(checkpoint, averaged) as session:
             expected[str(averaged)] = session.run(
                 network.outputs['logits'], {network.pixels: pixels})
     record_files.write(tmp_path / 'pixels.bin', [(0, image) for image in pixels])

@@ -54,7 +54,7 @@ def test_each_continues_and_evaluates_the_other(half_bright):
         assert outcomes.precision(folder) == pytest.approx(
             precision_in_tf1(half_bright, checkpoint), abs=6e-4)
         with flagsaver.flagsaver(max_steps=20):
-            cifar10_train.train()
+            cifar10_train.main()
 
 
 # Trains a stage for ten steps on fixed batches, from a checkpoint: what each step found.
@@ -87,7 +87,6 @@ print(json.dumps(found))
 
 # This project as a stage, whose schedule has its own number of images per epoch.
 _OURS = '''
-from cifar10_lib.program import startup
 import tensorflow.compat.v1 as tf
 import cifar10
 from cifar10 import inference, loss

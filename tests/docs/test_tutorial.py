@@ -9,6 +9,7 @@ import sys
 
 import nbformat
 import numpy as np
+import plain
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
@@ -127,21 +128,31 @@ def apply(solution, folder):
     path.write_text(text)
 
 
+def solved(folder, *numbers):
+    """Copies the project's modules into a folder, and makes the changes of these exercises."""
+    for path in ROOT.glob('cifar10*'):
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name)
+        else:
+            shutil.copy(path, folder)
+    for number in numbers:
+        for solution in solutions(number):
+            apply(solution, folder)
+
+
 # Builds the network for training and for evaluation, and makes a step. Prints the variables and
 # types of operations of both graphs, the loss, and averages of a weight that moves from 1.0 to 0.8.
 _BUILD = '''
 import json
-from cifar10_lib.program import startup
 import tensorflow.compat.v1 as tf
 import cifar10
 from cifar10_lib import recipes
-from cifar10_lib.nets import variables
 tf.app.flags.FLAGS(['test', '--data_dir=nowhere'])
 found = []
 for training in (True, False):
     with tf.Graph().as_default() as graph:
         images = tf.random_normal([4, cifar10.IMAGE_SIZE, cifar10.IMAGE_SIZE, 3])
-        logits = recipes.chosen(training).inference(images)
+        logits = recipes.chosen().logits(images, 10, training)
         found.append(({each.op.name: each.shape.as_list() for each in tf.global_variables()},
                       sorted({each.type for each in graph.get_operations()})))
         loss = cifar10.loss(logits, tf.range(4))
@@ -153,7 +164,7 @@ for training in (True, False):
 averages = []
 for _ in range(30):
     with tf.Graph().as_default(), tf.Session() as session:
-        weight = variables.get('weight', [], tf.ones_initializer())
+        weight = tf.get_variable('weight', [], initializer=tf.ones_initializer())
         train_op = cifar10.train(tf.constant(0.0, name='loss'), tf.train.create_global_step(),
                                  grads=[(tf.constant(2.0), weight)])
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
@@ -168,11 +179,9 @@ print(json.dumps([*found, averages]))
 @pytest.mark.parametrize('number', [1, 7, 8, 9, 10])
 def test_solutions_that_change_the_code(tmp_path, number):
     """They fit it, build the same variables for training and evaluation, and do what they say."""
-    for path in ('cifar10.py', 'cifar10_input.py', 'cifar10_lib'):
-        copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
-        copy(ROOT / path, tmp_path / path)
-    for solution in solutions(number) + [solutions(8)[-1]] * (number == 10):
-        apply(solution, tmp_path)
+    solved(tmp_path, number)
+    if number == 10:
+        apply(solutions(8)[-1], tmp_path)
     done = subprocess.run(  # Not a fork, which has the project's own modules.
         [sys.executable, '-c', _BUILD], cwd=tmp_path, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
@@ -190,14 +199,39 @@ def test_solutions_that_change_the_code(tmp_path, number):
     assert set(averages) <= {0.836, 0.82, 1.0}
 
 
+@pytest.mark.slow
+def test_solutions_that_change_the_queue_and_the_evaluation(tmp_path, half_bright):
+    """A hundredth of the 80 images is none; the checkpoint's raw weights and averages differ."""
+    solved(tmp_path, 3, 4)
+
+    def run(script, *flags_):
+        done = subprocess.run(
+            [sys.executable, str(script), f'--data_dir={FLAGS.data_dir}', *flags_], text=True,
+            capture_output=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    trained = run(tmp_path / 'cifar10_train.py', f'--train_dir={tmp_path}/run', '--max_steps=1',
+                  '--batch_size=8')
+    assert 'Filling queue with 0 CIFAR images' in trained
+    plain.save_checkpoint(FLAGS.train_dir)
+    of_checkpoint = ['--run_once', '--per_class', f'--checkpoint_dir={FLAGS.train_dir}',
+                     f'--eval_dir={tmp_path}/eval']
+    edited, averaged, raw = (
+        run(script, *of_checkpoint, *more).partition('precision @ 1')[2]
+        for script, more in ((tmp_path / 'cifar10_eval.py', []), (ROOT / 'cifar10_eval.py', []),
+                             (ROOT / 'cifar10_eval.py', ['--use_moving_averages=false'])))
+    assert edited == raw != averaged
+
+
 def test_a_solution_that_adds_a_network_never_mirrors():
     """All rows of the images rise from left to right, and those of their crops."""
     (_, solution), = commented('solution')[:1]
     table = dict(recipes.TABLE)
     exec(solution, {**vars(recipes), 'TABLE': table})
-    pixels = np.tile(np.arange(32, dtype=np.uint8), [40, 96])
+    pixels = np.tile(np.arange(32, dtype=np.uint8)[:, np.newaxis], [40, 32, 1, 3])
     with tf.Session() as session:
-        images = session.run(table['digits'].augment(tf.constant(pixels)))
+        images = session.run(table['digits'].distort(tf.constant(pixels)))
     assert images.shape == (40, 24, 24, 3) and (np.diff(images, axis=2) > 0).all()
 
 

@@ -38,12 +38,12 @@ GOOD = [member(f'small/{name}', data) for name, data in CONTENTS.items()]
 ARCHIVE = tar(GOOD)
 
 
-def row(url='http://nowhere.invalid/small.tar.gz', archive=ARCHIVE):
+def row(url='http://nowhere.invalid/small.tar.gz', archive=ARCHIVE, copies=()):
     """The row of a small data set with this archive."""
     return table.DataSet(
         'small', 'small', 'small', {'data_batch_1.bin': 40}, {'test_batch.bin': 10},
-        classes=table.CIFAR10.classes, url=url, archive_bytes=len(archive),
-        sha256=hashlib.sha256(archive).hexdigest())
+        classes=table.CIFAR10.classes, url=url, copies=copies,
+        archive_bytes=len(archive), sha256=hashlib.sha256(archive).hexdigest())
 
 
 def use_no_proxy(monkeypatch):
@@ -74,16 +74,29 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._send(206, ARCHIVE[start:], cut, Content_Range=f'bytes {start}-{last}/{last + 1}')
         else:
             self._send(200, ARCHIVE, cut)
+        return start
 
     def _cut(self):
         """Closes each connection after 10,000 bytes."""
         self._good(cut=10000)
 
     def _stall(self):
-        """Sends 10,000 bytes, then stops for five seconds."""
+        """Sends 10,000 bytes, then nothing."""
         self._good(cut=10000)
-        self.wfile.flush()
-        threading.Event().wait(5)
+        self.server.closing.wait()
+
+    def _slow(self):
+        """Sends 10,000 bytes, then ten bytes every 10 ms."""
+        start = self._good(cut=10000)
+        for first in range(start + 10000, len(ARCHIVE), 10):
+            if self.server.closing.wait(0.01):
+                break
+            self.wfile.write(ARCHIVE[first:first + 10])
+
+    def _endless_header(self):
+        self.wfile.write(b'HTTP/1.1 200 OK\r\nServer: ')
+        while not self.server.closing.wait(0.01):
+            self.wfile.write(b'x')
 
     def _held(self):
         """Sends nothing until the event `released` is set."""
@@ -97,8 +110,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """The archive followed by zeros, without a length."""
         self._send(200, ARCHIVE + bytes(1 << 20), Content_Length=None)
 
-    def _other_bytes(self):
-        self._send(200, bytes(len(ARCHIVE)))
+    def _other_bytes(self, cut=None):
+        self._send(200, bytes(len(ARCHIVE)), cut)
+
+    def _other_bytes_cut(self):
+        self._other_bytes(cut=10000)
+
+    def _larger(self):
+        self._send(200, ARCHIVE + b'x')
+
+    def _redirect_to_a_file(self):
+        self._send(302, b'', Location='file:///etc/passwd')
 
     def _page(self):
         self._send(200, b'<html>Log in first</html>')
@@ -119,6 +141,7 @@ class Server(http.server.ThreadingHTTPServer):
     def __init__(self, behaviour='good'):
         super().__init__(('127.0.0.1', 0), Handler)
         self.behaviour, self.requests = behaviour, []
+        self.closing = threading.Event()
         self.url = f'http://127.0.0.1:{self.server_port}/small.tar.gz'
 
     @contextlib.contextmanager
@@ -129,6 +152,7 @@ class Server(http.server.ThreadingHTTPServer):
         try:
             yield self
         finally:
+            self.closing.set()
             self.shutdown()
             thread.join()
             self.server_close()

@@ -25,7 +25,7 @@ _AT_START = ('PYTHON', 'LANG', 'LC_', 'LD_', 'TF_', 'CUDA_', 'OMP_', 'MALLOC_')
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 
 _forkserver = multiprocessing.get_context('forkserver')
-_forkserver.set_forkserver_preload(['cifar10_lib.program.startup', 'forks'])
+_forkserver.set_forkserver_preload(['preloaded', 'forks'])
 _environment = dict(os.environ)  # The server's.
 
 
@@ -145,9 +145,9 @@ def _files(given, number):
 
 @functools.cache
 def _start_server():
-    """In the project's folder: elsewhere, it may not find what to import, and says nothing."""
+    """In this folder: elsewhere, it does not find what to import, and says nothing."""
     before = os.getcwd()
-    os.chdir(ROOT)
+    os.chdir(os.path.dirname(os.path.abspath(__file__)))
     forkserver.ensure_running()
     os.chdir(before)
 
@@ -189,6 +189,8 @@ def _main(request, files):
     os.environ.clear()
     os.environ.update(request['env'])
     sys.path[:] = request['path']
+    # The scripts' own, which `preloaded` has set.
+    sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
     _set_signals(request['ignore'])
     try:
         _run(request['args'])

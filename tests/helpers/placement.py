@@ -4,16 +4,17 @@ TensorFlow divides the graph of a step into one part per device, which
 `RunOptions.output_partition_graphs` returns.
 """
 import collections
+import dataclasses
 
+import pytest
 import tensorflow.compat.v1 as tf
 from absl import flags
 
 import cifar10
-import cifar10_input
 import cifar10_multi_gpu_train
-from cifar10_lib.nets import summaries, variables
+from cifar10_lib import recipes, settings
 from cifar10_lib.program import devices
-from cifar10_lib import recipes
+from cifar10_lib.runs import starting
 
 FLAGS = flags.FLAGS
 
@@ -27,22 +28,26 @@ ON_THE_HOST = {
 }
 
 
-def step_of_towers(queue=None):
-    """Adds `--num_gpus` towers and a training step to the default graph; returns the step.
+def graph_of_towers():
+    """The graph that cifar10_multi_gpu_train.py builds for the flags: a `tf.Graph`.
 
-    `queue` is one of (images, labels); by default, that of the training images.
+    Its step is the operation `train`. The folder of its run cannot be made: the script ends after
+    the graph is built, before its session starts.
     """
-    recipe, towers = recipes.chosen(), FLAGS.num_gpus
-    with tf.device('/cpu:0'):
-        global_step = tf.train.get_or_create_global_step()
-        queue = queue or cifar10_input.distorted_batches(
-            cifar10.source(), recipe.augment, 2 * towers)
-        gradients, losses = cifar10_multi_gpu_train.build_towers(queue)
-        losses = cifar10_multi_gpu_train.mean_losses(losses)
-        with tf.device(variables.device()):
-            gradients = cifar10_multi_gpu_train.average_gradients(gradients)
-        return cifar10.train(losses['total_loss'], global_step, recipe, gradients,
-                             summaries.losses(losses), towers)
+    graphs = []
+
+    def inference(images, *options):
+        graphs.append(images.graph)
+        return recipe.inference(images, *options)
+
+    recipe = recipes.chosen()
+    noted = dataclasses.replace(recipe, inference=inference)
+    source = cifar10.default_source(batch_size=settings.batch_size(recipe))
+    run = dataclasses.replace(settings.run(recipe), train_dir='/proc/run', validate_every=0)
+    start = starting.read(run, source, noted, FLAGS.num_gpus)
+    with pytest.raises(OSError):
+        cifar10_multi_gpu_train.train(source, noted, start)
+    return graphs[0]
 
 
 def inputs_of(op):
@@ -86,13 +91,13 @@ def moved(graph, partitions):
     found = collections.Counter()
     asked = {op.name: op.device for op in graph.get_operations() if op.device}
     for node in (node for part in partitions for node in part.node):
-        if node.name in asked and _short(asked[node.name]) != _short(node.device):
-            found[f'{node.op}: asks for {_short(asked[node.name])}, ran on '
-                  f'{_short(node.device)}'] += 1
+        if node.name in asked and short(asked[node.name]) != short(node.device):
+            found[f'{node.op}: asks for {short(asked[node.name])}, ran on '
+                  f'{short(node.device)}'] += 1
     return dict(found)
 
 
-def _short(device):
+def short(device):
     """'/job:localhost/replica:0/task:0/device:CPU:0' -> 'CPU:0'."""
     spec = tf.DeviceSpec.from_string(device)
     return f'{spec.device_type}:{spec.device_index or 0}'

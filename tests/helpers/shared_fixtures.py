@@ -1,6 +1,9 @@
 """Set-up of all tests: TensorFlow 1 behaviour, parsed flags, a fresh graph, small record files and
 a trained run."""
-from cifar10_lib.program import startup  # noqa: F401, first: it imports TensorFlow quietly.
+# ruff: noqa: E402, TensorFlow is imported quietly first.
+from cifar10_lib.program import quiet
+
+quiet.import_tensorflow()
 
 import contextlib
 import shutil
@@ -54,7 +57,7 @@ def _ten_steps(tmp_path_factory):
     path = tmp_path_factory.mktemp('ten_steps')
     with _half_bright(path), tf.Graph().as_default(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.03)
-        cifar10_train.train()
+        cifar10_train.main()
     return path / 'train'
 
 

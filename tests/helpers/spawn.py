@@ -37,7 +37,8 @@ _OF_OLDER_TENSORFLOW = re.compile(
 _GENTLY = f'''
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
-from cifar10_lib.program import startup
+from cifar10_lib.program import quiet
+quiet.import_tensorflow()
 import cifar10
 cifar10.INITIAL_LEARNING_RATE = float(sys.argv.pop(1))
 exec(sys.argv.pop(1))

@@ -17,6 +17,8 @@ import cifar10_train
 from cifar10_lib.datasets import custom
 from cifar10_lib.program import errors
 
+DEEP = ('cannot be read (more than 8 bits per channel, or signed values: scale them to 0 to 255, as '
+        'in docs/usage.md)')
 NAMES = ['upper half', 'ünten']  # The bright half; see `record_files.half_bright`.
 
 
@@ -36,6 +38,7 @@ def test_the_data_set_trains_evaluates_and_predicts(folder, tmp_path, capsys, mo
     (folder / NAMES[0] / 'broken.png').write_text('text')
     (folder / NAMES[0] / 'notes.txt').write_text('text')
     os.mkfifo(folder / NAMES[0] / 'pipe.png')  # Without a writer.
+    image_files.png(folder / NAMES[0] / 'deep.png', np.full([32, 32], 300, np.uint16))
     data = tmp_path / 'data' / 'halves'
     cifar10_convert.convert(str(folder), str(data))
     assert capsys.readouterr().out.splitlines() == [
@@ -44,20 +47,24 @@ def test_the_data_set_trains_evaluates_and_predicts(folder, tmp_path, capsys, mo
         f'{folder}/{NAMES[0]}/pipe.png is not a file named like an image',
         'Skipped 1:',
         f'{folder}/{NAMES[0]}/broken.png cannot be read (damaged, or not JPEG, PNG, GIF, BMP, '
-        'WEBP, TIFF, AVIF)',
+        'WEBP, TIFF, AVIF of 8 bits per channel)',
+        'Skipped 1:',
+        f'{folder}/{NAMES[0]}/deep.png {DEEP}',
+        f'{NAMES[0]}: 35 training and 7 test images',
+        f'{NAMES[1]}: 35 training and 7 test images',
         f'{data} holds 70 training and 14 test images of 2 classes: use cifar10_train.py '
         f'--train_dir=NEW_FOLDER --epochs=100 --dataset={data}']
     assert custom.read(data).classes == tuple(NAMES)
     with flagsaver.flagsaver(
             dataset=str(data), data_dir='/nonexistent', train_dir=str(tmp_path / 'train'),
             checkpoint_dir=str(tmp_path / 'train'), batch_size=8, max_steps=30, json=True):
-        cifar10_train.train()
+        cifar10_train.main()
         assert outcomes.precision(str(tmp_path / 'train')) == 1.0
         run = json.loads((tmp_path / 'train' / 'run.json').read_text())
         assert run['dataset'] == 'halves'
         capsys.readouterr()
         for label, name in enumerate(NAMES):
-            assert cifar10_predict.predict([str(folder / name)]) == 1 - label  # One is broken.
+            assert cifar10_predict.predict([str(folder / name)]) == 1 - label  # Two are refused.
             lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
             assert [line['predictions'][0]['class'] for line in lines] == 42 * [name]
             assert len(lines[0]['predictions']) == 2
@@ -87,10 +94,9 @@ def test_a_data_set_inside_the_images_is_rejected(folder, monkeypatch):
     assert sorted(os.listdir(folder)) == sorted(NAMES)
 
 
-@pytest.mark.parametrize('image', ['1.png', '2026/1.png'])
-def test_a_class_without_readable_images_is_an_error(tmp_path, capsys, image):
+def test_a_class_without_readable_images_is_an_error(tmp_path, capsys):
     for name in ('cat', 'dog'):
-        path = tmp_path / 'images' / name / image
+        path = tmp_path / 'images' / name / '1.png'
         path.parent.mkdir(parents=True)
         path.write_text('text')
     with pytest.raises(errors.DataError, match='no training images of cat, dog: add some'):
@@ -111,4 +117,36 @@ def test_many_skipped_files(folder, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == 'Skipped 30:'
     assert lines[1] == f'{folder}/0.txt is not in the folder of a class'
-    assert lines[21:23] == ['... and 10 more', 'Skipped 3:'] and len(lines) == 27
+    assert lines[21:23] == ['... and 10 more', 'Skipped 3:'] and len(lines) == 29
+
+
+def test_icons_on_a_transparent_background(tmp_path):
+    """Black, where the transparent pixels are black as well: they become white."""
+    for name, rows in (('upper', slice(0, 16)), ('lower', slice(16, 32))):
+        (tmp_path / 'icons' / name).mkdir(parents=True)
+        icon = np.zeros([32, 32, 4], np.uint8)
+        icon[rows, :, 3] = 255
+        for number in range(2):
+            image_files.png(tmp_path / 'icons' / name / f'{number}.png', icon)
+    cifar10_convert.convert(str(tmp_path / 'icons'), str(tmp_path / 'data'))
+    for split in ('train', 'test'):
+        records = np.fromfile(tmp_path / 'data' / f'{split}.bin', np.uint8).reshape(-1, 3073)
+        images, labels = record_files.unpacked(records)
+        assert labels.tolist() == [0, 1]
+        assert (images[0, :16] == 255).all() and (images[0, 16:] == 0).all()  # "lower" is 0.
+        assert (images[1, :16] == 0).all() and (images[1, 16:] == 255).all()
+
+
+@pytest.mark.parametrize('classes, shown', [
+    (10, [f'{k}: {k + 1} training and 1 test images' for k in range(10)]),
+    (11, ['The smallest class is 0: 1 training and 1 test images',
+          'The largest class is 10: 11 training and 1 test images'])])
+def test_the_numbers_of_images_per_class(tmp_path, capsys, classes, shown):
+    labels = np.repeat(np.arange(classes), np.arange(classes) + 1)  # Label k occurs k + 1 times.
+    np.savez(tmp_path / 'a.npz', x_train=np.zeros([len(labels), 32, 32, 3], np.uint8),
+             y_train=labels, x_test=np.zeros([classes, 32, 32, 3], np.uint8),
+             y_test=np.arange(classes))
+    cifar10_convert.convert(str(tmp_path / 'a.npz'), str(tmp_path / 'made'))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:-1] == shown
+    assert f'holds {len(labels)} training and {classes} test images of {classes} ' in lines[-1]

@@ -3,6 +3,7 @@ import os
 import re
 import shutil
 import signal
+import time
 
 import image_files
 import numpy as np
@@ -15,14 +16,16 @@ from absl import app, flags
 from absl.testing import flagsaver
 from tensorboard.backend.event_processing import event_accumulator
 
+import cifar10
 import cifar10_convert
 import cifar10_eval
 import cifar10_export
 import cifar10_plot
 import cifar10_predict
 import cifar10_train
+from cifar10_lib import recipes
 from cifar10_lib.datasets import custom
-from cifar10_lib.evaluation import accuracy, model
+from cifar10_lib.evaluation import model
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints, events
 
@@ -41,32 +44,31 @@ def tags():
 
 def test_run_once(trained, capsys):
     with flagsaver.flagsaver(run_once=True):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
     *_, evaluated, line = capsys.readouterr().out.splitlines()
     assert evaluated == (f'Evaluated {FLAGS.train_dir}/model.ckpt-10 (step 10, averaged weights) '
                          'on 130 images.')
     precision = float(line.split(': precision @ 1 = ')[1])
     assert values('Precision @ 1').keys() == {10}
     np.testing.assert_allclose(values('Precision @ 1')[10], precision, atol=5e-4)
-    assert {'images/image/0', 'conv1/activations', 'local4/sparsity'} <= tags()
+    assert {'input/images/image/0', 'conv1/conv1/activations', 'local4/local4/sparsity'} <= tags()
 
 
 def test_held_out_images(trained, capsys):
     """A run with --validate_on=held_out holds out 8 of 80 images; other runs train on all."""
     with flagsaver.flagsaver(run_once=True, eval_data='held_out'):
         with pytest.raises(app.UsageError, match='trained without --validate_on=held_out'):
-            cifar10_eval.evaluate()
-        FLAGS.restart, FLAGS.validate_on = True, 'held_out'
-        cifar10_train.train()
-        FLAGS.validate_on = 'test'  # The evaluation does not have that flag.
-        cifar10_eval.evaluate()
+            cifar10_eval.main()
+        with flagsaver.flagsaver(restart=True, validate_on='held_out'):
+            cifar10_train.main()
+        cifar10_eval.main()
     assert 'on 8 images.' in capsys.readouterr().out
 
 
 def test_evaluating_some_of_the_images(trained, capsys):
     """The test set has 130 images."""
     with flagsaver.flagsaver(run_once=True, num_examples=100):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
     out = capsys.readouterr().out
     assert 'Evaluating the first 100 of 130 images; see --num_examples.\n' in out
 
@@ -76,9 +78,9 @@ def test_the_best_checkpoint(half_bright, capsys):
     """The event file shows its step, which differs from the latest's."""
     for max_steps, validate_every in ((10, 1), (12, 0)):
         with flagsaver.flagsaver(max_steps=max_steps, validate_every=validate_every):
-            cifar10_train.train()
+            cifar10_train.main()
     with flagsaver.flagsaver(run_once=True, best=True):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
     assert list(values('Precision @ 1')) == [10]
 
 
@@ -89,13 +91,13 @@ def test_a_certain_checkpoint(trained, capsys, monkeypatch, ending):
     named, first = f'model.ckpt-0{ending}', f'{FLAGS.train_dir}/model.ckpt-0'
     with flagsaver.flagsaver(checkpoint_dir=named, export_dir=f'{FLAGS.eval_dir}/1', runs=[named],
                              picture='confusion', output=f'{trained}/a.png'):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
         cifar10_export.export()
         cifar10_plot.plot()
         assert values('Precision @ 1').keys() == {0}
     with flagsaver.flagsaver(initial_checkpoint=first + ending, max_steps=0,
                              train_dir=f'{FLAGS.train_dir}/new'):
-        cifar10_train.train()
+        cifar10_train.main()
     out = capsys.readouterr().out
     assert 'Evaluated ./model.ckpt-0 (step 0, averaged weights) on 130 images.\n' in out
     assert 'holds ./model.ckpt-0 as a SavedModel.\n' in out
@@ -103,7 +105,7 @@ def test_a_certain_checkpoint(trained, capsys, monkeypatch, ending):
     os.remove(f'{first}.data-00000-of-00001')
     with flagsaver.flagsaver(checkpoint_dir=first), pytest.raises(
             errors.DataError, match=f'{first} cannot be read'):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
 
 
 def test_run_once_without_a_checkpoint(tmp_path):
@@ -117,20 +119,24 @@ def test_run_once_without_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize('ending', ['.data-00000-of-00001', '.index'])
-def test_a_checkpoint_that_is_removed_before_it_is_read(trained, capsys, ending):
+def test_a_checkpoint_that_is_removed_before_it_is_read(trained, capsys, monkeypatch, ending):
     """The evaluation waits for the next one; --run_once, prediction and export exit with a line."""
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
-    evaluation = accuracy.Accuracy()
+    source, recipe = cifar10.default_source(eval_data=True), recipes.chosen()
     os.remove(latest + ending)
-    with tf.summary.FileWriter(FLAGS.eval_dir) as writer:
-        cifar10_eval.eval_once(evaluation, writer, latest)
-        assert f'Skipped {latest}: ' in capsys.readouterr().out
-        with flagsaver.flagsaver(run_once=True), pytest.raises(
-                errors.DataError, match=f'{latest} cannot be read .*: .* run the same command'):
-            cifar10_eval.eval_once(evaluation, writer, latest)
+    monkeypatch.setattr(checkpoints, 'watch', lambda folder, seconds: iter([latest]))
+    cifar10_eval.main()
+    assert f'Skipped {latest}: ' in capsys.readouterr().out
     assert values('Precision @ 1') == {}
-    with pytest.raises(errors.DataError, match=f'{latest} cannot be read '):
-        model.Model().read(latest)
+    with model.Model(recipe, 10).graph.as_default():
+        saver = tf.train.Saver(model.variables_to_restore(True))
+        with pytest.raises(errors.DataError, match=f'{latest} cannot be read'):
+            cifar10_eval.eval_once(saver, None, None, None, latest, source, 130)
+    network = model.Model(recipe, 10)
+    with pytest.raises(
+            errors.DataError, match=f'{latest} cannot be read .*: .* run the same command'):
+        with network.session(latest):
+            pytest.fail('the checkpoint is missing')
 
 
 @pytest.mark.slow
@@ -140,33 +146,34 @@ def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
     If its own folder is removed, it makes it again, with a new event file. After --restart,
     TensorBoard shows the new run alone.
     """
+    def wait_for(step):
+        while step not in values('Precision @ 1'):
+            time.sleep(0.05)
+
     process = spawn.start_script(
         'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}', f'--checkpoint_dir={FLAGS.train_dir}',
         f'--eval_dir={FLAGS.eval_dir}', '--eval_interval_secs=1')
     try:
         assert process.stdout.readline() == f'Waiting for a checkpoint in {FLAGS.train_dir}.\n'
-        seen = []
         for max_steps in (10, 12):
             with flagsaver.flagsaver(max_steps=max_steps):
-                cifar10_train.train()
-            while max_steps not in seen:  # Step 0 may have been seen as well.
-                assert '(step ' in process.stdout.readline()
-                assert 'precision @ 1' in process.stdout.readline()
-                seen = list(values('Precision @ 1'))
+                cifar10_train.main()
+            wait_for(max_steps)
             if max_steps == 10:
                 shutil.rmtree(FLAGS.eval_dir)
         with flagsaver.flagsaver(max_steps=11, restart=True):
-            cifar10_train.train()
-        while '(step 11,' not in process.stdout.readline():
-            pass
-        assert 'precision @ 1' in process.stdout.readline()
+            cifar10_train.main()
+        wait_for(11)
         shown = event_accumulator.EventAccumulator(FLAGS.eval_dir).Reload()
         steps = [event.step for event in shown.Scalars('Precision @ 1')]
         assert steps == list(values('Precision @ 1')) and steps in ([11], [0, 11])
     finally:
         process.send_signal(signal.SIGINT)
-        rest, error = process.communicate(timeout=spawn.PATIENCE)
-    assert rest == ''
+        out, error = process.communicate(timeout=spawn.PATIENCE)
+    assert re.fullmatch(r'(Evaluated .*\n.*: precision @ 1 = \d\.\d{3}\n)+', out)
+    # Step 0 may have been seen as well, and step 10 again: a resumed run first saves that.
+    steps = dict.fromkeys(re.findall(r'\(step (\d+),', out))
+    assert [step for step in steps if step != '0'] == ['10', '12', '11']
     assert process.returncode == 130
     assert error == 'cifar10_eval.py: interrupted\n'
 
@@ -176,17 +183,17 @@ def test_evaluating_leaves_earlier_event_files(trained):
     earlier = os.path.join(FLAGS.eval_dir, 'events.out.tfevents.1.mine')
     open(earlier, 'w').close()
     with flagsaver.flagsaver(run_once=True):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
     assert os.path.exists(earlier)
 
 
 def test_per_class(half_bright, capsys):
     """65 of the 130 images are of each of the first two classes."""
     with flagsaver.flagsaver(max_steps=30, batch_size=16):
-        cifar10_train.train()
+        cifar10_train.main()
     capsys.readouterr()
     with flagsaver.flagsaver(run_once=True, per_class=True):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
     out = capsys.readouterr().out
     assert 'airplane        65         65      65   1.000      1.000\n' in out
     assert 'bird             0          0       0       -          -\n' in out
@@ -203,7 +210,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     eval_dir = str(tmp_path / ('file' if kind == 'file' else 'file/eval'))
     with flagsaver.flagsaver(run_once=True, eval_dir=eval_dir), pytest.raises(
             OSError, match=f'(File exists|Not a directory): .*{eval_dir}'):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
     assert 'precision' not in capsys.readouterr().out
 
 
@@ -218,31 +225,30 @@ def test_a_run_knows_its_network_and_its_classes(half_bright, tmp_path, capsys):
     cifar10_convert.convert(f'{tmp_path}/mine.npz', str(mine))
     cifar10_convert.convert(f'{tmp_path}/other.npz', str(other))
     with flagsaver.flagsaver(dataset=str(mine), validate_every=1, net='resnet23'):
-        cifar10_train.train()
+        cifar10_train.main()
     with flagsaver.flagsaver(run_once=True, net='tutorial'), pytest.raises(
             app.UsageError, match='--net=resnet23, not with --net=tutorial: '):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
     with flagsaver.flagsaver(run_once=True, data_dir='/nonexistent'):
-        cifar10_eval.evaluate()
-        assert (FLAGS.net, FLAGS.dataset) == ('resnet23', str(mine))
+        cifar10_eval.main()
         before = values('Precision @ 1')
         capsys.readouterr()
-        FLAGS.dataset = str(other)
-        cifar10_eval.evaluate()
+        with flagsaver.flagsaver(dataset=str(other)):
+            cifar10_eval.main()
     evaluated, line = capsys.readouterr().out.splitlines()
     assert evaluated.endswith(f"130 images of {other} (not the run's own data set: no curve).")
     assert line.endswith(f'precision @ 1 = {1 - before[10]:.3f}')
     assert values('Precision @ 1') == before and len(os.listdir(FLAGS.eval_dir)) == 1
     with flagsaver.flagsaver(dataset=str(other), restart=True), pytest.raises(
             errors.DataError, match=f'{other} has no training images: choose another --dataset'):
-        cifar10_train.train()
+        cifar10_train.main()
 
     mine.rename(tmp_path / 'moved')
     with flagsaver.flagsaver(run_once=True), pytest.raises(
             app.UsageError, match=f'was trained with --dataset={mine}: .* pass --dataset'):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
     with flagsaver.flagsaver(run_once=True, dataset=f'{tmp_path}/moved'):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
     assert 'no curve' not in capsys.readouterr().out
     image_files.png(tmp_path / 'a.png', images[0])
     shutil.copytree(f'{FLAGS.train_dir}/best', tmp_path / 'copied')
@@ -262,18 +268,18 @@ def test_a_later_start_of_the_trainer(trained, monkeypatch, restart, steps):
     def runs(folder, _):
         yield checkpoints.latest(folder)
         with flagsaver.flagsaver(max_steps=12, restart=restart):
-            cifar10_train.train()
+            cifar10_train.main()
         yield checkpoints.latest(folder)
 
     monkeypatch.setattr(checkpoints, 'watch', runs)
-    cifar10_eval.evaluate()
+    cifar10_eval.main()
     shown = event_accumulator.EventAccumulator(FLAGS.eval_dir).Reload().Scalars('Precision @ 1')
     assert [event.step for event in shown] == list(values('Precision @ 1')) == steps
 
 
-def test_an_evaluation_waits_while_a_run_on_other_images_replaces_the_first(
+def test_an_evaluation_ends_if_a_run_on_other_images_replaces_the_first(
         half_bright, tmp_path, monkeypatch, capsys):
-    """As many classes, so that the first graph would fit, too; 130 test images, then 20."""
+    """As many classes, so that the graph would fit, too."""
     mine = tmp_path / 'mine'
     mine.mkdir()
     records = np.repeat(np.arange(10, dtype=np.uint8)[:, np.newaxis], 3073, axis=1)
@@ -283,13 +289,15 @@ def test_an_evaluation_waits_while_a_run_on_other_images_replaces_the_first(
     def runs(folder, _):
         for dataset in ('cifar10', str(mine)):
             with flagsaver.flagsaver(dataset=dataset, max_steps=1, restart=True):
-                cifar10_train.train()
+                cifar10_train.main()
             yield checkpoints.latest(folder)
 
     monkeypatch.setattr(checkpoints, 'watch', runs)
-    cifar10_eval.evaluate()
-    assert re.findall(r'on (\d+) images', capsys.readouterr().out) == ['130', '20']
-    assert len(os.listdir(FLAGS.eval_dir)) == 2
+    with pytest.raises(app.UsageError, match=f'{FLAGS.train_dir}/model.ckpt-1 is of another run, '
+                       f'with --net=tutorial --dataset={mine}: start the evaluation again'):
+        cifar10_eval.main()
+    assert re.findall(r'on (\d+) images', capsys.readouterr().out) == ['130']
+    assert len(os.listdir(FLAGS.eval_dir)) == 1
 
 
 def test_the_five_most_probable_of_a_hundred_classes(tmp_path, capsys):
@@ -304,7 +312,7 @@ def test_the_five_most_probable_of_a_hundred_classes(tmp_path, capsys):
     with flagsaver.flagsaver(dataset='cifar100', data_dir=str(tmp_path), max_steps=0,
                              train_dir=str(tmp_path / 'run'), checkpoint_dir=str(tmp_path / 'run'),
                              eval_dir=str(tmp_path / 'eval'), batch_size=5, run_once=True):
-        cifar10_train.train()
+        cifar10_train.main()
         latest = tf.train.latest_checkpoint(FLAGS.train_dir)
         weights = checkpoints.read(latest)
         for name, value in weights.items():
@@ -313,6 +321,6 @@ def test_the_five_most_probable_of_a_hundred_classes(tmp_path, capsys):
             if name.startswith('softmax_linear/biases'):
                 weights[name] = np.arange(100, dtype=np.float32)  # 99 is the most probable.
         plain.save(latest, weights)
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
         assert 'precision @ 5 = 0.667\n' in capsys.readouterr().out
         assert set(values('Precision @ 5').values()) == {np.float32(2 / 3)}

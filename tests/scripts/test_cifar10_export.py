@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import pathlib
@@ -5,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import outcomes
 import plain
 import pytest
 import record_files
@@ -13,10 +15,11 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
 
-import cifar10
 import cifar10_export
 import cifar10_train
-from cifar10_lib.evaluation import accuracy
+from cifar10_lib import recipes
+from cifar10_lib.datasets import table
+from cifar10_lib.program import errors
 
 FLAGS = flags.FLAGS
 
@@ -73,12 +76,15 @@ def use_elsewhere(model, path, tmp_path):
 @pytest.mark.parametrize('net', ['tutorial', 'resnet23'])
 def test_other_programs_get_the_results_of_the_evaluation(noisy, tmp_path, net):
     """130 images; also in TensorFlow Lite, with built-in operations, for any batch size."""
-    with flagsaver.flagsaver(net=net, batch_size=8, max_steps=2, validate_every=0):
-        if net != 'tutorial':  # Its averages already differ from the raw weights.
-            FLAGS.train_dir = FLAGS.checkpoint_dir = str(tmp_path / net)
-            cifar10_train.train()
+    run = FLAGS.checkpoint_dir
+    if net != 'tutorial':  # Its averages already differ from the raw weights.
+        run = str(tmp_path / net)
+        with flagsaver.flagsaver(net=net, batch_size=8, max_steps=2, validate_every=0,
+                                 train_dir=run):
+            cifar10_train.main()
+    with flagsaver.flagsaver(checkpoint_dir=run):
         cifar10_export.export()
-        expected = accuracy.Accuracy().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
+    expected = outcomes.counts(tf.train.latest_checkpoint(run))
     found = use_elsewhere(tmp_path / 'model' / '1', noisy / 'test_batch.bin', tmp_path)
     assert found['correct'] == expected.correct > 0
     assert found['types'] == {'logits': ['float32', [130, 10]], 'classes': ['int64', [130]],
@@ -95,7 +101,7 @@ def test_the_content_of_a_saved_model(noisy, tmp_path, capsys):
         f'{folder} holds {tmp_path}/train/model.ckpt-123 as a SavedModel.\n')
     assert sorted(os.listdir(folder)) == ['assets.extra', 'saved_model.pb', 'variables']
     assert (folder / 'assets.extra' / 'labels.txt').read_text().split('\n') == [
-        *cifar10.source().data_set.classes, '']
+        *table.CIFAR10.classes, '']
     with tf.Graph().as_default(), tf.Session() as session:
         loaded = tf.saved_model.load(session, ['serve'], str(folder))
     signature = loaded.signature_def['serving_default']
@@ -126,6 +132,51 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing(noisy, tmp_path):
             app.UsageError, match='softmax_linear.* --net and --dataset'):
         cifar10_export.export()
     assert os.listdir(tmp_path / 'model') == []
+
+
+def use_inference(monkeypatch, inference):
+    """Puts a function from images to logits into the row of --net=tutorial."""
+    monkeypatch.setitem(recipes.TABLE, 'tutorial', dataclasses.replace(
+        recipes.TABLE['tutorial'],
+        inference=lambda images, num_classes, training, dtype: inference(images)))
+
+
+def layer(net):
+    """One layer: logits of ten classes."""
+    weights = tf.get_variable('weights', [net.shape.as_list()[1], 10])
+    return tf.matmul(net, weights)
+
+
+@pytest.mark.parametrize('size', [
+    lambda images: [FLAGS.batch_size, 1728], lambda images: [FLAGS.batch_size, -1],
+    lambda images: [images.get_shape().as_list()[0], -1]])
+def test_a_network_of_a_fixed_batch_size_is_refused(noisy, tmp_path, monkeypatch, size):
+    """However it flattens the images, 24 x 24 x 3 numbers: as the tutorial did in 2015, 2017 and
+    2018."""
+    use_inference(monkeypatch, lambda images: layer(tf.reshape(images, size(images))))
+    with pytest.raises(app.UsageError, match='^inference requires a fixed batch size; expected any '
+                       r'number of images: flatten by tf.reshape\(net, \[-1, UNITS\]\), not by'):
+        cifar10_export.export()
+    assert os.listdir(tmp_path / 'model') == []
+
+
+@pytest.mark.parametrize('bug, error, words', [
+    (lambda images: layer(tf.reshape(images, [-1, 1728]) + tf.zeros([7])), ValueError,
+     'Dimensions must be equal, but are 1728 and 7'),
+    (lambda images: layer(images + 'text'), TypeError, 'string that does not match type float32'),
+    (lambda images: layer(images), ValueError, r'input shapes: \[128,24,24,3\], \[24,10\]')])
+def test_a_bug_of_a_network_is_not_a_fixed_batch_size(noisy, monkeypatch, bug, error, words):
+    """Such as one in what is built only for evaluation. It keeps its traceback."""
+    use_inference(monkeypatch, bug)
+    with pytest.raises(error, match=words) as raised:
+        cifar10_export.export()
+    assert 'fixed batch size' not in str(raised.value)
+
+
+def test_a_wrong_image_size_is_not_a_fixed_batch_size(noisy, monkeypatch):
+    monkeypatch.setattr('cifar10_input.IMAGE_SIZE', 40)
+    with pytest.raises(errors.DataError, match='^IMAGE_SIZE is 40; expected 1 to 32, the size of'):
+        cifar10_export.export()
 
 
 @pytest.mark.parametrize('flags_, words', [

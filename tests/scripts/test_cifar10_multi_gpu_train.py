@@ -9,12 +9,9 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
-import cifar10
-import cifar10_input
 import cifar10_eval
 import cifar10_multi_gpu_train
 import cifar10_train
-from cifar10_lib.nets import summaries, variables
 from cifar10_lib.program import devices
 
 FLAGS = flags.FLAGS
@@ -38,54 +35,52 @@ def test_a_gradient_that_some_towers_lack_is_an_error():
         cifar10_multi_gpu_train.average_gradients([[(tf.constant([1.0, 2.0]), v)], [(None, v)]])
 
 
+def towers(images, labels):
+    """Two towers, one per batch: their total losses, and their lists of (gradient, variable)."""
+    optimizer, losses, gradients = tf.train.GradientDescentOptimizer(0.1), [], []
+    for i in range(2):
+        with tf.name_scope(f'tower_{i}') as scope, \
+                tf.variable_scope(tf.get_variable_scope(), reuse=i > 0):
+            losses.append(cifar10_multi_gpu_train.tower_loss(scope, images[i], labels[i]))
+            gradients.append(optimizer.compute_gradients(losses[i]))
+    return losses, gradients
+
+
 @pytest.fixture
-def two_towers(half_bright):
-    """The graph of two towers."""
-    with flagsaver.flagsaver(num_gpus=2), tf.device('/cpu:0'):
-        queue = cifar10_input.distorted_batches(cifar10.source(), capacity=4)
-        gradients, losses = cifar10_multi_gpu_train.build_towers(queue)
-        cifar10.train(losses[0]['total_loss'], tf.train.get_or_create_global_step(),
-                      grads=cifar10_multi_gpu_train.average_gradients(gradients),
-                      loss_averages_op=tf.no_op(), batches_per_step=2)
-        yield tf.get_default_graph(), losses, gradients
-
-
-def run(fetches):
-    """Runs part of the default graph, with its queues, on the available devices."""
-    creator = tf.train.ChiefSessionCreator(config=devices.session_config())
-    with tf.train.MonitoredSession(creator) as session:
-        return session.run(fetches)
-
-
-def test_a_tower_sums_its_own_losses(two_towers):
-    """Each tower has the same weight decay; its total does not include the other's."""
-    _, losses, _ = two_towers
-    assert [list(tower) for tower in losses] == 2 * [
-        ['local3/weight_loss', 'local4/weight_loss', 'cross_entropy', 'total_loss']]
-    values = run(losses)
-    for tower in values:
-        parts = [value for name, value in tower.items() if name != 'total_loss']
-        np.testing.assert_allclose(tower['total_loss'], sum(parts), rtol=1e-6)
-    assert values[0]['local3/weight_loss'] == values[1]['local3/weight_loss']
-
-
-def test_two_towers_take_the_step_of_one_with_both_batches():
-    """Two towers with 8 images each have the gradients of one network with all 16."""
+def batches():
+    """Two batches of eight images, float32 [2, 8, 24, 24, 3], and their labels, int32 [2, 8]."""
     random = np.random.RandomState(0)
-    images = tf.constant(random.normal(size=[16, 24, 24, 3]).astype(np.float32))
-    labels = tf.constant(random.randint(0, 10, 16).astype(np.int32))
-    queue = tf.FIFOQueue(2, [tf.float32, tf.int32], [[8, 24, 24, 3], [8]])
-    fill = queue.enqueue_many([tf.reshape(images, [2, 8, 24, 24, 3]), tf.reshape(labels, [2, 8])])
-    with flagsaver.flagsaver(num_gpus=2):
-        gradients, losses = cifar10_multi_gpu_train.build_towers(queue)
-    averages = cifar10_multi_gpu_train.average_gradients(gradients)
-    mean = cifar10_multi_gpu_train.mean_losses(losses)['total_loss']
-    with tf.variable_scope(tf.get_variable_scope(), reuse=True), tf.name_scope('both') as scope:
-        total = cifar10_multi_gpu_train.tower_loss(scope, images, labels)
-        of_both = variables.compute_gradients(total)
-    with tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as session:
+    return (tf.constant(random.normal(size=[2, 8, 24, 24, 3]).astype(np.float32)),
+            tf.constant(random.randint(0, 10, [2, 8]).astype(np.int32)))
+
+
+def test_a_tower_sums_its_own_losses(batches):
+    """Each tower has the same weight decay; its total does not include the other's."""
+    totals, _ = towers(*batches)
+    parts = [tf.get_collection('losses', f'tower_{i}/') for i in range(2)]
+    assert [[part.op.name for part in tower] for tower in parts] == [
+        [f'tower_{i}/{name}' for name in (
+            'local3/weight_loss', 'local4/weight_loss', 'cross_entropy')] for i in range(2)]
+    with tf.Session(config=devices.session_config()) as session:
         session.run(tf.global_variables_initializer())
-        session.run(fill)
+        totals, parts = session.run([totals, parts])
+    np.testing.assert_allclose(totals, np.sum(parts, axis=1), rtol=1e-6)
+    assert parts[0][0] == parts[1][0] > 0 and totals[0] != totals[1]
+
+
+def test_two_towers_take_the_step_of_one_with_both_batches(batches):
+    """Two towers with 8 images each have the gradients of one network with all 16."""
+    images, labels = batches
+    _, gradients = towers(images, labels)
+    averages = cifar10_multi_gpu_train.average_gradients(gradients)
+    mean = cifar10_multi_gpu_train.average_losses(2)
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True), tf.name_scope('both') as scope:
+        total = cifar10_multi_gpu_train.tower_loss(
+            scope, tf.reshape(images, [16, 24, 24, 3]), tf.reshape(labels, [16]))
+        of_both = tf.train.GradientDescentOptimizer(0.1).compute_gradients(total)
+    assert [variable for _, variable in averages] == [variable for _, variable in of_both]
+    with tf.Session(config=devices.session_config()) as session:
+        session.run(tf.global_variables_initializer())
         got, got_loss = session.run([[gradient for gradient, _ in averages], mean])
         expected, expected_loss = session.run([[gradient for gradient, _ in of_both], total])
     np.testing.assert_allclose(got_loss, expected_loss, rtol=1e-6)
@@ -93,29 +88,34 @@ def test_two_towers_take_the_step_of_one_with_both_batches():
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * abs(theirs).max())
 
 
-def test_summary_tags_do_not_contain_towers(two_towers):
-    summaries.losses(cifar10_multi_gpu_train.mean_losses(two_towers[1]))
-    found = summaries.of_first_tower(tf.get_collection(tf.GraphKeys.SUMMARIES), cifar10.TOWER_NAME)
-    summary = tf.Summary.FromString(run(tf.summary.merge(found)))
-    tags = [value.tag for value in summary.value]
-    assert len(tags) == len(set(tags))
-    assert not any('tower' in tag or tag.endswith('_1') for tag in tags), tags
-    assert {'conv1/activations', 'total_loss', 'total_loss (raw)', 'conv1/weights/gradients',
-            'learning_rate', 'images/image/0'} <= set(tags)
+def test_summary_tags_are_those_of_one_device(half_bright, tmp_path):
+    """So they do not contain towers."""
+    tags = []
+    for script in (cifar10_train, cifar10_multi_gpu_train):
+        folder = tmp_path / script.__name__
+        with flagsaver.flagsaver(num_gpus=2, max_steps=1, train_dir=str(folder)):
+            script.main()
+        path, = folder.glob('events.out.tfevents.*')
+        tags.append({value.tag for event in tf.train.summary_iterator(str(path))
+                     for value in event.summary.value})
+    assert tags[0] == tags[1]
+    assert not any('tower' in tag for tag in tags[1])
+    assert {'conv1/conv1/activations', 'cross_entropy_1', 'total_loss_1', 'total_loss__raw_',
+            'conv1/weights/gradients', 'learning_rate', 'input/images/image/0'} <= tags[1]
 
 
 @pytest.mark.slow
 def test_trains_and_is_evaluated_and_resumed_by_the_others(half_bright, capsys):
     with flagsaver.flagsaver(num_gpus=2, max_steps=30):
-        cifar10_multi_gpu_train.train()
+        cifar10_multi_gpu_train.main()
     with flagsaver.flagsaver(run_once=True):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
     assert 'precision @ 1 = 1.000' in capsys.readouterr().out
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
     by_towers = tf.train.list_variables(latest)
     assert tf.train.load_variable(latest, 'global_step') == 30
     with flagsaver.flagsaver(max_steps=31):
-        cifar10_train.train()
+        cifar10_train.main()
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
     assert latest.endswith('model.ckpt-31')
     assert tf.train.list_variables(latest) == by_towers
@@ -124,7 +124,7 @@ def test_trains_and_is_evaluated_and_resumed_by_the_others(half_bright, capsys):
 def test_speed_and_update_are_of_all_towers(half_bright, capsys):
     """Images per second times seconds per step: the batches of both towers."""
     with flagsaver.flagsaver(num_gpus=2, max_steps=1):
-        cifar10_multi_gpu_train.train()
+        cifar10_multi_gpu_train.main()
     line = [line for line in capsys.readouterr().out.splitlines() if ': step 0' in line][0]
     rate, seconds = (float(word.split()[0]) for word in line.split('(')[1].split('; '))
     np.testing.assert_allclose(rate, 16 / seconds, rtol=0.02, atol=0.06)  # Both are rounded.

@@ -9,6 +9,7 @@ from absl import app, flags
 from absl.testing import flagsaver
 from PIL import Image
 
+import cifar10
 import cifar10_eval
 import cifar10_plot
 from cifar10_lib.runs import metrics
@@ -43,7 +44,7 @@ def test_samples_and_distorted_show_the_images(half_bright, tmp_path):
 def test_a_trained_run(trained, tmp_path, capsys):
     """All pictures of a run that learned to distinguish its two classes."""
     with flagsaver.flagsaver(run_once=True):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()
     run, evaluated = FLAGS.train_dir, FLAGS.eval_dir
     capsys.readouterr()
     assert plot(tmp_path / 'filters.png', 'filters', runs=[run]).shape[1] == 640
@@ -61,6 +62,32 @@ def test_a_trained_run(trained, tmp_path, capsys):
     os.remove(os.path.join(run, 'metrics.csv'))  # Its event file is not that of an evaluation.
     with pytest.raises(app.UsageError, match='has no metrics.csv of a training run and no event'):
         plot(tmp_path / 'curves.png', 'curves', runs=[run])
+
+
+def test_a_network_of_a_fixed_batch_size(trained, tmp_path, monkeypatch):
+    """Six images in a batch of eight, and 130 images in batches of eight."""
+    inference, pictures = cifar10.inference, ('predictions', 'confusion')
+    expected = [plot(tmp_path / 'a.png', each, runs=[FLAGS.train_dir]) for each in pictures]
+    monkeypatch.setattr(cifar10, 'inference', lambda images: tf.reshape(
+        inference(images), [FLAGS.batch_size, 10]))
+    found = [plot(tmp_path / 'b.png', each, runs=[FLAGS.train_dir]) for each in pictures]
+    for ours, theirs in zip(found, expected):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_sparsity_of_older_runs(tmp_path):
+    """Their tags were shorter; one that was resumed has both."""
+    values, drawn = [0.5, 0.25, 0.75, 0.5], []
+    for name, tags in (('new', 4 * ['conv1/conv1/sparsity']), ('old', 4 * ['conv1/sparsity']),
+                       ('both', 2 * ['conv1/sparsity'] + 2 * ['conv1/conv1/sparsity'])):
+        with tf.summary.FileWriter(str(tmp_path / name)) as writer:
+            for step, (tag, value) in enumerate(zip(tags, values)):
+                writer.add_summary(tf.Summary(value=[
+                    tf.Summary.Value(tag=tag, simple_value=value)]), step)
+        drawn.append(plot(tmp_path / 'a.png', 'sparsity', runs=[str(tmp_path / name)]))
+    assert has(drawn[0], BLUE)
+    np.testing.assert_array_equal(drawn[1], drawn[0])
+    np.testing.assert_array_equal(drawn[2], drawn[0])
 
 
 def save(folder, **variables):
@@ -137,7 +164,8 @@ def test_validations_by_epoch(tmp_path):
     ({'picture': 'curves', 'runs': ['nowhere']}, 'nowhere has no metrics.csv'),
     ({'picture': 'validation', 'runs': ['nowhere']},
      'nowhere has no metrics.csv with validations: train with --validate_every=1, or choose'),
-    ({'picture': 'sparsity', 'runs': ['nowhere']}, 'nowhere has no event file with conv1/spars'),
+    ({'picture': 'sparsity', 'runs': ['nowhere']},
+     'nowhere has no event file with conv1/conv1/sparsity: choose another run'),
     ({'picture': 'samples', 'output': 'a.pdf'}, '--output is a.pdf; expected a name that ends')])
 def test_mistakes(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 from absl.testing import flagsaver
 
+import cifar10
 import cifar10_export
 import cifar10_predict
 
@@ -65,6 +66,17 @@ def test_probabilities_equal_the_plain_networks(network, pictures_, capsys, use_
     with flagsaver.flagsaver(use_moving_averages=use_moving_averages):
         assert cifar10_predict.predict(pictures_) == 0
     check(capsys.readouterr().out, pictures_, plain_probabilities(network[use_moving_averages]))
+
+
+@pytest.mark.parametrize('batch_size', [1, 3, 8])
+def test_a_network_of_a_fixed_batch_size(network, pictures_, capsys, monkeypatch, batch_size):
+    """Seven images fill two batches of three and a third of the next, or seven eighths of one."""
+    inference = cifar10.inference
+    monkeypatch.setattr(cifar10, 'inference', lambda images: tf.reshape(
+        inference(images), [FLAGS.batch_size, 10]))
+    with flagsaver.flagsaver(batch_size=batch_size):
+        assert cifar10_predict.predict(pictures_) == 0
+    check(capsys.readouterr().out, pictures_, plain_probabilities(network[1]))
 
 
 def test_a_saved_model_needs_neither_checkpoint_nor_data_set(network, pictures_, tmp_path, capsys):

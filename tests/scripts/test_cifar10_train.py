@@ -17,7 +17,6 @@ import cifar10_train
 from cifar10_lib.datasets import custom, table
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
-from cifar10_lib.training import session as training
 
 FLAGS = flags.FLAGS
 
@@ -26,7 +25,7 @@ def test_learns_separable_images_then_resumes(half_bright):
     """Half-bright images survive crops, flips and standardisation."""
     for max_steps in (30, 31):  # The second run starts from the first's checkpoint.
         with flagsaver.flagsaver(max_steps=max_steps, batch_size=16):
-            cifar10_train.train()
+            cifar10_train.main()
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-31')
     assert outcomes.precision(FLAGS.train_dir) == 1.0
 
@@ -138,7 +137,7 @@ def test_a_new_run_starts_with_the_weights_of_another(trained, tmp_path, capsys)
     theirs = checkpoints.read(latest)
     with flagsaver.flagsaver(initial_checkpoint=FLAGS.train_dir, train_dir=str(tmp_path / 'same'),
                              max_steps=0, validate_on='held_out'):
-        cifar10_train.train()
+        cifar10_train.main()
         assert (f'Starting with conv1, conv2, local3, local4, softmax_linear of {latest}; new: '
                 'none.\nWarning: that run did not hold out images. ') in capsys.readouterr().out
     (tmp_path / 'pets').mkdir()
@@ -146,21 +145,21 @@ def test_a_new_run_starts_with_the_weights_of_another(trained, tmp_path, capsys)
     custom.write(tmp_path / 'pets', 'pets', list('abcdefghij'), both, both)
     with flagsaver.flagsaver(initial_checkpoint=FLAGS.train_dir, train_dir=str(tmp_path / 'new'),
                              max_steps=0, dataset=str(tmp_path / 'pets')):
-        cifar10_train.train()
+        cifar10_train.main()
         ours = checkpoints.read(tf.train.latest_checkpoint(FLAGS.train_dir))
         out = capsys.readouterr().out
         assert (f'Starting with conv1, conv2, local3, local4 of {latest}; new: '
                 'softmax_linear/biases, softmax_linear/weights.\n') in out
         assert 'Warning' not in out
-        FLAGS.max_steps = 1
-        cifar10_train.train()
+        with flagsaver.flagsaver(max_steps=1):
+            cifar10_train.main()
         assert 'Starting with' not in capsys.readouterr().out
-        FLAGS.max_steps = 2
-        with flagsaver.flagsaver(initial_checkpoint=str(tmp_path / 'gone')):
-            assert training.steps_left()
+        with flagsaver.flagsaver(max_steps=2, initial_checkpoint=str(tmp_path / 'gone')):
+            cifar10_train.main()
+        assert 'Saved step 2 in ' in capsys.readouterr().out
         with flagsaver.flagsaver(initial_checkpoint=FLAGS.train_dir, restart=True), \
                 pytest.raises(app.UsageError, match='--restart would remove --initial_checkpoint'):
-            training.steps_left()
+            cifar10_train.main()
     average = '/ExponentialMovingAverage'
     assert ours['global_step'] == 0
     assert (ours['softmax_linear/weights'] != theirs['softmax_linear/weights' + average]).all()
@@ -184,8 +183,7 @@ def test_no_weights_to_start_with(tmp_path, folder, words):
                              initial_checkpoint=str(spawn.ROOT / folder),
                              train_dir=str(precious.parent), restart=True):
         with pytest.raises(app.UsageError, match=words):
-            if training.steps_left():
-                cifar10_train.train()
+            cifar10_train.main()
     assert precious.exists()
 
 
@@ -200,8 +198,8 @@ def test_a_checkpoint_that_does_not_fit_or_has_a_nan_changes_nothing(trained, is
                         for name, value in values.items() if is_nan or name == 'global_step'})
     before = run.read_bytes()
     with flagsaver.flagsaver(max_steps=99), pytest.raises(app.UsageError, match=words):
-        cifar10_train.train()
+        cifar10_train.main()
     assert run.read_bytes() == before
     with flagsaver.flagsaver(initial_checkpoint=FLAGS.train_dir, train_dir=FLAGS.eval_dir), \
             pytest.raises(app.UsageError, match=': choose another --initial_checkpoint'):
-        cifar10_train.train()
+        cifar10_train.main()

@@ -110,8 +110,8 @@ def test_a_flag_without_effect_is_reported_and_does_no_harm(tmp_path):
 
 POSITIONAL = '''
 import sys
+from cifar10_lib import settings  # Defines --device.
 from cifar10_lib.program import startup
-from cifar10_lib.program import devices  # Defines --device.
 sys.argv[0] = 'x.py'
 startup.run(lambda words: print(words), positional=sys.argv.pop(1))
 '''
@@ -131,6 +131,9 @@ def test_positional_arguments_mix_with_flags(positional, given, words):
         assert done.stderr.startswith(f'x.py: {words}')
 
 
+QUIET = 'from cifar10_lib.program import quiet; quiet.import_tensorflow()'
+
+
 def _python(program, prepare=None, **env):
     quiet = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
     return subprocess.run([sys.executable, '-c', program], capture_output=True, text=True,
@@ -144,7 +147,7 @@ def test_the_import_is_quiet_and_writes_no_file():
     def forbid_writing():
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
-    program = 'from cifar10_lib.program import startup; startup.tf.Session(); print("done")'
+    program = f'{QUIET}; import tensorflow.compat.v1 as tf; tf.Session(); print("done")'
     done = _python(program, forbid_writing, PYTHONDONTWRITEBYTECODE='1', HOME='/proc')
     assert (done.stdout, done.stderr) == ('done\n', '')
     assert 'tensorflow' in _python(program, TF_CPP_MIN_LOG_LEVEL='0').stderr.lower()
@@ -156,7 +159,7 @@ def test_one_dnn_is_used_unless_the_user_says_no(tmp_path, monkeypatch, given):
     monkeypatch.delenv('TF_ENABLE_ONEDNN_OPTS', raising=False)
     (tmp_path / 'tensorflow.py').write_text(
         'import os; raise ImportError(os.environ["TF_ENABLE_ONEDNN_OPTS"])')
-    done = _python('from cifar10_lib.program import startup', PYTHONPATH=str(tmp_path),
+    done = _python(QUIET, PYTHONPATH=str(tmp_path),
                    **{'TF_ENABLE_ONEDNN_OPTS': given} if given == '0' else {})
     assert done.stderr.endswith(f'ImportError: {given}\n')
 
@@ -165,7 +168,7 @@ def test_an_import_that_fails_shows_the_held_text(tmp_path):
     (tmp_path / 'tensorflow').mkdir()
     (tmp_path / 'tensorflow' / '__init__.py').write_text(
         'import os; os.write(2, b"E0000 00:00:2 a.cc:2] held\\n"); raise ImportError("no luck")')
-    done = _python('from cifar10_lib.program import startup', PYTHONPATH=str(tmp_path))
+    done = _python(QUIET, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert done.stderr.startswith('E0000 00:00:2 a.cc:2] held\n')
     assert done.stderr.endswith('ImportError: no luck\n')
@@ -174,19 +177,66 @@ def test_an_import_that_fails_shows_the_held_text(tmp_path):
 def test_ctrl_c_while_tensorflow_is_imported_is_one_line(tmp_path):
     (tmp_path / 'tensorflow.py').write_text('import os, signal, time\n'
                                             'os.kill(os.getpid(), signal.SIGINT); time.sleep(60)')
-    done = _python('from cifar10_lib.program import startup', PYTHONPATH=str(tmp_path))
+    done = _python(QUIET, PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (-signal.SIGINT, '-c: interrupted\n')
 
 
 def test_a_missing_package_is_reported_with_the_remedy(tmp_path):
-    """In isolated mode, Python also leaves out the script's folder."""
+    """With -S, Python has no packages but its own."""
     for script in ALL_SCRIPTS:
-        done = subprocess.run([sys.executable, '-S', '-I', spawn.ROOT / script], cwd=tmp_path,
+        done = subprocess.run([sys.executable, '-S', spawn.ROOT / script], cwd=tmp_path,
                               capture_output=True, text=True, timeout=spawn.PATIENCE)
         assert (done.returncode, done.stdout) == (1, '')
         assert done.stderr == (
-            f'{script}: the Python package absl is not installed: activate the virtual '
+            f'{script}: the Python package tensorflow is not installed: activate the virtual '
             'environment that has it, or run: pip install -r requirements.txt\n')
+
+
+@pytest.mark.parametrize('statement, words', [
+    ('import fo', "ModuleNotFoundError: No module named 'fo'"),
+    ('from cifar10_lib.program import consol', "ImportError: cannot import name 'consol'"),
+    ('import cifar10_lib.program.consol', "No module named 'cifar10_lib.program.consol'"),
+    ('import h5py.fo', "No module named 'h5py.fo'")])
+def test_a_misspelled_import_keeps_its_traceback(statement, words):
+    """That of a contributor: no package to install would help."""
+    done = spawn.run(['-c', f'{QUIET}\n{statement}'], cwd=spawn.ROOT, capture_output=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith('Traceback (most recent call last):\n')
+    assert words in done.stderr.splitlines()[-1]
+
+
+IMPORTS = '''
+import importlib, os, pkgutil, sys, threading
+import h5py, numpy, PIL.Image, six, tensorboard, tensorflow.compat.v1 as tf
+tf.keras  # TensorFlow imports this part when it is first used.
+
+def state():
+    descriptors = {}
+    for number in os.listdir('/proc/self/fd'):
+        try:
+            descriptors[number] = os.readlink(f'/proc/self/fd/{number}')
+        except FileNotFoundError:  # That of the list itself.
+            pass
+    return {'sys.excepthook': sys.excepthook, 'threading.excepthook': threading.excepthook,
+            'os.environ': dict(os.environ), 'open descriptors': descriptors,
+            'matplotlib': sys.modules.get('matplotlib', 'none')}
+
+before = state()
+import cifar10_lib
+for module in pkgutil.walk_packages(cifar10_lib.__path__, 'cifar10_lib.'):
+    importlib.import_module(module.name)
+after = state()
+print(len([name for name in sys.modules if name.startswith('cifar10_lib.')]) > 40)
+for name in before:
+    if before[name] != after[name]:
+        print(name, before[name], after[name])
+'''
+
+
+@pytest.mark.slow
+def test_importing_the_library_changes_nothing_in_the_process():
+    """Beyond what TensorFlow's own import changes."""
+    assert _python(IMPORTS).stdout == 'True\n'
 
 
 def test_output_that_cannot_be_written(trained):
@@ -235,8 +285,10 @@ def test_scripts_run_with_closed_streams(tmp_path):
     ('raise app.UsageError("what to do")', 'what to do'),
     ('open("/nowhere/x")', "No such file or directory: '/nowhere/x'"),
     ('raise FloatingPointError("two\\nlines")', 'two lines'),
-    ('tf.Session().run(tf.read_file("/nowhere"))', '/nowhere; No such file or directory'),
-    ('raise tf.errors.AbortedError(None, None, "Stale file handle")', 'Stale file handle'),
+    ('tf.Session().run(tf.read_file("/nowhere"))',
+     '/nowhere; No such file or directory (CIFAR10_TRACEBACK=1 shows where)'),
+    ('raise tf.errors.AbortedError(None, None, "Stale file handle")',
+     'Stale file handle (CIFAR10_TRACEBACK=1 shows where)'),
     # TensorFlow's text; a real one comes after 20 seconds of retries.
     ('raise tf.errors.ResourceExhaustedError(None, None, "Graph execution error:\\n\\n'
      "Node: 'Fill'\\nOOM when allocating tensor with shape[9] and type float by allocator "
@@ -244,10 +296,20 @@ def test_scripts_run_with_closed_streams(tmp_path):
      'OOM when allocating tensor with shape[9] and type float by allocator GPU_0_bfc: use a '
      'smaller --batch_size or --device=cpu, or set TF_CPP_MIN_LOG_LEVEL=0 to see more')])
 def test_errors_of_the_user_or_the_machine_are_one_line(statement, words):
-    program = ('from cifar10_lib.program import startup\nimport tensorflow.compat.v1 as tf\n'
-               f'from absl import app\ndef main():\n    {statement}\nstartup.run(main)')
+    program = f'''
+import tensorflow.compat.v1 as tf
+from absl import app
+from cifar10_lib.program import startup
+tf.disable_v2_behavior()
+def main():
+    {statement}
+startup.run(main)'''
     done = spawn.run(['-c', program], cwd=spawn.ROOT, capture_output=True)
     assert (done.returncode, done.stderr) == (1, f'-c: {words}\n')
+    done = spawn.run(['-c', program], cwd=spawn.ROOT, capture_output=True,
+                     env={**spawn.environment(), 'CIFAR10_TRACEBACK': '1'})
+    assert done.returncode == 1
+    assert re.search(r'^Traceback(.*\n)*  File "<string>", line 7, in main\n', done.stderr)
 
 
 @pytest.mark.parametrize('bug', [

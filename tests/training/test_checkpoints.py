@@ -86,15 +86,6 @@ def test_the_error_names_all_variables_that_do_not_fit_but_at_most_ten(tmp_path)
         checkpoints.values_for(path, variables, 'Do this.')
 
 
-def test_statistics_without_averages_are_read_instead_of_them(tmp_path):
-    """A program of its own may average only the weights."""
-    path = _save(tmp_path / 'a', **{'w/ExponentialMovingAverage': np.float32(2),
-                                    'moving_mean': np.float32(3)})
-    variables = {f'{name}/ExponentialMovingAverage': tf.get_variable(name, [])
-                 for name in ('w', 'moving_mean')}
-    assert checkpoints.values_for(path, variables, '') == dict(zip(variables, (2, 3)))
-
-
 @pytest.mark.filterwarnings('error')
 def test_values_that_are_not_finite_as_float32_are_refused(tmp_path):
     path = _save(tmp_path / 'a', v=np.array([1, np.nan], np.float32), w=np.float32(np.inf),
@@ -165,7 +156,9 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, capsys, damage):
     line, = capsys.readouterr().out.splitlines()
     assert line.startswith(f'{seventh} is damaged (')
     assert line.endswith('): using model.ckpt-5.')
-    assert checkpoints.latest(str(tmp_path), report=False) == fifth
+    found = checkpoints.newest(str(tmp_path))  # Does not print.
+    assert (found.path, found.values['global_step']) == (fifth, 5)
+    assert line.startswith(found.faults[0]) and len(found.faults) == 1
     assert capsys.readouterr().out == ''
     assert sorted(path.name for path in tmp_path.iterdir()) == left
 

@@ -76,18 +76,18 @@ def test_a_prediction_right_after_the_installation(paths):
 
 
 def test_other_scripts_read_the_weights(records, capsys):
-    cifar10_eval.evaluate()
+    cifar10_eval.main()
     assert re.search(r'precision @ 1 = 1\.000$', capsys.readouterr().out, re.MULTILINE)
-    cifar10_export.export()
+    cifar10_export.main()
     assert os.path.exists(os.path.join(FLAGS.export_dir, 'saved_model.pb'))
-    cifar10_plot.plot()
+    cifar10_plot.main()
     assert min(Image.open(FLAGS.output).size) > 100
 
 
 def test_a_training_starts_with_the_weights(records):
     """At step 0; the weights and their averages start with the averages of the checkpoint."""
     with flagsaver.flagsaver(net='resnet23'):
-        cifar10_train.train()
+        cifar10_train.main()
     given, ours = (checkpoints.read(tf.train.latest_checkpoint(folder))
                    for folder in (MODEL, FLAGS.train_dir))
     assert given.pop('global_step') > ours['global_step'] == 0
@@ -111,4 +111,4 @@ def test_the_readme_writes_the_averages_of_a_run(trained, tmp_path):
     for name, value in ours.items():
         np.testing.assert_array_equal(value, run[name])
     with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'model'), run_once=True):
-        cifar10_eval.evaluate()
+        cifar10_eval.main()

@@ -1,16 +1,24 @@
+"""Networks with batch norm: the statistics of their averaged weights."""
+import dataclasses
+import math
 import os
 
 import numpy as np
+import outcomes
+import plain
 import pytest
 import record_files
+import sessions
 import tensorflow.compat.v1 as tf
 import tiny
 from absl import flags
 from absl.testing import flagsaver
 
+import cifar10_distributed_train
+import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib import recipes
-from cifar10_lib.evaluation import statistics
+from cifar10_lib.evaluation import model, statistics
 from cifar10_lib.runs import checkpoints
 
 FLAGS = flags.FLAGS
@@ -19,17 +27,20 @@ AVERAGE = '/ExponentialMovingAverage'
 
 @pytest.fixture
 def normed(half_bright, monkeypatch):
-    """The network `normed` on the half-bright images, which its training sees in random colours."""
-    monkeypatch.setitem(recipes.TABLE, 'normed', tiny.NORMED._replace(
-        augment=lambda pixels: tiny.augment(pixels) * tf.random_uniform([3])))
-    with flagsaver.flagsaver(net='normed', validate_every=0, batch_size=4):
+    """The network `normed` on the half-bright images, which its training sees in random colours.
+
+    In batches of 64, of which 20 are enough for the statistics.
+    """
+    monkeypatch.setitem(recipes.TABLE, 'normed', dataclasses.replace(
+        tiny.NORMED, distort=lambda images: tiny.augment(images) * tf.random_uniform([3])))
+    with flagsaver.flagsaver(net='normed', validate_every=0, batch_size=64):
         yield half_bright
 
 
-def train(steps, **flags_):
+def train(steps, trainer=cifar10_train, **flags_):
     """The values in the checkpoint after a number of steps in all."""
     with tf.Graph().as_default(), flagsaver.flagsaver(max_steps=steps, **flags_):
-        cifar10_train.train()
+        trainer.main()
     return read(steps)
 
 
@@ -60,11 +71,22 @@ def moving(values, suffix=''):
     return np.array([values[f'conv1/bn/moving_{name}{suffix}'] for name in ('mean', 'variance')])
 
 
-def test_statistics_by_hand(normed):
-    """Those of the averaged weights; first from the raw ones, then from those of the last time."""
-    first, second = train(3), train(5)
+UNSET = np.array([8 * [0], 8 * [1]])
+
+
+@pytest.mark.parametrize('trainer', [
+    cifar10_train, cifar10_multi_gpu_train, cifar10_distributed_train])
+def test_statistics_by_hand(normed, trainer):
+    """Those of the averaged weights; they start from the averages of the moving statistics.
+
+    Averages keep (1 + step) / (10 + step) of their old value in a step. The second time, the old
+    value is that of the first computation.
+    """
+    first, second = (train(steps, trainer, num_gpus=2) for steps in (1, 2))
     assert not np.allclose(second['conv1/weights' + AVERAGE], second['conv1/weights'], rtol=1e-3)
-    for values, start in ((first, moving(first)), (second, moving(first, AVERAGE))):
+    for values, start in (
+            (first, 2 / 11 * UNSET + 9 / 11 * moving(first)),
+            (second, 3 / 12 * moving(first, AVERAGE) + 9 / 12 * moving(second))):
         np.testing.assert_allclose(
             moving(values, AVERAGE), after_batches(values, start), rtol=1e-4, atol=1e-3)
         assert not np.allclose(moving(values, AVERAGE), moving(values), rtol=0.01)
@@ -75,55 +97,97 @@ def test_held_out_images_are_left_out(normed):
     """Record n is at place 51 n % 80; those at the first eight places, 0, 11, 22 and so on."""
     values = train(1, validate_on='held_out')
     training = [number for number in range(80) if number % 11]
-    expected = after_batches(values, moving(values), training)
+    start = 2 / 11 * UNSET + 9 / 11 * moving(values)
+    expected = after_batches(values, start, training)
     np.testing.assert_allclose(moving(values, AVERAGE), expected, rtol=1e-4, atol=1e-3)
-    assert not np.allclose(after_batches(values, moving(values)), expected, rtol=1e-4, atol=1e-3)
+    assert not np.allclose(after_batches(values, start), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_resumed_run_keeps_its_statistics(normed):
+    """Those of earlier versions have the same names; their losses have no averages."""
+    values = train(2)
+    given = {name: value + 1 if name.startswith('conv1/bn/moving_') else value
+             for name, value in values.items() if not name.endswith('/avg')}
+    plain.save(os.path.join(FLAGS.train_dir, 'model.ckpt-2'), given)
+    with flagsaver.flagsaver(max_steps=2):
+        sessions.train()  # No step: the checkpoint is written again, and nothing is computed.
+    again = read(2)
+    for name, value in given.items():
+        np.testing.assert_array_equal(again[name], value, err_msg=name)
+    third = train(3)
+    start = 4 / 13 * moving(given, AVERAGE) + 9 / 13 * moving(third)
+    np.testing.assert_allclose(
+        moving(third, AVERAGE), after_batches(third, start), rtol=1e-4, atol=1e-3)
 
 
 def test_validations_and_checkpoints_compute_them(normed):
     """An epoch has 20 steps."""
-    train(50, validate_every=1, save_checkpoint_steps=10)
+    train(50, validate_every=1, save_checkpoint_steps=10, batch_size=4)
     values = [read(step) for step in (10, 20, 30, 40, 50)]
-    np.testing.assert_allclose(moving(values[0], AVERAGE), after_batches(
-        values[0], moving(values[0])), rtol=1e-4, atol=1e-3)
     for before, after in zip(values, values[1:]):
         assert (moving(before, AVERAGE) != moving(after, AVERAGE)).any()
     best = checkpoints.read(checkpoints.latest(os.path.join(FLAGS.train_dir, 'best')))
-    np.testing.assert_array_equal(
-        moving(best, AVERAGE), moving(read(int(best['global_step'])), AVERAGE))
+    of_run = read(int(best['global_step']))
+    for name, value in of_run.items():
+        np.testing.assert_array_equal(best[name], value, err_msg=name)
+    assert outcomes.precision(FLAGS.train_dir) > 0.9
+
+
+@pytest.mark.parametrize('use_moving_averages', [True, False])
+def test_averaged_weights_are_used_with_their_own_statistics(
+        half_bright, monkeypatch, use_moving_averages):
+    """The network `tiny` centres the channels of an image before its only layer."""
+    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE)
+    values = train(7, net='tiny', validate_every=0)
+    image = np.random.RandomState(1).randint(0, 256, [1, 32, 32, 3]).astype(np.uint8)
+    with flagsaver.flagsaver(net='tiny'):
+        network = model.Model(recipes.chosen(), 10)
+    path = os.path.join(FLAGS.train_dir, 'model.ckpt-7')
+    with network.session(path, use_moving_averages) as session:
+        logits = session.run(network.outputs['logits'], {network.pixels: image})
+    suffix = AVERAGE if use_moving_averages else ''
+    pixels = (image[0, ::2, ::2] - values['bn/moving_mean' + suffix]) / 100
+    np.testing.assert_allclose(
+        logits[0], pixels.ravel() @ values['linear/weights' + suffix], rtol=1e-4, atol=1e-5)
+    for name in ('bn/moving_mean', 'linear/weights'):
+        assert not np.allclose(values[name + AVERAGE], values[name], rtol=0.01)
 
 
 @pytest.fixture
-def update(normed):
-    """A function that updates the statistics of a session, and returns conv1's, [2, 8]: at first
-    0 and 1."""
-    recipes.chosen(training=True).inference(tf.zeros([4, 16, 16, 3]))
-    tf.train.ExponentialMovingAverage(0.5).apply(tf.trainable_variables())
-    averages = statistics.add_averages()
-    caught = []
-    current = statistics.Statistics(averages, tf.global_variables(), 0, caught)
+def made(normed):
+    """A function that makes a `Statistics`, and one that updates it and returns conv1's statistics,
+    [2, 8]: at first 0 and 1."""
+    start = sessions.start()
+    start.recipe.logits(tf.zeros([64, 16, 16, 3]), 10, training=True)
+    tf.train.ExponentialMovingAverage(0.5).apply(
+        [*tf.trainable_variables(), *tf.moving_average_variables()])
+    variables, caught = tf.global_variables(), []
     with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
+        def make(seconds=math.inf):
+            session.run(tf.global_variables_initializer())
+            return statistics.Statistics(
+                start.source, start.recipe, variables, 0, caught, seconds)
 
-        def run(step, signals=(), *seconds):
+        def update(current, step, signals=()):
             caught[:] = signals
-            current.update(session, step, *seconds)
-            return moving(session.run(averages))
-        yield run
+            current.update(session, step)
+            return moving(session.run({each.op.name: each for each in variables}), AVERAGE)
+
+        yield make, update
 
 
-UNSET = [8 * [0], 8 * [1]]
-
-
-def test_once_at_a_step_and_not_after_a_signal(update):
-    np.testing.assert_array_equal(update(1, [15]), UNSET)
-    np.testing.assert_array_equal(update(1, [], 0), UNSET)
-    np.testing.assert_array_equal(update(1, [], 1e-9), UNSET)  # The time is up at once.
-    first = update(2)
+def test_once_at_a_step_and_not_after_a_signal(made):
+    make, update = made
+    for seconds in (0, 1e-9):  # The time is up at once.
+        np.testing.assert_array_equal(update(make(seconds), 1), UNSET)
+    current = make()
+    np.testing.assert_array_equal(update(current, 0), UNSET)  # That of the checkpoint.
+    np.testing.assert_array_equal(update(current, 1, [15]), UNSET)
+    first = update(current, 2)
     assert (first != UNSET).all()
-    np.testing.assert_array_equal(update(2), first)
-    np.testing.assert_array_equal(update(3, [15]), first)
-    assert (update(3) != first).all()
+    np.testing.assert_array_equal(update(current, 2), first)
+    np.testing.assert_array_equal(update(current, 3, [15]), first)
+    assert (update(current, 3) != first).all()
 
 
 def empty(normed):
@@ -134,55 +198,29 @@ def empty(normed):
 @pytest.mark.parametrize('change, words', [
     (lambda normed: os.remove(normed / 'data_batch_3.bin'), 'data_batch_3.bin'),
     (empty, 'out of bounds')])
-def test_records_that_were_removed_do_not_end_the_run(update, normed, capsys, change, words):
+def test_records_that_were_removed_do_not_end_the_run(made, normed, capsys, change, words):
     """Training reports them itself, and saves the last step."""
+    make, update = made
+    current = make()
     change(normed)
-    np.testing.assert_array_equal(update(1), UNSET)
+    np.testing.assert_array_equal(update(current, 1), UNSET)
     line, = capsys.readouterr().out.splitlines()
     assert line.startswith('The statistics of the averaged weights were not computed: ')
     assert words in line
 
 
-def test_the_records_are_read_once(update, normed, capsys):
-    first = update(1)
+def test_the_records_are_read_once(made, normed, capsys):
+    make, update = made
+    current = make()
+    first = update(current, 1)
     empty(normed)
-    assert (update(2) != first).all() and capsys.readouterr().out == ''
+    assert (update(current, 2) != first).all() and capsys.readouterr().out == ''
 
 
-def test_statistics_that_are_not_finite_are_not_stored(update, capsys):
-    session = tf.get_default_session()
-    weights, = (each for each in tf.global_variables() if each.op.name == 'conv1/weights' + AVERAGE)
+def test_statistics_that_are_not_finite_are_not_stored(made, capsys):
+    make, update = made
+    current, session = make(), tf.get_default_session()
+    weights, = (each for each in tf.global_variables()
+                if each.op.name == 'conv1/weights' + AVERAGE)
     weights.load(np.full(weights.shape, 1e30), session)
-    np.testing.assert_array_equal(update(1), UNSET)
-    assert 'were not computed: they are not finite.' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize('inference', [
-    lambda images, training: tf.get_variable('w', [1]),  # Another network.
-    lambda images, training: tf.get_variable(  # The same one, without updates.
-        'other/moving_mean', initializer=[1.0], trainable=False),
-    lambda images, training: tf.reshape(images, [4, 16, 16, 3])])  # Requires batches of four.
-def test_a_network_of_which_nothing_is_known_keeps_the_raw_ones(normed, monkeypatch, inference):
-    statistic = tf.get_variable('other/moving_mean', initializer=[1.0], trainable=False)
-    tf.train.ExponentialMovingAverage(0.5).apply([tf.get_variable('weights', [1])])
-    monkeypatch.setitem(recipes.TABLE, 'normed', tiny.NORMED._replace(inference=inference))
-    averages = statistics.add_averages()
-    current = statistics.Statistics(averages, tf.global_variables(), 0)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        for value in (2, 3):
-            statistic.load([value], session)
-            current.update(session, value)
-            assert session.run(averages) == {'other/moving_mean': [value]}
-
-
-def test_averages_that_a_program_makes_itself_are_left_alone():
-    statistic = tf.get_variable('moving_mean', initializer=[1.0], trainable=False)
-    assert statistics.add_averages() == {}  # The weights have none.
-    weights = tf.get_variable('weights', [1])
-    tf.train.ExponentialMovingAverage(0.5).apply([weights, statistic])
-    with tf.variable_scope('any'):
-        assert statistics.add_averages() == {}
-        tf.get_variable('moving_variance', initializer=[1.0], trainable=False)
-        created, = statistics.add_averages().values()
-    assert created.op.name == 'any/moving_variance' + AVERAGE
+    np.testing.assert_array_equal(update(current, 1), UNSET)

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import pathlib
@@ -8,8 +9,10 @@ import time
 
 import h5py
 import numpy as np
+import outcomes
 import pytest
 import record_files
+import sessions
 import tensorflow.compat.v1 as tf
 import tiny
 from absl import app, flags
@@ -20,9 +23,7 @@ import cifar10_distributed_train
 import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib import recipes
-from cifar10_lib.evaluation import accuracy
-from cifar10_lib.runs import checkpoints, events, metrics
-from cifar10_lib.training import hooks, resume, session as training
+from cifar10_lib.runs import best, events, metrics
 
 FLAGS = flags.FLAGS
 
@@ -51,9 +52,8 @@ def scalars(tag):
 def errors(step):
     """Errors of the checkpoint at a step, by a separate evaluation."""
     path = str(folder(f'model.ckpt-{step}'))
-    found = [accuracy.Accuracy(use_moving_averages=averaged).run(path)
-             for averaged in (False, True)]
-    return [(result.total - result.correct) / result.total for result in found]
+    found = [outcomes.counts(path, use_moving_averages) for use_moving_averages in (False, True)]
+    return [(counts.total - counts.correct) / counts.total for counts in found]
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.002)
     with flagsaver.flagsaver(validate_every=1, max_steps=25, save_checkpoint_steps=5,
                              log_frequency=1):
-        cifar10_train.train()
+        cifar10_train.main()
     expected = {step: errors(step) for step in (10, 20, 25)}
     assert all(0.1 <= error < 1 for error, _ in expected.values())
     np.testing.assert_allclose(
@@ -76,10 +76,10 @@ def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
     assert [step for step, _ in rows()] == [5, 10, 15, 20, 25]
     np.testing.assert_allclose([error for _, error in rows() if error is not None],
                                [raw for raw, _ in expected.values()], rtol=1e-6)
-    best = min(expected, key=lambda step: expected[step][1])
+    lowest = min(expected, key=lambda step: expected[step][1])
     assert json.loads(folder('best', 'error.json').read_text()) == {
-        'step': best, 'error': expected[best][0], 'averaged_error': expected[best][1],
-        'validated_on': 'test', 'checkpoint': f'model.ckpt-{best}'}
+        'step': lowest, 'error': expected[lowest][0], 'averaged_error': expected[lowest][1],
+        'validated_on': 'test', 'checkpoint': f'model.ckpt-{lowest}'}
     with h5py.File(folder('params.h5')) as stream:
         assert stream.attrs['global_step'] == 25
         np.testing.assert_array_equal(
@@ -89,17 +89,14 @@ def test_the_errors_are_those_of_the_checkpoints(half_bright, monkeypatch):
 
 def test_the_training_error_is_the_mean_of_the_epochs_batches(tiny_net, capsys):
     """In step k, counted from 0, the errors of two towers are k / 100 and 2 k / 100."""
-    recipe = recipes.chosen(training=True)
     for max_steps in (15, 25):
         with flagsaver.flagsaver(max_steps=max_steps), tf.Graph().as_default():
-            step = tf.train.get_or_create_global_step()
-            images, labels = cifar10.distorted_inputs(recipe)
-            loss = cifar10.loss(recipe.inference(images), labels)
-            made = tf.cast(step.read_value(), tf.float32)
-            tf.get_collection_ref('errors')[:] = [made / 100, 2 * made / 100]
+            start = sessions.start()
+            made = tf.cast(tf.train.get_or_create_global_step().read_value(), tf.float32)
             with tf.control_dependencies([made]):
-                train_op = cifar10.train(loss, step, recipe)
-            with training.session(loss, examples_per_step=8) as session:
+                loss, train_op = sessions.graph(start)
+            tf.get_collection_ref('errors')[:] = [made / 100, 2 * made / 100]
+            with sessions.session(start, loss) as session:
                 while not session.should_stop():
                     session.run(train_op)
     printed = re.findall(r': step (\d+), training error = (0\.\d{4}), validation error = 0\.\d{4} '
@@ -114,7 +111,7 @@ def test_the_training_error_is_the_mean_of_the_epochs_batches(tiny_net, capsys):
 def test_stop_at_ends_the_run_when_a_validation_reaches_the_precision(tiny_net, capsys):
     """The images are learned completely; then the next start has nothing to do."""
     with flagsaver.flagsaver(stop_at=1.0, max_steps=1000):
-        cifar10_train.train()
+        cifar10_train.main()
         step = rows()[-1][0]
         errors_ = json.loads(folder('best', 'error.json').read_text())
         assert (errors_['step'], errors_['averaged_error']) == (step, 0)
@@ -123,49 +120,29 @@ def test_stop_at_ends_the_run_when_a_validation_reaches_the_precision(tiny_net, 
         assert re.search(rf'Reached --stop_at=1 at step {step}, after {8 * step} images '
                          rf'\({step // 10} epochs\) and \d+\.\d seconds\.\nSaved step {step} ', out)
         folder('params.h5').unlink()  # As by a kill; best/ has its own.
-        assert not training.steps_left()
+        assert not sessions.start().steps_left()
         assert f'best/model.ckpt-{step} has reached --stop_at=1.' in capsys.readouterr().out
         FLAGS.stop_at = None
-        assert training.steps_left()
+        assert sessions.start().steps_left()
 
 
 @pytest.mark.parametrize('correct', range(0, 101, 7))
 def test_a_precision_reaches_itself(correct):
     """As fractions of 100 images: 1 - 0.92 is less than 0.08 in floating point."""
-    assert hooks.reaches((100 - correct) / 100, correct / 100)
-    assert not hooks.reaches((101 - correct) / 100, correct / 100)
-
-
-def training_graph():
-    """Returns the loss and the training step of the chosen network."""
-    recipe = recipes.chosen(training=True)
-    images, labels = cifar10.distorted_inputs(recipe)
-    loss = cifar10.loss(recipe.inference(images), labels)
-    return loss, cifar10.train(loss, tf.train.get_or_create_global_step(), recipe)
+    assert best.reaches((100 - correct) / 100, correct / 100)
+    assert not best.reaches((101 - correct) / 100, correct / 100)
 
 
 def test_a_validation_that_cannot_run_does_not_end_the_training(tiny_net, half_bright, capsys):
-    with tf.Graph().as_default():
-        loss, train_op = training_graph()
-        with training.session(loss, 8) as session:
-            (half_bright / 'test_batch.bin').unlink()
-            while not session.should_stop():
-                session.run(train_op)
+    start = sessions.start()
+    loss, train_op = sessions.graph(start)
+    with sessions.session(start, loss) as session:
+        (half_bright / 'test_batch.bin').unlink()
+        while not session.should_stop():
+            session.run(train_op)
     assert re.search(r'No validation at step 10: .*test_batch\.bin.*No such file',
                      capsys.readouterr().out)
     assert rows() == [(10, None), (20, None), (25, None)]
-
-
-def test_a_resumed_run_has_all_values_of_its_checkpoint(tiny_net):
-    """Those of Adam, too. A start without steps left writes the checkpoint again."""
-    cifar10_train.train()
-    path = tf.train.latest_checkpoint(FLAGS.train_dir)
-    before = checkpoints.read(path)
-    cifar10_train.train()
-    after = checkpoints.read(path)
-    assert before.keys() == after.keys() > {'linear/weights', 'linear/weights/Adam'}
-    for name, value in before.items():
-        np.testing.assert_array_equal(after[name], value, err_msg=name)
 
 
 def test_an_error_between_steps_saves_them(tiny_net):
@@ -173,7 +150,7 @@ def test_an_error_between_steps_saves_them(tiny_net):
     for step in (3, 4, 5):  # The profiler's file cannot be written.
         folder(f'timeline-{step}.json').mkdir(parents=True)
     with flagsaver.flagsaver(profile=4), pytest.raises(tf.errors.OpError):
-        cifar10_train.train()
+        cifar10_train.main()
     assert re.search('/model.ckpt-[345]$', tf.train.latest_checkpoint(FLAGS.train_dir))
 
 
@@ -181,7 +158,7 @@ def test_a_best_checkpoint_that_cannot_be_written_ends_the_run(tiny_net, capsys)
     folder().mkdir()
     folder('best').write_text('')
     with pytest.raises(OSError):
-        cifar10_train.train()
+        cifar10_train.main()
     out = capsys.readouterr().out
     assert ': step 10, training error = ' in out and 'Saved step 10 in ' in out
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-10')
@@ -190,16 +167,17 @@ def test_a_best_checkpoint_that_cannot_be_written_ends_the_run(tiny_net, capsys)
 def test_stop_at_requires_validations(tiny_net):
     with flagsaver.flagsaver(stop_at=0.8, validate_every=0), pytest.raises(
             app.UsageError, match='--stop_at=0.8 requires validations: add --validate_every=1'):
-        training.apply_recipe_defaults()
+        sessions.start()
 
 
 def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     """The signal comes during step 10, which ends an epoch."""
     err = ''
-    with flagsaver.flagsaver(max_steps=20), tf.Graph().as_default():
-        loss, train_op = training_graph()
+    with flagsaver.flagsaver(max_steps=20):
+        start = sessions.start()
+        loss, train_op = sessions.graph(start)
         step = tf.train.get_global_step()
-        with pytest.raises(SystemExit), training.session(loss, 8) as session:
+        with pytest.raises(SystemExit), sessions.session(start, loss) as session:
             while not session.should_stop():
                 if session.run_step_fn(lambda step_context: step_context.session.run(step)) == 9:
                     os.kill(os.getpid(), signal.SIGTERM)
@@ -213,32 +191,17 @@ def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     assert rows() == [(10, None)]
 
 
-@pytest.mark.parametrize('changes, every, due', [
-    ([(0, 8)], 1, [10, 20, 25]),
-    ([(0, 8)], 9, [25]),
-    ([(0, 7)], 1, [12, 23, 25]),  # 84 and 161 images.
-    ([(0, 120)], 2, [2, 3, 4, 6, 7, 8, 9]),  # 1.5 epochs each; after 1, 3, 4, 6, 7, 9, 10, 12, 13.
-    ([(0, 7)], 63, [720, 1000]),  # In floating point, 720 * (7 / 80) is less than 63.
-    ([(0, 8), (4, 16)], 1, [7, 12, 17, 20]),  # After 32 images: 80, 160 and 240.
-])
-def test_when_it_is_due(changes, every, due):
-    """With 80 images per epoch. The last step is always due."""
-    first = changes[-1][0]
-    epochs = resume.EpochCounter(first, changes, 80, due[-1], every)
-    assert [step for step in range(first + 1, due[-1] + 1) if epochs.validates(step)] == due
-
-
 def test_after_a_kill_no_step_is_duplicated_or_missing(tiny_net):
     """The latest checkpoint is step 12, but rows up to step 22 and half a line were written."""
     with flagsaver.flagsaver(max_steps=12, save_checkpoint_steps=4):
-        cifar10_train.train()
+        cifar10_train.main()
     kept = folder('metrics.csv').read_text()
     assert [step for step, _ in rows()] == [4, 8, 10, 12]
     shutil.copytree(folder(), folder().with_name('killed'))
     with flagsaver.flagsaver(train_dir=str(folder().with_name('killed'))):
         with open(folder('metrics.csv'), 'a') as stream:
             stream.write('20,2,1.0,0.01,9,9,9,9,9\n22,2.2,1.0,0.01,9,9,9,9,9\n24,2.')
-        cifar10_train.train()
+        cifar10_train.main()
         assert [step for step, _ in rows()] == [4, 8, 10, 12, 20, 25]
         assert folder('metrics.csv').read_text().startswith(kept)
         assert 9 not in [error for _, error in rows()]
@@ -254,7 +217,7 @@ def test_training_figures_are_means_since_the_last_row(half_bright):
     with tf.control_dependencies([made]):
         count = step.assign_add(1)
     with flagsaver.flagsaver(save_checkpoint_steps=4, validate_every=0), \
-            training.session(made, examples_per_step=16) as session:
+            sessions.session(sessions.start(batches_per_step=2), made) as session:
         while not session.should_stop():
             session.run(count)
     found = metrics.read(folder('metrics.csv'))
@@ -275,19 +238,20 @@ def test_no_validation_by_default(trained):
     assert folder('params.h5').exists()
 
 
-@pytest.mark.parametrize('train', [
-    cifar10_train.train, cifar10_multi_gpu_train.train, cifar10_distributed_train.train])
-def test_held_out_images_are_not_trained_on(half_bright, monkeypatch, train):
+@pytest.mark.parametrize('trainer', [
+    cifar10_train, cifar10_multi_gpu_train, cifar10_distributed_train])
+def test_held_out_images_are_not_trained_on(half_bright, monkeypatch, trainer):
     """8 of 80 images are held out: white, class 5. An epoch of the others has 9 steps of 8."""
     for index, path in enumerate(sorted(half_bright.glob('data_*'))):
         records = np.fromfile(path, np.uint8).reshape(16, 3073)
         records[-16 * index % 11::11] = [5] + 3072 * [255]  # Records 0, 11, 22 and so on of all.
         records.tofile(path)
 
-    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE._replace(
-        augment=lambda pixels: tiny.prepare(pixels) / (255 - tiny.prepare(pixels))))  # White: inf.
+    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(
+        tiny.RECIPE,
+        distort=lambda images: tiny.prepare(images) / (255 - tiny.prepare(images))))  # White: inf.
     with flagsaver.flagsaver(net='tiny', validate_on='held_out', max_steps=9, validate_every=1):
-        train()
+        trainer.main()
     row, = metrics.read(folder('metrics.csv'))
     assert (row['step'], row['epoch'], row['validation_error']) == (9, 1, 1)
     assert json.loads(folder('best', 'error.json').read_text())['validated_on'] == 'held_out'
@@ -295,7 +259,7 @@ def test_held_out_images_are_not_trained_on(half_bright, monkeypatch, train):
 
 def test_a_run_on_all_images_cannot_resume_with_held_out_ones(tiny_net):
     with flagsaver.flagsaver(max_steps=1, validate_every=0):
-        cifar10_train.train()
+        cifar10_train.main()
     with flagsaver.flagsaver(validate_on='held_out', max_steps=2):
         with pytest.raises(app.UsageError, match='with --validate_on=test, which trains'):
-            cifar10_train.train()
+            cifar10_train.main()

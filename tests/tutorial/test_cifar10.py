@@ -1,3 +1,5 @@
+import pathlib
+
 import numpy as np
 import plain
 import pytest
@@ -6,7 +8,10 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
-from cifar10_lib.nets import summaries, variables
+import cifar10_train
+from cifar10_lib.datasets import image_source, table
+from cifar10_lib.nets import losses
+from cifar10_lib.runs import checkpoints, metrics
 
 FLAGS = flags.FLAGS
 IMAGES = np.random.RandomState(3).normal(size=[13, 24, 24, 3]).astype(np.float32)
@@ -50,7 +55,7 @@ def test_equals_the_plain_network():
     constants = {name: tf.constant(value) for name, value in values.items()}
     plain_logits = plain.logits(tf.constant(IMAGES), constants)
     plain_loss = plain.loss(plain_logits, LABELS, constants)
-    pairs = variables.compute_gradients(loss)
+    pairs = tf.train.GradientDescentOptimizer(0.1).compute_gradients(loss)
     names = [variable.op.name for _, variable in pairs]
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -78,32 +83,50 @@ def test_loss_by_hand():
         np.testing.assert_allclose(session.run(loss), np.log(10) + 0.012, rtol=1e-6)
 
 
-@pytest.mark.parametrize('dataset, given, batch_size, replicas, initial, decay_steps', [
-    ('cifar10', None, 128, 1, 0.1, 136718), ('cifar10', None, 128, 2, 0.1, 68359),
-    ('cifar10', None, 64, 2, 0.1, 136718), ('cifar10', None, 100, 4, 0.1, 43750),
-    ('cifar100', None, 125, 1, 0.1, 140000), ('synthetic', None, 125, 1, 0.03, 28000),
-    ('cifar10', 0.02, 125, 1, 0.02, 140000), ('synthetic', 0.02, 125, 1, 0.02, 28000)])
-def test_learning_rate_counts_images(dataset, given, batch_size, replicas, initial, decay_steps):
-    """The user's rate, or the data set's, or the tutorial's; then a tenth of it, and so on.
-
-    int(images / (batch * replicas) * 350) steps each; 50,000 images, or 10,000 synthetic ones.
-    """
+@pytest.mark.parametrize('batch_size, replicas, decay_steps', [
+    (128, 1, 136718), (128, 2, 68359), (64, 2, 136718), (100, 4, 43750), (125, 1, 140000)])
+def test_learning_rate_counts_images(batch_size, replicas, decay_steps):
+    """int(50000 / (batch * replicas) * 350) steps, then a tenth of the rate, and so on."""
     step = tf.placeholder(tf.int64, [])
-    with flagsaver.flagsaver(dataset=dataset, learning_rate=given, batch_size=batch_size,
-                             data_dir='/nonexistent'):
-        rate = cifar10.learning_rate(step, replicas)
+    source = image_source.Source(table.CIFAR10, '/nonexistent', batch_size)
+    rate = cifar10.learning_rate(step, source.steps_per_epoch(replicas))
     with tf.Session() as session:
         rates = [session.run(rate, {step: value}) for value in (
             0, decay_steps - 1, decay_steps, decay_steps + 1, 2 * decay_steps)]
-    np.testing.assert_allclose(rates, initial * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-5)
+    np.testing.assert_allclose(rates, 0.1 * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-5)
+
+
+@pytest.mark.parametrize('dataset, given, initial, decay_steps', [
+    ('cifar10', None, 0.1, 140000), ('cifar100', None, 0.1, 140000),
+    ('synthetic', None, 0.03, 28000), ('cifar10', 0.02, 0.02, 140000),
+    ('synthetic', 0.02, 0.02, 28000)])
+def test_the_learning_rate_of_train(dataset, given, initial, decay_steps):
+    """The user's rate, or the data set's, or the tutorial's: in batches of 125, for 350 epochs of
+    50,000 images, or of 10,000 synthetic ones."""
+    step = tf.train.get_or_create_global_step()
+    loss = tf.get_variable('layer/weights', [], initializer=tf.ones_initializer()) + 0.0
+    with flagsaver.flagsaver(dataset=dataset, learning_rate=given, batch_size=125,
+                             data_dir='/nonexistent'):
+        cifar10.train(loss, step)
+    rate, = tf.get_collection('learning_rate')
+    with tf.Session() as session:
+        rates = []
+        for value in (0, decay_steps - 1, decay_steps, 2 * decay_steps):
+            step.load(value, session)
+            rates.append(session.run(rate))
+    np.testing.assert_allclose(rates, initial * np.array([1, 1, 0.1, 0.01]), rtol=1e-5)
 
 
 def test_learning_rate_counts_the_records_of_the_files(half_bright):
     """80 records in batches of 8: 10 steps per epoch, 3,500 per learning rate."""
-    step = tf.placeholder(tf.int64, [])
-    rate = cifar10.learning_rate(step)
+    step = tf.train.get_or_create_global_step()
+    cifar10.train(tf.get_variable('layer/weights', []) + 0.0, step)
+    rate, = tf.get_collection('learning_rate')
     with tf.Session() as session:
-        rates = [session.run(rate, {step: value}) for value in (3499, 3500)]
+        rates = []
+        for value in (3499, 3500):
+            step.load(value, session)
+            rates.append(session.run(rate))
     np.testing.assert_allclose(rates, [0.03, 0.003], rtol=1e-5)
 
 
@@ -113,12 +136,11 @@ def test_update_and_average_by_hand():
     decay is (1 + step) / (10 + step) as long as that is below 0.9999, with the step that was made.
     """
     with tf.variable_scope('layer'):
-        variables.get('weights', [1], tf.constant_initializer(1.0))
-    variable, = tf.trainable_variables()
+        variable = cifar10._variable_on_cpu('weights', [1], tf.constant_initializer(1.0))
     global_step = tf.train.get_or_create_global_step()
     train_op = cifar10.train(tf.constant(0.0, name='loss'), global_step,
                              grads=[(tf.constant([2.0]), variable)])
-    average = [v for v in tf.global_variables() if 'ExponentialMovingAverage' in v.op.name][0]
+    average, = (v for v in tf.global_variables() if 'ExponentialMovingAverage' in v.op.name)
     assert average.op.name == 'layer/weights/ExponentialMovingAverage'
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -134,25 +156,49 @@ def test_update_and_average_by_hand():
 
 
 def test_loss_averages_by_hand():
-    """The first value, then 0.9 of the average plus 0.1 of the value; and the raw value."""
-    value = tf.placeholder(tf.float32, [])
-    update = summaries.losses({'cross_entropy': value})
+    """As in the tutorial, from 0: 0.9 of the average plus 0.1 of the value; and the raw value."""
+    value = tf.placeholder(tf.float32, [], name='cross_entropy')
+    tf.add_to_collection('losses', value)
+    tf.add_to_collection('losses', tf.constant(10.0, name='local3/weight_loss'))
+    update = cifar10._add_loss_summaries(tf.add_n(tf.get_collection('losses'), name='total_loss'))
     summary = tf.summary.merge_all()
     shown = []
     with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
         for fed in (4.0, 2.0, 1.0):
-            _, text = session.run([update, summary], {value: fed})
+            session.run(update, {value: fed})
+            text = session.run(summary, {value: fed})
             shown.append({v.tag: v.simple_value for v in tf.Summary.FromString(text).value})
-    assert [tags['cross_entropy (raw)'] for tags in shown] == [4.0, 2.0, 1.0]
-    np.testing.assert_allclose([tags['cross_entropy'] for tags in shown], [4.0, 3.8, 3.52],
-                               rtol=1e-6)
-    assert tf.global_variables() == tf.local_variables() == []
+    for name, raw, averages in [
+            ('cross_entropy', [4.0, 2.0, 1.0], [0.4, 0.56, 0.604]),
+            ('local3/weight_loss', [10.0, 10.0, 10.0], [1.0, 1.9, 2.71]),
+            ('total_loss', [14.0, 12.0, 11.0], [1.4, 2.46, 3.314])]:
+        assert [tags[f'{name}__raw_'] for tags in shown] == raw
+        np.testing.assert_allclose([tags[f'{name}_1'] for tags in shown], averages, rtol=1e-6)
+    assert {v.op.name for v in tf.global_variables()} == {
+        'cross_entropy/avg', 'local3/weight_loss/avg', 'total_loss/avg'}
+    assert tf.trainable_variables() == []
+
+
+def test_each_step_moves_the_averages_of_the_losses():
+    """Of the loss before the update: w = 1, then 0.9, at a rate of 0.1 and a gradient of 1."""
+    weight = cifar10._variable_on_cpu('weight', [], tf.constant_initializer(1.0))
+    loss = tf.identity(weight, name='total_loss')
+    train_op = cifar10.train(loss, tf.train.get_or_create_global_step(), tf.constant(0.1))
+    average, = (v for v in tf.global_variables() if v.op.name == 'total_loss/avg')
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for expected in (0.1, 0.9 * 0.1 + 0.1 * 0.9):
+            session.run(train_op)
+            np.testing.assert_allclose(session.run(average), expected, rtol=1e-6)
 
 
 def test_names_and_summaries_of_a_training_graph():
     _, loss = build()
     cifar10.train(loss, tf.train.get_or_create_global_step())
-    expected = [*plain.SHAPES, *(name + '/ExponentialMovingAverage' for name in plain.SHAPES)]
+    losses_ = ['cross_entropy', 'local3/weight_loss', 'local4/weight_loss', 'total_loss']
+    expected = [*plain.SHAPES, *(name + '/ExponentialMovingAverage' for name in plain.SHAPES),
+                *(name + '/avg' for name in losses_)]
     types = {variable.op.name: variable.dtype.base_dtype for variable in tf.global_variables()}
     assert types == {**dict.fromkeys(expected, tf.float32), 'global_step': tf.int64}
     with tf.Session() as session:
@@ -160,10 +206,10 @@ def test_names_and_summaries_of_a_training_graph():
         summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
     tags = [value.tag for value in summary.value]
     layers = ['conv1', 'conv2', 'local3', 'local4', 'softmax_linear']
-    expected = [f'{layer}/{what}' for layer in layers for what in ('activations', 'sparsity')]
-    expected += list(plain.SHAPES) + [name + '/gradients' for name in plain.SHAPES]
-    for name in ('cross_entropy', 'local3/weight_loss', 'local4/weight_loss', 'total_loss'):
-        expected += [name, name + ' (raw)']
+    expected = [
+        f'{layer}/{layer}/{what}' for layer in layers for what in ('activations', 'sparsity')]
+    expected += [name + end for name in plain.SHAPES for end in ('_1', '/gradients')]
+    expected += [name + end for name in losses_ for end in ('_1', '__raw_')]
     assert sorted(tags) == sorted(expected + ['learning_rate'])
 
 
@@ -192,18 +238,18 @@ def test_half_precision_learns_and_keeps_float32_variables(flag, dtype):
     assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32, tf.int64}
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        losses = [session.run([loss, train_op])[0] for _ in range(50)]
-    assert np.all(np.isfinite(losses))
-    assert losses[-1] < losses[0] - 0.3
+        found = [session.run([loss, train_op])[0] for _ in range(50)]
+    assert np.all(np.isfinite(found))
+    assert found[-1] < found[0] - 0.3
 
 
 def test_float16_gradients_are_scaled():
     """2e-8 is below the smallest float16, 6e-8: without scaling the gradient would be zero."""
-    variables.get('weights', [], tf.constant_initializer(1.0))
-    half = tf.cast(tf.trainable_variables()[0], tf.float16)
-    loss = 2e-8 * tf.cast(half, tf.float32)
-    with flagsaver.flagsaver(use_fp16=True):
-        (gradient, _), = variables.compute_gradients(loss)
+    weight = cifar10._variable_on_cpu('weights', [], tf.constant_initializer(1.0))
+    loss = 2e-8 * tf.cast(tf.cast(weight, tf.float16), tf.float32)
+    descent = tf.train.GradientDescentOptimizer(0.1)
+    assert losses.scaled(descent, tf.float32) is descent
+    (gradient, _), = losses.scaled(descent, tf.float16).compute_gradients(loss)
     assert gradient.dtype == tf.float32
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
@@ -240,3 +286,28 @@ def test_a_frozen_training_graph_accepts_any_number_of_images(count):
             got = session.run(found, {fed: pixels})
     assert got.shape == (count, 10)
     np.testing.assert_allclose(got[:7], expected[:count], atol=1e-5)
+
+
+@pytest.mark.parametrize('stored, kept', [(None, 0.0), (5.0, 4.5)], ids=['none', 'all'])
+def test_a_checkpoint_with_or_without_the_averages_of_the_losses_resumes(trained, stored, kept):
+    """Earlier versions did not save them: then they start anew, from 0. The tutorial's own script
+    did, and in 2015 also those of layers without weight decay, which are ignored."""
+    names = ['cross_entropy/avg', 'local3/weight_loss/avg', 'local4/weight_loss/avg',
+             'total_loss/avg']
+    path = tf.train.latest_checkpoint(FLAGS.train_dir)
+    values = checkpoints.read(path)
+    assert {*names} <= {*values}
+    for name in names:
+        del values[name]
+    if stored is not None:
+        values |= dict.fromkeys([*names, 'conv1/weight_loss/avg'], np.float32(stored))
+    plain.save(path, values)
+    with flagsaver.flagsaver(max_steps=11):
+        cifar10_train.main()
+    resumed = checkpoints.read(tf.train.latest_checkpoint(FLAGS.train_dir))
+    assert resumed['global_step'] == 11
+    assert resumed.keys() == {*values, *names} - {'conv1/weight_loss/avg'}
+    loss = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))[-1]['training_loss']
+    np.testing.assert_allclose(resumed['total_loss/avg'], kept + 0.1 * loss, rtol=1e-5)
+    parts = sum(resumed[name] for name in names[:3])
+    np.testing.assert_allclose(parts, 3 * kept + 0.1 * loss, rtol=1e-5)

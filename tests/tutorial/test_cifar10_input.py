@@ -13,8 +13,15 @@ SMALL = table.DataSet('small', 'small', '', {'a.bin': 0, 'b.bin': 0}, {'c.bin': 
 
 def distorted_inputs(folder, batch_size, data_set, **options):
     """Images and labels of a training set other than CIFAR-10."""
-    return cifar10_input.dequeue(cifar10_input.distorted_batches(
-        image_source.Source(data_set, folder, batch_size, **options)))
+    return cifar10_input.distorted_inputs(
+        folder, batch_size, image_source.Source(data_set, folder, batch_size, **options))
+
+
+def inputs(folder, batch_size, eval_data, data_set=SMALL, **options):
+    """Images and labels, in order, of a set other than CIFAR-10."""
+    return cifar10_input.inputs(
+        eval_data, folder, batch_size,
+        image_source.Source(data_set, folder, batch_size, eval_data, **options))
 
 
 def write_small(folder, a=0, b=0, c=0):
@@ -64,10 +71,10 @@ def test_bulk_reads_are_shorter_at_the_end_of_a_file(tmp_path):
         session.run(queue.close())
         with pytest.raises(tf.errors.OutOfRangeError):
             while True:
-                got.append(session.run(
-                    [result.record, result.label, result.uint8image, result.value]))
+                got.append(session.run([result.value, result.label, result.uint8image]))
     assert [len(read[0]) for read in got] == [4, 1, 3]
-    np.testing.assert_array_equal(np.concatenate([read[0] for read in got]), expected)
+    values = b''.join(np.concatenate([read[0] for read in got]))
+    assert values == expected.tobytes()
     np.testing.assert_array_equal(np.concatenate([read[1] for read in got]), expected[:, :1])
     np.testing.assert_array_equal(np.concatenate([read[2] for read in got]),
                                   expected[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
@@ -87,61 +94,131 @@ def test_two_label_bytes(tmp_path):
     assert image[0, 1].tolist() == [1, 1, 1]  # Planes are 1,024 bytes apart, and 256 divides that.
 
 
-def test_distort_equals_the_steps_of_tf_image():
+class Draws:
+    """The random numbers that `distort_images` draws, for images of any number."""
+
+    def __init__(self, images):
+        """Builds the distortions of images, uint8 [batch, 32, 32, 3], and finds their numbers."""
+        before = len(tf.get_default_graph().get_operations())
+        self.distorted = cifar10_input.distort_images(images)
+        made = tf.get_default_graph().get_operations()[before:]
+        top, left = (op.outputs[0] for op in made if op.type == 'RandomUniformInt')
+        flip, brightness, contrast = (op.outputs[0] for op in made if op.type == 'RandomUniform')
+        self.numbers = {
+            'top': tf.reshape(top, [-1]), 'left': tf.reshape(left, [-1]), 'flip': flip > 0.5,
+            'brightness': -63 + 126 * tf.reshape(brightness, [-1]),
+            'contrast': 0.2 + 1.6 * tf.reshape(contrast, [-1])}
+
+
+def test_distortions_equal_those_of_tf_image():
+    """Image by image, with the same random numbers."""
     random = np.random.RandomState(0)
     images = random.randint(0, 256, [13, 32, 32, 3]).astype(np.uint8)
     images[0] = 100  # One colour: all zeros afterwards; the bound avoids 0 / 0.
     images[1, :, :, 0] = 3
-    drawn = cifar10_input.Distortions(
-        offsets=random.randint(0, 9, [13, 2]).astype(np.int32), flips=random.rand(13) < 0.5,
-        brightness=random.uniform(-63, 63, 13).astype(np.float32),
-        contrast=random.uniform(0.2, 1.8, 13).astype(np.float32))
-    drawn.offsets[2], drawn.offsets[3] = (0, 8), (8, 0)
-    pixels_chw = images.transpose(0, 3, 1, 2).reshape(13, -1)
-    ours = cifar10_input.distort(
-        tf.constant(pixels_chw), cifar10_input.Distortions(*map(tf.constant, drawn)))
-    assert ours.shape.as_list() == [13, 24, 24, 3]
-    theirs = []
-    for image, (row, column), flip, brightness, contrast in zip(images, *drawn):
-        net = tf.cast(image, tf.float32)[row:row + 24, column:column + 24]
-        net = tf.image.flip_left_right(net) if flip else net
-        net = tf.image.adjust_brightness(net, brightness)
-        net = tf.image.adjust_contrast(net, contrast)
-        theirs.append(tf.image.per_image_standardization(net))
+    draws = Draws(tf.constant(images))
+    assert draws.distorted.shape.as_list() == [13, 24, 24, 3]
     with tf.Session() as session:
-        got, expected = session.run([ours, theirs])
+        got, numbers = session.run([draws.distorted, draws.numbers])
+        theirs = []
+        for image, top, left, flip, brightness, contrast in zip(images, *numbers.values()):
+            net = tf.constant(image)[top:top + 24, left:left + 24]
+            net = tf.image.flip_left_right(net) if flip else net
+            net = tf.cast(net, tf.float32)
+            net = tf.image.adjust_brightness(net, brightness)
+            net = tf.image.adjust_contrast(net, contrast)
+            theirs.append(tf.image.per_image_standardization(net))
+        expected = session.run(theirs)
+    assert len({*numbers['top']}) > 1 and {*numbers['flip']} == {True, False}
     np.testing.assert_allclose(got[1:], expected[1:], atol=1e-4)
     np.testing.assert_allclose(got[0], 0, atol=5e-3)  # Rounding of 100, times 1 / the bound.
 
 
 def test_draws_are_uniform_in_their_ranges():
+    """Each image has its own."""
+    images = tf.placeholder(tf.uint8, [None, 32, 32, 3])
+    draws = Draws(images)
     with tf.Session() as session:
-        drawn = session.run(cifar10_input.draw_distortions(20000))
-    assert drawn.offsets.shape == (20000, 2)
-    for axis in (0, 1):
-        counts = np.bincount(drawn.offsets[:, axis], minlength=9)
+        drawn = session.run(draws.numbers, {images: np.zeros([20000, 32, 32, 3], np.uint8)})
+    assert {values.shape for values in drawn.values()} == {(20000,)}
+    for name in ('top', 'left'):
+        counts = np.bincount(drawn[name], minlength=9)
         assert len(counts) == 9
         np.testing.assert_allclose(counts / 20000, 1 / 9, atol=0.012)  # Five deviations.
-    assert abs(np.corrcoef(drawn.offsets.T)[0, 1]) < 0.04
-    assert abs(drawn.flips.mean() - 0.5) < 0.018
-    for values, low, high in [(drawn.brightness, -63, 63), (drawn.contrast, 0.2, 1.8)]:
-        counts, _ = np.histogram(values, bins=10, range=(low, high))
-        assert values.min() >= low and values.max() <= high
+    assert abs(np.corrcoef(drawn['top'], drawn['left'])[0, 1]) < 0.04
+    assert abs(drawn['flip'].mean() - 0.5) < 0.018
+    for name, low, high in [('brightness', -63, 63), ('contrast', 0.2, 1.8)]:
+        counts, _ = np.histogram(drawn[name], bins=10, range=(low, high))
+        assert drawn[name].min() >= low and drawn[name].max() <= high
         np.testing.assert_allclose(counts / 20000, 0.1, atol=0.011)
 
 
-@pytest.mark.parametrize('eval_data', [True, False])
-def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data):
-    """130 records in batches of 64, in one file, or in two that end within a batch."""
+@pytest.mark.parametrize('batch, size, margin', [(13, 24, 0), (7, 24, 1), (5, 31, 0), (1, 32, 0)])
+def test_each_crop_is_a_part_of_its_image(batch, size, margin):
+    """The channels of a pixel are its image, its row and its column."""
+    images = np.stack(np.meshgrid(range(batch), range(32), range(32), indexing='ij'), axis=-1)
+    cropped = cifar10_input.random_crop(tf.constant(images.astype(np.uint8)), size, margin)
+    assert (cropped.dtype, cropped.shape.as_list()) == (tf.uint8, [batch, size, size, 3])
+    places = set()
+    with tf.Session() as session:
+        for _ in range(200):
+            for number, image in enumerate(session.run(cropped)):
+                _, top, left = image[0, 0]
+                places.add((top, left))
+                np.testing.assert_array_equal(
+                    image, images[number, top:top + size, left:left + size])
+    numbers = range(margin, 32 - size - margin + 1)
+    for found in zip(*places):
+        assert {*found} == {*numbers}
+    if batch == 13:  # 2,600 crops: the chance that one of 81 places is missing is 1e-12.
+        assert len(places) == 81
+
+
+def test_brightness_by_hand():
+    """One number from -63 to 63 is added to all pixels of an image."""
+    images = np.random.RandomState(0).uniform(0, 255, [501, 2, 3, 3]).astype(np.float32)
+    with tf.Session() as session:
+        added = session.run(cifar10_input.random_brightness(tf.constant(images), 63)) - images
+        same = session.run(cifar10_input.random_brightness(tf.constant(images), 0))
+    np.testing.assert_allclose(added, added[:, :1, :1, :1] + np.zeros([2, 3, 3]), atol=1e-3)
+    assert -63 <= added.min() < -58 and 58 < added.max() <= 63.001
+    assert len(np.unique(added[:, 0, 0, 0].round(4))) > 450
+    np.testing.assert_array_equal(same, images)
+
+
+def test_contrast_by_hand():
+    """Two pixels of 10 and 30 in the first channel: twice the contrast makes them 0 and 40."""
+    image = tf.constant([[[[10.0, 7.0, -1.0], [30.0, 7.0, 2.0]]]])
+    with tf.Session() as session:
+        twice, none = session.run([
+            cifar10_input.random_contrast(image, factor, factor) for factor in (2.0, 0.0)])
+    np.testing.assert_allclose(twice, [[[[0, 7, -2.5], [40, 7, 3.5]]]], atol=1e-5)
+    np.testing.assert_allclose(none, [[[[20, 7, 0.5], [20, 7, 0.5]]]], atol=1e-5)
+
+
+def test_each_image_has_its_own_contrast():
+    images = np.random.RandomState(0).uniform(0, 255, [501, 3, 5, 3]).astype(np.float32)
+    means = images.mean(axis=(1, 2), keepdims=True)
+    with tf.Session() as session:
+        got = session.run(cifar10_input.random_contrast(tf.constant(images), 0.2, 1.8))
+    factors = (got - means).std(axis=(1, 2, 3)) / (images - means).std(axis=(1, 2, 3))
+    np.testing.assert_allclose(
+        got, (images - means) * factors[:, None, None, None] + means, atol=1e-2)
+    assert 0.2 <= factors.min() + 1e-4 < 0.25 and 1.75 < factors.max() < 1.8001
+    assert len(np.unique(factors.round(6))) > 450
+
+
+@pytest.mark.parametrize('eval_data, batch_size', [
+    (True, 64), (False, 64), (False, 7), (True, 200)])
+def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data, batch_size):
+    """130 records in one file, or in two that end within a batch; then again from the first."""
     written = write_small(tmp_path, a=100, b=30, c=130)
     expected = written[130:] if eval_data else written[:130]
-    images, labels = cifar10_input.batches(
-        image_source.Source(SMALL, str(tmp_path), 64, eval_data), num_epochs=1)
-    got = []
-    with Running() as session, pytest.raises(tf.errors.OutOfRangeError):
-        while True:
-            got.append(session.run([images, labels]))
-    assert [len(batch[1]) for batch in got] == [64, 64, 2]
+    images, labels = inputs(str(tmp_path), batch_size, eval_data)
+    with Running() as session:
+        got = [session.run([images, labels]) for _ in range(-(-140 // batch_size))]
+    assert {len(batch[1]) for batch in got} == {batch_size}
+    expected = np.resize(expected, [len(got) * batch_size, 3073])
     assert np.concatenate([batch[1] for batch in got]).tolist() == expected[:, 0].tolist()
     centre = expected[:, 1:].reshape(-1, 3, 32, 32)[:, :, 4:28, 4:28].transpose(0, 2, 3, 1)
     centre = centre.astype(np.float64)
@@ -151,20 +228,34 @@ def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data):
                                (centre - means) / deviations, atol=1e-4)
 
 
-def test_evaluation_is_endless_unless_epochs_are_given(tmp_path):
-    """Three batches of 64 from 100 records: the third continues with record 28."""
-    written = write_small(tmp_path, c=100)
-    images, labels = cifar10_input.batches(image_source.Source(SMALL, str(tmp_path), 64, True))
-    assert (images.shape.as_list(), labels.shape.as_list()) == ([64, 24, 24, 3], [64])
+@pytest.mark.parametrize('count, batch_size', [(1, 1), (1, 5), (3, 8), (700, 300), (1025, 128)])
+def test_sets_smaller_and_larger_than_a_batch_or_a_read(tmp_path, count, batch_size):
+    """A read takes at most 512 records; numbered ones come in order, again and again."""
+    data_set = table.DataSet('row', 'row', '', {}, {'a.bin': count}, classes=('x',) * 256)
+    (tmp_path / 'a.bin').write_bytes(b''.join(bytes([k % 256]) * 3073 for k in range(count)))
+    _, labels = inputs(str(tmp_path), batch_size, True, data_set)
+    assert labels.shape.as_list() == [batch_size]
     assert tf.local_variables() == []
     with Running() as session:
-        read = np.concatenate([session.run(labels) for _ in range(3)])
-    assert read.tolist() == np.resize(written[:, 0], 192).tolist()
+        found = np.concatenate([session.run(labels) for _ in range(2 + 2 * count // batch_size)])
+    expected = np.resize(np.arange(count) % 256, len(found))
+    assert len(found) > 2 * count and found.tolist() == expected.tolist()
+
+
+def test_training_on_fewer_images_than_a_batch(tmp_path):
+    write_small(tmp_path, a=1, b=2)
+    images, labels = distorted_inputs(str(tmp_path), 8, SMALL)
+    with Running() as session:
+        shapes = {session.run(images).shape for _ in range(3)}
+        seen = np.concatenate([session.run(labels) for _ in range(150)])
+    assert shapes == {(8, 24, 24, 3)}
+    expected = [label for name in ('a.bin', 'b.bin')
+                for label in np.fromfile(tmp_path / name, np.uint8)[::3073]]
+    assert {*seen} == {*expected}
 
 
 @pytest.mark.parametrize('make', [
-    lambda folder: distorted_inputs(folder, 8, SMALL),
-    lambda folder: cifar10_input.batches(image_source.Source(SMALL, folder, 8))])
+    lambda folder: distorted_inputs(folder, 8, SMALL), lambda folder: inputs(folder, 8, False)])
 def test_a_missing_file_is_a_value_error_when_the_graph_is_built(tmp_path, make):
     write_small(tmp_path)
     (tmp_path / 'b.bin').unlink()
@@ -175,7 +266,7 @@ def test_a_missing_file_is_a_value_error_when_the_graph_is_built(tmp_path, make)
 def test_evaluation_needs_only_the_files_of_its_set(tmp_path):
     write_small(tmp_path, c=2)
     (tmp_path / 'a.bin').unlink()
-    cifar10_input.batches(image_source.Source(SMALL, str(tmp_path), 2, True))
+    inputs(str(tmp_path), 2, True)
 
 
 @pytest.fixture
@@ -213,10 +304,11 @@ def test_shards_are_disjoint_and_complete(tmp_path, numbered, subset, count):
 
 
 def test_held_out_images_are_validated(tmp_path, numbered):
-    reserved = image_source.Source(numbered, str(tmp_path), 64, subset='held_out')
-    _, held_out = cifar10_input.batches(reserved, num_epochs=1)
+    _, held_out = inputs(str(tmp_path), 10, False, numbered, subset='held_out')
     with Running() as session:
-        assert session.run(held_out).tolist() == [0, 8, 16, 27, 35, 43, 54, 62, 81, 89]
+        for _ in range(2):
+            assert session.run(held_out).tolist() == [0, 8, 16, 27, 35, 43, 54, 62, 81, 89]
+    reserved = image_source.Source(numbered, str(tmp_path), 64, subset='held_out')
     assert reserved.num_records() == 10
 
 

@@ -12,10 +12,8 @@ from absl.testing import flagsaver
 from tensorflow.python.framework import kernels
 
 import cifar10
-import cifar10_input
-import cifar10_multi_gpu_train
-from cifar10_lib.evaluation import accuracy, model
 from cifar10_lib import recipes
+from cifar10_lib.evaluation import accuracy, model
 
 
 @functools.cache
@@ -63,25 +61,30 @@ def precision(request, records):
 
 @pytest.mark.parametrize('net', recipes.TABLE)
 def test_a_tower(net, precision):
-    with tf.device('/cpu:0'), flagsaver.flagsaver(net=net, num_gpus=1):
-        queue = cifar10_input.distorted_batches(cifar10.source(), recipes.chosen().augment, 2)
-        assert queue.dtypes == [tf.float32, tf.int32]
-        cifar10_multi_gpu_train.build_towers(queue)
-    _check(op for op in tf.get_default_graph().get_operations() if 'GPU' in op.device)
+    with flagsaver.flagsaver(net=net, num_gpus=1):
+        graph = placement.graph_of_towers()
+    _check(op for op in graph.get_operations() if 'GPU' in op.device)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('net', recipes.TABLE)
 def test_the_update_of_variables_on_the_gpu(net, records):
-    with tf.Graph().as_default() as graph, flagsaver.flagsaver(
-            net=net, num_gpus=1, variables='gpu'):
-        placement.step_of_towers()
-    _check(op for op in graph.get_operations() if 'GPU' in op.device)
+    with flagsaver.flagsaver(net=net, num_gpus=1, variables='gpu'):
+        graph = placement.graph_of_towers()
+    of_gpu = [op for op in graph.get_operations() if 'gpu' in op.device.lower()]
+    assert any(op.type.startswith('ResourceApply') for op in of_gpu)
+    _check(of_gpu)
 
 
 @pytest.mark.parametrize('net', recipes.TABLE)
 def test_inference_of_evaluation_prediction_and_export(net, precision):
-    """Operations without a device go to a GPU if there is one."""
+    """Operations without a device go to a GPU if there is one. Evaluation and validation read
+    batches; predictions and exports any number of images."""
     with flagsaver.flagsaver(net=net):
-        for graph in accuracy.Accuracy().graph, model.Model().graph:
+        recipe = recipes.chosen()
+        source = cifar10.default_source(eval_data=True)
+        with tf.device('/cpu:0'):
+            images, _ = cifar10.inputs(True, source, recipe.prepare)
+        accuracy.predictions(recipe.logits(images, 10))
+        for graph in tf.get_default_graph(), model.Model(recipe, 10).graph:
             _check(op for op in graph.get_operations() if not op.device)

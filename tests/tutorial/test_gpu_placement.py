@@ -1,40 +1,50 @@
 """Where a step runs and what it computes, with one logical CPU in place of each GPU."""
 import numpy as np
 import placement
+import plain
+import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
 BATCH = 2
 
 
-def _values_after(steps, **flags_):
+def _values_after(steps, place, **flags_):
     """Values of all variables after steps of two towers on a fixed batch each.
 
-    Checks that all operations ran where they asked to.
+    Checks that all operations ran where they asked to, and that the means of the gradients and the
+    moving averages are computed at `place`, so that nothing is copied from the variables' memory.
     """
     random = np.random.RandomState(0)
-    images = random.uniform(0, 1, [2, BATCH, 24, 24, 3]).astype(np.float32)
-    labels = np.arange(2 * BATCH, dtype=np.int32).reshape(2, BATCH)
-    with tf.Graph().as_default() as graph, tf.device(placement.gpus_as_cpus), \
-            flagsaver.flagsaver(num_gpus=2, batch_size=BATCH, **flags_):
-        tf.set_random_seed(1)
-        with tf.device('/cpu:0'):
-            queue = tf.FIFOQueue(2, [tf.float32, tf.int32], [[BATCH, 24, 24, 3], [BATCH]])
-            fill = queue.enqueue_many([images, labels])
-        step = placement.step_of_towers(queue)
+    batches = [(random.uniform(0, 1, [BATCH, 24, 24, 3]), [2 * tower, 2 * tower + 1])
+               for tower in range(2)]
+    with flagsaver.flagsaver(num_gpus=2, batch_size=BATCH, seed=1, **flags_):
+        built = tf.train.export_meta_graph(graph=placement.graph_of_towers())
+    with tf.Graph().as_default() as graph, tf.device(placement.gpus_as_cpus):
+        tf.train.import_meta_graph(built)
+        fill, step = (graph.get_operation_by_name(name)
+                      for name in ('prefetch_queue_enqueue', 'train'))
         values = {variable.op.name: variable.read_value() for variable in tf.global_variables()}
         with tf.Session(config=placement.config(2)) as session:
             session.run(tf.global_variables_initializer())
             for _ in range(steps):
-                session.run(fill)
+                for batch in batches:
+                    session.run(fill, dict(zip(fill.inputs[1:], batch)))
                 partitions = placement.parts(session, step)
             assert placement.moved(graph, partitions) == {}
+            ran = {node.name: placement.short(node.device)
+                   for part in partitions for node in part.node}
+            for number, name in enumerate(plain.SHAPES):
+                assert ran[f'average_gradients/{name}/AddN'] == place
+                suffix = f'_{number}' if number else ''
+                assert ran[f'ExponentialMovingAverage/AssignMovingAvg{suffix}/mul'] == place
             return session.run(values)
 
 
+@pytest.mark.usefixtures('half_bright')
 def test_variables_on_the_gpu_learn_the_same():
-    expected = _values_after(3)
-    got = _values_after(3, variables='gpu')
+    expected = _values_after(3, 'CPU:0')
+    got = _values_after(3, 'CPU:1', variables='gpu')
     assert got.keys() == expected.keys()
     assert got['global_step'] == 3
     for name, value in expected.items():

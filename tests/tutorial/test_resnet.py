@@ -180,9 +180,8 @@ def test_augmentation_equals_numpy():
     images = np.random.RandomState(0).randint(0, 256, [8, 32, 32, 3]).astype(np.uint8)
     angles = [0.25, -0.25, 0.1, -0.17, 0.0, 0.0, np.pi / 2, -np.pi / 2]
     flips = [False, False, True, True, True, False, False, True]
-    pixels_chw = images.transpose(0, 3, 1, 2).reshape(8, -1)
     result = resnet.augment(
-        tf.constant(pixels_chw), tf.constant(angles, tf.float32), tf.constant(flips))
+        tf.constant(images), tf.constant(angles, tf.float32), tf.constant(flips))
     assert result.shape.as_list() == [8, 32, 32, 3]
     with tf.Session() as session:
         got = session.run(result)
@@ -196,7 +195,7 @@ def test_augmentation_equals_numpy():
 
 def test_angles_and_flips_are_uniform_in_their_ranges():
     """A ramp of columns shows both: its gradient turns with the image, and flips with it."""
-    ramp = np.tile(np.arange(0, 256, 8, dtype=np.uint8), [4000, 3 * 32])
+    ramp = np.tile(np.arange(0, 256, 8, dtype=np.uint8)[:, np.newaxis], [4000, 32, 1, 3])
     with tf.Session() as session:
         images = session.run(resnet.augment(tf.constant(ramp)))
     across, down = (images[:, 16, 17, 0] - images[:, 16, 15, 0],
@@ -210,11 +209,11 @@ def test_angles_and_flips_are_uniform_in_their_ranges():
 
 
 def test_augment_draws_for_each_image_and_run():
-    pixels_chw = np.tile(np.random.RandomState(0).randint(0, 256, 3072), [4, 1]).astype(np.uint8)
-    fed = tf.placeholder(tf.uint8, [None, 3072])
+    image = np.random.RandomState(0).randint(0, 256, [32, 32, 3]).astype(np.uint8)
+    fed = tf.placeholder(tf.uint8, [None, 32, 32, 3])
     augmented = resnet.augment(fed)
     assert augmented.dtype == tf.float32
     assert augmented.shape.as_list() == [None, 32, 32, 3]
     with tf.Session() as session:
-        images = np.concatenate([session.run(augmented, {fed: pixels_chw}) for _ in range(2)])
+        images = np.concatenate([session.run(augmented, {fed: [image] * 4}) for _ in range(2)])
     assert len(np.unique(images.reshape(8, -1), axis=0)) == 8

@@ -1,4 +1,5 @@
 """Code written against the tutorial runs unchanged, apart from `import tensorflow.compat.v1`."""
+import dataclasses
 import json
 import math
 import os
@@ -6,6 +7,8 @@ import shutil
 
 import image_files
 import numpy as np
+import outcomes
+import placement
 import pytest
 import record_files
 import spawn
@@ -22,6 +25,7 @@ import cifar10_multi_gpu_train
 import cifar10_predict
 import cifar10_train
 from cifar10_lib.evaluation import accuracy
+from cifar10_lib.runs import checkpoints
 
 FLAGS = flags.FLAGS
 LAYERS = ['conv1/conv1', 'pool1', 'norm1', 'conv2/conv2', 'norm2', 'pool2', 'local3/local3',
@@ -55,12 +59,12 @@ def test_an_evaluation_loop(trained):
         coordinator.join(threads, stop_grace_period_secs=10)
     assert len(hits) == 136
     assert hits[130:].tolist() == hits[:6].tolist()
-    expected = accuracy.Accuracy().run(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
+    expected = outcomes.counts(tf.train.latest_checkpoint(FLAGS.checkpoint_dir))
     assert hits[:130].sum() == expected.correct
     path, = os.scandir(FLAGS.eval_dir)
     tags = [value.tag for event in tf.train.summary_iterator(path.path)
             for value in event.summary.value]
-    assert tags[-1] == 'Precision @ 1' and 'local3/sparsity' in tags
+    assert tags[-1] == 'Precision @ 1' and 'local3/local3/sparsity' in tags
 
 
 @pytest.mark.parametrize('scope', ['', 'tower_0/'])
@@ -76,12 +80,14 @@ def test_layers_by_name(scope):
 
 @pytest.mark.parametrize('shuffle', [False, True])
 def test_an_input_of_single_records(half_bright, shuffle):
-    """The tutorial's own `distorted_inputs` and `inputs` consist of these calls."""
-    paths = list(cifar10.source().files())
+    """The tutorial's own `distorted_inputs` and `inputs` consist of these calls. One thread keeps
+    the order."""
+    paths = list(cifar10.default_source().files())
     read = cifar10_input.read_cifar10(tf.train.string_input_producer(paths, shuffle=False))
     image = tf.image.per_image_standardization(tf.cast(read.uint8image, tf.float32))
+    threads = {} if shuffle else {'num_preprocess_threads': 1}
     images, labels = cifar10_input._generate_image_and_label_batch(
-        image, read.label, 20, 8, shuffle)
+        image, read.label, 20, 8, shuffle, **threads)
     assert (images.shape.as_list(), labels.shape.as_list()) == ([8, 32, 32, 3], [8])
     assert tf.get_collection(tf.GraphKeys.SUMMARIES)
     with tf.Session() as session:
@@ -149,8 +155,7 @@ def test_towers_and_a_plain_session(half_bright):
         path = saver.save(session, os.path.join(FLAGS.train_dir, 'model.ckpt'), global_step=3)
         coordinator.request_stop()
         coordinator.join(threads)
-    result = accuracy.Accuracy().run(path)
-    assert (result.step, result.total) == (3, 130)
+    assert (checkpoints.step(path), outcomes.counts(path).total) == (3, 130)
 
 
 def test_main_accepts_the_arguments_of_app_run(trained, capsys):
@@ -206,10 +211,10 @@ def of_fixed_batches(request, monkeypatch):
 def test_a_network_of_a_fixed_batch_size(trained, of_fixed_batches):
     """130 is not a multiple of 8."""
     checkpoint = tf.train.latest_checkpoint(FLAGS.checkpoint_dir)
-    expected = accuracy.Accuracy().run(checkpoint)
+    expected = outcomes.counts(checkpoint)
     shapes = of_fixed_batches()
-    result = accuracy.Accuracy().run(checkpoint)
-    assert shapes == [[None, 24, 24, 3], [8, 24, 24, 3]]  # The second in a graph of its own.
+    result = outcomes.counts(checkpoint)
+    assert shapes == [[8, 24, 24, 3]]
     assert result.total == 130
     assert result.confusion.tolist() == expected.confusion.tolist()
 
@@ -217,11 +222,11 @@ def test_a_network_of_a_fixed_batch_size(trained, of_fixed_batches):
 def test_training_a_network_of_a_fixed_batch_size(half_bright, of_fixed_batches):
     shapes = of_fixed_batches()
     cifar10.inference(cifar10.distorted_inputs()[0])
-    with tf.Graph().as_default(), flagsaver.flagsaver(num_gpus=2):
-        queue = cifar10_input.distorted_batches(cifar10.source(), capacity=2)
-        cifar10_multi_gpu_train.build_towers(queue)
+    with flagsaver.flagsaver(num_gpus=2):
+        placement.graph_of_towers()
     with tf.Graph().as_default():  # The second of three workers.
-        cifar10.inference(cifar10.distorted_inputs(shard=(1, 3))[0])
+        shard = dataclasses.replace(cifar10.default_source(), shard=(1, 3))
+        cifar10.inference(cifar10.distorted_inputs(shard)[0])
     assert shapes == 4 * [[8, 24, 24, 3]]
 
 
@@ -274,7 +279,8 @@ def test_training_and_evaluation_in_one_graph(half_bright):
         assert session.run([step, hits])[0] == 2
         tags = [value.tag for value in tf.Summary.FromString(session.run(summaries)).value]
     assert len(set(tags)) == len(tags)
-    assert {'images/image/0', 'images_1/image/0', 'conv1/activations', 'learning_rate'} <= set(tags)
+    assert {'input/images/image/0', 'input_1/images/image/0', 'conv1/conv1/activations',
+            'learning_rate'} <= set(tags)
 
 
 # Programs without `tf.app.run`, which would parse the command line.
@@ -285,13 +291,13 @@ print([(v.op.name, v.device) for v in tf.global_variables()], cifar10.FLAGS.batc
 '''
 TRAINER = '''
 import cifar10_train
-cifar10_train.FLAGS.max_steps = 1
-cifar10_train.train()
+cifar10.FLAGS.max_steps = 1
+cifar10_train.main()
 '''
 EVALUATION = '''
 import cifar10_eval
 cifar10_eval.FLAGS.run_once = True
-cifar10_eval.evaluate()
+cifar10_eval.main()
 '''
 
 
@@ -301,8 +307,12 @@ tf.app.flags.DEFINE_string('dataset', 'cifar10', '')
 tf.app.flags.DEFINE_string('variables', 'theirs', '')
 tf.app.flags.DEFINE_boolean('b', False, 'Also the short name of --batch_size.')
 print(tf.app.flags.FLAGS.learning_rate, cifar10.FLAGS.batch_size)
+weight = tf.get_variable('weight', [])
+cifar10.train(weight + 0.0, tf.train.get_or_create_global_step())
 with tf.Session() as session:
-    print(session.run(cifar10.learning_rate(tf.constant(0))))
+    session.run(tf.global_variables_initializer())
+    rate, = session.run(tf.get_collection('learning_rate'))
+    print(rate)
 '''
 
 
@@ -382,14 +392,17 @@ PASTED = """
         _activation_summary(conv3)
     pool2 = conv3
 """
+# Variables are float32 with any type; the other layers convert them in this way.
+CONVERTED = PASTED.replace('pool2, kernel', 'pool2, tf.cast(kernel, dtype)').replace(
+    'conv, biases', 'conv, tf.cast(biases, dtype)')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('options', [[], ['--use_fp16']])
-def test_a_pasted_convolution(half_bright, tmp_path, options):
+@pytest.mark.parametrize('pasted, options', [(PASTED, []), (CONVERTED, ['--use_fp16'])])
+def test_a_pasted_convolution(half_bright, tmp_path, pasted, options):
     """It trains, decays, has summaries and averages, and is saved."""
     copy = copy_with(tmp_path / 'copy', {'cifar10.py': {
-        '\n    # local3\n': PASTED + '\n    # local3\n'}})
+        '\n    # local3\n': pasted + '\n    # local3\n'}})
     done = spawn.run([copy / 'cifar10_train.py', '--batch_size=8', '--max_steps=3',
                       f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', *options],
                      capture_output=True)
@@ -404,8 +417,8 @@ def test_a_pasted_convolution(half_bright, tmp_path, options):
     events = [path for path in os.listdir(FLAGS.train_dir) if 'tfevents' in path]
     tags = {value.tag for event in tf.train.summary_iterator(
         os.path.join(FLAGS.train_dir, events[0])) for value in event.summary.value}
-    assert {'conv3/activations', 'conv3/sparsity', 'conv3/weight_loss', 'conv3/weight_loss (raw)',
-            'conv3/weights', 'conv3/weights/gradients'} <= tags
+    assert {'conv3/conv3/activations', 'conv3/conv3/sparsity', 'conv3/weight_loss_1',
+            'conv3/weight_loss__raw_', 'conv3/weights_1', 'conv3/weights/gradients'} <= tags
 
 
 # Prints what the constants have changed.
@@ -414,7 +427,7 @@ import json, os, sys
 sys.path.insert(0, sys.argv.pop(1))
 import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
-import cifar10, cifar10_input, cifar10_multi_gpu_train
+import cifar10, cifar10_multi_gpu_train
 from cifar10_lib.evaluation import accuracy
 step = tf.Variable(0, trainable=False, name='global_step')
 images, labels = cifar10.distorted_inputs()
@@ -430,15 +443,15 @@ with tf.Session() as session:
     moved, averaged = session.run([weights, average])
     rates = [float(session.run(rate, {step: number})) for number in (0, 19, 20, 40)]
     image = session.run(images)
-with tf.Graph().as_default():
-    queue = cifar10_input.distorted_batches(cifar10.source(), capacity=2)
-    cifar10_multi_gpu_train.build_towers(queue)
-    names = [op.name for op in tf.get_default_graph().get_operations()]
+cifar10_multi_gpu_train.main()
+with open(os.path.join(cifar10.FLAGS.train_dir, 'model.ckpt-1.meta'), 'rb') as stream:
+    names = [node.name for node in tf.MetaGraphDef.FromString(stream.read()).graph_def.node]
 print(json.dumps({
     'logits': logits.shape.as_list(), 'images': image.shape, 'rates': rates,
     'decay': float((abs(averaged - moved) / abs(start - moved).max()).max()),
     'towers': sorted({name.split('/')[0] for name in names if name.startswith('copy')}),
-    'total': accuracy.Accuracy().total, 'url': cifar10.source().data_set.url}))
+    'total': accuracy.num_examples(cifar10.default_source(eval_data=True)),
+    'url': cifar10.default_source().data_set.url}))
 '''
 
 
@@ -454,8 +467,8 @@ def test_edited_constants_have_an_effect(half_bright, tmp_path):
             'DECAY = 0.9999': 'DECAY = 0.05', 'PER_DECAY = 350.0': 'PER_DECAY = 1.0',
             'FACTOR = 0.1': 'FACTOR = 0.5', '_RATE = 0.1': '_RATE = 0.02',
             "TOWER_NAME = 'tower'": "TOWER_NAME = 'copy'"}})
-    done = spawn.run(['-c', CONSTANTS, copy, '--batch_size=8', f'--data_dir={FLAGS.data_dir}'],
-                     capture_output=True)
+    done = spawn.run(['-c', CONSTANTS, copy, '--batch_size=8', f'--data_dir={FLAGS.data_dir}',
+                      f'--train_dir={FLAGS.train_dir}', '--max_steps=1'], capture_output=True)
     assert done.returncode == 0, done.stderr
     *lines, result = done.stdout.splitlines()
     assert lines[0] == 'Filling queue with 64 CIFAR images before starting to train.'
@@ -465,7 +478,7 @@ def test_edited_constants_have_an_effect(half_bright, tmp_path):
     np.testing.assert_allclose(found['rates'], [0.02, 0.02, 0.01, 0.005], rtol=1e-5)
     np.testing.assert_allclose(found['decay'], 0.05, rtol=1e-3)
     assert found['towers'] == ['copy_0']
-    assert found['total'] == 50
+    assert found['total'] == [50, 50]
     assert found['url'] == 'http://mirror/cifar-10-binary.tar.gz'
 
 
@@ -475,9 +488,10 @@ def test_constants_edited_in_cifar10(half_bright, monkeypatch):
     monkeypatch.setattr(cifar10, 'NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN', 160)
     monkeypatch.setattr(cifar10, 'NUM_EXAMPLES_PER_EPOCH_FOR_EVAL', 50)
     assert cifar10.inference(tf.zeros([1, 24, 24, 3])).shape.as_list() == [1, 4]
-    assert cifar10.source().data_set.classes == ('airplane', 'automobile', 'bird', 'cat')
-    assert cifar10.source().steps_per_epoch() == 20
-    assert accuracy.Accuracy().total == 50
+    source = cifar10.default_source()
+    assert source.data_set.classes == ('airplane', 'automobile', 'bird', 'cat')
+    assert source.steps_per_epoch() == 20
+    assert accuracy.num_examples(cifar10.default_source(eval_data=True)) == (50, 50)
 
 
 @pytest.mark.parametrize('size', [0, 33])
@@ -491,7 +505,7 @@ def test_an_image_size_beyond_the_records(half_bright, monkeypatch, size):
 def test_an_epoch_without_images(half_bright, monkeypatch, name, eval_data):
     monkeypatch.setattr(f'cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_{name}', 0)
     with pytest.raises(ValueError, match=f'FOR_{name} is 0; expected at least 1'):
-        cifar10.source(eval_data).num_examples()
+        cifar10.default_source(eval_data).num_examples()
 
 
 ARGPARSE_TRAINER = '''

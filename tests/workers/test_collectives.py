@@ -47,13 +47,17 @@ def test_without_overlap_all_gradients_come_first(overlap):
 
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
-from cifar10_lib.program import startup
+from cifar10_lib.program import quiet
+quiet.import_tensorflow()
 import json, time
 import numpy as np
 import tensorflow.compat.v1 as tf
-from cifar10_lib.training import session
-from cifar10_lib.workers import collectives, connected, launch
+from cifar10_lib.program import devices, startup
+from cifar10_lib.workers import cluster, collectives, connected, launch
+tf.disable_v2_behavior()
+tf.enable_resource_variables()
 what, bucket_bytes = sys.argv.pop(1), int(sys.argv.pop(1))
+workers = cluster.Cluster(**json.loads(sys.argv.pop(1)))
 
 def means(me):
     """Gradients in several buckets, integers, and a variable that the loss does not depend on."""
@@ -61,8 +65,7 @@ def means(me):
     gradients = [(tf.fill(shape, (me.rank + 1.0) * (k + 1)), tf.get_variable(f'v{k}', shape))
                  for k, shape in enumerate(shapes)]
     gradients.insert(2, (None, tf.get_variable('unused', [5])))
-    reduced = collectives.all_reduce_mean(
-        gradients, me, bucket_bytes, tf.app.flags.FLAGS.overlap)
+    reduced = collectives.all_reduce_mean(gradients, me, bucket_bytes, workers.overlap)
     losses = me.mean_losses({'b': tf.constant(10 * me.rank), 'a': tf.constant(0.5 * me.rank)})
     return [mean for mean, _ in reduced], losses
 
@@ -76,7 +79,8 @@ def values(me):
     return [tf.bitcast(variables[0].read_value(), tf.int32), variables[1].read_value(),
             variables[2].read_value()]
 
-def main(workers):
+def work(workers):
+    devices.choose('cpu')
     with connected.joined(workers, {}) as me:
         tf.add_to_collection('errors', tf.constant(0.5))
         fetches = means(me) if what == 'slow' else globals()[what](me)
@@ -84,36 +88,37 @@ def main(workers):
             me.start(session)
             for step in range(3):
                 # The first step has no limit: on a busy machine, it may take long.
-                options = me.step([]).options if step and what == 'slow' else None
+                options = me.step().options if step and what == 'slow' else None
                 found = session.run(fetches, options=options)
                 if what == 'slow' and step == 1 and me.rank == 1:
                     time.sleep(100)
         print(json.dumps(found, default=lambda x: x.tolist()), flush=True)
         me.end()
-startup.run(lambda: launch.run(main))
+startup.run(lambda: launch.run(work, workers))
 '''
 
 
-def start(hosts, what, bucket_bytes=0, arguments=(), networks_=None, **environment):
+def start(hosts, what, bucket_bytes=0, networks_=None, environment=None, **options):
+    """Starts a worker at each of these addresses; `options` are fields of its `Cluster`."""
     for rank, _ in enumerate(hosts):
-        words = ['-c', PROGRAM, spawn.ROOT, what, str(bucket_bytes), f'--task_index={rank}',
-                 f'--worker_hosts={",".join(hosts)}', '--device=cpu', *arguments]
+        workers = {'rank': rank, 'size': len(hosts), 'address': hosts[0], 'hosts': hosts, **options}
+        words = ['-c', PROGRAM, spawn.ROOT, what, str(bucket_bytes), json.dumps(workers)]
         yield networks.start(networks_[rank], words) if networks_ else spawn.start(
-            words, env={**spawn.environment(), **environment})
+            words, env={**spawn.environment(), **(environment or {})})
 
 
-def results(size, what, *arguments, **environment):
+def results(size, what, **options):
     """The object that each worker printed; all must succeed."""
     hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(size)]
-    ended = spawn.all_ended(list(start(hosts, what, *arguments, **environment)))
+    ended = spawn.all_ended(list(start(hosts, what, **options)))
     assert [(code, error) for code, _, error in ended] == [(0, '')] * size
     return [json.loads(out) for _, out, _ in ended]
 
 
-@pytest.mark.parametrize('size, bucket_bytes, overlap', [(3, 100, 'true'), (2, 100, 'false')])
+@pytest.mark.parametrize('size, bucket_bytes, overlap', [(3, 100, True), (2, 100, False)])
 def test_means_by_hand(size, bucket_bytes, overlap):
     """Worker r has (r + 1)(k + 1) for the k-th variable: the mean of r + 1 is (n + 1) / 2."""
-    for gradients, losses in results(size, 'means', bucket_bytes, [f'--overlap={overlap}']):
+    for gradients, losses in results(size, 'means', bucket_bytes=bucket_bytes, overlap=overlap):
         for k, (gradient, shape) in enumerate(zip(gradients, [[13], [7, 3], [99], [1, 2]])):
             np.testing.assert_array_equal(gradient, np.full(shape, (k + 1) * (size + 1) / 2))
         assert losses == {'a': 0.5 * (size - 1) / 2, 'b': 10 * (size - 1) / 2}
@@ -123,13 +128,14 @@ def test_the_values_of_worker_0_at_the_start_are_exact():
     """Even if the environment names an Internet proxy."""
     bits = np.array([-0.0, np.inf, 1e-40], np.float32).view(np.int32).tolist()
     proxy = 'http://127.0.0.1:9'
-    for found in results(3, 'values', http_proxy=proxy, https_proxy=proxy):
+    for found in results(
+            3, 'values', environment={'http_proxy': proxy, 'https_proxy': proxy}):
         assert found == [bits, [[1.0, 1.0], [1.0, 1.0]], 2**53 + 1]
 
 
 def test_a_live_worker_that_runs_no_step():
     hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
-    first, second = start(hosts, 'slow', arguments=['--step_timeout=4'])
+    first, second = start(hosts, 'slow', step_timeout=4.0)
     _, error = spawn.ended(first, 1)
     assert error.startswith('-c: a step took longer than --step_timeout=4 seconds although all')
     assert error.count('\n') == 1
@@ -146,7 +152,7 @@ def test_a_firewall_in_front_of_a_server_is_reported_with_its_address():
                         f'neigh replace 10.99.0.99 lladdr 02:00:00:00:00:99 dev {networks.DEVICE}',
                         f'route add default via 10.99.0.99 dev {networks.DEVICE} table 9'):
             networks.ip('-n', names[0], command)
-        processes = list(start(hosts, 'means', networks_=names, arguments=['--step_timeout=40']))
+        processes = list(start(hosts, 'means', networks_=names, step_timeout=40.0))
         codes, _, errors = zip(*spawn.all_ended(processes))
     line = f'cannot connect to worker 1 ({hosts[1]}): timed out; does a firewall block it?\n'
     assert errors == (f'-c: {line}', f'-c: worker 0 ({hosts[0]}) failed: {line}')

@@ -10,9 +10,11 @@ from cifar10_lib.workers import cluster
 PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import os, pathlib, signal, time
+from cifar10_lib.program import quiet
+quiet.import_tensorflow()
 from cifar10_lib.program import startup
 from cifar10_lib.workers import cluster, launch
-what, folder = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1))
+what, folder, count = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1)), int(sys.argv.pop(1))
 def main(me):
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -49,12 +51,12 @@ def start_one_and_be_stopped(rank, place):
     return process
 if what == 'stopped early':
     launch._start_one = start_one_and_be_stopped
-startup.run(lambda: launch.run(main))
+startup.run(lambda: launch.run(main, cluster.resolve(num_workers=count), count))
 '''
 
 
 def start(what, folder, count=3, **options):
-    arguments = ['-c', PROGRAM, str(spawn.ROOT), what, str(folder), f'--num_workers={count}']
+    arguments = ['-c', PROGRAM, str(spawn.ROOT), what, str(folder), str(count)]
     return spawn.start(arguments, **options)
 
 

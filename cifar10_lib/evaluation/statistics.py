@@ -1,0 +1,96 @@
+"""Batch-norm statistics of averaged weights.
+
+The moving statistics of batch norms belong to the raw weights of the last steps. Averaged weights
+have other ones, which are computed from training images without distortions, as in section 3.2 of
+Izmailov et al., "Averaging Weights Leads to Wider Optima and Better Generalization" (2018). They
+replace the averages of the moving statistics, which score less: docs/resnet23.md has the figures.
+"""
+import dataclasses
+import math
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from cifar10_lib.datasets import table
+from cifar10_lib.program import console, devices, errors
+from cifar10_lib.runs import checkpoints, names
+
+# With a momentum of 0.9, 20 batches replace 88 % of a moving statistic. The rest is from the
+# computation before, for similar weights.
+_MIN_BATCHES, _MIN_IMAGES = 20, 1280
+
+
+class Statistics:
+    """Computes the statistics of a training session's averaged weights.
+
+    The computation has its own graph and session, so it does not affect training's queues and
+    random numbers. Create it before the training graph is finalized.
+    """
+
+    def __init__(self, source, recipe, variables, first_step, caught=(), seconds=math.inf):
+        """Builds the graph.
+
+        Args:
+            source: the `Source` of the training images.
+            recipe: the `Recipe` of a network with batch norm.
+            variables: list of the variables of the training session.
+            first_step: number of steps of earlier starts.
+            caught: list of caught signals; when one is added, a computation stops.
+            seconds: limit on a computation.
+        """
+        self._source = dataclasses.replace(source, shard=(0, 1))
+        self._caught, self._seconds = caught, seconds
+        self._last_step = first_step  # The step of the last computation.
+        self._batches = max(_MIN_BATCHES, _MIN_IMAGES // source.batch_size)
+        self._images = None
+        with tf.Graph().as_default() as self._graph:
+            self._pixels = tf.placeholder(
+                tf.uint8, [source.batch_size, table.HEIGHT, table.WIDTH, table.DEPTH])
+            with tf.device('/cpu:0'):
+                images = recipe.prepare(self._pixels)
+            recipe.logits(images, source.num_classes, training=True)
+            self._update = tf.group(*tf.get_collection(tf.GraphKeys.UPDATE_OPS))
+            self._network = {each.op.name: each for each in tf.global_variables()}
+            self._loader = checkpoints.Loader(list(self._network.values()))
+        trained = {each.op.name: each for each in variables}
+        # The variables of the training session, by the names that they have in this graph.
+        self._averages = {name: trained[name + names.AVERAGE] for name in self._network
+                          if name + names.AVERAGE in trained}
+        self._sources = {name: self._averages.get(name, trained[name]) for name in self._network}
+        self._computed = {name: each for name, each in self._averages.items()
+                          if name.endswith(names.STATISTICS)}
+        self._store = checkpoints.Loader(list(self._computed.values()))
+
+    def update(self, session, step):
+        """Brings the statistics up to date, unless that was done at this step before.
+
+        Stops with what it has so far when a signal is caught, or when time is up. If it fails, the
+        averages of the moving statistics remain, and a line says so.
+        """
+        if step == self._last_step or self._caught or self._seconds <= 0:
+            return
+        self._last_step = step
+        values = session.run(self._sources)
+        try:
+            found = self._compute(values)
+        except (OSError, ValueError, IndexError, tf.errors.OpError) as error:
+            # Files that were removed or emptied.
+            console.line('The statistics of the averaged weights were not computed: '
+                         f'{errors.one_line(error)}.')
+            return
+        if all(np.isfinite(each).all() for each in found.values()):
+            self._store.assign(found, self._computed, session)
+
+    def _compute(self, values):
+        """The statistics for these values of the network, {name: array}."""
+        if self._images is None:  # Once, because the files may be replaced.
+            self._images = self._source.sample(self._batches * self._source.batch_size)
+        deadline = time.monotonic() + self._seconds
+        with tf.Session(graph=self._graph, config=devices.session_config()) as session:
+            self._loader.assign(values, self._network, session)
+            for first in range(self._batches):
+                if self._caught or time.monotonic() > deadline:
+                    break
+                session.run(self._update, {self._pixels: self._images[first::self._batches]})
+            return session.run({name: self._network[name] for name in self._computed})

@@ -1,0 +1,38 @@
+import pytest
+
+from cifar10_lib.runs import epochs
+
+
+@pytest.mark.parametrize('changes, every, due', [
+    ([(0, 8)], 1, [10, 20, 25]),
+    ([(0, 8)], 9, [25]),
+    ([(0, 7)], 1, [12, 23, 25]),  # 84 and 161 images.
+    ([(0, 120)], 2, [2, 3, 4, 6, 7, 8, 9]),  # 1.5 epochs each; after 1, 3, 4, 6, 7, 9, 10, 12, 13.
+    ([(0, 7)], 63, [720, 1000]),  # In floating point, 720 * (7 / 80) is less than 63.
+    ([(0, 8), (4, 16)], 1, [7, 12, 17, 20]),  # After 32 images: 80, 160 and 240.
+])
+def test_when_a_validation_is_due(changes, every, due):
+    """With 80 images per epoch. The last step is always due."""
+    first = changes[-1][0]
+    counter = epochs.EpochCounter(first, changes, 80, due[-1], every)
+    assert [step for step in range(first + 1, due[-1] + 1) if counter.validates(step)] == due
+
+
+@pytest.mark.parametrize('changes, given, last', [
+    ([(0, 8)], 1, 10),
+    ([(0, 8)], 0, 0),
+    ([(0, 8)], 0.01, 1),  # At least one step.
+    ([(0, 7)], 1, 11),  # 11.4 steps.
+    ([(0, 8), (5, 16)], 2.5, 15),  # Half an epoch in 5 steps, then 160 of 200 images in 10 of 16.
+])
+def test_the_last_step_of_so_many_epochs(changes, given, last):
+    counter = epochs.EpochCounter(changes[-1][0], changes, 80)
+    assert counter.last_step(given) == last
+
+
+def test_images_and_epochs_of_changing_steps():
+    """Of 8 images, from step 5 of 16 and from step 7 of 4; of 80 in an epoch."""
+    counter = epochs.EpochCounter(7, [(0, 8), (5, 16), (7, 4)], 80)
+    assert [counter.images(steps) for steps in (0, 5, 6, 7, 9)] == [0, 40, 56, 72, 80]
+    assert counter.seen(9) == 1 and counter.ends(9) and not counter.ends(8)
+    assert (counter.images_per_step, counter.steps_per_epoch) == (4, 20)
