@@ -7,7 +7,8 @@
 FOLDER contains a folder of images per class, such as FOLDER/cat/1.jpg: JPEG, PNG, GIF, BMP, WebP,
 TIFF or AVIF of any size. Folders train/cat and test/cat (or val/cat) and so on define the split;
 otherwise a fixed sixth of each class becomes the test set. The EXIF orientation is applied, the
-short side becomes 32 pixels, and the centre is kept.
+short side becomes 32 pixels, the centre is kept, and transparent pixels become white. Files with
+more than 8 bits per channel are skipped; docs/usage.md shows how to scale them.
 
 FILE.npz contains x_train and x_test, uint8 [count, 32, 32, 3], y_train and y_test, the labels from
 0, and optionally classes, their names. docs/usage.md shows how to write it from SVHN's files and
@@ -16,7 +17,8 @@ from what torchvision, Keras, Kaggle and Hugging Face provide.
 Without a folder train, or without x_train and y_train, DATA_DIR is a set to evaluate other runs on.
 
 Creates DATA_DIR with train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes
-and the names of the classes. Lists at the end which files were skipped, and why.
+and the names of the classes. Lists at the end which files were skipped, and why, and the number of
+images per class.
 """
 from cifar10_lib.program import quiet
 

@@ -5,9 +5,10 @@
     python cifar10_predict.py 'holidays/*.jpg' --saved_model=/tmp/cifar10_model/1
 
 Accepts JPEG, PNG, GIF, BMP, WebP, AVIF and TIFF files of any size, folders and patterns. Uses the
-first frame of an animation and applies the EXIF orientation. The short side becomes 32 pixels, the
-centre is kept, and the preprocessing of the evaluation follows. Unreadable images are reported and
-skipped; the exit code is then 1.
+first frame of an animation and applies the EXIF orientation. Transparent pixels become white, the
+short side becomes 32 pixels, the centre is kept, and the preprocessing of the evaluation follows.
+Unreadable images, and those with more than 8 bits per channel, are reported and skipped; the exit
+code is then 1.
 
 The network is the latest checkpoint in --checkpoint_dir with its moving averages, the best one with
 --best, or a SavedModel from cifar10_export.py. A SavedModel is a program: load only trusted ones.

@@ -12,9 +12,10 @@ from absl import flags
 import cifar10
 import cifar10_input
 from cifar10_lib import settings
-from cifar10_lib.nets import fast, losses, resnet, schedules
+from cifar10_lib.nets import airbench94, fast, losses, resnet, schedules
 
 _BATCH_SIZE = 128  # The tutorial's; for the linear scaling rule.
+_WHITENING_IMAGES = 5000  # As in the paper of airbench94.
 
 # What a schedule depends on:
 #   initial: the rate of --learning_rate, or None
@@ -150,6 +151,12 @@ def _resnet_schedule(global_step, plan):
     return tf.constant(1e-3)
 
 
+def _airbench94_schedule(global_step, plan):
+    if plan.initial is not None:
+        return airbench94.learning_rate(global_step, plan.epochs.max_steps, plan.initial)
+    return airbench94.learning_rate(global_step, plan.epochs.max_steps)
+
+
 TABLE = {row.name: row for row in (
     Recipe(
         name='tutorial',
@@ -177,7 +184,20 @@ TABLE = {row.name: row for row in (
         batch_size=64,
         epochs=300,
         validate_every=1,
-        linear_scaling=True))}
+        linear_scaling=True),
+    Recipe(
+        name='airbench94',
+        inference=airbench94.inference,
+        distort=airbench94.augment,
+        prepare=airbench94.prepare,
+        schedule=_airbench94_schedule,
+        optimizer=airbench94.Optimizer,
+        batch_size=1024,
+        epochs=10,
+        ends_with_run=True,
+        loss=lambda logits, labels: losses.smoothed(logits, labels, label_smoothing=0.2),
+        initial_values=lambda source: airbench94.initial_values(
+            source.sample(_WHITENING_IMAGES))))}
 
 
 def chosen(net=None):

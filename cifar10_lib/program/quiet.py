@@ -67,14 +67,16 @@ def _environment(quiet):
     # TensorFlow imports absl's test library and, if installed, Matplotlib. They need a writable
     # folder, and we need neither of them.
     os.environ.setdefault('TEST_TMPDIR', os.curdir)
-    has_matplotlib = sys.modules.setdefault('matplotlib', None)
+    is_hidden = 'matplotlib' not in sys.modules
+    if is_hidden:
+        sys.modules['matplotlib'] = None
     try:
         with _held_back(quiet):
             yield
     finally:
         os.environ.clear()
         os.environ.update(before)
-        if not has_matplotlib:
+        if is_hidden:
             del sys.modules['matplotlib']
 
 

@@ -39,14 +39,14 @@ def test_the_files_and_their_row(folder):
 
 
 def test_the_flag_takes_a_name_or_a_folder(folder, monkeypatch):
-    assert cifar10.source().data_set == table.CIFAR10
+    assert cifar10.default_source().data_set == table.CIFAR10
     monkeypatch.chdir(folder.parent)
     for name in (str(folder), 'pets', './pets/'):
         with flagsaver.flagsaver(dataset=name, data_dir='/nonexistent'):
-            assert cifar10.source().data_set.classes == ('cat', 'dög')
-            assert cifar10.source().folder == str(folder)
-            assert cifar10.source(False).files() == {f'{folder}/train.bin': 3}
-            assert cifar10.source(True).num_examples() == 2
+            assert cifar10.default_source().data_set.classes == ('cat', 'dög')
+            assert cifar10.default_source().folder == str(folder)
+            assert cifar10.default_source().files() == {f'{folder}/train.bin': 3}
+            assert cifar10.default_source(True).num_examples() == 2
             cifar10.maybe_download_and_extract()
 
 

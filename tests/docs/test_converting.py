@@ -1,4 +1,4 @@
-"""Runs the programs in docs/usage.md that write an .npz file, on small files in each form."""
+"""Runs the programs in docs/usage.md that prepare the user's own data, on small files."""
 import json
 import pickle
 import re
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import record_files
 import spawn
+from PIL import Image
 
 import cifar10_convert
-from cifar10_lib.datasets import custom, table
+from cifar10_lib.datasets import custom, images, table
 
 # Images of noise with all labels in turn, in the order of the labels.
 LABELS = np.arange(24) % 10
@@ -98,14 +99,19 @@ def hugging_face(folder):
         parquet.write_table(rows, path / f'{name}-00000-of-00001.parquet')
 
 
+def programs(heading, next_heading):
+    """The programs of a section of the page."""
+    page = (spawn.ROOT / 'docs' / 'usage.md').read_text()
+    section = page[page.index(heading):page.index(next_heading)]
+    return re.findall(r'```python\n(.*?)```', section, re.DOTALL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('number, write, names', [
     (0, svhn, '0123456789'), (1, torchvision, NAMES), (2, keras, '0123456789'), (3, kaggle, NAMES),
     (4, hugging_face, NAMES)])
 def test_a_program_writes_the_images_and_labels(tmp_path, number, write, names):
-    page = (spawn.ROOT / 'docs' / 'usage.md').read_text()
-    section = page[page.index('### Data that you already have'):page.index('## Pictures')]
-    program = re.findall(r'```python\n(.*?)```', section, re.DOTALL)[number]
+    program = programs('### Data that you already have', '## Pictures')[number]
     prepare = write(tmp_path) or ''
     done = subprocess.run(
         [sys.executable, '-c', prepare + program], cwd=tmp_path, capture_output=True, text=True,
@@ -116,8 +122,23 @@ def test_a_program_writes_the_images_and_labels(tmp_path, number, write, names):
     cifar10_convert.convert(str(path), str(tmp_path / 'made'))
     assert custom.read(tmp_path / 'made').classes == tuple(names)
     for name, split in (('train', TRAIN), ('test', TEST)):
-        images, labels = record_files.unpacked(
+        pixels, labels = record_files.unpacked(
             np.fromfile(tmp_path / 'made' / f'{name}.bin', np.uint8).reshape(-1, 3073))
-        found = {image.tobytes(): label for image, label in zip(images, labels)}
+        found = {image.tobytes(): label for image, label in zip(pixels, labels)}
         assert found == {image.tobytes(): label
                          for image, label in zip(IMAGES[split], LABELS[split])}
+
+
+@pytest.mark.parametrize('kind, values', [
+    (np.uint16, [0, 819, 4095, 65535]), (np.int32, [-900, 819, 4095, 10**6]),
+    (np.float32, [-0.5, 819.0, 4095.0, 1e9])])
+def test_the_program_that_scales_images_to_eight_bits(tmp_path, kind, values):
+    """0 becomes 0, 4,095 becomes 255, and a fifth of that 51; what is outside is clipped."""
+    (tmp_path / 'my_images' / 'cat').mkdir(parents=True)
+    deep = np.repeat(np.array(values, kind), 8)[np.newaxis].repeat(32, axis=0)
+    Image.fromarray(deep).save(tmp_path / 'my_images' / 'cat' / '1.tif')
+    program, = programs('### More than 8 bits per channel', '### Data that you already have')
+    subprocess.run([sys.executable, '-c', program], cwd=tmp_path, check=True,
+                   timeout=spawn.PATIENCE)
+    found = images.read(tmp_path / 'my_images' / 'cat' / '1.tif.png')
+    assert found[0, ::8, 0].tolist() == [0, 51, 255, 255]

@@ -17,8 +17,8 @@ import cifar10_train
 from cifar10_lib.datasets import custom
 from cifar10_lib.program import errors
 
-DEEP = ('cannot be read (more than 8 bits per channel, or signed values: scale them to 0 to 255, as '
-        'in docs/usage.md)')
+DEEP = ('cannot be read (more than 8 bits per channel, or signed values: scale them to 0 to 255, '
+        'as in docs/usage.md)')
 NAMES = ['upper half', 'ünten']  # The bright half; see `record_files.half_bright`.
 
 

@@ -3,8 +3,8 @@ import dataclasses
 import json
 import math
 import os
-import shutil
 
+import copies
 import image_files
 import numpy as np
 import outcomes
@@ -78,16 +78,25 @@ def test_layers_by_name(scope):
     assert found[-1] is logits
 
 
+BY_POSITION = cifar10_input._generate_image_and_label_batch
+
+
+def by_keyword(image, label, min_queue_examples, batch_size, shuffle, **threads):
+    return cifar10_input._generate_image_and_label_batch(
+        image=image, label=label, min_queue_examples=min_queue_examples, batch_size=batch_size,
+        shuffle=shuffle, **threads)
+
+
+@pytest.mark.parametrize('make', [BY_POSITION, by_keyword])
 @pytest.mark.parametrize('shuffle', [False, True])
-def test_an_input_of_single_records(half_bright, shuffle):
+def test_an_input_of_single_records(half_bright, shuffle, make):
     """The tutorial's own `distorted_inputs` and `inputs` consist of these calls. One thread keeps
     the order."""
     paths = list(cifar10.default_source().files())
     read = cifar10_input.read_cifar10(tf.train.string_input_producer(paths, shuffle=False))
     image = tf.image.per_image_standardization(tf.cast(read.uint8image, tf.float32))
     threads = {} if shuffle else {'num_preprocess_threads': 1}
-    images, labels = cifar10_input._generate_image_and_label_batch(
-        image, read.label, 20, 8, shuffle, **threads)
+    images, labels = make(image, read.label, 20, 8, shuffle, **threads)
     assert (images.shape.as_list(), labels.shape.as_list()) == ([8, 32, 32, 3], [8])
     assert tf.get_collection(tf.GraphKeys.SUMMARIES)
     with tf.Session() as session:
@@ -97,6 +106,115 @@ def test_an_input_of_single_records(half_bright, shuffle):
     first = np.fromfile(paths[0], np.uint8).reshape(-1, 3073)[:8, 1:].reshape(8, 3, 32, 32)
     first = (first - first.mean((1, 2, 3), keepdims=True)) / first.std((1, 2, 3), keepdims=True)
     assert np.allclose(found, first.transpose(0, 2, 3, 1), atol=1e-4) != shuffle
+
+
+@pytest.mark.parametrize('wd, value', [(None, None), (0.0, 0.0), (0.004, 0.012)])
+def test_weights_with_and_without_decay(wd, value):
+    """By position, and by keyword, as published layers have it: 0.004 * 6 / 2 for six ones."""
+    with tf.variable_scope('one'):
+        cifar10._variable_with_weight_decay('weights', shape=[2, 3], stddev=5e-2, wd=wd)
+    with tf.variable_scope('other'):
+        cifar10._variable_with_weight_decay('weights', [2, 3], 5e-2, wd)
+    one, other = tf.trainable_variables()
+    assert (one.op.name, other.op.name) == ('one/weights', 'other/weights')
+    losses = tf.get_collection('losses')
+    assert [each.op.name for each in losses] == (
+        [] if wd is None else ['one/weight_loss', 'other/weight_loss'])
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for variable in one, other:
+            assert 0 < abs(session.run(variable)).max() <= 0.1
+            variable.load(np.ones([2, 3], np.float32), session)
+        np.testing.assert_allclose(session.run(losses), [value] * len(losses), rtol=1e-6)
+
+
+def test_variables_on_the_cpu_are_shared():
+    """By position and by keyword."""
+    initializer = tf.constant_initializer(0.1)
+    with tf.device('/gpu:0'), tf.variable_scope('layer') as scope:
+        first = cifar10._variable_on_cpu('biases', [3], initializer)
+        scope.reuse_variables()
+        assert cifar10._variable_on_cpu(name='biases', shape=[3], initializer=initializer) is first
+    assert (first.op.name, first.device) == ('layer/biases', '/device:CPU:0')
+    assert first.dtype.base_dtype == tf.float32
+    assert tf.trainable_variables() == [first]
+
+
+def test_a_training_op_of_ones_own(half_bright):
+    """From the tutorial's parts, as its own `train` has them."""
+    global_step = tf.train.get_or_create_global_step()
+    images, labels = cifar10.distorted_inputs()
+    net = tf.reshape(images, [8, 24 * 24 * 3])
+    with tf.variable_scope('layer') as scope:
+        weights = cifar10._variable_with_weight_decay(
+            'weights', shape=[24 * 24 * 3, 10], stddev=0.001, wd=0.01)
+        logits = tf.matmul(net, weights, name=scope.name)
+        cifar10._activation_summary(logits)
+    total_loss = cifar10.loss(logits, labels)
+    loss_averages_op = cifar10._add_loss_summaries(total_loss=total_loss)
+    with tf.control_dependencies([loss_averages_op]):
+        opt = tf.train.GradientDescentOptimizer(0.01)
+        grads = opt.compute_gradients(total_loss)
+    train_op = opt.apply_gradients(grads, global_step=global_step)
+    summary_op = tf.summary.merge_all()
+    with tf.train.SingularMonitoredSession() as session:
+        losses = [session.run([total_loss, train_op])[0] for _ in range(40)]
+        summary = tf.Summary.FromString(session.run(summary_op))
+    assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])
+    assert [value.tag for value in summary.value if not value.tag.startswith('input')] == [
+        'layer/layer/activations', 'layer/layer/sparsity', 'layer/weight_loss__raw_',
+        'layer/weight_loss_1', 'cross_entropy__raw_', 'cross_entropy_1', 'total_loss__raw_',
+        'total_loss_1']
+
+
+def tags_of_all_summaries():
+    """The tags of `merge_all` in the default graph, whose queues run, in a list."""
+    summary_op = tf.summary.merge_all()
+    with tf.train.SingularMonitoredSession() as session:
+        return [value.tag for value in tf.Summary.FromString(session.run(summary_op)).value]
+
+
+def test_summaries_of_inputs_in_two_name_scopes(half_bright):
+    with tf.name_scope('training'):
+        cifar10.distorted_inputs()
+    with tf.name_scope('test'):
+        cifar10.inputs(eval_data=True)
+    tags = tags_of_all_summaries()
+    assert len(tags) == len({*tags})
+    assert {'training/input/images/image/0', 'test/input/images/image/0'} <= {*tags}
+
+
+def test_summaries_of_two_towers():
+    """The first has the tags of a network without towers."""
+    with tf.variable_scope(tf.get_variable_scope()) as scope:
+        for i in range(2):
+            with tf.name_scope(f'{cifar10.TOWER_NAME}_{i}'):
+                cifar10.loss(cifar10.inference(tf.zeros([2, 24, 24, 3])), tf.zeros([2], tf.int32))
+            scope.reuse_variables()
+    cifar10._add_loss_summaries(tf.add_n(tf.get_collection('losses'), name='total_loss'))
+    tags = tags_of_all_summaries()
+    assert len(tags) == len({*tags})
+    assert not [tag for tag in tags if 'tower' in tag and 'activations' in tag]
+    layers = [f'{layer}/{layer}' for layer in ('conv1', 'conv2', 'local3', 'local4')]
+    assert {f'{layer}/activations' for layer in layers} <= {*tags}
+    assert {f'{layer}/activations_1' for layer in layers} <= {*tags}
+
+
+def test_summaries_of_train_called_twice():
+    """As for two parts of a loss, each with its own step."""
+    logits = cifar10.inference(tf.zeros([2, 24, 24, 3]))
+    loss = cifar10.loss(logits, tf.constant([3, 4]))
+    global_step = tf.train.get_or_create_global_step()
+    both = [cifar10.train(loss, global_step),
+            cifar10.train(tf.add_n(tf.get_collection('losses')[:1], name='decay'), global_step)]
+    assert len({op.name for op in both}) == 2
+    tags = tags_of_all_summaries()
+    assert len(tags) == len({*tags})
+    assert {'learning_rate', 'learning_rate_1', 'conv1/weights_1', 'conv1/weights_2',
+            'conv1/weights/gradients'} <= {*tags}
+    with tf.train.SingularMonitoredSession() as session:
+        session.run(both)
+        assert session.run(global_step) == 2
 
 
 def test_images_in_an_array():
@@ -369,19 +487,6 @@ def test_the_value_of_a_variable_by_name():
     assert value.shape == (5, 5, 3, 64)
 
 
-def copy_with(folder, edits):
-    """Copies the project to `folder` and replaces texts: {name of a file: {old text: new one}}."""
-    shutil.copytree(spawn.ROOT, folder, ignore=shutil.ignore_patterns(
-        'tests', 'docs', 'benchmarks', '.*', '__pycache__'))
-    for name, texts in edits.items():
-        text = (folder / name).read_text()
-        for old, new in texts.items():
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        (folder / name).write_text(text)
-    return folder
-
-
 PASTED = """
     with tf.variable_scope('conv3') as scope:
         kernel = _variable_with_weight_decay('weights', shape=[3, 3, 64, 32], stddev=5e-2, wd=0.01)
@@ -401,7 +506,7 @@ CONVERTED = PASTED.replace('pool2, kernel', 'pool2, tf.cast(kernel, dtype)').rep
 @pytest.mark.parametrize('pasted, options', [(PASTED, []), (CONVERTED, ['--use_fp16'])])
 def test_a_pasted_convolution(half_bright, tmp_path, pasted, options):
     """It trains, decays, has summaries and averages, and is saved."""
-    copy = copy_with(tmp_path / 'copy', {'cifar10.py': {
+    copy = copies.copy_with(tmp_path / 'copy', {'cifar10.py': {
         '\n    # local3\n': pasted + '\n    # local3\n'}})
     done = spawn.run([copy / 'cifar10_train.py', '--batch_size=8', '--max_steps=3',
                       f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', *options],
@@ -441,8 +546,11 @@ with tf.Session() as session:
     start = session.run(weights)
     session.run(train_op)
     moved, averaged = session.run([weights, average])
-    rates = [float(session.run(rate, {step: number})) for number in (0, 19, 20, 40)]
     image = session.run(images)
+    rates = []
+    for number in (0, 19, 20, 40):
+        step.load(number, session)
+        rates.append(float(session.run(rate)))
 cifar10_multi_gpu_train.main()
 with open(os.path.join(cifar10.FLAGS.train_dir, 'model.ckpt-1.meta'), 'rb') as stream:
     names = [node.name for node in tf.MetaGraphDef.FromString(stream.read()).graph_def.node]
@@ -458,7 +566,7 @@ print(json.dumps({
 @pytest.mark.slow
 def test_edited_constants_have_an_effect(half_bright, tmp_path):
     """160 images per epoch in batches of 8: the rate halves every 20 steps."""
-    copy = copy_with(tmp_path / 'copy', {
+    copy = copies.copy_with(tmp_path / 'copy', {
         'cifar10_input.py': {
             'IMAGE_SIZE = 24\n': 'IMAGE_SIZE = 28\n', 'NUM_CLASSES = 10\n': 'NUM_CLASSES = 12\n',
             'FOR_TRAIN = 50000': 'FOR_TRAIN = 160', 'FOR_EVAL = 10000': 'FOR_EVAL = 50'},

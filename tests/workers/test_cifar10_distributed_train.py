@@ -73,6 +73,9 @@ def test_the_updates_are_those_of_one_process_with_all_records(half_bright, tmp_
     gently = (20, 'tutorial', '--learning_rate=0.01')
     alone, = variables_after(tmp_path, 1, *gently)
     assert alone['global_step'] == 20
+    averages = {name for name in alone if name.endswith('/avg')}  # As of cifar10_train.py.
+    assert averages == {'cross_entropy/avg', 'local3/weight_loss/avg', 'local4/weight_loss/avg',
+                        'total_loss/avg'}
     for size in (2, 3):
         first, *others = variables_after(tmp_path, size, *gently)
         for name, value in alone.items():
