@@ -154,8 +154,9 @@ def evaluate(source, recipe, found):
         for checkpoint, latest in found:
             first = first or latest
             latest.check_same(first, checkpoint)
-            if latest.is_of_own_images and (
-                    latest.run != run or not os.path.isdir(FLAGS.eval_dir)):
+            if not latest.is_of_own_images:
+                summary_writer = None
+            elif latest.run != run or not os.path.isdir(FLAGS.eval_dir):
                 summary_writer = events.writer(FLAGS.eval_dir, g, latest.run, is_first=run is None)
             run = latest.run
             console.progress(f'Evaluating {checkpoint}')

@@ -151,9 +151,12 @@ def train(source, recipe, start):
                     # Reuse variables for the next tower.
                     tf.get_variable_scope().reuse_variables()
 
-                    # Retain the summaries from the first tower, which always exists.
+                    # Retain the summaries from the first tower, which always exists, and the
+                    # updates of its batch norms' moving statistics.
                     if i == 0:
                         summaries = tf.get_collection(tf.GraphKeys.SUMMARIES)
+                        update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+        tf.get_collection_ref(tf.GraphKeys.UPDATE_OPS)[:] = update_ops
 
         # We must calculate the mean of each gradient. Note that this is the synchronization point
         # across all towers.

@@ -113,10 +113,6 @@ def _tutorial_inference(images, num_classes, training, dtype):
     return cifar10.inference(images, num_classes)
 
 
-def _tutorial_prepare(images):
-    return cifar10_input.prepare_images(images)
-
-
 def _tutorial_schedule(global_step, plan):
     initial = plan.initial
     if initial is None:
@@ -161,14 +157,14 @@ TABLE = {row.name: row for row in (
     Recipe(
         name='tutorial',
         inference=_tutorial_inference,
-        prepare=_tutorial_prepare,
+        prepare=cifar10.prepare_images,
         schedule=_tutorial_schedule,
         optimizer=lambda lr, max_steps: tf.train.GradientDescentOptimizer(lr)),
     Recipe(
         name='tutorial_fast',
         inference=_fast_inference,
         distort=_fast_distort,
-        prepare=_tutorial_prepare,
+        prepare=cifar10.prepare_images,
         schedule=_fast_schedule,
         optimizer=lambda lr, max_steps: tf.train.MomentumOptimizer(lr, 0.9, use_nesterov=True),
         epochs=80,

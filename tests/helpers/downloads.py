@@ -81,21 +81,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._good(cut=10000)
 
     def _stall(self):
-        """Sends 10,000 bytes, then nothing."""
+        """Sends 10,000 bytes, then nothing for a minute."""
         self._good(cut=10000)
-        self.server.closing.wait()
+        self.server.closing.wait(60)
 
     def _slow(self):
-        """Sends 10,000 bytes, then ten bytes every 10 ms."""
+        """Sends 10,000 bytes, then 20 bytes every 10 ms."""
         start = self._good(cut=10000)
-        for first in range(start + 10000, len(ARCHIVE), 10):
+        for first in range(start + 10000, len(ARCHIVE), 20):
             if self.server.closing.wait(0.01):
                 break
-            self.wfile.write(ARCHIVE[first:first + 10])
+            self.wfile.write(ARCHIVE[first:first + 20])
 
-    def _endless_header(self):
+    def _long_header(self):
+        """Sends one byte of a header every 10 ms for at least a minute."""
         self.wfile.write(b'HTTP/1.1 200 OK\r\nServer: ')
-        while not self.server.closing.wait(0.01):
+        for _ in range(6000):
+            if self.server.closing.wait(0.01):
+                break
             self.wfile.write(b'x')
 
     def _held(self):

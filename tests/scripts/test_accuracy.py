@@ -85,7 +85,8 @@ def test_num_examples(noisy, tmp_path, capsys, num_examples, total):
 def save(folder, **shapes):
     """Saves a checkpoint of zeros, without averages, of the plain network or other shapes."""
     folder.mkdir()
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in {**plain.SHAPES, **shapes}.items()}
+    shapes = {**plain.SHAPES, **shapes}
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     return plain.save(folder / 'model.ckpt-1', {**zeros, 'global_step': 1})
 
 

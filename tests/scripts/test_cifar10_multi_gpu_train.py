@@ -88,8 +88,8 @@ def test_two_towers_take_the_step_of_one_with_both_batches(batches):
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * abs(theirs).max())
 
 
-def test_summary_tags_are_those_of_one_device(half_bright, tmp_path):
-    """So they do not contain towers."""
+def test_summary_tags_do_not_contain_towers(half_bright, tmp_path):
+    """They are those of one device."""
     tags = []
     for script in (cifar10_train, cifar10_multi_gpu_train):
         folder = tmp_path / script.__name__

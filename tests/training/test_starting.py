@@ -327,6 +327,7 @@ def test_an_initial_checkpoint_gives_weights_but_no_state(
     np.testing.assert_allclose(ours['beta1_power'], 0.9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('more, most', [([], 1), (['--validate_every=1'], 2)])
 def test_a_resume_reads_its_checkpoint_once(trained, more, most):
     """With validations, also the best one."""

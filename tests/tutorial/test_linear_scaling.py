@@ -9,25 +9,23 @@ from absl.testing import flagsaver
 
 import cifar10
 import cifar10_multi_gpu_train
-from cifar10_lib import recipes
-from cifar10_lib.runs import metrics
+from cifar10_lib import recipes, settings
+from cifar10_lib.runs import epochs, metrics
 
 FLAGS = flags.FLAGS
 
 
-def rates(net, replicas, steps):
-    """The learning rates of some steps, by step."""
-    weight = tf.get_variable('w', initializer=1.0, use_resource=True)
-    step = tf.train.get_or_create_global_step()
-    cifar10.train(weight.read_value(), step, recipes.TABLE[net], batches_per_step=replicas)
-    rate, = tf.get_collection('learning_rate')
-    assert rate.dtype == tf.float32
-    found = {}
+def rates(net, replicas, steps, max_steps=0):
+    """The learning rates of some steps of a new run of `max_steps`, by step."""
+    recipe = recipes.chosen(net)
+    source = cifar10.default_source(batch_size=settings.batch_size(recipe))
+    counter = epochs.EpochCounter(
+        0, [[0, source.batch_size * replicas]], source.num_examples(), max_steps)
+    step = tf.placeholder(tf.int64, [])
+    rate = recipe.learning_rate(step, source, counter)
+    assert (rate.dtype, rate.shape.as_list()) == (tf.float32, [])
     with tf.Session() as session:
-        for at in steps:
-            step.load(at, session)
-            found[at] = session.run(rate)
-    return found
+        return {at: session.run(rate, {step: at}) for at in steps}
 
 
 @pytest.mark.parametrize('replicas, expected', [
@@ -49,8 +47,8 @@ def test_one_cycle_ends_with_the_run(given, peak):
     """20 steps: the rate rises during the first three; after k of the other 17, it is (1 + cos(k pi
     / 17)) / 2 of the peak."""
     expected = {0: 0.5 / 3, 2: 2.5 / 3, 3: 0.99786, 11: 0.5, 19: 0.00213, 20: 0}
-    with flagsaver.flagsaver(max_steps=20, data_dir='/nonexistent', **given):
-        found = rates('tutorial_fast', 1, expected)
+    with flagsaver.flagsaver(data_dir='/nonexistent', **given):
+        found = rates('tutorial_fast', 1, expected, max_steps=20)
     for step, part in expected.items():
         np.testing.assert_allclose(found[step], part * peak, atol=1e-5, err_msg=str(step))
 
@@ -68,8 +66,7 @@ def test_without_a_warm_up_the_first_step_has_the_full_rate(batch_size, replicas
     ('tutorial', True, True), ('resnet23', False, False)])
 def test_the_flag_takes_precedence_over_the_recipe(net, given, scaled):
     """Three replicas long after the warm-up."""
-    with flagsaver.flagsaver(linear_scaling=given, batch_size=recipes.TABLE[net].batch_size,
-                             data_dir='/nonexistent'):
+    with flagsaver.flagsaver(linear_scaling=given, data_dir='/nonexistent'):
         expected = (0.001 if net == 'resnet23' else 0.1) * (3 if scaled else 1)
         np.testing.assert_allclose(rates(net, 3, [10000])[10000], expected, rtol=1e-6)
 
@@ -110,10 +107,10 @@ def test_towers_warm_up_and_a_resumed_run_reports_the_change(trained, capsys):
     """80 images in batches of 2 x 8 are 5 steps per epoch: after 10 of 20 steps, the rate is half
     way from 0.03 to 0.06."""
     with flagsaver.flagsaver(num_gpus=2, max_steps=11, linear_scaling=True, warmup_epochs=4.0):
-        cifar10_multi_gpu_train.train()
+        cifar10_multi_gpu_train.main()
     row = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))[-1]
     np.testing.assert_allclose([row['step'], row['learning_rate']], [11, 0.045], rtol=1e-6)
     settings = json.loads(pathlib.Path(FLAGS.train_dir, 'run.json').read_text())['settings']
     assert (settings['linear_scaling'], settings['warmup_epochs']) == (True, 4)
     assert [line for line in capsys.readouterr().out.splitlines() if 'scaling' in line] == [
-        'Resuming with --linear_scaling=true (was false); the schedule continues at the same step.']
+        'Resuming with --linear_scaling=true (was false).']

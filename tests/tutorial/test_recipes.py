@@ -1,8 +1,10 @@
+import dataclasses
 import json
 import pathlib
 
 import numpy as np
 import outcomes
+import placement
 import pytest
 import record_files
 import tensorflow.compat.v1 as tf
@@ -14,10 +16,9 @@ import cifar10
 import cifar10_distributed_train
 import cifar10_multi_gpu_train
 import cifar10_train
-from cifar10_lib.evaluation import accuracy
-from cifar10_lib import recipes
-from cifar10_lib.runs import metrics
-from cifar10_lib.training import session as training
+from cifar10_lib import recipes, settings
+from cifar10_lib.program import devices
+from cifar10_lib.runs import metrics, starting
 from cifar10_lib.workers import cluster
 
 FLAGS = flags.FLAGS
@@ -33,6 +34,20 @@ def tiny_net(half_bright, monkeypatch):
         yield
 
 
+def start_of(batches_per_step=1):
+    """The `Start` of a new run with the flags."""
+    recipe = recipes.chosen()
+    source = cifar10.default_source(batch_size=settings.batch_size(recipe))
+    return starting.read(settings.run(recipe), source, recipe, batches_per_step)
+
+
+def used(start):
+    """The batch size, the number of steps and the epochs between validations of a `Start`, and the
+    lines about defaults of its recipe."""
+    return (start.source.batch_size, start.max_steps, start.run.validate_every,
+            start.recipe.defaults_used(start.run, start.source, start.epochs))
+
+
 def value(name):
     return tf.train.load_variable(tf.train.latest_checkpoint(FLAGS.train_dir), name)
 
@@ -40,8 +55,7 @@ def value(name):
 def test_one_device(tiny_net, capsys):
     """80 images in batches of 16: 6 epochs are 30 steps."""
     cifar10_train.main()
-    assert capsys.readouterr().out.splitlines()[0] == (
-        'Defaults for --net=tiny: --batch_size=16 --max_steps=30')
+    assert 'Defaults for --net=tiny: --batch_size=16 --max_steps=30\n' in capsys.readouterr().out
     assert value('global_step') == 30
     for use_moving_averages in (True, False):
         assert outcomes.precision(FLAGS.train_dir, use_moving_averages=use_moving_averages) == 1.0
@@ -57,60 +71,69 @@ def test_one_device(tiny_net, capsys):
 
 
 def test_training_uses_all_parts_of_the_recipe(half_bright, monkeypatch):
-    """Image size, augmentation, optimizer, and the schedule for the number of replicas."""
+    """Image size, distortion, loss, optimizer, initial values, and the schedule for the images and
+    the number of steps of both towers."""
     seen = {}
 
-    def inference(images, training):
+    def inference(images, num_classes, training, dtype):
         seen.setdefault(training, images)  # Of the first graph.
-        return tiny.inference(images, training)
+        return tiny.inference(images, num_classes, training, dtype)
 
-    def schedule(global_step, replicas):
-        seen['replicas'] = replicas
+    def schedule(global_step, plan):
+        seen['images'] = plan.epochs.images_per_step
         return tf.constant(0.25)
 
-    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE._replace(
-        inference=inference, schedule=schedule,
-        augment=lambda pixels_chw: tiny.prepare(pixels_chw) * 0 + 7,
-        optimizer=tf.train.GradientDescentOptimizer))
+    def loss(logits, labels):
+        return cifar10.loss(logits * 0.0, labels)
+
+    def optimizer(lr, max_steps):
+        seen['steps'] = max_steps
+        return tf.train.GradientDescentOptimizer(lr)
+
+    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(
+        tiny.RECIPE, inference=inference, schedule=schedule, loss=loss, optimizer=optimizer,
+        distort=lambda images: tiny.prepare(images) * 0 + 7,
+        initial_values=lambda source: {
+            'linear/weights': np.full([768, 10], source.num_classes, np.float32)}))
     with flagsaver.flagsaver(net='tiny', max_steps=1, validate_every=0, num_gpus=2):
-        cifar10_multi_gpu_train.train()
-        accuracy.Accuracy()
-    assert seen['replicas'] == 2
+        cifar10_multi_gpu_train.main()
+        outcomes.precision(FLAGS.train_dir)
+    assert (seen['images'], seen['steps']) == (16, 1)
     assert seen[True].shape.as_list() == [8, 16, 16, 3]
-    assert seen[False].shape.as_list()[1:] == [16, 16, 3]
+    assert seen[False].shape.as_list() == [8, 16, 16, 3]
+    assert (value('linear/weights') == 10).all()  # The loss does not depend on them.
     np.testing.assert_allclose(value('bn/moving_mean'), [0.7] * 3, rtol=1e-6)  # 0.1 times 7.
     names = [name for name, _ in tf.train.list_variables(
         tf.train.latest_checkpoint(FLAGS.train_dir))]
     assert sorted(names) == ['bn/moving_mean', 'bn/moving_mean/ExponentialMovingAverage',
-                             'global_step', 'linear/weights',
-                             'linear/weights/ExponentialMovingAverage']
+                             'cross_entropy/avg', 'global_step', 'linear/weights',
+                             'linear/weights/ExponentialMovingAverage', 'total_loss/avg']
 
 
 def test_the_moving_statistics_are_the_first_towers(half_bright, monkeypatch):
     """One tower gets a batch of ones, the other one of threes, in random order."""
-    batches, graph = [], tf.get_default_graph()
+    batches = []
 
-    def inference(images, training):
-        if images.graph is graph:
-            batches.append(images)
-        return tiny.inference(images, training)
+    def inference(images, num_classes, training, dtype):
+        batches.append(images)
+        return tiny.inference(images, num_classes, training, dtype)
 
-    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE._replace(inference=inference))
-    queue = tf.FIFOQueue(2, [tf.float32, tf.int32], [[4, 16, 16, 3], [4]])
-    fill = queue.enqueue_many([
-        tf.stack([tf.ones([4, 16, 16, 3]), 3 * tf.ones([4, 16, 16, 3])]),
-        tf.zeros([2, 4], tf.int32)])
-    with flagsaver.flagsaver(net='tiny', num_gpus=2, validate_every=0):
-        step = tf.train.get_or_create_global_step()
-        gradients, losses = cifar10_multi_gpu_train.build_towers(queue)
-        train_op = cifar10.train(
-            losses[0]['total_loss'], step, tiny.RECIPE,
-            cifar10_multi_gpu_train.average_gradients(gradients), tf.no_op(), 2)
-        with training.session(losses[0]['total_loss'], 8) as session:
-            session.run_step_fn(lambda step_context: step_context.session.run(fill))
-            first, second = session.run([batches, train_op])[0]
-    assert {first.mean(), second.mean()} == {1, 3}
-    np.testing.assert_allclose(value('bn/moving_mean'), [0.1 * first.mean()] * 3, rtol=1e-6)
+    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(
+        tiny.RECIPE, inference=inference))
+    with flagsaver.flagsaver(net='tiny', num_gpus=2, batch_size=4):
+        graph = placement.graph_of_towers()
+    batches = [each for each in batches if each.graph is graph]
+    fill, step = (graph.get_operation_by_name(name)
+                  for name in ('prefetch_queue_enqueue', 'train'))
+    with graph.as_default(), tf.Session(config=devices.session_config()) as session:
+        session.run(tf.global_variables_initializer())
+        for pixel in (1, 3):
+            session.run(fill, dict(zip(
+                fill.inputs[1:], (np.full([4, 16, 16, 3], pixel), np.zeros(4)))))
+        first, second = session.run([batches, step])[0]
+        mean, = (each for each in tf.global_variables() if each.op.name == 'bn/moving_mean')
+        assert {first.mean(), second.mean()} == {1, 3}
+        np.testing.assert_allclose(session.run(mean), [0.1 * first.mean()] * 3, rtol=1e-6)
 
 
 @pytest.mark.parametrize('given, expected, printed', [
@@ -120,15 +143,15 @@ def test_the_moving_statistics_are_the_first_towers(half_bright, monkeypatch):
     ({'batch_size': 10000}, (10000, 1, 1), '--max_steps=1'),  # At least one.
     ({'max_steps': 100000}, (16, 100000, 1), '--batch_size=16'),
     ({'max_steps': 7, 'validate_every': 0}, (16, 7, 0), '--batch_size=16'),
-    ({'batch_size': 16, 'max_steps': 30, 'validate_every': 3}, (16, 30, 3), None)])
-def test_flags_that_the_user_gives_are_kept(tiny_net, capsys, given, expected, printed):
+    ({'batch_size': 16, 'max_steps': 30, 'validate_every': 3}, (16, 30, 3), '--batch_size=16'),
+    ({'batch_size': 17, 'max_steps': 30, 'validate_every': 3}, (17, 30, 3), None)])
+def test_flags_that_the_user_gives_are_kept(tiny_net, given, expected, printed):
     """Even if the value equals the flag's default: 128, or 100000 steps."""
     for name, given_value in given.items():
         FLAGS[name].parse(given_value)
         FLAGS[name].using_default_value = False
-    training.apply_recipe_defaults()
-    assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == expected
-    assert capsys.readouterr().out == (f'Defaults for --net=tiny: {printed}\n' if printed else '')
+    lines = [f'Defaults for --net=tiny: {printed}'] if printed else []
+    assert used(start_of()) == (*expected, lines)
 
 
 @pytest.mark.parametrize('epochs, validate_on, batch_size, replicas, max_steps', [
@@ -137,8 +160,7 @@ def test_flags_that_the_user_gives_are_kept(tiny_net, capsys, given, expected, p
     (2, 'held_out', 16, 1, 9)])  # 8 images are held out: 2 epochs of 72 images.
 def test_epochs_of_80_images(tiny_net, epochs, validate_on, batch_size, replicas, max_steps):
     with flagsaver.flagsaver(epochs=epochs, batch_size=batch_size, validate_on=validate_on):
-        training.apply_recipe_defaults(replicas)
-        assert FLAGS.max_steps == max_steps
+        assert start_of(replicas).max_steps == max_steps
 
 
 def test_each_trainer_counts_epochs_in_images_and_resumes(tiny_net, capsys):
@@ -148,23 +170,24 @@ def test_each_trainer_counts_epochs_in_images_and_resumes(tiny_net, capsys):
         for epochs, main, steps in (
                 (1, cifar10_train.main, 5),
                 (4, cifar10_multi_gpu_train.main, 12),  # 304 images.
-                (4.8, lambda: cifar10_distributed_train.main(cluster.Cluster()), 17)):
+                (4.8, lambda: cifar10_distributed_train.work(cluster.Cluster()), 17)):
             with flagsaver.flagsaver(epochs=epochs):
                 main()
                 assert value('global_step') == steps
                 capsys.readouterr()
-                assert not training.steps_left()
+                main()
             assert f'has reached --epochs={epochs} ({steps} steps).' in capsys.readouterr().out
 
 
 def test_a_resumed_run_continues_the_schedule_from_another_learning_rate(
         tiny_net, monkeypatch, capsys):
     """With the tutorial's schedule; here, the rate falls to a tenth every 2 epochs of 80 images."""
-    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE._replace(schedule=cifar10.learning_rate))
+    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(
+        tiny.RECIPE, schedule=recipes.TABLE['tutorial'].schedule))
     monkeypatch.setattr(cifar10, 'NUM_EPOCHS_PER_DECAY', 2.0)
     starts = [  # Trainer, its flags, and the rate of its last step.
         (cifar10_train.main, {'learning_rate': 0.02, 'max_steps': 20}, 0.02),
-        (lambda: cifar10_distributed_train.main(cluster.Cluster()),
+        (lambda: cifar10_distributed_train.work(cluster.Cluster()),
          {'learning_rate': 0.05, 'max_steps': 21}, 0.005),  # After 2 epochs.
         (cifar10_multi_gpu_train.main, {'num_gpus': 2, 'max_steps': 22}, 0.0003)]  # After 4.
     for main, given, rate in starts:
@@ -174,14 +197,13 @@ def test_a_resumed_run_continues_the_schedule_from_another_learning_rate(
         assert row['step'] == given['max_steps']
         np.testing.assert_allclose(row['learning_rate'], rate, rtol=1e-6)
     assert [line for line in capsys.readouterr().out.splitlines() if 'learning' in line] == [
-        'Resuming with --learning_rate=0.05 (was 0.02); the schedule continues at the same step.',
-        'Resuming with --learning_rate=the default (was 0.05); the schedule continues at the same '
-        'step.']
+        'Resuming with --learning_rate=0.05 (was 0.02).',
+        'Resuming with --learning_rate=the default (was 0.05).']
 
 
 @pytest.mark.parametrize('main, towers', [
     (cifar10_train.main, 1), (cifar10_multi_gpu_train.main, 2),
-    (lambda: cifar10_distributed_train.main(cluster.Cluster()), 1)])
+    (lambda: cifar10_distributed_train.work(cluster.Cluster()), 1)])
 def test_the_fast_recipe_trains_the_tutorials_network(half_bright, capsys, main, towers):
     """80 images in batches of 40: 80 epochs are 160 steps; a resume to 210 lifts the rate again.
 
@@ -204,8 +226,7 @@ def test_the_fast_recipe_trains_the_tutorials_network(half_bright, capsys, main,
         capsys.readouterr()
         FLAGS.max_steps = steps + 50
         main()
-    assert (f'Resuming with --max_steps={steps + 50} (was {steps}); the learning rate now falls to '
-            '0 there.') in capsys.readouterr().out
+    assert f'Resuming with --max_steps={steps + 50} (was {steps}).' in capsys.readouterr().out
     rows = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))
     np.testing.assert_allclose(rows[-1]['learning_rate'], last_rate(steps + 50), atol=1e-9)
 
@@ -240,31 +261,27 @@ def test_the_fast_recipes_initial_values_and_losses(half_bright):
 
 def test_the_fast_recipe_crops_within_three_pixels_of_the_centre():
     """Rows 0 and 31 are never part of a crop; rows 1 and 30 sometimes are."""
-    images = np.full([2, 200, 3, 32, 32], 100, np.uint8)
-    images[0, :, :, [0, 31]] = 0
-    images[1, :, :, [1, 30]] = 0
+    images = np.full([2, 200, 32, 32, 3], 100, np.uint8)
+    images[0, :, [0, 31]] = 0
+    images[1, :, [1, 30]] = 0
     with tf.Graph().as_default(), tf.Session() as session:
         found = session.run([
-            recipes.TABLE['tutorial_fast'].augment(tf.constant(each.reshape(200, -1)))
-            for each in images])
+            recipes.TABLE['tutorial_fast'].distort(tf.constant(each)) for each in images])
     assert found[0].shape == (200, 24, 24, 3)
     assert not found[0].any() and found[1].any()
 
 
-def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net, capsys):
+def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net):
     with flagsaver.flagsaver(net='tutorial'):
-        training.apply_recipe_defaults()
-        assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == (128, 100000, 0)
-    assert capsys.readouterr().out == ''
+        assert used(start_of()) == (128, 100000, 0, [])
 
 
 @pytest.mark.parametrize('replicas, max_steps', [(1, 234375), (2, 117188), (3, 78125)])
-def test_resnet23s_steps(tiny_net, tmp_path, capsys, replicas, max_steps):
+def test_resnet23s_steps(tiny_net, tmp_path, replicas, max_steps):
     """300 epochs of 50,000 images in batches of 64; 117,187.5 are rounded to the even number."""
     with flagsaver.flagsaver(net='resnet23', data_dir=str(tmp_path / 'none')):
-        training.apply_recipe_defaults(replicas)
-        assert (FLAGS.batch_size, FLAGS.max_steps, FLAGS.validate_every) == (64, max_steps, 1)
-    assert f'--batch_size=64 --max_steps={max_steps}\n' in capsys.readouterr().out
+        line = f'Defaults for --net=resnet23: --batch_size=64 --max_steps={max_steps}'
+        assert used(start_of(replicas)) == (64, max_steps, 1, [line])
 
 
 @pytest.fixture
@@ -285,7 +302,7 @@ def hundred(tmp_path):
 def test_the_tutorials_net_learns_fine_labels(hundred, monkeypatch):
     """Only the biases of classes 0 and 99 grow, not those of their coarse labels."""
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.01)  # 0.1 is too high for batches of 8.
-    cifar10_train.train()
+    cifar10_train.main()
     assert outcomes.precision(FLAGS.train_dir) == 1.0
     assert value('softmax_linear/weights').shape == (192, 100)
     assert {*np.argsort(value('softmax_linear/biases'))[-2:]} == {0, 99}

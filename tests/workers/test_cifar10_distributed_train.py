@@ -15,6 +15,7 @@ import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 
+from cifar10_lib import recipes
 from cifar10_lib.program import devices
 from cifar10_lib.runs import checkpoints, metrics
 
@@ -129,7 +130,7 @@ def test_trains_is_evaluated_and_resumes(half_bright):
     assert outcomes.precision(FLAGS.train_dir) == 1.0
 
 
-@pytest.mark.parametrize('net', ['tutorial', 'tutorial_fast', 'resnet23'])
+@pytest.mark.parametrize('net', list(recipes.TABLE))
 @pytest.mark.skipif(not devices.multiplies_bfloat16(), reason='the processor lacks instructions '
                     'for bfloat16: TensorFlow then does not fuse operations of this type')
 def test_trains_in_bfloat16(half_bright, net):
