@@ -18,14 +18,14 @@ from absl import flags
 import cifar10_input
 from cifar10_lib import settings
 from cifar10_lib.datasets import download, image_source
-from cifar10_lib.nets import losses, lrn
+from cifar10_lib.nets import losses, lrn, precision
 from cifar10_lib.program import command_line
 
 tf.disable_v2_behavior()
 # Orders the reads and writes of each variable: the moving averages rely on that.
 tf.enable_resource_variables()
 
-# Basic model parameters.
+# The tutorial's flags of data and precision.
 flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
                      upper_bound=1 << 16, short_name='b')
 command_line.define_path('data_dir', '/tmp/cifar10_data', 'Folder for the data sets.')
@@ -39,17 +39,17 @@ FLAGS = tf.app.flags.FLAGS
 FLAGS['batch_size'].allow_override = True  # Also for a program's own flag `b`.
 parser = command_line.Parser()  # For code written against the tutorial's last version.
 
-# Global constants describing the CIFAR-10 data set. Edit the image size in cifar10_input.py.
+# What cifar10_input.py says about the data. Edit the image size there.
 IMAGE_SIZE = cifar10_input.IMAGE_SIZE
 NUM_CLASSES = cifar10_input.NUM_CLASSES
 NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
 NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
 
-# Constants describing the training process.
-MOVING_AVERAGE_DECAY = 0.9999      # The decay to use for the moving average.
-NUM_EPOCHS_PER_DECAY = 350.0       # Epochs after which learning rate decays.
-LEARNING_RATE_DECAY_FACTOR = 0.1   # Learning rate decay factor.
-INITIAL_LEARNING_RATE = 0.1        # Initial learning rate.
+# How the network is trained.
+MOVING_AVERAGE_DECAY = 0.9999     # Of the averages of the weights.
+NUM_EPOCHS_PER_DECAY = 350.0      # From one fall of the learning rate to the next.
+LEARNING_RATE_DECAY_FACTOR = 0.1  # How far it falls each time.
+INITIAL_LEARNING_RATE = 0.1       # At first.
 
 # Each GPU runs a copy of the network, a tower. The names of its ops start with `tower_0/` etc.
 TOWER_NAME = 'tower'
@@ -58,9 +58,8 @@ DATA_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 
 
 def _activation_summary(x):
-    """Adds a histogram of a layer's output, float, and the fraction of it that is zero."""
-    # Remove 'tower_[0-9]/' from the name in case this is a multi-GPU training session. This helps
-    # the clarity of presentation on TensorBoard.
+    """Adds the distribution of a layer's output, float, and the fraction of it that is zero."""
+    # All trainers use the same tags, so drop the name scope of a tower.
     tensor_name = re.sub('%s_[0-9]*/' % TOWER_NAME, '', x.op.name)
     with tf.name_scope(None):  # `tf.summary` puts the scope of the layer in front of a tag.
         tf.summary.histogram(tensor_name + '/activations', x)
@@ -216,8 +215,7 @@ def inference(images, num_classes=None):
     dtype = compute_type()
     images = tf.cast(images, dtype)
 
-    # We instantiate all variables using tf.get_variable() instead of tf.Variable() in order to
-    # share variables across multiple GPU training runs.
+    # tf.get_variable, unlike tf.Variable, lets several towers share one set of variables.
 
     # conv1
     with tf.variable_scope('conv1') as scope:
@@ -231,7 +229,7 @@ def inference(images, num_classes=None):
     # pool1
     pool1 = tf.nn.max_pool(conv1, ksize=[1, 3, 3, 1], strides=[1, 2, 2, 1], padding='SAME',
                            name='pool1')  # [batch, 12, 12, 64]
-    # norm1: tf.nn.lrn, faster.
+    # norm1. This function equals tf.nn.lrn and takes less time.
     norm1 = lrn.lrn(pool1, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75, name='norm1')
 
     # conv2
@@ -251,7 +249,7 @@ def inference(images, num_classes=None):
 
     # local3
     with tf.variable_scope('local3') as scope:
-        # Move everything into depth so we can perform a single matrix multiply.
+        # One row per image.
         reshape = tf.reshape(pool2, [-1, pool2.shape[1:].num_elements()], name='flatten')
         dim = reshape.shape.as_list()[1]
         weights = _variable_with_weight_decay('weights', shape=[dim, 384], stddev=0.04, wd=0.004)
@@ -270,8 +268,7 @@ def inference(images, num_classes=None):
         local4 = tf.nn.relu(pre_activation, name=scope.name)  # [batch, 192]
         _activation_summary(local4)
 
-    # linear layer(WX + b),
-    # We don't apply softmax here: `loss` does, and more efficiently.
+    # softmax_linear: the logits. `loss` applies the softmax.
     with tf.variable_scope('softmax_linear') as scope:
         weights = _variable_with_weight_decay(
             'weights', [192, num_classes], stddev=1 / 192.0, wd=None)
@@ -298,14 +295,14 @@ def loss(logits, labels):
     Returns the total loss, float32 [].
     """
     losses.add_training_error(logits, labels)
-    # Calculate the average cross entropy loss across the batch.
+    # The mean over the batch.
     labels = tf.cast(labels, tf.int64)
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=labels, logits=logits, name='cross_entropy_per_example')
     cross_entropy_mean = tf.reduce_mean(cross_entropy, name='cross_entropy')
     tf.add_to_collection('losses', cross_entropy_mean)
 
-    # The total loss is defined as the cross entropy loss plus all of the weight decay terms.
+    # Cross entropy and the terms of the weight decay.
     return tf.add_n(tf.get_collection('losses'), name='total_loss')
 
 
@@ -318,16 +315,13 @@ def _add_loss_summaries(total_loss):
     Returns:
         An operation that updates the moving averages.
     """
-    # Compute the moving average of all individual losses and the total loss.
+    # A loss varies from batch to batch; its average shows the trend.
     loss_averages = tf.train.ExponentialMovingAverage(0.9, name='avg')
     parts = tf.get_collection('losses')
     loss_averages_op = loss_averages.apply(parts + [total_loss])
 
-    # Attach a scalar summary to all individual losses and the total loss; do the same for the
-    # averaged version of the losses.
+    # Two curves for each loss.
     for part in parts + [total_loss]:
-        # Name each loss as '(raw)' and name the moving average version of the loss as the original
-        # loss name.
         tf.summary.scalar(part.op.name + ' (raw)', part)
         tf.summary.scalar(part.op.name, loss_averages.average(part))
     return loss_averages_op
@@ -346,7 +340,7 @@ def learning_rate(global_step, num_batches_per_epoch, initial_learning_rate=None
     if initial_learning_rate is None:
         initial_learning_rate = INITIAL_LEARNING_RATE
     decay_steps = max(1, int(num_batches_per_epoch * NUM_EPOCHS_PER_DECAY))
-    # Decay the learning rate exponentially based on the number of steps.
+    # In stairs: the rate is constant between two falls.
     return tf.train.exponential_decay(initial_learning_rate, global_step, decay_steps,
                                       LEARNING_RATE_DECAY_FACTOR, staircase=True)
 
@@ -378,27 +372,22 @@ def train(total_loss, global_step, lr=None, opt=None, grads=None):
             tf.summary.scalar('learning_rate', lr)
             tf.add_to_collection('learning_rate', lr)  # For metrics.csv.
 
-            # Generate moving averages of all losses and associated summaries.
             loss_averages_op = _add_loss_summaries(total_loss)
 
-        # Compute gradients.
         if opt is None:
-            opt = losses.scaled(tf.train.GradientDescentOptimizer(lr), compute_type())
+            opt = precision.scaled(tf.train.GradientDescentOptimizer(lr), compute_type())
         if grads is None:
             with tf.control_dependencies([loss_averages_op]):
                 grads = opt.compute_gradients(total_loss)
 
         # Where the variables are: on the CPU, or on the first GPU with --variables=gpu.
         with tf.device(grads[0][1].device):
-            # Apply gradients.
             apply_gradient_op = opt.apply_gradients(grads, global_step=global_step)
 
         with tf.device('/cpu:0'):
-            # Add histograms for trainable variables.
             for var in tf.trainable_variables():
                 tf.summary.histogram(var.op.name, var)
 
-            # Add histograms for gradients.
             for grad, var in grads:
                 if grad is not None:
                     tf.summary.histogram(var.op.name + '/gradients', grad)
@@ -407,8 +396,8 @@ def train(total_loss, global_step, lr=None, opt=None, grads=None):
             # Networks with batch norm: the moving statistics follow those of the batch.
             update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
 
-            # Track the moving averages of all trainable variables, and of batch norms' statistics.
-            # Each average must follow the new value, so it comes after the update.
+            # Average the weights, and the statistics of batch norms, over the steps. An average
+            # must follow the new value, so it comes after the update.
             variables = [*tf.trainable_variables(), *tf.moving_average_variables()]
             with tf.control_dependencies([apply_gradient_op, *update_ops]):
                 variable_averages = tf.train.ExponentialMovingAverage(

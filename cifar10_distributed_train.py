@@ -22,6 +22,7 @@ from absl import flags
 
 import cifar10
 from cifar10_lib import recipes, settings
+from cifar10_lib.nets import precision
 from cifar10_lib.program import console, devices, startup
 from cifar10_lib.runs import starting
 from cifar10_lib.training import monitored, session_hooks
@@ -100,20 +101,20 @@ def train(source, recipe, start, me):
             images, labels = cifar10.distorted_inputs(shard, recipe.distort)
             lr = recipe.learning_rate(global_step, source, start.epochs)
 
-        # Build a Graph that computes the logits predictions from the inference model, the loss and
-        # the gradients for this worker's batch.
-        opt = recipe.make_optimizer(lr, start.max_steps)
+        # This worker's logits, loss and gradients.
+        opt = recipe.own_optimizer(lr, start.max_steps)
+        if opt is None:
+            opt = precision.scaled(tf.train.GradientDescentOptimizer(lr), recipe.dtype)
         with tf.name_scope(_tower(me)):
             logits = recipe.logits(images, source.num_classes, training=True)
             loss = recipe.loss(logits, labels)
             grads = opt.compute_gradients(loss)
 
-        # Average losses and gradients over all workers. Note that this is the synchronization point
-        # across all workers.
+        # Here the workers wait for one another.
         loss = average_losses(loss, me)
         grads = me.mean_gradients(grads)
 
-        # Apply the gradients to this worker's own variables: all workers do the same.
+        # All workers make the same update, each of its own variables.
         train_op = cifar10.train(loss, global_step, lr, opt, grads)
 
         hooks = [tf.train.StopAtStepHook(last_step=start.max_steps)]

@@ -56,14 +56,13 @@ def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, source, n
     `errors.DataError` if a record file was replaced by a damaged or a shorter one.
     """
     with tf.Session(config=devices.session_config()) as sess, source.damage_reported():
-        # Restores from checkpoint.
         try:
             saver.restore(sess, checkpoint)
         except (tf.errors.OpError, ValueError) as error:
             raise checkpoints.Unreadable(f'{checkpoint} cannot be read') from error
         global_step = checkpoints.step(checkpoint)
 
-        # Start the queue runners.
+        # The threads that read images.
         coord = tf.train.Coordinator()
         threads = tf.train.start_queue_runners(sess=sess, coord=coord)
         try:
@@ -71,7 +70,6 @@ def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, source, n
             for labels, predictions in accuracy.each_image_once(sess, top_k_op, num_examples):
                 counts.add(labels, predictions)
             accuracy.check_size(source, num_examples)
-            # Compute precision @ 1.
             precision = counts.correct / counts.total
 
             summary = tf.Summary()
@@ -129,25 +127,21 @@ def evaluate(source, recipe, found):
     if num_examples < size:
         console.line(f'Evaluating the first {num_examples} of {size} images; see --num_examples.')
     with tf.Graph().as_default() as g:
-        # Get images and labels for CIFAR-10.
         with tf.device('/cpu:0'):
             images, labels = cifar10.inputs(source.eval_data, source, recipe.prepare)
 
-        # Build a Graph that computes the logits predictions from the inference model.
         logits = recipe.logits(images, source.num_classes)
 
-        # Calculate predictions.
         top_k_op = [labels, accuracy.predictions(logits)]
 
-        # Restore the moving average version of the learned variables for eval. To evaluate the raw
-        # weights, as --use_moving_averages=false does, restore tf.global_variables() instead.
+        # Each variable is loaded from its moving average. To evaluate the raw weights, as
+        # --use_moving_averages=false does, restore tf.global_variables() instead.
         variable_averages = tf.train.ExponentialMovingAverage(cifar10.MOVING_AVERAGE_DECAY)
         variables_to_restore = variable_averages.variables_to_restore()
         if not FLAGS.use_moving_averages:
             variables_to_restore = {var.op.name: var for var in tf.global_variables()}
         saver = tf.train.Saver(variables_to_restore)
 
-        # Build the summary operation based on the TF collection of Summaries.
         summary_op = tf.summary.merge_all()
 
         summary_writer, first, run = None, None, None

@@ -18,7 +18,7 @@ tf.disable_v2_behavior()
 # Images are cropped to this size. Changing it changes the network, which must be trained again.
 IMAGE_SIZE = 24
 
-# Facts about CIFAR-10.
+# Of CIFAR-10.
 NUM_CLASSES = 10
 NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = 50000
 NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = 10000
@@ -30,7 +30,7 @@ _RECORDS_PER_DISTORTION = 512
 def read_cifar10(filename_queue, records=None, data_set=None):
     """Reads records from files of fixed-length records.
 
-    For N-way parallel reading, call it N times: each call has a reader of its own.
+    Each call has a reader of its own, so several calls read in parallel.
 
     Args:
         filename_queue: queue of strings, the names of the files to read.
@@ -58,8 +58,8 @@ def read_cifar10(filename_queue, records=None, data_set=None):
         key, value = reader.read_up_to(filename_queue, records)
 
     # The files may have been replaced since `DataSet.check`.
-    first_bytes = tf.decode_raw(tf.strings.substr(value, data_set.label_index, 1), tf.uint8)
-    label = tf.cast(first_bytes, tf.int32)
+    label_byte = tf.decode_raw(tf.strings.substr(value, data_set.label_index, 1), tf.uint8)
+    label = tf.cast(label_byte, tf.int32)
     valid = tf.debugging.assert_less(label, len(data_set.classes), [key, label],
                                      message='A label is not a class.')
     with tf.control_dependencies([valid]):
@@ -134,7 +134,7 @@ def _generate_image_and_label_batch(image, label, min_queue_examples, batch_size
             capacity=min_queue_examples + 3 * batch_size,
             enqueue_many=several)
 
-    # Display the training images in the visualizer.
+    # TensorBoard shows the first three under Images.
     tf.summary.image('images', images)
     return images, tf.reshape(label_batch, [batch_size])
 
@@ -189,7 +189,7 @@ def distort_images(images):
     # scales each channel around its own mean, not all around the mean of the image.
     distorted_images = random_brightness(distorted_images, max_delta=63)
     distorted_images = random_contrast(distorted_images, lower=0.2, upper=1.8)
-    # Subtract the mean of each image and divide by its standard deviation.
+    # Mean 0 and standard deviation 1 for each image.
     return tf.image.per_image_standardization(distorted_images)
 
 
@@ -216,7 +216,7 @@ def distorted_inputs(data_dir, batch_size, source=None, distort=distort_images,
     """Endless distorted training images in random order.
 
     Args:
-        data_dir: folder of the record files.
+        data_dir: folder of the record files; without effect if `source` is given.
         batch_size: number of images per batch.
         source: an `image_source.Source`, the images to read; by default all of CIFAR-10's.
         distort: function from images, uint8 [batch, 32, 32, 3], to float32 images.
@@ -234,16 +234,16 @@ def distorted_inputs(data_dir, batch_size, source=None, distort=distort_images,
         source = _cifar10(False, data_dir, batch_size)
     _, num_shards = source.shard
     with tf.device('/cpu:0'), tf.name_scope('input'):
-        # Create a queue that produces the filenames to read.
+        # The names of the record files, endlessly.
         filename_queue = tf.train.string_input_producer(list(source.files()))
 
-        # Read examples from files in the filename queue.
+        # Up to this many records per run.
         read_input = read_cifar10(filename_queue, num_shards * _RECORDS_PER_READ, source.data_set)
         values, = source.selected(read_input.key, read_input.value)
 
-        # Ensure that the random shuffling has good mixing properties. Records wait as strings:
-        # 20,000 images, whose memory is aligned, would fragment the heap, and the process would
-        # grow for hours (docs/reliability.md).
+        # A long queue mixes well. Records wait in it as strings: 20,000 images, whose memory is
+        # aligned, would fragment the heap, and the process would grow for hours
+        # (docs/reliability.md).
         num_examples_per_epoch = source.num_examples() // num_shards
         min_queue_examples = int(num_examples_per_epoch * min_fraction_of_examples_in_queue)
         console.line(f'Filling queue with {min_queue_examples} {source.data_set.title} images '
@@ -258,7 +258,7 @@ def distorted_inputs(data_dir, batch_size, source=None, distort=distort_images,
         shuffled_input = decode_records(shuffled_values, source.data_set)
         float_image = distort(shuffled_input.uint8image)
 
-        # Generate batches of images and labels. The records are in random order already.
+        # The records are in random order already.
         return _generate_image_and_label_batch(
             float_image, shuffled_input.label, _RECORDS_PER_DISTORTION, batch_size, shuffle=False,
             num_preprocess_threads=2)
@@ -268,7 +268,8 @@ def inputs(eval_data, data_dir, batch_size, source=None, prepare=prepare_images)
     """Endless images for evaluation, each epoch in the order of the files.
 
     Args:
-        eval_data: true for the test files, false for the training files.
+        eval_data: true for the test files, false for the training files; like `data_dir`, without
+            effect if `source` is given.
         data_dir: folder of the record files.
         batch_size: number of images per batch.
         source: an `image_source.Source`, the images to read; by default all of CIFAR-10's.
@@ -283,10 +284,10 @@ def inputs(eval_data, data_dir, batch_size, source=None, prepare=prepare_images)
     if source is None:
         source = _cifar10(eval_data, data_dir, batch_size)
     with tf.device('/cpu:0'), tf.name_scope('input'):
-        # Create a queue that produces the filenames to read.
+        # The names of the record files, endlessly.
         filename_queue = tf.train.string_input_producer(list(source.files()), shuffle=False)
 
-        # Read examples from files in the filename queue.
+        # Up to this many records per run.
         read_input = read_cifar10(filename_queue, _RECORDS_PER_READ, source.data_set)
         uint8image, label = source.selected(
             read_input.key, read_input.uint8image, read_input.label)

@@ -18,6 +18,7 @@ from six.moves import xrange
 
 import cifar10
 from cifar10_lib import recipes, settings
+from cifar10_lib.nets import precision
 from cifar10_lib.program import console, devices, startup
 from cifar10_lib.runs import starting
 from cifar10_lib.training import monitored, session_hooks
@@ -31,10 +32,10 @@ FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar
 
 
 def tower_loss(scope, images, labels, recipe=None, num_classes=None):
-    """Calculates the total loss on a single tower.
+    """Builds one tower, and returns its loss.
 
     Args:
-        scope: unique prefix of the tower's ops, such as 'tower_0/'.
+        scope: name scope of the tower, such as 'tower_0/'.
         images: float32 [batch, height, width, 3].
         labels: int32 [batch].
         recipe: a `Recipe`; by default that of --net.
@@ -46,16 +47,15 @@ def tower_loss(scope, images, labels, recipe=None, num_classes=None):
     recipe = recipe or recipes.chosen()
     num_classes = num_classes or cifar10.default_source().num_classes
     with tf.name_scope(scope):
-        # Build inference Graph.
         logits = recipe.logits(images, num_classes, training=True)
 
-        # Build the portion of the Graph calculating the losses. The total is of this tower alone.
+        # Adds the tower's losses to the collection; the sum that it returns has those of earlier
+        # towers, too.
         _ = recipe.loss(logits, labels)
 
-        # Assemble all of the losses for the current tower only.
+        # Only those whose names start with this tower's scope.
         losses = tf.get_collection('losses', scope)
 
-        # Calculate the total loss for the current tower.
         return tf.add_n(losses, name='total_loss')
 
 
@@ -73,8 +73,7 @@ def average_gradients(tower_grads):
     """
     average_grads = []
     for grad_and_vars in zip(*tower_grads):
-        # Each grad_and_vars looks like ((grad0_gpu0, var0), ... , (grad0_gpuN, var0)): the towers
-        # share the variable.
+        # One variable, which the towers share, with its gradient from each tower.
         grads = [grad for grad, _ in grad_and_vars if grad is not None]
         var = grad_and_vars[0][1]
         if not grads:
@@ -104,7 +103,7 @@ def average_losses(num_towers):
 
 
 def train(source, recipe, start):
-    """Trains for a number of steps.
+    """Builds the towers, and runs training until `start.max_steps`.
 
     Args:
         source: the `Source` of the training images.
@@ -115,56 +114,51 @@ def train(source, recipe, start):
     with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)), \
             tf.device('/cpu:0'):
         monitored.use_seed(start)
-        # Count the steps: each takes a batch per tower.
+        # The number of steps, each of a batch per tower.
         global_step = tf.train.get_or_create_global_step()
 
-        # Calculate the learning rate schedule, which counts images, and create an optimizer.
+        # The rate depends on the number of images, so that towers do not change it.
         lr = recipe.learning_rate(global_step, source, start.epochs)
-        opt = recipe.make_optimizer(lr, start.max_steps)
+        opt = recipe.own_optimizer(lr, start.max_steps)
+        if opt is None:
+            opt = precision.scaled(tf.train.GradientDescentOptimizer(lr), recipe.dtype)
 
-        # Get images and labels for CIFAR-10.
         images, labels = cifar10.distorted_inputs(source, recipe.distort)
         batch_queue = tf.FIFOQueue(2 * num_gpus, [images.dtype, labels.dtype],
                                    [images.shape, labels.shape], name='prefetch_queue')
         enqueue_op = batch_queue.enqueue([images, labels])
         tf.train.add_queue_runner(tf.train.QueueRunner(batch_queue, [enqueue_op]))
 
-        # Calculate the gradients for each model tower.
+        # For each tower, its gradients.
         tower_grads = []
         with tf.variable_scope(tf.get_variable_scope()):
             for i in xrange(num_gpus):
                 with tf.name_scope('%s_%d' % (cifar10.TOWER_NAME, i)) as scope:
-                    # Dequeues one batch for the GPU.
+                    # Each tower takes a batch of its own.
                     image_batch, label_batch = batch_queue.dequeue()
                     with tf.device('/gpu:%d' % i):
-                        # Calculate the loss for one tower of the model. This function constructs
-                        # the entire model but shares the variables across all towers.
+                        # A whole network, with the variables of the first tower.
                         loss = tower_loss(
                             scope, image_batch, label_batch, recipe, source.num_classes)
 
-                        # Calculate the gradients for the batch of data on this tower.
                         grads = opt.compute_gradients(loss)
 
-                    # Keep track of the gradients across all towers.
                     tower_grads.append(grads)
 
-                    # Reuse variables for the next tower.
+                    # Later towers share the variables.
                     tf.get_variable_scope().reuse_variables()
 
-                    # Retain the summaries from the first tower, which always exists, and the
-                    # updates of its batch norms' moving statistics.
+                    # Summaries, and updates of batch norms' statistics, are the first tower's.
                     if i == 0:
                         summaries = tf.get_collection(tf.GraphKeys.SUMMARIES)
                         update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
         tf.get_collection_ref(tf.GraphKeys.UPDATE_OPS)[:] = update_ops
 
-        # We must calculate the mean of each gradient. Note that this is the synchronization point
-        # across all towers.
+        # Here the towers wait for one another.
         grads = average_gradients(tower_grads)
         loss = average_losses(num_gpus)
 
-        # Apply the gradients to adjust the shared variables, track their moving averages, and add
-        # summaries.
+        # One update of the shared variables.
         before = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
         train_op = cifar10.train(loss, global_step, lr, opt, grads)
         summaries += tf.get_collection(tf.GraphKeys.SUMMARIES)[before:]

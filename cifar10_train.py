@@ -26,7 +26,7 @@ settings.define_training_flags()
 
 
 class _LoggerHook(tf.train.SessionRunHook):
-    """Logs loss and runtime.
+    """Prints the loss and the speed.
 
     The speed is the mean over all steps since the last line. A session's first step, which includes
     the set-up, only counts in its own line.
@@ -59,11 +59,11 @@ class _LoggerHook(tf.train.SessionRunHook):
 
 
 def train(source, recipe, start):
-    """Trains for a number of steps.
+    """Builds the graph, and runs training until `start.max_steps`.
 
     Args:
         source: the `Source` of the training images.
-        recipe: the `Recipe`: `cifar10.inference`, unless --net names another network.
+        recipe: the `Recipe`: `cifar10.inference` and `cifar10.loss`, unless --net names others.
         start: the `Start` of the run, which says where to begin and when to stop.
     """
     with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)):
@@ -74,15 +74,11 @@ def train(source, recipe, start):
             images, labels = cifar10.distorted_inputs(source, recipe.distort)
             lr = recipe.learning_rate(global_step, source, start.epochs)
 
-        # Build a Graph that computes the logits predictions from the inference model.
         logits = recipe.logits(images, source.num_classes, training=True)
 
-        # Calculate loss.
         loss = recipe.loss(logits, labels)
 
-        # Build a Graph that trains the model with one batch of examples and updates the model
-        # parameters.
-        opt = recipe.make_optimizer(lr, start.max_steps)
+        opt = recipe.own_optimizer(lr, start.max_steps)
         train_op = cifar10.train(loss, global_step, lr, opt)
 
         with monitored.session(start, hooks=[

@@ -158,7 +158,7 @@ def training(start):
             global_step = tf.train.get_or_create_global_step()
             lr = recipe.learning_rate(global_step, start.source, start.epochs)
         loss = recipe.loss(_logits(start, images), labels)
-        opt = recipe.make_optimizer(lr, start.max_steps)
+        opt = recipe.own_optimizer(lr, start.max_steps)
         return cifar10.train(loss, global_step, lr, opt), loss
 
 

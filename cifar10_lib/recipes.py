@@ -12,7 +12,7 @@ from absl import flags
 import cifar10
 import cifar10_input
 from cifar10_lib import settings
-from cifar10_lib.nets import airbench94, fast, losses, resnet, schedules
+from cifar10_lib.nets import airbench94, fast, losses, precision, resnet, schedules
 
 _BATCH_SIZE = 128  # The tutorial's; for the linear scaling rule.
 _WHITENING_IMAGES = 5000  # As in the paper of airbench94.
@@ -37,7 +37,8 @@ class Recipe:
         prepare: the same for evaluation, without random numbers.
         schedule: function (global_step, `Plan`) -> learning rate, float32 [], without the linear
             scaling rule.
-        optimizer: function (learning rate, number of steps of the run) -> `tf.train.Optimizer`.
+        optimizer: function (learning rate, number of steps of the run) -> `tf.train.Optimizer`;
+            None for the tutorial's.
         batch_size: default of `--batch_size`; None for that of cifar10.py.
         epochs: default of `--epochs`; if None, `--max_steps` applies.
         validate_every, linear_scaling: defaults of these flags.
@@ -56,7 +57,7 @@ class Recipe:
     inference: Callable
     prepare: Callable
     schedule: Callable
-    optimizer: Callable
+    optimizer: Callable | None = None
     distort: Callable | None = None
     batch_size: int | None = None
     epochs: float | None = None
@@ -90,9 +91,12 @@ class Recipe:
                 global_step, batches, epochs.steps_per_epoch * self.warmup_epochs)
         return lr
 
-    def make_optimizer(self, lr, max_steps):
-        """The `tf.train.Optimizer` for a learning rate, float32 [], in a run of `max_steps`."""
-        return losses.scaled(self.optimizer(lr, max_steps), self.dtype)
+    def own_optimizer(self, lr, max_steps):
+        """The `tf.train.Optimizer` for a learning rate, float32 [], in a run of `max_steps`; None
+        for the tutorial's, gradient descent."""
+        if self.optimizer is None:
+            return None
+        return precision.scaled(self.optimizer(lr, max_steps), self.dtype)
 
     def defaults_used(self, run, source, epochs):
         """A list with a line about the defaults of this row that apply, if any."""
@@ -158,8 +162,7 @@ TABLE = {row.name: row for row in (
         name='tutorial',
         inference=_tutorial_inference,
         prepare=cifar10.prepare_images,
-        schedule=_tutorial_schedule,
-        optimizer=lambda lr, max_steps: tf.train.GradientDescentOptimizer(lr)),
+        schedule=_tutorial_schedule),
     Recipe(
         name='tutorial_fast',
         inference=_fast_inference,

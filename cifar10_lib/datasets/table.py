@@ -15,8 +15,8 @@ from cifar10_lib.program import errors
 HEIGHT, WIDTH, DEPTH = 32, 32, 3
 IMAGE_BYTES = HEIGHT * WIDTH * DEPTH
 
-# Copies of the archives, those that Swift for TensorFlow and MindSpore use. The published host sends
-# 66 to 85 kB/s: https://github.com/pytorch/vision/issues/9536
+# Copies of the archives, those that Swift for TensorFlow and MindSpore use. The published host
+# sends 66 to 85 kB/s: https://github.com/pytorch/vision/issues/9536
 _SWIFT = 'https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/'
 _MINDSPORE = 'https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets/'
 

@@ -1,11 +1,6 @@
 """Parts of the loss that the tutorial does not have."""
 import tensorflow.compat.v1 as tf
 
-# Multiplies the loss before differentiation; the gradients are divided by it in float32. Otherwise
-# small ones underflow: float16 has no numbers below 6e-8. Micikevicius et al., "Mixed Precision
-# Training" (2018), section 3.2.
-_LOSS_SCALE = 128.0
-
 
 def add_training_error(logits, labels):
     """Adds the fraction of images whose top prediction is wrong, float32 [], to `errors`.
@@ -31,11 +26,3 @@ def smoothed(logits, labels, label_smoothing):
     cross_entropy += label_smoothing * (of_all_classes - cross_entropy)
     tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
     return tf.add_n(tf.get_collection('losses'), name='total_loss')
-
-
-def scaled(opt, dtype):
-    """A `tf.train.Optimizer` whose gradients do not underflow if layers compute in `dtype`."""
-    if dtype != tf.float16:
-        return opt
-    return tf.mixed_precision.MixedPrecisionLossScaleOptimizer(
-        opt, tf.mixed_precision.FixedLossScale(_LOSS_SCALE))

@@ -240,10 +240,10 @@ def _refuse(problem, found, advice):
 def write_parameters(path, values, trainable):
     """Writes `params.h5`, an HDF5 file with the values of variables.
 
-    `weights/NAME` are the trainable variables, `statistics/NAME` the moving statistics of batch
-    norms, and `averages/NAME` the averages of both. The attribute `global_step` is the number of
-    steps. The state of the optimizer is left out. `values` is {name: array}, including
-    `global_step`; `trainable` has the names of the trainable variables.
+    `weights/NAME` are the variables of the network, frozen ones included, `statistics/NAME` the
+    moving statistics of batch norms, and `averages/NAME` the averages of both. The attribute
+    `global_step` is the number of steps. The state of the optimizer is left out. `values` is {name:
+    array}, including `global_step`; `trainable` has the names of the trainable variables.
     """
     import h5py  # Here, because the import is slow.
     image = io.BytesIO()  # HDF5 opens files by name, and hides the error of a full disk.
@@ -251,12 +251,12 @@ def write_parameters(path, values, trainable):
         for name, value in values.items():
             if name == 'global_step':
                 stream.attrs[name] = int(value)
-            elif name in trainable:
-                stream[f'weights/{name}'] = value
             elif name.endswith(names.AVERAGE):
                 stream[f'averages/{name.removesuffix(names.AVERAGE)}'] = value
             elif name.endswith(names.STATISTICS):
                 stream[f'statistics/{name}'] = value
+            elif not names.is_state(name, trainable):
+                stream[f'weights/{name}'] = value
     with files.new_file(path) as stream:
         stream.write(image.getbuffer())
 

@@ -93,10 +93,7 @@ class Initial:
     def _value(self, variable, trained, new_layer):
         """The value of a variable, or None if it starts anew."""
         base = variable.op.name.removesuffix(names.AVERAGE)
-        layer = base.rpartition('/')[0]
-        # As `global_step`, `conv1/weights/Momentum` and `cross_entropy/avg`.
-        is_state = layer == '' or layer in trained or base.endswith(names.LOSS_AVERAGE)
-        if is_state or layer == new_layer:
+        if names.is_state(base, trained) or base.rpartition('/')[0] == new_layer:
             return None
         value = self.found.values.get(base + names.AVERAGE, self.found.values.get(base))
         if value is None or list(value.shape) != variable.shape.as_list():

@@ -26,18 +26,18 @@ _IN_FOLDER = '|'.join([*map(re.escape, (RUN, METRICS, PARAMETERS, 'checkpoint', 
 # Suffixes of unfinished files: ours and TensorFlow's.
 _UNFINISHED = rf'(?P<unfinished>{files.PARTIAL}|\.tmp[0-9a-f]{{32}}|\.tempstate\d+)'
 
-
-
-def is_state(variable, trained):
-    """Whether a variable of this name belongs to the training, not to the network: as `global_step`,
-    `conv1/weights/Momentum` and `cross_entropy/avg`.
-
-    `trained` has the names of the trainable variables.
-    """
-    layer = variable.rpartition('/')[0]
-    return layer == '' or layer in trained or variable.endswith(LOSS_AVERAGE)
-
-
 # All files that `--restart` may remove, unfinished ones included, in the folder and in `best/`.
 OWN, OWN_IN_BEST = (
     re.compile(f'(?:{names}){_UNFINISHED}?') for names in (_IN_FOLDER, _IN_BEST))
+
+
+def is_state(variable, trained):
+    """Whether a variable, by its name, belongs to the training and not to the network.
+
+    As `global_step`, `conv1/weights/Momentum` and `cross_entropy/avg`. `trained` has the names of
+    the trainable variables.
+    """
+    if variable in trained:
+        return False
+    layer = variable.rpartition('/')[0]
+    return layer == '' or layer in trained or variable.endswith(LOSS_AVERAGE)

@@ -28,7 +28,7 @@ def graph(begun):
     images, labels = cifar10.distorted_inputs(begun.source, recipe.distort)
     loss = recipe.loss(recipe.logits(images, begun.source.num_classes, training=True), labels)
     lr = recipe.learning_rate(global_step, begun.source, begun.epochs)
-    return loss, cifar10.train(loss, global_step, lr, recipe.make_optimizer(lr, begun.max_steps))
+    return loss, cifar10.train(loss, global_step, lr, recipe.own_optimizer(lr, begun.max_steps))
 
 
 def session(begun, loss, logger=cifar10_train._LoggerHook):

@@ -218,12 +218,15 @@ def test_no_checkpoint_at_all(tmp_path):
 
 
 def test_params_h5(tmp_path):
-    """After one step of Adam, with averages and the statistics of a batch norm. Adam's first step
-    equals its rate, 0.5; the average is halfway between 1 and 0.5."""
+    """After one step of Adam, with averages, the statistics of a batch norm and frozen weights.
+
+    Adam's first step equals its rate, 0.5; the average is halfway between 1 and 0.5. Adam's state
+    and the averages of losses are left out.
+    """
     step = tf.train.get_or_create_global_step()
     weights = tf.get_variable('layer/weights', initializer=[[1.0, 2.0], [3.0, 4.0]])
-    for name in ('moving_mean', 'moving_variance'):
-        tf.get_variable(f'layer/bn/{name}', initializer=[5.0, 6.0], trainable=False)
+    for name in ('layer/bn/moving_mean', 'layer/bn/moving_variance', 'input/scale', 'loss/avg'):
+        tf.get_variable(name, initializer=[5.0, 6.0], trainable=False)
     step_op = tf.train.AdamOptimizer(0.5).minimize(tf.reduce_sum(weights), step)
     with tf.control_dependencies([step_op]):
         train_op = tf.train.ExponentialMovingAverage(0.5).apply([weights])
@@ -238,7 +241,7 @@ def test_params_h5(tmp_path):
         stream.visititems(lambda name, node: names.append(name) if hasattr(node, 'shape') else None)
         assert sorted(names) == [
             'averages/layer/weights', 'statistics/layer/bn/moving_mean',
-            'statistics/layer/bn/moving_variance', 'weights/layer/weights']
+            'statistics/layer/bn/moving_variance', 'weights/input/scale', 'weights/layer/weights']
         np.testing.assert_allclose(stream['weights/layer/weights'], [[0.5, 1.5], [2.5, 3.5]],
                                    rtol=1e-6)
         np.testing.assert_allclose(stream['averages/layer/weights'], [[0.75, 1.75], [2.75, 3.75]],

@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 import cifar10
 import cifar10_train
 from cifar10_lib.datasets import image_source, table
-from cifar10_lib.nets import losses
+from cifar10_lib.nets import precision
 from cifar10_lib.runs import checkpoints, metrics
 
 FLAGS = flags.FLAGS
@@ -248,8 +248,8 @@ def test_float16_gradients_are_scaled():
     weight = cifar10._variable_on_cpu('weights', [], tf.constant_initializer(1.0))
     loss = 2e-8 * tf.cast(tf.cast(weight, tf.float16), tf.float32)
     descent = tf.train.GradientDescentOptimizer(0.1)
-    assert losses.scaled(descent, tf.float32) is descent
-    (gradient, _), = losses.scaled(descent, tf.float16).compute_gradients(loss)
+    assert precision.scaled(descent, tf.float32) is descent
+    (gradient, _), = precision.scaled(descent, tf.float16).compute_gradients(loss)
     assert gradient.dtype == tf.float32
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
