@@ -55,7 +55,7 @@ def test_the_split_is_reproducible_and_random(tmp_path):
     ('train', 'validation', 'unlabeled'), ('Train', 'Test', None), ('training', 'testing', None),
     ('training_set', 'test_set', 'single_prediction'), ('seg_train', 'seg_test', 'seg_pred'),
     ('train', 'dev', None), ('train2017', 'val2017', None), ('train', 'test', 'old_train'),
-    ('Train Images', 'VALIDATION', 'train_val'), ('train', 'test', 'prétest')])
+    ('Train Images', 'VALIDATION', 'train_val'), ('train', 'val', 'prétest')])
 def test_an_existing_split_is_used(tmp_path, train, name, other):
     fill(tmp_path / train, dog=3, cat=2)
     fill(tmp_path / name, dog=1)

@@ -86,18 +86,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.closing.wait(60)
 
     def _slow(self):
-        """Sends 10,000 bytes, then 20 bytes every 10 ms."""
+        """Sends 10,000 bytes, then 200 bytes every 0.1 seconds."""
         start = self._good(cut=10000)
-        for first in range(start + 10000, len(ARCHIVE), 20):
-            if self.server.closing.wait(0.01):
+        for first in range(start + 10000, len(ARCHIVE), 200):
+            if self.server.closing.wait(0.1):
                 break
-            self.wfile.write(ARCHIVE[first:first + 20])
+            self.wfile.write(ARCHIVE[first:first + 200])
 
     def _long_header(self):
-        """Sends one byte of a header every 10 ms for at least a minute."""
+        """Sends one byte of a header every 0.1 seconds for a minute."""
         self.wfile.write(b'HTTP/1.1 200 OK\r\nServer: ')
-        for _ in range(6000):
-            if self.server.closing.wait(0.01):
+        for _ in range(600):
+            if self.server.closing.wait(0.1):
                 break
             self.wfile.write(b'x')
 
