@@ -59,7 +59,7 @@ STATEMENTS = [
           ('height', 'decode_records'), ('width', 'decode_records'), ('depth', 'decode_records'),
           ('label', 'decode_records'), ('uint8image', 'decode_records'), ('key', 'read_cifar10')]),
     ('for N-way parallel reading, call it N times', 'cifar10_input.py', 'read_cifar10',
-     r'N-way parallel reading, call it N times'),
+     r'several calls read in parallel'),
     ('images are cropped to 24 x 24 pixels', 'cifar10_input.py', None, r'^IMAGE_SIZE = 24$'),
     ('at random for training', 'cifar10_input.py', 'distort_images',
      r' random_crop\(\w+, IMAGE_SIZE\)'),
