@@ -242,6 +242,23 @@ def test_sets_smaller_and_larger_than_a_batch_or_a_read(tmp_path, count, batch_s
     assert len(found) > 2 * count and found.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize('make', [
+    lambda folder: cifar10_input.distorted_inputs(folder, 8),
+    lambda folder: cifar10_input.distorted_inputs(data_dir=folder, batch_size=8),
+    lambda folder: cifar10_input.inputs(True, folder, 8),
+    lambda folder: cifar10_input.inputs(eval_data=False, data_dir=folder, batch_size=8)])
+def test_calls_as_the_tutorial_makes_them(half_bright, make):
+    """Of class 0, the upper half is bright."""
+    images, labels = make(str(half_bright))
+    assert (images.dtype, images.shape.as_list()) == (tf.float32, [8, 24, 24, 3])
+    assert (labels.dtype, labels.shape.as_list()) == (tf.int32, [8])
+    with Running() as session:
+        found, classes = session.run([images, labels])
+    upper, lower = found[:, :12].mean((1, 2, 3)), found[:, 12:].mean((1, 2, 3))
+    assert (upper > lower).tolist() == (classes == 0).tolist()
+    np.testing.assert_allclose(found.std((1, 2, 3)), 1, atol=1e-3)
+
+
 def test_training_on_fewer_images_than_a_batch(tmp_path):
     write_small(tmp_path, a=1, b=2)
     images, labels = distorted_inputs(str(tmp_path), 8, SMALL)
