@@ -378,7 +378,9 @@ def train(total_loss, global_step, lr=None, opt=None, grads=None):
             opt = precision.scaled(tf.train.GradientDescentOptimizer(lr), compute_type())
         if grads is None:
             with tf.control_dependencies([loss_averages_op]):
-                grads = opt.compute_gradients(total_loss)
+                # Without gates, TensorFlow computes the gradients of filters and biases in one
+                # operation.
+                grads = opt.compute_gradients(total_loss, gate_gradients=opt.GATE_NONE)
 
         # Where the variables are: on the CPU, or on the first GPU with --variables=gpu.
         with tf.device(grads[0][1].device):

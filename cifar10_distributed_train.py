@@ -108,7 +108,7 @@ def train(source, recipe, start, me):
         with tf.name_scope(_tower(me)):
             logits = recipe.logits(images, source.num_classes, training=True)
             loss = recipe.loss(logits, labels)
-            grads = opt.compute_gradients(loss)
+            grads = opt.compute_gradients(loss, gate_gradients=opt.GATE_NONE)  # As in cifar10.py.
 
         # Here the workers wait for one another.
         loss = average_losses(loss, me)
