@@ -11,6 +11,7 @@ from cifar10_lib.program import quiet
 
 quiet.import_tensorflow()
 
+import dataclasses
 import itertools
 import os
 from datetime import datetime
@@ -20,9 +21,10 @@ from absl import app, flags
 
 import cifar10
 from cifar10_lib import settings
+from cifar10_lib.datasets import image_source
 from cifar10_lib.evaluation import accuracy, confusion, model, trained
 from cifar10_lib.program import command_line, console, devices, files, startup
-from cifar10_lib.runs import checkpoints, events, run_folder
+from cifar10_lib.runs import checkpoints, events, names, run_folder
 
 settings.define_checkpoint_flags()
 command_line.define_path('eval_dir', '/tmp/cifar10_eval', 'Folder for event files.')
@@ -40,21 +42,45 @@ flags.DEFINE_boolean('per_class', False, 'Also print recall and precision per cl
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 
-def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, source, num_examples):
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """What is evaluated.
+
+    Attributes:
+        source: the `Source` of the images.
+        count: number of images to count, from the first.
+        classes: names of the network's classes.
+        kind: what makes this another evaluation than that of all test images with averaged
+            weights, such as ['training images', 'raw weights'].
+    """
+
+    source: image_source.Source
+    count: int
+    classes: tuple
+    kind: list
+
+    def tag(self, name):
+        """The tag of a figure; each kind of evaluation has a curve of its own."""
+        if not self.kind:
+            return name
+        return f'{name} ({", ".join(self.kind)})'
+
+
+def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, evaluated):
     """Runs an evaluation once: each image counts once.
 
     Args:
         saver: a `tf.train.Saver` of the variables to restore.
         summary_writer: a `tf.summary.FileWriter`; None to write no summaries.
-        top_k_op: labels, int32 [batch], and the most probable classes, int32 [batch, k].
+        top_k_op: list of labels, int32 [batch], and the most probable classes, int32 [batch, k].
         summary_op: string [], the merged summaries.
         checkpoint: path of the checkpoint.
-        source: the `Source` of the images.
-        num_examples: number of images to count, from the first.
+        evaluated: the `Images`.
 
     Raises `checkpoints.Unreadable` if the trainer has just removed the checkpoint, and
     `errors.DataError` if a record file was replaced by a damaged or a shorter one.
     """
+    source = evaluated.source
     with tf.Session(config=devices.session_config()) as sess, source.damage_reported():
         try:
             saver.restore(sess, checkpoint)
@@ -66,10 +92,10 @@ def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, source, n
         coord = tf.train.Coordinator()
         threads = tf.train.start_queue_runners(sess=sess, coord=coord)
         try:
-            counts = accuracy.Counts(source.num_classes)
-            for labels, predictions in accuracy.each_image_once(sess, top_k_op, num_examples):
+            counts = accuracy.Counts(len(evaluated.classes))
+            for labels, predictions in accuracy.each_image_once(sess, top_k_op, evaluated.count):
                 counts.add(labels, predictions)
-            accuracy.check_size(source, num_examples)
+            accuracy.check_size(source, evaluated.count)
             precision = counts.correct / counts.total
 
             summary = tf.Summary()
@@ -78,59 +104,66 @@ def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, source, n
             coord.request_stop()
             coord.join(threads, stop_grace_period_secs=10)
 
-    report(checkpoint, global_step, source, counts, summary_writer is not None)
+    report(checkpoint, global_step, evaluated, summary_writer is not None)
     console.line('%s: precision @ 1 = %.3f' % (datetime.now(), precision))
-    summary.value.add(tag='Precision @ 1', simple_value=precision)
-    report_classes(counts, source.data_set.classes, summary)
+    summary.value.add(tag=evaluated.tag('Precision @ 1'), simple_value=precision)
+    report_classes(counts, evaluated, summary)
     if summary_writer is not None:
         with files.explain_full_disk(FLAGS.eval_dir):
             summary_writer.add_summary(summary, global_step)
             summary_writer.flush()
 
 
-def report(checkpoint, global_step, source, counts, is_of_own_images):
-    """Prints what was evaluated: the checkpoint, its weights, and the images."""
-    weights, other = 'raw', ''
-    if FLAGS.use_moving_averages:
-        weights = 'averaged'
+def report(checkpoint, global_step, evaluated, is_of_own_images):
+    """Prints what was evaluated: the checkpoint, its weights, and the images.
+
+    `is_of_own_images`: whether the images are of the data set that the network was trained on.
+    """
+    weights, other = 'averaged', ''
+    if _RAW in evaluated.kind:
+        weights = 'raw'
     if not is_of_own_images:
-        other = f" of {source.data_set.flag} (not the run's own data set: no curve)"
+        other = f" of {evaluated.source.data_set.flag} (not the run's own data set: no curve)"
     console.line(f'Evaluated {checkpoint}{run_folder.owner(os.path.dirname(checkpoint))} (step '
-                 f'{global_step}, {weights} weights) on {counts.total} images{other}.')
+                 f'{global_step}, {weights} weights) on {evaluated.count} images{other}.')
 
 
-def report_classes(counts, classes, summary):
+def report_classes(counts, evaluated, summary):
     """Prints precision @ 5 of many classes and, with --per_class, a table; adds both to a
     `tf.Summary`."""
     if counts.has_many_classes:
         console.line(f'precision @ {accuracy.TOP} = {counts.precision_of_top:.3f}')
-        summary.value.add(tag=f'Precision @ {accuracy.TOP}',
+        summary.value.add(tag=evaluated.tag(f'Precision @ {accuracy.TOP}'),
                           simple_value=counts.precision_of_top)
     if FLAGS.per_class:
-        for line in confusion.lines(counts.confusion, classes):
+        for line in confusion.lines(counts.confusion, evaluated.classes):
             console.line(line)
-        summary.MergeFrom(confusion.summary(counts.confusion, classes))
+        for value in confusion.summary(counts.confusion, evaluated.classes).value:
+            value.tag = evaluated.tag(value.tag)
+            summary.value.append(value)
 
 
-def evaluate(source, recipe, found):
+def evaluate(network, found):
     """Evaluates each checkpoint once.
 
     Args:
-        source: the `Source` of the images.
-        recipe: the `Recipe`: `cifar10.inference`, unless the run has another network.
+        network: the `trained.Trained` of the first checkpoint.
         found: iterator over checkpoints, as `found_checkpoints` yields them.
 
     Raises `app.UsageError` if a checkpoint does not fit the network, and `OSError` if --eval_dir
     cannot be written.
     """
+    source, recipe = network.source(FLAGS.eval_data), network.recipe
+    cifar10.maybe_download_and_extract(source)
     num_examples, size = accuracy.num_examples(source, FLAGS.num_examples)
     if num_examples < size:
         console.line(f'Evaluating the first {num_examples} of {size} images; see --num_examples.')
     with tf.Graph().as_default() as g:
         with tf.device('/cpu:0'):
             images, labels = cifar10.inputs(source.eval_data, source, recipe.prepare)
+            labels = tf.gather(network.class_numbers, labels)
 
-        logits = recipe.logits(images, source.num_classes)
+        logits = recipe.logits(images, len(network.classes))
 
         top_k_op = [labels, accuracy.predictions(logits)]
 
@@ -144,6 +177,8 @@ def evaluate(source, recipe, found):
 
         summary_op = tf.summary.merge_all()
 
+        evaluated = Images(source, num_examples, network.classes,
+                           kind_of_evaluation(variables_to_restore, num_examples < size))
         summary_writer, first, run = None, None, None
         for checkpoint, latest in found:
             first = first or latest
@@ -157,13 +192,34 @@ def evaluate(source, recipe, found):
             try:
                 checkpoints.values_for(checkpoint, variables_to_restore,
                                        model.advice(FLAGS.use_moving_averages))
-                eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, source,
-                          num_examples)
+                eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, evaluated)
             except checkpoints.Unreadable:
                 if evaluates_once():
                     raise
                 console.line(f'Skipped {checkpoint}: the trainer removed it to keep only the last '
                              'few.')
+
+
+_RAW = 'raw weights'
+
+
+def kind_of_evaluation(variables_to_restore, is_partial):
+    """The `kind` of the `Images`.
+
+    Args:
+        variables_to_restore: variables by their names in the checkpoint.
+        is_partial: whether only a part of the images is evaluated.
+    """
+    kind = []
+    if FLAGS.eval_data == 'train_eval':
+        kind.append('training images')
+    if FLAGS.eval_data == 'held_out':
+        kind.append('held-out images')
+    if not any(name.endswith(names.AVERAGE) for name in variables_to_restore):
+        kind.append(_RAW)
+    if is_partial:
+        kind.append(f'first {FLAGS.num_examples}')
+    return kind
 
 
 def evaluates_once():
@@ -199,9 +255,7 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
     if FLAGS.eval_data == 'held_out' and not network.held_out:
         raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without --validate_on=held_out, '
                              'on all training images: choose another --eval_data')
-    source = network.source(FLAGS.eval_data)
-    cifar10.maybe_download_and_extract(source)
-    evaluate(source, network.recipe, itertools.chain([first], found))
+    evaluate(network, itertools.chain([first], found))
 
 
 if __name__ == '__main__':

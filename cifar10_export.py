@@ -41,7 +41,7 @@ def export():
     given = settings.trained()
     checkpoint = trained.checkpoint(given)
     found = trained.read(checkpoint, reads_images=False)
-    classes = found.data_set.classes
+    classes = found.classes
     with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
         network = network_of_any_batch_size(found.recipe, len(classes))
         # The part of the graph that computes the outputs, with the variables as constants.

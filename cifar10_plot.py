@@ -39,15 +39,18 @@ from cifar10_lib.runs import checkpoints, events, metrics, names
 command_line.define_path(
     'output', None, 'PNG file to write; by default PICTURE.png in the current folder.')
 flags.DEFINE_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by commas; only '
-                  '--picture=curves and --picture=validation accept several.')
+                  '--picture=curves and --picture=validation accept several. For '
+                  '--picture=samples and --picture=distorted, a run whose images to draw, instead '
+                  'of those of --dataset.')
 
 FLAGS = tf.app.flags.FLAGS
 
 _COLUMNS, _DISTORTED_IMAGES, _PREDICTED_PER_CLASS = 10, 8, 3
 
 
-def samples(stream, source):
+def samples(stream, source, recipe):
     """Draws the first training images of each class."""
+    del recipe  # These are the original images.
     labels, images = _records(source)
     classes = source.data_set.classes
     title = f'{source.data_set.title} training images'
@@ -61,9 +64,8 @@ def samples(stream, source):
         pictures.grid(stream, _rows(cells), title)
 
 
-def distorted(stream, source):
+def distorted(stream, source, recipe):
     """Draws training images, and random distortions of them as in training."""
-    recipe = recipes.chosen()
     distort = recipe.distort or cifar10_input.distort_images
     labels, images = _records(source)
     images = images[:_DISTORTED_IMAGES]
@@ -100,8 +102,8 @@ def predictions(stream, run):
     """Draws the first test images, a column per class, with their predicted classes."""
     checkpoint = _latest(run)
     found = trained.read(checkpoint)
-    labels, images = _records(found.source())
-    classes = found.data_set.classes
+    labels, images = _labelled(found)
+    classes = found.classes
     per_class = 1
     if len(classes) <= _COLUMNS:
         per_class = _PREDICTED_PER_CLASS
@@ -124,12 +126,12 @@ def confused(stream, run):
     """Draws the confusion matrix of the test set."""
     checkpoint = _latest(run)
     found = trained.read(checkpoint)
-    labels, images = _records(found.source())
+    labels, images = _labelled(found)
     count, _ = accuracy.num_examples(found.source())
     predicted = _probabilities(checkpoint, found, images[:count]).argmax(axis=1)
-    counts = accuracy.Counts(len(found.data_set.classes))
+    counts = accuracy.Counts(len(found.classes))
     counts.add(labels[:count], predicted[:, np.newaxis])
-    confusion.picture(counts.confusion, found.data_set.classes).save(stream, 'PNG')
+    confusion.picture(counts.confusion, found.classes).save(stream, 'PNG')
 
 
 def sparsity(stream, run):
@@ -167,7 +169,7 @@ def _curves_of(run):
     """The curves of a folder: of losses, and of errors, lists of (name, colour, marker, points)."""
     rows = metrics.read(os.path.join(run, names.METRICS))
     if not rows:
-        return [], [('evaluation', 0, 's', _evaluations(run))]
+        return [], _evaluations(run)
     # Drop means over few steps, such as those just before or after a checkpoint.
     steps = np.diff([0] + [row['step'] for row in rows])
     means = [row for row, count in zip(rows, steps) if 2 * count >= np.median(steps)]
@@ -180,14 +182,19 @@ def _curves_of(run):
 
 
 def _evaluations(folder):
-    """The errors of the evaluations whose event files are in a folder, {step: error}."""
-    found = {}
+    """The errors of the evaluations whose event files are in a folder: as in `_curves_of`, a curve
+    for each kind, such as 'Precision @ 1 (raw weights)'."""
+    found = []
     if not os.path.exists(os.path.join(folder, names.RUN)):  # Trainers write this tag, too.
-        found = events.read_scalars(folder, 'Precision @ 1')
+        for tag, curve in events.read_curves(folder).items():
+            if tag.startswith('Precision @ 1'):
+                kind = tag.replace('Precision @ 1', 'evaluation')
+                errors = {step: 1 - precision for step, precision in curve.items()}
+                found.append((kind, len(found), 's', errors))
     if not found:
         raise app.UsageError(f'{folder} has no metrics.csv of a training run and no event file of '
                              'an evaluation: choose other folders with --runs')
-    return {step: 1 - precision for step, precision in found.items()}
+    return found
 
 
 def validation(stream, runs):
@@ -223,6 +230,13 @@ def _records(source):
     return records[:, data_set.label_index], depth_major.transpose([0, 2, 3, 1])
 
 
+def _labelled(found):
+    """Reads the test set of a `trained.Trained`: the network's numbers of the classes, int
+    [records], and images, uint8 [records, 32, 32, 3]."""
+    labels, images = _records(found.source())
+    return np.array(found.class_numbers)[labels], images
+
+
 def _rows(cells, columns=_COLUMNS):
     return [cells[i:i + columns] for i in range(0, len(cells), columns)]
 
@@ -249,9 +263,17 @@ def _probabilities(checkpoint, found, images):
     averaged = any(name.endswith(names.AVERAGE) for name in checkpoints.read(checkpoint))
     # An `inference` that fixes the batch size requires the one of training.
     network = model.Model(
-        found.recipe, len(found.data_set.classes), settings.batch_size(found.recipe))
+        found.recipe, len(found.classes), settings.batch_size(found.recipe))
     with network.session(checkpoint, averaged) as session:
         return network.probabilities(session, images)
+
+
+def _training(run):
+    """The `Source` of the training images, and the `Recipe`: of the run, if --runs is given."""
+    if settings.is_given('runs'):
+        found = trained.read(os.path.join(run, names.RUN))
+        return found.source('train_eval'), found.recipe
+    return cifar10.default_source(), recipes.chosen()
 
 
 _OF_IMAGES = {'samples': samples, 'distorted': distorted}
@@ -279,7 +301,7 @@ def plot():
         raise app.UsageError(f'--output is {path}; expected a name that ends with .png')
     with files.new_file(path) as stream:
         if picture in _OF_IMAGES:
-            _OF_IMAGES[picture](stream, cifar10.default_source())
+            _OF_IMAGES[picture](stream, *_training(runs[0]))
         elif picture in _OF_A_RUN:
             _OF_A_RUN[picture](stream, runs[0])
         else:

@@ -107,7 +107,7 @@ def _checkpoint():
     given = settings.trained()
     checkpoint = trained.checkpoint(given)
     found = trained.read(checkpoint, reads_images=False)
-    names = found.data_set.classes
+    names = found.classes
     # An `inference` that fixes the batch size requires the one of training.
     network = model.Model(found.recipe, len(names), settings.batch_size(found.recipe))
     with network.session(checkpoint, given.use_moving_averages) as session:

@@ -112,7 +112,8 @@ class Recipe:
 
 def _tutorial_inference(images, num_classes, training, dtype):
     del training, dtype  # `cifar10.inference` computes in the type of the flags.
-    if num_classes == cifar10.NUM_CLASSES:  # It may be a user's own, with the images alone.
+    # It may be a user's own, with the images alone.
+    if num_classes == cifar10.default_source().num_classes:
         return cifar10.inference(images)
     return cifar10.inference(images, num_classes)
 

@@ -121,6 +121,7 @@ class Run:
     log_frequency: int
     save_checkpoint_secs: int
     save_checkpoint_steps: int | None
+    keep_checkpoints: int
     validate_on: str
     validate_every: int
     stop_at: float | None
@@ -154,6 +155,8 @@ def define_training_flags(max_steps=100000):
     flags.DEFINE_integer('save_checkpoint_secs', 600, 'Seconds between checkpoints.', **count)
     flags.DEFINE_integer('save_checkpoint_steps', None,
                          'Steps between checkpoints, instead of --save_checkpoint_secs.', **count)
+    flags.DEFINE_integer('keep_checkpoints', 5, 'Number of checkpoints to keep: the last ones.',
+                         **count)
     flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the '
                          'images of --validate_on; 0 means never, the default except for resnet23 '
                          '(1).', lower_bound=0, upper_bound=10**9)

@@ -20,12 +20,23 @@ class Trained:
     Attributes:
         run: content of the run's `run.json`, {} if it is missing.
         recipe: the `Recipe`.
-        data_set: the `table.DataSet`, of --dataset or the run's own.
+        data_set: the `table.DataSet`, of --dataset or the run's own. It has all of the network's
+            classes or some of them, in any order.
     """
 
     run: dict
     recipe: recipes.Recipe
     data_set: table.DataSet
+
+    @property
+    def classes(self):
+        """Names of the network's classes, a tuple."""
+        return tuple(self.run.get('classes', self.data_set.classes))
+
+    @property
+    def class_numbers(self):
+        """The network's number of each class of the data set, a list of ints."""
+        return [self.classes.index(name) for name in self.data_set.classes]
 
     def source(self, eval_data='test'):
         """The `Source` of images to evaluate: 'test'; or undistorted training images: 'train_eval'
@@ -46,8 +57,7 @@ class Trained:
 
         That is, if another run has begun in the folder. `path` is that of the checkpoint.
         """
-        if (self.recipe.name, self.data_set.classes) != (
-                earlier.recipe.name, earlier.data_set.classes):
+        if (self.recipe.name, self.classes) != (earlier.recipe.name, earlier.classes):
             raise app.UsageError(f'{path} is of another run, with --net={self.recipe.name} '
                                  f'--dataset={self.data_set.flag}: start the evaluation again')
 
@@ -101,7 +111,12 @@ def read(path, reads_images=True):
         raise app.UsageError(f'{place} was trained with --net={net}; expected one of '
                              f'{", ".join(recipes.TABLE)}: pass --net')
     data_set = _data_set(place, run, reads_images)
-    run_folder.check_run(place, run, net, data_set, _ADVICE)
+    run_folder.check_net(place, run, net, _ADVICE)
+    for name in data_set.classes:
+        if name not in run['classes']:
+            raise app.UsageError(
+                f'{place} holds a run of --dataset={run["dataset"]}, which has no class {name}, as '
+                f'--dataset={data_set.flag} has: {_ADVICE}')
     return Trained(run, recipes.chosen(net), data_set)
 
 

@@ -1,4 +1,5 @@
 """Event files: writes them for an evaluation, and reads curves from them."""
+import collections
 import glob
 import os
 import tempfile
@@ -37,24 +38,34 @@ def writer(folder, graph, run, is_first):
 
 
 def read_scalars(folder, *tags):
-    """A curve from the event files in a folder, {step: float}, sorted by step.
+    """One of the curves of `read_curves`, {step: float}, sorted by step; may be empty.
 
     Several tags are names of the same curve, by different versions of a program.
+    """
+    curves, merged = read_curves(folder), {}
+    for tag in tags:
+        merged.update(curves.get(tag, {}))
+    return dict(sorted(merged.items()))
+
+
+def read_curves(folder):
+    """All curves in the event files of a folder, {tag: {step: float}}, sorted by step.
 
     Later files replace values of earlier ones; `SessionLog.START` removes them from its step on, as
     in TensorBoard. A damaged file counts up to the damage, which a line reports. The last event may
     be incomplete, while a process writes the file.
     """
-    found = {}
+    curves = collections.defaultdict(dict)
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), 'events.out.tfevents.*'))):
         try:
             for event in tf.train.summary_iterator(path):
                 if event.session_log.status == tf.SessionLog.START:
-                    found = {step: value for step, value in found.items() if step < event.step}
+                    for tag, curve in curves.items():
+                        curves[tag] = {step: curve[step] for step in curve if step < event.step}
                 for value in event.summary.value:
-                    if value.tag in tags:
-                        found[event.step] = value.simple_value
+                    if value.HasField('simple_value'):
+                        curves[value.tag][event.step] = value.simple_value
         except (tf.errors.OpError, message.DecodeError) as error:
             if 'truncated record' not in str(error):
                 console.line(f'{path} is damaged; using the part before the damage.')
-    return dict(sorted(found.items()))
+    return {tag: dict(sorted(curve.items())) for tag, curve in curves.items() if curve}

@@ -1,5 +1,6 @@
 """The folder of a training run: which run it holds, and one trainer at a time."""
 import contextlib
+import itertools
 import os
 import pathlib
 
@@ -89,22 +90,29 @@ def owner(folder):
     return '' if uid == os.geteuid() else f' (of user {uid})'
 
 
-def check_run(folder, run, net, data_set, advice, images=None):
+def check_net(folder, run, net, advice):
+    """Raises `app.UsageError`, which ends with `advice`, if a run, from `read_run`, has another
+    network, by name."""
+    if run['net'] != net:
+        raise app.UsageError(
+            f'{folder} holds a run with --net={run["net"]}, not with --net={net}: {advice}')
+
+
+def check_run(folder, run, net, data_set, images, advice):
     """Checks that a run, from `read_run`, has a network, by name, and a `table.DataSet`'s classes,
-    and is validated on `images`, 'test' or 'held_out', if given.
+    and is validated on `images`, 'test' or 'held_out'.
 
     A data set is known by the names of its classes in order: its folder may have moved. Raises
     `app.UsageError`, which ends with `advice`.
     """
-    if run['net'] != net:
-        raise app.UsageError(
-            f'{folder} holds a run with --net={run["net"]}, not with --net={net}: {advice}')
-    if run['classes'] != list(data_set.classes):
-        raise app.UsageError(
-            f'{folder} holds a run of --dataset={run["dataset"]} with other classes '
-            f'({", ".join(run["classes"]):.60}) than those of --dataset={data_set.name} '
-            f'({", ".join(data_set.classes):.60}): {advice}')
+    check_net(folder, run, net, advice)
+    pairs = itertools.zip_longest(run['classes'], data_set.classes, fillvalue='missing')
+    for number, (earlier, now) in enumerate(pairs):
+        if earlier != now:
+            raise app.UsageError(
+                f'{folder} holds a run of --dataset={run["dataset"]} with other classes than those '
+                f'of --dataset={data_set.name} (class {number}: {earlier}, not {now}): {advice}')
     earlier = run['settings'].get('validate_on', 'test')
-    if images not in (None, earlier):
+    if images != earlier:
         raise app.UsageError(f'{folder} holds a run with --validate_on={earlier}, which trains on '
                              f'other images than --validate_on={images}: {advice}')

@@ -237,8 +237,8 @@ def _earlier_settings(run, source, recipe):
     found = run_folder.read_run(run.train_dir, _ADVICE)
     if not found:
         return {}
-    run_folder.check_run(run.train_dir, found, recipe.name, source.data_set, _ADVICE,
-                         run.validate_on)
+    run_folder.check_run(
+        run.train_dir, found, recipe.name, source.data_set, run.validate_on, _ADVICE)
     return found['settings']
 
 

@@ -255,8 +255,8 @@ class SaverHook(tf.train.CheckpointSaverHook):
         run, self._folder, self._resumes = start.run, start.run.train_dir, start.resumes
         self._variables = {variable.op.name: variable for variable in variables}
         self._metrics, self._statistics, self._found = metrics_hook, statistics, start.found
-        saver = tf.train.Saver(variables, max_to_keep=5, save_relative_paths=True,
-                               keep_checkpoint_every_n_hours=1e9)
+        saver = tf.train.Saver(variables, max_to_keep=run.keep_checkpoints,
+                               save_relative_paths=True, keep_checkpoint_every_n_hours=1e9)
         tf.add_to_collection(tf.GraphKeys.SAVERS, saver)  # Where the scaffold looks for it.
         seconds = None
         if run.save_checkpoint_steps is None:

@@ -333,6 +333,39 @@ for loaded in (True, False):
     assert abs(np.subtract(afresh, expected)).max() > 5e-4
 
 
+def test_tf_layers_is_gone():
+    for name in ('dense', 'conv2d', 'batch_normalization', 'flatten', 'max_pooling2d', 'Dense'):
+        with pytest.raises(AttributeError, match='not available with Keras 3'):
+            getattr(tf.layers, name)
+
+
+def test_the_replacement_of_contrib_image_moves_an_image():
+    """One to the right and two down."""
+    moved = tf.raw_ops.ImageProjectiveTransformV3(
+        images=np.arange(12, dtype=np.float32).reshape(1, 4, 3, 1),
+        transforms=[[1.0, 0, -1, 0, 1, -2, 0, 0]], output_shape=[4, 3], interpolation='NEAREST',
+        fill_mode='CONSTANT', fill_value=0.0)
+    with tf.Session() as session:
+        assert session.run(moved)[0, :, :, 0].tolist() == [
+            [0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 3, 4]]
+
+
+def test_a_keras_layer_needs_a_name_to_be_found_in_a_second_graph(tmp_path):
+    program = """
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+import keras
+for _ in range(2):
+    with tf.Graph().as_default():
+        images = tf.zeros([1, 3])
+        keras.layers.Dense(2)(images), keras.layers.Dense(2, name='head')(images)
+        print([each.op.name for each in tf.global_variables()])
+"""
+    assert run(program, tmp_path).splitlines()[-2:] == [
+        "['dense/kernel', 'dense/bias', 'head/kernel', 'head/bias']",
+        "['dense_1/kernel', 'dense_1/bias', 'head/kernel', 'head/bias']"]
+
+
 @pytest.mark.parametrize('number', [1, 2])
 def test_the_step_of_stages_1_and_2_is_that_after_the_update(tmp_path, number):
     path, = FOLDER.glob(f'stage_{number}_*.py')

@@ -69,7 +69,7 @@ def test_the_data_set_trains_evaluates_and_predicts(folder, tmp_path, capsys, mo
             assert [line['predictions'][0]['class'] for line in lines] == 42 * [name]
             assert len(lines[0]['predictions']) == 2
     with flagsaver.flagsaver(dataset='synthetic', checkpoint_dir=str(tmp_path / 'train')):
-        with pytest.raises(app.UsageError, match='--dataset=halves with other classes'):
+        with pytest.raises(app.UsageError, match='--dataset=halves, which has no class disc, as '):
             cifar10_predict.predict([str(folder / NAMES[0])])
 
 

@@ -131,7 +131,8 @@ def test_a_checkpoint_that_is_removed_before_it_is_read(trained, capsys, monkeyp
     with model.Model(recipe, 10).graph.as_default():
         saver = tf.train.Saver(model.variables_to_restore(True))
         with pytest.raises(errors.DataError, match=f'{latest} cannot be read'):
-            cifar10_eval.eval_once(saver, None, None, None, latest, source, 130)
+            cifar10_eval.eval_once(saver, None, None, None, latest, cifar10_eval.Images(
+                source, 130, source.data_set.classes, []))
     network = model.Model(recipe, 10)
     with pytest.raises(
             errors.DataError, match=f'{latest} cannot be read .*: .* run the same command'):
@@ -176,6 +177,48 @@ def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
     assert [step for step in steps if step != '0'] == ['10', '12', '11']
     assert process.returncode == 130
     assert error == 'cifar10_eval.py: interrupted\n'
+
+
+def test_each_kind_of_evaluation_has_a_curve_of_its_own(half_bright):
+    with flagsaver.flagsaver(validate_on='held_out'):
+        cifar10_train.main()
+    tests = {'': {},
+             ' (training images)': {'eval_data': 'train_eval'},
+             ' (held-out images)': {'eval_data': 'held_out'},
+             ' (raw weights)': {'use_moving_averages': False},
+             ' (first 7)': {'num_examples': 7},
+             ' (training images, raw weights, first 3)': {
+                 'eval_data': 'train_eval', 'use_moving_averages': False, 'num_examples': 3}}
+    for number, given in enumerate(tests.values()):
+        with flagsaver.flagsaver(run_once=True, per_class=number == 3, **given):
+            cifar10_eval.main()
+    for kind in tests:
+        assert list(values('Precision @ 1' + kind)) == [10]
+    assert list(values('classes/airplane/recall (raw weights)')) == [10]
+    assert not values('classes/airplane/recall')
+
+
+def test_a_data_set_with_some_of_the_classes_in_another_order(half_bright, tmp_path, capsys):
+    """The labels 0 and 1 of the run are airplane and automobile."""
+    with flagsaver.flagsaver(max_steps=30, batch_size=16):
+        cifar10_train.main()
+    test = np.fromfile(half_bright / 'test_batch.bin', np.uint8).reshape(-1, 3073)
+    images, labels = record_files.unpacked(test)
+    for name, classes in (('some', ['truck', 'automobile', 'airplane']),
+                          ('others', ['automobile', 'zebra', 'airplane'])):
+        np.savez(tmp_path / f'{name}.npz', x_test=images[:50], y_test=2 - labels[:50],
+                 classes=classes)
+        cifar10_convert.convert(f'{tmp_path}/{name}.npz', str(tmp_path / name))
+    capsys.readouterr()
+    with flagsaver.flagsaver(run_once=True, dataset=str(tmp_path / 'some'), per_class=True):
+        cifar10_eval.main()
+    out = capsys.readouterr().out
+    right = (labels[:50] == 1).sum()
+    assert 'precision @ 1 = 1.000' in out
+    assert f'1 automobile    0   {right}    0    0    0    0    0    0    0    0\n' in out
+    with flagsaver.flagsaver(run_once=True, dataset=str(tmp_path / 'others')), pytest.raises(
+            app.UsageError, match='--dataset=cifar10, which has no class zebra, as --dataset='):
+        cifar10_eval.main()
 
 
 def test_evaluating_leaves_earlier_event_files(trained):

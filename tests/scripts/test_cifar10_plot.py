@@ -10,8 +10,10 @@ from absl.testing import flagsaver
 from PIL import Image
 
 import cifar10
+import cifar10_convert
 import cifar10_eval
 import cifar10_plot
+import cifar10_train
 from cifar10_lib.runs import metrics
 
 FLAGS = flags.FLAGS
@@ -41,11 +43,30 @@ def test_samples_and_distorted_show_the_images(half_bright, tmp_path):
 
 
 @pytest.mark.slow
+def test_samples_and_distorted_images_of_a_run(half_bright, tmp_path):
+    """The run's images are all red."""
+    red = np.full([10, 32, 32, 3], [209, 0, 0], np.uint8)
+    np.savez(tmp_path / 'red.npz', x_train=red, y_train=np.zeros(10, int), x_test=red[:1],
+             y_test=[0], classes=['red'])
+    cifar10_convert.convert(f'{tmp_path}/red.npz', str(tmp_path / 'red'))
+    run = tmp_path / 'run'
+    with flagsaver.flagsaver(dataset=str(tmp_path / 'red'), net='resnet23', train_dir=str(run),
+                             max_steps=1, validate_every=0, batch_size=2):
+        cifar10_train.main()
+    assert not has(plot(tmp_path / 'a.png', 'samples'), [209, 0, 0])
+    assert has(plot(tmp_path / 'b.png', 'samples', runs=[str(run)]), [209, 0, 0])
+
+
+@pytest.mark.slow
 def test_a_trained_run(trained, tmp_path, capsys):
     """All pictures of a run that learned to distinguish its two classes."""
+    run, evaluated = FLAGS.train_dir, FLAGS.eval_dir
     with flagsaver.flagsaver(run_once=True):
         cifar10_eval.main()
-    run, evaluated = FLAGS.train_dir, FLAGS.eval_dir
+        with flagsaver.flagsaver(use_moving_averages=False, eval_dir=f'{evaluated}/raw'):
+            cifar10_eval.main()
+    raw = plot(tmp_path / 'curves.png', 'curves', runs=[run, f'{evaluated}/raw'])
+    assert has(raw, VERMILION)
     capsys.readouterr()
     assert plot(tmp_path / 'filters.png', 'filters', runs=[run]).shape[1] == 640
     assert plot(tmp_path / 'confusion.png', 'confusion', runs=[run]).std() > 20

@@ -100,15 +100,19 @@ def test_a_run_of_another_network_or_of_other_classes(tmp_path):
     assert run_folder.read_run(tmp_path, '') == run
 
     def check(net='tutorial', **changes):
-        run_folder.check_run(tmp_path, {**run, **changes}, net, table.CIFAR10, 'go away')
+        run_folder.check_run(tmp_path, {**run, **changes}, net, table.CIFAR10, 'test', 'go away')
 
     check()
     with pytest.raises(app.UsageError, match='--net=tutorial, not with --net=resnet23: go away'):
         check('resnet23')
     check(dataset='another')
-    for others in (['rose', 'tulip'], [classes[1], classes[0], *classes[2:]]):
-        with pytest.raises(app.UsageError, match=rf'with other classes \({others[0]}, .* than '
-                           r'those of --dataset=cifar10 \(airplane, .*: go away'):
+    for others, named in ((['rose', 'tulip'], 'class 0: rose, not airplane'),
+                          ([classes[0], *classes[2:4], classes[1], *classes[4:]],
+                           'class 1: bird, not automobile'),
+                          (classes[:9], 'class 9: missing, not truck'),
+                          ([*classes, 'ufo'], 'class 10: ufo, not missing')):
+        with pytest.raises(app.UsageError, match='with other classes than those of '
+                           rf'--dataset=cifar10 \({named}\): go away'):
             check(classes=others)
 
 

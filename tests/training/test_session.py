@@ -187,6 +187,19 @@ def test_profile_traces_steps_and_restart_removes_the_traces(half_bright):
     assert not [name for name in os.listdir(FLAGS.train_dir) if 'timeline' in name]
 
 
+def test_the_number_of_checkpoints_to_keep(half_bright):
+    """A resumed run counts those of before. It does not remove them all if the number is lower."""
+    def kept(max_steps, count):
+        with flagsaver.flagsaver(save_checkpoint_steps=1, max_steps=max_steps,
+                                 keep_checkpoints=count):
+            sessions.train()
+        return [checkpoints.step(path) for path in checkpoints.candidates(FLAGS.train_dir)]
+
+    assert kept(3, 2) == [3, 2]
+    assert kept(5, 4) == [5, 4, 3, 2]
+    assert kept(6, 1) == [6, 5, 4]
+
+
 @pytest.mark.parametrize('summary_steps', [1, 100])
 def test_nan_stops_and_the_last_good_checkpoint_stays(trained, monkeypatch, summary_steps):
     """Also with summaries at each step: TensorFlow refuses to make a histogram of NaN."""
