@@ -87,9 +87,9 @@ def train(source, recipe, start, me):
     """Trains for a number of steps, together with the other workers.
 
     Args:
-        source: the `Source` of the training images; this worker reads its shard of them.
-        recipe: the `Recipe`: `cifar10.inference`, unless --net names another network.
-        start: the `Start` of the run, which says where to begin and when to stop.
+        source: the `image_source.Source` of the training images; this worker reads its shard.
+        recipe: the `recipes.Recipe`: `cifar10.inference`, unless --net names another network.
+        start: the `starting.Start` of the run, which says where to begin and when to stop.
         me: this `worker.Worker`.
     """
     with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)):

@@ -47,7 +47,7 @@ class Images:
     """What is evaluated.
 
     Attributes:
-        source: the `Source` of the images.
+        source: the `image_source.Source` of the images.
         count: number of images to count, from the first.
         classes: names of the network's classes.
         kind: what makes this another evaluation than that of all test images with averaged

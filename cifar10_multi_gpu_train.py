@@ -38,7 +38,7 @@ def tower_loss(scope, images, labels, recipe=None, num_classes=None):
         scope: name scope of the tower, such as 'tower_0/'.
         images: float32 [batch, height, width, 3].
         labels: int32 [batch].
-        recipe: a `Recipe`; by default that of --net.
+        recipe: a `recipes.Recipe`; by default that of --net.
         num_classes: number of classes; by default that of --dataset.
 
     Returns:
@@ -106,9 +106,9 @@ def train(source, recipe, start):
     """Builds the towers, and runs training until `start.max_steps`.
 
     Args:
-        source: the `Source` of the training images.
-        recipe: the `Recipe`: `cifar10.inference`, unless --net names another network.
-        start: the `Start` of the run, which says where to begin and when to stop.
+        source: the `image_source.Source` of the training images.
+        recipe: the `recipes.Recipe`: `cifar10.inference`, unless --net names another network.
+        start: the `starting.Start` of the run, which says where to begin and when to stop.
     """
     num_gpus = FLAGS.num_gpus
     with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)), \

@@ -24,6 +24,8 @@ from cifar10_lib.workers import cluster
 
 settings.define_training_flags()
 
+FLAGS = tf.app.flags.FLAGS  # For programs that read `cifar10_train.FLAGS`.
+
 
 class _LoggerHook(tf.train.SessionRunHook):
     """Prints the loss and the speed.
@@ -33,7 +35,7 @@ class _LoggerHook(tf.train.SessionRunHook):
     """
 
     def __init__(self, loss, start):
-        """`loss` is the total loss, float32 []; `start` the `Start` of the run."""
+        """`loss` is the total loss, float32 []; `start` the `starting.Start`."""
         self._loss = loss
         self._log_frequency = start.run.log_frequency
         self._images_per_step = start.epochs.images_per_step
@@ -62,9 +64,9 @@ def train(source, recipe, start):
     """Builds the graph, and runs training until `start.max_steps`.
 
     Args:
-        source: the `Source` of the training images.
-        recipe: the `Recipe`: `cifar10.inference` and `cifar10.loss`, unless --net names others.
-        start: the `Start` of the run, which says where to begin and when to stop.
+        source: the `image_source.Source` of the training images.
+        recipe: the `recipes.Recipe`: `cifar10.inference`, unless --net names another network.
+        start: the `starting.Start` of the run, which says where to begin and when to stop.
     """
     with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)):
         monitored.use_seed(start)

@@ -106,7 +106,7 @@ STATEMENTS = [
      r'return tf\.train\.exponential_decay\('),
     ('standard gradient descent', 'cifar10.py', 'train', r'tf\.train\.GradientDescentOptimizer\('),
     ('train() calculates the gradient', 'cifar10.py', 'train',
-     r'opt\.compute_gradients\(total_loss\)'),
+     r'opt\.compute_gradients\(total_loss'),
     ('and updates the variables', 'cifar10.py', 'train', r'opt\.apply_gradients\(grads, '),
     ('then their moving averages', 'cifar10.py', 'train',
      r'tf\.control_dependencies\(\[apply_gradient_op, .*tf\.train\.ExponentialMovingAverage\(\s*'
