@@ -26,13 +26,13 @@ class Reference:
         net = (images - MEAN) / DEVIATION
         weights = self.values['whitening/weights']
         net = sum(net[:, i:i + 31, j:j + 31] @ weights[i, j] for i in (0, 1) for j in (0, 1))
-        net = gelu(net + self.values['whitening/biases'])
+        net = twice_gelu(net + self.values['whitening/biases'])
         for group, size in (('group1', 15), ('group2', 7), ('group3', 3)):
             net = pool(self.conv(net, group + '/conv1/weights'), size)
-            net = gelu(self.batch_norm(net, group + '/conv1/bn/'))
+            net = twice_gelu(self.batch_norm(net, group + '/conv1/bn/'))
             net = self.conv(net, group + '/conv2/weights')
-            net = gelu(self.batch_norm(net, group + '/conv2/bn/'))
-        return net.max(axis=(1, 2)) @ self.values['linear/weights'] / 9
+            net = twice_gelu(self.batch_norm(net, group + '/conv2/bn/'))
+        return net.max(axis=(1, 2)) @ self.values['linear/weights'] / 18
 
     def conv(self, net, name):
         weights = self.values[name]
@@ -50,8 +50,8 @@ class Reference:
         return (net - mean) / np.sqrt(variance + 1e-5) + self.values[scope + 'beta']
 
 
-def gelu(x):
-    return x * 0.5 * (1 + np.vectorize(math.erf)(x / 2 ** 0.5))
+def twice_gelu(x):
+    return x * (1 + np.vectorize(math.erf)(x / 2 ** 0.5))
 
 
 def pool(net, size):
