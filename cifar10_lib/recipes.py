@@ -193,7 +193,7 @@ TABLE = {row.name: row for row in (
         schedule=_airbench94_schedule,
         optimizer=airbench94.Optimizer,
         batch_size=1024,
-        epochs=10,
+        epochs=11,
         ends_with_run=True,
         loss=lambda logits, labels: losses.smoothed(logits, labels, label_smoothing=0.2),
         initial_values=lambda source: airbench94.initial_values(
