@@ -12,12 +12,14 @@ code is then 1.
 
 The network is the latest checkpoint in --checkpoint_dir with its moving averages, the best one with
 --best, or a SavedModel from cifar10_export.py. A SavedModel is a program: load only trusted ones.
+Without any of them, and without a run in /tmp/cifar10_train, it is that of models/airbench94.
 """
 from cifar10_lib.program import quiet
 
 quiet.import_tensorflow()
 
 import contextlib
+import dataclasses
 import glob
 import json
 import os
@@ -30,6 +32,7 @@ from cifar10_lib import settings
 from cifar10_lib.datasets import images, table
 from cifar10_lib.evaluation import model, trained
 from cifar10_lib.program import command_line, console, devices, errors, startup
+from cifar10_lib.runs import checkpoints
 
 settings.define_checkpoint_flags()
 command_line.define_path(
@@ -40,6 +43,8 @@ flags.DEFINE_integer('top_k', 3, 'Maximum number of classes to print per image, 
 flags.DEFINE_boolean('json', False, 'Print one JSON object per line and image instead of a table.')
 
 FLAGS = tf.app.flags.FLAGS
+
+_WEIGHTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'models', 'airbench94')
 
 
 def predict(words):
@@ -104,7 +109,7 @@ def _paths(word):
 def _checkpoint():
     """Yields a function from images to probabilities, uint8 [count, height, width, 3] -> float32
     [count, classes], the names of the classes, and (width, height)."""
-    given = settings.trained()
+    given = _trained()
     checkpoint = trained.checkpoint(given)
     found = trained.read(checkpoint, reads_images=False)
     names = found.classes
@@ -113,6 +118,16 @@ def _checkpoint():
     with network.session(checkpoint, given.use_moving_averages) as session:
         yield (lambda pixels: network.probabilities(session, pixels), names,
                (table.WIDTH, table.HEIGHT))
+
+
+def _trained():
+    """The `settings.Trained` of the flags; without a run, that of the weights in `models`."""
+    given = settings.trained()
+    names_a_model = settings.is_given('checkpoint_dir') or given.best
+    if names_a_model or checkpoints.latest(given.checkpoint_dir) or not os.path.isdir(_WEIGHTS):
+        return given
+    errors.say(f'no run in {given.checkpoint_dir}: using the weights in {_WEIGHTS}')
+    return dataclasses.replace(given, checkpoint_dir=_WEIGHTS)
 
 
 @contextlib.contextmanager
