@@ -1,15 +1,17 @@
-# The commands that README names.
-#
-#   make demo     trains 300 steps on generated images and evaluates them; downloads no images
-#   make test     runs the linter and the quick tests
-#   make check    runs the linter and all tests
+# make demo      trains 300 steps on generated images and evaluates them; downloads no images
+# make test      runs the linter and the quick tests
+# make check     runs the linter and all tests
+# make coverage  runs the quick tests and prints how much of each file they execute
+# make format    sorts imports and repairs what the linter can repair
+# make docs      builds the site into _site/
+# make notebook  runs docs/tutorial.ipynb anew, from docs/tutorial.md
 #
 # Variables: PYTHON=python3.12, REQUIREMENTS=requirements-gpu.txt.
 PYTHON = python3
 REQUIREMENTS = requirements.txt
 
 .NOTPARALLEL:  # Targets share .venv.
-.PHONY: demo test check tools
+.PHONY: demo test check coverage format docs notebook help tools
 demo: .venv/$(REQUIREMENTS)
 	.venv/bin/python cifar10_train.py --dataset=synthetic --data_dir=.demo --train_dir=.demo/run \
 	    --max_steps=300 --restart
@@ -20,9 +22,24 @@ test: .venv/requirements-dev.txt
 	.venv/bin/ruff check .
 	.venv/bin/python -m pytest -m "not slow"
 
+help:
+	@sed -n '/^# make/s/^# //p' Makefile
+
 check: .venv/requirements-dev.txt tools
 	.venv/bin/ruff check .
 	.venv/bin/python -m pytest --durations=10 -rs
+
+coverage: .venv/requirements-dev.txt
+	.venv/bin/python -m pytest -m "not slow" -q --cov
+
+format: .venv/requirements-dev.txt
+	.venv/bin/ruff check --fix .
+
+docs: .venv/requirements-docs.txt
+	.venv/bin/sphinx-build -q -W -c docs/site . _site
+
+notebook: .venv/requirements-dev.txt
+	.venv/bin/python docs/notebook.py
 
 # A copy of the requirements shows what is installed; it is older than changed requirements.
 .venv/%: % requirements.txt

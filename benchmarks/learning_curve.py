@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from benchmarks import tutorial
 import cifar10
+from benchmarks import tutorial
 from cifar10_lib import recipes, settings
 from cifar10_lib.evaluation import model
 from cifar10_lib.program import devices, startup

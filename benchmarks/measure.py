@@ -17,8 +17,8 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
-from benchmarks import floor, tutorial
 import cifar10
+from benchmarks import floor, tutorial
 from cifar10_lib import recipes, settings
 from cifar10_lib.program import devices, startup
 from cifar10_lib.runs import starting

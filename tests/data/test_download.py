@@ -14,7 +14,7 @@ import time
 import downloads
 import pytest
 import spawn
-from downloads import ARCHIVE, CONTENTS, GOOD, member, row, Server, tar
+from downloads import ARCHIVE, CONTENTS, GOOD, Server, member, row, tar
 
 from cifar10_lib.datasets import download
 from cifar10_lib.program import errors

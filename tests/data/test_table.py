@@ -1,10 +1,10 @@
 import re
 
-import cifar10
 import numpy as np
 import pytest
 import record_files
 
+import cifar10
 from cifar10_lib import settings
 from cifar10_lib.datasets import table
 from cifar10_lib.program import errors

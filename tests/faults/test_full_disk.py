@@ -14,10 +14,10 @@ import downloads
 import image_files
 import pytest
 import record_files
+import running
 import spawn
 
 from cifar10_lib.datasets import download
-import running
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
 

@@ -25,9 +25,9 @@ import time
 
 import pytest
 import record_files
+import running
 import spawn
 
-import running
 from cifar10_lib.runs import checkpoints, metrics
 
 _STEP = re.compile(r': step (\d+), loss')

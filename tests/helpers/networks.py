@@ -15,7 +15,6 @@ import sys
 import pytest
 import spawn
 
-
 # Ports that Linux does not assign by itself; each pytest process has 2,000 of its own.
 _PROCESS = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw'))
 _FIRST = 10000 + 2000 * (_PROCESS % 10)

@@ -10,9 +10,9 @@ import spawn
 import stand_in_gpu
 import tensorflow.compat.v1 as tf
 
+import cifar10
 from benchmarks import __main__ as benchmarks
 from benchmarks import measure, processes, tutorial
-import cifar10
 from cifar10_lib.program import devices
 
 
