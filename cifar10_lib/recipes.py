@@ -18,10 +18,9 @@ _BATCH_SIZE = 128  # The tutorial's; for the linear scaling rule.
 _WHITENING_IMAGES = 5000  # As in the paper of airbench94.
 
 # What a schedule depends on:
-#   initial: the rate of --learning_rate, or None
-#   data_set: the `table.DataSet` of the training images
+#   initial: the rate of --learning_rate, of the row, or of the data set; None for none of them
 #   epochs: the `EpochCounter` of the run
-Plan = collections.namedtuple('Plan', 'initial data_set epochs')
+Plan = collections.namedtuple('Plan', 'initial epochs')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +40,7 @@ class Recipe:
             None for the tutorial's.
         batch_size: default of `--batch_size`; None for that of cifar10.py.
         epochs: default of `--epochs`; if None, `--max_steps` applies.
+        initial_learning_rate: default of `--learning_rate`; None for that of the data set.
         validate_every, linear_scaling: defaults of these flags.
         ends_with_run: whether the schedule depends on the number of steps of the run.
         loss: function (logits, labels) -> total loss, float32 [].
@@ -61,6 +61,7 @@ class Recipe:
     distort: Callable | None = None
     batch_size: int | None = None
     epochs: float | None = None
+    initial_learning_rate: float | None = None
     validate_every: int = 0
     linear_scaling: bool = False
     ends_with_run: bool = False
@@ -82,8 +83,10 @@ class Recipe:
             source: the `Source` of the training images.
             epochs: the `EpochCounter` of the run.
         """
-        plan = Plan(self.given_learning_rate, source.data_set, epochs)
-        lr = self.schedule(global_step, plan)
+        rates = (self.given_learning_rate, self.initial_learning_rate,
+                 source.data_set.learning_rate)
+        initial = next((rate for rate in rates if rate is not None), None)
+        lr = self.schedule(global_step, Plan(initial, epochs))
         if self.linear_scaling:
             batches = schedules.usual_batches(
                 epochs.images_per_step, source.batch_size, self.batch_size or _BATCH_SIZE)
@@ -119,10 +122,7 @@ def _tutorial_inference(images, num_classes, training, dtype):
 
 
 def _tutorial_schedule(global_step, plan):
-    initial = plan.initial
-    if initial is None:
-        initial = plan.data_set.learning_rate
-    return cifar10.learning_rate(global_step, plan.epochs.steps_per_epoch, initial)
+    return cifar10.learning_rate(global_step, plan.epochs.steps_per_epoch, plan.initial)
 
 
 def _fast_inference(images, num_classes, training, dtype):
@@ -139,23 +139,16 @@ def _fast_distort(images):
 
 
 def _fast_schedule(global_step, plan):
-    peak = 0.06
-    if plan.initial is not None:
-        peak = plan.initial
-    return schedules.one_cycle(global_step, plan.epochs.max_steps, peak)
+    return schedules.one_cycle(global_step, plan.epochs.max_steps, plan.initial)
 
 
 def _resnet_schedule(global_step, plan):
     del global_step  # The example's rate, for Adam, is constant.
-    if plan.initial is not None:
-        return tf.constant(plan.initial)
-    return tf.constant(1e-3)
+    return tf.constant(plan.initial)
 
 
 def _airbench94_schedule(global_step, plan):
-    if plan.initial is not None:
-        return airbench94.learning_rate(global_step, plan.epochs.max_steps, plan.initial)
-    return airbench94.learning_rate(global_step, plan.epochs.max_steps)
+    return airbench94.learning_rate(global_step, plan.epochs.max_steps, plan.initial)
 
 
 TABLE = {row.name: row for row in (
@@ -172,6 +165,7 @@ TABLE = {row.name: row for row in (
         schedule=_fast_schedule,
         optimizer=lambda lr, max_steps: tf.train.MomentumOptimizer(lr, 0.9, use_nesterov=True),
         epochs=80,
+        initial_learning_rate=0.06,
         ends_with_run=True,
         loss=lambda logits, labels: losses.smoothed(logits, labels, label_smoothing=0.1)),
     Recipe(
@@ -183,6 +177,7 @@ TABLE = {row.name: row for row in (
         optimizer=lambda lr, max_steps: tf.train.AdamOptimizer(lr),
         batch_size=64,
         epochs=300,
+        initial_learning_rate=1e-3,
         validate_every=1,
         linear_scaling=True),
     Recipe(
@@ -194,6 +189,7 @@ TABLE = {row.name: row for row in (
         optimizer=airbench94.Optimizer,
         batch_size=1024,
         epochs=11,
+        initial_learning_rate=1.5,
         ends_with_run=True,
         loss=lambda logits, labels: losses.smoothed(logits, labels, label_smoothing=0.2),
         initial_values=lambda source: airbench94.initial_values(

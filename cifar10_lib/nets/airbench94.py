@@ -227,11 +227,11 @@ def _partly_identity(shape, dtype=tf.float32, partition_info=None):
     return tf.concat([identity, rest], axis=3)
 
 
-def learning_rate(global_step, max_steps, peak=1.5):
+def learning_rate(global_step, max_steps, peak):
     """The rate rises from 0.2 of its peak, and falls to 0.07 of it at `max_steps`: float32 [].
 
     Both are linear; the peak is after 23 % of the steps. `global_step`, int [], is the number of
-    earlier steps. The code's peak is 11.5, before it divides by 1 + 1 / (1 - momentum).
+    earlier steps. The code's peak is 11.5, before it divides by 1 + 1 / (1 - momentum): 1.5.
     """
     done = tf.cast(global_step, tf.float32) / max_steps
     rising = 0.2 + 0.8 * done / 0.23

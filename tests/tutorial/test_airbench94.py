@@ -293,7 +293,7 @@ def test_no_weight_decay_in_inference():
 def test_learning_rate():
     """23 % of 200 steps are 46; the rate is linear on both sides."""
     fed = tf.placeholder(tf.int64, [])
-    rates = [airbench94.learning_rate(fed, 200), airbench94.learning_rate(fed, 200, peak=1.0)]
+    rates = [airbench94.learning_rate(fed, 200, peak) for peak in (1.5, 1.0)]
     with tf.Session() as session:
         for step, expected in [(0, 0.2), (23, 0.6), (46, 1.0), (123, 0.535), (200, 0.07)]:
             got = session.run(rates, {fed: step})
