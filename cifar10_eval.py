@@ -50,13 +50,15 @@ class Images:
         source: the `image_source.Source` of the images.
         count: number of images to count, from the first.
         classes: names of the network's classes.
-        kind: what makes this another evaluation than that of all test images with averaged
-            weights, such as ['training images', 'raw weights'].
+        weights: 'averaged' or 'raw'.
+        kind: what makes this another evaluation than that of all test images with the weights that
+            the network uses by default, such as ['training images', 'raw weights'].
     """
 
     source: image_source.Source
     count: int
     classes: tuple
+    weights: str
     kind: list
 
     def tag(self, name):
@@ -119,13 +121,11 @@ def report(checkpoint, global_step, evaluated, is_of_own_images):
 
     `is_of_own_images`: whether the images are of the data set that the network was trained on.
     """
-    weights, other = 'averaged', ''
-    if _RAW in evaluated.kind:
-        weights = 'raw'
+    other = ''
     if not is_of_own_images:
         other = f" of {evaluated.source.data_set.flag} (not the run's own data set: no curve)"
     console.line(f'Evaluated {checkpoint}{run_folder.owner(os.path.dirname(checkpoint))} (step '
-                 f'{global_step}, {weights} weights) on {evaluated.count} images{other}.')
+                 f'{global_step}, {evaluated.weights} weights) on {evaluated.count} images{other}.')
 
 
 def report_classes(counts, evaluated, summary):
@@ -154,6 +154,7 @@ def evaluate(network, found):
     cannot be written.
     """
     source, recipe = network.source(FLAGS.eval_data), network.recipe
+    use_moving_averages = network.averaged(settings.trained())
     cifar10.maybe_download_and_extract(source)
     num_examples, size = accuracy.num_examples(source, FLAGS.num_examples)
     if num_examples < size:
@@ -171,14 +172,17 @@ def evaluate(network, found):
         # --use_moving_averages=false does, restore tf.global_variables() instead.
         variable_averages = tf.train.ExponentialMovingAverage(cifar10.MOVING_AVERAGE_DECAY)
         variables_to_restore = variable_averages.variables_to_restore()
-        if not FLAGS.use_moving_averages:
+        if not use_moving_averages:
             variables_to_restore = {var.op.name: var for var in tf.global_variables()}
         saver = tf.train.Saver(variables_to_restore)
 
         summary_op = tf.summary.merge_all()
 
-        evaluated = Images(source, num_examples, network.classes,
-                           kind_of_evaluation(variables_to_restore, num_examples < size))
+        weights = 'raw'
+        if any(name.endswith(names.AVERAGE) for name in variables_to_restore):
+            weights = 'averaged'
+        evaluated = Images(source, num_examples, network.classes, weights,
+                           kind_of_evaluation(weights, recipe, num_examples < size))
         summary_writer, first, run = None, None, None
         for checkpoint, latest in found:
             first = first or latest
@@ -191,7 +195,7 @@ def evaluate(network, found):
             console.progress(f'Evaluating {checkpoint}')
             try:
                 checkpoints.values_for(checkpoint, variables_to_restore,
-                                       model.advice(FLAGS.use_moving_averages))
+                                       model.advice(use_moving_averages))
                 eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, evaluated)
             except checkpoints.Unreadable:
                 if evaluates_once():
@@ -200,14 +204,12 @@ def evaluate(network, found):
                              'few.')
 
 
-_RAW = 'raw weights'
-
-
-def kind_of_evaluation(variables_to_restore, is_partial):
+def kind_of_evaluation(weights, recipe, is_partial):
     """The `kind` of the `Images`.
 
     Args:
-        variables_to_restore: variables by their names in the checkpoint.
+        weights: 'averaged' or 'raw'.
+        recipe: the `recipes.Recipe`.
         is_partial: whether only a part of the images is evaluated.
     """
     kind = []
@@ -215,8 +217,8 @@ def kind_of_evaluation(variables_to_restore, is_partial):
         kind.append('training images')
     if FLAGS.eval_data == 'held_out':
         kind.append('held-out images')
-    if not any(name.endswith(names.AVERAGE) for name in variables_to_restore):
-        kind.append(_RAW)
+    if (weights == 'averaged') != recipe.use_moving_averages:
+        kind.append(f'{weights} weights')
     if is_partial:
         kind.append(f'first {FLAGS.num_examples}')
     return kind

@@ -210,7 +210,7 @@ class Trained:
 
     checkpoint_dir: str
     best: bool
-    use_moving_averages: bool
+    use_moving_averages: bool | None
 
 
 def define_checkpoint_flags():
@@ -223,8 +223,8 @@ def define_checkpoint_flags():
         'checkpoint, such as FOLDER/model.ckpt-20.')
     flags.DEFINE_boolean('best', False, 'Use the best checkpoint of a validated run, in '
                          '--checkpoint_dir/best, instead of the latest.')
-    flags.DEFINE_boolean('use_moving_averages', True, 'Use the moving averages of the variables '
-                         'instead of the raw weights.')
+    flags.DEFINE_boolean('use_moving_averages', None, 'Use the moving averages of the variables '
+                         'instead of the raw weights. Default: true, except for airbench94.')
 
 
 def trained():

@@ -52,6 +52,12 @@ class Trained:
         """Whether the run excluded images from training, for its validation."""
         return self.run.get('settings', {}).get('validate_on') == 'held_out'
 
+    def averaged(self, flags_given):
+        """Whether a `settings.Trained` asks for the averages, or by default the `Recipe` does."""
+        if flags_given.use_moving_averages is None:
+            return self.recipe.use_moving_averages
+        return flags_given.use_moving_averages
+
     def check_same(self, earlier, path):
         """Raises `app.UsageError` if an `earlier` checkpoint of the folder had another network.
 

@@ -105,11 +105,15 @@ def inference(images, num_classes, training, dtype=tf.float32):
     if training:
         return _network(images, num_classes, training, dtype)
     padded = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], mode='REFLECT')
-    copies = tf.concat([images, padded[:, :_SIZE, :_SIZE], padded[:, 2:, 2:]], axis=0)
-    copies = tf.concat([copies, tf.reverse(copies, axis=[2])], axis=0)  # [6 * batch, 32, 32, 3]
-    logits = _network(copies, num_classes, training, dtype)  # [6 * batch, num_classes]
-    logits = tf.reduce_mean(tf.reshape(logits, [2, 3, -1, num_classes]), axis=0)
-    return 0.5 * logits[0] + 0.25 * (logits[1] + logits[2])  # [batch, num_classes]
+    logits = tf.zeros([])
+    for moved, share in ((images, 0.25), (padded[:, :_SIZE, :_SIZE], 0.125),
+                         (padded[:, 2:, 2:], 0.125)):
+        for copy in (moved, tf.reverse(moved, axis=[2])):
+            # One copy after another: all at once would take six times the memory.
+            with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE,
+                                   auxiliary_name_scope=False), tf.control_dependencies([logits]):
+                logits += share * _network(copy, num_classes, training, dtype)
+    return logits
 
 
 def _network(images, num_classes, training, dtype):

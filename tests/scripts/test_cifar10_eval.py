@@ -132,7 +132,7 @@ def test_a_checkpoint_that_is_removed_before_it_is_read(trained, capsys, monkeyp
         saver = tf.train.Saver(model.variables_to_restore(True))
         with pytest.raises(errors.DataError, match=f'{latest} cannot be read'):
             cifar10_eval.eval_once(saver, None, None, None, latest, cifar10_eval.Images(
-                source, 130, source.data_set.classes, []))
+                source, 130, source.data_set.classes, 'averaged', []))
     network = model.Model(recipe, 10)
     with pytest.raises(
             errors.DataError, match=f'{latest} cannot be read .*: .* run the same command'):
