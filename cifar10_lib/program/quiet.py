@@ -62,7 +62,7 @@ def _environment(quiet):
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # Level 2 would show a missing GPU.
     if platform.machine() == 'x86_64':
         # By default, TensorFlow uses oneDNN only on processors with instructions for neural
-        # networks. On those with AVX2 only, a step is 1.6 times as fast: docs/performance.md.
+        # networks. On those with AVX2 only, a step is 1.6 times as fast: docs/results.md.
         os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
     # TensorFlow imports absl's test library and, if installed, Matplotlib. They need a writable
     # folder, and we need neither of them.
