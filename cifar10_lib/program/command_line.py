@@ -24,7 +24,7 @@ def define_path(name, default, text):
     A leading `~` is expanded, since shells do not expand it in `--train_dir=~/run`. URLs are
     rejected. For a default below /tmp, see `default_folder`.
     """
-    if default:
+    if default and default.startswith('/tmp/'):
         default = default_folder(default)
     flags.DEFINE(_Path(), name, default, text, serializer=flags.ArgumentSerializer())
 
