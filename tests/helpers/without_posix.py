@@ -3,8 +3,10 @@
     python without_posix.py FILE SCRIPT ...
 
 Once TensorFlow is imported, what Windows lacks is removed, and the file operations that it refuses
-fail. When FILE exists, if it is not '', the process gets Ctrl-C. On Windows, nothing is left to be
-removed. As a pytest plugin (`-p without_posix`), does the same to the tests themselves.
+fail. There is no /tmp. When FILE exists, if it is not '', the process gets Ctrl-C. On other systems
+than Linux, nothing else is imitated. To do the same to the tests themselves:
+
+    PYTHONPATH=.:tests/helpers pytest -n 0 -p without_posix -o timeout_method=thread
 """
 import _thread
 import contextlib
@@ -38,23 +40,26 @@ OF_SIGNAL = ('alarm', 'getitimer', 'pause', 'pthread_kill', 'pthread_sigmask', '
 
 def remove():
     """Removes what Windows lacks, and refuses what it refuses."""
+    is_dir = os.path.isdir
+    # Only as it is written in the scripts: the folder itself is above those of the tests.
+    os.path.isdir = lambda path: path != '/tmp' and is_dir(path)
+    if sys.platform != 'linux':
+        return
+    import fcntl
     whole = types.SimpleNamespace(**vars(os))  # For modules that have other ways on Windows.
     tempfile._os = whole
     for name, module in list(sys.modules.items()):
-        if name.startswith('filelock') and hasattr(module, 'os'):
+        if name.startswith(('filelock', '_pytest')) and hasattr(module, 'os'):
             module.os = whole
-    access = _access()
     for name in MODULES:
         sys.modules[name] = None
     for module, names in ((os, OF_OS), (signal, OF_SIGNAL)):
         for name in names:
             vars(module).pop(name, None)
-    if sys.platform != 'linux':
-        return
-    is_dir, fsync, rename = os.path.isdir, os.fsync, os.rename
+    fsync, rename = os.fsync, os.rename
 
     def flush(number):
-        if access(number) == os.O_RDONLY:
+        if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         fsync(number)
 
@@ -63,22 +68,12 @@ def remove():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target))
         rename(source, target, **options)
 
-    # Only as it is written in the scripts: the folder itself is above those of the tests.
-    os.path.isdir = lambda path: path != '/tmp' and is_dir(path)
     os.fsync, os.rename = flush, rename_new
     sys.addaudithook(_refuse)
 
 
-def pytest_configure():
+def pytest_load_initial_conftests():
     remove()
-
-
-def _access():
-    """A function from a descriptor to how it was opened, such as `os.O_RDONLY`."""
-    if sys.platform != 'linux':
-        return None
-    import fcntl
-    return lambda number: fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE
 
 
 def _refuse(event, arguments):

@@ -1,10 +1,15 @@
 """The scripts run without what only Linux and macOS have; see helpers/without_posix.py."""
 import ast
 import re
+import sys
 
 import image_files
+import pytest
 import spawn
 import without_posix
+
+
+as_on_windows = pytest.mark.skipif(sys.platform == 'darwin', reason='imitates Windows on Linux')
 
 
 def run(folder, script, *arguments, interrupt=''):
@@ -14,6 +19,7 @@ def run(folder, script, *arguments, interrupt=''):
         capture_output=True, cwd=folder, env={**spawn.environment(), 'TMPDIR': str(folder)})
 
 
+@pytest.mark.slow
 def test_every_script_of_one_process(tmp_path):
     """From images to a prediction, with Ctrl-C in between, and with the default folders."""
     image_files.write_sorted(tmp_path / 'images')
@@ -27,6 +33,8 @@ def test_every_script_of_one_process(tmp_path):
         assert (done.returncode, text in done.stdout) == (code, True), done.stdout + done.stderr
         return done
 
+    done = expect('--train_dir', 'cifar10_train.py', '--help')
+    assert '/tmp/cifar10_train' not in done.stdout  # Otherwise, the next lines would write there.
     expect('set holds 10 training and 2 test images of 2 classes',
            'cifar10_convert.py', 'images', 'set')
     done = expect('Saved step', 'cifar10_train.py', *train, interrupt=start, code=130)
@@ -47,14 +55,16 @@ def test_every_script_of_one_process(tmp_path):
     expect(f'Saved step 1 in {tmp_path}', 'cifar10_train.py', *train, '--max_steps=1', '--restart')
 
 
+@as_on_windows
 def test_several_workers_are_refused_in_one_line(tmp_path):
     done = run(tmp_path, 'cifar10_distributed_train.py', '--num_workers=2')
     assert (done.returncode, done.stderr) == (
         1, 'cifar10_distributed_train.py: several workers require Linux or macOS: start one\n')
 
 
+@as_on_windows
 def test_the_imitation_refuses_what_windows_refuses(tmp_path):
-    """Without it, the tests above would pass whatever the scripts do."""
+    """Otherwise, the tests above would pass whatever the scripts do. Windows itself does, too."""
     program = tmp_path / 'program.py'
     (tmp_path / 'one').mkdir()
     (tmp_path / 'two').mkdir()
