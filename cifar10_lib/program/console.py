@@ -62,7 +62,10 @@ def progress(text):
 def shows_progress():
     """Whether standard output is a terminal on which `progress` can draw."""
     # Without a terminal, mpirun gives its children a pseudo-terminal of 0 columns.
-    return sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
+    try:
+        return sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
+    except OSError:  # On Windows, the null device claims to be a terminal.
+        return False
 
 
 def _show(text, end='\n'):
