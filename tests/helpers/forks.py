@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import types
-from multiprocessing import connection, forkserver, pool
+from multiprocessing import connection, pool
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -25,6 +25,7 @@ _AT_START = ('PYTHON', 'LANG', 'LC_', 'LD_', 'TF_', 'CUDA_', 'OMP_', 'MALLOC_')
 
 _IS_LINUX = hasattr(os, 'sched_getaffinity')
 if _IS_LINUX:
+    from multiprocessing import forkserver
     _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
     _forkserver = multiprocessing.get_context('forkserver')
     _forkserver.set_forkserver_preload(['preloaded', 'forks'])
