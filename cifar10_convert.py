@@ -25,8 +25,10 @@ from cifar10_lib.program import quiet
 quiet.import_tensorflow()
 
 import os
+import pathlib
 import re
 import shlex
+import sys
 
 from absl import app
 
@@ -47,7 +49,7 @@ def convert(source, data_dir):
     """
     name = os.path.basename(os.path.abspath(data_dir))
     made, given = os.path.realpath(data_dir), os.path.realpath(source)
-    if made != given and os.path.commonpath([made, given]) == given:
+    if made != given and pathlib.Path(made).is_relative_to(given):
         raise app.UsageError(f'{data_dir} is inside {source}, where each folder is a class: choose '
                              'another DATA_DIR')
     skipped = []
@@ -64,8 +66,11 @@ def convert(source, data_dir):
     script = 'cifar10_eval.py'
     if train:
         script = 'cifar10_train.py --train_dir=NEW_FOLDER --epochs=100'
+    quoted = shlex.quote(data_dir)
+    if sys.platform == 'win32':
+        quoted = f'"{data_dir}"'
     console.line(f'{data_dir} holds {counts[0].sum()} training and {counts[1].sum()} test images '
-                 f'of {len(classes)} classes: use {script} --dataset={shlex.quote(data_dir)}')
+                 f'of {len(classes)} classes: use {script} --dataset={quoted}')
 
 
 def _show_counts(classes, train, test):

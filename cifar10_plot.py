@@ -38,10 +38,10 @@ from cifar10_lib.runs import checkpoints, events, metrics, names
 
 command_line.define_path(
     'output', None, 'PNG file to write; by default PICTURE.png in the current folder.')
-flags.DEFINE_list('runs', '/tmp/cifar10_train', 'Folders of runs, separated by commas; only '
-                  '--picture=curves and --picture=validation accept several. For '
-                  '--picture=samples and --picture=distorted, a run whose images to draw, instead '
-                  'of those of --dataset.')
+flags.DEFINE_list('runs', command_line.default_folder('/tmp/cifar10_train'),
+                  'Folders of runs, separated by commas; only --picture=curves and '
+                  '--picture=validation accept several. For --picture=samples and '
+                  '--picture=distorted, a run whose images to draw, instead of those of --dataset.')
 
 FLAGS = tf.app.flags.FLAGS
 
@@ -243,7 +243,10 @@ def _rows(cells, columns=_COLUMNS):
 
 def _named_runs(runs):
     """Returns a list of (name in the legend, folder)."""
-    common = os.path.commonpath([os.path.dirname(os.path.abspath(run)) for run in runs])
+    try:
+        common = os.path.commonpath([os.path.dirname(os.path.abspath(run)) for run in runs])
+    except ValueError:  # On several drives.
+        return [(run, run) for run in runs]
     return [(os.path.relpath(run, common), run) for run in runs]
 
 

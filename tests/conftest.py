@@ -7,6 +7,11 @@ import pytest
 
 pytest_plugins = ['spawn']
 _SLOW = {'workers', 'faults'}  # Folders of tests that start many processes.
+_IS_LINUX = hasattr(os, 'sched_getaffinity')
+# Files that also run on macOS and Windows. Others use parts of Linux, or write paths with '/'.
+_PORTABLE = {
+    'test_arrays.py', 'test_best.py', 'test_cifar10.py', 'test_custom.py', 'test_epochs.py',
+    'test_events.py', 'test_lrn.py', 'test_portable.py', 'test_synthetic.py', 'test_table.py'}
 
 
 def pytest_addoption(parser):
@@ -19,7 +24,23 @@ def pytest_addoption(parser):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """One process per core and one more: many tests wait, for timeouts or for other processes."""
-    return len(os.sched_getaffinity(0)) + 1
+    cores = os.cpu_count()
+    if _IS_LINUX:
+        cores = len(os.sched_getaffinity(0))
+    return cores + 1
+
+
+def pytest_ignore_collect(collection_path):
+    name = collection_path.name
+    if not _IS_LINUX and name.startswith('test_') and name not in _PORTABLE:
+        return True
+    return None
+
+
+def pytest_report_header():
+    if _IS_LINUX:
+        return ()
+    return f'{len(_PORTABLE)} files of tests; the others are for Linux only, see tests/conftest.py'
 
 
 def pytest_collection_modifyitems(items):
@@ -35,6 +56,7 @@ def pytest_configure(config):
     A script's background process ignores two signals, and so would all that the tests start.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    if hasattr(signal, 'SIGQUIT'):  # Not on Windows.
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if not config.pluginmanager.hasplugin('dsession'):
         config.pluginmanager.import_plugin('shared_fixtures')

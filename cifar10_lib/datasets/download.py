@@ -139,7 +139,7 @@ def _fetch(url, archive, data_set, limits):
         os.fsync(stream.fileno())
     fault = _fault(part, data_set)
     if fault is None:
-        os.rename(part, archive)
+        os.replace(part, archive)
         return
     os.remove(part)
     if first == 0:

@@ -123,7 +123,7 @@ class Source:
                                    f'most {size}')
         # Numbers the records over all files. Workers read the files in different orders, which
         # change with each epoch; these numbers do not.
-        firsts = np.cumsum([0, *counts.values()])[:-1]  # The number of each file's first record.
+        firsts = np.cumsum([0, *counts.values()], dtype=np.int64)[:-1]  # Of each file's records.
         file = tf.strings.regex_replace(keys[0], ':[0-9]+$', '')
         numbers = tf.boolean_mask(firsts, tf.equal(list(counts), file)) + tf.strings.to_number(
             tf.strings.regex_replace(keys, '^.*:', ''), tf.int64)  # [1] + [records]
@@ -149,7 +149,8 @@ class Source:
         removed or truncated.
         """
         counts = self.files()
-        places = self._places(np.arange(sum(counts.values())), sum(counts.values()))
+        total = sum(counts.values())
+        places = self._places(np.arange(total, dtype=np.int64), total)
         size = self.num_records()
         numbers, = np.nonzero((places >= 0) & (places < size))
         numbers = numbers[np.arange(count) * size // count]

@@ -11,6 +11,7 @@ import argparse
 import os
 import re
 import sys
+import tempfile
 
 from absl import flags
 
@@ -21,14 +22,24 @@ def define_path(name, default, text):
     """Defines a flag whose value is a path or None.
 
     A leading `~` is expanded, since shells do not expand it in `--train_dir=~/run`. URLs are
-    rejected.
+    rejected. For a default below /tmp, see `default_folder`.
     """
+    if default and default.startswith('/tmp/'):
+        default = default_folder(default)
     flags.DEFINE(_Path(), name, default, text, serializer=flags.ArgumentSerializer())
+
+
+def default_folder(path):
+    """A path below /tmp or, where there is no /tmp, as on Windows, below the temporary folder."""
+    if os.path.isdir('/tmp'):
+        return path
+    return os.path.join(tempfile.gettempdir(), os.path.basename(path))
 
 
 class _Path(flags.ArgumentParser):
     def parse(self, argument):
-        if re.match('[A-Za-z][A-Za-z0-9+.-]*://', argument):  # TensorFlow alone would open it.
+        # TensorFlow alone would open it. A single letter is a drive.
+        if re.match('[A-Za-z][A-Za-z0-9+.-]+://', argument):
             raise ValueError(f'{argument} is a URL; expected the path of a file or folder: mount '
                              'it, or copy it')
         return os.path.expanduser(argument)

@@ -13,6 +13,9 @@ import shutil
 import signal
 import sys
 
+# Of a closing terminal. Windows has no SIGHUP, and nobody sends SIGTERM there.
+HANGUP = getattr(signal, 'SIGHUP', signal.SIGTERM)
+_CLOSED_PIPE = 141  # The exit code of a process that SIGPIPE ended.
 _CLEAR = '\r\x1b[K'  # Return to the start of the line and erase it.
 _progress_shown = False
 _must_fail = False
@@ -59,7 +62,10 @@ def progress(text):
 def shows_progress():
     """Whether standard output is a terminal on which `progress` can draw."""
     # Without a terminal, mpirun gives its children a pseudo-terminal of 0 columns.
-    return sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
+    try:
+        return sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
+    except OSError:  # On Windows, the null device claims to be a terminal.
+        return False
 
 
 def _show(text, end='\n'):
@@ -69,12 +75,12 @@ def _show(text, end='\n'):
         with open(os.devnull, 'w') as nowhere:  # Python retries the failed write at exit.
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         if _must_fail:  # A pipe without a reader, as in `... | head`, needs no words.
-            sys.exit(128 + signal.SIGPIPE if error.errno == errno.EPIPE else
+            sys.exit(_CLOSED_PIPE if error.errno == errno.EPIPE else
                      f'{os.path.basename(sys.argv[0])}: cannot write to standard output: '
                      f'{error.strerror}')
         note('')
         note(f'The console is gone: {error.strerror}.')
-        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(HANGUP)
 
 
 def printable(text, stream=None):

@@ -22,7 +22,7 @@ def one_line(error):
         reason = (re.search(r'^  \(0\) [A-Z_]+: (.*)', message, re.MULTILINE)
                   or re.search(r'^Node: .*\n(.*)', message, re.MULTILINE))
         return reason.group(1) if reason else ''.join(message.splitlines()[:1])
-    return re.sub(r'^\[Errno -?\d+\] ', '', ' '.join(str(error).split()))
+    return re.sub(r'^\[(Errno|WinError) -?\d+\] ', '', ' '.join(str(error).split()))
 
 
 def say(line):

@@ -1,22 +1,20 @@
 """Writes files and folders atomically, locks them, and explains a full disk."""
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
 import shutil
 
+import filelock
 from absl import app
 
 from cifar10_lib.program import console, errors
 
 PARTIAL = r'\.[0-9a-f]{16}\.part'  # Suffix of the temporary names; random, so that none meet.
-_FULL = re.compile('|'.join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))))
-
-
-class Locked(Exception):
-    """Another process holds the lock; the message is its process ID, or 'unknown'."""
+# The last one is how Windows reports it.
+_FULL = re.compile('No space left on device|Dis[ck] quota exceeded|File too large|'
+                   'There is not enough space on the disk')
 
 
 @contextlib.contextmanager
@@ -41,36 +39,43 @@ def explain_full_disk(folder):
 def own_folder(path):
     """Creates a folder if it is missing; raises `OSError`, also if it belongs to another user."""
     os.makedirs(path, exist_ok=True)
-    owner, user = os.stat(path).st_uid, os.geteuid()
-    if owner != user and 0 not in (owner, user):
+    owner = other_owner(path)
+    if owner and os.geteuid():  # Neither of them is root.
         raise PermissionError(f'{path} belongs to user {owner}, not you: choose another folder')
+
+
+def other_owner(path):
+    """The user ID of a folder's owner if that is another user; else, and on Windows, None."""
+    if not hasattr(os, 'geteuid'):
+        return None
+    owner = os.stat(path).st_uid
+    return None if owner == os.geteuid() else owner
 
 
 @contextlib.contextmanager
 def locked(path, waiting=None):
-    """Holds a lock on a file, created if missing, which then contains the holder's process ID.
+    """Holds a lock on a file, created if missing.
 
-    The lock ends with the block or with the process, even a killed one. The file remains. If
-    another process holds the lock, prints the line `waiting` and waits, or without one raises
-    `Locked`. Raises `OSError` if the file cannot be written.
+    The lock ends with the block or with the process, even a killed one. If another process holds
+    it, prints the line `waiting` and waits, or without one raises `filelock.Timeout`. Raises
+    `OSError` if the file cannot be written.
     """
-    with open(path, 'a+', encoding='ascii', errors='replace') as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if waiting is None:
-                stream.seek(0)
-                holder = stream.read(20).strip()
-                raise Locked(holder if holder.isdecimal() else 'unknown') from error
-            console.line(waiting)
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        except OSError as error:  # As on NFS without its lock daemon.
-            console.line(f'Warning: {os.path.dirname(path)} cannot be locked ({error.strerror}): '
-                         'make sure that no other process uses it.')
-        stream.truncate(0)
-        stream.write(f'{os.getpid()}\n')
-        stream.flush()
+    open(path, 'ab').close()  # If this fails, it is not the lock that does.
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        if waiting is None:
+            raise
+        console.line(waiting)
+        lock.acquire()
+    except OSError as error:  # As on NFS without its lock daemon.
+        console.line(f'Warning: {os.path.dirname(path)} cannot be locked ({error.strerror}): '
+                     'make sure that no other process uses it.')
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def regular_file(path):
@@ -113,8 +118,10 @@ def new_folder(path, flag):
         yield partial
         for place, _, names in os.walk(partial):  # Flushing may reveal that the disk is full.
             for name in names:
-                with open(os.path.join(place, name), 'rb') as stream:
+                with open(os.path.join(place, name), 'r+b') as stream:
                     os.fsync(stream.fileno())
+        if os.path.isdir(path):
+            os.rmdir(path)  # Windows does not replace a folder.
 
 
 @contextlib.contextmanager

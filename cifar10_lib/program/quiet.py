@@ -11,7 +11,8 @@ import threading
 from cifar10_lib.program import errors
 
 # What requirements.txt installs, as it is imported.
-_REQUIRED = ('absl', 'google', 'h5py', 'numpy', 'PIL', 'six', 'tensorboard', 'tensorflow')
+_REQUIRED = ('absl', 'filelock', 'google', 'h5py', 'numpy', 'PIL', 'six', 'tensorboard',
+             'tensorflow')
 
 
 def import_tensorflow():
@@ -20,6 +21,8 @@ def import_tensorflow():
     TF_CPP_MIN_LOG_LEVEL (0 to 3) shows TensorFlow's own messages.
     """
     _open_closed_streams()
+    if sys.platform == 'win32':
+        os.system('')  # Lets the console interpret the sequence that clears a line.
     sys.excepthook = _report_exception
     quiet = 'TF_CPP_MIN_LOG_LEVEL' not in os.environ
     with _environment(quiet):
@@ -60,7 +63,7 @@ def _environment(quiet):
     """The environment in which TensorFlow is imported; the process's own returns afterwards."""
     before = dict(os.environ)
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # Level 2 would show a missing GPU.
-    if platform.machine() == 'x86_64':
+    if platform.machine() in ('x86_64', 'AMD64'):  # The latter is Windows' word.
         # By default, TensorFlow uses oneDNN only on processors with instructions for neural
         # networks. On those with AVX2 only, a step is 1.6 times as fast: docs/results.md.
         os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
@@ -87,7 +90,7 @@ def _held_back(quiet):
     Whatever the log level, TensorFlow's C++ libraries write there while they load. The text waits
     in a pipe, because all folders may be read-only.
     """
-    if not quiet:
+    if not (quiet and hasattr(os, 'set_blocking')):  # Not on Windows before Python 3.12.
         yield
         return
     screen, (held, pipe) = os.dup(2), os.pipe()

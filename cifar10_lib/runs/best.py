@@ -1,4 +1,5 @@
 """The folder `best/`: the checkpoint with the lowest validation error so far."""
+import contextlib
 import json
 import os
 
@@ -79,4 +80,5 @@ class Best:
         for entry in os.scandir(self._folder):
             match = names.CHECKPOINT_FILE.fullmatch(entry.name)
             if match and int(match.group(1)) != step:
-                os.remove(entry.path)
+                with contextlib.suppress(PermissionError):  # On Windows, an evaluation reads it.
+                    os.remove(entry.path)

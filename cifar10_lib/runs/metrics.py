@@ -24,7 +24,7 @@ def start(path, step):
         rows = read(path)
     except errors.DataError as error:
         kept = f'{path}.{time.strftime("%Y%m%d-%H%M%S")}'
-        os.rename(path, kept)
+        os.replace(path, kept)
         console.line(f'{error}; it is kept as {kept}.')
         rows = []
     with files.new_file(path) as stream:

@@ -9,6 +9,7 @@ PARAMETERS = 'params.h5'
 BEST = 'best'  # Folder of the checkpoint with the lowest validation error.
 BEST_ERROR = 'error.json'  # In that folder: its step and errors.
 LOCK = '.lock'
+LOCK_HOLDER = '.lock.pid'  # The ID of the process that holds the lock.
 CHECKPOINT = 'model.ckpt'  # TensorFlow appends '-' and the step.
 
 AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving average.

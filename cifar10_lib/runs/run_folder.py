@@ -4,6 +4,7 @@ import itertools
 import os
 import pathlib
 
+import filelock
 from absl import app
 
 from cifar10_lib.program import errors, files, json_files
@@ -13,7 +14,8 @@ from cifar10_lib.runs import names
 def check_path(folder):
     """Raises `app.UsageError` if a path, which may not exist yet, cannot be a run's folder: it or a
     parent is not a folder, or TensorFlow would read it as a pattern."""
-    if not set('*?[\\').isdisjoint(os.fspath(folder)):
+    special = set('*?[\\') - {os.sep}
+    if not special.isdisjoint(os.fspath(folder)):
         raise app.UsageError(f'{folder} contains one of * ? [ \\: TensorFlow would read it as a '
                              "pattern and remove other runs' checkpoints. Choose another "
                              '--train_dir')
@@ -27,17 +29,26 @@ def check_path(folder):
 def locked(folder):
     """Creates a run's folder if necessary, and locks it against other trainers: see `files.locked`.
 
+    A second file names the holder: nobody else can read a locked file on Windows.
+
     Raises:
         app.UsageError: another trainer holds the folder, or see `check_path`.
         OSError: the folder cannot be written, or belongs to another user.
     """
     check_path(folder)
     files.own_folder(folder)
+    holder = pathlib.Path(folder, names.LOCK_HOLDER)
     try:
         with files.locked(os.path.join(folder, names.LOCK)):
+            holder.write_text(f'{os.getpid()}\n', 'ascii')
             yield
-    except files.Locked as error:
-        raise app.UsageError(f'{folder} is in use: process {error} trains there. Stop that '
+    except filelock.Timeout as error:
+        number = ''
+        with contextlib.suppress(OSError):
+            number = holder.read_text('ascii', 'replace')[:20].strip()
+        if not number.isdecimal():
+            number = 'unknown'
+        raise app.UsageError(f'{folder} is in use: process {number} trains there. Stop that '
                              'process, or choose another --train_dir') from error
 
 
@@ -84,10 +95,10 @@ def read_run(folder, advice):
 def owner(folder):
     """' (of user ID)' if a folder belongs to another user, else ''; for lines about its run."""
     try:
-        uid = os.stat(folder).st_uid
+        user = files.other_owner(folder)
     except FileNotFoundError:  # It has just been removed.
         return ''
-    return '' if uid == os.geteuid() else f' (of user {uid})'
+    return '' if user is None else f' (of user {user})'
 
 
 def check_net(folder, run, net, advice):

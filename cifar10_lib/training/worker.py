@@ -11,8 +11,10 @@ import tensorflow.compat.v1 as tf
 
 from cifar10_lib.program import console, devices
 
-# Open MPI and Slurm pass SIGUSR1 on, and let the processes live.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+# Open MPI and Slurm pass SIGUSR1 on, and let the processes live. Windows has the first two, and
+# sends SIGBREAK if the console closes.
+SIGNALS = tuple(getattr(signal, name) for name in (
+    'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1', 'SIGBREAK') if hasattr(signal, name))
 _TOGETHER = 0.25  # Seconds within which signals count as one: `timeout`, for one, sends two.
 
 
@@ -112,7 +114,7 @@ def signals_caught(found):
             first_time = time.monotonic()
             console.note('')
             console.note('Stopping after this step; interrupt again to stop without saving.')
-        elif number != signal.SIGHUP and time.monotonic() - first_time > _TOGETHER:
+        elif number != console.HANGUP and time.monotonic() - first_time > _TOGETHER:
             os._exit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():

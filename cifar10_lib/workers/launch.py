@@ -32,8 +32,11 @@ def run(work, workers, count=1):
     Returns the result of `work`, the exit code for all workers, or `meeting.LOST` if another one
     was lost. Raises `app.UsageError` if this process cannot be a worker, or start that many.
     """
+    if max(count, workers.size) > 1 and not hasattr(os, 'fork'):
+        raise app.UsageError('several workers require Linux or macOS: start one')
     if cluster.VARIABLE in os.environ:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # If the launcher is killed.
+        if sys.platform == 'linux':  # If the launcher is killed.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(workers.job):
             raise app.UsageError(
                 f'{cluster.VARIABLE} names process {workers.job}, which has ended or is not the '

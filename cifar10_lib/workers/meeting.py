@@ -33,7 +33,7 @@ from absl import app
 from cifar10_lib.program import errors, json_files
 from cifar10_lib.workers import ports
 
-LOST = os.EX_TEMPFAIL  # 75, the exit code after another worker was lost: starting again may help.
+LOST = 75  # EX_TEMPFAIL, the exit code after another worker was lost: starting again may help.
 
 _IO_SECONDS = 5  # To connect to an open port, to send a message, or to receive the rest of one.
 _LONGEST_MESSAGE = 1 << 20  # Bytes. The addresses of a thousand workers take 30,000.

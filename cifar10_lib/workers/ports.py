@@ -7,7 +7,6 @@ connections through all others. Since Linux 5.7 any user may do this.
 """
 import array
 import contextlib
-import fcntl
 import os
 import pathlib
 import re
@@ -55,6 +54,9 @@ def device_of(host, hosts):
     It is 'lo' if all workers are on this machine; None if it is unknown, as behind a translation of
     addresses, or if this machine's own name is a loopback address here.
     """
+    if not hasattr(socket, 'SO_BINDTODEVICE'):  # Not on Linux.
+        return None
+    import fcntl  # Windows has no such module.
     try:
         if all(socket.gethostbyname(other).startswith('127.') for other in hosts):
             return 'lo'

@@ -34,8 +34,12 @@ def server():
 def assert_whole(data_dir):
     for name, data in CONTENTS.items():
         assert (data_dir / 'small' / name).read_bytes() == data
-    assert sorted(path.name for path in data_dir.iterdir()) == [
-        '.small.lock', 'small', 'small.tar.gz']
+    assert names(data_dir) == ['small', 'small.tar.gz']
+
+
+def names(folder):
+    """The sorted names in a folder, without the lock, which some versions of filelock remove."""
+    return sorted({path.name for path in folder.iterdir()} - {'.small.lock'})
 
 
 def limits(**some):
@@ -172,7 +176,7 @@ def test_refusals_keep_the_part(server, tmp_path, behaviour, reason):
 def test_a_file_with_the_wrong_checksum_is_removed(server, tmp_path):
     server.behaviour = 'other_bytes'
     assert 'SHA-256' in failure(tmp_path, server.url)
-    assert [path.name for path in tmp_path.iterdir()] == ['.small.lock']
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize('size, ranges', [(5000, ['bytes=5000-', None]), (len(ARCHIVE), [None])])

@@ -2,7 +2,7 @@
 
 The process is `multiprocessing`'s fork server. TensorFlow has never run in it; only the import is
 shared. A forked process is the server's child, and Python's `atexit` does not run in it. `Python`
-starts an ordinary process where a fork would differ in more.
+starts an ordinary process where a fork would differ in more, and outside of Linux always.
 """
 import contextlib
 import functools
@@ -16,16 +16,19 @@ import sys
 import threading
 import time
 import types
-from multiprocessing import connection, forkserver, pool
+from multiprocessing import connection, pool
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Python and TensorFlow read these variables when they start.
 _AT_START = ('PYTHON', 'LANG', 'LC_', 'LD_', 'TF_', 'CUDA_', 'OMP_', 'MALLOC_')
-_IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 
-_forkserver = multiprocessing.get_context('forkserver')
-_forkserver.set_forkserver_preload(['preloaded', 'forks'])
+_IS_LINUX = hasattr(os, 'sched_getaffinity')
+if _IS_LINUX:
+    from multiprocessing import forkserver
+    _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+    _forkserver = multiprocessing.get_context('forkserver')
+    _forkserver.set_forkserver_preload(['preloaded', 'forks'])
 _environment = dict(os.environ)  # The server's.
 
 
@@ -40,6 +43,8 @@ def Python(args, ignore=(), env=None, **options):  # noqa: N802
     args = [os.fsdecode(word) for word in args]
     env = {os.fsdecode(name): os.fsdecode(value)
            for name, value in (os.environ if env is None else env).items()}
+    if not _IS_LINUX:
+        return subprocess.Popen(args, env=env, **options)
     is_program = args[0] == sys.executable and (args[1] == '-c' or args[1][0] != '-')
     if is_program and _at_start(env) == _at_start(_environment):
         return _Fork(args, env, ignore, **options)

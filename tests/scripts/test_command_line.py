@@ -18,4 +18,5 @@ def test_urls_are_rejected():
     for url in ('gs://bucket/run', 'file:///b'):
         with pytest.raises(flags.Error, match=f'--train_dir=.*: {url} is a URL; expected the path'):
             parse(url)
-    assert parse('a:b//c') == 'a:b//c'
+    for path in ('a:b//c', 'C:\\run', 'C:/run', 'C://run'):  # Windows' drives are not schemes.
+        assert parse(path) == path

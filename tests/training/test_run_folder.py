@@ -25,7 +25,7 @@ def test_a_second_trainer_is_refused_with_the_process_id_of_the_first(tmp_path):
         first.wait()
         for _ in range(2):
             with run_folder.locked(tmp_path / 'run'):
-                assert (tmp_path / 'run' / '.lock').read_text() == f'{os.getpid()}\n'
+                assert (tmp_path / 'run' / '.lock.pid').read_text() == f'{os.getpid()}\n'
 
 
 @pytest.mark.parametrize('name, words', [
