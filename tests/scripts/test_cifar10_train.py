@@ -172,7 +172,7 @@ def test_a_new_run_starts_with_the_weights_of_another(trained, tmp_path, capsys)
 @pytest.mark.parametrize('folder, words', [
     ('tests', 'No checkpoint in --initial_checkpoint='),
     ('models/airbench94', r'does not fit this network: affine/biases/ExponentialMovingAverage is '
-     r'missing; .*; 58 more\. --net=resnet23 expects these for 100 classes: choose another --initial')])
+     r'missing; .*; 58 more\. --net=resnet23 expects these for 100 classes: choose another ')])
 def test_no_weights_to_start_with(tmp_path, folder, words):
     """Before --restart removes anything."""
     record_files.write_noise(tmp_path / 'data', 2, table.CIFAR100)

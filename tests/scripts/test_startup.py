@@ -248,8 +248,8 @@ def test_output_that_cannot_be_written(trained):
     with os.fdopen(write_end, 'w') as pipe, open('/dev/full', 'w') as full:
         for words, stream, code, message in (
                 (['cifar10_train.py', '--help'], pipe, 128 + signal.SIGPIPE, ''),
-                (['cifar10_predict.py', 'docs/hero.png', '--checkpoint_dir=models/airbench94'], full,
-                 1, 'cifar10_predict.py: ' + no_room),
+                (['cifar10_predict.py', 'docs/hero.png', '--checkpoint_dir=models/airbench94'],
+                 full, 1, 'cifar10_predict.py: ' + no_room),
                 (['cifar10_eval.py', '--run_once', *own], full, 1, 'cifar10_eval.py: ' + no_room)):
             done = spawn.run(words, cwd=spawn.ROOT, stdout=stream, stderr=subprocess.PIPE)
             assert (done.returncode, done.stderr) == (code, message)
