@@ -188,6 +188,20 @@ def test_all_workers_report_a_loss_that_is_not_finite(half_bright):
                     r'diverged at step \d+: ', lines[1])
 
 
+def test_all_workers_name_a_file_that_goes_missing(half_bright, tmp_path):
+    """TensorFlow's server puts another line before the error's own."""
+    data = tmp_path / 'moved'
+    shutil.copytree(FLAGS.data_dir, data)
+    process = start('--max_steps=100000', f'--data_dir={data}', PATIENT)
+    await_steps(process)
+    shutil.rmtree(data)
+    _, error = spawn.ended(process, 1)
+    lines = error.splitlines()
+    assert len(lines) == 2, error
+    for line in lines:
+        assert re.search(rf': {data}/\S+; No such file or directory( |$)', line), error
+
+
 def test_all_workers_report_damaged_checkpoints(half_bright):
     """Worker 0 alone looks for them, even for the last step of --epochs."""
     os.makedirs(FLAGS.train_dir)
