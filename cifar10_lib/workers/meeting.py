@@ -53,9 +53,12 @@ _LEADERS_SHARE = 0.8
 _BEAT, _TIME_TO_LEAVE_A_STEP = 0.05, 0.25
 _SILENT_BEATS = 10  # A worker counts as lost after more of them without a message.
 
+# A job may be suspended while a worker waits for others at a stage: that costs it one part.
+_PARTS_OF_A_WAIT = 20
+
 
 class Lost(ConnectionError):
-    """Another worker was lost, is frozen or cannot be reached; the exit code is `LOST`."""
+    """Another worker, or the connection to it, was lost or is frozen; the exit code is `LOST`."""
 
 
 def join(cluster):
@@ -243,7 +246,8 @@ class Meeting(contextlib.AbstractContextManager):
 
         Args:
             stage: name of the stage, such as 'the data'.
-            must_match: dictionary from name to JSON value, the same for all workers.
+            must_match: dictionary from name to JSON value, the same for all workers that have the
+                name.
             value: JSON value; all workers get worker 0's.
 
         Raises:
@@ -257,11 +261,12 @@ class Meeting(contextlib.AbstractContextManager):
             return self._await(stage, self._cluster.stage_timeout + self.patience)[0]['value']
         try:
             for rank, message in self._await(stage, self._cluster.stage_timeout).items():
-                for name in {**facts, **message['facts']}:
-                    ours, theirs = facts.get(name), message['facts'].get(name)
+                for name, ours in facts.items():
+                    theirs = message['facts'].get(name, ours)
                     if ours != theirs:
-                        raise ConnectionError(f'{self._names[rank]} differs from worker 0: {name} '
-                                              f'is {theirs}, not {ours}')
+                        raise ConnectionError(
+                            f'{self._names[rank]} differs from worker 0: {name} is {theirs}, not '
+                            f'{ours}: start all workers with the same code, data and flags')
         except ConnectionError as error:
             self._lose(str(error), 1)
             raise
@@ -273,9 +278,11 @@ class Meeting(contextlib.AbstractContextManager):
         with self._changed:
             now = time.monotonic()
             first = min([now, *(time_ for time_, _ in self._arrived.values())])
-            self._changed.wait_for(
-                lambda: self._loss or self._arrived.keys() >= self._connections.keys(),
-                max(0.0, first + seconds - now))
+            for _ in range(_PARTS_OF_A_WAIT):
+                if self._changed.wait_for(
+                        lambda: self._loss or self._arrived.keys() >= self._connections.keys(),
+                        max(0.0, first + seconds - now) / _PARTS_OF_A_WAIT):
+                    break
             if self._loss:
                 raise ConnectionError(self._loss[0])
             for rank in self._connections.keys() - self._arrived.keys():

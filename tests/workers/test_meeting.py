@@ -248,7 +248,7 @@ from cifar10_lib.workers import cluster, meeting
 rank, port, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 try:
     with meeting.join(cluster.Cluster(rank, 3, address='127.0.0.1:' + port, hosts=('',) * 3,
-                                      step_timeout=4.0)) as workers:
+                                      step_timeout=4.0, stage_timeout=8.0)) as workers:
         print('started', workers.hosts[rank], flush=True)
         workers.barrier('start')  # What ends the others comes after they have printed.
         if what == 'differ':
@@ -278,7 +278,8 @@ def start_three(what):
 
 @pytest.mark.parametrize('what, code, words', [
     ('fail', 1, 'worker 1 (ADDRESS1) failed: No space left on device'),
-    ('differ', 1, 'worker 2 (ADDRESS2) differs from worker 0: shapes is 1, not 0'),
+    ('differ', 1, 'worker 2 (ADDRESS2) differs from worker 0: shapes is 1, not 0: start all '
+     'workers with the same code, data and flags'),
     ('interrupt', 130, 'worker 0 (ADDRESS0) was interrupted')])
 def test_all_report_what_ended_a_worker(what, code, words):
     processes, addresses = start_three(what)
@@ -289,12 +290,13 @@ def test_all_report_what_ended_a_worker(what, code, words):
         assert (found, error) == (code, own[1] if rank == own[0] else f'-c: {words}\n')
 
 
-def test_a_job_of_slow_steps_that_was_stopped_as_a_whole_continues():
-    """Its steps take 3 seconds, and it is stopped for 4; a silence of 2 would be too long."""
+def test_a_job_that_was_stopped_as_a_whole_continues():
+    """Its steps take 3 seconds, and it is stopped for longer than workers may be silent, 2 seconds,
+    or wait for one another, 8."""
     processes, _ = start_three('long')
     for process in processes:
         process.send_signal(signal.SIGSTOP)
-    time.sleep(4.0)
+    time.sleep(9.0)
     for process in processes:
         process.send_signal(signal.SIGCONT)
     assert spawn.all_ended(processes) == [(0, 'done\n', '')] * 3
