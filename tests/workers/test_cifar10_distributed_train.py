@@ -356,6 +356,15 @@ def test_a_worker_that_is_killed_or_frozen_ends_all(half_bright, number, rank, m
     assert checkpoints.latest(FLAGS.train_dir) == tf.train.latest_checkpoint(FLAGS.train_dir)
 
 
+def test_a_full_disk_behind_the_console_at_the_start_is_not_a_loss(half_bright):
+    """A restart loop would start again after 75, for ever."""
+    with open('/dev/full', 'w') as full:
+        process = spawn.start([*spawn.gently(NAME), '--num_workers=2', *flags_of_a_run(PATIENT)],
+                              stdout=full)
+    _, error = spawn.ended(process, 128 + signal.SIGHUP)
+    assert 'The console is gone: No space left on device.' in error
+
+
 @networks.with_networks
 def test_a_cut_link_ends_both(half_bright):
     with networks.linked() as (names, addresses):
