@@ -171,6 +171,8 @@ def work(workers):
         cifar10.maybe_download_and_extract(source)
         me.barrier('the data', {
             'training images': source.num_examples(),
+            **{f'the size of {os.path.relpath(path, source.folder)}': os.path.getsize(path)
+               for path in source.files()},
             **{f'label {label}': name for label, name in enumerate(source.data_set.classes)}})
         train(source, recipe, start, me)
 

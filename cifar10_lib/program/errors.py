@@ -18,7 +18,9 @@ def one_line(error):
     """Returns an exception's message on one line; for a TensorFlow operation, only the reason."""
     message = getattr(error, 'message', None)
     if isinstance(message, str):  # TensorFlow's.
-        # '... Node: 'name'\nreason\n...', or a list '  (0) CODE: reason\n...' of several.
+        # '... Node: 'name'\nreason\n...', or a list '  (0) CODE: reason\n...' of several, or the
+        # reason alone, with or without a title. A server adds a line about itself.
+        message = re.sub(r'^Graph execution error:\n+|From /job:\S+:\n', '', message)
         reason = (re.search(r'^  \(0\) [A-Z_]+: (.*)', message, re.MULTILINE)
                   or re.search(r'^Node: .*\n(.*)', message, re.MULTILINE))
         return reason.group(1) if reason else ''.join(message.splitlines()[:1])

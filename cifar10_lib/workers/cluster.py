@@ -61,8 +61,7 @@ def resolve(worker_hosts=(), task_index=None, num_workers=None, coordinator=None
     Raises `app.UsageError` or `errors.DataError` if they are invalid or contradict each other.
     """
     if VARIABLE in os.environ:
-        rank, size, port, parent = map(int, os.environ[VARIABLE].split())
-        return Cluster(rank, size, rank, f'127.0.0.1:{port}', ('',) * size, f'{parent}')
+        return _started_here()
     flags = []
     if worker_hosts:
         flags.append('--worker_hosts')
@@ -77,6 +76,17 @@ def resolve(worker_hosts=(), task_index=None, num_workers=None, coordinator=None
     if launchers[0] == 'TF_CONFIG':
         return _tf_config()
     return _from_environment(launchers[0], coordinator)
+
+
+def _started_here():
+    """The `Cluster` of a worker that `launch.py` started."""
+    text = os.environ[VARIABLE]
+    found = re.fullmatch('([0-9]{1,3}) ([0-9]{1,3}) ([0-9]{1,5}) ([0-9]{1,9})', text)
+    if not found or int(found[1]) >= int(found[2]):
+        raise app.UsageError(f'{VARIABLE} is {json_files.shown(text)} in the environment, but only '
+                             '--num_workers sets it: unset it')
+    rank, size, port, parent = map(int, found.groups())
+    return Cluster(rank, size, rank, f'127.0.0.1:{port}', ('',) * size, f'{parent}')
 
 
 def _check(flags, launchers, task_index, coordinator):
@@ -144,6 +154,10 @@ def _of_hosts(hosts, rank, source):
     if not 0 <= rank < len(hosts):
         raise app.UsageError(f'worker {rank} is not in {source}, which lists {len(hosts)} workers, '
                              f'0 to {len(hosts) - 1}')
+    for host in hosts:
+        if hosts.count(host) > 1:
+            raise app.UsageError(f'{source} lists {host} more than once: give each worker a port '
+                                 'of its own')
     local_rank = machines[:rank].count(machines[rank])
     return Cluster(rank, len(hosts), local_rank, hosts[0], tuple(hosts))
 

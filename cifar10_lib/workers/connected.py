@@ -5,6 +5,9 @@ operations in the graphs exchange data.
 """
 import contextlib
 import os
+import pathlib
+import sys
+import zlib
 
 import tensorflow.compat.v1 as tf
 
@@ -15,35 +18,66 @@ from cifar10_lib.workers import collectives, meeting, ports
 _JOB = 'worker'
 _CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones took less time.
 
-# What TensorFlow may raise when another worker fails.
-_PERHAPS_A_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
-                   tf.errors.DeadlineExceededError, tf.errors.InternalError, tf.errors.UnknownError)
+# What TensorFlow may raise when another worker fails; the first four also if a step breaks while
+# all workers live: a connection was reset, or the job was suspended.
+_BROKEN = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
+           tf.errors.DeadlineExceededError)
+_PERHAPS_A_PEER = (*_BROKEN, tf.errors.InternalError, tf.errors.UnknownError)
+
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
 def joined(cluster, facts):
     """Yields this `worker.Worker` once all workers have met and agree.
 
-    `facts`, a dictionary from name to JSON value, must be the same for all workers of a `Cluster`.
+    `facts`, a dictionary from name to JSON value, must be the same for all workers of a `Cluster`,
+    and so must their code.
 
-    Raises the errors of `meeting.join` and `Meeting.barrier`, and `TimeoutError` if a step took
-    longer than --step_timeout. If a worker is lost, the meeting ends the process.
+    Raises the errors of `meeting.join` and `Meeting.barrier`. If a step breaks although no worker
+    is lost, raises `meeting.Lost`, or another `ConnectionError` in the first step: that would break
+    again. If a worker is lost, the meeting ends the process.
     """
     if cluster.size == 1:
         yield worker.Worker()
         return
+    facts = {'the number of workers': cluster.size, **facts, **code()}
     with meeting.join(cluster) as peers:
-        peers.barrier('the settings', {'the number of workers': cluster.size, **facts})
+        peers.barrier('the settings', facts)
+        me = ConnectedWorker(cluster, peers)
         try:
-            yield ConnectedWorker(cluster, peers)
+            yield me
         except _PERHAPS_A_PEER as error:
-            if not peers.wait_for_loss(peers.patience) and isinstance(
-                    error, tf.errors.DeadlineExceededError):
-                raise TimeoutError(
-                    f'a step took longer than --step_timeout={cluster.step_timeout:g} seconds '
-                    'although all workers send heartbeats: raise it if steps are that slow, or '
-                    'check the network between the workers') from error
-            raise  # If a worker was lost, the meeting ends this process with its line.
+            # If a worker was lost, the meeting ends this process with its line.
+            if peers.wait_for_loss(peers.patience) or not isinstance(error, _BROKEN):
+                raise
+            kind = ConnectionError
+            if me.has_stepped:
+                kind = meeting.Lost
+            raise kind(
+                f'a step failed although all workers send heartbeats ({errors.one_line(error)}): '
+                'if the job was not suspended, check the network between the workers; if steps '
+                f'take longer than --step_timeout={cluster.step_timeout:g} seconds, raise it'
+            ) from error
+
+
+def code():
+    """Checksums of the project's modules, as imported: {'the checksum of module NAME': str}.
+
+    A module counts wherever its file is, such as a user's own cifar10_input.py. Installed packages
+    do not: the project's folder may contain a virtual environment.
+    """
+    found = {}
+    for name, module in list(sys.modules.items()):
+        path = pathlib.Path(getattr(module, '__file__', None) or '')
+        is_ours = _ROOT in path.parents and 'site-packages' not in path.parts
+        if path.suffix != '.py' or not (is_ours or name.startswith('cifar10')):
+            continue
+        if name == '__main__':
+            name = path.stem
+        with contextlib.suppress(OSError):  # It has been removed meanwhile.
+            found[f'the checksum of module {name}'] = f'{zlib.crc32(path.read_bytes()):08x}'
+    return found
 
 
 class ConnectedWorker(worker.Worker):
@@ -54,7 +88,13 @@ class ConnectedWorker(worker.Worker):
         super().__init__(cluster.rank, cluster.size, cluster.local_rank, cluster.step_timeout)
         self._peers, self._overlap = peers, cluster.overlap
         self._gpus = devices.visible_gpus()
-        self._layout = []
+        self._layout = {}  # What the workers exchange in their steps.
+        self._steps = 0
+
+    @property
+    def has_stepped(self):
+        """Whether a step was completed."""
+        return self._steps > 1  # Of those begun.
 
     def barrier(self, stage, must_match=None, value=None):
         """Waits for all workers at a stage; see `Meeting.barrier`."""
@@ -70,16 +110,24 @@ class ConnectedWorker(worker.Worker):
         given = {'stop': self._ask_stop}
         given.update({f'error {k}': each for k, each in enumerate(training_errors)})
         given.update({f'loss {name}': each for name, each in losses.items()})
+        self._describe('loss', sorted(losses))
+        self._layout['the training error count'] = len(training_errors)
         means = collectives.mean_losses(given, self)
         self._stop = means['stop']
         training_errors[:] = [means[f'error {k}'] for k in range(len(training_errors))]
         return {name: means[f'loss {name}'] for name in losses}
 
     def mean_gradients(self, gradients):
-        self._layout = [f'{variable.op.name} {gradient.shape.as_list()}'
-                        for gradient, variable in gradients if gradient is not None]
+        self._describe('gradient', [
+            f'{variable.op.name} {gradient.dtype.name} {gradient.shape.as_list()}'
+            for gradient, variable in gradients if gradient is not None])
         return collectives.all_reduce_mean(gradients, self, overlap=self._overlap,
                                            on_gpu=self._gpus > 0)
+
+    def _describe(self, kind, names):
+        """Adds what the workers exchange to the facts that must be the same for all of them."""
+        self._layout.update({f'{kind} {k}': name for k, name in enumerate(names)})
+        self._layout[f'the {kind} count'] = len(names)
 
     def session(self, scaffold, hooks, log_device_placement=False):
         """Starts this worker's server, and returns a session on it.
@@ -87,7 +135,11 @@ class ConnectedWorker(worker.Worker):
         Raises ConnectionError if the server cannot listen.
         """
         config = self._config(log_device_placement)
-        self._broadcast = collectives.broadcast(tf.global_variables(), self)
+        variables = tf.global_variables()
+        self._describe('variable', sorted(
+            f'{each.op.name} {each.dtype.base_dtype.name} {each.shape.as_list()}'
+            for each in variables))
+        self._broadcast = collectives.broadcast(variables, self)
         own = self._peers.hosts[self.rank]
         host, port = ports.split_address(own)
         machines = sorted({address.split(':')[0] for address in self._peers.hosts})
@@ -127,11 +179,13 @@ class ConnectedWorker(worker.Worker):
 
     def start(self, session):
         # Before the first step, which has a time limit: all servers listen, and can be reached.
-        self.barrier('the start', {'gradients': self._layout})
+        # The graph may have imported more modules.
+        self.barrier('the start', {**code(), **self._layout})
         self._peers.reach_all()
         session.run(self._broadcast, options=self._options())
 
     def step(self):
+        self._steps += 1
         return tf.train.SessionRunArgs(
             {'stop': self._stop}, {self._ask_stop: float(bool(self.caught))}, self._options())
 

@@ -62,8 +62,8 @@ def start(count):
     line with their ranks, and their standard output is dropped. Signals are passed on.
 
     Returns the smallest exit code that is not 0: a mistake (1) outranks a loss (75), and the code
-    of a worker that caught a signal outranks 143, that of the workers it stopped. If this process
-    caught a signal, 128 + its number outranks a loss.
+    of a worker that caught a signal outranks 143, that of the workers it stopped. If a signal
+    stopped a worker, or this process caught one, 128 + its number outranks a loss.
     """
     # Worker 0 listens at this port, which is reserved until all have ended.
     with ports.reserve(host='127.0.0.1') as port:
@@ -127,7 +127,10 @@ def _wait(processes):
                        'the others, which did not end by themselves')
             _kill(processes)
         time.sleep(0.1)
-    return min(filter(None, map(_code, processes)), default=0)
+    codes = {*map(_code, processes)} - {0}
+    if codes & _ORDERLY:  # Otherwise a restart loop would start again.
+        codes.discard(meeting.LOST)
+    return min(codes, default=0)
 
 
 def _code(process):

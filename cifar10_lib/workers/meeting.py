@@ -14,13 +14,15 @@ lost. TensorFlow's own errors rarely name it, and a time limit for steps cannot 
 worker from a worker 0 that is still validating.
 
 A message is JSON after its length. Nothing that arrives is executed; a connection with anything
-else, or too long a message, is closed. But nothing is encrypted, and TensorFlow's own ports, which
-open next, obey anyone who can reach them: the network between the workers must be trusted.
+else, or a message that is too long or too slow, is closed. But nothing is encrypted, and
+TensorFlow's own ports, which open next, obey anyone who can reach them: the network between the
+workers must be trusted.
 """
 import contextlib
 import json
 import multiprocessing.connection
 import os
+import queue
 import signal
 import socket
 import struct
@@ -35,11 +37,12 @@ from cifar10_lib.workers import ports
 
 LOST = 75  # EX_TEMPFAIL, the exit code after another worker was lost: starting again may help.
 
-_IO_SECONDS = 5  # To connect to an open port, to send a message, or to receive the rest of one.
+_IO_SECONDS = 5  # To connect to an open port, and to send or receive a message.
 _LONGEST_MESSAGE = 1 << 20  # Bytes. The addresses of a thousand workers take 30,000.
+_LONGEST_HELLO = 1 << 12  # The first message of a worker, before it is known to be one.
 
-_PROTOCOL = 'cifar10-workers-6 '  # Before the name of the job.
-_PAUSE = 0.2  # Seconds between attempts to reach worker 0.
+_PROTOCOL = 'cifar10-workers-7 '  # Before the name of the job.
+_PAUSE = 0.2  # Seconds between attempts to reach worker 0, and between looks at who has joined.
 _FAREWELL = 2.0  # Seconds in which the others read a last message.
 
 # Worker 0 gives up before the others do, so that it can send them the names of the missing ones.
@@ -50,9 +53,12 @@ _LEADERS_SHARE = 0.8
 _BEAT, _TIME_TO_LEAVE_A_STEP = 0.05, 0.25
 _SILENT_BEATS = 10  # A worker counts as lost after more of them without a message.
 
+# A job may be suspended while a worker waits for others at a stage: that costs it one part.
+_PARTS_OF_A_WAIT = 20
+
 
 class Lost(ConnectionError):
-    """Another worker was lost, is frozen or cannot be reached; the exit code is `LOST`."""
+    """Another worker, or the connection to it, was lost or is frozen; the exit code is `LOST`."""
 
 
 def join(cluster):
@@ -100,24 +106,41 @@ def _lead(cluster, port, listener):
 def _accepted(cluster, listener):
     """Accepts workers until all have joined, or it is too late.
 
-    Returns the connection and the first message of each, a list.
+    A thread receives each first message, so that a silent connection keeps nobody waiting. Returns
+    the connection and the first message of each worker, a list.
     """
     deadline = time.monotonic() + _LEADERS_SHARE * cluster.start_timeout
-    joined = []
-    while len(joined) + 1 < cluster.size:
-        listener.settimeout(max(0.01, deadline - time.monotonic()))
-        try:
-            connection = _connection(listener.accept()[0])
-        except TimeoutError:
-            break
-        hello = _received(connection)
+    listener.setblocking(False)  # A connection may have ended before it is accepted.
+    arrived, joined = queue.SimpleQueue(), []
+    while len(joined) + 1 < cluster.size and time.monotonic() < deadline:
+        if multiprocessing.connection.wait([listener], _PAUSE):
+            with contextlib.suppress(OSError, RuntimeError):  # It is gone, or there are too many.
+                connection = _limited(listener.accept()[0])
+                threading.Thread(target=_greet, args=(connection, cluster.job, arrived),
+                                 daemon=True).start()
+        while not arrived.empty():
+            joined.append(arrived.get())
         # Workers that wait send nothing: what could be read is their end.
-        joined = [each for each in joined if not each[0].poll()]
-        if hello.get('job') == _PROTOCOL + cluster.job:
-            joined.append((connection, hello))
-        else:
-            connection.close()
+        ended = multiprocessing.connection.wait([connection for connection, _ in joined], 0)
+        joined = [each for each in joined if each[0] not in ended]
     return joined
+
+
+def _greet(connection, job, arrived):
+    """Puts a connection and its first message into the queue `arrived`.
+
+    Closes the connection unless the message is that of a worker of the job.
+    """
+    hello = _received(connection, _LONGEST_HELLO)
+    try:
+        ports.split_address(hello['address'])
+        is_worker = hello['job'] == _PROTOCOL + job and type(hello['rank']) is int
+    except (KeyError, TypeError, app.UsageError):
+        is_worker = False
+    if is_worker:
+        arrived.put((connection, hello))
+    else:
+        connection.close()
 
 
 def _addresses(cluster, port, hellos):
@@ -152,13 +175,14 @@ def _follow(cluster, port):
             host = socket_.getsockname()[0]
             if host.startswith('127.'):  # The others reach worker 0's machine by this name.
                 host = cluster.address.split(':')[0]
-            connection = _connection(socket_)
+            connection = _limited(socket_)
             _send(connection, job=_PROTOCOL + cluster.job, rank=cluster.rank,
                   address=cluster.hosts[cluster.rank] or f'{host}:{port}')
-            if not connection.poll(max(0.0, deadline - time.monotonic())):
+            if not multiprocessing.connection.wait(
+                    [connection], max(0.0, deadline - time.monotonic())):
                 raise TimeoutError('worker 0 sent no answer')
             answer = _received(connection)
-            if answer.keys() & {'hosts', 'error'}:
+            if 'hosts' in answer or answer.keys() >= {'error', 'code'}:
                 break
             raise ConnectionError(answer.get('end', 'the server there is not worker 0'))
         except OSError as error:
@@ -222,7 +246,8 @@ class Meeting(contextlib.AbstractContextManager):
 
         Args:
             stage: name of the stage, such as 'the data'.
-            must_match: dictionary from name to JSON value, the same for all workers.
+            must_match: dictionary from name to JSON value, the same for all workers that have the
+                name.
             value: JSON value; all workers get worker 0's.
 
         Raises:
@@ -236,11 +261,12 @@ class Meeting(contextlib.AbstractContextManager):
             return self._await(stage, self._cluster.stage_timeout + self.patience)[0]['value']
         try:
             for rank, message in self._await(stage, self._cluster.stage_timeout).items():
-                for name in {**facts, **message['facts']}:
-                    ours, theirs = facts.get(name), message['facts'].get(name)
+                for name, ours in facts.items():
+                    theirs = message['facts'].get(name, ours)
                     if ours != theirs:
-                        raise ConnectionError(f'{self._names[rank]} differs from worker 0: {name} '
-                                              f'is {theirs}, not {ours}')
+                        raise ConnectionError(
+                            f'{self._names[rank]} differs from worker 0: {name} is {theirs}, not '
+                            f'{ours}: start all workers with the same code, data and flags')
         except ConnectionError as error:
             self._lose(str(error), 1)
             raise
@@ -252,9 +278,11 @@ class Meeting(contextlib.AbstractContextManager):
         with self._changed:
             now = time.monotonic()
             first = min([now, *(time_ for time_, _ in self._arrived.values())])
-            self._changed.wait_for(
-                lambda: self._loss or self._arrived.keys() >= self._connections.keys(),
-                max(0.0, first + seconds - now))
+            for _ in range(_PARTS_OF_A_WAIT):
+                if self._changed.wait_for(
+                        lambda: self._loss or self._arrived.keys() >= self._connections.keys(),
+                        max(0.0, first + seconds - now) / _PARTS_OF_A_WAIT):
+                    break
             if self._loss:
                 raise ConnectionError(self._loss[0])
             for rank in self._connections.keys() - self._arrived.keys():
@@ -379,26 +407,44 @@ def reach(address):
     return socket.create_connection((socket.gethostbyname(host), port), _IO_SECONDS)
 
 
-def _connection(socket_):
-    """A `multiprocessing.connection.Connection` with limits of time, which takes over a socket."""
-    socket_.settimeout(None)
+def _limited(socket_):
+    """A socket whose operations may take `_IO_SECONDS`; threads may use it at the same time."""
+    socket_.settimeout(None)  # Python's own limit is one for all threads.
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         socket_.setsockopt(socket.SOL_SOCKET, option, struct.pack('ll', _IO_SECONDS, 0))
-    return multiprocessing.connection.Connection(socket_.detach())
+    return socket_
 
 
 def _send(connection, **message):
     """Sends an object. If the peer is gone, whoever reads the connection next will notice."""
+    text = json.dumps(message).encode()
     with contextlib.suppress(OSError):
-        connection.send_bytes(json.dumps(message).encode())
+        connection.sendall(struct.pack('!I', len(text)) + text)
 
 
-def _received(connection):
-    """The next object; {'end': reason} if the peer is gone or sent anything else."""
+def _received(connection, longest=_LONGEST_MESSAGE):
+    """The next object; {'end': reason} if the peer is gone, too slow, or sent anything else."""
+    deadline = time.monotonic() + _IO_SECONDS
     try:
-        return json_files.parse(connection.recv_bytes(_LONGEST_MESSAGE), 'a message')
-    except (EOFError, OSError, ValueError) as error:  # An EOFError has no text.
-        return {'end': getattr(error, 'strerror', None) or str(error) or 'it closed the connection'}
+        size, = struct.unpack('!I', _read(connection, 4, deadline))
+        if size > longest:
+            raise ValueError('it sent something else')
+        return json_files.parse(_read(connection, size, deadline), 'a message')
+    except (OSError, ValueError) as error:
+        return {'end': getattr(error, 'strerror', None) or str(error)}
+
+
+def _read(connection, size, deadline):
+    """The next bytes of a connection; raises `OSError` if they do not arrive in time."""
+    data = b''
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionError('it closed the connection')
+        data += part
+        if len(data) < size and time.monotonic() > deadline:
+            raise TimeoutError('its message stopped halfway')
+    return data
 
 
 def _code(error):

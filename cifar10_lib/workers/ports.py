@@ -27,6 +27,9 @@ def split_address(address, source='address'):
     match = re.fullmatch(r'((?:[\w-]{1,63}\.)*[\w-]{1,63}\.?):(\d{1,5})', address, re.ASCII)
     if not match or not 1 <= int(match.group(2)) <= 65535:
         raise app.UsageError(f'{source}: {json_files.shown(address)} is not HOST:PORT')
+    if not match.group(1).strip('0.'):
+        raise app.UsageError(f'{source}: {address} is not the address of one machine: give the one '
+                             'by which the other workers reach it')
     return match.group(1), int(match.group(2))
 
 

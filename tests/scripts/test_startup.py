@@ -287,6 +287,10 @@ def test_scripts_run_with_closed_streams(tmp_path):
     ('raise FloatingPointError("two\\nlines")', 'two lines'),
     ('tf.Session().run(tf.read_file("/nowhere"))',
      '/nowhere; No such file or directory (CIFAR10_TRACEBACK=1 shows where)'),
+    ('tf.Session(tf.train.Server.create_local_server().target).run(tf.read_file("/nowhere"))',
+     '/nowhere; No such file or directory (CIFAR10_TRACEBACK=1 shows where)'),
+    ('tf.Session().run(tf.FIFOQueue(1, "bool").dequeue(), options=tf.RunOptions(timeout_in_ms=9))',
+     'Timed out waiting for notification (CIFAR10_TRACEBACK=1 shows where)'),
     ('raise tf.errors.AbortedError(None, None, "Stale file handle")',
      'Stale file handle (CIFAR10_TRACEBACK=1 shows where)'),
     # TensorFlow's text; a real one comes after 20 seconds of retries.

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 
+import copies
 import networks
 import numpy as np
 import outcomes
@@ -188,6 +190,20 @@ def test_all_workers_report_a_loss_that_is_not_finite(half_bright):
                     r'diverged at step \d+: ', lines[1])
 
 
+def test_all_workers_name_a_file_that_goes_missing(half_bright, tmp_path):
+    """TensorFlow's server puts another line before the error's own."""
+    data = tmp_path / 'moved'
+    shutil.copytree(FLAGS.data_dir, data)
+    process = start('--max_steps=100000', f'--data_dir={data}', PATIENT)
+    await_steps(process)
+    shutil.rmtree(data)
+    _, error = spawn.ended(process, 1)
+    lines = error.splitlines()
+    assert len(lines) == 2, error
+    for line in lines:
+        assert re.search(rf': {data}/\S+; No such file or directory( |$)', line), error
+
+
 def test_all_workers_report_damaged_checkpoints(half_bright):
     """Worker 0 alone looks for them, even for the last step of --epochs."""
     os.makedirs(FLAGS.train_dir)
@@ -233,20 +249,94 @@ def test_a_validation_may_take_longer_than_a_step_and_sigterm_then_loses_nothing
     assert 'Saved step 6 in' in out, error
 
 
+def differing(first, second, words):
+    """Starts two workers with these lists of arguments; worker 1's difference must end both."""
+    hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
+    processes = [spawn.start([
+        *own, f'--worker_hosts={",".join(hosts)}', f'--task_index={rank}'])
+        for rank, own in enumerate((first, second))]
+    for code, _, error in spawn.all_ended(processes):
+        assert (code, error) == (
+            1, f'{NAME}: worker 1 ({hosts[1]}) differs from worker 0: {words}: start all workers '
+            'with the same code, data and flags\n')
+    assert checkpoints.latest(FLAGS.train_dir) is None
+
+
 @pytest.mark.parametrize('rate, difference, words', [
     (0.04, '--batch_size=8', 'INITIAL_LEARNING_RATE is 0.04, not 0.03'),
     (0.03, '--net=resnet23', '--net is resnet23, not tutorial'),
     (0.03, '--batch_size=4', '--batch_size is 4, not 8'),
     (0.03, '--dataset=synthetic', '--dataset is synthetic, not cifar10')])
-def test_a_worker_with_other_code_flags_or_data_ends_both(half_bright, rate, difference, words):
-    hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
-    processes = [spawn.start([
-        *spawn.gently(NAME, own), f'--worker_hosts={",".join(hosts)}', f'--task_index={rank}',
-        *flags_of_a_run(*more)]) for rank, (own, *more) in enumerate([(0.03,), (rate, difference)])]
-    for code, _, error in spawn.all_ended(processes):
-        assert (code, error) == (
-            1, f'{NAME}: worker 1 ({hosts[1]}) differs from worker 0: {words}\n')
+def test_a_worker_with_other_constants_or_flags_ends_both(half_bright, rate, difference, words):
+    differing([*spawn.gently(NAME), *flags_of_a_run()],
+              [*spawn.gently(NAME, rate), *flags_of_a_run(difference)], words)
     assert not os.path.exists(FLAGS.train_dir)
+
+
+@pytest.mark.parametrize('name, edit', [
+    ('cifar10_lib/recipes.py', {'MomentumOptimizer(lr, 0.9': 'MomentumOptimizer(lr, 0.8'}),
+    ('cifar10_distributed_train.py', {"train_op = ": "print('mine')\n        train_op = "})])
+def test_a_worker_with_edited_code_ends_both(half_bright, monkeypatch, tmp_path, name, edit):
+    monkeypatch.setenv('PYTHONHASHSEED', '1')  # No fork: it would have imported modules of ours.
+    copy = copies.copy_with(tmp_path / 'copy', {name: edit})
+    checksums = [f'{zlib.crc32((folder / name).read_bytes()):08x}' for folder in (copy, spawn.ROOT)]
+    module = name.removesuffix('.py').replace('/', '.')
+    differing([spawn.ROOT / NAME, *flags_of_a_run()], [copy / NAME, *flags_of_a_run()],
+              f'the checksum of module {module} is {checksums[0]}, not {checksums[1]}')
+
+
+def test_a_worker_with_its_own_input_from_elsewhere_ends_both(half_bright, tmp_path):
+    """And a module that only one worker imports does not."""
+    text = (spawn.ROOT / 'cifar10_input.py').read_text() + '# Mine.\n'
+    (tmp_path / 'cifar10_input.py').write_text(text)
+    (tmp_path / 'cifar10_only_here.py').write_text('')
+    program = f'''
+import runpy, sys
+sys.path[:0] = [{str(tmp_path)!r}, {str(spawn.ROOT)!r}]
+import cifar10_only_here
+runpy.run_path({str(spawn.ROOT / NAME)!r}, run_name='__main__')
+'''
+    checksums = [f'{zlib.crc32(each.encode()):08x}' for each in (
+        text, text.removesuffix('# Mine.\n'))]
+    differing([spawn.ROOT / NAME, *flags_of_a_run()], ['-c', program, *flags_of_a_run()],
+              f'the checksum of module cifar10_input is {checksums[0]}, not {checksums[1]}')
+
+
+def test_a_worker_with_other_record_files_ends_both(half_bright, tmp_path):
+    """They hold as many images as those of worker 0: one more here, one less there."""
+    other = tmp_path / 'other'
+    shutil.copytree(FLAGS.data_dir, other)
+    first, second = (other / 'cifar-10-batches-bin' / f'data_batch_{k}.bin' for k in (1, 2))
+    first.write_bytes(first.read_bytes() + second.read_bytes()[-3073:])
+    second.write_bytes(second.read_bytes()[:-3073])
+    differing([spawn.ROOT / NAME, *flags_of_a_run()],
+              [spawn.ROOT / NAME, *flags_of_a_run(f'--data_dir={other}')],
+              'the size of data_batch_1.bin is 52241, not 49168')  # 17 and 16 records of 3,073.
+
+
+# What worker 1 adds to the graph, before the tutorial's network.
+LAYOUTS = {
+    'loss': ("tf.add_to_collection('losses', tf.constant(0.5, name='another'))",
+             'loss 0 is another, not cross_entropy'),
+    'gradient': ("images += tf.get_variable('another', [])",
+                 'gradient 0 is another float32 [], not conv1/weights float32 [5, 5, 3, 64]'),
+    'variable': ("tf.get_variable('another', [], trainable=False)",
+                 'variable 0 is another float32 [], not conv1/biases float32 [64]')}
+
+
+@pytest.mark.parametrize('kind', list(LAYOUTS))
+def test_a_worker_with_another_graph_ends_both_before_the_first_step(half_bright, kind):
+    line, words = LAYOUTS[kind]
+    prepare = f'''
+import tensorflow.compat.v1 as tf
+inference = cifar10.inference
+def another(images):
+    {line}
+    return inference(images)
+cifar10.inference = another
+'''
+    differing([*spawn.gently(NAME), *flags_of_a_run()],
+              [*spawn.gently(NAME, prepare=prepare), *flags_of_a_run()], words)
 
 
 @pytest.mark.parametrize('number, rank, moment', [
@@ -264,6 +354,15 @@ def test_a_worker_that_is_killed_or_frozen_ends_all(half_bright, number, rank, m
     assert re.search(rf'worker {rank} .*was lost', error), error
     assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
     assert checkpoints.latest(FLAGS.train_dir) == tf.train.latest_checkpoint(FLAGS.train_dir)
+
+
+def test_a_full_disk_behind_the_console_at_the_start_is_not_a_loss(half_bright):
+    """A restart loop would start again after 75, for ever."""
+    with open('/dev/full', 'w') as full:
+        process = spawn.start([*spawn.gently(NAME), '--num_workers=2', *flags_of_a_run(PATIENT)],
+                              stdout=full)
+    _, error = spawn.ended(process, 128 + signal.SIGHUP)
+    assert 'The console is gone: No space left on device.' in error
 
 
 @networks.with_networks

@@ -1,4 +1,6 @@
 import json
+import signal
+import time
 
 import networks
 import numpy as np
@@ -49,7 +51,7 @@ PROGRAM = '''
 import sys; sys.path.insert(0, sys.argv.pop(1))
 from cifar10_lib.program import quiet
 quiet.import_tensorflow()
-import json, time
+import contextlib, json, os, socket, time
 import numpy as np
 import tensorflow.compat.v1 as tf
 from cifar10_lib.program import devices, startup
@@ -79,19 +81,33 @@ def values(me):
     return [tf.bitcast(variables[0].read_value(), tf.int32), variables[1].read_value(),
             variables[2].read_value()]
 
+def cut():
+    """Breaks all connections of this process but the one to where the workers have met."""
+    for name in os.listdir('/proc/self/fd'):
+        with contextlib.suppress(OSError):  # Most are not connected sockets.
+            with socket.socket(fileno=os.dup(int(name))) as found:
+                if found.getpeername()[1] != int(workers.address.split(':')[1]):
+                    found.shutdown(socket.SHUT_RDWR)
+
 def work(workers):
     devices.choose('cpu')
     with connected.joined(workers, {}) as me:
         tf.add_to_collection('errors', tf.constant(0.5))
-        fetches = means(me) if what == 'slow' else globals()[what](me)
+        fetches = values(me) if what == 'values' else means(me)
         with me.session(tf.train.Scaffold(), []) as session:
             me.start(session)
-            for step in range(3):
+            for step in range(3 if what in ('means', 'values') else 1000):
                 # The first step has no limit: on a busy machine, it may take long.
-                options = me.step().options if step and what == 'slow' else None
+                options = me.step().options if step and what not in ('means', 'values') else None
                 found = session.run(fetches, options=options)
-                if what == 'slow' and step == 1 and me.rank == 1:
+                if me.rank == 1 and what == 'suspended':
+                    time.sleep(1)  # Worker 0 is in a step nearly all the time.
+                if me.rank == 1 and what == f'slow {step}':
                     time.sleep(100)
+                if me.rank == 1 and what == f'cut {step}':
+                    time.sleep(1)  # Worker 0 asks for data in the meantime.
+                    cut()
+                print(step, flush=True)
         print(json.dumps(found, default=lambda x: x.tolist()), flush=True)
         me.end()
 startup.run(lambda: launch.run(work, workers))
@@ -112,7 +128,7 @@ def results(size, what, **options):
     hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(size)]
     ended = spawn.all_ended(list(start(hosts, what, **options)))
     assert [(code, error) for code, _, error in ended] == [(0, '')] * size
-    return [json.loads(out) for _, out, _ in ended]
+    return [json.loads(out.splitlines()[-1]) for _, out, _ in ended]
 
 
 @pytest.mark.parametrize('size, bucket_bytes, overlap', [(3, 100, True), (2, 100, False)])
@@ -133,14 +149,43 @@ def test_the_values_of_worker_0_at_the_start_are_exact():
         assert found == [bits, [[1.0, 1.0], [1.0, 1.0]], 2**53 + 1]
 
 
-def test_a_live_worker_that_runs_no_step():
+@pytest.mark.parametrize('step, code', [(0, 1), (1, 75)])
+def test_a_live_worker_that_runs_no_step(step, code):
+    """Steps are counted from the first one with a limit, 1."""
     hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
-    first, second = start(hosts, 'slow', step_timeout=4.0)
-    _, error = spawn.ended(first, 1)
-    assert error.startswith('-c: a step took longer than --step_timeout=4 seconds although all')
-    assert error.count('\n') == 1
-    _, error = spawn.ended(second, 1)
-    assert error.startswith(f'-c: worker 0 ({hosts[0]}) failed: a step took longer')
+    first, second = start(hosts, f'slow {step}', step_timeout=4.0)
+    _, error = spawn.ended(first, code)
+    line = ('a step failed although all workers send heartbeats (Operation timed out.): if the job '
+            'was not suspended, check the network between the workers; if steps take longer than '
+            '--step_timeout=4 seconds, raise it\n')
+    assert error == f'-c: {line}'
+    _, error = spawn.ended(second, code)
+    assert error == f'-c: worker 0 ({hosts[0]}) failed: {line}'
+
+
+def test_a_job_that_was_suspended_for_longer_than_a_step_may_take_can_be_started_again():
+    hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
+    processes = list(start(hosts, 'suspended', step_timeout=10.0))
+    for process in processes:
+        assert [process.stdout.readline() for _ in range(3)] == ['0\n', '1\n', '2\n']
+    for number, seconds in ((signal.SIGSTOP, 11), (signal.SIGCONT, 0)):
+        for process in processes:
+            process.send_signal(number)
+        time.sleep(seconds)
+    for code, _, error in spawn.all_ended(processes):
+        assert code == 75, error
+        assert 'a step failed although all workers send heartbeats (Operation timed ' in error
+        assert error.count('\n') == 1
+
+
+@pytest.mark.parametrize('step, code', [(0, 1), (2, 75)])
+def test_a_connection_that_breaks_between_live_workers(step, code):
+    address = f'127.0.0.1:{networks.free_port()}'
+    processes = list(start(['', ''], f'cut {step}', address=address, step_timeout=10.0))
+    for found, out, error in spawn.all_ended(processes):
+        assert found == code, (out, error)
+        assert 'a step failed although all workers send heartbeats (Collective ops' in error
+        assert error.count('\n') == 1, error
 
 
 @networks.with_networks

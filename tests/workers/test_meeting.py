@@ -121,12 +121,22 @@ def test_a_port_that_is_in_use(rank):
             'training run using it?')
 
 
-OTHER_JOB = b'{"job": "cifar10-workers-6 k", "rank": 1, "address": "127.0.0.1:1"}'
+def framed(text):
+    """A message: its length, 4 bytes, and the text."""
+    return struct.pack('!i', len(text)) + text.encode()
+
+
+def hello(job='j', rank='1', address='"127.0.0.1:1"', more=''):
+    """The first message of a worker, of JSON values."""
+    return framed(f'{{"job": "cifar10-workers-7 {job}", "rank": {rank}, "address": {address}{more}'
+                  '}')
 
 
 @pytest.mark.parametrize('sent', [
     b'GET / HTTP/1.1\r\n\r\n', b'x' * (2 << 20), struct.pack('!i', 100) + b'{"job": ',
-    struct.pack('!i', 2) + b'[]', struct.pack('!i', len(OTHER_JOB)) + OTHER_JOB, b''])
+    framed('[]'), framed('{"job": "cifar10-workers-7 j"}'), hello(job='k'), hello(rank='"1"'),
+    hello(rank='1.0'), hello(rank='true'), hello(rank='null'), hello(address='null'),
+    hello(address='"a"'), hello(more=', "x": "' + 4096 * 'x' + '"'), b''])
 def test_anything_else_at_the_port_is_closed_and_does_not_disturb_the_job(sent):
     """Also a message that stops halfway, another job, and silence."""
     first, second = workers(2)
@@ -141,6 +151,56 @@ def test_anything_else_at_the_port_is_closed_and_does_not_disturb_the_job(sent):
     met = together(lambda: meeting.join(first), stranger)
     assert [type(one) for one in met] == [meeting.Meeting] * 2, met
     leave(met)
+
+
+def test_silent_connections_do_not_keep_workers_out():
+    """One after another, with 5 seconds for each, they would keep them out for 200 seconds."""
+    first, second = workers(2, start_timeout=100.0)
+
+    def follow():
+        with contextlib.ExitStack() as stack:
+            for _ in range(40):
+                stack.enter_context(reached(first.address))
+            return meeting.join(second)
+    met = together(lambda: meeting.join(first), follow)
+    assert [type(one) for one in met] == [meeting.Meeting] * 2, met
+    leave(met)
+
+
+def test_a_slow_first_message_is_closed():
+    """The length of a message, and then a byte of it every second."""
+    first, second = workers(2)
+
+    def follow():
+        with reached(first.address) as socket_, contextlib.suppress(ConnectionError):
+            socket_.settimeout(1.0)
+            socket_.sendall(struct.pack('!i', 4000))
+            for _ in range(100):
+                socket_.sendall(b' ')
+                with contextlib.suppress(TimeoutError):
+                    if not socket_.recv(1):
+                        return meeting.join(second)
+            return 'still open'
+        return meeting.join(second)
+    met = together(lambda: meeting.join(first), follow)
+    assert [type(one) for one in met] == [meeting.Meeting] * 2, met
+    leave(met)
+
+
+def test_a_slow_stranger_does_not_extend_the_time_to_start():
+    first, _ = workers(2, start_timeout=4.0)
+
+    def stranger():
+        deadline = time.monotonic() + 60
+        with reached(first.address) as socket_, contextlib.suppress(ConnectionError):
+            socket_.sendall(struct.pack('!i', 4000))
+            while time.monotonic() < deadline:
+                socket_.sendall(b' ')
+                time.sleep(0.5)
+            return 'worker 0 still reads'
+        return 'closed'
+    found, closed = together(lambda: meeting.join(first), stranger)
+    assert (type(found), closed) == (meeting.Lost, 'closed')
 
 
 def reached(address):
@@ -188,7 +248,7 @@ from cifar10_lib.workers import cluster, meeting
 rank, port, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 try:
     with meeting.join(cluster.Cluster(rank, 3, address='127.0.0.1:' + port, hosts=('',) * 3,
-                                      step_timeout=4.0)) as workers:
+                                      step_timeout=4.0, stage_timeout=8.0)) as workers:
         print('started', workers.hosts[rank], flush=True)
         workers.barrier('start')  # What ends the others comes after they have printed.
         if what == 'differ':
@@ -218,7 +278,8 @@ def start_three(what):
 
 @pytest.mark.parametrize('what, code, words', [
     ('fail', 1, 'worker 1 (ADDRESS1) failed: No space left on device'),
-    ('differ', 1, 'worker 2 (ADDRESS2) differs from worker 0: shapes is 1, not 0'),
+    ('differ', 1, 'worker 2 (ADDRESS2) differs from worker 0: shapes is 1, not 0: start all '
+     'workers with the same code, data and flags'),
     ('interrupt', 130, 'worker 0 (ADDRESS0) was interrupted')])
 def test_all_report_what_ended_a_worker(what, code, words):
     processes, addresses = start_three(what)
@@ -229,12 +290,13 @@ def test_all_report_what_ended_a_worker(what, code, words):
         assert (found, error) == (code, own[1] if rank == own[0] else f'-c: {words}\n')
 
 
-def test_a_job_of_slow_steps_that_was_stopped_as_a_whole_continues():
-    """Its steps take 3 seconds, and it is stopped for 4; a silence of 2 would be too long."""
+def test_a_job_that_was_stopped_as_a_whole_continues():
+    """Its steps take 3 seconds, and it is stopped for longer than workers may be silent, 2 seconds,
+    or wait for one another, 8."""
     processes, _ = start_three('long')
     for process in processes:
         process.send_signal(signal.SIGSTOP)
-    time.sleep(4.0)
+    time.sleep(9.0)
     for process in processes:
         process.send_signal(signal.SIGCONT)
     assert spawn.all_ended(processes) == [(0, 'done\n', '')] * 3
