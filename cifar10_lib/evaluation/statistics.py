@@ -3,7 +3,7 @@
 The moving statistics of batch norms belong to the raw weights of the last steps. Averaged weights
 have other ones, which are computed from training images without distortions, as in section 3.2 of
 Izmailov et al., "Averaging Weights Leads to Wider Optima and Better Generalization" (2018). They
-replace the averages of the moving statistics, which score less: docs/resnet23.md has the figures.
+replace the averages of the moving statistics, which score less: docs/results.md has the figures.
 """
 import dataclasses
 import math

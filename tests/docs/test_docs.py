@@ -31,10 +31,7 @@ OPTIONS_OF_OTHERS = {
     'pytest': {'-m', '-k', '-rP', '--timeout'},
     'tensorboard': {'--logdir', '--logdir_spec'},
     'torchrun': {'--nproc_per_node', '--max_restarts'},
-    'classification.py': {
-        '-b', '-c', '-e', '-h', '-l', '-m', '-n', '-o', '-t', '--batch-size', '--context',
-        '--epochs', '--learning-rate', '--net', '--sync-bn', '--use-latest-checkpoint',
-        '--warmup-epoch', '--with-all-reduce-callback'}}
+    'classification.py': {'--sync-bn'}}
 _BLOCK = re.compile(r'^```[a-z]*\n(.*?)^```', re.DOTALL | re.MULTILINE)
 
 
