@@ -70,7 +70,11 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
             validate_on='held_out')  # That has no effect here.
         np.testing.assert_array_equal(matrix, expected)
         assert f'model.ckpt-123 (step 123, {weights} weights) on {count} images.\n' in out
-    assert events.read_scalars(FLAGS.eval_dir, 'Precision @ 1') == {
+    kinds = ['training images'] * (eval_data != 'test') + ['raw weights'] * (weights == 'raw')
+    tag = 'Precision @ 1'
+    if kinds:
+        tag += f' ({", ".join(kinds)})'
+    assert events.read_scalars(FLAGS.eval_dir, tag) == {
         123: np.float32(np.trace(expected) / count)}
 
 
@@ -142,7 +146,9 @@ def test_a_file_that_changes_after_the_check(noisy, tmp_path, change, error, wor
     change(noisy / 'test_batch.bin')
     with pytest.raises(error, match=words.replace('FOLDER', re.escape(str(noisy)))):
         cifar10_eval.eval_once(saver, None, top_k_op, summary_op,
-                               str(tmp_path / 'train' / 'model.ckpt-123'), source, 130)
+                               str(tmp_path / 'train' / 'model.ckpt-123'),
+                               cifar10_eval.Images(source, 130, table.CIFAR10.classes, 'averaged',
+                                                   []))
 
 
 def test_a_signal_ends_counting(noisy, tmp_path, capsys):

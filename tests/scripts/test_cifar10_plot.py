@@ -46,8 +46,8 @@ def test_samples_and_distorted_show_the_images(half_bright, tmp_path):
 def test_samples_and_distorted_images_of_a_run(half_bright, tmp_path):
     """The run's images are all red."""
     red = np.full([10, 32, 32, 3], [209, 0, 0], np.uint8)
-    np.savez(tmp_path / 'red.npz', x_train=red, y_train=np.zeros(10, int), x_test=red[:1],
-             y_test=[0], classes=['red'])
+    np.savez(tmp_path / 'red.npz', x_train=red, y_train=np.arange(10) % 2, x_test=red[:1],
+             y_test=[0], classes=['red', 'also red'])
     cifar10_convert.convert(f'{tmp_path}/red.npz', str(tmp_path / 'red'))
     run = tmp_path / 'run'
     with flagsaver.flagsaver(dataset=str(tmp_path / 'red'), net='resnet23', train_dir=str(run),
