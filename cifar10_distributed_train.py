@@ -171,6 +171,7 @@ def work(workers):
         cifar10.maybe_download_and_extract(source)
         me.barrier('the data', {
             'training images': source.num_examples(),
+            'the number of classes': source.num_classes,
             **{f'the size of {os.path.relpath(path, source.folder)}': os.path.getsize(path)
                for path in source.files()},
             **{f'label {label}': name for label, name in enumerate(source.data_set.classes)}})

@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 from cifar10_lib import recipes
+from cifar10_lib.datasets import custom
 from cifar10_lib.program import devices
 from cifar10_lib.runs import checkpoints, metrics
 
@@ -312,6 +313,19 @@ def test_a_worker_with_other_record_files_ends_both(half_bright, tmp_path):
     differing([spawn.ROOT / NAME, *flags_of_a_run()],
               [spawn.ROOT / NAME, *flags_of_a_run(f'--data_dir={other}')],
               'the size of data_batch_1.bin is 52241, not 49168')  # 17 and 16 records of 3,073.
+
+
+def test_a_worker_with_one_more_class_ends_both(half_bright, tmp_path):
+    """The first two classes have the same names."""
+    noise = np.random.RandomState(0).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
+    commands = []
+    for count in (2, 3):
+        folder = tmp_path / str(count) / 'mine'
+        folder.mkdir(parents=True)
+        images = noise, np.arange(6) % count
+        custom.write(folder, 'mine', ['rose', 'tulip', 'daisy'][:count], images, images)
+        commands.append([spawn.ROOT / NAME, *flags_of_a_run(f'--dataset={folder}')])
+    differing(*commands, 'the number of classes is 3, not 2')
 
 
 # What worker 1 adds to the graph, before the tutorial's network.
