@@ -132,6 +132,13 @@ def hello(job='j', rank='1', address='"127.0.0.1:1"', more=''):
                   '}')
 
 
+def meet_although(first, follow):
+    """Worker 0 meets the worker that `follow` returns after it has done something else."""
+    met = together(lambda: meeting.join(first), follow)
+    assert [type(one) for one in met] == [meeting.Meeting] * 2, met
+    leave(met)
+
+
 @pytest.mark.parametrize('sent', [
     b'GET / HTTP/1.1\r\n\r\n', b'x' * (2 << 20), struct.pack('!i', 100) + b'{"job": ',
     framed('[]'), framed('{"job": "cifar10-workers-7 j"}'), hello(job='k'), hello(rank='"1"'),
@@ -148,9 +155,7 @@ def test_anything_else_at_the_port_is_closed_and_does_not_disturb_the_job(sent):
                 while socket_.recv(100):
                     pass
         return meeting.join(second)
-    met = together(lambda: meeting.join(first), stranger)
-    assert [type(one) for one in met] == [meeting.Meeting] * 2, met
-    leave(met)
+    meet_although(first, stranger)
 
 
 def test_silent_connections_do_not_keep_workers_out():
@@ -162,9 +167,7 @@ def test_silent_connections_do_not_keep_workers_out():
             for _ in range(40):
                 stack.enter_context(reached(first.address))
             return meeting.join(second)
-    met = together(lambda: meeting.join(first), follow)
-    assert [type(one) for one in met] == [meeting.Meeting] * 2, met
-    leave(met)
+    meet_although(first, follow)
 
 
 def test_a_slow_first_message_is_closed():
@@ -182,9 +185,7 @@ def test_a_slow_first_message_is_closed():
                         return meeting.join(second)
             return 'still open'
         return meeting.join(second)
-    met = together(lambda: meeting.join(first), follow)
-    assert [type(one) for one in met] == [meeting.Meeting] * 2, met
-    leave(met)
+    meet_although(first, follow)
 
 
 def test_a_slow_stranger_does_not_extend_the_time_to_start():
