@@ -136,12 +136,13 @@ def confused(stream, run):
 
 def sparsity(stream, run):
     """Draws the sparsity of each layer with a ReLU."""
-    lines = []
+    found, lines = events.read_curves(run), []
     for number, layer in enumerate(('conv1', 'conv2', 'local3', 'local4')):
-        # The shorter tag is that of older runs.
-        points = events.read_scalars(run, f'{layer}/{layer}/sparsity', f'{layer}/sparsity')
+        # The shorter tag is that of older runs; a run that was resumed has both.
+        points = {**found.get(f'{layer}/sparsity', {}),
+                  **found.get(f'{layer}/{layer}/sparsity', {})}
         if points:
-            lines.append((layer, number, None, points))
+            lines.append((layer, number, None, dict(sorted(points.items()))))
     if not lines:
         raise app.UsageError(
             f'{run} has no event file with conv1/conv1/sparsity: choose another run')

@@ -37,17 +37,6 @@ def writer(folder, graph, run, is_first):
     return made
 
 
-def read_scalars(folder, *tags):
-    """One of the curves of `read_curves`, {step: float}, sorted by step; may be empty.
-
-    Several tags are names of the same curve, by different versions of a program.
-    """
-    curves, merged = read_curves(folder), {}
-    for tag in tags:
-        merged.update(curves.get(tag, {}))
-    return dict(sorted(merged.items()))
-
-
 def read_curves(folder):
     """All curves in the event files of a folder, {tag: {step: float}}, sorted by step.
 

@@ -74,7 +74,7 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
     tag = 'Precision @ 1'
     if kinds:
         tag += f' ({", ".join(kinds)})'
-    assert events.read_scalars(FLAGS.eval_dir, tag) == {
+    assert events.read_curves(FLAGS.eval_dir).get(tag, {}) == {
         123: np.float32(np.trace(expected) / count)}
 
 

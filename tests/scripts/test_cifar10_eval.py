@@ -33,7 +33,7 @@ FLAGS = flags.FLAGS
 
 
 def values(tag):
-    return events.read_scalars(FLAGS.eval_dir, tag)
+    return events.read_curves(FLAGS.eval_dir).get(tag, {})
 
 
 def tags():

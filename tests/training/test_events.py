@@ -17,12 +17,12 @@ def event_file(tmp_path):
 
 def test_a_curve(event_file):
     """Sorted by step; later files replace values of earlier ones."""
-    assert list(events.read_scalars(str(event_file.parent), 'curve').items()) == [
+    assert list(events.read_curves(str(event_file.parent)).get('curve', {}).items()) == [
         (1, 0.5), (2, 0.25)]
     with tf.summary.FileWriter(str(event_file.parent), filename_suffix='.later') as writer:
         writer.add_summary(tf.Summary(value=[tf.Summary.Value(tag='curve', simple_value=4)]), 2)
-    assert events.read_scalars(str(event_file.parent), 'curve') == {1: 0.5, 2: 4}
-    assert events.read_scalars(str(event_file.parent), 'other') == {}
+    assert events.read_curves(str(event_file.parent)).get('curve', {}) == {1: 0.5, 2: 4}
+    assert events.read_curves(str(event_file.parent)).get('other', {}) == {}
 
 
 @pytest.mark.parametrize('added, reported', [
@@ -31,8 +31,8 @@ def test_a_curve_ends_where_its_file_is_damaged(event_file, capsys, added, repor
     """A record that is cut short may still be being written, so it is not reported."""
     whole = event_file.read_bytes()
     event_file.write_bytes(whole + added)
-    assert events.read_scalars(str(event_file.parent), 'curve') == {1: 0.5, 2: 0.25}
+    assert events.read_curves(str(event_file.parent)).get('curve', {}) == {1: 0.5, 2: 0.25}
     assert capsys.readouterr().out == reported * (
         f'{event_file} is damaged; using the part before the damage.\n')
     event_file.write_bytes(whole[:-1])
-    assert events.read_scalars(str(event_file.parent), 'curve') == {2: 0.25}
+    assert events.read_curves(str(event_file.parent)).get('curve', {}) == {2: 0.25}

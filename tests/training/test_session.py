@@ -126,8 +126,8 @@ def test_summaries_at_each_start_and_every_hundred_steps(half_bright, monkeypatc
         for max_steps in (60, 162):
             with flagsaver.flagsaver(max_steps=max_steps):
                 sessions.train()
-    assert list(events.read_scalars(FLAGS.train_dir, 'total_loss__raw_')) == [1, 61, 161]
-    rates = events.read_scalars(FLAGS.train_dir, 'learning_rate')
+    assert list(events.read_curves(FLAGS.train_dir).get('total_loss__raw_', {})) == [1, 61, 161]
+    rates = events.read_curves(FLAGS.train_dir).get('learning_rate', {})
     np.testing.assert_allclose(rates[161], 0.001, rtol=1e-6)
     starts = [step for step, event in all_events()
               if event.session_log.status == tf.SessionLog.START]

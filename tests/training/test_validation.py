@@ -46,7 +46,7 @@ def rows():
 
 
 def scalars(tag):
-    return events.read_scalars(FLAGS.train_dir, tag)
+    return events.read_curves(FLAGS.train_dir).get(tag, {})
 
 
 def errors(step):
