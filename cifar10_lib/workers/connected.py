@@ -23,6 +23,7 @@ _CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones to
 _BROKEN = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
            tf.errors.DeadlineExceededError)
 _PERHAPS_A_PEER = (*_BROKEN, tf.errors.InternalError, tf.errors.UnknownError)
+_ABORTED = 'Collective ops is aborted'  # Starts the message of such an error, whatever its class.
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -49,7 +50,9 @@ def joined(cluster, facts):
             yield me
         except _PERHAPS_A_PEER as error:
             # If a worker was lost, the meeting ends this process with its line.
-            if peers.wait_for_loss(peers.patience) or not isinstance(error, _BROKEN):
+            if peers.wait_for_loss(peers.patience):
+                raise
+            if not isinstance(error, _BROKEN) and _ABORTED not in str(error):
                 raise
             kind = ConnectionError
             if me.has_stepped:
