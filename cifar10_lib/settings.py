@@ -13,6 +13,7 @@ from absl import app, flags
 
 from cifar10_lib.datasets import image_source, table
 from cifar10_lib.program import command_line, errors
+from cifar10_lib.runs import starting
 
 command_line.define_path('dataset', 'cifar10', f'The images: {", ".join(table.TABLE)}, or a folder '
                          'made by cifar10_convert.py.')
@@ -106,32 +107,6 @@ def batch_size(recipe):
     return recipe.batch_size
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """How a trainer shall train and what it shall write: the flags of `define_training_flags`.
-
-    Fields have the names of the flags. `max_steps` is None if `epochs` counts; `validate_every` is
-    0 for never.
-    """
-
-    train_dir: str
-    max_steps: int | None
-    epochs: float | None
-    log_device_placement: bool
-    log_frequency: int
-    save_checkpoint_secs: int
-    save_checkpoint_steps: int | None
-    keep_checkpoints: int
-    validate_on: str
-    validate_every: int
-    stop_at: float | None
-    profile: int | None
-    seed: int | None
-    initial_checkpoint: str | None
-    restart: bool
-    variables: str
-
-
 def _is_defined(name):
     """Whether another script in this process has defined a flag of this module."""
     return flags.FLAGS.find_module_defining_flag(name) == __name__
@@ -187,11 +162,11 @@ def define_training_flags(max_steps=100000):
 
 
 def run(recipe):
-    """The `Run` of the flags, with the defaults of a `Recipe`.
+    """The `starting.Run` of the flags, with the defaults of a `Recipe`.
 
     Raises `app.UsageError` for `--stop_at` without validations.
     """
-    values = {field.name: FLAGS[field.name].value for field in dataclasses.fields(Run)}
+    values = {field.name: FLAGS[field.name].value for field in dataclasses.fields(starting.Run)}
     if values['validate_every'] is None:
         values['validate_every'] = recipe.validate_every
     if values['stop_at'] is not None and not values['validate_every']:
@@ -201,7 +176,7 @@ def run(recipe):
         values['epochs'] = recipe.epochs
     if values['epochs'] is not None:
         values['max_steps'] = None
-    return Run(**values)
+    return starting.Run(**values)
 
 
 @dataclasses.dataclass(frozen=True)
