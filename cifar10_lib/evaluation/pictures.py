@@ -12,7 +12,7 @@ from absl import app
 _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 
 Cell = tuple[np.ndarray, str | None] | tuple[np.ndarray, str | None, bool]
-Curve = tuple[str, int, str | None, Mapping[float, float]]
+Curve = tuple[str, int, str | None, Mapping[int, float] | Mapping[float, float]]
 
 
 def require_matplotlib() -> None:

@@ -254,7 +254,7 @@ class SaverHook(tf.train.CheckpointSaverHook):
         `statistics.Statistics` for a network with batch norm."""
         run, self._folder = start.run, start.run.train_dir
         self._variables = {variable.op.name: variable for variable in variables}
-        self._metrics, self._statistics, self._found = metrics_hook, statistics, start.found
+        self.metrics_hook, self._statistics, self._found = metrics_hook, statistics, start.found
         saver = tf.train.Saver(variables, max_to_keep=run.keep_checkpoints,
                                save_relative_paths=True, keep_checkpoint_every_n_hours=1e9)
         tf.add_to_collection(tf.GraphKeys.SAVERS, saver)  # Where the scaffold looks for it.
@@ -283,8 +283,8 @@ class SaverHook(tf.train.CheckpointSaverHook):
             self._statistics.update(session, step)
         for name, value in session.run(self._variables).items():
             if self._variables[name].dtype.is_floating and not np.isfinite(value).all():
-                raise self._metrics.diverged(f'{name} is not finite')
-        self._metrics.add_row()
+                raise self.metrics_hook.diverged(f'{name} is not finite')
+        self.metrics_hook.add_row()
 
     def after_last(self, session, step):
         """Writes params.h5, unless the last checkpoint could not be saved."""
