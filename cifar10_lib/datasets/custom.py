@@ -134,7 +134,7 @@ def write(folder: str, name: str, classes: Sequence[str], train: Labelled | None
     row = {'name': name, 'classes': list(classes), 'train_files': {}}
     json_files.check_fields(row, {field: _FIELDS[field] for field in row},
                             'the new data set, named like its folder')
-    counts = []
+    counts: list[np.ndarray] = []
     for split, arrays in zip(_SPLITS, (train, test)):
         if arrays is None:
             counts.append(np.zeros(len(classes), int))
