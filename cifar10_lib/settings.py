@@ -176,8 +176,6 @@ def run(recipe) -> starting.Run:
                              '--validate_every=1')
     if values['epochs'] is None and recipe.epochs is not None and not is_given('max_steps'):
         values['epochs'] = recipe.epochs
-    if values['epochs'] is not None:
-        values['max_steps'] = None
     return starting.Run(**values)
 
 

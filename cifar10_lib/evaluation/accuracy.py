@@ -98,7 +98,7 @@ def num_examples(source: Source, at_most: int | None = None) -> tuple[int, int]:
     """Number of images to count, and of those in the set.
 
     Args:
-        source: that of the images.
+        source: the images.
         at_most: maximum number of images to count, from the first; None for all.
 
     Raises `errors.MissingFile` if a record file is missing, and `errors.DataError` if there are too

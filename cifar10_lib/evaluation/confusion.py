@@ -53,8 +53,8 @@ def lines(confusion: np.ndarray, names: Sequence[str]) -> list[str]:
 
 
 def summary(confusion: np.ndarray, names: Sequence[str]) -> tf.Summary:
-    """Returns the image `confusion_matrix` and, for each class, the scalars
-    `classes/NAME/recall` and `classes/NAME/precision`, unless they are undefined."""
+    """Returns the image `confusion_matrix` and, for each class, the scalars `classes/NAME/recall`
+    and `classes/NAME/precision`, unless they are undefined."""
     result = tf.Summary()
     for name, *values in zip(names, *shares(confusion)):
         for what, value in zip(('recall', 'precision'), values):

@@ -11,7 +11,8 @@ from absl import app
 # Distinguishable for colour-blind readers: Okabe and Ito, https://jfly.uni-koeln.de/color/.
 _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 
-Cell = tuple[np.ndarray, str | None] | tuple[np.ndarray, str | None, bool]
+Cell = tuple[np.ndarray, str | None] | tuple[np.ndarray, str | None, bool]  # See `grid`.
+# See `curves`.
 Curve = tuple[str, int, str | None, Mapping[int, float] | Mapping[float, float]]
 
 

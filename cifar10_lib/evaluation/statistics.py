@@ -36,8 +36,8 @@ class Statistics:
         """Builds the graph.
 
         Args:
-            source: that of the training images.
-            recipe: that of a network with batch norm.
+            source: the training images.
+            recipe: its network has batch norm.
             variables: those of the training session.
             first_step: number of steps of earlier starts.
             caught: the caught signals; when one is added, a computation stops.

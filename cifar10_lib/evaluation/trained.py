@@ -21,8 +21,8 @@ class Trained:
 
     Attributes:
         run: content of the run's `run.json`, {} if it is missing.
-        data_set: that of --dataset or the run's own. It has all of the network's
-            classes or some of them, in any order.
+        data_set: that of --dataset or the run's own. It has all of the network's classes or some
+            of them, in any order.
     """
 
     run: dict[str, Any]

@@ -31,9 +31,9 @@ class Validation:
 
         Args:
             train_dir, variables, images: see `best.Best`.
-            source: that of the training images.
+            source: the training images.
             caught: the caught signals; when one is added, a validation stops.
-            statistics: those of a network with batch norm.
+            statistics: for a network with batch norm.
 
         Raises the errors of `accuracy.num_examples`.
         """

@@ -258,8 +258,8 @@ def write_parameters(path: str, values: Mapping[str, np.ndarray],
 
     `weights/NAME` are the variables of the network, frozen ones included, `statistics/NAME` the
     moving statistics of batch norms, and `averages/NAME` the averages of both. The attribute
-    `global_step` is the number of steps. The state of the optimizer is left out. `values`
-    include `global_step`; `trainable` has the names of the trainable variables.
+    `global_step` is the number of steps. The state of the optimizer is left out. `values` include
+    `global_step`; `trainable` has the names of the trainable variables.
     """
     import h5py  # Here, because the import is slow.
     image = io.BytesIO()  # HDF5 opens files by name, and hides the error of a full disk.

@@ -35,7 +35,7 @@ class EpochCounter:
         """Number of epochs in this many steps."""
         return self.images(steps) / self.images_per_epoch
 
-    def last_step(self, epochs: float | None) -> int:
+    def last_step(self, epochs: float) -> int:
         """The step closest to the end of this many epochs; at least 1, except for 0."""
         if not epochs:
             return 0

@@ -22,12 +22,12 @@ _ADVICE = 'choose another --train_dir, or start over with --restart'
 class Run:
     """How a trainer shall train and what it shall write: `settings.define_training_flags`.
 
-    Fields have the names of the flags. `max_steps` is None if `epochs` counts; `validate_every` is
+    Fields have the names of the flags. `max_steps` counts if `epochs` is None; `validate_every` is
     0 for never.
     """
 
     train_dir: str
-    max_steps: int | None
+    max_steps: int
     epochs: float | None
     log_device_placement: bool
     log_frequency: int
@@ -63,7 +63,7 @@ class Start:
     """What the folder of a run holds, read once, and how far to train.
 
     Attributes:
-        source: that of the training images.
+        source: the training images.
         found: the checkpoint from which the run resumes; None if it is new.
         weights: those of another run with which a new run starts, or None.
         earlier: the settings of the run's last start, {} if it is new.
@@ -134,8 +134,8 @@ class Start:
     def values_for(self, variables: Sequence[tf.Variable]) -> dict[str, np.ndarray]:
         """The values with which a session starts; others keep their initial ones.
 
-        `variables` are those of the graph. Raises `app.UsageError` if the checkpoint
-        does not fit them. Old checkpoints lack the averages of the losses, which start anew.
+        `variables` are those of the graph. Raises `app.UsageError` if the checkpoint does not fit
+        them. Old checkpoints lack the averages of the losses, which start anew.
         """
         if self.found is None:
             values = self.recipe.initial_values(self.source)
@@ -217,16 +217,17 @@ class Start:
 def read(run: Run, source: Source, recipe: RunRecipe, batches_per_step: int = 1) -> Start:
     """Reads the folder of a run, once.
 
-    `source` is that of the training images, `batches_per_step` the number of batches over all
-    towers and workers. Raises `app.UsageError` if the folder cannot hold this run.
+    `source` are the training images; `batches_per_step` counts the batches of all towers and
+    workers. Raises `app.UsageError` if the folder cannot hold this run.
     """
     folder = run.train_dir
     run_folder.check_path(folder)
-    earlier, found, weights, listed, step = {}, None, None, [], 0
+    earlier, listed, found, weights = {}, [], None, None
     if not run.restart:
         earlier = _earlier_settings(run, source, recipe)
         listed = checkpoints.candidates(folder)
         found = checkpoints.newest(folder)
+    step = 0
     if found:
         step = checkpoints.step(found.path, found.values)
     elif run.initial_checkpoint:
@@ -237,7 +238,7 @@ def read(run: Run, source: Source, recipe: RunRecipe, batches_per_step: int = 1)
         step, _changes(earlier, step, source.batch_size * batches_per_step),
         source.num_examples(), validate_every=run.validate_every)
     max_steps = run.max_steps
-    if max_steps is None:
+    if run.epochs is not None:
         max_steps = epochs.last_step(run.epochs)
     return Start(run, source, recipe, dataclasses.replace(epochs, max_steps=max_steps), found,
                  weights, earlier, listed)

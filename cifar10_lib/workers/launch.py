@@ -100,11 +100,11 @@ def start(count: int) -> int:
 
 def _start_one(rank, place):
     """Starts a worker in a session of its own, so that it gets Ctrl-C only once, from here."""
-    read, write, errors_ = None, None, None  # Those of this process.
+    stdin, stdout, stderr = None, None, None  # This process's own.
     if rank:
-        read, write, errors_ = subprocess.DEVNULL, subprocess.DEVNULL, subprocess.PIPE
+        stdin, stdout, stderr = subprocess.DEVNULL, subprocess.DEVNULL, subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, *sys.orig_argv[1:]], stdin=read, stdout=write, stderr=errors_,
+        [sys.executable, *sys.orig_argv[1:]], stdin=stdin, stdout=stdout, stderr=stderr,
         start_new_session=True, env={**os.environ, cluster.VARIABLE: f'{rank} {place}'})
 
 

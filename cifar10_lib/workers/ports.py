@@ -23,8 +23,8 @@ _ENTRY = '16s4x4s16x'  # Device, address; linux/if.h.
 
 
 def split_address(address: str, source: str = 'address') -> tuple[str, int]:
-    """Splits 'host:port'; raises `app.UsageError` for anything else, also for
-    IPv6, since TensorFlow's cluster addresses do not support brackets."""
+    """Splits 'host:port'; raises `app.UsageError` for anything else, also for IPv6, since
+    TensorFlow's cluster addresses do not support brackets."""
     match = re.fullmatch(r'((?:[\w-]{1,63}\.)*[\w-]{1,63}\.?):(\d{1,5})', address, re.ASCII)
     if not match or not 1 <= int(match.group(2)) <= 65535:
         raise app.UsageError(f'{source}: {json_files.shown(address)} is not HOST:PORT')
