@@ -1,6 +1,6 @@
 # make demo      trains 300 steps on generated images and evaluates them; downloads no images
-# make test      runs the linter and the quick tests
-# make check     runs the linter and all tests
+# make test      runs the linters and the quick tests
+# make check     runs the linters and all tests
 # make coverage  runs the quick tests and prints how much of each file they execute
 # make format    sorts imports and repairs what the linter can repair
 # make docs      builds the site into _site/
@@ -20,6 +20,7 @@ demo: .venv/$(REQUIREMENTS)
 
 test: .venv/requirements-dev.txt
 	.venv/bin/ruff check .
+	.venv/bin/mypy
 	.venv/bin/python -m pytest -m "not slow"
 
 help:
@@ -27,6 +28,7 @@ help:
 
 check: .venv/requirements-dev.txt tools
 	.venv/bin/ruff check .
+	.venv/bin/mypy
 	.venv/bin/python -m pytest --durations=10 -rs
 
 coverage: .venv/requirements-dev.txt

@@ -52,7 +52,7 @@ def convert(source, data_dir):
     if made != given and pathlib.Path(made).is_relative_to(given):
         raise app.UsageError(f'{data_dir} is inside {source}, where each folder is a class: choose '
                              'another DATA_DIR')
-    skipped = []
+    skipped: folders.Skipped = []
     try:
         with files.new_folder(data_dir, 'DATA_DIR') as partial:
             if source.lower().endswith('.npz'):
@@ -87,7 +87,7 @@ def _show_counts(classes, train, test):
 
 def _show(skipped):
     """Prints what was skipped, a list of (path, why), by reason."""
-    by_reason = {}
+    by_reason: dict[str, list[str]] = {}
     for path, why in skipped:  # Damaged images differ in the number of bytes that are left.
         by_reason.setdefault(re.sub(r'\d+', '', why), []).append(f'{path} {why}')
     for lines in by_reason.values():

@@ -91,7 +91,7 @@ def filters(stream, run):
         raise app.UsageError(f'{checkpoint} has no conv1/weights of three colours to draw: choose '
                              'another run with --runs')
     height, width, _, count = weights.shape
-    largest = max(np.percentile(abs(weights), 99.5), 1e-30)  # Not 0.
+    largest = max(float(np.percentile(np.abs(weights), 99.5)), 1e-30)  # Not 0.
     kernels = np.clip(0.5 + weights.transpose([3, 0, 1, 2]) / (2 * largest), 0, 1)
     pictures.grid(stream, _rows([(kernel, None) for kernel in kernels], columns=int(count ** 0.5)),
                   f'conv1: {count} filters of {height} x {width} pixels after '
@@ -110,7 +110,7 @@ def predictions(stream, run):
     columns = [np.flatnonzero(labels == k)[:per_class] for k in range(len(classes))]
     places = [i for row in itertools.zip_longest(*columns) for i in row]  # None: an empty place.
     chosen = [i for i in places if i is not None]
-    cells = {None: None}
+    cells: dict[int | None, pictures.Cell | None] = {None: None}
     for i, row in zip(chosen, _probabilities(checkpoint, found, images[chosen])):
         best = np.argmax(row)
         name = f'{classes[best]} {row[best]:.0%}'
@@ -152,7 +152,8 @@ def sparsity(stream, run):
 
 def curves(stream, runs):
     """Draws losses and errors of all runs: a colour per run, or per error if there is one run."""
-    losses, errors = [], []
+    losses: list[pictures.Curve] = []
+    errors: list[pictures.Curve] = []
     for number, (name, run) in enumerate(_named_runs(runs)):
         for shown, found in zip((losses, errors), _curves_of(run)):
             for what, colour, marker, points in found:
@@ -185,7 +186,7 @@ def _curves_of(run):
 def _evaluations(folder):
     """The errors of the evaluations whose event files are in a folder: as in `_curves_of`, a curve
     for each kind, such as 'Precision @ 1 (raw weights)'."""
-    found = []
+    found: list[pictures.Curve] = []
     if not os.path.exists(os.path.join(folder, names.RUN)):  # Trainers write this tag, too.
         for tag, curve in events.read_curves(folder).items():
             if tag.startswith('Precision @ 1'):
@@ -200,7 +201,8 @@ def _evaluations(folder):
 
 def validation(stream, runs):
     """Draws the validation errors of all runs by epoch."""
-    raw, averaged = [], []
+    raw: list[pictures.Curve] = []
+    averaged: list[pictures.Curve] = []
     for number, (name, run) in enumerate(_named_runs(runs)):
         rows = metrics.read(os.path.join(run, names.METRICS))
         for lines, column in ((raw, 'validation_error'), (averaged, 'validation_error_averaged')):

@@ -12,7 +12,10 @@ from absl import flags
 import cifar10
 import cifar10_input
 from cifar10_lib import settings
+from cifar10_lib.datasets.image_source import Source
 from cifar10_lib.nets import airbench94, fast, losses, precision, resnet, schedules
+from cifar10_lib.runs.epochs import EpochCounter
+from cifar10_lib.runs.starting import Run
 
 _BATCH_SIZE = 128  # The tutorial's; for the linear scaling rule.
 _WHITENING_IMAGES = 5000  # As in the paper of airbench94.
@@ -103,7 +106,17 @@ class Recipe:
             return None
         return precision.scaled(self.optimizer(lr, max_steps), self.dtype)
 
-    def defaults_used(self, run, source, epochs):
+    def flags(self, epochs: EpochCounter) -> dict[str, object]:
+        """The values of the recipe's flags whose change is reported when a run resumes."""
+        found = {'learning_rate': self.given_learning_rate, 'linear_scaling': self.linear_scaling,
+                 'use_fp16': self.dtype == tf.float16, 'use_bf16': self.dtype == tf.bfloat16}
+        if self.linear_scaling:
+            found['warmup_epochs'] = self.warmup_epochs
+        if self.ends_with_run:  # The rate falls to 0 at the last step.
+            found['max_steps'] = epochs.max_steps
+        return found
+
+    def defaults_used(self, run: Run, source: Source, epochs: EpochCounter) -> list[str]:
         """A list with a line about the defaults of this row that apply, if any."""
         used = []
         if self.batch_size == source.batch_size:
@@ -199,7 +212,7 @@ TABLE = {row.name: row for row in (
             source.sample(_WHITENING_IMAGES))))}
 
 
-def chosen(net=None):
+def chosen(net: str | None = None) -> Recipe:
     """The `Recipe` of the flags; `net`, the name of a row, replaces that of --net."""
     row = TABLE[net or settings.value('net')]
     linear_scaling = settings.value('linear_scaling')

@@ -7,12 +7,14 @@ have no effect.
 """
 import dataclasses
 import os
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
 
 from cifar10_lib.datasets import image_source, table
 from cifar10_lib.program import command_line, errors
+from cifar10_lib.runs import starting
 
 command_line.define_path('dataset', 'cifar10', f'The images: {", ".join(table.TABLE)}, or a folder '
                          'made by cifar10_convert.py.')
@@ -62,74 +64,49 @@ def _check_dataset(name):
     return True
 
 
-def data_set(num_classes=10, url=table.CIFAR10.url, name=None):
-    """The `table.DataSet` of --dataset, or of another `name`; the other arguments replace those of
+def data_set(num_classes: int = 10, url: str = table.CIFAR10_URL,
+             name: str | None = None) -> table.DataSet:
+    """The data set of --dataset, or of another `name`; the other arguments replace those of
     CIFAR-10. Raises `errors.DataError` if it is not a valid data set."""
     return image_source.find(name or FLAGS.dataset, num_classes, url)
 
 
-def given(name):
+def given(name: str) -> Any:
     """The value of a flag if the user gave one, else None."""
     if FLAGS[name].using_default_value:
         return None
     return FLAGS[name].value
 
 
-def default_subset(eval_data):
+def default_subset(eval_data: bool) -> str:
     """The `subset` of a `Source`: all test images, or the training images for --validate_on."""
     if not eval_data and FLAGS.validate_on == 'held_out':
         return 'training'
     return 'all'
 
 
-def learning_rate(data_set_):
-    """The initial learning rate: --learning_rate, or that of a `table.DataSet`, or None."""
+def learning_rate(data_set_: table.DataSet) -> float | None:
+    """The initial learning rate: --learning_rate, or that of a data set, or None."""
     if FLAGS.learning_rate is not None:
         return FLAGS.learning_rate
     return data_set_.learning_rate
 
 
-def value(name):
+def value(name: str) -> Any:
     """The value of a flag of this module."""
     return getattr(FLAGS, name)
 
 
-def is_given(name):
+def is_given(name: str) -> bool:
     """Whether the user gave a flag a value."""
     return not FLAGS[name].using_default_value
 
 
-def batch_size(recipe):
+def batch_size(recipe) -> int:
     """--batch_size, or the default of a `Recipe` if it has one and the flag is not given."""
     if recipe.batch_size is None or is_given('batch_size'):
         return FLAGS.batch_size
     return recipe.batch_size
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """How a trainer shall train and what it shall write: the flags of `define_training_flags`.
-
-    Fields have the names of the flags. `max_steps` is None if `epochs` counts; `validate_every` is
-    0 for never.
-    """
-
-    train_dir: str
-    max_steps: int | None
-    epochs: float | None
-    log_device_placement: bool
-    log_frequency: int
-    save_checkpoint_secs: int
-    save_checkpoint_steps: int | None
-    keep_checkpoints: int
-    validate_on: str
-    validate_every: int
-    stop_at: float | None
-    profile: int | None
-    seed: int | None
-    initial_checkpoint: str | None
-    restart: bool
-    variables: str
 
 
 def _is_defined(name):
@@ -137,12 +114,12 @@ def _is_defined(name):
     return flags.FLAGS.find_module_defining_flag(name) == __name__
 
 
-def define_training_flags(max_steps=100000):
+def define_training_flags(max_steps: int = 100000) -> None:
     """Defines the flags of a training run, once in a process; `max_steps` is the default of
     --max_steps."""
     if _is_defined('train_dir'):
         return
-    count = {'lower_bound': 1, 'upper_bound': 10**9}
+    count: dict[str, Any] = {'lower_bound': 1, 'upper_bound': 10**9}
     command_line.define_path(
         'train_dir', '/tmp/cifar10_train', 'Folder for checkpoints and event files.')
     flags.DEFINE_integer('max_steps', max_steps,
@@ -186,12 +163,12 @@ def define_training_flags(max_steps=100000):
             f'both set {what}; expected only one of them: remove the other')
 
 
-def run(recipe):
-    """The `Run` of the flags, with the defaults of a `Recipe`.
+def run(recipe) -> starting.Run:
+    """The values of the flags, with the defaults of a `Recipe`.
 
     Raises `app.UsageError` for `--stop_at` without validations.
     """
-    values = {field.name: FLAGS[field.name].value for field in dataclasses.fields(Run)}
+    values = {field.name: FLAGS[field.name].value for field in dataclasses.fields(starting.Run)}
     if values['validate_every'] is None:
         values['validate_every'] = recipe.validate_every
     if values['stop_at'] is not None and not values['validate_every']:
@@ -199,9 +176,7 @@ def run(recipe):
                              '--validate_every=1')
     if values['epochs'] is None and recipe.epochs is not None and not is_given('max_steps'):
         values['epochs'] = recipe.epochs
-    if values['epochs'] is not None:
-        values['max_steps'] = None
-    return Run(**values)
+    return starting.Run(**values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +188,7 @@ class Trained:
     use_moving_averages: bool | None
 
 
-def define_checkpoint_flags():
+def define_checkpoint_flags() -> None:
     """Defines the flags that name a trained model, to evaluate, predict with or export, once in a
     process."""
     if _is_defined('checkpoint_dir'):
@@ -227,6 +202,6 @@ def define_checkpoint_flags():
                          'instead of the raw weights. Default: true, except for airbench94.')
 
 
-def trained():
-    """The `Trained` of the flags."""
+def trained() -> Trained:
+    """The values of the flags."""
     return Trained(os.fspath(FLAGS.checkpoint_dir), FLAGS.best, FLAGS.use_moving_averages)

@@ -11,6 +11,7 @@ files. The numbers of records are only informative; the program counts the recor
 """
 import json
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,6 +23,10 @@ SEED = 20151111
 MAX_CLASSES = 256  # A label is one byte.
 _PUBLISHED = ', '.join(table.TABLE)
 _SPLITS = ('train', 'test')
+
+Labelled = tuple[np.ndarray, np.ndarray]  # Images and their labels; see `write`.
+# The names of the classes, the training images (None for a test set alone), and the test images.
+Images = tuple[Sequence[str], Labelled | None, Labelled]
 
 
 def _are_files(value):
@@ -41,7 +46,7 @@ _FIELDS = {
     'test_files': (lambda value: value != {} and _are_files(value), _FILES)}
 
 
-def read(folder):
+def read(folder: str) -> table.DataSet:
     """Returns the row of a folder that `write` filled and the user may have edited.
 
     The row's `folder` is an absolute path, so that --data_dir has no effect. Raises
@@ -62,8 +67,8 @@ def read(folder):
     return table.DataSet(title=row['name'], folder=os.path.abspath(folder), **row)
 
 
-def read_arrays(path):
-    """Returns the classes, and training and test images with their labels; see `write`.
+def read_arrays(path: str) -> Images:
+    """Reads the classes and images in an `.npz` file.
 
     The file has `x_train` and `x_test`, uint8 [count, 32, 32, 3], `y_train` and `y_test`, int
     [count] or [count, 1], and optionally `classes`; without them, the labels are the names. A test
@@ -72,7 +77,7 @@ def read_arrays(path):
     """
     try:
         with files.regular_file(path) as stream, np.load(stream, allow_pickle=False) as archive:
-            splits = _SPLITS
+            splits: tuple[str, ...] = _SPLITS
             if 'x_train' not in archive and 'y_train' not in archive:
                 splits = ('test',)
             arrays = {split: (archive[f'x_{split}'], archive[f'y_{split}']) for split in splits}
@@ -110,14 +115,15 @@ def _num_classes(arrays):
     return int(min(MAX_CLASSES - 1, highest)) + 1
 
 
-def write(folder, name, classes, train, test):
+def write(folder: str, name: str, classes: Sequence[str], train: Labelled | None,
+          test: Labelled) -> list[np.ndarray]:
     """Writes record files, in a random order, and their JSON file into an empty folder.
 
     The shuffle queue mixes only nearby records. A repeated conversion gives the same order.
 
     Args:
         folder, name: path of the folder, and name of the data set.
-        classes: list of 2 to `MAX_CLASSES` names.
+        classes: 2 to `MAX_CLASSES` names.
         train, test: (images, labels): uint8 [count, 32, 32, 3]; int [count] or [count, 1], indices
             into the classes. `train` is None for a test set alone.
 
@@ -128,7 +134,7 @@ def write(folder, name, classes, train, test):
     row = {'name': name, 'classes': list(classes), 'train_files': {}}
     json_files.check_fields(row, {field: _FIELDS[field] for field in row},
                             'the new data set, named like its folder')
-    counts = []
+    counts: list[np.ndarray] = []
     for split, arrays in zip(_SPLITS, (train, test)):
         if arrays is None:
             counts.append(np.zeros(len(classes), int))
@@ -141,7 +147,7 @@ def write(folder, name, classes, train, test):
     with open(os.path.join(folder, FILE), 'w', encoding='utf-8') as stream:
         json.dump(row, stream, indent=2, ensure_ascii=False)
         stream.write('\n')
-    return tuple(counts)
+    return counts
 
 
 def _records(split, images, labels, classes):

@@ -14,11 +14,12 @@ import shutil
 import tarfile
 import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from six.moves import urllib
 
-from cifar10_lib.datasets import synthetic
+from cifar10_lib.datasets import synthetic, table
 from cifar10_lib.program import console, errors, files
 
 _BLOCK_BYTES = 1 << 18
@@ -45,7 +46,8 @@ COPY = Limits()
 LAST = Limits(connect=30.0, rate=0.0)  # A slow place is better than none.
 
 
-def maybe_download_and_extract(data_set, data_dir, url=None, copy_limits=COPY, last_limits=LAST):
+def maybe_download_and_extract(data_set: table.DataSet, data_dir: str, url: str | None = None,
+                               copy_limits: Limits = COPY, last_limits: Limits = LAST) -> None:
     """Makes sure that a data set's folder exists in `data_dir` and its files are valid.
 
     If it is missing, unpacks the archive in `data_dir`; if that is missing too, downloads it from
@@ -57,7 +59,7 @@ def maybe_download_and_extract(data_set, data_dir, url=None, copy_limits=COPY, l
     folder = os.path.join(data_dir, data_set.folder)
     if not os.path.isdir(folder):
         _check_data_dir(data_set, data_dir)
-        urls = [*data_set.copies, data_set.url]
+        urls = [*filter(None, (*data_set.copies, data_set.url))]
         if url:
             urls = [url]
         try:
@@ -100,7 +102,8 @@ def _check_data_dir(data_set, data_dir):
                 'DATA_DIR, then pass --dataset=DATA_DIR')
 
 
-def download(urls, archive, data_set, copy_limits=COPY, last_limits=LAST):
+def download(urls: Sequence[str], archive: str, data_set: table.DataSet,
+             copy_limits: Limits = COPY, last_limits: Limits = LAST) -> None:
     """Verifies an archive; if it is missing, downloads it from the first place that has it.
 
     Resumes from `archive`.part. Honours proxy variables. Leaves a place that fails, or exceeds
@@ -198,7 +201,7 @@ def _blocks(url, offset, size, limits):
                 yield offset, block
                 offset += len(block)
     except (OSError, http.client.HTTPException, ValueError) as error:  # Or an invalid URL.
-        cause = error
+        cause: BaseException | str = error
         if type(error) is urllib.error.URLError:
             cause = error.reason
         raise errors.DataError(errors.one_line(cause) or type(cause).__name__) from error
@@ -217,7 +220,7 @@ def _open(url, offset, limits):
         request.add_header('Range', f'bytes={offset}-')
     # A new opener reads the proxy variables. Redirections to files are refused.
     opener = urllib.request.build_opener()
-    answer = concurrent.futures.Future()
+    answer: concurrent.futures.Future[http.client.HTTPResponse] = concurrent.futures.Future()
 
     def ask():
         try:
@@ -241,12 +244,12 @@ def _fault(path, data_set):
     size = os.path.getsize(path)
     if size != data_set.archive_bytes:
         return f'{path} has {size} bytes; expected {data_set.archive_bytes}'
-    digest = hashlib.sha256(np.memmap(path, np.uint8, 'r')).hexdigest()
+    digest = hashlib.sha256(np.memmap(path, np.uint8, 'r').data).hexdigest()
     return None if digest == data_set.sha256 else (
         f'{path} has SHA-256 {digest}; expected {data_set.sha256}')
 
 
-def extract(archive, data_dir, data_set):
+def extract(archive: str, data_dir: str, data_set: table.DataSet) -> None:
     """Unpacks a verified .tar.gz file into a data set's folder below `data_dir`, all or nothing.
 
     Only files with the expected names and sizes are unpacked.
@@ -258,5 +261,7 @@ def extract(archive, data_dir, data_set):
         for member in tar:
             if member.isreg() and sizes.get(member.name) == member.size:
                 path = os.path.join(partial, os.path.basename(member.name))
-                with tar.extractfile(member) as packed, open(path, 'wb') as unpacked:
+                packed = tar.extractfile(member)
+                assert packed  # It has content, since it is a file.
+                with packed, open(path, 'wb') as unpacked:
                     shutil.copyfileobj(packed, unpacked)

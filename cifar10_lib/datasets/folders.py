@@ -7,6 +7,7 @@ followed, because they are the user's own.
 import os
 import re
 import unicodedata
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,22 +22,27 @@ _TEST_ONE_IN = 6  # Without a split.
 _TRAINING = ('train', 'training')
 _TESTING = ('test', 'testing', 'val', 'valid', 'validation', 'dev')
 
+Paths = list[tuple[int, str]]  # Label and path of each image.
+Skipped = list[tuple[str, str]]  # Path of each file or folder that is not used, and why.
 
-def read(folder, skipped):
-    """Returns the classes, and training and test images with their labels; see `custom.write`.
+
+def read(folder: str, skipped: Skipped) -> custom.Images:
+    """Reads the classes and images in a folder.
 
     For `skipped` and errors, see `find`. Images that cannot be read are skipped, too.
     """
-    classes, train, test = find(folder, skipped)
-    if train is not None:
-        train = _decoded(train, skipped)
-    return classes, train, _decoded(test, skipped)
+    classes, train_paths, test_paths = find(folder, skipped)
+    train = None
+    if train_paths is not None:
+        train = _decoded(train_paths, skipped)
+    return classes, train, _decoded(test_paths, skipped)
 
 
-def _decoded(labelled_paths, skipped):
+def _decoded(labelled_paths: Paths, skipped: Skipped) -> custom.Labelled:
     """Reads images, showing progress: uint8 [count, 32, 32, 3], and their labels, int [count]."""
     total = len(labelled_paths)
-    pixels, labels = np.empty([total, table.HEIGHT, table.WIDTH, table.DEPTH], np.uint8), []
+    pixels = np.empty([total, table.HEIGHT, table.WIDTH, table.DEPTH], np.uint8)
+    labels: list[int] = []
     for done, (label, path) in enumerate(labelled_paths, 1):
         try:
             pixels[len(labels)] = images.read(path)
@@ -47,12 +53,12 @@ def _decoded(labelled_paths, skipped):
     return pixels[:len(labels)], np.array(labels, int)
 
 
-def find(folder, skipped, look_inside=True):
+def find(folder: str, skipped: Skipped,
+         look_inside: bool = True) -> tuple[Sequence[str], Paths | None, Paths]:
     """Finds the classes and images in a folder; the same files give the same result.
 
-    Appends (path, why) to `skipped` for each file or folder that is not used. Returns the sorted
-    names of the classes, of which a label is an index; and the training and the test images, lists
-    of (label, path). The first is None for a folder `test` alone.
+    Appends to `skipped` what is not used. Returns the sorted names of the classes, of which a label
+    is an index; and the training and the test images. The first is None for a folder `test` alone.
 
     Raises:
         errors.DataError: the folder is missing or holds only folders of folders (with
@@ -88,7 +94,7 @@ def find(folder, skipped, look_inside=True):
     return classes, _labelled(train, classes), _labelled(test, classes)
 
 
-def holds_classes(folder):
+def holds_classes(folder: str) -> bool:
     """Whether `find` finds classes in a folder, which may be missing, and an image of each."""
     try:
         classes, train, test = find(folder, [], look_inside=False)
@@ -143,7 +149,8 @@ def _are_parts(entries, words):
 
 def _by_class(folder, skipped, look_inside):
     """Returns {class: paths of its images}, sorted; adds all other paths to `skipped`."""
-    by_class, others = {}, []
+    by_class: dict[str, list[str]] = {}
+    others = []
     for entry in sorted(_visible(folder), key=lambda entry: entry.name):
         if not os.path.isdir(entry):
             others.append((entry.path, 'is not in the folder of a class'))

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import os
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -16,7 +17,7 @@ from cifar10_lib.program import errors
 _HELD_OUT_ONE_IN = 10
 
 
-def find(name, num_classes=10, url=table.CIFAR10.url):
+def find(name: str, num_classes: int = 10, url: str = table.CIFAR10_URL) -> table.DataSet:
     """The row of a data set: of a name in the table, or of the folder of the user's own set.
 
     `num_classes` and `url` are the tutorial's constants, which replace those of CIFAR-10. Raises
@@ -32,8 +33,7 @@ class Source:
     """The images that a graph reads; built once, and passed whole.
 
     Attributes:
-        data_set: a `table.DataSet`.
-        folder: path of the folder with its record files.
+        folder: path of the folder with the record files of `data_set`.
         batch_size: number of images per batch.
         eval_data: whether to read the test files instead of the training files.
         subset: 'all' images; 'training' without the tenth that `--validate_on=held_out` reserves
@@ -55,17 +55,17 @@ class Source:
     min_fraction: float | None = None
 
     @property
-    def num_classes(self):
-        """Number of classes, an int."""
+    def num_classes(self) -> int:
+        """Number of classes."""
         return len(self.data_set.classes)
 
     @property
-    def is_whole_cifar10(self):
+    def is_whole_cifar10(self) -> bool:
         """Whether it is all of CIFAR-10's training or test images, as in the tutorial."""
         return (self.data_set.name == table.CIFAR10.name and self.subset == 'all'
                 and self.shard == (0, 1))
 
-    def files(self):
+    def files(self) -> dict[str, int]:
         """The files to read, {path: number of complete records}. Raises `errors.MissingFile`, or
         `errors.DataError` for training on a set that is only for tests."""
         names = self.data_set.test_files if self.eval_data else self.data_set.train_files
@@ -79,7 +79,7 @@ class Source:
             raise errors.MissingFile(f'{error.filename} is missing. '
                                      f'{self.data_set.remedy(self.folder)}') from error
 
-    def num_examples(self):
+    def num_examples(self) -> int:
         """Number of images in an epoch, over all shards.
 
         That is the edited constant, or else the number of records of the subset, as published if
@@ -100,15 +100,15 @@ class Source:
         held_out = examples // _HELD_OUT_ONE_IN
         return {'all': examples, 'training': examples - held_out, 'held_out': held_out}[self.subset]
 
-    def num_records(self):
+    def num_records(self) -> int:
         """Number of records of the subset, over all shards: `num_examples` before any edit."""
         return dataclasses.replace(self, examples_per_epoch=None).num_examples()
 
-    def steps_per_epoch(self, batches_per_step=1):
-        """Number of steps in which the network sees each image once, a float."""
+    def steps_per_epoch(self, batches_per_step: int = 1) -> float:
+        """Number of steps in which the network sees each image once."""
         return self.num_examples() / (self.batch_size * batches_per_step)
 
-    def selected(self, keys, *values):
+    def selected(self, keys: tf.Tensor, *values: tf.Tensor) -> Sequence[tf.Tensor]:
         """Returns tensors [records, ...] without the records outside of the subset and the shard.
 
         `keys`, string [records], are a reader's 'file:number', all of one file. Raises
@@ -142,7 +142,7 @@ class Source:
         first = records // _HELD_OUT_ONE_IN if self.subset == 'training' else 0
         return numbers * step % records - first
 
-    def sample(self, count):
+    def sample(self, count: int) -> np.ndarray:
         """Images spread evenly over the subset: uint8 [count, 32, 32, 3].
 
         Repeats records if there are fewer. Raises an `OSError` or `ValueError` if a file was
@@ -163,7 +163,7 @@ class Source:
         return pixels.transpose([0, 2, 3, 1])
 
     @contextlib.contextmanager
-    def damage_reported(self):
+    def damage_reported(self) -> Iterator[None]:
         """Turns the error of a session that reads an invalid label into `errors.DataError`.
 
         Checking the files again raises one that names the file, the record and the remedy.

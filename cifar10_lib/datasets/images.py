@@ -20,7 +20,7 @@ _FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF', 'AVIF')
 _GREYS = {'L;2': 85, 'L;4': 17}
 
 
-def read(path, size=(table.WIDTH, table.HEIGHT)):
+def read(path: str, size: tuple[int, int] = (table.WIDTH, table.HEIGHT)) -> np.ndarray:
     """Reads an image file and fits its image to a size, (width, height), by default 32 x 32.
 
     Scales the short side to it and keeps the centre, in one antialiased resampling (bilinear if it
@@ -80,7 +80,7 @@ def _is_deep(image):
     return False
 
 
-def find(folder):
+def find(folder: str) -> list[str]:
     """Returns the sorted paths of the images directly in a folder, except hidden ones."""
     return sorted(entry.path for entry in os.scandir(folder) if os.path.isfile(entry)
                   and entry.name.lower().endswith(ENDINGS) and not entry.name.startswith('.'))

@@ -11,6 +11,7 @@ import os
 
 import numpy as np
 
+from cifar10_lib.datasets import table
 from cifar10_lib.program import files
 
 SEED = 20151111
@@ -18,15 +19,15 @@ _SIDE = 32
 _IMAGES_PER_BLOCK = 1000  # Limits the memory for the noise to about 25 MB.
 
 
-def write(data_set, data_dir):
-    """Writes the files of a `table.DataSet` to its folder below `data_dir`, all or nothing."""
+def write(data_set: table.DataSet, data_dir: str) -> None:
+    """Writes the files of a data set to its folder below `data_dir`, all or nothing."""
     with files.new_folder(os.path.join(data_dir, data_set.folder), '--data_dir') as partial:
         for index, (name, count) in enumerate(data_set.files.items()):
             with open(os.path.join(partial, name), 'wb') as stream:
-                stream.write(draw(count, SEED + index))  # `tofile` does not report a full disk.
+                stream.write(draw(count, SEED + index).data)  # `tofile` hides a full disk.
 
 
-def draw(count, seed):
+def draw(count: int, seed: int) -> np.ndarray:
     """Draws records of equally frequent classes in random order: forms, a background, and noise.
 
     One of the two colours, at random, is lighter by at least 64 in every channel. With an

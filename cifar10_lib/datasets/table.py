@@ -20,6 +20,8 @@ IMAGE_BYTES = HEIGHT * WIDTH * DEPTH
 _SWIFT = 'https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/'
 _MINDSPORE = 'https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets/'
 
+CIFAR10_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
+
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
@@ -59,18 +61,18 @@ class DataSet:
     label_remedy: str | None = None
 
     @property
-    def flag(self):
+    def flag(self) -> str:
         """The value of `--dataset`: the name, or the folder of a user's own set."""
         if os.path.isabs(self.folder):
             return self.folder
         return self.name
 
     @property
-    def files(self):
+    def files(self) -> dict[str, int]:
         """All files of the set, {name: number of records in the published file}."""
         return {**self.train_files, **self.test_files}
 
-    def check(self, folder):
+    def check(self, folder: str) -> None:
         """Reads every file of the set; raises `errors.DataError` if one is missing, empty or
         truncated, or contains an invalid label, and `OSError` if one cannot be read."""
         for path in [os.path.join(folder, name) for name in self.files]:
@@ -89,7 +91,7 @@ class DataSet:
                     f'expected 0 to {len(self.classes) - 1}. '
                     f'{self.label_remedy or self.remedy(folder)}')
 
-    def remedy(self, folder):
+    def remedy(self, folder: str) -> str:
         """What to do about a missing or damaged file: the end of a message."""
         if os.path.isabs(self.folder):
             return 'Restore the file, or recreate the data set with cifar10_convert.py.'
@@ -105,7 +107,7 @@ CIFAR10 = DataSet(
     test_files={'test_batch.bin': 10000},
     classes=('airplane', 'automobile', 'bird', 'cat', 'deer',
              'dog', 'frog', 'horse', 'ship', 'truck'),
-    url='https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz',
+    url=CIFAR10_URL,
     copies=(_SWIFT + 'cifar-10-binary.tar.gz', _MINDSPORE + 'cifar-10-binary.tar.gz'),
     archive_bytes=170052171,
     sha256='c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd')
@@ -153,7 +155,7 @@ SYNTHETIC = DataSet(
 TABLE = {row.name: row for row in (CIFAR10, CIFAR100, SYNTHETIC)}
 
 
-def edited_cifar10(num_classes, url=CIFAR10.url):
+def edited_cifar10(num_classes: int, url: str = CIFAR10_URL) -> DataSet:
     """The row of CIFAR-10 with the tutorial's constants NUM_CLASSES and DATA_URL.
 
     An edited URL is the only place to download from.
@@ -162,8 +164,8 @@ def edited_cifar10(num_classes, url=CIFAR10.url):
     remedy = None if num_classes >= len(CIFAR10.classes) else (
         f'NUM_CLASSES is {num_classes}: raise it to 10, or remove the records of other classes '
         'from the files.')
-    copies = ()
-    if url == CIFAR10.url:
+    copies: tuple[str, ...] = ()
+    if url == CIFAR10_URL:
         copies = CIFAR10.copies
     return dataclasses.replace(CIFAR10, classes=tuple(names[:num_classes]), url=url,
                                copies=copies, label_remedy=remedy)

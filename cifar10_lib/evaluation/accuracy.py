@@ -1,13 +1,16 @@
 """Counts the images of a set that a network classifies correctly."""
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from cifar10_lib.datasets.image_source import Source
 from cifar10_lib.program import errors
 
 TOP = 5  # For more than twice as many classes, precision @ 5 is reported, too.
 
 
-def predictions(logits):
+def predictions(logits: tf.Tensor) -> tf.Tensor:
     """The `TOP` most probable classes, int32 [batch, TOP], the most probable first.
 
     In a tie, the lower class comes first: there is one prediction for each image. (`in_top_k` would
@@ -16,7 +19,8 @@ def predictions(logits):
     return tf.nn.top_k(logits, min(TOP, logits.shape.as_list()[-1])).indices
 
 
-def each_image_once(session, top_k_op, num_examples):
+def each_image_once(session: tf.Session, top_k_op: Sequence[tf.Tensor],
+                    num_examples: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Runs `top_k_op` on endless batches until the first `num_examples` images have been seen.
 
     Args:
@@ -33,7 +37,7 @@ def each_image_once(session, top_k_op, num_examples):
         left -= len(labels)
 
 
-def check_size(source, num_examples):
+def check_size(source: Source, num_examples: int) -> None:
     """Raises `errors.DataError` if there are now fewer than `num_examples` images: the endless
     batches have repeated some of them."""
     size = source.num_records()
@@ -50,51 +54,51 @@ class Counts:
         in_top: number of images whose label is one of the `TOP` most probable classes.
     """
 
-    def __init__(self, num_classes):
+    def __init__(self, num_classes: int) -> None:
         self.confusion = np.zeros([num_classes, num_classes], np.int64)
         self.in_top = 0
 
-    def add(self, labels, predicted):
+    def add(self, labels: np.ndarray, predicted: np.ndarray) -> None:
         """Counts a batch of `each_image_once`."""
         np.add.at(self.confusion, (labels, predicted[:, 0]), 1)
         self.in_top += int((predicted == labels[:, np.newaxis]).sum())
 
     @property
-    def total(self):
+    def total(self) -> int:
         """Number of images."""
         return int(self.confusion.sum())
 
     @property
-    def correct(self):
+    def correct(self) -> int:
         """Number of images whose most probable class is their label."""
         return int(np.trace(self.confusion))
 
     @property
-    def precision(self):
+    def precision(self) -> float:
         """Precision @ 1, the fraction of images classified correctly."""
         return self.correct / self.total
 
     @property
-    def precision_of_top(self):
+    def precision_of_top(self) -> float:
         """Precision @ `TOP`."""
         return self.in_top / self.total
 
     @property
-    def error(self):
+    def error(self) -> float:
         """1 - precision."""
         return (self.total - self.correct) / self.total
 
     @property
-    def has_many_classes(self):
+    def has_many_classes(self) -> bool:
         """Whether precision @ `TOP` says something."""
         return len(self.confusion) > 2 * TOP
 
 
-def num_examples(source, at_most=None):
+def num_examples(source: Source, at_most: int | None = None) -> tuple[int, int]:
     """Number of images to count, and of those in the set.
 
     Args:
-        source: the `Source` of the images.
+        source: the images.
         at_most: maximum number of images to count, from the first; None for all.
 
     Raises `errors.MissingFile` if a record file is missing, and `errors.DataError` if there are too

@@ -4,12 +4,14 @@ In all functions, `confusion` is int [classes, classes], the number of images of
 with each prediction (column), and `names` are the names of the classes.
 """
 import io
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from PIL import Image, ImageDraw, ImageFont
 
 
-def shares(confusion):
+def shares(confusion: np.ndarray) -> list[np.ndarray]:
     """Computes recall and precision of each class, both float [classes].
 
     Recall is the fraction of a class's images classified correctly, precision the fraction of a
@@ -19,7 +21,7 @@ def shares(confusion):
         return [np.diag(confusion) / confusion.sum(axis=axis) for axis in (1, 0)]
 
 
-def table(confusion, names):
+def table(confusion: np.ndarray, names: Sequence[str]) -> str:
     """Returns a text table with a line per class, the best recall first."""
     recall, precision = shares(confusion)
     width = max(map(len, (*names, 'class')))
@@ -31,7 +33,7 @@ def table(confusion, names):
     return '\n'.join(lines)
 
 
-def matrix(confusion, names):
+def matrix(confusion: np.ndarray, names: Sequence[str]) -> str:
     """Returns the matrix as text or, if it is too wide, a note on where to see it."""
     digits = len(str(len(names) - 1))
     heads = [f'{k:{digits}} {name}' for k, name in enumerate(names)]
@@ -45,14 +47,14 @@ def matrix(confusion, names):
     return '\n'.join(['Confusion matrix: labels in rows, predictions in columns.', *rows])
 
 
-def lines(confusion, names):
+def lines(confusion: np.ndarray, names: Sequence[str]) -> list[str]:
     """Returns the lines of both, with an empty one in between."""
     return [*table(confusion, names).split('\n'), '', *matrix(confusion, names).split('\n')]
 
 
-def summary(confusion, names):
-    """Returns a `tf.Summary` with the image `confusion_matrix` and, for each class, the scalars
-    `classes/NAME/recall` and `classes/NAME/precision`, unless they are undefined."""
+def summary(confusion: np.ndarray, names: Sequence[str]) -> tf.Summary:
+    """Returns the image `confusion_matrix` and, for each class, the scalars `classes/NAME/recall`
+    and `classes/NAME/precision`, unless they are undefined."""
     result = tf.Summary()
     for name, *values in zip(names, *shares(confusion)):
         for what, value in zip(('recall', 'precision'), values):
@@ -65,35 +67,35 @@ def summary(confusion, names):
     return result
 
 
-def picture(confusion, names):
-    """Draws the matrix as a `PIL.Image.Image`.
+def picture(confusion: np.ndarray, names: Sequence[str]) -> Image.Image:
+    """Draws the matrix.
 
     A darker cell is a larger fraction of the images of its label. The numbers are omitted if the
     largest does not fit into a cell.
     """
-    from PIL import Image, ImageDraw, ImageFont  # Slow to import.
     cell = max(12, 520 // len(names))
-    font = ImageFont.load_default(min(15, cell - 1))
+    height = min(15, cell - 1)
+    font = ImageFont.load_default(height)
     upright = ImageFont.TransposedFont(font, Image.Transpose.ROTATE_90)
     margin = int(max(map(font.getlength, (*names, 'prediction')))) + 40
     size = margin + cell * len(names) + 20
     image = Image.new('RGB', [size, size], 'white')
     draw = ImageDraw.Draw(image)
-    draw.text([margin, 8], 'prediction', 'black', font)
-    draw.text([8, margin], 'label', 'black', upright)
+    draw.text((margin, 8), 'prediction', 'black', font)
+    draw.text((8, margin), 'label', 'black', upright)
     for k, name in enumerate(names):
         middle = margin + (k + 0.5) * cell
-        draw.text([margin - 6, middle], name, 'black', font, anchor='rm')
-        draw.text([middle - font.size / 2, margin - 6 - font.getlength(name)], name, 'black',
-                  upright)
+        draw.text((margin - 6, middle), name, 'black', font, anchor='rm')
+        draw.text((middle - height / 2, margin - 6 - font.getlength(name)), name, 'black', upright)
     # The square root makes small fractions visible.
     darkness = np.sqrt(confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1))
     colours = 255 + darkness[:, :, np.newaxis] * (np.array([8, 48, 107]) - 255)  # White to blue.
     image.paste(Image.fromarray(colours.astype(np.uint8)).resize(
-        [cell * len(names)] * 2, Image.Resampling.NEAREST), [margin, margin])
+        [cell * len(names)] * 2, Image.Resampling.NEAREST), (margin, margin))
     if font.getlength(str(confusion.max())) < cell - 2:
         for row, column in np.argwhere(confusion):
-            draw.text(margin + cell * (np.array([column, row]) + 0.5), str(confusion[row, column]),
-                      'white' if darkness[row, column] > 0.5 else 'black', font, anchor='mm')
+            place = margin + cell * (column + 0.5), margin + cell * (row + 0.5)
+            colour = 'white' if darkness[row, column] > 0.5 else 'black'
+            draw.text(place, str(confusion[row, column]), colour, font, anchor='mm')
     draw.rectangle([margin, margin, size - 20, size - 20], outline='grey')
     return image

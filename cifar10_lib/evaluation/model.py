@@ -1,10 +1,12 @@
 """The graph that classifies images with a trained network."""
 import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 import cifar10
+from cifar10_lib import recipes
 from cifar10_lib.datasets import table
 from cifar10_lib.program import devices
 from cifar10_lib.runs import checkpoints
@@ -22,14 +24,12 @@ class Model:
             network's own tensor (`softmax_linear/softmax_linear:0` of the tutorial's).
     """
 
-    def __init__(self, recipe, num_classes, batch_size=None):
+    def __init__(self, recipe: recipes.Recipe, num_classes: int,
+                 batch_size: int | None = None) -> None:
         """Builds the graph.
 
-        Args:
-            recipe: the `Recipe` of the network.
-            num_classes: number of classes.
-            batch_size: number of images of each run; None for any number, which a network may not
-                accept.
+        `batch_size` is the number of images of each run; None for any number, which a network may
+        not accept.
         """
         with tf.Graph().as_default() as self.graph:
             self.pixels = tf.placeholder(
@@ -47,7 +47,7 @@ class Model:
             self._loader = checkpoints.Loader(tf.global_variables())
 
     @contextlib.contextmanager
-    def session(self, path, use_moving_averages=True):
+    def session(self, path: str, use_moving_averages: bool = True) -> Iterator[tf.Session]:
         """A session with the variables of a checkpoint, or with the averages of the learned ones.
 
         Raises `app.UsageError`, which names the variables, if the checkpoint does not fit, and
@@ -59,7 +59,7 @@ class Model:
             self._loader.assign(values, variables, session)
             yield session
 
-    def probabilities(self, session, pixels):
+    def probabilities(self, session: tf.Session, pixels: np.ndarray) -> np.ndarray:
         """The probabilities of the classes, float32 [count, classes], of any number of images.
 
         `session` is from the function above, `pixels` are uint8 [count, 32, 32, 3]. In a graph of a
@@ -75,7 +75,7 @@ class Model:
         return np.concatenate(found)
 
 
-def variables_to_restore(use_moving_averages):
+def variables_to_restore(use_moving_averages: bool) -> dict[str, tf.Variable]:
     """The variables of the default graph by their names in a checkpoint.
 
     With `use_moving_averages`, those of the averages of learned variables.
@@ -86,7 +86,7 @@ def variables_to_restore(use_moving_averages):
     return variable_averages.variables_to_restore()
 
 
-def advice(use_moving_averages):
+def advice(use_moving_averages: bool) -> str:
     """What a user can do if a checkpoint does not fit: the end of an error's message."""
     text = "Pass the run's --net and --dataset"
     if use_moving_averages:

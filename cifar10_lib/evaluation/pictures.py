@@ -2,14 +2,21 @@
 import logging
 import textwrap
 import warnings
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
 
+import numpy as np
 from absl import app
 
 # Distinguishable for colour-blind readers: Okabe and Ito, https://jfly.uni-koeln.de/color/.
 _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 
+Cell = tuple[np.ndarray, str | None] | tuple[np.ndarray, str | None, bool]  # See `grid`.
+# See `curves`.
+Curve = tuple[str, int, str | None, Mapping[int, float] | Mapping[float, float]]
 
-def require_matplotlib():
+
+def require_matplotlib() -> None:
     """Imports Matplotlib, an optional package; raises `app.UsageError` if it is not installed."""
     logging.getLogger('matplotlib').setLevel(logging.ERROR)  # It warns about missing fonts.
     try:
@@ -19,15 +26,16 @@ def require_matplotlib():
                              'pip install matplotlib') from error
 
 
-def grid(stream, rows, title, row_names=None):
+def grid(stream: BinaryIO | str, rows: Sequence[Sequence[Cell | None]], title: str,
+         row_names: Sequence[str] | None = None) -> None:
     """Writes a PNG with rows of images to a binary stream or path.
 
     Args:
-        rows: list of rows, each a list of (image, name) or (image, name, right): uint8, or float
-            from 0 to 1, [height, width, 3]; the text above it or None; and whether to draw the text
-            in black. A place that has None instead stays empty.
+        rows: of (image, name) or (image, name, right): uint8, or float from 0 to 1, [height, width,
+            3]; the text above it or None; and whether to draw the text in black. A place that has
+            None instead stays empty.
         title: title of the picture.
-        row_names: text to the left of each row, or None.
+        row_names: text to the left of each row.
     """
     def wrapped(name):
         return '\n'.join(textwrap.fill(line, 13) for line in name.replace('_', ' ').splitlines())
@@ -53,12 +61,14 @@ def grid(stream, rows, title, row_names=None):
     figure.savefig(stream, format='png')
 
 
-def curves(stream, size, panels, same_scale=False):
+def curves(stream: BinaryIO | str, size: Sequence[float],
+           panels: Sequence[tuple[Sequence[Curve], str, str, str]],
+           same_scale: bool = False) -> None:
     """Writes a PNG with panels of curves, side by side, to a binary stream or path.
 
     Args:
         size: width and height of the picture, in inches of 100 pixels.
-        panels: list of (curves, title, label of the y axis, label of the x axis). A curve is (name,
+        panels: of (curves, title, label of the y axis, label of the x axis). A curve is (name,
             colour, marker, points): the name in the legend, the index of its colour, a Matplotlib
             marker or None, and {x: y}.
         same_scale: whether the panels share the y axis and the label of the first.

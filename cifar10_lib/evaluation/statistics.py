@@ -8,11 +8,14 @@ replace the averages of the moving statistics, which score less: docs/results.md
 import dataclasses
 import math
 import time
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from cifar10_lib import recipes
 from cifar10_lib.datasets import table
+from cifar10_lib.datasets.image_source import Source
 from cifar10_lib.program import console, devices, errors
 from cifar10_lib.runs import checkpoints, names
 
@@ -28,22 +31,23 @@ class Statistics:
     random numbers. Create it before the training graph is finalized.
     """
 
-    def __init__(self, source, recipe, variables, first_step, caught=(), seconds=math.inf):
+    def __init__(self, source: Source, recipe: recipes.Recipe, variables: Sequence[tf.Variable],
+                 first_step: int, caught: Collection[int] = (), seconds: float = math.inf) -> None:
         """Builds the graph.
 
         Args:
-            source: the `Source` of the training images.
-            recipe: the `Recipe` of a network with batch norm.
-            variables: list of the variables of the training session.
+            source: the training images.
+            recipe: its network has batch norm.
+            variables: those of the training session.
             first_step: number of steps of earlier starts.
-            caught: list of caught signals; when one is added, a computation stops.
-            seconds: limit on a computation.
+            caught: the caught signals; when one is added, a computation stops.
+            seconds: the limit on a computation.
         """
         self._source = dataclasses.replace(source, shard=(0, 1))
         self._caught, self._seconds = caught, seconds
         self._last_step = first_step  # The step of the last computation.
         self._batches = max(_MIN_BATCHES, _MIN_IMAGES // source.batch_size)
-        self._images = None
+        self._images: np.ndarray | None = None
         with tf.Graph().as_default() as self._graph:
             self._pixels = tf.placeholder(
                 tf.uint8, [source.batch_size, table.HEIGHT, table.WIDTH, table.DEPTH])
@@ -62,7 +66,7 @@ class Statistics:
                           if name.endswith(names.STATISTICS)}
         self._store = checkpoints.Loader(list(self._computed.values()))
 
-    def update(self, session, step):
+    def update(self, session: tf.Session, step: int) -> None:
         """Brings the statistics up to date, unless that was done at this step before.
 
         Stops with what it has so far when a signal is caught, or when time is up. If it fails, the

@@ -1,12 +1,14 @@
 """A trained model: a checkpoint, and the network and classes with which it was trained."""
 import dataclasses
 import os
+from typing import Any
 
 from absl import app
 
 import cifar10
 from cifar10_lib import recipes, settings
 from cifar10_lib.datasets import table
+from cifar10_lib.datasets.image_source import Source
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints, names, run_folder
 
@@ -19,26 +21,25 @@ class Trained:
 
     Attributes:
         run: content of the run's `run.json`, {} if it is missing.
-        recipe: the `Recipe`.
-        data_set: the `table.DataSet`, of --dataset or the run's own. It has all of the network's
-            classes or some of them, in any order.
+        data_set: that of --dataset or the run's own. It has all of the network's classes or some
+            of them, in any order.
     """
 
-    run: dict
+    run: dict[str, Any]
     recipe: recipes.Recipe
     data_set: table.DataSet
 
     @property
-    def classes(self):
-        """Names of the network's classes, a tuple."""
+    def classes(self) -> tuple[str, ...]:
+        """Names of the network's classes."""
         return tuple(self.run.get('classes', self.data_set.classes))
 
     @property
-    def class_numbers(self):
-        """The network's number of each class of the data set, a list of ints."""
+    def class_numbers(self) -> list[int]:
+        """The network's number of each class of the data set."""
         return [self.classes.index(name) for name in self.data_set.classes]
 
-    def source(self, eval_data='test'):
+    def source(self, eval_data: str = 'test') -> Source:
         """The `Source` of images to evaluate: 'test'; or undistorted training images: 'train_eval'
         for all, 'held_out' for the tenth that `--validate_on=held_out` excludes from training."""
         subset = 'all'
@@ -48,17 +49,17 @@ class Trained:
                                       settings.batch_size(self.recipe), self.data_set)
 
     @property
-    def held_out(self):
+    def held_out(self) -> bool:
         """Whether the run excluded images from training, for its validation."""
         return self.run.get('settings', {}).get('validate_on') == 'held_out'
 
-    def averaged(self, flags_given):
-        """Whether a `settings.Trained` asks for the averages, or by default the `Recipe` does."""
+    def averaged(self, flags_given: settings.Trained) -> bool:
+        """Whether the flags ask for the averages, or by default the recipe does."""
         if flags_given.use_moving_averages is None:
             return self.recipe.use_moving_averages
         return flags_given.use_moving_averages
 
-    def check_same(self, earlier, path):
+    def check_same(self, earlier: 'Trained', path: str) -> None:
         """Raises `app.UsageError` if an `earlier` checkpoint of the folder had another network.
 
         That is, if another run has begun in the folder. `path` is that of the checkpoint.
@@ -68,7 +69,7 @@ class Trained:
                                  f'--dataset={self.data_set.flag}: start the evaluation again')
 
     @property
-    def is_of_own_images(self):
+    def is_of_own_images(self) -> bool:
         """Whether the data set is the one with which the model was trained."""
         own = self.run.get('dataset_folder') or self.run.get('dataset', self.data_set.flag)
         if os.path.realpath(own) == os.path.realpath(self.data_set.flag):
@@ -77,18 +78,15 @@ class Trained:
         return has_moved and self.run.get('dataset') == self.data_set.name
 
 
-def folder(flags_given):
-    """The folder whose latest checkpoint a `settings.Trained` names, or a certain checkpoint."""
+def folder(flags_given: settings.Trained) -> str:
+    """The folder whose latest checkpoint the flags name, or a certain checkpoint."""
     if flags_given.best:
         return os.path.join(flags_given.checkpoint_dir, names.BEST)
     return flags_given.checkpoint_dir
 
 
-def checkpoint(flags_given):
-    """Path of the checkpoint that a `settings.Trained` names.
-
-    Raises `app.UsageError` if there isn't one.
-    """
+def checkpoint(flags_given: settings.Trained) -> str:
+    """Path of the checkpoint that the flags name; raises `app.UsageError` if there isn't one."""
     place = folder(flags_given)
     found = checkpoints.named(place) or checkpoints.latest(place)
     if found is None:
@@ -99,8 +97,8 @@ def checkpoint(flags_given):
     return found
 
 
-def read(path, reads_images=True):
-    """The `Trained` of a checkpoint: --net and --dataset, where they are not given, are the run's.
+def read(path: str, reads_images: bool = True) -> Trained:
+    """The model of a checkpoint: --net and --dataset, where they are not given, are the run's.
 
     If `reads_images` is false, only the names of the classes are needed, so the data set may have
     moved. Raises `app.UsageError` if given flags, or the data set on disk, do not fit the run.

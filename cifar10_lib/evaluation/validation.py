@@ -1,11 +1,15 @@
 """Validation during training: the error on images not trained on, and the best checkpoint."""
 import dataclasses
 import datetime
+from collections.abc import Collection, Sequence
 
 import tensorflow.compat.v1 as tf
 
 import cifar10
+from cifar10_lib import recipes
+from cifar10_lib.datasets.image_source import Source
 from cifar10_lib.evaluation import accuracy, model
+from cifar10_lib.evaluation.statistics import Statistics
 from cifar10_lib.program import console, devices, errors
 from cifar10_lib.runs import best, checkpoints
 
@@ -20,16 +24,16 @@ class Validation:
     numbers. Create it before the training graph is finalized.
     """
 
-    def __init__(self, train_dir, variables, source, recipe, images='test', caught=(),
-                 statistics=None):
+    def __init__(self, train_dir: str, variables: Sequence[tf.Variable], source: Source,
+                 recipe: recipes.Recipe, images: str = 'test', caught: Collection[int] = (),
+                 statistics: Statistics | None = None) -> None:
         """Builds the evaluation's graph.
 
         Args:
             train_dir, variables, images: see `best.Best`.
-            source: the `Source` of the training images.
-            recipe: the `Recipe`.
-            caught: list of caught signals; when one is added, a validation stops.
-            statistics: a `statistics.Statistics` for a network with batch norm.
+            source: the training images.
+            caught: the caught signals; when one is added, a validation stops.
+            statistics: for a network with batch norm.
 
         Raises the errors of `accuracy.num_examples`.
         """
@@ -51,10 +55,11 @@ class Validation:
             self._averaged = model.variables_to_restore(use_moving_averages=True)
             self._loader = checkpoints.Loader(tf.global_variables())
 
-    def run(self, session, step, training_error=None):
+    def run(self, session: tf.Session, step: int,
+            training_error: float | None = None) -> tuple[float, float] | None:
         """Validates the training session, prints a line, and saves the best variables so far.
 
-        The line also has the `training_error`, float or None. Returns the errors of the raw and the
+        The line also has the `training_error`, if given. Returns the errors of the raw and the
         averaged weights; None if a signal stopped it, or the images could not be read.
         """
         console.progress(f'step {step}: validating on {self._total} images')

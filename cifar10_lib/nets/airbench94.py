@@ -69,7 +69,7 @@ def initial_values(images):
     Returns:
         {name of the variable: float32 [2, 2, 3, 24]}.
     """
-    images = (images - np.float32(_MEAN)) / np.float32(_DEVIATION)
+    images = (images - np.array(_MEAN, np.float32)) / np.array(_DEVIATION, np.float32)
     patches = np.concatenate(  # [patches, 12], in the order of the layer's weights.
         [images[:, row:row + _SIZE - 1, column:column + _SIZE - 1]
          for row in (0, 1) for column in (0, 1)], axis=3).reshape(-1, 12)

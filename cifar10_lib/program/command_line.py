@@ -12,13 +12,15 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
+from typing import Any
 
 from absl import flags
 
 flags.disclaim_key_flags()  # A flag belongs to the module that calls `define_path`.
 
 
-def define_path(name, default, text):
+def define_path(name: str, default: str | None, text: str) -> None:
     """Defines a flag whose value is a path or None.
 
     A leading `~` is expanded, since shells do not expand it in `--train_dir=~/run`. URLs are
@@ -29,7 +31,7 @@ def define_path(name, default, text):
     flags.DEFINE(_Path(), name, default, text, serializer=flags.ArgumentSerializer())
 
 
-def default_folder(path):
+def default_folder(path: str) -> str:
     """A path below /tmp or, where there is no /tmp, as on Windows, below the temporary folder."""
     if os.path.isdir('/tmp'):
         return path
@@ -37,7 +39,7 @@ def default_folder(path):
 
 
 class _Path(flags.ArgumentParser):
-    def parse(self, argument):
+    def parse(self, argument: str) -> str:
         # TensorFlow alone would open it. A single letter is a drive.
         if re.match('[A-Za-z][A-Za-z0-9+.-]+://', argument):
             raise ValueError(f'{argument} is a URL; expected the path of a file or folder: mount '
@@ -48,20 +50,22 @@ class _Path(flags.ArgumentParser):
 class _Parsed(flags.ArgumentParser):
     """Repeats the value that argparse made: `tf.app.run` parses the command line again."""
 
-    def __init__(self, value):
+    def __init__(self, value: object) -> None:
         self._value = value
 
-    def parse(self, argument):
+    def parse(self, argument: str) -> object:
         return self._value
 
 
 class Parser(argparse.ArgumentParser):
     """Parses a program's own arguments, then the flags; each value is in `flags.FLAGS`."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(allow_abbrev=False)
 
-    def parse_known_args(self, args=None, namespace=None):
+    # Any: `FLAGS` is not an `argparse.Namespace`, but has the values as attributes, too.
+    def parse_known_args(self, args: Iterable[str] | None = None,
+                         namespace: Any = None) -> tuple[Any, list[str]]:
         """Returns (`flags.FLAGS`, the arguments that are neither the program's nor flags)."""
         values, rest = super().parse_known_args(args, namespace)
         rest = flags.FLAGS([sys.argv[0], *rest], known_only=True)[1:]

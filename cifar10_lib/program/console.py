@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+from typing import TextIO
 
 # Of a closing terminal. Windows has no SIGHUP, and nobody sends SIGTERM there.
 HANGUP = getattr(signal, 'SIGHUP', signal.SIGTERM)
@@ -21,26 +22,26 @@ _progress_shown = False
 _must_fail = False
 
 
-def fail_if_stdout_closes():
+def fail_if_stdout_closes() -> None:
     """Ends the process if standard output fails: for a script whose purpose is its output."""
     global _must_fail
     _must_fail = True
 
 
-def line(text):
+def line(text: str) -> None:
     """Prints a line, replacing the progress line."""
     global _progress_shown
     _show((_CLEAR if _progress_shown else '') + printable(text))
     _progress_shown = False
 
 
-def note(text):
+def note(text: str) -> None:
     """Writes a line to standard error, from any thread; failures are ignored."""
     with contextlib.suppress(OSError):
         os.write(2, f'{printable(text, sys.stderr)}\n'.encode())
 
 
-def end():
+def end() -> None:
     """Keeps the progress line: other output starts on the next one."""
     global _progress_shown
     if _progress_shown:
@@ -48,7 +49,7 @@ def end():
     _progress_shown = False
 
 
-def progress(text):
+def progress(text: str) -> None:
     """Replaces the progress line, cut to the terminal's width, if standard output is a terminal."""
     global _progress_shown
     if shows_progress():
@@ -59,7 +60,7 @@ def progress(text):
         _progress_shown = True
 
 
-def shows_progress():
+def shows_progress() -> bool:
     """Whether standard output is a terminal on which `progress` can draw."""
     # Without a terminal, mpirun gives its children a pseudo-terminal of 0 columns.
     try:
@@ -83,7 +84,7 @@ def _show(text, end='\n'):
         signal.raise_signal(HANGUP)
 
 
-def printable(text, stream=None):
+def printable(text: str, stream: TextIO | None = None) -> str:
     """Returns text with "?" for each control character and each character that cannot be encoded.
 
     Surrogates, which stand for undecodable bytes of a file name, are such characters. `stream` is

@@ -3,12 +3,13 @@ import math
 import os
 import platform
 import shutil
+from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 from absl import app
 
 
-def choose(device):
+def choose(device: str) -> None:
     """Chooses the devices of this process by the value of --device: 'auto', 'cpu' or 'gpu'.
 
     Raises `app.UsageError` for 'gpu' if TensorFlow does not see a GPU.
@@ -21,12 +22,12 @@ def choose(device):
             'pip install -r requirements-gpu.txt, or use --device=auto')
 
 
-def visible_gpus():
+def visible_gpus() -> int:
     """Returns the number of GPUs that this process may use."""
     return len(tf.config.get_visible_devices('GPU'))
 
 
-def variables_on(where):
+def variables_on(where: str) -> Callable[[tf.Operation], str]:
     """A function for `tf.device` that puts variables into the memory of the CPU or the GPU.
 
     `where` is 'cpu' or 'gpu'. Like `tf.train.replica_device_setter`, it leaves other operations
@@ -41,8 +42,8 @@ def variables_on(where):
     return device
 
 
-def session_config(log_device_placement=False):
-    """Returns a `tf.ConfigProto` for a session on the devices that `choose` allows.
+def session_config(log_device_placement: bool = False) -> tf.ConfigProto:
+    """Configures a session on the devices that `choose` allows.
 
     Towers request GPUs whatever the machine has; soft placement moves them. GPU memory is allocated
     on demand, so that an evaluation can share a GPU with a trainer. There are as many threads as
@@ -61,14 +62,14 @@ def session_config(log_device_placement=False):
     return config
 
 
-def visible_cores():
+def visible_cores() -> int:
     """Returns the number of cores in the process's affinity mask, as TensorFlow counts them."""
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # Not on Linux.
 
 
-def cores_by_quota():
+def cores_by_quota() -> int | None:
     """Returns this container's CPU quota in cores, rounded up, or None if it does not limit us.
 
     `docker run --cpus=2` and Kubernetes limits leave all cores visible. TensorFlow starts a thread
@@ -83,7 +84,7 @@ def cores_by_quota():
     return cores if cores < visible_cores() else None
 
 
-def multiplies_bfloat16():
+def multiplies_bfloat16() -> bool:
     """Whether the cores multiply bfloat16; if not, oneDNN converts to float32. False if unknown."""
     # AMX and AVX512 are Intel's and AMD's, `bf16` is Arm's.
     return not {'amx_bf16', 'avx512_bf16', 'bf16'}.isdisjoint(_read('/proc/cpuinfo').split())
@@ -97,7 +98,7 @@ def _read(path):
         return ''
 
 
-def line(towers=1, dtype=tf.float32, device='auto'):
+def line(towers: int = 1, dtype: tf.DType = tf.float32, device: str = 'auto') -> str:
     """Returns a line for a trainer to print: its devices, and which type is slow or fast on them.
 
     `towers` is their number, one per GPU; `dtype` the type in which layers compute; `device` the

@@ -14,8 +14,11 @@ class MissingFile(DataError, FileNotFoundError):
     """A record file is missing. The tutorial raises `ValueError`, which this is, too."""
 
 
-def one_line(error):
-    """Returns an exception's message on one line; for a TensorFlow operation, only the reason."""
+def one_line(error: BaseException | str) -> str:
+    """Returns an exception's message, or a text, on one line.
+
+    Of the message about a TensorFlow operation, returns only the reason.
+    """
     message = getattr(error, 'message', None)
     if isinstance(message, str):  # TensorFlow's.
         # '... Node: 'name'\nreason\n...', or a list '  (0) CODE: reason\n...' of several, or the
@@ -27,6 +30,6 @@ def one_line(error):
     return re.sub(r'^\[(Errno|WinError) -?\d+\] ', '', ' '.join(str(error).split()))
 
 
-def say(line):
+def say(line: str) -> None:
     """Writes 'SCRIPT: line' to standard error, as `console.note` does."""
     console.note(f'{os.path.basename(sys.argv[0])}: {line}')

@@ -5,6 +5,8 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
+from typing import BinaryIO
 
 import filelock
 from absl import app
@@ -18,7 +20,7 @@ _FULL = re.compile('No space left on device|Dis[ck] quota exceeded|File too larg
 
 
 @contextlib.contextmanager
-def explain_full_disk(folder):
+def explain_full_disk(folder: str) -> Iterator[None]:
     """Turns full-disk errors of Python and TensorFlow into an `OSError` naming `folder`."""
     try:
         yield
@@ -36,7 +38,7 @@ def explain_full_disk(folder):
         raise
 
 
-def own_folder(path):
+def own_folder(path: str) -> None:
     """Creates a folder if it is missing; raises `OSError`, also if it belongs to another user."""
     os.makedirs(path, exist_ok=True)
     owner = other_owner(path)
@@ -44,7 +46,7 @@ def own_folder(path):
         raise PermissionError(f'{path} belongs to user {owner}, not you: choose another folder')
 
 
-def other_owner(path):
+def other_owner(path: str) -> int | None:
     """The user ID of a folder's owner if that is another user; else, and on Windows, None."""
     if not hasattr(os, 'geteuid'):
         return None
@@ -53,7 +55,7 @@ def other_owner(path):
 
 
 @contextlib.contextmanager
-def locked(path, waiting=None):
+def locked(path: str, waiting: str | None = None) -> Iterator[None]:
     """Holds a lock on a file, created if missing.
 
     The lock ends with the block or with the process, even a killed one. If another process holds
@@ -78,7 +80,7 @@ def locked(path, waiting=None):
         lock.release()
 
 
-def regular_file(path):
+def regular_file(path: str) -> BinaryIO:
     """Opens a file to read bytes; raises `OSError`, also for a pipe, which might never end."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, 'not a regular file', str(path))
@@ -86,7 +88,7 @@ def regular_file(path):
 
 
 @contextlib.contextmanager
-def new_file(path):
+def new_file(path: str) -> Iterator[BinaryIO]:
     """Yields a binary stream; when the block ends, its content becomes the file `path`.
 
     Until then, it has a temporary name. If the block raises, it is removed. Raises `OSError`.
@@ -101,7 +103,7 @@ def new_file(path):
 
 
 @contextlib.contextmanager
-def new_folder(path, flag):
+def new_folder(path: str, flag: str) -> Iterator[str]:
     """Yields an empty folder; when the block ends, it becomes the folder `path`, as in `new_file`.
 
     Replaces an empty folder. Raises `OSError`, or `app.UsageError` if `path` exists and is not an

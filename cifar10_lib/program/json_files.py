@@ -1,17 +1,19 @@
 """Reads JSON that users may have edited, and checks its values."""
 import json
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from cifar10_lib.program import errors, files
 
 
-def read(path):
-    """Reads a file with a JSON object; returns a dict. Raises `OSError`, or see `parse`."""
+def read(path: str) -> dict[str, Any]:
+    """Reads a file with a JSON object. Raises `OSError`, or see `parse`."""
     with files.regular_file(path) as stream:
         return parse(stream.read(), path)
 
 
-def parse(text, source):
-    """Parses a JSON object, str or bytes, to a dict; `errors.DataError` starts with `source`."""
+def parse(text: str | bytes, source: str) -> dict[str, Any]:
+    """Parses a JSON object; the message of an `errors.DataError` starts with `source`."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:  # Not UTF-8, not JSON, or nested too deeply.
@@ -21,8 +23,9 @@ def parse(text, source):
     return found
 
 
-def check_fields(found, fields, source):
-    """Raises `errors.DataError`, naming `source` and field, if a value of a dict is invalid.
+def check_fields(found: Mapping[str, object],
+                 fields: Mapping[str, tuple[Callable[[Any], bool], str]], source: str) -> None:
+    """Raises `errors.DataError`, naming `source` and field, if a value is invalid.
 
     `fields` is {name: (function that checks the value, None if missing; description)}.
     """
@@ -32,12 +35,12 @@ def check_fields(found, fields, source):
             raise errors.DataError(f'{source}: "{field}" is {shown(value)}; expected {expected}')
 
 
-def is_name(value):
+def is_name(value: object) -> bool:
     """Whether a JSON value can serve as a name: 1 to 255 printable characters, as of a file."""
     return isinstance(value, str) and 0 < len(value) <= 255 and value.isprintable()
 
 
-def shown(value):
+def shown(value: object) -> str:
     """Returns a JSON value as messages quote it: printable, on one line, at most 83 characters."""
     text = json.dumps(value)
     return text if len(text) <= 80 else text[:80] + '...'

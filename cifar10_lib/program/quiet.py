@@ -15,7 +15,7 @@ _REQUIRED = ('absl', 'filelock', 'google', 'h5py', 'numpy', 'PIL', 'six', 'tenso
              'tensorflow')
 
 
-def import_tensorflow():
+def import_tensorflow() -> None:
     """Prepares the process of a script; call it before anything imports TensorFlow.
 
     TF_CPP_MIN_LOG_LEVEL (0 to 3) shows TensorFlow's own messages.
@@ -72,7 +72,7 @@ def _environment(quiet):
     os.environ.setdefault('TEST_TMPDIR', os.curdir)
     is_hidden = 'matplotlib' not in sys.modules
     if is_hidden:
-        sys.modules['matplotlib'] = None
+        sys.modules['matplotlib'] = None  # type: ignore[assignment]  # It cannot be imported.
     try:
         with _held_back(quiet):
             yield

@@ -3,6 +3,8 @@ import functools
 import os
 import sys
 import traceback
+from collections.abc import Callable, Collection
+from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
@@ -20,7 +22,8 @@ _OF_THE_USER = (app.UsageError, errors.DataError, FloatingPointError, OSError,
                 tf.errors.DeadlineExceededError)
 
 
-def run(main, positional=None, unused=()):
+def run(main: Callable[..., int | None], positional: str | None = None,
+        unused: Collection[str] = ()) -> NoReturn:
     """Parses the command line, with the flags of all imported modules, runs `main` and exits.
 
     Exit codes: 0 success; 1 user error, explained in one line on standard error; 130 interrupted

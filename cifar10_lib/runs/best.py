@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -10,7 +11,7 @@ from cifar10_lib.program import files, json_files
 from cifar10_lib.runs import checkpoints, names
 
 
-def read(train_dir, images='test'):
+def read(train_dir: str, images: str = 'test') -> tuple[float, int | None]:
     """Error and step of a run's best checkpoint; (infinity, None) if there is no intact one."""
     folder = os.path.join(train_dir, names.BEST)
     try:
@@ -24,7 +25,7 @@ def read(train_dir, images='test'):
     return np.inf, None
 
 
-def reaches(error, precision):
+def reaches(error: float, precision: float) -> bool:
     """Whether an error, a fraction of images, is low enough for a precision, up to rounding."""
     return error <= 1 - precision + 1e-9
 
@@ -36,12 +37,13 @@ class Best:
     `error.json` holds the step and the errors, `params.h5` the variables, `run.json` the run's.
 
     Attributes:
-        error: float, the lowest error so far; infinity before the first.
+        error: the lowest error so far; infinity before the first.
         step: its step, or None.
     """
 
-    def __init__(self, train_dir, variables, images='test'):
-        """Reads the result of earlier starts; `variables` is the list of those in a checkpoint.
+    def __init__(self, train_dir: str, variables: Sequence[tf.Variable],
+                 images: str = 'test') -> None:
+        """Reads the result of earlier starts; `variables` are those in a checkpoint.
 
         `images` is 'test' or 'held_out', the images of the errors; a best checkpoint that was
         chosen on other images is ignored.
@@ -53,14 +55,15 @@ class Best:
             variables, max_to_keep=None, save_relative_paths=True)
         self.error, self.step = read(train_dir, images)
 
-    def offer(self, session, step, values, error, averaged_error):
+    def offer(self, session: tf.Session, step: int, values: Mapping[str, np.ndarray],
+              error: float, averaged_error: float) -> None:
         """Saves the variables if the error of their averages is the lowest so far.
 
         `error.json` names the new checkpoint once it is complete, and only then the old one is
         removed: if the process is killed, the file still names a checkpoint that exists.
 
-        The session holds the variables, and `values` is {name: value} of them. `error` and
-        `averaged_error` are floats, 0 to 1, of the raw weights and the moving averages.
+        The session holds the variables, whose `values` are by their names. `error` and
+        `averaged_error`, 0 to 1, are those of the raw weights and the moving averages.
         """
         if averaged_error >= self.error or not all(np.isfinite(v).all() for v in values.values()):
             return  # The loss finds values that are not finite only in the next step.

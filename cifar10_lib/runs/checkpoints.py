@@ -3,13 +3,14 @@
 
 The path of a checkpoint is without `.index`.
 """
-import collections
 import glob
 import io
 import operator
 import os
 import re
 import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -21,46 +22,58 @@ from cifar10_lib.runs import names
 _NAMED_FAULTS = 10  # At most, in an error; ResNet-23 has 300 variables.
 
 
-# What `newest` finds: path of the checkpoint, or None; the values in it, {name: array}; and a text
-# about each newer one that is damaged.
-Found = collections.namedtuple('Found', 'path values faults')
+class Found(NamedTuple):
+    """A checkpoint that was read: its path, and the values of variables in it by their names.
+
+    `warning` is a line about newer checkpoints of the folder, which are damaged, or ''.
+    """
+
+    path: str
+    values: Mapping[str, np.ndarray]
+    warning: str = ''
 
 
-def newest(folder):
-    """Reads the newest intact checkpoint in a folder, once: a `Found`.
+def newest(folder: str) -> Found | None:
+    """Reads the newest intact checkpoint in a folder, once; returns None if there isn't one.
 
     The file `checkpoint` names the newest. If that one is damaged, reads the intact one with the
     highest step. Nothing is removed. The folder may be missing. Raises `app.UsageError` if all
     checkpoints are damaged.
     """
-    faults = []
+    faults = ''
     paths = candidates(folder)
     for path in paths:
+        name = os.path.basename(path)
         try:
-            return Found(path, read(path), faults)
+            values = read(path)
         except Unreadable as error:
-            reason = errors.one_line(error.__cause__)
+            if faults:
+                faults += f'; so is {name}'
+            else:
+                faults = f'{path} is damaged ({errors.one_line(error.__cause__ or error)})'
+            continue
         if faults:
-            faults.append(f'so is {os.path.basename(path)}')
-        else:
-            faults.append(f'{path} is damaged ({reason})')
+            faults += f': using {name}.'
+        return Found(path, values, faults)
     if not paths:
-        return Found(None, {}, [])
+        return None
     if candidates(folder) != paths:  # A trainer has just written or removed some.
         return newest(folder)
-    raise app.UsageError(f'{"; ".join(faults)}: all checkpoints in {folder} are damaged. Restore '
+    raise app.UsageError(f'{faults}: all checkpoints in {folder} are damaged. Restore '
                          'one, or start over in another folder')
 
 
-def latest(folder):
+def latest(folder: str) -> str | None:
     """Path of the `newest` checkpoint in a folder, or None; prints a line about damaged ones."""
     found = newest(folder)
-    if found.faults:
-        console.line(f'{"; ".join(found.faults)}: using {os.path.basename(found.path)}.')
+    if found is None:
+        return None
+    if found.warning:
+        console.line(found.warning)
     return found.path
 
 
-def candidates(folder):
+def candidates(folder: str) -> list[str]:
     """Paths of a folder's checkpoints: the one that the file `checkpoint` names, then by step.
 
     That file may hold absolute paths, which are wrong after the run was copied or moved. So only
@@ -78,19 +91,19 @@ def candidates(folder):
     return list(dict.fromkeys(found + [at_step(folder, step) for step in steps]))
 
 
-def at_step(folder, step):
+def at_step(folder: str, step: int) -> str:
     """The path of a run's checkpoint after this many steps."""
     return os.path.join(folder, f'{names.CHECKPOINT}-{step}')
 
 
-def named(path):
+def named(path: str) -> str | None:
     """The checkpoint that a path names, with or without the ending of one of its files, or None."""
     path = re.sub(r'\.(index|meta|data-\d{5}-of-\d{5})$', '', path)
     path = path if os.path.dirname(path) else os.path.join(os.curdir, path)  # It has a folder.
     return path if any(map(os.path.isfile, (path + '.index', path))) else None
 
 
-def watch(folder, seconds):
+def watch(folder: str, seconds: float) -> Iterator[str]:
     """Yields the newest intact checkpoint of a folder, then each new one, endlessly; see `latest`.
 
     Unlike `tf.train.checkpoints_iterator`, skips damaged ones, and yields a path again if it is
@@ -123,7 +136,7 @@ class Unreadable(errors.DataError):
     """A checkpoint's files are missing or damaged, or were removed while being read."""
 
 
-def is_intact(path):
+def is_intact(path: str) -> bool:
     """Whether a checkpoint can be read completely."""
     try:
         read(path)
@@ -132,8 +145,8 @@ def is_intact(path):
     return True
 
 
-def read(path, wanted=None):
-    """The values in a checkpoint, {name: array}; of the variables `wanted` that it has, or all.
+def read(path: str, wanted: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """The values in a checkpoint by name; of the variables `wanted` that it has, or all.
 
     Raises `Unreadable`, perhaps although `latest` has just found the files intact.
     """
@@ -148,8 +161,8 @@ def read(path, wanted=None):
                          'removed or replaced, run the same command again') from error
 
 
-def step(path, values=None):
-    """The global step of a checkpoint, an int. The original multi-GPU script stored a float.
+def step(path: str, values: Mapping[str, np.ndarray] | None = None) -> int:
+    """The global step of a checkpoint. The original multi-GPU script stored a float.
 
     `values` are those in the checkpoint if it has been read. Scripts of 2015 and 2016 may name the
     step differently; then the number in the file's name counts. Raises `app.UsageError` if both are
@@ -174,8 +187,8 @@ class Loader:
     them, which takes many seconds for ResNet-23.
     """
 
-    def __init__(self, variables):
-        """Builds the operation for a list of variables, before the graph is finalized."""
+    def __init__(self, variables: Sequence[tf.Variable]) -> None:
+        """Builds the operation, before the graph is finalized."""
         with tf.device('/cpu:0'), tf.name_scope('load'):
             self._placeholders = {variable.op.name: tf.placeholder(
                 variable.dtype.base_dtype, variable.shape) for variable in variables}
@@ -183,21 +196,23 @@ class Loader:
                 variable.assign(self._placeholders[variable.op.name], read_value=False)
                 for variable in variables])
 
-    def assign(self, values, variables, session):
-        """Assigns values, {name: array}, to all variables of this loader, {name: variable}."""
+    def assign(self, values: Mapping[str, np.ndarray], variables: Mapping[str, tf.Variable],
+               session: tf.Session) -> None:
+        """Assigns values to all variables of this loader, both by the same names."""
         session.run(self._assign, {
             self._placeholders[variable.op.name]: values[name]
             for name, variable in variables.items()})
 
 
-def values_for(path, variables, advice, stored=None):
+def values_for(path: str, variables: Mapping[str, tf.Variable], advice: str,
+               stored: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
     """The values of variables in a checkpoint, converted to the variables' types.
 
     Args:
         path: path of the checkpoint.
-        variables: {name in the checkpoint: variable}; the result is {that name: array}.
+        variables: by their names in the checkpoint, as the result.
         advice: what the user can do if the checkpoint is unusable; ends the error's message.
-        stored: the values in the checkpoint, {name: array}, if it has been read.
+        stored: the values in the checkpoint, if it has been read.
 
     Raises:
         app.UsageError: variables are missing in the checkpoint, have a different shape or are not
@@ -237,13 +252,14 @@ def _refuse(problem, found, advice):
         raise app.UsageError(f'{problem}: {"; ".join(found)}. {advice}')
 
 
-def write_parameters(path, values, trainable):
+def write_parameters(path: str, values: Mapping[str, np.ndarray],
+                     trainable: Collection[str]) -> None:
     """Writes `params.h5`, an HDF5 file with the values of variables.
 
     `weights/NAME` are the variables of the network, frozen ones included, `statistics/NAME` the
     moving statistics of batch norms, and `averages/NAME` the averages of both. The attribute
-    `global_step` is the number of steps. The state of the optimizer is left out. `values` is {name:
-    array}, including `global_step`; `trainable` has the names of the trainable variables.
+    `global_step` is the number of steps. The state of the optimizer is left out. `values` include
+    `global_step`; `trainable` has the names of the trainable variables.
     """
     import h5py  # Here, because the import is slow.
     image = io.BytesIO()  # HDF5 opens files by name, and hides the error of a full disk.
@@ -261,7 +277,7 @@ def write_parameters(path, values, trainable):
         stream.write(image.getbuffer())
 
 
-def parameters_step(path):
+def parameters_step(path: str) -> int | None:
     """The global step in a file from `write_parameters`; None if the file is missing or damaged."""
     import h5py
     try:

@@ -1,5 +1,6 @@
 """Counts the images and epochs of a run."""
 import dataclasses
+from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -8,32 +9,33 @@ class EpochCounter:
     over all starts."""
 
     first_step: int  # Number of steps of earlier starts.
-    changes: list  # (First step, images per step from there on), from step 0 to the present.
+    # First step, and images per step from there on, from step 0 to the present.
+    changes: Sequence[Sequence[int]]
     images_per_epoch: int
     max_steps: int = 0
     validate_every: int = 0  # Number of epochs between validations; 0 means never.
 
     @property
-    def images_per_step(self):
+    def images_per_step(self) -> int:
         """Number of images in a step of this start, over all towers and workers."""
         return self.changes[-1][1]
 
     @property
-    def steps_per_epoch(self):
-        """Number of steps of this start in which the network sees each image once, a float."""
+    def steps_per_epoch(self) -> float:
+        """Number of steps of this start in which the network sees each image once."""
         return self.images_per_epoch / self.images_per_step
 
-    def images(self, steps):
+    def images(self, steps: int) -> int:
         """Number of images in this many steps."""
         ends = [first for first, _ in self.changes[1:]] + [steps]
         return sum(max(0, min(end, steps) - first) * images
                    for (first, images), end in zip(self.changes, ends))
 
-    def seen(self, steps):
-        """Number of epochs in this many steps, a float."""
+    def seen(self, steps: int) -> float:
+        """Number of epochs in this many steps."""
         return self.images(steps) / self.images_per_epoch
 
-    def last_step(self, epochs):
+    def last_step(self, epochs: float) -> int:
         """The step closest to the end of this many epochs; at least 1, except for 0."""
         if not epochs:
             return 0
@@ -41,12 +43,12 @@ class EpochCounter:
         left = epochs * self.images_per_epoch - self.images(changed)
         return max(1, round(changed + left / images))
 
-    def ends(self, steps, every=1):
+    def ends(self, steps: int, every: int = 1) -> bool:
         """Whether the latest step completed an epoch, or a multiple of `every` epochs."""
         images = every * self.images_per_epoch
         return self.images(steps) // images > self.images(steps - 1) // images
 
-    def validates(self, steps):
+    def validates(self, steps: int) -> bool:
         """Whether to validate now, on all workers: at these epochs, and after the last step."""
         if not self.validate_every:
             return False

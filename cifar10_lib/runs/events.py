@@ -3,6 +3,8 @@ import collections
 import glob
 import os
 import tempfile
+from collections.abc import Mapping
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 from google.protobuf import message
@@ -10,12 +12,13 @@ from google.protobuf import message
 from cifar10_lib.program import console, files
 
 
-def writer(folder, graph, run, is_first):
-    """A `tf.summary.FileWriter` of an evaluation, in a folder that is created if necessary.
+def writer(folder: str, graph: tf.Graph, run: Mapping[str, Any],
+           is_first: bool) -> tf.summary.FileWriter:
+    """The event file of an evaluation, in a folder that is created if necessary.
 
     Args:
         folder: path of the folder.
-        graph: the `tf.Graph` to write.
+        graph: the graph to write.
         run: content of the `run.json` of the run that is evaluated.
         is_first: whether this process has written no figures yet. If it has, a trainer has started
             again, and TensorBoard drops what the earlier start had after the step from which it
@@ -37,14 +40,14 @@ def writer(folder, graph, run, is_first):
     return made
 
 
-def read_curves(folder):
-    """All curves in the event files of a folder, {tag: {step: float}}, sorted by step.
+def read_curves(folder: str) -> dict[str, dict[int, float]]:
+    """All curves in the event files of a folder: {tag: {step: figure}}, sorted by step.
 
     Later files replace values of earlier ones; `SessionLog.START` removes them from its step on, as
     in TensorBoard. A damaged file counts up to the damage, which a line reports. The last event may
     be incomplete, while a process writes the file.
     """
-    curves = collections.defaultdict(dict)
+    curves: dict[str, dict[int, float]] = collections.defaultdict(dict)
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), 'events.out.tfevents.*'))):
         try:
             for event in tf.train.summary_iterator(path):

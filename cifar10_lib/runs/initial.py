@@ -1,8 +1,10 @@
 """The weights of another run with which a new run starts: `--initial_checkpoint`."""
 import dataclasses
 import os
+from collections.abc import Sequence
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 from absl import app
 
 from cifar10_lib.runs import checkpoints, names, run_folder
@@ -10,21 +12,20 @@ from cifar10_lib.runs import checkpoints, names, run_folder
 _ADVICE = 'choose another --initial_checkpoint'
 
 
-def find(run):
-    """The `checkpoints.Found` that a `settings.Run` names.
+def find(given: str, train_dir: str, restart: bool) -> checkpoints.Found:
+    """The checkpoint that --initial_checkpoint names; the arguments are the values of the flags.
 
     Raises `app.UsageError` if there isn't one, or `--restart` would remove it.
     """
-    given, folder = run.initial_checkpoint, os.path.realpath(run.train_dir)
-    named = checkpoints.named(given)
+    named, folder = checkpoints.named(given), os.path.realpath(train_dir)
     if named:
-        found = checkpoints.Found(named, checkpoints.read(named), ())
+        found = checkpoints.Found(named, checkpoints.read(named))
+    elif newest := checkpoints.newest(given):
+        found = newest
     else:
-        found = checkpoints.newest(given)
-    if found.path is None:
         raise app.UsageError(f'No checkpoint in --initial_checkpoint={given}; expected the folder '
                              'of another run: choose one')
-    if run.restart and os.path.dirname(os.path.realpath(found.path)) in (
+    if restart and os.path.dirname(os.path.realpath(found.path)) in (
             folder, os.path.join(folder, names.BEST)):
         raise app.UsageError(f'--restart would remove --initial_checkpoint={given}: choose another '
                              '--train_dir')
@@ -39,7 +40,7 @@ class Initial:
     run had other classes, the step and the state of the optimizer start anew.
 
     Attributes:
-        found: the `checkpoints.Found` of the checkpoint.
+        found: the checkpoint.
         net, classes, validate_on: of the new run.
     """
 
@@ -48,8 +49,8 @@ class Initial:
     classes: tuple[str, ...]
     validate_on: str
 
-    def values_for(self, variables):
-        """The values that fit the variables of the new run's graph, a list: {name: array}.
+    def values_for(self, variables: Sequence[tf.Variable]) -> dict[str, np.ndarray]:
+        """The values that fit the variables of the new run's graph.
 
         Raises `app.UsageError` if no weights fit, or values are not finite.
         """
@@ -66,7 +67,7 @@ class Initial:
             self._refuse(trained)
         return found
 
-    def lines(self, variables):
+    def lines(self, variables: Sequence[tf.Variable]) -> list[str]:
         """Lines that say which layers fit, and warn of held-out images."""
         trained = _trained(variables)
         found = self.values_for(variables)

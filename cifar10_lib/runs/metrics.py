@@ -6,6 +6,8 @@ row before. `wall_time` is in seconds since 1970. A figure that was not measured
 """
 import os
 import time
+from collections.abc import Mapping
+from typing import Any, BinaryIO
 
 from cifar10_lib.program import console, errors, files
 
@@ -14,7 +16,7 @@ COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'trai
 _HEADER = ','.join(COLUMNS) + '\n'
 
 
-def start(path, step):
+def start(path: str, step: int) -> None:
     """Continues the file at `path`, or creates it.
 
     Drops rows after `step`, the checkpoint from which the run continues. A file that is not one of
@@ -34,15 +36,15 @@ def start(path, step):
                 write(stream, row)
 
 
-def write(stream, row):
-    """Writes a row, {column: number or None}, to a binary stream; a column may be missing."""
+def write(stream: BinaryIO, row: Mapping[str, float | None]) -> None:
+    """Writes the figures of a row by column; a column may be missing."""
     formats = {'step': 'd', 'wall_time': '.3f'}  # The others have the digits of a float32.
     stream.write((','.join(
         '' if row.get(name) is None else format(row[name], formats.get(name, '.7g'))
         for name in COLUMNS) + '\n').encode())
 
 
-def read(path):
+def read(path: str) -> list[dict[str, Any]]:
     """The rows of a `metrics.csv`, dictionaries from column to int (`step`), float or None.
 
     Drops a last line without an end, which a crash cut short. The file may be missing. Raises
@@ -55,8 +57,8 @@ def read(path):
             raise ValueError(f'its header is not {_HEADER.strip()}')
         found = []
         for line in lines:
-            step, *figures = line.rstrip('\n').split(',')
-            figures = [float(figure) if figure else None for figure in figures]
+            step, *rest = line.rstrip('\n').split(',')
+            figures = [float(figure) if figure else None for figure in rest]
             found.append(dict(zip(COLUMNS, [int(step), *figures], strict=True)))
         return found
     except FileNotFoundError:

@@ -1,5 +1,6 @@
 """Names of the files that a run writes into its folder, and of variables in its checkpoints."""
 import re
+from collections.abc import Collection
 
 from cifar10_lib.program import files
 
@@ -32,7 +33,7 @@ OWN, OWN_IN_BEST = (
     re.compile(f'(?:{names}){_UNFINISHED}?') for names in (_IN_FOLDER, _IN_BEST))
 
 
-def is_state(variable, trained):
+def is_state(variable: str, trained: Collection[str]) -> bool:
     """Whether a variable, by its name, belongs to the training and not to the network.
 
     As `global_step`, `conv1/weights/Momentum` and `cross_entropy/avg`. `trained` has the names of

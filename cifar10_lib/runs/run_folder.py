@@ -3,15 +3,18 @@ import contextlib
 import itertools
 import os
 import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import filelock
 from absl import app
 
+from cifar10_lib.datasets import table
 from cifar10_lib.program import errors, files, json_files
 from cifar10_lib.runs import names
 
 
-def check_path(folder):
+def check_path(folder: str) -> None:
     """Raises `app.UsageError` if a path, which may not exist yet, cannot be a run's folder: it or a
     parent is not a folder, or TensorFlow would read it as a pattern."""
     special = set('*?[\\') - {os.sep}
@@ -26,7 +29,7 @@ def check_path(folder):
 
 
 @contextlib.contextmanager
-def locked(folder):
+def locked(folder: str) -> Iterator[None]:
     """Creates a run's folder if necessary, and locks it against other trainers: see `files.locked`.
 
     A second file names the holder: nobody else can read a locked file on Windows.
@@ -52,7 +55,7 @@ def locked(folder):
                              'process, or choose another --train_dir') from error
 
 
-def remove_files(folder, also_finished):
+def remove_files(folder: str, also_finished: bool) -> None:
     """Removes the files of a run that a killed process left unfinished, or all of a run's files.
 
     Files of others stay. Call it only while `locked`.
@@ -74,8 +77,8 @@ _RUN_FIELDS = {
                 'a list of names')}
 
 
-def read_run(folder, advice):
-    """The content of `run.json`, a dict; None if it is missing.
+def read_run(folder: str, advice: str) -> dict[str, Any] | None:
+    """The content of `run.json`; None if it is missing.
 
     Raises `app.UsageError`, which ends with `advice`, if it is damaged, or `OSError`.
     """
@@ -92,7 +95,7 @@ def read_run(folder, advice):
     return run
 
 
-def owner(folder):
+def owner(folder: str) -> str:
     """' (of user ID)' if a folder belongs to another user, else ''; for lines about its run."""
     try:
         user = files.other_owner(folder)
@@ -101,7 +104,7 @@ def owner(folder):
     return '' if user is None else f' (of user {user})'
 
 
-def check_net(folder, run, net, advice):
+def check_net(folder: str, run: Mapping[str, Any], net: str, advice: str) -> None:
     """Raises `app.UsageError`, which ends with `advice`, if a run, from `read_run`, has another
     network, by name."""
     if run['net'] != net:
@@ -109,9 +112,10 @@ def check_net(folder, run, net, advice):
             f'{folder} holds a run with --net={run["net"]}, not with --net={net}: {advice}')
 
 
-def check_run(folder, run, net, data_set, images, advice):
-    """Checks that a run, from `read_run`, has a network, by name, and a `table.DataSet`'s classes,
-    and is validated on `images`, 'test' or 'held_out'.
+def check_run(folder: str, run: Mapping[str, Any], net: str, data_set: table.DataSet, images: str,
+              advice: str) -> None:
+    """Checks that a run, from `read_run`, has a network, by name, and a data set's classes, and is
+    validated on `images`, 'test' or 'held_out'.
 
     A data set is known by the names of its classes in order: its folder may have moved. Raises
     `app.UsageError`, which ends with `advice`.

@@ -3,10 +3,14 @@ import dataclasses
 import datetime
 import json
 import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app
 
+from cifar10_lib.datasets.image_source import Source
 from cifar10_lib.program import console, files
 from cifar10_lib.runs import best, checkpoints, initial, names, run_folder
 from cifar10_lib.runs.epochs import EpochCounter
@@ -15,42 +19,77 @@ _ADVICE = 'choose another --train_dir, or start over with --restart'
 
 
 @dataclasses.dataclass(frozen=True)
+class Run:
+    """How a trainer shall train and what it shall write: `settings.define_training_flags`.
+
+    Fields have the names of the flags. `max_steps` counts if `epochs` is None; `validate_every` is
+    0 for never.
+    """
+
+    train_dir: str
+    max_steps: int
+    epochs: float | None
+    log_device_placement: bool
+    log_frequency: int
+    save_checkpoint_secs: int
+    save_checkpoint_steps: int | None
+    keep_checkpoints: int
+    validate_on: str
+    validate_every: int
+    stop_at: float | None
+    profile: int | None
+    seed: int | None
+    initial_checkpoint: str | None
+    restart: bool
+    variables: str
+
+
+class RunRecipe(Protocol):
+    """What this module uses of a `recipes.Recipe`, which documents it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def initial_values(self) -> Callable[[Source], dict[str, np.ndarray]]: ...
+
+    def flags(self, epochs: EpochCounter) -> dict[str, object]: ...
+
+    def defaults_used(self, run: Run, source: Source, epochs: EpochCounter) -> list[str]: ...
+
+
+@dataclasses.dataclass(frozen=True)
 class Start:
     """What the folder of a run holds, read once, and how far to train.
 
     Attributes:
-        run: the `settings.Run`.
-        source, recipe: the `Source` of the training images, and the `Recipe`.
-        epochs: the `EpochCounter`.
-        found: the `checkpoints.Found` from which the run resumes or, if it is new, starts.
+        source: the training images.
+        found: the checkpoint from which the run resumes; None if it is new.
+        weights: those of another run with which a new run starts, or None.
         earlier: the settings of the run's last start, {} if it is new.
         listed: paths of the checkpoints in the folder when it was read.
     """
 
-    run: object
-    source: object
-    recipe: object
+    run: Run
+    source: Source
+    recipe: RunRecipe
     epochs: EpochCounter
-    found: checkpoints.Found = checkpoints.Found(None, {}, ())
-    earlier: dict = dataclasses.field(default_factory=dict)
-    listed: tuple = ()
+    found: checkpoints.Found | None = None
+    weights: initial.Initial | None = None
+    earlier: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    listed: Sequence[str] = ()
 
     @property
-    def step(self):
+    def step(self) -> int:
         """Number of steps of earlier starts."""
         return self.epochs.first_step
 
     @property
-    def max_steps(self):
+    def max_steps(self) -> int:
         """Number of steps at which the run ends."""
         return self.epochs.max_steps
 
-    @property
-    def resumes(self):
-        """Whether there is a checkpoint in the run's own folder."""
-        return bool(self.listed)
-
-    def steps_left(self):
+    def steps_left(self) -> bool:
         """Whether training should go on; prints a line if not.
 
         That is, the last step has not been reached, or `--stop_at` has not.
@@ -65,7 +104,7 @@ class Start:
 
     def _reached(self):
         """A checkpoint, and the flag whose goal it has reached; or None."""
-        if not self.resumes:
+        if self.found is None:
             return None
         folder = self.run.train_dir
         if self.step >= self.max_steps:
@@ -78,30 +117,30 @@ class Start:
         if self.run.stop_at is None:
             return None
         error, best_step = best.read(folder, self.run.validate_on)
-        if not best.reaches(error, self.run.stop_at):
+        if best_step is None or not best.reaches(error, self.run.stop_at):
             return None
         return (checkpoints.at_step(os.path.join(folder, names.BEST), best_step),
                 f'--stop_at={self.run.stop_at:g}')
 
-    def check_unchanged(self):
+    def check_unchanged(self) -> None:
         """Raises `app.UsageError` if another trainer has used the folder since it was read."""
-        listed = ()
+        listed = []
         if not self.run.restart:
-            listed = tuple(checkpoints.candidates(self.run.train_dir))
-        if listed != self.listed:
+            listed = checkpoints.candidates(self.run.train_dir)
+        if listed != list(self.listed):
             raise app.UsageError(f'{self.run.train_dir} has just been used by another trainer: run '
                                  'the same command again, or choose another --train_dir')
 
-    def values_for(self, variables):
-        """The values with which a session starts, {name: array}; others keep their initial ones.
+    def values_for(self, variables: Sequence[tf.Variable]) -> dict[str, np.ndarray]:
+        """The values with which a session starts; others keep their initial ones.
 
-        `variables` is the list of the graph's variables. Raises `app.UsageError` if the checkpoint
-        does not fit them. Old checkpoints lack the averages of the losses, which start anew.
+        `variables` are those of the graph. Raises `app.UsageError` if the checkpoint does not fit
+        them. Old checkpoints lack the averages of the losses, which start anew.
         """
-        if not self.resumes:
+        if self.found is None:
             values = self.recipe.initial_values(self.source)
-            if self.found.path:
-                values |= self._initial.values_for(variables)
+            if self.weights:
+                values |= self.weights.values_for(variables)
             return values
         wanted = {each.op.name: each for each in variables}
         for name in list(wanted):
@@ -110,11 +149,11 @@ class Start:
         return checkpoints.values_for(
             self.found.path, wanted, _ADVICE.capitalize(), self.found.values)
 
-    def report(self, variables):
+    def report(self, variables: Sequence[tf.Variable]) -> None:
         """Prints what resumes, and each setting that changed; `variables` as in `values_for`."""
         for line in self.recipe.defaults_used(self.run, self.source, self.epochs):
             console.line(line)
-        if self.resumes and not self.earlier:
+        if self.found and not self.earlier:
             console.line(f'{self.run.train_dir} has no {names.RUN}: resuming with '
                          f'--net={self.recipe.name} --dataset={self.source.data_set.flag}.')
         for what, value, was in self._changed():
@@ -125,14 +164,14 @@ class Start:
                 size = f' of {self.epochs.images_per_step} images'
             console.line(f'{self.max_steps} steps{size} are {self.epochs.seen(self.max_steps):.4g} '
                          f'epochs of {self.epochs.images_per_epoch} images.')
-        if self.found.faults:
-            console.line(f'{"; ".join(self.found.faults)}: using '
-                         f'{os.path.basename(self.found.path)}.')
-        if self.resumes:
-            console.line(f'Resuming from {self.found.path}.')
-        elif self.found.path:
-            for line in self._initial.lines(variables):
-                console.line(line)
+        if self.found:
+            lines = [self.found.warning, f'Resuming from {self.found.path}.']
+        elif self.weights:
+            lines = [self.weights.found.warning, *self.weights.lines(variables)]
+        else:
+            lines = []
+        for line in filter(None, lines):
+            console.line(line)
 
     def _changed(self):
         """The settings that changed since the run's last start: list of (text with a place for the
@@ -147,12 +186,7 @@ class Start:
         found.append(('{} training images', images, self.earlier.get('training_images', images)))
         return [each for each in found if each[1] != each[2]]
 
-    @property
-    def _initial(self):
-        return initial.Initial(self.found, self.recipe.name, self.source.data_set.classes,
-                               self.run.validate_on)
-
-    def write(self):
+    def write(self) -> None:
         """Writes `run.json`."""
         data_set = self.source.data_set
         folder = None
@@ -176,52 +210,42 @@ class Start:
 
     def _settings(self):
         """The flags whose change is reported when the run resumes, {name: value}."""
-        recipe = self.recipe
-        found = {'dataset': self.source.data_set.flag, 'learning_rate': recipe.given_learning_rate,
-                 'linear_scaling': recipe.linear_scaling,
-                 'use_fp16': recipe.dtype == tf.float16, 'use_bf16': recipe.dtype == tf.bfloat16,
-                 'variables': self.run.variables}
-        if recipe.linear_scaling:
-            found['warmup_epochs'] = recipe.warmup_epochs
-        if recipe.ends_with_run:  # The rate falls to 0 at the last step.
-            found['max_steps'] = self.max_steps
-        return found
+        return {'dataset': self.source.data_set.flag, **self.recipe.flags(self.epochs),
+                'variables': self.run.variables}
 
 
-def read(run, source, recipe, batches_per_step=1):
-    """Reads the folder of a run, once: a `Start`.
+def read(run: Run, source: Source, recipe: RunRecipe, batches_per_step: int = 1) -> Start:
+    """Reads the folder of a run, once.
 
-    Args:
-        run: the `settings.Run`.
-        source: the `Source` of the training images.
-        recipe: the `Recipe`.
-        batches_per_step: number of batches in a step, over all towers and workers.
-
-    Raises `app.UsageError` if the folder cannot hold this run.
+    `source` are the training images; `batches_per_step` counts the batches of all towers and
+    workers. Raises `app.UsageError` if the folder cannot hold this run.
     """
     folder = run.train_dir
     run_folder.check_path(folder)
-    earlier, found, listed = {}, checkpoints.Found(None, {}, ()), ()
+    earlier, listed, found, weights = {}, [], None, None
     if not run.restart:
         earlier = _earlier_settings(run, source, recipe)
-        listed = tuple(checkpoints.candidates(folder))
+        listed = checkpoints.candidates(folder)
         found = checkpoints.newest(folder)
     step = 0
-    if found.path:
+    if found:
         step = checkpoints.step(found.path, found.values)
     elif run.initial_checkpoint:
-        found = initial.find(run)
+        weights = initial.Initial(
+            initial.find(run.initial_checkpoint, folder, run.restart), recipe.name,
+            source.data_set.classes, run.validate_on)
     epochs = EpochCounter(
         step, _changes(earlier, step, source.batch_size * batches_per_step),
         source.num_examples(), validate_every=run.validate_every)
     max_steps = run.max_steps
-    if max_steps is None:
+    if run.epochs is not None:
         max_steps = epochs.last_step(run.epochs)
     return Start(run, source, recipe, dataclasses.replace(epochs, max_steps=max_steps), found,
-                 earlier, listed)
+                 weights, earlier, listed)
 
 
-def follow(run, source, recipe, step, changes, max_steps):
+def follow(run: Run, source: Source, recipe: RunRecipe, step: int, changes: Sequence[Sequence[int]],
+           max_steps: int) -> Start:
     """The `Start` of a worker that does not read the folder, with what worker 0 has read there.
 
     `step`, `changes` and `max_steps` are those of worker 0's `EpochCounter`; for the rest, see

@@ -158,15 +158,14 @@ def _scaffold(variables, values):
 
 def _after_error(error, monitored, worker_hook, hooks):
     """Saves the steps that an error would lose, or raises one that explains it."""
-    found = {type(each): each for each in hooks}
-    metrics_hook = found.get(session_hooks.MetricsHook)
-    saver_hook = found.get(session_hooks.SaverHook)
-    if not saver_hook:
+    savers = [each for each in hooks if isinstance(each, session_hooks.SaverHook)]
+    if not savers:
         return
+    saver_hook, = savers
     if isinstance(error, tf.train.NanLossDuringTrainingError):
-        raise metrics_hook.diverged('the loss is nan') from error
+        raise saver_hook.metrics_hook.diverged('the loss is nan') from error
     if isinstance(error, tf.errors.InvalidArgumentError) and _HISTOGRAM.search(str(error)):
-        raise metrics_hook.diverged(
+        raise saver_hook.metrics_hook.diverged(
             'an activation, a weight or a gradient is not finite') from error
     # A hook's error, between two steps: nothing else would save the steps since the last
     # checkpoint. After an error in a step, the variables may be half updated.

@@ -187,10 +187,10 @@ class MetricsHook(tf.train.SessionRunHook):
 
     def diverged(self, reason):
         """The exception for a loss or variable that is not finite."""
-        latest = checkpoints.newest(self._folder).path
+        latest = checkpoints.newest(self._folder)
         good = 'No checkpoint was saved'
         if latest:
-            good = f'The last good checkpoint is {latest}'
+            good = f'The last good checkpoint is {latest.path}'
         rate = self._values.get('learning_rate')  # Unknown in a start's first step.
         if rate is not None:
             reason += f', at learning rate {rate:g}'
@@ -252,9 +252,9 @@ class SaverHook(tf.train.CheckpointSaverHook):
     def __init__(self, start, variables, metrics_hook, statistics=None):
         """`start` is the `Start` of a run, `variables` the list of those to save, `statistics` a
         `statistics.Statistics` for a network with batch norm."""
-        run, self._folder, self._resumes = start.run, start.run.train_dir, start.resumes
+        run, self._folder = start.run, start.run.train_dir
         self._variables = {variable.op.name: variable for variable in variables}
-        self._metrics, self._statistics, self._found = metrics_hook, statistics, start.found
+        self.metrics_hook, self._statistics, self._found = metrics_hook, statistics, start.found
         saver = tf.train.Saver(variables, max_to_keep=run.keep_checkpoints,
                                save_relative_paths=True, keep_checkpoint_every_n_hours=1e9)
         tf.add_to_collection(tf.GraphKeys.SAVERS, saver)  # Where the scaffold looks for it.
@@ -266,7 +266,7 @@ class SaverHook(tf.train.CheckpointSaverHook):
         self._kept = saver
 
     def begin(self):
-        if self._resumes:
+        if self._found:
             older = checkpoints.candidates(self._folder)  # Damaged ones precede the latest.
             self._kept.recover_last_checkpoints(older[older.index(self._found.path):][::-1])
         super().begin()
@@ -283,8 +283,8 @@ class SaverHook(tf.train.CheckpointSaverHook):
             self._statistics.update(session, step)
         for name, value in session.run(self._variables).items():
             if self._variables[name].dtype.is_floating and not np.isfinite(value).all():
-                raise self._metrics.diverged(f'{name} is not finite')
-        self._metrics.add_row()
+                raise self.metrics_hook.diverged(f'{name} is not finite')
+        self.metrics_hook.add_row()
 
     def after_last(self, session, step):
         """Writes params.h5, unless the last checkpoint could not be saved."""

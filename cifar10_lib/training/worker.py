@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -16,6 +18,8 @@ from cifar10_lib.program import console, devices
 SIGNALS = tuple(getattr(signal, name) for name in (
     'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1', 'SIGBREAK') if hasattr(signal, name))
 _TOGETHER = 0.25  # Seconds within which signals count as one: `timeout`, for one, sends two.
+
+Gradient = tuple[tf.Tensor | None, tf.Variable]  # As `compute_gradients` returns them.
 
 
 class Session(tf.train.SingularMonitoredSession):
@@ -48,41 +52,43 @@ class Worker:
     size: int = 1  # Number of workers.
     local_rank: int = 0  # Index of this worker among those on its machine.
     step_seconds: float = math.inf  # Seconds that a step may take.
-    caught: list = dataclasses.field(default_factory=list)  # The signals that it has caught.
+    caught: list[int] = dataclasses.field(default_factory=list)  # The signals that it has caught.
 
-    def barrier(self, stage, must_match=None, value=None):
+    def barrier(self, stage: str, must_match: Mapping[str, Any] | None = None,
+                value: Any = None) -> Any:
         """Waits for all workers at a stage, and compares facts; returns worker 0's `value`."""
         del stage, must_match
         return value
 
-    def mean_losses(self, losses):
-        """Means of losses over all workers: dictionary from name to float32 []."""
+    def mean_losses(self, losses: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
+        """Means of losses over all workers, float32 []."""
         return losses
 
-    def mean_gradients(self, gradients):
-        """Means of gradients over all workers: list of (gradient, variable)."""
+    def mean_gradients(self, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
+        """Means of gradients over all workers."""
         return gradients
 
-    def session(self, scaffold, hooks, log_device_placement=False):
-        """The `Session` that trains; call it when the graph is built."""
+    def session(self, scaffold: tf.train.Scaffold, hooks: Sequence[tf.train.SessionRunHook],
+                log_device_placement: bool = False) -> Session:
+        """The session that trains; call it when the graph is built."""
         return Session(scaffold=scaffold, hooks=hooks,
                        config=devices.session_config(log_device_placement))
 
-    def start(self, session):
+    def start(self, session: tf.Session) -> None:
         """Gives all workers the values that worker 0 initialised or restored."""
 
-    def step(self):
-        """The `SessionRunArgs` of each step for several workers.
+    def step(self) -> tf.train.SessionRunArgs | None:
+        """What each step of several workers also runs.
 
         The fetch `stop` is above 0 if any worker has caught a signal.
         """
 
-    def end(self):
+    def end(self) -> None:
         """Waits until worker 0 has saved the last step."""
 
 
 @contextlib.contextmanager
-def signals_handled(handler):
+def signals_handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Handles `SIGNALS` by a function (number, frame) in this context, in the main thread.
 
     A signal that the process ignores from its start, as with `nohup` or in the background of a
@@ -98,7 +104,7 @@ def signals_handled(handler):
 
 
 @contextlib.contextmanager
-def signals_caught(found):
+def signals_caught(found: list[int]) -> Iterator[None]:
     """Adds the number of the first signal to the list `found`; a second one ends the process.
 
     A second SIGHUP does not: the system, the shell and `console` all send it. Python allows

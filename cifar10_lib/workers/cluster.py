@@ -13,11 +13,12 @@ One process is one worker. Its launcher determines which one:
 A flag together with one of these environments is an error. Of several environments the first in
 this list counts: `mpirun` inside a Slurm job sets both.
 """
-import collections
 import dataclasses
 import os
 import re
 import zlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from absl import app
 
@@ -34,20 +35,21 @@ class Cluster:
     """One worker's view of all workers.
 
     Attributes:
-        rank: int, the index of this worker, from 0.
-        size: int, the number of workers.
-        local_rank: int, the index of this worker among those on its machine, from 0.
-        address: 'host:port' where worker 0 listens for the others; None for a single worker.
-        hosts: tuple of every worker's 'host:port', or '' if they exchange addresses as they meet.
-        job: str, shared by the workers of one job: worker 0 accepts no others.
-        start_timeout, step_timeout, stage_timeout: float, seconds; see the flags.
-        overlap: bool, whether to average gradients while others are still being computed.
+        rank: the index of this worker, from 0.
+        size: the number of workers.
+        local_rank: the index of this worker among those on its machine, from 0.
+        address: 'host:port' where worker 0 listens for the others; '' for a single worker.
+        hosts: every worker's 'host:port', or '' if they exchange addresses as they meet.
+        job: shared by the workers of one job: worker 0 accepts no others.
+        start_timeout, step_timeout, stage_timeout: seconds; see the flags.
+        overlap: whether to average gradients while others are still being computed.
     """
+
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    address: str | None = None
-    hosts: tuple = ('',)
+    address: str = ''
+    hosts: tuple[str, ...] = ('',)
     job: str = ''
     start_timeout: float = 60.0
     step_timeout: float = 60.0
@@ -55,7 +57,8 @@ class Cluster:
     overlap: bool = True
 
 
-def resolve(worker_hosts=(), task_index=None, num_workers=None, coordinator=None):
+def resolve(worker_hosts: Sequence[str] = (), task_index: int | None = None,
+            num_workers: int | None = None, coordinator: str | None = None) -> Cluster:
     """The `Cluster` by these flags and the environment; of size 1 if neither defines other workers.
 
     Raises `app.UsageError` or `errors.DataError` if they are invalid or contradict each other.
@@ -73,9 +76,10 @@ def resolve(worker_hosts=(), task_index=None, num_workers=None, coordinator=None
         return _of_hosts(worker_hosts, task_index, '--worker_hosts')
     if num_workers or not launchers:
         return Cluster()
-    if launchers[0] == 'TF_CONFIG':
+    row = _LAUNCHERS[launchers[0]]
+    if row is None:
         return _tf_config()
-    return _from_environment(launchers[0], coordinator)
+    return _from_environment(launchers[0], row, coordinator)
 
 
 def _started_here():
@@ -111,7 +115,7 @@ def _check(flags, launchers, task_index, coordinator):
             '--task_index; if it is not about this program, unset it')
 
 
-def refuse_several():
+def refuse_several() -> None:
     """Raises `app.UsageError` if the environment names several processes, for a script of one."""
     found = _sizes()
     if 'cluster' in _read_tf_config() and _tf_config().size > 1:
@@ -183,12 +187,11 @@ def _tf_config():
     return _of_hosts(list(hosts.values()), rank, 'TF_CONFIG')
 
 
-def _from_environment(launcher, address):
+def _from_environment(launcher, row, address):
     """The `Cluster` of workers that meet at an address, by default at a port of worker 0's host.
 
     The port is the same for all workers of a job, and unlikely to be that of another job.
     """
-    row = _LAUNCHERS[launcher]
     size = _number(row.size, 1, 10**6)
     rank = _number(row.rank, 0, size - 1)
     local = next((name for name in row.local_rank if name in os.environ), None)
@@ -227,10 +230,16 @@ def _slurm():
     return hosts.split(',')[0], job
 
 
-# A launcher's variables, and a function that returns worker 0's host and the job, or ''.
-_Launcher = collections.namedtuple('_Launcher', 'rank size local_rank place')
+class _Launcher(NamedTuple):
+    """A launcher's variables, and a function that returns worker 0's host and the job, or ''."""
 
-_LAUNCHERS = {  # The first counts, if several are present.
+    rank: str
+    size: str
+    local_rank: tuple[str, ...]
+    place: Callable[[], tuple[str, str]]
+
+
+_LAUNCHERS: dict[str, _Launcher | None] = {  # The first counts, if several are present.
     'torchrun': _Launcher('RANK', 'WORLD_SIZE', ('LOCAL_RANK',), _torchrun),
     'mpirun': _Launcher('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE',
                         ('OMPI_COMM_WORLD_LOCAL_RANK',), _open_mpi),

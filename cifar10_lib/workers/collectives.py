@@ -8,8 +8,13 @@ them: its server remembers the shape for each key. Over gRPC they may start in a
 each worker, because none of them occupies a thread while it waits.
 """
 import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
+
+from cifar10_lib.training.worker import Gradient, Worker
+
+Pair = tuple[tf.Tensor, tf.Variable]  # A gradient, which is not None, and its variable.
 
 # The largest bucket. The tutorial's layers from the top down to local3 have 90 % of its parameters,
 # 3.8 MB. They fit into one bucket, which is sent while the convolutions' gradients are computed,
@@ -23,19 +28,19 @@ _CPUS, _GPUS = 1, 3
 _LOSSES, _BUCKETS, _BROADCAST = 99, 100, 10**6
 
 
-def all_reduce_mean(gradients, worker, bucket_bytes=BUCKET_BYTES, overlap=True, on_gpu=False):
+def all_reduce_mean(gradients: Sequence[Gradient], worker: Worker,
+                    bucket_bytes: int = BUCKET_BYTES, overlap: bool = True,
+                    on_gpu: bool = False) -> list[Pair]:
     """Means of gradients over all workers, each bucket sent as soon as it is complete.
 
     Args:
-        gradients: list of (gradient, variable), in the order in which the network uses the
-            variables; the backward pass computes the last first. A gradient that is None must be
-            None on all workers.
-        worker: this `worker.Worker`.
+        gradients: in the order in which the network uses the variables; the backward pass computes
+            the last first. A gradient that is None must be None on all workers.
+        worker: this worker.
         bucket_bytes, overlap: see `buckets`; False to wait for all gradients before any is sent.
         on_gpu: True to average on GPUs, by NCCL.
 
-    Returns:
-        List of (mean gradient, variable) without the variables that have no gradient.
+    Returns the means, without the variables that have no gradient.
     """
     pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in gradients
              if gradient is not None]
@@ -52,7 +57,7 @@ def all_reduce_mean(gradients, worker, bucket_bytes=BUCKET_BYTES, overlap=True, 
     return [(mean, variable) for mean, (_, variable) in zip(means[::-1], pairs)]
 
 
-def buckets(gradients, bucket_bytes):
+def buckets(gradients: Iterable[Pair], bucket_bytes: int) -> list[list[Pair]]:
     """Divides gradients into buckets that are averaged together.
 
         3 MB, 2 MB, 6 MB, 1 MB with buckets of 5 MB  ->  [3, 2], [6], [1]
@@ -62,16 +67,16 @@ def buckets(gradients, bucket_bytes):
     one operation, which a bucket with the bias alone would wait for.
 
     Args:
-        gradients: list of (gradient, variable). A layer has one outermost scope.
+        gradients: a layer has one outermost scope.
         bucket_bytes: largest size of a bucket; a larger gradient gets a bucket of its own.
 
-    Returns:
-        List of lists of (gradient, variable) of one type.
+    Returns buckets of gradients of one type.
     """
-    result, room = [], 0
-    for _, layer in itertools.groupby(gradients, lambda pair: pair[1].op.name.split('/')[0]):
+    result: list[list[Pair]] = []
+    room = 0
+    for _, pairs in itertools.groupby(gradients, lambda pair: pair[1].op.name.split('/')[0]):
         layer = [(gradient.shape.num_elements() * gradient.dtype.size, gradient, variable)
-                 for gradient, variable in layer]
+                 for gradient, variable in pairs]
         if sum(size for size, _, _ in layer) > room:
             room = 0
         for size, gradient, variable in layer:
@@ -84,17 +89,17 @@ def buckets(gradients, bucket_bytes):
     return result
 
 
-def mean_losses(losses, worker):
-    """Means over all workers, on the CPU since they are small: dictionary from name to float32 [].
+def mean_losses(losses: Mapping[str, tf.Tensor], worker: Worker) -> dict[str, tf.Tensor]:
+    """Means over all workers, float32 [], on the CPU since they are small.
 
-    `losses` is a dictionary from name to number [], with the same names for all workers.
+    `losses` are numbers []; they have the same names on all workers.
     """
     names = sorted(losses)
     values = tf.stack([tf.cast(losses[name], tf.float32) for name in names])
     return dict(zip(names, tf.unstack(_reduce_mean(values, worker, _LOSSES))))
 
 
-def broadcast(variables, worker):
+def broadcast(variables: Iterable[tf.Variable], worker: Worker) -> tf.Operation:
     """An operation that sets variables to their values on worker 0, exactly, whatever their types.
 
     All workers must run it, with the same variables.

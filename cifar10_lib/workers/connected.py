@@ -8,12 +8,15 @@ import os
 import pathlib
 import sys
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from cifar10_lib.program import devices, errors
 from cifar10_lib.training import worker
 from cifar10_lib.workers import collectives, meeting, ports
+from cifar10_lib.workers.cluster import Cluster
 
 _JOB = 'worker'
 _CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones took less time.
@@ -29,11 +32,11 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
-def joined(cluster, facts):
-    """Yields this `worker.Worker` once all workers have met and agree.
+def joined(cluster: Cluster, facts: Mapping[str, Any]) -> Iterator[worker.Worker]:
+    """Yields this worker once all workers have met and agree.
 
-    `facts`, a dictionary from name to JSON value, must be the same for all workers of a `Cluster`,
-    and so must their code.
+    `facts`, JSON values by name, must be the same for all workers of a cluster, and so must their
+    code.
 
     Raises the errors of `meeting.join` and `Meeting.barrier`. If a step breaks although no worker
     is lost, raises `meeting.Lost`, or another `ConnectionError` in the first step: that would break
@@ -54,7 +57,7 @@ def joined(cluster, facts):
                 raise
             if not isinstance(error, _BROKEN) and _ABORTED not in str(error):
                 raise
-            kind = ConnectionError
+            kind: type[ConnectionError] = ConnectionError
             if me.has_stepped:
                 kind = meeting.Lost
             raise kind(
@@ -64,8 +67,8 @@ def joined(cluster, facts):
             ) from error
 
 
-def code():
-    """Checksums of the project's modules, as imported: {'the checksum of module NAME': str}.
+def code() -> dict[str, str]:
+    """Checksums of the project's modules, as imported, by 'the checksum of module NAME'.
 
     A module counts wherever its file is, such as a user's own cifar10_input.py. Installed packages
     do not: the project's folder may contain a virtual environment.
@@ -86,24 +89,25 @@ def code():
 class ConnectedWorker(worker.Worker):
     """One of several workers; see `worker.Worker`. Create it before the graph."""
 
-    def __init__(self, cluster, peers):
-        """`peers` is the `meeting.Meeting` of the workers of a `Cluster`."""
+    def __init__(self, cluster: Cluster, peers: meeting.Meeting) -> None:
+        """`peers` is the meeting of the cluster's workers."""
         super().__init__(cluster.rank, cluster.size, cluster.local_rank, cluster.step_timeout)
         self._peers, self._overlap = peers, cluster.overlap
         self._gpus = devices.visible_gpus()
-        self._layout = {}  # What the workers exchange in their steps.
+        self._layout: dict[str, Any] = {}  # What the workers exchange in their steps.
         self._steps = 0
 
     @property
-    def has_stepped(self):
+    def has_stepped(self) -> bool:
         """Whether a step was completed."""
         return self._steps > 1  # Of those begun.
 
-    def barrier(self, stage, must_match=None, value=None):
+    def barrier(self, stage: str, must_match: Mapping[str, Any] | None = None,
+                value: Any = None) -> Any:
         """Waits for all workers at a stage; see `Meeting.barrier`."""
         return self._peers.barrier(stage, must_match, value)
 
-    def mean_losses(self, losses):
+    def mean_losses(self, losses: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Also averages the collection `errors`.
 
         The same reduction informs all workers of a signal that one of them caught.
@@ -120,7 +124,7 @@ class ConnectedWorker(worker.Worker):
         training_errors[:] = [means[f'error {k}'] for k in range(len(training_errors))]
         return {name: means[f'loss {name}'] for name in losses}
 
-    def mean_gradients(self, gradients):
+    def mean_gradients(self, gradients: Sequence[worker.Gradient]) -> list[collectives.Pair]:
         self._describe('gradient', [
             f'{variable.op.name} {gradient.dtype.name} {gradient.shape.as_list()}'
             for gradient, variable in gradients if gradient is not None])
@@ -132,7 +136,8 @@ class ConnectedWorker(worker.Worker):
         self._layout.update({f'{kind} {k}': name for k, name in enumerate(names)})
         self._layout[f'the {kind} count'] = len(names)
 
-    def session(self, scaffold, hooks, log_device_placement=False):
+    def session(self, scaffold: tf.train.Scaffold, hooks: Sequence[tf.train.SessionRunHook],
+                log_device_placement: bool = False) -> worker.Session:
         """Starts this worker's server, and returns a session on it.
 
         Raises ConnectionError if the server cannot listen.
@@ -180,14 +185,14 @@ class ConnectedWorker(worker.Worker):
             config.gpu_options.visible_device_list = str(self.local_rank % self._gpus)
         return config
 
-    def start(self, session):
+    def start(self, session: tf.Session) -> None:
         # Before the first step, which has a time limit: all servers listen, and can be reached.
         # The graph may have imported more modules.
         self.barrier('the start', {**code(), **self._layout})
         self._peers.reach_all()
         session.run(self._broadcast, options=self._options())
 
-    def step(self):
+    def step(self) -> tf.train.SessionRunArgs:
         self._steps += 1
         return tf.train.SessionRunArgs(
             {'stop': self._stop}, {self._ask_stop: float(bool(self.caught))}, self._options())
@@ -195,7 +200,7 @@ class ConnectedWorker(worker.Worker):
     def _options(self):
         return tf.RunOptions(timeout_in_ms=int(1000 * self.step_seconds))
 
-    def end(self):
+    def end(self) -> None:
         """Waits until worker 0 has saved the last step, and leaves."""
         self.barrier('the end')
         self._peers.leave()

@@ -1,11 +1,13 @@
 """Starts the workers of `--num_workers` on this machine, and makes them end together."""
 import ctypes
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from absl import app
 
@@ -21,12 +23,13 @@ _KILLED_AFTER = 5.0  # Seconds after a failure in which the other workers can en
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def run(work, workers, count=1):
-    """Runs `work`, a function of this process's `Cluster`, or starts processes that do.
+def run(work: Callable[[cluster.Cluster], int | None], workers: cluster.Cluster,
+        count: int = 1) -> int | None:
+    """Runs `work`, or starts processes that do.
 
     Args:
         work: the function.
-        workers: the `Cluster`, from `cluster.resolve`.
+        workers: its argument, from `cluster.resolve`.
         count: number of processes to start on this machine; 1 to run `work` in this one.
 
     Returns the result of `work`, the exit code for all workers, or `meeting.LOST` if another one
@@ -55,7 +58,7 @@ def run(work, workers, count=1):
         return meeting.LOST
 
 
-def start(count):
+def start(count: int) -> int:
     """Runs this process's own command in `count` workers, and waits for all of them.
 
     Worker 0 prints to the console. The standard error of the others is copied to ours, line by
@@ -68,7 +71,9 @@ def start(count):
     # Worker 0 listens at this port, which is reserved until all have ended.
     with ports.reserve(host='127.0.0.1') as port:
         place = f'{count} {port.getsockname()[1]} {os.getpid()}'
-        processes, threads, caught = [], [], []
+        processes: list[subprocess.Popen[bytes]] = []
+        threads: list[threading.Thread] = []
+        caught: list[int] = []
 
         def pass_on(number, _):
             caught.append(number)
@@ -95,11 +100,12 @@ def start(count):
 
 def _start_one(rank, place):
     """Starts a worker in a session of its own, so that it gets Ctrl-C only once, from here."""
-    others = {} if rank == 0 else {
-        'stdin': subprocess.DEVNULL, 'stdout': subprocess.DEVNULL, 'stderr': subprocess.PIPE}
+    stdin, stdout, stderr = None, None, None  # This process's own.
+    if rank:
+        stdin, stdout, stderr = subprocess.DEVNULL, subprocess.DEVNULL, subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, *sys.orig_argv[1:]], start_new_session=True,
-        env={**os.environ, cluster.VARIABLE: f'{rank} {place}'}, **others)
+        [sys.executable, *sys.orig_argv[1:]], stdin=stdin, stdout=stdout, stderr=stderr,
+        start_new_session=True, env={**os.environ, cluster.VARIABLE: f'{rank} {place}'})
 
 
 def _show(rank, stream):
@@ -116,7 +122,7 @@ def _wait(processes):
 
     Returns their exit code, see `start`.
     """
-    failed, deadline = None, None
+    failed, deadline = None, math.inf
     while None in [process.poll() for process in processes]:
         if failed is None:
             failed = next((rank for rank, process in enumerate(processes)

@@ -29,11 +29,15 @@ import struct
 import sys
 import threading
 import time
+import types
+from collections.abc import Mapping
+from typing import Any
 
 from absl import app
 
 from cifar10_lib.program import errors, json_files
 from cifar10_lib.workers import ports
+from cifar10_lib.workers.cluster import Cluster
 
 LOST = 75  # EX_TEMPFAIL, the exit code after another worker was lost: starting again may help.
 
@@ -57,12 +61,15 @@ _SILENT_BEATS = 10  # A worker counts as lost after more of them without a messa
 _PARTS_OF_A_WAIT = 20
 
 
+_Greeting = tuple[socket.socket, dict[str, Any]]  # A connection and its first message.
+
+
 class Lost(ConnectionError):
     """Another worker, or the connection to it, was lost or is frozen; the exit code is `LOST`."""
 
 
-def join(cluster):
-    """Waits until all workers have joined; returns a `Meeting`.
+def join(cluster: Cluster) -> 'Meeting':
+    """Waits until all workers have joined.
 
     Raises `app.UsageError` if a port is in use or two workers have the same index, and `Lost` if
     some are missing after --start_timeout.
@@ -111,7 +118,8 @@ def _accepted(cluster, listener):
     """
     deadline = time.monotonic() + _LEADERS_SHARE * cluster.start_timeout
     listener.setblocking(False)  # A connection may have ended before it is accepted.
-    arrived, joined = queue.SimpleQueue(), []
+    arrived: queue.SimpleQueue[_Greeting] = queue.SimpleQueue()
+    joined: list[_Greeting] = []
     while len(joined) + 1 < cluster.size and time.monotonic() < deadline:
         if multiprocessing.connection.wait([listener], _PAUSE):
             with contextlib.suppress(OSError, RuntimeError):  # It is gone, or there are too many.
@@ -200,7 +208,7 @@ def _follow(cluster, port):
     return {0: connection}, answer['hosts']
 
 
-class Meeting(contextlib.AbstractContextManager):
+class Meeting(contextlib.AbstractContextManager['Meeting']):
     """Workers that have met, and watch one another.
 
     When a worker is lost, a step that waits for it may never end. So the processes of the others
@@ -208,12 +216,13 @@ class Meeting(contextlib.AbstractContextManager):
     reported an error; or with 130, if it was interrupted by Ctrl-C.
 
     Attributes:
-        hosts: list of every worker's 'host:port' for TensorFlow's server.
-        port: socket that reserves this worker's port; close it when the server listens.
+        hosts: every worker's 'host:port' for TensorFlow's server.
+        port: the socket that reserves this worker's port; close it when the server listens.
         patience: seconds after which a worker that has failed counts as lost everywhere.
     """
 
-    def __init__(self, cluster, hosts, connections, port):
+    def __init__(self, cluster: Cluster, hosts: list[str], connections: dict[int, socket.socket],
+                 port: socket.socket) -> None:
         """Starts the thread; `connections`, by rank, are to all others, or only to worker 0."""
         self.hosts, self.port = hosts, port
         self.patience = (_SILENT_BEATS + 2) * _BEAT * cluster.step_timeout
@@ -221,12 +230,14 @@ class Meeting(contextlib.AbstractContextManager):
         self._names = [_name(rank, address) for rank, address in enumerate(hosts)]
         self._connections = connections  # To peers that have not left.
         self._changed = threading.Condition()
-        self._loss = None  # The first: (line, exit code).
+        self._loss: tuple[str, int] | None = None  # The first: line, and exit code.
         self._over = False
-        self._arrived = {}  # From rank to (time, message) of the stage that a peer has reached.
+        # By rank: time and message of the stage that a peer has reached.
+        self._arrived: dict[int, tuple[float, dict[str, Any]]] = {}
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: types.TracebackType | None) -> None:
         """Reports an exception to the others; ends the process if a lost worker was the cause."""
         if self._over:
             return
@@ -234,20 +245,20 @@ class Meeting(contextlib.AbstractContextManager):
         if error is None:
             self.leave()
         elif self._loss:
-            self._exit()
+            self._exit(*self._loss)
         elif isinstance(error, KeyboardInterrupt):
             self.leave(error=f'{name} was interrupted', code=128 + signal.SIGINT)
         else:
-            self.leave(error=f'{name} failed: {errors.one_line(error) or kind.__name__}',
+            self.leave(error=f'{name} failed: {errors.one_line(error) or type(error).__name__}',
                        code=_code(error))
 
-    def barrier(self, stage, must_match=None, value=None):
+    def barrier(self, stage: str, must_match: Mapping[str, Any] | None = None,
+                value: Any = None) -> Any:
         """Waits until all workers have reached the same stage.
 
         Args:
             stage: name of the stage, such as 'the data'.
-            must_match: dictionary from name to JSON value, the same for all workers that have the
-                name.
+            must_match: JSON values by name, the same for all workers that have the name.
             value: JSON value; all workers get worker 0's.
 
         Raises:
@@ -292,7 +303,7 @@ class Meeting(contextlib.AbstractContextManager):
             arrived, self._arrived = self._arrived, {}
             return {rank: message for rank, (_, message) in arrived.items()}
 
-    def reach_all(self):
+    def reach_all(self) -> None:
         """Raises `Lost` if this worker cannot connect to a server; call it when all listen.
 
         If a firewall blocks a port, TensorFlow would wait for it in a step, in some cases forever,
@@ -306,7 +317,7 @@ class Meeting(contextlib.AbstractContextManager):
                 raise Lost(f'cannot connect to {self._names[rank]}: {error.strerror or error}; '
                            'does a firewall block it?') from error
 
-    def wait_for_loss(self, seconds):
+    def wait_for_loss(self, seconds: float) -> bool:
         """Waits until a worker is lost, for at most some seconds; returns whether one is.
 
         After an error that a peer may have caused, give `patience`: a frozen worker counts as lost
@@ -316,7 +327,7 @@ class Meeting(contextlib.AbstractContextManager):
             self._changed.wait_for(lambda: self._loss or not self._connections, seconds)
             return self._loss is not None
 
-    def leave(self, **message):
+    def leave(self, **message: Any) -> None:
         """Ends the meeting: connections that close from now on are not a loss.
 
         Sends a last message, such as an error, and waits until the others have read it.
@@ -359,7 +370,7 @@ class Meeting(contextlib.AbstractContextManager):
         if self._loss:
             time.sleep(_TIME_TO_LEAVE_A_STEP * self._cluster.step_timeout)
             if not self._over:
-                self._exit()
+                self._exit(*self._loss)
 
     def _take(self, rank, message):
         """Handles the message of a peer."""
@@ -385,7 +396,7 @@ class Meeting(contextlib.AbstractContextManager):
             self._loss = line, code
             self._changed.notify_all()
 
-    def _exit(self):
+    def _exit(self, line, code):
         """Ends the process with the line of the loss on standard error, and its exit code.
 
         It does not close TensorFlow's session and server, which may wait for the lost worker.
@@ -394,11 +405,11 @@ class Meeting(contextlib.AbstractContextManager):
         with self._changed:  # Only one thread.
             with contextlib.suppress(OSError):  # Not even a closed console may keep it here.
                 sys.stdout.flush()
-            errors.say(self._loss[0])
-            os._exit(self._loss[1])
+            errors.say(line)
+            os._exit(code)
 
 
-def reach(address):
+def reach(address: str) -> socket.socket:
     """A socket connected to 'host:port' by IPv4, on which TensorFlow's server always listens.
 
     Raises `OSError` if nothing accepts the connection within `_IO_SECONDS`, or the host is unknown.

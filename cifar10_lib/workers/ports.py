@@ -12,6 +12,7 @@ import pathlib
 import re
 import socket
 import struct
+from collections.abc import Iterable
 
 from absl import app
 
@@ -21,9 +22,9 @@ _SIOCGIFCONF = 0x8912  # linux/sockios.h: the addresses of all devices.
 _ENTRY = '16s4x4s16x'  # Device, address; linux/if.h.
 
 
-def split_address(address, source='address'):
-    """Splits 'host:port' into str and int; raises `app.UsageError` for anything else, also for
-    IPv6, since TensorFlow's cluster addresses do not support brackets."""
+def split_address(address: str, source: str = 'address') -> tuple[str, int]:
+    """Splits 'host:port'; raises `app.UsageError` for anything else, also for IPv6, since
+    TensorFlow's cluster addresses do not support brackets."""
     match = re.fullmatch(r'((?:[\w-]{1,63}\.)*[\w-]{1,63}\.?):(\d{1,5})', address, re.ASCII)
     if not match or not 1 <= int(match.group(2)) <= 65535:
         raise app.UsageError(f'{source}: {json_files.shown(address)} is not HOST:PORT')
@@ -33,7 +34,7 @@ def split_address(address, source='address'):
     return match.group(1), int(match.group(2))
 
 
-def reserve(port=0, host=''):
+def reserve(port: int = 0, host: str = '') -> socket.socket:
     """Reserves a port, by default any free one, for a server that this process starts later.
 
     The socket is bound with SO_REUSEADDR, and does not listen. Linux then gives the port only to
@@ -51,7 +52,7 @@ def reserve(port=0, host=''):
     return socket_
 
 
-def device_of(host, hosts):
+def device_of(host: str, hosts: Iterable[str]) -> str | None:
     """The name of the network device through which the workers at `hosts` reach this one at `host`.
 
     It is 'lo' if all workers are on this machine; None if it is unknown, as behind a translation of
@@ -75,7 +76,7 @@ def device_of(host, hosts):
     return found.get(address) if found.get(address) != 'lo' else None
 
 
-def bind(port, device):
+def bind(port: int, device: str | None) -> bool:
     """Binds the sockets of this process that listen at a port to a network device.
 
     Call it before the server answers requests: connections from the milliseconds before stay open.

@@ -69,7 +69,7 @@ def test_training(tmp_path, disk, what, flags, free):
         trainer.await_text('step 30, ')
         filler = _fill(disk, free)
         done = trainer.result()
-    saved = checkpoints.newest(disk / 'train').path
+    saved = checkpoints.latest(disk / 'train')
     running.expect_one_line(done, f'{disk}/train', 'make room')
     filler.unlink()
     again = spawn.run_script(*command)

@@ -73,7 +73,7 @@ class _Run:
 
     def kill(self, signal_, moment):
         """Starts, kills and checks once; returns how far training had got."""
-        before = _step(checkpoints.newest(self.folder).path)
+        before = _step(checkpoints.latest(self.folder))
         last = before + (self.draw.randint(5, 60) if moment == 'the end' else 1000000)
         with running.running(self.script, *self.flags, f'--max_steps={last}') as trainer:
             self._await(moment, trainer, before, last)
@@ -86,7 +86,7 @@ class _Run:
             seconds = time.monotonic() - killed
         steps = [int(step) for step in _STEP.findall(done.stdout)]
         newest = checkpoints.candidates(self.folder)[:1]
-        latest = checkpoints.newest(self.folder).path
+        latest = checkpoints.latest(self.folder)
         after = _step(latest)
         faults = _checkpoint_faults(before, [latest] == newest or not newest, after, steps)
         faults += _metrics_faults(self.folder, after)

@@ -34,9 +34,9 @@ def resolve(monkeypatch, environment, **options):
 
 
 @pytest.mark.parametrize('environment, options, rank, size, local_rank, address, hosts', [
-    ({}, {}, 0, 1, 0, None, None),
-    ({'TF_CONFIG': '{"environment": "cloud"}'}, {}, 0, 1, 0, None, None),
-    ({}, {'num_workers': 3}, 0, 1, 0, None, None),  # The process that starts them.
+    ({}, {}, 0, 1, 0, '', None),
+    ({'TF_CONFIG': '{"environment": "cloud"}'}, {}, 0, 1, 0, '', None),
+    ({}, {'num_workers': 3}, 0, 1, 0, '', None),  # The process that starts them.
     ({cluster.VARIABLE: '2 3 5 77'}, {'num_workers': 3}, 2, 3, 2, '127.0.0.1:5', None),
     ({}, {'worker_hosts': ['a:1', 'b:2', 'a:3'], 'task_index': 2}, 2, 3, 1, 'a:1',
      ('a:1', 'b:2', 'a:3')),
@@ -47,9 +47,9 @@ def resolve(monkeypatch, environment, **options):
      ('c:3', 'a:1')),
     (MPI, {}, 1, 4, 1, '127.0.0.1', None),
     (MPI_SPREAD, {'coordinator': 'node1:2222'}, 1, 4, 1, 'node1:2222', None),
-    ({**MPI, 'OMPI_COMM_WORLD_SIZE': '1'}, {'coordinator': 'a:1'}, 0, 1, 0, None, None),
+    ({**MPI, 'OMPI_COMM_WORLD_SIZE': '1'}, {'coordinator': 'a:1'}, 0, 1, 0, '', None),
     (SLURM, {}, 2, 3, 0, 'n2', None),
-    ({'SLURM_NTASKS': '3', 'SLURM_PROCID': '0'}, {}, 0, 1, 0, None, None),  # A batch script.
+    ({'SLURM_NTASKS': '3', 'SLURM_PROCID': '0'}, {}, 0, 1, 0, '', None),  # A batch script.
     ({**SLURM, **MPI}, {}, 1, 4, 1, '127.0.0.1', None),  # mpirun in a Slurm job.
     (TORCH, {}, 2, 4, 1, 'node1', None),
     ({name: value for name, value in TORCH.items() if name != 'LOCAL_RANK'}, {}, 2, 4, 0, 'node1',
