@@ -2,7 +2,6 @@
 
 To add a network, write its functions in a file of `nets/` and add a row here.
 """
-import collections
 import dataclasses
 from collections.abc import Callable
 
@@ -17,11 +16,6 @@ from cifar10_lib.nets import airbench94, fast, losses, precision, resnet, schedu
 _BATCH_SIZE = 128  # The tutorial's; for the linear scaling rule.
 _WHITENING_IMAGES = 5000  # As in the paper of airbench94.
 
-# What a schedule depends on:
-#   initial: the rate of --learning_rate, of the row, or of the data set; None for none of them
-#   epochs: the `EpochCounter` of the run
-Plan = collections.namedtuple('Plan', 'initial epochs')
-
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -34,8 +28,9 @@ class Recipe:
         distort: function from images, uint8 [batch, 32, 32, 3], to images for training, float32
             [batch, height, width, 3]; may draw random numbers. None for the tutorial's.
         prepare: the same for evaluation, without random numbers.
-        schedule: function (global_step, `Plan`) -> learning rate, float32 [], without the linear
-            scaling rule.
+        schedule: function (global_step, rate, epochs) -> learning rate, float32 [], without the
+            linear scaling rule; `rate` is that of --learning_rate, of the row, or of the data set,
+            None for none of them, and `epochs` the `EpochCounter` of the run.
         optimizer: function (learning rate, number of steps of the run) -> `tf.train.Optimizer`;
             None for the tutorial's.
         batch_size: default of `--batch_size`; None for that of cifar10.py.
@@ -88,7 +83,7 @@ class Recipe:
         rates = (self.given_learning_rate, self.initial_learning_rate,
                  source.data_set.learning_rate)
         initial = next((rate for rate in rates if rate is not None), None)
-        lr = self.schedule(global_step, Plan(initial, epochs))
+        lr = self.schedule(global_step, initial, epochs)
         if self.linear_scaling:
             batches = schedules.usual_batches(
                 epochs.images_per_step, source.batch_size, self.batch_size or _BATCH_SIZE)
@@ -123,10 +118,6 @@ def _tutorial_inference(images, num_classes, training, dtype):
     return cifar10.inference(images, num_classes)
 
 
-def _tutorial_schedule(global_step, plan):
-    return cifar10.learning_rate(global_step, plan.epochs.steps_per_epoch, plan.initial)
-
-
 def _fast_inference(images, num_classes, training, dtype):
     return fast.inference(
         lambda: _tutorial_inference(images, num_classes, training, dtype), training)
@@ -140,31 +131,19 @@ def _fast_distort(images):
     return tf.image.per_image_standardization(tf.cast(images, tf.float32))
 
 
-def _fast_schedule(global_step, plan):
-    return schedules.one_cycle(global_step, plan.epochs.max_steps, plan.initial)
-
-
-def _resnet_schedule(global_step, plan):
-    del global_step  # The example's rate, for Adam, is constant.
-    return tf.constant(plan.initial)
-
-
-def _airbench94_schedule(global_step, plan):
-    return airbench94.learning_rate(global_step, plan.epochs.max_steps, plan.initial)
-
-
 TABLE = {row.name: row for row in (
     Recipe(
         name='tutorial',
         inference=_tutorial_inference,
         prepare=cifar10.prepare_images,
-        schedule=_tutorial_schedule),
+        schedule=lambda step, rate, epochs: cifar10.learning_rate(
+            step, epochs.steps_per_epoch, rate)),
     Recipe(
         name='tutorial_fast',
         inference=_fast_inference,
         distort=_fast_distort,
         prepare=cifar10.prepare_images,
-        schedule=_fast_schedule,
+        schedule=lambda step, rate, epochs: schedules.one_cycle(step, epochs.max_steps, rate),
         optimizer=lambda lr, max_steps: tf.train.MomentumOptimizer(lr, 0.9, use_nesterov=True),
         epochs=80,
         initial_learning_rate=0.06,
@@ -175,7 +154,7 @@ TABLE = {row.name: row for row in (
         inference=resnet.inference,
         distort=resnet.augment,
         prepare=resnet.prepare,
-        schedule=_resnet_schedule,
+        schedule=lambda step, rate, epochs: tf.constant(rate),  # Constant, for Adam.
         optimizer=lambda lr, max_steps: tf.train.AdamOptimizer(lr),
         batch_size=64,
         epochs=300,
@@ -187,7 +166,7 @@ TABLE = {row.name: row for row in (
         inference=airbench94.inference,
         distort=airbench94.augment,
         prepare=airbench94.prepare,
-        schedule=_airbench94_schedule,
+        schedule=lambda step, rate, epochs: airbench94.learning_rate(step, epochs.max_steps, rate),
         optimizer=airbench94.Optimizer,
         batch_size=1024,
         epochs=11,
