@@ -34,14 +34,6 @@ _EPSILON = 1.001e-5
 _LOOKAHEAD_STEPS = 5
 
 
-def prepare(images):
-    """Converts images for evaluation.
-
-    uint8 [batch, 32, 32, 3] -> float32 [batch, 32, 32, 3], 0 to 255.
-    """
-    return tf.cast(images, tf.float32)
-
-
 def augment(images):
     """Mirrors half of the training images, and moves each by up to two pixels in each direction.
 

@@ -134,15 +134,7 @@ def augment(images, angles=None, flips=None):
     a, b, d, e = sign * cos, -sign * sin, sin, cos
     zero = tf.zeros_like(cos)
     return tf.raw_ops.ImageProjectiveTransformV3(
-        images=prepare(images), transforms=tf.stack(
+        images=tf.cast(images, tf.float32), transforms=tf.stack(
             [a, b, x - a * x - b * y, d, e, y - d * x - e * y, zero, zero], axis=1),
         output_shape=[table.HEIGHT, table.WIDTH], fill_value=0.0,
         interpolation='BILINEAR', fill_mode='NEAREST')
-
-
-def prepare(images):
-    """Converts images without augmentation, for evaluation.
-
-    uint8 [batch, 32, 32, 3] -> float32 [batch, 32, 32, 3], 0 to 255.
-    """
-    return tf.cast(images, tf.float32)
