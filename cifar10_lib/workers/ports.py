@@ -43,11 +43,7 @@ def reserve(port=0, host=''):
     """
     socket_ = socket.socket()
     socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        socket_.bind((host, port))
-    except OSError:
-        socket_.close()
-        raise
+    socket_.bind((host, port))
     return socket_
 
 
