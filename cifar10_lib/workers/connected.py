@@ -55,7 +55,7 @@ def joined(cluster, facts):
             if not isinstance(error, _BROKEN) and _ABORTED not in str(error):
                 raise
             kind = ConnectionError
-            if me.has_stepped:
+            if me.steps > 1:  # One was completed.
                 kind = meeting.Lost
             raise kind(
                 f'a step failed although all workers send heartbeats ({errors.one_line(error)}): '
@@ -92,12 +92,7 @@ class ConnectedWorker(worker.Worker):
         self._peers, self._overlap = peers, cluster.overlap
         self._gpus = devices.visible_gpus()
         self._layout = {}  # What the workers exchange in their steps.
-        self._steps = 0
-
-    @property
-    def has_stepped(self):
-        """Whether a step was completed."""
-        return self._steps > 1  # Of those begun.
+        self.steps = 0  # Number of steps begun.
 
     def barrier(self, stage, must_match=None, value=None):
         """Waits for all workers at a stage; see `Meeting.barrier`."""
@@ -188,7 +183,7 @@ class ConnectedWorker(worker.Worker):
         session.run(self._broadcast, options=self._options())
 
     def step(self):
-        self._steps += 1
+        self.steps += 1
         return tf.train.SessionRunArgs(
             {'stop': self._stop}, {self._ask_stop: float(bool(self.caught))}, self._options())
 
