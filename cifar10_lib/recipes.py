@@ -191,16 +191,3 @@ def chosen(net=None):
 
 # Not an enum: a program may add rows before the flags are parsed.
 flags.register_validator('net', lambda name: name in TABLE, f'expected one of {", ".join(TABLE)}')
-
-flags.register_multi_flags_validator(
-    ['warmup_epochs', 'linear_scaling', 'net'],
-    lambda values: not settings.is_given('warmup_epochs') or _scales(values),
-    'the learning rate warms up only with the linear scaling rule; expected --linear_scaling: add '
-    'it, or remove --warmup_epochs')
-
-
-def _scales(values):
-    """Whether the linear scaling rule applies, by the values of flags."""
-    if values['linear_scaling'] is None:
-        return TABLE[values['net']].linear_scaling
-    return values['linear_scaling']
