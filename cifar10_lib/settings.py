@@ -62,10 +62,10 @@ def _check_dataset(name):
     return True
 
 
-def data_set(num_classes=10, url=table.CIFAR10.url, name=None):
-    """The `table.DataSet` of --dataset, or of another `name`; the other arguments replace those of
-    CIFAR-10. Raises `errors.DataError` if it is not a valid data set."""
-    return image_source.find(name or FLAGS.dataset, num_classes, url)
+def data_set(num_classes=10, url=table.CIFAR10.url):
+    """The `table.DataSet` of --dataset; the arguments replace those of CIFAR-10. Raises
+    `errors.DataError` if it is not a valid data set."""
+    return image_source.find(FLAGS.dataset, num_classes, url)
 
 
 def given(name):
