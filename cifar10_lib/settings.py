@@ -160,8 +160,9 @@ def define_training_flags(max_steps=100000):
     flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the '
                          'images of --validate_on; 0 means never, the default except for resnet23 '
                          '(1).', lower_bound=0, upper_bound=10**9)
-    flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1 with '
-                       'the averaged weights, such as 0.8.', lower_bound=0.0, upper_bound=1.0)
+    flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1, such '
+                       'as 0.8, with the averaged weights (airbench94: the raw ones).',
+                       lower_bound=0.0, upper_bound=1.0)
     flags.DEFINE_integer('profile', None, 'Trace one step every N steps: writes '
                          'timeline-STEP.json into --train_dir for chrome://tracing, and adds the '
                          "trace to TensorBoard's graph.", **count)

@@ -18,6 +18,9 @@ class Validation:
 
     The evaluation has its own graph and session, so it does not affect training's queues and random
     numbers. Create it before the training graph is finalized.
+
+    Attributes:
+        best: the `best.Best` of the run.
     """
 
     def __init__(self, train_dir, variables, source, recipe, images='test', caught=(),
@@ -35,7 +38,7 @@ class Validation:
         """
         self._caught, self._statistics = caught, statistics
         self._trained = {variable.op.name: variable for variable in variables}
-        self._best = best.Best(train_dir, variables, images)
+        self.best = best.Best(train_dir, variables, images, recipe.use_moving_averages)
         self._source = dataclasses.replace(source, subset='held_out', shard=(0, 1))
         if images == 'test':
             self._source = dataclasses.replace(
@@ -77,7 +80,7 @@ class Validation:
             training = f'training error = {training_error:.4f}, '
         console.line(f'{datetime.datetime.now()}: step {step}, {training}validation error = '
                      f'{raw:.4f} ({averaged:.4f} averaged)')
-        self._best.offer(session, step, values, raw, averaged)
+        self.best.offer(session, step, values, raw, averaged)
         return raw, averaged
 
     def _error(self, values, variables):

@@ -77,7 +77,8 @@ class Start:
             return self.found.path, f'--epochs={self.run.epochs:g} ({self.max_steps} steps)'
         if self.run.stop_at is None:
             return None
-        error, best_step = best.read(folder, self.run.validate_on)
+        error, best_step = best.read(
+            folder, self.run.validate_on, self.recipe.use_moving_averages)
         if not best.reaches(error, self.run.stop_at):
             return None
         return (checkpoints.at_step(os.path.join(folder, names.BEST), best_step),
