@@ -93,7 +93,7 @@ def train(source, recipe, start, me):
         me: this `worker.Worker`.
     """
     with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)):
-        monitored.use_seed(start, me)
+        monitored.use_seed(start, me.rank)
         # Input and schedule on the CPU leave the GPU to the network.
         with tf.device('/cpu:0'):
             global_step = tf.train.get_or_create_global_step()

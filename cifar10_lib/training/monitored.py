@@ -15,14 +15,14 @@ from cifar10_lib.training import session_hooks, worker
 _HISTOGRAM = re.compile('Nan in summary histogram|Infinity in Histogram')
 
 
-def use_seed(start, me=worker.Worker()):  # noqa: B008, it has no state yet.
+def use_seed(start, rank=0):
     """Seeds the random numbers of the default graph by `--seed`, if given; call it first.
 
     The numbers also depend on the step, so that a resumed run does not repeat the first ones, and
-    on the worker's rank.
+    on the `rank` of the worker.
     """
     if start.run.seed is not None:
-        entropy = np.random.SeedSequence([start.run.seed, start.step, me.rank])
+        entropy = np.random.SeedSequence([start.run.seed, start.step, rank])
         tf.set_random_seed(int(entropy.generate_state(1)[0]))
 
 
