@@ -180,13 +180,14 @@ TABLE = {row.name: row for row in (
 
 def chosen(net=None):
     """The `Recipe` of the flags; `net`, the name of a row, replaces that of --net."""
-    row = TABLE[net or settings.value('net')]
-    linear_scaling = settings.value('linear_scaling')
+    given = settings.network()
+    row = TABLE[net or given.net]
+    linear_scaling = given.linear_scaling
     if linear_scaling is None:
         linear_scaling = row.linear_scaling
     return dataclasses.replace(
-        row, dtype=cifar10.compute_type(), given_learning_rate=settings.value('learning_rate'),
-        linear_scaling=linear_scaling, warmup_epochs=settings.value('warmup_epochs'))
+        row, dtype=cifar10.compute_type(), given_learning_rate=given.learning_rate,
+        linear_scaling=linear_scaling, warmup_epochs=given.warmup_epochs)
 
 
 # Not an enum: a program may add rows before the flags are parsed.

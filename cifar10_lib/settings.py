@@ -90,8 +90,26 @@ def learning_rate(data_set_):
 
 
 def value(name):
-    """The value of a flag of this module."""
+    """The value of a flag of this module, for a script or `cifar10`."""
     return getattr(FLAGS, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Which network to use, and how its learning rate differs; fields have the names of the flags.
+
+    `learning_rate` and `linear_scaling` are None where those of the network apply.
+    """
+
+    net: str
+    learning_rate: float | None
+    linear_scaling: bool | None
+    warmup_epochs: float
+
+
+def network():
+    """The `Network` of the flags."""
+    return Network(FLAGS.net, FLAGS.learning_rate, FLAGS.linear_scaling, FLAGS.warmup_epochs)
 
 
 def is_given(name):
