@@ -80,9 +80,8 @@ class Recipe:
             source: the `Source` of the training images.
             epochs: the `EpochCounter` of the run.
         """
-        rates = (self.given_learning_rate, self.initial_learning_rate,
-                 source.data_set.learning_rate)
-        initial = next((rate for rate in rates if rate is not None), None)
+        initial = settings.first_rate(self.given_learning_rate, self.initial_learning_rate,
+                                      source.data_set.learning_rate)
         lr = self.schedule(global_step, initial, epochs)
         if self.linear_scaling:
             batches = schedules.usual_batches(

@@ -84,9 +84,12 @@ def default_subset(eval_data):
 
 def learning_rate(data_set_):
     """The initial learning rate: --learning_rate, or that of a `table.DataSet`, or None."""
-    if FLAGS.learning_rate is not None:
-        return FLAGS.learning_rate
-    return data_set_.learning_rate
+    return first_rate(FLAGS.learning_rate, data_set_.learning_rate)
+
+
+def first_rate(*rates):
+    """The first of these learning rates that is not None; None if all are."""
+    return next((rate for rate in rates if rate is not None), None)
 
 
 def value(name):
