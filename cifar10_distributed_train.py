@@ -38,15 +38,18 @@ flags.DEFINE_integer('num_workers', None, 'Start this number of workers on this 
 flags.DEFINE_string('coordinator', None, 'HOST:PORT where worker 0 listens for the others, with '
                     'mpirun, mpiexec, srun and torchrun. By default a port of the host of worker '
                     '0, if its name is known.')
-flags.DEFINE_float('start_timeout', 60.0, 'Seconds within which all workers must join.',
-                   lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('step_timeout', 60.0, 'Seconds within which all workers end if one fails, '
-                   'freezes or cannot be reached. A step must take less, including the time in '
-                   'which worker 0 saves a checkpoint.', lower_bound=1.0, upper_bound=1e6)
-flags.DEFINE_float('stage_timeout', 7200.0, 'Seconds that the first worker to reach a point '
-                   'outside of steps (the data, the graph, a validation) waits for the others. A '
-                   'download and a validation must take less.', lower_bound=1.0, upper_bound=1e7)
-flags.DEFINE_boolean('overlap', True, 'Average gradients while others are still being computed.')
+flags.DEFINE_float('start_timeout', cluster.Cluster.start_timeout, 'Seconds within which all '
+                   'workers must join.', lower_bound=1.0, upper_bound=1e6)
+flags.DEFINE_float('step_timeout', cluster.Cluster.step_timeout, 'Seconds within which all workers '
+                   'end if one fails, freezes or cannot be reached. A step must take less, '
+                   'including the time in which worker 0 saves a checkpoint.', lower_bound=1.0,
+                   upper_bound=1e6)
+flags.DEFINE_float('stage_timeout', cluster.Cluster.stage_timeout, 'Seconds that the first worker '
+                   'to reach a point outside of steps (the data, the graph, a validation) waits '
+                   'for the others. A download and a validation must take less.', lower_bound=1.0,
+                   upper_bound=1e7)
+flags.DEFINE_boolean('overlap', cluster.Cluster.overlap,
+                     'Average gradients while others are still being computed.')
 
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
@@ -93,7 +96,7 @@ def train(source, recipe, start, me):
         me: this `worker.Worker`.
     """
     with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)):
-        monitored.use_seed(start, me)
+        monitored.use_seed(start, me.rank)
         # Input and schedule on the CPU leave the GPU to the network.
         with tf.device('/cpu:0'):
             global_step = tf.train.get_or_create_global_step()

@@ -2,7 +2,6 @@
 
 To add a network, write its functions in a file of `nets/` and add a row here.
 """
-import collections
 import dataclasses
 from collections.abc import Callable
 
@@ -20,11 +19,6 @@ from cifar10_lib.runs.starting import Run
 _BATCH_SIZE = 128  # The tutorial's; for the linear scaling rule.
 _WHITENING_IMAGES = 5000  # As in the paper of airbench94.
 
-# What a schedule depends on:
-#   initial: the rate of --learning_rate, of the row, or of the data set; None for none of them
-#   epochs: the `EpochCounter` of the run
-Plan = collections.namedtuple('Plan', 'initial epochs')
-
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -37,8 +31,9 @@ class Recipe:
         distort: function from images, uint8 [batch, 32, 32, 3], to images for training, float32
             [batch, height, width, 3]; may draw random numbers. None for the tutorial's.
         prepare: the same for evaluation, without random numbers.
-        schedule: function (global_step, `Plan`) -> learning rate, float32 [], without the linear
-            scaling rule.
+        schedule: function (global_step, rate, epochs) -> learning rate, float32 [], without the
+            linear scaling rule; `rate` is that of --learning_rate, of the row, or of the data set,
+            None for none of them, and `epochs` the `EpochCounter` of the run.
         optimizer: function (learning rate, number of steps of the run) -> `tf.train.Optimizer`;
             None for the tutorial's.
         batch_size: default of `--batch_size`; None for that of cifar10.py.
@@ -88,10 +83,9 @@ class Recipe:
             source: the `Source` of the training images.
             epochs: the `EpochCounter` of the run.
         """
-        rates = (self.given_learning_rate, self.initial_learning_rate,
-                 source.data_set.learning_rate)
-        initial = next((rate for rate in rates if rate is not None), None)
-        lr = self.schedule(global_step, Plan(initial, epochs))
+        initial = settings.first_rate(self.given_learning_rate, self.initial_learning_rate,
+                                      source.data_set.learning_rate)
+        lr = self.schedule(global_step, initial, epochs)
         if self.linear_scaling:
             batches = schedules.usual_batches(
                 epochs.images_per_step, source.batch_size, self.batch_size or _BATCH_SIZE)
@@ -136,10 +130,6 @@ def _tutorial_inference(images, num_classes, training, dtype):
     return cifar10.inference(images, num_classes)
 
 
-def _tutorial_schedule(global_step, plan):
-    return cifar10.learning_rate(global_step, plan.epochs.steps_per_epoch, plan.initial)
-
-
 def _fast_inference(images, num_classes, training, dtype):
     return fast.inference(
         lambda: _tutorial_inference(images, num_classes, training, dtype), training)
@@ -153,31 +143,19 @@ def _fast_distort(images):
     return tf.image.per_image_standardization(tf.cast(images, tf.float32))
 
 
-def _fast_schedule(global_step, plan):
-    return schedules.one_cycle(global_step, plan.epochs.max_steps, plan.initial)
-
-
-def _resnet_schedule(global_step, plan):
-    del global_step  # The example's rate, for Adam, is constant.
-    return tf.constant(plan.initial)
-
-
-def _airbench94_schedule(global_step, plan):
-    return airbench94.learning_rate(global_step, plan.epochs.max_steps, plan.initial)
-
-
 TABLE = {row.name: row for row in (
     Recipe(
         name='tutorial',
         inference=_tutorial_inference,
         prepare=cifar10.prepare_images,
-        schedule=_tutorial_schedule),
+        schedule=lambda step, rate, epochs: cifar10.learning_rate(
+            step, epochs.steps_per_epoch, rate)),
     Recipe(
         name='tutorial_fast',
         inference=_fast_inference,
         distort=_fast_distort,
         prepare=cifar10.prepare_images,
-        schedule=_fast_schedule,
+        schedule=lambda step, rate, epochs: schedules.one_cycle(step, epochs.max_steps, rate),
         optimizer=lambda lr, max_steps: tf.train.MomentumOptimizer(lr, 0.9, use_nesterov=True),
         epochs=80,
         initial_learning_rate=0.06,
@@ -187,8 +165,8 @@ TABLE = {row.name: row for row in (
         name='resnet23',
         inference=resnet.inference,
         distort=resnet.augment,
-        prepare=resnet.prepare,
-        schedule=_resnet_schedule,
+        prepare=lambda images: tf.cast(images, tf.float32),
+        schedule=lambda step, rate, epochs: tf.constant(rate),  # Constant, for Adam.
         optimizer=lambda lr, max_steps: tf.train.AdamOptimizer(lr),
         batch_size=64,
         epochs=300,
@@ -199,8 +177,8 @@ TABLE = {row.name: row for row in (
         name='airbench94',
         inference=airbench94.inference,
         distort=airbench94.augment,
-        prepare=airbench94.prepare,
-        schedule=_airbench94_schedule,
+        prepare=lambda images: tf.cast(images, tf.float32),
+        schedule=lambda step, rate, epochs: airbench94.learning_rate(step, epochs.max_steps, rate),
         optimizer=airbench94.Optimizer,
         batch_size=1024,
         epochs=11,
@@ -214,27 +192,15 @@ TABLE = {row.name: row for row in (
 
 def chosen(net: str | None = None) -> Recipe:
     """The `Recipe` of the flags; `net`, the name of a row, replaces that of --net."""
-    row = TABLE[net or settings.value('net')]
-    linear_scaling = settings.value('linear_scaling')
+    given = settings.network()
+    row = TABLE[net or given.net]
+    linear_scaling = given.linear_scaling
     if linear_scaling is None:
         linear_scaling = row.linear_scaling
     return dataclasses.replace(
-        row, dtype=cifar10.compute_type(), given_learning_rate=settings.value('learning_rate'),
-        linear_scaling=linear_scaling, warmup_epochs=settings.value('warmup_epochs'))
+        row, dtype=cifar10.compute_type(), given_learning_rate=given.learning_rate,
+        linear_scaling=linear_scaling, warmup_epochs=given.warmup_epochs)
 
 
 # Not an enum: a program may add rows before the flags are parsed.
 flags.register_validator('net', lambda name: name in TABLE, f'expected one of {", ".join(TABLE)}')
-
-flags.register_multi_flags_validator(
-    ['warmup_epochs', 'linear_scaling', 'net'],
-    lambda values: not settings.is_given('warmup_epochs') or _scales(values),
-    'the learning rate warms up only with the linear scaling rule; expected --linear_scaling: add '
-    'it, or remove --warmup_epochs')
-
-
-def _scales(values):
-    """Whether the linear scaling rule applies, by the values of flags."""
-    if values['linear_scaling'] is None:
-        return TABLE[values['net']].linear_scaling
-    return values['linear_scaling']

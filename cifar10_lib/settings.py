@@ -64,11 +64,10 @@ def _check_dataset(name):
     return True
 
 
-def data_set(num_classes: int = 10, url: str = table.CIFAR10_URL,
-             name: str | None = None) -> table.DataSet:
-    """The data set of --dataset, or of another `name`; the other arguments replace those of
-    CIFAR-10. Raises `errors.DataError` if it is not a valid data set."""
-    return image_source.find(name or FLAGS.dataset, num_classes, url)
+def data_set(num_classes: int = 10, url: str = table.CIFAR10_URL) -> table.DataSet:
+    """The data set of --dataset; the arguments replace those of CIFAR-10. Raises
+    `errors.DataError` if it is not a valid data set."""
+    return image_source.find(FLAGS.dataset, num_classes, url)
 
 
 def given(name: str) -> Any:
@@ -87,14 +86,35 @@ def default_subset(eval_data: bool) -> str:
 
 def learning_rate(data_set_: table.DataSet) -> float | None:
     """The initial learning rate: --learning_rate, or that of a data set, or None."""
-    if FLAGS.learning_rate is not None:
-        return FLAGS.learning_rate
-    return data_set_.learning_rate
+    return first_rate(FLAGS.learning_rate, data_set_.learning_rate)
+
+
+def first_rate(*rates: float | None) -> float | None:
+    """The first of these learning rates that is not None; None if all are."""
+    return next((rate for rate in rates if rate is not None), None)
 
 
 def value(name: str) -> Any:
-    """The value of a flag of this module."""
+    """The value of a flag of this module, for a script or `cifar10`."""
     return getattr(FLAGS, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Which network to use, and how its learning rate differs; fields have the names of the flags.
+
+    `learning_rate` and `linear_scaling` are None where those of the network apply.
+    """
+
+    net: str
+    learning_rate: float | None
+    linear_scaling: bool | None
+    warmup_epochs: float
+
+
+def network() -> Network:
+    """The `Network` of the flags."""
+    return Network(FLAGS.net, FLAGS.learning_rate, FLAGS.linear_scaling, FLAGS.warmup_epochs)
 
 
 def is_given(name: str) -> bool:
@@ -137,8 +157,9 @@ def define_training_flags(max_steps: int = 100000) -> None:
     flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the '
                          'images of --validate_on; 0 means never, the default except for resnet23 '
                          '(1).', lower_bound=0, upper_bound=10**9)
-    flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1 with '
-                       'the averaged weights, such as 0.8.', lower_bound=0.0, upper_bound=1.0)
+    flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1, such '
+                       'as 0.8, with the averaged weights (airbench94: the raw ones).',
+                       lower_bound=0.0, upper_bound=1.0)
     flags.DEFINE_integer('profile', None, 'Trace one step every N steps: writes '
                          'timeline-STEP.json into --train_dir for chrome://tracing, and adds the '
                          "trace to TensorBoard's graph.", **count)

@@ -16,9 +16,6 @@ ENDINGS = ('.jpg', '.jpeg', '.jpe', '.jif', '.jfif', '.png', '.gif', '.bmp', '.w
 # For other formats, Pillow may start another program, or unpack data without a limit.
 _FORMATS = ('JPEG', 'PNG', 'GIF', 'BMP', 'WEBP', 'TIFF', 'AVIF')
 
-# The factors by which Pillow scales a PNG's greys of 2 and 4 bits, except its transparent grey.
-_GREYS = {'L;2': 85, 'L;4': 17}
-
 
 def read(path: str, size: tuple[int, int] = (table.WIDTH, table.HEIGHT)) -> np.ndarray:
     """Reads an image file and fits its image to a size, (width, height), by default 32 x 32.
@@ -49,8 +46,6 @@ def _decoded(image):
     if _is_deep(image):
         raise ValueError('more than 8 bits per channel, or signed values: scale them to 0 to 255, '
                          'as in docs/usage.md')
-    if image.format == 'PNG' and image.png.im_rawmode in _GREYS and 'transparency' in image.info:
-        image.info['transparency'] *= _GREYS[image.png.im_rawmode]
     image.load()
     with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
         ImageOps.exif_transpose(image, in_place=True)

@@ -77,11 +77,18 @@ def curves(stream: BinaryIO | str, size: Sequence[float],
     row = figure.subplots(1, len(panels), sharey=same_scale, squeeze=False)[0]
     for axes, (shown, title, y_label, x_label) in zip(row, panels):
         for name, colour, marker, points in shown:
-            # Matplotlib hides labels that start with '_'. A single point is not a visible line.
-            label = ' ' * name.startswith('_') + textwrap.fill(name, 28)  # Longer lines do not fit.
-            axes.plot(list(points), list(points.values()), label=label, markersize=4,
-                      color=_COLOURS[colour % len(_COLOURS)], linewidth=2 if marker else 1.2,
-                      marker=marker or 's' * (len(points) == 1), ls='--' if marker == 'o' else '-')
+            label = textwrap.fill(name, 28)  # Longer lines do not fit.
+            if label.startswith('_'):  # Matplotlib hides such labels.
+                label = f' {label}'
+            width, style = 1.2, '-'
+            if marker:
+                width = 2
+            elif len(points) == 1:  # Not visible as a line.
+                marker = 's'
+            if marker == 'o':
+                style = '--'
+            axes.plot(list(points), list(points.values()), label=label, marker=marker, ls=style,
+                      linewidth=width, color=_COLOURS[colour % len(_COLOURS)], markersize=4)
         axes.set_title(title, fontsize=11)
         axes.set(xlabel=x_label, ylabel=None if same_scale and axes is not row[0] else y_label)
         axes.grid(alpha=0.3)

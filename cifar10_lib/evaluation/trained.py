@@ -7,7 +7,7 @@ from absl import app
 
 import cifar10
 from cifar10_lib import recipes, settings
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import image_source, table
 from cifar10_lib.datasets.image_source import Source
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints, names, run_folder
@@ -132,7 +132,7 @@ def _data_set(place, run, reads_images):
         return table.DataSet(
             run['dataset'], run['dataset'], dataset, {}, {}, tuple(run['classes']))
     try:
-        return settings.data_set(cifar10.NUM_CLASSES, cifar10.DATA_URL, dataset)
+        return image_source.find(dataset, cifar10.NUM_CLASSES, cifar10.DATA_URL)
     except errors.DataError as error:
         raise app.UsageError(f'{place} was trained with --dataset={dataset}: {error}; pass '
                              '--dataset') from error

@@ -12,6 +12,8 @@ smoothed by 0.2.
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from cifar10_lib.nets import batch_norm
+
 _SIZE = 32  # Height and width of an image.
 
 # Mean and standard deviation of each channel's pixels in CIFAR-10's training images.
@@ -24,18 +26,12 @@ _WEIGHT_DECAY = 0.00133
 # The biases of batch norms learn this many times as fast as the other variables.
 _BIAS_FACTOR = 64.0
 
+_MOMENTUM = 0.6  # Of the moving statistics.
+
 # The code has 1e-12, but `tf.nn.fused_batch_norm` raises smaller values to this one, for cuDNN.
 _EPSILON = 1.001e-5
 
 _LOOKAHEAD_STEPS = 5
-
-
-def prepare(images):
-    """Converts images for evaluation.
-
-    uint8 [batch, 32, 32, 3] -> float32 [batch, 32, 32, 3], 0 to 255.
-    """
-    return tf.cast(images, tf.float32)
 
 
 def augment(images):
@@ -158,35 +154,16 @@ def _group(net, name, channels, training):
 
 
 def _batch_norm(net, training):
-    """Batch normalisation without a scale: Ioffe and Szegedy, https://arxiv.org/abs/1502.03167.
+    """Batch normalisation without a scale; keeps the shape and type of `net`.
 
-    In training, the moving statistics become 0.6 times their old value plus 0.4 times that of the
-    batch, with the unbiased variance. Keeps the shape and type of `net`, float [batch, height,
-    width, channels].
+    float [batch, height, width, channels].
     """
-    shape = net.shape.as_list()[-1:]
-    scale = tf.ones(shape)
-    # `ExponentialMovingAverage.variables_to_restore` expects averages of these, too.
-    collections = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MOVING_AVERAGE_VARIABLES]
+    channels = net.shape.as_list()[-1:]
     with tf.variable_scope('bn'):
         # The optimizer multiplies this term, too: biases decay as slowly as weights.
-        beta = _learned('beta', shape, tf.zeros_initializer(), training,
-                        _WEIGHT_DECAY / _BIAS_FACTOR)
-        moving_mean, moving_variance = (
-            tf.get_variable(name, shape, tf.float32, initializer, trainable=False,
-                            collections=collections, use_resource=True)
-            for name, initializer in (('moving_mean', tf.zeros_initializer()),
-                                      ('moving_variance', tf.ones_initializer())))
-        if not training:
-            return tf.nn.fused_batch_norm(
-                net, scale, beta, moving_mean.read_value(), moving_variance.read_value(),
-                epsilon=_EPSILON, is_training=False)[0]
-        net, mean, variance = tf.nn.fused_batch_norm(net, scale, beta, epsilon=_EPSILON)
-        if tf.get_variable_scope().reuse is not True:  # It may also be `tf.AUTO_REUSE`.
-            for moving, new in ((moving_mean, mean), (moving_variance, variance)):
-                tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, moving.assign_sub(
-                    0.4 * (moving.read_value() - new), read_value=False))
-        return net
+        beta = _learned(
+            'beta', channels, tf.zeros_initializer(), training, _WEIGHT_DECAY / _BIAS_FACTOR)
+        return batch_norm.batch_norm(net, tf.ones(channels), beta, training, _MOMENTUM, _EPSILON)
 
 
 def _twice_gelu(x):

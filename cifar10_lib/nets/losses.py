@@ -20,9 +20,8 @@ def smoothed(logits, labels, label_smoothing):
     `label_smoothing` is the fraction of each label that is spread evenly over all classes.
     """
     add_training_error(logits, labels)
-    cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=tf.cast(labels, tf.int64), logits=logits, name='cross_entropy_per_example')
-    of_all_classes = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
-    cross_entropy += label_smoothing * (of_all_classes - cross_entropy)
-    tf.add_to_collection('losses', tf.reduce_mean(cross_entropy, name='cross_entropy'))
+    cross_entropy = tf.losses.softmax_cross_entropy(
+        tf.one_hot(tf.cast(labels, tf.int64), logits.shape.as_list()[-1]), logits,
+        label_smoothing=label_smoothing, loss_collection=None)
+    tf.add_to_collection('losses', tf.identity(cross_entropy, name='cross_entropy'))
     return tf.add_n(tf.get_collection('losses'), name='total_loss')

@@ -10,6 +10,7 @@ import functools
 import tensorflow.compat.v1 as tf
 
 from cifar10_lib.datasets import table
+from cifar10_lib.nets import batch_norm
 from cifar10_lib.program import devices
 
 # NNabla's defaults, which the example keeps.
@@ -93,43 +94,10 @@ def _conv(net, name, size, filters, training):
             net = tf.reshape(net, [-1, height, width, filters])
         else:
             net = tf.nn.conv2d(net, weights, strides=1, padding='SAME')
-        return _batch_norm(net, training)
-
-
-def _batch_norm(net, training):
-    """Batch normalisation: Ioffe and Szegedy, https://arxiv.org/abs/1502.03167.
-
-    In training, normalises each channel by the mean and the (biased) variance of the batch. The
-    moving statistics become 0.9 times their old value plus 0.1 times that of the batch, with the
-    unbiased variance, as in the paper's algorithm 2 and NNabla's `batch_normalization.cpp`.
-
-    Without `training`, normalises by the moving statistics. Keeps the shape and type of `net`,
-    float [batch, height, width, channels].
-    """
-    shape = net.shape.as_list()[-1:]
-    with tf.variable_scope('bn'):
-        gamma = _value('gamma', shape, tf.ones_initializer())
-        beta = _value('beta', shape, tf.zeros_initializer())
-        moving = [tf.get_variable(name, shape, tf.float32, initializer, trainable=False)
-                  for name, initializer in (('moving_mean', tf.zeros_initializer()),
-                                            ('moving_variance', tf.ones_initializer()))]
-        is_first = tf.get_variable_scope().reuse is not True  # Of towers that share variables.
-        if is_first:
-            for variable in moving:
-                tf.add_to_collection(tf.GraphKeys.MOVING_AVERAGE_VARIABLES, variable)
-        before = [variable.read_value() for variable in moving]
-        if not training:
-            return tf.nn.fused_batch_norm(net, gamma, beta, *before, epsilon=_EPSILON,
-                                          is_training=False)[0]
-        net, *statistics = tf.nn.fused_batch_norm(net, gamma, beta, epsilon=_EPSILON)
-        if not is_first:
-            return net
-        for variable, old, new in zip(moving, before, statistics):
-            # Updated where they are: a GPU needs the moving statistics only for inference.
-            with tf.device(variable.device):
-                tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, variable.assign_sub(
-                    (1 - _MOMENTUM) * (old - new), read_value=False))
-    return net
+        with tf.variable_scope('bn'):
+            gamma = _value('gamma', [filters], tf.ones_initializer())
+            beta = _value('beta', [filters], tf.zeros_initializer())
+            return batch_norm.batch_norm(net, gamma, beta, training, _MOMENTUM, _EPSILON)
 
 
 def _value(name, shape, initializer=None, dtype=tf.float32):
@@ -166,15 +134,7 @@ def augment(images, angles=None, flips=None):
     a, b, d, e = sign * cos, -sign * sin, sin, cos
     zero = tf.zeros_like(cos)
     return tf.raw_ops.ImageProjectiveTransformV3(
-        images=prepare(images), transforms=tf.stack(
+        images=tf.cast(images, tf.float32), transforms=tf.stack(
             [a, b, x - a * x - b * y, d, e, y - d * x - e * y, zero, zero], axis=1),
         output_shape=[table.HEIGHT, table.WIDTH], fill_value=0.0,
         interpolation='BILINEAR', fill_mode='NEAREST')
-
-
-def prepare(images):
-    """Converts images without augmentation, for evaluation.
-
-    uint8 [batch, 32, 32, 3] -> float32 [batch, 32, 32, 3], 0 to 255.
-    """
-    return tf.cast(images, tf.float32)

@@ -134,8 +134,5 @@ def _gpu_names(gpus, towers):
     cuda = '.'.join(build.get('cuda_version', '?').split('.')[:2])
     text = f'{", ".join(names)} (CUDA {cuda}, cuDNN {build.get("cudnn_version", "?")})'
     if towers > len(gpus):  # Soft placement moves the others to the first GPU.
-        found = f'{len(gpus)} GPUs'
-        if len(gpus) == 1:
-            found = '1 GPU'
-        text += f'; found only {found}, so towers share GPU 0'
+        text += f'; found only {len(gpus)}, so towers share GPU 0'
     return text

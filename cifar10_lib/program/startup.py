@@ -110,9 +110,8 @@ def _check_words(words, positional):
 
 
 def _check_values():
-    """Raises `flags.ValidationError` for NaN and '', as from an unset shell variable."""
+    """Raises `flags.ValidationError` for '', as from an unset shell variable."""
     for name in FLAGS:
-        value = FLAGS[name].value
-        is_empty = FLAGS[name].present and value in ('', [])
-        if value != value or is_empty:
-            raise flags.ValidationError(f'flag --{FLAGS[name].name}={value or ""} has no value')
+        flag = FLAGS[name]
+        if flag.present and flag.value in ('', []):
+            raise flags.ValidationError(f'flag --{flag.name}= has no value')

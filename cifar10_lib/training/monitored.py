@@ -15,14 +15,14 @@ from cifar10_lib.training import session_hooks, worker
 _HISTOGRAM = re.compile('Nan in summary histogram|Infinity in Histogram')
 
 
-def use_seed(start, me=worker.Worker()):  # noqa: B008, it has no state yet.
+def use_seed(start, rank=0):
     """Seeds the random numbers of the default graph by `--seed`, if given; call it first.
 
     The numbers also depend on the step, so that a resumed run does not repeat the first ones, and
-    on the worker's rank.
+    on the `rank` of the worker.
     """
     if start.run.seed is not None:
-        entropy = np.random.SeedSequence([start.run.seed, start.step, me.rank])
+        entropy = np.random.SeedSequence([start.run.seed, start.step, rank])
         tf.set_random_seed(int(entropy.generate_state(1)[0]))
 
 
@@ -45,7 +45,8 @@ def shared_hooks(start, loss, summary_op=None, me=None):
     variables = tf.global_variables()
     metrics_hook = session_hooks.MetricsHook(run.train_dir, loss, epochs)
     batch_norms = validator = None
-    if any(not each.trainable for each in tf.moving_average_variables()):
+    has_statistics = any(not each.trainable for each in tf.moving_average_variables())
+    if has_statistics and start.recipe.use_moving_averages:
         batch_norms = statistics.Statistics(  # Other workers wait for it.
             start.source, start.recipe, variables, start.step, me.caught, me.step_seconds / 3)
     if run.validate_every:

@@ -48,18 +48,6 @@ class WorkerHook(tf.train.SessionRunHook):
             run_context.request_stop()
 
 
-def step_line(step, loss, images, steps, seconds):
-    """The tutorial's line about a step, as in
-
-        2015-11-04 11:45:49.133065: step 10, loss = 4.66 (533.8 examples/sec; 0.240 sec/batch)
-
-    The speed is that of so many steps of `images` images each, in seconds.
-    """
-    sec_per_batch = seconds / steps
-    return (f'{datetime.datetime.now()}: step {step}, loss = {loss:.2f} '
-            f'({images / sec_per_batch:.1f} examples/sec; {sec_per_batch:.3f} sec/batch)')
-
-
 class LoggerHook(tf.train.SessionRunHook):
     """Logs loss and runtime, as the hook of this name in cifar10_train.py does.
 
@@ -81,10 +69,12 @@ class LoggerHook(tf.train.SessionRunHook):
     def after_run(self, run_context, run_values):
         step, now = self._step, time.perf_counter()
         self._step += 1
-        steps, seconds = self._step - self._last_line[0], now - self._last_line[1]
         if step % self._log_frequency == 0:
-            console.line(step_line(
-                step, run_values.results, self._epochs.images_per_step, steps, seconds))
+            sec_per_batch = (now - self._last_line[1]) / (self._step - self._last_line[0])
+            examples_per_sec = self._epochs.images_per_step / sec_per_batch
+            console.line(
+                f'{datetime.datetime.now()}: step {step}, loss = {run_values.results:.2f} '
+                f'({examples_per_sec:.1f} examples/sec; {sec_per_batch:.3f} sec/batch)')
         if step % self._log_frequency == 0 or step == self._first_step:
             self._last_line = self._step, now
 
@@ -201,7 +191,7 @@ class MetricsHook(tf.train.SessionRunHook):
 class ValidationHook(tf.train.SessionRunHook):
     """Worker 0 validates, and the others wait for it, because steps have a time limit.
 
-    All stop when the precision of the averaged weights reaches `stop_at`, if given.
+    All stop when the precision of the best checkpoint reaches `stop_at`, if given.
     """
 
     def __init__(self, me, epochs, validation=None, metrics_hook=None, stop_at=None):
@@ -224,8 +214,8 @@ class ValidationHook(tf.train.SessionRunHook):
                 training_error = float(np.mean(self._metrics.epoch_errors))
             found = self._validation.run(run_context.session, self._step, training_error)
             self._metrics.add_row(found)
-            if found and self._stop_at is not None:
-                is_good = best.reaches(found[1], self._stop_at)
+            if self._stop_at is not None:
+                is_good = best.reaches(self._validation.best.error, self._stop_at)
         if is_good:
             self._report()
         if self.worker.barrier('the validation', value=is_good):

@@ -58,7 +58,7 @@ def joined(cluster: Cluster, facts: Mapping[str, Any]) -> Iterator[worker.Worker
             if not isinstance(error, _BROKEN) and _ABORTED not in str(error):
                 raise
             kind: type[ConnectionError] = ConnectionError
-            if me.has_stepped:
+            if me.steps > 1:  # One was completed.
                 kind = meeting.Lost
             raise kind(
                 f'a step failed although all workers send heartbeats ({errors.one_line(error)}): '
@@ -95,12 +95,7 @@ class ConnectedWorker(worker.Worker):
         self._peers, self._overlap = peers, cluster.overlap
         self._gpus = devices.visible_gpus()
         self._layout: dict[str, Any] = {}  # What the workers exchange in their steps.
-        self._steps = 0
-
-    @property
-    def has_stepped(self) -> bool:
-        """Whether a step was completed."""
-        return self._steps > 1  # Of those begun.
+        self.steps = 0  # Number of steps begun.
 
     def barrier(self, stage: str, must_match: Mapping[str, Any] | None = None,
                 value: Any = None) -> Any:
@@ -193,7 +188,7 @@ class ConnectedWorker(worker.Worker):
         session.run(self._broadcast, options=self._options())
 
     def step(self) -> tf.train.SessionRunArgs:
-        self._steps += 1
+        self.steps += 1
         return tf.train.SessionRunArgs(
             {'stop': self._stop}, {self._ask_stop: float(bool(self.caught))}, self._options())
 

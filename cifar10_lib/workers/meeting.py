@@ -123,7 +123,8 @@ def _accepted(cluster, listener):
     while len(joined) + 1 < cluster.size and time.monotonic() < deadline:
         if multiprocessing.connection.wait([listener], _PAUSE):
             with contextlib.suppress(OSError, RuntimeError):  # It is gone, or there are too many.
-                connection = _limited(listener.accept()[0])
+                connection, _ = listener.accept()
+                connection.settimeout(_IO_SECONDS)
                 threading.Thread(target=_greet, args=(connection, cluster.job, arrived),
                                  daemon=True).start()
         while not arrived.empty():
@@ -179,11 +180,10 @@ def _follow(cluster, port):
     deadline = time.monotonic() + cluster.start_timeout
     while True:
         try:
-            socket_ = reach(cluster.address)
-            host = socket_.getsockname()[0]
+            connection = reach(cluster.address)
+            host = connection.getsockname()[0]
             if host.startswith('127.'):  # The others reach worker 0's machine by this name.
                 host = cluster.address.split(':')[0]
-            connection = _limited(socket_)
             _send(connection, job=_PROTOCOL + cluster.job, rank=cluster.rank,
                   address=cluster.hosts[cluster.rank] or f'{host}:{port}')
             if not multiprocessing.connection.wait(
@@ -412,18 +412,11 @@ class Meeting(contextlib.AbstractContextManager['Meeting']):
 def reach(address: str) -> socket.socket:
     """A socket connected to 'host:port' by IPv4, on which TensorFlow's server always listens.
 
-    Raises `OSError` if nothing accepts the connection within `_IO_SECONDS`, or the host is unknown.
+    Each of its operations may take `_IO_SECONDS`. Raises `OSError` if nothing accepts the
+    connection within them, or the host is unknown.
     """
     host, port = ports.split_address(address)
     return socket.create_connection((socket.gethostbyname(host), port), _IO_SECONDS)
-
-
-def _limited(socket_):
-    """A socket whose operations may take `_IO_SECONDS`; threads may use it at the same time."""
-    socket_.settimeout(None)  # Python's own limit is one for all threads.
-    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-        socket_.setsockopt(socket.SOL_SOCKET, option, struct.pack('ll', _IO_SECONDS, 0))
-    return socket_
 
 
 def _send(connection, **message):

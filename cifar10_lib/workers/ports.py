@@ -44,11 +44,7 @@ def reserve(port: int = 0, host: str = '') -> socket.socket:
     """
     socket_ = socket.socket()
     socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        socket_.bind((host, port))
-    except OSError:
-        socket_.close()
-        raise
+    socket_.bind((host, port))
     return socket_
 
 
@@ -80,7 +76,8 @@ def bind(port: int, device: str | None) -> bool:
     """Binds the sockets of this process that listen at a port to a network device.
 
     Call it before the server answers requests: connections from the milliseconds before stay open.
-    Returns whether that closes the port to all others; False if the device is None.
+    Returns whether the sockets are bound; False if the device is None. Linux then refuses
+    connections through all other devices. gVisor also binds them, but still accepts connections.
     """
     if device is None:
         return False
@@ -88,14 +85,10 @@ def bind(port: int, device: str | None) -> bool:
         listeners = _listeners(port, stack)
         try:
             for listener in listeners:
-                _bind_to_device(listener, device)
-            return bool(listeners) and _binding_a_listener_works()
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+            return bool(listeners)
         except OSError:
             return False
-
-
-def _bind_to_device(socket_, device):
-    socket_.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
 
 
 def _listeners(port, stack):
@@ -110,21 +103,3 @@ def _listeners(port, stack):
                     and item.getsockname()[1] == port):
                 found.append(item)
     return found
-
-
-def _binding_a_listener_works():
-    """Whether binding a socket that already listens to a device has an effect.
-
-    gVisor stores the device and continues to accept. So this binds a listener on loopback to
-    another device, and tries to connect. It raises OSError if the system refuses to bind it.
-    """
-    others = [name for _, name in socket.if_nameindex() if name != 'lo']
-    if not others:
-        return True  # No other machine can connect.
-    with socket.create_server(('127.0.0.1', 0)) as listener:
-        _bind_to_device(listener, others[0])
-        try:
-            socket.create_connection(listener.getsockname(), 5.0).close()
-        except ConnectionRefusedError:
-            return True
-    return False

@@ -5,8 +5,7 @@ import pytest
 import record_files
 
 import cifar10
-from cifar10_lib import settings
-from cifar10_lib.datasets import table
+from cifar10_lib.datasets import image_source, table
 from cifar10_lib.program import errors
 
 NOISE = next(record_files.noise(1, seed=0))[1]
@@ -37,10 +36,10 @@ def test_published_facts():
 
 
 def test_an_edited_url_is_the_only_place():
-    assert settings.data_set(4, cifar10.DATA_URL, 'cifar10').copies == table.CIFAR10.copies
-    edited = settings.data_set(10, 'http://mirror/cifar-10-binary.tar.gz', 'cifar10')
+    assert image_source.find('cifar10', 4, cifar10.DATA_URL).copies == table.CIFAR10.copies
+    edited = image_source.find('cifar10', 10, 'http://mirror/cifar-10-binary.tar.gz')
     assert (edited.copies, edited.url) == ((), 'http://mirror/cifar-10-binary.tar.gz')
-    other = settings.data_set(10, 'http://mirror/cifar-10-binary.tar.gz', 'cifar100')
+    other = image_source.find('cifar100', 10, 'http://mirror/cifar-10-binary.tar.gz')
     assert other == table.CIFAR100
 
 

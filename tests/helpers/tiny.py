@@ -38,7 +38,7 @@ def augment(images):
 
 RECIPE = recipes.Recipe(
     name='tiny', inference=inference, distort=augment, prepare=prepare,
-    schedule=lambda global_step, plan: tf.constant(0.01),
+    schedule=lambda step, rate, epochs: tf.constant(0.01),
     optimizer=lambda lr, max_steps: tf.train.AdamOptimizer(lr),
     batch_size=16, epochs=6, validate_every=1)
 
@@ -61,5 +61,5 @@ def normed_inference(images, num_classes, training, dtype=tf.float32):
 # Its steps are multiples of the gradients.
 NORMED = dataclasses.replace(
     RECIPE, name='normed', inference=normed_inference,
-    schedule=lambda global_step, plan: tf.constant(0.1),
+    schedule=lambda step, rate, epochs: tf.constant(0.1),
     optimizer=lambda lr, max_steps: tf.train.GradientDescentOptimizer(lr))

@@ -24,7 +24,7 @@ import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints, events
-from cifar10_lib.training import monitored, session_hooks, worker
+from cifar10_lib.training import monitored, session_hooks
 
 FLAGS = flags.FLAGS
 
@@ -156,7 +156,7 @@ def test_runs_with_the_same_seed_start_with_the_same_variables(half_bright, tmp_
 
 def graphs_seed(rank=0):
     with tf.Graph().as_default() as graph:
-        monitored.use_seed(sessions.start(), worker.Worker(rank=rank))
+        monitored.use_seed(sessions.start(), rank)
         return graph.seed
 
 

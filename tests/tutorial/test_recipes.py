@@ -79,8 +79,8 @@ def test_training_uses_all_parts_of_the_recipe(half_bright, monkeypatch):
         seen.setdefault(training, images)  # Of the first graph.
         return tiny.inference(images, num_classes, training, dtype)
 
-    def schedule(global_step, plan):
-        seen['images'] = plan.epochs.images_per_step
+    def schedule(step, rate, epochs):
+        seen['images'] = epochs.images_per_step
         return tf.constant(0.25)
 
     def loss(logits, labels):
