@@ -101,7 +101,7 @@ class Start:
         if not self.resumes:
             values = self.recipe.initial_values(self.source)
             if self.found.path:
-                values |= self._initial.values_for(variables)
+                values |= self._initial_values(variables)
             return values
         wanted = {each.op.name: each for each in variables}
         for name in list(wanted):
@@ -131,7 +131,8 @@ class Start:
         if self.resumes:
             console.line(f'Resuming from {self.found.path}.')
         elif self.found.path:
-            for line in self._initial.lines(variables):
+            for line in initial.lines(self.found, self._initial_values(variables), variables,
+                                      self.run.validate_on):
                 console.line(line)
 
     def _changed(self):
@@ -147,10 +148,9 @@ class Start:
         found.append(('{} training images', images, self.earlier.get('training_images', images)))
         return [each for each in found if each[1] != each[2]]
 
-    @property
-    def _initial(self):
-        return initial.Initial(self.found, self.recipe.name, self.source.data_set.classes,
-                               self.run.validate_on)
+    def _initial_values(self, variables):
+        return initial.values_for(
+            self.found, variables, self.recipe.name, self.source.data_set.classes)
 
     def write(self):
         """Writes `run.json`."""
