@@ -203,7 +203,11 @@ def read(run, source, recipe, batches_per_step=1):
     run_folder.check_path(folder)
     earlier, found, listed = {}, checkpoints.Found(None, {}, ()), ()
     if not run.restart:
-        earlier = _earlier_settings(run, source, recipe)
+        earlier_run = run_folder.read_run(folder, _ADVICE)
+        if earlier_run:
+            run_folder.check_run(
+                folder, earlier_run, recipe.name, source.data_set, run.validate_on, _ADVICE)
+            earlier = earlier_run['settings']
         listed = tuple(checkpoints.candidates(folder))
         found = checkpoints.newest(folder)
     step = 0
@@ -229,17 +233,6 @@ def follow(run, source, recipe, step, changes, max_steps):
     """
     return Start(run, source, recipe, EpochCounter(
         step, changes, source.num_examples(), max_steps, run.validate_every))
-
-
-def _earlier_settings(run, source, recipe):
-    """The settings in `run.json`, {} if it is missing; raises `app.UsageError` if it describes
-    another run."""
-    found = run_folder.read_run(run.train_dir, _ADVICE)
-    if not found:
-        return {}
-    run_folder.check_run(
-        run.train_dir, found, recipe.name, source.data_set, run.validate_on, _ADVICE)
-    return found['settings']
 
 
 def _changes(earlier, step, images_per_step):
