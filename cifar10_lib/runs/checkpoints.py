@@ -3,13 +3,13 @@
 
 The path of a checkpoint is without `.index`.
 """
-import collections
 import glob
 import io
 import operator
 import os
 import re
 import time
+import typing
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -21,9 +21,17 @@ from cifar10_lib.runs import names
 _NAMED_FAULTS = 10  # At most, in an error; ResNet-23 has 300 variables.
 
 
-# What `newest` finds: path of the checkpoint, or None; the values in it, {name: array}; and a text
-# about each newer one that is damaged.
-Found = collections.namedtuple('Found', 'path values faults')
+class Found(typing.NamedTuple):
+    """What `newest` finds."""
+
+    path: str | None = None
+    values: dict = {}  # {name: array}.
+    faults: tuple | list = ()  # A text about each newer checkpoint that is damaged.
+
+    def report(self):
+        """Prints a line about damaged checkpoints, if any."""
+        if self.faults:
+            console.line(f'{"; ".join(self.faults)}: using {os.path.basename(self.path)}.')
 
 
 def newest(folder):
@@ -45,7 +53,7 @@ def newest(folder):
         else:
             faults.append(f'{path} is damaged ({reason})')
     if not paths:
-        return Found(None, {}, [])
+        return Found()
     if candidates(folder) != paths:  # A trainer has just written or removed some.
         return newest(folder)
     raise app.UsageError(f'{"; ".join(faults)}: all checkpoints in {folder} are damaged. Restore '
@@ -55,8 +63,7 @@ def newest(folder):
 def latest(folder):
     """Path of the `newest` checkpoint in a folder, or None; prints a line about damaged ones."""
     found = newest(folder)
-    if found.faults:
-        console.line(f'{"; ".join(found.faults)}: using {os.path.basename(found.path)}.')
+    found.report()
     return found.path
 
 

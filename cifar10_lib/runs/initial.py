@@ -17,7 +17,7 @@ def find(run):
     given, folder = run.initial_checkpoint, os.path.realpath(run.train_dir)
     named = checkpoints.named(given)
     if named:
-        found = checkpoints.Found(named, checkpoints.read(named), ())
+        found = checkpoints.Found(named, checkpoints.read(named))
     else:
         found = checkpoints.newest(given)
     if found.path is None:

@@ -31,7 +31,7 @@ class Start:
     source: object
     recipe: object
     epochs: EpochCounter
-    found: checkpoints.Found = checkpoints.Found(None, {}, ())
+    found: checkpoints.Found = checkpoints.Found()
     earlier: dict = dataclasses.field(default_factory=dict)
     listed: tuple = ()
 
@@ -125,9 +125,7 @@ class Start:
                 size = f' of {self.epochs.images_per_step} images'
             console.line(f'{self.max_steps} steps{size} are {self.epochs.seen(self.max_steps):.4g} '
                          f'epochs of {self.epochs.images_per_epoch} images.')
-        if self.found.faults:
-            console.line(f'{"; ".join(self.found.faults)}: using '
-                         f'{os.path.basename(self.found.path)}.')
+        self.found.report()
         if self.resumes:
             console.line(f'Resuming from {self.found.path}.')
         elif self.found.path:
@@ -201,7 +199,7 @@ def read(run, source, recipe, batches_per_step=1):
     """
     folder = run.train_dir
     run_folder.check_path(folder)
-    earlier, found, listed = {}, checkpoints.Found(None, {}, ()), ()
+    earlier, found, listed = {}, checkpoints.Found(), ()
     if not run.restart:
         earlier_run = run_folder.read_run(folder, _ADVICE)
         if earlier_run:
