@@ -130,15 +130,6 @@ class Unreadable(errors.DataError):
     """A checkpoint's files are missing or damaged, or were removed while being read."""
 
 
-def is_intact(path):
-    """Whether a checkpoint can be read completely."""
-    try:
-        read(path)
-    except Unreadable:
-        return False
-    return True
-
-
 def read(path, wanted=None):
     """The values in a checkpoint, {name: array}; of the variables `wanted` that it has, or all.
 
