@@ -5,7 +5,6 @@ The path of a checkpoint is without `.index`.
 """
 import glob
 import io
-import operator
 import os
 import re
 import time
@@ -257,13 +256,3 @@ def write_parameters(path, values, trainable):
                 stream[f'weights/{name}'] = value
     with files.new_file(path) as stream:
         stream.write(image.getbuffer())
-
-
-def parameters_step(path):
-    """The global step in a file from `write_parameters`; None if the file is missing or damaged."""
-    import h5py
-    try:
-        with h5py.File(path) as stream:
-            return operator.index(stream.attrs['global_step'])  # TypeError if not an integer.
-    except (OSError, KeyError, RuntimeError, ValueError, TypeError, MemoryError):
-        return None

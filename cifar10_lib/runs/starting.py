@@ -3,6 +3,7 @@ import dataclasses
 import datetime
 import json
 import os
+import pathlib
 
 import tensorflow.compat.v1 as tf
 from absl import app
@@ -69,8 +70,7 @@ class Start:
             return None
         folder = self.run.train_dir
         if self.step >= self.max_steps:
-            parameters = os.path.join(folder, names.PARAMETERS)
-            if checkpoints.parameters_step(parameters) != self.step:
+            if not os.path.exists(os.path.join(folder, names.PARAMETERS)):
                 return None  # The last start ended before it wrote its last file.
             if self.run.epochs is None:
                 return self.found.path, f'--max_steps={self.max_steps}'
@@ -151,7 +151,8 @@ class Start:
             self.found, variables, self.recipe.name, self.source.data_set.classes)
 
     def write(self):
-        """Writes `run.json`."""
+        """Writes `run.json`; removes the `params.h5` with which an earlier start ended."""
+        pathlib.Path(self.run.train_dir, names.PARAMETERS).unlink(missing_ok=True)
         data_set = self.source.data_set
         folder = None
         if os.path.isabs(data_set.folder):  # A user's own.
