@@ -154,26 +154,11 @@ def _load(session):
         raise OSError(f'{errors.one_line(error).rstrip(".")}: export a SavedModel with '
                       'cifar10_export.py') from error
     signature = loaded.signature_def['serving_default']
-    names = signature.inputs['images'].name, signature.outputs['probabilities'].name
-    if '' not in names:  # Reading a missing entry creates an empty one.
-        images_, probabilities = map(session.graph.get_tensor_by_name, names)
-        if _takes_images(images_) and _is_by_class(probabilities):
-            return images_, probabilities
-    raise app.UsageError(
-        f'{FLAGS.saved_model} has no signature of images, uint8 [batch, height, width, 3], and '
-        'probabilities, [batch, classes]: export one with cifar10_export.py')
-
-
-def _takes_images(tensor):
-    """Whether a tensor is uint8 [batch, height, width, 3] of any batch size."""
-    shape = tensor.shape
-    return (tensor.dtype == tf.uint8 and shape.is_compatible_with([None, None, None, 3])
-            and shape[1:].is_fully_defined() and not shape.is_fully_defined())
-
-
-def _is_by_class(tensor):
-    """Whether a tensor is [batch, classes]."""
-    return tensor.shape.rank == 2 and tensor.shape[1:].is_fully_defined()
+    if 'images' not in signature.inputs or 'probabilities' not in signature.outputs:
+        raise app.UsageError(f'{FLAGS.saved_model} has no signature of images and probabilities: '
+                             'export one with cifar10_export.py')
+    return [session.graph.get_tensor_by_name(each.name)
+            for each in (signature.inputs['images'], signature.outputs['probabilities'])]
 
 
 def main(words):

@@ -155,15 +155,13 @@ def test_an_unreadable_saved_model(pictures_, tmp_path, content, words):
         cifar10_predict.predict(pictures_)
 
 
-@pytest.mark.parametrize('name', ['x', 'images'])
-def test_a_saved_model_of_another_program(pictures_, tmp_path, name):
+def test_a_saved_model_of_another_program(pictures_, tmp_path):
     with tf.Graph().as_default(), tf.Session() as session:
-        one = tf.placeholder(tf.uint8, [None, 224, 224, 3])
-        tf.saved_model.simple_save(session, str(tmp_path / 'model'), {name: one}, {
+        one = tf.placeholder(tf.uint8, [None, 32, 32, 3])
+        tf.saved_model.simple_save(session, str(tmp_path / 'model'), {'x': one}, {
             'probabilities': 2 * one})
     with flagsaver.flagsaver(saved_model=str(tmp_path / 'model')), pytest.raises(
-            app.UsageError, match=r'has no signature of images, uint8 \[batch, height, width, '
-            r'3\], and probabilities, \[batch, classes\]: export one'):
+            app.UsageError, match='has no signature of images and probabilities: export one with'):
         cifar10_predict.predict(pictures_)
 
 
