@@ -293,6 +293,7 @@ flags.DEFINE_enum('picture', None, list(_PICTURES), 'Picture to draw.')
 
 def plot():
     """Writes the picture, all or nothing; raises `app.UsageError` if a flag or a run is invalid."""
+    devices.choose(FLAGS.device)
     picture, path = FLAGS.picture, FLAGS.output
     if picture is None:
         raise app.UsageError(f'--picture is missing; expected {"|".join(_PICTURES)}')
@@ -316,10 +317,5 @@ def plot():
     console.line(f'Wrote {path}.')
 
 
-def main():
-    devices.choose(settings.value('device'))
-    plot()
-
-
 if __name__ == '__main__':
-    startup.run(main, unused=settings.TRAINING_FLAGS)
+    startup.run(plot, unused=settings.TRAINING_FLAGS)

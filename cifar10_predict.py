@@ -55,6 +55,7 @@ def predict(words):
     or does not fit, and `OSError` if the SavedModel cannot be read.
     """
     console.fail_if_stdout_closes()
+    devices.choose(FLAGS.device)
     paths = [path for word in words for path in _paths(word)]
     width = max(map(len, [*paths, 'image']))
     exit_code = 0
@@ -162,11 +163,6 @@ def _load(session):
             for each in (signature.inputs['images'], signature.outputs['probabilities'])]
 
 
-def main(words):
-    devices.choose(settings.value('device'))
-    return predict(words)
-
-
 if __name__ == '__main__':
-    startup.run(main, positional='IMAGE...',
+    startup.run(predict, positional='IMAGE...',
                 unused=(*settings.TRAINING_FLAGS, 'data_dir', 'data_url'))

@@ -205,7 +205,7 @@ def test_all_use_the_newest_intact_checkpoint(trained, tmp_path, capsys):
     before = set(os.listdir(FLAGS.train_dir))
     index.write_bytes(index.read_bytes()[:20])
     for use, words in ((cifar10_eval.main, '/model.ckpt-0 (step 0, averaged weights) on 130'),
-                       (cifar10_export.main, '/model.ckpt-0 as a SavedModel'),
+                       (cifar10_export.export, '/model.ckpt-0 as a SavedModel'),
                        (cifar10_train.main, 'Resuming from ')):
         with flagsaver.flagsaver(run_once=True, export_dir=str(tmp_path / 'model'), max_steps=1):
             use()
