@@ -140,11 +140,9 @@ def sparsity(stream, runs):
     run, = runs
     found, lines = events.read_curves(run), []
     for number, layer in enumerate(('conv1', 'conv2', 'local3', 'local4')):
-        # The shorter tag is that of older runs; a run that was resumed has both.
-        points = {**found.get(f'{layer}/sparsity', {}),
-                  **found.get(f'{layer}/{layer}/sparsity', {})}
+        points = found.get(f'{layer}/{layer}/sparsity')
         if points:
-            lines.append((layer, number, None, dict(sorted(points.items()))))
+            lines.append((layer, number, None, points))
     if not lines:
         raise app.UsageError(
             f'{run} has no event file with conv1/conv1/sparsity: choose another run')
