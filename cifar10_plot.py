@@ -278,7 +278,7 @@ def _probabilities(checkpoint, found, images):
 
 def _training(runs):
     """The `Source` of the training images, and the `Recipe`: of the run, if --runs is given."""
-    if settings.is_given('runs'):
+    if settings.given('runs'):
         run, = runs
         found = trained.read(os.path.join(run, names.RUN))
         return found.source('train_eval'), found.recipe

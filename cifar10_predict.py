@@ -124,9 +124,9 @@ def _checkpoint():
 def _trained():
     """The `settings.Trained` of the flags; without a run, that of the weights in `models`."""
     given = settings.trained()
-    names_a_model = settings.is_given('checkpoint_dir') or given.best
-    if (names_a_model or checkpoints.candidates(given.checkpoint_dir)
-            or not os.path.isdir(_WEIGHTS)):
+    if settings.given('checkpoint_dir') or given.best or not os.path.isdir(_WEIGHTS):
+        return given
+    if checkpoints.candidates(given.checkpoint_dir):
         return given
     errors.say(f'no run in {given.checkpoint_dir}: using the weights in {_WEIGHTS}')
     return dataclasses.replace(given, checkpoint_dir=_WEIGHTS)

@@ -215,7 +215,7 @@ flags.register_validator('net', lambda name: name in TABLE, f'expected one of {"
 
 flags.register_multi_flags_validator(
     ['warmup_epochs', 'linear_scaling', 'net'],
-    lambda values: not settings.is_given('warmup_epochs') or _scales(values),
+    lambda values: settings.given('warmup_epochs') is None or _scales(values),
     'the learning rate warms up only with the linear scaling rule; expected --linear_scaling: add '
     'it, or remove --warmup_epochs')
 

@@ -94,14 +94,9 @@ def value(name):
     return getattr(FLAGS, name)
 
 
-def is_given(name):
-    """Whether the user gave a flag a value."""
-    return not FLAGS[name].using_default_value
-
-
 def batch_size(recipe):
     """--batch_size, or the default of a `Recipe` if it has one and the flag is not given."""
-    if recipe.batch_size is None or is_given('batch_size'):
+    if recipe.batch_size is None or given('batch_size') is not None:
         return FLAGS.batch_size
     return recipe.batch_size
 
@@ -197,7 +192,7 @@ def run(recipe):
     if values['stop_at'] is not None and not values['validate_every']:
         raise app.UsageError(f'--stop_at={values["stop_at"]:g} requires validations: add '
                              '--validate_every=1')
-    if values['epochs'] is None and recipe.epochs is not None and not is_given('max_steps'):
+    if values['epochs'] is None and given('max_steps') is None:
         values['epochs'] = recipe.epochs
     if values['epochs'] is not None:
         values['max_steps'] = None
