@@ -122,7 +122,7 @@ def _checkpoint():
 
 
 def _trained():
-    """The `settings.Trained` of the flags; without a run, that of the weights in `models`."""
+    """The `settings.Checkpoint` of the flags; without a run, that of the weights in `models`."""
     given = settings.trained()
     if settings.given('checkpoint_dir') or given.best or not os.path.isdir(_WEIGHTS):
         return given

@@ -200,7 +200,7 @@ def run(recipe):
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class Checkpoint:
     """Which trained model to use: the flags of `define_checkpoint_flags`."""
 
     checkpoint_dir: str
@@ -223,5 +223,5 @@ def define_checkpoint_flags():
 
 
 def trained():
-    """The `Trained` of the flags."""
-    return Trained(os.fspath(FLAGS.checkpoint_dir), FLAGS.best, FLAGS.use_moving_averages)
+    """The `Checkpoint` of the flags."""
+    return Checkpoint(os.fspath(FLAGS.checkpoint_dir), FLAGS.best, FLAGS.use_moving_averages)

@@ -53,7 +53,7 @@ class Trained:
         return self.run.get('settings', {}).get('validate_on') == 'held_out'
 
     def averaged(self, flags_given):
-        """Whether a `settings.Trained` asks for the averages, or by default the `Recipe` does."""
+        """Whether a `settings.Checkpoint` asks for averages, or by default the `Recipe` does."""
         if flags_given.use_moving_averages is None:
             return self.recipe.use_moving_averages
         return flags_given.use_moving_averages
@@ -78,14 +78,14 @@ class Trained:
 
 
 def folder(flags_given):
-    """The folder whose latest checkpoint a `settings.Trained` names, or a certain checkpoint."""
+    """The folder whose latest checkpoint a `settings.Checkpoint` names, or a certain checkpoint."""
     if flags_given.best:
         return os.path.join(flags_given.checkpoint_dir, names.BEST)
     return flags_given.checkpoint_dir
 
 
 def checkpoint(flags_given):
-    """Path of the checkpoint that a `settings.Trained` names.
+    """Path of the checkpoint that a `settings.Checkpoint` names.
 
     Raises `app.UsageError` if there isn't one.
     """
