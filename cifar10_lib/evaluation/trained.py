@@ -70,7 +70,7 @@ class Trained:
     @property
     def is_of_own_images(self):
         """Whether the data set is the one with which the model was trained."""
-        own = self.run.get('dataset_folder') or self.run.get('dataset', self.data_set.flag)
+        own = self.run.get('settings', {}).get('dataset', self.data_set.flag)
         if os.path.realpath(own) == os.path.realpath(self.data_set.flag):
             return True
         has_moved = os.path.isabs(own) and not os.path.exists(own)
@@ -129,7 +129,7 @@ def read(path, reads_images=True):
 def _data_set(place, run, reads_images):
     if settings.given('dataset'):
         return cifar10.default_source().data_set
-    dataset = run.get('dataset_folder') or run['dataset']  # A user's own is given by its folder.
+    dataset = run['settings']['dataset']  # A user's own is given by its folder.
     if not reads_images and dataset not in table.TABLE:
         return table.DataSet(
             run['dataset'], run['dataset'], dataset, {}, {}, tuple(run['classes']))

@@ -154,12 +154,8 @@ class Start:
         """Writes `run.json`; removes the `params.h5` with which an earlier start ended."""
         pathlib.Path(self.run.train_dir, names.PARAMETERS).unlink(missing_ok=True)
         data_set = self.source.data_set
-        folder = None
-        if os.path.isabs(data_set.folder):  # A user's own.
-            folder = data_set.folder
         content = {
             'dataset': data_set.name, 'classes': data_set.classes, 'net': self.recipe.name,
-            'dataset_folder': folder,
             'settings': {
                 **self._settings(), 'max_steps': self.max_steps,
                 'training_images': self.epochs.images_per_epoch,

@@ -352,7 +352,7 @@ def test_run_json(half_bright):
     run = json.loads(pathlib.Path(FLAGS.train_dir, 'run.json').read_text())
     settings = run.pop('settings')
     assert run.pop('classes')[:2] == ['airplane', 'automobile']
-    assert run == {'dataset': 'cifar10', 'dataset_folder': None, 'net': 'tutorial'}
+    assert run == {'dataset': 'cifar10', 'net': 'tutorial'}
     assert settings.pop('started').startswith('20')
     assert settings == {
         'batch_size': 8, 'data_dir': FLAGS.data_dir, 'dataset': 'cifar10', 'first_step': 0,
