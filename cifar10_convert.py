@@ -27,8 +27,6 @@ quiet.import_tensorflow()
 import os
 import pathlib
 import re
-import shlex
-import sys
 
 from absl import app
 
@@ -66,11 +64,8 @@ def convert(source, data_dir):
     script = 'cifar10_eval.py'
     if train:
         script = 'cifar10_train.py --train_dir=NEW_FOLDER --epochs=100'
-    quoted = shlex.quote(data_dir)
-    if sys.platform == 'win32':
-        quoted = f'"{data_dir}"'
     console.line(f'{data_dir} holds {counts[0].sum()} training and {counts[1].sum()} test images '
-                 f'of {len(classes)} classes: use {script} --dataset={quoted}')
+                 f'of {len(classes)} classes: use {script} --dataset="{data_dir}"')
 
 
 def _show_counts(classes, train, test):

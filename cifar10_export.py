@@ -36,6 +36,7 @@ def export():
         app.UsageError: --export_dir is not given or not empty, the checkpoint is missing or does
             not fit --net and --dataset, or the network requires a fixed batch size.
     """
+    devices.choose(FLAGS.device)
     if not FLAGS.export_dir:
         raise app.UsageError('--export_dir is missing: choose a new folder')
     given = settings.trained()
@@ -95,10 +96,5 @@ def network_of_any_batch_size(recipe, num_classes):
     return network
 
 
-def main():
-    devices.choose(settings.value('device'))
-    export()
-
-
 if __name__ == '__main__':
-    startup.run(main, unused=(*settings.TRAINING_FLAGS, *settings.INPUT_FLAGS))
+    startup.run(export, unused=(*settings.TRAINING_FLAGS, *settings.INPUT_FLAGS))

@@ -48,9 +48,9 @@ FLAGS = tf.app.flags.FLAGS
 _COLUMNS, _DISTORTED_IMAGES, _PREDICTED_PER_CLASS = 10, 8, 3
 
 
-def samples(stream, source, recipe):
+def samples(stream, runs):
     """Draws the first training images of each class."""
-    del recipe  # These are the original images.
+    source, _ = _training(runs)
     labels, images = _records(source)
     classes = source.data_set.classes
     title = f'{source.data_set.title} training images'
@@ -64,8 +64,9 @@ def samples(stream, source, recipe):
         pictures.grid(stream, _rows(cells), title)
 
 
-def distorted(stream, source, recipe):
+def distorted(stream, runs):
     """Draws training images, and random distortions of them as in training."""
+    source, recipe = _training(runs)
     distort = recipe.distort or cifar10_input.distort_images
     labels, images = _records(source)
     images = images[:_DISTORTED_IMAGES]
@@ -82,9 +83,9 @@ def distorted(stream, source, recipe):
         [source.data_set.classes[label] for label in labels[:len(rows)]])
 
 
-def filters(stream, run):
+def filters(stream, runs):
     """Draws the first layer's kernels, as moving averages if the checkpoint has them."""
-    checkpoint = _latest(run)
+    checkpoint = _latest(runs)
     found = checkpoints.read(checkpoint, ['conv1/weights' + names.AVERAGE, 'conv1/weights'])
     weights = next(iter(found.values()), np.empty([0]))
     if weights.ndim != 4 or weights.shape[2] != 3:
@@ -98,9 +99,9 @@ def filters(stream, run):
                   f'{checkpoints.step(checkpoint)} steps (grey is 0)')
 
 
-def predictions(stream, run):
+def predictions(stream, runs):
     """Draws the first test images, a column per class, with their predicted classes."""
-    checkpoint = _latest(run)
+    checkpoint = _latest(runs)
     found = trained.read(checkpoint)
     labels, images = _labelled(found)
     classes = found.classes
@@ -122,9 +123,9 @@ def predictions(stream, run):
                   'steps; wrong ones in orange, with the true class')
 
 
-def confused(stream, run):
+def confused(stream, runs):
     """Draws the confusion matrix of the test set."""
-    checkpoint = _latest(run)
+    checkpoint = _latest(runs)
     found = trained.read(checkpoint)
     labels, images = _labelled(found)
     count, _ = accuracy.num_examples(found.source())
@@ -134,15 +135,14 @@ def confused(stream, run):
     confusion.picture(counts.confusion, found.classes).save(stream, 'PNG')
 
 
-def sparsity(stream, run):
+def sparsity(stream, runs):
     """Draws the sparsity of each layer with a ReLU."""
+    run, = runs
     found, lines = events.read_curves(run), []
     for number, layer in enumerate(('conv1', 'conv2', 'local3', 'local4')):
-        # The shorter tag is that of older runs; a run that was resumed has both.
-        points = {**found.get(f'{layer}/sparsity', {}),
-                  **found.get(f'{layer}/{layer}/sparsity', {})}
+        points = found.get(f'{layer}/{layer}/sparsity')
         if points:
-            lines.append((layer, number, None, dict(sorted(points.items()))))
+            lines.append((layer, number, None, points))
     if not lines:
         raise app.UsageError(
             f'{run} has no event file with conv1/conv1/sparsity: choose another run')
@@ -253,8 +253,9 @@ def _named_runs(runs):
     return [(os.path.relpath(run, common), run) for run in runs]
 
 
-def _latest(run):
-    """The path of the checkpoint that `run` names, or of the latest in that folder."""
+def _latest(runs):
+    """The path of the checkpoint that the only run names, or of the latest in that folder."""
+    run, = runs
     found = checkpoints.named(run) or checkpoints.latest(run)
     if found is None:
         raise app.UsageError(f'No checkpoint in {run}: choose a run with --runs')
@@ -277,29 +278,30 @@ def _probabilities(checkpoint, found, images):
         return network.probabilities(session, images)
 
 
-def _training(run):
+def _training(runs):
     """The `Source` of the training images, and the `Recipe`: of the run, if --runs is given."""
-    if settings.is_given('runs'):
+    if settings.given('runs'):
+        run, = runs
         found = trained.read(os.path.join(run, names.RUN))
         return found.source('train_eval'), found.recipe
     return cifar10.default_source(), recipes.chosen()
 
 
-_OF_IMAGES = {'samples': samples, 'distorted': distorted}
-_OF_A_RUN = {'filters': filters, 'predictions': predictions, 'confusion': confused,
-             'sparsity': sparsity}
-_OF_RUNS = {'curves': curves, 'validation': validation}
-_PICTURES = {**_OF_IMAGES, **_OF_A_RUN, **_OF_RUNS}
+_PICTURES = {'samples': samples, 'distorted': distorted, 'filters': filters,
+             'predictions': predictions, 'confusion': confused, 'sparsity': sparsity,
+             'curves': curves, 'validation': validation}
+_OF_SEVERAL_RUNS = ('curves', 'validation')
 flags.DEFINE_enum('picture', None, list(_PICTURES), 'Picture to draw.')
 
 
 def plot():
     """Writes the picture, all or nothing; raises `app.UsageError` if a flag or a run is invalid."""
+    devices.choose(FLAGS.device)
     picture, path = FLAGS.picture, FLAGS.output
     if picture is None:
         raise app.UsageError(f'--picture is missing; expected {"|".join(_PICTURES)}')
     runs = [os.path.expanduser(run) for run in FLAGS.runs if run]
-    if not runs or (len(runs) > 1 and picture not in _OF_RUNS):
+    if not runs or (len(runs) > 1 and picture not in _OF_SEVERAL_RUNS):
         raise app.UsageError(f'--runs has {len(runs)} folders ({", ".join(runs)}); '
                              f'--picture={picture} expects one')
     if picture != 'confusion':
@@ -309,19 +311,9 @@ def plot():
     if not path.lower().endswith('.png'):
         raise app.UsageError(f'--output is {path}; expected a name that ends with .png')
     with files.new_file(path) as stream:
-        if picture in _OF_IMAGES:
-            _OF_IMAGES[picture](stream, *_training(runs[0]))
-        elif picture in _OF_A_RUN:
-            _OF_A_RUN[picture](stream, runs[0])
-        else:
-            _OF_RUNS[picture](stream, runs)
+        _PICTURES[picture](stream, runs)
     console.line(f'Wrote {path}.')
 
 
-def main():
-    devices.choose(settings.value('device'))
-    plot()
-
-
 if __name__ == '__main__':
-    startup.run(main, unused=settings.TRAINING_FLAGS)
+    startup.run(plot, unused=settings.TRAINING_FLAGS)

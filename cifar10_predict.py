@@ -55,6 +55,7 @@ def predict(words):
     or does not fit, and `OSError` if the SavedModel cannot be read.
     """
     console.fail_if_stdout_closes()
+    devices.choose(FLAGS.device)
     paths = [path for word in words for path in _paths(word)]
     width = max(map(len, [*paths, 'image']))
     exit_code = 0
@@ -121,10 +122,11 @@ def _checkpoint():
 
 
 def _trained():
-    """The `settings.Trained` of the flags; without a run, that of the weights in `models`."""
+    """The `settings.Checkpoint` of the flags; without a run, that of the weights in `models`."""
     given = settings.trained()
-    names_a_model = settings.is_given('checkpoint_dir') or given.best
-    if names_a_model or checkpoints.latest(given.checkpoint_dir) or not os.path.isdir(_WEIGHTS):
+    if settings.given('checkpoint_dir') or given.best or not os.path.isdir(_WEIGHTS):
+        return given
+    if checkpoints.candidates(given.checkpoint_dir):
         return given
     errors.say(f'no run in {given.checkpoint_dir}: using the weights in {_WEIGHTS}')
     return dataclasses.replace(given, checkpoint_dir=_WEIGHTS)
@@ -154,33 +156,13 @@ def _load(session):
         raise OSError(f'{errors.one_line(error).rstrip(".")}: export a SavedModel with '
                       'cifar10_export.py') from error
     signature = loaded.signature_def['serving_default']
-    names = signature.inputs['images'].name, signature.outputs['probabilities'].name
-    if '' not in names:  # Reading a missing entry creates an empty one.
-        images_, probabilities = map(session.graph.get_tensor_by_name, names)
-        if _takes_images(images_) and _is_by_class(probabilities):
-            return images_, probabilities
-    raise app.UsageError(
-        f'{FLAGS.saved_model} has no signature of images, uint8 [batch, height, width, 3], and '
-        'probabilities, [batch, classes]: export one with cifar10_export.py')
-
-
-def _takes_images(tensor):
-    """Whether a tensor is uint8 [batch, height, width, 3] of any batch size."""
-    shape = tensor.shape
-    return (tensor.dtype == tf.uint8 and shape.is_compatible_with([None, None, None, 3])
-            and shape[1:].is_fully_defined() and not shape.is_fully_defined())
-
-
-def _is_by_class(tensor):
-    """Whether a tensor is [batch, classes]."""
-    return tensor.shape.rank == 2 and tensor.shape[1:].is_fully_defined()
-
-
-def main(words):
-    devices.choose(settings.value('device'))
-    return predict(words)
+    if 'images' not in signature.inputs or 'probabilities' not in signature.outputs:
+        raise app.UsageError(f'{FLAGS.saved_model} has no signature of images and probabilities: '
+                             'export one with cifar10_export.py')
+    return [session.graph.get_tensor_by_name(each.name)
+            for each in (signature.inputs['images'], signature.outputs['probabilities'])]
 
 
 if __name__ == '__main__':
-    startup.run(main, positional='IMAGE...',
+    startup.run(predict, positional='IMAGE...',
                 unused=(*settings.TRAINING_FLAGS, 'data_dir', 'data_url'))

@@ -117,14 +117,9 @@ def network() -> Network:
     return Network(FLAGS.net, FLAGS.learning_rate, FLAGS.linear_scaling, FLAGS.warmup_epochs)
 
 
-def is_given(name: str) -> bool:
-    """Whether the user gave a flag a value."""
-    return not FLAGS[name].using_default_value
-
-
 def batch_size(recipe) -> int:
     """--batch_size, or the default of a `Recipe` if it has one and the flag is not given."""
-    if recipe.batch_size is None or is_given('batch_size'):
+    if recipe.batch_size is None or given('batch_size') is not None:
         return FLAGS.batch_size
     return recipe.batch_size
 
@@ -195,13 +190,13 @@ def run(recipe) -> starting.Run:
     if values['stop_at'] is not None and not values['validate_every']:
         raise app.UsageError(f'--stop_at={values["stop_at"]:g} requires validations: add '
                              '--validate_every=1')
-    if values['epochs'] is None and recipe.epochs is not None and not is_given('max_steps'):
+    if values['epochs'] is None and given('max_steps') is None:
         values['epochs'] = recipe.epochs
     return starting.Run(**values)
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class Checkpoint:
     """Which trained model to use: the flags of `define_checkpoint_flags`."""
 
     checkpoint_dir: str
@@ -223,6 +218,6 @@ def define_checkpoint_flags() -> None:
                          'instead of the raw weights. Default: true, except for airbench94.')
 
 
-def trained() -> Trained:
+def trained() -> Checkpoint:
     """The values of the flags."""
-    return Trained(os.fspath(FLAGS.checkpoint_dir), FLAGS.best, FLAGS.use_moving_averages)
+    return Checkpoint(os.fspath(FLAGS.checkpoint_dir), FLAGS.best, FLAGS.use_moving_averages)

@@ -53,7 +53,7 @@ class Trained:
         """Whether the run excluded images from training, for its validation."""
         return self.run.get('settings', {}).get('validate_on') == 'held_out'
 
-    def averaged(self, flags_given: settings.Trained) -> bool:
+    def averaged(self, flags_given: settings.Checkpoint) -> bool:
         """Whether the flags ask for the averages, or by default the recipe does."""
         if flags_given.use_moving_averages is None:
             return self.recipe.use_moving_averages
@@ -71,21 +71,21 @@ class Trained:
     @property
     def is_of_own_images(self) -> bool:
         """Whether the data set is the one with which the model was trained."""
-        own = self.run.get('dataset_folder') or self.run.get('dataset', self.data_set.flag)
+        own = self.run.get('settings', {}).get('dataset', self.data_set.flag)
         if os.path.realpath(own) == os.path.realpath(self.data_set.flag):
             return True
         has_moved = os.path.isabs(own) and not os.path.exists(own)
         return has_moved and self.run.get('dataset') == self.data_set.name
 
 
-def folder(flags_given: settings.Trained) -> str:
+def folder(flags_given: settings.Checkpoint) -> str:
     """The folder whose latest checkpoint the flags name, or a certain checkpoint."""
     if flags_given.best:
         return os.path.join(flags_given.checkpoint_dir, names.BEST)
     return flags_given.checkpoint_dir
 
 
-def checkpoint(flags_given: settings.Trained) -> str:
+def checkpoint(flags_given: settings.Checkpoint) -> str:
     """Path of the checkpoint that the flags name; raises `app.UsageError` if there isn't one."""
     place = folder(flags_given)
     found = checkpoints.named(place) or checkpoints.latest(place)
@@ -127,7 +127,7 @@ def read(path: str, reads_images: bool = True) -> Trained:
 def _data_set(place, run, reads_images):
     if settings.given('dataset'):
         return cifar10.default_source().data_set
-    dataset = run.get('dataset_folder') or run['dataset']  # A user's own is given by its folder.
+    dataset = run['settings']['dataset']  # A user's own is given by its folder.
     if not reads_images and dataset not in table.TABLE:
         return table.DataSet(
             run['dataset'], run['dataset'], dataset, {}, {}, tuple(run['classes']))

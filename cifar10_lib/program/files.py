@@ -110,18 +110,14 @@ def new_folder(path: str, flag: str) -> Iterator[str]:
     empty folder, or is a mount point; the message names the `flag` with the path.
     """
     path = os.path.realpath(path)
-    if os.path.ismount(path) or os.path.lexists(path) and not (
-            os.path.isdir(path) and not os.listdir(path)):
+    is_empty = os.path.isdir(path) and not os.listdir(path)
+    if os.path.ismount(path) or (os.path.lexists(path) and not is_empty):
         raise app.UsageError(f'{path} exists and is not an empty folder, or is a mount point: '
                              f'choose another {flag}')
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with _replacing(path) as partial:
         os.mkdir(partial)
         yield partial
-        for place, _, names in os.walk(partial):  # Flushing may reveal that the disk is full.
-            for name in names:
-                with open(os.path.join(place, name), 'r+b') as stream:
-                    os.fsync(stream.fileno())
         if os.path.isdir(path):
             os.rmdir(path)  # Windows does not replace a folder.
 

@@ -24,8 +24,8 @@ def read(train_dir: str, images: str = 'test',
     try:
         found = json_files.read(os.path.join(folder, names.BEST_ERROR))
         error, step = float(found[decides]), int(found['step'])
-        if found['validated_on'] == images and checkpoints.is_intact(
-                checkpoints.at_step(folder, step)):
+        if found['validated_on'] == images:
+            checkpoints.read(checkpoints.at_step(folder, step))  # A ValueError if it is damaged.
             return error, step
     except (OSError, ValueError, TypeError, KeyError):  # Missing or damaged.
         pass

@@ -5,7 +5,6 @@ The path of a checkpoint is without `.index`.
 """
 import glob
 import io
-import operator
 import os
 import re
 import time
@@ -31,6 +30,11 @@ class Found(NamedTuple):
     path: str
     values: Mapping[str, np.ndarray]
     warning: str = ''
+
+    def report(self) -> None:
+        """Prints the warning, if any."""
+        if self.warning:
+            console.line(self.warning)
 
 
 def newest(folder: str) -> Found | None:
@@ -68,8 +72,7 @@ def latest(folder: str) -> str | None:
     found = newest(folder)
     if found is None:
         return None
-    if found.warning:
-        console.line(found.warning)
+    found.report()
     return found.path
 
 
@@ -134,15 +137,6 @@ def watch(folder: str, seconds: float) -> Iterator[str]:
 
 class Unreadable(errors.DataError):
     """A checkpoint's files are missing or damaged, or were removed while being read."""
-
-
-def is_intact(path: str) -> bool:
-    """Whether a checkpoint can be read completely."""
-    try:
-        read(path)
-    except Unreadable:
-        return False
-    return True
 
 
 def read(path: str, wanted: Iterable[str] | None = None) -> dict[str, np.ndarray]:
@@ -275,13 +269,3 @@ def write_parameters(path: str, values: Mapping[str, np.ndarray],
                 stream[f'weights/{name}'] = value
     with files.new_file(path) as stream:
         stream.write(image.getbuffer())
-
-
-def parameters_step(path: str) -> int | None:
-    """The global step in a file from `write_parameters`; None if the file is missing or damaged."""
-    import h5py
-    try:
-        with h5py.File(path) as stream:
-            return operator.index(stream.attrs['global_step'])  # TypeError if not an integer.
-    except (OSError, KeyError, RuntimeError, ValueError, TypeError, MemoryError):
-        return None

@@ -1,7 +1,7 @@
 """The weights of another run with which a new run starts: `--initial_checkpoint`."""
-import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -32,85 +32,59 @@ def find(given: str, train_dir: str, restart: bool) -> checkpoints.Found:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Initial:
-    """The weights in a checkpoint, for a new run.
+def values_for(found: checkpoints.Found, variables: Sequence[tf.Variable], net: str,
+               classes: Sequence[str]) -> dict[str, np.ndarray]:
+    """The values with which the variables of a new run's graph start, by their names.
 
-    Weights and their averages start with its averages. Layers of another shape, the last one if its
-    run had other classes, the step and the state of the optimizer start anew.
+    Weights and their averages start with the averages in the checkpoint. Layers of another shape,
+    the last one if its run had other classes, the step and the state of the optimizer start anew.
 
-    Attributes:
+    Args:
         found: the checkpoint.
-        net, classes, validate_on: of the new run.
+        variables: the graph's variables, in the order of the network.
+        net, classes: names of the new run's network and of its classes.
+
+    Raises `app.UsageError` if no weights fit, or values are not finite.
     """
-
-    found: checkpoints.Found
-    net: str
-    classes: tuple[str, ...]
-    validate_on: str
-
-    def values_for(self, variables: Sequence[tf.Variable]) -> dict[str, np.ndarray]:
-        """The values that fit the variables of the new run's graph.
-
-        Raises `app.UsageError` if no weights fit, or values are not finite.
-        """
-        trained = _trained(variables)
-        new_layer = self._new_layer(trained)
-        found = {}
-        for variable in variables:
-            value = self._value(variable, trained, new_layer)
-            if value is not None:
-                found[variable.op.name] = value
-        if not all(np.isfinite(value).all() for value in found.values()):
-            raise app.UsageError(f'{self.found.path} has values that are not finite: {_ADVICE}')
-        if not trained.keys() & found.keys():
-            self._refuse(trained)
-        return found
-
-    def lines(self, variables: Sequence[tf.Variable]) -> list[str]:
-        """Lines that say which layers fit, and warn of held-out images."""
-        trained = _trained(variables)
-        found = self.values_for(variables)
-        kept = sorted({name.split('/')[0] for name in trained.keys() & found.keys()})
-        new = sorted(trained.keys() - found.keys())
-        lines = [f'Starting with {", ".join(kept)} of {self.found.path}; new: '
-                 f'{", ".join(new) or "none"}.']
-        run = self._run()
-        if run and self.validate_on not in ('test', run['settings'].get('validate_on')):
-            lines.append('Warning: that run did not hold out images. If it had the same ones, '
-                         'validations of this run look better than they are.')
-        return lines
-
-    def _run(self):
-        return run_folder.read_run(os.path.dirname(self.found.path), _ADVICE)
-
-    def _new_layer(self, trained):
-        """The scope of the last layer if that run had other classes, or None."""
-        run = self._run()
-        if not run or run['classes'] == list(self.classes):
-            return None
-        return list(trained)[-1].rpartition('/')[0]
-
-    def _value(self, variable, trained, new_layer):
-        """The value of a variable, or None if it starts anew."""
+    trained = {each.op.name: each for each in variables if each.trainable}
+    run = _run(found)
+    new_layer = None  # The last one, if that run had other classes.
+    if run and run['classes'] != list(classes):
+        new_layer = list(trained)[-1].rpartition('/')[0]
+    values = {}
+    for variable in variables:
         base = variable.op.name.removesuffix(names.AVERAGE)
         if names.is_state(base, trained) or base.rpartition('/')[0] == new_layer:
-            return None
-        value = self.found.values.get(base + names.AVERAGE, self.found.values.get(base))
-        if value is None or list(value.shape) != variable.shape.as_list():
-            return None
-        return value.astype(variable.dtype.base_dtype.as_numpy_dtype)
-
-    def _refuse(self, trained):
-        """Raises `app.UsageError` that names the weights that do not fit."""
+            continue
+        value = found.values.get(base + names.AVERAGE, found.values.get(base))
+        if value is not None and list(value.shape) == variable.shape.as_list():
+            values[variable.op.name] = value.astype(variable.dtype.base_dtype.as_numpy_dtype)
+    if not all(np.isfinite(value).all() for value in values.values()):
+        raise app.UsageError(f'{found.path} has values that are not finite: {_ADVICE}')
+    if values.keys().isdisjoint(trained):
         wanted = trained
-        if not self.found.values.keys() & trained.keys():
+        if found.values.keys().isdisjoint(trained):
             wanted = {name + names.AVERAGE: each for name, each in trained.items()}
-        checkpoints.values_for(
-            self.found.path, wanted, f'--net={self.net} expects these for {len(self.classes)} '
-            f'classes: {_ADVICE}', self.found.values)
+        checkpoints.values_for(  # Raises an error that names what does not fit.
+            found.path, wanted, f'--net={net} expects these for {len(classes)} classes: {_ADVICE}',
+            found.values)
+    return values
 
 
-def _trained(variables):
-    """The variables that learn, {name: variable}, in the order of the network."""
-    return {each.op.name: each for each in variables if each.trainable}
+def lines(found: checkpoints.Found, values: Mapping[str, np.ndarray],
+          variables: Sequence[tf.Variable], validate_on: str) -> list[str]:
+    """Lines that say which layers start with `values`, of `values_for`, and warn of held-out images
+    if the new run has `validate_on` and the other one did not hold out any."""
+    trained = {each.op.name for each in variables if each.trainable}
+    kept = sorted({name.split('/')[0] for name in trained & values.keys()})
+    new = sorted(trained - values.keys())
+    shown = [f'Starting with {", ".join(kept)} of {found.path}; new: {", ".join(new) or "none"}.']
+    run = _run(found)
+    if run and validate_on not in ('test', run['settings'].get('validate_on')):
+        shown.append('Warning: that run did not hold out images. If it had the same ones, '
+                     'validations of this run look better than they are.')
+    return shown
+
+
+def _run(found: checkpoints.Found) -> dict[str, Any] | None:
+    return run_folder.read_run(os.path.dirname(found.path), _ADVICE)

@@ -67,32 +67,21 @@ def remove_files(folder: str, also_finished: bool) -> None:
                 os.remove(entry.path)
 
 
-# The fields of `run.json` whose types are checked.
-_RUN_FIELDS = {
-    'net': (json_files.is_name, 'the name of a network'),
-    'dataset': (json_files.is_name, 'the name of a data set'),
-    'settings': (lambda value: isinstance(value, dict) and isinstance(
-        value.get('images_per_step', []), list), 'an object'),
-    'classes': (lambda value: isinstance(value, list) and {*map(type, value)} <= {str},
-                'a list of names')}
-
-
 def read_run(folder: str, advice: str) -> dict[str, Any] | None:
     """The content of `run.json`; None if it is missing.
 
-    Raises `app.UsageError`, which ends with `advice`, if it is damaged, or `OSError`.
+    Raises `app.UsageError`, which ends with `advice`, if it is not JSON, or `OSError`. The fields
+    are not checked: trainers write the file all or nothing.
     """
     path = os.path.join(folder, names.RUN)
     if not os.path.lexists(path):
         return None
     try:
-        run = json_files.read(path)
-        json_files.check_fields(run, _RUN_FIELDS, f'{path} is damaged')
+        return json_files.read(path)
     except FileNotFoundError:  # A trainer's `--restart` has just removed it.
         return None
     except errors.DataError as error:
         raise app.UsageError(f'{error}. Remove it to continue, or {advice}') from error
-    return run
 
 
 def owner(folder: str) -> str:

@@ -3,6 +3,7 @@ import dataclasses
 import datetime
 import json
 import os
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -78,7 +79,7 @@ class Start:
     recipe: RunRecipe
     epochs: EpochCounter
     found: checkpoints.Found | None = None
-    weights: initial.Initial | None = None
+    weights: checkpoints.Found | None = None
     earlier: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     listed: Sequence[str] = ()
 
@@ -111,8 +112,7 @@ class Start:
             return None
         folder = self.run.train_dir
         if self.step >= self.max_steps:
-            parameters = os.path.join(folder, names.PARAMETERS)
-            if checkpoints.parameters_step(parameters) != self.step:
+            if not os.path.exists(os.path.join(folder, names.PARAMETERS)):
                 return None  # The last start ended before it wrote its last file.
             if self.run.epochs is None:
                 return self.found.path, f'--max_steps={self.max_steps}'
@@ -144,7 +144,7 @@ class Start:
         if self.found is None:
             values = self.recipe.initial_values(self.source)
             if self.weights:
-                values |= self.weights.values_for(variables)
+                values |= self._initial_values(self.weights, variables)
             return values
         wanted = {each.op.name: each for each in variables}
         for name in list(wanted):
@@ -169,13 +169,14 @@ class Start:
             console.line(f'{self.max_steps} steps{size} are {self.epochs.seen(self.max_steps):.4g} '
                          f'epochs of {self.epochs.images_per_epoch} images.')
         if self.found:
-            lines = [self.found.warning, f'Resuming from {self.found.path}.']
+            self.found.report()
+            console.line(f'Resuming from {self.found.path}.')
         elif self.weights:
-            lines = [self.weights.found.warning, *self.weights.lines(variables)]
-        else:
-            lines = []
-        for line in filter(None, lines):
-            console.line(line)
+            self.weights.report()
+            for line in initial.lines(
+                    self.weights, self._initial_values(self.weights, variables), variables,
+                    self.run.validate_on):
+                console.line(line)
 
     def _changed(self):
         """The settings that changed since the run's last start: list of (text with a place for the
@@ -190,15 +191,16 @@ class Start:
         found.append(('{} training images', images, self.earlier.get('training_images', images)))
         return [each for each in found if each[1] != each[2]]
 
+    def _initial_values(self, weights, variables):
+        return initial.values_for(
+            weights, variables, self.recipe.name, self.source.data_set.classes)
+
     def write(self) -> None:
-        """Writes `run.json`."""
+        """Writes `run.json`; removes the `params.h5` with which an earlier start ended."""
+        pathlib.Path(self.run.train_dir, names.PARAMETERS).unlink(missing_ok=True)
         data_set = self.source.data_set
-        folder = None
-        if os.path.isabs(data_set.folder):  # A user's own.
-            folder = data_set.folder
         content = {
             'dataset': data_set.name, 'classes': data_set.classes, 'net': self.recipe.name,
-            'dataset_folder': folder,
             'settings': {
                 **self._settings(), 'max_steps': self.max_steps,
                 'training_images': self.epochs.images_per_epoch,
@@ -228,16 +230,18 @@ def read(run: Run, source: Source, recipe: RunRecipe, batches_per_step: int = 1)
     run_folder.check_path(folder)
     earlier, listed, found, weights = {}, [], None, None
     if not run.restart:
-        earlier = _earlier_settings(run, source, recipe)
+        earlier_run = run_folder.read_run(folder, _ADVICE)
+        if earlier_run:
+            run_folder.check_run(
+                folder, earlier_run, recipe.name, source.data_set, run.validate_on, _ADVICE)
+            earlier = earlier_run['settings']
         listed = checkpoints.candidates(folder)
         found = checkpoints.newest(folder)
     step = 0
     if found:
         step = checkpoints.step(found.path, found.values)
     elif run.initial_checkpoint:
-        weights = initial.Initial(
-            initial.find(run.initial_checkpoint, folder, run.restart), recipe.name,
-            source.data_set.classes, run.validate_on)
+        weights = initial.find(run.initial_checkpoint, folder, run.restart)
     epochs = EpochCounter(
         step, _changes(earlier, step, source.batch_size * batches_per_step),
         source.num_examples(), validate_every=run.validate_every)
@@ -257,17 +261,6 @@ def follow(run: Run, source: Source, recipe: RunRecipe, step: int, changes: Sequ
     """
     return Start(run, source, recipe, EpochCounter(
         step, changes, source.num_examples(), max_steps, run.validate_every))
-
-
-def _earlier_settings(run, source, recipe):
-    """The settings in `run.json`, {} if it is missing; raises `app.UsageError` if it describes
-    another run."""
-    found = run_folder.read_run(run.train_dir, _ADVICE)
-    if not found:
-        return {}
-    run_folder.check_run(
-        run.train_dir, found, recipe.name, source.data_set, run.validate_on, _ADVICE)
-    return found['settings']
 
 
 def _changes(earlier, step, images_per_step):

@@ -53,7 +53,7 @@ def test_the_data_set_trains_evaluates_and_predicts(folder, tmp_path, capsys, mo
         f'{NAMES[0]}: 35 training and 7 test images',
         f'{NAMES[1]}: 35 training and 7 test images',
         f'{data} holds 70 training and 14 test images of 2 classes: use cifar10_train.py '
-        f'--train_dir=NEW_FOLDER --epochs=100 --dataset={data}']
+        f'--train_dir=NEW_FOLDER --epochs=100 --dataset="{data}"']
     assert custom.read(data).classes == tuple(NAMES)
     with flagsaver.flagsaver(
             dataset=str(data), data_dir='/nonexistent', train_dir=str(tmp_path / 'train'),

@@ -96,21 +96,6 @@ def test_a_network_of_a_fixed_batch_size(trained, tmp_path, monkeypatch):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_sparsity_of_older_runs(tmp_path):
-    """Their tags were shorter; one that was resumed has both."""
-    values, drawn = [0.5, 0.25, 0.75, 0.5], []
-    for name, tags in (('new', 4 * ['conv1/conv1/sparsity']), ('old', 4 * ['conv1/sparsity']),
-                       ('both', 2 * ['conv1/sparsity'] + 2 * ['conv1/conv1/sparsity'])):
-        with tf.summary.FileWriter(str(tmp_path / name)) as writer:
-            for step, (tag, value) in enumerate(zip(tags, values)):
-                writer.add_summary(tf.Summary(value=[
-                    tf.Summary.Value(tag=tag, simple_value=value)]), step)
-        drawn.append(plot(tmp_path / 'a.png', 'sparsity', runs=[str(tmp_path / name)]))
-    assert has(drawn[0], BLUE)
-    np.testing.assert_array_equal(drawn[1], drawn[0])
-    np.testing.assert_array_equal(drawn[2], drawn[0])
-
-
 def save(folder, **variables):
     with tf.Graph().as_default(), tf.Session() as session:
         for name, value in {**variables, 'global_step': 5}.items():

@@ -82,9 +82,9 @@ def test_a_prediction_right_after_the_installation(paths, words, message):
 def test_other_scripts_read_the_weights(records, capsys):
     cifar10_eval.main()
     assert re.search(r'precision @ 1 = 1\.000$', capsys.readouterr().out, re.MULTILINE)
-    cifar10_export.main()
+    cifar10_export.export()
     assert os.path.exists(os.path.join(FLAGS.export_dir, 'saved_model.pb'))
-    cifar10_plot.main()
+    cifar10_plot.plot()
     assert min(Image.open(FLAGS.output).size) > 100
 
 

@@ -67,21 +67,13 @@ def test_unfinished_files_are_removed(tmp_path, also_finished):
 
 
 @pytest.mark.parametrize('text, words', [
-    ('', 'is not JSON'), ('[]', r'holds \[\]; expected a JSON object'),
-    ('{}', '"net" is null; expected the name of a network'), ({'net': 1000 * 'a'}, '"net" is "a'),
-    ({'dataset': {}}, '"dataset" is {}'),
-    ({'settings': []}, r'"settings" is \[\]; expected an object'),
-    ({'classes': 'cat'}, '"classes" is "cat"; expected a list of names'),
-    ({'classes': ['cat', 7]}, r'"classes" is \["cat", 7\]; expected a list of names')])
+    ('', 'is not JSON'), ('[]', r'holds \[\]; expected a JSON object')])
 def test_a_damaged_run_json(tmp_path, text, words):
     path = tmp_path / 'run.json'
-    if isinstance(text, dict):
-        text = json.dumps({
-            'net': 'tutorial', 'dataset': 'cifar10', 'classes': [], 'settings': {}, **text})
     path.write_text(text)
     with pytest.raises(app.UsageError, match=f'{path} .*{words}.*Remove it.*, or go away') as error:
         run_folder.read_run(tmp_path, 'go away')
-    assert '\n' not in str(error.value) and len(str(error.value)) < 400
+    assert '\n' not in str(error.value)
 
 
 def test_no_run_json(tmp_path):
