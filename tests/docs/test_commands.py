@@ -70,6 +70,6 @@ def test_commands_run_as_written(folder, page):
 
 def test_tensorboard_starts(folder):
     words = [sys.executable, '-m', 'tensorboard.main', '--logdir', str(folder), '--port=0']
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
-        assert any('http://localhost:' in line for line in process.stderr)
-        process.kill()
+    process = spawn.until_the_end(
+        subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
+    assert any('http://localhost:' in line for line in process.stderr)

@@ -109,7 +109,8 @@ def test_the_readme_writes_the_averages_of_a_run(trained, tmp_path):
     for old, new in (('/tmp/airbench94', FLAGS.train_dir), ('/tmp/weights', f'{tmp_path}/model')):
         assert old in code
         code = code.replace(old, new)
-    spawn.run(['-c', code], check=True, cwd=spawn.ROOT)
+    done = spawn.run(['-c', code], cwd=spawn.ROOT, capture_output=True)
+    assert done.returncode == 0, done.stderr
     run, ours = (checkpoints.read(checkpoints.latest(folder))
                  for folder in (FLAGS.train_dir, str(tmp_path / 'model')))
     averages = {name for name in run if name.endswith('/ExponentialMovingAverage')}

@@ -333,7 +333,7 @@ def test_a_resume_reads_its_checkpoint_once(trained, more, most):
     """With validations, also the best one."""
     report = ('import sys\nsys.setprofile(lambda frame, event, _: event == "call" and '
               'frame.f_code.co_name == "load_checkpoint" and print("reads a checkpoint"))')
-    arguments = [*spawn.gently('cifar10_train.py', prepare=report), f'--data_dir={FLAGS.data_dir}',
+    arguments = [*spawn.gently('cifar10_train.py', change=report), f'--data_dir={FLAGS.data_dir}',
                  f'--train_dir={FLAGS.train_dir}', '--batch_size=8', *more]
     for max_steps in (11, 12):
         done = spawn.run([*arguments, f'--max_steps={max_steps}'], capture_output=True)

@@ -111,9 +111,9 @@ def flags_of_a_run(*arguments):
             '--step_timeout=20', f'--start_timeout={spawn.PATIENCE}', *arguments]
 
 
-def start(*arguments, size=2, rate=0.03, prepare=''):
+def start(*arguments, size=2, rate=0.03, change=''):
     return spawn.start([
-        *spawn.gently(NAME, rate, prepare), f'--num_workers={size}', *flags_of_a_run(*arguments)])
+        *spawn.gently(NAME, rate, change), f'--num_workers={size}', *flags_of_a_run(*arguments)])
 
 
 def await_steps(process):
@@ -240,7 +240,7 @@ def test_all_workers_stop_when_a_validation_reaches_the_precision(half_bright):
 def test_a_validation_may_take_longer_than_a_step_and_sigterm_then_loses_nothing(half_bright):
     """24 seconds, with steps of less than 20."""
     process = start('--max_steps=6', '--validate_every=1', '--step_timeout=20',
-                    prepare=SLOW_VALIDATION)
+                    change=SLOW_VALIDATION)
     for line in process.stdout:
         if line == 'validating 6\n':
             break
@@ -350,7 +350,7 @@ def another(images):
 cifar10.inference = another
 '''
     differing([*spawn.gently(NAME), *flags_of_a_run()],
-              [*spawn.gently(NAME, prepare=prepare), *flags_of_a_run()], words)
+              [*spawn.gently(NAME, change=prepare), *flags_of_a_run()], words)
 
 
 @pytest.mark.parametrize('number, rank, moment', [
