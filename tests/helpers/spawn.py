@@ -6,7 +6,6 @@ import contextlib
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import time
