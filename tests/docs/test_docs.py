@@ -30,7 +30,7 @@ SCRIPTS = [name for name in FILES
 
 # That the text mentions: of pytest, tensorboard, mpirun, torchrun and NNabla's classification.py.
 OF_OTHER_PROGRAMS = {'--timeout', '--logdir_spec', '--hostfile', '--oversubscribe',
-                     '--allow-run-as-root', '--max_restarts', '--sync-bn'}
+                     '--allow-run-as-root', '--bind-to', '--max_restarts', '--sync-bn'}
 _BLOCK = re.compile(r'^```[a-z]*\n(.*?)^```', re.DOTALL | re.MULTILINE)
 
 
@@ -102,9 +102,13 @@ def test_each_difference_names_a_test_that_is_in_the_named_file():
 def all_options():
     """Those of the scripts and of our other programs, and those above."""
     ours = ''.join(map(sources, ('benchmarks', 'docs', 'tests')))
+    flags = re.findall(r"DEFINE_\w+\('(\w+)'", ours)
     return OF_OTHER_PROGRAMS.union(
-        re.findall(r"\('(--\w+)'", ours),
-        (f'--{name}' for name in re.findall(r"DEFINE_\w+\(\s*'(\w+)'", ours)), *map(options_of_script, SCRIPTS))
+        re.findall(r"\('(--\w+)'", ours), (f'--{flag}' for flag in flags),
+        *map(options_of_script, SCRIPTS))
+
+
+_OURS = re.compile(r'python (?:-m )?(cifar10_\w+\.py|docs/\S+\.py|benchmarks)(.*)')
 
 
 @pytest.mark.parametrize('page', PAGES)
@@ -114,8 +118,7 @@ def test_options_exist(page):
         if re.match('--[a-z]', piece):
             assert re.match(r'[\w-]+', piece).group() in all_options(), piece
         for command in re.split('[|;&]', piece.partition(' #')[0]):
-            ours = re.search(r'python (?:-m )?(cifar10_\w+\.py|docs/\S+\.py|benchmarks)(.*)', command)
-            if ours:
+            if ours := _OURS.search(command):
                 program, words = ours.groups()
                 known = options_of_script(program) if program in SCRIPTS else all_options()
                 assert {*re.findall(r'(?<!\S)--?[a-z]\w*', words)} <= known, piece
