@@ -8,7 +8,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import time
 
 import forks
 import pytest
@@ -103,15 +102,10 @@ def ended(process, *codes):
     return out, error
 
 
-def all_ended(processes, seconds=PATIENCE):
-    """Waits until all processes have ended, for at most some seconds in total; returns a list of
-    (exit code, standard output, standard error)."""
-    deadline = time.monotonic() + seconds
-    found = []
-    for process in processes:
-        texts = process.communicate(timeout=max(1, deadline - time.monotonic()))
-        found.append((process.returncode, *texts))
-    return found
+def all_ended(processes):
+    """Waits until all have ended: list of (exit code, standard output, standard error)."""
+    texts = [process.communicate(timeout=PATIENCE) for process in processes]
+    return [(process.returncode, *text) for process, text in zip(processes, texts)]
 
 
 def children(pid):

@@ -287,7 +287,7 @@ def test_all_report_what_ended_a_worker(what, code, words):
     for rank, address in enumerate(addresses):
         words = words.replace(f'ADDRESS{rank}', address)
     own = {'fail': (1, '-: No space left on device\n'), 'interrupt': (0, '')}.get(what, (None, ''))
-    for rank, (found, _, error) in enumerate(spawn.all_ended(processes, 4 + 60)):
+    for rank, (found, _, error) in enumerate(spawn.all_ended(processes)):
         assert (found, error) == (code, own[1] if rank == own[0] else f'-c: {words}\n')
 
 
