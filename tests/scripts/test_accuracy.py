@@ -82,8 +82,10 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
 def test_num_examples(noisy, tmp_path, capsys, num_examples, total):
     raw, _ = plain.save_checkpoint(tmp_path / 'train')
     correct = np.equal(*plain_predictions([noisy / 'test_batch.bin'], raw))[:total]
-    matrix, _ = evaluate(capsys, use_moving_averages=False, num_examples=num_examples)
+    matrix, out = evaluate(capsys, use_moving_averages=False, num_examples=num_examples)
     assert (np.trace(matrix), matrix.sum()) == (correct.sum(), total)
+    line = f'Evaluating the first {total} of 130 images; see --num_examples.\n'
+    assert (line in out) == (total < 130)
 
 
 def save(folder, **shapes):

@@ -32,9 +32,8 @@ def _refused(script, *arguments, **options):
 
 
 @pytest.mark.parametrize('arguments, words', [
-    (['--batch_siz=1'], "Unknown command line flag 'batch_siz'. Did you mean: batch_size"),
-    (['--batch_size=0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
-    (['--restart=maybe'], "('Non-boolean argument to boolean flag', 'maybe') (see --help)"),
+    (['--batch_siz=1'], "'batch_siz'"), (['--batch_size=0'], '--batch_size=0: '),
+    (['--restart=maybe'], "'maybe'"), (['stray'], 'got stray; expected --name=value (see --help)'),
     (['--save_checkpoint_secs=600', '--save_checkpoint_steps=9'],
      'save_checkpoint_secs=600, save_checkpoint_steps=9: both set when to save a checkpoint; '
      'expected only one of them: remove the other'),
@@ -43,12 +42,10 @@ def _refused(script, *arguments, **options):
     (['--use_fp16', '--use_bf16'], 'use_fp16=True, use_bf16=True: both set the type in which '
      'layers compute; expected at most one of them: remove the other'),
     (['-n', 'cifar10_resnet23'], 'flag --net=cifar10_resnet23: expected one of tutorial, '),
-    (['stray'], 'got stray; expected --name=value (see --help)'),
     (['--train_dir='], '--train_dir= has no value'),
     (['-e', 'nan', '--net=resnet23'], '--warmup_epochs=nan has no value'),
     (['--warmup_epochs=2'], 'warmup_epochs=2.0, linear_scaling=None, net=tutorial: the learning '
      'rate warms up only with the linear scaling rule; expected --linear_scaling: add it'),
-    (['--warmup_epochs=5', '--nolinear_scaling', '--net=resnet23'], '--linear_scaling: add it'),
     (['--dataset=imagenet'], 'is not a data set; expected cifar10, cifar100, synthetic')])
 def test_wrong_flags_are_rejected(arguments, words):
     assert words in _refused('cifar10_train.py', *arguments)
@@ -289,8 +286,6 @@ def test_scripts_run_with_closed_streams(tmp_path):
      '/nowhere; No such file or directory (CIFAR10_TRACEBACK=1 shows where)'),
     ('tf.Session(tf.train.Server.create_local_server().target).run(tf.read_file("/nowhere"))',
      '/nowhere; No such file or directory (CIFAR10_TRACEBACK=1 shows where)'),
-    ('tf.Session().run(tf.FIFOQueue(1, "bool").dequeue(), options=tf.RunOptions(timeout_in_ms=9))',
-     'Timed out waiting for notification (CIFAR10_TRACEBACK=1 shows where)'),
     ('raise tf.errors.AbortedError(None, None, "Stale file handle")',
      'Stale file handle (CIFAR10_TRACEBACK=1 shows where)'),
     # TensorFlow's text; a real one comes after 20 seconds of retries.

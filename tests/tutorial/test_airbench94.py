@@ -1,5 +1,4 @@
 import collections
-import itertools
 import math
 
 import numpy as np
@@ -135,22 +134,6 @@ def test_whitened_patches_have_unit_covariance():
     # An eigenvalue e becomes e / (e + 5e-4); those of these patches are above 0.009.
     assert 0.94 < np.diag(covariance).min() < np.diag(covariance).max() <= 1.001
     np.testing.assert_allclose(covariance, np.diag(np.diag(covariance)), atol=1e-3)
-
-
-def test_whitening_of_plain_images():
-    """Images of one colour, a deviation from the mean in each channel: eigenvalues 4 and 0.
-
-    The patches' covariance is one within a channel, and zero between channels.
-    """
-    colours = MEAN + DEVIATION * list(itertools.product([-1, 1], repeat=3))  # [8, 3].
-    pixels = np.broadcast_to(colours.round().astype(np.uint8)[:, None, None], [8, 32, 32, 3])
-    weights = airbench94.initial_values(pixels)['whitening/weights'].reshape(4, 3, 24)
-    lengths = np.sort(np.linalg.norm(weights, axis=(0, 1)))
-    np.testing.assert_allclose(lengths[:6], 4 ** -0.5, rtol=0.01)
-    np.testing.assert_allclose(lengths[6:], 5e-4 ** -0.5, rtol=0.01)
-    is_mean = np.linalg.norm(weights, axis=(0, 1)) < 1
-    np.testing.assert_allclose(weights[..., is_mean].std(axis=0), 0, atol=0.001)
-    np.testing.assert_allclose(weights[..., ~is_mean].sum(axis=0), 0, atol=0.1)
 
 
 def test_augmentation_moves_reflects_and_mirrors():
