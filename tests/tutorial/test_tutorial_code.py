@@ -124,18 +124,6 @@ def test_weights_with_and_without_decay(wd, value):
         np.testing.assert_allclose(session.run(losses), [value] * len(losses), rtol=1e-6)
 
 
-def test_variables_on_the_cpu_are_shared():
-    """By position and by keyword."""
-    initializer = tf.constant_initializer(0.1)
-    with tf.device('/gpu:0'), tf.variable_scope('layer') as scope:
-        first = cifar10._variable_on_cpu('biases', [3], initializer)
-        scope.reuse_variables()
-        assert cifar10._variable_on_cpu(name='biases', shape=[3], initializer=initializer) is first
-    assert (first.op.name, first.device) == ('layer/biases', '/device:CPU:0')
-    assert first.dtype.base_dtype == tf.float32
-    assert tf.trainable_variables() == [first]
-
-
 def test_a_training_op_of_ones_own(half_bright):
     """From the tutorial's parts, as its own `train` has them."""
     global_step = tf.train.get_or_create_global_step()

@@ -139,12 +139,12 @@ def test_the_values_of_worker_0_at_the_start_are_exact():
 def test_a_live_worker_that_runs_no_step(step, code):
     """Steps are counted from the first one with a limit, 1."""
     hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
-    first, second = start(hosts, f'slow {step}', step_timeout=4.0)
+    first, second = start(hosts, f'slow {step}', step_timeout=10.0)
     _, error = spawn.ended(first, code)
     line = error.removeprefix('-c: ')
     assert re.fullmatch(
         r'a step failed although all workers send heartbeats \(.*\): if the job was not suspended, '
-        'check the network between the workers; if steps take longer than --step_timeout=4 '
+        'check the network between the workers; if steps take longer than --step_timeout=10 '
         'seconds, raise it\n', line)
     _, error = spawn.ended(second, code)
     assert error == f'-c: worker 0 ({hosts[0]}) failed: {line}'
