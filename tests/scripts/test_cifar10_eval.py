@@ -141,6 +141,7 @@ def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
     """
     def wait_for(step):
         while step not in values('Precision @ 1'):
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
 
     process = spawn.start_script(

@@ -153,27 +153,6 @@ def test_draws_are_uniform_in_their_ranges():
         np.testing.assert_allclose(counts / 20000, 0.1, atol=0.011)
 
 
-@pytest.mark.parametrize('batch, size, margin', [(13, 24, 0), (7, 24, 1), (5, 31, 0), (1, 32, 0)])
-def test_each_crop_is_a_part_of_its_image(batch, size, margin):
-    """The channels of a pixel are its image, its row and its column."""
-    images = np.stack(np.meshgrid(range(batch), range(32), range(32), indexing='ij'), axis=-1)
-    cropped = cifar10_input.random_crop(tf.constant(images.astype(np.uint8)), size, margin)
-    assert (cropped.dtype, cropped.shape.as_list()) == (tf.uint8, [batch, size, size, 3])
-    places = set()
-    with tf.Session() as session:
-        for _ in range(200):
-            for number, image in enumerate(session.run(cropped)):
-                _, top, left = image[0, 0]
-                places.add((top, left))
-                np.testing.assert_array_equal(
-                    image, images[number, top:top + size, left:left + size])
-    numbers = range(margin, 32 - size - margin + 1)
-    for found in zip(*places):
-        assert {*found} == {*numbers}
-    if batch == 13:  # 2,600 crops: the chance that one of 81 places is missing is 1e-12.
-        assert len(places) == 81
-
-
 @pytest.mark.parametrize('eval_data, batch_size', [
     (True, 64), (False, 64), (False, 7), (True, 200)])
 def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data, batch_size):

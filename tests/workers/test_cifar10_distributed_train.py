@@ -258,7 +258,6 @@ def differing(first, second, words):
 @pytest.mark.parametrize('rate, difference, words', [
     (0.04, '--batch_size=8', 'INITIAL_LEARNING_RATE is 0.04, not 0.03'),
     (0.03, '--net=resnet23', '--net is resnet23, not tutorial'),
-    (0.03, '--batch_size=4', '--batch_size is 4, not 8'),
     (0.03, '--dataset=synthetic', '--dataset is synthetic, not cifar10')])
 def test_a_worker_with_other_constants_or_flags_ends_both(half_bright, rate, difference, words):
     differing([*spawn.gently(NAME), *flags_of_a_run()],
