@@ -150,27 +150,12 @@ def test_bytes_received_before_a_lost_connection_are_kept(server, tmp_path):
     assert_whole(tmp_path)
 
 
-def test_a_server_that_stalls(server, tmp_path):
-    server.behaviour = 'stall'
-    assert 'timed out' in failure(tmp_path, server.url, last_limits=limits(silence=1))
-    assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:10000]
-
-
 @pytest.mark.parametrize('behaviour', ['without_range', 'more_than_all'])
 def test_servers_that_send_the_file_from_the_start(server, tmp_path, behaviour):
     server.behaviour = behaviour
     (tmp_path / 'small.tar.gz.part').write_bytes(b'other' + ARCHIVE[5:5000])
     download.maybe_download_and_extract(row(server.url), str(tmp_path))
     assert_whole(tmp_path)
-
-
-@pytest.mark.parametrize('behaviour, reason', [
-    ('missing', '404'), ('page', 'the server offers a file of 25'), ('not_http', 'SSH')])
-def test_refusals_keep_the_part(server, tmp_path, behaviour, reason):
-    server.behaviour = behaviour
-    (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE[:5000])
-    assert reason in failure(tmp_path, server.url)
-    assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:5000]
 
 
 def test_a_file_with_the_wrong_checksum_is_removed(server, tmp_path):
@@ -188,11 +173,11 @@ def test_a_part_with_wrong_bytes_is_downloaded_again(server, tmp_path, size, ran
 
 
 @pytest.mark.parametrize('behaviour, limit, reason, resumed', [
-    ('missing', {}, 'HTTP Error 404: Not Found', 'None'),
+    ('missing', {}, '404', 'None'),
     ('page', {}, f'the server offers a file of 25 bytes; expected {len(ARCHIVE)}', 'None'),
     ('larger', {}, f'the server offers a file of {len(ARCHIVE) + 1} bytes', 'None'),
     ('not_http', {}, 'SSH-2.0', 'None'),
-    ('redirect_to_a_file', {}, "Redirection to url 'file:///etc/passwd' is not allowed", 'None'),
+    ('redirect_to_a_file', {}, 'file:///etc/passwd', 'None'),
     ('other_bytes', {}, 'small.tar.gz.part has SHA-256 ', 'None'),
     ('long_header', {'connect': 0.5}, 'no answer within 0.5 seconds', 'None'),
     ('cut', {}, f'the connection ended after 10000 of {len(ARCHIVE)} bytes', 'bytes=10000-'),

@@ -36,7 +36,7 @@ def commands(page):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """What the commands expect: record files, the images of a user, and an array."""
-    record_files.write_noise(tmp_path / 'cifar10_data')
+    record_files.write_noise(tmp_path / 'cifar10_data', count=40)
     (tmp_path / 'models').symlink_to(spawn.ROOT / 'models')
     random = np.random.RandomState(1)
     for name in ('cat.jpg', 'dog.png', 'new.jpg', 'photo.jpg', 'holidays/1.jpg',
@@ -70,6 +70,6 @@ def test_commands_run_as_written(folder, page):
 
 def test_tensorboard_starts(folder):
     words = [sys.executable, '-m', 'tensorboard.main', '--logdir', str(folder), '--port=0']
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
-        assert any('http://localhost:' in line for line in process.stderr)
-        process.kill()
+    process = spawn.until_the_end(
+        subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
+    assert any('http://localhost:' in line for line in process.stderr)

@@ -1,4 +1,7 @@
-"""The pages name only what exists: links, files, tests, and the flags of every command."""
+"""The pages name only what exists: files, tests, and the options of every command.
+
+Links are checked by sphinx, which makes the site: `make docs`.
+"""
 import functools
 import os
 import re
@@ -25,13 +28,9 @@ PAGES = [name for name in FILES if name.endswith('.md')]
 SCRIPTS = [name for name in FILES
            if re.fullmatch(r'cifar10_\w+\.py', name) and name != 'cifar10_input.py']
 
-# Of other programs, by the words that call them.
-OPTIONS_OF_OTHERS = {
-    'mpirun': {'-n', '--mca', '--hostfile', '--allow-run-as-root', '--bind-to', '--oversubscribe'},
-    'pytest': {'-m', '-k', '-rP', '--timeout'},
-    'tensorboard': {'--logdir', '--logdir_spec'},
-    'torchrun': {'--nproc_per_node', '--max_restarts'},
-    'classification.py': {'--sync-bn'}}
+# That the text mentions: of pytest, tensorboard, mpirun, torchrun and NNabla's classification.py.
+OF_OTHER_PROGRAMS = {'--timeout', '--logdir_spec', '--hostfile', '--oversubscribe',
+                     '--allow-run-as-root', '--bind-to', '--max_restarts', '--sync-bn'}
 _BLOCK = re.compile(r'^```[a-z]*\n(.*?)^```', re.DOTALL | re.MULTILINE)
 
 
@@ -57,64 +56,12 @@ def sources(folder):
                    if name.startswith(f'{folder}/') and name.endswith('.py'))
 
 
-def anchor(heading):
-    """GitHub's name for a heading: lower case, no punctuation, a hyphen for each space."""
-    words = re.sub(r'[^\w\- ]', '', heading.replace('`', '').lower())
-    return words.strip().replace(' ', '-')
-
-
-def anchors(page):
-    return {anchor(heading) for heading in re.findall(r'^#+ (.*)$', prose(page), re.MULTILINE)}
-
-
 @functools.cache
 def options_of_script(script):
     """The options that a script's --help lists."""
     shown = spawn.run_script(script, '--help').stdout
     found = re.findall(r'^  (?:(-\w),)?--(?:\[no\])?(\w+):', shown, re.MULTILINE)
     return {'--help', *(short for short, _ in found if short), *(f'--{name}' for _, name in found)}
-
-
-def options_of_all_scripts():
-    return set().union(*map(options_of_script, SCRIPTS))
-
-
-def has_option(program, option):
-    """Whether a program of the project or of others has an option."""
-    if program in (*SCRIPTS, 'docs/examples/local.py'):  # It takes the scripts' flags.
-        return option in options_of_script(program)
-    if option in OPTIONS_OF_OTHERS.get(program, ()):
-        return True
-    if program.startswith('docs/'):
-        return f"'{option}'" in text(program)
-    if program.startswith('benchmarks') and option in options_of_all_scripts():
-        return True  # Some take the flags of a trainer.
-    defined = sources('tests' if program == 'pytest' else 'benchmarks')
-    return f"('{option}'" in defined or f"('{option[2:]}'" in defined
-
-
-def commands(page):
-    """Yields (program, options) of each command in a page: a script, a benchmark, or a program
-    that OPTIONS_OF_OTHERS names."""
-    programs = (r'python (cifar10_\w+\.py|docs/[/\w]+\.py)|python -m (benchmarks[.\w]*)|'
-                r'\b(pytest|tensorboard)\b')
-    for piece in code(page):
-        for command in re.split(r'[|;&]', piece.partition(' #')[0]):
-            found = re.search(programs, command)
-            if found:
-                options = re.findall(r'(?<!\S)--?[a-z][\w-]*', command[found.end():])
-                yield next(filter(None, found.groups())), options
-
-
-@pytest.mark.parametrize('page', PAGES)
-def test_links_lead_somewhere(page):
-    for target in re.findall(r'\]\(([^)\s]+)\)', prose(page)):
-        if re.match('https?:', target):
-            continue
-        path, _, heading = target.partition('#')
-        path = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
-        assert path in FILES, target
-        assert not heading or heading in anchors(path), target
 
 
 @pytest.mark.parametrize('page', PAGES)
@@ -126,7 +73,7 @@ def test_files_exist(page):
     for piece in code(page):
         for path in ours.findall(piece):
             in_tests = re.compile(rf'tests/(?:.*/)?{re.escape(path)}')
-            assert path in OPTIONS_OF_OTHERS or any(
+            assert path == 'classification.py' or any(  # NNabla's.
                 name.startswith(path) or in_tests.match(name) for name in FILES), path
 
 
@@ -151,23 +98,32 @@ def test_each_difference_names_a_test_that_is_in_the_named_file():
                         path for path in FILES if path.endswith(f'/{file}')))
 
 
+@functools.cache
+def all_options():
+    """Those of the scripts and of our other programs, and those above."""
+    ours = ''.join(map(sources, ('benchmarks', 'docs', 'tests')))
+    flags = re.findall(r"DEFINE_\w+\('(\w+)'", ours)
+    return OF_OTHER_PROGRAMS.union(
+        re.findall(r"\('(--\w+)'", ours), (f'--{flag}' for flag in flags),
+        *map(options_of_script, SCRIPTS))
+
+
+_OURS = re.compile(r'python (?:-m )?(cifar10_\w+\.py|docs/\S+\.py|benchmarks)(.*)')
+
+
 @pytest.mark.parametrize('page', PAGES)
-def test_options_in_commands_exist(page):
-    for program, options in commands(page):
-        if program.startswith('benchmarks'):
-            assert {program.replace('.', '/') + end for end in ('.py', '/__main__.py')} & set(FILES)
-        for option in options:
-            assert has_option(program, option), f'{program} {option}'
+def test_options_exist(page):
+    """In commands of our programs, and in the text."""
+    for piece in code(page):
+        if re.match('--[a-z]', piece):
+            assert re.match(r'[\w-]+', piece).group() in all_options(), piece
+        for command in re.split('[|;&]', piece.partition(' #')[0]):
+            if ours := _OURS.search(command):
+                program, words = ours.groups()
+                known = options_of_script(program) if program in SCRIPTS else all_options()
+                assert {*re.findall(r'(?<!\S)--?[a-z]\w*', words)} <= known, piece
 
 
 def test_every_script_has_a_command():
-    shown = {program for page in PAGES for program, _ in commands(page)}
-    assert set(SCRIPTS) <= shown
-
-
-@pytest.mark.parametrize('page', PAGES)
-def test_options_in_prose_exist(page):
-    programs = ['pytest', 'benchmarks', 'docs/migration/stage_4_keras.py', *OPTIONS_OF_OTHERS]
-    for option in re.findall(r'`(--[a-z][\w-]*)', prose(page)):
-        assert option in options_of_all_scripts() or any(
-            has_option(program, option) for program in programs), option
+    shown = '\n'.join(line for page in PAGES for line in code(page))
+    assert all(f'python {script}' in shown for script in SCRIPTS)

@@ -24,15 +24,29 @@ from docs.migration import batch_norm, crf, lstm
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / 'docs/migration'
 PAGE = (ROOT / 'docs/migration.md').read_text()
-STAGES = sorted(FOLDER.glob('stage_*.py'))
 
-# Prints the logits of a checkpoint's raw weights, and the losses of 20 steps that start from it.
-_RUN = {'graph': '''
-text = open(path).read()
-for old, new in json.load(open('changes.json')) if '/stage_0' in path else []:
-    text = text.replace(old, new)
-stage = {'__name__': 'stage'}
-exec(text, stage)
+# What TensorFlow 2 requires of stage 0, as the page says.
+CHANGES = {
+    'import tensorflow as tf': 'import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()',
+    'tf.contrib.framework.get_or_create_global_step()': 'tf.train.get_or_create_global_step()'}
+
+
+@pytest.fixture
+def stages(tmp_path):
+    """Paths of the five stages, of which the first has the page's changes."""
+    published, *others = sorted(FOLDER.glob('stage_*.py'))
+    text = published.read_text()
+    for old, new in CHANGES.items():
+        assert old in text and f'| `{old}` | `{new}` |' in PAGE
+        text = text.replace(old, new)
+    (tmp_path / published.name).write_text(text)
+    return [tmp_path / published.name, *others]
+
+
+# Compute the logits of a checkpoint's raw weights, and the losses of 20 steps from there.
+GRAPH = '''
+import runpy
+stage = runpy.run_path(path)
 tf = stage['tf']
 images, labels = tf.placeholder(tf.float32, [None, 24, 24, 3]), tf.placeholder(tf.int32, [None])
 logits = stage['inference'](images)
@@ -42,14 +56,16 @@ with tf.Session() as session:
     tf.train.Saver().restore(session, checkpoint)
     found = session.run(logits, {images: batches[0][0]})
     losses = [session.run([total_loss, train_op], {images: x, labels: y})[0] for x, y in batches]
-''', 'module': '''
+'''
+MODULE = '''
 import tensorflow as tf
 from docs.migration import stage_3_module
 network = stage_3_module.Network()
 tf.train.Checkpoint(network=network).restore(checkpoint).assert_existing_objects_matched()
 found = network(batches[0][0]).numpy()
 losses = [network.step(x, y, 1000) for x, y in batches]
-''', 'keras': '''
+'''
+KERAS = '''
 import keras
 from docs.migration import stage_4_keras
 assert keras.backend.backend() == os.environ.get('KERAS_BACKEND', 'tensorflow')
@@ -59,77 +75,37 @@ model.compile(keras.optimizers.SGD(0.1),
               keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 found = model.predict_on_batch(batches[0][0])
 losses = [model.train_on_batch(x, y) for x, y in batches]
-'''}
+'''
 
 
-def changes():
-    """(old, new) of each row of the page's table of what TensorFlow 2 needs of stage 0."""
-    return re.findall(r'^\| `([^`]+)` \| `([^`]+)` \|', PAGE.partition('## Stage 1')[2]
-                      .partition('## Stage 2')[0], re.MULTILINE)
-
-
-def save_checkpoint(folder):
-    """A checkpoint of random weights, averages with other values, and step 7: its path."""
-    values = {'global_step': np.int64(7)}
-    for seed, suffix in ((1, ''), (2, '/ExponentialMovingAverage')):
-        random = np.random.RandomState(seed)
-        values.update((name + suffix, random.normal(0, 0.04, shape).astype(np.float32))
-                      for name, shape in plain.SHAPES.items())
-    return plain.save(folder / 'model.ckpt-7', values)
-
-
-def run(program, folder, *arguments, **environment):
-    """Runs a program given as text; not a fork, which has TensorFlow 1's behaviour: its output."""
-    done = subprocess.run([sys.executable, '-c', program, *arguments], cwd=folder, text=True,
-                          capture_output=True, timeout=spawn.PATIENCE,
-                          env={**spawn.environment(), **environment})
+def run(folder, *arguments, **environment):
+    """Runs Python in a folder; not a fork, which has TensorFlow 1's behaviour: its output."""
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, text=True, capture_output=True,
+                          timeout=spawn.PATIENCE, env={**spawn.environment(), **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def run_stage(number, folder, *arguments, **environment):
-    """Runs a stage as a script; stage 0 with the page's changes."""
-    path, = FOLDER.glob(f'stage_{number}_*.py')
-    text = path.read_text()
-    for old, new in changes() if number == 0 else []:
-        text = text.replace(old, new)
-    script = folder / path.name
-    script.write_text(text)
-    return run('import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], None, "__main__")',
-               folder, str(script), *arguments, **environment)
-
-
-def computed(kind, name, folder, checkpoint, **environment):
-    """(logits, losses) of a stage; see `_RUN`."""
-    (folder / 'changes.json').write_text(json.dumps(changes()))
+def computed(program, stage, checkpoint, **environment):
+    """(logits, losses) of a stage, from one of the programs above."""
     program = f'''
-import json, os, sys
+import json, os
 import numpy as np
-sys.path.insert(0, {str(ROOT)!r})
-path, checkpoint = {str(FOLDER / name)!r}, {checkpoint!r}
+path, checkpoint = {str(stage)!r}, {checkpoint!r}
 random = np.random.RandomState(0)
 batches = [(random.normal(size=[8, 24, 24, 3]).astype(np.float32),
             random.randint(0, 10, 8).astype(np.int32)) for _ in range(20)]
-{_RUN[kind]}
+{program}
 print(json.dumps([np.asarray(found).tolist(), list(map(float, losses))]))
 '''
-    return json.loads(run(program, folder, **environment).splitlines()[-1])
-
-
-def test_the_changes_apply_to_stage_0():
-    text = STAGES[0].read_text()
-    assert len(changes()) == 2
-    for old, new in changes():
-        assert old in text and new not in text
-    assert 'tf.contrib' in text and 'import tensorflow as tf' in text
+    return json.loads(run(ROOT, '-c', program, **environment).splitlines()[-1])
 
 
 @pytest.mark.slow
-def test_all_stages_compute_the_same(tmp_path):
-    checkpoint = save_checkpoint(tmp_path)
-    kinds = ['graph', 'graph', 'graph', 'module', 'keras']
-    logits, losses = zip(*(computed(kind, path.name, tmp_path, checkpoint)
-                           for kind, path in zip(kinds, STAGES)))
+def test_all_stages_compute_the_same(stages, tmp_path):
+    checkpoint = plain.save_averaged(tmp_path)
+    logits, losses = zip(*(computed(program, stage, checkpoint) for program, stage in zip(
+        (GRAPH, GRAPH, GRAPH, MODULE, KERAS), stages)))
     assert np.ptp(logits[0]) > 0.3 and len(losses[0]) == 20 and max(losses[0]) < 20
     for number in (1, 2, 3, 4):
         np.testing.assert_allclose(logits[number], logits[0], atol=1e-5, err_msg=str(number))
@@ -138,39 +114,37 @@ def test_all_stages_compute_the_same(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('backend', ['jax', 'torch'])
-def test_keras_computes_the_same_on_other_backends(tmp_path, backend):
+def test_keras_computes_the_same_on_other_backends(stages, tmp_path, backend):
     if not importlib.util.find_spec(backend):
         pytest.skip(f'requires {backend}')
-    checkpoint = save_checkpoint(tmp_path)
-    expected = computed('keras', 'stage_4_keras.py', tmp_path, checkpoint)
-    logits, losses = computed('keras', 'stage_4_keras.py', tmp_path, checkpoint,
-                              KERAS_BACKEND=backend)
+    checkpoint = plain.save_averaged(tmp_path)
+    expected = computed(KERAS, stages[4], checkpoint)
+    logits, losses = computed(KERAS, stages[4], checkpoint, KERAS_BACKEND=backend)
     np.testing.assert_allclose(logits, expected[0], atol=1e-5)
     np.testing.assert_allclose(losses, expected[1], rtol=1e-4)
 
 
 @pytest.mark.slow
-def test_all_stages_print_the_same_precision(tmp_path, trained):
+def test_all_stages_print_the_same_precision(stages, trained):
     """With the averages: the test set has 130 images, so batches of 10 count each once."""
     checkpoint = checkpoints.latest(flags.FLAGS.train_dir)
-    arguments = [f'--records={trained}', f'--checkpoint={checkpoint}']
-    printed = [run_stage(number, tmp_path, *arguments, *['--batch_size=10'] * (number < 4))
-               .splitlines()[-1] for number in range(5)]
+    printed = [run(ROOT, stage, f'--records={trained}', f'--checkpoint={checkpoint}',
+                   *['--batch_size=10'] * (number < 4)).splitlines()[-1]
+               for number, stage in enumerate(stages)]
     assert re.fullmatch(r'precision @ 1 = \d\.\d{3}', printed[0])
     assert [line.partition(',')[0] for line in printed] == 5 * printed[:1]
     assert 'with raw weights' in printed[4]
 
 
 @pytest.mark.slow
-def test_each_stage_continues_the_run_of_the_stage_before(tmp_path, half_bright):
+def test_each_stage_continues_the_run_of_the_stage_before(stages, tmp_path, half_bright):
     """Ten steps each in one folder, stages 0 to 3; stage 3 reads its own checkpoints, too."""
-    folder = tmp_path / 'run'
+    records, folder = f'--records={half_bright}', tmp_path / 'run'
     for number, steps in ((0, 10), (1, 20), (2, 30), (3, 40), (3, 50)):
-        run_stage(number, tmp_path, f'--records={half_bright}', f'--train_dir={folder}',
-                  f'--steps={steps}', '--batch_size=8')
+        run(ROOT, stages[number], records, f'--train_dir={folder}', f'--steps={steps}',
+                  '--batch_size=8')
         assert tf.train.latest_checkpoint(folder).endswith(f'model.ckpt-{steps}'), number
-    out = run_stage(3, tmp_path, f'--records={half_bright}',
-                    f'--checkpoint={tf.train.latest_checkpoint(folder)}')
+    out = run(ROOT, stages[3], records, f'--checkpoint={tf.train.latest_checkpoint(folder)}')
     assert out.startswith('precision @ 1 = ')
 
 
@@ -211,7 +185,7 @@ losses, averages = stage.train(stage.network(), glob.glob({str(trained)!r} + '/d
                                rate=0.03, every=20, batch_size=8)
 print(json.dumps([logits, losses, [value.shape for value in averages]]))
 '''
-    logits, losses, shapes = json.loads(run(program, tmp_path).splitlines()[-1])
+    logits, losses, shapes = json.loads(run(tmp_path, '-c', program).splitlines()[-1])
     for averaged, values in expected.items():
         np.testing.assert_allclose(logits[averaged], values, atol=1e-4)
     assert not np.allclose(expected['True'], expected['False'], atol=1e-4)
@@ -220,8 +194,8 @@ print(json.dumps([logits, losses, [value.shape for value in averages]]))
 
 
 @pytest.mark.slow
-def test_stage_4_trains_on_a_data_set_of_three_classes(tmp_path):
-    out = run_stage(4, tmp_path, f'--records={write_stripes(tmp_path / "stripes")}', '--steps=100')
+def test_stage_4_trains_on_a_data_set_of_three_classes(stages, tmp_path):
+    out = run(ROOT, stages[4], f'--records={write_stripes(tmp_path / "stripes")}', '--steps=100')
     assert float(re.search(r'precision @ 1 = (\S+),', out).group(1)) > 0.9
 
 
@@ -328,50 +302,16 @@ for loaded in (True, False):
     optimizer.apply([np.load('gradient.npy')], [weights])
     print(weights.numpy().tolist())
 '''
-    continued, afresh = map(json.loads, run(program, tmp_path).splitlines())
+    continued, afresh = map(json.loads, run(tmp_path, '-c', program).splitlines())
     np.testing.assert_allclose(continued, expected, atol=1e-7)
     assert abs(np.subtract(afresh, expected)).max() > 5e-4
 
 
-def test_tf_layers_is_gone():
-    for name in ('dense', 'conv2d', 'batch_normalization', 'flatten', 'max_pooling2d', 'Dense'):
-        with pytest.raises(AttributeError, match='not available with Keras 3'):
-            getattr(tf.layers, name)
-
-
-def test_the_replacement_of_contrib_image_moves_an_image():
-    """One to the right and two down."""
-    moved = tf.raw_ops.ImageProjectiveTransformV3(
-        images=np.arange(12, dtype=np.float32).reshape(1, 4, 3, 1),
-        transforms=[[1.0, 0, -1, 0, 1, -2, 0, 0]], output_shape=[4, 3], interpolation='NEAREST',
-        fill_mode='CONSTANT', fill_value=0.0)
-    with tf.Session() as session:
-        assert session.run(moved)[0, :, :, 0].tolist() == [
-            [0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 3, 4]]
-
-
-def test_a_keras_layer_needs_a_name_to_be_found_in_a_second_graph(tmp_path):
-    program = """
-import tensorflow.compat.v1 as tf
-tf.disable_v2_behavior()
-import keras
-for _ in range(2):
-    with tf.Graph().as_default():
-        images = tf.zeros([1, 3])
-        keras.layers.Dense(2)(images), keras.layers.Dense(2, name='head')(images)
-        print([each.op.name for each in tf.global_variables()])
-"""
-    assert run(program, tmp_path).splitlines()[-2:] == [
-        "['dense/kernel', 'dense/bias', 'head/kernel', 'head/bias']",
-        "['dense_1/kernel', 'dense_1/bias', 'head/kernel', 'head/bias']"]
-
-
 @pytest.mark.parametrize('number', [1, 2])
-def test_the_step_of_stages_1_and_2_is_that_after_the_update(tmp_path, number):
-    path, = FOLDER.glob(f'stage_{number}_*.py')
+def test_the_step_of_stages_1_and_2_is_that_after_the_update(stages, number):
     program = f'''
-stage = {{'__name__': 'stage'}}
-exec(open({str(path)!r}).read(), stage)
+import runpy
+stage = runpy.run_path({str(stages[number])!r})
 tf = stage['tf']
 loss = stage['loss'](stage['inference'](tf.random_normal([2, 24, 24, 3])), [0, 1])
 train_op = stage['train'](loss, tf.train.get_or_create_global_step(), 1000)
@@ -380,7 +320,7 @@ with tf.Session() as session:
     session.run(tf.global_variables_initializer())
     print([int(session.run([train_op, loss])[0]) for _ in range(20)])
 '''
-    assert run(program, tmp_path).splitlines()[-1] == str(list(range(1, 21)))
+    assert run(ROOT, '-c', program).splitlines()[-1] == str(list(range(1, 21)))
 
 
 @pytest.mark.slow
@@ -406,7 +346,7 @@ with tf.Session() as session:
         session.run([logits, net, updates], {is_training: training})
         print([bool(abs(session.run(mean)).max() > 0) for mean in (means[0], means[-1])])
 '''
-    assert run(program, tmp_path).splitlines()[-2:] == ['[False, False]', '[True, True]']
+    assert run(tmp_path, '-c', program).splitlines()[-2:] == ['[False, False]', '[True, True]']
 
 
 def test_an_lstm_continues_in_keras(tmp_path):
@@ -436,4 +376,4 @@ layer.build(found['words'].shape)
 layer.set_weights(lstm.keras_weights(found['arr_0'], found['arr_1']))
 print(layer(found['words'], mask=mask).numpy().tolist())
 '''
-    np.testing.assert_allclose(json.loads(run(program, tmp_path)), expected, atol=1e-6)
+    np.testing.assert_allclose(json.loads(run(tmp_path, '-c', program)), expected, atol=1e-6)

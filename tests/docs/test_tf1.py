@@ -98,11 +98,7 @@ def train(total_loss, global_step, _):
 
 def test_ten_steps_are_equal(tmp_path):
     """Stage 0's averages race with the update, so those of stage 1 are compared."""
-    values, random = {'global_step': np.int64(7)}, np.random.RandomState(1)
-    for suffix in ('', '/ExponentialMovingAverage'):
-        values.update((name + suffix, random.normal(0, 0.04, shape).astype(np.float32))
-                      for name, shape in plain.SHAPES.items())
-    checkpoint = plain.save(tmp_path / 'model.ckpt-7', values)
+    checkpoint = plain.save_averaged(tmp_path)
     (tmp_path / 'steps.py').write_text(_STEPS)
     (tmp_path / 'ours.py').write_text(_OURS)
     done = spawn.run([tmp_path / 'steps.py', tmp_path / 'ours.py', checkpoint], capture_output=True,

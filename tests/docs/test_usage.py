@@ -117,9 +117,9 @@ def test_the_server(folder, expected):
     program = program.replace('8000', str(port)).replace(
         'http.server.HTTPServer((', 'server = http.server.HTTPServer((').replace(
         '.serve_forever()', '\nprint("ready", flush=True)\nserver.serve_forever()')
-    server = subprocess.Popen(
+    server = spawn.until_the_end(subprocess.Popen(
         [sys.executable, '-c', program], cwd=folder, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env={**os.environ, 'PYTHONPATH': str(spawn.ROOT)})
+        stderr=subprocess.PIPE, env={**os.environ, 'PYTHONPATH': str(spawn.ROOT)}))
     assert server.stdout.readline() == 'ready\n', server.stderr.read()
     image_files.png(folder / 'image.png', IMAGES[0])
 

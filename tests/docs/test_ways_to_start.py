@@ -35,9 +35,8 @@ def test_the_development_container_installs_a_file_that_exists():
     assert container['forwardPorts'] == [6006]
 
 
-@pytest.fixture
-def code(tmp_path):
-    """A folder with what `COPY . .` copies from a clone into the image."""
+def copied(folder):
+    """Makes a folder with what `COPY . .` copies from a clone into the image."""
     refused, *allowed = [line for line in text('.dockerignore').splitlines()
                          if not line.startswith('**')]
     assert refused == '*'
@@ -49,22 +48,20 @@ def code(tmp_path):
     for name in tracked:
         top = name.partition('/')[0]
         if any(fnmatch.fnmatch(top, pattern.removeprefix('!')) for pattern in allowed):
-            target = tmp_path / 'code' / name
+            target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(spawn.ROOT / name, target)
-    return tmp_path / 'code'
+    return folder
 
 
-def test_the_image_has_the_files_that_it_installs_from(code):
+@pytest.mark.slow
+def test_the_commands_for_docker_run_in_the_images_files(tmp_path):
+    """Only these files, with a folder in place of the volume."""
+    code = copied(tmp_path / 'code')
     steps = dict(re.findall(r'^([A-Z]+) (.*)', text('Dockerfile'), re.MULTILINE))
     assert steps['ENTRYPOINT'] == '["python"]' and steps['USER'] != 'root'
     _, requirements = steps['ARG'].split('=')
     assert (code / requirements).is_file() and (code / 'requirements-gpu.txt').is_file()
-
-
-@pytest.mark.slow
-def test_the_commands_for_docker_run_in_the_images_files(code, tmp_path):
-    """Only these files, with a folder in place of the volume."""
     commands = re.findall(r'^docker run --rm -v (.*)', text('docs/usage.md'), re.MULTILINE)
     assert len(commands) == 2
     for command in commands:

@@ -54,10 +54,10 @@ def _fill(disk, free):
 @pytest.mark.parametrize('what, flags, free', [
     ('a checkpoint', ['--max_steps=190', '--save_checkpoint_steps=20'], 4 * _MB),
     ('events', ['--max_steps=210'], 1 << 14),
-    ('params.h5', ['--max_steps=400'], 12 * _MB),
+    ('params.h5', ['--max_steps=200'], 12 * _MB),
     ('a validation', ['--max_steps=200', '--validate_every=1'], _MB),
     ('a profile', ['--max_steps=200', '--profile=60'], 0),
-    ('a run of two workers', ['--max_steps=400', '--num_workers=2'], 4 * _MB)])
+    ('a run of two workers', ['--max_steps=200', '--num_workers=2'], 4 * _MB)])
 def test_training(tmp_path, disk, what, flags, free):
     record_files.write_noise(tmp_path / 'data')
     script = 'cifar10_train.py'

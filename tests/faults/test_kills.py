@@ -46,7 +46,7 @@ def _case(name, signal_, script='cifar10_train.py', flags=(), kills=2):
     _case('SIGINT', signal.SIGINT),
     _case('two towers', signal.SIGKILL, 'cifar10_multi_gpu_train.py', ['--num_gpus=2']),
     _case('two workers', signal.SIGKILL, 'cifar10_distributed_train.py',
-          ['--num_workers=2', '--step_timeout=20', '--start_timeout=60'])])
+          ['--num_workers=2', '--step_timeout=20', f'--start_timeout={spawn.PATIENCE}'])])
 def test_kills(request, tmp_path, signal_, script, flags, kills):
     data_dir = request.config.getoption('data_dir')
     if not data_dir:

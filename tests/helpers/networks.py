@@ -64,9 +64,9 @@ def ip(*words):
 
 def start(network, arguments):
     """Starts Python in a network namespace: a `subprocess.Popen`."""
-    return subprocess.Popen(
+    return spawn.until_the_end(subprocess.Popen(
         ['ip', 'netns', 'exec', network, sys.executable, *arguments], env=spawn.environment(),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
 
 
 def connects(network, address, port):

@@ -71,6 +71,16 @@ def save_checkpoint(folder):
     return raw, averaged
 
 
+def save_averaged(folder):
+    """Saves variables, averages with other values, and step 7: the path of the checkpoint."""
+    values = {'global_step': np.int64(7)}
+    for seed, suffix in ((1, ''), (2, '/ExponentialMovingAverage')):
+        random = np.random.RandomState(seed)
+        values.update((name + suffix, random.normal(0, 0.04, shape).astype(np.float32))
+                      for name, shape in SHAPES.items())
+    return save(folder / 'model.ckpt-7', values)
+
+
 def save(path, values):
     """Saves a checkpoint of values by name, as TF1 code does: its path."""
     with tf.Graph().as_default(), tf.Session() as session:

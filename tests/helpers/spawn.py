@@ -6,10 +6,8 @@ import contextlib
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import forks
 import pytest
@@ -33,22 +31,22 @@ _OF_OLDER_TENSORFLOW = re.compile(
     r'^(WARNING: All log messages before absl::InitializeLog.*|'
     r'I0000.* MLIR V1 optimization pass is not enabled)\n', re.MULTILINE)
 
-# At the tutorial's rate, one run in thirty diverges on batches as small as the tests'.
-_GENTLY = f'''
+
+def gently(name, rate=0.03, change=''):
+    """Python's arguments for a trainer with another learning rate, after the code `change`.
+
+    At the tutorial's rate, one run in thirty diverges on batches as small as the tests'.
+    """
+    return ['-c', f'''
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
 from cifar10_lib.program import quiet
 quiet.import_tensorflow()
 import cifar10
-cifar10.INITIAL_LEARNING_RATE = float(sys.argv.pop(1))
-exec(sys.argv.pop(1))
-runpy.run_path(sys.argv.pop(1), run_name='__main__')
-'''
-
-
-def gently(name, rate=0.03, prepare=''):
-    """Python's arguments for a trainer with a given learning rate, which runs `prepare` first."""
-    return ['-c', _GENTLY, str(rate), prepare, str(ROOT / name)]
+cifar10.INITIAL_LEARNING_RATE = {rate}
+{change}
+runpy.run_path({str(ROOT / name)!r}, run_name='__main__')
+''']
 
 
 def run_script(name, *arguments, **options):
@@ -56,13 +54,14 @@ def run_script(name, *arguments, **options):
     return run([ROOT / name, *arguments], capture_output=True, **options)
 
 
-def run(arguments, **options):
+def run(arguments, capture_output=False, timeout=PATIENCE, **options):
     """Runs Python in a process of its own: a `subprocess.CompletedProcess`."""
-    options = {'text': True, 'timeout': PATIENCE, 'env': environment(), **options}
-    done = forks.run([sys.executable, *arguments], **options)
-    if done.stderr and tf.version.VERSION.startswith(('2.18.', '2.19.', '2.20.')):
-        done.stderr = _OF_OLDER_TENSORFLOW.sub('', done.stderr)
-    return done
+    streams = dict.fromkeys(('stdout', 'stderr'), subprocess.PIPE if capture_output else None)
+    process = start(arguments, **{**streams, **options})
+    out, error = process.communicate(timeout=timeout)
+    if error and tf.version.VERSION.startswith(('2.18.', '2.19.', '2.20.')):
+        error = _OF_OLDER_TENSORFLOW.sub('', error)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, error)
 
 
 def start_script(name, *arguments):
@@ -70,12 +69,30 @@ def start_script(name, *arguments):
     return start([ROOT / name, *arguments])
 
 
-def start(arguments, ignore=(), **options):
-    """Starts Python, ignoring only the signals `ignore`, however the tests themselves were started:
-    a `subprocess.Popen`."""
+def start(arguments, **options):
+    """Starts Python as from a terminal, until the end of the test: a `subprocess.Popen`."""
     options = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True,
                'env': environment(), **options}
-    return forks.Python([sys.executable, *arguments], ignore=ignore, **options)
+    return until_the_end(forks.Python([sys.executable, *arguments], **options))
+
+
+_started = []
+
+
+def until_the_end(process):
+    """Kills a `subprocess.Popen` at the end of the test, if it runs then; returns it."""
+    _started.append(process)
+    return process
+
+
+@pytest.fixture(autouse=True)
+def _processes_end_with_their_test():
+    """Otherwise, they would slow down all later tests. Workers end with their launcher."""
+    yield
+    while _started:
+        process = _started.pop()
+        process.kill()
+        process.wait()
 
 
 def ended(process, *codes):
@@ -85,15 +102,10 @@ def ended(process, *codes):
     return out, error
 
 
-def all_ended(processes, seconds=PATIENCE):
-    """Waits until all processes have ended, for at most some seconds in total; returns a list of
-    (exit code, standard output, standard error)."""
-    deadline = time.monotonic() + seconds
-    found = []
-    for process in processes:
-        texts = process.communicate(timeout=max(1, deadline - time.monotonic()))
-        found.append((process.returncode, *texts))
-    return found
+def all_ended(processes):
+    """Waits until all have ended: list of (exit code, standard output, standard error)."""
+    texts = [process.communicate(timeout=PATIENCE) for process in processes]
+    return [(process.returncode, *text) for process, text in zip(processes, texts)]
 
 
 def children(pid):
@@ -116,41 +128,3 @@ def runs(pid):
 def workers(pid):
     """Process IDs of the workers that a launcher started, each of which leads a session."""
     return [child for child in children(pid) if os.getsid(child) == child]
-
-
-@pytest.fixture(autouse=True)
-def _processes_end_with_their_test():
-    """Kills what a test started and left running, whether it passed or failed.
-
-    A launcher and its workers would otherwise train on, and slow down all later tests. Processes of
-    fixtures with a wider scope are older than the test, and stay.
-    """
-    earlier = _programs()
-    yield
-    for pid in _programs() - earlier:
-        _kill_tree(pid)
-        with contextlib.suppress(ChildProcessError):  # A thread of the test has waited for it.
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # `Popen` still gets the exit code.
-
-
-def _programs():
-    """Process IDs of the children of this process and of `multiprocessing`'s fork server."""
-    ours = children(os.getpid())
-    servers = [pid for pid in ours if b'from multiprocessing.' in _command(pid)]
-    return {*ours, *sum(map(children, servers), [])} - {*servers}
-
-
-def _command(pid):
-    try:
-        return pathlib.Path(f'/proc/{pid}/cmdline').read_bytes()
-    except OSError:  # It has ended.
-        return b''
-
-
-def _kill_tree(pid):
-    """Kills a process and its descendants, the oldest first, so that it cannot replace them."""
-    below = children(pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    for child in below:
-        _kill_tree(child)

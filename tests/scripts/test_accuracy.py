@@ -12,9 +12,8 @@ from absl.testing import flagsaver
 
 import cifar10
 import cifar10_eval
-from cifar10_lib import recipes
 from cifar10_lib.datasets import table
-from cifar10_lib.evaluation import accuracy, model, validation
+from cifar10_lib.evaluation import accuracy, model
 from cifar10_lib.program import errors
 from cifar10_lib.runs import events
 
@@ -82,8 +81,10 @@ def test_a_plain_tf1_checkpoint_to_the_exact_fraction(
 def test_num_examples(noisy, tmp_path, capsys, num_examples, total):
     raw, _ = plain.save_checkpoint(tmp_path / 'train')
     correct = np.equal(*plain_predictions([noisy / 'test_batch.bin'], raw))[:total]
-    matrix, _ = evaluate(capsys, use_moving_averages=False, num_examples=num_examples)
+    matrix, out = evaluate(capsys, use_moving_averages=False, num_examples=num_examples)
     assert (np.trace(matrix), matrix.sum()) == (correct.sum(), total)
+    line = f'Evaluating the first {total} of 130 images; see --num_examples.\n'
+    assert (line in out) == (total < 130)
 
 
 def save(folder, **shapes):
@@ -149,24 +150,3 @@ def test_a_file_that_changes_after_the_check(noisy, tmp_path, change, error, wor
                                str(tmp_path / 'train' / 'model.ckpt-123'),
                                cifar10_eval.Images(source, 130, table.CIFAR10.classes, 'averaged',
                                                    []))
-
-
-def test_a_signal_ends_counting(noisy, tmp_path, capsys):
-    """That of a validation, of untrained weights."""
-    recipe, caught = recipes.chosen(), []
-    images = tf.zeros([1, 24, 24, 3])
-    recipe.logits(images, 10, training=True)
-    averages = tf.train.ExponentialMovingAverage(0.9999).apply(tf.trainable_variables())
-    (tmp_path / 'run.json').write_text('{}')
-    current = validation.Validation(
-        str(tmp_path), tf.global_variables(), cifar10.default_source(), recipe, caught=caught)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        session.run(averages)
-        raw, averaged = current.run(session, 5)
-        assert 0 < raw == averaged < 1
-        assert f'step 5, validation error = {raw:.4f} ({averaged:.4f} averaged)' in (
-            capsys.readouterr().out)
-        caught.append(15)
-        assert current.run(session, 6) is None
-    assert capsys.readouterr().out == 'Skipped the validation at step 6.\n'

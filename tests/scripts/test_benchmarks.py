@@ -79,7 +79,7 @@ def command(tmp_path):
 
     def run(module, *options, env=None):
         return subprocess.run(
-            [sys.executable, '-m', module, f'--data_dir={tmp_path}', '--batch_size=16', *options],
+            [sys.executable, '-m', module, f'--data_dir={tmp_path}', '--batch_size=4', *options],
             capture_output=True, text=True, check=False, cwd=spawn.ROOT,
             env=env or spawn.environment())
     return run
@@ -89,12 +89,12 @@ def command(tmp_path):
 @pytest.mark.timeout(1800)
 def test_the_table(command, tmp_path):
     """All rows, on the CPU, which agrees with itself."""
-    done = command('benchmarks', '--turns=1', '--steps=10', '--seconds=0.1', '--batches', '8',
+    done = command('benchmarks', '--turns=1', '--steps=10', '--seconds=0.1', '--batches', '1',
                    f'--output={tmp_path}/report.txt', '--device=cpu', '--only', *benchmarks._ROWS)
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout == (tmp_path / 'report.txt').read_text()
     heading, title, _, *lines = done.stdout.splitlines()
-    assert 'TensorFlow ' in heading and title.startswith('tutorial, batch 16, cifar10; median')
+    assert 'TensorFlow ' in heading and title.startswith('tutorial, batch 4, cifar10; median')
     agreement, = (line for line in lines if line.startswith('Training on the CPU.'))
     assert 'differ by at most 0.0e+00, gradients by 0.0e+00' in agreement
     rows = {re.split('  +', line)[0]: float(line.split()[-2]) for line in lines
@@ -104,8 +104,8 @@ def test_the_table(command, tmp_path):
             'training, end to end, images/s', 'peak memory of it, MB',
             'two workers, beside two runs that share nothing, images/s'} < rows.keys()
     assert ('step in bfloat16, beside float32, ms' in rows) == devices.multiplies_bfloat16()
-    assert [row for row in rows if row.startswith('batch 8 in ')] == [
-        f'batch 8 in {precision}, beside float32, images/s'
+    assert [row for row in rows if row.startswith('batch 1 in ')] == [
+        f'batch 1 in {precision}, beside float32, images/s'
         for precision in ('float32', 'TF32', 'float16', 'bfloat16')]
 
 

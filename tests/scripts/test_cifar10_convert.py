@@ -120,23 +120,6 @@ def test_many_skipped_files(folder, tmp_path, capsys):
     assert lines[21:23] == ['... and 10 more', 'Skipped 3:'] and len(lines) == 29
 
 
-def test_icons_on_a_transparent_background(tmp_path):
-    """Black, where the transparent pixels are black as well: they become white."""
-    for name, rows in (('upper', slice(0, 16)), ('lower', slice(16, 32))):
-        (tmp_path / 'icons' / name).mkdir(parents=True)
-        icon = np.zeros([32, 32, 4], np.uint8)
-        icon[rows, :, 3] = 255
-        for number in range(2):
-            image_files.png(tmp_path / 'icons' / name / f'{number}.png', icon)
-    cifar10_convert.convert(str(tmp_path / 'icons'), str(tmp_path / 'data'))
-    for split in ('train', 'test'):
-        records = np.fromfile(tmp_path / 'data' / f'{split}.bin', np.uint8).reshape(-1, 3073)
-        images, labels = record_files.unpacked(records)
-        assert labels.tolist() == [0, 1]
-        assert (images[0, :16] == 255).all() and (images[0, 16:] == 0).all()  # "lower" is 0.
-        assert (images[1, :16] == 0).all() and (images[1, 16:] == 255).all()
-
-
 @pytest.mark.parametrize('classes, shown', [
     (10, [f'{k}: {k + 1} training and 1 test images' for k in range(10)]),
     (11, ['The smallest class is 0: 1 training and 1 test images',

@@ -65,14 +65,6 @@ def test_held_out_images(trained, capsys):
     assert 'on 8 images.' in capsys.readouterr().out
 
 
-def test_evaluating_some_of_the_images(trained, capsys):
-    """The test set has 130 images."""
-    with flagsaver.flagsaver(run_once=True, num_examples=100):
-        cifar10_eval.main()
-    out = capsys.readouterr().out
-    assert 'Evaluating the first 100 of 130 images; see --num_examples.\n' in out
-
-
 @pytest.mark.slow
 def test_the_best_checkpoint(half_bright, capsys):
     """The event file shows its step, which differs from the latest's."""
@@ -149,6 +141,7 @@ def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
     """
     def wait_for(step):
         while step not in values('Precision @ 1'):
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
 
     process = spawn.start_script(
@@ -258,52 +251,74 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
     assert 'precision' not in capsys.readouterr().out
 
 
-def test_a_run_knows_its_network_and_its_classes(half_bright, tmp_path, capsys):
-    """It outlives its images, and evaluates others: with the two labels swapped, 1 - precision."""
-    test = np.fromfile(half_bright / 'test_batch.bin', np.uint8).reshape(-1, 3073)
-    images, labels = record_files.unpacked(test)
-    mine, other = tmp_path / 'mine', tmp_path / 'new' / 'mine'
+@pytest.fixture
+def own(half_bright, tmp_path, capsys):
+    """Paths of two data sets of a user, `mine` and `swapped`, whose images have the other label; a
+    run on the first with --net=tutorial_fast in --train_dir."""
+    records = np.fromfile(half_bright / 'test_batch.bin', np.uint8).reshape(-1, 3073)
+    images, labels = record_files.unpacked(records)
+    classes = ['upper', 'lower']
     np.savez(tmp_path / 'mine.npz', x_train=images, y_train=labels, x_test=images, y_test=labels,
-             classes=['upper', 'lower'])
-    np.savez(tmp_path / 'other.npz', x_test=images, y_test=1 - labels, classes=['upper', 'lower'])
-    cifar10_convert.convert(f'{tmp_path}/mine.npz', str(mine))
-    cifar10_convert.convert(f'{tmp_path}/other.npz', str(other))
-    with flagsaver.flagsaver(dataset=str(mine), validate_every=1, net='resnet23'):
+             classes=classes)
+    np.savez(tmp_path / 'swapped.npz', x_test=images, y_test=1 - labels, classes=classes)
+    for name in ('mine', 'swapped'):
+        cifar10_convert.convert(f'{tmp_path}/{name}.npz', str(tmp_path / name))
+    with flagsaver.flagsaver(dataset=str(tmp_path / 'mine'), net='tutorial_fast',
+                             validate_every=1):
         cifar10_train.main()
-    with flagsaver.flagsaver(run_once=True, net='tutorial'), pytest.raises(
-            app.UsageError, match='--net=resnet23, not with --net=tutorial: '):
+    capsys.readouterr()
+    with flagsaver.flagsaver(data_dir='/nonexistent', run_once=True):
+        yield tmp_path / 'mine', tmp_path / 'swapped'
+
+
+def test_a_run_knows_its_network_and_its_images(own):
+    cifar10_eval.main()
+    assert list(values('Precision @ 1')) == [10]
+    with flagsaver.flagsaver(net='tutorial'), pytest.raises(
+            app.UsageError, match='--net=tutorial_fast, not with --net=tutorial: '):
         cifar10_eval.main()
-    with flagsaver.flagsaver(run_once=True, data_dir='/nonexistent'):
+
+
+def test_other_images_of_the_same_classes_have_no_curve(own, capsys):
+    """With the labels swapped, the precision is 1 minus that of the run's own images."""
+    cifar10_eval.main()
+    before = values('Precision @ 1')
+    capsys.readouterr()
+    with flagsaver.flagsaver(dataset=str(own[1])):
         cifar10_eval.main()
-        before = values('Precision @ 1')
-        capsys.readouterr()
-        with flagsaver.flagsaver(dataset=str(other)):
-            cifar10_eval.main()
     evaluated, line = capsys.readouterr().out.splitlines()
-    assert evaluated.endswith(f"130 images of {other} (not the run's own data set: no curve).")
+    assert evaluated.endswith(f"130 images of {own[1]} (not the run's own data set: no curve).")
     assert line.endswith(f'precision @ 1 = {1 - before[10]:.3f}')
     assert values('Precision @ 1') == before and len(os.listdir(FLAGS.eval_dir)) == 1
-    with flagsaver.flagsaver(dataset=str(other), restart=True), pytest.raises(
-            errors.DataError, match=f'{other} has no training images: choose another --dataset'):
-        cifar10_train.main()
 
-    mine.rename(tmp_path / 'moved')
-    with flagsaver.flagsaver(run_once=True), pytest.raises(
-            app.UsageError, match=f'was trained with --dataset={mine}: .* pass --dataset'):
+
+def test_a_data_set_that_has_moved(own, capsys):
+    moved = own[0].rename(own[0].with_name('moved'))
+    with pytest.raises(app.UsageError, match=f'trained with --dataset={own[0]}: .* pass --dataset'):
         cifar10_eval.main()
-    with flagsaver.flagsaver(run_once=True, dataset=f'{tmp_path}/moved'):
+    with flagsaver.flagsaver(dataset=str(moved)):
         cifar10_eval.main()
     assert 'no curve' not in capsys.readouterr().out
-    image_files.png(tmp_path / 'a.png', images[0])
-    shutil.copytree(f'{FLAGS.train_dir}/best', tmp_path / 'copied')
-    for folder in (FLAGS.train_dir, str(tmp_path / 'copied')):
-        with flagsaver.flagsaver(checkpoint_dir=folder, export_dir=f'{folder}/1', json=True):
-            assert cifar10_predict.predict([f'{tmp_path}/a.png']) == 0
-            cifar10_export.export()
-        line, _ = capsys.readouterr().out.splitlines()
-        assert {each['class'] for each in json.loads(line)['predictions']} == {'upper', 'lower'}
-        with open(f'{folder}/1/assets.extra/labels.txt') as stream:
-            assert stream.read() == 'upper\nlower\n'
+
+
+@pytest.mark.parametrize('kept', ['train', 'train/best'])
+def test_a_run_or_its_best_checkpoint_outlives_its_images(own, tmp_path, capsys, kept):
+    image_files.png(tmp_path / 'a.png', np.zeros([32, 32, 3], np.uint8))
+    shutil.copytree(tmp_path / kept, tmp_path / 'copied')
+    shutil.rmtree(own[0])
+    with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'copied'), json=True,
+                             export_dir=str(tmp_path / 'model')):
+        assert cifar10_predict.predict([f'{tmp_path}/a.png']) == 0
+        cifar10_export.export()
+    line, _ = capsys.readouterr().out.splitlines()
+    assert {each['class'] for each in json.loads(line)['predictions']} == {'upper', 'lower'}
+    assert (tmp_path / 'model/assets.extra/labels.txt').read_text() == 'upper\nlower\n'
+
+
+def test_training_on_a_test_set(own):
+    with flagsaver.flagsaver(dataset=str(own[1]), restart=True), pytest.raises(
+            errors.DataError, match=f'{own[1]} has no training images: choose another --dataset'):
+        cifar10_train.main()
 
 
 @pytest.mark.parametrize('restart, steps', [(True, [12]), (False, [10, 12])])

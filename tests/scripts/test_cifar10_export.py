@@ -160,17 +160,14 @@ def test_a_network_of_a_fixed_batch_size_is_refused(noisy, tmp_path, monkeypatch
     assert os.listdir(tmp_path / 'model') == []
 
 
-@pytest.mark.parametrize('bug, error, words', [
-    (lambda images: layer(tf.reshape(images, [-1, 1728]) + tf.zeros([7])), ValueError,
-     'Dimensions must be equal, but are 1728 and 7'),
-    (lambda images: layer(images + 'text'), TypeError, 'string that does not match type float32'),
-    (lambda images: layer(images), ValueError, r'input shapes: \[128,24,24,3\], \[24,10\]')])
-def test_a_bug_of_a_network_is_not_a_fixed_batch_size(noisy, monkeypatch, bug, error, words):
+@pytest.mark.parametrize('bug, error', [
+    (lambda images: layer(tf.reshape(images, [-1, 1728]) + tf.zeros([7])), ValueError),
+    (lambda images: layer(images + 'text'), TypeError), (layer, ValueError)])
+def test_a_bug_of_a_network_is_not_a_fixed_batch_size(noisy, monkeypatch, bug, error):
     """Such as one in what is built only for evaluation. It keeps its traceback."""
     use_inference(monkeypatch, bug)
-    with pytest.raises(error, match=words) as raised:
+    with pytest.raises(error):  # `app.UsageError` is neither.
         cifar10_export.export()
-    assert 'fixed batch size' not in str(raised.value)
 
 
 def test_a_wrong_image_size_is_not_a_fixed_batch_size(noisy, monkeypatch):

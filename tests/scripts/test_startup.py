@@ -32,9 +32,8 @@ def _refused(script, *arguments, **options):
 
 
 @pytest.mark.parametrize('arguments, words', [
-    (['--batch_siz=1'], "Unknown command line flag 'batch_siz'. Did you mean: batch_size"),
-    (['--batch_size=0'], '--batch_size=0: 0 is not an integer in the range [1, 65536]'),
-    (['--restart=maybe'], "('Non-boolean argument to boolean flag', 'maybe') (see --help)"),
+    (['--batch_siz=1'], "'batch_siz'"), (['--batch_size=0'], '--batch_size=0: '),
+    (['--restart=maybe'], "'maybe'"), (['stray'], 'got stray; expected --name=value (see --help)'),
     (['--save_checkpoint_secs=600', '--save_checkpoint_steps=9'],
      'save_checkpoint_secs=600, save_checkpoint_steps=9: both set when to save a checkpoint; '
      'expected only one of them: remove the other'),
@@ -43,7 +42,6 @@ def _refused(script, *arguments, **options):
     (['--use_fp16', '--use_bf16'], 'use_fp16=True, use_bf16=True: both set the type in which '
      'layers compute; expected at most one of them: remove the other'),
     (['-n', 'cifar10_resnet23'], 'flag --net=cifar10_resnet23: expected one of tutorial, '),
-    (['stray'], 'got stray; expected --name=value (see --help)'),
     (['--train_dir='], '--train_dir= has no value'),
     (['--dataset=imagenet'], 'is not a data set; expected cifar10, cifar100, synthetic')])
 def test_wrong_flags_are_rejected(arguments, words):
@@ -207,25 +205,15 @@ import h5py, numpy, PIL.Image, six, tensorboard, tensorflow.compat.v1 as tf
 tf.keras  # TensorFlow imports this part when it is first used.
 
 def state():
-    descriptors = {}
-    for number in os.listdir('/proc/self/fd'):
-        try:
-            descriptors[number] = os.readlink(f'/proc/self/fd/{number}')
-        except FileNotFoundError:  # That of the list itself.
-            pass
-    return {'sys.excepthook': sys.excepthook, 'threading.excepthook': threading.excepthook,
-            'os.environ': dict(os.environ), 'open descriptors': descriptors,
-            'matplotlib': sys.modules.get('matplotlib', 'none')}
+    return (sys.excepthook, threading.excepthook, dict(os.environ), os.listdir('/proc/self/fd'),
+            'matplotlib' in sys.modules)
 
 before = state()
 import cifar10_lib
 for module in pkgutil.walk_packages(cifar10_lib.__path__, 'cifar10_lib.'):
     importlib.import_module(module.name)
-after = state()
+assert state() == before, (state(), before)
 print(len([name for name in sys.modules if name.startswith('cifar10_lib.')]) > 40)
-for name in before:
-    if before[name] != after[name]:
-        print(name, before[name], after[name])
 '''
 
 
@@ -285,8 +273,6 @@ def test_scripts_run_with_closed_streams(tmp_path):
      '/nowhere; No such file or directory (CIFAR10_TRACEBACK=1 shows where)'),
     ('tf.Session(tf.train.Server.create_local_server().target).run(tf.read_file("/nowhere"))',
      '/nowhere; No such file or directory (CIFAR10_TRACEBACK=1 shows where)'),
-    ('tf.Session().run(tf.FIFOQueue(1, "bool").dequeue(), options=tf.RunOptions(timeout_in_ms=9))',
-     'Timed out waiting for notification (CIFAR10_TRACEBACK=1 shows where)'),
     ('raise tf.errors.AbortedError(None, None, "Stale file handle")',
      'Stale file handle (CIFAR10_TRACEBACK=1 shows where)'),
     # TensorFlow's text; a real one comes after 20 seconds of retries.

@@ -18,18 +18,6 @@ def test_when_a_validation_is_due(changes, every, due):
     assert [step for step in range(first + 1, due[-1] + 1) if counter.validates(step)] == due
 
 
-@pytest.mark.parametrize('changes, given, last', [
-    ([(0, 8)], 1, 10),
-    ([(0, 8)], 0, 0),
-    ([(0, 8)], 0.01, 1),  # At least one step.
-    ([(0, 7)], 1, 11),  # 11.4 steps.
-    ([(0, 8), (5, 16)], 2.5, 15),  # Half an epoch in 5 steps, then 160 of 200 images in 10 of 16.
-])
-def test_the_last_step_of_so_many_epochs(changes, given, last):
-    counter = epochs.EpochCounter(changes[-1][0], changes, 80)
-    assert counter.last_step(given) == last
-
-
 def test_images_and_epochs_of_changing_steps():
     """Of 8 images, from step 5 of 16 and from step 7 of 4; of 80 in an epoch."""
     counter = epochs.EpochCounter(7, [(0, 8), (5, 16), (7, 4)], 80)

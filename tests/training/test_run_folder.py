@@ -6,26 +6,32 @@ import sys
 
 import pytest
 import spawn
-from absl import app
+from absl import app, flags
+from absl.testing import flagsaver
 
+import cifar10_train
 from cifar10_lib.datasets import table
-from cifar10_lib.runs import run_folder
+from cifar10_lib.runs import checkpoints, run_folder
+
+FLAGS = flags.FLAGS
 
 
-def test_a_second_trainer_is_refused_with_the_process_id_of_the_first(tmp_path):
+@pytest.mark.parametrize('restart', [False, True])
+def test_a_second_trainer_is_refused_with_the_process_id_of_the_first(trained, restart):
+    """And starts once the first was killed, without releasing the lock."""
     program = ('import sys; from cifar10_lib.runs import run_folder\n'
                'with run_folder.locked(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
-    with subprocess.Popen([sys.executable, '-c', program, tmp_path / 'run'], cwd=spawn.ROOT,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == 'held\n'
+    before = set(os.listdir(FLAGS.train_dir))
+    first = spawn.start(['-c', program, FLAGS.train_dir], cwd=spawn.ROOT, stdin=subprocess.PIPE)
+    assert first.stdout.readline() == 'held\n'
+    with flagsaver.flagsaver(restart=restart, max_steps=11):
         with pytest.raises(app.UsageError, match=f'in use: process {first.pid} trains there'):
-            with run_folder.locked(tmp_path / 'run'):
-                pass
-        first.kill()  # Without releasing the lock.
+            cifar10_train.main()
+        assert before <= set(os.listdir(FLAGS.train_dir))
+        first.kill()
         first.wait()
-        for _ in range(2):
-            with run_folder.locked(tmp_path / 'run'):
-                assert (tmp_path / 'run' / '.lock.pid').read_text() == f'{os.getpid()}\n'
+        cifar10_train.main()
+    assert checkpoints.latest(FLAGS.train_dir).endswith('model.ckpt-11')
 
 
 @pytest.mark.parametrize('name, words', [

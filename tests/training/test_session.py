@@ -282,20 +282,27 @@ def test_a_lost_network_share_is_not_a_preemption(half_bright):
             session.run_step_fn(fail_once)
 
 
+class Reader(tf.train.QueueRunner):
+    """A queue runner whose thread is the test."""
+
+    def create_threads(self, sess, coord=None, **options):
+        self.coordinator = coord
+        return []
+
+
 @pytest.mark.parametrize('waits', [True, False])
 def test_a_network_share_lost_by_a_thread_leaves_the_steps(half_bright, waits):
     """While a step waits for the thread, and between two steps."""
     count = tf.train.get_or_create_global_step().assign_add(1)
     queue = tf.FIFOQueue(1, [tf.float32])
-    closed, waiting = queue.close(), queue.dequeue()
+    closed, waiting, reader = queue.close(), queue.dequeue(), Reader(queue, [queue.enqueue(1.0)])
+    tf.train.add_queue_runner(reader)
     with pytest.raises(tf.errors.AbortedError, match='Stale file handle'):
         with sessions.session(sessions.start(), tf.constant(1.0)) as session:
             session.run(count)
             session.run_step_fn(lambda step_context: step_context.session.run(closed))
-            try:
+            with reader.coordinator.stop_on_exception():
                 raise tf.errors.AbortedError(None, None, 'Stale file handle')
-            except tf.errors.AbortedError as error:  # As in the thread of a queue runner.
-                session._coordinated_creator.coord.request_stop(error)
             while waits or not session.should_stop():
                 session.run(waiting)
     assert checkpoints.step(latest()) == 1
@@ -322,12 +329,13 @@ def test_an_error_in_a_step_saves_nothing(half_bright):
     assert checkpoints.step(latest()) == 0
 
 
-def started(*arguments, **options):
-    """A trainer in a process of its own, after five steps."""
-    process = spawn.start([
-        *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
-        f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1', *arguments],
-        **options)
+def trainer(*arguments):
+    """Python's arguments for a trainer that prints each step."""
+    return [*spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
+            f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1', *arguments]
+
+
+def after_five_steps(process):
     for line in process.stdout:
         if 'step 5,' in line:
             return process
@@ -341,7 +349,7 @@ STOPPING = '\nStopping after this step; interrupt again to stop without saving.\
 @pytest.mark.parametrize('number, code', [
     (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)])
 def test_a_signal_saves_and_stops(half_bright, number, code):
-    process = started()
+    process = after_five_steps(spawn.start(trainer()))
     process.send_signal(number)
     out, error = spawn.ended(process, code)
     assert error == STOPPING + 'cifar10_train.py: interrupted\n' * (number == signal.SIGINT)
@@ -354,15 +362,17 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('ignore, code', [([], 129), ([signal.SIGHUP], 0)])
+@pytest.mark.parametrize('nohup, code, least', [([], 129, 6), (['nohup'], 0, 100)])
 def test_without_a_reader_of_its_log_a_run_saves_and_stops_or_continues_under_nohup(
-        half_bright, ignore, code):
-    process = started(*(['--max_steps=200'] if ignore else []), ignore=ignore)
+        half_bright, nohup, code, least):
+    process = after_five_steps(spawn.until_the_end(subprocess.Popen(
+        [*nohup, sys.executable, *trainer('--max_steps=100')], env=spawn.environment(), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)))
     process.stdout.close()
     error = process.stderr.read()
     assert process.wait(timeout=spawn.PATIENCE) == code, error
-    assert error == '\nThe console is gone: Broken pipe.\n' + (STOPPING if code else '')
-    assert checkpoints.step(latest()) == 200 if ignore else checkpoints.step(latest()) >= 6
+    assert 'The console is gone: ' in error and (STOPPING in error) == (not nohup)
+    assert checkpoints.step(latest()) >= least
 
 
 def test_a_signal_before_the_first_step_stops_without_one(half_bright):
@@ -389,11 +399,9 @@ def test_a_closed_terminal_saves_and_stops(half_bright):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}',
-         f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--log_frequency=1'],
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=control,
-        env=spawn.environment())
+    process = spawn.until_the_end(subprocess.Popen(
+        [sys.executable, *trainer()], stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True, preexec_fn=control, env=spawn.environment()))
     os.close(theirs)
     shown = b''
     while b'step 5,' not in shown:
@@ -408,7 +416,7 @@ def test_a_closed_terminal_saves_and_stops(half_bright):
 @pytest.mark.slow
 def test_two_signals_at_once_count_as_one(half_bright):
     """As from `timeout`, which signals the process and then its group."""
-    process = started()
+    process = after_five_steps(spawn.start(trainer()))
     # The kernel delivers both when the process continues; it would merge two of the same number.
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         process.send_signal(number)

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -19,7 +20,7 @@ import cifar10_export
 import cifar10_train
 from cifar10_lib import recipes
 from cifar10_lib.datasets import custom
-from cifar10_lib.runs import checkpoints, metrics, run_folder
+from cifar10_lib.runs import checkpoints, metrics
 
 FLAGS = flags.FLAGS
 AVERAGE = '/ExponentialMovingAverage'
@@ -77,40 +78,29 @@ def test_a_folder_without_checkpoints_has_steps_left(trained):
         assert sessions.start().steps_left()
 
 
-def test_resuming_with_another_batch_size_prints_a_line(trained, capsys):
-    """That of the linear scaling rule has a line of its own. The schedule depends on both."""
-    for max_steps, batch_size, more in (
-            (11, 4, 'Resuming with --linear_scaling=true (was false).\n'), (12, 8, '')):
-        with flagsaver.flagsaver(batch_size=batch_size, max_steps=max_steps, linear_scaling=True):
-            sessions.train()
-        out = capsys.readouterr().out
-        assert f'Resuming with {batch_size} images per step (was {12 - batch_size}).\n{more}' in out
-        assert out.count('Resuming with') == 1 + bool(more)
-
-
-@pytest.mark.parametrize('name, value, line', [
-    ('use_fp16', True, '--use_fp16=true (was false)'),
-    ('use_bf16', True, '--use_bf16=true (was false)'),
-    ('learning_rate', 0.5, '--learning_rate=0.5 (was the default)'),
-    ('variables', 'gpu', '--variables=gpu (was cpu)')])
-def test_resuming_with_another_setting_prints_a_line(half_bright, capsys, name, value, line):
-    count(max_steps=1)
-    capsys.readouterr()
-    for max_steps in (2, 3):
-        count(**{name: value, 'max_steps': max_steps})
-    assert capsys.readouterr().out.count(f'Resuming with {line}.\n') == 1
-
-
-def test_resuming_with_more_images_prints_a_line(half_bright, capsys):
-    count(max_steps=1)
-    with open(half_bright / 'data_batch_2.bin', 'ab') as stream:
-        stream.write(bytes(3073))
-    capsys.readouterr()
-    for max_steps in (2, 3):
-        count(max_steps=max_steps)
-    out = capsys.readouterr().out
-    assert out.count('Resuming with') == 1
-    assert out.startswith('Resuming with 81 training images (was 80).\n')
+def test_resuming_with_other_settings_prints_a_line_for_each(half_bright, capsys):
+    """Once: the next start compares with the last one. At the end, there is one more image."""
+    starts = [
+        ({}, set()),
+        ({'use_fp16': True}, {'--use_fp16=true (was false)'}),
+        ({'use_bf16': True}, {'--use_fp16=false (was true)', '--use_bf16=true (was false)'}),
+        ({'use_bf16': True}, set()),
+        ({'learning_rate': 0.5}, {'--use_bf16=false (was true)',
+                                  '--learning_rate=0.5 (was the default)'}),
+        ({'variables': 'gpu'}, {'--learning_rate=the default (was 0.5)',
+                                '--variables=gpu (was cpu)'}),
+        ({'batch_size': 4}, {'--variables=cpu (was gpu)', '4 images per step (was 8)'}),
+        ({'linear_scaling': True}, {'8 images per step (was 4)',
+                                    '--linear_scaling=true (was false)'}),
+        ({}, {'--linear_scaling=false (was true)', '81 training images (was 80)'}),
+        ({}, set())]
+    for steps, (given, changed) in enumerate(starts, 1):
+        if '81 training images (was 80)' in changed:
+            with open(half_bright / 'data_batch_2.bin', 'ab') as stream:
+                stream.write(bytes(3073))
+        count(max_steps=steps, **given)
+        lines = re.findall(r'^Resuming with (.*)\.$', capsys.readouterr().out, re.MULTILINE)
+        assert (len(lines), {*lines}) == (len(changed), changed)
 
 
 def test_epochs_are_images_seen_over_all_starts(half_bright, capsys):
@@ -173,15 +163,6 @@ def test_restart_removes_only_a_runs_own_files(trained, tmp_path):
     assert os.listdir(folder / 'best') == ['mine']
     assert precious.read_text() == 'mine'
     assert checkpoints.step(latest()) == 3
-
-
-@pytest.mark.parametrize('restart', [False, True])
-def test_a_folder_in_use_is_left_alone(trained, restart):
-    before = set(os.listdir(FLAGS.train_dir))
-    with run_folder.locked(FLAGS.train_dir), flagsaver.flagsaver(restart=restart, max_steps=20):
-        with pytest.raises(app.UsageError, match=f'is in use: process {os.getpid()} trains there'):
-            cifar10_train.main()
-    assert before <= set(os.listdir(FLAGS.train_dir))
 
 
 @pytest.mark.parametrize('is_new', [False, True])
@@ -337,7 +318,7 @@ def test_a_resume_reads_its_checkpoint_once(trained, more, most):
     """With validations, also the best one."""
     report = ('import sys\nsys.setprofile(lambda frame, event, _: event == "call" and '
               'frame.f_code.co_name == "load_checkpoint" and print("reads a checkpoint"))')
-    arguments = [*spawn.gently('cifar10_train.py', prepare=report), f'--data_dir={FLAGS.data_dir}',
+    arguments = [*spawn.gently('cifar10_train.py', change=report), f'--data_dir={FLAGS.data_dir}',
                  f'--train_dir={FLAGS.train_dir}', '--batch_size=8', *more]
     for max_steps in (11, 12):
         done = spawn.run([*arguments, f'--max_steps={max_steps}'], capture_output=True)

@@ -1,9 +1,9 @@
 import collections
-import itertools
 import math
 
 import numpy as np
 import pytest
+import reference
 import tensorflow.compat.v1 as tf
 
 from cifar10_lib.nets import airbench94
@@ -11,92 +11,40 @@ from cifar10_lib.nets import airbench94
 MEAN, DEVIATION = np.array([125.307, 122.95, 113.865]), np.array([62.993, 62.089, 66.705])
 
 
-class Reference:
-    """The network in NumPy, layer by layer, for one copy of the images.
-
-    Attributes:
-        statistics: {scope of a batch norm: mean and unbiased variance of each channel's input}.
-    """
-
-    def __init__(self, values, training):
-        self.values = {name: value.astype(np.float64) for name, value in values.items()}
-        self.training, self.statistics = training, {}
+class Reference(reference.Reference):
+    """The network in NumPy, for one copy of the images."""
 
     def logits(self, images):
         net = (images - MEAN) / DEVIATION
         weights = self.values['whitening/weights']
         net = sum(net[:, i:i + 31, j:j + 31] @ weights[i, j] for i in (0, 1) for j in (0, 1))
         net = twice_gelu(net + self.values['whitening/biases'])
-        for group, size in (('group1', 15), ('group2', 7), ('group3', 3)):
-            net = pool(self.conv(net, group + '/conv1/weights'), size)
+        for group in ('group1', 'group2', 'group3'):
+            net = reference.pool(self.conv(net, group + '/conv1/weights'))
             net = twice_gelu(self.batch_norm(net, group + '/conv1/bn/'))
             net = self.conv(net, group + '/conv2/weights')
             net = twice_gelu(self.batch_norm(net, group + '/conv2/bn/'))
         return net.max(axis=(1, 2)) @ self.values['linear/weights'] / 18
-
-    def conv(self, net, name):
-        weights = self.values[name]
-        _, height, width, _ = net.shape
-        padded = np.pad(net, [(0, 0), (1, 1), (1, 1), (0, 0)])
-        return sum(padded[:, i:i + height, j:j + width] @ weights[i, j]
-                   for i in range(3) for j in range(3))
-
-    def batch_norm(self, net, scope):
-        mean, variance = net.mean(axis=(0, 1, 2)), net.var(axis=(0, 1, 2))
-        self.statistics[scope] = mean, net.var(axis=(0, 1, 2), ddof=1)
-        if not self.training:
-            mean = self.values[scope + 'moving_mean']
-            variance = self.values[scope + 'moving_variance']
-        return (net - mean) / np.sqrt(variance + 1e-5) + self.values[scope + 'beta']
 
 
 def twice_gelu(x):
     return x * (1 + np.vectorize(math.erf)(x / 2 ** 0.5))
 
 
-def pool(net, size):
-    net = net[:, :2 * size, :2 * size]
-    return np.max([net[:, i::2, j::2] for i in (0, 1) for j in (0, 1)], axis=0)
-
-
-def load_noise(session):
-    """Sets every variable to random values, positive ones for variances; returns them."""
-    random = np.random.RandomState(0)
-    values = {}
-    for variable in tf.global_variables():
-        value = random.normal(scale=0.1, size=variable.shape.as_list())
-        if variable.op.name.endswith('moving_variance'):
-            value = 0.5 + abs(value)
-        variable.load(value, session)
-        values[variable.op.name] = value
-    return values
-
-
-def noise(batch):
-    return np.random.RandomState(1).randint(0, 256, [batch, 32, 32, 3]).astype(np.float32)
-
-
 def test_training_equals_numpy_and_moves_the_statistics():
     """0.6 times the old value plus 0.4 times the batch's, with the unbiased variance."""
-    images = noise(3)
+    images = reference.pixels(3)
     logits = airbench94.inference(tf.constant(images), 10, training=True)
     assert logits.shape.as_list() == [3, 10]
     updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
     with tf.Session() as session:
-        values = load_noise(session)
+        ours = Reference(reference.load_noise(session), training=True)
         got, _ = session.run([logits, updates])
         moved = session.run({v.op.name: v for v in tf.global_variables()})
-    reference = Reference(values, training=True)
-    expected = reference.logits(images)
+    expected = ours.logits(images)
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3 * abs(expected).max())
-    assert len(reference.statistics) == 6
-    for scope, (mean, variance) in reference.statistics.items():
-        for name, new in (('moving_mean', mean), ('moving_variance', variance)):
-            np.testing.assert_allclose(
-                moved.pop(scope + name), 0.6 * values[scope + name] + 0.4 * new,
-                rtol=1e-3, atol=1e-3 * abs(new).max())
-    for name, value in moved.items():
-        np.testing.assert_array_equal(value, values[name].astype(np.float32))
+    assert len(ours.statistics) == 6
+    ours.check_update(moved, 0.4)
 
 
 @pytest.mark.parametrize('classes', [10, 7])
@@ -105,17 +53,16 @@ def test_inference_is_the_mean_over_six_copies(classes):
     fed = tf.placeholder(tf.float32, [None, 32, 32, 3])
     logits = airbench94.inference(fed, classes, training=False)
     assert logits.shape.as_list() == [None, classes]
-    images = noise(3)
+    images = reference.pixels(3)
     with tf.Session() as session:
-        values = load_noise(session)
+        ours = Reference(reference.load_noise(session), training=False)
         got = session.run(logits, {fed: images})
         one = session.run(logits, {fed: images[1:2]})
-    reference = Reference(values, training=False)
     padded = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)], mode='reflect')
     expected = 0
     for copy, weight in ((images, 0.25), (padded[:, :32, :32], 0.125), (padded[:, 2:, 2:], 0.125)):
-        expected += weight * reference.logits(copy)
-        expected += weight * reference.logits(copy[:, :, ::-1])
+        expected += weight * ours.logits(copy)
+        expected += weight * ours.logits(copy[:, :, ::-1])
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4 * abs(expected).max())
     np.testing.assert_allclose(one, expected[1:2], rtol=1e-3, atol=1e-4 * abs(expected).max())
 
@@ -189,22 +136,6 @@ def test_whitened_patches_have_unit_covariance():
     np.testing.assert_allclose(covariance, np.diag(np.diag(covariance)), atol=1e-3)
 
 
-def test_whitening_of_plain_images():
-    """Images of one colour, a deviation from the mean in each channel: eigenvalues 4 and 0.
-
-    The patches' covariance is one within a channel, and zero between channels.
-    """
-    colours = MEAN + DEVIATION * list(itertools.product([-1, 1], repeat=3))  # [8, 3].
-    pixels = np.broadcast_to(colours.round().astype(np.uint8)[:, None, None], [8, 32, 32, 3])
-    weights = airbench94.initial_values(pixels)['whitening/weights'].reshape(4, 3, 24)
-    lengths = np.sort(np.linalg.norm(weights, axis=(0, 1)))
-    np.testing.assert_allclose(lengths[:6], 4 ** -0.5, rtol=0.01)
-    np.testing.assert_allclose(lengths[6:], 5e-4 ** -0.5, rtol=0.01)
-    is_mean = np.linalg.norm(weights, axis=(0, 1)) < 1
-    np.testing.assert_allclose(weights[..., is_mean].std(axis=0), 0, atol=0.001)
-    np.testing.assert_allclose(weights[..., ~is_mean].sum(axis=0), 0, atol=0.1)
-
-
 def test_augmentation_moves_reflects_and_mirrors():
     """Each of 25 places and two directions is as likely as the others, for each image."""
     image = np.random.RandomState(0).randint(0, 256, [32, 32, 3]).astype(np.uint8)
@@ -231,20 +162,7 @@ def test_augmentation_moves_reflects_and_mirrors():
 
 @pytest.mark.parametrize('dtype, tolerance', [(tf.float16, 0.01), (tf.bfloat16, 0.05)])
 def test_half_precision(dtype, tolerance):
-    """The results are nearly the same; variables and logits stay float32."""
-    images = tf.constant(noise(5))
-    logits = [airbench94.inference(images, 10, training=True)]
-    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-        logits.append(airbench94.inference(images, 10, training=True, dtype=dtype))
-    assert logits[1].dtype == tf.float32
-    assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32}
-    assert sum(op.type == 'Conv2D' and op.outputs[0].dtype == dtype
-               for op in tf.get_default_graph().get_operations()) == 7
-    with tf.Session() as session:
-        load_noise(session)
-        expected, got = session.run(logits)
-    np.testing.assert_allclose(got, expected, atol=tolerance * abs(expected).max())
-    assert not np.array_equal(got, expected)
+    reference.check_half_precision(airbench94.inference, dtype, tolerance)
 
 
 @pytest.mark.parametrize('reuse', [False, tf.AUTO_REUSE])
@@ -272,7 +190,7 @@ def test_weight_decay():
     assert len(names) == len(tf.trainable_variables()) == 14
     assert all(name.endswith('/weight_decay') for name in names)
     with tf.Session() as session:
-        values = load_noise(session)
+        values = reference.load_noise(session)
         got = dict(zip(names, session.run(losses)))
     for name, rate in [('group2/conv1/weights', 0.00133), ('whitening/biases', 0.00133),
                        ('group3/conv2/bn/beta', 0.00133 / 64), ('linear/weights', 0.00133)]:

@@ -1,19 +1,13 @@
-import pathlib
-
 import numpy as np
 import plain
 import pytest
 import tensorflow.compat.v1 as tf
-from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
-import cifar10_train
 from cifar10_lib.datasets import image_source, table
 from cifar10_lib.nets import precision
-from cifar10_lib.runs import checkpoints, metrics
 
-FLAGS = flags.FLAGS
 IMAGES = np.random.RandomState(3).normal(size=[13, 24, 24, 3]).astype(np.float32)
 LABELS = np.random.RandomState(4).randint(0, 10, 13).astype(np.int32)
 
@@ -224,10 +218,10 @@ def test_the_sparsity_is_the_fraction_of_zeros():
 @pytest.mark.slow
 @pytest.mark.parametrize('flag, dtype', [('use_fp16', tf.float16), ('use_bf16', tf.bfloat16)])
 def test_half_precision_learns_and_keeps_float32_variables(flag, dtype):
-    """50 steps on eight images: the loss stays finite and falls."""
+    """Ten steps on two images: the loss stays finite and falls."""
     with flagsaver.flagsaver(**{flag: True}):
-        logits = cifar10.inference(tf.constant(IMAGES[:8]))
-        loss = cifar10.loss(logits, tf.constant(LABELS[:8]))
+        logits = cifar10.inference(tf.constant(IMAGES[:2]))
+        loss = cifar10.loss(logits, tf.constant(LABELS[:2]))
         train_op = cifar10.train(loss, tf.train.get_or_create_global_step())
     types = {(op.type, op.get_attr('T')) for op in tf.get_default_graph().get_operations()
              if op.type in ('Conv2D', 'MatMul', 'L2Loss', 'ResourceApplyGradientDescent',
@@ -238,7 +232,7 @@ def test_half_precision_learns_and_keeps_float32_variables(flag, dtype):
     assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32, tf.int64}
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        found = [session.run([loss, train_op])[0] for _ in range(50)]
+        found = [session.run([loss, train_op])[0] for _ in range(10)]
     assert np.all(np.isfinite(found))
     assert found[-1] < found[0] - 0.3
 
@@ -286,28 +280,3 @@ def test_a_frozen_training_graph_accepts_any_number_of_images(count):
             got = session.run(found, {fed: pixels})
     assert got.shape == (count, 10)
     np.testing.assert_allclose(got[:7], expected[:count], atol=1e-5)
-
-
-@pytest.mark.parametrize('stored, kept', [(None, 0.0), (5.0, 4.5)], ids=['none', 'all'])
-def test_a_checkpoint_with_or_without_the_averages_of_the_losses_resumes(trained, stored, kept):
-    """Earlier versions did not save them: then they start anew, from 0. The tutorial's own script
-    did, and in 2015 also those of layers without weight decay, which are ignored."""
-    names = ['cross_entropy/avg', 'local3/weight_loss/avg', 'local4/weight_loss/avg',
-             'total_loss/avg']
-    path = tf.train.latest_checkpoint(FLAGS.train_dir)
-    values = checkpoints.read(path)
-    assert {*names} <= {*values}
-    for name in names:
-        del values[name]
-    if stored is not None:
-        values |= dict.fromkeys([*names, 'conv1/weight_loss/avg'], np.float32(stored))
-    plain.save(path, values)
-    with flagsaver.flagsaver(max_steps=11):
-        cifar10_train.main()
-    resumed = checkpoints.read(tf.train.latest_checkpoint(FLAGS.train_dir))
-    assert resumed['global_step'] == 11
-    assert resumed.keys() == {*values, *names} - {'conv1/weight_loss/avg'}
-    loss = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))[-1]['training_loss']
-    np.testing.assert_allclose(resumed['total_loss/avg'], kept + 0.1 * loss, rtol=1e-5)
-    parts = sum(resumed[name] for name in names[:3])
-    np.testing.assert_allclose(parts, 3 * kept + 0.1 * loss, rtol=1e-5)

@@ -7,6 +7,7 @@ import outcomes
 import placement
 import pytest
 import record_files
+import sessions
 import tensorflow.compat.v1 as tf
 import tiny
 from absl import flags
@@ -16,9 +17,9 @@ import cifar10
 import cifar10_distributed_train
 import cifar10_multi_gpu_train
 import cifar10_train
-from cifar10_lib import recipes, settings
+from cifar10_lib import recipes
 from cifar10_lib.program import devices
-from cifar10_lib.runs import metrics, starting
+from cifar10_lib.runs import metrics
 from cifar10_lib.workers import cluster
 
 FLAGS = flags.FLAGS
@@ -32,13 +33,6 @@ def tiny_net(half_bright, monkeypatch):
         for name in ('batch_size', 'max_steps', 'validate_every'):
             FLAGS[name].unparse()  # As on a command line without them.
         yield
-
-
-def start_of(batches_per_step=1):
-    """The `Start` of a new run with the flags."""
-    recipe = recipes.chosen()
-    source = cifar10.default_source(batch_size=settings.batch_size(recipe))
-    return starting.read(settings.run(recipe), source, recipe, batches_per_step)
 
 
 def used(start):
@@ -154,7 +148,7 @@ def test_flags_that_the_user_gives_are_kept(tiny_net, given, expected, printed):
         FLAGS[name].parse(given_value)
         FLAGS[name].using_default_value = False
     lines = [f'Defaults for --net=tiny: {printed}'] if printed else []
-    assert used(start_of()) == (*expected, lines)
+    assert used(sessions.start()) == (*expected, lines)
 
 
 @pytest.mark.parametrize('epochs, validate_on, batch_size, replicas, max_steps', [
@@ -163,7 +157,7 @@ def test_flags_that_the_user_gives_are_kept(tiny_net, given, expected, printed):
     (2, 'held_out', 16, 1, 9)])  # 8 images are held out: 2 epochs of 72 images.
 def test_epochs_of_80_images(tiny_net, epochs, validate_on, batch_size, replicas, max_steps):
     with flagsaver.flagsaver(epochs=epochs, batch_size=batch_size, validate_on=validate_on):
-        assert start_of(replicas).max_steps == max_steps
+        assert sessions.start(replicas).max_steps == max_steps
 
 
 def test_each_trainer_counts_epochs_in_images_and_resumes(tiny_net, capsys):
@@ -276,7 +270,7 @@ def test_the_fast_recipe_crops_within_three_pixels_of_the_centre():
 
 def test_the_tutorials_recipe_equals_the_flag_defaults(tiny_net):
     with flagsaver.flagsaver(net='tutorial'):
-        assert used(start_of()) == (128, 100000, 0, [])
+        assert used(sessions.start()) == (128, 100000, 0, [])
 
 
 @pytest.mark.parametrize('replicas, max_steps', [(1, 234375), (2, 117188), (3, 78125)])
@@ -284,7 +278,7 @@ def test_resnet23s_steps(tiny_net, tmp_path, replicas, max_steps):
     """300 epochs of 50,000 images in batches of 64; 117,187.5 are rounded to the even number."""
     with flagsaver.flagsaver(net='resnet23', data_dir=str(tmp_path / 'none')):
         line = f'Defaults for --net=resnet23: --batch_size=64 --max_steps={max_steps}'
-        assert used(start_of(replicas)) == (64, max_steps, 1, [line])
+        assert used(sessions.start(replicas)) == (64, max_steps, 1, [line])
 
 
 @pytest.fixture

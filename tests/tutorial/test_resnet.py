@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import reference
 import tensorflow.compat.v1 as tf
 
 from cifar10_lib.nets import resnet
@@ -13,79 +14,39 @@ def elu(x):
     return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
 
 
-class Reference:
-    """The network in NumPy, layer by layer; keeps the statistics of the batch.
+class Reference(reference.Reference):
+    """The network in NumPy."""
 
-    Attributes:
-        values: {name of a variable: its value}.
-        statistics: {scope of a batch norm: mean and unbiased variance of each channel's input}.
-    """
-
-    def __init__(self, values, activation, training):
-        self.values = {name: value.astype(np.float64) for name, value in values.items()}
-        self.activation, self.training, self.statistics = activation, training, {}
-
-    def logits(self, images):
-        net = self.activation(self.conv(images.astype(np.float64), 'conv1'))
+    def logits(self, images, activation):
+        net = activation(self.normed(images.astype(np.float64), 'conv1'))
         for number in range(2, 9):
-            net = self.unit(net, f'conv{number}')
+            inner = activation(self.normed(net, f'conv{number}/conv1'))
+            inner = activation(self.normed(inner, f'conv{number}/conv2'))
+            net = activation(self.normed(inner, f'conv{number}/conv3') + net)
             if number in (3, 5, 7):
-                net = self.pool(net)
+                net = reference.pool(net)
         return net.mean(axis=(1, 2)) @ self.values['affine/weights'] + self.values['affine/biases']
 
-    def unit(self, net, scope):
-        inner = self.activation(self.conv(net, scope + '/conv1'))
-        inner = self.activation(self.conv(inner, scope + '/conv2'))
-        return self.activation(self.conv(inner, scope + '/conv3') + net)
-
-    def conv(self, net, scope):
-        weights = self.values[scope + '/weights']
-        size = len(weights)
-        _, height, width, _ = net.shape
-        padded = np.pad(net, [(0, 0), (size // 2, size // 2), (size // 2, size // 2), (0, 0)])
-        net = sum(padded[:, i:i + height, j:j + width] @ weights[i, j]
-                  for i in range(size) for j in range(size))
-        return self.batch_norm(net, scope + '/bn/')
-
-    def batch_norm(self, net, scope):
-        mean, variance = net.mean(axis=(0, 1, 2)), net.var(axis=(0, 1, 2))
-        self.statistics[scope] = mean, net.var(axis=(0, 1, 2), ddof=1)
-        if not self.training:
-            mean = self.values[scope + 'moving_mean']
-            variance = self.values[scope + 'moving_variance']
-        net = (net - mean) / np.sqrt(variance + 1e-5)
-        return net * self.values[scope + 'gamma'] + self.values[scope + 'beta']
-
-    @staticmethod
-    def pool(net):
-        net = net[:, :net.shape[1] // 2 * 2, :net.shape[2] // 2 * 2]
-        return np.max([net[:, i::2, j::2] for i in (0, 1) for j in (0, 1)], axis=0)
-
-
-def load_noise(session):
-    """Sets every variable to random values, positive ones for variances; returns them."""
-    random = np.random.RandomState(0)
-    values = {}
-    for variable in tf.global_variables():
-        value = random.normal(scale=0.1, size=variable.shape.as_list())
-        if variable.op.name.endswith(('gamma', 'moving_variance')):
-            value = 0.5 + abs(value)
-        variable.load(value, session)
-        values[variable.op.name] = value
-    return values
+    def normed(self, net, scope):
+        return self.batch_norm(self.conv(net, scope + '/weights'), scope + '/bn/')
 
 
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('classes, activation', [(10, relu), (100, elu)])
 def test_inference_equals_numpy(classes, activation, training):
-    """The whole network with random variables, on pixels from 0 to 255."""
-    images = np.random.RandomState(1).randint(0, 256, [3, 32, 32, 3]).astype(np.float32)
+    """The whole network with random variables. Training moves the statistics: 0.9 times the old
+    value plus 0.1 times the batch's, with the unbiased variance."""
+    images = reference.pixels(3)
     logits = resnet.inference(tf.constant(images), classes, training)
+    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
     with tf.Session() as session:
-        values = load_noise(session)
-        got = session.run(logits)
-    expected = Reference(values, activation, training).logits(images)
+        ours = Reference(reference.load_noise(session), training)
+        got, _ = session.run([logits, updates])
+        moved = session.run({v.op.name: v for v in tf.global_variables()})
+    expected = ours.logits(images, activation)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * abs(expected).max())
+    assert len(ours.statistics) == 22
+    ours.check_update(moved, 0.1 if training else 0.0)
 
 
 @pytest.mark.parametrize('classes, parameters', [(10, 97482), (11, 97482 + 65), (100, 3415012)])
@@ -118,45 +79,9 @@ def test_names_and_initial_values():
     assert np.array_equal(values['affine/biases'], [0] * 10)
 
 
-def test_moving_statistics_after_one_update():
-    """0.9 times the old value plus 0.1 times the batch's, with the unbiased variance."""
-    images = np.random.RandomState(1).normal(size=[3, 32, 32, 3]).astype(np.float32)
-    logits = resnet.inference(tf.constant(images), 10, training=True)
-    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
-    with tf.Session() as session:
-        values = load_noise(session)
-        session.run([logits, updates])
-        moved = session.run({v.op.name: v for v in tf.global_variables()})
-    reference = Reference(values, relu, training=True)
-    reference.logits(images)
-    assert len(reference.statistics) == 22
-    for scope, (mean, variance) in reference.statistics.items():
-        np.testing.assert_allclose(
-            moved.pop(scope + 'moving_mean'), 0.9 * values[scope + 'moving_mean'] + 0.1 * mean,
-            rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(
-            moved.pop(scope + 'moving_variance'),
-            0.9 * values[scope + 'moving_variance'] + 0.1 * variance, rtol=1e-4)
-    for name, value in moved.items():
-        np.testing.assert_array_equal(value, values[name].astype(np.float32))
-
-
 @pytest.mark.parametrize('dtype, tolerance', [(tf.float16, 0.01), (tf.bfloat16, 0.05)])
 def test_half_precision(dtype, tolerance):
-    """The results are nearly the same; variables and logits stay float32."""
-    images = tf.constant(np.random.RandomState(1).randint(0, 256, [5, 32, 32, 3]), tf.float32)
-    logits = [resnet.inference(images, 10, training=True)]
-    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-        logits.append(resnet.inference(images, 10, training=True, dtype=dtype))
-    assert logits[1].dtype == tf.float32
-    assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32}
-    assert any(tensor.dtype == dtype for op in tf.get_default_graph().get_operations()
-               if op.type == 'Conv2D' for tensor in op.outputs)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        expected, got = session.run(logits)
-    np.testing.assert_allclose(got, expected, atol=tolerance * abs(expected).max())
-    assert not np.array_equal(got, expected)
+    reference.check_half_precision(resnet.inference, dtype, tolerance)
 
 
 def rotated(image, angle, flip):
@@ -206,14 +131,3 @@ def test_angles_and_flips_are_uniform_in_their_ranges():
     np.testing.assert_allclose(counts / 4000, 0.1, atol=0.024)  # Five deviations.
     assert abs(flips.mean() - 0.5) < 0.04
     assert abs(np.corrcoef(angles, flips)[0, 1]) < 0.08
-
-
-def test_augment_draws_for_each_image_and_run():
-    image = np.random.RandomState(0).randint(0, 256, [32, 32, 3]).astype(np.uint8)
-    fed = tf.placeholder(tf.uint8, [None, 32, 32, 3])
-    augmented = resnet.augment(fed)
-    assert augmented.dtype == tf.float32
-    assert augmented.shape.as_list() == [None, 32, 32, 3]
-    with tf.Session() as session:
-        images = np.concatenate([session.run(augmented, {fed: [image] * 4}) for _ in range(2)])
-    assert len(np.unique(images.reshape(8, -1), axis=0)) == 8

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zlib
 
 import copies
@@ -26,17 +25,26 @@ FLAGS = flags.FLAGS
 NAME = 'cifar10_distributed_train.py'
 
 
-# Trains on fixed images, a slice per rank, and writes the resulting variables.
-PROGRAM = '''
-import sys; sys.path.insert(0, sys.argv.pop(1))
-folder = sys.argv.pop(1)
-from cifar10_lib.program import quiet
-quiet.import_tensorflow()
+# For runs that lose no worker: on a busy machine, the first step may take long.
+PATIENT = f'--step_timeout={spawn.PATIENCE}'
+
+
+def flags_of_a_run(*arguments):
+    return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=8',
+            '--step_timeout=20', f'--start_timeout={spawn.PATIENCE}', *arguments]
+
+
+def start(*arguments, size=2, rate=0.03, change=''):
+    return spawn.start([
+        *spawn.gently(NAME, rate, change), f'--num_workers={size}', *flags_of_a_run(*arguments)])
+
+
+# Each worker trains on its part of 12 fixed images, and writes its variables beside --train_dir.
+FIXED_IMAGES = '''
 import contextlib
 import numpy as np
 import tensorflow.compat.v1 as tf
-import cifar10, cifar10_distributed_train as script
-from cifar10_lib.program import startup
+from cifar10_lib.training import monitored
 
 def fixed_inputs(source, distort):
     rank, size = source.shard
@@ -50,38 +58,37 @@ def fixed_inputs(source, distort):
 
 @contextlib.contextmanager
 def recorded(start, hooks, me):
-    with session(start, hooks, me) as monitored:
-        yield monitored
-        np.savez(f'{folder}/{me.size}-{me.rank}.npz', **monitored.raw_session().run(
-            {v.op.name: v for v in tf.global_variables()}))
+    with session(start, hooks, me) as running:
+        yield running
+        np.savez(f'{start.run.train_dir}-{me.rank}.npz', **running.raw_session().run(
+            {each.op.name: each for each in tf.global_variables()}))
 
-session, script.monitored.session = script.monitored.session, recorded
-cifar10.distorted_inputs = fixed_inputs
-startup.run(script.main)
+cifar10.distorted_inputs, session, monitored.session = fixed_inputs, monitored.session, recorded
 '''
 
 
-def variables_after(tmp_path, size, steps, net, *arguments):
+def variables_after(steps, size, net):
     """The variables of each worker at the end: list of dictionaries from name to value."""
-    process = spawn.start([
-        '-c', PROGRAM, str(spawn.ROOT), str(tmp_path), f'--num_workers={size}', f'--net={net}',
-        f'--batch_size={12 // size}', f'--max_steps={steps}', f'--data_dir={FLAGS.data_dir}',
-        f'--train_dir={tmp_path}/train-{size}', '--validate_every=0', *arguments])
+    train_dir = f'{FLAGS.train_dir}-{size}'
+    process = start(f'--net={net}', f'--batch_size={12 // size}', f'--max_steps={steps}',
+                    f'--train_dir={train_dir}', '--validate_every=0', PATIENT, size=size,
+                    rate=0.01, change=FIXED_IMAGES)
     spawn.ended(process, 0)
-    return [dict(np.load(tmp_path / f'{size}-{rank}.npz')) for rank in range(size)]
+    return [dict(np.load(f'{train_dir}-{rank}.npz')) for rank in range(size)]
 
 
-def test_the_updates_are_those_of_one_process_with_all_records(half_bright, tmp_path):
-    """Those of two workers and of three, whose variables are equal bit for bit."""
-    # At the tutorial's rate, 20 steps multiply differences of rounding a hundredfold.
-    gently = (20, 'tutorial', '--learning_rate=0.01')
-    alone, = variables_after(tmp_path, 1, *gently)
+def test_the_updates_are_those_of_one_process_with_all_records(half_bright):
+    """Those of two workers and of three, whose variables are equal bit for bit.
+
+    At the tutorial's rate, 20 steps would multiply differences of rounding a hundredfold.
+    """
+    alone, = variables_after(20, 1, 'tutorial')
     assert alone['global_step'] == 20
     averages = {name for name in alone if name.endswith('/avg')}  # As of cifar10_train.py.
     assert averages == {'cross_entropy/avg', 'local3/weight_loss/avg', 'local4/weight_loss/avg',
                         'total_loss/avg'}
     for size in (2, 3):
-        first, *others = variables_after(tmp_path, size, *gently)
+        first, *others = variables_after(20, size, 'tutorial')
         for name, value in alone.items():
             np.testing.assert_allclose(first[name], value, atol=1e-5, err_msg=name)
         for other in others:
@@ -89,31 +96,17 @@ def test_the_updates_are_those_of_one_process_with_all_records(half_bright, tmp_
                 assert value.tobytes() == other[name].tobytes(), name
 
 
-def test_workers_stay_bitwise_equal_except_for_batch_statistics(half_bright, tmp_path):
-    first, second = variables_after(tmp_path, 2, 20, 'resnet23')
-    assert first['global_step'] == 20
+def test_workers_stay_bitwise_equal_except_for_batch_statistics(half_bright):
+    first, second = variables_after(5, 2, 'resnet23')
+    assert first['global_step'] == 5
     own = {name for name in first if re.search('moving_(mean|variance)$', name)}
     assert own
     for name in first:
         is_own = name.removesuffix('/ExponentialMovingAverage') in own
         assert (first[name].tobytes() == second[name].tobytes()) == (not is_own), name
-    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path / 'train-2')))
+    reader = tf.train.load_checkpoint(f'{FLAGS.train_dir}-2/model.ckpt-5')
     for name in own:  # The checkpoint's averages are computed from images again.
         np.testing.assert_array_equal(reader.get_tensor(name), first[name])
-
-
-# For runs that lose no worker: on a busy machine, the first step may take long.
-PATIENT = f'--step_timeout={spawn.PATIENCE}'
-
-
-def flags_of_a_run(*arguments):
-    return [f'--data_dir={FLAGS.data_dir}', f'--train_dir={FLAGS.train_dir}', '--batch_size=8',
-            '--step_timeout=20', f'--start_timeout={spawn.PATIENCE}', *arguments]
-
-
-def start(*arguments, size=2, rate=0.03, prepare=''):
-    return spawn.start([
-        *spawn.gently(NAME, rate, prepare), f'--num_workers={size}', *flags_of_a_run(*arguments)])
 
 
 def await_steps(process):
@@ -168,17 +161,17 @@ def test_a_run_continues_with_fewer_workers_and_then_with_more(half_bright):
     spawn.ended(process, 75, 137)
     outputs = []
     scaled = ['--epochs=5.1', '--linear_scaling', '--warmup_epochs=0']
-    for size, batch_size, flags_ in ((2, 12, ['--max_steps=14']), (4, 3, scaled)):
+    for size, batch_size, flags_ in ((2, 12, ['--max_steps=14']), (3, 4, scaled)):
         process = start(*common, f'--batch_size={batch_size}', *flags_, size=size)
         out, _ = spawn.ended(process, 0)
-        assert ('images per step (was' in out) == (size == 4)
+        assert ('images per step (was' in out) == (size == 3)
         outputs.append(out)
     assert re.search(r'Resuming from .*model.ckpt-(8|1[0-9])\.', outputs[0])
     assert f'Resuming from {FLAGS.train_dir}/model.ckpt-14.' in outputs[1]
     last = metrics.read(os.path.join(FLAGS.train_dir, 'metrics.csv'))[-1]
     assert last['step'] == 20
     np.testing.assert_allclose(last['epoch'], 408 / 80)
-    np.testing.assert_allclose(last['learning_rate'], 4 * 0.03)
+    np.testing.assert_allclose(last['learning_rate'], 3 * 0.03)
 
 
 def test_all_workers_report_a_loss_that_is_not_finite(half_bright):
@@ -216,7 +209,6 @@ def test_all_workers_report_damaged_checkpoints(half_bright):
 
 # The validation at step 6 takes 24 seconds longer.
 SLOW_VALIDATION = '''
-import time
 from cifar10_lib.evaluation import validation
 validate = validation.Validation.run
 def validate_slowly(self, session, step, training_error):
@@ -240,7 +232,7 @@ def test_all_workers_stop_when_a_validation_reaches_the_precision(half_bright):
 def test_a_validation_may_take_longer_than_a_step_and_sigterm_then_loses_nothing(half_bright):
     """24 seconds, with steps of less than 20."""
     process = start('--max_steps=6', '--validate_every=1', '--step_timeout=20',
-                    prepare=SLOW_VALIDATION)
+                    change=SLOW_VALIDATION)
     for line in process.stdout:
         if line == 'validating 6\n':
             break
@@ -266,7 +258,6 @@ def differing(first, second, words):
 @pytest.mark.parametrize('rate, difference, words', [
     (0.04, '--batch_size=8', 'INITIAL_LEARNING_RATE is 0.04, not 0.03'),
     (0.03, '--net=resnet23', '--net is resnet23, not tutorial'),
-    (0.03, '--batch_size=4', '--batch_size is 4, not 8'),
     (0.03, '--dataset=synthetic', '--dataset is synthetic, not cifar10')])
 def test_a_worker_with_other_constants_or_flags_ends_both(half_bright, rate, difference, words):
     differing([*spawn.gently(NAME), *flags_of_a_run()],
@@ -341,7 +332,7 @@ LAYOUTS = {
 @pytest.mark.parametrize('kind', list(LAYOUTS))
 def test_a_worker_with_another_graph_ends_both_before_the_first_step(half_bright, kind):
     line, words = LAYOUTS[kind]
-    prepare = f'''
+    change = f'''
 import tensorflow.compat.v1 as tf
 inference = cifar10.inference
 def another(images):
@@ -350,7 +341,7 @@ def another(images):
 cifar10.inference = another
 '''
     differing([*spawn.gently(NAME), *flags_of_a_run()],
-              [*spawn.gently(NAME, prepare=prepare), *flags_of_a_run()], words)
+              [*spawn.gently(NAME, change=change), *flags_of_a_run()], words)
 
 
 @pytest.mark.parametrize('number, rank, moment', [
@@ -362,9 +353,7 @@ def test_a_worker_that_is_killed_or_frozen_ends_all(half_bright, number, rank, m
         assert process.poll() is None
     pids = spawn.workers(process.pid)
     os.kill(pids[rank], number)
-    begun = time.monotonic()
     _, error = spawn.ended(process, 75)
-    assert time.monotonic() - begun < 20 + 60  # --step_timeout, and time to kill a frozen worker.
     assert re.search(rf'worker {rank} .*was lost', error), error
     assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
     assert checkpoints.latest(FLAGS.train_dir) == tf.train.latest_checkpoint(FLAGS.train_dir)
@@ -388,7 +377,7 @@ def test_a_cut_link_ends_both(half_bright):
             *flags_of_a_run('--max_steps=100000')]) for rank, name in enumerate(names)]
         await_steps(processes[0])
         networks.ip('-n', names[0], 'link set down dev', networks.DEVICE)
-        for rank, (code, _, error) in enumerate(spawn.all_ended(processes, 20 + 20)):
+        for rank, (code, _, error) in enumerate(spawn.all_ended(processes)):
             assert code == 75
             assert error.splitlines()[-1] == (
                 f'{NAME}: worker {1 - rank} ({addresses[1 - rank]}:2222) was lost: no heartbeat '

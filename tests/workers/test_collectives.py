@@ -1,4 +1,5 @@
 import json
+import re
 import signal
 import time
 
@@ -13,38 +14,17 @@ from cifar10_lib.training.worker import Worker
 from cifar10_lib.workers import collectives
 
 
-def pairs(sizes):
-    """(gradient, variable) pairs of zeros, from {name: number of elements}."""
-    return [(tf.zeros([size]), tf.get_variable(name, [size])) for name, size in sizes.items()]
-
-
-MB = 2**18  # float32 elements.
-
-
-def graph_of(worker, **options):
-    graph = tf.Graph()
-    with graph.as_default():
-        gradients = pairs({'a': 13, 'b': 2 * MB, 'c': 7})
-        collectives.all_reduce_mean(gradients, worker, 1 << 20, **options)
-    return graph
-
-
-def reductions(graph):
-    return [op for op in graph.get_operations() if op.type == 'CollectiveReduceV2']
-
-
 def test_on_gpus_buckets_go_one_after_another():
-    first, second, third = reductions(graph_of(Worker(0, 2), on_gpu=True))
+    """Otherwise, two workers whose GPUs take them in different orders would wait forever."""
+    gradients = [(tf.zeros([size]), tf.get_variable(name, [size]))
+                 for name, size in (('a', 13), ('b', 2**19), ('c', 7))]
+    collectives.all_reduce_mean(gradients, Worker(0, 2), 1 << 20, on_gpu=True)
+    first, second, third = (op for op in tf.get_default_graph().get_operations()
+                            if op.type == 'CollectiveReduceV2')
     assert first.name in inputs_of(second)
     assert second.name in inputs_of(third)
     assert first.device == '/device:GPU:0'
     assert first.get_attr('communication_hint') == b'nccl'
-
-
-@pytest.mark.parametrize('overlap', [True, False])
-def test_without_overlap_all_gradients_come_first(overlap):
-    first, *_ = reductions(graph_of(Worker(0, 2), overlap=overlap))
-    assert ({'zeros', 'zeros_1', 'zeros_2'} <= inputs_of(first)) != overlap
 
 
 # What TensorFlow 2.21 raised once after a job was suspended: seldom, and of another class than
@@ -159,12 +139,13 @@ def test_the_values_of_worker_0_at_the_start_are_exact():
 def test_a_live_worker_that_runs_no_step(step, code):
     """Steps are counted from the first one with a limit, 1."""
     hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
-    first, second = start(hosts, f'slow {step}', step_timeout=4.0)
+    first, second = start(hosts, f'slow {step}', step_timeout=10.0)
     _, error = spawn.ended(first, code)
-    line = ('a step failed although all workers send heartbeats (Operation timed out.): if the job '
-            'was not suspended, check the network between the workers; if steps take longer than '
-            '--step_timeout=4 seconds, raise it\n')
-    assert error == f'-c: {line}'
+    line = error.removeprefix('-c: ')
+    assert re.fullmatch(
+        r'a step failed although all workers send heartbeats \(.*\): if the job was not suspended, '
+        'check the network between the workers; if steps take longer than --step_timeout=10 '
+        'seconds, raise it\n', line)
     _, error = spawn.ended(second, code)
     assert error == f'-c: worker 0 ({hosts[0]}) failed: {line}'
 
@@ -180,7 +161,7 @@ def test_a_job_that_was_suspended_for_longer_than_a_step_may_take_can_be_started
         time.sleep(seconds)
     for code, _, error in spawn.all_ended(processes):
         assert code == 75, error
-        assert 'a step failed although all workers send heartbeats (Operation timed ' in error
+        assert 'a step failed although all workers send heartbeats (' in error
         assert error.count('\n') == 1
 
 
@@ -198,7 +179,7 @@ def test_a_connection_that_breaks_between_live_workers(step, code):
     processes = list(start(['', ''], f'cut {step}', address=address, step_timeout=10.0))
     for found, out, error in spawn.all_ended(processes):
         assert found == code, (out, error)
-        assert 'a step failed although all workers send heartbeats (Collective ops' in error
+        assert 'a step failed although all workers send heartbeats (' in error
         assert error.count('\n') == 1, error
 
 

@@ -1,0 +1,88 @@
+"""Layers in NumPy, beside which the networks with batch norm are tested."""
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+
+class Reference:
+    """The layers of a network with these values of its variables, for training or inference.
+
+    Attributes:
+        values: {name of a variable: its value}.
+        statistics: {scope of a batch norm: mean and unbiased variance of each channel's input}.
+    """
+
+    def __init__(self, values, training):
+        self.values = {name: value.astype(np.float64) for name, value in values.items()}
+        self.training, self.statistics = training, {}
+
+    def conv(self, net, name):
+        """A convolution with the weights of this name, at each place of a padded image."""
+        weights = self.values[name]
+        size = len(weights)
+        _, height, width, _ = net.shape
+        padded = np.pad(net, [(0, 0), (size // 2, size // 2), (size // 2, size // 2), (0, 0)])
+        return sum(padded[:, i:i + height, j:j + width] @ weights[i, j]
+                   for i in range(size) for j in range(size))
+
+    def batch_norm(self, net, scope):
+        """With a scale, if the network has one."""
+        mean, variance = net.mean(axis=(0, 1, 2)), net.var(axis=(0, 1, 2))
+        self.statistics[scope] = mean, net.var(axis=(0, 1, 2), ddof=1)
+        if not self.training:
+            mean = self.values[scope + 'moving_mean']
+            variance = self.values[scope + 'moving_variance']
+        net = (net - mean) / np.sqrt(variance + 1e-5)
+        return net * self.values.get(scope + 'gamma', 1.0) + self.values[scope + 'beta']
+
+    def check_update(self, moved, share):
+        """Checks values after a step: only statistics have moved, by this share of the batch's."""
+        moved = dict(moved)
+        for scope, (mean, variance) in self.statistics.items():
+            for name, new in (('moving_mean', mean), ('moving_variance', variance)):
+                expected = (1 - share) * self.values[scope + name] + share * new
+                np.testing.assert_allclose(
+                    moved.pop(scope + name), expected, rtol=1e-3, atol=1e-3 * abs(new).max())
+        for name, value in moved.items():
+            np.testing.assert_array_equal(value, self.values[name].astype(np.float32))
+
+
+def pool(net):
+    """The largest of each 2 x 2 values."""
+    net = net[:, :net.shape[1] // 2 * 2, :net.shape[2] // 2 * 2]
+    return np.max([net[:, i::2, j::2] for i in (0, 1) for j in (0, 1)], axis=0)
+
+
+def load_noise(session):
+    """Sets every variable to random values, positive ones for scales; returns them by name."""
+    random = np.random.RandomState(0)
+    values = {}
+    for variable in tf.global_variables():
+        value = random.normal(scale=0.1, size=variable.shape.as_list())
+        if variable.op.name.endswith(('gamma', 'moving_variance')):
+            value = 0.5 + abs(value)
+        variable.load(value, session)
+        values[variable.op.name] = value
+    return values
+
+
+def pixels(batch):
+    """Noise, float32 [batch, 32, 32, 3], 0 to 255."""
+    return np.random.RandomState(1).randint(0, 256, [batch, 32, 32, 3]).astype(np.float32)
+
+
+def check_half_precision(inference, dtype, tolerance):
+    """Results are nearly the same in a type of 16 bits; variables and logits stay float32."""
+    images = tf.constant(pixels(5))
+    logits = [inference(images, 10, training=True)]
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        logits.append(inference(images, 10, training=True, dtype=dtype))
+    assert logits[1].dtype == tf.float32
+    assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32}
+    types = [op.outputs[0].dtype for op in tf.get_default_graph().get_operations()
+             if op.type == 'Conv2D']
+    assert types.count(dtype) == types.count(tf.float32) > 5
+    with tf.Session() as session:
+        load_noise(session)
+        expected, got = session.run(logits)
+    np.testing.assert_allclose(got, expected, atol=tolerance * abs(expected).max())
+    assert not np.array_equal(got, expected)
