@@ -58,8 +58,14 @@ def code(tmp_path):
 def test_the_image_has_the_files_that_it_installs_from(code):
     steps = dict(re.findall(r'^([A-Z]+) (.*)', text('Dockerfile'), re.MULTILINE))
     assert steps['ENTRYPOINT'] == '["python"]' and steps['USER'] != 'root'
-    _, requirements = steps['ARG'].split('=')
-    assert (code / requirements).is_file() and (code / 'requirements-gpu.txt').is_file()
+    before, _, _ = text('Dockerfile').partition('RUN pip install')
+    copied = re.findall(r'^COPY (\S+)', before, re.MULTILINE)
+    names = [steps['ARG'].removeprefix('REQUIREMENTS='), 'requirements-gpu.txt']
+    while names:
+        name = names.pop()
+        top = name.partition('/')[0]
+        assert (code / name).is_file() and any(fnmatch.fnmatch(top, each) for each in copied)
+        names += re.findall(r'^-r (\S+)', (code / name).read_text(), re.MULTILINE)
 
 
 @pytest.mark.slow
