@@ -44,7 +44,7 @@ notebook: .venv/requirements-dev.txt
 	.venv/bin/python docs/notebook.py
 
 # A copy of the requirements shows what is installed; it is older than changed requirements.
-.venv/%: % requirements.txt
+.venv/%: % $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info < (3, 14) or sys.exit( \
 	    f"Python {sys.version.split()[0]} found; expected 3.10 to 3.13: add PYTHON=python3.12")'
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \

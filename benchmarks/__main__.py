@@ -1,4 +1,4 @@
-"""Compares this project with the original tutorial and with the floor, and a GPU with the CPU.
+"""Compares this project with the original, with peers and the floor, and a GPU with the CPU.
 
     python -m benchmarks --data_dir=/tmp/cifar10_data
     python -m benchmarks --data_dir=/tmp/cifar10_data --only step --net=resnet23 --batch_size=64
@@ -13,14 +13,18 @@ to the file of --output, as soon as it is measured. Flags that are not listed be
     step       a step on a fixed batch, beside the tutorial and the floor (convolutions and products
                alone); where the processor has instructions for bfloat16, also in that type
     train      training end to end, beside the tutorial as written
+    peers      training end to end, beside PyTorch, JAX and Keras where they are installed; requires
+               a machine without a GPU
     workers    two workers, beside two runs that share nothing, on all cores
     agreement  logits and gradients of the GPU, compared with the CPU; ends if they differ
     speed      steps on a fixed batch in GPU memory, by batch size and precision
 
-With --device=gpu, the last two are the default; without it the others, or only "step" and "workers"
-for other networks and data sets than the tutorial's.
+With --device=gpu, the last two are the default; without it the first three and "workers", or
+only "step" and "workers" for other networks and data sets than the tutorial's.
 """
 import argparse
+import functools
+import importlib.util
 import itertools
 import os
 import platform
@@ -31,6 +35,7 @@ from importlib import metadata
 
 from benchmarks import processes
 
+PEERS = {'PyTorch': 'torch', 'JAX': 'jax', 'Keras': 'keras'}  # Their packages.
 _LINE = '{:58}{:>24}{:>24}{:>7}  {}'
 _LOGITS, _GRADIENTS = 1e-3, 5e-2  # The largest differences allowed in float32.
 _PRECISIONS = {'float32': {'tf32': False}, 'TF32': {'tf32': True}, 'float16': {'use_fp16': True},
@@ -57,7 +62,27 @@ def step_rows(options):
 def train_rows(options):
     found = in_turn(options.turns, ours=lambda: processes.train(options),
                     other=lambda: processes.train(options, 'benchmarks.tutorial'))
-    yield _compared('training, end to end', 'images/s', found, 'rate')
+    yield from _training_lines('training, end to end', found)
+
+
+def peer_rows(options):
+    runs = {'ours': lambda: processes.train(options)}
+    for name, package in PEERS.items():
+        if importlib.util.find_spec(package):
+            runs[name] = functools.partial(
+                processes.train, options, f'benchmarks.peers.in_{name.lower()}')
+        else:
+            yield f'{name} is not installed: pip install {package}'
+    found = in_turn(options.turns, **runs)
+    for name in list(runs)[1:]:
+        version = metadata.version(PEERS[name])
+        yield from _training_lines(f'training, beside {name} {version}',
+                                   {'ours': found['ours'], name: found[name]})
+
+
+def _training_lines(what, found):
+    """The lines of two sides, {name: list of results of `processes.train`}."""
+    yield _compared(what, 'images/s', found, 'rate')
     yield _compared('processor time of it, per step', 'ms', found, 'busy')
     yield _compared('peak memory of it', 'MB', found, 'peak')
     yield _compared('start to step 0', 's', found, 'start')
@@ -94,8 +119,8 @@ def speed_rows(options):
             yield line(f'batch {size} in {precision}, beside float32', 'images/s', rates, base)
 
 
-_ROWS = {'input': input_rows, 'step': step_rows, 'train': train_rows, 'workers': worker_rows,
-         'agreement': agreement_rows, 'speed': speed_rows}
+_ROWS = {'input': input_rows, 'step': step_rows, 'train': train_rows, 'peers': peer_rows,
+         'workers': worker_rows, 'agreement': agreement_rows, 'speed': speed_rows}
 
 
 def in_turn(turns, **runs):

@@ -15,10 +15,11 @@ _PORTABLE = {
 
 
 def pytest_addoption(parser):
-    group = parser.getgroup('kills', 'tests/faults/test_kills.py')
+    group = parser.getgroup('cifar10', 'test_kills.py, test_published_images.py')
     group.addoption('--kills', type=int, metavar='N',
                     help='kill each run N times; add --timeout=0 for more than a few')
-    group.addoption('--data_dir', metavar='DIR', help='train on this data, not on files of noise')
+    group.addoption('--data_dir', metavar='DIR', help='folder of CIFAR-10, which is downloaded if '
+                    'missing; without it, test_kills.py trains on noise')
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -17,10 +17,8 @@ for version in "$@"; do
   "$python" -m venv --clear "$work/venv"
   pip() { "$work/venv/bin/pip" "$@"; }
   if [ "$version" = nightly ]; then
-    sed 's/^tensorflow>.*/tf-nightly/; s/^protobuf.*/protobuf/' requirements.txt \
-      > "$work/requirements.txt"
-    sed '/^-r /d' requirements-dev.txt >> "$work/requirements.txt"
-    pip install -q -r "$work/requirements.txt"
+    sed 's/^protobuf.*/protobuf/' requirements/run.txt > "$work/run.txt"
+    pip install -q tf-nightly -r "$work/run.txt" -r requirements/dev.txt
   else
     # Before 2.21, TensorBoard imports `pkg_resources`, which setuptools 82 lacks.
     pip install -q -r requirements-dev.txt "tensorflow==$version.*" 'setuptools<82'

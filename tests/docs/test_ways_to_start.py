@@ -61,7 +61,9 @@ def test_the_commands_for_docker_run_in_the_images_files(tmp_path):
     steps = dict(re.findall(r'^([A-Z]+) (.*)', text('Dockerfile'), re.MULTILINE))
     assert steps['ENTRYPOINT'] == '["python"]' and steps['USER'] != 'root'
     _, requirements = steps['ARG'].split('=')
-    assert (code / requirements).is_file() and (code / 'requirements-gpu.txt').is_file()
+    for name in (requirements, 'requirements-gpu.txt'):
+        lists = re.findall(r'^-r (\S+)', (code / name).read_text(), re.MULTILINE)
+        assert lists and all((code / each).is_file() for each in lists)
     commands = re.findall(r'^docker run --rm -v (.*)', text('docs/usage.md'), re.MULTILINE)
     assert len(commands) == 2
     for command in commands:

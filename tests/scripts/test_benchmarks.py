@@ -1,3 +1,4 @@
+import importlib.util
 import re
 import subprocess
 import sys
@@ -72,6 +73,11 @@ def test_a_process_that_fails_shows_its_last_lines():
         list(processes.lines(['-S', '-c', 'import sys; print("why"); sys.exit(3)']))
 
 
+def test_each_peer_has_a_script():
+    assert all(importlib.util.find_spec(f'benchmarks.peers.in_{name.lower()}')
+               for name in benchmarks.PEERS)
+
+
 @pytest.fixture
 def command(tmp_path):
     """A function that runs a benchmark on small files and batches: the completed process."""
@@ -98,15 +104,36 @@ def test_the_table(command, tmp_path):
     agreement, = (line for line in lines if line.startswith('Training on the CPU.'))
     assert 'differ by at most 0.0e+00, gradients by 0.0e+00' in agreement
     rows = {re.split('  +', line)[0]: float(line.split()[-2]) for line in lines
-            if line != agreement}
+            if line != agreement and ' is not installed: ' not in line}
     assert all(ratio > 0 for ratio in rows.values())
+    assert any(row.startswith('training, beside Keras 3') for row in rows)
     assert {'input alone, images/s', 'step on a fixed batch, ms', 'step, beside the floor, ms',
-            'training, end to end, images/s', 'peak memory of it, MB',
+            'training, end to end, images/s', 'start to step 0, s', 'peak memory of it, MB',
             'two workers, beside two runs that share nothing, images/s'} < rows.keys()
     assert ('step in bfloat16, beside float32, ms' in rows) == devices.multiplies_bfloat16()
     assert [row for row in rows if row.startswith('batch 1 in ')] == [
         f'batch 1 in {precision}, beside float32, images/s'
         for precision in ('float32', 'TF32', 'float16', 'bfloat16')]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name, package', benchmarks.PEERS.items())
+def test_a_peer_learns(command, tmp_path, name, package):
+    """Ten classes, and weight decay of normal values that are cut off at two deviations.
+
+    The mean square of these is 0.7737 * 0.04 ** 2, so the loss starts at ln 10 + 0.004 / 2 *
+    (2304 + 192) * 384 * 0.7737 * 0.04 ** 2 = 2.303 + 2.373.
+    """
+    if not importlib.util.find_spec(package):
+        pytest.skip(f'requires {name}')
+    for number in range(1, 6):
+        record_files.write(tmp_path / 'cifar-10-batches-bin' / f'data_batch_{number}.bin',
+                           record_files.half_bright(64, seed=number))
+    done = command(f'benchmarks.peers.in_{name.lower()}', '--batch_size=64', '--max_steps=40')
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r': step \d+, loss = (.*)', done.stdout)]
+    assert len(losses) == 40 and losses[0] == pytest.approx(4.68, abs=0.03)
+    assert losses[-1] < losses[0] - 0.5  # Keras prints the mean of all steps.
 
 
 @pytest.mark.slow
