@@ -12,7 +12,8 @@
     sparsity    the fraction of zeros in the output of each layer by step, of a training run
     curves      loss and error by step: of training runs with their validations, and of folders that
                 cifar10_eval.py writes to
-    validation  the validation errors of training runs by epoch: raw weights and moving averages
+    validation  the validation errors of training runs, raw weights and moving averages, by epoch,
+                or with --by=minutes by the time that their training steps took
 
 --runs selects the runs. All pictures except `confusion` require Matplotlib (pip install
 matplotlib).
@@ -200,20 +201,34 @@ def _evaluations(folder):
 
 
 def validation(stream, runs):
-    """Draws the validation errors of all runs by epoch."""
+    """Draws the validation errors of all runs by epoch or time."""
+    x_label = 'epochs: passes over the images'
+    if FLAGS.by == 'minutes':
+        x_label = 'minutes of training, without validations and pauses'
     raw: list[pictures.Curve] = []
     averaged: list[pictures.Curve] = []
     for number, (name, run) in enumerate(_named_runs(runs)):
         rows = metrics.read(os.path.join(run, names.METRICS))
+        _add_minutes(rows, cifar10.default_source().num_examples())
         for lines, column in ((raw, 'validation_error'), (averaged, 'validation_error_averaged')):
-            lines.append((name, number, '.', _points(rows, 'epoch', column)))
+            lines.append((name, number, '.', _points(rows, FLAGS.by, column)))
         if not raw[-1][-1]:
             raise app.UsageError(f'{run} has no metrics.csv with validations: train with '
                                  '--validate_every=1, or choose other folders with --runs')
     pictures.curves(stream, [8, 4], [
-        (shown, f'validation error, {weights} weights', 'fraction of images',
-         'epochs: passes over the images')
-        for shown, weights in ((raw, 'raw'), (averaged, 'averaged'))], same_scale=True)
+        (shown, f'validation error, {weights} weights', 'fraction of images', x_label)
+        for shown, weights in ((raw, 'raw'), (averaged, 'averaged'))],
+        same_scale=True, logarithmic=FLAGS.by == 'minutes')
+
+
+def _add_minutes(rows, images_per_epoch):
+    """Adds to rows of a metrics.csv how many minutes all training steps so far took."""
+    seconds = epoch = 0.0
+    for row in rows:
+        if row['images_per_second']:
+            seconds += (row['epoch'] - epoch) * images_per_epoch / row['images_per_second']
+            epoch = row['epoch']
+        row['minutes'] = seconds / 60
 
 
 def _points(rows, x, y):
@@ -292,6 +307,7 @@ _PICTURES = {'samples': samples, 'distorted': distorted, 'filters': filters,
              'curves': curves, 'validation': validation}
 _OF_SEVERAL_RUNS = ('curves', 'validation')
 flags.DEFINE_enum('picture', None, list(_PICTURES), 'Picture to draw.')
+flags.DEFINE_enum('by', 'epoch', ['epoch', 'minutes'], 'Horizontal axis of --picture=validation.')
 
 
 def plot():

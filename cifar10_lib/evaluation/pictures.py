@@ -63,7 +63,7 @@ def grid(stream: BinaryIO | str, rows: Sequence[Sequence[Cell | None]], title: s
 
 def curves(stream: BinaryIO | str, size: Sequence[float],
            panels: Sequence[tuple[Sequence[Curve], str, str, str]],
-           same_scale: bool = False) -> None:
+           same_scale: bool = False, logarithmic: bool = False) -> None:
     """Writes a PNG with panels of curves, side by side, to a binary stream or path.
 
     Args:
@@ -72,6 +72,7 @@ def curves(stream: BinaryIO | str, size: Sequence[float],
             colour, marker, points): the name in the legend, the index of its colour, a Matplotlib
             marker or None, and {x: y}.
         same_scale: whether the panels share the y axis and the label of the first.
+        logarithmic: whether the x axes are logarithmic.
     """
     figure = _figure(size)
     row = figure.subplots(1, len(panels), sharey=same_scale, squeeze=False)[0]
@@ -91,6 +92,8 @@ def curves(stream: BinaryIO | str, size: Sequence[float],
                       linewidth=width, color=_COLOURS[colour % len(_COLOURS)], markersize=4)
         axes.set_title(title, fontsize=11)
         axes.set(xlabel=x_label, ylabel=None if same_scale and axes is not row[0] else y_label)
+        if logarithmic:
+            axes.set_xscale('log')
         axes.grid(alpha=0.3)
         if shown:
             axes.legend(  # Below the axes, where it hides no curve.

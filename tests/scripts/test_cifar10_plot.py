@@ -162,6 +162,19 @@ def test_validations_by_epoch(tmp_path):
         assert all(has(half, BLUE) and has(half, VERMILION) for half in np.split(part, 2, axis=1))
 
 
+def test_validations_by_minutes(tmp_path):
+    """Two runs of the same errors by epoch, one of which is eight times as fast."""
+    runs = [str(tmp_path / name) for name in 'ab']
+    for run, images_per_second in zip(runs, (1000, 8000)):
+        rows(run, *({'step': epoch, 'epoch': epoch, 'validation_error': error,
+                     'validation_error_averaged': error, 'images_per_second': images_per_second}
+                    for epoch, error in ((1, 0.5), (2, 0.25))))
+    image = plot(tmp_path / 'validation.png', 'validation', runs=runs, by='minutes')
+    blue, vermilion = (np.flatnonzero((image[:300, :400] == colour).all(axis=2).any(axis=0))
+                       for colour in (BLUE, VERMILION))
+    assert vermilion.max() < blue.min()  # 0.1 and 0.2 minutes, 0.8 and 1.7.
+
+
 @pytest.mark.parametrize('options, message', [
     ({'picture': None}, '--picture is missing; expected samples'),
     ({'picture': 'curves', 'runs': ['', '']}, '--runs has 0 folders'),
