@@ -218,8 +218,8 @@ def test_the_sparsity_is_the_fraction_of_zeros():
 @pytest.mark.slow
 @pytest.mark.parametrize('flag, dtype', [('use_fp16', tf.float16), ('use_bf16', tf.bfloat16)])
 def test_half_precision_learns_and_keeps_float32_variables(flag, dtype):
-    """Ten steps on two images: the loss stays finite and falls."""
-    with flagsaver.flagsaver(**{flag: True}):
+    """Ten steps on two images, at a low rate: the loss stays finite and falls."""
+    with flagsaver.flagsaver(**{flag: True}, learning_rate=0.01):
         logits = cifar10.inference(tf.constant(IMAGES[:2]))
         loss = cifar10.loss(logits, tf.constant(LABELS[:2]))
         train_op = cifar10.train(loss, tf.train.get_or_create_global_step())
@@ -234,7 +234,7 @@ def test_half_precision_learns_and_keeps_float32_variables(flag, dtype):
         session.run(tf.global_variables_initializer())
         found = [session.run([loss, train_op])[0] for _ in range(10)]
     assert np.all(np.isfinite(found))
-    assert found[-1] < found[0] - 0.3
+    assert found[-1] < found[0] - 1
 
 
 def test_float16_gradients_are_scaled():
