@@ -4,7 +4,9 @@
 
 Once TensorFlow is imported, what Windows lacks is removed, and the file operations that it refuses
 fail. There is no /tmp. When FILE exists, if it is not '', the process gets Ctrl-C. On other systems
-than Linux, nothing else is imitated.
+than Linux, nothing else is imitated. To do the same to the tests themselves:
+
+    PYTHONPATH=.:tests/helpers pytest -n 0 -p without_posix -o timeout_method=thread
 """
 import _thread
 import contextlib
@@ -47,7 +49,7 @@ def remove():
     whole = types.SimpleNamespace(**vars(os))  # For modules that have other ways on Windows.
     tempfile._os = whole
     for name, module in list(sys.modules.items()):
-        if name.startswith('filelock') and hasattr(module, 'os'):
+        if name.startswith(('filelock', '_pytest')) and hasattr(module, 'os'):
             module.os = whole
     for name in MODULES:
         sys.modules[name] = None
@@ -68,6 +70,10 @@ def remove():
 
     os.fsync, os.rename = flush, rename_new
     sys.addaudithook(_refuse)
+
+
+def pytest_load_initial_conftests():
+    remove()
 
 
 def _refuse(event, arguments):

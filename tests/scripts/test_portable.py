@@ -1,10 +1,12 @@
 """The scripts run without what only Linux and macOS have; see helpers/without_posix.py."""
+import ast
 import re
 import sys
 
 import image_files
 import pytest
 import spawn
+import without_posix
 
 as_on_windows = pytest.mark.skipif(sys.platform == 'darwin', reason='imitates Windows on Linux')
 
@@ -96,3 +98,43 @@ refused(open, '/proc/cpuinfo')
         'PermissionError', 'FileExistsError', 'OSError', 'PermissionError', 'PermissionError',
         'ModuleNotFoundError', 'AttributeError', 'AttributeError',
         'FileNotFoundError'], done.stderr
+
+
+# What one process uses of Linux and macOS: each behind a check, or where an `OSError` is expected.
+USED = {
+    'program/console.py': {'SIGHUP'},
+    'program/devices.py': {
+        'sched_getaffinity', '/proc/cpuinfo', '/sys/fs/cgroup/cpu.max',
+        '/sys/fs/cgroup/cpu/cpu.cfs_period_us', '/sys/fs/cgroup/cpu/cpu.cfs_quota_us'},
+    'program/files.py': {'geteuid'},
+    'program/quiet.py': {'set_blocking'},
+    'training/worker.py': {'SIGHUP', 'SIGUSR1'}}
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='Linux has all of the names')
+def test_nothing_else_of_linux_is_used_outside_of_workers():
+    names = {*without_posix.MODULES, *without_posix.OF_OS, *without_posix.OF_SIGNAL}
+    found = {}
+    for path in [*spawn.ROOT.glob('cifar10*.py'), *spawn.ROOT.glob('cifar10_lib/**/*.py')]:
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if path.parent.name != 'workers' and (used := _of_linux(node, names)):
+                shown = path.relative_to(spawn.ROOT).as_posix().removeprefix('cifar10_lib/')
+                found.setdefault(shown, set()).update(used)
+    assert found == USED
+
+
+def _of_linux(node, names):
+    """The modules, functions, signals and files of Linux that a node of a syntax tree names."""
+    if isinstance(node, ast.Import):
+        found = {each.name for each in node.names}
+    elif isinstance(node, ast.ImportFrom):
+        found = {node.module}
+    elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ('os', 'signal'):
+        found = {node.attr}
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        found = {node.value}
+        if re.match('/(proc|sys|dev)/', node.value):
+            return found
+    else:
+        return set()
+    return found & names
