@@ -119,7 +119,7 @@ def test_the_table(command, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('name, package', benchmarks.PEERS.items())
 def test_the_loss_of_a_peer(command, name, package):
-    """Noise leaves the cross entropy of ten classes at ln 10; the weight decay makes itself smaller.
+    """On noise, the cross entropy stays near ln 10, and the weight decay makes itself smaller.
 
     Normal values that are cut off at two deviations have a mean square of 0.7737 * 0.04 ** 2, so
     the decay is 0.004 / 2 * (2304 + 192) * 384 * 0.7737 * 0.04 ** 2 = 2.373 at first. Each step
