@@ -36,13 +36,13 @@ def precision(request, tmp_path):
 
 
 def test_two_thousand_steps(precision):
-    """0.7, with averaged weights."""
-    assert 0.6 <= precision('--max_steps=2000') <= 0.8
+    """With averaged weights: 0.695, MEASURE."""
+    assert 0.65 <= precision('--max_steps=2000') <= 0.75  # Provisional.
 
 
 def test_one_epoch_of_airbench94(precision):
-    """0.6, in bfloat16."""
+    """With raw weights, trained in bfloat16: MEASURE."""
     flags = ['--net=airbench94', '--epochs=1']
     if devices.multiplies_bfloat16():
         flags.append('--use_bf16')
-    assert 0.5 <= precision(*flags) <= 0.7
+    assert 0.3 <= precision(*flags) <= 0.9  # Provisional.
