@@ -51,8 +51,8 @@ class Images:
         count: number of images to count, from the first.
         classes: names of the network's classes.
         weights: 'averaged' or 'raw'.
-        kind: what makes this another evaluation than that of all test images with the weights that
-            the network uses by default, such as ['training images', 'raw weights'].
+        kind: what makes this another evaluation than that of all test images with averaged
+            weights, such as ['training images', 'raw weights'].
     """
 
     source: image_source.Source
@@ -154,7 +154,6 @@ def evaluate(network, found):
     cannot be written.
     """
     source, recipe = network.source(FLAGS.eval_data), network.recipe
-    use_moving_averages = network.averaged(settings.trained())
     cifar10.maybe_download_and_extract(source)
     num_examples, size = accuracy.num_examples(source, FLAGS.num_examples)
     if num_examples < size:
@@ -172,7 +171,7 @@ def evaluate(network, found):
         # --use_moving_averages=false does, restore tf.global_variables() instead.
         variable_averages = tf.train.ExponentialMovingAverage(cifar10.MOVING_AVERAGE_DECAY)
         variables_to_restore = variable_averages.variables_to_restore()
-        if not use_moving_averages:
+        if not FLAGS.use_moving_averages:
             variables_to_restore = {var.op.name: var for var in tf.global_variables()}
         saver = tf.train.Saver(variables_to_restore)
 
@@ -182,7 +181,7 @@ def evaluate(network, found):
         if any(name.endswith(names.AVERAGE) for name in variables_to_restore):
             weights = 'averaged'
         evaluated = Images(source, num_examples, network.classes, weights,
-                           kind_of_evaluation(weights, recipe, num_examples < size))
+                           kind_of_evaluation(weights, num_examples < size))
         summary_writer, first, run = None, None, None
         for checkpoint, latest in found:
             first = first or latest
@@ -195,7 +194,7 @@ def evaluate(network, found):
             console.progress(f'Evaluating {checkpoint}')
             try:
                 checkpoints.values_for(checkpoint, variables_to_restore,
-                                       model.advice(use_moving_averages))
+                                       model.advice(FLAGS.use_moving_averages))
                 eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, evaluated)
             except checkpoints.Unreadable:
                 if evaluates_once():
@@ -204,12 +203,11 @@ def evaluate(network, found):
                              'few.')
 
 
-def kind_of_evaluation(weights, recipe, is_partial):
+def kind_of_evaluation(weights, is_partial):
     """The `kind` of the `Images`.
 
     Args:
         weights: 'averaged' or 'raw'.
-        recipe: the `recipes.Recipe`.
         is_partial: whether only a part of the images is evaluated.
     """
     kind = []
@@ -217,8 +215,8 @@ def kind_of_evaluation(weights, recipe, is_partial):
         kind.append('training images')
     if FLAGS.eval_data == 'held_out':
         kind.append('held-out images')
-    if (weights == 'averaged') != recipe.use_moving_averages:
-        kind.append(f'{weights} weights')
+    if weights == 'raw':
+        kind.append('raw weights')
     if is_partial:
         kind.append(f'first {FLAGS.num_examples}')
     return kind

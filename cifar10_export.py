@@ -46,7 +46,7 @@ def export():
     with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
         network = network_of_any_batch_size(found.recipe, len(classes))
         # The part of the graph that computes the outputs, with the variables as constants.
-        with network.session(checkpoint, found.averaged(given)) as session:
+        with network.session(checkpoint, given.use_moving_averages) as session:
             graph_def = tf.graph_util.convert_variables_to_constants(
                 session, network.graph.as_graph_def(),
                 [out.op.name for out in network.outputs.values()])

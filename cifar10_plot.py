@@ -278,14 +278,11 @@ def _latest(runs):
 
 
 def _probabilities(checkpoint, found, images):
-    """Classifies images with a checkpoint and its `trained.Trained`; with averages if it has them,
-    and the `Recipe` uses them.
+    """Classifies images with a checkpoint and its `trained.Trained`; with averages if it has them.
 
     uint8 [count, 32, 32, 3] -> float32 [count, classes].
     """
-    averaged = found.recipe.use_moving_averages
-    if averaged:
-        averaged = any(name.endswith(names.AVERAGE) for name in checkpoints.read(checkpoint))
+    averaged = any(name.endswith(names.AVERAGE) for name in checkpoints.read(checkpoint))
     # An `inference` that fixes the batch size requires the one of training.
     network = model.Model(
         found.recipe, len(found.classes), settings.batch_size(found.recipe))

@@ -116,7 +116,7 @@ def _checkpoint():
     names = found.classes
     # An `inference` that fixes the batch size requires the one of training.
     network = model.Model(found.recipe, len(names), settings.batch_size(found.recipe))
-    with network.session(checkpoint, found.averaged(given)) as session:
+    with network.session(checkpoint, given.use_moving_averages) as session:
         yield (lambda pixels: network.probabilities(session, pixels), names,
                (table.WIDTH, table.HEIGHT))
 

@@ -40,7 +40,6 @@ class Recipe:
         epochs: default of `--epochs`; if None, `--max_steps` applies.
         initial_learning_rate: default of `--learning_rate`; None for that of the data set.
         validate_every, linear_scaling: defaults of these flags.
-        use_moving_averages: default of this flag.
         ends_with_run: whether the schedule depends on the number of steps of the run.
         loss: function (logits, labels) -> total loss, float32 [].
         initial_values: function from the `Source` of the training images to values of variables
@@ -63,7 +62,6 @@ class Recipe:
     initial_learning_rate: float | None = None
     validate_every: int = 0
     linear_scaling: bool = False
-    use_moving_averages: bool = True
     ends_with_run: bool = False
     loss: Callable = cifar10.loss
     initial_values: Callable = lambda source: {}
@@ -181,9 +179,8 @@ TABLE = {row.name: row for row in (
         schedule=lambda step, rate, epochs: airbench94.learning_rate(step, epochs.max_steps, rate),
         optimizer=airbench94.Optimizer,
         batch_size=1024,
-        epochs=11,
+        epochs=14,
         initial_learning_rate=1.5,
-        use_moving_averages=False,  # Lookahead has averaged them.
         ends_with_run=True,
         loss=lambda logits, labels: losses.smoothed(logits, labels, label_smoothing=0.2),
         initial_values=lambda source: airbench94.initial_values(

@@ -152,9 +152,8 @@ def define_training_flags(max_steps: int = 100000) -> None:
     flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the '
                          'images of --validate_on; 0 means never, the default except for resnet23 '
                          '(1).', lower_bound=0, upper_bound=10**9)
-    flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1, such '
-                       'as 0.8, with the averaged weights (airbench94: the raw ones).',
-                       lower_bound=0.0, upper_bound=1.0)
+    flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1 with '
+                       'the averaged weights, such as 0.8.', lower_bound=0.0, upper_bound=1.0)
     flags.DEFINE_integer('profile', None, 'Trace one step every N steps: writes '
                          'timeline-STEP.json into --train_dir for chrome://tracing, and adds the '
                          "trace to TensorBoard's graph.", **count)
@@ -201,7 +200,7 @@ class Checkpoint:
 
     checkpoint_dir: str
     best: bool
-    use_moving_averages: bool | None
+    use_moving_averages: bool
 
 
 def define_checkpoint_flags() -> None:
@@ -214,8 +213,8 @@ def define_checkpoint_flags() -> None:
         'checkpoint, such as FOLDER/model.ckpt-20.')
     flags.DEFINE_boolean('best', False, 'Use the best checkpoint of a validated run, in '
                          '--checkpoint_dir/best, instead of the latest.')
-    flags.DEFINE_boolean('use_moving_averages', None, 'Use the moving averages of the variables '
-                         'instead of the raw weights. Default: true, except for airbench94.')
+    flags.DEFINE_boolean('use_moving_averages', True, 'Use the moving averages of the variables '
+                         'instead of the raw weights.')
 
 
 def trained() -> Checkpoint:

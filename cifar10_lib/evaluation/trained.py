@@ -53,12 +53,6 @@ class Trained:
         """Whether the run excluded images from training, for its validation."""
         return self.run.get('settings', {}).get('validate_on') == 'held_out'
 
-    def averaged(self, flags_given: settings.Checkpoint) -> bool:
-        """Whether the flags ask for the averages, or by default the recipe does."""
-        if flags_given.use_moving_averages is None:
-            return self.recipe.use_moving_averages
-        return flags_given.use_moving_averages
-
     def check_same(self, earlier: 'Trained', path: str) -> None:
         """Raises `app.UsageError` if an `earlier` checkpoint of the folder had another network.
 

@@ -22,9 +22,6 @@ class Validation:
 
     The evaluation has its own graph and session, so it does not affect training's queues and random
     numbers. Create it before the training graph is finalized.
-
-    Attributes:
-        best: the `best.Best` of the run.
     """
 
     def __init__(self, train_dir: str, variables: Sequence[tf.Variable], source: Source,
@@ -42,7 +39,7 @@ class Validation:
         """
         self._caught, self._statistics = caught, statistics
         self._trained = {variable.op.name: variable for variable in variables}
-        self.best = best.Best(train_dir, variables, images, recipe.use_moving_averages)
+        self._best = best.Best(train_dir, variables, images)
         self._source = dataclasses.replace(source, subset='held_out', shard=(0, 1))
         if images == 'test':
             self._source = dataclasses.replace(
@@ -85,7 +82,7 @@ class Validation:
             training = f'training error = {training_error:.4f}, '
         console.line(f'{datetime.datetime.now()}: step {step}, {training}validation error = '
                      f'{raw:.4f} ({averaged:.4f} averaged)')
-        self.best.offer(session, step, values, raw, averaged)
+        self._best.offer(session, step, values, raw, averaged)
         return raw, averaged
 
     def _error(self, values, variables):

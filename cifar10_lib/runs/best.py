@@ -11,19 +11,12 @@ from cifar10_lib.program import files, json_files
 from cifar10_lib.runs import checkpoints, names
 
 
-def read(train_dir: str, images: str = 'test',
-         use_moving_averages: bool = True) -> tuple[float, int | None]:
-    """Error and step of a run's best checkpoint; (infinity, None) if there is no intact one.
-
-    For the arguments see `Best`.
-    """
+def read(train_dir: str, images: str = 'test') -> tuple[float, int | None]:
+    """Error and step of a run's best checkpoint; (infinity, None) if there is no intact one."""
     folder = os.path.join(train_dir, names.BEST)
-    decides = 'error'
-    if use_moving_averages:
-        decides = 'averaged_error'
     try:
         found = json_files.read(os.path.join(folder, names.BEST_ERROR))
-        error, step = float(found[decides]), int(found['step'])
+        error, step = float(found['averaged_error']), int(found['step'])
         if found['validated_on'] == images:
             checkpoints.read(checkpoints.at_step(folder, step))  # A ValueError if it is damaged.
             return error, step
@@ -38,9 +31,9 @@ def reaches(error: float, precision: float) -> bool:
 
 
 class Best:
-    """The best checkpoint of a run by the error of its moving averages, or of its raw weights.
+    """The best checkpoint of a run by the error of its moving averages.
 
-    Those decide that `--best` evaluates, predicts with and exports by default.
+    The averages decide, because `--best` evaluates, predicts with and exports them by default.
     `error.json` holds the step and the errors, `params.h5` the variables, `run.json` the run's.
 
     Attributes:
@@ -49,22 +42,22 @@ class Best:
     """
 
     def __init__(self, train_dir: str, variables: Sequence[tf.Variable],
-                 images: str = 'test', use_moving_averages: bool = True) -> None:
+                 images: str = 'test') -> None:
         """Reads the result of earlier starts; `variables` are those in a checkpoint.
 
         `images` is 'test' or 'held_out', the images of the errors; a best checkpoint that was
-        chosen on other images is ignored. `use_moving_averages` is whether the averages decide.
+        chosen on other images is ignored.
         """
-        self._images, self._use_moving_averages = images, use_moving_averages
+        self._images = images
         self._folder = os.path.join(train_dir, names.BEST)
         self._trainable = {variable.op.name for variable in variables if variable.trainable}
         self._saver = tf.train.Saver(  # `offer` removes old checkpoints itself.
             variables, max_to_keep=None, save_relative_paths=True)
-        self.error, self.step = read(train_dir, images, use_moving_averages)
+        self.error, self.step = read(train_dir, images)
 
     def offer(self, session: tf.Session, step: int, values: Mapping[str, np.ndarray],
               error: float, averaged_error: float) -> None:
-        """Saves the variables if the error of those that decide is the lowest so far.
+        """Saves the variables if the error of their averages is the lowest so far.
 
         `error.json` names the new checkpoint once it is complete, and only then the old one is
         removed: if the process is killed, the file still names a checkpoint that exists.
@@ -72,10 +65,7 @@ class Best:
         The session holds the variables, whose `values` are by their names. `error` and
         `averaged_error`, 0 to 1, are those of the raw weights and the moving averages.
         """
-        decides = error
-        if self._use_moving_averages:
-            decides = averaged_error
-        if decides >= self.error or not all(np.isfinite(v).all() for v in values.values()):
+        if averaged_error >= self.error or not all(np.isfinite(v).all() for v in values.values()):
             return  # The loss finds values that are not finite only in the next step.
         files.own_folder(self._folder)
         self._saver.save(session, os.path.join(self._folder, names.CHECKPOINT), global_step=step,
@@ -89,7 +79,7 @@ class Best:
                  'validated_on': self._images, 'checkpoint': f'{names.CHECKPOINT}-{step}'}
         with files.new_file(os.path.join(self._folder, names.BEST_ERROR)) as stream:
             stream.write((json.dumps(found) + '\n').encode())
-        self.error, self.step = decides, step
+        self.error, self.step = averaged_error, step
         for entry in os.scandir(self._folder):
             match = names.CHECKPOINT_FILE.fullmatch(entry.name)
             if match and int(match.group(1)) != step:

@@ -52,9 +52,6 @@ class RunRecipe(Protocol):
     def name(self) -> str: ...
 
     @property
-    def use_moving_averages(self) -> bool: ...
-
-    @property
     def initial_values(self) -> Callable[[Source], dict[str, np.ndarray]]: ...
 
     def flags(self, epochs: EpochCounter) -> dict[str, object]: ...
@@ -119,8 +116,7 @@ class Start:
             return self.found.path, f'--epochs={self.run.epochs:g} ({self.max_steps} steps)'
         if self.run.stop_at is None:
             return None
-        error, best_step = best.read(
-            folder, self.run.validate_on, self.recipe.use_moving_averages)
+        error, best_step = best.read(folder, self.run.validate_on)
         if best_step is None or not best.reaches(error, self.run.stop_at):
             return None
         return (checkpoints.at_step(os.path.join(folder, names.BEST), best_step),

@@ -45,8 +45,7 @@ def shared_hooks(start, loss, summary_op=None, me=None):
     variables = tf.global_variables()
     metrics_hook = session_hooks.MetricsHook(run.train_dir, loss, epochs)
     batch_norms = validator = None
-    has_statistics = any(not each.trainable for each in tf.moving_average_variables())
-    if has_statistics and start.recipe.use_moving_averages:
+    if any(not each.trainable for each in tf.moving_average_variables()):
         batch_norms = statistics.Statistics(  # Other workers wait for it.
             start.source, start.recipe, variables, start.step, me.caught, me.step_seconds / 3)
     if run.validate_every:

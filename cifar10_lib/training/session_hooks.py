@@ -191,7 +191,7 @@ class MetricsHook(tf.train.SessionRunHook):
 class ValidationHook(tf.train.SessionRunHook):
     """Worker 0 validates, and the others wait for it, because steps have a time limit.
 
-    All stop when the precision of the best checkpoint reaches `stop_at`, if given.
+    All stop when the precision of the averaged weights reaches `stop_at`, if given.
     """
 
     def __init__(self, me, epochs, validation=None, metrics_hook=None, stop_at=None):
@@ -214,8 +214,8 @@ class ValidationHook(tf.train.SessionRunHook):
                 training_error = float(np.mean(self._metrics.epoch_errors))
             found = self._validation.run(run_context.session, self._step, training_error)
             self._metrics.add_row(found)
-            if self._stop_at is not None:
-                is_good = best.reaches(self._validation.best.error, self._stop_at)
+            if found and self._stop_at is not None:
+                is_good = best.reaches(found[1], self._stop_at)
         if is_good:
             self._report()
         if self.worker.barrier('the validation', value=is_good):

@@ -125,14 +125,3 @@ def test_an_error_on_other_images_does_not_count(best, session, tmp_path):
     offer(again, session, 20, 0.75, 0.75)
     assert read_error(tmp_path)['validated_on'] == 'held_out'
     assert best_.Best(str(tmp_path), tf.global_variables(), 'held_out').step == 20
-
-
-def test_where_raw_weights_are_evaluated_their_error_decides(best, session, tmp_path):
-    """Also that of a checkpoint which an earlier version chose by its averages: 0.625, not 0.5."""
-    again = best_.Best(str(tmp_path), tf.global_variables(), use_moving_averages=False)
-    assert (again.error, again.step) == (0.625, 10)
-    offer(again, session, 20, 0.75, 0.25)
-    assert read_error(tmp_path)['step'] == 10
-    offer(again, session, 30, 0.5, 0.75)
-    assert (again.error, read_error(tmp_path)['step']) == (0.5, 30)
-    assert best_.read(str(tmp_path), use_moving_averages=False) == (0.5, 30)

@@ -92,15 +92,6 @@ def test_statistics_by_hand(normed, trainer):
     assert sum('moving_' in name for name in first) == 2 * 2 * 4  # Of four batch norms.
 
 
-def test_where_raw_weights_are_evaluated_none_are_computed(normed, monkeypatch):
-    """The averages of the moving statistics remain."""
-    monkeypatch.setitem(recipes.TABLE, 'normed', dataclasses.replace(
-        recipes.TABLE['normed'], use_moving_averages=False))
-    values = train(1, validate_every=1)
-    np.testing.assert_allclose(
-        moving(values, AVERAGE), 2 / 11 * UNSET + 9 / 11 * moving(values), rtol=1e-5)
-
-
 def test_held_out_images_are_left_out(normed):
     """Record n is at place 51 n % 80; those at the first eight places, 0, 11, 22 and so on."""
     values = train(1, validate_on='held_out')

@@ -126,29 +126,6 @@ def test_stop_at_ends_the_run_when_a_validation_reaches_the_precision(tiny_net, 
         assert sessions.start().steps_left()
 
 
-@pytest.mark.parametrize('use_moving_averages, step', [(False, 10), (True, 20)])
-def test_the_weights_that_are_evaluated_decide(
-        half_bright, monkeypatch, capsys, use_moving_averages, step):
-    """Only biases: a step moves 0.1 from that of class 5, at first 1.9, to that of class 0, which
-    half of the images have. After step 10, 1.0 is more than 0.9, but the averages are a step
-    behind."""
-    def inference(images, num_classes, training, dtype):
-        biases = tf.get_variable('biases', initializer=tf.one_hot(5, num_classes, 1.9))
-        return tf.zeros([tf.shape(images)[0], 1]) + biases
-
-    monkeypatch.setitem(recipes.TABLE, 'tiny', dataclasses.replace(
-        tiny.RECIPE, inference=inference, use_moving_averages=use_moving_averages,
-        loss=lambda logits, labels: tf.reduce_mean(logits[:, 5] - logits[:, 0]),
-        schedule=lambda step, rate, epochs: tf.constant(0.1),
-        optimizer=lambda lr, max_steps: tf.train.GradientDescentOptimizer(lr)))
-    with flagsaver.flagsaver(net='tiny', validate_every=1, max_steps=30, stop_at=0.5):
-        cifar10_train.main()
-        assert rows()[-1] == (step, 0.5)
-        assert json.loads(folder('best', 'error.json').read_text())['step'] == step
-        assert not sessions.start().steps_left()
-        assert f'best/model.ckpt-{step} has reached --stop_at=0.5.' in capsys.readouterr().out
-
-
 @pytest.mark.parametrize('correct', range(0, 101, 7))
 def test_a_precision_reaches_itself(correct):
     """As fractions of 100 images: 1 - 0.92 is less than 0.08 in floating point."""
