@@ -110,8 +110,10 @@ def _check_words(words, positional):
 
 
 def _check_values():
-    """Raises `flags.ValidationError` for '', as from an unset shell variable."""
+    """Raises `flags.ValidationError` for NaN and '', as from an unset shell variable."""
     for name in FLAGS:
         flag = FLAGS[name]
-        if flag.present and flag.value in ('', []):
-            raise flags.ValidationError(f'flag --{flag.name}= has no value')
+        is_empty = flag.present and flag.value in ('', [])
+        is_nan = flag.value != flag.value
+        if is_empty or is_nan:
+            raise flags.ValidationError(f'flag --{flag.name}={flag.value or ""} has no value')

@@ -43,6 +43,7 @@ def _refused(script, *arguments, **options):
      'layers compute; expected at most one of them: remove the other'),
     (['-n', 'cifar10_resnet23'], 'flag --net=cifar10_resnet23: expected one of tutorial, '),
     (['--train_dir='], '--train_dir= has no value'),
+    (['--epochs=nan', '--net=resnet23'], '--epochs=nan has no value'),
     (['--dataset=imagenet'], 'is not a data set; expected cifar10, cifar100, synthetic')])
 def test_wrong_flags_are_rejected(arguments, words):
     assert words in _refused('cifar10_train.py', *arguments)

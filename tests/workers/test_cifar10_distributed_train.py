@@ -209,6 +209,7 @@ def test_all_workers_report_damaged_checkpoints(half_bright):
 
 # The validation at step 6 takes 24 seconds longer.
 SLOW_VALIDATION = '''
+import time
 from cifar10_lib.evaluation import validation
 validate = validation.Validation.run
 def validate_slowly(self, session, step, training_error):

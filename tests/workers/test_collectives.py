@@ -91,7 +91,7 @@ def work(workers):
                 if me.rank == 1 and what == f'cut {step}':
                     time.sleep(1)  # Worker 0 asks for data in the meantime.
                     cut()
-                if me.rank == 1 and step == 1 and what == 'aborted':
+                if me.rank == 1 and step == 2 and what == 'aborted':
                     raise tf.errors.InternalError(None, None, {aborted!r})
                 print(step, flush=True)
         print(json.dumps(found, default=lambda x: x.tolist()), flush=True)
