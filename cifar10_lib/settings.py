@@ -34,7 +34,7 @@ flags.DEFINE_float('min_fraction_of_examples_in_queue', None, 'Fraction of the t
                    'keep in the shuffle queue; by default that of cifar10_input.py, 0.4.',
                    lower_bound=0.0, upper_bound=1.0)
 flags.DEFINE_string('net', 'tutorial', 'The network and how it trains: tutorial, tutorial_fast (80 '
-                    'epochs), resnet23 (300 epochs in batches of 64) or airbench94 (11 epochs in '
+                    'epochs), resnet23 (300 epochs in batches of 64) or airbench94 (14 epochs in '
                     'batches of 1,024).', short_name='n')
 flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32 variables; for GPUs, and '
                      'CPUs with AMX or AVX512_BF16.')
