@@ -62,13 +62,18 @@ def values_for(found: checkpoints.Found, variables: Sequence[tf.Variable], net: 
     if not all(np.isfinite(value).all() for value in values.values()):
         raise app.UsageError(f'{found.path} has values that are not finite: {_ADVICE}')
     if values.keys().isdisjoint(trained):
-        wanted = trained
-        if found.values.keys().isdisjoint(trained):
-            wanted = {name + names.AVERAGE: each for name, each in trained.items()}
-        checkpoints.values_for(  # Raises an error that names what does not fit.
-            found.path, wanted, f'--net={net} expects these for {len(classes)} classes: {_ADVICE}',
-            found.values)
+        _refuse(found, trained, net, classes)
     return values
+
+
+def _refuse(found, trained, net, classes):
+    """Raises an error that names the weights that do not fit."""
+    wanted = trained
+    if found.values.keys().isdisjoint(trained):
+        wanted = {name + names.AVERAGE: each for name, each in trained.items()}
+    checkpoints.values_for(
+        found.path, wanted, f'--net={net} expects these for {len(classes)} classes: {_ADVICE}',
+        found.values)
 
 
 def lines(found: checkpoints.Found, values: Mapping[str, np.ndarray],
