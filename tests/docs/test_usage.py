@@ -1,17 +1,9 @@
 """Runs the programs in docs/usage.md on an exported model with random weights."""
 import importlib.util
-import io
-import json
-import os
-import pathlib
 import re
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 
-import image_files
-import networks
 import numpy as np
 import plain
 import pytest
@@ -19,7 +11,6 @@ import record_files
 import spawn
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
-from PIL import Image
 
 import cifar10_export
 
@@ -48,7 +39,7 @@ def expected(folder):
 
 
 def blocks(heading):
-    """The programs below a heading of the page, with the paths and the port of the test."""
+    """The programs below a heading of the page, with the paths of the test."""
     page = (spawn.ROOT / 'docs' / 'usage.md').read_text()
     section = re.search(rf'^#+ {heading}$(.*?)^#+ [A-Z]', page, re.MULTILINE | re.DOTALL).group(1)
     section = section.replace('/tmp/cifar10_model/1', 'model').replace(
@@ -104,44 +95,6 @@ def test_keras(folder, expected):
     printed = run(folder, ['-c', 'import numpy\n' + program])
     found = re.search(r'\[\[(.*?)\]\]', printed, re.DOTALL).group(1).split()
     np.testing.assert_allclose([float(value) for value in found], expected[0], rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_the_server(folder, expected):
-    """It answers an image with probabilities and anything else with an error, and continues.
-
-    Transparent images lie on white. An EPS file is a program; the PNG has 100 million pixels.
-    """
-    port = networks.free_port()
-    program, _ = blocks('An HTTP server')
-    program = program.replace('8000', str(port)).replace(
-        'http.server.HTTPServer((', 'server = http.server.HTTPServer((').replace(
-        '.serve_forever()', '\nprint("ready", flush=True)\nserver.serve_forever()')
-    server = spawn.until_the_end(subprocess.Popen(
-        [sys.executable, '-c', program], cwd=folder, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env={**os.environ, 'PYTHONPATH': str(spawn.ROOT)}))
-    assert server.stdout.readline() == 'ready\n', server.stderr.read()
-    image_files.png(folder / 'image.png', IMAGES[0])
-
-    def post(data):
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        return opener.open(f'http://127.0.0.1:{port}', data, timeout=spawn.PATIENCE).read()
-
-    def saved(image, kind):
-        stream = io.BytesIO()
-        image.save(stream, kind)
-        return stream.getvalue()
-
-    for data in (b'text', saved(Image.new('RGB', [32, 32]), 'EPS'),
-                 saved(Image.new('1', [10000, 10000]), 'PNG'),
-                 saved(Image.new('I;16', [32, 32]), 'PNG')):
-        with pytest.raises(urllib.error.HTTPError, match='400: Not an image'):
-            post(data)
-    clear = saved(Image.new('RGBA', [32, 32], (0, 0, 0, 0)), 'PNG')
-    assert post(clear) == post(saved(Image.new('RGB', [32, 32], 'white'), 'PNG'))
-    found = json.loads(post(pathlib.Path(folder / 'image.png').read_bytes()))
-    assert list(found)[:2] == ['airplane', 'automobile']
-    np.testing.assert_allclose(list(found.values()), expected[0], rtol=1e-3)
 
 
 @pytest.mark.slow
