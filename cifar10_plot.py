@@ -204,7 +204,7 @@ def validation(stream, runs):
     """Draws the validation errors of all runs by epoch or time."""
     x_label = 'epochs: passes over the images'
     if FLAGS.by == 'minutes':
-        x_label = 'minutes of training, without validations and pauses'
+        x_label = 'minutes of training steps'
     raw: list[pictures.Curve] = []
     averaged: list[pictures.Curve] = []
     for number, (name, run) in enumerate(_named_runs(runs)):

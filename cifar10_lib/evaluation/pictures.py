@@ -94,6 +94,8 @@ def curves(stream: BinaryIO | str, size: Sequence[float],
         axes.set(xlabel=x_label, ylabel=None if same_scale and axes is not row[0] else y_label)
         if logarithmic:
             axes.set_xscale('log')
+            axes.xaxis.set_major_formatter('{x:g}')  # The default is mathematical text, not parsed.
+            axes.xaxis.set_minor_formatter('')
         axes.grid(alpha=0.3)
         if shown:
             axes.legend(  # Below the axes, where it hides no curve.
