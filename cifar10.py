@@ -195,17 +195,17 @@ def inference(images, num_classes=None):
     """Builds the network.
 
     Args:
-        images: float [batch, IMAGE_SIZE, IMAGE_SIZE, 3], as `distorted_inputs` returns them.
+        images: float [batch, height, width, 3], as `distorted_inputs` returns them.
         num_classes: number of classes; by default that of `--dataset`.
 
     Returns:
         float32 [batch, num_classes], unnormalised logits: `loss` applies the softmax.
 
     Raises:
-        ValueError: the images have a different size, which would change the network.
+        ValueError: the height or width of the images is not known when the graph is built.
     """
     images = tf.convert_to_tensor(images)  # From an array, too.
-    if images.shape.as_list()[1:] != [IMAGE_SIZE, IMAGE_SIZE, 3]:
+    if not images.shape[1:].is_fully_defined():
         raise ValueError(f'images have shape {images.shape}; expected '
                          f'[batch, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]')
     if num_classes is None:

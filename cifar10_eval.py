@@ -143,7 +143,7 @@ def report_classes(counts, evaluated, summary):
             summary.value.append(value)
 
 
-def evaluate(network, found):
+def evaluate(network=None, found=None):
     """Evaluates each checkpoint once.
 
     Args:
@@ -153,6 +153,9 @@ def evaluate(network, found):
     Raises `app.UsageError` if a checkpoint does not fit the network, and `OSError` if --eval_dir
     cannot be written.
     """
+    if network is None:  # As programs written against the tutorial call it.
+        main()
+        return
     source, recipe = network.source(FLAGS.eval_data), network.recipe
     cifar10.maybe_download_and_extract(source)
     num_examples, size = accuracy.num_examples(source, FLAGS.num_examples)

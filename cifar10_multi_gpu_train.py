@@ -102,7 +102,7 @@ def average_losses(num_towers):
         return tf.add_n(means, name='total_loss')
 
 
-def train(source, recipe, start):
+def train(source=None, recipe=None, start=None):
     """Builds the towers, and runs training until `start.max_steps`.
 
     Args:
@@ -110,6 +110,9 @@ def train(source, recipe, start):
         recipe: the `recipes.Recipe`: `cifar10.inference`, unless --net names another network.
         start: the `starting.Start` of the run, which says where to begin and when to stop.
     """
+    if start is None:  # As programs written against the tutorial call it.
+        main()
+        return
     num_gpus = FLAGS.num_gpus
     with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)), \
             tf.device('/cpu:0'):

@@ -60,7 +60,7 @@ class _LoggerHook(tf.train.SessionRunHook):
             self._start_step, self._start_time = self._step, current_time
 
 
-def train(source, recipe, start):
+def train(source=None, recipe=None, start=None):
     """Builds the graph, and runs training until `start.max_steps`.
 
     Args:
@@ -68,6 +68,9 @@ def train(source, recipe, start):
         recipe: the `recipes.Recipe`: `cifar10.inference`, unless --net names another network.
         start: the `starting.Start` of the run, which says where to begin and when to stop.
     """
+    if start is None:  # As programs written against the tutorial call it.
+        main()
+        return
     with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)):
         monitored.use_seed(start)
         # Input and schedule on the CPU leave the GPU to the network.

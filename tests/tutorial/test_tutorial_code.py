@@ -204,8 +204,21 @@ def test_summaries_of_train_called_twice():
 def test_images_in_an_array():
     logits = cifar10.inference(np.zeros([2, 24, 24, 3]))
     assert logits.shape.as_list() == [2, 10]
-    with pytest.raises(ValueError, match=r'images have shape \(2, 32, 32, 3\)'):
-        cifar10.inference(np.zeros([2, 32, 32, 3]))
+
+
+@pytest.mark.parametrize('height, width, inputs', [(24, 24, 2304), (32, 32, 4096), (28, 24, 2688)])
+def test_images_of_another_size(height, width, inputs):
+    """Two poolings leave a quarter of height and width, in 64 channels."""
+    logits = cifar10.inference(tf.placeholder(tf.float32, [None, height, width, 3]))
+    assert logits.shape.as_list() == [None, 10]
+    weights, = (each for each in tf.trainable_variables() if each.op.name == 'local3/weights')
+    assert weights.shape.as_list() == [inputs, 384]
+
+
+@pytest.mark.parametrize('shape', [None, [None, None, None, 3]])
+def test_images_of_an_unknown_size(shape):
+    with pytest.raises(ValueError, match=r'images have shape .*expected \[batch, 24, 24, 3\]'):
+        cifar10.inference(tf.placeholder(tf.float32, shape))
 
 
 def test_tensorflows_program_that_freezes_a_graph(trained, tmp_path):
@@ -340,12 +353,17 @@ print([(v.op.name, v.device) for v in tf.global_variables()], cifar10.FLAGS.batc
 TRAINER = '''
 import cifar10_train
 cifar10.FLAGS.max_steps = 1
-cifar10_train.main()
+cifar10_train.train()
+'''
+TOWERS = '''
+import cifar10_multi_gpu_train
+cifar10.FLAGS.max_steps = 1
+cifar10_multi_gpu_train.train()
 '''
 EVALUATION = '''
 import cifar10_eval
 cifar10_eval.FLAGS.run_once = True
-cifar10_eval.main()
+cifar10_eval.evaluate()
 '''
 
 
@@ -366,12 +384,12 @@ with tf.Session() as session:
 
 @pytest.mark.parametrize('program, output', [
     (HELPER, "[('conv3/biases', '/device:CPU:0')] 8"), (TRAINER, 'Saved step 1 in '),
-    (EVALUATION, ' on 130 images.'), (OWN_FLAGS, '0.5 8\n0.5\n')],
-    ids=['helper', 'trainer', 'evaluation', 'own flags'])
+    (TOWERS, 'Saved step 1 in '), (EVALUATION, ' on 130 images.'), (OWN_FLAGS, '0.5 8\n0.5\n')],
+    ids=['helper', 'trainer', 'towers', 'evaluation', 'own flags'])
 def test_the_command_line_is_parsed_on_first_use(request, program, output):
     request.getfixturevalue('trained' if program is EVALUATION else 'half_bright')
     folders = [f'--data_dir={FLAGS.data_dir}']
-    if program is TRAINER:
+    if program in (TRAINER, TOWERS):
         folders.append(f'--train_dir={FLAGS.train_dir}')
     if program is EVALUATION:
         folders += [f'--checkpoint_dir={FLAGS.checkpoint_dir}', f'--eval_dir={FLAGS.eval_dir}']
