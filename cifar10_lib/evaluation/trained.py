@@ -12,7 +12,7 @@ from cifar10_lib.datasets.image_source import Source
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints, names, run_folder
 
-_ADVICE = 'pass those flags, or choose another run'
+_ADVICE = 'leave out --net and --dataset, or choose another run'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ def read(path: str, reads_images: bool = True) -> Trained:
     moved. Raises `app.UsageError` if given flags, or the data set on disk, do not fit the run.
     """
     place = os.path.dirname(path)
-    run = run_folder.read_run(place, _ADVICE)
+    run = run_folder.read_run(place, 'choose another run')
     if run is None:
         recipe, data_set = recipes.chosen(), cifar10.default_source().data_set
         errors.say(f'{place} has no {names.RUN}: using it with --net={recipe.name} '

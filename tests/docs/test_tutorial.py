@@ -161,42 +161,30 @@ for training in (True, False):
             session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
             session.run(train_op)
             found.append(float(session.run(loss)))
-averages = []
-for _ in range(30):
-    with tf.Graph().as_default(), tf.Session() as session:
-        weight = tf.get_variable('weight', [], initializer=tf.ones_initializer())
-        train_op = cifar10.train(tf.constant(0.0, name='loss'), tf.train.create_global_step(),
-                                 grads=[(tf.constant(2.0), weight)])
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        session.run(train_op)
-        average, = (each for each in tf.global_variables() if 'Average' in each.name)
-        averages.append(round(float(session.run(average)), 3))
-print(json.dumps([*found, averages]))
+print(json.dumps(found))
 '''
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [1, 7, 8, 9, 10])
+@pytest.mark.parametrize('number', [1, 7, 8, 9])
 def test_solutions_that_change_the_code(tmp_path, number):
     """They fit it, build the same variables for training and evaluation, and do what they say."""
     solved(tmp_path, number)
-    if number == 10:
+    if number == 9:
         apply(solutions(8)[-1], tmp_path)
     done = subprocess.run(  # Not a fork, which has the project's own modules.
         [sys.executable, '-c', _BUILD], cwd=tmp_path, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
-    (variables_, in_training), loss, (evaluated, in_evaluation), _, averages = json.loads(
+    (variables_, in_training), loss, (evaluated, in_evaluation), _ = json.loads(
         done.stdout.splitlines()[-1])
     assert variables_ == evaluated
     assert variables_['local3/weights'] == [3136 if number == 7 else 2304, 384]
-    assert ('norm1/moving_mean' in variables_) == (number == 10)
+    assert ('norm1/moving_mean' in variables_) == (number == 9)
     assert ('Softmax' in in_evaluation) == (number == 1)
     dropout = {'RandomUniform'}
     assert dropout.issubset(in_training) == (number == 8)
     assert not dropout.issubset(in_evaluation)
     assert np.isfinite(loss)
-    assert number == 9 or set(averages) == {0.836}, averages
-    assert set(averages) <= {0.836, 0.82, 1.0}
 
 
 @pytest.mark.slow

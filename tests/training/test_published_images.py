@@ -35,12 +35,12 @@ def precision(request, tmp_path):
 
 
 def test_two_thousand_steps(precision):
-    """On an Intel Xeon: 0.695."""
+    """On an Intel Xeon, seeds 1 and 2: 0.697, 0.698."""
     assert 0.66 <= precision('--max_steps=2000') <= 0.74
 
 
 def test_one_epoch_of_airbench94(precision):
-    """In bfloat16 on an Intel Xeon: 0.732."""
+    """In bfloat16 on an Intel Xeon, seeds 1 to 3: 0.736, 0.707, 0.743."""
     flags = ['--net=airbench94', '--epochs=1']
     if devices.multiplies_bfloat16():
         flags.append('--use_bf16')
