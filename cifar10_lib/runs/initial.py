@@ -67,7 +67,10 @@ def values_for(found: checkpoints.Found, variables: Sequence[tf.Variable], net: 
 
 
 def _refuse(found, trained, net, classes):
-    """Raises an error that names the weights that do not fit."""
+    """Raises an error that names the other run's network, or the weights that do not fit."""
+    run = _run(found)
+    if run:
+        run_folder.check_net(os.path.dirname(found.path), run, net, _ADVICE)
     wanted = trained
     if found.values.keys().isdisjoint(trained):
         wanted = {name + names.AVERAGE: each for name, each in trained.items()}
