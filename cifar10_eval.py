@@ -185,10 +185,9 @@ def evaluate(network=None, found=None):
             weights = 'averaged'
         evaluated = Images(source, num_examples, network.classes, weights,
                            kind_of_evaluation(weights, num_examples < size))
-        summary_writer, first, run = None, None, None
+        summary_writer, run = None, None
         for checkpoint, latest in found:
-            first = first or latest
-            latest.check_same(first, checkpoint)
+            latest.check_same(network, checkpoint)
             if not latest.is_of_own_images:
                 summary_writer = None
             elif latest.run != run or not os.path.isdir(FLAGS.eval_dir):
