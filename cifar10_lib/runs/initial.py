@@ -62,13 +62,12 @@ def values_for(found: checkpoints.Found, variables: Sequence[tf.Variable], net: 
     if not all(np.isfinite(value).all() for value in values.values()):
         raise app.UsageError(f'{found.path} has values that are not finite: {_ADVICE}')
     if values.keys().isdisjoint(trained):
-        _refuse(found, trained, net, classes)
+        _refuse(found, run, trained, net, classes)
     return values
 
 
-def _refuse(found, trained, net, classes):
+def _refuse(found, run, trained, net, classes):
     """Raises an error that names the other run's network, or the weights that do not fit."""
-    run = _run(found)
     if run:
         run_folder.check_net(os.path.dirname(found.path), run, net, _ADVICE)
     wanted = trained

@@ -187,11 +187,13 @@ def test_no_weights_to_start_with(tmp_path, folder, words):
     assert precious.exists()
 
 
-@pytest.mark.parametrize('is_nan, words', [
-    (False, 'does not fit this network'),
+@pytest.mark.parametrize('is_nan, words, initial_words', [
+    (False, 'does not fit this network', 'conv1/biases/ExponentialMovingAverage is missing; .*'
+     '--net=tutorial expects these for 10 classes'),
     (True, 'not finite: conv1/biases; conv1/biases/ExponentialMovingAverage. Choose another '
-     '--train_dir')])
-def test_a_checkpoint_that_does_not_fit_or_has_a_nan_changes_nothing(trained, is_nan, words):
+     '--train_dir', 'has values that are not finite')])
+def test_a_checkpoint_that_does_not_fit_or_has_a_nan_changes_nothing(
+        trained, is_nan, words, initial_words):
     run, latest = pathlib.Path(FLAGS.train_dir, 'run.json'), checkpoints.latest(FLAGS.train_dir)
     values = checkpoints.read(latest)
     plain.save(latest, {name: value + np.nan if 'conv1/biases' in name else value
@@ -201,5 +203,6 @@ def test_a_checkpoint_that_does_not_fit_or_has_a_nan_changes_nothing(trained, is
         cifar10_train.main()
     assert run.read_bytes() == before
     with flagsaver.flagsaver(initial_checkpoint=FLAGS.train_dir, train_dir=FLAGS.eval_dir), \
-            pytest.raises(app.UsageError, match=': choose another --initial_checkpoint'):
+            pytest.raises(app.UsageError,
+                          match=f'{initial_words}: choose another --initial_checkpoint'):
         cifar10_train.main()
