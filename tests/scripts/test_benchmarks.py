@@ -117,6 +117,14 @@ def test_the_table(command, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('net', ['tutorial_fast', 'resnet23', 'airbench94'])
+def test_a_step_of_another_network(command, net):
+    done = command('benchmarks', '--only', 'step', '--turns=1', f'--net={net}')
+    assert done.returncode == 0, done.stderr
+    assert 'step, beside the floor, ms' in done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('name, package', benchmarks.PEERS.items())
 def test_the_loss_of_a_peer(command, name, package):
     """On noise, the cross entropy stays near ln 10, and the weight decay makes itself smaller.
