@@ -362,16 +362,17 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('nohup, code, least', [([], 129, 6), (['nohup'], 0, 100)])
+@pytest.mark.parametrize('prefix, code, least', [
+    (['env', '--default-signal=HUP'], 129, 6), (['nohup'], 0, 100)])
 def test_without_a_reader_of_its_log_a_run_saves_and_stops_or_continues_under_nohup(
-        half_bright, nohup, code, least):
+        half_bright, prefix, code, least):
     process = after_five_steps(spawn.until_the_end(subprocess.Popen(
-        [*nohup, sys.executable, *trainer('--max_steps=100')], env=spawn.environment(), text=True,
+        [*prefix, sys.executable, *trainer('--max_steps=100')], env=spawn.environment(), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)))
     process.stdout.close()
     error = process.stderr.read()
     assert process.wait(timeout=spawn.PATIENCE) == code, error
-    assert 'The console is gone: ' in error and (STOPPING in error) == (not nohup)
+    assert 'The console is gone: ' in error and (STOPPING in error) == (code == 129)
     assert checkpoints.step(latest()) >= least
 
 
