@@ -106,7 +106,7 @@ def compute_type():
     """The type in which layers compute. Variables, losses and updates are float32 with any."""
     if FLAGS.use_fp16:
         return tf.float16
-    if settings.value('use_bf16'):
+    if FLAGS.use_bf16:
         return tf.bfloat16
     return tf.float32
 
@@ -117,16 +117,18 @@ def default_source(eval_data=False, subset=None, batch_size=None, data_set=None)
     By default, all of the test set, or the training images that `--validate_on` leaves, in batches
     of `--batch_size`. A `table.DataSet` replaces that of the flag.
     """
-    data_set = data_set or settings.data_set(NUM_CLASSES, DATA_URL)
+    data_set = data_set or image_source.find(FLAGS.dataset, NUM_CLASSES, DATA_URL)
     if subset is None:
-        subset = settings.default_subset(eval_data)
+        subset = 'all'
+        if FLAGS.validate_on == 'held_out' and not eval_data:
+            subset = 'training'
     num_examples_per_epoch = NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
     if eval_data:
         num_examples_per_epoch = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
     return image_source.Source(
         data_set, os.path.join(FLAGS.data_dir, data_set.folder), batch_size or FLAGS.batch_size,
         bool(eval_data), subset, examples_per_epoch=num_examples_per_epoch,
-        min_fraction=settings.value('min_fraction_of_examples_in_queue'))
+        min_fraction=FLAGS.min_fraction_of_examples_in_queue)
 
 
 def _beyond_the_tutorial(source, **options):
@@ -367,8 +369,9 @@ def train(total_loss, global_step, lr=None, opt=None, grads=None):
         with tf.device('/cpu:0'):
             if lr is None:
                 trained_on = default_source()
-                lr = learning_rate(global_step, trained_on.steps_per_epoch(),
-                                   settings.learning_rate(trained_on.data_set))
+                lr = learning_rate(
+                    global_step, trained_on.num_examples() / trained_on.batch_size,
+                    settings.first_rate(FLAGS.learning_rate, trained_on.data_set.learning_rate))
             tf.summary.scalar('learning_rate', lr)
             tf.add_to_collection('learning_rate', lr)  # For metrics.csv.
 
@@ -416,5 +419,4 @@ def maybe_download_and_extract(source=None):
     if a file is damaged, or the download failed.
     """
     source = source or default_source()
-    download.maybe_download_and_extract(
-        source.data_set, FLAGS.data_dir, settings.value('data_url'))
+    download.maybe_download_and_extract(source.data_set, FLAGS.data_dir, FLAGS.data_url)

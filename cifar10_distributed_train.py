@@ -48,14 +48,12 @@ flags.DEFINE_float('stage_timeout', cluster.Cluster.stage_timeout, 'Seconds that
                    'to reach a point outside of steps (the data, the graph, a validation) waits '
                    'for the others. A download and a validation must take less.', lower_bound=1.0,
                    upper_bound=1e7)
-flags.DEFINE_boolean('overlap', cluster.Cluster.overlap,
-                     'Average gradients while others are still being computed.')
 
 FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 # Flags on which the updates and the waiting times of all workers depend.
-_COMMON_FLAGS = ('batch_size', 'epochs', 'validate_every', 'learning_rate', 'linear_scaling',
-                 'warmup_epochs', 'use_fp16', 'use_bf16', 'step_timeout')
+_COMMON_FLAGS = ('epochs', 'learning_rate', 'linear_scaling', 'warmup_epochs', 'use_fp16',
+                 'use_bf16', 'step_timeout')
 
 
 def average_losses(total_loss, me):
@@ -170,7 +168,7 @@ def work(workers):
             return
         if me.rank:  # Worker 0's files may be out of reach.
             start = starting.follow(run, source, recipe, *begin)
-        console.line(devices.line(dtype=recipe.dtype, device=settings.value('device')))
+        console.line(devices.line(dtype=recipe.dtype, device=FLAGS.device))
         cifar10.maybe_download_and_extract(source)
         me.barrier('the data', {
             'training images': source.num_examples(),
@@ -183,11 +181,11 @@ def work(workers):
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    devices.choose(settings.value('device'))
+    devices.choose(FLAGS.device)
     workers = dataclasses.replace(
         cluster.resolve(FLAGS.worker_hosts, FLAGS.task_index, FLAGS.num_workers, FLAGS.coordinator),
         start_timeout=FLAGS.start_timeout, step_timeout=FLAGS.step_timeout,
-        stage_timeout=FLAGS.stage_timeout, overlap=FLAGS.overlap)
+        stage_timeout=FLAGS.stage_timeout)
     return launch.run(work, workers, FLAGS.num_workers or 1)
 
 

@@ -4,8 +4,7 @@
 
 Prints the precision @ 1 (accuracy) of each new checkpoint in --checkpoint_dir on the test set, each
 image once, with the moving averages of the variables. Run it next to the trainer, or with
---run_once to evaluate only the latest checkpoint. --per_class adds figures per class and the
-confusion matrix.
+--run_once to evaluate only the latest checkpoint.
 """
 from cifar10_lib.program import quiet
 
@@ -131,7 +130,7 @@ def report(checkpoint, global_step, evaluated, is_of_own_images):
 def report_classes(counts, evaluated, summary):
     """Prints precision @ 5 of many classes and, with --per_class, a table; adds both to a
     `tf.Summary`."""
-    if counts.has_many_classes:
+    if len(evaluated.classes) > 2 * accuracy.TOP:
         console.line(f'precision @ {accuracy.TOP} = {counts.precision_of_top:.3f}')
         summary.value.add(tag=evaluated.tag(f'Precision @ {accuracy.TOP}'),
                           simple_value=counts.precision_of_top)
@@ -158,7 +157,7 @@ def evaluate(network=None, found=None):
         return
     source, recipe = network.source(FLAGS.eval_data), network.recipe
     cifar10.maybe_download_and_extract(source)
-    num_examples, size = accuracy.num_examples(source, FLAGS.num_examples)
+    num_examples, size = accuracy.images_to_count(source, FLAGS.num_examples)
     if num_examples < size:
         console.line(f'Evaluating the first {num_examples} of {size} images; see --num_examples.')
     with tf.Graph().as_default() as g:
@@ -191,10 +190,13 @@ def evaluate(network=None, found=None):
             if not latest.is_of_own_images:
                 summary_writer = None
             elif latest.run != run or not os.path.isdir(FLAGS.eval_dir):
+                if summary_writer is not None:
+                    summary_writer.close()
                 summary_writer = events.writer(FLAGS.eval_dir, g, latest.run, is_first=run is None)
             run = latest.run
             console.progress(f'Evaluating {checkpoint}')
             try:
+                # Names all variables that do not fit; `saver` would name one.
                 checkpoints.values_for(checkpoint, variables_to_restore,
                                        model.advice(FLAGS.use_moving_averages))
                 eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, evaluated)
@@ -206,12 +208,7 @@ def evaluate(network=None, found=None):
 
 
 def kind_of_evaluation(weights, is_partial):
-    """The `kind` of the `Images`.
-
-    Args:
-        weights: 'averaged' or 'raw'.
-        is_partial: whether only a part of the images is evaluated.
-    """
+    """The `kind` of `Images` with these `weights`, of which perhaps only a part is counted."""
     kind = []
     if FLAGS.eval_data == 'train_eval':
         kind.append('training images')
@@ -226,7 +223,7 @@ def kind_of_evaluation(weights, is_partial):
 
 def evaluates_once():
     """Whether to evaluate one checkpoint: the latest with --run_once, or the one that is named."""
-    return FLAGS.run_once or checkpoints.named(trained.folder(settings.trained())) is not None
+    return FLAGS.run_once or checkpoints.named(trained.folder(settings.checkpoint())) is not None
 
 
 def found_checkpoints():
@@ -234,7 +231,7 @@ def found_checkpoints():
 
     Raises `app.UsageError` if there is no checkpoint for --run_once.
     """
-    given = settings.trained()
+    given = settings.checkpoint()
     folder = trained.folder(given)
     if evaluates_once():
         paths = [trained.checkpoint(given)]
@@ -243,13 +240,13 @@ def found_checkpoints():
             console.line(f'Waiting for a checkpoint in {folder}.')
         paths = checkpoints.watch(folder, FLAGS.eval_interval_secs)
     for path in paths:
-        yield path, trained.read(path)
+        yield path, trained.read(os.path.dirname(path))
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    devices.choose(settings.value('device'))
-    if FLAGS.run_once:
+    devices.choose(FLAGS.device)
+    if evaluates_once():
         console.fail_if_stdout_closes()
     found = found_checkpoints()
     first = next(found)

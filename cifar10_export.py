@@ -14,6 +14,7 @@ from cifar10_lib.program import quiet
 
 quiet.import_tensorflow()
 
+import os
 import pathlib
 
 import tensorflow.compat.v1 as tf
@@ -39,9 +40,9 @@ def export():
     devices.choose(FLAGS.device)
     if not FLAGS.export_dir:
         raise app.UsageError('--export_dir is missing: choose a new folder')
-    given = settings.trained()
+    given = settings.checkpoint()
     checkpoint = trained.checkpoint(given)
-    found = trained.read(checkpoint, reads_images=False)
+    found = trained.read(os.path.dirname(checkpoint), reads_images=False)
     classes = found.classes
     with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
         network = network_of_any_batch_size(found.recipe, len(classes))

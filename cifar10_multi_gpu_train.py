@@ -113,7 +113,6 @@ def train(source=None, recipe=None, start=None):
     if start is None:  # As programs written against the tutorial call it.
         main()
         return
-    num_gpus = FLAGS.num_gpus
     with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)), \
             tf.device('/cpu:0'):
         monitored.use_seed(start)
@@ -127,7 +126,7 @@ def train(source=None, recipe=None, start=None):
             opt = precision.scaled(tf.train.GradientDescentOptimizer(lr), recipe.dtype)
 
         images, labels = cifar10.distorted_inputs(source, recipe.distort)
-        batch_queue = tf.FIFOQueue(2 * num_gpus, [images.dtype, labels.dtype],
+        batch_queue = tf.FIFOQueue(2 * FLAGS.num_gpus, [images.dtype, labels.dtype],
                                    [images.shape, labels.shape], name='prefetch_queue')
         enqueue_op = batch_queue.enqueue([images, labels])
         tf.train.add_queue_runner(tf.train.QueueRunner(batch_queue, [enqueue_op]))
@@ -135,7 +134,7 @@ def train(source=None, recipe=None, start=None):
         # For each tower, its gradients.
         tower_grads = []
         with tf.variable_scope(tf.get_variable_scope()):
-            for i in xrange(num_gpus):
+            for i in xrange(FLAGS.num_gpus):
                 with tf.name_scope('%s_%d' % (cifar10.TOWER_NAME, i)) as scope:
                     # Each tower takes a batch of its own.
                     image_batch, label_batch = batch_queue.dequeue()
@@ -159,7 +158,7 @@ def train(source=None, recipe=None, start=None):
 
         # Here the towers wait for one another.
         grads = average_gradients(tower_grads)
-        loss = average_losses(num_gpus)
+        loss = average_losses(FLAGS.num_gpus)
 
         # One update of the shared variables.
         before = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
@@ -179,12 +178,12 @@ def train(source=None, recipe=None, start=None):
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
     cluster.refuse_several()
-    devices.choose(settings.value('device'))
+    devices.choose(FLAGS.device)
     recipe = recipes.chosen()
     source = cifar10.default_source(batch_size=settings.batch_size(recipe))
     start = starting.read(settings.run(recipe), source, recipe, FLAGS.num_gpus)
     if start.steps_left():
-        console.line(devices.line(FLAGS.num_gpus, recipe.dtype, settings.value('device')))
+        console.line(devices.line(FLAGS.num_gpus, recipe.dtype, FLAGS.device))
         cifar10.maybe_download_and_extract(source)
         train(source, recipe, start)
 

@@ -35,7 +35,7 @@ from cifar10_lib import recipes, settings
 from cifar10_lib.datasets import table
 from cifar10_lib.evaluation import accuracy, confusion, model, pictures, trained
 from cifar10_lib.program import command_line, console, devices, files, startup
-from cifar10_lib.runs import checkpoints, events, metrics, names
+from cifar10_lib.runs import checkpoints, events, metrics, names, run_folder
 
 command_line.define_path(
     'output', None, 'PNG file to write; by default PICTURE.png in the current folder.')
@@ -103,7 +103,7 @@ def filters(stream, runs):
 def predictions(stream, runs):
     """Draws the first test images, a column per class, with their predicted classes."""
     checkpoint = _latest(runs)
-    found = trained.read(checkpoint)
+    found = trained.read(os.path.dirname(checkpoint))
     labels, images = _labelled(found)
     classes = found.classes
     per_class = 1
@@ -127,9 +127,9 @@ def predictions(stream, runs):
 def confused(stream, runs):
     """Draws the confusion matrix of the test set."""
     checkpoint = _latest(runs)
-    found = trained.read(checkpoint)
+    found = trained.read(os.path.dirname(checkpoint))
     labels, images = _labelled(found)
-    count, _ = accuracy.num_examples(found.source())
+    count, _ = accuracy.images_to_count(found.source())
     predicted = _probabilities(checkpoint, found, images[:count]).argmax(axis=1)
     counts = accuracy.Counts(len(found.classes))
     counts.add(labels[:count], predicted[:, np.newaxis])
@@ -143,7 +143,7 @@ def sparsity(stream, runs):
     for number, layer in enumerate(('conv1', 'conv2', 'local3', 'local4')):
         points = found.get(f'{layer}/{layer}/sparsity')
         if points:
-            lines.append((layer, number, None, points))
+            lines.append((layer, number, '-', points))
     if not lines:
         raise app.UsageError(
             f'{run} has no event file with conv1/conv1/sparsity: choose another run')
@@ -157,11 +157,11 @@ def curves(stream, runs):
     errors: list[pictures.Curve] = []
     for number, (name, run) in enumerate(_named_runs(runs)):
         for shown, found in zip((losses, errors), _curves_of(run)):
-            for what, colour, marker, points in found:
+            for what, colour, style, points in found:
                 if len(runs) > 1:
                     colour = number
                 if points:
-                    shown.append((f'{name}, {what}', colour, marker, points))
+                    shown.append((f'{name}, {what}', colour, style, points))
     pictures.curves(stream, [10, 4.2], [
         (losses, 'loss: cross entropy + weight decay', 'loss (nats), mean of recent steps',
          'step'),
@@ -169,18 +169,18 @@ def curves(stream, runs):
 
 
 def _curves_of(run):
-    """The curves of a folder: of losses, and of errors, lists of (name, colour, marker, points)."""
+    """The curves of a folder: of losses, and of errors, lists of (name, colour, style, points)."""
     rows = metrics.read(os.path.join(run, names.METRICS))
     if not rows:
         return [], _evaluations(run)
     # Drop means over few steps, such as those just before or after a checkpoint.
     steps = np.diff([0] + [row['step'] for row in rows])
     means = [row for row, count in zip(rows, steps) if 2 * count >= np.median(steps)]
-    losses = [('training', 0, None, _points(means, 'step', 'training_loss'))]
+    losses = [('training', 0, '-', _points(means, 'step', 'training_loss'))]
     errors = [
-        ('training', 0, None, _points(means, 'step', 'training_error')),
-        ('validation, raw', 1, 'o', _points(rows, 'step', 'validation_error')),
-        ('validation, averaged', 2, 's', _points(rows, 'step', 'validation_error_averaged'))]
+        ('training', 0, '-', _points(means, 'step', 'training_error')),
+        ('validation, raw', 1, 'o--', _points(rows, 'step', 'validation_error')),
+        ('validation, averaged', 2, 's-', _points(rows, 'step', 'validation_error_averaged'))]
     return losses, errors
 
 
@@ -193,7 +193,7 @@ def _evaluations(folder):
             if tag.startswith('Precision @ 1'):
                 kind = tag.replace('Precision @ 1', 'evaluation')
                 errors = {step: 1 - precision for step, precision in curve.items()}
-                found.append((kind, len(found), 's', errors))
+                found.append((kind, len(found), 's-', errors))
     if not found:
         raise app.UsageError(f'{folder} has no metrics.csv of a training run and no event file of '
                              'an evaluation: choose other folders with --runs')
@@ -209,9 +209,10 @@ def validation(stream, runs):
     averaged: list[pictures.Curve] = []
     for number, (name, run) in enumerate(_named_runs(runs)):
         rows = metrics.read(os.path.join(run, names.METRICS))
-        _add_minutes(rows, cifar10.default_source().num_examples())
+        if FLAGS.by == 'minutes':
+            _add_minutes(rows, _images_per_epoch(run))
         for lines, column in ((raw, 'validation_error'), (averaged, 'validation_error_averaged')):
-            lines.append((name, number, '.', _points(rows, FLAGS.by, column)))
+            lines.append((name, number, '.-', _points(rows, FLAGS.by, column)))
         if not raw[-1][-1]:
             raise app.UsageError(f'{run} has no metrics.csv with validations: train with '
                                  '--validate_every=1, or choose other folders with --runs')
@@ -219,6 +220,14 @@ def validation(stream, runs):
         (shown, f'validation error, {weights} weights', 'fraction of images', x_label)
         for shown, weights in ((raw, 'raw'), (averaged, 'averaged'))],
         same_scale=True, logarithmic=FLAGS.by == 'minutes')
+
+
+def _images_per_epoch(folder):
+    """Number of training images of a run; without its run.json, that of CIFAR-10."""
+    run = run_folder.read_run(folder, 'choose other folders with --runs')
+    if run is None:
+        return cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
+    return run['settings']['training_images']
 
 
 def _add_minutes(rows, images_per_epoch):
@@ -294,7 +303,7 @@ def _training(runs):
     """The `Source` of the training images, and the `Recipe`: of the run, if --runs is given."""
     if settings.given('runs'):
         run, = runs
-        found = trained.read(os.path.join(run, names.RUN))
+        found = trained.read(run)
         return found.source('train_eval'), found.recipe
     return cifar10.default_source(), recipes.chosen()
 

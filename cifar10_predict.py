@@ -59,10 +59,10 @@ def predict(words):
     paths = [path for word in words for path in _paths(word)]
     width = max(map(len, [*paths, 'image']))
     exit_code = 0
-    network = _checkpoint
+    opened = _checkpoint
     if FLAGS.saved_model:
-        network = _saved_model
-    with network() as (classify, names, size):
+        opened = _saved_model
+    with opened() as (classify, names, size):
         if not FLAGS.json:
             console.line(f'{"image":{width}}  probability  class')
         for start in range(0, len(paths), FLAGS.batch_size):
@@ -112,7 +112,7 @@ def _checkpoint():
     [count, classes], the names of the classes, and (width, height)."""
     given = _trained()
     checkpoint = trained.checkpoint(given)
-    found = trained.read(checkpoint, reads_images=False)
+    found = trained.read(os.path.dirname(checkpoint), reads_images=False)
     names = found.classes
     # An `inference` that fixes the batch size requires the one of training.
     network = model.Model(found.recipe, len(names), settings.batch_size(found.recipe))
@@ -123,7 +123,7 @@ def _checkpoint():
 
 def _trained():
     """The `settings.Checkpoint` of the flags; without a run, that of the weights in `models`."""
-    given = settings.trained()
+    given = settings.checkpoint()
     if settings.given('checkpoint_dir') or given.best or not os.path.isdir(_WEIGHTS):
         return given
     if checkpoints.candidates(given.checkpoint_dir):

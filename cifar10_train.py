@@ -24,7 +24,7 @@ from cifar10_lib.workers import cluster
 
 settings.define_training_flags()
 
-FLAGS = tf.app.flags.FLAGS  # For programs that read `cifar10_train.FLAGS`.
+FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
 
 
 class _LoggerHook(tf.train.SessionRunHook):
@@ -99,12 +99,12 @@ def train(source=None, recipe=None, start=None):
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
     cluster.refuse_several()
-    devices.choose(settings.value('device'))
+    devices.choose(FLAGS.device)
     recipe = recipes.chosen()
     source = cifar10.default_source(batch_size=settings.batch_size(recipe))
     start = starting.read(settings.run(recipe), source, recipe)  # Reads the folder once.
     if start.steps_left():
-        console.line(devices.line(dtype=recipe.dtype, device=settings.value('device')))
+        console.line(devices.line(dtype=recipe.dtype, device=FLAGS.device))
         cifar10.maybe_download_and_extract(source)
         train(source, recipe, start)
 

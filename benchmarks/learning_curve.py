@@ -21,7 +21,7 @@ from absl import flags
 
 import cifar10
 from benchmarks import tutorial
-from cifar10_lib import recipes, settings
+from cifar10_lib import recipes
 from cifar10_lib.evaluation import model
 from cifar10_lib.program import devices, startup
 
@@ -71,7 +71,7 @@ def test_set():
 
 
 def main():
-    devices.choose(settings.value('device'))
+    devices.choose(FLAGS.device)
     source, recipe = cifar10.default_source(), recipes.chosen('tutorial')  # The network of both.
     csv = sys.stdout
     with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:

@@ -106,7 +106,7 @@ def measure_agreement(start):
 
     session, operations = _session(lambda: list(build()))
     (expected, gradients), (logits, computed) = session.run(operations)
-    return {'devices': devices.line(device=settings.value('device')),
+    return {'devices': devices.line(device=FLAGS.device),
             'logits': float(np.abs(logits - expected).max()),
             'gradients': _largest_difference(computed, gradients)}
 
@@ -180,7 +180,7 @@ def new_run():
 
 
 def main():
-    devices.choose(settings.value('device'))
+    devices.choose(FLAGS.device)
     start = new_run()
     cifar10.maybe_download_and_extract(start.source)
     measure = {'input': measure_input, 'step': measure_step, 'agreement': measure_agreement,

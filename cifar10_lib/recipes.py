@@ -104,7 +104,7 @@ class Recipe:
                  'use_fp16': self.dtype == tf.float16, 'use_bf16': self.dtype == tf.bfloat16}
         if self.linear_scaling:
             found['warmup_epochs'] = self.warmup_epochs
-        if self.ends_with_run:  # The rate falls to 0 at the last step.
+        if self.ends_with_run:  # The rate depends on the last step.
             found['max_steps'] = epochs.max_steps
         return found
 

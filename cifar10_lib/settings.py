@@ -2,8 +2,7 @@
 
 Only scripts, `cifar10.py` and this module read flags: everything else takes arguments. The flags of
 data and network are defined when this module is imported; those of a training run, and those that
-name a trained model, by a function that a script calls, so that no script accepts flags that would
-have no effect.
+name a trained model, by a function that a script calls.
 """
 import dataclasses
 import os
@@ -64,12 +63,6 @@ def _check_dataset(name):
     return True
 
 
-def data_set(num_classes: int = 10, url: str = table.CIFAR10_URL) -> table.DataSet:
-    """The data set of --dataset; the arguments replace those of CIFAR-10. Raises
-    `errors.DataError` if it is not a valid data set."""
-    return image_source.find(FLAGS.dataset, num_classes, url)
-
-
 def given(name: str) -> Any:
     """The value of a flag if the user gave one, else None."""
     if FLAGS[name].using_default_value:
@@ -77,26 +70,9 @@ def given(name: str) -> Any:
     return FLAGS[name].value
 
 
-def default_subset(eval_data: bool) -> str:
-    """The `subset` of a `Source`: all test images, or the training images for --validate_on."""
-    if not eval_data and FLAGS.validate_on == 'held_out':
-        return 'training'
-    return 'all'
-
-
-def learning_rate(data_set_: table.DataSet) -> float | None:
-    """The initial learning rate: --learning_rate, or that of a data set, or None."""
-    return first_rate(FLAGS.learning_rate, data_set_.learning_rate)
-
-
 def first_rate(*rates: float | None) -> float | None:
     """The first of these learning rates that is not None; None if all are."""
     return next((rate for rate in rates if rate is not None), None)
-
-
-def value(name: str) -> Any:
-    """The value of a flag of this module, for a script or `cifar10`."""
-    return getattr(FLAGS, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +193,6 @@ def define_checkpoint_flags() -> None:
                          'instead of the raw weights.')
 
 
-def trained() -> Checkpoint:
+def checkpoint() -> Checkpoint:
     """The values of the flags."""
     return Checkpoint(os.fspath(FLAGS.checkpoint_dir), FLAGS.best, FLAGS.use_moving_averages)

@@ -47,14 +47,14 @@ LAST = Limits(connect=30.0, rate=0.0)  # A slow place is better than none.
 
 
 def maybe_download_and_extract(data_set: table.DataSet, data_dir: str, url: str | None = None,
-                               copy_limits: Limits = COPY, last_limits: Limits = LAST) -> None:
+                               copy_limits: Limits = COPY) -> None:
     """Makes sure that a data set's folder exists in `data_dir` and its files are valid.
 
     If it is missing, unpacks the archive in `data_dir`; if that is missing too, downloads it from
-    `url`, by default from the places of the row. `last_limits` are the `Limits` of the last one,
-    `copy_limits` those of the others. A data set without a URL is generated. Concurrent processes
-    wait for the first one. Raises `errors.DataError` with cause, place and remedy, or `OSError` if
-    the images cannot be generated.
+    `url`, by default from the places of the row. `copy_limits` are the `Limits` of all but the last
+    one, which has `LAST`. A data set without a URL is generated. Concurrent processes wait for the
+    first one. Raises `errors.DataError` with cause, place and remedy, or `OSError` if the images
+    cannot be generated.
     """
     folder = os.path.join(data_dir, data_set.folder)
     if not os.path.isdir(folder):
@@ -73,7 +73,7 @@ def maybe_download_and_extract(data_set: table.DataSet, data_dir: str, url: str 
                     synthetic.write(data_set, data_dir)
                 else:
                     archive = os.path.join(data_dir, os.path.basename(data_set.url))
-                    download(urls, archive, data_set, copy_limits, last_limits)
+                    download(urls, archive, data_set, copy_limits)
                     extract(archive, data_dir, data_set)
         except (OSError, ValueError) as error:
             if data_set.url is None:
@@ -103,12 +103,12 @@ def _check_data_dir(data_set, data_dir):
 
 
 def download(urls: Sequence[str], archive: str, data_set: table.DataSet,
-             copy_limits: Limits = COPY, last_limits: Limits = LAST) -> None:
+             copy_limits: Limits = COPY) -> None:
     """Verifies an archive; if it is missing, downloads it from the first place that has it.
 
     Resumes from `archive`.part. Honours proxy variables. Leaves a place that fails, or exceeds
     `copy_limits`, with one line. Raises `OSError` if the disk failed, or `errors.DataError` if the
-    last place did, to which `last_limits` apply.
+    last place did, or exceeded `LAST`.
     """
     if os.path.lexists(archive):
         if fault := _fault(archive, data_set):
@@ -121,7 +121,7 @@ def download(urls: Sequence[str], archive: str, data_set: table.DataSet,
             return
         except errors.DataError as error:
             console.line(f'{_host(url)}: {error}. Trying the next place.')
-    _fetch(urls[-1], archive, data_set, last_limits)
+    _fetch(urls[-1], archive, data_set, LAST)
 
 
 def _fetch(url, archive, data_set, limits):

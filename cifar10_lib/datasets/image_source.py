@@ -104,10 +104,6 @@ class Source:
         """Number of records of the subset, over all shards: `num_examples` before any edit."""
         return dataclasses.replace(self, examples_per_epoch=None).num_examples()
 
-    def steps_per_epoch(self) -> float:
-        """Number of steps in which the network sees each image once."""
-        return self.num_examples() / self.batch_size
-
     def selected(self, keys: tf.Tensor, *values: tf.Tensor) -> Sequence[tf.Tensor]:
         """Returns tensors [records, ...] without the records outside of the subset and the shard.
 

@@ -74,11 +74,6 @@ class Counts:
         return int(np.trace(self.confusion))
 
     @property
-    def precision(self) -> float:
-        """Precision @ 1, the fraction of images classified correctly."""
-        return self.correct / self.total
-
-    @property
     def precision_of_top(self) -> float:
         """Precision @ `TOP`."""
         return self.in_top / self.total
@@ -88,13 +83,8 @@ class Counts:
         """1 - precision."""
         return (self.total - self.correct) / self.total
 
-    @property
-    def has_many_classes(self) -> bool:
-        """Whether precision @ `TOP` says something."""
-        return len(self.confusion) > 2 * TOP
 
-
-def num_examples(source: Source, at_most: int | None = None) -> tuple[int, int]:
+def images_to_count(source: Source, at_most: int | None = None) -> tuple[int, int]:
     """Number of images to count, and of those in the set.
 
     Args:

@@ -21,8 +21,8 @@ def shares(confusion: np.ndarray) -> list[np.ndarray]:
         return [np.diag(confusion) / confusion.sum(axis=axis) for axis in (1, 0)]
 
 
-def table(confusion: np.ndarray, names: Sequence[str]) -> str:
-    """Returns a text table with a line per class, the best recall first."""
+def table(confusion: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Returns the lines of a table with a line per class, the best recall first."""
     recall, precision = shares(confusion)
     width = max(map(len, (*names, 'class')))
     lines = [f'{"class":{width}}  images  predicted   right  recall  precision']
@@ -30,26 +30,26 @@ def table(confusion: np.ndarray, names: Sequence[str]) -> str:
         shown = ('-' if np.isnan(share) else f'{share:.3f}' for share in (recall[k], precision[k]))
         lines.append('{:{}}  {:6}  {:9}  {:6}  {:>6}  {:>9}'.format(
             names[k], width, confusion[k].sum(), confusion[:, k].sum(), confusion[k, k], *shown))
-    return '\n'.join(lines)
+    return lines
 
 
-def matrix(confusion: np.ndarray, names: Sequence[str]) -> str:
-    """Returns the matrix as text or, if it is too wide, a note on where to see it."""
+def matrix(confusion: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Returns the lines of the matrix or, if it is too wide, of a note on where to see it."""
     digits = len(str(len(names) - 1))
     heads = [f'{k:{digits}} {name}' for k, name in enumerate(names)]
     left = max(map(len, heads))
     cell = 1 + max(len(str(confusion.max())), 4)
     if left + cell * len(names) > 80:
-        return (f'The confusion matrix of {len(names)} classes is too wide for a terminal:\n'
-                'see TensorBoard, or run cifar10_plot.py --picture=confusion.')
+        return [f'The confusion matrix of {len(names)} classes is too wide for a terminal:',
+                'see TensorBoard, or run cifar10_plot.py --picture=confusion.']
     rows = [f'{head:{left}}' + ''.join(f'{number:{cell}}' for number in row)
             for head, row in zip(['', *heads], [range(len(names)), *confusion])]
-    return '\n'.join(['Confusion matrix: labels in rows, predictions in columns.', *rows])
+    return ['Confusion matrix: labels in rows, predictions in columns.', *rows]
 
 
 def lines(confusion: np.ndarray, names: Sequence[str]) -> list[str]:
     """Returns the lines of both, with an empty one in between."""
-    return [*table(confusion, names).split('\n'), '', *matrix(confusion, names).split('\n')]
+    return [*table(confusion, names), '', *matrix(confusion, names)]
 
 
 def summary(confusion: np.ndarray, names: Sequence[str]) -> tf.Summary:

@@ -13,7 +13,7 @@ _COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#
 
 Cell = tuple[np.ndarray, str | None] | tuple[np.ndarray, str | None, bool]  # See `grid`.
 # See `curves`.
-Curve = tuple[str, int, str | None, Mapping[int, float] | Mapping[float, float]]
+Curve = tuple[str, int, str, Mapping[int, float] | Mapping[float, float]]
 
 
 def require_matplotlib() -> None:
@@ -69,27 +69,25 @@ def curves(stream: BinaryIO | str, size: Sequence[float],
     Args:
         size: width and height of the picture, in inches of 100 pixels.
         panels: of (curves, title, label of the y axis, label of the x axis). A curve is (name,
-            colour, marker, points): the name in the legend, the index of its colour, a Matplotlib
-            marker or None, and {x: y}.
+            colour, style, points): the name in the legend, the index of its colour, Matplotlib's
+            marker and line such as 'o--', and {x: y}. A line without markers is thinner.
         same_scale: whether the panels share the y axis and the label of the first.
         logarithmic: whether the x axes are logarithmic.
     """
     figure = _figure(size)
     row = figure.subplots(1, len(panels), sharey=same_scale, squeeze=False)[0]
     for axes, (shown, title, y_label, x_label) in zip(row, panels):
-        for name, colour, marker, points in shown:
+        for name, colour, style, points in shown:
             label = textwrap.fill(name, 28)  # Longer lines do not fit.
             if label.startswith('_'):  # Matplotlib hides such labels.
                 label = f' {label}'
-            width, style = 1.2, '-'
-            if marker:
-                width = 2
-            elif len(points) == 1:  # Not visible as a line.
-                marker = 's'
-            if marker == 'o':
-                style = '--'
-            axes.plot(list(points), list(points.values()), label=label, marker=marker, ls=style,
-                      linewidth=width, color=_COLOURS[colour % len(_COLOURS)], markersize=4)
+            width = 2.0
+            if style == '-':
+                width = 1.2
+                if len(points) == 1:  # Not visible as a line.
+                    style = 's'
+            axes.plot(list(points), list(points.values()), style, label=label, linewidth=width,
+                      color=_COLOURS[colour % len(_COLOURS)], markersize=4)
         axes.set_title(title, fontsize=11)
         axes.set(xlabel=x_label, ylabel=None if same_scale and axes is not row[0] else y_label)
         if logarithmic:

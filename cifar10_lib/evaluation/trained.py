@@ -91,13 +91,12 @@ def checkpoint(flags_given: settings.Checkpoint) -> str:
     return found
 
 
-def read(path: str, reads_images: bool = True) -> Trained:
-    """The model of a checkpoint: --net and --dataset, where they are not given, are the run's.
+def read(place: str, reads_images: bool = True) -> Trained:
+    """The model of a run's folder: --net and --dataset, where they are not given, are the run's.
 
     If `reads_images` is false, only the names of the classes are needed, so the data set may have
     moved. Raises `app.UsageError` if given flags, or the data set on disk, do not fit the run.
     """
-    place = os.path.dirname(path)
     run = run_folder.read_run(place, 'choose another run')
     if run is None:
         recipe, data_set = recipes.chosen(), cifar10.default_source().data_set

@@ -35,7 +35,7 @@ class Validation:
             caught: the caught signals; when one is added, a validation stops.
             statistics: for a network with batch norm.
 
-        Raises the errors of `accuracy.num_examples`.
+        Raises the errors of `accuracy.images_to_count`.
         """
         self._caught, self._statistics = caught, statistics
         self._trained = {variable.op.name: variable for variable in variables}
@@ -45,7 +45,7 @@ class Validation:
             self._source = dataclasses.replace(
                 self._source, subset='all', eval_data=True,
                 examples_per_epoch=cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL)
-        self._total, _ = accuracy.num_examples(self._source)
+        self._total, _ = accuracy.images_to_count(self._source)
         with tf.Graph().as_default() as self._graph:
             with tf.device('/cpu:0'):
                 batch, labels = cifar10.inputs(images == 'test', self._source, recipe.prepare)

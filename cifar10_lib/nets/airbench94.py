@@ -80,8 +80,8 @@ def inference(images, num_classes, training, dtype=tf.float32):
     """Builds the network; for ten classes, 1,971,352 parameters learn, and 288 weights are fixed.
 
     In training, each batch norm adds two operations to the collection `tf.GraphKeys.UPDATE_OPS`,
-    which update its moving statistics; run them with each step. A tower that reuses variables adds
-    none. The terms of the weight decay are added to the collection `losses`.
+    which update its moving statistics; run them with each step, of several towers those of the
+    first. The terms of the weight decay are added to the collection `losses`.
 
     Without `training`, the logits are a mean over six copies of each image: itself and its mirror
     image, each in its place (0.25), and moved by one pixel to the lower right or to the upper left

@@ -8,7 +8,7 @@ def batch_norm(net, gamma, beta, training, momentum, epsilon):
     In training, by the mean and the (biased) variance of the batch. The collection
     `tf.GraphKeys.UPDATE_OPS` gets two operations, which make the moving statistics `momentum`
     times their old value plus 1 - `momentum` times that of the batch, with the unbiased variance,
-    as in the paper's algorithm 2. A tower that reuses variables adds none.
+    as in the paper's algorithm 2.
 
     Without `training`, by the moving statistics.
 
@@ -32,8 +32,6 @@ def batch_norm(net, gamma, beta, training, momentum, epsilon):
         return tf.nn.fused_batch_norm(
             net, gamma, beta, *before, epsilon=epsilon, is_training=False)[0]
     net, *statistics = tf.nn.fused_batch_norm(net, gamma, beta, epsilon=epsilon)
-    if tf.get_variable_scope().reuse is True:  # It may also be `tf.AUTO_REUSE`.
-        return net
     for variable, old, new in zip(moving, before, statistics):
         # Updated where they are: a GPU needs the moving statistics only for inference.
         with tf.device(variable.device):

@@ -25,9 +25,9 @@ def inference(images, num_classes, training, dtype=tf.float32):
     ReLU, with 97,482 parameters for 10 classes.
 
     In training, each batch norm adds two operations to the collection `tf.GraphKeys.UPDATE_OPS`,
-    which update its moving statistics; run them with each step. Of several towers, only the first
-    adds them. Its statistics are in `tf.GraphKeys.MOVING_AVERAGE_VARIABLES`, so that they have
-    moving averages like the weights. The caller adds summaries.
+    which update its moving statistics; run them with each step, of several towers those of the
+    first. Its statistics are in `tf.GraphKeys.MOVING_AVERAGE_VARIABLES`, so that they have moving
+    averages like the weights. The caller adds summaries.
 
     Args:
         images: float [batch, 32, 32, 3], pixels from 0 to 255; the first batch norm scales them.

@@ -42,7 +42,7 @@ def own_folder(path: str) -> None:
     """Creates a folder if it is missing; raises `OSError`, also if it belongs to another user."""
     os.makedirs(path, exist_ok=True)
     owner = other_owner(path)
-    if owner and os.geteuid():  # Neither of them is root.
+    if owner not in (None, 0) and os.geteuid() != 0:  # Neither of them is root.
         raise PermissionError(f'{path} belongs to user {owner}, not you: choose another folder')
 
 

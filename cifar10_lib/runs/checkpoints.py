@@ -89,9 +89,10 @@ def candidates(folder: str) -> list[str]:
         state = tf.train.get_checkpoint_state(folder)
     except ValueError:  # The file is empty or not text; TensorFlow returns None for other damage.
         state = None
-    named = os.path.basename(state.model_checkpoint_path) if state else ''
-    found = [os.path.join(folder, named)] if named else []
-    return list(dict.fromkeys(found + [at_step(folder, step) for step in steps]))
+    paths = [at_step(folder, step) for step in steps]
+    if state and state.model_checkpoint_path:
+        paths.insert(0, os.path.join(folder, os.path.basename(state.model_checkpoint_path)))
+    return list(dict.fromkeys(paths))
 
 
 def at_step(folder: str, step: int) -> str:
@@ -119,14 +120,14 @@ def watch(folder: str, seconds: float) -> Iterator[str]:
     seen = yielded = None
     while True:
         started = time.monotonic()
-        newest = [identity(path) for path in candidates(folder)[:1]]
+        current = [identity(path) for path in candidates(folder)[:1]]
         try:
-            path = latest(folder) if newest != seen else None
+            path = latest(folder) if current != seen else None
         except app.UsageError:
             if any(map(named, candidates(folder))):
                 raise
             path = None  # All were removed, but the file `checkpoint` still names one.
-        seen = newest
+        seen = current
         if path is not None and identity(path) != yielded:
             yielded = identity(path)
             yield path

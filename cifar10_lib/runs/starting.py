@@ -140,7 +140,8 @@ class Start:
         if self.found is None:
             values = self.recipe.initial_values(self.source)
             if self.weights:
-                values |= self._initial_values(self.weights, variables)
+                values |= initial.values_for(
+                    self.weights, variables, self.recipe.name, self.source.data_set.classes)
             return values
         wanted = {each.op.name: each for each in variables}
         for name in list(wanted):
@@ -149,8 +150,11 @@ class Start:
         return checkpoints.values_for(
             self.found.path, wanted, _ADVICE.capitalize(), self.found.values)
 
-    def report(self, variables: Sequence[tf.Variable]) -> None:
-        """Prints what resumes, and each setting that changed; `variables` as in `values_for`."""
+    def report(self, variables: Sequence[tf.Variable], values: Mapping[str, np.ndarray]) -> None:
+        """Prints what resumes, and each setting that changed.
+
+        `variables` are those of the graph, `values` those of `values_for`.
+        """
         for line in self.recipe.defaults_used(self.run, self.source, self.epochs):
             console.line(line)
         if self.found and not self.earlier:
@@ -169,9 +173,7 @@ class Start:
             console.line(f'Resuming from {self.found.path}.')
         elif self.weights:
             self.weights.report()
-            for line in initial.lines(
-                    self.weights, self._initial_values(self.weights, variables), variables,
-                    self.run.validate_on):
+            for line in initial.lines(self.weights, values, variables, self.run.validate_on):
                 console.line(line)
 
     def _changed(self):
@@ -186,10 +188,6 @@ class Start:
         images = self.epochs.images_per_epoch
         found.append(('{} training images', images, self.earlier.get('training_images', images)))
         return [each for each in found if each[1] != each[2]]
-
-    def _initial_values(self, weights, variables):
-        return initial.values_for(
-            weights, variables, self.recipe.name, self.source.data_set.classes)
 
     def write(self) -> None:
         """Writes `run.json`; removes the `params.h5` with which an earlier start ended."""

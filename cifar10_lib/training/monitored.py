@@ -92,7 +92,8 @@ def session(start, hooks, me=None):
         errors.DataError: a record file was replaced by a damaged one.
         FloatingPointError: the loss is NaN, or a variable is not finite.
     """
-    me = me or _worker_of(hooks)
+    if me is None:
+        me = next(each.worker for each in hooks if isinstance(each, session_hooks.ValidationHook))
     folder = start.run.train_dir
     variables = tf.global_variables()
     worker_hook = session_hooks.WorkerHook(me, start.step >= start.max_steps)
@@ -104,7 +105,7 @@ def session(start, hooks, me=None):
             stack.enter_context(run_folder.locked(folder))
             start.check_unchanged()
             run_folder.remove_files(folder, also_finished=start.run.restart)
-            start.report(variables)
+            start.report(variables, values)
             start.write()
             # One writer for all hooks. No other process writes here: the folder is locked.
             writer = tf.summary.FileWriterCache.get(folder)
@@ -128,14 +129,6 @@ def session(start, hooks, me=None):
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
-
-
-def _worker_of(hooks):
-    """The `worker.Worker` of `shared_hooks`; by default one that trains alone."""
-    for each in hooks:
-        if isinstance(each, session_hooks.ValidationHook):
-            return each.worker
-    return worker.Worker()
 
 
 def _scaffold(variables, values):

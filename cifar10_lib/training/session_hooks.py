@@ -49,7 +49,7 @@ class WorkerHook(tf.train.SessionRunHook):
 
 
 class LoggerHook(tf.train.SessionRunHook):
-    """Logs loss and runtime, as the hook of this name in cifar10_train.py does.
+    """Logs loss and runtime, as `_LoggerHook` of cifar10_train.py does.
 
     The speed is the mean over all steps since the last line. A session's first step, which includes
     the set-up, only counts in its own line.

@@ -42,7 +42,6 @@ class Cluster:
         hosts: every worker's 'host:port', or '' if they exchange addresses as they meet.
         job: shared by the workers of one job: worker 0 accepts no others.
         start_timeout, step_timeout, stage_timeout: seconds; see the flags.
-        overlap: whether to average gradients while others are still being computed.
     """
 
     rank: int = 0
@@ -54,7 +53,6 @@ class Cluster:
     start_timeout: float = 60.0
     step_timeout: float = 60.0
     stage_timeout: float = 7200.0
-    overlap: bool = True
 
 
 def resolve(worker_hosts: Sequence[str] = (), task_index: int | None = None,

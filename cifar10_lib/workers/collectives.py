@@ -29,22 +29,22 @@ _LOSSES, _BUCKETS, _BROADCAST = 99, 100, 10**6
 
 
 def all_reduce_mean(gradients: Sequence[Gradient], worker: Worker,
-                    bucket_bytes: int = BUCKET_BYTES, overlap: bool = True,
-                    on_gpu: bool = False) -> list[Pair]:
+                    bucket_bytes: int = BUCKET_BYTES, on_gpu: bool = False) -> list[Pair]:
     """Means of gradients over all workers, each bucket sent as soon as it is complete.
 
     Args:
         gradients: in the order in which the network uses the variables; the backward pass computes
             the last first. A gradient that is None must be None on all workers.
         worker: this worker.
-        bucket_bytes, overlap: see `buckets`; False to wait for all gradients before any is sent.
+        bucket_bytes: see `buckets`.
         on_gpu: True to average on GPUs, by NCCL.
 
     Returns the means, without the variables that have no gradient.
     """
     pairs = [(tf.convert_to_tensor(gradient), variable) for gradient, variable in gradients
              if gradient is not None]
-    means, after = [], [] if overlap else [gradient for gradient, _ in pairs]
+    means: list[tf.Tensor] = []
+    after: list[tf.Tensor] = []
     for key, bucket in enumerate(buckets(pairs[::-1], bucket_bytes), _BUCKETS):
         own = [gradient for gradient, _ in bucket]
         with tf.control_dependencies(after):

@@ -92,7 +92,7 @@ class ConnectedWorker(worker.Worker):
     def __init__(self, cluster: Cluster, peers: meeting.Meeting) -> None:
         """`peers` is the meeting of the cluster's workers."""
         super().__init__(cluster.rank, cluster.size, cluster.local_rank, cluster.step_timeout)
-        self._peers, self._overlap = peers, cluster.overlap
+        self._peers = peers
         self._gpus = devices.visible_gpus()
         self._layout: dict[str, Any] = {}  # What the workers exchange in their steps.
         self.steps = 0  # Number of steps begun.
@@ -123,8 +123,7 @@ class ConnectedWorker(worker.Worker):
         self._describe('gradient', [
             f'{variable.op.name} {gradient.dtype.name} {gradient.shape.as_list()}'
             for gradient, variable in gradients if gradient is not None])
-        return collectives.all_reduce_mean(gradients, self, overlap=self._overlap,
-                                           on_gpu=self._gpus > 0)
+        return collectives.all_reduce_mean(gradients, self, on_gpu=self._gpus > 0)
 
     def _describe(self, kind, names):
         """Adds what the workers exchange to the facts that must be the same for all of them."""

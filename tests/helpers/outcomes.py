@@ -1,4 +1,5 @@
 """What a run printed, and how good its model is."""
+import os
 import re
 
 import tensorflow.compat.v1 as tf
@@ -15,17 +16,18 @@ LINE = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step \d+, loss = \d+\.\
 
 def precision(train_dir, use_moving_averages=True):
     """Precision @ 1 of a run's latest checkpoint on the test images."""
-    return counts(checkpoints.latest(train_dir), use_moving_averages).precision
+    found = counts(checkpoints.latest(train_dir), use_moving_averages)
+    return found.correct / found.total
 
 
 def counts(checkpoint, use_moving_averages=True, eval_data='test', at_most=None):
     """The `accuracy.Counts` of a checkpoint, with the network and the data set of its run.
 
-    `eval_data` and `at_most` are those of `trained.Trained.source` and `accuracy.num_examples`.
+    `eval_data` and `at_most` are those of `trained.Trained.source` and `accuracy.images_to_count`.
     """
-    network = trained.read(checkpoint)
+    network = trained.read(os.path.dirname(checkpoint))
     source = network.source(eval_data)
-    num_examples, _ = accuracy.num_examples(source, at_most)
+    num_examples, _ = accuracy.images_to_count(source, at_most)
     found = accuracy.Counts(source.num_classes)
     with tf.Graph().as_default():
         images, labels = cifar10.inputs(source.eval_data, source, network.recipe.prepare)

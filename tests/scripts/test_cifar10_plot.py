@@ -1,4 +1,6 @@
+import json
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -162,13 +164,17 @@ def test_validations_by_epoch(tmp_path):
         assert all(has(half, BLUE) and has(half, VERMILION) for half in np.split(part, 2, axis=1))
 
 
-def test_validations_by_minutes(tmp_path):
-    """Two runs of the same errors by epoch, one of which is eight times as fast."""
+@pytest.mark.parametrize('speeds, images', [((1000, 8000), 50000), ((1000, 1000), 6250)])
+def test_validations_by_minutes(tmp_path, speeds, images):
+    """Two runs of the same errors by epoch, one of which needs an eighth of the time: it is as many
+    times as fast, or has an eighth of the images."""
     runs = [str(tmp_path / name) for name in 'ab']
-    for run, images_per_second in zip(runs, (1000, 8000)):
+    for run, images_per_second in zip(runs, speeds):
         rows(run, *({'step': epoch, 'epoch': epoch, 'validation_error': error,
                      'validation_error_averaged': error, 'images_per_second': images_per_second}
                     for epoch, error in ((1, 0.5), (2, 0.25))))
+    pathlib.Path(runs[1], 'run.json').write_text(
+        json.dumps({'settings': {'training_images': images}}))
     image = plot(tmp_path / 'validation.png', 'validation', runs=runs, by='minutes')
     blue, vermilion = (np.flatnonzero((image[:300, :400] == colour).all(axis=2).any(axis=0))
                        for colour in (BLUE, VERMILION))

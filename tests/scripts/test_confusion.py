@@ -13,7 +13,7 @@ MATRIX = np.array([[1, 3, 0], [0, 2, 0], [0, 0, 0]])
 
 
 def test_the_table_starts_with_the_best_recall():
-    assert confusion.table(MATRIX, NAMES).splitlines()[:4] == [
+    assert confusion.table(MATRIX, NAMES)[:4] == [
         'class  images  predicted   right  recall  precision',
         'dog         2          5       2   1.000      0.400',
         'cat         4          1       1   0.250      1.000',
@@ -21,7 +21,7 @@ def test_the_table_starts_with_the_best_recall():
 
 
 def test_the_matrix_has_labels_in_rows():
-    assert confusion.matrix(MATRIX, NAMES).splitlines()[1:] == [
+    assert confusion.matrix(MATRIX, NAMES)[1:] == [
         '          0    1    2',
         '0 cat     1    3    0',
         '1 dog     0    2    0',
@@ -33,7 +33,7 @@ def test_text_fits_80_columns(name):
     """With 10,000 images per class; a matrix that does not fit is omitted."""
     names = table.TABLE[name].classes
     matrix = np.full([len(names)] * 2, 10000 // len(names))
-    text = confusion.table(matrix, names) + '\n' + confusion.matrix(matrix, names)
+    text = '\n'.join(confusion.lines(matrix, names))
     assert max(map(len, text.splitlines())) <= 80
     assert ('too wide' in text) == (len(names) == 100)
 

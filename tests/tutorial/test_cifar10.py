@@ -83,7 +83,7 @@ def test_learning_rate_counts_images(batch_size, replicas, decay_steps):
     """int(50000 / (batch * replicas) * 350) steps, then a tenth of the rate, and so on."""
     step = tf.placeholder(tf.int64, [])
     source = image_source.Source(table.CIFAR10, '/nonexistent', batch_size)
-    rate = cifar10.learning_rate(step, source.steps_per_epoch() / replicas)
+    rate = cifar10.learning_rate(step, source.num_examples() / batch_size / replicas)
     with tf.Session() as session:
         rates = [session.run(rate, {step: value}) for value in (
             0, decay_steps - 1, decay_steps, decay_steps + 1, 2 * decay_steps)]

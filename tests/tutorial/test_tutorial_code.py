@@ -506,7 +506,7 @@ print(json.dumps({
     'logits': logits.shape.as_list(), 'images': image.shape, 'rates': rates,
     'decay': float((abs(averaged - moved) / abs(start - moved).max()).max()),
     'towers': sorted({name.split('/')[0] for name in names if name.startswith('copy')}),
-    'total': accuracy.num_examples(cifar10.default_source(eval_data=True)),
+    'total': accuracy.images_to_count(cifar10.default_source(eval_data=True)),
     'url': cifar10.default_source().data_set.url}))
 '''
 
@@ -546,8 +546,8 @@ def test_constants_edited_in_cifar10(half_bright, monkeypatch):
     assert cifar10.inference(tf.zeros([1, 24, 24, 3])).shape.as_list() == [1, 4]
     source = cifar10.default_source()
     assert source.data_set.classes == ('airplane', 'automobile', 'bird', 'cat')
-    assert source.steps_per_epoch() == 20
-    assert accuracy.num_examples(cifar10.default_source(eval_data=True)) == (50, 50)
+    assert source.num_examples() == 160
+    assert accuracy.images_to_count(cifar10.default_source(eval_data=True)) == (50, 50)
 
 
 @pytest.mark.parametrize('size', [0, 33])
