@@ -79,10 +79,9 @@ def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, evaluated
         evaluated: the `Images`.
 
     Raises `checkpoints.Unreadable` if the trainer has just removed the checkpoint, and
-    `errors.DataError` if a record file was replaced by a damaged or a shorter one.
+    `errors.DataError` if a record file was replaced by a damaged one.
     """
-    source = evaluated.source
-    with tf.Session(config=devices.session_config()) as sess, source.damage_reported():
+    with tf.Session(config=devices.session_config()) as sess, evaluated.source.damage_reported():
         try:
             saver.restore(sess, checkpoint)
         except (tf.errors.OpError, ValueError) as error:
@@ -96,7 +95,6 @@ def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, evaluated
             counts = accuracy.Counts(len(evaluated.classes))
             for labels, predictions in accuracy.each_image_once(sess, top_k_op, evaluated.count):
                 counts.add(labels, predictions)
-            accuracy.check_size(source, evaluated.count)
             precision = counts.correct / counts.total
 
             summary = tf.Summary()

@@ -37,15 +37,6 @@ def each_image_once(session: tf.Session, top_k_op: Sequence[tf.Tensor],
         left -= len(labels)
 
 
-def check_size(source: Source, num_examples: int) -> None:
-    """Raises `errors.DataError` if there are now fewer than `num_examples` images: the endless
-    batches have repeated some of them."""
-    size = source.num_records()
-    if size < num_examples:
-        raise errors.DataError(f'{source.folder} had at least {num_examples} images at the start '
-                               f'and has {size} now: run the same command again to count these')
-
-
 class Counts:
     """Counts of an evaluation.
 

@@ -97,7 +97,6 @@ class Validation:
                     if self._caught:
                         return None
                     counts.add(*batch)
-                accuracy.check_size(self._source, self._total)
             finally:  # An exception of a thread replaces the error "queue is closed".
                 coordinator.request_stop()
                 coordinator.join(threads)
