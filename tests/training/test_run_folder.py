@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 import subprocess
@@ -10,7 +9,6 @@ from absl import app, flags
 from absl.testing import flagsaver
 
 import cifar10_train
-from cifar10_lib.datasets import table
 from cifar10_lib.runs import checkpoints, run_folder
 
 FLAGS = flags.FLAGS
@@ -88,30 +86,6 @@ def test_no_run_json(tmp_path):
     (tmp_path / 'link' / 'run.json').symlink_to('nowhere')  # As if it was removed while being read.
     for folder in (tmp_path, tmp_path / 'missing', tmp_path / 'file', tmp_path / 'link'):
         assert run_folder.read_run(folder, '') is None
-
-
-def test_a_run_of_another_network_or_of_other_classes(tmp_path):
-    """The name of the data set does not matter, but the order of the classes does."""
-    classes = list(table.CIFAR10.classes)
-    run = {'net': 'tutorial', 'dataset': 'cifar10', 'classes': classes, 'settings': {'seed': 7}}
-    (tmp_path / 'run.json').write_text(json.dumps(run))
-    assert run_folder.read_run(tmp_path, '') == run
-
-    def check(net='tutorial', **changes):
-        run_folder.check_run(tmp_path, {**run, **changes}, net, table.CIFAR10, 'test', 'go away')
-
-    check()
-    with pytest.raises(app.UsageError, match='--net=tutorial, not with --net=resnet23: go away'):
-        check('resnet23')
-    check(dataset='another')
-    for others, named in ((['rose', 'tulip'], 'class 0: rose, not airplane'),
-                          ([classes[0], *classes[2:4], classes[1], *classes[4:]],
-                           'class 1: bird, not automobile'),
-                          (classes[:9], 'class 9: missing, not truck'),
-                          ([*classes, 'ufo'], 'class 10: ufo, not missing')):
-        with pytest.raises(app.UsageError, match='with other classes than those of '
-                           rf'--dataset=cifar10 \({named}\): go away'):
-            check(classes=others)
 
 
 LOCKING = '''
