@@ -269,19 +269,6 @@ def test_a_checkpoint_without_averages_of_losses(trained):
         checkpoints.read(latest())['total_loss/avg'], 0.1 * loss, rtol=1e-5)
 
 
-def test_a_resumed_run_has_all_values_of_its_checkpoint(half_bright, monkeypatch):
-    """Those of Adam, too. A start without steps left writes the checkpoint again."""
-    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE)
-    FLAGS.net = 'tiny'
-    sessions.train()
-    before = checkpoints.read(latest())
-    sessions.train()
-    after = checkpoints.read(latest())
-    assert before.keys() == after.keys() > {'linear/weights', 'linear/weights/Adam'}
-    for name, value in before.items():
-        np.testing.assert_array_equal(after[name], value, err_msg=name)
-
-
 def frozen_inference(images, num_classes, training, dtype=tf.float32):
     """Frozen scales and shifts of the images, and two layers that learn."""
     del training, dtype
