@@ -171,7 +171,7 @@ def test_watch_waits_if_all_are_removed_and_yields_a_new_checkpoint_of_the_same_
     assert next(coming) == fifth
     _save_steps(tmp_path, 7)
     assert next(coming) == str(tmp_path / 'model.ckpt-7')
-    assert time.monotonic() > saved + 1.5  # Two seconds lie between two.
+    assert time.monotonic() > saved + 1.5  # At least two seconds lie between two checkpoints.
 
 
 def test_params_h5(tmp_path):

@@ -83,6 +83,7 @@ def test_a_damaged_run_json(tmp_path, text, words):
 
 
 def test_a_run_json_that_is_removed_while_it_is_read(tmp_path):
+    """A link to nothing is listed, but cannot be read."""
     (tmp_path / 'run.json').symlink_to('nowhere')
     assert run_folder.read_run(tmp_path, '') is None
 
