@@ -18,14 +18,12 @@ def precision(train_dir, use_moving_averages=True):
     return counts(checkpoints.latest(train_dir), use_moving_averages).precision
 
 
-def counts(checkpoint, use_moving_averages=True, eval_data='test', at_most=None):
-    """The `accuracy.Counts` of a checkpoint, with the network and the data set of its run.
-
-    `eval_data` and `at_most` are those of `trained.Trained.source` and `accuracy.num_examples`.
-    """
+def counts(checkpoint, use_moving_averages=True):
+    """The `accuracy.Counts` of a checkpoint on the test images, with the network and the data set
+    of its run."""
     network = trained.read(checkpoint)
-    source = network.source(eval_data)
-    num_examples, _ = accuracy.num_examples(source, at_most)
+    source = network.source()
+    num_examples, _ = accuracy.num_examples(source)
     found = accuracy.Counts(source.num_classes)
     with tf.Graph().as_default():
         images, labels = cifar10.inputs(source.eval_data, source, network.recipe.prepare)
