@@ -77,17 +77,12 @@ FORM = '; expected labels from 0, int [count] or [count, 1]'
      'cannot be read ('),
     ({'y_train': np.arange(30) % 3 + 1, 'y_test': np.arange(6) % 3 + 1},
      'y_train holds 1 to 3; expected whole numbers from 0 to 2'),
-    ({'y_train': np.arange(30) % 3 + 1, 'classes': NAMES}, 'y_train holds 1 to 3; expected whole'),
-    ({'y_train': np.array([0, 1, 5])[np.arange(30) % 3]}, 'y_train holds 0 to 5; expected whole'),
-    ({'y_train': np.arange(30) * 0.5}, 'y_train holds 0.0 to 14.5; expected whole numbers from 0'),
     ({'y_train': np.full(30, np.nan)}, 'y_train holds nan to nan; expected whole numbers from 0'),
     ({'y_train': np.arange(30) + 10**9},
      'y_train holds 1000000000 to 1000000029; expected whole numbers from 0 to 29'),
-    ({'y_train': np.full(30, 255, np.uint8)}, 'y_train holds 255 to 255; expected'),
     ({'y_train': np.zeros(30, int)}, 'no training images of 1: add some'),
     ({'y_train': np.arange(30) % 2, 'classes': NAMES}, 'no training images of bird: add some'),
     ({'y_test': np.full(6, 3)}, 'y_test holds 3 to 3; expected whole numbers from 0 to 2'),
-    ({'y_test': np.full(6, -1)}, 'y_test holds -1 to -1; expected whole numbers from 0 to 2'),
     ({'classes': np.array(['a', 'a', 'b'])}, 'expected a list of 2 to 256 different names')])
 def test_other_arrays_are_rejected(tmp_path, change, words):
     assert words in refused(save(tmp_path / 'a.npz', **change), tmp_path)

@@ -119,9 +119,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _other_bytes_cut(self):
         self._other_bytes(cut=10000)
 
-    def _larger(self):
-        self._send(200, ARCHIVE + b'x')
-
     def _redirect_to_a_file(self):
         self._send(302, b'', Location='file:///etc/passwd')
 

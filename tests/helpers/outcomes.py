@@ -20,14 +20,12 @@ def precision(train_dir, use_moving_averages=True):
     return found.correct / found.total
 
 
-def counts(checkpoint, use_moving_averages=True, eval_data='test', at_most=None):
-    """The `accuracy.Counts` of a checkpoint, with the network and the data set of its run.
-
-    `eval_data` and `at_most` are those of `trained.Trained.source` and `accuracy.images_to_count`.
-    """
+def counts(checkpoint, use_moving_averages=True):
+    """The `accuracy.Counts` of a checkpoint on the test images, with the network and the data set
+    of its run."""
     network = trained.read(os.path.dirname(checkpoint))
-    source = network.source(eval_data)
-    num_examples, _ = accuracy.images_to_count(source, at_most)
+    source = network.source()
+    num_examples, _ = accuracy.images_to_count(source)
     found = accuracy.Counts(source.num_classes)
     with tf.Graph().as_default():
         images, labels = cifar10.inputs(source.eval_data, source, network.recipe.prepare)

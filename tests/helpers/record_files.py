@@ -6,11 +6,11 @@ import numpy as np
 from cifar10_lib.datasets import table
 
 
-def write(path, labelled_images, label_bytes=1):
-    """Writes records of uint8 [height, width, depth] images: label bytes, then the planes."""
+def write(path, labelled_images):
+    """Writes records of uint8 [height, width, depth] images: a label byte, then the planes."""
     with open(path, 'wb') as stream:
         for label, image in labelled_images:
-            stream.write(bytes([label] * label_bytes))
+            stream.write(bytes([label]))
             stream.write(np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes())
 
 
@@ -41,8 +41,8 @@ def half_bright(count, seed):
         yield k % 2, image.astype(np.uint8)
 
 
-def noise(count, seed, num_classes=10):
+def noise(count, seed):
     """(label, image) pairs of noise."""
     random = np.random.RandomState(seed)
     for _ in range(count):
-        yield random.randint(num_classes), random.randint(0, 256, [32, 32, 3]).astype(np.uint8)
+        yield random.randint(10), random.randint(0, 256, [32, 32, 3]).astype(np.uint8)

@@ -35,6 +35,7 @@ def evaluate(capsys, **options):
     with flagsaver.flagsaver(**options):
         cifar10_eval.main()
     out = capsys.readouterr().out
+    assert 'recall  precision' in out
     _, matrix = out.split('Confusion matrix: labels in rows, predictions in columns.\n')
     _, *rows = matrix.splitlines()
     return np.array([row.split()[2:] for row in rows], np.int64), out

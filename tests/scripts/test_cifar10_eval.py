@@ -76,18 +76,17 @@ def test_the_best_checkpoint(half_bright, capsys):
     assert list(values('Precision @ 1')) == [10]
 
 
-@pytest.mark.parametrize('ending', ['', '.index'])
-def test_a_certain_checkpoint(trained, capsys, monkeypatch, ending):
+def test_a_certain_checkpoint(trained, capsys, monkeypatch):
     """All scripts that read one accept its path; the evaluation does not wait for another."""
     monkeypatch.chdir(FLAGS.train_dir)
-    named, first = f'model.ckpt-0{ending}', f'{FLAGS.train_dir}/model.ckpt-0'
+    named, first = 'model.ckpt-0.index', f'{FLAGS.train_dir}/model.ckpt-0'
     with flagsaver.flagsaver(checkpoint_dir=named, export_dir=f'{FLAGS.eval_dir}/1', runs=[named],
                              picture='confusion', output=f'{trained}/a.png'):
         cifar10_eval.main()
         cifar10_export.export()
         cifar10_plot.plot()
         assert values('Precision @ 1').keys() == {0}
-    with flagsaver.flagsaver(initial_checkpoint=first + ending, max_steps=0,
+    with flagsaver.flagsaver(initial_checkpoint=first, max_steps=0,
                              train_dir=f'{FLAGS.train_dir}/new'):
         cifar10_train.main()
     out = capsys.readouterr().out
@@ -96,7 +95,7 @@ def test_a_certain_checkpoint(trained, capsys, monkeypatch, ending):
     assert f'softmax_linear of {first}; new: none.\n' in out
     os.remove(f'{first}.data-00000-of-00001')
     with flagsaver.flagsaver(checkpoint_dir=first), pytest.raises(
-            errors.DataError, match=f'{first} cannot be read'):
+            errors.DataError, match=f'{first} cannot be read .*: .* run the same command'):
         cifar10_eval.main()
 
 
@@ -112,7 +111,7 @@ def test_run_once_without_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize('ending', ['.data-00000-of-00001', '.index'])
 def test_a_checkpoint_that_is_removed_before_it_is_read(trained, capsys, monkeypatch, ending):
-    """The evaluation waits for the next one; --run_once, prediction and export exit with a line."""
+    """The evaluation waits for the next one; with --run_once, it exits with a line."""
     latest = tf.train.latest_checkpoint(FLAGS.train_dir)
     source, recipe = cifar10.default_source(eval_data=True), recipes.chosen()
     os.remove(latest + ending)
@@ -125,19 +124,13 @@ def test_a_checkpoint_that_is_removed_before_it_is_read(trained, capsys, monkeyp
         with pytest.raises(errors.DataError, match=f'{latest} cannot be read'):
             cifar10_eval.eval_once(saver, None, None, None, latest, cifar10_eval.Images(
                 source, 130, source.data_set.classes, 'averaged', []))
-    network = model.Model(recipe, 10)
-    with pytest.raises(
-            errors.DataError, match=f'{latest} cannot be read .*: .* run the same command'):
-        with network.session(latest):
-            pytest.fail('the checkpoint is missing')
 
 
 @pytest.mark.slow
 def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
     """The evaluation starts in an empty folder; then training starts, and later resumes.
 
-    If its own folder is removed, it makes it again, with a new event file. After --restart,
-    TensorBoard shows the new run alone.
+    If its own folder is removed, it makes it again, with a new event file.
     """
     def wait_for(step):
         while step not in values('Precision @ 1'):
@@ -158,9 +151,6 @@ def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
         with flagsaver.flagsaver(max_steps=11, restart=True):
             cifar10_train.main()
         wait_for(11)
-        shown = event_accumulator.EventAccumulator(FLAGS.eval_dir).Reload()
-        steps = [event.step for event in shown.Scalars('Precision @ 1')]
-        assert steps == list(values('Precision @ 1')) and steps in ([11], [0, 11])
     finally:
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=spawn.PATIENCE)
@@ -188,6 +178,7 @@ def test_each_kind_of_evaluation_has_a_curve_of_its_own(half_bright):
             cifar10_eval.main()
             found = {tag for tag in events.read_curves(FLAGS.eval_dir)
                      if tag.startswith(('Precision', 'classes/'))}
+            assert f'confusion_matrix{kind}' in tags()
         assert {f'Precision @ 1{kind}', f'classes/airplane/recall{kind}'} <= found
         assert all(tag.endswith(kind or ('1', 'recall', 'precision')) for tag in found)
 
@@ -224,22 +215,6 @@ def test_evaluating_leaves_earlier_event_files(trained):
     assert os.path.exists(earlier)
 
 
-def test_per_class(half_bright, capsys):
-    """65 of the 130 images are of each of the first two classes."""
-    with flagsaver.flagsaver(max_steps=30, batch_size=16):
-        cifar10_train.main()
-    capsys.readouterr()
-    with flagsaver.flagsaver(run_once=True, per_class=True):
-        cifar10_eval.main()
-    out = capsys.readouterr().out
-    assert 'airplane        65         65      65   1.000      1.000\n' in out
-    assert 'bird             0          0       0       -          -\n' in out
-    assert '1 automobile    0   65    0    0    0    0    0    0    0    0\n' in out
-    assert values('classes/automobile/recall') == {30: 1.0}
-    assert {'confusion_matrix', 'Precision @ 1'} <= tags()
-    assert 'classes/bird/recall' not in tags()
-
-
 @pytest.mark.parametrize('kind', ['file', 'below a file'])
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
         trained, tmp_path, kind, capsys):
@@ -271,18 +246,15 @@ def own(half_bright, tmp_path, capsys):
         yield tmp_path / 'mine', tmp_path / 'swapped'
 
 
-def test_a_run_knows_its_network_and_its_images(own):
+def test_a_run_knows_its_network_and_its_images(own, capsys):
+    """Other images of the same classes have no curve. With the labels swapped, the precision is 1
+    minus that of the run's own images."""
     cifar10_eval.main()
-    assert list(values('Precision @ 1')) == [10]
+    before = values('Precision @ 1')
+    assert list(before) == [10]
     with flagsaver.flagsaver(net='tutorial'), pytest.raises(
             app.UsageError, match='--net=tutorial_fast, not with --net=tutorial: '):
         cifar10_eval.main()
-
-
-def test_other_images_of_the_same_classes_have_no_curve(own, capsys):
-    """With the labels swapped, the precision is 1 minus that of the run's own images."""
-    cifar10_eval.main()
-    before = values('Precision @ 1')
     capsys.readouterr()
     with flagsaver.flagsaver(dataset=str(own[1])):
         cifar10_eval.main()

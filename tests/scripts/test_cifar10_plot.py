@@ -3,6 +3,7 @@ import os
 import pathlib
 
 import numpy as np
+import plain
 import pytest
 import record_files
 import spawn
@@ -52,8 +53,8 @@ def test_samples_and_distorted_images_of_a_run(half_bright, tmp_path):
              y_test=[0], classes=['red', 'also red'])
     cifar10_convert.convert(f'{tmp_path}/red.npz', str(tmp_path / 'red'))
     run = tmp_path / 'run'
-    with flagsaver.flagsaver(dataset=str(tmp_path / 'red'), net='resnet23', train_dir=str(run),
-                             max_steps=1, validate_every=0, batch_size=2):
+    with flagsaver.flagsaver(dataset=str(tmp_path / 'red'), train_dir=str(run), max_steps=1,
+                             batch_size=2):
         cifar10_train.main()
     assert not has(plot(tmp_path / 'a.png', 'samples'), [209, 0, 0])
     assert has(plot(tmp_path / 'b.png', 'samples', runs=[str(run)]), [209, 0, 0])
@@ -98,14 +99,6 @@ def test_a_network_of_a_fixed_batch_size(trained, tmp_path, monkeypatch):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def save(folder, **variables):
-    with tf.Graph().as_default(), tf.Session() as session:
-        for name, value in {**variables, 'global_step': 5}.items():
-            tf.Variable(value, name=name)
-        session.run(tf.global_variables_initializer())
-        tf.train.Saver().save(session, str(folder / 'model.ckpt'))
-
-
 def rows(run, *figures):
     """Writes a metrics.csv with these figures, dictionaries; those that are left out are empty."""
     os.makedirs(run, exist_ok=True)
@@ -144,7 +137,9 @@ def test_filters_are_the_averaged_weights(tmp_path):
     weights[..., 1, :] = 1
     averages = np.zeros([2, 2, 3, 1], np.float32)
     averages[0, :, 0] = 0.1
-    save(tmp_path, **{'conv1/weights': weights, 'conv1/weights/ExponentialMovingAverage': averages})
+    plain.save(tmp_path / 'model.ckpt', {
+        'conv1/weights': weights, 'conv1/weights/ExponentialMovingAverage': averages,
+        'global_step': 5})
     image = plot(tmp_path / 'a.png', 'filters', runs=[str(tmp_path)]).astype(int)
     assert (abs(image - [255, 127, 127]) <= 1).all(axis=2).sum() > 1000
     assert (abs(image - [127, 127, 127]) <= 1).all(axis=2).sum() > 1000

@@ -1,6 +1,5 @@
 import os
 import pathlib
-import signal
 
 import numpy as np
 import outcomes
@@ -19,15 +18,6 @@ from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints
 
 FLAGS = flags.FLAGS
-
-
-def test_learns_separable_images_then_resumes(half_bright):
-    """Half-bright images survive crops, flips and standardisation."""
-    for max_steps in (30, 31):  # The second run starts from the first's checkpoint.
-        with flagsaver.flagsaver(max_steps=max_steps, batch_size=16):
-            cifar10_train.main()
-    assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-31')
-    assert outcomes.precision(FLAGS.train_dir) == 1.0
 
 
 def test_the_scripts_work_as_a_user_runs_them(tmp_path):
@@ -99,25 +89,6 @@ def test_another_source_of_the_data(tmp_path):
     with flagsaver.flagsaver(data_dir=str(tmp_path), data_url='file:///gone.tar.gz'), \
             pytest.raises(errors.DataError, match='Cannot download file:///gone.tar.gz'):
         cifar10.maybe_download_and_extract()
-
-
-@pytest.mark.slow
-def test_training_and_evaluation_start_together_on_an_empty_folder(tmp_path):
-    folders = [f'--data_dir={tmp_path}/data', '--dataset=synthetic', '--batch_size=8']
-    train = spawn.start_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
-                               '--max_steps=2')
-    evaluate = spawn.start_script(
-        'cifar10_eval.py', *folders, f'--checkpoint_dir={tmp_path}/train',
-        f'--eval_dir={tmp_path}/eval', '--eval_interval_secs=1', '--num_examples=8')
-    out, _ = spawn.ended(train, 0)
-    for line in evaluate.stdout:
-        out += line
-        if 'precision @ 1' in line:
-            break
-    evaluate.send_signal(signal.SIGINT)
-    spawn.ended(evaluate, 130)
-    assert out.count('Generating the synthetic images') == 1
-    assert 'precision @ 1' in out
 
 
 @pytest.mark.slow

@@ -1,9 +1,7 @@
 import errno
 import os
-import subprocess
 import tempfile
 
-import filelock
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
@@ -75,22 +73,6 @@ def test_an_existing_file_or_folder_stays(tmp_path, kind):
         with files.new_folder(path, '--there'):
             pytest.fail('the block must not run')
     assert sorted(os.walk(tmp_path)) == before
-
-
-def test_a_lock_is_refused_or_waited_for_and_ends_with_its_process(tmp_path):
-    path = tmp_path / 'lock'
-    program = ('import sys; from cifar10_lib.program import files\n'
-               'with files.locked(sys.argv[1], waiting="Waiting."):\n'
-               '    print("locked", flush=True); sys.stdin.read()')
-    with spawn.start(['-c', program, path], cwd=spawn.ROOT, stdin=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == 'locked\n'
-        with pytest.raises(filelock.Timeout), files.locked(path):
-            pytest.fail('the block must not run')
-        with spawn.start(['-c', program, path], cwd=spawn.ROOT, stdin=subprocess.PIPE) as second:
-            assert second.stdout.readline() == 'Waiting.\n'
-            holder.kill()
-            assert second.stdout.readline() == 'locked\n'
-            second.kill()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root can give folders away')

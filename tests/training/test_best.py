@@ -52,15 +52,6 @@ def kept(folder):
     return {entry.name for entry in pathlib.Path(folder, 'best').iterdir()}
 
 
-def test_the_first_is_the_best(best, tmp_path):
-    assert (best.error, best.step) == (0.5, 10)
-    assert read_error(tmp_path) == {'step': 10, 'error': 0.625, 'averaged_error': 0.5,
-                                    'validated_on': 'test', 'checkpoint': 'model.ckpt-10'}
-    assert kept(tmp_path) == KEPT | checkpoint_files(10)
-    assert (tmp_path / 'best' / 'run.json').read_text() == '{"net": "tutorial"}'
-    assert tf.train.latest_checkpoint(str(tmp_path / 'best')).endswith('model.ckpt-10')
-
-
 def test_a_lower_error_replaces_it(best, session, tmp_path):
     session.run(tf.trainable_variables()[0].assign(np.full([2, 2], 7.0)))
     offer(best, session, 20, 0.75, 0.25)

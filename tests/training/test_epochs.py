@@ -16,11 +16,3 @@ def test_when_a_validation_is_due(changes, every, due):
     first = changes[-1][0]
     counter = epochs.EpochCounter(first, changes, 80, due[-1], every)
     assert [step for step in range(first + 1, due[-1] + 1) if counter.validates(step)] == due
-
-
-def test_images_and_epochs_of_changing_steps():
-    """Of 8 images, from step 5 of 16 and from step 7 of 4; of 80 in an epoch."""
-    counter = epochs.EpochCounter(7, [(0, 8), (5, 16), (7, 4)], 80)
-    assert [counter.images(steps) for steps in (0, 5, 6, 7, 9)] == [0, 40, 56, 72, 80]
-    assert counter.seen(9) == 1 and counter.ends(9) and not counter.ends(8)
-    assert (counter.images_per_step, counter.steps_per_epoch) == (4, 20)

@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 import subprocess
@@ -10,19 +9,20 @@ from absl import app, flags
 from absl.testing import flagsaver
 
 import cifar10_train
-from cifar10_lib.datasets import table
 from cifar10_lib.runs import checkpoints, run_folder
 
 FLAGS = flags.FLAGS
+
+# A program that holds the lock of a folder until its standard input ends.
+HOLD = ('import sys; from cifar10_lib.runs import run_folder\n'
+        'with run_folder.locked(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
 
 
 @pytest.mark.parametrize('restart', [False, True])
 def test_a_second_trainer_is_refused_with_the_process_id_of_the_first(trained, restart):
     """And starts once the first was killed, without releasing the lock."""
-    program = ('import sys; from cifar10_lib.runs import run_folder\n'
-               'with run_folder.locked(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
     before = set(os.listdir(FLAGS.train_dir))
-    first = spawn.start(['-c', program, FLAGS.train_dir], cwd=spawn.ROOT, stdin=subprocess.PIPE)
+    first = spawn.start(['-c', HOLD, FLAGS.train_dir], cwd=spawn.ROOT, stdin=subprocess.PIPE)
     assert first.stdout.readline() == 'held\n'
     with flagsaver.flagsaver(restart=restart, max_steps=11):
         with pytest.raises(app.UsageError, match=f'in use: process {first.pid} trains there'):
@@ -82,47 +82,10 @@ def test_a_damaged_run_json(tmp_path, text, words):
     assert '\n' not in str(error.value)
 
 
-def test_no_run_json(tmp_path):
-    (tmp_path / 'file').write_text('')
-    (tmp_path / 'link').mkdir()
-    (tmp_path / 'link' / 'run.json').symlink_to('nowhere')  # As if it was removed while being read.
-    for folder in (tmp_path, tmp_path / 'missing', tmp_path / 'file', tmp_path / 'link'):
-        assert run_folder.read_run(folder, '') is None
-
-
-def test_a_run_of_another_network_or_of_other_classes(tmp_path):
-    """The name of the data set does not matter, but the order of the classes does."""
-    classes = list(table.CIFAR10.classes)
-    run = {'net': 'tutorial', 'dataset': 'cifar10', 'classes': classes, 'settings': {'seed': 7}}
-    (tmp_path / 'run.json').write_text(json.dumps(run))
-    assert run_folder.read_run(tmp_path, '') == run
-
-    def check(net='tutorial', **changes):
-        run_folder.check_run(tmp_path, {**run, **changes}, net, table.CIFAR10, 'test', 'go away')
-
-    check()
-    with pytest.raises(app.UsageError, match='--net=tutorial, not with --net=resnet23: go away'):
-        check('resnet23')
-    check(dataset='another')
-    for others, named in ((['rose', 'tulip'], 'class 0: rose, not airplane'),
-                          ([classes[0], *classes[2:4], classes[1], *classes[4:]],
-                           'class 1: bird, not automobile'),
-                          (classes[:9], 'class 9: missing, not truck'),
-                          ([*classes, 'ufo'], 'class 10: ufo, not missing')):
-        with pytest.raises(app.UsageError, match='with other classes than those of '
-                           rf'--dataset=cifar10 \({named}\): go away'):
-            check(classes=others)
-
-
-LOCKING = '''
-import sys
-from cifar10_lib.program import startup
-from cifar10_lib.runs import run_folder
-def hold():
-    with run_folder.locked(sys.argv[1]):
-        print('held')
-startup.run(lambda *_: hold(), positional='WORD...')
-'''
+def test_a_run_json_that_is_removed_while_it_is_read(tmp_path):
+    """A link to nothing is listed, but cannot be read."""
+    (tmp_path / 'run.json').symlink_to('nowhere')
+    assert run_folder.read_run(tmp_path, '') is None
 
 
 @pytest.mark.skipif(not shutil.which('cc'), reason='requires a C compiler')
@@ -132,8 +95,8 @@ def test_a_file_system_without_locks(tmp_path):
         '#include <errno.h>\nint flock(int f, int o) { errno = ENOLCK; return -1; }\n')
     library = tmp_path / 'flock.so'
     subprocess.run(['cc', '-shared', '-fPIC', '-o', library, tmp_path / 'flock.c'], check=True)
-    done = subprocess.run([sys.executable, '-c', LOCKING, tmp_path / 'run'],
-                          cwd=spawn.ROOT, text=True, capture_output=True,
+    done = subprocess.run([sys.executable, '-c', HOLD, tmp_path / 'run'], cwd=spawn.ROOT,
+                          stdin=subprocess.DEVNULL, text=True, capture_output=True,
                           env={**os.environ, 'LD_PRELOAD': str(library)})
     assert done.stdout.splitlines() == [
         f'Warning: {tmp_path}/run cannot be locked (No locks available): make sure that no other '

@@ -84,35 +84,30 @@ loggers = pytest.mark.parametrize('logger', [
 
 @loggers
 def test_speed_is_of_whole_intervals_in_images(half_bright, capsys, logger):
-    """Lines every two steps of 0.2 s with 8 images; this test's clock says what they took."""
-    before, after = timed(0.2, logger, log_frequency=2, max_steps=5)
+    """Lines every three steps of 0.2 s with 8 images, of a run that resumes at step 1.
+
+    The first interval leaves out the start. This test's clock says what the steps took.
+    """
+    for max_steps, wait in ((1, 0.0), (7, 0.2)):
+        before, after = timed(wait, logger, log_frequency=3, max_steps=max_steps)
     lines = [line for line in capsys.readouterr().out.splitlines() if ': step ' in line]
     assert len(lines) == 3
-    for line, step in zip(lines[1:], (2, 4)):
+    for line, step, steps in ((lines[1], 3, 2), (lines[2], 6, 3)):
         rate, seconds = (float(word) for word in outcomes.LINE.fullmatch(line).groups())
-        least, most = before[step] - after[step - 2], after[step] - before[step - 2]
-        assert least - 0.002 <= 2 * seconds <= most + 0.002  # Printed to the millisecond.
-        assert 2 * 8 / most - 0.1 <= rate <= 2 * 8 / least + 0.1
+        first, last = step - steps - 1, step - 1  # `before` and `after` begin with step 1.
+        least, most = before[last] - after[first], after[last] - before[first]
+        assert least - 0.002 <= steps * seconds <= most + 0.002  # Printed to the millisecond.
+        assert steps * 8 / most - 0.1 <= rate <= steps * 8 / least + 0.1
 
 
-@loggers
-def test_the_first_line_after_a_resume_leaves_out_the_start(half_bright, capsys, logger):
-    """Resumed at step 3, with a line at step 6: the time is the mean of steps 4 to 6."""
-    for max_steps, wait in ((3, 0.0), (7, 0.2)):
-        before, after = timed(wait, logger, log_frequency=6, max_steps=max_steps)
-    line = [line for line in capsys.readouterr().out.splitlines() if ': step 6,' in line][0]
-    seconds = float(outcomes.LINE.fullmatch(line).group(2))
-    assert before[3] - after[0] - 0.002 <= 3 * seconds <= after[3] - before[0] + 0.002
-
-
-@pytest.mark.parametrize('file_time', [0, 86400, time.time() + 20 * 365 * 86400],
-                         ids=['now', 'of 1970', 'in the future'])
+@pytest.mark.parametrize('file_time', [86400, time.time() + 20 * 365 * 86400],
+                         ids=['of 1970', 'in the future'])
 def test_five_checkpoints_are_kept_over_a_restart(half_bright, file_time):
-    """Also if the clock was wrong when the run started."""
+    """Even if the clock was wrong when the run started."""
     with flagsaver.flagsaver(save_checkpoint_steps=2):
         sessions.train()
         for path in pathlib.Path(FLAGS.train_dir).iterdir():
-            os.utime(path, 2 * (file_time,) if file_time else None)
+            os.utime(path, 2 * (file_time,))
         with flagsaver.flagsaver(max_steps=14):
             sessions.train()
     kept = sorted(int(name.split('-')[1].split('.')[0]) for name in os.listdir(FLAGS.train_dir)
@@ -145,14 +140,14 @@ def test_checkpoints_by_time(half_bright):
 @pytest.mark.slow
 @pytest.mark.parametrize('trainer', [cifar10_train, cifar10_multi_gpu_train])
 def test_runs_with_the_same_seed_start_with_the_same_variables(half_bright, tmp_path, trainer):
-    """Compares the variables before the first step: same seed, another seed, no seed."""
+    """Compares the variables before the first step: same seed, another seed."""
     begun = []
-    for name, seed in [('a', 3), ('b', 3), ('c', 4), ('d', None), ('e', None)]:
+    for name, seed in [('a', 3), ('b', 3), ('c', 4)]:
         with flagsaver.flagsaver(train_dir=str(tmp_path / name), seed=seed, max_steps=1):
             trainer.main()
         begun.append(tf.train.load_variable(str(tmp_path / name / 'model.ckpt-0'), 'conv1/weights'))
     np.testing.assert_array_equal(begun[0], begun[1])
-    assert all((begun[i] != begun[j]).any() for i in range(2, 5) for j in range(i))
+    assert (begun[0] != begun[2]).any()
 
 
 def graphs_seed(rank=0):
@@ -201,11 +196,8 @@ def test_the_number_of_checkpoints_to_keep(half_bright):
     assert kept(6, 1) == [6, 5, 4]
 
 
-@pytest.mark.parametrize('summary_steps', [1, 100])
-def test_nan_stops_and_the_last_good_checkpoint_stays(trained, monkeypatch, summary_steps):
-    """Also with summaries at each step: TensorFlow refuses to make a histogram of NaN."""
+def test_nan_stops_and_the_last_good_checkpoint_stays(trained, monkeypatch):
     monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 1e30)
-    monkeypatch.setattr(session_hooks, 'SUMMARY_STEPS', summary_steps)
     with flagsaver.flagsaver(save_checkpoint_steps=1, max_steps=30), \
             pytest.raises(FloatingPointError, match='Training diverged at step') as error:
         sessions.train()
@@ -346,8 +338,7 @@ STOPPING = '\nStopping after this step; interrupt again to stop without saving.\
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number, code', [
-    (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)])
+@pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGUSR1, 138)])
 def test_a_signal_saves_and_stops(half_bright, number, code):
     process = after_five_steps(spawn.start(trainer()))
     process.send_signal(number)
@@ -356,9 +347,6 @@ def test_a_signal_saves_and_stops(half_bright, number, code):
     reached = int(out.split('Saved step ')[1].split()[0])
     assert f': step {reached - 1}, loss' in out and f': step {reached}, loss' not in out
     assert checkpoints.step(latest()) == reached >= 6
-    with flagsaver.flagsaver(max_steps=reached + 1, batch_size=4):
-        sessions.train()
-    assert checkpoints.step(latest()) == reached + 1
 
 
 @pytest.mark.slow

@@ -118,30 +118,37 @@ def test_epochs_are_images_seen_over_all_starts(half_bright, capsys):
     assert '\n7 steps are 1.5 epochs of 80 images.\n' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('classes', [['cat', 'dog'], ['rose', 'tulip']])
-def test_a_data_set_is_known_by_its_classes(half_bright, tmp_path, capsys, classes):
-    """The same images in another folder continue the run; other flowers in a folder of the same
-    name do not."""
-    for folder, names in (('flowers', ['rose', 'tulip']), ('others', classes)):
-        (tmp_path / folder / 'data').mkdir(parents=True)
-        labels = np.arange(80) % 2
-        images = np.zeros([80, 32, 32, 3], np.uint8) + 100 * labels[:, None, None, None]
-        custom.write(tmp_path / folder / 'data', 'data', names, (images.astype(np.uint8), labels),
-                     (images[:10].astype(np.uint8), labels[:10]))
-    with flagsaver.flagsaver(dataset=str(tmp_path / 'flowers' / 'data'), max_steps=1):
-        cifar10_train.main()
-    with flagsaver.flagsaver(dataset=str(tmp_path / 'others' / 'data'), max_steps=2):
-        if classes == ['rose', 'tulip']:
-            cifar10_train.main()
-            assert (f'Resuming with --dataset={tmp_path}/others/data (was {tmp_path}/flowers/data)'
-                    '.\n') in capsys.readouterr().out
-        else:
-            before = sorted(os.listdir(FLAGS.train_dir))
-            FLAGS.max_steps = 1  # Even if no steps are left.
-            with pytest.raises(app.UsageError, match=(
-                    r'\(class 0: rose, not cat\): .* --restart')):
-                sessions.start()
-            assert sorted(os.listdir(FLAGS.train_dir)) == before
+def flowers(folder, names):
+    """Writes a data set with these classes of 30 black images; returns its path."""
+    folder.mkdir(parents=True)
+    both = np.zeros([30, 32, 32, 3], np.uint8), np.arange(30) % len(names)
+    custom.write(folder, folder.name, names, both, both)
+    return str(folder)
+
+
+def test_a_data_set_is_known_by_its_classes(half_bright, tmp_path, capsys):
+    """The same flowers in another folder continue the run."""
+    for steps, name in ((1, 'bed'), (2, 'vase')):
+        count(max_steps=steps, dataset=flowers(tmp_path / name, ['rose', 'tulip']))
+    assert (f'Resuming with --dataset={tmp_path}/vase (was {tmp_path}/bed).\n'
+            ) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('names, given, words', [
+    (['cat', 'dog'], {}, r'--dataset=bed \(class 0: rose, not cat\): .* --restart'),
+    (['tulip', 'rose'], {}, r'\(class 0: rose, not tulip\): '),
+    (['rose', 'tulip', 'lily'], {}, r'\(class 2: missing, not lily\): '),
+    (['rose', 'tulip'], {'net': 'resnet23'}, '--net=tutorial, not with --net=resnet23: '),
+    (['rose', 'tulip'], {'validate_on': 'held_out'}, 'with --validate_on=test, which trains')])
+def test_another_run_is_not_resumed(half_bright, tmp_path, names, given, words):
+    """Even if no steps are left, and if the folder of the data set has the same name."""
+    count(max_steps=1, dataset=flowers(tmp_path / 'first' / 'bed', ['rose', 'tulip']))
+    before = sorted(os.listdir(FLAGS.train_dir))
+    dataset = flowers(tmp_path / 'second' / 'bed', names)
+    with flagsaver.flagsaver(max_steps=1, dataset=dataset, **given), \
+            pytest.raises(app.UsageError, match=words):
+        sessions.start()
+    assert sorted(os.listdir(FLAGS.train_dir)) == before
 
 
 def test_restart_removes_only_a_runs_own_files(trained, tmp_path):
@@ -260,19 +267,6 @@ def test_a_checkpoint_without_averages_of_losses(trained):
     loss = loss_of_step_11()
     np.testing.assert_allclose(
         checkpoints.read(latest())['total_loss/avg'], 0.1 * loss, rtol=1e-5)
-
-
-def test_a_resumed_run_has_all_values_of_its_checkpoint(half_bright, monkeypatch):
-    """Those of Adam, too. A start without steps left writes the checkpoint again."""
-    monkeypatch.setitem(recipes.TABLE, 'tiny', tiny.RECIPE)
-    FLAGS.net = 'tiny'
-    sessions.train()
-    before = checkpoints.read(latest())
-    sessions.train()
-    after = checkpoints.read(latest())
-    assert before.keys() == after.keys() > {'linear/weights', 'linear/weights/Adam'}
-    for name, value in before.items():
-        np.testing.assert_array_equal(after[name], value, err_msg=name)
 
 
 def frozen_inference(images, num_classes, training, dtype=tf.float32):

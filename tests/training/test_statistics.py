@@ -207,14 +207,6 @@ def test_records_that_were_removed_do_not_end_the_run(made, normed, capsys, chan
     assert words in line
 
 
-def test_the_records_are_read_once(made, normed, capsys):
-    make, update = made
-    current = make()
-    first = update(current, 1)
-    empty(normed)
-    assert (update(current, 2) != first).all() and capsys.readouterr().out == ''
-
-
 def test_statistics_that_are_not_finite_are_not_stored(made, capsys):
     make, update = made
     current, session = make(), tf.get_default_session()

@@ -3,7 +3,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import time
 
@@ -182,22 +181,6 @@ def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):
     assert rows() == [(10, None)]
 
 
-def test_after_a_kill_no_step_is_duplicated_or_missing(tiny_net):
-    """The latest checkpoint is step 12, but rows up to step 22 and half a line were written."""
-    with flagsaver.flagsaver(max_steps=12, save_checkpoint_steps=4):
-        cifar10_train.main()
-    kept = folder('metrics.csv').read_text()
-    assert [step for step, _ in rows()] == [4, 8, 10, 12]
-    shutil.copytree(folder(), folder().with_name('killed'))
-    with flagsaver.flagsaver(train_dir=str(folder().with_name('killed'))):
-        with open(folder('metrics.csv'), 'a') as stream:
-            stream.write('20,2,1.0,0.01,9,9,9,9,9\n22,2.2,1.0,0.01,9,9,9,9,9\n24,2.')
-        cifar10_train.main()
-        assert [step for step, _ in rows()] == [4, 8, 10, 12, 20, 25]
-        assert folder('metrics.csv').read_text().startswith(kept)
-        assert 9 not in [error for _, error in rows()]
-
-
 def test_training_figures_are_means_since_the_last_row(half_bright):
     """Losses 0, 1, 2 and so on, learning rates of a tenth; rows at steps 4, 8 and 10."""
     step = tf.train.get_or_create_global_step()
@@ -219,14 +202,7 @@ def test_training_figures_are_means_since_the_last_row(half_bright):
     np.testing.assert_allclose([row['learning_rate'] for row in found], [0.3, 0.7, 0.9], rtol=1e-6)
     assert all(row['images_per_second'] > 0 for row in found)
     assert [row['validation_error'] for row in found] == 3 * [None]
-
-
-def test_no_validation_by_default(trained):
-    """By default, --net=tutorial writes neither best/ nor an error."""
-    assert rows() == [(10, None)]
     assert not folder('best').exists()
-    assert scalars('validation/error') == scalars('training/error') == {}
-    assert folder('params.h5').exists()
 
 
 @pytest.mark.parametrize('trainer', [
@@ -246,11 +222,3 @@ def test_held_out_images_are_not_trained_on(half_bright, monkeypatch, trainer):
     row, = metrics.read(folder('metrics.csv'))
     assert (row['step'], row['epoch'], row['validation_error']) == (9, 1, 1)
     assert json.loads(folder('best', 'error.json').read_text())['validated_on'] == 'held_out'
-
-
-def test_a_run_on_all_images_cannot_resume_with_held_out_ones(tiny_net):
-    with flagsaver.flagsaver(max_steps=1, validate_every=0):
-        cifar10_train.main()
-    with flagsaver.flagsaver(validate_on='held_out', max_steps=2):
-        with pytest.raises(app.UsageError, match='with --validate_on=test, which trains'):
-            cifar10_train.main()
