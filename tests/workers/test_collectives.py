@@ -98,7 +98,7 @@ def work(workers):
                     raise tf.errors.InternalError(None, None, {aborted!r})
                 print(step, flush=True)
                 if me.rank == 1 and what == 'suspended':
-                    for _ in range(10):  # Worker 0 is in a step nearly all the time.
+                    for _ in range(10):  # In parts: a suspension costs only one.
                         time.sleep(0.1)
         print(json.dumps(found, default=lambda x: x.tolist()), flush=True)
         me.end()
@@ -157,19 +157,20 @@ def test_a_live_worker_that_runs_no_step(step, code):
 
 
 def test_a_job_that_was_suspended_for_longer_than_a_step_may_take_can_be_started_again():
-    """Again and again, until it happens during a step."""
+    """Again and again, until that happens during a step of worker 0, as it nearly always does."""
     hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
     processes = list(start(hosts, 'suspended', step_timeout=30.0))
     for process in processes:
         assert [process.stdout.readline() for _ in range(3)] == ['0\n', '1\n', '2\n']
     while processes[0].poll() is None:
+        time.sleep(0.5)
         for process in processes:
             process.send_signal(signal.SIGSTOP)
         time.sleep(6)
         for process in processes:
             process.send_signal(signal.SIGCONT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            processes[0].wait(20)
+            processes[0].wait(10)
     for code, _, error in spawn.all_ended(processes):
         assert code == 75, error
         assert 'a step failed although all workers send heartbeats (' in error
