@@ -59,7 +59,7 @@ def test_a_tower(net, options, records):
     """And the update of the variables, if they are on the GPU."""
     with flagsaver.flagsaver(net=net, num_gpus=1, **options):
         graph = placement.graph_of_towers()
-    of_gpu = [op for op in graph.get_operations() if 'GPU' in op.device]
+    of_gpu = [op for op in graph.get_operations() if 'gpu' in op.device.lower()]
     updates = [op for op in of_gpu if op.type.startswith('ResourceApply')]
     assert bool(updates) == ('variables' in options)
     _check(of_gpu)
