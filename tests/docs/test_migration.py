@@ -162,7 +162,7 @@ def write_stripes(folder):
 
 @pytest.mark.slow
 def test_stage_4_reads_checkpoints_of_the_trainers(trained, tmp_path):
-    """Computes the logits of this project, with averages and without; trains with falling loss."""
+    """Computes the logits of this project, with averages and without."""
     pixels = np.random.RandomState(1).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
     checkpoint = checkpoints.latest(flags.FLAGS.train_dir)
     network = model.Model(recipes.TABLE['tutorial'], num_classes=10)
@@ -173,7 +173,7 @@ def test_stage_4_reads_checkpoints_of_the_trainers(trained, tmp_path):
                 network.outputs['logits'], {network.pixels: pixels})
     record_files.write(tmp_path / 'pixels.bin', [(0, image) for image in pixels])
     program = f'''
-import glob, json, sys
+import json, sys
 sys.path.insert(0, {str(ROOT)!r})
 from docs.migration import stage_4_keras as stage
 (images, labels), = stage.batches(['pixels.bin'], training=False)
@@ -181,16 +181,12 @@ network, logits = stage.network(), {{}}
 for averaged in (True, False):
     stage.load(network, {checkpoint!r}, averaged)
     logits[str(averaged)] = network(images).numpy().tolist()
-losses, averages = stage.train(stage.network(), glob.glob({str(trained)!r} + '/data_batch_*'), 40,
-                               rate=0.03, every=20, batch_size=8)
-print(json.dumps([logits, losses, [value.shape for value in averages]]))
+print(json.dumps(logits))
 '''
-    logits, losses, shapes = json.loads(run(tmp_path, '-c', program).splitlines()[-1])
+    logits = json.loads(run(tmp_path, '-c', program).splitlines()[-1])
     for averaged, values in expected.items():
         np.testing.assert_allclose(logits[averaged], values, atol=1e-4)
     assert not np.allclose(expected['True'], expected['False'], atol=1e-4)
-    assert losses[1] < losses[0]
-    assert [5, 5, 3, 64] in shapes and len(shapes) == 10
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""The ways to start the project agree: Makefile, README, workflow, Codespaces and Docker."""
+"""The ways to start the project agree: Makefile, README, workflow, Codespaces and Docker.
+
+So do the versions of TensorFlow that are allowed, documented and tested.
+"""
 import fnmatch
 import json
 import re
@@ -33,6 +36,16 @@ def test_the_development_container_installs_a_file_that_exists():
     pip, install, option, name = container['postCreateCommand'].split()
     assert (pip, install, option) == ('pip', 'install', '-r') and (spawn.ROOT / name).is_file()
     assert container['forwardPorts'] == [6006]
+
+
+def test_the_documented_versions_are_allowed_and_tested():
+    allowed, = set(re.findall(r'^tensorflow(?:-cpu)?>=2\.(\d+),<2\.(\d+)$', text(
+        'requirements/tensorflow.txt') + text('requirements-cpu.txt'), re.MULTILINE))
+    oldest, newest = int(allowed[0]), int(allowed[1]) - 1
+    table = re.findall(r'^\| 2\.(\d+)\.\d+ \|', text('CONTRIBUTING.md'), re.MULTILINE)
+    older = re.findall(r"tensorflow: '2\.(\d+)'", text('.github/workflows/ci.yml'))
+    assert [int(minor) for minor in table] == [*map(int, older), newest]
+    assert int(older[0]) == oldest
 
 
 def copied(folder):

@@ -24,19 +24,16 @@ _LIBRARIES = ('libcuda.so.1', 'libcudart.so.12', 'libcublas.so.12', 'libcublasLt
               'libnccl.so.2', 'libnvidia-ml.so.1')
 
 
-def environment(without=(), **settings):
+def environment(**settings):
     """Returns the environment of a process that has stand-ins for GPUs.
 
-    Args:
-        without: names of libraries to leave out.
-        **settings: `gpus=2` sets STAND_IN_GPUS, and so on: see `stand_in_gpu.c`.
+    `gpus=2` sets STAND_IN_GPUS, and so on: see `stand_in_gpu.c`.
     """
-    folder = _folder(tuple(without))
     inherited = {name: value for name, value in spawn.environment().items()
                  if not name.startswith(('CUDA_', 'NVIDIA_'))}
     # Memory from the driver, which is zero. TensorFlow's own pool holds older values.
     return {'TF_GPU_ALLOCATOR': 'cuda_malloc_async', **inherited,
-            'LD_LIBRARY_PATH': folder,
+            'LD_LIBRARY_PATH': _folder(),
             **{f'STAND_IN_{name.upper()}': str(value) for name, value in settings.items()}}
 
 
@@ -46,8 +43,8 @@ def run(name, *arguments, **settings):
 
 
 @functools.cache
-def _folder(without):
-    """A folder with the other libraries, made once per process."""
+def _folder():
+    """A folder with the libraries, made once per process."""
     compiler = shutil.which('cc')
     if not compiler:
         pytest.skip('needs a C compiler: apt-get install gcc libc6-dev')
@@ -56,7 +53,7 @@ def _folder(without):
     first = folder / _LIBRARIES[0]
     subprocess.run([compiler, '-O1', '-shared', '-fPIC', '-o', first,
                     pathlib.Path(__file__).with_suffix('.c')], check=True)
-    for name in set(_LIBRARIES[1:]) - set(without):
+    for name in _LIBRARIES[1:]:
         (folder / name).symlink_to(first)
     return str(folder)
 

@@ -104,23 +104,18 @@ def first_images(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('edit, filled, shares', [
-    ({}, 32, (0, 0.1)),
-    ({'_of_examples_in_queue=0.4': '_of_examples_in_queue=0.1'}, 8, (0, 0.1)),
-    ({'float_image = distort(shuffled_input.uint8image)':
-      'float_image = tf.maximum(distort(shuffled_input.uint8image), 0.0)'}, 32, (0.3, 1)),
-    ({'distorted_images = tf.image.random_flip_left_right(distorted_images)':
-      'distorted_images = tf.maximum(distorted_images, 200)'}, 32, (0.3, 1))])
-def test_an_edit_of_the_input(half_bright, tmp_path, edit, filled, shares):
-    """The queue of 80 images is filled to another fraction; the dark part of an image, which has at
-    least 8 of 24 rows, becomes 0, or 200 before contrast and standardisation: one value that many
-    pixels of a channel share."""
+@pytest.mark.parametrize('edit', [
+    {'float_image = distort(shuffled_input.uint8image)':
+     'float_image = tf.maximum(distort(shuffled_input.uint8image), 0.0)'},
+    {'distorted_images = tf.image.random_flip_left_right(distorted_images)':
+     'distorted_images = tf.maximum(distorted_images, 200)'}])
+def test_an_edit_of_the_input(half_bright, tmp_path, edit):
+    """The dark part of an image, which has at least 8 of 24 rows, becomes 0, or 200 before contrast
+    and standardisation: one value that many pixels of a channel share."""
     copy = copies.copy_with(tmp_path / 'copy', {'cifar10_input.py': edit})
-    out = run(copy / 'cifar10_train.py', '--batch_size=8', '--max_steps=1',
-              f'--train_dir={FLAGS.train_dir}')
-    assert f'Filling queue with {filled} CIFAR images before starting to train.\n' in out
-    least, most = shares
+    run(copy / 'cifar10_train.py', '--batch_size=8', '--max_steps=1',
+        f'--train_dir={FLAGS.train_dir}')
     for image in first_images(FLAGS.train_dir):
         for channel in range(3):
             counts = np.bincount(image[..., channel].ravel())
-            assert least <= counts.max() / counts.sum() <= most
+            assert counts.max() >= 0.3 * counts.sum()

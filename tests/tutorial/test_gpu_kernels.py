@@ -52,32 +52,21 @@ def records(tmp_path_factory):
         yield
 
 
-@pytest.fixture(params=[{}, {'use_fp16': True}, {'use_bf16': True}], ids=str)
-def precision(request, records):
-    """A precision in which networks compute."""
-    with flagsaver.flagsaver(**request.param):
-        yield
-
-
+@pytest.mark.parametrize('options', [
+    {}, {'use_fp16': True}, {'use_bf16': True}, {'variables': 'gpu'}], ids=str)
 @pytest.mark.parametrize('net', recipes.TABLE)
-def test_a_tower(net, precision):
-    with flagsaver.flagsaver(net=net, num_gpus=1):
-        graph = placement.graph_of_towers()
-    _check(op for op in graph.get_operations() if 'GPU' in op.device)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('net', recipes.TABLE)
-def test_the_update_of_variables_on_the_gpu(net, records):
-    with flagsaver.flagsaver(net=net, num_gpus=1, variables='gpu'):
+def test_a_tower(net, options, records):
+    """And the update of the variables, if they are on the GPU."""
+    with flagsaver.flagsaver(net=net, num_gpus=1, **options):
         graph = placement.graph_of_towers()
     of_gpu = [op for op in graph.get_operations() if 'gpu' in op.device.lower()]
-    assert any(op.type.startswith('ResourceApply') for op in of_gpu)
+    updates = [op for op in of_gpu if op.type.startswith('ResourceApply')]
+    assert bool(updates) == ('variables' in options)
     _check(of_gpu)
 
 
 @pytest.mark.parametrize('net', recipes.TABLE)
-def test_inference_of_evaluation_prediction_and_export(net, precision):
+def test_inference_of_evaluation_prediction_and_export(net, records):
     """Operations without a device go to a GPU if there is one. Evaluation and validation read
     batches; predictions and exports any number of images."""
     with flagsaver.flagsaver(net=net):

@@ -8,10 +8,6 @@ from PIL import Image
 
 pytestmark = pytest.mark.slow
 
-# What plain `tensorflow` lacks on a machine with a driver.
-_CUDA = ['libcudart.so.12', 'libcublas.so.12', 'libcublasLt.so.12', 'libcufft.so.11',
-         'libcusolver.so.11', 'libcusparse.so.12', 'libcudnn.so.9']
-
 
 def _train(folder, *words, script='cifar10_train.py', **settings):
     done = stand_in_gpu.run(
@@ -56,13 +52,10 @@ def test_two_workers(tmp_path):
     assert 'Saved step 3' in out
 
 
-@pytest.mark.parametrize('settings, reason', [
-    ({'mb': 200}, '.*: use a smaller --batch_size'),
-    # TensorFlow's messages, which that variable shows, name the libraries.
-    ({'without': _CUDA}, '--device=gpu, but TensorFlow sees no GPU: .*TF_CPP_MIN_LOG_LEVEL=0')])
-def test_failures_are_one_line(tmp_path, settings, reason):
+def test_a_gpu_without_enough_memory_is_reported_in_one_line(tmp_path):
     done = stand_in_gpu.run(
         'cifar10_train.py', '--dataset=synthetic', '--batch_size=512', '--max_steps=2',
-        '--device=gpu', f'--train_dir={tmp_path}', f'--data_dir={tmp_path}/data', **settings)
+        '--device=gpu', f'--train_dir={tmp_path}', f'--data_dir={tmp_path}/data', mb=200)
     assert done.returncode == 1
-    assert re.fullmatch(f'cifar10_train.py: ({reason}).*\n', done.stderr), done.stderr
+    assert re.fullmatch('cifar10_train.py: .*: use a smaller --batch_size.*\n', done.stderr), (
+        done.stderr)

@@ -71,28 +71,6 @@ def test_the_flag_takes_precedence_over_the_recipe(net, given, scaled):
         np.testing.assert_allclose(rates(net, 3, [10000])[10000], expected, rtol=1e-6)
 
 
-def test_each_step_of_the_warm_up_has_the_examples_next_rate(tmp_path):
-    """Four workers with 64 of 12,800 images: 50 steps per epoch, 250 steps of warm-up.
-
-    The example, in its own words: a slope of rate * (workers - 1) / warm-up steps; the rate for the
-    steps after step i is rate + slope * i.
-    """
-    slope = 1e-3 * (4 - 1) / 250
-    used, rate = [], 1e-3
-    for i in range(300):
-        used.append(rate)
-        if i <= 250:
-            rate = 1e-3 + slope * i
-    folder = tmp_path / 'cifar-10-batches-bin'
-    folder.mkdir()
-    for k in range(1, 6):
-        (folder / f'data_batch_{k}.bin').write_bytes(bytes(3073 * 2560))
-    with flagsaver.flagsaver(data_dir=str(tmp_path), batch_size=64):
-        found = rates('resnet23', 4, (0, 1, 2, 100, 249, 250, 251, 298))
-    np.testing.assert_allclose(list(found.values()), [used[i + 1] for i in found], rtol=1e-6)
-    assert used[100] == 1e-3 + 3e-3 * 99 / 250 and used[299] == 4e-3
-
-
 @pytest.mark.parametrize('given, expected', [
     (None, [1e-3, 1.5e-3, 2e-3]), (0.004, [0.004, 0.006, 0.008])])
 def test_resnet23s_rate_is_the_users_but_not_the_data_sets(tmp_path, given, expected):

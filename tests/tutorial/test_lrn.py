@@ -7,14 +7,6 @@ from cifar10_lib.nets import lrn
 TUTORIAL = {'depth_radius': 4, 'bias': 1.0, 'alpha': 0.001 / 9.0, 'beta': 0.75}
 
 
-def test_by_hand():
-    """Three channels, radius 1: 1 / (1 + 1 + 4), 2 / (1 + 1 + 4 + 9), 3 / (1 + 4 + 9)."""
-    net = tf.constant([[1.0, 2.0, 3.0]])
-    with tf.Session() as session:
-        result = session.run(lrn.lrn(net, depth_radius=1, bias=1.0, alpha=1.0, beta=1.0))
-    np.testing.assert_allclose(result, [[1 / 6, 2 / 15, 3 / 14]], rtol=1e-6)
-
-
 @pytest.mark.parametrize('options', [
     TUTORIAL, {'depth_radius': 2, 'bias': 0.5, 'alpha': 0.3, 'beta': 0.4}])
 @pytest.mark.parametrize('channels', [1, 7, 64])

@@ -53,22 +53,14 @@ def test_inference_equals_numpy(classes, activation, training):
 def test_number_of_parameters(classes, parameters):
     resnet.inference(tf.zeros([1, 32, 32, 3]), classes, training=True)
     assert sum(v.shape.num_elements() for v in tf.trainable_variables()) == parameters
-    others = set(tf.global_variables()) - set(tf.trainable_variables())
-    assert {v.op.name.split('/')[-1] for v in others} == {'moving_mean', 'moving_variance'}
-    assert len(others) == 2 * 22
 
 
-def test_names_and_initial_values():
+def test_initial_values():
     """Uniform up to the square root of 6 / (inputs + outputs), each times the kernel's area."""
     resnet.inference(tf.zeros([1, 32, 32, 3]), 10, training=False)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         values = session.run({v.op.name: v for v in tf.global_variables()})
-    assert list(values)[:6] == [
-        'conv1/weights', 'conv1/bn/gamma', 'conv1/bn/beta', 'conv1/bn/moving_mean',
-        'conv1/bn/moving_variance', 'conv2/conv1/weights']
-    assert list(values)[-3:] == [
-        'conv8/conv3/bn/moving_variance', 'affine/weights', 'affine/biases']
     for name, bound in [('conv1/weights', 6 / (9 * (3 + 64))), ('affine/weights', 6 / (64 + 10)),
                         ('conv5/conv2/weights', 6 / (9 * (32 + 32)))]:
         largest, deviation = abs(values[name]).max(), values[name].std()

@@ -164,31 +164,18 @@ STATEMENTS = [
      r"flags\.DEFINE_integer\('num_gpus', 1, ")]
 
 
-def tree_of(path):
-    return ast.parse(path.read_text())
-
-
-def chain(node):
-    """'a.b.c' of an expression `a.b.c`; '' of any other."""
-    names = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return ''
-    return '.'.join([node.id, *reversed(names)])
-
-
 @pytest.mark.parametrize('name', PUBLISHED)
 def test_the_published_functions_in_their_order(name):
-    ours = [node.name for node in tree_of(ROOT / name).body if isinstance(node, ast.FunctionDef)]
+    body = ast.parse((ROOT / name).read_text()).body
+    ours = [node.name for node in body if isinstance(node, ast.FunctionDef)]
     wanted = PUBLISHED[name].split()
     assert [each for each in ours if each in wanted] == wanted
 
 
 @pytest.mark.parametrize('name', CONSTRUCTS)
 def test_the_constructs_of_tensorflow(name):
-    used = {chain(node).removeprefix('tf.') for node in ast.walk(tree_of(ROOT / name))
+    tree = ast.parse((ROOT / name).read_text())
+    used = {ast.unparse(node).removeprefix('tf.') for node in ast.walk(tree)
             if isinstance(node, ast.Attribute)}
     assert {*CONSTRUCTS[name].split()} <= used
 
@@ -212,44 +199,16 @@ def test_only_scripts_cifar10_and_the_settings_read_flags():
     """Two modules parse the command line; they know no flag by its name."""
     parse = [ROOT / 'cifar10_lib/program' / name for name in ('startup.py', 'command_line.py')]
     below = {*LIBRARY} - {*parse, ROOT / 'cifar10_lib/settings.py'}
-    found = [f'{path.relative_to(ROOT)}:{node.lineno}' for path in below
-             for node in ast.walk(tree_of(path))
-             if 'FLAGS' in (getattr(node, 'id', ''), getattr(node, 'attr', ''))]
+    found = [path for path in below if re.search(r'\bFLAGS\b', path.read_text())]
     assert len(below) > 45 and found == []
     for path in parse:
         assert {*re.findall(r'FLAGS\.(\w+)', path.read_text())} <= {*dir(flags.FlagValues)}
 
 
-def writes_a_flag(node):
-    """Whether a statement or call changes the value or the default of a flag."""
-    if isinstance(node, ast.Call):
-        function = chain(node.func)
-        about = [chain(each) for each in node.args[:1]]
-        return (getattr(node.func, 'attr', '') in ('set_default', 'unparse')
-                or function == 'setattr' and about[0].endswith('FLAGS'))
-    targets = getattr(node, 'targets', [getattr(node, 'target', None)])
-    for target in targets:
-        if isinstance(target, ast.Attribute) and target.attr != 'allow_override':
-            whole = ast.unparse(target.value)
-            if re.search(r'\bFLAGS(\[.*\])?$', whole):
-                return True
-    return False
-
-
 def test_nothing_changes_a_flag():
     """Apart from `cifar10.parser`, whose values become flags."""
-    files = [*ROOT.glob('cifar10*.py'), *LIBRARY]
-    files.remove(ROOT / 'cifar10_lib/program/command_line.py')
-    found = [f'{path.relative_to(ROOT)}:{node.lineno}' for path in files
-             for node in ast.walk(tree_of(path)) if isinstance(
-                 node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Call))
-             and writes_a_flag(node)]
+    change = re.compile(r'FLAGS[.\[](?!.*allow_override)[\w.\[\]\'"]+ *[-+*/|]*=(?!=)'
+                        r'|\.set_default\(|\.unparse\(|setattr\([\w.]*FLAGS')
+    files = {*ROOT.glob('cifar10*.py'), *LIBRARY} - {ROOT / 'cifar10_lib/program/command_line.py'}
+    found = [path for path in files if change.search(path.read_text())]
     assert len(files) > 60 and found == []
-
-
-@pytest.mark.parametrize('line', [
-    'FLAGS.batch_size = 3', 'cifar10.FLAGS.batch_size += 1', "FLAGS['net'].value = 'tiny'",
-    "FLAGS.set_default('max_steps', 1)", "setattr(flags.FLAGS, 'net', 'tiny')",
-    "a = FLAGS.net = 'tiny'", "FLAGS['net'].unparse()"])
-def test_that_a_change_would_be_found(line):
-    assert any(map(writes_a_flag, ast.walk(ast.parse(line))))

@@ -1,6 +1,8 @@
+import contextlib
 import json
 import re
 import signal
+import subprocess
 import time
 
 import networks
@@ -80,20 +82,24 @@ def work(workers):
         fetches = values(me) if what == 'values' else means(me)
         with me.session(tf.train.Scaffold(), []) as session:
             me.start(session)
+            me._peers.patience = 2.0  # After a step fails. No test here loses a worker.
             for step in range(3 if what in ('means', 'values') else 1000):
-                # The first step has no limit: on a busy machine, it may take long.
+                if what == f'slow {step - 1}' or what == 'suspended' and step == 3:
+                    me.step_seconds = 5.0  # Those before may take longer on a busy machine.
+                # The first step has no limit.
                 options = me.step().options if step and what not in ('means', 'values') else None
                 found = session.run(fetches, options=options)
-                if me.rank == 1 and what == 'suspended':
-                    time.sleep(1)  # Worker 0 is in a step nearly all the time.
                 if me.rank == 1 and what == f'slow {step}':
                     time.sleep(100)
-                if me.rank == 1 and what == f'cut {step}':
+                if me.rank == 1 and step == 2 and what == 'cut':
                     time.sleep(1)  # Worker 0 asks for data in the meantime.
                     cut()
                 if me.rank == 1 and step == 2 and what == 'aborted':
                     raise tf.errors.InternalError(None, None, {aborted!r})
                 print(step, flush=True)
+                if me.rank == 1 and what == 'suspended':
+                    for _ in range(10):  # In parts: a suspension costs only one.
+                        time.sleep(0.1)
         print(json.dumps(found, default=lambda x: x.tolist()), flush=True)
         me.end()
 startup.run(lambda: launch.run(work, workers))
@@ -139,26 +145,32 @@ def test_the_values_of_worker_0_at_the_start_are_exact():
 def test_a_live_worker_that_runs_no_step(step, code):
     """Steps are counted from the first one with a limit, 1."""
     hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
-    first, second = start(hosts, f'slow {step}', step_timeout=10.0)
+    first, second = start(hosts, f'slow {step}', step_timeout=30.0)
     _, error = spawn.ended(first, code)
     line = error.removeprefix('-c: ')
     assert re.fullmatch(
         r'a step failed although all workers send heartbeats \(.*\): if the job was not suspended, '
-        'check the network between the workers; if steps take longer than --step_timeout=10 '
+        'check the network between the workers; if steps take longer than --step_timeout=30 '
         'seconds, raise it\n', line)
     _, error = spawn.ended(second, code)
     assert error == f'-c: worker 0 ({hosts[0]}) failed: {line}'
 
 
 def test_a_job_that_was_suspended_for_longer_than_a_step_may_take_can_be_started_again():
+    """Again and again, until that happens during a step of worker 0, as it nearly always does."""
     hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
-    processes = list(start(hosts, 'suspended', step_timeout=10.0))
+    processes = list(start(hosts, 'suspended', step_timeout=30.0))
     for process in processes:
         assert [process.stdout.readline() for _ in range(3)] == ['0\n', '1\n', '2\n']
-    for number, seconds in ((signal.SIGSTOP, 11), (signal.SIGCONT, 0)):
+    while processes[0].poll() is None:
+        time.sleep(0.5)
         for process in processes:
-            process.send_signal(number)
-        time.sleep(seconds)
+            process.send_signal(signal.SIGSTOP)
+        time.sleep(6)
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            processes[0].wait(10)
     for code, _, error in spawn.all_ended(processes):
         assert code == 75, error
         assert 'a step failed although all workers send heartbeats (' in error
@@ -167,18 +179,17 @@ def test_a_job_that_was_suspended_for_longer_than_a_step_may_take_can_be_started
 
 def test_a_step_that_the_collectives_aborted():
     hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
-    for code, _, error in spawn.all_ended(list(start(hosts, 'aborted', step_timeout=10.0))):
+    for code, _, error in spawn.all_ended(list(start(hosts, 'aborted', step_timeout=30.0))):
         assert code == 75, error
         assert f'a step failed although all workers send heartbeats ({ABORTED})' in error
         assert error.count('\n') == 1
 
 
-@pytest.mark.parametrize('step, code', [(0, 1), (2, 75)])
-def test_a_connection_that_breaks_between_live_workers(step, code):
+def test_a_connection_that_breaks_between_live_workers():
     address = f'127.0.0.1:{networks.free_port()}'
-    processes = list(start(['', ''], f'cut {step}', address=address, step_timeout=10.0))
-    for found, out, error in spawn.all_ended(processes):
-        assert found == code, (out, error)
+    processes = list(start(['', ''], 'cut', address=address, step_timeout=30.0))
+    for code, out, error in spawn.all_ended(processes):
+        assert code == 75, (out, error)
         assert 'a step failed although all workers send heartbeats (' in error
         assert error.count('\n') == 1, error
 
