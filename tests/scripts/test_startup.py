@@ -43,7 +43,7 @@ def _refused(script, *arguments, **options):
      'layers compute; expected at most one of them: remove the other'),
     (['-n', 'cifar10_resnet23'], 'flag --net=cifar10_resnet23: expected one of tutorial, '),
     (['--device=x?y'], 'flag --device=x?y: value should be one of <auto|cpu|gpu>'),
-    (['--dataset=s3://bucket/images'], 's3://bucket/images is not a data set; expected cifar10, '),
+    (['--dataset=s3://bucket/images'], 's3://bucket/images is a URL; expected the path of a file'),
     (['--train_dir='], '--train_dir= has no value'),
     (['--epochs=nan', '--net=resnet23'], '--epochs=nan has no value')])
 def test_wrong_flags_are_rejected(arguments, words):

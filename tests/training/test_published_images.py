@@ -2,7 +2,8 @@
 
     pytest tests/training/test_published_images.py --data_dir=/tmp/cifar10_data
 
-The first test downloads CIFAR-10 into an empty folder. The ranges leave room for other processors.
+The first test downloads CIFAR-10 into an empty folder. The ranges are the mean of five seeds with
+at least four standard deviations (0.003 and 0.015) on either side, for other processors.
 """
 import re
 
@@ -35,13 +36,13 @@ def precision(request, tmp_path):
 
 
 def test_two_thousand_steps(precision):
-    """On an Intel Xeon, seeds 1 and 2: 0.697, 0.698."""
-    assert 0.66 <= precision('--max_steps=2000') <= 0.74
+    """On an Intel Xeon, seeds 1 to 5: 0.697, 0.698, 0.699, 0.695, 0.703."""
+    assert 0.68 <= precision('--max_steps=2000') <= 0.72
 
 
 def test_one_epoch_of_airbench94(precision):
-    """In bfloat16 on an Intel Xeon, seeds 1 to 3: 0.736, 0.707, 0.743."""
+    """In bfloat16 on an Intel Xeon, seeds 1 to 5: 0.736, 0.707, 0.743, 0.730, 0.742."""
     flags = ['--net=airbench94', '--epochs=1']
     if devices.multiplies_bfloat16():
         flags.append('--use_bf16')
-    assert 0.66 <= precision(*flags) <= 0.80
+    assert 0.67 <= precision(*flags) <= 0.79
