@@ -32,7 +32,9 @@ check: .venv/requirements-dev.txt tools
 	.venv/bin/python -m pytest --durations=10 -rs
 
 coverage: .venv/requirements-dev.txt
-	.venv/bin/python -m pytest -m "not slow" -q --cov
+	.venv/bin/coverage run -m pytest -m "not slow" -q
+	.venv/bin/coverage combine -q
+	.venv/bin/coverage report
 
 format: .venv/requirements-dev.txt
 	.venv/bin/ruff check --fix .

@@ -188,8 +188,6 @@ def evaluate(network=None, found=None):
             if not latest.is_of_own_images:
                 summary_writer = None
             elif latest.run != run or not os.path.isdir(FLAGS.eval_dir):
-                if summary_writer is not None:
-                    summary_writer.close()
                 summary_writer = events.writer(FLAGS.eval_dir, g, latest.run, is_first=run is None)
             run = latest.run
             console.progress(f'Evaluating {checkpoint}')

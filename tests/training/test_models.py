@@ -91,7 +91,7 @@ def test_the_readme_writes_the_averages_of_a_run(trained, tmp_path):
         assert old in code
         code = code.replace(old, new)
     done = spawn.run(['-c', code], cwd=spawn.ROOT, capture_output=True)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, '')
     run, ours = (checkpoints.read(checkpoints.latest(folder))
                  for folder in (FLAGS.train_dir, str(tmp_path / 'model')))
     averages = {name for name in run if name.endswith('/ExponentialMovingAverage')}
