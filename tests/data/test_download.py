@@ -324,7 +324,7 @@ def test_a_full_disk_is_not_the_fault_of_a_place(server, tmp_path):
     limit = 'import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n'
     with Server().running() as copy, process(server.url, copy.url, tmp_path, limit) as limited:
         out, err = limited.communicate()
-    assert 'File too large' in err.splitlines()[-1] and 'next place' not in out
+    assert 'File too large' in err and 'next place' not in out
     assert copy.requests == [('/small.tar.gz', None)] and server.requests == []
 
 

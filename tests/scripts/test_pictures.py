@@ -47,7 +47,8 @@ def test_names_are_text(tmp_path, capfd, name):
 def test_curves_have_a_colour_for_each_run_and_a_legend_that_covers_none(tmp_path):
     pictures.curves(tmp_path / 'a.png', [10, 4.2], [
         ([('a', 0, '-', {1: 2.0, 3: 1.0})], 'loss', 'nats', 'step'),
-        ([('a', 0, 's-', {1: 0.5}), ('b', 1, 'o--', {1: 0.5, 3: 0.4})], 'error', 'fraction', 'step')])
+        ([('a', 0, 's-', {1: 0.5}), ('b', 1, 'o--', {1: 0.5, 3: 0.4})],
+         'error', 'fraction', 'step')])
     image = pixels(tmp_path / 'a.png')
     assert middle_of(image, [0x00, 0x72, 0xB2])[1] < middle_of(image, [0xD5, 0x5E, 0x00])[1]
     # The legend is below the axes: the frame's lower edge is the last long black line.
