@@ -100,9 +100,9 @@ def worker_rows(options):
 
 def agreement_rows(options):
     found = processes.measure(options, what='agreement')
-    yield (f'{found["devices"]} Compared with the CPU in float32, logits differ by at most '
-           f'{found["logits"]:.1e}, gradients by {found["gradients"]:.1e} of the norm of a '
-           'tensor.')
+    yield (f'{found["devices"]} Compared with the CPU in float32, logits of up to '
+           f'{found["largest_logit"]:.1e} differ by at most {found["logits"]:.1e}, gradients by '
+           f'{found["gradients"]:.1e} of the norm of a tensor.')
     if not (found['logits'] <= _LOGITS and found['gradients'] <= _GRADIENTS):
         raise SystemExit(f'The differences are above {_LOGITS} (logits) or {_GRADIENTS} '
                          '(gradients): the speed of wrong results means nothing.')

@@ -67,14 +67,14 @@ def measure_step(start):
             return tutorial.inference(images)
         return _logits(start, images)
 
-    sides = {'ours': _session(lambda: training(start)[0]),
-             'floor': _session(lambda: floor.operation(plain))}
+    sides = {'ours': _session(start, lambda: training(start)[0]),
+             'floor': _session(start, lambda: floor.operation(plain))}
     if start.recipe.name == 'tutorial':
-        sides['tutorial'] = _session(published)
+        sides['tutorial'] = _session(start, published)
     if devices.multiplies_bfloat16() and start.recipe.dtype == tf.float32:  # Or ours has it.
         with flagsaver.flagsaver(use_bf16=True):  # `cifar10.inference` reads the flag.
             half = dataclasses.replace(start, recipe=recipes.chosen())
-            sides['bfloat16'] = _session(lambda: training(half)[0])
+            sides['bfloat16'] = _session(half, lambda: training(half)[0])
     found = {name: [] for name in sides}
     for _ in range(1 + FLAGS.timed_steps // _STEPS_PER_TURN):
         for name, (session, operation) in sides.items():
@@ -89,8 +89,8 @@ def measure_step(start):
 def measure_agreement(start):
     """Returns the largest differences between GPU and CPU, with one batch and the same weights.
 
-    'logits' is an absolute difference; 'gradients' is the norm of the difference, relative to the
-    norm of the tensor.
+    'logits' is an absolute difference, 'largest_logit' the size of the CPU's; 'gradients' is the
+    norm of the difference, relative to the norm of the tensor.
     """
     tf.config.experimental.enable_tensor_float_32_execution(False)
 
@@ -104,17 +104,18 @@ def measure_agreement(start):
                 loss = tf.add_n(tf.get_collection('losses', scope))  # Without the other device's.
                 yield logits, tf.gradients(loss, tf.trainable_variables())
 
-    session, operations = _session(lambda: list(build()))
+    session, operations = _session(start, lambda: list(build()))
     (expected, gradients), (logits, computed) = session.run(operations)
     return {'devices': devices.line(device=FLAGS.device),
             'logits': float(np.abs(logits - expected).max()),
+            'largest_logit': float(np.abs(expected).max()),
             'gradients': _largest_difference(computed, gradients)}
 
 
 def measure_speed(start):
     """Returns images/s of ten steps at a time. The last fetches the loss, which waits for a GPU."""
     tf.config.experimental.enable_tensor_float_32_execution(FLAGS.tf32)
-    session, (step, loss) = _session(lambda: training(start))
+    session, (step, loss) = _session(start, lambda: training(start))
     images, rates = _LOG_FREQUENCY * start.source.batch_size, []
     for _ in range(1 + FLAGS.timed_steps // _LOG_FREQUENCY):
         begin = time.perf_counter()
@@ -162,12 +163,17 @@ def training(start):
         return cifar10.train(loss, global_step, lr, opt), loss
 
 
-def _session(build):
-    """A session with initialised variables, and what `build` adds to its graph."""
+def _session(start, build):
+    """A session with the variables of a new run, and what `build` adds to its graph."""
     with tf.Graph().as_default() as graph:
         built = build()
         session = tf.Session(config=devices.session_config(), graph=graph)
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        variables = tf.global_variables()
+        values = start.values_for(variables)
+        for variable in variables:
+            if variable.op.name in values:
+                variable.load(values[variable.op.name], session)
     return session, built
 
 

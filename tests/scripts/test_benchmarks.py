@@ -98,9 +98,11 @@ def test_the_table(command, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('net', ['resnet23', 'airbench94'])
 def test_a_step_of_another_network(command, net):
-    done = command('benchmarks', '--only', 'step', '--turns=1', f'--net={net}')
+    done = command('benchmarks', '--only', 'agreement', 'step', '--turns=1', f'--net={net}')
     assert done.returncode == 0, done.stderr
     assert 'step, beside the floor, ms' in done.stdout
+    largest, = re.findall('logits of up to (.*) differ by at most 0.0e', done.stdout)
+    assert float(largest) > 1e-3  # Of weights that a run starts with, not of zeros.
 
 
 @pytest.mark.slow
