@@ -73,8 +73,9 @@ averages = [each for each in tf.global_variables() if 'ExponentialMovingAverage'
 random = np.random.RandomState(0)
 found = []
 with tf.Session() as session:
-    session.run(tf.local_variables_initializer())
-    tf.train.Saver().restore(session, checkpoint)
+    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    tf.train.Saver([each for each in tf.global_variables()  # But for the averages of the losses.
+                    if not each.op.name.endswith('/avg')]).restore(session, checkpoint)
     for _ in range(10):
         feeds = {images: random.normal(size=[8, 24, 24, 3]), labels: random.randint(0, 10, 8)}
         before = session.run([logits, total_loss], feeds)
