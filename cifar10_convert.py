@@ -5,7 +5,7 @@
     python cifar10_train.py --dataset=DATA_DIR --train_dir=...
 
 FOLDER contains a folder of images per class, such as FOLDER/cat/1.jpg: JPEG, PNG, GIF, BMP, WebP,
-TIFF or AVIF of any size. Folders train/cat and test/cat (or val/cat) and so on define the split;
+TIFF or AVIF. Folders train/cat and test/cat (or val/cat) and so on define the split;
 otherwise a fixed sixth of each class becomes the test set. The EXIF orientation is applied, the
 short side becomes 32 pixels, the centre is kept, and transparent pixels become white. Files with
 more than 8 bits per channel are skipped; docs/usage.md shows how to scale them.

@@ -242,8 +242,7 @@ def distorted_inputs(data_dir, batch_size, source=None, distort=distort_images,
         values, = source.selected(read_input.key, read_input.value)
 
         # A long queue mixes well. Records wait in it as strings: 20,000 images, whose memory is
-        # aligned, would fragment the heap, and the process would grow for hours
-        # (docs/reliability.md).
+        # aligned, would fragment the heap, and the process would grow for hours.
         num_examples_per_epoch = source.num_examples() // num_shards
         min_queue_examples = int(num_examples_per_epoch * min_fraction_of_examples_in_queue)
         console.line(f'Filling queue with {min_queue_examples} {source.data_set.title} images '

@@ -4,7 +4,7 @@
     python cifar10_predict.py holidays/ --json
     python cifar10_predict.py 'holidays/*.jpg' --saved_model=/tmp/cifar10_model/1
 
-Accepts JPEG, PNG, GIF, BMP, WebP, AVIF and TIFF files of any size, folders and patterns. Uses the
+Accepts JPEG, PNG, GIF, BMP, WebP, AVIF and TIFF files, folders and patterns. Uses the
 first frame of an animation and applies the EXIF orientation. Transparent pixels become white, the
 short side becomes 32 pixels, the centre is kept, and the preprocessing of the evaluation follows.
 Unreadable images, and those with more than 8 bits per channel, are reported and skipped; the exit
@@ -95,6 +95,7 @@ def _show(path, probabilities, names, width):
 
 def _paths(word):
     """Returns the files that an argument stands for."""
+    word = os.path.expanduser(word)  # A quoted pattern.
     if os.path.isdir(word):
         found = images.find(word)
     elif os.path.lexists(word) or not glob.has_magic(word):
@@ -114,8 +115,10 @@ def _checkpoint():
     checkpoint = trained.checkpoint(given)
     found = trained.read(os.path.dirname(checkpoint), reads_images=False)
     names = found.classes
-    # An `inference` that fixes the batch size requires the one of training.
-    network = model.Model(found.recipe, len(names), settings.batch_size(found.recipe))
+    batch_size = None
+    if found.recipe.batch_size is None:
+        batch_size = FLAGS.batch_size  # An edited `cifar10.inference` may fix it.
+    network = model.Model(found.recipe, len(names), batch_size)
     with network.session(checkpoint, given.use_moving_averages) as session:
         yield (lambda pixels: network.probabilities(session, pixels), names,
                (table.WIDTH, table.HEIGHT))

@@ -14,7 +14,6 @@ from cifar10_lib import settings
 from cifar10_lib.datasets.image_source import Source
 from cifar10_lib.nets import airbench94, fast, losses, precision, resnet, schedules
 from cifar10_lib.runs.epochs import EpochCounter
-from cifar10_lib.runs.starting import Run
 
 _BATCH_SIZE = 128  # The tutorial's; for the linear scaling rule.
 _WHITENING_IMAGES = 5000  # As in the paper of airbench94.
@@ -83,6 +82,7 @@ class Recipe:
         """
         initial = settings.first_rate(self.given_learning_rate, self.initial_learning_rate,
                                       source.data_set.learning_rate)
+        global_step = global_step + epochs.shift  # The schedule counts images.
         lr = self.schedule(global_step, initial, epochs)
         if self.linear_scaling:
             batches = schedules.usual_batches(
@@ -108,16 +108,6 @@ class Recipe:
             found['max_steps'] = epochs.max_steps
         return found
 
-    def defaults_used(self, run: Run, source: Source, epochs: EpochCounter) -> list[str]:
-        """A list with a line about the defaults of this row that apply, if any."""
-        used = []
-        if self.batch_size == source.batch_size:
-            used.append(f'--batch_size={source.batch_size}')
-        if run.epochs is not None and run.epochs == self.epochs:
-            used.append(f'--max_steps={epochs.max_steps}')
-        if not used:
-            return []
-        return [f'Defaults for --net={self.name}: {" ".join(used)}']
 
 
 def _tutorial_inference(images, num_classes, training, dtype):
@@ -153,7 +143,8 @@ TABLE = {row.name: row for row in (
         inference=_fast_inference,
         distort=_fast_distort,
         prepare=cifar10.prepare_images,
-        schedule=lambda step, rate, epochs: schedules.one_cycle(step, epochs.max_steps, rate),
+        schedule=lambda step, rate, epochs: schedules.one_cycle(
+            step, epochs.max_steps + epochs.shift, rate),
         optimizer=lambda lr, max_steps: tf.train.MomentumOptimizer(lr, 0.9, use_nesterov=True),
         epochs=80,
         initial_learning_rate=0.06,
@@ -176,7 +167,8 @@ TABLE = {row.name: row for row in (
         inference=airbench94.inference,
         distort=airbench94.augment,
         prepare=lambda images: tf.cast(images, tf.float32),
-        schedule=lambda step, rate, epochs: airbench94.learning_rate(step, epochs.max_steps, rate),
+        schedule=lambda step, rate, epochs: airbench94.learning_rate(
+            step, epochs.max_steps + epochs.shift, rate),
         optimizer=airbench94.Optimizer,
         batch_size=1024,
         epochs=14,

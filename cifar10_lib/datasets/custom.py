@@ -41,7 +41,7 @@ _FIELDS = {
              f'a name other than {_PUBLISHED}'),
     'classes': (lambda value: isinstance(value, list) and 2 <= len(value) <= MAX_CLASSES
                 and all(map(json_files.is_name, value)) and len(set(value)) == len(value),
-                f'a list of 2 to {MAX_CLASSES} different names'),
+                f'a list of 2 to {MAX_CLASSES} different names of printable characters'),
     'train_files': (_are_files, _FILES),  # Empty for a test set alone.
     'test_files': (lambda value: value != {} and _are_files(value), _FILES)}
 

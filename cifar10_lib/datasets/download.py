@@ -180,6 +180,8 @@ def _blocks(url, offset, size, limits):
     or from 0 if the server ignores ranges. Raises `errors.DataError`."""
     try:
         with _open(url, offset, limits) as response:
+            if response.headers.get_content_type() == 'text/html':
+                raise ValueError('the server sends a page, perhaps to log in; expected a file')
             if response.getcode() != 206:
                 offset = 0
             offered = offset + int(response.headers.get('Content-Length', size - offset))

@@ -216,4 +216,5 @@ def _folders(folder):
 
 
 def _visible(folder):
-    return [entry for entry in os.scandir(folder) if not entry.name.startswith('.')]
+    return [entry for entry in os.scandir(folder)
+            if not entry.name.startswith(('.', '__MACOSX'))]  # macOS adds that to a .zip.

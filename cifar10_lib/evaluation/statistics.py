@@ -72,7 +72,7 @@ class Statistics:
         Stops with what it has so far when a signal is caught, or when time is up. If it fails, the
         averages of the moving statistics remain, and a line says so.
         """
-        if step == self._last_step or self._caught or self._seconds <= 0:
+        if step == self._last_step or self._caught:
             return
         self._last_step = step
         values = session.run(self._sources)

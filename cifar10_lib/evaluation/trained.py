@@ -88,6 +88,9 @@ def checkpoint(flags_given: settings.Checkpoint) -> str:
         if flags_given.best:
             advice = 'train with --validate_every, or leave out --best'
         raise app.UsageError(f'No checkpoint in {place}: {advice}')
+    owner = run_folder.owner(os.path.dirname(found))
+    if owner:
+        errors.say(f'using {found}{owner}')
     return found
 
 

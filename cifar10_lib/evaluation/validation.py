@@ -26,11 +26,11 @@ class Validation:
 
     def __init__(self, train_dir: str, variables: Sequence[tf.Variable], source: Source,
                  recipe: recipes.Recipe, images: str = 'test', caught: Collection[int] = (),
-                 statistics: Statistics | None = None) -> None:
+                 statistics: Statistics | None = None, resumes: bool = True) -> None:
         """Builds the evaluation's graph.
 
         Args:
-            train_dir, variables, images: see `best.Best`.
+            train_dir, variables, images, resumes: see `best.Best`.
             source: the training images.
             caught: the caught signals; when one is added, a validation stops.
             statistics: for a network with batch norm.
@@ -39,7 +39,7 @@ class Validation:
         """
         self._caught, self._statistics = caught, statistics
         self._trained = {variable.op.name: variable for variable in variables}
-        self._best = best.Best(train_dir, variables, images)
+        self._best = best.Best(train_dir, variables, images, resumes)
         self._source = dataclasses.replace(source, subset='held_out', shard=(0, 1))
         if images == 'test':
             self._source = dataclasses.replace(

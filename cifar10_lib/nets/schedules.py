@@ -42,6 +42,6 @@ def one_cycle(global_step, max_steps, peak):
     """
     rising = 0.15  # Fraction of the steps.
     # The first step is in the middle of its share, so that its rate is above zero.
-    done = (tf.cast(global_step, tf.float32) + 0.5) / max(1, max_steps)
+    done = (tf.cast(global_step, tf.float32) + 0.5) / max_steps
     fallen = tf.clip_by_value((done - rising) / (1.0 - rising), 0.0, 1.0)
     return peak * tf.minimum(done / rising, 0.5 + 0.5 * tf.cos(math.pi * fallen))

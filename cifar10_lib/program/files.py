@@ -63,7 +63,7 @@ def locked(path: str, waiting: str | None = None) -> Iterator[None]:
     `OSError` if the file cannot be written.
     """
     open(path, 'ab').close()  # If this fails, it is not the lock that does.
-    lock = filelock.FileLock(path)
+    lock = filelock.FileLock(path, fallback_to_soft=False)  # That would take the file for a lock.
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:

@@ -11,18 +11,16 @@ from cifar10_lib.program import files, json_files
 from cifar10_lib.runs import checkpoints, names
 
 
-def read(train_dir: str, images: str = 'test') -> tuple[float, int | None]:
+def read(train_dir: str) -> tuple[float, int | None]:
     """Error and step of a run's best checkpoint; (infinity, None) if there is no intact one."""
     folder = os.path.join(train_dir, names.BEST)
     try:
         found = json_files.read(os.path.join(folder, names.BEST_ERROR))
         error, step = float(found['averaged_error']), int(found['step'])
-        if found['validated_on'] == images:
-            checkpoints.read(checkpoints.at_step(folder, step))  # A ValueError if it is damaged.
-            return error, step
+        checkpoints.read(checkpoints.at_step(folder, step))  # A ValueError if it is damaged.
+        return error, step
     except (OSError, ValueError, TypeError, KeyError):  # Missing or damaged.
-        pass
-    return np.inf, None
+        return np.inf, None
 
 
 def reaches(error: float, precision: float) -> bool:
@@ -42,18 +40,20 @@ class Best:
     """
 
     def __init__(self, train_dir: str, variables: Sequence[tf.Variable],
-                 images: str = 'test') -> None:
-        """Reads the result of earlier starts; `variables` are those in a checkpoint.
+                 images: str = 'test', resumes: bool = True) -> None:
+        """Reads the result of earlier starts if the run `resumes`; a new run has none.
 
-        `images` is 'test' or 'held_out', the images of the errors; a best checkpoint that was
-        chosen on other images is ignored.
+        `variables` are those in a checkpoint; `images` is 'test' or 'held_out', the images of the
+        errors.
         """
         self._images = images
         self._folder = os.path.join(train_dir, names.BEST)
         self._trainable = {variable.op.name for variable in variables if variable.trainable}
         self._saver = tf.train.Saver(  # `offer` removes old checkpoints itself.
             variables, max_to_keep=None, save_relative_paths=True)
-        self.error, self.step = read(train_dir, images)
+        self.error, self.step = np.inf, None
+        if resumes:
+            self.error, self.step = read(train_dir)
 
     def offer(self, session: tf.Session, step: int, values: Mapping[str, np.ndarray],
               error: float, averaged_error: float) -> None:

@@ -3,7 +3,6 @@
 
 The path of a checkpoint is without `.index`.
 """
-import glob
 import io
 import os
 import re
@@ -80,10 +79,14 @@ def candidates(folder: str) -> list[str]:
     """Paths of a folder's checkpoints: the one that the file `checkpoint` names, then by step.
 
     That file may hold absolute paths, which are wrong after the run was copied or moved. So only
-    the file name is used, and the checkpoint is looked for in this folder.
+    the file name is used, and the checkpoint is looked for in this folder. Raises `OSError` if the
+    folder may not be read.
     """
-    found = glob.glob(os.path.join(glob.escape(folder), f'{names.CHECKPOINT}-*'))
-    matches = filter(None, map(names.CHECKPOINT_INDEX.search, filter(os.path.isfile, found)))
+    try:
+        entries = [each.name for each in os.scandir(folder) if each.is_file()]
+    except (FileNotFoundError, NotADirectoryError):
+        entries = []
+    matches = filter(None, map(names.CHECKPOINT_INDEX.match, entries))
     steps = sorted((int(match.group(1)) for match in matches), reverse=True)
     try:
         state = tf.train.get_checkpoint_state(folder)

@@ -25,6 +25,12 @@ class EpochCounter:
         """Number of steps of this start in which the network sees each image once."""
         return self.images_per_epoch / self.images_per_step
 
+    @property
+    def shift(self) -> int:
+        """What to add to a step of this start: the number of steps with as many images as now that
+        the earlier starts would have taken, less those that they took."""
+        return round(self.images(self.first_step) / self.images_per_step) - self.first_step
+
     def images(self, steps: int) -> int:
         """Number of images in this many steps."""
         ends = [first for first, _ in self.changes[1:]] + [steps]

@@ -56,7 +56,6 @@ class RunRecipe(Protocol):
 
     def flags(self, epochs: EpochCounter) -> dict[str, object]: ...
 
-    def defaults_used(self, run: Run, source: Source, epochs: EpochCounter) -> list[str]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Start:
         source: the training images.
         found: the checkpoint from which the run resumes; None if it is new.
         weights: those of another run with which a new run starts, or None.
-        earlier: the settings of the run's last start, {} if it is new.
+        earlier: the settings of the last start, {} if there is no checkpoint from one.
         listed: paths of the checkpoints in the folder when it was read.
     """
 
@@ -116,7 +115,7 @@ class Start:
             return self.found.path, f'--epochs={self.run.epochs:g} ({self.max_steps} steps)'
         if self.run.stop_at is None:
             return None
-        error, best_step = best.read(folder, self.run.validate_on)
+        error, best_step = best.read(folder)
         if best_step is None or not best.reaches(error, self.run.stop_at):
             return None
         return (checkpoints.at_step(os.path.join(folder, names.BEST), best_step),
@@ -155,8 +154,6 @@ class Start:
 
         `variables` are those of the graph, `values` those of `values_for`.
         """
-        for line in self.recipe.defaults_used(self.run, self.source, self.epochs):
-            console.line(line)
         if self.found and not self.earlier:
             console.line(f'{self.run.train_dir} has no {names.RUN}: resuming with '
                          f'--net={self.recipe.name} --dataset={self.source.data_set.flag}.')
@@ -228,9 +225,11 @@ def read(run: Run, source: Source, recipe: RunRecipe, batches_per_step: int = 1)
         if earlier_run:
             run_folder.check_run(
                 folder, earlier_run, recipe.name, source.data_set, run.validate_on, _ADVICE)
-            earlier = earlier_run['settings']
         listed = checkpoints.candidates(folder)
         found = checkpoints.newest(folder)
+        if earlier_run and found:
+            earlier = earlier_run['settings']
+    _check_held_out(run, earlier, source.num_examples())
     step = 0
     if found:
         step = checkpoints.step(found.path, found.values)
@@ -244,6 +243,15 @@ def read(run: Run, source: Source, recipe: RunRecipe, batches_per_step: int = 1)
         max_steps = epochs.last_step(run.epochs)
     return Start(run, source, recipe, dataclasses.replace(epochs, max_steps=max_steps), found,
                  weights, earlier, listed)
+
+
+def _check_held_out(run, earlier, images):
+    """Raises `app.UsageError` if a run that resumes would hold out images that it trained on."""
+    before = earlier.get('training_images', images)
+    if run.validate_on == 'held_out' and images != before:
+        raise app.UsageError(
+            f'{run.train_dir} holds a run that trained on {before} images and held out others. '
+            f'Of the data set as it is now, it would hold out some of those {before}: {_ADVICE}')
 
 
 def follow(run: Run, source: Source, recipe: RunRecipe, step: int, changes: Sequence[Sequence[int]],

@@ -51,7 +51,7 @@ def shared_hooks(start, loss, summary_op=None, me=None):
     if run.validate_every:
         validator = validation.Validation(
             run.train_dir, variables, start.source, start.recipe, run.validate_on, me.caught,
-            batch_norms)
+            batch_norms, resumes=start.found is not None)
     if summary_op is None:
         summary_op = tf.summary.merge_all()
     if summary_op is None:  # The graph has no summaries.

@@ -170,6 +170,7 @@ def test_a_file_with_the_wrong_checksum_is_removed(server, tmp_path):
 
 @pytest.mark.parametrize('behaviour, limit, reason, resumed', [
     ('page', {}, f'the server offers a file of 25 bytes; expected {len(ARCHIVE)}', 'None'),
+    ('portal', {}, 'the server sends a page, perhaps to log in; expected a file', 'None'),
     ('not_http', {}, 'SSH-2.0', 'None'),
     ('redirect_to_a_file', {}, 'file:///etc/passwd', 'None'),
     ('other_bytes', {}, 'small.tar.gz.part has SHA-256 ', 'None'),

@@ -78,6 +78,14 @@ def test_a_split_without_classes_is_named_and_left_out(tmp_path):
     assert found.skipped == [(str(tmp_path / 'test'), 'is not part of the split')]
 
 
+def test_the_folder_that_macos_adds_to_a_zip_is_no_class(tmp_path):
+    fill(tmp_path, dog=3, cat=2)
+    (tmp_path / '__MACOSX' / 'dog').mkdir(parents=True)
+    (tmp_path / '__MACOSX' / 'dog' / '._0.png').touch()
+    found = find(tmp_path)
+    assert (found.classes, found.skipped) == (('cat', 'dog'), [])
+
+
 def test_a_training_set_alone_is_split(tmp_path):
     """One sixth of each class. A file or a second training folder beside it is reported."""
     fill(tmp_path / 'train', dog=6, cat=12)

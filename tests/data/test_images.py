@@ -9,7 +9,7 @@ from PIL import Image
 from cifar10_lib.datasets import images
 from cifar10_lib.program import errors
 
-BOMB = r'cannot be read \(Image size \(\d+ pixels\) exceeds limit of (89478485|178956970)'
+BOMB = r'cannot be read \(Image size \(\d+ pixels\) exceeds limit of 178956970'
 NOISE = np.random.RandomState(1).randint(0, 256, [32, 32, 4]).astype(np.uint8)
 COLOUR, GREY = NOISE[..., :3], np.repeat(NOISE[..., :1], 3, axis=2)
 
@@ -195,15 +195,15 @@ def test_truncated_and_overwritten_files(tmp_path, options):
             images.read(tmp_path / 'image')
 
 
-@pytest.mark.parametrize('side', [10000, 65536])
-def test_pictures_that_would_exhaust_memory_are_not_decoded(tmp_path, side, recwarn):
-    """Only their headers claim such sizes; Pillow itself only warns of 10,000 pixels per side."""
+@pytest.mark.parametrize('side, words', [(10000, 'truncated'), (65536, BOMB)])
+def test_pictures_that_would_exhaust_memory_are_not_decoded(tmp_path, side, words, recwarn):
+    """Only their headers claim such sizes. A telephone's photograph may have 100 million pixels."""
     save(tmp_path / 'image', COLOUR, format='PNG')
     data = bytearray((tmp_path / 'image').read_bytes())
     data[16:24] = struct.pack('>II', side, side)
     data[29:33] = struct.pack('>I', zlib.crc32(data[12:29]))
     (tmp_path / 'image').write_bytes(data)
-    with pytest.raises(errors.DataError, match=BOMB):
+    with pytest.raises(errors.DataError, match=words):
         images.read(tmp_path / 'image')
     assert not recwarn.list
 

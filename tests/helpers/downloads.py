@@ -125,6 +125,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _page(self):
         self._send(200, b'<html>Log in first</html>')
 
+    def _portal(self):
+        self._send(200, b'<html>Log in first</html>', Content_Type='text/html; charset=utf-8',
+                   Content_Length=None)
+
     def _not_http(self):
         self.wfile.write(b'SSH-2.0-OpenSSH_9.2\r\n')
 

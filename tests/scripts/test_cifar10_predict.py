@@ -1,5 +1,6 @@
 import json
 import os
+import re
 
 import image_files
 import numpy as np
@@ -115,6 +116,19 @@ def test_folders_and_patterns(network, pictures_, tmp_path, capsys):
     assert cifar10_predict.predict(words) == 0
     found = [json.loads(line)['image'] for line in capsys.readouterr().out.splitlines()]
     assert found == [*pictures_, words[2], *pictures_[1:3], words[2], *words[3:]]
+
+
+def test_a_quoted_pattern_in_the_home_directory(network, pictures_, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    assert cifar10_predict.predict(['~/pictures/[12].png']) == 0
+    found = [json.loads(line)['image'] for line in capsys.readouterr().out.splitlines()]
+    assert found == pictures_[1:3]
+
+
+def test_a_run_of_another_user_is_named(network, pictures_, monkeypatch, capfd):
+    monkeypatch.setattr(os, 'geteuid', lambda: os.getuid() + 1)
+    assert cifar10_predict.predict(pictures_[:1]) == 0
+    assert re.search(rf'using .*/model.ckpt-\d+ \(of user {os.getuid()}\)\n', capfd.readouterr().err)
 
 
 @pytest.mark.parametrize('word', ['', '*.png'])

@@ -109,9 +109,9 @@ def test_a_missing_or_damaged_file_is_ignored(best, session, tmp_path, name, con
     assert kept(tmp_path) == KEPT | checkpoint_files(20)
 
 
-def test_an_error_on_other_images_does_not_count(best, session, tmp_path):
-    """A worse error on held-out images replaces the best one on the test set."""
-    again = best_.Best(str(tmp_path), tf.global_variables(), 'held_out')
+def test_the_error_of_an_earlier_run_does_not_count(best, session, tmp_path):
+    """A new run has a best checkpoint of its own, although its error is higher."""
+    again = best_.Best(str(tmp_path), tf.global_variables(), 'held_out', resumes=False)
     assert (again.error, again.step) == (np.inf, None)
     offer(again, session, 20, 0.75, 0.75)
     assert read_error(tmp_path)['validated_on'] == 'held_out'

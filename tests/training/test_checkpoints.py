@@ -1,4 +1,6 @@
+import os
 import shutil
+import tempfile
 import threading
 import time
 
@@ -6,6 +8,7 @@ import h5py
 import numpy as np
 import plain
 import pytest
+import spawn
 import tensorflow.compat.v1 as tf
 from absl import app
 
@@ -91,6 +94,16 @@ def test_a_copied_run_uses_its_own_checkpoints(tmp_path):
     assert checkpoints.latest(str(second)) == f'{second}/model.ckpt-7'
     assert checkpoints.candidates(str(second)) == [
         f'{second}/model.ckpt-7', f'{second}/model.ckpt-5']
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root can become another user')
+def test_a_folder_that_may_not_be_read_is_not_empty():
+    program = ('import encodings.ascii, os, sys; from cifar10_lib.program import startup\n'
+               'from cifar10_lib.runs import checkpoints; os.setuid(1001)\n'
+               'startup.run(lambda words: checkpoints.newest(words[0]), positional="FOLDER")')
+    with tempfile.TemporaryDirectory(dir='/tmp') as folder:  # With mode 700.
+        done = spawn.run(['-c', program, folder], cwd=spawn.ROOT, capture_output=True)
+    assert (done.returncode, done.stderr) == (1, f"-c: Permission denied: '{folder}'\n")
 
 
 def _overwrite(path, change):

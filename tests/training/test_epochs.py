@@ -3,6 +3,16 @@ import pytest
 from cifar10_lib.runs import epochs
 
 
+@pytest.mark.parametrize('first, changes, shift', [
+    (0, [(0, 8)], 0), (10, [(0, 8)], 0),
+    (10, [(0, 8), (10, 16)], -5),  # 80 images are 5 steps of 16,
+    (10, [(0, 8), (10, 4)], 10),  # and 20 steps of 4.
+    (12, [(0, 8), (10, 16)], -5),  # 112 images are 7 steps of 16.
+    (3, [(0, 8), (3, 16)], -1)])  # 24 images are 1.5, rounded to the even number.
+def test_the_steps_that_earlier_starts_would_have_taken(first, changes, shift):
+    assert epochs.EpochCounter(first, changes, 80).shift == shift
+
+
 @pytest.mark.parametrize('changes, every, due', [
     ([(0, 8)], 1, [10, 20, 25]),
     ([(0, 8)], 9, [25]),

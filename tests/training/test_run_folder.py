@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 import subprocess
@@ -89,15 +90,17 @@ def test_a_run_json_that_is_removed_while_it_is_read(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which('cc'), reason='requires a C compiler')
-def test_a_file_system_without_locks(tmp_path):
-    """NFS without its lock daemon: `flock` fails with ENOLCK. Training continues with a warning."""
+@pytest.mark.parametrize('error', ['ENOLCK', 'ENOSYS'])
+def test_a_file_system_without_locks(tmp_path, error):
+    """`flock` fails on NFS without its lock daemon, and on Lustre without the option. Training
+    continues with a warning."""
     (tmp_path / 'flock.c').write_text(
-        '#include <errno.h>\nint flock(int f, int o) { errno = ENOLCK; return -1; }\n')
+        f'#include <errno.h>\nint flock(int f, int o) {{ errno = {error}; return -1; }}\n')
     library = tmp_path / 'flock.so'
     subprocess.run(['cc', '-shared', '-fPIC', '-o', library, tmp_path / 'flock.c'], check=True)
     done = subprocess.run([sys.executable, '-c', HOLD, tmp_path / 'run'], cwd=spawn.ROOT,
                           stdin=subprocess.DEVNULL, text=True, capture_output=True,
                           env={**os.environ, 'LD_PRELOAD': str(library)})
     assert done.stdout.splitlines() == [
-        f'Warning: {tmp_path}/run cannot be locked (No locks available): make sure that no other '
+        f'Warning: {tmp_path}/run cannot be locked ({os.strerror(getattr(errno, error))}): make sure that no other '
         'process uses it.', 'held'], done.stderr

@@ -125,6 +125,35 @@ def test_stop_at_ends_the_run_when_a_validation_reaches_the_precision(tiny_net, 
         assert sessions.start().steps_left()
 
 
+@pytest.mark.parametrize('restart', [True, False])
+def test_a_new_run_has_a_best_checkpoint_of_its_own(tiny_net, capsys, restart):
+    """Although its error is not lower than that of the run before, whose checkpoints were removed by
+    --restart, or by hand. It does not say that it resumes."""
+    cifar10_train.main()
+    assert json.loads(folder('best', 'error.json').read_text())['averaged_error'] == 0
+    if not restart:
+        for path in [folder('checkpoint'), *folder().glob('model.ckpt-*')]:
+            path.unlink()
+    capsys.readouterr()
+    with flagsaver.flagsaver(restart=restart, learning_rate=1e-9, max_steps=3):
+        cifar10_train.main()
+    assert json.loads(folder('best', 'error.json').read_text())['step'] == 3
+    assert 'Resuming' not in capsys.readouterr().out
+
+
+def test_a_run_does_not_hold_out_what_it_trained_on(tiny_net, half_bright):
+    """As it would if the data set had grown since: which tenth is held out would change."""
+    with flagsaver.flagsaver(validate_on='held_out', max_steps=3):
+        cifar10_train.main()
+        path = min(half_bright.glob('data_*'))
+        path.write_bytes(path.read_bytes() + path.read_bytes()[:3073])
+        with pytest.raises(app.UsageError, match='trained on 72 images and held out others. Of the '
+                           'data set as it is now, it would hold out some of those 72: choose an'):
+            cifar10_train.main()
+        FLAGS.restart = True
+        cifar10_train.main()
+
+
 @pytest.mark.parametrize('correct', range(0, 101, 7))
 def test_a_precision_reaches_itself(correct):
     """As fractions of 100 images: 1 - 0.92 is less than 0.08 in floating point."""

@@ -28,6 +28,21 @@ def rates(net, replicas, steps, max_steps=0):
         return {at: session.run(rate, {step: at}) for at in steps}
 
 
+@pytest.mark.parametrize('net', ['tutorial', 'tutorial_fast', 'airbench94'])
+def test_a_schedule_counts_images(net):
+    """80 steps of 40 images are 40 of 80: half of the run, in either size."""
+    def rate(first_step, changes, max_steps):
+        counter = epochs.EpochCounter(first_step, changes, 80, max_steps)
+        return recipes.chosen(net).learning_rate(
+            tf.constant(first_step, tf.int64), cifar10.default_source(), counter)
+
+    with flagsaver.flagsaver(data_dir='/nonexistent'), tf.Session() as session:
+        changed, unchanged, start = session.run([
+            rate(80, [[0, 40], [80, 80]], 120), rate(40, [[0, 80]], 80), rate(0, [[0, 80]], 80)])
+    np.testing.assert_allclose(changed, unchanged, rtol=1e-6)
+    assert (net == 'tutorial') == (changed == start)
+
+
 @pytest.mark.parametrize('replicas, expected', [
     (1, {0: 0.1, 400: 0.1, 800: 0.1, 139999: 0.1, 140000: 0.01, 280000: 0.001}),
     (2, {0: 0.1, 100: 0.125, 200: 0.15, 399: 0.19975, 400: 0.2, 69999: 0.2, 70000: 0.02}),
@@ -82,12 +97,12 @@ def test_resnet23s_rate_is_the_users_but_not_the_data_sets(tmp_path, given, expe
 
 
 def test_towers_warm_up_and_a_resumed_run_reports_the_change(trained, capsys):
-    """80 images in batches of 2 x 8 are 5 steps per epoch: after 10 of 20 steps, the rate is half
-    way from 0.03 to 0.06."""
+    """10 steps of 8 are one epoch of 80 images, so the rate is a quarter of the way from 0.03 to 0.06
+    when the warm-up of four epochs begins."""
     with flagsaver.flagsaver(num_gpus=2, max_steps=11, linear_scaling=True, warmup_epochs=4.0):
         cifar10_multi_gpu_train.main()
     row = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))[-1]
-    np.testing.assert_allclose([row['step'], row['learning_rate']], [11, 0.045], rtol=1e-6)
+    np.testing.assert_allclose([row['step'], row['learning_rate']], [11, 0.0375], rtol=1e-6)
     settings = json.loads(pathlib.Path(FLAGS.train_dir, 'run.json').read_text())['settings']
     assert (settings['linear_scaling'], settings['warmup_epochs']) == (True, 4)
     assert [line for line in capsys.readouterr().out.splitlines() if 'scaling' in line] == [
