@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Draws the pictures of runs on the pages, from docs/runs and models.
+# Draws pictures of runs on the pages, from docs/runs and models.
 # hero.png needs CIFAR-10, and the last picture the run of ResNet-23 in docs/results.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
