@@ -42,6 +42,7 @@ def export():
         raise app.UsageError('--export_dir is missing: choose a new folder')
     given = settings.checkpoint()
     checkpoint = trained.checkpoint(given)
+    trained.say_owner(checkpoint)
     found = trained.read(os.path.dirname(checkpoint), reads_images=False)
     classes = found.classes
     with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:

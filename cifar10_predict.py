@@ -113,6 +113,8 @@ def _checkpoint():
     [count, classes], the names of the classes, and (width, height)."""
     given = _trained()
     checkpoint = trained.checkpoint(given)
+    if given.checkpoint_dir != _WEIGHTS:
+        trained.say_owner(checkpoint)
     found = trained.read(os.path.dirname(checkpoint), reads_images=False)
     names = found.classes
     batch_size = None
@@ -129,8 +131,9 @@ def _trained():
     given = settings.checkpoint()
     if settings.given('checkpoint_dir') or given.best or not os.path.isdir(_WEIGHTS):
         return given
-    if checkpoints.candidates(given.checkpoint_dir):
-        return given
+    with contextlib.suppress(PermissionError):  # Another user's.
+        if checkpoints.candidates(given.checkpoint_dir):
+            return given
     errors.say(f'no run in {given.checkpoint_dir}: using the weights in {_WEIGHTS}')
     return dataclasses.replace(given, checkpoint_dir=_WEIGHTS)
 

@@ -11,7 +11,6 @@ from absl import flags
 import cifar10
 import cifar10_input
 from cifar10_lib import settings
-from cifar10_lib.datasets.image_source import Source
 from cifar10_lib.nets import airbench94, fast, losses, precision, resnet, schedules
 from cifar10_lib.runs.epochs import EpochCounter
 
@@ -32,7 +31,8 @@ class Recipe:
         prepare: the same for evaluation, without random numbers.
         schedule: function (global_step, rate, epochs) -> learning rate, float32 [], without the
             linear scaling rule; `rate` is that of --learning_rate, of the row, or of the data set,
-            None for none of them, and `epochs` the `EpochCounter` of the run.
+            None for none of them, and `epochs` the `EpochCounter` of the run. `global_step` counts
+            in steps of today's size, of which a run has `epochs.max_steps + epochs.shift`.
         optimizer: function (learning rate, number of steps of the run) -> `tf.train.Optimizer`;
             None for the tutorial's.
         batch_size: default of `--batch_size`; None for that of cifar10.py.
@@ -107,7 +107,6 @@ class Recipe:
         if self.ends_with_run:  # The rate depends on the last step.
             found['max_steps'] = epochs.max_steps
         return found
-
 
 
 def _tutorial_inference(images, num_classes, training, dtype):

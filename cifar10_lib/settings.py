@@ -123,8 +123,8 @@ def define_training_flags(max_steps: int = 100000) -> None:
     flags.DEFINE_integer('save_checkpoint_secs', 600, 'Seconds between checkpoints.', **count)
     flags.DEFINE_integer('save_checkpoint_steps', None,
                          'Steps between checkpoints, instead of --save_checkpoint_secs.', **count)
-    flags.DEFINE_integer('keep_checkpoints', 5, 'Number of checkpoints to keep: the last ones.',
-                         **count)
+    flags.DEFINE_integer('keep_checkpoints', 5, 'Number of checkpoints to keep: the last ones. A '
+                         'resumed run keeps as many as there are, if they are more.', **count)
     flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the '
                          'images of --validate_on; 0 means never, the default except for resnet23 '
                          '(1).', lower_bound=0, upper_bound=10**9)

@@ -180,7 +180,8 @@ def _blocks(url, offset, size, limits):
     or from 0 if the server ignores ranges. Raises `errors.DataError`."""
     try:
         with _open(url, offset, limits) as response:
-            if response.headers.get_content_type() == 'text/html':
+            is_page = response.headers.get_content_type() == 'text/html'
+            if is_page and 'Content-Length' not in response.headers:
                 raise ValueError('the server sends a page, perhaps to log in; expected a file')
             if response.getcode() != 206:
                 offset = 0

@@ -88,10 +88,14 @@ def checkpoint(flags_given: settings.Checkpoint) -> str:
         if flags_given.best:
             advice = 'train with --validate_every, or leave out --best'
         raise app.UsageError(f'No checkpoint in {place}: {advice}')
-    owner = run_folder.owner(os.path.dirname(found))
-    if owner:
-        errors.say(f'using {found}{owner}')
     return found
+
+
+def say_owner(checkpoint: str) -> None:
+    """Writes a line to standard error if a checkpoint is in another user's folder."""
+    owner = run_folder.owner(os.path.dirname(checkpoint))
+    if owner:
+        errors.say(f'using {checkpoint}{owner}')
 
 
 def read(place: str, reads_images: bool = True) -> Trained:

@@ -29,7 +29,7 @@ _BIAS_FACTOR = 64.0
 
 _MOMENTUM = 0.6  # Of the moving statistics.
 
-# The code has 1e-12, but `tf.nn.fused_batch_norm` raises smaller values to this one, for cuDNN.
+# The code has 1e-12, which TensorFlow 1's `tf.nn.fused_batch_norm` raised to this, for cuDNN.
 _EPSILON = 1.001e-5
 
 _LOOKAHEAD_STEPS = 5

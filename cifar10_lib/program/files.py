@@ -41,8 +41,13 @@ def explain_full_disk(folder: str) -> Iterator[None]:
 def own_folder(path: str) -> None:
     """Creates a folder if it is missing; raises `OSError`, also if it belongs to another user."""
     os.makedirs(path, exist_ok=True)
+    check_owner(path)
+
+
+def check_owner(path: str) -> None:
+    """Raises `PermissionError` if a folder belongs to another user, unless one of you is root."""
     owner = other_owner(path)
-    if owner not in (None, 0) and os.geteuid() != 0:  # Neither of them is root.
+    if owner not in (None, 0) and os.geteuid() != 0:
         raise PermissionError(f'{path} belongs to user {owner}, not you: choose another folder')
 
 

@@ -11,16 +11,18 @@ from cifar10_lib.program import files, json_files
 from cifar10_lib.runs import checkpoints, names
 
 
-def read(train_dir: str) -> tuple[float, int | None]:
+def read(train_dir: str, images: str = 'test') -> tuple[float, int | None]:
     """Error and step of a run's best checkpoint; (infinity, None) if there is no intact one."""
     folder = os.path.join(train_dir, names.BEST)
     try:
         found = json_files.read(os.path.join(folder, names.BEST_ERROR))
         error, step = float(found['averaged_error']), int(found['step'])
-        checkpoints.read(checkpoints.at_step(folder, step))  # A ValueError if it is damaged.
-        return error, step
+        if found['validated_on'] == images:
+            checkpoints.read(checkpoints.at_step(folder, step))  # A ValueError if it is damaged.
+            return error, step
     except (OSError, ValueError, TypeError, KeyError):  # Missing or damaged.
-        return np.inf, None
+        pass
+    return np.inf, None
 
 
 def reaches(error: float, precision: float) -> bool:
@@ -53,7 +55,7 @@ class Best:
             variables, max_to_keep=None, save_relative_paths=True)
         self.error, self.step = np.inf, None
         if resumes:
-            self.error, self.step = read(train_dir)
+            self.error, self.step = read(train_dir, images)
 
     def offer(self, session: tf.Session, step: int, values: Mapping[str, np.ndarray],
               error: float, averaged_error: float) -> None:

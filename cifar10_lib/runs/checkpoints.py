@@ -79,15 +79,18 @@ def candidates(folder: str) -> list[str]:
     """Paths of a folder's checkpoints: the one that the file `checkpoint` names, then by step.
 
     That file may hold absolute paths, which are wrong after the run was copied or moved. So only
-    the file name is used, and the checkpoint is looked for in this folder. Raises `OSError` if the
-    folder may not be read.
+    the file name is used, and the checkpoint is looked for in this folder. Raises
+    `PermissionError` if the folder may not be read.
     """
     try:
-        entries = [each.name for each in os.scandir(folder) if each.is_file()]
-    except (FileNotFoundError, NotADirectoryError):
+        entries = os.listdir(folder)
+    except PermissionError:
+        raise
+    except OSError:  # It is missing, no folder, or on a share that is away.
         entries = []
-    matches = filter(None, map(names.CHECKPOINT_INDEX.match, entries))
-    steps = sorted((int(match.group(1)) for match in matches), reverse=True)
+    matches = [names.CHECKPOINT_INDEX.match(each) for each in entries
+               if os.path.isfile(os.path.join(folder, each))]
+    steps = sorted((int(match.group(1)) for match in matches if match), reverse=True)
     try:
         state = tf.train.get_checkpoint_state(folder)
     except ValueError:  # The file is empty or not text; TensorFlow returns None for other damage.

@@ -27,9 +27,12 @@ class EpochCounter:
 
     @property
     def shift(self) -> int:
-        """What to add to a step of this start: the number of steps with as many images as now that
-        the earlier starts would have taken, less those that they took."""
-        return round(self.images(self.first_step) / self.images_per_step) - self.first_step
+        """What to add to a step of this start so that it counts in steps of as many images as now.
+
+        That is 0 unless the number of images per step has changed.
+        """
+        changed = self.changes[-1][0]
+        return round(self.images(changed) / self.images_per_step) - changed
 
     def images(self, steps: int) -> int:
         """Number of images in this many steps."""

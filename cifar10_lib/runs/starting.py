@@ -57,7 +57,6 @@ class RunRecipe(Protocol):
     def flags(self, epochs: EpochCounter) -> dict[str, object]: ...
 
 
-
 @dataclasses.dataclass(frozen=True)
 class Start:
     """What the folder of a run holds, read once, and how far to train.
@@ -115,7 +114,7 @@ class Start:
             return self.found.path, f'--epochs={self.run.epochs:g} ({self.max_steps} steps)'
         if self.run.stop_at is None:
             return None
-        error, best_step = best.read(folder)
+        error, best_step = best.read(folder, self.run.validate_on)
         if best_step is None or not best.reaches(error, self.run.stop_at):
             return None
         return (checkpoints.at_step(os.path.join(folder, names.BEST), best_step),
@@ -194,7 +193,7 @@ class Start:
             'dataset': data_set.name, 'classes': data_set.classes, 'net': self.recipe.name,
             'settings': {
                 **self._settings(), 'max_steps': self.max_steps,
-                'training_images': self.epochs.images_per_epoch,
+                'training_images': self.epochs.images_per_epoch, 'records': _records(self.source),
                 'batch_size': self.source.batch_size, 'images_per_step': self.epochs.changes,
                 'min_fraction_of_examples_in_queue': self.source.min_fraction,
                 'validate_on': self.run.validate_on,
@@ -219,6 +218,8 @@ def read(run: Run, source: Source, recipe: RunRecipe, batches_per_step: int = 1)
     """
     folder = run.train_dir
     run_folder.check_path(folder)
+    if os.path.isdir(folder):
+        files.check_owner(folder)
     earlier, listed, found, weights = {}, [], None, None
     if not run.restart:
         earlier_run = run_folder.read_run(folder, _ADVICE)
@@ -229,7 +230,7 @@ def read(run: Run, source: Source, recipe: RunRecipe, batches_per_step: int = 1)
         found = checkpoints.newest(folder)
         if earlier_run and found:
             earlier = earlier_run['settings']
-    _check_held_out(run, earlier, source.num_examples())
+    _check_held_out(run, earlier, _records(source))
     step = 0
     if found:
         step = checkpoints.step(found.path, found.values)
@@ -245,13 +246,18 @@ def read(run: Run, source: Source, recipe: RunRecipe, batches_per_step: int = 1)
                  weights, earlier, listed)
 
 
-def _check_held_out(run, earlier, images):
+def _check_held_out(run, earlier, records):
     """Raises `app.UsageError` if a run that resumes would hold out images that it trained on."""
-    before = earlier.get('training_images', images)
-    if run.validate_on == 'held_out' and images != before:
+    before = earlier.get('records', records)
+    if run.validate_on == 'held_out' and records != before:
         raise app.UsageError(
-            f'{run.train_dir} holds a run that trained on {before} images and held out others. '
-            f'Of the data set as it is now, it would hold out some of those {before}: {_ADVICE}')
+            f'{run.train_dir} holds a run that held out a tenth of {before} images. Of {records}, '
+            f'it would hold out others, which it has trained on: {_ADVICE}')
+
+
+def _records(source):
+    """Number of training records, held out or not."""
+    return dataclasses.replace(source, subset='all').num_records()
 
 
 def follow(run: Run, source: Source, recipe: RunRecipe, step: int, changes: Sequence[Sequence[int]],

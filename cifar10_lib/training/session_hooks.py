@@ -245,8 +245,7 @@ class SaverHook(tf.train.CheckpointSaverHook):
         run, self._folder = start.run, start.run.train_dir
         self._variables = {variable.op.name: variable for variable in variables}
         self.metrics_hook, self._statistics, self._found = metrics_hook, statistics, start.found
-        self._keep = run.keep_checkpoints
-        saver = tf.train.Saver(variables, max_to_keep=self._keep,
+        saver = tf.train.Saver(variables, max_to_keep=run.keep_checkpoints,
                                save_relative_paths=True, keep_checkpoint_every_n_hours=1e9)
         tf.add_to_collection(tf.GraphKeys.SAVERS, saver)  # Where the scaffold looks for it.
         seconds = None
@@ -258,11 +257,8 @@ class SaverHook(tf.train.CheckpointSaverHook):
 
     def begin(self):
         if self._found:
-            older = checkpoints.candidates(self._folder)
-            older = older[older.index(self._found.path):]  # Without damaged ones, which precede it.
-            for path in older[self._keep:]:  # The saver removes one for each that it saves.
-                tf.train.remove_checkpoint(path)
-            self._kept.recover_last_checkpoints(older[:self._keep][::-1])
+            older = checkpoints.candidates(self._folder)  # Damaged ones precede the latest.
+            self._kept.recover_last_checkpoints(older[older.index(self._found.path):][::-1])
         super().begin()
 
     def save_after_error(self, session):

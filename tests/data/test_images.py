@@ -196,8 +196,8 @@ def test_truncated_and_overwritten_files(tmp_path, options):
 
 
 @pytest.mark.parametrize('side, words', [(10000, 'truncated'), (65536, BOMB)])
-def test_pictures_that_would_exhaust_memory_are_not_decoded(tmp_path, side, words, recwarn):
-    """Only their headers claim such sizes. A telephone's photograph may have 100 million pixels."""
+def test_pictures_of_more_than_179_million_pixels_are_not_decoded(tmp_path, side, words, recwarn):
+    """Only their headers claim such sizes. 100 million, as of a telephone, are decoded."""
     save(tmp_path / 'image', COLOUR, format='PNG')
     data = bytearray((tmp_path / 'image').read_bytes())
     data[16:24] = struct.pack('>II', side, side)

@@ -116,3 +116,4 @@ def test_the_error_of_an_earlier_run_does_not_count(best, session, tmp_path):
     offer(again, session, 20, 0.75, 0.75)
     assert read_error(tmp_path)['validated_on'] == 'held_out'
     assert best_.Best(str(tmp_path), tf.global_variables(), 'held_out').step == 20
+    assert best_.Best(str(tmp_path), tf.global_variables(), 'test').step is None

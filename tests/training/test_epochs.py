@@ -8,7 +8,7 @@ from cifar10_lib.runs import epochs
     (10, [(0, 8), (10, 16)], -5),  # 80 images are 5 steps of 16,
     (10, [(0, 8), (10, 4)], 10),  # and 20 steps of 4.
     (12, [(0, 8), (10, 16)], -5),  # 112 images are 7 steps of 16.
-    (3, [(0, 8), (3, 16)], -1)])  # 24 images are 1.5, rounded to the even number.
+    (3, [(0, 8), (3, 16)], -1), (4, [(0, 8), (3, 16)], -1)])  # 24 images are 1.5, or 2.
 def test_the_steps_that_earlier_starts_would_have_taken(first, changes, shift):
     assert epochs.EpochCounter(first, changes, 80).shift == shift
 

@@ -101,6 +101,7 @@ def test_a_file_system_without_locks(tmp_path, error):
     done = subprocess.run([sys.executable, '-c', HOLD, tmp_path / 'run'], cwd=spawn.ROOT,
                           stdin=subprocess.DEVNULL, text=True, capture_output=True,
                           env={**os.environ, 'LD_PRELOAD': str(library)})
+    reason = os.strerror(getattr(errno, error))
     assert done.stdout.splitlines() == [
-        f'Warning: {tmp_path}/run cannot be locked ({os.strerror(getattr(errno, error))}): make sure that no other '
-        'process uses it.', 'held'], done.stderr
+        f'Warning: {tmp_path}/run cannot be locked ({reason}): make sure that no other process '
+        'uses it.', 'held'], done.stderr

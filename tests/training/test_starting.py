@@ -332,6 +332,6 @@ def test_run_json(half_bright):
     assert settings == {
         'batch_size': 8, 'data_dir': FLAGS.data_dir, 'dataset': 'cifar10', 'first_step': 0,
         'images_per_step': [[0, 24]], 'learning_rate': None, 'linear_scaling': False,
-        'max_steps': 2, 'min_fraction_of_examples_in_queue': None, 'seed': 7,
+        'max_steps': 2, 'min_fraction_of_examples_in_queue': None, 'records': 80, 'seed': 7,
         'tensorflow': tf.version.VERSION, 'training_images': 80, 'use_bf16': False,
         'use_fp16': False, 'validate_on': 'test', 'variables': 'cpu'}

@@ -127,8 +127,8 @@ def test_stop_at_ends_the_run_when_a_validation_reaches_the_precision(tiny_net, 
 
 @pytest.mark.parametrize('restart', [True, False])
 def test_a_new_run_has_a_best_checkpoint_of_its_own(tiny_net, capsys, restart):
-    """Although its error is not lower than that of the run before, whose checkpoints were removed by
-    --restart, or by hand. It does not say that it resumes."""
+    """Although its error is not lower than that of the run before, whose checkpoints were removed
+    by --restart, or by hand. It does not say that it resumes."""
     cifar10_train.main()
     assert json.loads(folder('best', 'error.json').read_text())['averaged_error'] == 0
     if not restart:
@@ -147,8 +147,8 @@ def test_a_run_does_not_hold_out_what_it_trained_on(tiny_net, half_bright):
         cifar10_train.main()
         path = min(half_bright.glob('data_*'))
         path.write_bytes(path.read_bytes() + path.read_bytes()[:3073])
-        with pytest.raises(app.UsageError, match='trained on 72 images and held out others. Of the '
-                           'data set as it is now, it would hold out some of those 72: choose an'):
+        with pytest.raises(app.UsageError, match='held out a tenth of 80 images. Of 81, it would '
+                           'hold out others, which it has trained on: choose another --train_dir'):
             cifar10_train.main()
         FLAGS.restart = True
         cifar10_train.main()

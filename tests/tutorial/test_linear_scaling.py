@@ -97,8 +97,8 @@ def test_resnet23s_rate_is_the_users_but_not_the_data_sets(tmp_path, given, expe
 
 
 def test_towers_warm_up_and_a_resumed_run_reports_the_change(trained, capsys):
-    """10 steps of 8 are one epoch of 80 images, so the rate is a quarter of the way from 0.03 to 0.06
-    when the warm-up of four epochs begins."""
+    """10 steps of 8 are one epoch of 80 images, a quarter of the warm-up of four, so the rate is a
+    quarter of the way from 0.03 to 0.06."""
     with flagsaver.flagsaver(num_gpus=2, max_steps=11, linear_scaling=True, warmup_epochs=4.0):
         cifar10_multi_gpu_train.main()
     row = metrics.read(pathlib.Path(FLAGS.train_dir, 'metrics.csv'))[-1]
