@@ -157,7 +157,7 @@ def work(workers):
     recipe = recipes.chosen()
     source = cifar10.default_source(batch_size=settings.batch_size(recipe))
     run = settings.run(recipe)
-    with connected.joined(workers, facts(run, source, recipe)) as me:
+    with connected.joined(workers, lambda: facts(run, source, recipe)) as me:
         begin = None
         if me.rank == 0:  # Reads the run's files: an error in them now ends all workers.
             start = starting.read(run, source, recipe, me.size)

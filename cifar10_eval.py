@@ -140,12 +140,13 @@ def report_classes(counts, evaluated, summary):
             summary.value.append(value)
 
 
-def evaluate(network=None, found=None):
+def evaluate(network=None, found=None, once=False):
     """Evaluates each checkpoint once.
 
     Args:
         network: the `trained.Trained` of the first checkpoint.
         found: iterator over checkpoints, as `found_checkpoints` yields them.
+        once: whether it is an error if one was removed.
 
     Raises `app.UsageError` if a checkpoint does not fit the network, and `OSError` if --eval_dir
     cannot be written.
@@ -197,7 +198,7 @@ def evaluate(network=None, found=None):
                                        model.advice(FLAGS.use_moving_averages))
                 eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, evaluated)
             except checkpoints.Unreadable:
-                if evaluates_once():
+                if once:
                     raise
                 console.line(f'Skipped {checkpoint}: the trainer removed it to keep only the last '
                              'few.')
@@ -242,7 +243,8 @@ def found_checkpoints():
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
     devices.choose(FLAGS.device)
-    if evaluates_once():
+    once = evaluates_once()
+    if once:
         console.fail_if_stdout_closes()
     found = found_checkpoints()
     first = next(found)
@@ -250,7 +252,7 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
     if FLAGS.eval_data == 'held_out' and not network.held_out:
         raise app.UsageError(f'{FLAGS.checkpoint_dir} was trained without --validate_on=held_out, '
                              'on all training images: choose another --eval_data')
-    evaluate(network, itertools.chain([first], found))
+    evaluate(network, itertools.chain([first], found), once)
 
 
 if __name__ == '__main__':

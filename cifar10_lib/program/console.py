@@ -9,7 +9,6 @@ continues if it was started with `nohup`.
 import contextlib
 import errno
 import os
-import shutil
 import signal
 import sys
 from typing import TextIO
@@ -53,7 +52,9 @@ def progress(text: str) -> None:
     """Replaces the progress line, cut to the terminal's width, if standard output is a terminal."""
     global _progress_shown
     if shows_progress():
-        shown, width = printable(text), shutil.get_terminal_size().columns - 1
+        # Not of `shutil`, which prefers $COLUMNS: that may be of another terminal.
+        width = os.get_terminal_size(sys.stdout.fileno()).columns - 1
+        shown = printable(text)
         while len(shown) > width and ', ' in shown:  # Half a number would be a wrong one.
             shown = shown.rpartition(', ')[0]
         _show(_CLEAR + shown[:width], end='')

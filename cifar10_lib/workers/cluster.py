@@ -138,9 +138,9 @@ def _started(launcher):
     row = _LAUNCHERS[launcher]
     if not row:
         return 'cluster' in _read_tf_config()  # Some set TF_CONFIG for a single task.
-    if launcher == 'mpiexec' and 'SLURM_PROCID' in os.environ:
-        # srun sets its variables, too. Intel's mpirun starts one task of Slurm per machine.
-        return 'MPI_LOCALRANKID' in os.environ and os.environ['PMI_SIZE'] != '1'
+    if (launcher == 'mpiexec' and 'SLURM_PROCID' in os.environ
+            and 'MPI_LOCALRANKID' not in os.environ):
+        return False  # srun sets these, too. Intel's mpirun starts one task of Slurm per machine.
     return row.rank in os.environ and os.environ.get(row.size, '1') != '1'
 
 

@@ -8,7 +8,7 @@ import os
 import pathlib
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -32,11 +32,11 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
-def joined(cluster: Cluster, facts: Mapping[str, Any]) -> Iterator[worker.Worker]:
+def joined(cluster: Cluster, facts: Callable[[], Mapping[str, Any]]) -> Iterator[worker.Worker]:
     """Yields this worker once all workers have met and agree.
 
-    `facts`, JSON values by name, must be the same for all workers of a cluster, and so must their
-    code.
+    What `facts` returns, JSON values by name, must be the same for all workers of a cluster, and so
+    must their code. It is called once they have met, so that all learn of its errors.
 
     Raises the errors of `meeting.join` and `Meeting.barrier`. If a step breaks although no worker
     is lost, raises `meeting.Lost`, or another `ConnectionError` in the first step: that would break
@@ -45,9 +45,9 @@ def joined(cluster: Cluster, facts: Mapping[str, Any]) -> Iterator[worker.Worker
     if cluster.size == 1:
         yield worker.Worker()
         return
-    facts = {'the number of workers': cluster.size, **facts, **code()}
     with meeting.join(cluster) as peers:
-        peers.barrier('the settings', facts)
+        peers.barrier('the settings', {
+            'the number of workers': cluster.size, **facts(), **code()})
         me = ConnectedWorker(cluster, peers)
         try:
             yield me

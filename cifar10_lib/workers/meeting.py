@@ -26,7 +26,6 @@ import queue
 import signal
 import socket
 import struct
-import sys
 import threading
 import time
 import types
@@ -403,9 +402,7 @@ class Meeting(contextlib.AbstractContextManager['Meeting']):
         Checkpoints are safe, since they get their names only when they are complete.
         """
         with self._changed:  # Only one thread.
-            with contextlib.suppress(OSError):  # Not even a closed console may keep it here.
-                sys.stdout.flush()
-            errors.say(line)
+            errors.say(line)  # Standard output is not flushed: its reader may have stopped.
             os._exit(code)
 
 

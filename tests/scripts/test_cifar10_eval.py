@@ -25,7 +25,7 @@ import cifar10_predict
 import cifar10_train
 from cifar10_lib import recipes
 from cifar10_lib.datasets import custom
-from cifar10_lib.evaluation import model
+from cifar10_lib.evaluation import accuracy, model
 from cifar10_lib.program import errors
 from cifar10_lib.runs import checkpoints, events
 
@@ -107,6 +107,22 @@ def test_run_once_without_a_checkpoint(tmp_path):
     assert done.stderr == (f'cifar10_eval.py: No checkpoint in {tmp_path}/train: train first, or '
                            'choose another --checkpoint_dir\n')
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_named_checkpoint_that_is_removed_meanwhile(trained, monkeypatch):
+    """As by a trainer, while the images are downloaded. There is no next one to wait for."""
+    latest = tf.train.latest_checkpoint(FLAGS.train_dir)
+    counted = accuracy.images_to_count
+
+    def slow(*arguments):
+        for ending in ('.index', '.data-00000-of-00001'):
+            os.remove(latest + ending)
+        return counted(*arguments)
+
+    monkeypatch.setattr(accuracy, 'images_to_count', slow)
+    with flagsaver.flagsaver(checkpoint_dir=latest), pytest.raises(
+            errors.DataError, match=f'{latest} cannot be read'):
+        cifar10_eval.main()
 
 
 @pytest.mark.parametrize('ending', ['.data-00000-of-00001', '.index'])

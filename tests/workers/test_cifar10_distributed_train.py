@@ -188,6 +188,21 @@ def test_all_workers_report_a_loss_that_is_not_finite(half_bright):
                     r'diverged at step \d+: ', lines[1])
 
 
+def test_a_file_that_is_missing_on_one_machine_ends_both(half_bright, tmp_path):
+    """With 1: after 75, a restart loop would start again for ever."""
+    data = tmp_path / 'of worker 1'
+    shutil.copytree(FLAGS.data_dir, data)
+    min(data.glob('*/data_*')).unlink()
+    hosts = [f'127.0.0.1:{networks.free_port()}' for _ in range(2)]
+    processes = [spawn.start([
+        spawn.ROOT / NAME, *flags_of_a_run(f'--data_dir={folder}'),
+        f'--worker_hosts={",".join(hosts)}', f'--task_index={rank}'])
+        for rank, folder in enumerate((FLAGS.data_dir, data))]
+    (code, _, error), (other_code, _, _) = spawn.all_ended(processes)
+    assert (code, other_code) == (1, 1)
+    assert error.startswith(f'{NAME}: worker 1 ({hosts[1]}) failed: ') and f'{data}/' in error
+
+
 def test_all_workers_name_a_file_that_goes_missing(half_bright, tmp_path):
     """TensorFlow's server puts another line before the error's own."""
     data = tmp_path / 'moved'

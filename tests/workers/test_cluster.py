@@ -59,7 +59,8 @@ def resolve(monkeypatch, environment, **options):
      None),
     (PMI, {'coordinator': 'a:1'}, 3, 4, 1, 'a:1', None),
     ({**SLURM, **PMI}, {'coordinator': 'a:1'}, 3, 4, 1, 'a:1', None),  # Intel's mpirun in a job.
-    ({**SLURM, 'PMI_RANK': '2', 'PMI_SIZE': '3'}, {}, 2, 3, 0, 'n2', None)])  # srun sets these.
+    ({**SLURM, 'PMI_RANK': '2', 'PMI_SIZE': '3'}, {}, 2, 3, 0, 'n2', None),  # srun sets these.
+    ({**SLURM, 'MPI_LOCALRANKID': '0'}, {}, 2, 3, 0, 'n2', None)])
 def test_rank_size_and_addresses(
         monkeypatch, environment, options, rank, size, local_rank, address, hosts):
     found = resolve(monkeypatch, environment, **options)

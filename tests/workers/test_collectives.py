@@ -77,7 +77,7 @@ def cut():
 
 def work(workers):
     devices.choose('cpu')
-    with connected.joined(workers, {}) as me:
+    with connected.joined(workers, dict) as me:
         tf.add_to_collection('errors', tf.constant(0.5))
         fetches = values(me) if what == 'values' else means(me)
         with me.session(tf.train.Scaffold(), []) as session:
