@@ -77,7 +77,7 @@ def test_the_commands_for_docker_run_in_the_images_files(tmp_path):
     for name in (requirements, 'requirements-gpu.txt'):
         lists = re.findall(r'^-r (\S+)', (code / name).read_text(), re.MULTILINE)
         assert lists and all((code / each).is_file() for each in lists)
-    commands = re.findall(r'^docker run --rm -v (.*)', text('docs/usage.md'), re.MULTILINE)
+    commands = re.findall(r'^docker run --rm --init -v (.*)', text('docs/usage.md'), re.MULTILINE)
     assert len(commands) == 2
     for command in commands:
         volume, image, *words = shlex.split(command)
