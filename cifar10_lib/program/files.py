@@ -47,7 +47,7 @@ def own_folder(path: str) -> None:
 def check_owner(path: str) -> None:
     """Raises `PermissionError` if a folder belongs to another user, unless one of you is root."""
     owner = other_owner(path)
-    if owner not in (None, 0) and os.geteuid() != 0:
+    if owner not in (None, 0) and os.geteuid() != 0:  # Neither of them is root.
         raise PermissionError(f'{path} belongs to user {owner}, not you: choose another folder')
 
 
