@@ -69,7 +69,7 @@ def _activation_summary(x):
 def _variable_on_cpu(name, shape, initializer):
     """Creates or shares a float32 variable in the memory of the CPU.
 
-    With `--variables=gpu`, the trainers move it: `devices.variables_on`.
+    With `--variables=gpu`, the trainers move it to the GPU: `devices.variables_on`.
 
     Args:
         name: name of the variable within the variable scope.
@@ -181,16 +181,9 @@ def inputs(eval_data, source=None, prepare=None):
     Raises `errors.MissingFile` if a record file is missing; see `maybe_download_and_extract`.
     """
     source = source or default_source(eval_data, 'all')
-    if prepare is prepare_images:  # That of cifar10_input.py, whose `inputs` uses it anyway.
-        prepare = None
     options = _beyond_the_tutorial(source, prepare=prepare)
     return cifar10_input.inputs(eval_data=eval_data, data_dir=source.folder,
                                 batch_size=source.batch_size, **options)
-
-
-def prepare_images(images):
-    """Preprocesses images as `inputs` does: see `cifar10_input.prepare_images`."""
-    return cifar10_input.prepare_images(images)
 
 
 def inference(images, num_classes=None):

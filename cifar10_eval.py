@@ -84,7 +84,8 @@ def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, evaluated
     with tf.Session(config=devices.session_config()) as sess, evaluated.source.damage_reported():
         try:
             saver.restore(sess, checkpoint)
-        except (tf.errors.OpError, ValueError) as error:
+        except (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError,
+                ValueError) as error:
             raise checkpoints.Unreadable(f'{checkpoint} cannot be read') from error
         global_step = checkpoints.step(checkpoint)
 

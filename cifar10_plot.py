@@ -303,6 +303,9 @@ def _training(runs):
     """The `Source` of the training images, and the `Recipe`: of the run, if --runs is given."""
     if settings.given('runs'):
         run, = runs
+        checkpoint = checkpoints.named(run)
+        if checkpoint:
+            run = os.path.dirname(checkpoint)
         found = trained.read(run)
         return found.source('train_eval'), found.recipe
     return cifar10.default_source(), recipes.chosen()

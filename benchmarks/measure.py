@@ -141,7 +141,7 @@ def _fixed_batch(start):
     random = np.random.RandomState(0)
     batch_size = start.source.batch_size
     pixels = random.randint(0, 256, [batch_size, 32, 32, 3]).astype(np.uint8)
-    images = tf.Variable(start.recipe.prepare(tf.constant(pixels)), trainable=False)
+    images = tf.Variable(start.recipe.prepared(tf.constant(pixels)), trainable=False)
     classes = min(10, start.source.num_classes)  # The published network has ten.
     return images.read_value(), tf.constant(random.randint(0, classes, batch_size), tf.int32)
 

@@ -3,10 +3,11 @@
 To add a network, write its functions in a file of `nets/` and add a row here.
 """
 import dataclasses
+import inspect
 from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
-from absl import flags
+from absl import app, flags
 
 import cifar10
 import cifar10_input
@@ -28,7 +29,7 @@ class Recipe:
             num_classes]; `training` is a bool, `dtype` the type in which layers compute.
         distort: function from images, uint8 [batch, 32, 32, 3], to images for training, float32
             [batch, height, width, 3]; may draw random numbers. None for the tutorial's.
-        prepare: the same for evaluation, without random numbers.
+        prepare: the same for evaluation, without random numbers; None for the tutorial's.
         schedule: function (global_step, rate, epochs) -> learning rate, float32 [], without the
             linear scaling rule; `rate` is that of --learning_rate, of the row, or of the data set,
             None for none of them, and `epochs` the `EpochCounter` of the run. `global_step` counts
@@ -52,10 +53,10 @@ class Recipe:
 
     name: str
     inference: Callable
-    prepare: Callable
     schedule: Callable
     optimizer: Callable | None = None
     distort: Callable | None = None
+    prepare: Callable | None = None
     batch_size: int | None = None
     epochs: float | None = None
     initial_learning_rate: float | None = None
@@ -71,6 +72,16 @@ class Recipe:
     def logits(self, images, num_classes, training=False):
         """Builds the network; see `inference`."""
         return self.inference(images, num_classes, training, self.dtype)
+
+    def prepared(self, images):
+        """Preprocesses images for evaluation; see `prepare`."""
+        if self.prepare:
+            return self.prepare(images)
+        if not hasattr(cifar10_input, 'prepare_images'):  # It may be somebody's own.
+            raise app.UsageError('cifar10_input.py has no function prepare_images; expected one '
+                                 'from images, uint8 [batch, 32, 32, 3], to what `inputs` makes '
+                                 'of them: add it')
+        return cifar10_input.prepare_images(images)
 
     def learning_rate(self, global_step, source, epochs):
         """The learning rate, float32 [].
@@ -111,8 +122,7 @@ class Recipe:
 
 def _tutorial_inference(images, num_classes, training, dtype):
     del training, dtype  # `cifar10.inference` computes in the type of the flags.
-    # It may be a user's own, with the images alone.
-    if num_classes == cifar10.default_source().num_classes:
+    if len(inspect.signature(cifar10.inference).parameters) == 1:  # The tutorial's, pasted.
         return cifar10.inference(images)
     return cifar10.inference(images, num_classes)
 
@@ -134,14 +144,12 @@ TABLE = {row.name: row for row in (
     Recipe(
         name='tutorial',
         inference=_tutorial_inference,
-        prepare=cifar10.prepare_images,
         schedule=lambda step, rate, epochs: cifar10.learning_rate(
             step, epochs.steps_per_epoch, rate)),
     Recipe(
         name='tutorial_fast',
         inference=_fast_inference,
         distort=_fast_distort,
-        prepare=cifar10.prepare_images,
         schedule=lambda step, rate, epochs: schedules.one_cycle(
             step, epochs.max_steps + epochs.shift, rate),
         optimizer=lambda lr, max_steps: tf.train.MomentumOptimizer(lr, 0.9, use_nesterov=True),

@@ -159,8 +159,9 @@ def execute(notebook):
         nbclient.exceptions.CellExecutionError: a cell failed.
     """
     import nbclient
-    nbclient.NotebookClient(notebook, timeout=1800, record_timing=False,
-                            resources={'metadata': {'path': str(DOCS)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=1800, startup_timeout=600, iopub_timeout=60, record_timing=False,
+        resources={'metadata': {'path': str(DOCS)}}).execute()
 
 
 def main():

@@ -35,7 +35,7 @@ class Model:
             self.pixels = tf.placeholder(
                 tf.uint8, [batch_size, table.HEIGHT, table.WIDTH, table.DEPTH], name='images')
             with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
-                self.images = recipe.prepare(self.pixels)
+                self.images = recipe.prepared(self.pixels)
             logits = recipe.logits(self.images, num_classes)
             self.outputs = {'logits': logits,
                             'probabilities': tf.nn.softmax(logits, name='probabilities'),

@@ -52,7 +52,7 @@ class Statistics:
             self._pixels = tf.placeholder(
                 tf.uint8, [source.batch_size, table.HEIGHT, table.WIDTH, table.DEPTH])
             with tf.device('/cpu:0'):
-                images = recipe.prepare(self._pixels)
+                images = recipe.prepared(self._pixels)
             recipe.logits(images, source.num_classes, training=True)
             self._update = tf.group(*tf.get_collection(tf.GraphKeys.UPDATE_OPS))
             self._network = {each.op.name: each for each in tf.global_variables()}

@@ -28,15 +28,15 @@ def visible_gpus() -> int:
 
 
 def variables_on(where: str) -> Callable[[tf.Operation], str]:
-    """A function for `tf.device` that puts variables into the memory of the CPU or the GPU.
+    """A function for `tf.device` that moves variables to the first GPU, if `where` is 'gpu'.
 
-    `where` is 'cpu' or 'gpu'. Like `tf.train.replica_device_setter`, it leaves other operations
-    where they are. Reads and updates follow their variable. Scalars, such as the step and the
-    averages of the losses, stay where they are, too: the CPU computes with them.
+    With 'cpu', they stay where the network puts them. Like `tf.train.replica_device_setter`, leaves
+    other operations where they are. Reads and updates follow their variable. Scalars, such as the
+    step and the averages of the losses, stay where they are, too: the CPU computes with them.
     """
     def device(op):
-        if op.type == 'VarHandleOp' and op.get_attr('shape').dim:
-            return f'/{where}:0'
+        if where == 'gpu' and op.type == 'VarHandleOp' and op.get_attr('shape').dim:
+            return '/gpu:0'
         return op.device
 
     return device

@@ -48,7 +48,7 @@ class Best:
         `variables` are those in a checkpoint; `images` is 'test' or 'held_out', the images of the
         errors.
         """
-        self._images = images
+        self._images, self._train_dir = images, train_dir
         self._folder = os.path.join(train_dir, names.BEST)
         self._trainable = {variable.op.name for variable in variables if variable.trainable}
         self._saver = tf.train.Saver(  # `offer` removes old checkpoints itself.
@@ -74,7 +74,7 @@ class Best:
                          write_meta_graph=False)
         checkpoints.write_parameters(
             os.path.join(self._folder, names.PARAMETERS), values, self._trainable)
-        with open(os.path.join(self._folder, os.pardir, names.RUN), 'rb') as run, \
+        with open(os.path.join(self._train_dir, names.RUN), 'rb') as run, \
                 files.new_file(os.path.join(self._folder, names.RUN)) as stream:
             stream.write(run.read())
         found = {'step': step, 'error': error, 'averaged_error': averaged_error,

@@ -14,34 +14,25 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import app
 
-from cifar10_lib.program import console, errors, files
+from cifar10_lib.program import errors, files
 from cifar10_lib.runs import names
 
 _NAMED_FAULTS = 10  # At most, in an error; ResNet-23 has 300 variables.
 
 
 class Found(NamedTuple):
-    """A checkpoint that was read: its path, and the values of variables in it by their names.
-
-    `warning` is a line about newer checkpoints of the folder, which are damaged, or ''.
-    """
+    """A checkpoint that was read: its path, and the values of variables in it by their names."""
 
     path: str
     values: Mapping[str, np.ndarray]
-    warning: str = ''
-
-    def report(self) -> None:
-        """Prints the warning, if any."""
-        if self.warning:
-            console.line(self.warning)
 
 
 def newest(folder: str) -> Found | None:
     """Reads the newest intact checkpoint in a folder, once; returns None if there isn't one.
 
     The file `checkpoint` names the newest. If that one is damaged, reads the intact one with the
-    highest step. Nothing is removed. The folder may be missing. Raises `app.UsageError` if all
-    checkpoints are damaged.
+    highest step, and says so on standard error. Nothing is removed. The folder may be missing.
+    Raises `app.UsageError` if all checkpoints are damaged.
     """
     faults = ''
     paths = candidates(folder)
@@ -56,8 +47,8 @@ def newest(folder: str) -> Found | None:
                 faults = f'{path} is damaged ({errors.one_line(error.__cause__ or error)})'
             continue
         if faults:
-            faults += f': using {name}.'
-        return Found(path, values, faults)
+            errors.say(f'{faults}: using {name}')
+        return Found(path, values)
     if not paths:
         return None
     if candidates(folder) != paths:  # A trainer has just written or removed some.
@@ -67,12 +58,9 @@ def newest(folder: str) -> Found | None:
 
 
 def latest(folder: str) -> str | None:
-    """Path of the `newest` checkpoint in a folder, or None; prints a line about damaged ones."""
+    """Path of the `newest` checkpoint in a folder, or None."""
     found = newest(folder)
-    if found is None:
-        return None
-    found.report()
-    return found.path
+    return found and found.path
 
 
 def candidates(folder: str) -> list[str]:

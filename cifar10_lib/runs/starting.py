@@ -4,8 +4,8 @@ import datetime
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -45,24 +45,13 @@ class Run:
     variables: str
 
 
-class RunRecipe(Protocol):
-    """What this module uses of a `recipes.Recipe`, which documents it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def initial_values(self) -> Callable[[Source], dict[str, np.ndarray]]: ...
-
-    def flags(self, epochs: EpochCounter) -> dict[str, object]: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Start:
     """What the folder of a run holds, read once, and how far to train.
 
     Attributes:
         source: the training images.
+        recipe: a `recipes.Recipe`; a module that this package cannot import.
         found: the checkpoint from which the run resumes; None if it is new.
         weights: those of another run with which a new run starts, or None.
         earlier: the settings of the last start, {} if there is no checkpoint from one.
@@ -71,7 +60,7 @@ class Start:
 
     run: Run
     source: Source
-    recipe: RunRecipe
+    recipe: Any
     epochs: EpochCounter
     found: checkpoints.Found | None = None
     weights: checkpoints.Found | None = None
@@ -107,7 +96,7 @@ class Start:
             return None
         folder = self.run.train_dir
         if self.step >= self.max_steps:
-            if not os.path.exists(os.path.join(folder, names.PARAMETERS)):
+            if self.earlier and not os.path.exists(os.path.join(folder, names.PARAMETERS)):
                 return None  # The last start ended before it wrote its last file.
             if self.run.epochs is None:
                 return self.found.path, f'--max_steps={self.max_steps}'
@@ -165,10 +154,8 @@ class Start:
             console.line(f'{self.max_steps} steps{size} are {self.epochs.seen(self.max_steps):.4g} '
                          f'epochs of {self.epochs.images_per_epoch} images.')
         if self.found:
-            self.found.report()
             console.line(f'Resuming from {self.found.path}.')
         elif self.weights:
-            self.weights.report()
             for line in initial.lines(self.weights, values, variables, self.run.validate_on):
                 console.line(line)
 
@@ -210,7 +197,7 @@ class Start:
                 'variables': self.run.variables}
 
 
-def read(run: Run, source: Source, recipe: RunRecipe, batches_per_step: int = 1) -> Start:
+def read(run: Run, source: Source, recipe: Any, batches_per_step: int = 1) -> Start:
     """Reads the folder of a run, once.
 
     `source` are the training images; `batches_per_step` counts the batches of all towers and
@@ -260,7 +247,7 @@ def _records(source):
     return dataclasses.replace(source, subset='all').num_records()
 
 
-def follow(run: Run, source: Source, recipe: RunRecipe, step: int, changes: Sequence[Sequence[int]],
+def follow(run: Run, source: Source, recipe: Any, step: int, changes: Sequence[Sequence[int]],
            max_steps: int) -> Start:
     """The `Start` of a worker that does not read the folder, with what worker 0 has read there.
 

@@ -18,6 +18,7 @@ from downloads import ARCHIVE, CONTENTS, GOOD, Server, member, row, tar
 
 from cifar10_lib.datasets import download
 from cifar10_lib.program import errors
+from cifar10_lib.workers import ports
 
 
 @pytest.fixture(autouse=True)
@@ -206,10 +207,9 @@ def test_a_place_that_does_not_connect(server, tmp_path, capsys):
 @pytest.mark.parametrize('behaviour', ['good', 'without_range'])
 def test_places_are_tried_in_order(server, tmp_path, capsys, behaviour):
     server.behaviour = behaviour
-    with Server() as closed:
-        refused = closed.url
-    with Server('missing').running() as missing, Server('cut').running() as cut, \
-            Server().running() as unused:
+    with ports.reserve(host='127.0.0.1') as silent, Server('missing').running() as missing, \
+            Server('cut').running() as cut, Server().running() as unused:
+        refused = f'http://127.0.0.1:{silent.getsockname()[1]}/small.tar.gz'
         download.maybe_download_and_extract(
             row(unused.url, copies=(refused, missing.url, cut.url, server.url)), str(tmp_path),
             copy_limits=limits())

@@ -51,6 +51,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize('page', ['README.md', 'docs/usage.md'])
 def test_commands_run_as_written(folder, page):
     """In their order, so that each finds what those before it wrote."""

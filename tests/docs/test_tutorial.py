@@ -290,6 +290,7 @@ def test_the_notebook_is_that_of_the_text():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """From top to bottom, with 11 steps: it trains, evaluates, predicts and shows pictures."""
     monkeypatch.setenv('TUTORIAL_STEPS', '11')

@@ -121,7 +121,7 @@ def runs(pid):
     """Whether a process exists and is not a zombie."""
     try:
         return pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] != 'Z'
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # It ended before this, or meanwhile.
         return False
 
 

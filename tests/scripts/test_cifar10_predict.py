@@ -80,14 +80,15 @@ def test_a_network_of_a_fixed_batch_size(network, pictures_, capsys, monkeypatch
 
 
 def test_a_damaged_checkpoint_of_the_default_folder_is_reported_once(
-        network, pictures_, tmp_path, capsys):
+        network, pictures_, tmp_path, capfd):
     newest = plain.save(tmp_path / 'train' / 'model.ckpt-200', {'global_step': 200.0})
-    with open(newest + '.index', 'wb'), flagsaver.flagsaver():
+    with open(newest + '.index', 'wb'), flagsaver.flagsaver(json=True):
         FLAGS['checkpoint_dir'].unparse()
         FLAGS.set_default('checkpoint_dir', str(tmp_path / 'train'))
         assert cifar10_predict.predict(pictures_[:1]) == 0
-    damaged, _ = capsys.readouterr().out.splitlines()
-    assert damaged.startswith(f'{newest} is damaged (')
+    out, error = capfd.readouterr()
+    assert json.loads(out)['predictions']
+    assert error.count(f': {newest} is damaged (') == 1
 
 
 def test_a_saved_model_needs_neither_checkpoint_nor_data_set(network, pictures_, tmp_path, capsys):

@@ -52,6 +52,15 @@ def kept(folder):
     return {entry.name for entry in pathlib.Path(folder, 'best').iterdir()}
 
 
+def test_the_folder_may_be_a_link_to_another_disk(session, tmp_path):
+    (tmp_path / 'elsewhere' / 'best').mkdir(parents=True)
+    (tmp_path / 'train').mkdir()
+    (tmp_path / 'train' / 'run.json').write_text('{"net": "tutorial"}')
+    (tmp_path / 'train' / 'best').symlink_to(tmp_path / 'elsewhere' / 'best')
+    offer(best_.Best(str(tmp_path / 'train'), tf.global_variables()), session, 10, 0.625, 0.5)
+    assert kept(tmp_path / 'train') == KEPT | checkpoint_files(10)
+
+
 def test_a_lower_error_replaces_it(best, session, tmp_path):
     session.run(tf.trainable_variables()[0].assign(np.full([2, 2], 7.0)))
     offer(best, session, 20, 0.75, 0.25)

@@ -131,15 +131,15 @@ _FOOTER = bytes([0, 0, 0, *8 * [0x80], 0x10]).ljust(40, b'\0')
 
 
 @pytest.mark.parametrize('damage', _DAMAGES)
-def test_a_damaged_checkpoint_is_skipped(tmp_path, capsys, damage):
+def test_a_damaged_checkpoint_is_skipped(tmp_path, capfd, damage):
     fifth, seventh = _save_steps(tmp_path, 5, 7)
     assert checkpoints.latest(str(tmp_path)) == seventh
     _DAMAGES[damage](tmp_path)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert checkpoints.latest(str(tmp_path)) == fifth
-    line, = capsys.readouterr().out.splitlines()
-    assert line.startswith(f'{seventh} is damaged (')
-    assert line.endswith('): using model.ckpt-5.')
+    line, = (line for line in capfd.readouterr().err.splitlines()
+             if f': {seventh} is damaged (' in line)
+    assert line.endswith('): using model.ckpt-5')
     assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 

@@ -188,7 +188,7 @@ def test_a_folder_that_was_used_since_it_was_read_is_left_alone(half_bright, is_
         path: path.read_bytes() for path in pathlib.Path(FLAGS.train_dir).iterdir()}
 
 
-def test_all_use_the_newest_intact_checkpoint(trained, tmp_path, capsys):
+def test_all_use_the_newest_intact_checkpoint(trained, tmp_path, capfd):
     index = pathlib.Path(latest() + '.index')
     before = set(os.listdir(FLAGS.train_dir))
     index.write_bytes(index.read_bytes()[:20])
@@ -197,8 +197,9 @@ def test_all_use_the_newest_intact_checkpoint(trained, tmp_path, capsys):
                        (cifar10_train.main, 'Resuming from ')):
         with flagsaver.flagsaver(run_once=True, export_dir=str(tmp_path / 'model'), max_steps=1):
             use()
-        out = capsys.readouterr().out
-        assert 'model.ckpt-10 is damaged (' in out and 'using model.ckpt-0.' in out and words in out
+        out, error = capfd.readouterr()
+        assert words in out
+        assert re.search(r'model.ckpt-10 is damaged \(.*\): using model.ckpt-0\n', error)
     assert before <= set(os.listdir(FLAGS.train_dir))
 
 
@@ -234,6 +235,16 @@ def loss_of_step_11():
     row = metrics.read(os.path.join(FLAGS.train_dir, 'metrics.csv'))[-1]
     assert row['step'] == 11
     return row['training_loss']
+
+
+def test_a_finished_run_of_the_original_needs_no_data(trained, capsys):
+    """It has no params.h5."""
+    for name in ('run.json', 'params.h5'):
+        os.remove(os.path.join(FLAGS.train_dir, name))
+    with flagsaver.flagsaver(data_dir='/nonexistent'):
+        cifar10_train.main()
+    assert capsys.readouterr().out.endswith(
+        f'Nothing to do: {latest()} has reached --max_steps=10.\n')
 
 
 @pytest.mark.parametrize('name', ['global_step', 'Variable'])

@@ -93,6 +93,10 @@ def test_somebody_elses_input(half_bright, tmp_path):
     assert 'Their images.\n' in out
     assert ' on 130 images.\n' in out
     assert re.search(r': precision @ 1 = [01]\.\d{3}\n', out)
+    done = spawn.run([copy / 'cifar10_export.py', f'--checkpoint_dir={FLAGS.train_dir}',
+                      f'--export_dir={tmp_path}/model'], capture_output=True)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert 'cifar10_input.py has no function prepare_images; expected ' in done.stderr
 
 
 def first_images(folder):

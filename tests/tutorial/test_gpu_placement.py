@@ -6,6 +6,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
+import cifar10
+
 BATCH = 2
 
 
@@ -39,6 +41,18 @@ def _values_after(steps, place, **flags_):
                 suffix = f'_{number}' if number else ''
                 assert ran[f'ExponentialMovingAverage/AssignMovingAvg{suffix}/mul'] == place
             return session.run(values)
+
+
+@pytest.mark.usefixtures('half_bright')
+def test_an_edit_of_where_the_variables_are_has_its_effect(monkeypatch):
+    def variable_on_gpu(name, shape, initializer):
+        with tf.device('/gpu:1'):
+            return tf.get_variable(name, shape, initializer=initializer)
+
+    with flagsaver.flagsaver(num_gpus=2, batch_size=BATCH):
+        monkeypatch.setattr(cifar10, '_variable_on_cpu', variable_on_gpu)
+        graph = placement.graph_of_towers()
+    assert placement.short(graph.get_operation_by_name('conv1/weights').device) == 'GPU:1'
 
 
 @pytest.mark.usefixtures('half_bright')

@@ -281,6 +281,7 @@ def test_a_job_that_was_stopped_as_a_whole_continues():
     """Its steps take a second, and it is stopped for longer than workers may be silent, 5 seconds,
     or wait for one another, 12."""
     processes, _ = start_three('long')
+    time.sleep(0.5)  # All are in a step.
     for process in processes:
         process.send_signal(signal.SIGSTOP)
     time.sleep(13.0)
