@@ -160,7 +160,7 @@ def train(source=None, recipe=None, start=None):
         grads = average_gradients(tower_grads)
         loss = average_losses(FLAGS.num_gpus)
 
-        # One update of the shared variables.
+        # One update of the shared variables. Its summaries join those of the first tower.
         before = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
         train_op = cifar10.train(loss, global_step, lr, opt, grads)
         summaries += tf.get_collection(tf.GraphKeys.SUMMARIES)[before:]

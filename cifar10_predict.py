@@ -88,9 +88,10 @@ def _show(path, probabilities, names, width):
             {'class': names[label], 'label': label,
              'probability': round(float(probabilities[label]), 6)} for label in labels]}))
     else:
+        shown = path
         for label in labels:
-            shown = path if label == labels[0] else ''
             console.line(f'{shown:{width}}  {probabilities[label]:11.4f}  {names[label]}')
+            shown = ''  # Below the first class.
 
 
 def _paths(word):

@@ -142,14 +142,17 @@ def _compared(what, unit, found, key):
 def line(what, unit, ours, other):
     """A line of the table. The ratio shows how many times better our side is."""
     ratio = statistics.median(ours) / statistics.median(other)
-    return _LINE.format(f'{what}, {unit}', figure(ours), figure(other),
-                        f'{ratio if unit == "images/s" else 1 / ratio:.2f}', len(ours))
+    if unit != 'images/s':  # Less is better.
+        ratio = 1 / ratio
+    return _LINE.format(
+        f'{what}, {unit}', figure(ours), figure(other), f'{ratio:.2f}', len(ours))
 
 
 def figure(values):
     """'1234 (1200 to 1260)': the median, and the range of the middle half."""
-    low, middle, high = (statistics.quantiles(values, n=4, method='inclusive')
-                         if len(values) > 1 else 3 * values)
+    low, middle, high = 3 * values[:1]
+    if len(values) > 1:
+        low, middle, high = statistics.quantiles(values, n=4, method='inclusive')
     digits = max(0, 3 - len(str(int(middle))))
     return f'{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})'
 

@@ -248,8 +248,9 @@ def _fault(path, data_set):
     if size != data_set.archive_bytes:
         return f'{path} has {size} bytes; expected {data_set.archive_bytes}'
     digest = hashlib.sha256(np.memmap(path, np.uint8, 'r').data).hexdigest()
-    return None if digest == data_set.sha256 else (
-        f'{path} has SHA-256 {digest}; expected {data_set.sha256}')
+    if digest != data_set.sha256:
+        return f'{path} has SHA-256 {digest}; expected {data_set.sha256}'
+    return None
 
 
 def extract(archive: str, data_dir: str, data_set: table.DataSet) -> None:

@@ -117,7 +117,9 @@ def _split_folders(folder):
         return train, None
     unsorted = sorted(entry.name for entry in entries if not _folders(entry.path))
     if unsorted and _are_parts(entries, words):
-        remedy = f', or convert only {train}' if train else ''
+        remedy = ''
+        if train:
+            remedy = f', or convert only {train}'
         raise errors.DataError(f'{folder} has {", ".join(unsorted)}, without a folder for each '
                                f'class in it: sort the images by class{remedy}')
     return folder, None
@@ -190,7 +192,9 @@ def _folders_of_folders(folder, look_inside):
 def _files_beside(folder):
     """What to say about the files in a folder that should hold folders."""
     names = sorted(entry.name for entry in _visible(folder) if os.path.isfile(entry))
-    return f' and {len(names)} files, such as {names[0]}' if names else ''
+    if not names:
+        return ''
+    return f' and {len(names)} files, such as {names[0]}'
 
 
 def _drawn(by_class):
@@ -200,7 +204,9 @@ def _drawn(by_class):
     """
     random, train, test = np.random.RandomState(custom.SEED), {}, {}
     for name, paths in by_class.items():
-        count = max(len(paths) // _TEST_ONE_IN, min(1, len(paths) - 1))
+        count = len(paths) // _TEST_ONE_IN
+        if count == 0 and len(paths) > 1:
+            count = 1
         mixed = [paths[index] for index in random.permutation(len(paths))]
         test[name], train[name] = mixed[:count], mixed[count:]
     return train, test

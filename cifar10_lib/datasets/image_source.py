@@ -86,19 +86,28 @@ class Source:
         there is no folder yet. Held-out images are for validation, which reads all of them. Raises
         what `files` raises, and `errors.DataError` if the constant is less than 1.
         """
-        constant = None if self.subset == 'held_out' else self.examples_per_epoch
+        split, files = 'TRAIN', self.data_set.train_files
+        if self.eval_data:
+            split, files = 'EVAL', self.data_set.test_files
+        constant = self.examples_per_epoch
+        if self.subset == 'held_out':
+            constant = None
         if constant is not None and constant < 1:
-            split = 'EVAL' if self.eval_data else 'TRAIN'
             raise errors.DataError(f'NUM_EXAMPLES_PER_EPOCH_FOR_{split} is {constant}; expected at '
                                    'least 1: edit it')
-        files = self.data_set.test_files if self.eval_data else self.data_set.train_files
         published = sum(files.values())
         if self.data_set.name == 'cifar10' and constant not in (None, published):
             examples = constant
+        elif os.path.isdir(self.folder):
+            examples = sum(self.files().values())
         else:
-            examples = sum(self.files().values()) if os.path.isdir(self.folder) else published
+            examples = published
         held_out = examples // _HELD_OUT_ONE_IN
-        return {'all': examples, 'training': examples - held_out, 'held_out': held_out}[self.subset]
+        if self.subset == 'held_out':
+            return held_out
+        if self.subset == 'training':
+            return examples - held_out
+        return examples
 
     def num_records(self) -> int:
         """Number of records of the subset, over all shards: `num_examples` before any edit."""

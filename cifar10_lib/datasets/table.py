@@ -161,9 +161,10 @@ def edited_cifar10(num_classes: int, url: str = CIFAR10_URL) -> DataSet:
     An edited URL is the only place to download from.
     """
     names = [*CIFAR10.classes, *map(str, range(10, num_classes))]
-    remedy = None if num_classes >= len(CIFAR10.classes) else (
-        f'NUM_CLASSES is {num_classes}: raise it to 10, or remove the records of other classes '
-        'from the files.')
+    remedy = None
+    if num_classes < len(CIFAR10.classes):
+        remedy = (f'NUM_CLASSES is {num_classes}: raise it to 10, or remove the records of other '
+                  'classes from the files.')
     copies: tuple[str, ...] = ()
     if url == CIFAR10_URL:
         copies = CIFAR10.copies

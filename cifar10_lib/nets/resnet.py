@@ -38,7 +38,9 @@ def inference(images, num_classes, training, dtype=tf.float32):
     Returns:
         float32 [batch, num_classes], unnormalised logits.
     """
-    channels, activation = (384, tf.nn.elu) if num_classes == 100 else (64, tf.nn.relu)
+    channels, activation = 64, tf.nn.relu
+    if num_classes == 100:
+        channels, activation = 384, tf.nn.elu
     conv = functools.partial(_conv, training=training)
     unit = functools.partial(_unit, conv=conv, activation=activation)
     net = tf.cast(images, dtype)

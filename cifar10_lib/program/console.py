@@ -76,9 +76,10 @@ def _show(text, end='\n'):
     except OSError as error:
         with open(os.devnull, 'w') as nowhere:  # Python retries the failed write at exit.
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        if _must_fail:  # A pipe without a reader, as in `... | head`, needs no words.
-            sys.exit(_CLOSED_PIPE if error.errno == errno.EPIPE else
-                     f'{os.path.basename(sys.argv[0])}: cannot write to standard output: '
+        if _must_fail:
+            if error.errno == errno.EPIPE:  # Without a reader, as in `... | head`: needs no words.
+                sys.exit(_CLOSED_PIPE)
+            sys.exit(f'{os.path.basename(sys.argv[0])}: cannot write to standard output: '
                      f'{error.strerror}')
         note('')
         note(f'The console is gone: {error.strerror}.')

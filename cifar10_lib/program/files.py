@@ -56,7 +56,9 @@ def other_owner(path: str) -> int | None:
     if not hasattr(os, 'geteuid'):
         return None
     owner = os.stat(path).st_uid
-    return None if owner == os.geteuid() else owner
+    if owner == os.geteuid():
+        return None
+    return owner
 
 
 @contextlib.contextmanager

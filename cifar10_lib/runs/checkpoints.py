@@ -115,12 +115,14 @@ def watch(folder: str, seconds: float) -> Iterator[str]:
     while True:
         started = time.monotonic()
         current = [identity(path) for path in candidates(folder)[:1]]
+        path = None
         try:
-            path = latest(folder) if current != seen else None
+            if current != seen:
+                path = latest(folder)
         except app.UsageError:
             if any(map(named, candidates(folder))):
                 raise
-            path = None  # All were removed, but the file `checkpoint` still names one.
+            # All were removed, but the file `checkpoint` still names one.
         seen = current
         if path is not None and identity(path) != yielded:
             yielded = identity(path)
@@ -142,8 +144,9 @@ def read(path: str, wanted: Iterable[str] | None = None) -> dict[str, np.ndarray
     try:
         reader = tf.train.load_checkpoint(path)
         held = reader.get_variable_to_shape_map()
-        return {name: np.asarray(reader.get_tensor(name))
-                for name in (held if wanted is None else wanted) if name in held}
+        if wanted is not None:
+            held = held.keys() & wanted
+        return {name: np.asarray(reader.get_tensor(name)) for name in held}
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
         # MemoryError: a damaged index may give exabytes as a size.
         raise Unreadable(f'{path} cannot be read ({errors.one_line(error)}): if it was just '

@@ -61,9 +61,13 @@ def remove_files(folder: str, also_finished: bool) -> None:
     Files of others stay. Call it only while `locked`.
     """
     for place, own in ((folder, names.OWN), (os.path.join(folder, names.BEST), names.OWN_IN_BEST)):
-        for entry in list(os.scandir(place)) if os.path.isdir(place) else ():
+        if not os.path.isdir(place):
+            continue
+        for entry in list(os.scandir(place)):
             match = own.fullmatch(entry.name)
-            if match and (also_finished or match['unfinished']) and not entry.is_dir():
+            if not match or entry.is_dir():
+                continue
+            if also_finished or match['unfinished']:
                 os.remove(entry.path)
 
 

@@ -147,7 +147,9 @@ def _started(launcher):
 def _read_tf_config():
     """The JSON object in TF_CONFIG; empty if it is not set."""
     text = os.environ.get('TF_CONFIG', '').strip()
-    return json_files.parse(text, 'TF_CONFIG') if text else {}
+    if not text:
+        return {}
+    return json_files.parse(text, 'TF_CONFIG')
 
 
 def _of_hosts(hosts, rank, source):
@@ -192,8 +194,10 @@ def _from_environment(launcher, row, address):
     """
     size = _number(row.size, 1, 10**6)
     rank = _number(row.rank, 0, size - 1)
+    local_rank = 0
     local = next((name for name in row.local_rank if name in os.environ), None)
-    local_rank = _number(local, 0, size - 1) if local else 0
+    if local:
+        local_rank = _number(local, 0, size - 1)
     host, job = row.place()
     source = '--coordinator'
     if not address and not (host and job):
@@ -217,8 +221,10 @@ def _torchrun():
 def _open_mpi():
     """Open MPI names the job, but no hosts. Versions 5, 4 and older ones use other variables."""
     names = ('PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'OMPI_MCA_orte_hnp_uri')
-    here = os.environ.get('OMPI_COMM_WORLD_LOCAL_SIZE') == os.environ['OMPI_COMM_WORLD_SIZE']
-    return '127.0.0.1' if here else '', next(filter(None, map(os.environ.get, names)), '')
+    job = next(filter(None, map(os.environ.get, names)), '')
+    if os.environ.get('OMPI_COMM_WORLD_LOCAL_SIZE') == os.environ['OMPI_COMM_WORLD_SIZE']:
+        return '127.0.0.1', job  # All workers are on this machine.
+    return '', job
 
 
 def _slurm():

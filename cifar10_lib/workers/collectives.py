@@ -119,7 +119,9 @@ def broadcast(variables: Iterable[tf.Variable], worker: Worker) -> tf.Operation:
 
 def _reduce_mean(flat, worker, instance, on_gpu=False):
     """Mean of a vector over workers; all of them get the same bits."""
-    key, device, hint = (_GPUS, '/gpu:0', 'nccl') if on_gpu else (_CPUS, '/cpu:0', 'ring')
+    key, device, hint = _CPUS, '/cpu:0', 'ring'
+    if on_gpu:
+        key, device, hint = _GPUS, '/gpu:0', 'nccl'
     with tf.device(device):
         return tf.raw_ops.CollectiveReduceV2(
             input=flat, group_size=worker.size, group_key=key, instance_key=instance,

@@ -91,7 +91,9 @@ def start(count: int) -> int:
                     threads[-1].start()
                 code = _wait(processes)
                 # Workers may stop with another code, if another worker stopped them first.
-                return 128 + caught[0] if caught and code in {*_ORDERLY, meeting.LOST} else code
+                if caught and code in {*_ORDERLY, meeting.LOST}:
+                    code = 128 + caught[0]
+                return code
             finally:
                 _kill(processes)
                 for thread in threads:
@@ -141,7 +143,9 @@ def _wait(processes):
 
 def _code(process):
     """The exit code as in a shell: 128 + the signal that killed a process, for Python's -signal."""
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+    if process.returncode < 0:
+        return 128 - process.returncode
+    return process.returncode
 
 
 def _kill(processes):

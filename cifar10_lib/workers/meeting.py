@@ -85,8 +85,10 @@ def join(cluster: Cluster) -> 'Meeting':
         raise app.UsageError(f'worker {cluster.rank} cannot listen at {own or cluster.address}: '
                              f'{error.strerror}; is another training run using it?') from error
     own_port = port.getsockname()[1]
-    connections, hosts = (
-        _follow(cluster, own_port) if cluster.rank else _lead(cluster, own_port, listener))
+    if cluster.rank == 0:
+        connections, hosts = _lead(cluster, own_port, listener)
+    else:
+        connections, hosts = _follow(cluster, own_port)
     return Meeting(cluster, hosts, connections, port)
 
 
