@@ -378,7 +378,7 @@ def train(total_loss, global_step, lr=None, opt=None, grads=None):
                 # operation.
                 grads = opt.compute_gradients(total_loss, gate_gradients=opt.GATE_NONE)
 
-        # Where the variables are: on the CPU, or on the first GPU with --variables=gpu.
+        # Where the variables are: on the CPU, or on a GPU with --variables=gpu.
         with tf.device(grads[0][1].device):
             apply_gradient_op = opt.apply_gradients(grads, global_step=global_step)
 

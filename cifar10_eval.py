@@ -85,7 +85,7 @@ def eval_once(saver, summary_writer, top_k_op, summary_op, checkpoint, evaluated
         try:
             saver.restore(sess, checkpoint)
         except (tf.errors.NotFoundError, tf.errors.DataLossError, tf.errors.OutOfRangeError,
-                ValueError) as error:
+                tf.errors.InvalidArgumentError, tf.errors.AbortedError, ValueError) as error:
             raise checkpoints.Unreadable(f'{checkpoint} cannot be read') from error
         global_step = checkpoints.step(checkpoint)
 

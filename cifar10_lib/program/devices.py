@@ -30,14 +30,17 @@ def visible_gpus() -> int:
 def variables_on(where: str) -> Callable[[tf.Operation], str]:
     """A function for `tf.device` that moves variables to the first GPU, if `where` is 'gpu'.
 
-    With 'cpu', they stay where the network puts them. Like `tf.train.replica_device_setter`, leaves
-    other operations where they are. Reads and updates follow their variable. Scalars, such as the
-    step and the averages of the losses, stay where they are, too: the CPU computes with them.
+    With 'cpu', variables stay where the network puts them, which is on the CPU if it does not say.
+    Like `tf.train.replica_device_setter`, the function leaves other operations where they are.
+    Reads and updates follow their variable. Scalars, such as the step and the averages of the
+    losses, stay where they are, too: the CPU computes with them.
     """
     def device(op):
-        if where == 'gpu' and op.type == 'VarHandleOp' and op.get_attr('shape').dim:
+        if op.type != 'VarHandleOp' or not op.get_attr('shape').dim:
+            return op.device
+        if where == 'gpu':
             return '/gpu:0'
-        return op.device
+        return op.device or '/cpu:0'
 
     return device
 

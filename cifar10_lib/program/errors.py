@@ -24,10 +24,11 @@ def one_line(error: BaseException | str) -> str:
         # '... Node: 'name'\nreason\n...', or a list '  (0) CODE: reason\n...' of several, or the
         # reason alone, with or without a title. A server adds a line about itself.
         message = re.sub(r'^Graph execution error:\n+|From /job:\S+:\n', '', message)
-        for pattern in (r'^  \(0\) [A-Z_]+: (.*)', r'^Node: .*\n(.*)', r'\A(.*)'):
+        for pattern in (r'^  \(0\) [A-Z_]+: (.*)', r'^Node: .*\n(.*)'):
             reason = re.search(pattern, message, re.MULTILINE)
             if reason:
                 return reason.group(1)
+        return ''.join(message.splitlines()[:1])
     return re.sub(r'^\[(Errno|WinError) -?\d+\] ', '', ' '.join(str(error).split()))
 
 

@@ -144,9 +144,9 @@ def read(path: str, wanted: Iterable[str] | None = None) -> dict[str, np.ndarray
     try:
         reader = tf.train.load_checkpoint(path)
         held = reader.get_variable_to_shape_map()
-        if wanted is not None:
-            held = held.keys() & wanted
-        return {name: np.asarray(reader.get_tensor(name)) for name in held}
+        if wanted is None:
+            wanted = held
+        return {name: np.asarray(reader.get_tensor(name)) for name in wanted if name in held}
     except (tf.errors.OpError, ValueError, RuntimeError, IndexError, MemoryError) as error:
         # MemoryError: a damaged index may give exabytes as a size.
         raise Unreadable(f'{path} cannot be read ({errors.one_line(error)}): if it was just '

@@ -96,7 +96,8 @@ class Start:
             return None
         folder = self.run.train_dir
         if self.step >= self.max_steps:
-            if self.earlier and not os.path.exists(os.path.join(folder, names.PARAMETERS)):
+            is_ours = os.path.exists(os.path.join(folder, names.METRICS))
+            if is_ours and not os.path.exists(os.path.join(folder, names.PARAMETERS)):
                 return None  # The last start ended before it wrote its last file.
             if self.run.epochs is None:
                 return self.found.path, f'--max_steps={self.max_steps}'

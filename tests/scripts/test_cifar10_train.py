@@ -99,7 +99,7 @@ def test_synthetic_images_are_learned_in_300_steps(tmp_path):
     assert spawn.run_script('cifar10_train.py', *folders, f'--train_dir={tmp_path}/train',
                             '--max_steps=300', '--seed=1', timeout=600).returncode == 0
     with flagsaver.flagsaver(data_dir=f'{tmp_path}/data', dataset='synthetic'):
-        assert outcomes.precision(f'{tmp_path}/train') >= 0.5  # Chance is 0.1.
+        assert outcomes.precision(f'{tmp_path}/train') >= 0.8
 
 
 def test_a_new_run_starts_with_the_weights_of_another(trained, tmp_path, capsys):

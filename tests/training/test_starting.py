@@ -239,7 +239,7 @@ def loss_of_step_11():
 
 def test_a_finished_run_of_the_original_needs_no_data(trained, capsys):
     """It has no params.h5."""
-    for name in ('run.json', 'params.h5'):
+    for name in ('run.json', 'metrics.csv', 'params.h5'):
         os.remove(os.path.join(FLAGS.train_dir, name))
     with flagsaver.flagsaver(data_dir='/nonexistent'):
         cifar10_train.main()

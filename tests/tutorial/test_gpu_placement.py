@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
 import cifar10
+from cifar10_lib.program import devices
 
 BATCH = 2
 
@@ -53,6 +54,16 @@ def test_an_edit_of_where_the_variables_are_has_its_effect(monkeypatch):
         monkeypatch.setattr(cifar10, '_variable_on_cpu', variable_on_gpu)
         graph = placement.graph_of_towers()
     assert placement.short(graph.get_operation_by_name('conv1/weights').device) == 'GPU:1'
+
+
+@pytest.mark.parametrize('where, asked, expected', [
+    ('cpu', '', 'CPU:0'), ('cpu', '/gpu:1', 'GPU:1'), ('gpu', '/cpu:0', 'GPU:0')])
+def test_where_a_networks_variables_are(where, asked, expected):
+    with tf.device(devices.variables_on(where)), tf.device(asked):
+        variable = tf.get_variable('weights', [2])
+        scalar = tf.get_variable('step', [])
+    assert placement.short(variable.device) == expected
+    assert scalar.device == tf.DeviceSpec.from_string(asked).to_string()
 
 
 @pytest.mark.usefixtures('half_bright')

@@ -46,7 +46,7 @@ connected.ConnectedWorker._options = lambda me: options(me) if me.steps > 1 else
 # On a busy machine, the others may take longer than 5 seconds to end after one has failed.
 PATIENT_AT_LAST = '''
 from cifar10_lib.workers import launch
-launch._KILLED_AFTER = 300.0
+launch._KILLED_AFTER = 60.0
 '''
 
 # Each worker trains on its part of 12 fixed images, and writes its variables beside --train_dir.
