@@ -150,7 +150,7 @@ def line(what, unit, ours, other):
 
 def figure(values):
     """'1234 (1200 to 1260)': the median, and the range of the middle half."""
-    low, middle, high = 3 * values[:1]
+    low = middle = high = values[0]
     if len(values) > 1:
         low, middle, high = statistics.quantiles(values, n=4, method='inclusive')
     digits = max(0, 3 - len(str(int(middle))))

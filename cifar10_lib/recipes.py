@@ -13,6 +13,7 @@ import cifar10
 import cifar10_input
 from cifar10_lib import settings
 from cifar10_lib.nets import airbench94, fast, losses, precision, resnet, schedules
+from cifar10_lib.program import devices
 from cifar10_lib.runs.epochs import EpochCounter
 
 _BATCH_SIZE = 128  # The tutorial's; for the linear scaling rule.
@@ -70,8 +71,10 @@ class Recipe:
     warmup_epochs: float = 5.0
 
     def logits(self, images, num_classes, training=False):
-        """Builds the network; see `inference`."""
-        return self.inference(images, num_classes, training, self.dtype)
+        """Builds the network; see `inference`. Variables without a device are on the CPU, where all
+        towers share them."""
+        with tf.device(devices.variables_on('cpu')):
+            return self.inference(images, num_classes, training, self.dtype)
 
     def prepared(self, images):
         """Preprocesses images for evaluation; see `prepare`."""

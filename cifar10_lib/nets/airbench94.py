@@ -120,9 +120,8 @@ def _network(images, num_classes, training, dtype):
     """
     net = tf.cast(images, dtype)
     with tf.variable_scope('whitening'):
-        with tf.device('/cpu:0'):  # Where all towers share it.
-            weights = tf.get_variable('weights', [2, 2, 3, 24], tf.float32, tf.zeros_initializer(),
-                                      trainable=False, use_resource=True)
+        weights = tf.get_variable('weights', [2, 2, 3, 24], tf.float32, tf.zeros_initializer(),
+                                  trainable=False, use_resource=True)
         biases = _learned('biases', [24], tf.zeros_initializer(), training)
         net = tf.nn.conv2d(net, tf.cast(weights, dtype), strides=1, padding='VALID')
         net = tf.nn.relu(tf.nn.bias_add(net, tf.cast(biases, dtype)))  # [batch, 31, 31, 24]
@@ -172,9 +171,8 @@ def _learned(name, shape, initializer, training, weight_decay=_WEIGHT_DECAY):
 
     Returns its value, float32 of this shape.
     """
-    with tf.device('/cpu:0'):  # Where all towers share it.
-        variable = tf.get_variable(name, shape, tf.float32, initializer, use_resource=True)
-    value = variable.read_value()
+    value = tf.get_variable(
+        name, shape, tf.float32, initializer, use_resource=True).read_value()
     if training:
         tf.add_to_collection('losses', tf.multiply(
             tf.nn.l2_loss(value), weight_decay, name='weight_decay'))

@@ -23,13 +23,10 @@ def batch_norm(net, gamma, beta, training, momentum, epsilon):
     """
     # `ExponentialMovingAverage.variables_to_restore` expects averages of these, too.
     collections = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MOVING_AVERAGE_VARIABLES]
-    moving = []
-    for name, initializer in (('moving_mean', tf.zeros_initializer()),
-                              ('moving_variance', tf.ones_initializer())):
-        with tf.device('/cpu:0'):  # Where all towers share it.
-            moving.append(tf.get_variable(
-                name, net.shape.as_list()[-1:], tf.float32, initializer, trainable=False,
-                collections=collections, use_resource=True))
+    moving = [tf.get_variable(name, net.shape.as_list()[-1:], tf.float32, initializer,
+                              trainable=False, collections=collections, use_resource=True)
+              for name, initializer in (('moving_mean', tf.zeros_initializer()),
+                                        ('moving_variance', tf.ones_initializer()))]
     before = [variable.read_value() for variable in moving]
     if not training:
         return tf.nn.fused_batch_norm(

@@ -60,7 +60,9 @@ def newest(folder: str) -> Found | None:
 def latest(folder: str) -> str | None:
     """Path of the `newest` checkpoint in a folder, or None."""
     found = newest(folder)
-    return found and found.path
+    if found is None:
+        return None
+    return found.path
 
 
 def candidates(folder: str) -> list[str]:

@@ -56,6 +56,16 @@ def test_an_edit_of_where_the_variables_are_has_its_effect(monkeypatch):
     assert placement.short(graph.get_operation_by_name('conv1/weights').device) == 'GPU:1'
 
 
+@pytest.mark.usefixtures('half_bright')
+@pytest.mark.parametrize('net', ['tutorial', 'resnet23', 'airbench94'])
+def test_towers_share_variables_on_the_cpu(net):
+    with flagsaver.flagsaver(num_gpus=2, batch_size=BATCH, net=net):
+        graph = placement.graph_of_towers()
+    variables = [op for op in graph.get_operations()
+                 if op.type == 'VarHandleOp' and op.get_attr('shape').dim]
+    assert {placement.short(op.device) for op in variables} == {'CPU:0'}
+
+
 @pytest.mark.parametrize('where, asked, expected', [
     ('cpu', '', 'CPU:0'), ('cpu', '/gpu:1', 'GPU:1'), ('gpu', '/cpu:0', 'GPU:0')])
 def test_where_a_networks_variables_are(where, asked, expected):
