@@ -120,7 +120,7 @@ def test_the_loss_of_a_peer(command, name, package):
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r': step \d+, loss = (.*)', done.stdout)]
     assert len(losses) == 100 and losses[0] == pytest.approx(2.303 + 2.373, abs=0.1)
-    assert np.mean(losses[-10:]) < losses[0] - 0.01  # Keras prints the mean of all steps.
+    assert np.mean(losses[-10:]) < 4.65  # Keras prints the mean of all steps.
 
 
 @pytest.mark.slow

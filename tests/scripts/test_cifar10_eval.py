@@ -170,14 +170,12 @@ def test_waits_for_the_first_checkpoint_and_takes_each_once(half_bright):
     finally:
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=spawn.PATIENCE)
-    # It may look into the folder while --restart removes the files.
-    assert re.fullmatch(r'(Evaluated .*\n.*: precision @ 1 = \d\.\d{3}\n|Skipped .*\n)+', out)
+    assert re.fullmatch(r'(Evaluated .*\n.*: precision @ 1 = \d\.\d{3}\n)+', out)
     # Step 0 may have been seen as well, and step 10 again: a resumed run first saves that.
     steps = dict.fromkeys(re.findall(r'\(step (\d+),', out))
     assert [step for step in steps if step != '0'] == ['10', '12', '11']
     assert process.returncode == 130
-    assert re.fullmatch(r'(.* (is damaged|has no run.json).*\n)*cifar10_eval.py: interrupted\n',
-                        error)
+    assert error == 'cifar10_eval.py: interrupted\n'
 
 
 def test_each_kind_of_evaluation_has_a_curve_of_its_own(half_bright):
