@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from absl import app, flags
+from absl import flags
 
 from cifar10_lib.datasets import image_source, table
 from cifar10_lib.program import command_line, errors
@@ -128,8 +128,6 @@ def define_training_flags(max_steps: int = 100000) -> None:
     flags.DEFINE_integer('validate_every', None, 'Number of epochs between validations on the '
                          'images of --validate_on; 0 means never, the default except for resnet23 '
                          '(1).', lower_bound=0, upper_bound=10**9)
-    flags.DEFINE_float('stop_at', None, 'Stop when a validation reaches this precision @ 1 with '
-                       'the averaged weights, such as 0.8.', lower_bound=0.0, upper_bound=1.0)
     flags.DEFINE_integer('profile', None, 'Trace one step every N steps: writes '
                          'timeline-STEP.json into --train_dir for chrome://tracing, and adds the '
                          "trace to TensorBoard's graph.", **count)
@@ -155,16 +153,10 @@ def define_training_flags(max_steps: int = 100000) -> None:
 
 
 def run(recipe) -> starting.Run:
-    """The values of the flags, with the defaults of a `Recipe`.
-
-    Raises `app.UsageError` for `--stop_at` without validations.
-    """
+    """The values of the flags, with the defaults of a `Recipe`."""
     values = {field.name: FLAGS[field.name].value for field in dataclasses.fields(starting.Run)}
     if values['validate_every'] is None:
         values['validate_every'] = recipe.validate_every
-    if values['stop_at'] is not None and not values['validate_every']:
-        raise app.UsageError(f'--stop_at={values["stop_at"]:g} requires validations: add '
-                             '--validate_every=1')
     if values['epochs'] is None and given('max_steps') is None:
         values['epochs'] = recipe.epochs
     return starting.Run(**values)

@@ -25,11 +25,6 @@ def read(train_dir: str, images: str = 'test') -> tuple[float, int | None]:
     return np.inf, None
 
 
-def reaches(error: float, precision: float) -> bool:
-    """Whether an error, a fraction of images, is low enough for a precision, up to rounding."""
-    return error <= 1 - precision + 1e-9
-
-
 class Best:
     """The best checkpoint of a run by the error of its moving averages.
 

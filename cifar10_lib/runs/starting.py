@@ -13,7 +13,7 @@ from absl import app
 
 from cifar10_lib.datasets.image_source import Source
 from cifar10_lib.program import console, files
-from cifar10_lib.runs import best, checkpoints, initial, names, run_folder
+from cifar10_lib.runs import checkpoints, initial, names, run_folder
 from cifar10_lib.runs.epochs import EpochCounter
 
 _ADVICE = 'choose another --train_dir, or start over with --restart'
@@ -37,7 +37,6 @@ class Run:
     keep_checkpoints: int
     validate_on: str
     validate_every: int
-    stop_at: float | None
     profile: int | None
     seed: int | None
     initial_checkpoint: str | None
@@ -78,37 +77,19 @@ class Start:
         return self.epochs.max_steps
 
     def steps_left(self) -> bool:
-        """Whether training should go on; prints a line if not.
-
-        That is, the last step has not been reached, or `--stop_at` has not.
-        """
-        reached = self._reached()
-        if reached is None:
-            return True
-        checkpoint, length = reached
-        console.line(f'Nothing to do: {checkpoint}{run_folder.owner(self.run.train_dir)} has '
-                     f'reached {length}.')
-        return False
-
-    def _reached(self):
-        """A checkpoint, and the flag whose goal it has reached; or None."""
-        if self.found is None:
-            return None
+        """Whether training should go on; prints a line if not."""
         folder = self.run.train_dir
-        if self.step >= self.max_steps:
-            is_ours = os.path.exists(os.path.join(folder, names.METRICS))
-            if is_ours and not os.path.exists(os.path.join(folder, names.PARAMETERS)):
-                return None  # The last start ended before it wrote its last file.
-            if self.run.epochs is None:
-                return self.found.path, f'--max_steps={self.max_steps}'
-            return self.found.path, f'--epochs={self.run.epochs:g} ({self.max_steps} steps)'
-        if self.run.stop_at is None:
-            return None
-        error, best_step = best.read(folder, self.run.validate_on)
-        if best_step is None or not best.reaches(error, self.run.stop_at):
-            return None
-        return (checkpoints.at_step(os.path.join(folder, names.BEST), best_step),
-                f'--stop_at={self.run.stop_at:g}')
+        if self.found is None or self.step < self.max_steps:
+            return True
+        is_ours = os.path.exists(os.path.join(folder, names.METRICS))
+        if is_ours and not os.path.exists(os.path.join(folder, names.PARAMETERS)):
+            return True  # The last start ended before it wrote its last file.
+        length = f'--max_steps={self.max_steps}'
+        if self.run.epochs is not None:
+            length = f'--epochs={self.run.epochs:g} ({self.max_steps} steps)'
+        console.line(f'Nothing to do: {self.found.path}{run_folder.owner(folder)} has reached '
+                     f'{length}.')
+        return False
 
     def check_unchanged(self) -> None:
         """Raises `app.UsageError` if another trainer has used the folder since it was read."""

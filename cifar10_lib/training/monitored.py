@@ -62,7 +62,7 @@ def shared_hooks(start, loss, summary_op=None, me=None):
         tf.train.SummarySaverHook(
             session_hooks.SUMMARY_STEPS, output_dir=run.train_dir, summary_op=summary_op),
         metrics_hook,
-        session_hooks.ValidationHook(me, epochs, validator, metrics_hook, run.stop_at),
+        session_hooks.ValidationHook(me, epochs, validator, metrics_hook),
         session_hooks.SaverHook(start, variables, metrics_hook, batch_norms)]
     if run.profile:
         found.append(tf.train.ProfilerHook(run.profile, output_dir=run.train_dir))

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from cifar10_lib.program import console
-from cifar10_lib.runs import best, checkpoints, metrics, names
+from cifar10_lib.runs import checkpoints, metrics, names
 
 SUMMARY_STEPS = 100  # Number of steps between summaries, and between rows of metrics.csv.
 
@@ -189,46 +189,25 @@ class MetricsHook(tf.train.SessionRunHook):
 
 
 class ValidationHook(tf.train.SessionRunHook):
-    """Worker 0 validates, and the others wait for it, because steps have a time limit.
+    """Worker 0 validates, and the others wait for it, because steps have a time limit."""
 
-    All stop when the precision of the averaged weights reaches `stop_at`, if given.
-    """
-
-    def __init__(self, me, epochs, validation=None, metrics_hook=None, stop_at=None):
+    def __init__(self, me, epochs, validation=None, metrics_hook=None):
         """Worker 0 has a `validation.Validation` and a `MetricsHook`, for the row of metrics."""
         self.worker, self._epochs, self._validation = me, epochs, validation
-        self._metrics, self._stop_at = metrics_hook, stop_at
+        self._metrics = metrics_hook
         self._step = epochs.first_step
-
-    def after_create_session(self, session, coord):
-        self._start_time = time.perf_counter()
 
     def after_run(self, run_context, run_values):
         self._step += 1
         if not self._epochs.validates(self._step):
             return
-        is_good = False
         if self._validation:
             training_error = None
             if self._metrics.epoch_errors:
                 training_error = float(np.mean(self._metrics.epoch_errors))
             found = self._validation.run(run_context.session, self._step, training_error)
             self._metrics.add_row(found)
-            if found and self._stop_at is not None:
-                is_good = best.reaches(found[1], self._stop_at)
-        if is_good:
-            self._report()
-        if self.worker.barrier('the validation', value=is_good):
-            run_context.request_stop()
-
-    def _report(self):
-        since = ''
-        if self._epochs.first_step:
-            since = ' since this start'
-        console.line(
-            f'Reached --stop_at={self._stop_at:g} at step {self._step}, after '
-            f'{self._epochs.images(self._step)} images ({self._epochs.seen(self._step):.4g} '
-            f'epochs) and {time.perf_counter() - self._start_time:.1f} seconds{since}.')
+        self.worker.barrier('the validation')
 
 
 class SaverHook(tf.train.CheckpointSaverHook):

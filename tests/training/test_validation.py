@@ -22,7 +22,7 @@ import cifar10_distributed_train
 import cifar10_multi_gpu_train
 import cifar10_train
 from cifar10_lib import recipes
-from cifar10_lib.runs import best, events, metrics
+from cifar10_lib.runs import events, metrics
 
 FLAGS = flags.FLAGS
 
@@ -107,24 +107,6 @@ def test_the_training_error_is_the_mean_of_the_epochs_batches(tiny_net, capsys):
         ('25', '0.3300')]  # and of 20 to 24.
 
 
-def test_stop_at_ends_the_run_when_a_validation_reaches_the_precision(tiny_net, capsys):
-    """The images are learned completely; then the next start has nothing to do."""
-    with flagsaver.flagsaver(stop_at=1.0, max_steps=1000):
-        cifar10_train.main()
-        step = rows()[-1][0]
-        errors_ = json.loads(folder('best', 'error.json').read_text())
-        assert (errors_['step'], errors_['averaged_error']) == (step, 0)
-        assert step < 1000 and [step for step, _ in rows()] == list(range(10, step + 1, 10))
-        out = capsys.readouterr().out
-        assert re.search(rf'Reached --stop_at=1 at step {step}, after {8 * step} images '
-                         rf'\({step // 10} epochs\) and \d+\.\d seconds\.\nSaved step {step} ', out)
-        folder('params.h5').unlink()  # As by a kill; best/ has its own.
-        assert not sessions.start().steps_left()
-        assert f'best/model.ckpt-{step} has reached --stop_at=1.' in capsys.readouterr().out
-        FLAGS.stop_at = None
-        assert sessions.start().steps_left()
-
-
 @pytest.mark.parametrize('restart', [True, False])
 def test_a_new_run_has_a_best_checkpoint_of_its_own(tiny_net, capsys, restart):
     """Although its error is not lower than that of the run before, whose checkpoints were removed
@@ -154,13 +136,6 @@ def test_a_run_does_not_hold_out_what_it_trained_on(tiny_net, half_bright):
         cifar10_train.main()
 
 
-@pytest.mark.parametrize('correct', range(0, 101, 7))
-def test_a_precision_reaches_itself(correct):
-    """As fractions of 100 images: 1 - 0.92 is less than 0.08 in floating point."""
-    assert best.reaches((100 - correct) / 100, correct / 100)
-    assert not best.reaches((101 - correct) / 100, correct / 100)
-
-
 def test_a_validation_that_cannot_run_does_not_end_the_training(tiny_net, half_bright, capsys):
     start = sessions.start()
     loss, train_op = sessions.graph(start)
@@ -181,12 +156,6 @@ def test_a_best_checkpoint_that_cannot_be_written_ends_the_run(tiny_net, capsys)
     out = capsys.readouterr().out
     assert ': step 10, training error = ' in out and 'Saved step 10 in ' in out
     assert tf.train.latest_checkpoint(FLAGS.train_dir).endswith('model.ckpt-10')
-
-
-def test_stop_at_requires_validations(tiny_net):
-    with flagsaver.flagsaver(stop_at=0.8, validate_every=0), pytest.raises(
-            app.UsageError, match='--stop_at=0.8 requires validations: add --validate_every=1'):
-        sessions.start()
 
 
 def test_a_signal_skips_the_validation_and_saves(tiny_net, capfd):

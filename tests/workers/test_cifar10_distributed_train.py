@@ -246,15 +246,6 @@ validation.Validation.run = validate_slowly
 '''
 
 
-def test_all_workers_stop_when_a_validation_reaches_the_precision(half_bright):
-    """Any precision is at least 0. Both validate after each epoch, 5 steps of 16 images."""
-    process = start('--max_steps=100000', '--validate_every=1', '--stop_at=0')
-    out, error = spawn.ended(process, 0)
-    assert error == ''
-    assert 'Reached --stop_at=0 at step 5, after 80 images (1 epochs) and ' in out
-    assert f'Saved step 5 in {FLAGS.train_dir}.' in out
-
-
 def test_a_validation_may_take_longer_than_a_step_and_sigterm_then_loses_nothing(half_bright):
     """24 seconds, with steps of less than 20."""
     process = start('--max_steps=6', '--validate_every=1', '--step_timeout=20',
