@@ -36,7 +36,7 @@ flags.register_multi_flags_validator(
 
 # TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
 FLAGS = tf.app.flags.FLAGS
-FLAGS['batch_size'].allow_override = True  # Also for a program's own flag `b`.
+FLAGS['batch_size'].allow_override = True  # A program may define its own flag `b`.
 parser = command_line.Parser()  # For code written against the tutorial's last version.
 
 # What cifar10_input.py says about the data. Edit the image size there.
@@ -46,10 +46,10 @@ NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAI
 NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
 
 # How the network is trained.
-MOVING_AVERAGE_DECAY = 0.9999     # Of the averages of the weights.
+MOVING_AVERAGE_DECAY = 0.9999     # For the moving averages of the weights.
 NUM_EPOCHS_PER_DECAY = 350.0      # From one fall of the learning rate to the next.
-LEARNING_RATE_DECAY_FACTOR = 0.1  # How far it falls each time.
-INITIAL_LEARNING_RATE = 0.1       # At first.
+LEARNING_RATE_DECAY_FACTOR = 0.1  # Each fall multiplies the learning rate by this.
+INITIAL_LEARNING_RATE = 0.1       # The learning rate before the first fall.
 
 # Each GPU runs a copy of the network, a tower. The names of its ops start with `tower_0/` etc.
 TOWER_NAME = 'tower'
@@ -378,7 +378,7 @@ def train(total_loss, global_step, lr=None, opt=None, grads=None):
                 # operation.
                 grads = opt.compute_gradients(total_loss, gate_gradients=opt.GATE_NONE)
 
-        # Where the variables are: on the CPU, or on a GPU with --variables=gpu.
+        # The variables are on the CPU, or on a GPU with --variables=gpu.
         with tf.device(grads[0][1].device):
             apply_gradient_op = opt.apply_gradients(grads, global_step=global_step)
 

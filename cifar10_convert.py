@@ -58,7 +58,7 @@ def convert(source, data_dir):
             else:
                 classes, train, test = folders.read(source, skipped)
             counts = custom.write(partial, name, classes, train, test)
-    finally:  # Not inside `new_folder`: a lost console must not remove the data set.
+    finally:  # Outside `new_folder`: a lost console must not remove the data set.
         _show(skipped)
     _show_counts(classes, *counts)
     script = 'cifar10_eval.py'

@@ -152,7 +152,7 @@ def evaluate(network=None, found=None, once=False):
     Raises `app.UsageError` if a checkpoint does not fit the network, and `OSError` if --eval_dir
     cannot be written.
     """
-    if network is None:  # As programs written against the tutorial call it.
+    if network is None:  # Programs written against the tutorial pass nothing.
         main()
         return
     source, recipe = network.source(FLAGS.eval_data), network.recipe
@@ -206,7 +206,7 @@ def evaluate(network=None, found=None, once=False):
 
 
 def kind_of_evaluation(weights, is_partial):
-    """The `kind` of `Images` with these `weights`, of which perhaps only a part is counted."""
+    """The `kind` of `Images` with these `weights`; `is_partial` says that some are not counted."""
     kind = []
     if FLAGS.eval_data == 'train_eval':
         kind.append('training images')
@@ -232,7 +232,7 @@ def found_checkpoints():
     given = settings.checkpoint()
     folder = trained.folder(given)
     if evaluates_once():
-        paths = [trained.checkpoint(given)]
+        paths = iter([trained.checkpoint(given)])
     else:
         if not checkpoints.candidates(folder):
             console.line(f'Waiting for a checkpoint in {folder}.')

@@ -18,7 +18,7 @@ tf.disable_v2_behavior()
 # Images are cropped to this size. Changing it changes the network, which must be trained again.
 IMAGE_SIZE = 24
 
-# Of CIFAR-10.
+# The size of CIFAR-10.
 NUM_CLASSES = 10
 NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = 50000
 NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = 10000

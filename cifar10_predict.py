@@ -141,7 +141,7 @@ def _trained():
 
 @contextlib.contextmanager
 def _saved_model():
-    """Yields the same of --saved_model."""
+    """Yields what `_checkpoint` yields, for --saved_model."""
     with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
         images_, probabilities = _load(session)
         height, width, _ = images_.shape.as_list()[1:]
@@ -159,7 +159,8 @@ def _load(session):
     """Loads --saved_model; returns the tensors of its images and probabilities."""
     try:
         loaded = tf.saved_model.load(session, ['serve'], FLAGS.saved_model)
-    except (OSError, RuntimeError, ValueError, tf.errors.OutOfRangeError) as error:  # Or damaged.
+    except (OSError, RuntimeError, ValueError, tf.errors.OutOfRangeError) as error:
+        # The file is missing or damaged.
         raise OSError(f'{errors.one_line(error).rstrip(".")}: export a SavedModel with '
                       'cifar10_export.py') from error
     signature = loaded.signature_def['serving_default']

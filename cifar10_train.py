@@ -68,7 +68,7 @@ def train(source=None, recipe=None, start=None):
         recipe: the `recipes.Recipe`: `cifar10.inference`, unless --net names another network.
         start: the `starting.Start` of the run, which says where to begin and when to stop.
     """
-    if start is None:  # As programs written against the tutorial call it.
+    if start is None:  # Programs written against the tutorial pass nothing.
         main()
         return
     with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)):

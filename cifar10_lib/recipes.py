@@ -17,7 +17,7 @@ from cifar10_lib.program import devices
 from cifar10_lib.runs.epochs import EpochCounter
 
 _BATCH_SIZE = 128  # The tutorial's; for the linear scaling rule.
-_WHITENING_IMAGES = 5000  # As in the paper of airbench94.
+_WHITENING_IMAGES = 5000  # The paper of airbench94 has this number.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Recipe:
             [batch, height, width, 3]; may draw random numbers. None for the tutorial's.
         prepare: the same for evaluation, without random numbers; None for the tutorial's.
         schedule: function (global_step, rate, epochs) -> learning rate, float32 [], without the
-            linear scaling rule; `rate` is that of --learning_rate, of the row, or of the data set,
-            None for none of them, and `epochs` the `EpochCounter` of the run. `global_step` counts
+            linear scaling rule; `rate` comes from --learning_rate, the row or the data set, or is
+            None, and `epochs` is the `EpochCounter` of the run. `global_step` counts
             in steps of today's size, of which a run has `epochs.max_steps + epochs.shift`.
         optimizer: function (learning rate, number of steps of the run) -> `tf.train.Optimizer`;
             None for the tutorial's.
@@ -201,5 +201,5 @@ def chosen(net: str | None = None) -> Recipe:
         linear_scaling=linear_scaling, warmup_epochs=given.warmup_epochs)
 
 
-# Not an enum: a program may add rows before the flags are parsed.
+# An enum would not do: a program may add rows before the flags are parsed.
 flags.register_validator('net', lambda name: name in TABLE, f'expected one of {", ".join(TABLE)}')

@@ -203,7 +203,7 @@ def _blocks(url, offset, size, limits):
                     raise ConnectionError(f'the connection ended after {offset} of {size} bytes')
                 yield offset, block
                 offset += len(block)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # Or an invalid URL.
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: invalid URL.
         cause: BaseException | str = error
         if type(error) is urllib.error.URLError:
             cause = error.reason

@@ -128,7 +128,7 @@ class Source:
                                    f'most {size}')
         # Numbers the records over all files. Workers read the files in different orders, which
         # change with each epoch; these numbers do not.
-        firsts = np.cumsum([0, *counts.values()], dtype=np.int64)[:-1]  # Of each file's records.
+        firsts = np.cumsum([0, *counts.values()], dtype=np.int64)[:-1]  # One per file.
         file = tf.strings.regex_replace(keys[0], ':[0-9]+$', '')
         numbers = tf.boolean_mask(firsts, tf.equal(list(counts), file)) + tf.strings.to_number(
             tf.strings.regex_replace(keys, '^.*:', ''), tf.int64)  # [1] + [records]

@@ -84,7 +84,7 @@ def curves(stream: BinaryIO | str, size: Sequence[float],
             width = 2.0
             if style == '-':
                 width = 1.2
-                if len(points) == 1:  # Not visible as a line.
+                if len(points) == 1:  # A line would not be visible.
                     style = 's'
             axes.plot(list(points), list(points.values()), style, label=label, linewidth=width,
                       color=_COLOURS[colour % len(_COLOURS)], markersize=4)

@@ -21,13 +21,13 @@ _SIZE = 32  # Height and width of an image.
 _MEAN = (125.307, 122.950, 113.865)
 _DEVIATION = (62.993, 62.089, 66.705)
 
-# Of the mean loss of a batch. The code divides the decay by the rate: 0.0153 / 11.5.
+# For the loss averaged over a batch. The code divides the decay by the rate: 0.0153 / 11.5.
 _WEIGHT_DECAY = 0.00133
 
 # The biases of batch norms learn this many times as fast as the other variables.
 _BIAS_FACTOR = 64.0
 
-_MOMENTUM = 0.6  # Of the moving statistics.
+_MOMENTUM = 0.6  # See `batch_norm.batch_norm`.
 
 # The code has 1e-12, which TensorFlow 1's `tf.nn.fused_batch_norm` raised to this, for cuDNN.
 _EPSILON = 1.001e-5
@@ -80,8 +80,8 @@ def inference(images, num_classes, training, dtype=tf.float32):
     """Builds the network; for ten classes, 1,971,352 parameters learn, and 288 weights are fixed.
 
     In training, each batch norm adds two operations to the collection `tf.GraphKeys.UPDATE_OPS`,
-    which update its moving statistics; run them with each step, of several towers those of the
-    first. The terms of the weight decay are added to the collection `losses`.
+    which update its moving statistics: run them with each step, but only those of the first tower.
+    The terms of the weight decay are added to the collection `losses`.
 
     Without `training`, the logits are a mean over six copies of each image: itself and its mirror
     image, each in its place (0.25), and moved by one pixel to the lower right or to the upper left
@@ -228,7 +228,7 @@ class Optimizer(tf.train.MomentumOptimizer):
         self._max_steps = max_steps
 
     def apply_gradients(self, grads_and_vars, global_step, name=None):
-        """As `tf.train.Optimizer.apply_gradients`, but the global step is required."""
+        """Does what `tf.train.Optimizer` does, but requires the global step."""
         grads_and_vars = list(grads_and_vars)
         update = super().apply_gradients(grads_and_vars, global_step, name)
         with tf.name_scope('lookahead'), tf.control_dependencies([update]):

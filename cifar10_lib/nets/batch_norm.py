@@ -5,12 +5,10 @@ import tensorflow.compat.v1 as tf
 def batch_norm(net, gamma, beta, training, momentum, epsilon):
     """Normalises each channel, multiplies it by `gamma` and adds `beta`.
 
-    In training, by the mean and the (biased) variance of the batch. The collection
-    `tf.GraphKeys.UPDATE_OPS` gets two operations, which make the moving statistics `momentum`
-    times their old value plus 1 - `momentum` times that of the batch, with the unbiased variance,
-    as in the paper's algorithm 2.
-
-    Without `training`, by the moving statistics.
+    Training uses the mean and the (biased) variance of the batch, and adds two operations to the
+    collection `tf.GraphKeys.UPDATE_OPS`. They make the moving statistics `momentum` times their old
+    value plus 1 - `momentum` times that of the batch, with the unbiased variance, as in the paper's
+    algorithm 2. Inference uses the moving statistics.
 
     Args:
         net: float [batch, height, width, channels].

@@ -35,7 +35,7 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
         total = tf.nn.bias_add(squares, [bias] * channels)
         # total ^ -beta. `tf.pow` takes four times as long.
         result = x * tf.exp(-beta * tf.log(total))
-        # Not `tf.shape(net)`: a frozen graph would accept only the batch size of training.
+        # With `tf.shape(net)`, a frozen graph would accept only the batch size of training.
         result = tf.reshape(result, [-1, *net.shape.as_list()[1:]])
         result.set_shape(net.shape)
         return tf.identity(tf.cast(result, net.dtype), name=scope)

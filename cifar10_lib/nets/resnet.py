@@ -106,7 +106,7 @@ def _value(name, shape, initializer=None, dtype=tf.float32):
     """Returns the value of a variable as `dtype`; its initial value is by default that of
     `tf.get_variable`, uniform as in Glorot and Bengio (2010)."""
     variable = tf.get_variable(name, shape, tf.float32, initializer)
-    with tf.device(variable.device):  # Where half as much must be copied, if it is another one.
+    with tf.device(variable.device):  # Half precision halves what is copied to another device.
         return tf.cast(variable.read_value(), dtype)
 
 

@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import TextIO
 
-# Of a closing terminal. Windows has no SIGHUP, and nobody sends SIGTERM there.
+# A closing terminal sends SIGHUP. Windows lacks it, and nobody sends SIGTERM there.
 HANGUP = getattr(signal, 'SIGHUP', signal.SIGTERM)
 _CLOSED_PIPE = 141  # The exit code of a process that SIGPIPE ended.
 _CLEAR = '\r\x1b[K'  # Return to the start of the line and erase it.
@@ -52,10 +52,10 @@ def progress(text: str) -> None:
     """Replaces the progress line, cut to the terminal's width, if standard output is a terminal."""
     global _progress_shown
     if shows_progress():
-        # Not of `shutil`, which prefers $COLUMNS: that may be of another terminal.
+        # `shutil` would prefer $COLUMNS, which may describe another terminal.
         width = os.get_terminal_size(sys.stdout.fileno()).columns - 1
         shown = printable(text)
-        while len(shown) > width and ', ' in shown:  # Half a number would be a wrong one.
+        while len(shown) > width and ', ' in shown:  # Half a number would be wrong.
             shown = shown.rpartition(', ')[0]
         _show(_CLEAR + shown[:width], end='')
         _progress_shown = True

@@ -17,10 +17,10 @@ class MissingFile(DataError, FileNotFoundError):
 def one_line(error: BaseException | str) -> str:
     """Returns an exception's message, or a text, on one line.
 
-    Of the message about a TensorFlow operation, returns only the reason.
+    If TensorFlow reports a failed operation, returns only the reason.
     """
     message = getattr(error, 'message', None)
-    if isinstance(message, str):  # TensorFlow's.
+    if isinstance(message, str):  # TensorFlow's errors have it.
         # '... Node: 'name'\nreason\n...', or a list '  (0) CODE: reason\n...' of several, or the
         # reason alone, with or without a title. A server adds a line about itself.
         message = re.sub(r'^Graph execution error:\n+|From /job:\S+:\n', '', message)

@@ -69,8 +69,9 @@ def locked(path: str, waiting: str | None = None) -> Iterator[None]:
     it, prints the line `waiting` and waits, or without one raises `filelock.Timeout`. Raises
     `OSError` if the file cannot be written.
     """
-    open(path, 'ab').close()  # If this fails, it is not the lock that does.
-    lock = filelock.FileLock(path, fallback_to_soft=False)  # That would take the file for a lock.
+    open(path, 'ab').close()  # Raises `OSError` here if the file cannot be written.
+    # A soft lock would take the file itself for a lock that somebody holds.
+    lock = filelock.FileLock(path, fallback_to_soft=False)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -78,7 +79,7 @@ def locked(path: str, waiting: str | None = None) -> Iterator[None]:
             raise
         console.line(waiting)
         lock.acquire()
-    except OSError as error:  # As on NFS without its lock daemon.
+    except OSError as error:  # NFS without its lock daemon raises it.
         console.line(f'Warning: {os.path.dirname(path)} cannot be locked ({error.strerror}): '
                      'make sure that no other process uses it.')
     try:

@@ -16,7 +16,7 @@ def parse(text: str | bytes, source: str) -> dict[str, Any]:
     """Parses a JSON object; the message of an `errors.DataError` starts with `source`."""
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError) as error:  # Not UTF-8, not JSON, or nested too deeply.
+    except (ValueError, RecursionError) as error:  # It is not UTF-8 or JSON, or nested too deeply.
         raise errors.DataError(f'{source} is not JSON: {error}') from error
     if not isinstance(found, dict):
         raise errors.DataError(f'{source} holds {shown(found)}; expected a JSON object')

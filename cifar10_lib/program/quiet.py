@@ -34,10 +34,10 @@ def import_tensorflow() -> None:
 
 
 def _open_closed_streams():
-    """Otherwise a file would get the descriptor of a closed standard stream, and all text."""
+    """Opens closed standard streams, whose text would otherwise end up in some other file."""
     for name in ('stdin', 'stdout', 'stderr'):
         if getattr(sys, name) is None:
-            # The lowest free descriptor.
+            # It gets the lowest free descriptor, which is that of the stream.
             setattr(sys, name, open(os.devnull, 'r+'))  # noqa: SIM115
 
 
@@ -90,7 +90,7 @@ def _held_back(quiet):
     Whatever the log level, TensorFlow's C++ libraries write there while they load. The text waits
     in a pipe, because all folders may be read-only.
     """
-    if not (quiet and hasattr(os, 'set_blocking')):  # Not on Windows before Python 3.12.
+    if not (quiet and hasattr(os, 'set_blocking')):  # Windows lacks it before Python 3.12.
         yield
         return
     screen, (held, pipe) = os.dup(2), os.pipe()

@@ -85,7 +85,7 @@ def _parse(positional, unused, argv):
         errors.say(f'{errors.one_line(error)} (see --help)')
         sys.exit(1)
     ignored = [f'--{name}' for name in unused if FLAGS[name].present]
-    if ignored:  # Not an error: the same flags are often given to several scripts.
+    if ignored:  # No error, because people give several scripts the same flags.
         errors.say(f'no effect in this script: {", ".join(ignored)}')
     return words
 

@@ -29,7 +29,7 @@ class Best:
     """The best checkpoint of a run by the error of its moving averages.
 
     The averages decide, because `--best` evaluates, predicts with and exports them by default.
-    `error.json` holds the step and the errors, `params.h5` the variables, `run.json` the run's.
+    `error.json` holds the step and the errors, `params.h5` the variables, and `run.json` is a copy.
 
     Attributes:
         error: the lowest error so far; infinity before the first.

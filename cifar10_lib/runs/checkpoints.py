@@ -231,7 +231,7 @@ def values_for(path: str, variables: Mapping[str, tf.Variable], advice: str,
                 values[name] = value.astype(variable.dtype.base_dtype.as_numpy_dtype)
             if not (np.isfinite(value).all() and np.isfinite(values[name]).all()):
                 broken.append(name)
-    if faults and len(faults) == resized:  # Only in the rows of the matrix after the flattening.
+    if faults and len(faults) == resized:  # Only rows of the matrix after the flattening differ.
         advice = 'Its images had another size: restore IMAGE_SIZE in cifar10_input.py'
     _refuse(f'{path} does not fit this network', faults, advice)
     _refuse(f'{path} has values that are not finite', broken, advice)

@@ -21,8 +21,8 @@ def writer(folder: str, graph: tf.Graph, run: Mapping[str, Any],
         graph: the graph to write.
         run: content of the `run.json` of the run that is evaluated.
         is_first: whether this process has written no figures yet. If it has, a trainer has started
-            again, and TensorBoard drops what the earlier start had after the step from which it
-            resumed; all with --restart.
+            again: TensorBoard drops the earlier figures after the step from which it resumed, or
+            all with --restart.
 
     Raises `OSError` if the folder cannot be written.
     """

@@ -141,7 +141,7 @@ def _scaffold(variables, values):
         def init_fn(_, session):
             loader.assign(values, loaded, session)
 
-    if not tf.get_collection(tf.GraphKeys.SAVERS):  # Of a worker that does not save.
+    if not tf.get_collection(tf.GraphKeys.SAVERS):  # This worker does not save.
         tf.add_to_collection(tf.GraphKeys.SAVERS, tf.train.Saver(variables))
     # The scaffold's checks that all variables are initialised would add an eighth to the graph.
     none = tf.constant([], tf.string)

@@ -118,15 +118,15 @@ class MetricsHook(tf.train.SessionRunHook):
         self._folder, self._epochs = folder, epochs
         self._step = epochs.first_step
         self._fetches = {'training_loss': loss}
-        wrong = tf.get_collection('errors')  # Of each tower; empty without `cifar10.loss`.
+        wrong = tf.get_collection('errors')  # One per tower, if `cifar10.loss` built the loss.
         if wrong:
             with tf.name_scope('mean_error'):
                 self._fetches['training_error'] = tf.add_n(wrong) / len(wrong)
         for rate in tf.get_collection('learning_rate'):
             self._fetches['learning_rate'] = rate
-        self._values = {}  # Of the latest step.
-        self._since_row, self._seconds = [], []  # Of each step since the last row.
-        self.epoch_errors = []  # Of each step since the epoch began, or this start if later.
+        self._values = {}  # What the latest step fetched.
+        self._since_row, self._seconds = [], []  # One per step since the last row.
+        self.epoch_errors = []  # One per step of this epoch and this start.
 
     def begin(self):
         metrics.start(os.path.join(self._folder, names.METRICS), self._epochs.first_step)
@@ -226,7 +226,7 @@ class SaverHook(tf.train.CheckpointSaverHook):
         self.metrics_hook, self._statistics, self._found = metrics_hook, statistics, start.found
         saver = tf.train.Saver(variables, max_to_keep=run.keep_checkpoints,
                                save_relative_paths=True, keep_checkpoint_every_n_hours=1e9)
-        tf.add_to_collection(tf.GraphKeys.SAVERS, saver)  # Where the scaffold looks for it.
+        tf.add_to_collection(tf.GraphKeys.SAVERS, saver)  # The scaffold looks there.
         seconds = None
         if run.save_checkpoint_steps is None:
             seconds = run.save_checkpoint_secs

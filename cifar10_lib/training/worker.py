@@ -19,21 +19,21 @@ SIGNALS = tuple(getattr(signal, name) for name in (
     'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1', 'SIGBREAK') if hasattr(signal, name))
 _TOGETHER = 0.25  # Seconds within which signals count as one: `timeout`, for one, sends two.
 
-Gradient = tuple[tf.Tensor | None, tf.Variable]  # As `compute_gradients` returns them.
+Gradient = tuple[tf.Tensor | None, tf.Variable]  # `compute_gradients` returns such pairs.
 
 
 class Session(tf.train.SingularMonitoredSession):
     """Ends after an error of a thread, saves the last step, and raises the error when it closes.
 
-    Not a `MonitoredTrainingSession`: that takes the error of a lost network share or worker for a
-    preemption, and starts again from the latest checkpoint, without the steps since.
+    `MonitoredTrainingSession` would take the error of a lost network share or worker for a
+    preemption, start again from the latest checkpoint, and lose the steps since.
     """
 
     def run(self, *args, **options):
         try:
             return super().run(*args, **options)
         except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
-            if self.should_stop():  # A thread's, while the step waited for it.
+            if self.should_stop():  # A thread has failed while the step waited for it.
                 raise tf.errors.OutOfRangeError(None, None, 'The input ended') from error
             raise
 

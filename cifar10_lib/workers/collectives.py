@@ -1,11 +1,11 @@
 """Averages gradients over workers, and copies the variables of worker 0 to the others.
 
-With TensorFlow's collective operations: every worker runs its own graph in a session on its own
-server, and operations with the same keys exchange data. On CPUs it travels around a ring over gRPC,
-so that each of n workers sends and receives 2 (n - 1) / n of it (Patarasu and Yuan, "Bandwidth
-optimal all-reduce algorithms", 2009); on GPUs, over NCCL. A process can build only one graph with
-them: its server remembers the shape for each key. Over gRPC they may start in a different order on
-each worker, because none of them occupies a thread while it waits.
+Every worker runs its own graph in a session on its own server, and TensorFlow's collective
+operations with the same keys exchange data. On CPUs, data travels around a ring over gRPC, so that
+each of n workers sends and receives 2 (n - 1) / n of it (Patarasu and Yuan, "Bandwidth optimal
+all-reduce algorithms", 2009). On GPUs, it travels over NCCL. A process can build only one graph
+with them: its server remembers the shape for each key. Over gRPC they may start in a different
+order on each worker, because none of them occupies a thread while it waits.
 """
 import itertools
 from collections.abc import Iterable, Mapping, Sequence

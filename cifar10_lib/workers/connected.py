@@ -103,7 +103,7 @@ class ConnectedWorker(worker.Worker):
         return self._peers.barrier(stage, must_match, value)
 
     def mean_losses(self, losses: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Also averages the collection `errors`.
+        """Averages the collection `errors`, too.
 
         The same reduction informs all workers of a signal that one of them caught.
         """

@@ -123,7 +123,7 @@ def _accepted(cluster, listener):
     joined: list[_Greeting] = []
     while len(joined) + 1 < cluster.size and time.monotonic() < deadline:
         if multiprocessing.connection.wait([listener], _PAUSE):
-            with contextlib.suppress(OSError, RuntimeError):  # It is gone, or there are too many.
+            with contextlib.suppress(OSError, RuntimeError):  # It left, or resources ran out.
                 connection, _ = listener.accept()
                 connection.settimeout(_IO_SECONDS)
                 threading.Thread(target=_greet, args=(connection, cluster.job, arrived),
@@ -233,7 +233,7 @@ class Meeting(contextlib.AbstractContextManager['Meeting']):
         self._changed = threading.Condition()
         self._loss: tuple[str, int] | None = None  # The first: line, and exit code.
         self._over = False
-        # By rank: time and message of the stage that a peer has reached.
+        # The time and message of the stage that each peer has reached, by rank.
         self._arrived: dict[int, tuple[float, dict[str, Any]]] = {}
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -392,7 +392,7 @@ class Meeting(contextlib.AbstractContextManager['Meeting']):
         with self._changed:
             if self._loss or self._over:
                 return
-            if self._rank == 0:  # First: knowing it, this process may end at any time.
+            if self._rank == 0:  # Announce it first: `_watch` ends this process once it knows.
                 self._send_all(error=line, code=code)
             self._loss = line, code
             self._changed.notify_all()
@@ -403,7 +403,7 @@ class Meeting(contextlib.AbstractContextManager['Meeting']):
         It does not close TensorFlow's session and server, which may wait for the lost worker.
         Checkpoints are safe, since they get their names only when they are complete.
         """
-        with self._changed:  # Only one thread.
+        with self._changed:  # Only one thread gets past it.
             errors.say(line)  # Standard output is not flushed: its reader may have stopped.
             os._exit(code)
 

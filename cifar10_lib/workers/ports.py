@@ -54,7 +54,7 @@ def device_of(host: str, hosts: Iterable[str]) -> str | None:
     It is 'lo' if all workers are on this machine; None if it is unknown, as behind a translation of
     addresses, or if this machine's own name is a loopback address here.
     """
-    if not hasattr(socket, 'SO_BINDTODEVICE'):  # Not on Linux.
+    if not hasattr(socket, 'SO_BINDTODEVICE'):  # Only Linux has it.
         return None
     import fcntl  # Windows has no such module.
     try:

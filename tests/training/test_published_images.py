@@ -2,8 +2,8 @@
 
     pytest tests/training/test_published_images.py --data_dir=/tmp/cifar10_data
 
-The first test downloads CIFAR-10 into an empty folder. The ranges are the mean of five seeds with
-at least four standard deviations (0.003 and 0.015) on either side, for other processors.
+The first test downloads CIFAR-10 into an empty folder. The ranges leave room for other processors:
+on either side of the mean of five seeds, at least 2.8 and 4 standard deviations (0.003 and 0.015).
 """
 import re
 
@@ -37,7 +37,7 @@ def precision(request, tmp_path):
 
 def test_two_thousand_steps(precision):
     """On an Intel Xeon, seeds 1 to 5: 0.697, 0.698, 0.699, 0.695, 0.703."""
-    assert 0.68 <= precision('--max_steps=2000') <= 0.72
+    assert 0.69 <= precision('--max_steps=2000') <= 0.72
 
 
 def test_one_epoch_of_airbench94(precision):
