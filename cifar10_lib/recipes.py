@@ -72,9 +72,18 @@ class Recipe:
 
     def logits(self, images, num_classes, training=False):
         """Builds the network; see `inference`. Variables without a device are on the CPU, where all
-        towers share them."""
+        towers share them.
+
+        Raises `app.UsageError` if the network has another number of outputs.
+        """
         with tf.device(devices.variables_on('cpu')):
-            return self.inference(images, num_classes, training, self.dtype)
+            logits = self.inference(images, num_classes, training, self.dtype)
+        outputs = logits.shape.as_list()[-1]
+        if outputs != num_classes:  # As in an `inference` that was written for CIFAR-10.
+            raise app.UsageError(f'inference has {outputs} outputs; expected {num_classes}, one '
+                                 'per class: give it the parameter num_classes, and use that '
+                                 'instead of NUM_CLASSES')
+        return logits
 
     def prepared(self, images):
         """Preprocesses images for evaluation; see `prepare`."""

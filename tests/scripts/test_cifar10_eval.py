@@ -311,6 +311,18 @@ def test_a_pasted_inference_takes_only_the_images(own, monkeypatch, capsys):
     assert 'precision @ 1' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize('script', [cifar10_train, cifar10_eval])
+def test_an_inference_of_ten_outputs_for_two_classes(own, monkeypatch, script):
+    inference = cifar10.inference
+    monkeypatch.setattr(cifar10, 'inference', lambda images: inference(images, 10))
+    error = ('inference has 10 outputs; expected 2, one per class: give it the parameter '
+             'num_classes')
+    with flagsaver.flagsaver(dataset=str(own[0]), restart=True), pytest.raises(
+            app.UsageError, match=error):
+        script.main()
+    assert checkpoints.step(checkpoints.latest(FLAGS.train_dir)) == 10  # The run is not lost.
+
+
 def test_training_on_a_test_set(own):
     with flagsaver.flagsaver(dataset=str(own[1]), restart=True), pytest.raises(
             errors.DataError, match=f'{own[1]} has no training images: choose another --dataset'):
