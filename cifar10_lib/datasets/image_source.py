@@ -150,8 +150,7 @@ class Source:
     def sample(self, count: int) -> np.ndarray:
         """Images spread evenly over the subset: uint8 [count, 32, 32, 3].
 
-        Repeats records if there are fewer. Raises an `OSError` or `ValueError` if a file was
-        removed or truncated.
+        Repeats records if there are fewer. Raises `errors.MissingFile` if a file is missing.
         """
         counts = self.files()
         total = sum(counts.values())

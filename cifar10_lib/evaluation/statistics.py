@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from cifar10_lib import recipes
 from cifar10_lib.datasets import table
 from cifar10_lib.datasets.image_source import Source
-from cifar10_lib.program import console, devices, errors
+from cifar10_lib.program import devices
 from cifar10_lib.runs import checkpoints, names
 
 # With a momentum of 0.9, 20 batches replace 88 % of a moving statistic. The rest is from the
@@ -43,11 +43,12 @@ class Statistics:
             caught: the caught signals; when one is added, a computation stops.
             seconds: the limit on a computation.
         """
-        self._source = dataclasses.replace(source, shard=(0, 1))
         self._caught, self._seconds = caught, seconds
         self._last_step = first_step  # The step of the last computation.
         self._batches = max(_MIN_BATCHES, _MIN_IMAGES // source.batch_size)
-        self._images: np.ndarray | None = None
+        # Read now, because the files may be removed or replaced later.
+        self._images = dataclasses.replace(source, shard=(0, 1)).sample(
+            self._batches * source.batch_size)
         with tf.Graph().as_default() as self._graph:
             self._pixels = tf.placeholder(
                 tf.uint8, [source.batch_size, table.HEIGHT, table.WIDTH, table.DEPTH])
@@ -69,27 +70,17 @@ class Statistics:
     def update(self, session: tf.Session, step: int) -> None:
         """Brings the statistics up to date, unless that was done at this step before.
 
-        Stops with what it has so far when a signal is caught, or when time is up. If it fails, the
-        averages of the moving statistics remain, and a line says so.
+        Stops with what it has so far when a signal is caught, or when time is up.
         """
         if step == self._last_step or self._caught:
             return
         self._last_step = step
-        values = session.run(self._sources)
-        try:
-            found = self._compute(values)
-        except (OSError, ValueError, IndexError, tf.errors.OpError) as error:
-            # Files that were removed or emptied.
-            console.line('The statistics of the averaged weights were not computed: '
-                         f'{errors.one_line(error)}.')
-            return
+        found = self._compute(session.run(self._sources))
         if all(np.isfinite(each).all() for each in found.values()):
             self._store.assign(found, self._computed, session)
 
     def _compute(self, values):
         """The statistics for these values of the network, {name: array}."""
-        if self._images is None:  # Once, because the files may be replaced.
-            self._images = self._source.sample(self._batches * self._source.batch_size)
         deadline = time.monotonic() + self._seconds
         with tf.Session(graph=self._graph, config=devices.session_config()) as session:
             self._loader.assign(values, self._network, session)

