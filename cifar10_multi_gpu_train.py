@@ -21,7 +21,7 @@ from cifar10_lib import recipes, settings
 from cifar10_lib.nets import precision
 from cifar10_lib.program import console, devices, startup
 from cifar10_lib.runs import starting
-from cifar10_lib.training import monitored, session_hooks
+from cifar10_lib.training import monitored, session_hooks, worker
 from cifar10_lib.workers import cluster
 
 settings.define_training_flags(max_steps=1000000)
@@ -185,7 +185,8 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
     if start.steps_left():
         console.line(devices.line(FLAGS.num_gpus, recipe.dtype, FLAGS.device))
         cifar10.maybe_download_and_extract(source)
-        train(source, recipe, start)
+        with worker.ended_by_interrupt():
+            train(source, recipe, start)
 
 
 if __name__ == '__main__':

@@ -19,7 +19,7 @@ import cifar10
 from cifar10_lib import recipes, settings
 from cifar10_lib.program import console, devices, startup
 from cifar10_lib.runs import starting
-from cifar10_lib.training import monitored
+from cifar10_lib.training import monitored, worker
 from cifar10_lib.workers import cluster
 
 settings.define_training_flags()
@@ -106,7 +106,8 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
     if start.steps_left():
         console.line(devices.line(dtype=recipe.dtype, device=FLAGS.device))
         cifar10.maybe_download_and_extract(source)
-        train(source, recipe, start)
+        with worker.ended_by_interrupt():
+            train(source, recipe, start)
 
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.program import console, devices
+from cifar10_lib.program import console, devices, errors
 
 # Open MPI and Slurm pass SIGUSR1 on, and let the processes live. Windows has the first two, and
 # sends SIGBREAK if the console closes.
@@ -101,6 +101,27 @@ def signals_handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
     finally:
         for number, handler_ in earlier.items():
             signal.signal(number, handler_)
+
+
+@contextlib.contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Ctrl-C ends the process at once in this context, until `signals_caught`.
+
+    TensorFlow may lose a KeyboardInterrupt while it builds a graph, and the run would go on.
+    """
+    def end(number, _):
+        errors.say('interrupted')
+        os._exit(128 + number)
+
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager

@@ -413,6 +413,17 @@ def test_two_signals_at_once_count_as_one(half_bright):
     assert checkpoints.step(latest()) >= 6
 
 
+def test_an_interrupt_that_is_swallowed_ends_it():
+    """TensorFlow's C++ code has no place for an exception while it imports a module."""
+    done = spawn.run(['-c', 'import os, signal, time\nfrom cifar10_lib.training import worker\n'
+                            'with worker.ended_by_interrupt():\n'
+                            '    try:\n'
+                            '        os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n'
+                            '    except BaseException: print("swallowed")\n'
+                            'print("went on")'], cwd=spawn.ROOT, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, '', '-c: interrupted\n')
+
+
 def test_a_second_signal_ends_it_at_once():
     """Except SIGHUP, which often follows another."""
     process = spawn.start(['-c', 'import time\nfrom cifar10_lib.training import worker\n'

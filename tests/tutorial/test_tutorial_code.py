@@ -286,6 +286,19 @@ def test_training_a_network_of_a_fixed_batch_size(half_bright, of_fixed_batches)
     assert shapes == 4 * [[8, 24, 24, 3]]
 
 
+def test_a_second_call_of_disable_v2_behavior(half_bright):
+    """As in a module of hooks that is imported last. Without resource variables, training ended
+    with NaN, because updates came before gradients that read the old values."""
+    tf.disable_v2_behavior()
+    try:
+        images, labels = cifar10.distorted_inputs()
+        cifar10.train(cifar10.loss(cifar10.inference(images), labels),
+                      tf.train.get_or_create_global_step())
+    finally:
+        tf.enable_resource_variables()
+    assert {variable.op.type for variable in tf.trainable_variables()} == {'VarHandleOp'}
+
+
 def test_training_and_evaluation_in_one_graph(half_bright):
     """`train` makes new variables in a scope that reuses the network's; all summaries merge."""
     images, labels = cifar10.distorted_inputs()
