@@ -9,11 +9,12 @@ The network is Alex Krizhevsky's (https://code.google.com/p/cuda-convnet/) with 
 has 1,068,298 parameters and takes 18.5 million multiply-adds per image. The tutorial reports an
 accuracy of about 86 %.
 """
+import inspect
 import os
 import re
 
 import tensorflow.compat.v1 as tf
-from absl import flags
+from absl import app, flags
 
 import cifar10_input
 from cifar10_lib import settings
@@ -134,10 +135,11 @@ def default_source(eval_data=False, subset=None, batch_size=None, data_set=None)
         min_fraction=FLAGS.min_fraction_of_examples_in_queue)
 
 
-def _beyond_the_tutorial(source, **options):
-    """The arguments that the tutorial's functions of cifar10_input.py do not have.
+def _beyond_the_tutorial(function, source, **options):
+    """The arguments of a function of cifar10_input.py that the tutorial's does not have.
 
-    Only those with a value, because cifar10_input.py may be somebody's own.
+    Only those with a value, because cifar10_input.py may be somebody's own. Raises `app.UsageError`
+    if that function does not accept them.
     """
     options = {name: value for name, value in options.items() if value is not None}
     constants = (cifar10_input.NUM_CLASSES, cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN,
@@ -146,6 +148,11 @@ def _beyond_the_tutorial(source, **options):
                               NUM_EXAMPLES_PER_EPOCH_FOR_EVAL)
     if is_edited or not source.is_whole_cifar10:
         options['source'] = source
+    try:
+        inspect.signature(function).bind_partial(**options)
+    except TypeError as error:
+        raise app.UsageError(f'{function.__name__} in cifar10_input.py {error}: add it, or leave '
+                             'out --dataset, --net and --validate_on') from error
     return options
 
 
@@ -164,7 +171,8 @@ def distorted_inputs(source=None, distort=None):
     """
     source = source or default_source()
     options = _beyond_the_tutorial(
-        source, distort=distort, min_fraction_of_examples_in_queue=source.min_fraction)
+        cifar10_input.distorted_inputs, source, distort=distort,
+        min_fraction_of_examples_in_queue=source.min_fraction)
     return cifar10_input.distorted_inputs(
         data_dir=source.folder, batch_size=source.batch_size, **options)
 
@@ -184,7 +192,7 @@ def inputs(eval_data, source=None, prepare=None):
     Raises `errors.MissingFile` if a record file is missing; see `maybe_download_and_extract`.
     """
     source = source or default_source(eval_data, 'all')
-    options = _beyond_the_tutorial(source, prepare=prepare)
+    options = _beyond_the_tutorial(cifar10_input.inputs, source, prepare=prepare)
     return cifar10_input.inputs(eval_data=eval_data, data_dir=source.folder,
                                 batch_size=source.batch_size, **options)
 

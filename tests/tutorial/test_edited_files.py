@@ -93,6 +93,12 @@ def test_somebody_elses_input(half_bright, tmp_path):
     assert 'Their images.\n' in out
     assert ' on 130 images.\n' in out
     assert re.search(r': precision @ 1 = [01]\.\d{3}\n', out)
+    done = spawn.run([copy / 'cifar10_train.py', f'--data_dir={FLAGS.data_dir}', '--restart',
+                      train_dir, '--validate_on=held_out', '--validate_every=1'],
+                     capture_output=True)
+    assert (done.returncode, done.stderr) == (
+        1, 'cifar10_train.py: distorted_inputs in cifar10_input.py got an unexpected keyword '
+        "argument 'source': add it, or leave out --dataset, --net and --validate_on\n")
     done = spawn.run([copy / 'cifar10_export.py', f'--checkpoint_dir={FLAGS.train_dir}',
                       f'--export_dir={tmp_path}/model'], capture_output=True)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
