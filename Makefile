@@ -52,6 +52,7 @@ notebook: .venv/requirements-dev.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	    echo 'Python has no module venv: apt install python3-venv, or choose another PYTHON'; exit 1; }
 	@$(PYTHON) -m venv .venv
+	@echo 'Installing $< into .venv.'
 	@.venv/bin/pip install -q -r $<
 	@cp $< $@
 

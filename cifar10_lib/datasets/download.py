@@ -114,7 +114,7 @@ def download(urls: Sequence[str], archive: str, data_set: table.DataSet,
         if fault := _fault(archive, data_set):
             raise errors.DataError(f'{fault}; replace it, or remove it to download it again')
         return
-    console.line(f'Downloading {os.path.basename(archive)}.')
+    console.line(f'Downloading {os.path.basename(archive)} to {os.path.dirname(archive)}.')
     for url in urls[:-1]:
         try:
             _fetch(url, archive, data_set, copy_limits)

@@ -118,9 +118,11 @@ def evaluate(paths, checkpoint):
 def run(paths):
     """Trains up to --steps, from the latest checkpoint in --train_dir if there is one."""
     network = Network()
+    checkpoint = tf.train.Checkpoint(network=network)
     manager = tf.train.CheckpointManager(
-        tf.train.Checkpoint(network=network), FLAGS.train_dir, 5, checkpoint_name='model.ckpt')
-    manager.restore_or_initialize()
+        checkpoint, FLAGS.train_dir, 5, checkpoint_name='model.ckpt')
+    if manager.latest_checkpoint:
+        checkpoint.restore(manager.latest_checkpoint).assert_existing_objects_matched()
     remaining, start = max(0, FLAGS.steps - int(network.global_step)), time.time()
     for images, labels in batches(paths, FLAGS.batch_size, training=True).take(remaining):
         loss = network.step(images, labels, num_records(paths) * 350 // FLAGS.batch_size)

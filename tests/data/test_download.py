@@ -333,7 +333,7 @@ def test_progress_in_a_log(server, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(download, '_BLOCK_BYTES', 1000)
     download.maybe_download_and_extract(row(server.url), str(tmp_path))
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first == 'Downloading small.tar.gz.'
+    assert first == f'Downloading small.tar.gz to {tmp_path}.'
     assert len(lines) == 10
     for tenth, line in enumerate(lines, 1):
         assert re.fullmatch(rf'127\.0\.0\.1: {tenth}\d % of 0 MB, \d+:\d\d left, \d+\.\d\d MB/s',
