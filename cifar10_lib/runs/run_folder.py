@@ -63,7 +63,11 @@ def remove_files(folder: str, also_finished: bool) -> None:
     for place, own in ((folder, names.OWN), (os.path.join(folder, names.BEST), names.OWN_IN_BEST)):
         if not os.path.isdir(place):
             continue
-        for entry in list(os.scandir(place)):
+        # The indexes first, the newest last: an evaluation that watches the folder then finds the
+        # newest checkpoint or none, never an older one.
+        entries = sorted(os.scandir(place), key=lambda entry: (
+            not entry.name.endswith('.index'), entry.stat().st_mtime))
+        for entry in entries:
             match = own.fullmatch(entry.name)
             if not match or entry.is_dir():
                 continue

@@ -262,9 +262,9 @@ def test_a_url_of_the_user_is_the_only_place(server, tmp_path, capsys):
 
 
 def test_a_server_that_does_not_listen_and_an_unwritable_folder(tmp_path):
-    with Server() as closed:
-        url = closed.url
-    assert 'refused' in failure(tmp_path, url)
+    with ports.reserve(host='127.0.0.1') as silent:
+        url = f'http://127.0.0.1:{silent.getsockname()[1]}/small.tar.gz'
+        assert 'refused' in failure(tmp_path, url)
     (tmp_path / 'file').write_text('in the way')
     assert 'file' in failure(tmp_path / 'file' / 'data', url)
 

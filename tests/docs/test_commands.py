@@ -18,7 +18,9 @@ _TRAIN = (['--train_dir=cifar10_train'], ['--batch_size=4'])
 _READ = (['--checkpoint_dir=cifar10_train'], [])
 _FLAGS = {
     'cifar10_train.py': _TRAIN, 'cifar10_multi_gpu_train.py': _TRAIN,
-    'cifar10_distributed_train.py': _TRAIN, 'cifar10_predict.py': _READ, 'cifar10_export.py': _READ,
+    'cifar10_distributed_train.py': (_TRAIN[0], [
+        *_TRAIN[1], f'--step_timeout={spawn.PATIENCE}', f'--start_timeout={spawn.PATIENCE}']),
+    'cifar10_predict.py': _READ, 'cifar10_export.py': _READ,
     'cifar10_eval.py': (['--checkpoint_dir=cifar10_train', '--eval_dir=cifar10_eval'],
                         ['--run_once', '--num_examples=8']),
     'cifar10_plot.py': (['--runs=cifar10_train'], []), 'cifar10_convert.py': ([], [])}
@@ -63,7 +65,7 @@ def test_commands_run_as_written(folder, page):
             words.insert(0, '--data_dir=cifar10_data')
         elif (folder / 'my_set').exists():
             words[-1] += str(number)  # An earlier example of the page has made that folder.
-        if _FLAGS[script] is _TRAIN:
+        if _FLAGS[script][0] is _TRAIN[0]:
             words.append(f'--max_steps={number}')  # So that each has steps left.
         done = spawn.run([str(spawn.ROOT / script), *words], capture_output=True)
         assert done.returncode == 0, (script, words, done.stderr)

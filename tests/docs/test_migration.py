@@ -55,7 +55,10 @@ train_op = stage['train'](total_loss, tf.train.get_or_create_global_step(), 1000
 with tf.Session() as session:
     tf.train.Saver().restore(session, checkpoint)
     found = session.run(logits, {images: batches[0][0]})
-    losses = [session.run([total_loss, train_op], {images: x, labels: y})[0] for x, y in batches]
+    losses = []
+    for x, y in batches:  # In one run, the update of a reference variable may come first.
+        losses.append(session.run(total_loss, {images: x, labels: y}))
+        session.run(train_op, {images: x, labels: y})
 '''
 MODULE = '''
 import tensorflow as tf

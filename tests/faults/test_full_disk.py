@@ -57,7 +57,8 @@ def _fill(disk, free):
     ('params.h5', ['--max_steps=200'], 12 * _MB),
     ('a validation', ['--max_steps=200', '--validate_every=1'], _MB),
     ('a profile', ['--max_steps=200', '--profile=60'], 0),
-    ('a run of two workers', ['--max_steps=200', '--num_workers=2'], 4 * _MB)])
+    ('a run of two workers', ['--max_steps=200', '--num_workers=2', '--step_timeout=300'],
+     4 * _MB)])
 def test_training(tmp_path, disk, what, flags, free):
     record_files.write_noise(tmp_path / 'data')
     script = 'cifar10_train.py'

@@ -26,7 +26,8 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp('wheel')
     shutil.copytree(spawn.ROOT, folder / 'source', ignore=shutil.ignore_patterns(
         '.*', '__pycache__', 'build', '*.egg-info'))
-    run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '-w', folder, folder / 'source')
+    run(sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '--no-build-isolation',
+        '-w', folder, folder / 'source')
     path, = folder.glob('*.whl')
     return path
 

@@ -239,7 +239,8 @@ def test_scripts_run_with_closed_streams(tmp_path):
     data, runs = f'--dataset={tmp_path}/data', tmp_path / 'runs'
     run('cifar10_convert.py', tmp_path / 'images', tmp_path / 'data')
     for steps, (script, *own) in enumerate(
-            [['cifar10_train.py'], ['cifar10_distributed_train.py', '--num_workers=2']], 1):
+            [['cifar10_train.py'],
+             ['cifar10_distributed_train.py', '--num_workers=2', '--step_timeout=300']], 1):
         run(script, data, f'--train_dir={runs}', '--batch_size=2', f'--max_steps={steps}', *own)
         assert checkpoints.latest(runs) == f'{runs}/model.ckpt-{steps}'
     run('cifar10_eval.py', data, f'--checkpoint_dir={runs}', '--batch_size=2', '--run_once',

@@ -162,8 +162,10 @@ def test_watch_yields_each_intact_checkpoint_once(tmp_path):
     assert next(coming) == fifth
     _save_steps(tmp_path, 6)
     _overwrite(tmp_path / 'model.ckpt-6.index', lambda data: data[:20])
-    threading.Timer(1.5, lambda: _save_steps(tmp_path, 7)).start()
+    saving = threading.Timer(1.5, lambda: _save_steps(tmp_path, 7))
+    saving.start()
     assert next(coming) == str(tmp_path / 'model.ckpt-7')
+    saving.join()
 
 
 def test_watch_waits_if_all_are_removed_and_yields_a_new_checkpoint_of_the_same_step(tmp_path):
@@ -180,8 +182,10 @@ def test_watch_waits_if_all_are_removed_and_yields_a_new_checkpoint_of_the_same_
         saved = time.monotonic()
         _save_steps(tmp_path, 5)
 
-    threading.Timer(2.5, save_again).start()
+    saving = threading.Timer(2.5, save_again)
+    saving.start()
     assert next(coming) == fifth
+    saving.join()  # It also writes the file `checkpoint`.
     _save_steps(tmp_path, 7)
     assert next(coming) == str(tmp_path / 'model.ckpt-7')
     assert time.monotonic() > saved + 1.5  # At least two seconds lie between two checkpoints.

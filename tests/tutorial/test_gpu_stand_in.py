@@ -46,7 +46,7 @@ def test_two_towers(tmp_path):
 
 def test_two_workers(tmp_path):
     """NCCL averages their gradients, since each has a GPU of its own."""
-    out = _train(tmp_path, '--num_workers=2', '--max_steps=3', gpus=2,
+    out = _train(tmp_path, '--num_workers=2', '--max_steps=3', '--step_timeout=300', gpus=2,
                  script='cifar10_distributed_train.py')
     assert 'Training on GPU 0: Stand-in GPU (CUDA ' in out
     assert 'Saved step 3' in out

@@ -20,8 +20,6 @@ def main(me):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     print('out of', me.rank, flush=True)
     os.write(2, f'error of {me.rank}\\n'.encode())  # `print` would write it in four pieces.
-    (folder / f'{me.rank}.part').write_text(str(os.getpid()))
-    (folder / f'{me.rank}.part').rename(folder / str(me.rank))
     if what == 'done':
         return 0
     if what == 'fail' and me.rank == 1:
@@ -40,6 +38,8 @@ def main(me):
         print('caught', *caught, flush=True)
         return 130
     try:
+        (folder / f'{me.rank}.part').write_text(str(os.getpid()))
+        (folder / f'{me.rank}.part').rename(folder / str(me.rank))
         time.sleep(300)
     except SystemExit:
         time.sleep(me.rank == 0)  # Saves.
