@@ -80,8 +80,7 @@ def _variable_on_cpu(name, shape, initializer):
     Returns:
         The variable.
     """
-    # A resource variable, even if a program calls `tf.disable_v2_behavior()` once more: an update
-    # of the other kind could come before the last gradient that reads the old value.
+    # A resource even after a second `tf.disable_v2_behavior()`: others may be updated too early.
     with tf.device('/cpu:0'):
         return tf.get_variable(name, shape, initializer=initializer, dtype=tf.float32,
                                use_resource=True)

@@ -82,7 +82,12 @@ def resolve(worker_hosts: Sequence[str] = (), task_index: int | None = None,
 
 def _started_here():
     """The `Cluster` of a worker that `launch.py` started."""
-    rank, size, port, parent = map(int, os.environ[VARIABLE].split())
+    text = os.environ[VARIABLE]
+    found = re.fullmatch('([0-9]{1,3}) ([0-9]{1,3}) ([0-9]{1,5}) ([0-9]{1,9})', text)
+    if not found or int(found[1]) >= int(found[2]):
+        raise app.UsageError(f'{VARIABLE} is {json_files.shown(text)} in the environment, but only '
+                             '--num_workers sets it: unset it')
+    rank, size, port, parent = map(int, found.groups())
     return Cluster(rank, size, rank, f'127.0.0.1:{port}', ('',) * size, f'{parent}')
 
 

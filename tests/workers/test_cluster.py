@@ -114,6 +114,11 @@ NO_JOB = {name: value for name, value in MPI.items() if name != 'PMIX_NAMESPACE'
     ({}, {'worker_hosts': ['a:1', '0.0.0.0:2'], 'task_index': 0},
      '--worker_hosts: 0.0.0.0:2 is not the address of one machine: give the one by which the oth'),
     ({**TORCH, 'MASTER_ADDR': '0.0.0.0'}, {}, 'environment: 0.0.0.0:.* is not the address of one'),
+    ({cluster.VARIABLE: 'me'}, {}, 'CIFAR10_WORKER is "me" in the environment, but only '
+     '--num_workers sets it: unset it'),
+    ({cluster.VARIABLE: ''}, {}, 'CIFAR10_WORKER is "" in the environment'),
+    ({cluster.VARIABLE: '0 2 5 -1'}, {}, 'CIFAR10_WORKER is "0 2 5 -1" in the environment'),
+    ({cluster.VARIABLE: '2 2 5 77'}, {}, 'CIFAR10_WORKER is "2 2 5 77" in the environment'),
     ({}, {'coordinator': 'a:1'}, '--coordinator is for workers that torchrun, mpirun, mpiexec or'),
     (MPI, {'worker_hosts': ['a:1'], 'task_index': 0}, '--worker_hosts and mpirun both define'),
     ({}, {'worker_hosts': ['a:1'], 'num_workers': 2},
