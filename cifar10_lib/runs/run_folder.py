@@ -63,16 +63,17 @@ def remove_files(folder: str, also_finished: bool) -> None:
     for place, own in ((folder, names.OWN), (os.path.join(folder, names.BEST), names.OWN_IN_BEST)):
         if not os.path.isdir(place):
             continue
+        found = []
+        for entry in os.scandir(place):
+            match = own.fullmatch(entry.name)
+            if match and not entry.is_dir() and (also_finished or match['unfinished']):
+                found.append(entry)
         # The indexes first, the newest last: an evaluation that watches the folder then finds the
         # newest checkpoint or none, never an older one.
-        entries = sorted(os.scandir(place), key=lambda entry: (
-            not entry.name.endswith('.index'), entry.stat().st_mtime))
-        for entry in entries:
-            match = own.fullmatch(entry.name)
-            if not match or entry.is_dir():
-                continue
-            if also_finished or match['unfinished']:
-                os.remove(entry.path)
+        found.sort(key=lambda entry: (
+            not entry.name.endswith('.index'), entry.stat(follow_symlinks=False).st_mtime))
+        for entry in found:
+            os.remove(entry.path)
 
 
 def read_run(folder: str, advice: str) -> dict[str, Any] | None:
