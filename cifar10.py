@@ -150,8 +150,8 @@ def _beyond_the_tutorial(function, source, **options):
     try:
         inspect.signature(function).bind_partial(**options)
     except TypeError as error:
-        raise app.UsageError(f'{function.__name__} in cifar10_input.py {error}: add it, or leave '
-                             'out --dataset, --net and --validate_on') from error
+        raise app.UsageError(f'{function.__name__} in cifar10_input.py {error}, needed '
+                             'beyond CIFAR-10 and the tutorial\'s flags: add it') from error
     return options
 
 

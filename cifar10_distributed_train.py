@@ -25,7 +25,7 @@ from cifar10_lib import recipes, settings
 from cifar10_lib.nets import precision
 from cifar10_lib.program import console, devices, startup
 from cifar10_lib.runs import starting
-from cifar10_lib.training import monitored, session_hooks
+from cifar10_lib.training import monitored, session_hooks, worker
 from cifar10_lib.workers import cluster, connected, launch
 
 settings.define_training_flags()
@@ -176,7 +176,8 @@ def work(workers):
             **{f'the size of {os.path.relpath(path, source.folder)}': os.path.getsize(path)
                for path in source.files()},
             **{f'label {label}': name for label, name in enumerate(source.data_set.classes)}})
-        train(source, recipe, start, me)
+        with worker.interrupts_deferred():
+            train(source, recipe, start, me)
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.

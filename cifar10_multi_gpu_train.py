@@ -185,7 +185,7 @@ def main(argv=None):  # `tf.app.run` passes the arguments.
     if start.steps_left():
         console.line(devices.line(FLAGS.num_gpus, recipe.dtype, FLAGS.device))
         cifar10.maybe_download_and_extract(source)
-        with worker.ended_by_interrupt():
+        with worker.interrupts_deferred():
             train(source, recipe, start)
 
 

@@ -93,7 +93,7 @@ def filters(stream, runs):
         raise app.UsageError(f'{checkpoint} has no conv1/weights of three colours to draw: choose '
                              'another run with --runs')
     height, width, _, count = weights.shape
-    largest = max(float(np.percentile(np.abs(weights), 99.5)), 1e-30)  # It divides.
+    largest = max(float(np.percentile(np.abs(weights), 99.5)), 1e-30)  # A divisor.
     kernels = np.clip(0.5 + weights.transpose([3, 0, 1, 2]) / (2 * largest), 0, 1)
     pictures.grid(stream, _rows([(kernel, None) for kernel in kernels], columns=int(count ** 0.5)),
                   f'conv1: {count} filters of {height} x {width} pixels after '

@@ -78,11 +78,11 @@ class Recipe:
         """
         with tf.device(devices.variables_on('cpu')):
             logits = self.inference(images, num_classes, training, self.dtype)
-        outputs = logits.shape.as_list()[-1]
-        if outputs != num_classes:  # As in an `inference` that was written for CIFAR-10.
-            raise app.UsageError(f'inference has {outputs} outputs; expected {num_classes}, one '
-                                 'per class: give it the parameter num_classes, and use that '
-                                 'instead of NUM_CLASSES')
+        outputs = tf.compat.dimension_value(logits.shape[-1])
+        if outputs not in (None, num_classes):  # `inference` may have been written for CIFAR-10.
+            raise app.UsageError(f'--net={self.name} has {outputs} outputs; expected '
+                                 f'{num_classes}, one per class: give `inference` the parameter '
+                                 'num_classes, and use that instead of NUM_CLASSES')
         return logits
 
     def prepared(self, images):

@@ -42,8 +42,7 @@ class Model:
                             'classes': tf.argmax(logits, axis=1, name='classes')}
             self._variables = {
                 averaged: variables_to_restore(averaged) for averaged in (False, True)}
-            # A `tf.train.Saver` would not do: reading first names all variables that do not
-            # fit.
+            # Not a `tf.train.Saver`: whoever reads first can name all variables that do not fit.
             self._loader = checkpoints.Loader(tf.global_variables())
 
     @contextlib.contextmanager

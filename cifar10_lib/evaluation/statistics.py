@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from cifar10_lib import recipes
 from cifar10_lib.datasets import table
 from cifar10_lib.datasets.image_source import Source
-from cifar10_lib.program import devices
+from cifar10_lib.program import console, devices, errors
 from cifar10_lib.runs import checkpoints, names
 
 # With a momentum of 0.9, 20 batches replace 88 % of a moving statistic. The rest is from the
@@ -33,7 +33,7 @@ class Statistics:
 
     def __init__(self, source: Source, recipe: recipes.Recipe, variables: Sequence[tf.Variable],
                  first_step: int, caught: Collection[int] = (), seconds: float = math.inf) -> None:
-        """Builds the graph.
+        """Reads the images, and builds the graph.
 
         Args:
             source: the training images.
@@ -42,6 +42,8 @@ class Statistics:
             first_step: number of steps of earlier starts.
             caught: the caught signals; when one is added, a computation stops.
             seconds: the limit on a computation.
+
+        Raises `errors.MissingFile` if a record file is missing.
         """
         self._caught, self._seconds = caught, seconds
         self._last_step = first_step  # The step of the last computation.
@@ -70,12 +72,19 @@ class Statistics:
     def update(self, session: tf.Session, step: int) -> None:
         """Brings the statistics up to date, unless that was done at this step before.
 
-        Stops with what it has so far when a signal is caught, or when time is up.
+        Stops with what it has so far when a signal is caught, or when time is up. If it fails, the
+        averages of the moving statistics remain, and a line says so.
         """
         if step == self._last_step or self._caught:
             return
         self._last_step = step
-        found = self._compute(session.run(self._sources))
+        values = session.run(self._sources)
+        try:
+            found = self._compute(values)
+        except tf.errors.OpError as error:  # The memory of a GPU may be too small for both graphs.
+            console.line('The statistics of the averaged weights were not computed: '
+                         f'{errors.one_line(error)}.')
+            return
         if all(np.isfinite(each).all() for each in found.values()):
             self._store.assign(found, self._computed, session)
 

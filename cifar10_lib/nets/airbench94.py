@@ -228,7 +228,7 @@ class Optimizer(tf.train.MomentumOptimizer):
         self._max_steps = max_steps
 
     def apply_gradients(self, grads_and_vars, global_step, name=None):
-        """Does what `tf.train.Optimizer` does, but requires the global step."""
+        """Applies the gradients, then Lookahead; requires the global step."""
         grads_and_vars = list(grads_and_vars)
         update = super().apply_gradients(grads_and_vars, global_step, name)
         with tf.name_scope('lookahead'), tf.control_dependencies([update]):

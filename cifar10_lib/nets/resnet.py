@@ -105,7 +105,7 @@ def _conv(net, name, size, filters, training):
 def _value(name, shape, initializer=None, dtype=tf.float32):
     """Returns the value of a variable as `dtype`; its initial value is by default that of
     `tf.get_variable`, uniform as in Glorot and Bengio (2010)."""
-    variable = tf.get_variable(name, shape, tf.float32, initializer)
+    variable = tf.get_variable(name, shape, tf.float32, initializer, use_resource=True)
     with tf.device(variable.device):  # Half precision halves what is copied to another device.
         return tf.cast(variable.read_value(), dtype)
 

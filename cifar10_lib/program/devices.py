@@ -69,7 +69,7 @@ def visible_cores() -> int:
     """Returns the number of cores in the process's affinity mask, as TensorFlow counts them."""
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # Other systems do not tell.
+    return os.cpu_count() or 1  # Other systems have no affinity mask.
 
 
 def cores_by_quota() -> int | None:

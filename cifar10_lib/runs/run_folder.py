@@ -67,13 +67,12 @@ def remove_files(folder: str, also_finished: bool) -> None:
         for entry in os.scandir(place):
             match = own.fullmatch(entry.name)
             if match and not entry.is_dir() and (also_finished or match['unfinished']):
-                found.append(entry)
-        # The indexes first, the newest last: an evaluation that watches the folder then finds the
-        # newest checkpoint or none, never an older one.
-        found.sort(key=lambda entry: (
-            not entry.name.endswith('.index'), entry.stat(follow_symlinks=False).st_mtime))
-        for entry in found:
-            os.remove(entry.path)
+                found.append(entry.name)
+        # The indexes first, in the order of their steps (longer names have later ones): an
+        # evaluation that watches the folder finds the newest checkpoint or none.
+        found.sort(key=lambda name: (not name.endswith('.index'), len(name), name))
+        for name in found:
+            os.remove(os.path.join(place, name))
 
 
 def read_run(folder: str, advice: str) -> dict[str, Any] | None:

@@ -100,6 +100,7 @@ def session(start, hooks, me=None):
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.explain_full_disk(folder))
         values = {}
+        worker.raise_interrupt()
         if me.rank == 0:
             values = start.values_for(variables)  # Errors are raised before anything is changed.
             stack.enter_context(run_folder.locked(folder))

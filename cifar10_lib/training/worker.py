@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from cifar10_lib.program import console, devices, errors
+from cifar10_lib.program import console, devices
 
 # Open MPI and Slurm pass SIGUSR1 on, and let the processes live. Windows has the first two, and
 # sends SIGBREAK if the console closes.
@@ -103,25 +103,39 @@ def signals_handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, handler_)
 
 
+_interrupts: list[int] = []  # What `interrupts_deferred` has caught.
+
+
 @contextlib.contextmanager
-def ended_by_interrupt() -> Iterator[None]:
-    """Ctrl-C ends the process at once in this context, until `signals_caught`.
+def interrupts_deferred() -> Iterator[None]:
+    """In this context, Ctrl-C waits for `raise_interrupt`; a second one does not.
 
-    TensorFlow may lose a KeyboardInterrupt while it builds a graph, and the run would go on.
+    TensorFlow swallows a KeyboardInterrupt in some parts of building a graph: the run would
+    continue.
     """
-    def end(number, _):
-        errors.say('interrupted')
-        os._exit(128 + number)
+    def defer(number, frame):
+        _interrupts.append(number)
+        if len(_interrupts) > 1:
+            signal.default_int_handler(number, frame)
 
+    _interrupts.clear()
     is_main_thread = threading.current_thread() is threading.main_thread()
     if not is_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGINT, defer)
     try:
         yield
+        raise_interrupt()
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def raise_interrupt() -> None:
+    """Raises KeyboardInterrupt if `interrupts_deferred` has caught one."""
+    if _interrupts:
+        _interrupts.clear()
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -148,4 +162,5 @@ def signals_caught(found: list[int]) -> Iterator[None]:
         yield
         return
     with signals_handled(catch):
+        raise_interrupt()
         yield

@@ -315,7 +315,7 @@ def test_a_pasted_inference_takes_only_the_images(own, monkeypatch, capsys):
 def test_an_inference_of_ten_outputs_for_two_classes(own, monkeypatch, script):
     inference = cifar10.inference
     monkeypatch.setattr(cifar10, 'inference', lambda images: inference(images, 10))
-    error = ('inference has 10 outputs; expected 2, one per class: give it the parameter '
+    error = ('has 10 outputs; expected 2, one per class: give `inference` the parameter '
              'num_classes')
     with flagsaver.flagsaver(dataset=str(own[0]), restart=True), pytest.raises(
             app.UsageError, match=error):

@@ -189,12 +189,24 @@ def test_once_at_a_step_and_not_after_a_signal(made):
 
 
 def test_records_that_were_emptied_do_not_end_the_run(made, normed):
-    """Training reports them itself, and saves the last step."""
+    """The statistics' images were read at the start."""
     make, update = made
     current = make()
     for path in normed.glob('data_batch_*.bin'):
         path.write_bytes(b'')
     assert (update(current, 1) != UNSET).all()
+
+
+def test_a_computation_that_fails_does_not_end_the_run(made, capsys):
+    """As on a GPU without enough memory for another graph."""
+    make, update = made
+    current = make()
+    with current._graph.as_default():
+        current._update = tf.debugging.Assert(False, ['no memory'])
+    np.testing.assert_array_equal(update(current, 1), UNSET)
+    line, = capsys.readouterr().out.splitlines()
+    assert line.startswith('The statistics of the averaged weights were not computed: ')
+    assert 'no memory' in line
 
 
 def test_statistics_that_are_not_finite_are_not_stored(made):

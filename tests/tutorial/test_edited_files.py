@@ -98,7 +98,7 @@ def test_somebody_elses_input(half_bright, tmp_path):
                      capture_output=True)
     assert (done.returncode, done.stderr) == (
         1, 'cifar10_train.py: distorted_inputs in cifar10_input.py got an unexpected keyword '
-        "argument 'source': add it, or leave out --dataset, --net and --validate_on\n")
+        "argument 'source', needed beyond CIFAR-10 and the tutorial's flags: add it\n")
     done = spawn.run([copy / 'cifar10_export.py', f'--checkpoint_dir={FLAGS.train_dir}',
                       f'--export_dir={tmp_path}/model'], capture_output=True)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
