@@ -99,8 +99,8 @@ def session(start, hooks, me=None):
     worker_hook = session_hooks.WorkerHook(me, start.step >= start.max_steps)
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.explain_full_disk(folder))
+        worker.raise_interrupt()  # The graph is built.
         values = {}
-        worker.raise_interrupt()
         if me.rank == 0:
             values = start.values_for(variables)  # Errors are raised before anything is changed.
             stack.enter_context(run_folder.locked(folder))

@@ -103,7 +103,13 @@ def signals_handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, handler_)
 
 
-_interrupts: list[int] = []  # What `interrupts_deferred` has caught.
+_interrupts: list[int] = []  # What `_defer` has caught.
+
+
+def _defer(number, frame):
+    _interrupts.append(number)
+    if len(_interrupts) > 1:
+        signal.default_int_handler(number, frame)
 
 
 @contextlib.contextmanager
@@ -113,17 +119,12 @@ def interrupts_deferred() -> Iterator[None]:
     TensorFlow swallows a KeyboardInterrupt in some parts of building a graph: the run would
     continue.
     """
-    def defer(number, frame):
-        _interrupts.append(number)
-        if len(_interrupts) > 1:
-            signal.default_int_handler(number, frame)
-
-    _interrupts.clear()
     is_main_thread = threading.current_thread() is threading.main_thread()
     if not is_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    signal.signal(signal.SIGINT, defer)
+    _interrupts.clear()
+    signal.signal(signal.SIGINT, _defer)
     try:
         yield
         raise_interrupt()
@@ -132,10 +133,11 @@ def interrupts_deferred() -> Iterator[None]:
 
 
 def raise_interrupt() -> None:
-    """Raises KeyboardInterrupt if `interrupts_deferred` has caught one."""
-    if _interrupts:
-        _interrupts.clear()
-        raise KeyboardInterrupt
+    """Ends the waiting of `interrupts_deferred`: raises KeyboardInterrupt if it has caught one."""
+    if signal.getsignal(signal.SIGINT) is _defer:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if _interrupts:
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -162,5 +164,4 @@ def signals_caught(found: list[int]) -> Iterator[None]:
         yield
         return
     with signals_handled(catch):
-        raise_interrupt()
         yield
