@@ -166,7 +166,7 @@ def distorted_inputs(source=None, distort=None):
         images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of the size of `distort`.
         labels: int32 [batch_size].
 
-    Raises `errors.MissingFile` if a record file is missing; see `maybe_download_and_extract`.
+    Raises `errors.MissingFile` if a record file is missing, or as `_beyond_the_tutorial` does.
     """
     source = source or default_source()
     options = _beyond_the_tutorial(
@@ -188,7 +188,7 @@ def inputs(eval_data, source=None, prepare=None):
         images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of the size of `prepare`.
         labels: int32 [batch_size].
 
-    Raises `errors.MissingFile` if a record file is missing; see `maybe_download_and_extract`.
+    Raises `errors.MissingFile` if a record file is missing, or as `_beyond_the_tutorial` does.
     """
     source = source or default_source(eval_data, 'all')
     options = _beyond_the_tutorial(cifar10_input.inputs, source, prepare=prepare)

@@ -33,8 +33,8 @@ class Recipe:
         prepare: the same for evaluation, without random numbers; None for the tutorial's.
         schedule: function (global_step, rate, epochs) -> learning rate, float32 [], without the
             linear scaling rule; `rate` comes from --learning_rate, the row or the data set, or is
-            None, and `epochs` is the `EpochCounter` of the run. `global_step` counts
-            in steps of today's size, of which a run has `epochs.max_steps + epochs.shift`.
+            None, and `epochs` is the `EpochCounter` of the run. `global_step` counts in steps of
+            today's size, of which a run has `epochs.max_steps + epochs.shift`.
         optimizer: function (learning rate, number of steps of the run) -> `tf.train.Optimizer`;
             None for the tutorial's.
         batch_size: default of `--batch_size`; None for that of cifar10.py.

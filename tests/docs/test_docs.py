@@ -127,3 +127,10 @@ def test_options_exist(page):
 def test_every_script_has_a_command():
     shown = '\n'.join(line for page in PAGES for line in code(page))
     assert all(f'python {script}' in shown for script in SCRIPTS)
+
+
+@pytest.mark.parametrize('patch', [name for name in FILES if name.endswith('.patch')])
+def test_a_patch_of_an_experiment_applies(patch):
+    done = subprocess.run(['git', '-c', 'safe.directory=*', 'apply', '--check', patch], cwd=ROOT,
+                          stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr

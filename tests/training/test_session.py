@@ -405,11 +405,7 @@ def test_a_closed_terminal_saves_and_stops(half_bright):
 @pytest.mark.slow
 def test_two_signals_at_once_count_as_one(half_bright):
     """As from `timeout`, which signals the process and then its group."""
-    command = trainer()
-    command[:2] = spawn.gently('cifar10_train.py', change=(
-        'from cifar10_lib.training import worker\n'
-        'worker._TOGETHER = 60.0  # On a busy machine, the handlers may run further apart.'))
-    process = after_five_steps(spawn.start(command))
+    process = after_five_steps(spawn.start(trainer()))
     # The kernel delivers both when the process continues; it would merge two of the same number.
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         process.send_signal(number)
