@@ -3,7 +3,6 @@ FROM python:3.12-slim
 ARG REQUIREMENTS=requirements.txt
 WORKDIR /code
 COPY requirements*.txt ./
-COPY requirements requirements
 RUN pip install --no-cache-dir -r $REQUIREMENTS
 COPY . .
 RUN useradd --create-home cifar10 && mkdir /runs && chown cifar10 /runs

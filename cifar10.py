@@ -9,38 +9,32 @@ The network is Alex Krizhevsky's (https://code.google.com/p/cuda-convnet/) with 
 has 1,068,298 parameters and takes 18.5 million multiply-adds per image. The tutorial reports an
 accuracy of about 86 %.
 """
-import inspect
+import dataclasses
 import os
 import re
 
+from cifar10_lib import data_sets, download, lrn
+from cifar10_lib import parser as command_line
+
 import tensorflow.compat.v1 as tf
-from absl import app, flags
 
 import cifar10_input
-from cifar10_lib import settings
-from cifar10_lib.datasets import download, image_source
-from cifar10_lib.nets import losses, lrn, precision
-from cifar10_lib.program import command_line
 
-tf.disable_v2_behavior()
 # Orders the reads and writes of each variable: the moving averages rely on that.
 tf.enable_resource_variables()
 
-# The tutorial's flags of data and precision.
-flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
-                     upper_bound=1 << 16, short_name='b')
-command_line.define_path('data_dir', '/tmp/cifar10_data', 'Folder for the data sets.')
-flags.DEFINE_boolean('use_fp16', False, 'Compute in float16 with float32 variables; for GPUs.')
-flags.register_multi_flags_validator(
-    ['use_fp16', 'use_bf16'], lambda values: not all(values.values()), 'both set the type in which '
-    'layers compute; expected at most one of them: remove the other')
-
-# TensorFlow's wrapper parses the command line on first use, so scripts without `app.run` work.
+# Flags of the model. They are parsed on first use, so scripts without `tf.app.run` work.
 FLAGS = tf.app.flags.FLAGS
-FLAGS['batch_size'].allow_override = True  # A program may define its own flag `b`.
+tf.app.flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
+                            short_name='b')
+tf.app.flags.DEFINE_string('data_dir', '/tmp/cifar10_data', 'Folder for the data sets.')
+tf.app.flags.DEFINE_boolean('use_fp16', False,
+                            'Compute in float16 with float32 variables; for GPUs.')
+tf.app.flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32 variables; for '
+                            'GPUs, and CPUs with AMX or AVX512_BF16.')
 parser = command_line.Parser()  # For code written against the tutorial's last version.
 
-# What cifar10_input.py says about the data. Edit the image size there.
+# What cifar10_input.py says about the data. Edit the numbers there.
 IMAGE_SIZE = cifar10_input.IMAGE_SIZE
 NUM_CLASSES = cifar10_input.NUM_CLASSES
 NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
@@ -62,15 +56,14 @@ def _activation_summary(x):
     """Adds the distribution of a layer's output, float, and the fraction of it that is zero."""
     # All trainers use the same tags, so drop the name scope of a tower.
     tensor_name = re.sub('%s_[0-9]*/' % TOWER_NAME, '', x.op.name)
+    sparsity = tf.nn.zero_fraction(x)
     with tf.name_scope(None):  # `tf.summary` puts the scope of the layer in front of a tag.
         tf.summary.histogram(tensor_name + '/activations', x)
-        tf.summary.scalar(tensor_name + '/sparsity', tf.nn.zero_fraction(x))
+        tf.summary.scalar(tensor_name + '/sparsity', sparsity)
 
 
 def _variable_on_cpu(name, shape, initializer):
     """Creates or shares a float32 variable in the memory of the CPU.
-
-    With `--variables=gpu`, the trainers move it to the GPU: `devices.variables_on`.
 
     Args:
         name: name of the variable within the variable scope.
@@ -105,6 +98,40 @@ def _variable_with_weight_decay(name, shape, stddev, wd):
     return var
 
 
+def distorted_inputs():
+    """Endless batches of --batch_size distorted training images: `cifar10_input.distorted_inputs`.
+
+    Returns images, float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], and labels, int32 [batch_size].
+    """
+    data_dir = os.path.join(FLAGS.data_dir, 'cifar-10-batches-bin')
+    return cifar10_input.distorted_inputs(data_dir=data_dir, batch_size=FLAGS.batch_size)
+
+
+def inputs(eval_data):
+    """Endless batches of --batch_size images for evaluation: `cifar10_input.inputs`.
+
+    `eval_data` is a bool, whether to read the test set instead of the training set.
+
+    Returns images, float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], and labels, int32 [batch_size].
+    """
+    data_dir = os.path.join(FLAGS.data_dir, 'cifar-10-batches-bin')
+    return cifar10_input.inputs(eval_data=eval_data, data_dir=data_dir,
+                                batch_size=FLAGS.batch_size)
+
+
+def num_examples(eval_data):
+    """Number of images in an epoch of `inputs`: the records in the files.
+
+    If cifar10_input.py is a program's own, with the tutorial's functions only, its constants count.
+    """
+    if hasattr(cifar10_input, 'num_records'):
+        return cifar10_input.num_records(
+            eval_data, os.path.join(FLAGS.data_dir, 'cifar-10-batches-bin'))
+    if eval_data:
+        return NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
+    return NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
+
+
 def compute_type():
     """The type in which layers compute. Variables, losses and updates are float32 with any."""
     if FLAGS.use_fp16:
@@ -114,107 +141,21 @@ def compute_type():
     return tf.float32
 
 
-def default_source(eval_data=False, subset=None, batch_size=None, data_set=None):
-    """The images of `--dataset`: an `image_source.Source`, which documents the arguments.
-
-    By default, all of the test set, or the training images that `--validate_on` leaves, in batches
-    of `--batch_size`. A `table.DataSet` replaces that of the flag.
-    """
-    data_set = data_set or image_source.find(FLAGS.dataset, NUM_CLASSES, DATA_URL)
-    if subset is None:
-        subset = 'all'
-        if FLAGS.validate_on == 'held_out' and not eval_data:
-            subset = 'training'
-    num_examples_per_epoch = NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
-    if eval_data:
-        num_examples_per_epoch = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
-    return image_source.Source(
-        data_set, os.path.join(FLAGS.data_dir, data_set.folder), batch_size or FLAGS.batch_size,
-        bool(eval_data), subset, examples_per_epoch=num_examples_per_epoch,
-        min_fraction=FLAGS.min_fraction_of_examples_in_queue)
-
-
-def _beyond_the_tutorial(function, source, **options):
-    """The arguments of a function of cifar10_input.py that the tutorial's does not have.
-
-    Only those with a value, because cifar10_input.py may be somebody's own. Raises `app.UsageError`
-    if that function does not accept them.
-    """
-    options = {name: value for name, value in options.items() if value is not None}
-    constants = (cifar10_input.NUM_CLASSES, cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN,
-                 cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL)
-    is_edited = constants != (NUM_CLASSES, NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN,
-                              NUM_EXAMPLES_PER_EPOCH_FOR_EVAL)
-    if is_edited or not source.is_whole_cifar10:
-        options['source'] = source
-    try:
-        inspect.signature(function).bind_partial(**options)
-    except TypeError as error:
-        raise app.UsageError(f'{function.__name__} in cifar10_input.py {error}, needed '
-                             'beyond CIFAR-10 and the tutorial\'s flags: add it') from error
-    return options
-
-
-def distorted_inputs(source=None, distort=None):
-    """Endless batches of distorted training images in random order.
-
-    Args:
-        source: an `image_source.Source`; by default `default_source()`.
-        distort: distortions other than the tutorial's; see `cifar10_input.distorted_inputs`.
-
-    Returns:
-        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of the size of `distort`.
-        labels: int32 [batch_size].
-
-    Raises `errors.MissingFile` if a record file is missing, or as `_beyond_the_tutorial` does.
-    """
-    source = source or default_source()
-    options = _beyond_the_tutorial(
-        cifar10_input.distorted_inputs, source, distort=distort,
-        min_fraction_of_examples_in_queue=source.min_fraction)
-    return cifar10_input.distorted_inputs(
-        data_dir=source.folder, batch_size=source.batch_size, **options)
-
-
-def inputs(eval_data, source=None, prepare=None):
-    """Endless batches of images for evaluation, each epoch in the order of the files.
-
-    Args:
-        eval_data: True for the test set, False for the training set.
-        source: an `image_source.Source`; by default all images of that set.
-        prepare: preprocessing other than the tutorial's; see `cifar10_input.inputs`.
-
-    Returns:
-        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], or of the size of `prepare`.
-        labels: int32 [batch_size].
-
-    Raises `errors.MissingFile` if a record file is missing, or as `_beyond_the_tutorial` does.
-    """
-    source = source or default_source(eval_data, 'all')
-    options = _beyond_the_tutorial(cifar10_input.inputs, source, prepare=prepare)
-    return cifar10_input.inputs(eval_data=eval_data, data_dir=source.folder,
-                                batch_size=source.batch_size, **options)
-
-
-def inference(images, num_classes=None):
+def inference(images, *, num_classes=None):
     """Builds the network.
 
     Args:
         images: float [batch, height, width, 3], as `distorted_inputs` returns them.
-        num_classes: number of classes; by default that of `--dataset`.
+        num_classes: number of classes; by default NUM_CLASSES.
 
     Returns:
         float32 [batch, num_classes], unnormalised logits: `loss` applies the softmax.
 
     Raises:
-        ValueError: the height or width of the images is not known when the graph is built.
+        TypeError: the height or width of the images is not known when the graph is built.
     """
-    images = tf.convert_to_tensor(images)  # From an array, too.
-    if not images.shape[1:].is_fully_defined():
-        raise ValueError(f'images have shape {images.shape}; expected '
-                         f'[batch, {IMAGE_SIZE}, {IMAGE_SIZE}, 3]')
     if num_classes is None:
-        num_classes = default_source().num_classes
+        num_classes = NUM_CLASSES
     # Variables are float32. With --use_fp16 and --use_bf16, layers compute with their values in
     # this type; otherwise the casts below do nothing.
     dtype = compute_type()
@@ -255,7 +196,7 @@ def inference(images, num_classes=None):
     # local3
     with tf.variable_scope('local3') as scope:
         # One row per image.
-        reshape = tf.reshape(pool2, [-1, pool2.shape[1:].num_elements()], name='flatten')
+        reshape = tf.reshape(pool2, [-1, pool2.shape[1:].num_elements()])
         dim = reshape.shape.as_list()[1]
         weights = _variable_with_weight_decay('weights', shape=[dim, 384], stddev=0.04, wd=0.004)
         biases = _variable_on_cpu('biases', [384], tf.constant_initializer(0.1))
@@ -290,8 +231,7 @@ def inference(images, num_classes=None):
 def loss(logits, labels):
     """Mean cross entropy of the batch plus the weight decay of local3 and local4.
 
-    Sums the collection `losses`. Adds the fraction of images whose top prediction is wrong to the
-    collection `errors`.
+    Sums the collection `losses`.
 
     Args:
         logits: float32 [batch, classes], from `inference`.
@@ -299,7 +239,6 @@ def loss(logits, labels):
 
     Returns the total loss, float32 [].
     """
-    losses.add_training_error(logits, labels)
     # The mean over the batch.
     labels = tf.cast(labels, tf.int64)
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
@@ -322,104 +261,110 @@ def _add_loss_summaries(total_loss):
     """
     # A loss varies from batch to batch; its average shows the trend.
     loss_averages = tf.train.ExponentialMovingAverage(0.9, name='avg')
-    parts = tf.get_collection('losses')
-    loss_averages_op = loss_averages.apply(parts + [total_loss])
+    losses = tf.get_collection('losses') + [total_loss]
+    loss_averages_op = loss_averages.apply(losses)
 
     # Two curves for each loss.
-    for part in parts + [total_loss]:
-        tf.summary.scalar(part.op.name + ' (raw)', part)
-        tf.summary.scalar(part.op.name, loss_averages.average(part))
+    for each in losses:
+        tf.summary.scalar(each.op.name + ' (raw)', each)
+        tf.summary.scalar(each.op.name, loss_averages.average(each))
     return loss_averages_op
 
 
-def learning_rate(global_step, num_batches_per_epoch, initial_learning_rate=None):
+def learning_rate(global_step, images_per_step):
     """The tutorial's schedule: every 350 epochs, the rate falls to a tenth.
 
     Args:
         global_step: int [], the number of earlier steps.
-        num_batches_per_epoch: number of steps in which the network sees each image once, a float.
-        initial_learning_rate: by default `INITIAL_LEARNING_RATE`.
+        images_per_step: number of images in a step, over all towers.
 
     Returns float32 [].
     """
-    if initial_learning_rate is None:
-        initial_learning_rate = INITIAL_LEARNING_RATE
+    num_batches_per_epoch = NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN / images_per_step
     decay_steps = max(1, int(num_batches_per_epoch * NUM_EPOCHS_PER_DECAY))
+
     # In stairs: the rate is constant between two falls.
-    return tf.train.exponential_decay(initial_learning_rate, global_step, decay_steps,
-                                      LEARNING_RATE_DECAY_FACTOR, staircase=True)
+    lr = tf.train.exponential_decay(INITIAL_LEARNING_RATE, global_step, decay_steps,
+                                    LEARNING_RATE_DECAY_FACTOR, staircase=True)
+    tf.summary.scalar('learning_rate', lr)
+    return lr
 
 
-def train(total_loss, global_step, lr=None, opt=None, grads=None):
+def scaled(opt):
+    """A `tf.train.Optimizer` whose gradients do not underflow with --use_fp16.
+
+    It multiplies the loss by 128, and divides the gradients in float32: float16 has no numbers
+    below 6e-8. Micikevicius et al., "Mixed Precision Training" (2018), section 3.2.
+    """
+    if FLAGS.use_fp16:
+        opt = tf.mixed_precision.MixedPrecisionLossScaleOptimizer(
+            opt, tf.mixed_precision.FixedLossScale(128.0))
+    return opt
+
+
+def update(opt, grads, global_step):
+    """Adds the ops that end a step: the update, moving averages and histograms.
+
+    Args:
+        opt: a `tf.train.Optimizer`.
+        grads: list of (gradient, variable), means over towers or workers.
+        global_step: int [], the variable that counts steps.
+
+    Returns:
+        An operation that applies the gradients, then moves the averages of the trainable variables,
+        and of those in the collection MOVING_AVERAGE_VARIABLES, towards the new values.
+    """
+    apply_gradient_op = opt.apply_gradients(grads, global_step=global_step)
+
+    with tf.device('/cpu:0'):
+        for var in tf.trainable_variables():
+            tf.summary.histogram(var.op.name, var)
+
+        for grad, var in grads:
+            if grad is not None:
+                tf.summary.histogram(var.op.name + '/gradients', grad)
+
+    # Average the variables over the steps. An average must follow the new value, so it comes after
+    # the update. Batch norms have statistics that are updated and averaged, too.
+    variable_averages = tf.train.ExponentialMovingAverage(MOVING_AVERAGE_DECAY, global_step)
+    update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    with tf.control_dependencies([apply_gradient_op, *update_ops]):
+        return variable_averages.apply(
+            list(dict.fromkeys([*tf.trainable_variables(), *tf.moving_average_variables()])))
+
+
+def train(total_loss, global_step):
     """Adds the ops that train the network: gradient descent and moving averages.
 
     Args:
         total_loss: float32 [], from `loss`.
         global_step: int [], the variable that counts steps.
-        lr: float32 [], the learning rate; by default that of `learning_rate`.
-        opt: a `tf.train.Optimizer`; by default gradient descent.
-        grads: list of (gradient, variable), means over towers or workers; by default those of
-            `total_loss`.
 
     Returns:
         An operation that runs one step.
-
-    Raises `errors.MissingFile` if the data set's folder lacks a record file.
     """
     # If the caller's scope reuses the variables of the network, averages and slots are still new.
     with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE,
                            auxiliary_name_scope=False):
         with tf.device('/cpu:0'):
-            if lr is None:
-                trained_on = default_source()
-                lr = learning_rate(
-                    global_step, trained_on.num_examples() / trained_on.batch_size,
-                    settings.first_rate(FLAGS.learning_rate, trained_on.data_set.learning_rate))
-            tf.summary.scalar('learning_rate', lr)
-            tf.add_to_collection('learning_rate', lr)  # For metrics.csv.
-
+            lr = learning_rate(global_step, FLAGS.batch_size)
             loss_averages_op = _add_loss_summaries(total_loss)
 
-        if opt is None:
-            opt = precision.scaled(tf.train.GradientDescentOptimizer(lr), compute_type())
-        if grads is None:
-            with tf.control_dependencies([loss_averages_op]):
-                # Without gates, TensorFlow computes the gradients of filters and biases in one
-                # operation.
-                grads = opt.compute_gradients(total_loss, gate_gradients=opt.GATE_NONE)
+        with tf.control_dependencies([loss_averages_op]):
+            opt = scaled(tf.train.GradientDescentOptimizer(lr))
+            # Without gates, TensorFlow computes the gradients of a convolution's filter and bias
+            # in one operation.
+            grads = opt.compute_gradients(total_loss, gate_gradients=opt.GATE_NONE)
 
-        # The variables are on the CPU, or on a GPU with --variables=gpu.
-        with tf.device(grads[0][1].device):
-            apply_gradient_op = opt.apply_gradients(grads, global_step=global_step)
-
-        with tf.device('/cpu:0'):
-            for var in tf.trainable_variables():
-                tf.summary.histogram(var.op.name, var)
-
-            for grad, var in grads:
-                if grad is not None:
-                    tf.summary.histogram(var.op.name + '/gradients', grad)
-
-        with tf.device(grads[0][1].device):
-            # Networks with batch norm: the moving statistics follow those of the batch.
-            update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
-
-            # Average the weights, and the statistics of batch norms, over the steps. An average
-            # must follow the new value, so it comes after the update.
-            variables = [*tf.trainable_variables(), *tf.moving_average_variables()]
-            with tf.control_dependencies([apply_gradient_op, *update_ops]):
-                variable_averages = tf.train.ExponentialMovingAverage(
-                    MOVING_AVERAGE_DECAY, global_step)
-                variables_averages_op = variable_averages.apply(list(dict.fromkeys(variables)))
-
-    return tf.group(variables_averages_op, loss_averages_op, name='train')
+        return update(opt, grads, global_step)
 
 
-def maybe_download_and_extract(source=None):
-    """Makes sure that the record files exist and are valid; downloads or generates missing ones.
+def maybe_download_and_extract():
+    """Downloads and unpacks CIFAR-10 into --data_dir, unless it is there.
 
-    `source` is an `image_source.Source`, by default `default_source()`. Raises `errors.DataError`
-    if a file is damaged, or the download failed.
+    Raises `console.UserError` if a record file is damaged, or the download failed.
     """
-    source = source or default_source()
-    download.maybe_download_and_extract(source.data_set, FLAGS.data_dir, FLAGS.data_url)
+    data_set = data_sets.CIFAR10
+    if data_set.url != DATA_URL:
+        data_set = dataclasses.replace(data_set, url=DATA_URL, copies=())
+    download.maybe_download_and_extract(data_set, FLAGS.data_dir)

@@ -1,102 +1,71 @@
-"""Exports a trained network as a SavedModel, for TensorFlow Serving, TensorFlow Lite and others.
+"""Exports a trained network as a SavedModel: for TensorFlow Serving, LiteRT, ONNX and others.
 
     python cifar10_export.py --checkpoint_dir=/tmp/cifar10_train --export_dir=/tmp/cifar10_model/1
 
-The signature `serving_default` maps `images`, uint8 [batch, 32, 32, 3], to `logits` and
-`probabilities`, both float32 [batch, classes], and `classes`, int64 [batch], the most probable
-ones. It includes the preprocessing for evaluation. The signature `preprocessed` leaves that out,
-for integer quantisation: its `images` are float32, for the tutorial's network [batch, 24, 24, 3],
-each standardised. The variables are constants. The names of the classes are in
-assets.extra/labels.txt, one per line. --export_dir must be a new or empty folder. For TensorFlow
-Serving, its name must be a number, as here.
+The model maps `images`, uint8 [batch, 32, 32, 3], to `logits` and `probabilities`, both float32
+[batch, classes], and `classes`, int64 [batch], the most probable ones. It includes the
+preprocessing of the evaluation. The names of the classes are in assets.extra/labels.txt, one per
+line. For TensorFlow Serving, the name of --export_dir must be a number, as here.
+
+Other programs get the pixels of a photo, as cifar10_predict.py does, by
+
+    from PIL import Image, ImageOps
+
+    photo = ImageOps.exif_transpose(Image.open('cat.jpg')).convert('RGB')
+    photo = ImageOps.fit(photo, (32, 32), Image.Resampling.BILINEAR)
+    images = numpy.asarray(photo)[numpy.newaxis]  # uint8 [1, 32, 32, 3]
 """
-from cifar10_lib.program import quiet
-
-quiet.import_tensorflow()
-
 import os
-import pathlib
+
+from cifar10_lib import console, evaluate, files
 
 import tensorflow.compat.v1 as tf
-from absl import app
+from absl import flags
 
-from cifar10_lib import settings
-from cifar10_lib.evaluation import model, trained
-from cifar10_lib.program import command_line, console, devices, files, startup
+flags.DEFINE_string('checkpoint_dir', '/tmp/cifar10_train',
+                    'Folder of a run, or path of a checkpoint.')
+flags.DEFINE_boolean('best', False, 'Export the checkpoint in best/, the one with the lowest '
+                     'validation error, instead of the latest one.')
+flags.DEFINE_string('export_dir', None, 'New folder for the SavedModel.')
 
-settings.define_checkpoint_flags()
-command_line.define_path('export_dir', None, 'Folder to create for the SavedModel.')
-
-FLAGS = tf.app.flags.FLAGS
+FLAGS = flags.FLAGS
 
 
 def export():
-    """Exports the checkpoint that the flags select to --export_dir, all or nothing.
+    """Exports a checkpoint to --export_dir, all or nothing.
 
-    Raises:
-        app.UsageError: --export_dir is not given or not empty, the checkpoint is missing or does
-            not fit --net and --dataset, or the network requires a fixed batch size.
+    Raises `console.UserError` if --export_dir is missing or not empty, or if there is no checkpoint
+    or it does not fit its network.
     """
-    devices.choose(FLAGS.device)
     if not FLAGS.export_dir:
-        raise app.UsageError('--export_dir is missing: choose a new folder')
-    given = settings.checkpoint()
-    checkpoint = trained.checkpoint(given)
-    trained.say_owner(checkpoint)
-    found = trained.read(os.path.dirname(checkpoint), reads_images=False)
-    classes = found.classes
-    with files.new_folder(FLAGS.export_dir, '--export_dir') as partial:
-        network = network_of_any_batch_size(found.recipe, len(classes))
-        # The part of the graph that computes the outputs, with the variables as constants.
-        with network.session(checkpoint, given.use_moving_averages) as session:
-            graph_def = tf.graph_util.convert_variables_to_constants(
-                session, network.graph.as_graph_def(),
-                [out.op.name for out in network.outputs.values()])
+        raise console.UserError('--export_dir is missing: choose a new folder')
+    found = evaluate.find(FLAGS.checkpoint_dir, FLAGS.best, FLAGS.data_dir)
+    network = evaluate.Classifier(found.recipe, len(found.classes))
+    # The operations from the pixels to the probabilities, with the variables as constants.
+    with network.restored(found.checkpoint) as session:
+        graph_def = tf.graph_util.convert_variables_to_constants(
+            session, network.graph.as_graph_def(), [network.probabilities.op.name])
 
-        with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
+    with files.new_folder(FLAGS.export_dir, '--export_dir') as folder:
+        with tf.Graph().as_default() as graph, tf.Session() as session:
             tf.import_graph_def(graph_def, name='')
-
-            def same(tensor):
-                return session.graph.get_tensor_by_name(tensor.name)
-
-            outputs = {name: same(tensor) for name, tensor in network.outputs.items()}
-            signatures = {
-                name: tf.saved_model.predict_signature_def({'images': same(images)}, outputs)
-                for name, images in (('serving_default', network.pixels),
-                                     ('preprocessed', network.images))}
-            builder = tf.saved_model.Builder(partial)
+            pixels, logits, probabilities = (
+                graph.get_tensor_by_name(tensor.name)
+                for tensor in (network.pixels, network.logits, network.probabilities))
+            classes = tf.argmax(logits, axis=1, name='classes')
+            signature = tf.saved_model.predict_signature_def(
+                {'images': pixels},
+                {'logits': logits, 'probabilities': probabilities, 'classes': classes})
+            builder = tf.saved_model.Builder(folder)
             builder.add_meta_graph_and_variables(
-                session, ['serve'], signatures, clear_devices=True)
+                session, ['serve'], {'serving_default': signature}, clear_devices=True)
             builder.save()
-
-        labels = pathlib.Path(partial, 'assets.extra', 'labels.txt')
-        labels.parent.mkdir()
-        labels.write_text(''.join(f'{name}\n' for name in classes), 'utf-8')
-    console.line(f'{FLAGS.export_dir} holds {checkpoint} as a SavedModel.')
-
-
-def network_of_any_batch_size(recipe, num_classes):
-    """The `model.Model` that takes any number of images.
-
-    Raises `app.UsageError` if the network requires a fixed number. The tutorial's own versions
-    flattened in three ways: to [FLAGS.batch_size, 2304], which fixes the shape of the logits; and
-    to [FLAGS.batch_size, -1] or [images.get_shape()[0], -1], of which TensorFlow can build the
-    next layer only if the number is known.
-    """
-    error = None
-    try:
-        network = model.Model(recipe, num_classes)
-    except (TypeError, ValueError) as raised:
-        error = raised
-        # Any other mistake of the network is raised again here.
-        network = model.Model(recipe, num_classes, settings.batch_size(recipe))
-    if network.outputs['logits'].shape.as_list()[0] is not None:
-        raise app.UsageError(
-            'inference requires a fixed batch size; expected any number of images: flatten by '
-            'tf.reshape(net, [-1, UNITS]), not by tf.reshape(net, [FLAGS.batch_size, -1])'
-            ) from error
-    return network
+        os.mkdir(os.path.join(folder, 'assets.extra'))
+        labels = os.path.join(folder, 'assets.extra', 'labels.txt')
+        with open(labels, 'w', encoding='utf-8') as stream:
+            stream.writelines(f'{name}\n' for name in found.classes)
+    print(f'{FLAGS.export_dir} holds {found.checkpoint} as a SavedModel.')
 
 
 if __name__ == '__main__':
-    startup.run(export, unused=(*settings.TRAINING_FLAGS, *settings.INPUT_FLAGS))
+    console.run(export)

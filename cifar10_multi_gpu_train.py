@@ -1,62 +1,58 @@
-"""Trains a network on several GPUs with synchronous updates.
+"""Trains the network on several GPUs with synchronous updates.
 
     python cifar10_multi_gpu_train.py --num_gpus=2
 
 Each GPU runs a copy of the network, a tower, on its own batches. The variables are in host memory,
-unless --variables=gpu, and are updated with the mean of the towers' gradients. With fewer GPUs than
-towers, towers share GPUs; without GPUs, all run on the CPU. The checkpoints are the same as those
-of cifar10_train.py. Unlike the published script, it prints the mean loss of all towers and the time
-of a whole step.
+and are updated with the mean of the towers' gradients. With fewer GPUs than towers, towers share
+GPUs; without GPUs, all run on the CPU. The checkpoints are the same as those of cifar10_train.py.
+Unlike the published script, it prints the mean loss of all towers and the time of a whole step.
 """
-from cifar10_lib.program import quiet
+import time
+from datetime import datetime
 
-quiet.import_tensorflow()
+from cifar10_lib import console, session
 
 import tensorflow.compat.v1 as tf
-from absl import flags
 from six.moves import xrange
 
 import cifar10
-from cifar10_lib import recipes, settings
-from cifar10_lib.nets import precision
-from cifar10_lib.program import console, devices, startup
-from cifar10_lib.runs import starting
-from cifar10_lib.training import monitored, session_hooks, worker
-from cifar10_lib.workers import cluster
 
-settings.define_training_flags(max_steps=1000000)
-flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a batch per step.',
-                     lower_bound=1, upper_bound=256)
+FLAGS = tf.app.flags.FLAGS
 
-FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
+tf.app.flags.DEFINE_string('train_dir', '/tmp/cifar10_train',
+                           'Folder for checkpoints and event files.')
+tf.app.flags.DEFINE_integer('max_steps', 1000000, 'Total number of steps, including those before a '
+                            'resume.', lower_bound=1)
+tf.app.flags.DEFINE_integer('num_gpus', 1, 'Number of towers, one per GPU; each takes a batch per '
+                            'step.', lower_bound=1)
+tf.app.flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
+tf.app.flags.DEFINE_integer('log_frequency', 10, 'Number of steps between printed lines.',
+                            lower_bound=1)
+tf.app.flags.DEFINE_boolean('restart', False,
+                            "Remove an earlier run's files from --train_dir and start over.")
 
 
-def tower_loss(scope, images, labels, recipe=None, num_classes=None):
+def tower_loss(scope, images, labels):
     """Builds one tower, and returns its loss.
 
     Args:
         scope: name scope of the tower, such as 'tower_0/'.
         images: float32 [batch, height, width, 3].
         labels: int32 [batch].
-        recipe: a `recipes.Recipe`; by default that of --net.
-        num_classes: number of classes; by default that of --dataset.
 
     Returns:
         float32 [], the total loss of the tower's batch.
     """
-    recipe = recipe or recipes.chosen()
-    num_classes = num_classes or cifar10.default_source().num_classes
-    with tf.name_scope(scope):
-        logits = recipe.logits(images, num_classes, training=True)
+    logits = cifar10.inference(images)
 
-        # Adds the tower's losses to the collection; the sum that it returns has those of earlier
-        # towers, too.
-        _ = recipe.loss(logits, labels)
+    # Adds the tower's losses to the collection; the sum that it returns has those of earlier
+    # towers, too.
+    _ = cifar10.loss(logits, labels)
 
-        # Keep those whose names start with this tower's scope.
-        losses = tf.get_collection('losses', scope)
+    # Keep those whose names start with this tower's scope.
+    losses = tf.get_collection('losses', scope)
 
-        return tf.add_n(losses, name='total_loss')
+    return tf.add_n(losses, name='total_loss')
 
 
 def average_gradients(tower_grads):
@@ -67,65 +63,44 @@ def average_gradients(tower_grads):
 
     Returns:
         List of (mean gradient, variable), without variables for which no tower has a gradient.
-
-    Raises:
-        ValueError: only some of the towers have a gradient for a variable.
     """
     average_grads = []
     for grad_and_vars in zip(*tower_grads):
-        # One variable, which the towers share, with its gradient from each tower.
+        # ((grad of tower 0, var), (grad of tower 1, var), ...), where the towers share var.
         grads = [grad for grad, _ in grad_and_vars if grad is not None]
-        var = grad_and_vars[0][1]
         if not grads:
             continue
-        if len(grads) < len(grad_and_vars):
-            raise ValueError(f'{len(grads)} of {len(grad_and_vars)} towers have a gradient for '
-                             f'{var.op.name}; expected all or none')
-        with tf.name_scope(f'average_gradients/{var.op.name}/'), tf.device(var.device):
-            average_grads.append((tf.add_n(grads) / len(grads), var))
+        var = grad_and_vars[0][1]
+        with tf.device(var.device):
+            average_grads.append((tf.add_n(grads) / len(grad_and_vars), var))
     return average_grads
 
 
-def average_losses(num_towers):
+def average_losses():
     """Replaces the losses of the towers in the collection `losses` by their means over the towers.
 
-    Returns the mean of the total loss, float32 [].
+    Their names are those of cifar10_train.py. Returns the mean of the total loss, float32 [].
     """
-    scopes = [f'{cifar10.TOWER_NAME}_{i}/' for i in xrange(num_towers)]
+    scopes = ['%s_%d/' % (cifar10.TOWER_NAME, i) for i in xrange(FLAGS.num_gpus)]
     tower_losses = [tf.get_collection('losses', scope) for scope in scopes]
-    means = []
-    with tf.name_scope(None):  # Their names are those of cifar10_train.py: 'cross_entropy' etc.
-        for losses in zip(*tower_losses):
-            name = losses[0].op.name.removeprefix(scopes[0])
-            means.append(tf.divide(tf.add_n(losses), num_towers, name=name))
-        tf.get_collection_ref('losses')[:] = means
-        return tf.add_n(means, name='total_loss')
+    means = [tf.divide(tf.add_n(losses), FLAGS.num_gpus,
+                       name=losses[0].op.name.removeprefix(scopes[0]))
+             for losses in zip(*tower_losses)]
+    tf.get_collection_ref('losses')[:] = means
+    return tf.add_n(means, name='total_loss')
 
 
-def train(source=None, recipe=None, start=None):
-    """Builds the towers, and runs training until `start.max_steps`.
-
-    Args:
-        source: the `image_source.Source` of the training images.
-        recipe: the `recipes.Recipe`: `cifar10.inference`, unless --net names another network.
-        start: the `starting.Start` of the run, which says where to begin and when to stop.
-    """
-    if start is None:  # Programs written against the tutorial pass nothing.
-        main()
-        return
-    with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)), \
-            tf.device('/cpu:0'):
-        monitored.use_seed(start)
+def train():
+    """Trains CIFAR-10 on --num_gpus towers until --max_steps."""
+    with tf.Graph().as_default(), tf.device('/cpu:0'):
         # The number of steps, each of a batch per tower.
         global_step = tf.train.get_or_create_global_step()
 
         # The rate depends on the number of images, so that towers do not change it.
-        lr = recipe.learning_rate(global_step, source, start.epochs)
-        opt = recipe.own_optimizer(lr, start.max_steps)
-        if opt is None:
-            opt = precision.scaled(tf.train.GradientDescentOptimizer(lr), recipe.dtype)
+        lr = cifar10.learning_rate(global_step, FLAGS.batch_size * FLAGS.num_gpus)
+        opt = cifar10.scaled(tf.train.GradientDescentOptimizer(lr))
 
-        images, labels = cifar10.distorted_inputs(source, recipe.distort)
+        images, labels = cifar10.distorted_inputs()
         batch_queue = tf.FIFOQueue(2 * FLAGS.num_gpus, [images.dtype, labels.dtype],
                                    [images.shape, labels.shape], name='prefetch_queue')
         enqueue_op = batch_queue.enqueue([images, labels])
@@ -135,59 +110,64 @@ def train(source=None, recipe=None, start=None):
         tower_grads = []
         with tf.variable_scope(tf.get_variable_scope()):
             for i in xrange(FLAGS.num_gpus):
-                with tf.name_scope('%s_%d' % (cifar10.TOWER_NAME, i)) as scope:
-                    # Each tower takes a batch of its own.
-                    image_batch, label_batch = batch_queue.dequeue()
-                    with tf.device('/gpu:%d' % i):
+                with tf.device('/gpu:%d' % i):
+                    with tf.name_scope('%s_%d' % (cifar10.TOWER_NAME, i)) as scope:
+                        # Each tower takes a batch of its own.
+                        image_batch, label_batch = batch_queue.dequeue()
+
                         # A whole network, with the variables of the first tower.
-                        loss = tower_loss(
-                            scope, image_batch, label_batch, recipe, source.num_classes)
+                        loss = tower_loss(scope, image_batch, label_batch)
+
+                        # Later towers share the variables.
+                        tf.get_variable_scope().reuse_variables()
+
+                        # The summaries of one tower are enough.
+                        if i == 0:
+                            summaries = tf.get_collection(tf.GraphKeys.SUMMARIES)
 
                         grads = opt.compute_gradients(loss)
-
-                    tower_grads.append(grads)
-
-                    # Later towers share the variables.
-                    tf.get_variable_scope().reuse_variables()
-
-                    # Summaries, and updates of batch norms' statistics, are the first tower's.
-                    if i == 0:
-                        summaries = tf.get_collection(tf.GraphKeys.SUMMARIES)
-                        update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
-        tf.get_collection_ref(tf.GraphKeys.UPDATE_OPS)[:] = update_ops
+                        tower_grads.append(grads)
 
         # Here the towers wait for one another.
         grads = average_gradients(tower_grads)
-        loss = average_losses(FLAGS.num_gpus)
+        loss = average_losses()
 
-        # One update of the shared variables. Its summaries join those of the first tower.
+        # One update of the shared variables, as in cifar10_train.py. Its summaries join those of
+        # the first tower.
         before = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
-        train_op = cifar10.train(loss, global_step, lr, opt, grads)
+        loss_averages_op = cifar10._add_loss_summaries(loss)
+        train_op = tf.group(cifar10.update(opt, grads, global_step), loss_averages_op)
         summaries += tf.get_collection(tf.GraphKeys.SUMMARIES)[before:]
 
-        with monitored.session(start, hooks=[
-                tf.train.StopAtStepHook(last_step=start.max_steps),
-                tf.train.NanTensorHook(loss),
-                session_hooks.LoggerHook(loss, start.epochs, start.run.log_frequency),
-                # Checkpoints, summaries, metrics.csv, validation.
-                *monitored.shared_hooks(start, loss, tf.summary.merge(summaries))]) as mon_sess:
+        # Some operations have no GPU kernel, and there may be fewer GPUs than towers: soft
+        # placement moves them to other devices.
+        with session.training_session(
+                checkpoint_dir=FLAGS.train_dir,
+                scaffold=tf.train.Scaffold(summary_op=tf.summary.merge(summaries)),
+                hooks=[tf.train.StopAtStepHook(last_step=FLAGS.max_steps),
+                       tf.train.NanTensorHook(loss)],
+                config=tf.ConfigProto(allow_soft_placement=True,
+                                      log_device_placement=FLAGS.log_device_placement),
+                restart=FLAGS.restart) as mon_sess:
+            step = tf.train.global_step(mon_sess.raw_session(), global_step)
             while not mon_sess.should_stop():
-                mon_sess.run(train_op)
+                start_time = time.perf_counter()
+                _, loss_value = mon_sess.run([train_op, loss])
+                duration = time.perf_counter() - start_time
+
+                if step % FLAGS.log_frequency == 0:
+                    examples_per_sec = FLAGS.batch_size * FLAGS.num_gpus / duration
+                    print('%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)' % (
+                        datetime.now(), step, loss_value, examples_per_sec, duration), flush=True)
+                step += 1
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    cluster.refuse_several()
-    devices.choose(FLAGS.device)
-    recipe = recipes.chosen()
-    source = cifar10.default_source(batch_size=settings.batch_size(recipe))
-    start = starting.read(settings.run(recipe), source, recipe, FLAGS.num_gpus)
-    if start.steps_left():
-        console.line(devices.line(FLAGS.num_gpus, recipe.dtype, FLAGS.device))
-        cifar10.maybe_download_and_extract(source)
-        with worker.interrupts_deferred():
-            train(source, recipe, start)
+    console.show_devices(cifar10.compute_type(), FLAGS.num_gpus)
+    cifar10.maybe_download_and_extract()
+    train()
 
 
 if __name__ == '__main__':
-    startup.run(main)
+    console.run(main)

@@ -1,344 +1,297 @@
-"""Draws training images, filters, confusion matrices and learning curves as PNG files.
+"""Draws images, filters, confusion matrices and learning curves as PNG files.
 
     python cifar10_plot.py --picture=samples --output=samples.png
+    python cifar10_plot.py --picture=curves --runs=/tmp/cifar10_train,/tmp/cifar10_eval
 
 --picture is one of
 
-    samples     training images of each class
-    distorted   training images, and random distortions of them
-    filters     the kernels of the first layer, conv1/weights, in a run's latest checkpoint
-    predictions test images, and the classes that a run's latest checkpoint predicts for them
-    confusion   the confusion matrix of a run's latest checkpoint on the test images
-    sparsity    the fraction of zeros in the output of each layer by step, of a training run
-    curves      loss and error by step: of training runs with their validations, and of folders that
-                cifar10_eval.py writes to
-    validation  the validation errors of training runs, raw weights and moving averages, by epoch,
-                or with --by=minutes by the time that their training steps took
+    samples      training images of each class
+    distorted    training images, and random distortions of them
+    filters      the kernels of a network's first layer
+    predictions  test images, and the classes that a network predicts for them
+    confusion    how many test images of each class a network takes for which class
+    curves       loss and error by step, of one or several runs and folders of cifar10_eval.py
 
---runs selects the runs. All pictures except `confusion` require Matplotlib (pip install
+--runs selects the runs, of the tutorial or of classification.py. Requires Matplotlib (pip install
 matplotlib).
 """
-from cifar10_lib.program import quiet
-
-quiet.import_tensorflow()
-
+import importlib.util
 import itertools
+import logging
 import os
+import textwrap
+
+from cifar10_lib import (
+    console,
+    data_sets,
+    evaluate,
+    files,
+    own_sets,
+    recipes,
+    records,
+    run,
+)
 
 import numpy as np
 import tensorflow.compat.v1 as tf
-from absl import app, flags
+from absl import flags
+from tensorboard.backend.event_processing import event_accumulator
 
-import cifar10
-import cifar10_input
-from cifar10_lib import recipes, settings
-from cifar10_lib.datasets import table
-from cifar10_lib.evaluation import accuracy, confusion, model, pictures, trained
-from cifar10_lib.program import command_line, console, devices, files, startup
-from cifar10_lib.runs import checkpoints, events, metrics, names, run_folder
+flags.DEFINE_list('runs', '/tmp/cifar10_train', 'Folders of runs, or paths of checkpoints, '
+                  'separated by commas; only --picture=curves accepts several. If it is not '
+                  'given, --picture=samples and --picture=distorted are those of the tutorial.')
+flags.DEFINE_string('dataset', None, 'Images to draw: cifar10, cifar100, or a folder from '
+                    "cifar10_convert.py. By default those of the run, or cifar10.")
+flags.DEFINE_string('output', None, 'PNG file to write; by default PICTURE.png.')
 
-command_line.define_path(
-    'output', None, 'PNG file to write; by default PICTURE.png in the current folder.')
-flags.DEFINE_list('runs', command_line.default_folder('/tmp/cifar10_train'),
-                  'Folders of runs, separated by commas; only --picture=curves and '
-                  '--picture=validation accept several. For --picture=samples and '
-                  '--picture=distorted, a run whose images to draw, instead of those of --dataset.')
+FLAGS = flags.FLAGS
 
-FLAGS = tf.app.flags.FLAGS
-
-_COLUMNS, _DISTORTED_IMAGES, _PREDICTED_PER_CLASS = 10, 8, 3
+_COLUMNS = 10  # Images side by side.
 
 
-def samples(stream, runs):
-    """Draws the first training images of each class."""
-    source, _ = _training(runs)
-    labels, images = _records(source)
+def samples(stream):
+    """Draws training images: ten of each class or, of many classes, one to three of each."""
+    _, source = _training()
+    labels, pixels = _read(source)
     classes = source.data_set.classes
     title = f'{source.data_set.title} training images'
     if len(classes) <= _COLUMNS:
-        rows = [[(image, None) for image in images[labels == k][:_COLUMNS]]
-                for k in range(len(classes))]
-        pictures.grid(stream, rows, title, classes)
-    else:  # One image per class, with its name.
-        cells = [(image, name) for k, name in enumerate(classes)
-                 for image in images[labels == k][:1]]
-        pictures.grid(stream, _rows(cells), title)
+        rows = [[(image, '', 'black') for image in pixels[labels == label][:_COLUMNS]]
+                for label in range(len(classes))]
+        _draw_images(stream, rows, title, classes)
+    else:
+        _draw_images(stream, _rows([(pixels[place], classes[labels[place]], 'black')
+                                    for place in _first_of_each_class(labels)]), title)
 
 
-def distorted(stream, runs):
-    """Draws training images, and random distortions of them as in training."""
-    source, recipe = _training(runs)
-    distort = recipe.distort or cifar10_input.distort_images
-    labels, images = _records(source)
-    images = images[:_DISTORTED_IMAGES]
-    with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
-        repeated = tf.constant(np.repeat(images, _COLUMNS - 1, axis=0))
-        made = session.run(distort(repeated))
-    low, high = np.percentile(made, [1, 99])
-    made = np.clip((made - low) / max(high - low, 1e-9), 0, 1).reshape(
-        len(images), _COLUMNS - 1, *made.shape[1:])
-    rows = [[(image, None) for image in (original, *distortions)]
-            for original, distortions in zip(images, made)]
-    pictures.grid(
-        stream, rows, f'Left: original images. Right: distorted for training --net={recipe.name}',
-        [source.data_set.classes[label] for label in labels[:len(rows)]])
+def distorted(stream):
+    """Draws eight training images, and nine random distortions of each."""
+    recipe, source = _training()
+    pixels = _read(source)[1][:8]
+    with tf.Graph().as_default(), tf.Session() as session:
+        made = session.run(recipe.distort(tf.constant(np.repeat(pixels, _COLUMNS - 1, axis=0))))
+    darkest, brightest = np.percentile(made, [1, 99])
+    made = np.clip((made - darkest) / max(brightest - darkest, 1e-9), 0, 1)
+    made = made.reshape(len(pixels), _COLUMNS - 1, *made.shape[1:])
+    rows = [[(image, '', 'black') for image in (original, *distortions)]
+            for original, distortions in zip(pixels, made)]
+    _draw_images(stream, rows, 'Left: original images. Right: distorted for training, '
+                 f'--net={recipe.name}')
 
 
-def filters(stream, runs):
-    """Draws the first layer's kernels, as moving averages if the checkpoint has them."""
-    checkpoint = _latest(runs)
-    found = checkpoints.read(checkpoint, ['conv1/weights' + names.AVERAGE, 'conv1/weights'])
-    weights = next(iter(found.values()), np.empty([0]))
-    if weights.ndim != 4 or weights.shape[2] != 3:
-        raise app.UsageError(f'{checkpoint} has no conv1/weights of three colours to draw: choose '
-                             'another run with --runs')
+def filters(stream):
+    """Draws the kernels of the first layer."""
+    found = _trained()
+    network = evaluate.Classifier(found.recipe, len(found.classes))
+    kernels = network.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)[0]
+    if kernels.shape.rank != 4 or kernels.shape[2] != 3:
+        raise console.UserError(f'The first layer in {found.checkpoint} has no filters of three '
+                                'colours: choose another run with --runs')
+    with network.restored(found.checkpoint) as session:
+        weights = session.run(kernels)
     height, width, _, count = weights.shape
-    largest = max(float(np.percentile(np.abs(weights), 99.5)), 1e-30)  # A divisor.
-    kernels = np.clip(0.5 + weights.transpose([3, 0, 1, 2]) / (2 * largest), 0, 1)
-    pictures.grid(stream, _rows([(kernel, None) for kernel in kernels], columns=int(count ** 0.5)),
-                  f'conv1: {count} filters of {height} x {width} pixels after '
-                  f'{checkpoints.step(checkpoint)} steps (grey is 0)')
+    largest = max(np.percentile(np.abs(weights), 99.5), 1e-30)  # A divisor.
+    drawn = np.clip(0.5 + weights.transpose([3, 0, 1, 2]) / (2 * largest), 0, 1)
+    _draw_images(stream, _rows([(kernel, '', 'black') for kernel in drawn], columns=8),
+                 f'{kernels.op.name} in {os.path.basename(found.checkpoint)}: {count} filters of '
+                 f'{height} x {width} pixels; grey is 0')
 
 
-def predictions(stream, runs):
-    """Draws the first test images, a column per class, with their predicted classes."""
-    checkpoint = _latest(runs)
-    found = trained.read(os.path.dirname(checkpoint))
-    labels, images = _labelled(found)
-    classes = found.classes
-    per_class = 1
-    if len(classes) <= _COLUMNS:
-        per_class = _PREDICTED_PER_CLASS
-    columns = [np.flatnonzero(labels == k)[:per_class] for k in range(len(classes))]
-    places = [i for row in itertools.zip_longest(*columns) for i in row]  # None: an empty place.
-    chosen = [i for i in places if i is not None]
-    cells: dict[int | None, pictures.Cell | None] = {None: None}
-    for i, row in zip(chosen, _probabilities(checkpoint, found, images[chosen])):
-        best = np.argmax(row)
-        name = f'{classes[best]} {row[best]:.0%}'
-        if best != labels[i]:
-            name += f'\nnot {classes[labels[i]]}'
-        cells[i] = (images[i], name, best == labels[i])
-    pictures.grid(stream, _rows([cells[i] for i in places], min(len(classes), _COLUMNS)),
-                  f'Test images and their predicted classes after {checkpoints.step(checkpoint)} '
-                  'steps; wrong ones in orange, with the true class')
+def predictions(stream):
+    """Draws about thirty test images, at least one of each class, with the predicted classes."""
+    found = _trained()
+    source = _images('test', found.run)
+    labels, pixels = _read(source)
+    places = _first_of_each_class(labels)
+    network = evaluate.Classifier(found.recipe, len(found.classes))
+    with network.restored(found.checkpoint) as session:
+        probabilities = session.run(network.probabilities, {network.pixels: pixels[places]})
+    cells = []
+    for place, row in zip(places, probabilities):
+        predicted, true = found.classes[row.argmax()], source.data_set.classes[labels[place]]
+        text, colour = f'{predicted} {row.max():.0%}', 'black'
+        if predicted != true:
+            text, colour = f'{text}\nnot {true}', 'tab:red'
+        cells.append((pixels[place], text, colour))
+    _draw_images(stream, _rows(cells), 'Test images as classified by '
+                 f'{os.path.basename(found.checkpoint)}; wrong classes are red')
 
 
-def confused(stream, runs):
-    """Draws the confusion matrix of the test set."""
-    checkpoint = _latest(runs)
-    found = trained.read(os.path.dirname(checkpoint))
-    labels, images = _labelled(found)
-    count, _ = accuracy.images_to_count(found.source())
-    predicted = _probabilities(checkpoint, found, images[:count]).argmax(axis=1)
-    counts = accuracy.Counts(len(found.classes))
-    counts.add(labels[:count], predicted[:, np.newaxis])
-    confusion.picture(counts.confusion, found.classes).save(stream, 'PNG')
+def confusion(stream):
+    """Draws how many test images of each class are taken for which class."""
+    found = _trained()
+    counts = evaluate.confusion(found, _images('test', found.run), FLAGS.batch_size)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    side = max(6, 2 + 0.15 * len(counts))
+    figure = _figure(side, side)
+    axes = figure.subplots()
+    axes.imshow(shares ** 0.5, cmap='Blues', vmin=0, vmax=1)  # The root makes small shares visible.
+    axes.set_xticks(range(len(counts)), found.classes, rotation=90)
+    axes.set_yticks(range(len(counts)), found.classes)
+    axes.set(title=f'{counts.sum()} test images, {os.path.basename(found.checkpoint)}',
+             xlabel='predicted class', ylabel='class')
+    if len(counts) <= 20:  # Otherwise, the numbers would not fit.
+        for row, column in np.argwhere(counts):
+            colour = 'white' if shares[row, column] > 0.3 else 'black'
+            axes.text(column, row, counts[row, column], ha='center', va='center', color=colour)
+    figure.savefig(stream, format='png')
 
 
-def sparsity(stream, runs):
-    """Draws the sparsity of each layer with a ReLU."""
-    run, = runs
-    found, lines = events.read_curves(run), []
-    for number, layer in enumerate(('conv1', 'conv2', 'local3', 'local4')):
-        points = found.get(f'{layer}/{layer}/sparsity')
-        if points:
-            lines.append((layer, number, '-', points))
-    if not lines:
-        raise app.UsageError(
-            f'{run} has no event file with conv1/conv1/sparsity: choose another run')
-    pictures.curves(stream, [7, 4], [
-        (lines, 'Sparsity of the output of each layer', 'fraction of zeros', 'step')])
+def curves(stream):
+    """Draws losses and errors by step: a colour for each kind of curve, a style for each run."""
+    from matplotlib import lines
+    runs = {folder: _read_curves(folder) for folder in FLAGS.runs}
+    names = sorted({name for found in runs.values() for name in found})
+    colours = dict(zip(names, itertools.cycle(
+        ('tab:blue', 'tab:orange', 'tab:green', 'tab:red', 'tab:purple'))))
+    styles = dict(zip(runs, itertools.cycle(('-', '--', ':', '-.'))))
+
+    panels = [panel for panel in ('loss', 'error') if any(panel in name for name in names)]
+    figure = _figure(5 * len(panels), 4.2)
+    for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0]):
+        for folder, found in runs.items():
+            for name, points in found.items():
+                if panel in name:
+                    marker = ''
+                    if len(points) == 1:  # A line would not be visible.
+                        marker = 'o'
+                    axes.plot(list(points), list(points.values()), linestyle=styles[folder],
+                              color=colours[name], marker=marker)
+        axes.set(title=panel, xlabel='step')
+        axes.grid(alpha=0.3)
+    handles = [lines.Line2D([], [], color=colour, label=name.replace('_', ' '))
+               for name, colour in colours.items()]
+    if len(runs) > 1:
+        handles += [lines.Line2D([], [], color='black', linestyle=style, label=folder)
+                    for folder, style in styles.items()]
+    figure.legend(handles=handles, loc='outside lower center', ncols=3, fontsize=8)
+    figure.savefig(stream, format='png')
 
 
-def curves(stream, runs):
-    """Draws losses and errors of all runs: a colour per run, or per error if there is one run."""
-    losses: list[pictures.Curve] = []
-    errors: list[pictures.Curve] = []
-    for number, (name, run) in enumerate(_named_runs(runs)):
-        for shown, found in zip((losses, errors), _curves_of(run)):
-            for what, colour, style, points in found:
-                if len(runs) > 1:
-                    colour = number
-                if points:
-                    shown.append((f'{name}, {what}', colour, style, points))
-    pictures.curves(stream, [10, 4.2], [
-        (losses, 'loss: cross entropy + weight decay', 'loss (nats), mean of recent steps',
-         'step'),
-        (errors, 'error: 1 - precision @ 1', 'error (fraction of images)', 'step')])
+def _read_curves(folder):
+    """Reads losses and errors, such as {'training_loss': {step: figure}}.
 
-
-def _curves_of(run):
-    """The curves of a folder: of losses, and of errors, lists of (name, colour, style, points)."""
-    rows = metrics.read(os.path.join(run, names.METRICS))
-    if not rows:
-        return [], _evaluations(run)
-    # Drop means over few steps, such as those just before or after a checkpoint.
-    steps = np.diff([0] + [row['step'] for row in rows])
-    means = [row for row, count in zip(rows, steps) if 2 * count >= np.median(steps)]
-    losses = [('training', 0, '-', _points(means, 'step', 'training_loss'))]
-    errors = [
-        ('training', 0, '-', _points(means, 'step', 'training_error')),
-        ('validation, raw', 1, 'o--', _points(rows, 'step', 'validation_error')),
-        ('validation, averaged', 2, 's-', _points(rows, 'step', 'validation_error_averaged'))]
-    return losses, errors
-
-
-def _evaluations(folder):
-    """The errors of the evaluations whose event files are in a folder: as in `_curves_of`, a curve
-    for each kind, such as 'Precision @ 1 (raw weights)'."""
-    found: list[pictures.Curve] = []
-    if not os.path.exists(os.path.join(folder, names.RUN)):  # Trainers write this tag, too.
-        for tag, curve in events.read_curves(folder).items():
-            if tag.startswith('Precision @ 1'):
-                kind = tag.replace('Precision @ 1', 'evaluation')
-                errors = {step: 1 - precision for step, precision in curve.items()}
-                found.append((kind, len(found), 's-', errors))
+    Runs of classification.py have a metrics.csv; those of the tutorial, and evaluations, have event
+    files. Raises `console.UserError` if there is nothing to draw.
+    """
+    found = {}
+    for row in run.read_metrics(folder):
+        for name, figure in row.items():
+            if ('loss' in name or 'error' in name) and figure is not None:
+                found.setdefault(name, {})[row['step']] = figure
+    if not found and os.path.isdir(folder):
+        logging.getLogger('tensorboard').setLevel(logging.ERROR)  # It warns about resumed runs.
+        events = event_accumulator.EventAccumulator(folder, {event_accumulator.SCALARS: 0}).Reload()
+        tags = events.Tags()[event_accumulator.SCALARS]
+        if 'total_loss_1' in tags:  # The average of losses. Before the first step, it is 0.
+            found['training_loss'] = {
+                event.step: event.value for event in events.Scalars('total_loss_1')[1:]}
+        if 'Precision @ 1' in tags:
+            found['evaluation_error'] = {
+                event.step: 1 - event.value for event in events.Scalars('Precision @ 1')}
     if not found:
-        raise app.UsageError(f'{folder} has no metrics.csv of a training run and no event file of '
-                             'an evaluation: choose other folders with --runs')
+        raise console.UserError(f'{folder} has no metrics.csv, and no event files of training or '
+                                'evaluation: choose another folder with --runs')
     return found
 
 
-def validation(stream, runs):
-    """Draws the validation errors of all runs by epoch or time."""
-    x_label = 'epochs: passes over the images'
-    if FLAGS.by == 'minutes':
-        x_label = 'minutes of training steps'
-    raw: list[pictures.Curve] = []
-    averaged: list[pictures.Curve] = []
-    for number, (name, run) in enumerate(_named_runs(runs)):
-        rows = metrics.read(os.path.join(run, names.METRICS))
-        if FLAGS.by == 'minutes':
-            _add_minutes(rows, _images_per_epoch(run))
-        for lines, column in ((raw, 'validation_error'), (averaged, 'validation_error_averaged')):
-            lines.append((name, number, '.-', _points(rows, FLAGS.by, column)))
-        if not raw[-1][-1]:
-            raise app.UsageError(f'{run} has no metrics.csv with validations: train with '
-                                 '--validate_every=1, or choose other folders with --runs')
-    pictures.curves(stream, [8, 4], [
-        (shown, f'validation error, {weights} weights', 'fraction of images', x_label)
-        for shown, weights in ((raw, 'raw'), (averaged, 'averaged'))],
-        same_scale=True, logarithmic=FLAGS.by == 'minutes')
+def _trained():
+    return evaluate.find(FLAGS.runs[0], data_dir=FLAGS.data_dir)
 
 
-def _images_per_epoch(folder):
-    """Number of training images of a run; without its run.json, that of CIFAR-10."""
-    run = run_folder.read_run(folder, 'choose other folders with --runs')
-    if run is None:
-        return cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
-    return run['settings']['training_images']
+def _training():
+    """The recipe and the training images of a run or, if --runs is not given, of the tutorial."""
+    if FLAGS['runs'].present:
+        found = _trained()
+        return found.recipe, _images('all', found.run)
+    return recipes.TABLE['tutorial'], _images('all', {})
 
 
-def _add_minutes(rows, images_per_epoch):
-    """Adds to rows of a metrics.csv how many minutes all training steps so far took."""
-    seconds = epoch = 0.0
-    for row in rows:
-        if row['images_per_second']:
-            seconds += (row['epoch'] - epoch) * images_per_epoch / row['images_per_second']
-            epoch = row['epoch']
-        row['minutes'] = seconds / 60
+def _images(subset, content):
+    """The `records.Images` of --dataset or of a run; `content` is that of its run.json."""
+    own = content.get('settings', {}).get('dataset', 'cifar10')
+    data_set, folder = records.fetch(own_sets.find(FLAGS.dataset or own), FLAGS.data_dir)
+    return records.Images(data_set, folder, subset)
 
 
-def _points(rows, x, y):
-    """A curve of two columns of a metrics.csv, {x: y}, where both were measured."""
-    return {row[x]: row[y] for row in rows if None not in (row[x], row[y])}
+def _read(images):
+    """Reads `records.Images`: labels, uint8 [count], and pixels, uint8 [count, 32, 32, 3]."""
+    rows = np.concatenate([np.fromfile(path, np.uint8) for path in images.files()])
+    rows = rows.reshape(-1, images.data_set.record_bytes)
+    planes = rows[:, -data_sets.IMAGE_BYTES:].reshape(
+        -1, data_sets.DEPTH, data_sets.HEIGHT, data_sets.WIDTH)
+    return rows[:, images.data_set.label_index], planes.transpose([0, 2, 3, 1])
 
 
-def _records(source):
-    """Reads a set, which is downloaded first if necessary: labels, uint8 [records], and images,
-    uint8 [records, 32, 32, 3]."""
-    cifar10.maybe_download_and_extract(source)
-    data_set = source.data_set
-    records = np.concatenate([np.fromfile(path, np.uint8) for path in source.files()])
-    records = records.reshape(-1, data_set.record_bytes)
-    depth_major = records[:, -table.IMAGE_BYTES:].reshape(
-        -1, table.DEPTH, table.HEIGHT, table.WIDTH)
-    return records[:, data_set.label_index], depth_major.transpose([0, 2, 3, 1])
+def _first_of_each_class(labels):
+    """Places of thirty images or a few less, but at least one of each class.
 
-
-def _labelled(found):
-    """Reads the test set of a `trained.Trained`: the network's numbers of the classes, int
-    [records], and images, uint8 [records, 32, 32, 3]."""
-    labels, images = _records(found.source())
-    return np.array(found.class_numbers)[labels], images
+    The first of each class, then the second of each class, and so on: ten classes are columns.
+    """
+    classes = np.unique(labels)
+    first = [np.flatnonzero(labels == label)[:max(1, 30 // len(classes))] for label in classes]
+    return [place for row in itertools.zip_longest(*first) for place in row if place is not None]
 
 
 def _rows(cells, columns=_COLUMNS):
-    return [cells[i:i + columns] for i in range(0, len(cells), columns)]
+    return [cells[start:start + columns] for start in range(0, len(cells), columns)]
 
 
-def _named_runs(runs):
-    """Returns a list of (name in the legend, folder)."""
-    try:
-        common = os.path.commonpath([os.path.dirname(os.path.abspath(run)) for run in runs])
-    except ValueError:  # On several drives.
-        return [(run, run) for run in runs]
-    return [(os.path.relpath(run, common), run) for run in runs]
+def _draw_images(stream, rows, title, row_names=()):
+    """Writes a PNG with rows of images to a binary stream.
 
-
-def _latest(runs):
-    """The path of the checkpoint that the only run names, or of the latest in that folder."""
-    run, = runs
-    found = checkpoints.named(run) or checkpoints.latest(run)
-    if found is None:
-        raise app.UsageError(f'No checkpoint in {run}: choose a run with --runs')
-    return found
-
-
-def _probabilities(checkpoint, found, images):
-    """Classifies images with a checkpoint and its `trained.Trained`; with averages if it has them.
-
-    uint8 [count, 32, 32, 3] -> float32 [count, classes].
+    `rows` are lists of (image, text above it, colour of the text); an image is [height, width, 3],
+    uint8 or float from 0 to 1. `row_names` are shown to the left of the rows.
     """
-    averaged = any(name.endswith(names.AVERAGE) for name in checkpoints.read(checkpoint))
-    # An `inference` that fixes the batch size requires the one of training.
-    network = model.Model(
-        found.recipe, len(found.classes), settings.batch_size(found.recipe))
-    with network.session(checkpoint, averaged) as session:
-        return network.probabilities(session, images)
+    def wrapped(text):
+        return '\n'.join(textwrap.fill(line, 13) for line in text.splitlines())
+
+    lines = max(len(wrapped(text).splitlines()) for row in rows for _, text, _ in row)
+    columns = max(8, *(len(row) for row in rows))  # Fewer would be narrower than the title.
+    figure = _figure(0.8 * columns + 1.2 * bool(row_names), (0.8 + 0.13 * lines) * len(rows) + 0.5)
+    figure.suptitle(title, fontsize=11)
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for each in axes.flat:
+        each.set(xticks=[], yticks=[], frame_on=False)
+    for row, row_axes in zip(rows, axes):
+        for (image, text, colour), each in zip(row, row_axes):
+            each.imshow(image, interpolation='nearest')
+            each.set_title(wrapped(text), fontsize=7, pad=2, color=colour)
+    for name, row_axes in zip(row_names, axes):
+        row_axes[0].set_ylabel(name, rotation=0, ha='right', va='center', fontsize=9)
+    figure.savefig(stream, format='png')
 
 
-def _training(runs):
-    """The `Source` of the training images, and the `Recipe`: of the run, if --runs is given."""
-    if settings.given('runs'):
-        run, = runs
-        checkpoint = checkpoints.named(run)
-        if checkpoint:
-            run = os.path.dirname(checkpoint)
-        found = trained.read(run)
-        return found.source('train_eval'), found.recipe
-    return cifar10.default_source(), recipes.chosen()
+def _figure(width, height):
+    """A figure, whatever the user's settings of Matplotlib; sizes are in inches of 100 pixels."""
+    import matplotlib.figure
+    matplotlib.rcdefaults()
+    matplotlib.rcParams['text.parse_math'] = False  # A name with '$' is not a formula.
+    return matplotlib.figure.Figure([width, height], dpi=100, layout='constrained')
 
 
 _PICTURES = {'samples': samples, 'distorted': distorted, 'filters': filters,
-             'predictions': predictions, 'confusion': confused, 'sparsity': sparsity,
-             'curves': curves, 'validation': validation}
-_OF_SEVERAL_RUNS = ('curves', 'validation')
+             'predictions': predictions, 'confusion': confusion, 'curves': curves}
 flags.DEFINE_enum('picture', None, list(_PICTURES), 'Picture to draw.')
-flags.DEFINE_enum('by', 'epoch', ['epoch', 'minutes'], 'Horizontal axis of --picture=validation.')
 
 
 def plot():
-    """Writes the picture, all or nothing; raises `app.UsageError` if a flag or a run is invalid."""
-    devices.choose(FLAGS.device)
-    picture, path = FLAGS.picture, FLAGS.output
-    if picture is None:
-        raise app.UsageError(f'--picture is missing; expected {"|".join(_PICTURES)}')
-    runs = [os.path.expanduser(run) for run in FLAGS.runs if run]
-    if not runs or (len(runs) > 1 and picture not in _OF_SEVERAL_RUNS):
-        raise app.UsageError(f'--runs has {len(runs)} folders ({", ".join(runs)}); '
-                             f'--picture={picture} expects one')
-    if picture != 'confusion':
-        pictures.require_matplotlib()
-    if path is None:
-        path = f'{picture}.png'
-    if not path.lower().endswith('.png'):
-        raise app.UsageError(f'--output is {path}; expected a name that ends with .png')
+    """Writes the picture, all or nothing.
+
+    Raises `console.UserError` if a flag or a run is invalid, or Matplotlib is not installed.
+    """
+    if FLAGS.picture is None:
+        raise console.UserError(f'--picture is missing; expected {"|".join(_PICTURES)}')
+    if len(FLAGS.runs) != 1 and (FLAGS.picture != 'curves' or not FLAGS.runs):
+        raise console.UserError(f'--runs={",".join(FLAGS.runs)} has {len(FLAGS.runs)} folders; '
+                                f'expected one for --picture={FLAGS.picture}')
+    if importlib.util.find_spec('matplotlib') is None:
+        raise console.UserError('requires Matplotlib (pip install matplotlib)')
+    path = FLAGS.output or f'{FLAGS.picture}.png'
     with files.new_file(path) as stream:
-        _PICTURES[picture](stream, runs)
-    console.line(f'Wrote {path}.')
+        _PICTURES[FLAGS.picture](stream)
+    print(f'Wrote {path}.', flush=True)
 
 
 if __name__ == '__main__':
-    startup.run(plot, unused=settings.TRAINING_FLAGS)
+    console.run(plot)

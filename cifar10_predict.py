@@ -1,48 +1,34 @@
 """Classifies images with a trained network.
 
-    python cifar10_predict.py cat.jpg dog.png --checkpoint_dir=/tmp/cifar10_train
-    python cifar10_predict.py holidays/ --json
-    python cifar10_predict.py 'holidays/*.jpg' --saved_model=/tmp/cifar10_model/1
+    python cifar10_predict.py cat.jpg dog.png holidays/
+    python cifar10_predict.py 'holidays/*.jpg' --checkpoint_dir=/tmp/my_run --best --json
 
-Accepts JPEG, PNG, GIF, BMP, WebP, AVIF and TIFF files, folders and patterns. Uses the
-first frame of an animation and applies the EXIF orientation. Transparent pixels become white, the
-short side becomes 32 pixels, the centre is kept, and the preprocessing of the evaluation follows.
-Unreadable images, and those with more than 8 bits per channel, are reported and skipped; the exit
-code is then 1.
+IMAGE is a file of one of the formats of docs/usage.md, a folder of them or a pattern. Transparent
+pixels become white, the short side becomes 32 pixels, the centre is kept, and the preprocessing of
+the evaluation follows. Unreadable images are reported and skipped; the exit code is then 1.
 
-The network is the latest checkpoint in --checkpoint_dir with its moving averages, the best one with
---best, or a SavedModel from cifar10_export.py. A SavedModel is a program: load only trusted ones.
-Without any of them, and without a run in /tmp/cifar10_train, it is that of models/airbench94.
+The network is that of the latest checkpoint in --checkpoint_dir, a run of the tutorial or of
+classification.py, or of the best one with --best. If the flag is not given and there is no run in
+/tmp/cifar10_train, it is models/airbench94.
 """
-from cifar10_lib.program import quiet
-
-quiet.import_tensorflow()
-
-import contextlib
-import dataclasses
 import glob
 import json
 import os
 
+from cifar10_lib import checkpoints, console, evaluate, images
+
 import numpy as np
-import tensorflow.compat.v1 as tf
-from absl import app, flags
+from absl import flags
 
-from cifar10_lib import settings
-from cifar10_lib.datasets import images, table
-from cifar10_lib.evaluation import model, trained
-from cifar10_lib.program import command_line, console, devices, errors, startup
-from cifar10_lib.runs import checkpoints
-
-settings.define_checkpoint_flags()
-command_line.define_path(
-    'saved_model', None, 'Folder of a SavedModel to use instead of a checkpoint; --net, --dataset '
-    'and --checkpoint_dir are then ignored.')
+flags.DEFINE_string('checkpoint_dir', '/tmp/cifar10_train',
+                    'Folder of a run, or path of a checkpoint.')
+flags.DEFINE_boolean('best', False, 'Use the checkpoint in best/, the one with the lowest '
+                     'validation error, instead of the latest one.')
 flags.DEFINE_integer('top_k', 3, 'Maximum number of classes to print per image, the most probable '
-                     'first.', lower_bound=1, upper_bound=10**9)
+                     'first.', lower_bound=1)
 flags.DEFINE_boolean('json', False, 'Print one JSON object per line and image instead of a table.')
 
-FLAGS = tf.app.flags.FLAGS
+FLAGS = flags.FLAGS
 
 _WEIGHTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'models', 'airbench94')
 
@@ -50,127 +36,83 @@ _WEIGHTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'models', 'a
 def predict(words):
     """Prints the most probable classes of images; reports unreadable ones on standard error.
 
-    `words` is a list of files, folders and patterns. Returns the exit code: 1 if an image cannot be
-    read, else 0. Raises `app.UsageError` if a word stands for no image, or the network is missing
-    or does not fit, and `OSError` if the SavedModel cannot be read.
+    `words` are files, folders and patterns. Returns the exit code: 1 if an image cannot be read,
+    else 0. Raises `console.UserError` if a folder or a pattern has no images, or if there is no
+    checkpoint or it does not fit its network.
     """
-    console.fail_if_stdout_closes()
-    devices.choose(FLAGS.device)
     paths = [path for word in words for path in _paths(word)]
-    width = max(map(len, [*paths, 'image']))
+    width = max(len(text) for text in ['image', *paths])
+    found = _trained()
+    network = evaluate.Classifier(found.recipe, len(found.classes))
     exit_code = 0
-    opened = _checkpoint
-    if FLAGS.saved_model:
-        opened = _saved_model
-    with opened() as (classify, names, size):
-        if not FLAGS.json:
-            console.line(f'{"image":{width}}  probability  class')
+    if not FLAGS.json:
+        print(f'{"image":{width}}  probability  class', flush=True)
+    with network.restored(found.checkpoint) as session:
         for start in range(0, len(paths), FLAGS.batch_size):
-            read, pixels = [], []
-            for path in paths[start:start + FLAGS.batch_size]:
-                try:
-                    pixels.append(images.read(path, size=size))
-                    read.append(path)
-                except errors.DataError as error:
-                    errors.say(str(error))
-                    exit_code = 1
-            if read:
-                for path, probabilities in zip(read, classify(np.stack(pixels))):
-                    _show(path, probabilities, names, width)
+            readable, pixels = _read(paths[start:start + FLAGS.batch_size])
+            if len(readable) < len(paths[start:start + FLAGS.batch_size]):
+                exit_code = 1
+            if readable:
+                probabilities = session.run(network.probabilities, {network.pixels: pixels})
+                for path, row in zip(readable, probabilities):
+                    _show(path, row, found.classes, width)
     return exit_code
-
-
-def _show(path, probabilities, names, width):
-    """Prints the most probable classes of an image, float [classes]."""
-    labels = np.argsort(-probabilities, kind='stable')[:FLAGS.top_k].tolist()
-    if FLAGS.json:
-        console.line(json.dumps({'image': path, 'predictions': [
-            {'class': names[label], 'label': label,
-             'probability': round(float(probabilities[label]), 6)} for label in labels]}))
-    else:
-        shown = path
-        for label in labels:
-            console.line(f'{shown:{width}}  {probabilities[label]:11.4f}  {names[label]}')
-            shown = ''  # Below the first class.
 
 
 def _paths(word):
     """Returns the files that an argument stands for."""
-    word = os.path.expanduser(word)  # A quoted pattern.
     if os.path.isdir(word):
         found = images.find(word)
-    elif os.path.lexists(word) or not glob.has_magic(word):
-        return [word]
+    elif glob.has_magic(word) and not os.path.exists(word):
+        found = sorted(path for path in glob.glob(word) if os.path.isfile(path))
     else:
-        found = sorted(path for path in glob.glob(word) if not os.path.isdir(path))
+        found = [word]
     if not found:
-        raise app.UsageError(f'No image in {word}; expected {", ".join(images.ENDINGS)}')
+        raise console.UserError(f'No image in {word}')
     return found
 
 
-@contextlib.contextmanager
-def _checkpoint():
-    """Yields a function from images to probabilities, uint8 [count, height, width, 3] -> float32
-    [count, classes], the names of the classes, and (width, height)."""
-    given = _trained()
-    checkpoint = trained.checkpoint(given)
-    if given.checkpoint_dir != _WEIGHTS:
-        trained.say_owner(checkpoint)
-    found = trained.read(os.path.dirname(checkpoint), reads_images=False)
-    names = found.classes
-    batch_size = None
-    if found.recipe.batch_size is None:
-        batch_size = FLAGS.batch_size  # An edited `cifar10.inference` may fix it.
-    network = model.Model(found.recipe, len(names), batch_size)
-    with network.session(checkpoint, given.use_moving_averages) as session:
-        yield (lambda pixels: network.probabilities(session, pixels), names,
-               (table.WIDTH, table.HEIGHT))
-
-
 def _trained():
-    """The `settings.Checkpoint` of the flags; without a run, that of the weights in `models`."""
-    given = settings.checkpoint()
-    if settings.given('checkpoint_dir') or given.best or not os.path.isdir(_WEIGHTS):
-        return given
-    with contextlib.suppress(PermissionError):  # Another user's.
-        if checkpoints.candidates(given.checkpoint_dir):
-            return given
-    errors.say(f'no run in {given.checkpoint_dir}: using the weights in {_WEIGHTS}')
-    return dataclasses.replace(given, checkpoint_dir=_WEIGHTS)
+    """The `evaluate.Trained` of the flags, or that of the shipped weights."""
+    folder = FLAGS.checkpoint_dir
+    is_chosen = FLAGS['checkpoint_dir'].present or FLAGS.best
+    if not is_chosen and not checkpoints.candidates(folder) and os.path.isdir(_WEIGHTS):
+        console.note(f'no run in {folder}: using the weights in {_WEIGHTS}')
+        folder = _WEIGHTS
+    return evaluate.find(folder, FLAGS.best, FLAGS.data_dir)
 
 
-@contextlib.contextmanager
-def _saved_model():
-    """Yields what `_checkpoint` yields, for --saved_model."""
-    with tf.Graph().as_default(), tf.Session(config=devices.session_config()) as session:
-        images_, probabilities = _load(session)
-        height, width, _ = images_.shape.as_list()[1:]
-        names = [str(label) for label in range(probabilities.shape.as_list()[-1])]
-        path = os.path.join(FLAGS.saved_model, 'assets.extra', 'labels.txt')
-        with contextlib.suppress(FileNotFoundError):
-            with open(path, encoding='utf-8', errors='replace') as stream:
-                read = stream.read().splitlines()
-            names = read + names[len(read):]
-        yield (lambda pixels: session.run(probabilities, {images_: pixels}), names,
-               (width, height))
+def _read(paths):
+    """Reads image files; reports those that cannot be read.
+
+    Returns the paths of the others, and their pixels, a list of uint8 [32, 32, 3].
+    """
+    readable, pixels = [], []
+    for path in paths:
+        try:
+            pixels.append(images.read(path))
+            readable.append(path)
+        except console.UserError as error:
+            console.note(str(error))
+    return readable, pixels
 
 
-def _load(session):
-    """Loads --saved_model; returns the tensors of its images and probabilities."""
-    try:
-        loaded = tf.saved_model.load(session, ['serve'], FLAGS.saved_model)
-    except (OSError, RuntimeError, ValueError, tf.errors.OutOfRangeError) as error:
-        # The file is missing or damaged.
-        raise OSError(f'{errors.one_line(error).rstrip(".")}: export a SavedModel with '
-                      'cifar10_export.py') from error
-    signature = loaded.signature_def['serving_default']
-    if 'images' not in signature.inputs or 'probabilities' not in signature.outputs:
-        raise app.UsageError(f'{FLAGS.saved_model} has no signature of images and probabilities: '
-                             'export one with cifar10_export.py')
-    return [session.graph.get_tensor_by_name(each.name)
-            for each in (signature.inputs['images'], signature.outputs['probabilities'])]
+def _show(path, probabilities, classes, width):
+    """Prints the most probable classes of an image.
+
+    `probabilities` is float32 [classes], `width` that of the table's first column.
+    """
+    labels = np.argsort(-probabilities, kind='stable')[:FLAGS.top_k].tolist()
+    if FLAGS.json:
+        predictions = [{'class': classes[label], 'label': label,
+                        'probability': round(float(probabilities[label]), 6)} for label in labels]
+        print(json.dumps({'image': path, 'predictions': predictions}), flush=True)
+        return
+    name = path
+    for label in labels:
+        print(f'{name:{width}}  {probabilities[label]:11.4f}  {classes[label]}', flush=True)
+        name = ''  # Below the first class.
 
 
 if __name__ == '__main__':
-    startup.run(predict, positional='IMAGE...',
-                unused=(*settings.TRAINING_FLAGS, 'data_dir', 'data_url'))
+    console.run(predict, positional='IMAGE...')

@@ -1,4 +1,4 @@
-"""Trains a network on one device.
+"""Trains the network on one device.
 
     python cifar10_train.py
 
@@ -6,25 +6,26 @@ The tutorial reports an accuracy of about 0.86 after 100,000 steps (256 epochs).
 holds a checkpoint, training resumes from it; --restart starts over. Evaluate the run with
 cifar10_eval.py, and watch it with tensorboard --logdir.
 """
-from cifar10_lib.program import quiet
-
-quiet.import_tensorflow()
-
 import time
 from datetime import datetime
+
+from cifar10_lib import console, session
 
 import tensorflow.compat.v1 as tf
 
 import cifar10
-from cifar10_lib import recipes, settings
-from cifar10_lib.program import console, devices, startup
-from cifar10_lib.runs import starting
-from cifar10_lib.training import monitored, worker
-from cifar10_lib.workers import cluster
 
-settings.define_training_flags()
+FLAGS = tf.app.flags.FLAGS
 
-FLAGS = tf.app.flags.FLAGS  # Parses the command line on first use, as in `cifar10`.
+tf.app.flags.DEFINE_string('train_dir', '/tmp/cifar10_train',
+                           'Folder for checkpoints and event files.')
+tf.app.flags.DEFINE_integer('max_steps', 100000, 'Total number of steps, including those before a '
+                            'resume.', lower_bound=1)
+tf.app.flags.DEFINE_boolean('log_device_placement', False, 'Print the device of every operation.')
+tf.app.flags.DEFINE_integer('log_frequency', 10, 'Number of steps between printed lines.',
+                            lower_bound=1)
+tf.app.flags.DEFINE_boolean('restart', False,
+                            "Remove an earlier run's files from --train_dir and start over.")
 
 
 class _LoggerHook(tf.train.SessionRunHook):
@@ -34,81 +35,65 @@ class _LoggerHook(tf.train.SessionRunHook):
     the set-up, only counts in its own line.
     """
 
-    def __init__(self, loss, start):
-        """`loss` is the total loss, float32 []; `start` the `starting.Start`."""
+    def __init__(self, loss):
         self._loss = loss
-        self._log_frequency = start.run.log_frequency
-        self._images_per_step = start.epochs.images_per_step
-        self._first_step = self._step = start.step
 
     def after_create_session(self, session, coord):
-        self._start_step, self._start_time = self._step, time.time()
+        self._first_step = self._step = session.run(tf.train.get_global_step())
+        self._start_step, self._start_time = self._step, time.perf_counter()
 
     def before_run(self, run_context):
         return tf.train.SessionRunArgs(self._loss)  # Asks for loss value.
 
     def after_run(self, run_context, run_values):
-        step, current_time = self._step, time.time()
+        step, current_time = self._step, time.perf_counter()
         self._step += 1
-        if step % self._log_frequency == 0:
+        if step % FLAGS.log_frequency == 0:
             loss_value = run_values.results
             sec_per_batch = (current_time - self._start_time) / (self._step - self._start_step)
-            examples_per_sec = self._images_per_step / sec_per_batch
-            console.line('%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)' % (
-                datetime.now(), step, loss_value, examples_per_sec, sec_per_batch))
-        if step % self._log_frequency == 0 or step == self._first_step:
+            examples_per_sec = FLAGS.batch_size / sec_per_batch
+            print('%s: step %d, loss = %.2f (%.1f examples/sec; %.3f sec/batch)' % (
+                datetime.now(), step, loss_value, examples_per_sec, sec_per_batch), flush=True)
+        if step % FLAGS.log_frequency == 0 or step == self._first_step:
             self._start_step, self._start_time = self._step, current_time
 
 
-def train(source=None, recipe=None, start=None):
-    """Builds the graph, and runs training until `start.max_steps`.
+def train():
+    """Trains CIFAR-10 until --max_steps."""
+    with tf.Graph().as_default():
+        global_step = tf.train.get_or_create_global_step()
 
-    Args:
-        source: the `image_source.Source` of the training images.
-        recipe: the `recipes.Recipe`: `cifar10.inference`, unless --net names another network.
-        start: the `starting.Start` of the run, which says where to begin and when to stop.
-    """
-    if start is None:  # Programs written against the tutorial pass nothing.
-        main()
-        return
-    with tf.Graph().as_default(), tf.device(devices.variables_on(start.run.variables)):
-        monitored.use_seed(start)
-        # Input and schedule on the CPU leave the GPU to the network.
+        # Input on the CPU leaves the GPU to the network.
         with tf.device('/cpu:0'):
-            global_step = tf.train.get_or_create_global_step()
-            images, labels = cifar10.distorted_inputs(source, recipe.distort)
-            lr = recipe.learning_rate(global_step, source, start.epochs)
+            images, labels = cifar10.distorted_inputs()
 
-        logits = recipe.logits(images, source.num_classes, training=True)
+        # Build a graph that computes the logits.
+        logits = cifar10.inference(images)
 
-        loss = recipe.loss(logits, labels)
+        # Calculate the loss.
+        loss = cifar10.loss(logits, labels)
 
-        opt = recipe.own_optimizer(lr, start.max_steps)
-        train_op = cifar10.train(loss, global_step, lr, opt)
+        # Build a graph that trains the network with one batch and updates the variables.
+        train_op = cifar10.train(loss, global_step)
 
-        with monitored.session(start, hooks=[
-                tf.train.StopAtStepHook(last_step=start.max_steps),
-                tf.train.NanTensorHook(loss),
-                _LoggerHook(loss, start),
-                # Checkpoints, summaries, metrics.csv, validation.
-                *monitored.shared_hooks(start, loss)]) as mon_sess:
+        # Like tf.train.MonitoredTrainingSession, but Ctrl-C saves, and NaN is never saved.
+        with session.training_session(
+                checkpoint_dir=FLAGS.train_dir,
+                hooks=[tf.train.StopAtStepHook(last_step=FLAGS.max_steps),
+                       tf.train.NanTensorHook(loss),
+                       _LoggerHook(loss)],
+                config=tf.ConfigProto(log_device_placement=FLAGS.log_device_placement),
+                restart=FLAGS.restart) as mon_sess:
             while not mon_sess.should_stop():
                 mon_sess.run(train_op)
 
 
 def main(argv=None):  # `tf.app.run` passes the arguments.
     del argv
-    cluster.refuse_several()
-    devices.choose(FLAGS.device)
-    recipe = recipes.chosen()
-    source = cifar10.default_source(batch_size=settings.batch_size(recipe))
-    start = starting.read(settings.run(recipe), source, recipe)  # Reads the folder once.
-    if start.steps_left():
-        console.line(devices.line(dtype=recipe.dtype, device=FLAGS.device))
-        cifar10.maybe_download_and_extract(source)
-        with worker.interrupts_deferred():
-            train(source, recipe, start)
+    console.show_devices(cifar10.compute_type())
+    cifar10.maybe_download_and_extract()
+    train()
 
 
 if __name__ == '__main__':
-    startup.run(main)
+    console.run(main)

@@ -2,12 +2,12 @@
 
     python -m benchmarks --data_dir=/tmp/cifar10_data
     python -m benchmarks --data_dir=/tmp/cifar10_data --only step --net=resnet23 --batch_size=64
-    python -m benchmarks --data_dir=/tmp/cifar10_data --device=gpu --output=gpu.txt
+    python -m benchmarks --data_dir=/tmp/cifar10_data --gpu --output=gpu.txt
 
 Run nothing else at the same time. All sides run in turn, so that drift of the machine affects each.
 A figure is the median of n, with the range of the middle half. Each line is printed, and appended
 to the file of --output, as soon as it is measured. Flags that are not listed below, such as
---use_bf16 or --variables=gpu, are passed to the trainers.
+--use_bf16, are passed to the trainers.
 
     input      reading and distorting alone, beside the tutorial as written
     step       a step on a fixed batch, beside the tutorial and the floor (convolutions and products
@@ -15,12 +15,12 @@ to the file of --output, as soon as it is measured. Flags that are not listed be
     train      training end to end, beside the tutorial as written
     peers      training end to end, beside PyTorch, JAX and Keras where they are installed; requires
                a machine without a GPU
-    workers    two workers, beside two runs that share nothing, on all cores
+    workers    two workers under mpirun, beside two runs that share nothing, on all cores
     agreement  logits and gradients of the GPU, compared with the CPU; ends if they differ
     speed      steps on a fixed batch in GPU memory, by batch size and precision
 
-With --device=gpu, the last two are the default; without it the first three and "workers", or
-only "step" and "workers" for other networks and data sets than the tutorial's.
+With --gpu, the last two are the default; without it the first three and "workers", or only "step"
+and "workers" for other networks than the tutorial's.
 """
 import argparse
 import functools
@@ -93,14 +93,13 @@ def worker_rows(options):
         with futures.ThreadPoolExecutor() as pool:
             return {'rate': sum(pool.map(lambda _: processes.train(options)['rate'], range(2)))}
 
-    found = in_turn(options.turns, workers=lambda: processes.train(
-        options, 'cifar10_distributed_train.py', batches=2, num_workers=2), apart=apart)
+    found = in_turn(options.turns, workers=lambda: processes.train(options, workers=2), apart=apart)
     yield _compared('two workers, beside two runs that share nothing', 'images/s', found, 'rate')
 
 
 def agreement_rows(options):
     found = processes.measure(options, what='agreement')
-    yield (f'{found["devices"]} Compared with the CPU in float32, logits of up to '
+    yield (f'{found["gpus"]}: compared with the CPU in float32, logits of up to '
            f'{found["largest_logit"]:.1e} differ by at most {found["logits"]:.1e}, gradients by '
            f'{found["gradients"]:.1e} of the norm of a tensor.')
     if not (found['logits'] <= _LOGITS and found['gradients'] <= _GRADIENTS):
@@ -165,8 +164,8 @@ def heading(options):
     yield (f'{names[0] if names else platform.processor()}, {len(os.sched_getaffinity(0))} cores; '
            f'TensorFlow {metadata.version(package)}, NumPy {metadata.version("numpy")}, '
            f'Python {platform.python_version()}, {platform.system()} {platform.release()}')
-    yield ' '.join([f'{options.net}, batch {options.batch_size}, {options.dataset};',
-                    *options.flags, 'median (middle half) of n'])
+    yield ' '.join([f'{options.net}, batch {options.batch_size};', *options.flags,
+                    'median (middle half) of n'])
     yield _LINE.format('', 'this project', 'the other', 'ratio', 'n')
 
 
@@ -175,10 +174,9 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     path = os.path.expanduser
     parser.add_argument('--data_dir', type=path, default='/tmp/cifar10_data', help='data folder')
-    parser.add_argument('--dataset', type=path, default='cifar10', help='name of the data set')
     parser.add_argument('--batch_size', type=int, default=128, help='images per batch')
     parser.add_argument('--net', default='tutorial', help='name of the network')
-    parser.add_argument('--device', default='auto', help='auto, cpu or gpu')
+    parser.add_argument('--gpu', action='store_true', help='measure a GPU')
     parser.add_argument('--only', nargs='+', choices=_ROWS, metavar='ROWS', help='only these rows')
     parser.add_argument('--turns', type=int, default=3, help='runs of each side')
     parser.add_argument('--steps', type=int, default=150, help='steps of a training run')
@@ -188,9 +186,9 @@ def main():
     parser.add_argument('--output', type=path, default=os.devnull, help='append the lines to it')
     options, options.flags = parser.parse_known_args()
     names = ['step', 'workers']
-    if (options.net, options.dataset) == ('tutorial', 'cifar10'):
+    if options.net == 'tutorial':
         names = ['input', 'step', 'train', 'workers']
-    if options.device == 'gpu':
+    if options.gpu:
         names = ['agreement', 'speed']
     rows = (_ROWS[name](options) for name in options.only or names)
     with open(options.output, 'a', buffering=1) as report:

@@ -4,13 +4,11 @@
 
 `python -m benchmarks` starts these processes. Each is cold, unaffected by earlier measurements.
 """
-from cifar10_lib.program import quiet
-
-quiet.import_tensorflow()
-
-import dataclasses
 import json
+import os
 import time
+
+from cifar10_lib import console, data_sets, recipes
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -18,13 +16,11 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10
+import cifar10_input
 from benchmarks import floor, tutorial
-from cifar10_lib import recipes, settings
-from cifar10_lib.program import devices, startup
-from cifar10_lib.runs import starting
 
-settings.define_training_flags()  # For --max_steps and --variables.
 flags.DEFINE_enum('what', 'step', ['input', 'step', 'agreement', 'speed'], 'What to measure.')
+flags.DEFINE_string('net', 'tutorial', 'Name of the network.')
 flags.DEFINE_enum('side', 'ours', ['ours', 'tutorial'], 'Whose input.')
 flags.DEFINE_float('seconds', 5.0, 'Seconds of reading input.', lower_bound=0.0)
 flags.DEFINE_integer('timed_steps', 200, 'Steps of each side.', lower_bound=1)
@@ -32,49 +28,56 @@ flags.DEFINE_boolean('tf32', True, 'Whether a GPU may compute products of float3
 
 FLAGS = flags.FLAGS
 
+_NUM_CLASSES = 10
 _STEPS_PER_TURN = 5
 _LOG_FREQUENCY = 10  # Steps from one fetch of the loss to the next, as in training.
 
 
-def measure_input(start):
+def measure_input(recipe):
     """Returns images/s of the input alone, after a quarter of the batches has warmed it up."""
-    source = start.source
+    del recipe
+    cifar10.maybe_download_and_extract()
+    folder = os.path.join(FLAGS.data_dir, data_sets.CIFAR10.folder)
+    read = tutorial.distorted_inputs
     if FLAGS.side == 'ours':
-        batch = tf.group(*cifar10.distorted_inputs(source, start.recipe.distort))
-    else:
-        batch = tf.group(*tutorial.distorted_inputs(source.folder, source.batch_size))
-    creator = tf.train.ChiefSessionCreator(config=devices.session_config())
-    with tf.train.MonitoredSession(creator) as session:  # It runs the queues.
+        read = cifar10_input.distorted_inputs
+    batch = tf.group(*read(folder, FLAGS.batch_size))
+    with tf.train.MonitoredSession() as session:  # It runs the queues.
         times = []
         while len(times) < 4 or times[-1] - times[0] < FLAGS.seconds:
             session.run(batch)
             times.append(time.perf_counter())
     warm = times[len(times) // 4:]
-    return {'rate': (len(warm) - 1) * source.batch_size / (warm[-1] - warm[0])}
+    return {'rate': (len(warm) - 1) * FLAGS.batch_size / (warm[-1] - warm[0])}
 
 
-def measure_step(start):
+def measure_step(recipe):
     """Returns milliseconds of steps on a fixed batch, all sides in turn: {name: list}."""
     def published():
-        images, labels = _fixed_batch(start)
+        images, labels = _fixed_batch(recipe)
         return tutorial.train(tutorial.loss(tutorial.inference(images), labels),
                               tf.train.get_or_create_global_step())
 
     def plain():
-        images, _ = _fixed_batch(start)
-        if start.recipe.name in ('tutorial', 'tutorial_fast'):
-            # Our own normalisation has matrix products, which their network does not need.
+        images, _ = _fixed_batch(recipe)
+        if recipe.name == 'tutorial':
+            # Our own normalisation has matrix products, which the network does not need.
             return tutorial.inference(images)
-        return _logits(start, images)
+        return _logits(recipe, images)
 
-    sides = {'ours': _session(start, lambda: training(start)[0]),
-             'floor': _session(start, lambda: floor.operation(plain))}
-    if start.recipe.name == 'tutorial':
-        sides['tutorial'] = _session(start, published)
-    if devices.multiplies_bfloat16() and start.recipe.dtype == tf.float32:  # Or ours has it.
-        with flagsaver.flagsaver(use_bf16=True):  # `cifar10.inference` reads the flag.
-            half = dataclasses.replace(start, recipe=recipes.chosen())
-            sides['bfloat16'] = _session(half, lambda: training(half)[0])
+    def training_step():
+        return _training(recipe)[0]
+
+    sides = {'ours': _session(training_step), 'floor': _session(lambda: floor.operation(plain))}
+    if recipe.name == 'tutorial':
+        sides['tutorial'] = _session(published)
+    with open('/proc/cpuinfo') as stream:
+        words = set(stream.read().split())
+    # Others convert to float32, which takes longer.
+    multiplies_bfloat16 = not words.isdisjoint({'amx_bf16', 'avx512_bf16', 'bf16'})
+    if multiplies_bfloat16 and cifar10.compute_type() == tf.float32:
+        with flagsaver.flagsaver(use_bf16=True):
+            sides['bfloat16'] = _session(training_step)
     found = {name: [] for name in sides}
     for _ in range(1 + FLAGS.timed_steps // _STEPS_PER_TURN):
         for name, (session, operation) in sides.items():
@@ -86,7 +89,7 @@ def measure_step(start):
     return {name: times[_STEPS_PER_TURN:] for name, times in found.items()}  # The rest is warm.
 
 
-def measure_agreement(start):
+def measure_agreement(recipe):
     """Returns the largest differences between GPU and CPU, with one batch and the same weights.
 
     'logits' is an absolute difference, 'largest_logit' the size of the CPU's; 'gradients' is the
@@ -95,28 +98,28 @@ def measure_agreement(start):
     tf.config.experimental.enable_tensor_float_32_execution(False)
 
     def build():
-        images, labels = _fixed_batch(start)
+        images, labels = _fixed_batch(recipe)
         for device in ('cpu', 'gpu'):
             with tf.variable_scope('', reuse=device == 'gpu'), tf.name_scope(device) as scope, \
                     tf.device(f'/{device}:0'):
-                logits = _logits(start, images)
-                start.recipe.loss(logits, labels)
+                logits = _logits(recipe, images)
+                recipe.loss(logits, labels)
                 loss = tf.add_n(tf.get_collection('losses', scope))  # Without the other device's.
                 yield logits, tf.gradients(loss, tf.trainable_variables())
 
-    session, operations = _session(start, lambda: list(build()))
+    session, operations = _session(lambda: list(build()))
     (expected, gradients), (logits, computed) = session.run(operations)
-    return {'devices': devices.line(device=FLAGS.device),
+    return {'gpus': [each.name for each in tf.config.get_visible_devices('GPU')],
             'logits': float(np.abs(logits - expected).max()),
             'largest_logit': float(np.abs(expected).max()),
             'gradients': _largest_difference(computed, gradients)}
 
 
-def measure_speed(start):
+def measure_speed(recipe):
     """Returns images/s of ten steps at a time. The last fetches the loss, which waits for a GPU."""
     tf.config.experimental.enable_tensor_float_32_execution(FLAGS.tf32)
-    session, (step, loss) = _session(start, lambda: training(start))
-    images, rates = _LOG_FREQUENCY * start.source.batch_size, []
+    session, (step, loss) = _session(lambda: _training(recipe))
+    images, rates = _LOG_FREQUENCY * FLAGS.batch_size, []
     for _ in range(1 + FLAGS.timed_steps // _LOG_FREQUENCY):
         begin = time.perf_counter()
         for _ in range(_LOG_FREQUENCY - 1):
@@ -136,63 +139,46 @@ def _largest_difference(computed, expected):
                          for ours, theirs in zip(computed, expected)]))
 
 
-def _fixed_batch(start):
+def _fixed_batch(recipe):
     """Adds a batch of images of the network's size, and labels, to the graph."""
     random = np.random.RandomState(0)
-    batch_size = start.source.batch_size
-    pixels = random.randint(0, 256, [batch_size, 32, 32, 3]).astype(np.uint8)
-    images = tf.Variable(start.recipe.prepared(tf.constant(pixels)), trainable=False)
-    classes = min(10, start.source.num_classes)  # The published network has ten.
-    return images.read_value(), tf.constant(random.randint(0, classes, batch_size), tf.int32)
+    pixels = random.randint(0, 256, [FLAGS.batch_size, 32, 32, 3]).astype(np.uint8)
+    images = tf.Variable(recipe.prepare(tf.constant(pixels)), trainable=False)
+    labels = random.randint(0, _NUM_CLASSES, FLAGS.batch_size)
+    return images.read_value(), tf.constant(labels, tf.int32)
 
 
-def _logits(start, images):
-    return start.recipe.logits(images, start.source.num_classes, training=True)
+def _logits(recipe, images):
+    return recipe.inference(images, _NUM_CLASSES, True, cifar10.compute_type())
 
 
-def training(start):
+def _training(recipe):
     """Adds a step of training on a fixed batch to the graph: an operation, and the loss."""
-    recipe = start.recipe
-    images, labels = _fixed_batch(start)
-    with tf.device(devices.variables_on(start.run.variables)):
-        with tf.device('/cpu:0'):
-            global_step = tf.train.get_or_create_global_step()
-            lr = recipe.learning_rate(global_step, start.source, start.epochs)
-        loss = recipe.loss(_logits(start, images), labels)
-        opt = recipe.own_optimizer(lr, start.max_steps)
-        return cifar10.train(loss, global_step, lr, opt), loss
+    images, labels = _fixed_batch(recipe)
+    global_step = tf.train.get_or_create_global_step()
+    loss = recipe.loss(_logits(recipe, images), labels)
+    if recipe.name == 'tutorial':
+        return cifar10.train(loss, global_step), loss
+    opt = cifar10.scaled(recipe.optimizer(tf.constant(recipe.learning_rate), 1000))
+    grads = opt.compute_gradients(loss, gate_gradients=opt.GATE_NONE)
+    return cifar10.update(opt, grads, global_step), loss
 
 
-def _session(start, build):
-    """A session with the variables of a new run, and what `build` adds to its graph."""
+def _session(build):
+    """A session with initialised variables, and what `build` adds to its graph."""
     with tf.Graph().as_default() as graph:
         built = build()
-        session = tf.Session(config=devices.session_config(), graph=graph)
+        session = tf.Session(config=tf.ConfigProto(allow_soft_placement=True), graph=graph)
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        variables = tf.global_variables()
-        values = start.values_for(variables)
-        for variable in variables:
-            if variable.op.name in values:
-                variable.load(values[variable.op.name], session)
     return session, built
 
 
-def new_run():
-    """The `starting.Start` of a new run with the flags; --train_dir is not read."""
-    recipe = recipes.chosen()
-    source = cifar10.default_source(batch_size=settings.batch_size(recipe))
-    run = dataclasses.replace(settings.run(recipe), restart=True)
-    return starting.read(run, source, recipe)
-
-
 def main():
-    devices.choose(FLAGS.device)
-    start = new_run()
-    cifar10.maybe_download_and_extract(start.source)
+    recipe, _ = recipes.named(FLAGS.net)
     measure = {'input': measure_input, 'step': measure_step, 'agreement': measure_agreement,
                'speed': measure_speed}[FLAGS.what]
-    print(json.dumps(measure(start)))
+    print(json.dumps(measure(recipe)))
 
 
 if __name__ == '__main__':
-    startup.run(main)
+    console.run(main)

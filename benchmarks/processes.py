@@ -15,19 +15,21 @@ _SHOWN_LINES = 12  # Of the output of a process that failed.
 
 def command(name, options, **flags):
     """Words of a script ('NAME.py') or module with the flags that all of them share."""
-    for each in ('data_dir', 'dataset', 'batch_size', 'net', 'device'):
-        flags.setdefault(each, getattr(options, each))
     words = [name] if name.endswith('.py') else ['-m', name]
+    flags = {'data_dir': options.data_dir, 'batch_size': options.batch_size, **flags}
     return [*words, *options.flags, *(f'--{key}={value}' for key, value in flags.items())]
 
 
-def lines(words):
-    """Runs Python; yields (line, process) for each line of its output when it is printed.
+def lines(words, launcher=()):
+    """Runs Python under a launcher; yields (line, process) for each line when it is printed.
 
     Raises `SystemExit`, with the last lines, if the process fails.
     """
     last = collections.deque(maxlen=_SHOWN_LINES)
-    with subprocess.Popen([sys.executable, '-u', *words], cwd=ROOT, text=True,
+    # The launcher may be that of the virtual environment.
+    path = os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']
+    with subprocess.Popen([*launcher, sys.executable, '-u', *words], cwd=ROOT, text=True,
+                          env={**os.environ, 'PATH': path},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         for line in process.stdout:
             last.append(line)
@@ -38,22 +40,32 @@ def lines(words):
 
 def measure(options, **flags):
     """The result of `benchmarks.measure`, a dictionary."""
-    *_, (last, _) = lines(command('benchmarks.measure', options, **flags))
+    *_, (last, _) = lines(command('benchmarks.measure', options, net=options.net, **flags))
     return json.loads(last)
 
 
-def train(options, name='cifar10_train.py', batches=1, **flags):
-    """Trains for --steps in a new folder, with a script or module and a number of batches per step.
+def train(options, name=None, workers=1):
+    """Trains for --steps in a new folder, with a script or module, by default ours of --net.
+
+    With several `workers`, under mpirun.
 
     Returns:
         Dictionary: 'start', seconds until the line of the first step; 'peak', memory in MB; and
         after a fifth of the steps has filled queues and memory: 'rate', images per second, and
         'busy', ms of processor time per step.
     """
-    flags = {'max_steps': options.steps, 'validate_every': 0, 'log_frequency': 1, **flags}
+    flags = {'max_steps': options.steps, 'log_frequency': 1}
+    launcher = []
+    if workers > 1:
+        launcher = ['mpirun', '-n', str(workers), '--oversubscribe', '--allow-run-as-root']
+    if workers > 1 or (name is None and options.net != 'tutorial'):
+        name = 'classification.py'
+        flags = {**flags, 'net': options.net, 'validate_every': 0}
+    name = name or 'cifar10_train.py'
     times, used, peak = [time.time()], [0.0], 0
     with tempfile.TemporaryDirectory() as folder:
-        for line, process in lines(command(name, options, train_dir=folder, **flags)):
+        words = command(name, options, train_dir=folder, **flags)
+        for line, process in lines(words, launcher):
             printed = re.match(r'(\S+ \S+): step \d+\b', line)
             if printed:
                 times.append(datetime.datetime.fromisoformat(printed[1]).timestamp())
@@ -64,5 +76,5 @@ def train(options, name='cifar10_train.py', batches=1, **flags):
     first = 1 + len(times) // 5
     steps = len(times) - 1 - first
     return {'start': times[1] - times[0], 'peak': peak,
-            'rate': batches * options.batch_size * steps / (times[-1] - times[first]),
+            'rate': workers * options.batch_size * steps / (times[-1] - times[first]),
             'busy': 1000 * (used[-1] - used[first]) / steps}

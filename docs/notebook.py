@@ -6,7 +6,7 @@ Requires nbclient, nbformat and ipykernel (pip install -r requirements-dev.txt).
 block of code in tutorial.md says what becomes of it:
 
     <!-- quote docs/examples/FILE.py -->     a code cell
-    <!-- quote FILE.py: NAME -->             text, because the code is part of something larger
+    <!-- quote FILE.py -->                   text, because the code is part of something larger
     <!-- output docs/examples/FILE.py -->    left out; the cell prints it
     <!-- notebook CODE -->                   a cell with that code; for "skip", text
 
@@ -26,9 +26,9 @@ _PICTURE = re.compile(r'^!\[[^\]]*\]\(([\w.-]+)\)\n', re.MULTILINE)
 _HEADING = re.compile(r'^```.*?^```$|^(#+) ([^\n]*)$', re.MULTILINE | re.DOTALL)
 
 _INTRODUCTION = '''\
-This notebook is made from [tutorial.md](tutorial.md). Its commands use a small synthetic data set
-and 300 steps, and take about five minutes on two CPU cores. For CIFAR-10, change `DATASET` and
-`STEPS` in the second cell of code. On Colab, set `REPOSITORY` in the first one.'''
+This notebook is made from [tutorial.md](tutorial.md). Its commands use generated images and 300
+steps, and take about five minutes on two CPU cores. For CIFAR-10, change `DATASET` and `STEPS` in
+the second cell of code. On Colab, set `REPOSITORY` in the first one.'''
 
 _SET_UP = '''\
 REPOSITORY = ''  # On Colab: the address of this repository, as for `git clone`.
@@ -50,9 +50,8 @@ elif not os.path.exists('cifar10.py'):
                     'matplotlib'], check=True)
 os.environ['PATH'] = os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']
 sys.path.insert(0, os.getcwd())
-from cifar10_lib.program import quiet
+from cifar10_lib import console  # Imports TensorFlow without the lines that it prints.
 
-quiet.import_tensorflow()
 import tensorflow.compat.v1 as tf
 import IPython.display
 import PIL.Image
@@ -70,13 +69,14 @@ def show(path):
     return IPython.display.Image(jpeg.getvalue())'''
 
 _CHOICES = '''\
-DATASET = 'synthetic'  # Or 'cifar10', which downloads 170 MB.
+DATASET = 'generated'  # Or 'cifar10', which downloads 170 MB.
 STEPS = int(os.environ.get('TUTORIAL_STEPS', 300))  # Of training; for CIFAR-10, try 2000.
 
-DATA_DIR = os.environ.get('TUTORIAL_DATA_DIR', '/tmp/cifar10_data')
-DATA = f'--dataset={DATASET} --data_dir={DATA_DIR}'
-RECORDS = {'synthetic': f'{DATA_DIR}/synthetic-batches-bin',
-           'cifar10': f'{DATA_DIR}/cifar-10-batches-bin'}[DATASET]
+DATA_DIR = os.environ.get('TUTORIAL_DATA_DIR', f'/tmp/{DATASET}_data')
+if DATASET == 'generated':
+    subprocess.run([sys.executable, 'cifar10_convert.py', 'synthetic', DATA_DIR], check=True)
+DATA = f'--data_dir={DATA_DIR}'
+RECORDS = f'{DATA_DIR}/cifar-10-batches-bin'
 FOLDER = tempfile.mkdtemp(prefix='tutorial-')  # Of the runs; new, so that none is resumed.'''
 
 

@@ -5,10 +5,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=docs/runs
 python cifar10_plot.py --picture=curves --runs=$runs/tutorial --output=docs/curves.png
-python cifar10_plot.py --picture=validation --output=docs/fast.png \
-    --runs=$runs/tutorial_bf16,$runs/tutorial_fast,$runs/tutorial_fast_30
-python cifar10_plot.py --picture=validation --runs=$runs/resnet23 --output=docs/resnet23.png
-python cifar10_plot.py --picture=validation --by=minutes --output=docs/minutes.png \
-    --runs=$runs/tutorial,$runs/tutorial_fast,$runs/resnet23,$runs/airbench94_held_out
+python cifar10_plot.py --picture=curves --runs=$runs/resnet23 --output=docs/resnet23.png
 python cifar10_plot.py --picture=predictions --runs=models/airbench94 --output=docs/hero.png
 python cifar10_plot.py --picture=confusion --runs=/tmp/resnet23 --output=docs/resnet23-confusion.png

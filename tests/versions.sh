@@ -17,8 +17,9 @@ for version in "$@"; do
   "$python" -m venv --clear "$work/venv"
   pip() { "$work/venv/bin/pip" "$@"; }
   if [ "$version" = nightly ]; then
-    sed 's/^protobuf.*/protobuf/' requirements/run.txt > "$work/run.txt"
-    pip install -q tf-nightly -r "$work/run.txt" -r requirements/dev.txt
+    cat requirements.txt requirements-mpi.txt requirements-dev.txt \
+      | sed '/^-r/d; /^tensorflow/d; s/^protobuf.*/protobuf/' > "$work/run.txt"
+    pip install -q tf-nightly -r "$work/run.txt"
   else
     # Before 2.21, TensorBoard imports `pkg_resources`, which setuptools 82 lacks.
     pip install -q -r requirements-dev.txt "tensorflow==$version.*" 'setuptools<82'

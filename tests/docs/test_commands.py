@@ -4,6 +4,8 @@ import shlex
 import subprocess
 import sys
 
+from cifar10_lib import data_sets
+
 import numpy as np
 import pytest
 import record_files
@@ -18,8 +20,7 @@ _TRAIN = (['--train_dir=cifar10_train'], ['--batch_size=4'])
 _READ = (['--checkpoint_dir=cifar10_train'], [])
 _FLAGS = {
     'cifar10_train.py': _TRAIN, 'cifar10_multi_gpu_train.py': _TRAIN,
-    'cifar10_distributed_train.py': (_TRAIN[0], [
-        *_TRAIN[1], f'--step_timeout={spawn.PATIENCE}', f'--start_timeout={spawn.PATIENCE}']),
+    'classification.py': ([], ['--batch_size=4']),
     'cifar10_predict.py': _READ, 'cifar10_export.py': _READ,
     'cifar10_eval.py': (['--checkpoint_dir=cifar10_train', '--eval_dir=cifar10_eval'],
                         ['--run_once', '--num_examples=8']),
@@ -31,14 +32,15 @@ def commands(page):
     blocks = re.findall(r'^```[a-z]*\n(.*?)^```', (spawn.ROOT / page).read_text(),
                         re.DOTALL | re.MULTILINE)
     lines = '\n'.join(blocks).replace('\\\n', ' ').splitlines()
-    return [shlex.split(line, comments=True)[1:] for line in lines
-            if line.startswith('python cifar10_')]
+    words = [shlex.split(line, comments=True) for line in lines if line.startswith('python c')]
+    return [line[1:] for line in words if line[1] in _FLAGS]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """What the commands expect: record files, the images of a user, and an array."""
     record_files.write_noise(tmp_path / 'cifar10_data', count=40)
+    record_files.write_noise(tmp_path / 'cifar10_data', count=40, row=data_sets.CIFAR100)
     (tmp_path / 'models').symlink_to(spawn.ROOT / 'models')
     random = np.random.RandomState(1)
     for name in ('cat.jpg', 'dog.png', 'new.jpg', 'photo.jpg', 'holidays/1.jpg',
@@ -63,11 +65,12 @@ def test_commands_run_as_written(folder, page):
                             for word in words), *after]  # No other folder is written to.
         if script != 'cifar10_convert.py':
             words.insert(0, '--data_dir=cifar10_data')
-        elif (folder / 'my_set').exists():
+        elif (folder / 'my_set').exists() and 'synthetic' not in words:
             words[-1] += str(number)  # An earlier example of the page has made that folder.
-        if _FLAGS[script][0] is _TRAIN[0]:
+        if 'train' in script or script == 'classification.py':
+            words = [word for word in words if not word.startswith('--epochs')]
             words.append(f'--max_steps={number}')  # So that each has steps left.
-        done = spawn.run([str(spawn.ROOT / script), *words], capture_output=True)
+        done = spawn.run([str(spawn.ROOT / script), *words])
         assert done.returncode == 0, (script, words, done.stderr)
 
 

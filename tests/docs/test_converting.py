@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+from cifar10_lib import data_sets, images, own_sets
+
 import image_files
 import numpy as np
 import pytest
@@ -13,13 +15,12 @@ import spawn
 from PIL import Image
 
 import cifar10_convert
-from cifar10_lib.datasets import custom, images, table
 
 # Images of noise with all labels in turn, in the order of the labels.
 LABELS = np.arange(24) % 10
 IMAGES = np.stack([image for _, image in record_files.noise(24, seed=5)])
 TRAIN, TEST = slice(4, 24), slice(0, 4)
-NAMES = table.CIFAR10.classes
+NAMES = data_sets.CIFAR10.classes
 
 # The checksums of CIFAR-10's files become those of our files.
 TORCHVISION = '''
@@ -120,7 +121,7 @@ def test_a_program_writes_the_images_and_labels(tmp_path, number, write, names):
     assert done.returncode == 0, done.stderr[-2000:]
     path, = tmp_path.glob('*.npz')
     cifar10_convert.convert(str(path), str(tmp_path / 'made'))
-    assert custom.read(tmp_path / 'made').classes == tuple(names)
+    assert own_sets.find(str(tmp_path / 'made')).classes == tuple(names)
     for name, split in (('train', TRAIN), ('test', TEST)):
         pixels, labels = record_files.unpacked(
             np.fromfile(tmp_path / 'made' / f'{name}.bin', np.uint8).reshape(-1, 3073))
@@ -142,3 +143,22 @@ def test_the_program_that_scales_images_to_eight_bits(tmp_path, kind, values):
                    timeout=spawn.PATIENCE)
     found = images.read(tmp_path / 'my_images' / 'cat' / '1.tif.png')
     assert found[0, ::8, 0].tolist() == [0, 51, 255, 255]
+
+
+def test_the_program_that_reads_heic(tmp_path):
+    """Only the HEIC files get a PNG beside them, upright."""
+    heif = pytest.importorskip('pillow_heif')
+    heif.register_heif_opener()
+    (tmp_path / 'my_images' / 'cat').mkdir(parents=True)
+    half = np.zeros([64, 32, 3], np.uint8)
+    half[:32] = 255
+    Image.fromarray(half).save(tmp_path / 'my_images' / 'cat' / '1.HEIC', format='HEIF')
+    image_files.png(tmp_path / 'my_images' / 'cat' / '2.png', half)
+    program, = programs('### HEIC, the format of iPhones', '### More than 8 bits per channel')
+    subprocess.run([sys.executable, '-c', program], cwd=tmp_path, check=True,
+                   timeout=spawn.PATIENCE)
+    made = sorted(path.name for path in (tmp_path / 'my_images' / 'cat').iterdir())
+    assert made == ['1.HEIC', '1.HEIC.png', '2.png']
+    with Image.open(tmp_path / 'my_images' / 'cat' / '1.HEIC.png') as image:
+        assert image.size == (32, 64)
+        assert np.asarray(image)[[8, 56], 16, 0] == pytest.approx([255, 0], abs=8)

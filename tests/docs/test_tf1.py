@@ -7,6 +7,8 @@ import os
 import pathlib
 import subprocess
 
+from cifar10_lib import checkpoints
+
 import numpy as np
 import outcomes
 import plain
@@ -17,7 +19,6 @@ from absl import flags
 from absl.testing import flagsaver
 
 import cifar10_train
-from cifar10_lib.runs import checkpoints
 from docs.migration import batch_norm, crf
 
 TF1 = os.environ.get('TF1_PYTHON')
@@ -49,7 +50,7 @@ def test_each_continues_and_evaluates_the_other(half_bright):
     in_tf1(FOLDER / 'stage_0_published.py', f'--records={half_bright}', f'--train_dir={folder}',
            '--steps=10', '--batch_size=8')
     for step in (10, 20):
-        checkpoint = checkpoints.latest(folder)
+        checkpoint = checkpoints.newest(folder).path
         assert checkpoint.endswith(f'model.ckpt-{step}')
         assert outcomes.precision(folder) == pytest.approx(
             precision_in_tf1(half_bright, checkpoint), abs=6e-4)

@@ -2,35 +2,32 @@
 
 The disk is a small tmpfs, which only root can mount. Expected of training: one line that names the
 folder, exit code 1, an intact latest checkpoint, and the same command resumes once there is room.
-Of a download and an extraction: the same line, and the next attempt completes the folder. Of
-everything else that writes: the line, and nothing half-written.
+Of a download and an extraction: the same line, and the next attempt completes the folder.
 """
 import contextlib
-import glob
 import os
 import subprocess
 
+from cifar10_lib import checkpoints, console, download
+
+import counting
 import downloads
-import image_files
 import pytest
-import record_files
 import running
 import spawn
+from absl import flags
 
-from cifar10_lib.datasets import download
-from cifar10_lib.program import errors
-from cifar10_lib.runs import checkpoints
-
+FLAGS = flags.FLAGS
 _MB = 1 << 20
-_RUN = ('--data_dir=OUT/data', '--checkpoint_dir=OUT/train')
+_COUNTER = 'tests/helpers/counting.py'
 
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of 200 MB."""
+    """A file system of 100 MB."""
     path = tmp_path / 'disk'
     path.mkdir()
-    if subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={200 * _MB}', 'tmpfs', path],
+    if subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={100 * _MB}', 'tmpfs', path],
                       capture_output=True, check=False).returncode:
         pytest.skip('this user cannot mount a small disk here')
     yield path
@@ -51,33 +48,52 @@ def _fill(disk, free):
     return path
 
 
-@pytest.mark.parametrize('what, flags, free', [
-    ('a checkpoint', ['--max_steps=190', '--save_checkpoint_steps=20'], 4 * _MB),
-    ('events', ['--max_steps=210'], 1 << 14),
-    ('params.h5', ['--max_steps=200'], 12 * _MB),
-    ('a validation', ['--max_steps=200', '--validate_every=1'], _MB),
-    ('a profile', ['--max_steps=200', '--profile=60'], 0),
-    ('a run of two workers', ['--max_steps=200', '--num_workers=2', '--step_timeout=300'],
-     4 * _MB)])
-def test_training(tmp_path, disk, what, flags, free):
-    record_files.write_noise(tmp_path / 'data')
-    script = 'cifar10_train.py'
-    if 'workers' in what:
-        script = 'cifar10_distributed_train.py'
-    command = [script, f'--data_dir={tmp_path}/data', f'--train_dir={disk}/train',
-               '--batch_size=8', '--log_frequency=1', *flags]
-    with running.running(*command) as trainer:
-        trainer.await_text('step 30, ')
+@pytest.mark.parametrize('free', [0, 3 * _MB], ids=['no byte', 'three quarters of a checkpoint'])
+def test_a_checkpoint(disk, free):
+    """Of 4 MB, every ten steps and then at the end."""
+    run, size = disk / 'run', f'"size": {_MB}, "save_steps": 10'
+    with running.running(_COUNTER, run, f'{{{size}, "pause": 0.02}}') as trainer:
+        trainer.await_text('step 25, ')
         filler = _fill(disk, free)
-        done = trainer.result()
-    saved = checkpoints.latest(disk / 'train')
-    running.expect_one_line(done, f'{disk}/train', 'make room')
+        running.expect_one_line(trainer.result(), f'No space left on device in {run}', 'make room')
+    saved = counting.latest(run)
+    assert saved >= 20
     filler.unlink()
-    again = spawn.run_script(*command)
-    assert again.returncode == 0, again.stderr
-    assert f'Resuming from {saved}' in again.stdout
-    assert (disk / 'train' / 'params.h5').exists()
-    assert not glob.glob(f'{disk}/train/*tempstate*')
+    again = spawn.run_script(_COUNTER, run, f'{{{size}, "max_steps": {saved + 15}}}')
+    assert (again.returncode, again.stderr) == (0, '')
+    assert f'Resuming from {run}/model.ckpt-{saved}.\n' in again.stdout
+    assert counting.latest(run) == saved + 15
+
+
+def test_the_tutorials_events_and_last_checkpoint(half_bright, disk):
+    """Every hundred steps there are summaries, and after the last step a checkpoint of 13 MB."""
+    run = disk / 'run'
+    command = [*spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}', '--batch_size=4',
+               f'--train_dir={run}', '--log_frequency=1', '--max_steps=120']
+    process = spawn.start(command)
+    for line in process.stdout:
+        if 'step 5, ' in line:
+            break
+    filler = _fill(disk, 1 << 14)
+    _, error = spawn.ended(process, 1)
+    assert error.startswith(f'cifar10_train.py: No space left on device in {run}. ')
+    assert error.count('\n') == 1
+    assert checkpoints.step(checkpoints.newest(str(run))) == 0
+    filler.unlink()
+    again = spawn.run(command)
+    assert (again.returncode, again.stderr) == (0, '')
+    assert checkpoints.step(checkpoints.newest(str(run))) == 120
+
+
+def test_the_start(disk):
+    """Not even the first checkpoint fits, or the lock: the old one stays."""
+    counting.train(disk / 'run', 5)
+    filler = _fill(disk, 0)
+    for folder in ('run', 'new'):
+        done = spawn.run_script(_COUNTER, disk / folder, '{"size": 3, "max_steps": 9}')
+        running.expect_one_line(done, f'{disk}', 'No space left on device')
+    filler.unlink()
+    assert counting.latest(disk / 'run') == 5
 
 
 @pytest.mark.parametrize('what, size', [
@@ -88,40 +104,10 @@ def test_a_download(disk, monkeypatch, what, size):
     _resize(disk, size)
     with downloads.Server().running() as server:
         row = downloads.row(server.url)
-        with pytest.raises(errors.DataError) as error:
+        with pytest.raises(console.UserError) as error:
             download.maybe_download_and_extract(row, str(disk))
         line = str(error.value)
         assert '\n' not in line and str(disk) in line and 'No space left on device' in line
         assert not os.path.lexists(disk / 'small')
         _resize(disk, _MB)
         download.maybe_download_and_extract(row, str(disk))
-
-
-@pytest.mark.parametrize('what, script, arguments', [
-    ('synthetic images', 'cifar10_train.py', ['--dataset=synthetic', '--data_dir=DISK/data',
-                                              '--max_steps=1', '--train_dir=OUT/again']),
-    ('an evaluation', 'cifar10_eval.py', [*_RUN, '--run_once', '--eval_dir=DISK/eval']),
-    ('an export', 'cifar10_export.py', [_RUN[1], '--export_dir=DISK/model']),
-    ('a data set of images', 'cifar10_convert.py', ['OUT/images', 'DISK/set']),
-    ('a picture', 'cifar10_plot.py', [
-        '--picture=samples', _RUN[0], '--output=DISK/samples.png'])])
-def test_another_script(tmp_path, disk, what, script, arguments):
-    record_files.write_noise(tmp_path / 'data')
-    image_files.write_sorted(tmp_path / 'images')
-    if '--checkpoint_dir=OUT/train' in arguments:
-        trained = spawn.run_script(
-            'cifar10_train.py', f'--data_dir={tmp_path}/data', f'--train_dir={tmp_path}/train',
-            '--batch_size=8', '--max_steps=1')
-        assert trained.returncode == 0, trained.stderr
-    arguments = [word.replace('DISK', str(disk)).replace('OUT', str(tmp_path))
-                 for word in arguments]
-    filler = _fill(disk, 1 << 13)
-    before = set(disk.rglob('*'))
-    full = spawn.run_script(script, *arguments)
-    running.expect_one_line(full, str(disk), 'space')  # NumPy words its error differently.
-    left = set(disk.rglob('*')) - before
-    assert not [path for path in left if path.suffix == '.part' or path.is_file()
-                and 'tfevents' not in path.name and path.suffix != '.lock'], left
-    filler.unlink()
-    again = spawn.run_script(script, *arguments)
-    assert again.returncode == 0, again.stderr[-2000:]

@@ -1,17 +1,57 @@
 """Copies of the project that a user has edited."""
+import contextlib
+import importlib
 import shutil
+import sys
 
 import spawn
+from absl import flags
 
 
 def copy_with(folder, edits):
-    """Copies the project to `folder` and replaces texts: {name of a file: {old text: new one}}."""
+    """Copies the project to `folder` and replaces texts: {name of a file: {old text: new one}}.
+
+    Each old text must be in the file once. Returns the folder.
+    """
     shutil.copytree(spawn.ROOT, folder, ignore=shutil.ignore_patterns(
-        'tests', 'docs', 'benchmarks', '.*', '__pycache__'))
+        'tests', 'docs', 'benchmarks', 'models', '.*', '__pycache__'))
     for name, texts in edits.items():
         text = (folder / name).read_text()
         for old, new in texts.items():
-            assert text.count(old) == 1, old
+            assert text.count(old) == 1, f'{text.count(old)} times in {name}: {old}'
             text = text.replace(old, new)
         (folder / name).write_text(text)
     return folder
+
+
+@contextlib.contextmanager
+def imported(folder):
+    """In this context, the project's modules are those of a copy.
+
+    Yields a function that imports one by its name. A process of its own would import TensorFlow
+    first, which takes seconds.
+    """
+    def is_ours(name):
+        return name.startswith(('cifar10', 'classification'))
+
+    ours = {name: module for name, module in sys.modules.items() if is_ours(name)}
+    for name in ours:
+        del sys.modules[name]
+    for name in flags.FLAGS:
+        flags.FLAGS[name].allow_override = True
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield _import_copied
+    finally:
+        sys.path.remove(str(folder))
+        for name in [name for name in sys.modules if is_ours(name)]:
+            del sys.modules[name]
+        sys.modules.update(ours)
+
+
+def _import_copied(name):
+    module = importlib.import_module(name)
+    for flag in flags.FLAGS:  # The next script may define the same ones.
+        flags.FLAGS[flag].allow_override = True
+    return module

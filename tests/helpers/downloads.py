@@ -8,9 +8,9 @@ import os
 import tarfile
 import threading
 
-import numpy as np
+from cifar10_lib import data_sets
 
-from cifar10_lib.datasets import table
+import numpy as np
 
 CONTENTS = {name: np.random.RandomState(count).randint(0, 10, 3073 * count).astype(np.uint8)
             .tobytes() for name, count in {'data_batch_1.bin': 40, 'test_batch.bin': 10}.items()}
@@ -40,9 +40,9 @@ ARCHIVE = tar(GOOD)
 
 def row(url='http://nowhere.invalid/small.tar.gz', archive=ARCHIVE, copies=()):
     """The row of a small data set with this archive."""
-    return table.DataSet(
+    return data_sets.DataSet(
         'small', 'small', 'small', {'data_batch_1.bin': 40}, {'test_batch.bin': 10},
-        classes=table.CIFAR10.classes, url=url, copies=copies,
+        classes=data_sets.CIFAR10.classes, url=url, copies=copies,
         archive_bytes=len(archive), sha256=hashlib.sha256(archive).hexdigest())
 
 

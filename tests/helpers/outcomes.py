@@ -1,43 +1,54 @@
-"""What a run printed, and how good its model is."""
-import os
+"""What a run of the tutorial printed, and how good its network is."""
+import contextlib
 import re
 
+from cifar10_lib import checkpoints
+
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 import cifar10
-from cifar10_lib.evaluation import accuracy, model, trained
-from cifar10_lib.program import devices
-from cifar10_lib.runs import checkpoints
 
-# The tutorial's console line; the groups are the images and the seconds.
-LINE = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step \d+, loss = \d+\.\d\d '
+# The tutorial's console line; the groups are the step, the images and the seconds.
+LINE = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step (\d+), loss = \d+\.\d\d '
                   r'\((\d+\.\d) examples/sec; (\d+\.\d{3}) sec/batch\)')
 
 
-def precision(train_dir, use_moving_averages=True):
-    """Precision @ 1 of a run's latest checkpoint on the test images."""
-    found = counts(checkpoints.latest(train_dir), use_moving_averages)
-    return found.correct / found.total
+def precision(folder, use_moving_averages=True):
+    """Precision @ 1 of a run's latest checkpoint on the test images of --data_dir."""
+    return np.mean(hits(folder, use_moving_averages))
 
 
-def counts(checkpoint, use_moving_averages=True):
-    """The `accuracy.Counts` of a checkpoint on the test images, with the network and the data set
-    of its run."""
-    network = trained.read(os.path.dirname(checkpoint))
-    source = network.source()
-    num_examples, _ = accuracy.images_to_count(source)
-    found = accuracy.Counts(source.num_classes)
+def hits(folder, use_moving_averages=True):
+    """Whether the prediction for each test image is right, in the order of the file: bool [images].
+
+    `folder` is that of a run, or a checkpoint.
+    """
     with tf.Graph().as_default():
-        images, labels = cifar10.inputs(source.eval_data, source, network.recipe.prepare)
-        logits = network.recipe.logits(images, source.num_classes)
-        top_k_op = [labels, accuracy.predictions(logits)]
-        saver = tf.train.Saver(model.variables_to_restore(use_moving_averages))
-        with tf.Session(config=devices.session_config()) as session:
-            saver.restore(session, checkpoint)
+        images, labels = cifar10.inputs(eval_data=True)
+        right = tf.equal(tf.argmax(cifar10.inference(images), 1, output_type=tf.int32), labels)
+        names = None
+        if use_moving_averages:
+            names = tf.train.ExponentialMovingAverage(0.0).variables_to_restore()
+        saver = tf.train.Saver(names)
+        with tf.Session() as session:
+            saver.restore(session, checkpoints.newest(folder).path)
             coordinator = tf.train.Coordinator()
             threads = tf.train.start_queue_runners(session, coordinator)
-            for batch in accuracy.each_image_once(session, top_k_op, num_examples):
-                found.add(*batch)
+            found = []
+            while len(found) < cifar10.num_examples(eval_data=True):
+                found.extend(session.run(right))
             coordinator.request_stop()
             coordinator.join(threads)
+    return np.array(found[:cifar10.num_examples(eval_data=True)])
+
+
+def summaries(folder):
+    """Values in the event files of a folder: {step: {tag: tf.Summary.Value}}."""
+    found = {}
+    for path in sorted(tf.io.gfile.glob(f'{folder}/events.out.tfevents.*')):
+        with contextlib.suppress(tf.errors.DataLossError):  # The last event is being written.
+            for event in tf.train.summary_iterator(path):
+                for value in event.summary.value:
+                    found.setdefault(event.step, {})[value.tag] = value
     return found

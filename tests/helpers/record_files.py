@@ -1,9 +1,9 @@
 """Writes small record files for the tests."""
 import os
 
-import numpy as np
+from cifar10_lib import data_sets
 
-from cifar10_lib.datasets import table
+import numpy as np
 
 
 def write(path, labelled_images):
@@ -14,7 +14,7 @@ def write(path, labelled_images):
             stream.write(np.ascontiguousarray(image.transpose(2, 0, 1)).tobytes())
 
 
-def write_noise(data_dir, count=200, row=table.CIFAR10):
+def write_noise(data_dir, count=200, row=data_sets.CIFAR10):
     """Writes a data set's files with `count` records of noise each; returns their folder."""
     folder = os.path.join(data_dir, row.folder)
     os.makedirs(folder)

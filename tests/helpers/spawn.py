@@ -2,26 +2,18 @@
 
 As a pytest plugin, it ends the processes that a test leaves.
 """
-import contextlib
 import os
 import pathlib
 import re
 import subprocess
 import sys
 
-import forks
+import psutil
 import pytest
 import tensorflow.compat.v1 as tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HELPERS = ROOT / 'tests' / 'helpers'
-
-
-def environment():
-    """This process's environment without proxies, which would not reach servers on loopback."""
-    return {name: value for name, value in os.environ.items()
-            if not name.lower().endswith('_proxy')}
-
 
 # Seconds to wait for something that takes a few: other processes may use most of the cores.
 PATIENCE = 300
@@ -32,32 +24,40 @@ _OF_OLDER_TENSORFLOW = re.compile(
     r'I0000.* MLIR V1 optimization pass is not enabled)\n', re.MULTILINE)
 
 
+def environment(**variables):
+    """This process's environment without proxies, which would not reach servers on loopback, and
+    with these variables."""
+    return {**{name: value for name, value in os.environ.items()
+               if not name.lower().endswith('_proxy')}, **variables}
+
+
 def gently(name, rate=0.03, change=''):
     """Python's arguments for a trainer with another learning rate, after the code `change`.
 
-    At the tutorial's rate, one run in thirty diverges on batches as small as the tests'.
+    At the tutorial's rate, one run in thirty diverges on batches as small as the tests'. The queue
+    is for few images, too.
     """
     return ['-c', f'''
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
-from cifar10_lib.program import quiet
-quiet.import_tensorflow()
-import cifar10
+from cifar10_lib import console
+import cifar10, cifar10_input
 cifar10.INITIAL_LEARNING_RATE = {rate}
+cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = 80
 {change}
-runpy.run_path({str(ROOT / name)!r}, run_name='__main__')
+sys.argv[0] = {str(ROOT / name)!r}
+runpy.run_path(sys.argv[0], run_name='__main__')
 ''']
 
 
 def run_script(name, *arguments, **options):
     """Runs a script in a process of its own, as a user does: a `subprocess.CompletedProcess`."""
-    return run([ROOT / name, *arguments], capture_output=True, **options)
+    return run([ROOT / name, *arguments], **options)
 
 
-def run(arguments, capture_output=False, timeout=PATIENCE, **options):
-    """Runs Python in a process of its own: a `subprocess.CompletedProcess`."""
-    streams = dict.fromkeys(('stdout', 'stderr'), subprocess.PIPE if capture_output else None)
-    process = start(arguments, **{**streams, **options})
+def run(arguments, timeout=PATIENCE, **options):
+    """Runs Python in a process of its own: a `subprocess.CompletedProcess`, with its output."""
+    process = start(arguments, **options)
     out, error = process.communicate(timeout=timeout)
     if error and tf.version.VERSION.startswith(('2.18.', '2.19.', '2.20.')):
         error = _OF_OLDER_TENSORFLOW.sub('', error)
@@ -65,15 +65,18 @@ def run(arguments, capture_output=False, timeout=PATIENCE, **options):
 
 
 def start_script(name, *arguments):
-    """Starts a script as from a terminal, where Ctrl-C works: a `subprocess.Popen`."""
+    """Starts a script: a `subprocess.Popen`."""
     return start([ROOT / name, *arguments])
 
 
 def start(arguments, **options):
-    """Starts Python as from a terminal, until the end of the test: a `subprocess.Popen`."""
+    """Starts Python, until the end of the test at most: a `subprocess.Popen` with pipes for text.
+
+    `options` are those of `subprocess.Popen`.
+    """
     options = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True,
                'env': environment(), **options}
-    return until_the_end(forks.Python([sys.executable, *arguments], **options))
+    return until_the_end(subprocess.Popen([sys.executable, *arguments], **options))
 
 
 _started = []
@@ -87,7 +90,7 @@ def until_the_end(process):
 
 @pytest.fixture(autouse=True)
 def _processes_end_with_their_test():
-    """Otherwise, they would slow down all later tests. Workers end with their launcher."""
+    """Otherwise, they would slow down all later tests."""
     yield
     while _started:
         process = _started.pop()
@@ -109,22 +112,13 @@ def all_ended(processes):
 
 
 def children(pid):
-    """Process IDs of a process's children, whichever of its threads started them."""
-    found = []
-    for path in pathlib.Path(f'/proc/{pid}/task').glob('*/children'):
-        with contextlib.suppress(OSError):  # The thread has ended.
-            found += map(int, path.read_text().split())
-    return found
+    """Process IDs of a process's children."""
+    return [child.pid for child in psutil.Process(pid).children()]
 
 
 def runs(pid):
     """Whether a process exists and is not a zombie."""
     try:
-        return pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0] != 'Z'
-    except (FileNotFoundError, ProcessLookupError):  # It ended before this, or meanwhile.
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # It ended before this, or meanwhile.
         return False
-
-
-def workers(pid):
-    """Process IDs of the workers that a launcher started, each of which leads a session."""
-    return [child for child in children(pid) if os.getsid(child) == child]

@@ -1,3 +1,5 @@
+"""The network, its loss and its step, beside values worked out by hand and TensorFlow's own
+operations."""
 import numpy as np
 import plain
 import pytest
@@ -5,10 +7,10 @@ import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
 
 import cifar10
-from cifar10_lib.nets import precision
 
 IMAGES = np.random.RandomState(3).normal(size=[13, 24, 24, 3]).astype(np.float32)
 LABELS = np.random.RandomState(4).randint(0, 10, 13).astype(np.int32)
+AVERAGE = '/ExponentialMovingAverage'
 
 
 def build():
@@ -20,6 +22,16 @@ def build():
 def load(session, values):
     for variable in tf.trainable_variables():
         variable.load(values[variable.op.name], session)
+
+
+def test_published_constants():
+    assert (cifar10.IMAGE_SIZE, cifar10.NUM_CLASSES) == (24, 10)
+    assert cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN == 50000
+    assert cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL == 10000
+    assert (cifar10.MOVING_AVERAGE_DECAY, cifar10.NUM_EPOCHS_PER_DECAY) == (0.9999, 350.0)
+    assert (cifar10.LEARNING_RATE_DECAY_FACTOR, cifar10.INITIAL_LEARNING_RATE) == (0.1, 0.1)
+    assert cifar10.TOWER_NAME == 'tower'
+    assert cifar10.DATA_URL == 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 
 
 def test_variables_and_their_first_values():
@@ -51,7 +63,6 @@ def test_equals_the_plain_network():
     pairs = tf.train.GradientDescentOptimizer(0.1).compute_gradients(loss)
     names = [variable.op.name for _, variable in pairs]
     with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
         load(session, values)
         ours = session.run([logits, loss, [gradient for gradient, _ in pairs]])
         expected = session.run([plain_logits, plain_loss, tf.gradients(
@@ -63,40 +74,40 @@ def test_equals_the_plain_network():
         assert abs(got - gradient).max() <= 1e-4 * abs(gradient).max(), name
 
 
-@pytest.mark.parametrize('dataset, given, initial, decay_steps', [
-    ('cifar10', None, 0.1, 136718), ('cifar100', None, 0.1, 136718),
-    ('synthetic', None, 0.03, 27343), ('cifar10', 0.02, 0.02, 136718),
-    ('synthetic', 0.02, 0.02, 27343)])
-def test_the_learning_rate_of_train(dataset, given, initial, decay_steps):
-    """The user's rate, or the data set's, or the tutorial's: in batches of 128, for 350 epochs of
-    50,000 images, or of 10,000 synthetic ones. That is 136718.75 or 27343.75 steps."""
-    step = tf.train.get_or_create_global_step()
-    loss = tf.get_variable('layer/weights', [], initializer=tf.ones_initializer()) + 0.0
-    with flagsaver.flagsaver(dataset=dataset, learning_rate=given, batch_size=128,
-                             data_dir='/nonexistent'):
-        cifar10.train(loss, step)
-    rate, = tf.get_collection('learning_rate')
+def test_the_loss_by_hand():
+    """Two classes with logits 0 and log 3 have probabilities 1/4 and 3/4; weights add 0.5."""
+    tf.add_to_collection('losses', tf.constant(0.5, name='weight_loss'))
+    loss = cifar10.loss(tf.constant([[0.0, np.log(3)], [0.0, np.log(3)]], tf.float32),
+                        tf.constant([0, 1]))
     with tf.Session() as session:
-        rates = []
+        np.testing.assert_allclose(
+            session.run(loss), 0.5 + (np.log(4) + np.log(4 / 3)) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize('images_per_step, decay_steps', [(128, 136718), (256, 68359)])
+def test_the_learning_rate(images_per_step, decay_steps):
+    """A tenth after each 350 epochs of 50,000 images: 136718.75 steps of 128, 68359.375 of 256."""
+    step = tf.placeholder(tf.int64, [])
+    rate = cifar10.learning_rate(step, images_per_step)
+    with tf.Session() as session:
         # TensorFlow multiplies by 1 / decay_steps: a product just below 1 falls a step later.
-        for value in (0, decay_steps - 1, decay_steps + 1, 2 * decay_steps + 1):
-            step.load(value, session)
-            rates.append(session.run(rate))
-    np.testing.assert_allclose(rates, initial * np.array([1, 1, 0.1, 0.01]), rtol=1e-5)
+        rates = [session.run(rate, {step: value})
+                 for value in (0, decay_steps - 1, decay_steps + 1, 2 * decay_steps + 1)]
+    np.testing.assert_allclose(rates, [0.1, 0.1, 0.01, 0.001], rtol=1e-5)
 
 
-def test_update_and_average_by_hand():
-    """A gradient of 2 at rate 0.1: w = 1, 0.8, 0.6, ...; the average then moves by 1 - decay.
+@pytest.mark.parametrize('step_type', [tf.int64, tf.float32])
+def test_the_update_and_the_average_by_hand(step_type):
+    """The loss 2 w at rate 0.1: w = 1, 0.8, 0.6, ...; the average then moves by 1 - decay.
 
     decay is (1 + step) / (10 + step) as long as that is below 0.9999, with the step that was made.
     """
     with tf.variable_scope('layer'):
         variable = cifar10._variable_on_cpu('weights', [1], tf.constant_initializer(1.0))
-    global_step = tf.train.get_or_create_global_step()
-    train_op = cifar10.train(tf.constant(0.0, name='loss'), global_step,
-                             grads=[(tf.constant([2.0]), variable)])
-    average, = (v for v in tf.global_variables() if 'ExponentialMovingAverage' in v.op.name)
-    assert average.op.name == 'layer/weights/ExponentialMovingAverage'
+    step = tf.Variable(tf.cast(0, step_type), trainable=False)
+    tf.add_to_collection('losses', tf.identity(2 * variable[0], name='twice'))
+    train_op = cifar10.train(tf.add_n(tf.get_collection('losses'), name='total_loss'), step)
+    average, = (v for v in tf.global_variables() if v.op.name == 'layer/weights' + AVERAGE)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         expected = 1.0
@@ -104,10 +115,28 @@ def test_update_and_average_by_hand():
             session.run(train_op)
             decay = (1 + made) / (10 + made)
             expected = decay * expected + (1 - decay) * weight
-            got = session.run([variable, average, global_step])
+            got = session.run([variable, average, step])
             np.testing.assert_allclose(got[0], [weight], atol=1e-6)
             np.testing.assert_allclose(got[1], [expected], atol=1e-6)
             assert got[2] == made
+
+
+def test_averages_of_moving_statistics_follow_their_updates():
+    """What batch norms need: the update moves the statistic to 5, then the average a part of it."""
+    statistic = tf.get_variable('bn/moving_mean', [], trainable=False)
+    tf.add_to_collection(tf.GraphKeys.MOVING_AVERAGE_VARIABLES, statistic)
+    weight = cifar10._variable_on_cpu('weights', [], tf.constant_initializer(1.0))
+    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, tf.assign(statistic, 5.0))
+    step = tf.train.get_or_create_global_step()
+    train_op = cifar10.update(tf.train.GradientDescentOptimizer(0.1),
+                              [(tf.constant(1.0), weight)], step)
+    average, = (v for v in tf.global_variables() if v.op.name == 'bn/moving_mean' + AVERAGE)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        statistic.load(1.0, session)
+        average.load(1.0, session)
+        session.run(train_op)
+        np.testing.assert_allclose(session.run(average), 1 * 2 / 11 + 5 * 9 / 11, rtol=1e-6)
 
 
 def test_loss_averages_by_hand():
@@ -139,9 +168,9 @@ def test_loss_averages_by_hand():
 def test_names_and_summaries_of_a_training_graph():
     _, loss = build()
     cifar10.train(loss, tf.train.get_or_create_global_step())
-    losses_ = ['cross_entropy', 'local3/weight_loss', 'local4/weight_loss', 'total_loss']
-    expected = [*plain.SHAPES, *(name + '/ExponentialMovingAverage' for name in plain.SHAPES),
-                *(name + '/avg' for name in losses_)]
+    losses = ['cross_entropy', 'local3/weight_loss', 'local4/weight_loss', 'total_loss']
+    expected = [*plain.SHAPES, *(name + AVERAGE for name in plain.SHAPES),
+                *(name + '/avg' for name in losses)]
     types = {variable.op.name: variable.dtype.base_dtype for variable in tf.global_variables()}
     assert types == {**dict.fromkeys(expected, tf.float32), 'global_step': tf.int64}
     with tf.Session() as session:
@@ -152,23 +181,52 @@ def test_names_and_summaries_of_a_training_graph():
     expected = [
         f'{layer}/{layer}/{what}' for layer in layers for what in ('activations', 'sparsity')]
     expected += [name + end for name in plain.SHAPES for end in ('_1', '/gradients')]
-    expected += [name + end for name in losses_ for end in ('_1', '__raw_')]
+    expected += [name + end for name in losses for end in ('_1', '__raw_')]
     assert sorted(tags) == sorted(expected + ['learning_rate'])
 
 
-def test_the_sparsity_is_the_fraction_of_zeros():
-    cifar10._activation_summary(tf.constant([[0.0, 1.0, -2.0, 0.0, 1e-30]], name='net'))
+@pytest.mark.parametrize('scope', [None, 'tower_0'])
+def test_the_sparsity_is_the_fraction_of_zeros(scope):
+    """Its operations stay inside their layer in TensorBoard's graph, and the tag has no tower."""
+    with tf.name_scope(scope), tf.name_scope('layer'):
+        cifar10._activation_summary(tf.constant([[0.0, 1.0, -2.0, 0.0, 1e-30]], name='net'))
+    for op in tf.get_default_graph().get_operations():
+        if 'zero_fraction' in op.name:
+            assert op.name.startswith('layer/' if scope is None else 'tower_0/layer/')
     with tf.Session() as session:
         summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
     values = {value.tag: value.simple_value for value in summary.value}
-    np.testing.assert_allclose(values['net/sparsity'], 0.4, rtol=1e-6)
+    assert values.keys() == {'layer/net/activations', 'layer/net/sparsity'}
+    np.testing.assert_allclose(values['layer/net/sparsity'], 0.4, rtol=1e-6)
+
+
+@pytest.mark.parametrize('wd, value', [(None, None), (0.0, 0.0), (0.004, 0.012)])
+def test_weights_with_and_without_decay(wd, value):
+    """By position, and by keyword, as published layers have it: 0.004 * 6 / 2 for six ones."""
+    with tf.variable_scope('one'):
+        cifar10._variable_with_weight_decay('weights', shape=[2, 3], stddev=5e-2, wd=wd)
+    with tf.variable_scope('other'):
+        cifar10._variable_with_weight_decay('weights', [2, 3], 5e-2, wd)
+    one, other = tf.trainable_variables()
+    assert (one.op.name, other.op.name) == ('one/weights', 'other/weights')
+    losses = tf.get_collection('losses')
+    names = [] if wd is None else ['one/weight_loss', 'other/weight_loss']
+    assert [each.op.name for each in losses] == names
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for variable in one, other:
+            assert 0 < abs(session.run(variable)).max() <= 0.1
+            variable.load(np.ones([2, 3], np.float32), session)
+        np.testing.assert_allclose(session.run(losses), [value] * len(losses), rtol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('flag, dtype', [('use_fp16', tf.float16), ('use_bf16', tf.bfloat16)])
-def test_half_precision_learns_and_keeps_float32_variables(flag, dtype):
+def test_half_precision_learns_and_keeps_float32_variables(monkeypatch, flag, dtype):
     """Ten steps on two images, at a low rate: the loss stays finite and falls."""
-    with flagsaver.flagsaver(**{flag: True}, learning_rate=0.01):
+    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.01)
+    with flagsaver.flagsaver(**{flag: True}):
+        assert cifar10.compute_type() == dtype
         logits = cifar10.inference(tf.constant(IMAGES[:2]))
         loss = cifar10.loss(logits, tf.constant(LABELS[:2]))
         train_op = cifar10.train(loss, tf.train.get_or_create_global_step())
@@ -186,17 +244,18 @@ def test_half_precision_learns_and_keeps_float32_variables(flag, dtype):
     assert found[-1] < found[0] - 1
 
 
-def test_float16_gradients_are_scaled():
-    """2e-8 is below the smallest float16, 6e-8: without scaling the gradient would be zero."""
+@pytest.mark.parametrize('use_fp16, expected', [(True, 2e-8), (False, 0.0)])
+def test_float16_gradients_are_scaled(use_fp16, expected):
+    """2e-8 is below the smallest float16, 6e-8: without scaling the gradient is zero."""
     weight = cifar10._variable_on_cpu('weights', [], tf.constant_initializer(1.0))
     loss = 2e-8 * tf.cast(tf.cast(weight, tf.float16), tf.float32)
-    descent = tf.train.GradientDescentOptimizer(0.1)
-    assert precision.scaled(descent, tf.float32) is descent
-    (gradient, _), = precision.scaled(descent, tf.float16).compute_gradients(loss)
+    with flagsaver.flagsaver(use_fp16=use_fp16):
+        opt = cifar10.scaled(tf.train.GradientDescentOptimizer(0.1))
+        (gradient, _), = opt.compute_gradients(loss)
     assert gradient.dtype == tf.float32
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        np.testing.assert_allclose(session.run(gradient), 2e-8, rtol=0.05)
+        np.testing.assert_allclose(session.run(gradient), expected, rtol=0.05)
 
 
 def test_every_variable_is_pinned_to_the_cpu():
@@ -207,3 +266,30 @@ def test_every_variable_is_pinned_to_the_cpu():
         assert variable.device == '/device:CPU:0', variable.op.name
     conv, = [op for op in tf.get_default_graph().get_operations() if op.name == 'conv1/Conv2D']
     assert conv.device == '/device:GPU:0'
+
+
+@pytest.mark.parametrize('height, width, inputs', [(24, 24, 2304), (32, 32, 4096), (28, 24, 2688)])
+def test_images_of_another_size(height, width, inputs):
+    """Two poolings leave a quarter of height and width, in 64 channels; the batch may be open."""
+    logits = cifar10.inference(tf.placeholder(tf.float32, [None, height, width, 3]))
+    assert logits.shape.as_list() == [None, 10]
+    weights, = (each for each in tf.trainable_variables() if each.op.name == 'local3/weights')
+    assert weights.shape.as_list() == [inputs, 384]
+
+
+@pytest.mark.parametrize('shape', [[None, None, None, 3], [8, 24, None, 3]])
+def test_images_of_an_unknown_size(shape):
+    with pytest.raises(TypeError):
+        cifar10.inference(tf.placeholder(tf.float32, shape))
+
+
+def test_the_number_of_classes(monkeypatch):
+    """A keyword; by default the constant, also if a program has set it. A second positional
+    argument is an error, not a number of classes."""
+    images = tf.zeros([2, 24, 24, 3])
+    assert cifar10.inference(images, num_classes=7).shape.as_list() == [2, 7]
+    monkeypatch.setattr(cifar10, 'NUM_CLASSES', 4)
+    with tf.variable_scope('other'):
+        assert cifar10.inference(images).shape.as_list() == [2, 4]
+    with pytest.raises(TypeError, match='takes 1 positional argument but 2 were given'):
+        cifar10.inference(images, 128)

@@ -1,39 +1,40 @@
+"""Records of real files become images and labels; each distortion equals TensorFlow's own."""
 import numpy as np
 import pytest
 import record_files
 import tensorflow.compat.v1 as tf
 
+import cifar10
 import cifar10_input
-from cifar10_lib.datasets import image_source, table
-from cifar10_lib.program import errors
-
-SMALL = table.DataSet('small', 'small', '', {'a.bin': 0, 'b.bin': 0}, {'c.bin': 0},
-                      classes=table.CIFAR10.classes)
-
-
-def distorted_inputs(folder, batch_size, data_set, **options):
-    """Images and labels of a training set other than CIFAR-10."""
-    return cifar10_input.distorted_inputs(
-        folder, batch_size, image_source.Source(data_set, folder, batch_size, **options))
-
-
-def inputs(folder, batch_size, eval_data, data_set=SMALL, **options):
-    """Images and labels, in order, of a set other than CIFAR-10."""
-    return cifar10_input.inputs(
-        eval_data, folder, batch_size,
-        image_source.Source(data_set, folder, batch_size, eval_data, **options))
-
-
-def write_small(folder, a=0, b=0, c=0):
-    """Writes the files of SMALL; returns uint8 [a + b + c, 3073]."""
-    for index, (name, count) in enumerate([('a.bin', a), ('b.bin', b), ('c.bin', c)]):
-        record_files.write(folder / name, record_files.noise(count, seed=index))
-    return np.concatenate([np.fromfile(folder / name, np.uint8).reshape(-1, 3073)
-                           for name in ('a.bin', 'b.bin', 'c.bin')])
-
 
 # A session that runs the queue runners of the default graph.
 Running = tf.train.SingularMonitoredSession
+
+
+def write_set(folder, train=(1, 1, 1, 1, 1), test=1):
+    """Writes CIFAR-10's files with these numbers of records of noise.
+
+    Returns the records of the training set and of the test set, both uint8 [count, 3073].
+    """
+    names = [*(f'data_batch_{i}.bin' for i in range(1, 6)), 'test_batch.bin']
+    for seed, (name, count) in enumerate(zip(names, [*train, test])):
+        record_files.write(folder / name, record_files.noise(count, seed))
+    files = [np.fromfile(folder / name, np.uint8).reshape(-1, 3073) for name in names]
+    return np.concatenate(files[:5]), files[5]
+
+
+def file_queue(*paths):
+    """A queue of file names that ends."""
+    return tf.train.string_input_producer(list(map(str, paths)), num_epochs=1, shuffle=False)
+
+
+def run_to_the_end(fetches):
+    """Runs tensors until the queues end: list of results."""
+    found = []
+    with Running() as session:  # Ends with OutOfRangeError.
+        while True:
+            found.append(session.run(fetches))
+    return found
 
 
 def test_three_records(tmp_path):
@@ -41,80 +42,64 @@ def test_three_records(tmp_path):
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
     images = [np.broadcast_to(np.array(colour, np.uint8), [32, 32, 3]).copy() for colour in colours]
     images[1][2, 5] = (7, 8, 9)
-    record_files.write(tmp_path / 'three.bin', zip((3, 9, 0), images))
-    queue = tf.FIFOQueue(99, [tf.string], shapes=())
-    result = cifar10_input.read_cifar10(queue)
+    path = tmp_path / 'three.bin'
+    record_files.write(path, zip((3, 9, 0), images))
+    result = cifar10_input.read_cifar10(file_queue(path))
     assert (result.height, result.width, result.depth) == (32, 32, 3)
-    assert result.label.shape == [1] and result.label.dtype == tf.int32
-    assert result.uint8image.shape == [32, 32, 3]
-    with tf.Session() as session:
-        session.run(queue.enqueue([str(tmp_path / 'three.bin')]))
-        session.run(queue.close())
-        for index, label in enumerate((3, 9, 0)):
-            key, got, image = session.run([result.key, result.label, result.uint8image])
-            assert key.decode() == f'{tmp_path}/three.bin:{index}'
-            assert got.tolist() == [label]
-            np.testing.assert_array_equal(image, images[index])
-        with pytest.raises(tf.errors.OutOfRangeError):
-            session.run([result.key, result.uint8image])
+    assert (result.label.shape, result.label.dtype) == ([1], tf.int32)
+    assert (result.uint8image.shape, result.uint8image.dtype) == ([32, 32, 3], tf.uint8)
+    found = run_to_the_end([result.key, result.label, result.uint8image])
+    assert [key.decode() for key, _, _ in found] == [f'{path}:{n}' for n in range(3)]
+    assert [label.tolist() for _, label, _ in found] == [[3], [9], [0]]
+    for (_, _, got), image in zip(found, images):
+        np.testing.assert_array_equal(got, image)
 
 
-def test_bulk_reads_are_shorter_at_the_end_of_a_file(tmp_path):
-    expected = write_small(tmp_path, a=5, b=3)
-    queue = tf.FIFOQueue(99, [tf.string], shapes=())
-    result = cifar10_input.read_cifar10(queue, records=4)
+def test_reads_of_several_records_are_shorter_at_the_end_of_a_file(tmp_path):
+    expected, _ = write_set(tmp_path, train=(5, 3, 0, 0, 0))
+    result = cifar10_input.read_cifar10(
+        file_queue(tmp_path / 'data_batch_1.bin', tmp_path / 'data_batch_2.bin'), records=4)
     assert result.label.shape.as_list() == [None, 1]
     assert result.uint8image.shape.as_list() == [None, 32, 32, 3]
-    got = []
-    with tf.Session() as session:
-        session.run(queue.enqueue_many([[str(tmp_path / name) for name in ('a.bin', 'b.bin')]]))
-        session.run(queue.close())
-        with pytest.raises(tf.errors.OutOfRangeError):
-            while True:
-                got.append(session.run([result.value, result.label, result.uint8image]))
-    assert [len(read[0]) for read in got] == [4, 1, 3]
-    values = b''.join(np.concatenate([read[0] for read in got]))
-    assert values == expected.tobytes()
-    np.testing.assert_array_equal(np.concatenate([read[1] for read in got]), expected[:, :1])
-    np.testing.assert_array_equal(np.concatenate([read[2] for read in got]),
-                                  expected[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    found = run_to_the_end([result.key, result.label, result.uint8image])
+    assert [len(keys) for keys, _, _ in found] == [4, 1, 3]
+    np.testing.assert_array_equal(np.concatenate([labels for _, labels, _ in found]),
+                                  expected[:, :1])
+    images, _ = record_files.unpacked(expected)
+    np.testing.assert_array_equal(np.concatenate([each for _, _, each in found]), images)
 
 
-def test_two_label_bytes(tmp_path):
-    """The second of two label bytes, and a label of shape [1]."""
-    row = table.DataSet('fine', 'fine', '', {'a.bin': 1}, {'a.bin': 1}, classes=('x',) * 100,
-                        record_bytes=3074, label_index=1)
-    (tmp_path / 'a.bin').write_bytes(bytes([13, 77]) + bytes(range(256)) * 12)
-    queue = tf.FIFOQueue(9, [tf.string], shapes=())
-    result = cifar10_input.read_cifar10(queue, data_set=row)
-    with tf.Session() as session:
-        session.run(queue.enqueue([str(tmp_path / 'a.bin')]))
-        label, image = session.run([result.label, result.uint8image])
-    assert label.tolist() == [77]
-    assert image[0, 1].tolist() == [1, 1, 1]  # Planes are 1,024 bytes apart, and 256 divides that.
+def test_two_readers_share_the_files(tmp_path):
+    """Parallel reading: each file is read by one of two calls."""
+    paths = []
+    for number in range(2):
+        paths.append(tmp_path / f'{number}.bin')
+        record_files.write(paths[-1], [(number, np.zeros([32, 32, 3], np.uint8))] * 3)
+    queue = file_queue(*paths)
+    labels = [cifar10_input.read_cifar10(queue).label for _ in range(2)]
+    with Running() as session:
+        found = [session.run(each).item() for _ in range(3) for each in labels]
+    assert found == [0, 1, 0, 1, 0, 1]
 
 
 class Draws:
-    """The random numbers that `distort_images` draws, for images of any number."""
+    """`cifar10_input.distort`, and the random numbers that it draws for each image."""
 
     def __init__(self, images):
-        """Builds the distortions of images, uint8 [batch, 32, 32, 3], and finds their numbers."""
-        before = len(tf.get_default_graph().get_operations())
-        self.distorted = cifar10_input.distort_images(images)
-        made = tf.get_default_graph().get_operations()[before:]
-        top, left = (op.outputs[0] for op in made if op.type == 'RandomUniformInt')
-        flip, brightness, contrast = (op.outputs[0] for op in made if op.type == 'RandomUniform')
+        self.distorted = cifar10_input.distort(images)
+        operations = tf.get_default_graph().get_operations()
+        top, left = (op.outputs[0] for op in operations if op.type == 'RandomUniformInt')
+        flip, brightness, contrast = (
+            tf.reshape(op.outputs[0], [-1]) for op in operations if op.type == 'RandomUniform')
         self.numbers = {
             'top': tf.reshape(top, [-1]), 'left': tf.reshape(left, [-1]), 'flip': flip > 0.5,
-            'brightness': -63 + 126 * tf.reshape(brightness, [-1]),
-            'contrast': 0.2 + 1.6 * tf.reshape(contrast, [-1])}
+            'brightness': -63 + 126 * brightness, 'contrast': 0.2 + 1.6 * contrast}
 
 
 def test_distortions_equal_those_of_tf_image():
     """Image by image, with the same random numbers."""
-    random = np.random.RandomState(0)
-    images = random.randint(0, 256, [13, 32, 32, 3]).astype(np.uint8)
-    images[0] = 100  # One colour: all zeros afterwards; the bound avoids 0 / 0.
+    images = np.random.RandomState(0).randint(0, 256, [13, 32, 32, 3]).astype(np.uint8)
+    images[0] = 100  # One colour: all zeros afterwards; a bound avoids 0 / 0.
     images[1, :, :, 0] = 3
     draws = Draws(tf.constant(images))
     assert draws.distorted.shape.as_list() == [13, 24, 24, 3]
@@ -123,7 +108,8 @@ def test_distortions_equal_those_of_tf_image():
         theirs = []
         for image, top, left, flip, brightness, contrast in zip(images, *numbers.values()):
             net = tf.constant(image)[top:top + 24, left:left + 24]
-            net = tf.image.flip_left_right(net) if flip else net
+            if flip:
+                net = tf.image.flip_left_right(net)
             net = tf.cast(net, tf.float32)
             net = tf.image.adjust_brightness(net, brightness)
             net = tf.image.adjust_contrast(net, contrast)
@@ -153,126 +139,120 @@ def test_draws_are_uniform_in_their_ranges():
         np.testing.assert_allclose(counts / 20000, 0.1, atol=0.011)
 
 
-@pytest.mark.parametrize('eval_data, batch_size, sizes', [
-    (True, 64, (100, 30, 130)), (False, 64, (100, 30, 130)), (False, 7, (100, 30, 130)),
-    (True, 200, (100, 30, 130)), (True, 5, (0, 0, 1)), (True, 8, (0, 0, 3)),
-    (True, 128, (0, 0, 1025))])
-def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data, batch_size, sizes):
-    """Records in one file, or in two that end within a batch; then again from the first. A read
+@pytest.mark.parametrize('eval_data, batch_size, train, test', [
+    (True, 64, (1, 1, 1, 1, 1), 130), (False, 64, (100, 30, 1, 0, 7), 1),
+    (False, 7, (10, 3, 1, 0, 7), 1), (True, 200, (1, 1, 1, 1, 1), 130),
+    (True, 8, (1, 1, 1, 1, 1), 3), (True, 128, (1, 1, 1, 1, 1), 1025)])
+def test_evaluation_reads_each_record_once_in_order(tmp_path, eval_data, batch_size, train, test):
+    """Records in one file, or in five that end within a batch; then again from the first. A read
     takes at most 512 records."""
-    written = write_small(tmp_path, *sizes)
-    first_test = len(written) - sizes[2]
-    expected = written[first_test:] if eval_data else written[:first_test]
-    images, labels = inputs(str(tmp_path), batch_size, eval_data)
+    training, testing = write_set(tmp_path, train, test)
+    expected = testing if eval_data else training
+    assert cifar10_input.num_records(eval_data, str(tmp_path)) == len(expected)
+    images, labels = cifar10_input.inputs(eval_data, str(tmp_path), batch_size)
     with Running() as session:
-        got = [session.run([images, labels]) for _ in range(1 + 2 * len(expected) // batch_size)]
-    assert {len(batch[1]) for batch in got} == {batch_size}
-    expected = np.resize(expected, [len(got) * batch_size, 3073])
-    assert np.concatenate([batch[1] for batch in got]).tolist() == expected[:, 0].tolist()
-    centre = expected[:, 1:].reshape(-1, 3, 32, 32)[:, :, 4:28, 4:28].transpose(0, 2, 3, 1)
-    centre = centre.astype(np.float64)
+        found = [session.run([images, labels]) for _ in range(1 + 2 * len(expected) // batch_size)]
+    assert {len(classes) for _, classes in found} == {batch_size}
+    pixels, classes = record_files.unpacked(np.resize(expected, [len(found) * batch_size, 3073]))
+    assert np.concatenate([each for _, each in found]).tolist() == classes.tolist()
+    centre = pixels[:, 4:28, 4:28].astype(np.float64)
     means = centre.mean(axis=(1, 2, 3), keepdims=True)
     deviations = centre.std(axis=(1, 2, 3), keepdims=True)
-    np.testing.assert_allclose(np.concatenate([batch[0] for batch in got]),
+    np.testing.assert_allclose(np.concatenate([each for each, _ in found]),
                                (centre - means) / deviations, atol=1e-4)
 
 
 @pytest.mark.parametrize('make', [
     lambda folder: cifar10_input.distorted_inputs(folder, 8),
     lambda folder: cifar10_input.distorted_inputs(data_dir=folder, batch_size=8),
-    lambda folder: cifar10_input.inputs(True, folder, 8),
-    lambda folder: cifar10_input.inputs(eval_data=False, data_dir=folder, batch_size=8)])
+    lambda folder: cifar10_input.inputs(False, folder, 8),
+    lambda folder: cifar10_input.inputs(eval_data=True, data_dir=folder, batch_size=8),
+    lambda folder: cifar10.distorted_inputs(), lambda folder: cifar10.inputs(eval_data=False)])
 def test_calls_as_the_tutorial_makes_them(half_bright, make):
-    """Of class 0, the upper half is bright."""
+    """Of class 0, the upper half is bright. TensorBoard gets three images."""
     images, labels = make(str(half_bright))
     assert (images.dtype, images.shape.as_list()) == (tf.float32, [8, 24, 24, 3])
     assert (labels.dtype, labels.shape.as_list()) == (tf.int32, [8])
+    summary = tf.summary.merge_all()
     with Running() as session:
-        found, classes = session.run([images, labels])
+        found, classes, shown = session.run([images, labels, summary])
     upper, lower = found[:, :12].mean((1, 2, 3)), found[:, 12:].mean((1, 2, 3))
     assert (upper > lower).tolist() == (classes == 0).tolist()
     np.testing.assert_allclose(found.std((1, 2, 3)), 1, atol=1e-3)
+    shown = {each.tag: (each.image.height, each.image.width)
+             for each in tf.Summary.FromString(shown).value if each.HasField('image')}
+    assert shown == {f'input/images/image/{number}': (24, 24) for number in range(3)}
 
 
-def test_training_on_fewer_images_than_a_batch(tmp_path):
-    write_small(tmp_path, a=1, b=2)
-    images, labels = distorted_inputs(str(tmp_path), 8, SMALL)
-    with Running() as session:
-        shapes = {session.run(images).shape for _ in range(3)}
-        seen = np.concatenate([session.run(labels) for _ in range(150)])
-    assert shapes == {(8, 24, 24, 3)}
-    expected = [label for name in ('a.bin', 'b.bin')
-                for label in np.fromfile(tmp_path / name, np.uint8)[::3073]]
-    assert {*seen} == {*expected}
+@pytest.mark.parametrize('eval_data', [True, False])
+def test_a_missing_file(tmp_path, eval_data):
+    """Evaluation on the test set needs only its file."""
+    write_set(tmp_path)
+    (tmp_path / 'data_batch_3.bin').unlink()
+    cifar10_input.inputs(True, str(tmp_path), 1)
+    with pytest.raises(FileNotFoundError, match='Failed to find file: .*data_batch_3.bin'):
+        cifar10_input.distorted_inputs(str(tmp_path), 1)
+    with pytest.raises(FileNotFoundError):
+        cifar10_input.inputs(False, str(tmp_path), 1)
 
 
-@pytest.mark.parametrize('make', [
-    lambda folder: distorted_inputs(folder, 8, SMALL), lambda folder: inputs(folder, 8, False)])
-def test_a_missing_file_is_a_value_error_when_the_graph_is_built(tmp_path, make):
-    write_small(tmp_path)
-    (tmp_path / 'b.bin').unlink()
-    with pytest.raises(ValueError, match=f'^{tmp_path}/b.bin is missing. Restore the file'):
-        make(str(tmp_path))
+@pytest.mark.parametrize('split', ['train_eval', 'test'])
+def test_the_name_of_a_set_is_refused(half_bright, split):
+    """It would count as true: the test set."""
+    with pytest.raises(TypeError, match=f"eval_data is '{split}'; expected True"):
+        cifar10.inputs(eval_data=split)
 
 
-def test_evaluation_needs_only_the_files_of_its_set(tmp_path):
-    write_small(tmp_path, c=2)
-    (tmp_path / 'a.bin').unlink()
-    inputs(str(tmp_path), 2, True)
-
-
-@pytest.fixture
-def numbered(tmp_path):
-    """The row of 100 records in two files, in `tmp_path`, with their numbers as labels."""
-    for name, numbers in (('a.bin', range(65)), ('b.bin', range(65, 100))):
-        (tmp_path / name).write_bytes(b''.join(bytes([k]) + bytes(3072) for k in numbers))
-    return table.DataSet('row', 'row', '', SMALL.train_files, {}, classes=('x',) * 100)
-
-
-def test_training_images_are_endless_and_mixed(tmp_path, numbered, capsys):
-    """More images than records, with all labels, in another order than in the files."""
-    images, labels = distorted_inputs(str(tmp_path), 32, numbered)
-    assert images.shape.as_list() == [32, 24, 24, 3]
-    assert labels.shape.as_list() == [32]
-    assert 'Filling queue with 40 row images before starting to train.' in capsys.readouterr().out
+def test_training_images_are_endless_and_mixed(tmp_path, monkeypatch, capsys):
+    """A hundred records with their numbers as labels: all come, in another order than in the
+    files, and again. The queue is 0.4 of the constant's images long."""
+    for i in range(5):
+        (tmp_path / f'data_batch_{i + 1}.bin').write_bytes(b''.join(
+            bytes([k]) + bytes(3072) for k in range(20 * i, 20 * i + 20)))
+    monkeypatch.setattr(cifar10_input, 'NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN', 100)
+    _, labels = cifar10_input.distorted_inputs(str(tmp_path), 32)
+    assert capsys.readouterr().out == (
+        'Filling queue with 40 CIFAR images before starting to train.\n')
     with Running() as session:
         seen = np.concatenate([session.run(labels) for _ in range(40)])
     assert set(seen) == set(range(100))
     assert np.corrcoef(seen[:-1], seen[1:])[0, 1] < 0.5
 
 
-@pytest.mark.parametrize('subset, count', [('training', 2), ('all', 3)])
-def test_shards_are_disjoint_and_complete(tmp_path, numbered, subset, count):
-    """Record n of 100 is at place 63 n % 100; worker k has a part of these places after the tenth
-    that is held out."""
-    order = sorted(range(100), key=lambda n: 63 * n % 100)[10 if subset == 'training' else 0:]
-    batches = [distorted_inputs(str(tmp_path), 8, numbered, subset=subset,
-                                shard=(k, count))[1] for k in range(count)]
+def test_training_on_fewer_images_than_a_batch(tmp_path, monkeypatch):
+    training, _ = write_set(tmp_path, train=(1, 2, 0, 0, 0))
+    monkeypatch.setattr(cifar10_input, 'NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN', 3)
+    images, labels = cifar10_input.distorted_inputs(str(tmp_path), 8)
     with Running() as session:
-        found = [{label for _ in range(99) for label in session.run(labels)} for labels in batches]
-    sizes = {'training': [45, 45], 'all': [34, 33, 33]}[subset]
-    assert list(map(len, found)) == sizes
-    assert found == [set(order[sum(sizes[:k]):sum(sizes[:k + 1])]) for k in range(count)]
+        shapes = {session.run(images).shape for _ in range(3)}
+        seen = {label for _ in range(50) for label in session.run(labels)}
+    assert shapes == {(8, 24, 24, 3)}
+    assert seen == {*training[:, 0]}
 
 
-@pytest.mark.parametrize('labels', [
-    [k % 10 for k in range(200)], [k // 20 for k in range(200)], [k % 2 for k in range(200)]],
-    ids=['in turn', 'sorted', 'alternating'])
-def test_parts_do_not_follow_the_order_of_the_classes(tmp_path, labels):
-    """Each class has about a tenth of its images held out, and half of them in each shard."""
-    (tmp_path / 'a.bin').write_bytes(b''.join(bytes([k]) + bytes(3072) for k in labels))
-    row = table.DataSet('row', 'row', '', {'a.bin': 200}, {}, classes=('x',) * 10)
-    keys = tf.strings.join([f'{tmp_path}/a.bin:', tf.as_string(tf.range(200))])
-    for options, share in (({'subset': 'held_out'}, 10), ({'shard': (1, 2)}, 2)):
-        part, = image_source.Source(row, str(tmp_path), 8, **options).selected(keys, labels)
-        with tf.Session() as session:
-            chosen = session.run(part)
-        for label in set(labels):
-            expected = labels.count(label) / share
-            assert abs((chosen == label).sum() - expected) <= max(2, expected / 4)
+def by_keyword(image, label, min_queue_examples, batch_size, shuffle, **threads):
+    return cifar10_input._generate_image_and_label_batch(
+        image=image, label=label, min_queue_examples=min_queue_examples, batch_size=batch_size,
+        shuffle=shuffle, **threads)
 
 
-def test_more_workers_than_records(tmp_path):
-    write_small(tmp_path, a=2, b=1)
-    with pytest.raises(errors.DataError, match='3 records are not enough for 4 workers'):
-        distorted_inputs(str(tmp_path), 8, SMALL, shard=(3, 4))
+@pytest.mark.parametrize('make', [cifar10_input._generate_image_and_label_batch, by_keyword])
+@pytest.mark.parametrize('shuffle', [False, True])
+def test_an_input_of_single_records(half_bright, shuffle, make):
+    """The tutorial's own `distorted_inputs` and `inputs` consist of these calls. One thread keeps
+    the order; the default is 16."""
+    paths = cifar10_input.record_files(False, str(half_bright))
+    read = cifar10_input.read_cifar10(tf.train.string_input_producer(paths, shuffle=False))
+    image = tf.image.per_image_standardization(tf.cast(read.uint8image, tf.float32))
+    threads = {} if shuffle else {'num_preprocess_threads': 1}
+    images, labels = make(image, read.label, 20, 8, shuffle, **threads)
+    assert (images.shape.as_list(), labels.shape.as_list()) == ([8, 32, 32, 3], [8])
+    runner = tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS)[-1]
+    assert len(runner.enqueue_ops) == (16 if shuffle else 1)
+    with Running() as session:
+        found, classes = session.run([images, labels])
+    assert (found[:, :16].mean((1, 2, 3)) > 0).tolist() == (classes == 0).tolist()
+    first, _ = record_files.unpacked(np.fromfile(paths[0], np.uint8).reshape(-1, 3073)[:8])
+    first = first - first.mean((1, 2, 3), keepdims=True)
+    first /= first.std((1, 2, 3), keepdims=True)
+    assert np.allclose(found, first, atol=1e-4) != shuffle

@@ -1,8 +1,8 @@
+from cifar10_lib import lrn
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-
-from cifar10_lib.nets import lrn
 
 TUTORIAL = {'depth_radius': 4, 'bias': 1.0, 'alpha': 0.001 / 9.0, 'beta': 0.75}
 

@@ -13,18 +13,15 @@ import cifar10
 FLAGS = flags.FLAGS
 
 # Somebody else's: a saliency map, and a new last layer that is trained with all layers below. It
-# takes the path of a checkpoint and, to import the project, too, the project's folder.
+# takes the path of a checkpoint.
 CONTINUED = '''
 import json, sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
-if len(sys.argv) > 2:
-    sys.path.insert(0, sys.argv[2])
-    import cifar10
 images = tf.placeholder(tf.float32, [8, 24, 24, 3])
 saver = tf.train.import_meta_graph(
-    sys.argv[1] + '.meta', clear_devices=True, input_map={'input/batch:0': images})
+    sys.argv[1] + '.meta', clear_devices=True, input_map={'input/shuffle_batch:0': images})
 graph = tf.get_default_graph()
 logits = graph.get_tensor_by_name('softmax_linear/softmax_linear:0')
 saliency, = tf.gradients(logits[:, 3], images)
@@ -47,12 +44,12 @@ with tf.Session() as session:
 '''
 
 
-@pytest.mark.parametrize('folder', [[], [str(spawn.ROOT)]], ids=['alone', 'with the project'])
-def test_another_process_differentiates_a_trained_graph(trained, folder):
+@pytest.mark.slow
+def test_another_process_differentiates_a_trained_graph(trained):
     """Loss starts at log 3, and the update reaches conv1 through both normalisations. The map is
     that of TensorFlow's own operations with the same weights."""
     path = tf.train.latest_checkpoint(FLAGS.train_dir)
-    done = spawn.run(['-c', CONTINUED, path, *folder], capture_output=True)
+    done = spawn.run(['-c', CONTINUED, path])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     np.testing.assert_allclose(found['losses'][0], np.log(3), rtol=1e-5)

@@ -1,0 +1,170 @@
+"""Finds checkpoints, and checks that they are intact and fit.
+
+The path of a checkpoint is without `.index`.
+"""
+import contextlib
+import glob
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from cifar10_lib import console
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+NAME = 'model.ckpt'  # TensorFlow appends '-' and the step.
+AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving average.
+
+# TensorFlow writes this file last; it is the only one in TensorFlow's older format, V1.
+_INDEX = re.compile(r'model\.ckpt-(\d+)(?:\.index)?$')
+PATTERN_CHARACTERS = set('*?[\\') - {os.sep}  # TensorFlow takes a path with one for a pattern.
+_NAMED_FAULTS = 10  # At most, in an error; ResNet-23 has 300 variables.
+
+
+class Unreadable(console.UserError):
+    """A checkpoint's files are missing or damaged, or were removed while being read."""
+
+
+class Found(NamedTuple):
+    """A checkpoint that was read: its path, and the values of variables in it by their names."""
+
+    path: str
+    values: Mapping[str, np.ndarray]
+
+
+def newest(folder: str) -> Found | None:
+    """Reads the newest intact checkpoint in a folder, or the one that a path names; None if there
+    isn't one.
+
+    The file `checkpoint` names the newest. If that one is damaged, reads the intact one with the
+    highest step, and says so on standard error. Nothing is removed. The folder may be missing.
+    Raises `console.UserError` if all checkpoints are damaged.
+    """
+    paths = candidates(folder)
+    faults = []
+    for path in paths:
+        try:
+            found = Found(path, read(path))
+        except Unreadable as error:
+            faults.append(str(error))
+            continue
+        if faults:
+            console.note(f'{"; ".join(faults)}: using {os.path.basename(path)}')
+        return found
+    if not paths:
+        return None
+    if candidates(folder) != paths:  # A trainer has just written or removed some.
+        return newest(folder)
+    raise console.UserError(f'{"; ".join(faults)}: all checkpoints in {folder} are damaged. '
+                            'Restore one, or start over in another folder')
+
+
+def candidates(folder: str) -> list[str]:
+    """Paths of a folder's checkpoints: the one that the file `checkpoint` names, then the latest.
+
+    That file may hold paths of another machine. So only the file name is used, and the checkpoint
+    is looked for in this folder. If `folder` itself names a checkpoint, that is the only one.
+    Raises `PermissionError` if the folder may not be read.
+    """
+    one = named(folder)
+    if one:
+        return [one]
+    try:
+        entries = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        entries = []
+    steps = sorted((int(match.group(1)) for match in map(_INDEX.match, entries) if match),
+                   reverse=True)
+    paths = [os.path.join(folder, f'{NAME}-{step}') for step in steps]
+    try:
+        with open(os.path.join(folder, 'checkpoint'), errors='replace') as stream:
+            line = re.search(r'^model_checkpoint_path: *"(.*)"', stream.read(), re.MULTILINE)
+    except OSError:
+        line = None
+    if line:
+        paths.insert(0, os.path.join(folder, re.split(r'[/\\]', line.group(1))[-1]))
+    return [path for path in dict.fromkeys(paths) if named(path)]
+
+
+def named(path: str) -> str | None:
+    """The checkpoint that a path names, with or without the ending of one of its files, or None."""
+    path = re.sub(r'\.(index|meta|data-\d{5}-of-\d{5})$', '', path)
+    if os.path.isfile(path + '.index') or os.path.isfile(path):
+        return os.path.join(os.path.dirname(path) or os.curdir, os.path.basename(path))
+    return None
+
+
+@contextlib.contextmanager
+def readable(path: str) -> Iterator[str]:
+    """Yields a path for TensorFlow's readers, which take * ? [ \\ in a path for a pattern."""
+    if PATTERN_CHARACTERS.isdisjoint(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = os.path.join(folder, NAME)
+        for each in [path, *glob.glob(glob.escape(path) + '.*')]:
+            if os.path.isfile(each):
+                shutil.copy(each, copy + each[len(path):])
+        yield copy
+
+
+def read(path: str) -> dict[str, np.ndarray]:
+    """The values of all variables in a checkpoint by name. Raises `Unreadable`."""
+    try:
+        with readable(path) as found:
+            reader = tf.train.NewCheckpointReader(found)
+            return {name: np.asarray(reader.get_tensor(name))
+                    for name in reader.get_variable_to_shape_map()}
+    except (tf.errors.OpError, FileNotFoundError, ValueError, RuntimeError, IndexError,
+            MemoryError) as error:
+        # MemoryError: a damaged index may give exabytes as a size.
+        raise Unreadable(f'{path} is damaged, or was just removed '
+                         f'({console.one_line(error)})') from error
+
+
+def step(found: Found) -> int:
+    """The global step of a checkpoint. The original multi-GPU script stored a float.
+
+    Scripts of 2015 and 2016 may name the step differently; then the number in the file's name
+    counts. Raises `console.UserError` if both are missing or it is not a whole number.
+    """
+    value = found.values.get('global_step')
+    in_name = re.search(r'-(\d+)$', found.path)
+    if value is None and in_name:
+        return int(in_name.group(1))
+    if value is None or value.shape or not (0 <= value < 2 ** 63 and value == np.floor(value)):
+        raise console.UserError(f'{found.path} is not a checkpoint of a training run: its '
+                                f'global_step is {value}; expected a whole number')
+    return int(value)
+
+
+def check_fit(found: Found, variables: Mapping[str, tf.Variable], advice: str) -> None:
+    """Checks that a checkpoint has all values of some variables, and that they are finite.
+
+    Args:
+        found: the checkpoint.
+        variables: by their names in the checkpoint.
+        advice: what the user can do; ends the error's message.
+
+    Raises `console.UserError` that names up to ten variables that are missing, have a different
+    shape or are not finite.
+    """
+    faults = []
+    for name, variable in sorted(variables.items()):
+        value = found.values.get(name)
+        shape = variable.shape.as_list()
+        if value is None:
+            faults.append(f'{name} is missing')
+        elif list(value.shape) != shape:
+            faults.append(f'{name} has shape {list(value.shape)}; expected {shape}')
+        elif not np.isfinite(value).all():
+            faults.append(f'{name} is not finite')
+    if len(faults) > _NAMED_FAULTS:
+        faults[_NAMED_FAULTS:] = [f'{len(faults) - _NAMED_FAULTS} more']
+    if faults:
+        raise console.UserError(
+            f'{found.path} does not fit this network: {"; ".join(faults)}. {advice}')

@@ -1,0 +1,189 @@
+"""What a script shows: one line per mistake, no start-up lines of TensorFlow, its devices.
+
+Importing this module imports TensorFlow, so scripts import it before TensorFlow.
+"""
+import contextlib
+import os
+import platform
+import re
+import signal
+import sys
+import traceback
+
+
+@contextlib.contextmanager
+def _without_start_up_lines():
+    """Imports in this context do not write to descriptor 2, unless TF_CPP_MIN_LOG_LEVEL is set.
+
+    TensorFlow's C++ libraries print lines while they load, some at any level.
+    """
+    before = dict(os.environ)
+    if platform.machine() in ('x86_64', 'AMD64'):
+        # Processors with AVX2 only would not use oneDNN: a step takes 1.6 times as long there.
+        os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
+    if 'TF_CPP_MIN_LOG_LEVEL' in os.environ:
+        yield
+        return
+    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+    screen, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(screen, 2)
+        os.close(screen)
+        os.close(nowhere)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+with _without_start_up_lines():
+    import tensorflow.compat.v1 as tf
+    tf.disable_v2_behavior()  # Prints a line, too.
+from absl import flags  # noqa: E402, TensorFlow first.
+
+FLAGS = flags.FLAGS
+
+
+class UserError(ValueError):
+    """A user's mistake. The message is one line: what came, what was expected, how to fix it."""
+
+
+# What `run` reports in one line. Any other exception is a bug of ours and keeps its traceback.
+_EXPECTED = (UserError, OSError, FloatingPointError, tf.errors.OpError,
+             tf.train.NanLossDuringTrainingError)
+_is_interrupted = False
+
+
+def run(main, positional=''):
+    """Parses the command line, calls `main` and ends the process.
+
+    Exit codes: 0 success; 1 user error, explained in one line on standard error (and in a traceback
+    if CIFAR10_TRACEBACK is set); 130 after Ctrl-C.
+
+    Args:
+        main: function without arguments or, with `positional`, of the list of positional arguments.
+            Its result is the exit code; None means 0.
+        positional: those arguments in the usage: 'IMAGE...' for at least one, 'SOURCE DATA_DIR' for
+            exactly two, '' for flags only.
+    """
+    if 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
+        tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors it logs.
+    # An evaluation can share a GPU with a trainer.
+    os.environ.setdefault('TF_FORCE_GPU_ALLOW_GROWTH', 'true')
+    cores = _cores_by_quota()
+    if cores:  # A thread per visible core would exhaust the quota early in each period.
+        os.environ.setdefault('TF_NUM_INTRAOP_THREADS', cores)
+        os.environ.setdefault('TF_NUM_INTEROP_THREADS', cores)
+    if sys.stdout:  # A name of a file may not be text of its encoding.
+        sys.stdout.reconfigure(errors='backslashreplace')
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Not ignored, as by `nohup`.
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        words = _parse(positional)
+        code = main(words) if positional else main()
+        print(end='', flush=True)  # Also if there is no standard output.
+    except KeyboardInterrupt:
+        note('interrupted')
+        code = 130
+    except BrokenPipeError:  # As in `... | head`. Python would report it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except _EXPECTED as error:
+        if os.environ.get('CIFAR10_TRACEBACK'):
+            traceback.print_exc()
+        else:
+            note(one_line(error))
+        code = 1
+    sys.exit(code)
+
+
+def _interrupt(number, frame):
+    global _is_interrupted
+    _is_interrupted = True
+    signal.default_int_handler(number, frame)
+
+
+def raise_interrupt():
+    """Raises KeyboardInterrupt if Ctrl-C arrived while TensorFlow, which ignores it in some places,
+    built the graph."""
+    if _is_interrupted:
+        raise KeyboardInterrupt
+
+
+def note(text):
+    """Writes the line 'SCRIPT: text' to standard error."""
+    print(f'{os.path.basename(sys.argv[0])}: {text}', file=sys.stderr, flush=True)
+
+
+def one_line(error):
+    """The message of an exception on one line; of a failed operation of TensorFlow, its reason."""
+    message = getattr(error, 'message', None)
+    if not isinstance(message, str):
+        message = str(error)
+        return re.sub(r'^\[Errno -?\d+\] ', '', ' '.join(message.split()))
+    # 'Graph execution error:\n\n... Node: 'name'\nreason\n...', a list '  (0) CODE: reason\n...',
+    # or the reason alone.
+    for pattern in (r'^  \(0\) [A-Z_]+: (.*)', r'^Node: .*\n(?:From /job:.*\n)?(.*)'):
+        reason = re.search(pattern, message, re.MULTILINE)
+        if reason:
+            return reason.group(1)
+    return re.sub(r'^Graph execution error:\n+', '', message).partition('\n')[0]
+
+
+def _parse(positional):
+    """Parses the flags, and returns the positional arguments; see `run`."""
+    if {'--help', '-help', '-h', '--helpshort'}.intersection(sys.argv[1:]):
+        print(sys.modules['__main__'].__doc__)
+        for module in FLAGS.flags_by_module_dict():
+            if module.startswith('cifar10') or module == sys.argv[0]:
+                print(FLAGS.module_help(module), flush=True)
+        sys.exit(0)
+    FLAGS.set_gnu_getopt(bool(positional))
+    try:
+        words = FLAGS(sys.argv)[1:]
+        expected = len(positional.split())
+        if len(words) < expected or (len(words) > expected and not positional.endswith('...')):
+            raise flags.Error(f'got {" ".join(words) or "no arguments"}; expected '
+                              f'{positional or "--name=value"}')
+        _check_values()
+    except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME.
+        note(f'{one_line(error)} (see --help)')
+        sys.exit(1)
+    return words
+
+
+def _check_values():
+    """Refuses empty values, as of an unset shell variable, NaN, and URLs; expands ~ in folders."""
+    for name in FLAGS:
+        flag = FLAGS[name]
+        if flag.present and (flag.value == '' or flag.value != flag.value):
+            raise flags.Error(f'flag --{name}={flag.value} has no value')
+        if name.endswith('_dir') and flag.value is not None:
+            if '://' in flag.value:
+                raise flags.Error(f'flag --{name}={flag.value} is a URL; expected a folder')
+            flag.value = os.path.expanduser(flag.value)
+
+
+def show_devices(dtype=tf.float32, towers=1):
+    """Prints on which devices `towers` towers train, and warns if they are slow with this type."""
+    gpus = len(tf.config.get_visible_devices('GPU'))
+    where = 'the CPU'
+    if gpus:
+        where = f'{min(towers, gpus)} of {gpus} GPUs'
+    print(f'Training {towers} towers on {where}.'.replace(' 1 towers', ''), flush=True)
+    if not gpus and dtype == tf.float16:
+        print('Warning: on a CPU, --use_fp16 takes 20 times as long as float32.', flush=True)
+
+
+def _cores_by_quota():
+    """The CPU quota of a container in cores, rounded up, as text: `man 7 cgroups`; '' without one.
+
+    `docker run --cpus=2` and Kubernetes' limits leave all cores visible.
+    """
+    try:
+        with open('/sys/fs/cgroup/cpu.max') as stream:
+            quota, period = stream.read().split()  # Microseconds per period, or 'max'.
+        return str(min(-(-int(quota) // int(period)), os.cpu_count()))
+    except (OSError, ValueError):
+        return ''

@@ -1,0 +1,139 @@
+"""The data sets, one row each, and the check of their record files.
+
+A record is one or two bytes of labels and 3,072 bytes of pixels: the red, green and blue planes of
+a 32 x 32 image, each row by row. A file is a sequence of records and nothing else.
+https://www.cs.toronto.edu/~kriz/cifar.html
+"""
+import dataclasses
+import os
+from collections.abc import Mapping
+
+from cifar10_lib import console
+
+import numpy as np
+
+HEIGHT, WIDTH, DEPTH = 32, 32, 3
+IMAGE_BYTES = HEIGHT * WIDTH * DEPTH
+
+# Copies of the archives, those that Swift for TensorFlow and MindSpore use. The published host
+# sends 66 to 85 kB/s: https://github.com/pytorch/vision/issues/9536
+_SWIFT = 'https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/'
+_MINDSPORE = 'https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets/'
+
+CIFAR10_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """A row of the table.
+
+    Attributes:
+        name: value of `--dataset`.
+        title: name of the data set in sentences.
+        folder: folder of the files, relative to the data folder, or absolute for a user's own set.
+        train_files, test_files: {name: number of records in the published file}. Files with other
+            numbers of records are accepted.
+        classes: names of the classes; a label is an index into them.
+        record_bytes: size of a record in bytes, of which the last `IMAGE_BYTES` are the pixels.
+        label_index: index of the label among the bytes before them.
+        url: published URL of the archive; empty for a user's own set.
+        copies: URLs of copies of the archive, which are tried before `url`.
+        archive_bytes: size of the archive in bytes.
+        sha256: checksum of the archive, in hexadecimal.
+    """
+
+    name: str
+    title: str
+    folder: str
+    train_files: Mapping[str, int]
+    test_files: Mapping[str, int]
+    classes: tuple[str, ...]
+    record_bytes: int = 1 + IMAGE_BYTES
+    label_index: int = 0
+    url: str = ''
+    copies: tuple[str, ...] = ()
+    archive_bytes: int = 0
+    sha256: str = ''
+
+    @property
+    def files(self) -> dict[str, int]:
+        """All files of the set, {name: number of records in the published file}."""
+        return {**self.train_files, **self.test_files}
+
+    def remedy(self, folder: str) -> str:
+        """What to do about a missing or damaged file: the end of a message."""
+        if not self.url:
+            return 'Restore the file, or recreate the data set with cifar10_convert.py.'
+        return f'Restore the file, or move {folder} away and run again to download the data set.'
+
+
+CIFAR10 = DataSet(
+    name='cifar10',
+    title='CIFAR-10',
+    folder='cifar-10-batches-bin',
+    train_files={'data_batch_%d.bin' % i: 10000 for i in range(1, 6)},
+    test_files={'test_batch.bin': 10000},
+    classes=('airplane', 'automobile', 'bird', 'cat', 'deer',
+             'dog', 'frog', 'horse', 'ship', 'truck'),
+    url=CIFAR10_URL,
+    copies=(_SWIFT + 'cifar-10-binary.tar.gz', _MINDSPORE + 'cifar-10-binary.tar.gz'),
+    archive_bytes=170052171,
+    sha256='c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd')
+
+# In the order of the archive's `fine_label_names.txt`.
+_FINE_LABELS = '''
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+    butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach
+    couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster
+    house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+    pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket
+    rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+    sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
+    turtle wardrobe whale willow_tree wolf woman worm'''
+
+# The first label byte, the coarse label (one of 20 groups of classes), is not used.
+CIFAR100 = DataSet(
+    name='cifar100',
+    title='CIFAR-100',
+    folder='cifar-100-binary',
+    train_files={'train.bin': 50000},
+    test_files={'test.bin': 10000},
+    classes=tuple(_FINE_LABELS.split()),
+    record_bytes=2 + IMAGE_BYTES,
+    label_index=1,
+    url='https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
+    copies=(_MINDSPORE + 'cifar-100-binary.tar.gz',),
+    archive_bytes=168513733,
+    sha256='58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec')
+
+TABLE = {row.name: row for row in (CIFAR10, CIFAR100)}
+
+
+def check(data_set: DataSet, folder: str) -> None:
+    """Checks the sizes and labels of those files of a data set that exist in a folder.
+
+    Raises `console.UserError` that names the file, the record and the remedy.
+    """
+    for path in [os.path.join(folder, name) for name in data_set.files]:
+        if not os.path.exists(path):
+            continue
+        size = os.path.getsize(path)
+        if size == 0 or size % data_set.record_bytes:
+            raise console.UserError(f'{path} has {size} bytes; expected one or more records of '
+                                    f'{data_set.record_bytes} bytes. {data_set.remedy(folder)}')
+        labels = np.memmap(path, np.uint8, 'r')[data_set.label_index::data_set.record_bytes]
+        wrong = np.flatnonzero(labels >= len(data_set.classes))
+        if wrong.size:
+            raise console.UserError(
+                f'{path} has label {labels[wrong[0]]} in record {wrong[0]} (counted from 0); '
+                f'expected 0 to {len(data_set.classes) - 1}. {data_set.remedy(folder)}')
+
+
+def class_names(folder: str) -> tuple[str, ...] | None:
+    """Returns the names of the classes in `batches.meta.txt`, one per line; None without it."""
+    path = os.path.join(folder, 'batches.meta.txt')
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding='utf-8', errors='replace') as stream:
+        return tuple(line.strip() for line in stream if line.strip())

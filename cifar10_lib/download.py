@@ -1,0 +1,177 @@
+"""Downloads a data set's archive, verifies it and unpacks it.
+
+We trust the archive's SHA-256, not the hosts that sent it: each place is tried in turn and resumes
+where the last one ended. After any failure, the downloaded bytes stay in a `.part` file, and the
+next start resumes there. Only a complete file with the wrong checksum is deleted.
+"""
+import errno
+import hashlib
+import http.client
+import os
+import shutil
+import tarfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from cifar10_lib import console, data_sets, files
+
+import numpy as np
+import tqdm
+
+_BLOCK_BYTES = 1 << 18
+_SILENCE = 30.0  # Seconds within which a place must answer, and send something.
+# A copy must send this many bytes per second, on average over so many seconds. The last place may
+# be slower.
+_RATE, _WINDOW = 50e3, 30.0
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # A full disk, in three words.
+
+
+def maybe_download_and_extract(data_set: data_sets.DataSet, data_dir: str) -> None:
+    """Makes sure that a data set's folder exists in `data_dir` and that its files are valid.
+
+    If it is missing, unpacks the archive in `data_dir`; if that is missing too, downloads it from
+    the places of the row. Concurrent processes wait for the first one. Raises `console.UserError`
+    with cause, place and remedy.
+    """
+    folder = os.path.join(data_dir, data_set.folder)
+    if not os.path.isdir(folder):
+        _check_data_dir(data_set, data_dir)
+        archive = os.path.join(data_dir, os.path.basename(data_set.url))
+        try:
+            os.makedirs(data_dir, exist_ok=True)
+            with files.locked(os.path.join(data_dir, f'.{data_set.folder}.lock'),
+                              waiting='Waiting for another process to fetch the data.'):
+                if not os.path.isdir(folder):  # Another process may have created it by now.
+                    download(archive, data_set)
+                    extract(archive, data_dir, data_set)
+        except (OSError, http.client.HTTPException, ValueError, EOFError,
+                tarfile.TarError) as error:
+            raise console.UserError(
+                f'Cannot download {data_set.url} to {data_dir}: {console.one_line(error)}. After a '
+                'lost connection, the same command resumes. Or copy the correct '
+                f'{os.path.basename(archive)} there, choose another --data_dir, or try generated '
+                'images: cifar10_convert.py synthetic DATA_DIR') from error
+    data_sets.check(data_set, folder)
+
+
+def _check_data_dir(data_set, data_dir):
+    """Raises `console.UserError` if the user mistook the folder of the files for its parent."""
+    parent, name = os.path.split(os.path.abspath(data_dir))
+    if name == data_set.folder and os.path.isdir(data_dir):
+        raise console.UserError(f'{data_dir} is the folder of the record files; expected the '
+                                f'folder that contains {name}: pass --data_dir={parent}')
+
+
+def download(archive: str, data_set: data_sets.DataSet) -> None:
+    """Verifies an archive; if it is missing, downloads it from the first place that has it.
+
+    Resumes from `archive`.part. Honours proxy variables. Leaves a place that fails, or is slow,
+    with one line. Raises `OSError`, or `console.UserError` if the archive is another one.
+    """
+    if os.path.lexists(archive):
+        fault = _fault(archive, data_set)
+        if fault:
+            raise console.UserError(f'{fault}; replace it, or remove it to download it again')
+        return
+    print(f'Downloading {os.path.basename(archive)} to {os.path.dirname(archive)}.', flush=True)
+    for url in data_set.copies:
+        try:
+            _fetch(url, archive, data_set, _RATE)
+            return
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if getattr(error, 'errno', None) in _FULL:
+                raise  # The next place could not write either.
+            print(f'{urllib.parse.urlsplit(url).hostname}: {console.one_line(error)}. Trying the '
+                  'next place.', flush=True)
+    _fetch(data_set.url, archive, data_set, 0.0)
+
+
+def _fetch(url, archive, data_set, rate):
+    """Completes the part of an archive from one place, verifies it and renames it.
+
+    Removes a part with the wrong checksum, and starts again if only its end was from this place.
+    `rate` is the number of bytes per second below which it gives up.
+    """
+    part = archive + '.part'
+    with open(part, 'ab') as stream:
+        first = stream.tell()
+        if first < data_set.archive_bytes:
+            first = _append(url, stream, data_set.archive_bytes, rate)
+        stream.flush()
+        os.fsync(stream.fileno())
+    fault = _fault(part, data_set)
+    if fault is None:
+        os.replace(part, archive)
+        return
+    os.remove(part)
+    if first == 0:
+        raise console.UserError(fault)
+    print(f'{fault}. Starting again.', flush=True)
+    _fetch(url, archive, data_set, rate)
+
+
+def _append(url, stream, size, rate):
+    """Appends the rest of a file of `size` bytes to its part, with a progress bar.
+
+    Returns the number of the first byte from this place: 0 if it ignores ranges.
+    """
+    first = stream.tell()
+    request = urllib.request.Request(url, headers={'User-Agent': 'cifar10-tutorial'})
+    if first:
+        request.add_header('Range', f'bytes={first}-')
+    if not url.lower().startswith(('http:', 'https:', 'file:')):
+        raise ValueError(f'{url} does not start with http:, https: or file:')
+    # A new opener reads the proxy variables. It refuses redirections to files.
+    with urllib.request.build_opener().open(request, timeout=_SILENCE) as response:
+        if response.getcode() != 206:
+            first = 0
+        offered = first + int(response.headers.get('Content-Length', size - first))
+        if offered != size:
+            raise ValueError(f'the server offers a file of {offered} bytes; expected {size}')
+        stream.truncate(first)
+        start, since = first, time.monotonic()
+        with tqdm.tqdm(total=size, initial=first, unit='B', unit_scale=True,
+                       desc=urllib.parse.urlsplit(url).hostname) as bar:
+            while bar.n < size:
+                if time.monotonic() - since >= _WINDOW:
+                    if bar.n - start < rate * _WINDOW:
+                        raise TimeoutError(f'less than {rate / 1e3:g} kB/s for {_WINDOW:g} seconds')
+                    start, since = bar.n, time.monotonic()
+                # Unlike `read1`, `read` loses received bytes when the connection breaks.
+                block = response.read1(min(_BLOCK_BYTES, size - bar.n))
+                if not block:
+                    raise ConnectionError(f'the connection ended after {bar.n} of {size} bytes')
+                stream.write(block)
+                bar.update(len(block))
+    return first
+
+
+def _fault(path, data_set):
+    """Describes what is wrong with an archive's size or SHA-256; None if both are right."""
+    size = os.path.getsize(path)
+    if size != data_set.archive_bytes:
+        return f'{path} has {size} bytes; expected {data_set.archive_bytes}'
+    digest = hashlib.sha256(np.memmap(path, np.uint8, 'r').data).hexdigest()
+    if digest != data_set.sha256:
+        return f'{path} has SHA-256 {digest}; expected {data_set.sha256}'
+    return None
+
+
+def extract(archive: str, data_dir: str, data_set: data_sets.DataSet) -> None:
+    """Unpacks a verified .tar.gz file into a data set's folder below `data_dir`, all or nothing.
+
+    Only files with the expected names and sizes are unpacked.
+    """
+    sizes = {f'{data_set.folder}/{name}': count * data_set.record_bytes
+             for name, count in data_set.files.items()}
+    with files.new_folder(os.path.join(data_dir, data_set.folder), '--data_dir') as partial, \
+            tarfile.open(archive, 'r|gz') as tar:
+        for member in tar:
+            if member.isreg() and sizes.get(member.name) == member.size:
+                path = os.path.join(partial, os.path.basename(member.name))
+                packed = tar.extractfile(member)
+                assert packed  # It has content, since it is a file.
+                with packed, open(path, 'wb') as unpacked:
+                    shutil.copyfileobj(packed, unpacked)

@@ -1,0 +1,229 @@
+"""Finds a trained network, and classifies images with it; counts what it gets right.
+
+For runs of classification.py and of the tutorial's programs.
+"""
+import contextlib
+import os
+from typing import NamedTuple
+
+from cifar10_lib import checkpoints, console, data_sets, recipes, run
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+
+class Trained(NamedTuple):
+    """A trained network.
+
+    Attributes:
+        checkpoint: path of the checkpoint.
+        recipe: the `recipes.Recipe` of its network.
+        classes: names of its classes, a tuple.
+        run: content of the run's `run.json`; {} if it is a run of the tutorial.
+    """
+
+    checkpoint: str
+    recipe: recipes.Recipe
+    classes: tuple
+    run: dict
+
+
+def find(checkpoint_dir, best=False, data_dir=None):
+    """Finds the `Trained` network of a run.
+
+    Args:
+        checkpoint_dir: folder of the run, whose newest checkpoint is used, or a checkpoint.
+        best: whether to use the checkpoint with the lowest validation error instead.
+        data_dir: folder of the data sets. A run of the tutorial does not record its classes, so
+            their names come from there, or are those of CIFAR-10.
+
+    Raises `console.UserError`.
+    """
+    advice = 'train first, or choose another run'
+    if best:
+        checkpoint_dir = os.path.join(checkpoint_dir, run.BEST)
+        advice = 'train with --validate_every, or leave out --best'
+    path = checkpoints.named(checkpoint_dir)
+    if path is None:
+        found = checkpoints.newest(checkpoint_dir)
+        if found is None:
+            raise console.UserError(f'No checkpoint in {checkpoint_dir}: {advice}')
+        path = found.path
+    content = run.read(os.path.dirname(path))
+    if content is None:
+        return Trained(path, recipes.TABLE['tutorial'], _tutorial_classes(path, data_dir), {})
+    if content['net'] not in recipes.TABLE:
+        raise console.UserError(f'{path} is of --net={content["net"]}; expected one of '
+                                f'{", ".join(recipes.TABLE)}: use the version that trained it')
+    return Trained(path, recipes.TABLE[content['net']], tuple(content['classes']), content)
+
+
+def _tutorial_classes(path, data_dir):
+    """Names of the classes of a checkpoint of the tutorial, as many as its last layer has."""
+    names = data_sets.CIFAR10.classes
+    if data_dir:
+        folder = os.path.join(data_dir, data_sets.CIFAR10.folder)
+        names = data_sets.class_names(folder) or names
+    values = checkpoints.read(path)
+    last = 'softmax_linear/biases'
+    count = len(values.get(last, values.get(last + checkpoints.AVERAGE, names)))
+    return (*names, *map(str, range(len(names), count)))[:count]
+
+
+def names_of_result(variables, stored, averages):
+    """Under which names to look for the result of a training: {name: variable}.
+
+    Args:
+        variables: those of a network.
+        stored: the names in a checkpoint or of a graph.
+        averages: whether the moving averages are the result, or the variables themselves. Where one
+            is missing, it is the other: some variables have no average, and a checkpoint may be
+            reduced to its averages.
+    """
+    found = {}
+    for variable in variables:
+        name = variable.op.name
+        choices = [name, name + checkpoints.AVERAGE]
+        if averages:
+            choices.reverse()
+        found[next((choice for choice in choices if choice in stored), name)] = variable
+    return found
+
+
+def result_getter(variables, averages):
+    """A getter for `tf.variable_scope`, with which a network uses the result of a training.
+
+    Args:
+        variables: those of the graph that trains, averages included.
+        averages: whether the moving averages are the result.
+    """
+    by_name = {variable.op.name: variable for variable in variables}
+
+    def use_result(getter, name, **options):
+        found, = names_of_result([by_name[name]], by_name, averages)
+        return by_name[found]
+
+    return use_result
+
+
+def starting_weights(trained, variables, classes):
+    """The values of a `Trained` network with which a new one can start: {variable: array}.
+
+    Layers of another shape start anew, and so does the last one if the classes are others.
+
+    Args:
+        trained: the trained network.
+        variables: those of the new network, in its order.
+        classes: names of its classes.
+
+    Raises `console.UserError` if no layer fits, or a value is not finite.
+    """
+    stored = checkpoints.read(trained.checkpoint)
+    layers = [variable.op.name.rpartition('/')[0] for variable in variables if variable.trainable]
+    found = {}
+    for name, variable in names_of_result(variables, stored, trained.recipe.averages).items():
+        is_last = variable.op.name.rpartition('/')[0] == layers[-1]
+        if name in stored and list(stored[name].shape) == variable.shape.as_list() and not (
+                is_last and trained.classes != tuple(classes)):
+            found[variable] = stored[name]
+    if not any(variable.trainable for variable in found):
+        raise console.UserError(f'{trained.checkpoint} has no layer of this network: choose '
+                                'another --initial_checkpoint, or its --net')
+    if not all(np.isfinite(value).all() for value in found.values()):
+        raise console.UserError(f'{trained.checkpoint} has values that are not finite: choose '
+                                'another --initial_checkpoint')
+    return found
+
+
+class Classifier:
+    """A network that classifies, in a graph of its own.
+
+    Attributes:
+        graph: the `tf.Graph`.
+        pixels: placeholder of the images, uint8 [batch, 32, 32, 3].
+        images: the preprocessed images, float32 [batch, height, width, 3].
+        logits, probabilities: float32 [batch, classes].
+    """
+
+    def __init__(self, recipe, num_classes, dtype=tf.float32):
+        """Builds the graph; `dtype` is the type in which layers compute."""
+        self._recipe = recipe
+        with tf.Graph().as_default() as self.graph:
+            self.pixels = tf.placeholder(
+                tf.uint8, [None, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH], name='images')
+            with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
+                self.images = recipe.prepare(self.pixels)
+            self.logits = recipe.inference(self.images, num_classes, training=False, dtype=dtype)
+            self.probabilities = tf.nn.softmax(self.logits, name='probabilities')
+            self._variables = tf.global_variables()
+            self._init = tf.variables_initializer(self._variables)
+
+    @contextlib.contextmanager
+    def restored(self, checkpoint):
+        """A `tf.Session` with the result of a training, the values in a checkpoint.
+
+        Raises `console.UserError` if the checkpoint does not fit the network.
+        """
+        found = checkpoints.Found(checkpoint, checkpoints.read(checkpoint))
+        names = names_of_result(self._variables, found.values, self._recipe.averages)
+        checkpoints.check_fit(found, names, 'Use the network that was trained')
+        with tf.Session(graph=self.graph, config=tf.ConfigProto(allow_soft_placement=True)) as sess:
+            # The initial values are replaced: one run for all variables.
+            sess.run(self._init, {variable.initial_value: found.values[name]
+                                  for name, variable in names.items()})
+            yield sess
+
+
+def confusion(trained, images, batch_size, dtype=tf.float32):
+    """Counts how images are classified, each once: int [classes, classes].
+
+    The row is the label, the column the most probable class; in a tie, the first one.
+
+    Args:
+        trained: the `Trained` network.
+        images: the `records.Images`, whose data set has the network's classes in any order.
+        batch_size: number of images per batch.
+        dtype: the type in which layers compute.
+
+    Raises `console.UserError` if the classes differ, or the checkpoint does not fit.
+    """
+    classes, names = trained.classes, images.data_set.classes
+    if sorted(classes) != sorted(names):
+        other = sorted(set(names) ^ set(classes))[0]
+        raise console.UserError(
+            f'{trained.checkpoint} and --dataset={images.data_set.name} have other classes '
+            f'({other} is only in one): choose the data set of the run')
+    numbers = np.array([classes.index(name) for name in names])
+    counts = np.zeros([len(classes), len(classes)], np.int64)
+    classifier = Classifier(trained.recipe, len(classes), dtype)
+    with classifier.graph.as_default():
+        pixels, labels, initializer = images.evaluation(batch_size)
+    with classifier.restored(trained.checkpoint) as session:
+        session.run(initializer)
+        with contextlib.suppress(tf.errors.OutOfRangeError):
+            while True:
+                batch, batch_labels = session.run([pixels, labels])
+                logits = session.run(classifier.logits, {classifier.pixels: batch})
+                np.add.at(counts, (numbers[batch_labels], logits.argmax(axis=1)), 1)
+    return counts
+
+
+def per_class(counts, names):
+    """The lines of a table with a line per class, the best recall first.
+
+    Recall is the fraction of a class's images that are classified correctly, precision the fraction
+    of a class's predictions that are correct. `counts` are those of `confusion`, `names` of the
+    classes.
+    """
+    right, images, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
+    width = max(map(len, (*names, 'class')))
+    lines = [f'{"class":{width}}  images  predicted   right  recall  precision']
+    for k in np.argsort(-right / np.maximum(images, 1), kind='stable'):
+        recall = precision = '-'
+        if images[k]:
+            recall = f'{right[k] / images[k]:.3f}'
+        if predicted[k]:
+            precision = f'{right[k] / predicted[k]:.3f}'
+        lines.append(f'{names[k]:{width}}  {images[k]:6}  {predicted[k]:9}  {right[k]:6}  '
+                     f'{recall:>6}  {precision:>9}')
+    return lines

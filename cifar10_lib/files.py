@@ -1,0 +1,105 @@
+"""Writes files and folders complete or not at all, locks them, and explains a full disk."""
+import contextlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from cifar10_lib import console
+
+import filelock
+
+PARTIAL = r'\.[0-9a-f]{16}\.part'  # Suffix of the temporary names; random, so that none meet.
+# The last one is Windows' text.
+_FULL = re.compile('No space left on device|Dis[ck] quota exceeded|File too large|'
+                   'There is not enough space on the disk')
+
+
+@contextlib.contextmanager
+def explain_full_disk(folder: str) -> Iterator[None]:
+    """Turns full-disk errors of Python and TensorFlow into an `OSError` that names `folder`."""
+    try:
+        yield
+    except Exception as error:  # Event files raise IndexError or RuntimeError.
+        reason = _FULL.search(str(error))
+        if reason:
+            raise OSError(f'{reason.group()} in {folder}. Files saved earlier are complete: make '
+                          'room, then run the same command again') from error
+        if '.tfevents.' in str(error):
+            raise OSError(console.one_line(error)) from error
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: str, waiting: str | None = None) -> Iterator[None]:
+    """Holds a lock on a file, created if missing, until the block or the process ends.
+
+    If another process holds it, prints the line `waiting` and waits, or without one raises
+    `filelock.Timeout`. Raises `OSError` if the file cannot be written.
+    """
+    open(path, 'ab').close()  # Raises `OSError` here if the file cannot be written.
+    # A soft lock would take the file itself for a lock that somebody holds.
+    lock = filelock.FileLock(path, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        if waiting is None:
+            raise
+        print(waiting, flush=True)
+        lock.acquire()
+    except OSError as error:  # NFS without its lock daemon raises it.
+        print(f'Warning: {os.path.dirname(path)} cannot be locked ({error.strerror}): make sure '
+              'that no other process uses it.', flush=True)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def new_file(path: str) -> Iterator[BinaryIO]:
+    """Yields a binary stream; when the block ends, its content becomes the file `path`.
+
+    Until then, it has a temporary name. If the block raises, it is removed. Raises `OSError`.
+    """
+    with _replacing(path) as partial, open(partial, 'xb') as stream:
+        yield stream
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextlib.contextmanager
+def new_folder(path: str, flag: str) -> Iterator[str]:
+    """Yields an empty folder; when the block ends, it becomes the folder `path`, as in `new_file`.
+
+    Replaces an empty folder. Raises `OSError`, or `console.UserError` if `path` exists and is not
+    an empty folder; the message names the `flag` with the path.
+    """
+    path = os.path.realpath(path)
+    is_empty = os.path.isdir(path) and not os.listdir(path)
+    if os.path.ismount(path) or (os.path.lexists(path) and not is_empty):
+        raise console.UserError(f'{path} exists and is not an empty folder, or is a mount point: '
+                                f'choose another {flag}')
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with _replacing(path) as partial:
+        os.mkdir(partial)
+        yield partial
+        if os.path.isdir(path):
+            os.rmdir(path)  # Windows does not replace a folder.
+
+
+@contextlib.contextmanager
+def _replacing(path):
+    """Yields a temporary name; the file or folder that the block creates there becomes `path`."""
+    partial = f'{path}.{secrets.token_hex(8)}.part'
+    with explain_full_disk(os.path.dirname(os.path.abspath(path))):
+        try:
+            yield partial
+            os.replace(partial, path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)  # A folder.
+            with contextlib.suppress(OSError):  # It may have just been renamed.
+                os.remove(partial)
+            raise

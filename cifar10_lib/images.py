@@ -1,0 +1,88 @@
+"""Reads image files as images of 32 x 32, the size of the data sets."""
+import contextlib
+import os
+import warnings
+
+from cifar10_lib import console, data_sets
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps
+
+# For EPS, Pillow starts Ghostscript. Of the others, it reads only the header, or only on Windows.
+_UNREADABLE = {'EPS', 'BUFR', 'GRIB', 'HDF5', 'MPEG', 'WMF'}
+
+
+def find(folder: str) -> list[str]:
+    """Returns the sorted paths of the files directly in a folder that are named like images and
+    are not hidden."""
+    endings = tuple(ending for ending, format_ in Image.registered_extensions().items()
+                    if format_ in Image.OPEN and format_ not in _UNREADABLE)
+    return sorted(entry.path for entry in os.scandir(folder) if os.path.isfile(entry)
+                  and entry.name.lower().endswith(endings) and not entry.name.startswith('.'))
+
+
+def read(path: str, size: tuple[int, int] = (data_sets.WIDTH, data_sets.HEIGHT)) -> np.ndarray:
+    """Reads an image file and fits its image to a size, (width, height), by default 32 x 32.
+
+    Scales the short side to it and keeps the centre, in one antialiased resampling (bilinear if it
+    enlarges); does not change an image of that size. Applies the EXIF orientation. Uses the first
+    frame of an animation, and the first of several pages. Lays transparent images on white.
+
+    Returns uint8 [height, width, 3]. Raises `console.UserError`, which names the file, if it cannot
+    be read, is damaged, has more than 8 bits per channel, or more pixels than Pillow accepts, 179
+    million.
+    """
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError('not a regular file')  # A pipe might never end.
+        Image.init()  # Fills `Image.OPEN`.
+        formats = [name for name in Image.OPEN if name not in _UNREADABLE]
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # Pillow's, about damage that it can ignore.
+            with Image.open(path, formats=formats) as image:
+                return np.asarray(ImageOps.fit(_decoded(image), size, Image.Resampling.BILINEAR))
+    except Exception as error:  # Pillow raises many types for damaged files.
+        reason = getattr(error, 'strerror', None) or console.one_line(error) or repr(error)
+        if isinstance(error, Image.UnidentifiedImageError):
+            reason = 'damaged, or in a format that Pillow does not read'
+        raise console.UserError(f'{path} cannot be read ({reason:.120})') from error
+
+
+def _decoded(image):
+    """Decodes an opened image to RGB, upright and on white; raises many types if it is damaged."""
+    if _is_deep(image):
+        raise ValueError('more than 8 bits per channel, or signed values: scale them to 0 to 255, '
+                         'as in docs/usage.md')
+    image.load()
+    with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
+        ImageOps.exif_transpose(image, in_place=True)
+    if not image.has_transparency_data:
+        return image.convert('RGB')
+    if image.mode == 'La':  # Grey times alpha.
+        image = image.convert('LA')
+    image = image.convert('RGBA')
+    on_white = Image.new('RGB', image.size, 'white')
+    on_white.paste(image, mask=image)
+    return on_white
+
+
+def _is_deep(image):
+    """Whether an opened image stores other values than 0 to 255, so that black and white are not
+    known.
+
+    Pillow opens some of these as 8 bits: it keeps the upper half of 16 bits, and the bits of a
+    negative number. Colours of more bits in AVIF and JPEG 2000 always span the whole range, and
+    their decoders scale them.
+    """
+    if image.mode.startswith(('I', 'F')):
+        return True
+    if image.format == 'TIFF':
+        bits = image.tag_v2.get(ExifTags.Base.BitsPerSample, (1,))
+        formats = image.tag_v2.get(ExifTags.Base.SampleFormat, (1,))  # 1: unsigned.
+        return max(bits) > 8 or max(formats) > 1
+    for decoder, _, _, arguments in image.tile:
+        if image.format in ('PNG', 'SGI') and '16' in f'{decoder} {arguments}':  # As "RGB;16B".
+            return True
+        if image.format == 'PPM' and isinstance(arguments, tuple) and arguments[1] > 255:
+            return True
+    return False

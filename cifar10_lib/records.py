@@ -1,0 +1,207 @@
+"""Which images a run reads, and how they get into the graph: record files -> `tf.data` -> batches.
+
+    FixedLengthRecordDataset -> shard of the worker, without held-out images -> shuffle -> batch
+    -> decode and distort whole batches -> prefetch
+
+`cifar10_input` does the same for the tutorial with the queues of TensorFlow 1.
+"""
+import dataclasses
+import itertools
+import math
+import os
+import zlib
+from typing import NamedTuple
+
+from cifar10_lib import console, data_sets, download
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+# A tenth of the training images is for validation: 5,000 of CIFAR-10's, as in He et al., "Deep
+# Residual Learning" (2016), section 4.2.
+_HELD_OUT_ONE_IN = 10
+
+
+def checksum(paths):
+    """A checksum of the contents of files, eight hexadecimal digits."""
+    found = 0
+    for path in paths:
+        with open(path, 'rb') as stream:
+            while block := stream.read(1 << 20):
+                found = zlib.crc32(block, found)
+    return f'{found:08x}'
+
+
+def fetch(data_set, data_dir):
+    """Makes sure that the files of a data set are in `data_dir`, unless it is a user's own.
+
+    Returns the `data_sets.DataSet`, with the names of the classes that are beside the records, and
+    the folder of the files. Raises `console.UserError` if they are damaged, or the download failed.
+    """
+    download.maybe_download_and_extract(data_set, data_dir)
+    folder = os.path.join(data_dir, data_set.folder)
+    names = data_sets.class_names(folder) or ()
+    if len(names) == len(data_set.classes):  # Those of generated images, for example.
+        data_set = dataclasses.replace(data_set, classes=names)
+    return data_set, folder
+
+
+class Images(NamedTuple):
+    """The images of a data set that are used for something.
+
+    Attributes:
+        data_set: a `data_sets.DataSet`.
+        folder: path of the folder with its record files.
+        subset: 'test' images, 'all' training images, the 'held_out' tenth of them, or those for
+            'training', without that tenth.
+    """
+
+    data_set: data_sets.DataSet
+    folder: str
+    subset: str
+
+    def files(self):
+        """The record files, {path: number of records}; raises `console.UserError` if one is
+        missing."""
+        names = self.data_set.train_files
+        if self.subset == 'test':
+            names = self.data_set.test_files
+        counts = {}
+        for path in [os.path.join(self.folder, name) for name in names]:
+            if not os.path.exists(path):
+                raise console.UserError(
+                    f'{path} is missing. {self.data_set.remedy(self.folder)}')
+            counts[path] = os.path.getsize(path) // self.data_set.record_bytes
+        return counts
+
+    def chosen(self, rank=0, workers=1):
+        """Which records to read, bool [records of all files]: those of the subset, and of those the
+        shard of worker `rank`, one of as many nearly equal shards as workers.
+
+        Raises `console.UserError` if the subset is empty.
+        """
+        records = sum(self.files().values())
+        held_out = records // _HELD_OUT_ONE_IN
+        # Files may be sorted by class, or have the classes in turn. Steps of the golden ratio of
+        # all records spread each run and each regular pattern evenly. The first tenth is held out.
+        step = next(step for step in itertools.count(int(records * 0.618) + 1)
+                    if math.gcd(step, records) == 1)
+        places = np.arange(records, dtype=np.int64) * step % records
+        first, end = 0, records
+        if self.subset == 'held_out':
+            end = held_out
+        elif self.subset == 'training':
+            first = held_out
+        size = end - first
+        if size == 0:
+            raise console.UserError(f'{self.folder} has {records} training images, too few to hold '
+                                    'out a tenth: use --validate_on=test')
+        shards = (places - first) * workers // size
+        return (places >= first) & (places < end) & (shards == rank)
+
+    def count(self):
+        """Number of images."""
+        return int(self.chosen().sum())
+
+    def sample(self, count):
+        """Images spread evenly over the files, uint8 [count, 32, 32, 3]; repeats them if there are
+        fewer."""
+        numbers = np.flatnonzero(self.chosen())
+        numbers = numbers[np.arange(count) * len(numbers) // count]
+        rows = []
+        for path, records in self.files().items():
+            content = np.memmap(path, np.uint8, 'r', shape=(records, self.data_set.record_bytes))
+            rows.append(content[numbers[numbers < records], -data_sets.IMAGE_BYTES:])
+            numbers = numbers[numbers >= records] - records
+        planes = np.concatenate(rows).reshape(
+            -1, data_sets.DEPTH, data_sets.HEIGHT, data_sets.WIDTH)
+        return planes.transpose([0, 2, 3, 1])
+
+    def train(self, batch_size, distort, seed, first_step=0, rank=0, workers=1):
+        """Adds endless batches of distorted images to the graph, each epoch in a new random order.
+
+        The order follows from the seed and the number of the epoch alone, so that a run which
+        resumes continues it.
+
+        Args:
+            batch_size: number of images per batch.
+            distort: function from uint8 [batch, 32, 32, 3] to float32 [batch, height, width, 3].
+            seed: int.
+            first_step: number of batches that earlier starts of the run have read.
+            rank, workers: see `chosen`.
+
+        Returns:
+            images: float32 [batch_size, height, width, 3].
+            labels: int32 [batch_size].
+
+        Raises `console.UserError` if a file is missing, or there are too few images.
+        """
+        if self.count() < workers:
+            raise console.UserError(f'{self.count()} training images are not enough for {workers} '
+                                    'workers: start fewer')
+        size = int(self.chosen(rank, workers).sum())
+        first_epoch, position = divmod(first_step * batch_size, size)
+
+        # The distortions of a start that resumes do not repeat those of the first one.
+        entropy = np.random.SeedSequence([seed, first_step, rank])
+
+        def epoch(number):
+            tf.set_random_seed(seed)  # Of this function.
+            return self._records(rank, workers).shuffle(size, seed=number)
+
+        def distorted(records):
+            tf.set_random_seed(int(entropy.generate_state(1)[0]))
+            pixels, labels = self._decoded(records)
+            return distort(pixels), labels
+
+        with tf.device('/cpu:0'), tf.name_scope('input'):
+            batches = tf.data.Dataset.range(first_epoch, np.iinfo(np.int64).max).flat_map(epoch)
+            # Endless, so `drop_remainder` drops nothing, and makes the shape known.
+            batches = batches.skip(position).batch(batch_size, drop_remainder=True)
+            batches = batches.map(distorted, num_parallel_calls=tf.data.AUTOTUNE).prefetch(4)
+            iterator = tf.data.make_initializable_iterator(batches)
+            # A session initialises tables before the first step.
+            tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+            return iterator.get_next()
+
+    def evaluation(self, batch_size, rank=0, workers=1):
+        """Adds batches of the images to the graph, each image once; the last batch may be smaller.
+
+        Args:
+            batch_size: number of images per batch.
+            rank, workers: see `chosen`.
+
+        Returns:
+            pixels: uint8 [batch, 32, 32, 3]. After the last batch, `tf.errors.OutOfRangeError`.
+            labels: int32 [batch].
+            initializer: operation that begins with the first image.
+
+        Raises `console.UserError` if a file is missing, or there are too few images.
+        """
+        with tf.device('/cpu:0'), tf.name_scope('input'):
+            batches = self._records(rank, workers).batch(batch_size).map(self._decoded).prefetch(2)
+            iterator = tf.data.make_initializable_iterator(batches)
+            pixels, labels = iterator.get_next()
+            return pixels, labels, iterator.initializer
+
+    def _records(self, rank, workers):
+        """A data set of the records `chosen`, string [], in the order of the files."""
+        records = tf.data.FixedLengthRecordDataset(
+            list(self.files()), self.data_set.record_bytes)
+        chosen = self.chosen(rank, workers)
+        if chosen.all():
+            return records
+        numbered = tf.data.Dataset.zip((records, tf.data.Dataset.from_tensor_slices(chosen)))
+        return numbered.filter(lambda record, is_chosen: is_chosen).map(lambda record, _: record)
+
+    def _decoded(self, records):
+        """Records, string [batch] -> uint8 [batch, 32, 32, 3], labels int32 [batch]."""
+        content = tf.io.decode_raw(records, tf.uint8)
+        content = tf.reshape(content, [-1, self.data_set.record_bytes])
+        labels = tf.cast(content[:, self.data_set.label_index], tf.int32)
+        planes = tf.reshape(content[:, -data_sets.IMAGE_BYTES:],
+                            [-1, data_sets.DEPTH, data_sets.HEIGHT, data_sets.WIDTH])
+        if records.shape[0] is not None:
+            planes.set_shape([records.shape[0], *planes.shape[1:]])
+            labels.set_shape(records.shape)
+        return tf.transpose(planes, [0, 2, 3, 1]), labels

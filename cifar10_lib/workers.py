@@ -1,0 +1,504 @@
+"""Which of several workers this process is, and what it does together with the others.
+
+    mpirun -n 4 python classification.py
+    TF_CONFIG='{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": ...}' python classification.py
+
+Each process is one worker, with a graph and variables of its own; all make the same updates. MPI
+starts the workers, lets them meet and compare, and ends them together; without MPI, TF_CONFIG names
+them. TensorFlow's servers and collective operations carry the gradients.
+"""
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cifar10_lib import collectives, console, session
+
+import numpy as np
+import psutil
+import tensorflow.compat.v1 as tf
+
+AGAIN = 75  # Exit code if starting again may help: EX_TEMPFAIL of sysexits.h.
+
+# Variables that MPI's launchers set: Open MPI; MPICH and its relatives; `srun --mpi=pmix`.
+_OF_MPI = ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'PMIX_RANK')
+
+# How a step ends if another worker ends or is cut off. The text is in errors of any class.
+_BROKEN = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
+           tf.errors.DeadlineExceededError)
+_LEFT = 'Collective ops is aborted'
+
+# Grappler optimises the graph in the first step, and once more without the summaries.
+_LONG_STEPS, _LONG_STEP_SECONDS = 2, 600.0
+
+_POLL_SECONDS = 0.01
+_HEAD_START = 10.0  # Seconds for the worker that prints a line to end all others.
+_CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones took less time.
+
+Grads = Sequence[tuple[tf.Tensor | None, tf.Variable]]
+
+
+class Worker:
+    """A process that trains alone."""
+
+    rank = 0  # Index of this worker. Worker 0 alone prints and saves.
+    size = 1  # Number of workers.
+    local_rank = 0  # Index of this worker among those on its machine.
+
+    @property
+    def is_chief(self) -> bool:
+        return self.rank == 0
+
+    def compare(self, facts: Mapping[str, Any]) -> None:
+        """Compares JSON values by name, and the project's code, with those of all other workers.
+
+        Raises `console.UserError`, which names the first worker and value that differ.
+        """
+
+    def share(self, value: Any) -> Any:
+        """Returns worker 0's JSON value; all workers call it."""
+        return value
+
+    def mean_gradients(self, grads: Grads, overlap: bool = True) -> Grads:
+        """Means over all workers of gradients; see `collectives.mean_gradients`."""
+        return grads
+
+    def mean(self, values: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
+        """Means over all workers of numbers [] by name, float32 [].
+
+        Call it exactly once in a graph: it also carries the signals that end the training.
+        """
+        return values
+
+    def session_options(self, config: tf.ConfigProto) -> tuple[str, tf.ConfigProto]:
+        """The arguments `master` and `config` of a session with these options."""
+        return '', config
+
+    def hook(self) -> session.SignalHook:
+        """The hook that each worker's session needs. Call it after `mean`."""
+        return session.SignalHook()
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Sum over all workers of an array, between two steps; waits for them without limit."""
+        return values
+
+    @contextlib.contextmanager
+    def ended(self) -> Iterator[None]:
+        """All that follows `join` happens in this context, which lets no worker end alone.
+
+        If one of them fails, so do all. After an error that starting again may repair, such as a
+        lost worker, prints a line and raises SystemExit(75).
+        """
+        yield
+
+
+def join(step_timeout: float, interface: str | None = None) -> Worker:
+    """Returns this process's `Worker` once all workers have met and can reach one another.
+
+    It is alone unless an MPI launcher or TF_CONFIG names several.
+
+    Args:
+        step_timeout: seconds that a step may take; a frozen worker is noticed after them.
+        interface: the network device by which other machines reach this one. By default, the one by
+            which it reaches them. With TF_CONFIG, the addresses decide.
+
+    Raises `console.UserError`.
+    """
+    worker: _Member
+    if any(name in os.environ for name in _OF_MPI):
+        worker = _MpiWorker(step_timeout, interface)
+    elif os.environ.get('TF_CONFIG'):
+        worker = _TfConfigWorker(step_timeout)
+    else:
+        return Worker()
+    if worker.size == 1:
+        return Worker()
+    if not worker.is_chief:
+        sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
+    with worker._aborting():
+        worker._meet()
+    return worker
+
+
+class _Member(Worker):
+    """One of several workers; subclasses set the fields and meet the others.
+
+    Fields:
+        _addresses: list of each worker's 'host:port'.
+        _names: of the workers, for messages.
+    """
+
+    def __init__(self, step_timeout) -> None:
+        self._step_timeout = step_timeout
+        self._signal = self._any_signal = None  # This worker's, and the mean of all.
+        self._hook = None
+
+    def _gather(self, value):
+        """JSON values of all workers, in their order; waits for them without limit."""
+        raise NotImplementedError
+
+    def compare(self, facts):
+        own = {**facts, **_code(), 'the version of TensorFlow': tf.version.VERSION}
+        first, *others = self._gather(own)
+        for name, other in zip(self._names[1:], others):
+            for fact in {**first, **other}:
+                if other.get(fact) != first.get(fact):
+                    self._let_print(0)
+                    raise console.UserError(
+                        f'{name} differs from worker 0: {fact} is {other.get(fact)}, not '
+                        f'{first.get(fact)}. Start all workers with the same code, data and flags')
+
+    def share(self, value):
+        return self._gather(value)[0]
+
+    def mean_gradients(self, grads, overlap=True):
+        return collectives.mean_gradients(grads, self.size, on_gpu=self._on_gpu, overlap=overlap)
+
+    def mean(self, values):
+        self._signal = tf.placeholder_with_default(0.0, [], name='signal')
+        means = collectives.mean_values({**values, 'a signal': self._signal}, self.size)
+        self._any_signal = means.pop('a signal')
+        return means
+
+    def session_options(self, config):
+        merged = tf.ConfigProto()
+        merged.CopyFrom(config)
+        merged.MergeFrom(self._config)
+        return self._server.target, merged
+
+    def hook(self):
+        self._hook = _Hook(self)
+        return self._hook
+
+    def sum(self, values):
+        return np.sum(self._gather(values.tolist()), axis=0)
+
+    @contextlib.contextmanager
+    def ended(self):
+        stopped = None
+        with self._aborting():
+            try:
+                yield
+            except (KeyboardInterrupt, SystemExit) as error:
+                if not (self._hook and self._hook.is_over):
+                    raise
+                stopped = error
+            except Exception as error:
+                if not isinstance(error, _BROKEN) and _LEFT not in str(error):
+                    raise
+                console.note(f'{self._lost()} ({console.one_line(error)}). If a step takes longer '
+                             f'than --step_timeout={self._step_timeout:g} seconds, raise it; '
+                             'otherwise run the same command again to resume')
+                raise SystemExit(AGAIN) from error
+            if not (self._hook and self._hook.has_seen_the_end):
+                self._gather(_Hook.END)  # Worker 0 has saved the last step.
+        if stopped:
+            raise stopped
+
+    def _lost(self):
+        """Says why a step failed, as far as it is known."""
+        return 'a step failed, as another worker was lost'
+
+    def _let_print(self, rank):
+        """Waits in other workers than this, whose line on the common console ends them."""
+
+    @contextlib.contextmanager
+    def _aborting(self):
+        """An error in this context ends all workers when this process ends."""
+        yield
+
+    def _start_server(self):
+        """Starts TensorFlow's server of this worker."""
+        hosts = [address.rpartition(':')[0] for address in self._addresses]
+        own, own_host = self._addresses[self.rank], hosts[self.rank]
+        self.local_rank = hosts[:self.rank].count(own_host)
+        gpus = len(tf.config.get_visible_devices('GPU'))
+        self._has_own_gpu = hosts.count(own_host) <= gpus
+        config = tf.ConfigProto()
+        config.device_count['GPU'] = min(gpus, 1)
+        if gpus:
+            config.gpu_options.visible_device_list = str(self.local_rank % gpus)
+        # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
+        config.experimental.collective_group_leader = '/job:worker/replica:0/task:0'
+        config.device_filters.append(f'/job:worker/task:{self.rank}')
+        config.experimental.collective_nccl = gpus > 0
+        config.experimental.recv_buf_max_chunk = _CHUNK_BYTES
+        # Grappler's remapper fuses a convolution, its bias and ReLU also in bfloat16, if the
+        # processor has instructions for it, into an operation that a server refuses.
+        rewrites = config.graph_options.rewrite_options
+        rewrites.remapping = rewrites.OFF
+        # gRPC would use the environment's Internet proxy. It reads this variable in lower case.
+        os.environ['no_grpc_proxy'] = ','.join(hosts)  # noqa: SIM112
+        try:
+            self._server = tf.train.Server(
+                {'worker': self._addresses}, 'worker', self.rank, config=config, start=False)
+        except tf.errors.OpError as error:
+            raise console.UserError(f'TensorFlow cannot listen at {own}: is it in use?') from error
+        self._config = config
+        if not _bind(int(own.rpartition(':')[2]), _device(own_host, hosts)):
+            console.note(f'warning: any network of this machine can reach the port {own}, and '
+                         'TensorFlow executes whatever it is sent there. Use a private network')
+        self._server.start()  # It listens already, but does not run graphs yet.
+
+    def _reach_all(self, seconds):
+        """Waits until all servers can be reached; TensorFlow would wait forever, and name none."""
+        end = time.monotonic() + seconds
+        for name, address in zip(self._names, self._addresses):
+            host, _, port = address.rpartition(':')
+            while True:
+                try:
+                    # By IPv4, on which TensorFlow's server always listens.
+                    socket.create_connection((socket.gethostbyname(host), int(port)), 5.0).close()
+                    break
+                except OSError as error:
+                    if time.monotonic() > end:
+                        raise console.UserError(
+                            f'cannot connect to {name} at {address}: {error.strerror or error}; '
+                            'does a firewall block it?') from error
+                    time.sleep(_POLL_SECONDS)
+
+
+class _Hook(session.SignalHook):
+    """Starts all workers with worker 0's values, limits each step, and stops all after the same.
+
+    Attributes:
+        is_over: whether the training has ended as it should.
+        has_seen_the_end: whether worker 0 has ended without training.
+    """
+
+    START, END = 'the start', 'the end'
+
+    def __init__(self, member) -> None:
+        self._member = member
+        self._steps = 0
+        self.is_over = self.has_seen_the_end = False
+
+    def begin(self):
+        self._broadcast = collectives.broadcast(
+            tf.global_variables(), self._member.rank, self._member.size)
+
+    def after_create_session(self, session, coord):
+        self.coord = coord
+        if self._member._gather(self.START)[0] == self.END:  # No steps were left.
+            self.is_over = self.has_seen_the_end = True
+            coord.request_stop()
+            return
+        session.run(self._broadcast, options=self._options())
+
+    def before_run(self, run_context):
+        super().before_run(run_context)
+        if self._steps == 0:
+            self._member._gather(self.START)  # Worker 0 has saved the first checkpoint.
+        options = self._options()
+        self._steps += 1
+        return tf.train.SessionRunArgs(
+            self._member._any_signal, {self._member._signal: float(self.caught or 0)}, options)
+
+    def after_run(self, run_context, run_values):
+        self.is_stepping = False
+        if run_values.results > 0:
+            self.caught = next(filter(None, self._member._gather(self.caught)))
+            run_context.request_stop()
+
+    def end(self, session):
+        self.is_over = True
+
+    def _options(self):
+        seconds = self._member._step_timeout
+        if self._steps < _LONG_STEPS:
+            seconds = max(seconds, _LONG_STEP_SECONDS)
+        return tf.RunOptions(timeout_in_ms=int(1000 * seconds))
+
+
+class _MpiWorker(_Member):
+    """One of the workers that an MPI launcher has started."""
+
+    def __init__(self, step_timeout, interface) -> None:
+        super().__init__(step_timeout)
+        self._interface = interface
+        try:
+            from mpi4py import MPI, run  # It initialises MPI, so only here.
+        except (ImportError, RuntimeError) as error:
+            raise console.UserError(
+                f'MPI started this process, but mpi4py cannot be imported ({error}): '
+                'pip install -r requirements-mpi.txt') from error
+        self._world, self._set_abort_status = MPI.COMM_WORLD, run.set_abort_status
+        self.rank, self.size = self._world.rank, self._world.size
+        started = os.environ.get('OMPI_COMM_WORLD_SIZE') or os.environ.get('PMI_SIZE')
+        if started and int(started) != self.size:
+            raise console.UserError(
+                f"the launcher started {started} processes, but mpi4py's MPI sees {self.size}: "
+                f'use the launcher of {MPI.Get_library_version().splitlines()[0]}')
+
+    def _meet(self):
+        # Open MPI binds each of two processes to one core, where TensorFlow would have one thread.
+        if hasattr(os, 'sched_setaffinity') and len(os.sched_getaffinity(0)) <= 2:
+            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+        machines = self._gather(socket.gethostname())
+        self._names = [f'worker {rank} on {machine}' for rank, machine in enumerate(machines)]
+        host = '127.0.0.1'
+        if len(set(machines)) > 1:
+            host = _own_host(self._interface, machines)
+        # Reserves a port until the server listens: other processes get it only by its number.
+        with socket.socket() as reserved:
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(('', 0))
+            self._addresses = self._gather(f'{host}:{reserved.getsockname()[1]}')
+            self._start_server()
+        # NCCL requires that no two workers share a GPU.
+        self._on_gpu = all(self._gather(self._has_own_gpu))
+        self._reach_all(self._step_timeout)
+
+    def _gather(self, value):
+        arrival = self._world.Ibarrier()
+        while not arrival.Test():  # MPI's own waiting would use a core.
+            time.sleep(_POLL_SECONDS)
+        return self._world.allgather(value)
+
+    def _lost(self):
+        # The step of every other worker fails, too: whoever does not say so is lost.
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        sent = [self._world.isend(None, rank) for rank in others]
+        waiting = {rank: self._world.irecv(source=rank) for rank in others}
+        end = time.monotonic() + 1 + self._step_timeout / 10
+        while waiting and time.monotonic() < end:
+            waiting = {rank: each for rank, each in waiting.items() if not each.test()[0]}
+            time.sleep(_POLL_SECONDS)
+        del sent  # MPI needed their buffers until here.
+        self._let_print(min({*others, self.rank} - set(waiting)))
+        if not waiting:
+            return 'a step failed, but all workers answer'
+        return 'lost ' + ', '.join(self._names[rank] for rank in sorted(waiting))
+
+    def _let_print(self, rank):
+        if self.rank != rank:
+            time.sleep(_HEAD_START)
+
+    @contextlib.contextmanager
+    def _aborting(self):
+        try:
+            yield
+        except BaseException as error:
+            # MPI_Abort instead of MPI_Finalize, which would wait for the others.
+            self._set_abort_status(error)
+            raise
+
+
+class _TfConfigWorker(_Member):
+    """One of the workers that TF_CONFIG names; the chief or master, if any, is worker 0."""
+
+    def __init__(self, step_timeout) -> None:
+        super().__init__(step_timeout)
+        self._gathered = itertools.count()
+        try:
+            resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            cluster = resolver.cluster_spec().as_dict()
+            tasks = {(job, index): address for job in ('chief', 'master', 'worker')
+                     for index, address in enumerate(cluster.get(job, []))}
+            self._addresses = list(tasks.values())
+            if len(tasks) > 1:  # Some platforms set it for a single one.
+                self.size = len(tasks)
+                self.rank = list(tasks).index((resolver.task_type, resolver.task_id))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise console.UserError(
+                f'TF_CONFIG is {os.environ["TF_CONFIG"]}; expected {{"cluster": {{"worker": '
+                '["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}, with one of the '
+                'workers as the task') from error
+        self._names = [f'worker {rank} ({each})' for rank, each in enumerate(self._addresses)]
+
+    def _meet(self):
+        self._start_server()
+        self._reach_all(float('inf'))  # They may be started by hand, one after another.
+        self._on_gpu = all(self._gather(self._has_own_gpu))
+
+    def _gather(self, value):
+        def run(tensor):
+            with tf.Session(self._server.target, tensor.graph, self._config) as running:
+                return running.run(tensor)
+
+        rows = collectives.gather(
+            json.dumps(value).encode(), self.size, next(self._gathered), run)
+        return [json.loads(row) for row in rows]
+
+
+def _code():
+    """Checksums of the project's modules, as imported, by 'the checksum of module NAME'.
+
+    A module counts wherever its file is, such as a user's own cifar10_input.py. Installed packages
+    do not: the project's folder may contain a virtual environment.
+    """
+    root = pathlib.Path(__file__).parents[1]
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        path = pathlib.Path(getattr(module, '__file__', None) or '')
+        is_ours = root in path.parents and 'site-packages' not in path.parts
+        if path.suffix != '.py' or not (is_ours or name.startswith('cifar10')):
+            continue
+        if name == '__main__':
+            name = path.stem
+        found[f'the checksum of module {name}'] = f'{zlib.crc32(path.read_bytes()):08x}'
+    return found
+
+
+def _own_host(interface, machines):
+    """The IPv4 address by which the other machines, of these names, reach this one."""
+    devices = {device: each.address for device, addresses in psutil.net_if_addrs().items()
+               for each in addresses if each.family == socket.AF_INET}
+    here = socket.gethostname()
+    if interface:
+        if interface not in devices:
+            raise console.UserError(f'--interface={interface} is not a device with an IPv4 address '
+                                    f'of {here}, which has {", ".join(devices)}')
+        return devices[interface]
+    other = next(machine for machine in machines if machine != here)
+    with socket.socket(type=socket.SOCK_DGRAM) as route, contextlib.suppress(OSError):
+        route.connect((other, 9))  # Sends nothing.
+        host = route.getsockname()[0]
+        if not host.startswith('127.'):
+            return host
+    raise console.UserError(f'{here} knows no route to {other} by this name: add it to /etc/hosts, '
+                            f'or give --interface=DEVICE, one of {", ".join(devices)}')
+
+
+def _device(host, hosts):
+    """The network device through which the workers at `hosts` reach this one at `host`, or None."""
+    try:
+        own, *numbers = map(socket.gethostbyname, [host, *hosts])
+    except OSError:
+        return None
+    if all(number.startswith('127.') for number in numbers):
+        return 'lo'
+    for device, addresses in psutil.net_if_addrs().items():
+        if device != 'lo' and own in [each.address for each in addresses]:
+            return device.partition(':')[0]  # 'eth0:1' is a second address of eth0.
+    return None  # Behind a translation of addresses, for example.
+
+
+def _bind(port, device):
+    """Binds the sockets of this process that listen at a port to a network device.
+
+    `tf.train.Server` listens on every device, and executes every graph that it receives; TensorFlow
+    and gRPC have no setting for that. Linux then refuses connections through all other devices, and
+    since 5.7 lets any user do this. Call it before the server answers requests: connections from
+    the milliseconds before stay open.
+
+    Returns whether the sockets are bound.
+    """
+    if device is None or not hasattr(socket, 'SO_BINDTODEVICE'):
+        return False
+    listeners = [each for each in psutil.Process().net_connections('tcp')
+                 if each.status == psutil.CONN_LISTEN and each.laddr.port == port]
+    try:
+        for each in listeners:
+            with socket.socket(fileno=os.dup(each.fd)) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+    except OSError:
+        return False
+    return bool(listeners)

@@ -1,0 +1,300 @@
+import collections
+
+from cifar10_lib import airbench94
+
+import numpy as np
+import pytest
+import reference
+import tensorflow.compat.v1 as tf
+
+MEAN, DEVIATION = np.array([125.307, 122.95, 113.865]), np.array([62.993, 62.089, 66.705])
+
+
+class Reference(reference.Reference):
+    """The network in NumPy, for one copy of the images."""
+
+    def logits(self, images):
+        net = (images - MEAN) / DEVIATION
+        weights = self.values['whitening/weights']
+        net = sum(net[:, i:i + 31, j:j + 31] @ weights[i, j] for i in (0, 1) for j in (0, 1))
+        net = np.maximum(net + self.values['whitening/biases'], 0)
+        for group in ('group1', 'group2', 'group3'):
+            net = reference.pool(self.conv(net, group + '/conv1/weights'))
+            net = np.maximum(self.batch_norm(net, group + '/conv1/bn/'), 0)
+            net = self.conv(net, group + '/conv2/weights')
+            net = np.maximum(self.batch_norm(net, group + '/conv2/bn/'), 0)
+        return net.max(axis=(1, 2)) @ self.values['linear/weights'] / 9
+
+
+def test_training_equals_numpy_and_moves_the_statistics():
+    """0.6 times the old value plus 0.4 times the batch's, with the unbiased variance."""
+    images = reference.pixels(3)
+    logits = airbench94.inference(tf.constant(images), 10, training=True)
+    assert logits.shape.as_list() == [3, 10]
+    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    with tf.Session() as session:
+        ours = Reference(reference.load_noise(session), training=True)
+        got, _ = session.run([logits, updates])
+        moved = session.run({v.op.name: v for v in tf.global_variables()})
+    expected = ours.logits(images)
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-3 * abs(expected).max())
+    assert len(ours.statistics) == 6
+    ours.check_update(moved, 0.4)
+
+
+@pytest.mark.parametrize('classes', [10, 7])
+def test_inference_is_the_mean_over_six_copies(classes):
+    """Of batches of any size; copies are moved by NumPy's padding, one pixel down or up."""
+    fed = tf.placeholder(tf.float32, [None, 32, 32, 3])
+    logits = airbench94.inference(fed, classes, training=False)
+    assert logits.shape.as_list() == [None, classes]
+    assert not tf.get_collection('losses')
+    images = reference.pixels(3)
+    with tf.Session() as session:
+        ours = Reference(reference.load_noise(session), training=False)
+        got = session.run(logits, {fed: images})
+        one = session.run(logits, {fed: images[1:2]})
+    padded = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)], mode='reflect')
+    expected = 0
+    for copy, weight in ((images, 0.25), (padded[:, :32, :32], 0.125), (padded[:, 2:, 2:], 0.125)):
+        expected += weight * ours.logits(copy)
+        expected += weight * ours.logits(copy[:, :, ::-1])
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4 * abs(expected).max())
+    np.testing.assert_allclose(one, expected[1:2], rtol=1e-3, atol=1e-4 * abs(expected).max())
+
+
+@pytest.mark.parametrize('classes', [10, 100])
+def test_number_of_parameters(classes):
+    airbench94.inference(tf.zeros([1, 32, 32, 3]), classes, training=True)
+    learned = tf.trainable_variables()
+    assert sum(v.shape.num_elements() for v in learned) == 1971352 + 256 * (classes - 10)
+    assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32}
+
+
+def test_initial_values():
+    """The first outputs of a convolution are its inputs."""
+    airbench94.inference(tf.zeros([1, 32, 32, 3]), 10, training=False)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        values = session.run({v.op.name: v for v in tf.global_variables()})
+    for layer, inputs, outputs in [
+            ('group1/conv1', 24, 64), ('group1/conv2', 64, 64), ('group2/conv1', 64, 256),
+            ('group2/conv2', 256, 256), ('group3/conv1', 256, 256), ('group3/conv2', 256, 256)]:
+        weights = values.pop(layer + '/weights')
+        identity = np.zeros([3, 3, inputs, inputs])
+        identity[1, 1] = np.eye(inputs)
+        np.testing.assert_array_equal(weights[..., :inputs], identity)
+        if outputs > inputs:
+            rest, bound = weights[..., inputs:], 1 / (9 * inputs) ** 0.5
+            assert rest.shape == (3, 3, inputs, outputs - inputs)
+            assert 0.99 * bound < abs(rest).max() <= bound
+            np.testing.assert_allclose(rest.std(), bound / 3 ** 0.5, rtol=0.05)
+    linear = values.pop('linear/weights')
+    assert 0.98 / 16 < abs(linear).max() <= 1 / 16  # 256 inputs.
+    for name, value in values.items():
+        assert np.all(value == name.endswith('variance')), name
+
+
+def correlated():
+    """Smooth along columns, rougher along rows, with similar channels: uint8 [50, 32, 32, 3]."""
+    images = np.random.RandomState(0).normal(size=[50, 3, 33, 35])
+    images[:, 1] += 2 * images[:, 0]
+    images = images[:, :, 1:] + 0.3 * images[:, :, :-1]
+    images = images[..., 3:] + images[..., 2:-1] + images[..., 1:-2] + images[..., :-3]
+    return np.clip(110 + 15 * images, 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
+
+
+def test_whitened_patches_have_unit_covariance():
+    pixels = correlated()
+    weights = airbench94.initial_values(pixels)['whitening/weights']
+    assert weights.shape == (2, 2, 3, 24) and weights.dtype == np.float32
+    images = (pixels - MEAN) / DEVIATION
+    with tf.Session() as session:
+        outputs = session.run(tf.nn.conv2d(
+            tf.constant(images, tf.float32), tf.constant(weights), strides=1, padding='VALID'))
+    outputs = outputs.reshape(-1, 24)
+    np.testing.assert_allclose(outputs[:, 12:], -outputs[:, :12], atol=1e-4)
+    covariance = outputs[:, :12].T @ outputs[:, :12] / len(outputs)
+    # An eigenvalue e becomes e / (e + 5e-4); those of these patches are above 0.009.
+    assert 0.94 < np.diag(covariance).min() < np.diag(covariance).max() <= 1.001
+    np.testing.assert_allclose(covariance, np.diag(np.diag(covariance)), atol=1e-3)
+
+
+def test_blank_images_are_whitened_too():
+    """Their patches span one dimension. In float32, the other eigenvalues were below -5e-4."""
+    pixels = np.full([600, 32, 32, 3], 255, np.uint8)
+    pixels[300:, 5:7, 9:11] = 0
+    for images in (pixels, pixels[:300]):
+        weights = airbench94.initial_values(images)['whitening/weights']
+        assert np.isfinite(weights).all()
+        # All directions but those of the patches are multiplied by 1 / sqrt(5e-4).
+        assert abs(np.linalg.norm(weights.reshape(12, 24), axis=0)).max() < 44.73
+
+
+def test_distortion_moves_reflects_and_mirrors():
+    """Each of 25 places and two directions is as likely as the others, for each image."""
+    image = np.random.RandomState(0).randint(0, 256, [32, 32, 3]).astype(np.uint8)
+    padded = np.pad(image, [(2, 2), (2, 2), (0, 0)], mode='reflect')
+    moved = [padded[row:row + 32, column:column + 32]
+             for row, column in np.ndindex(5, 5)]
+    expected = {each.astype(np.float32).tobytes()
+                for each in moved + [each[:, ::-1] for each in moved]}
+    assert len(expected) == 50
+    fed = tf.placeholder(tf.uint8, [None, 32, 32, 3])
+    distorted = airbench94.distort(fed)
+    assert distorted.shape.as_list() == [None, 32, 32, 3] and distorted.dtype == tf.float32
+    counts = []
+    with tf.Session() as session:
+        for _ in range(2):
+            images = session.run(distorted, {fed: np.tile(image, [1501, 1, 1, 1])})
+            counts.append(collections.Counter(each.tobytes() for each in images))
+        assert session.run(distorted, {fed: image[np.newaxis]}).tobytes() in expected
+    assert counts[0] != counts[1]
+    assert set(counts[0]) == set(counts[1]) == expected
+    both = counts[0] + counts[1]
+    np.testing.assert_allclose(list(both.values()), 3002 / 50, atol=39)  # Five deviations.
+
+
+@pytest.mark.parametrize('dtype, tolerance', [(tf.float16, 0.01), (tf.bfloat16, 0.05)])
+def test_half_precision(dtype, tolerance):
+    reference.check_half_precision(airbench94.inference, dtype, tolerance)
+
+
+def test_graphs_share_variables():
+    images = tf.zeros([2, 32, 32, 3])
+    airbench94.inference(images, 10, training=True)
+    before = len(tf.global_variables())
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        airbench94.inference(images, 10, training=True)
+    assert len(tf.global_variables()) == before
+    assert len(tf.moving_average_variables()) == 12
+
+
+def test_weight_decay():
+    """0.00133 / 2 times the squares, but for biases of batch norms, which learn faster, a 64th."""
+    with tf.name_scope('tower_0'):
+        airbench94.inference(tf.zeros([1, 32, 32, 3]), 10, training=True)
+    losses = tf.get_collection('losses', 'tower_0/')
+    names = [loss.op.name for loss in losses]
+    assert names[:3] == ['tower_0/whitening/weight_decay', 'tower_0/group1/conv1/weight_decay',
+                         'tower_0/group1/conv1/bn/weight_decay']
+    assert len(names) == len(tf.trainable_variables()) == 14
+    assert all(name.endswith('/weight_decay') for name in names)
+    with tf.Session() as session:
+        values = reference.load_noise(session)
+        got = dict(zip(names, session.run(losses)))
+    for name, rate in [('group2/conv1/weights', 0.00133), ('whitening/biases', 0.00133),
+                       ('group3/conv2/bn/beta', 0.00133 / 64), ('linear/weights', 0.00133)]:
+        layer = name.rpartition('/')[0]
+        np.testing.assert_allclose(got[f'tower_0/{layer}/weight_decay'],
+                                   rate / 2 * np.square(values[name]).sum(), rtol=1e-4)
+
+
+class Quadratic:
+    """Two variables whose loss is half of their squares, and the optimizer, for twelve steps.
+
+    The gradient of each variable is its value.
+    """
+
+    def __init__(self):
+        self.weights = tf.get_variable(
+            'conv/weights', initializer=[[1.0, -2.0, 3.0]], use_resource=True)
+        self.beta = tf.get_variable('conv/bn/beta', initializer=[4.0], use_resource=True)
+        tf.get_variable('unused', initializer=[5.0], use_resource=True)
+        self.step = tf.train.create_global_step()
+        loss = tf.nn.l2_loss(self.weights) + tf.nn.l2_loss(self.beta)
+        rate = airbench94.learning_rate(self.step, 12, peak=0.01)
+        optimizer = airbench94.Optimizer(rate, max_steps=12)
+        self.train_op = optimizer.apply_gradients(optimizer.compute_gradients(loss), self.step)
+        self.all = tf.global_variables()
+
+    def run(self, session, steps):
+        """Runs so many steps; returns the values of all variables after each, by name."""
+        values = []
+        for _ in range(steps):
+            session.run(self.train_op)
+            values.append(session.run({v.op.name: v for v in self.all}))
+        return values
+
+
+def test_optimizer():
+    """Each step in NumPy, with Nesterov's momentum as in `tf.train.MomentumOptimizer`."""
+    net = Quadratic()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        values = net.run(session, 14)
+    expected = {'conv/weights': np.array([[1.0, -2.0, 3.0]]), 'conv/bn/beta': np.array([4.0])}
+    momentum = {name: np.zeros_like(value) for name, value in expected.items()}
+    slow = dict(momentum)
+    for step in range(1, 15):
+        done = (step - 1) / 12
+        rate = 0.01 * min(0.2 + 0.8 * done / 0.23, 1 - 0.93 * (done - 0.23) / 0.77)
+        for name, factor in (('conv/weights', 1), ('conv/bn/beta', 64)):
+            gradient = factor * expected[name]
+            momentum[name] = 0.85 * momentum[name] + gradient
+            expected[name] = expected[name] - rate * (gradient + 0.85 * momentum[name])
+            if step == 5:
+                slow[name] = expected[name]
+            elif step in (10, 12):
+                decay = 0.95 ** 5 * (step / 12) ** 3
+                slow[name] = decay * slow[name] + (1 - decay) * expected[name]
+                expected[name] = slow[name]
+            after = values[step - 1]
+            for suffix, wanted in (('', expected), ('/Lookahead', slow), ('/Momentum', momentum)):
+                np.testing.assert_allclose(after[name + suffix], wanted[name], rtol=1e-4, atol=1e-6)
+        assert after['global_step'] == step
+        assert after['unused'] == 5 and 'unused/Lookahead' not in after
+    assert np.array_equal(values[11]['conv/weights'], values[11]['conv/weights/Lookahead'])
+    assert not np.array_equal(values[12]['conv/weights'], values[12]['conv/weights/Lookahead'])
+
+
+@pytest.mark.parametrize('first', [3, 5, 11])
+def test_a_resumed_run_is_the_same(first, tmp_path):
+    with tf.Session() as session:
+        net, saver = Quadratic(), tf.train.Saver()
+        session.run(tf.global_variables_initializer())
+        net.run(session, first)
+        path = saver.save(session, str(tmp_path / 'model'))
+        whole = net.run(session, 12 - first)[-1]
+    with tf.Graph().as_default(), tf.Session() as session:
+        net = Quadratic()
+        tf.train.Saver().restore(session, path)
+        resumed = net.run(session, 12 - first)[-1]
+    assert resumed['global_step'] == 12
+    for name, value in whole.items():
+        np.testing.assert_array_equal(resumed[name], value)
+
+
+def test_learns_half_bright_images():
+    """Two classes, bright above or below, in batches of 15 images."""
+    random = np.random.RandomState(0)
+    labels = np.arange(30) % 2
+    images = random.randint(0, 60, [30, 32, 32, 3]).astype(np.uint8)
+    images[labels == 0, :16] += 190
+    images[labels == 1, 16:] += 190
+    values = airbench94.initial_values(images)
+    step = tf.train.create_global_step()
+    fed = tf.placeholder(tf.uint8, [None, 32, 32, 3])
+    logits = airbench94.inference(airbench94.distort(fed), 2, training=True)
+    wanted = tf.placeholder(tf.int32, [None])
+    cross_entropy = tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=wanted, logits=logits))
+    optimizer = airbench94.Optimizer(airbench94.learning_rate(step, 20, peak=0.1), max_steps=20)
+    train_op = optimizer.minimize(tf.add_n([cross_entropy, *tf.get_collection('losses')]), step)
+    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        predicted = tf.argmax(airbench94.inference(fed, 2, training=False), axis=1)
+        whitening = tf.get_variable('whitening/weights', [2, 2, 3, 24])
+    losses = []
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        whitening.load(values['whitening/weights'], session)
+        for _ in range(20):
+            batch = random.permutation(30)[:15]
+            loss, *_ = session.run([cross_entropy, train_op, updates],
+                                   {fed: images[batch], wanted: labels[batch]})
+            losses.append(loss)
+        assert np.mean(losses[-3:]) < 0.5 * losses[0]
+        np.testing.assert_array_equal(session.run(predicted, {fed: images}), labels)
+        np.testing.assert_array_equal(
+            session.run(whitening), values['whitening/weights'])

@@ -1,0 +1,198 @@
+import dataclasses
+import os
+
+from cifar10_lib import console, data_sets, records
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+SIZES = (7, 13, 99)  # Of the record files.
+
+
+def row(folder, sizes=SIZES, label_bytes=1):
+    """A data set whose k-th image has the value k in all pixels, and the label k % 3."""
+    names = [f'{index}.bin' for index in range(len(sizes))]
+    numbers = np.arange(sum(sizes))
+    rows = np.zeros([len(numbers), label_bytes + data_sets.IMAGE_BYTES], np.uint8)
+    rows[:, label_bytes - 1] = numbers % 3
+    rows[:, label_bytes:] = numbers[:, np.newaxis]
+    for name, part in zip(names, np.split(rows, np.cumsum(sizes)[:-1])):
+        part.tofile(os.path.join(folder, name))
+    return data_sets.DataSet(
+        'numbers', 'numbers', str(folder), dict(zip(names, sizes)), {names[0]: sizes[0]},
+        ('a', 'b', 'c'), label_bytes + data_sets.IMAGE_BYTES, label_bytes - 1)
+
+
+@pytest.fixture
+def images(tmp_path):
+    """119 images for training and 7 for the test."""
+    return records.Images(row(tmp_path), str(tmp_path), 'all')
+
+
+def as_numbers(pixels):
+    return tf.cast(pixels[:, :1, :1, :1], tf.float32)
+
+
+def trained_on(images, batches, batch_size=10, **options):
+    """The numbers of the images in the first batches: int [batches, batch_size]."""
+    options = {'seed': 5, **options}
+    with tf.Graph().as_default():
+        tf.set_random_seed(options.get('first_step', 0))  # It must not matter.
+        batch, labels = images.train(batch_size, as_numbers, **options)
+        assert batch.shape == [batch_size, 1, 1, 1] and labels.shape == [batch_size]
+        with tf.Session() as session:
+            session.run(tf.tables_initializer())
+            found = [session.run([batch, labels]) for _ in range(batches)]
+    numbers = np.array([batch.ravel() for batch, _ in found]).astype(int)
+    np.testing.assert_array_equal(numbers % 3, [labels for _, labels in found])
+    return numbers
+
+
+def evaluated_on(images, batch_size=10, **options):
+    """The numbers of all images."""
+    with tf.Graph().as_default():
+        pixels, labels, initializer = images.evaluation(batch_size, **options)
+        assert pixels.shape.as_list() == [None, 32, 32, 3] and pixels.dtype == tf.uint8
+        for _ in range(2):  # The second time like the first.
+            found = []
+            with tf.Session() as session:
+                session.run(initializer)
+                with pytest.raises(tf.errors.OutOfRangeError):
+                    while True:
+                        found.append(session.run([pixels, labels]))
+    numbers = [int(image[0, 0, 0]) for pixels, _ in found for image in pixels]
+    assert [number % 3 for number in numbers] == [label for _, labels in found for label in labels]
+    return numbers
+
+
+def test_each_epoch_has_each_image_once_in_another_order(images):
+    numbers = trained_on(images, 24).ravel()
+    assert sorted(numbers[:119]) == sorted(numbers[119:238]) == list(range(119))
+    assert not np.array_equal(numbers[:119], numbers[119:238])
+    assert abs(np.corrcoef(numbers[:119], np.arange(119))[0, 1]) < 0.3  # Three deviations.
+
+
+def test_the_order_follows_from_the_seed(images):
+    first = trained_on(images, 12)
+    np.testing.assert_array_equal(trained_on(images, 12), first)
+    assert not np.array_equal(trained_on(images, 12, seed=6), first)
+
+
+@pytest.mark.parametrize('first_step', [1, 11, 12, 30])
+def test_a_resumed_run_continues_the_order(images, first_step):
+    """Within the first epoch, at a batch with images of two epochs, and later."""
+    np.testing.assert_array_equal(
+        trained_on(images, 6, first_step=first_step), trained_on(images, first_step + 6)[-6:])
+
+
+def test_a_resumed_run_draws_other_distortions(images):
+    def noise(pixels):
+        return tf.random_uniform([tf.shape(pixels)[0], 1, 1, 1])
+
+    def drawn(**options):
+        with tf.Graph().as_default():
+            batch, _ = images.train(10, noise, 5, **options)
+            with tf.Session() as session:
+                session.run(tf.tables_initializer())
+                return session.run(batch)
+
+    np.testing.assert_array_equal(drawn(), drawn())
+    assert not np.array_equal(drawn(), drawn(first_step=1))
+    assert not np.array_equal(drawn(rank=0, workers=2), drawn(rank=1, workers=2))
+
+
+@pytest.mark.parametrize('workers', [2, 3, 119])
+@pytest.mark.parametrize('subset, total', [('all', 119), ('training', 108)])
+def test_workers_share_the_images(images, workers, subset, total):
+    images = images._replace(subset=subset)
+    shards = [images.chosen(rank, workers) for rank in range(workers)]
+    if workers <= total:
+        assert set(map(np.sum, shards)) <= {total // workers, -(-total // workers)}
+    np.testing.assert_array_equal(sum(shards), images.chosen())
+    assert images.count() == total
+
+
+def test_a_worker_trains_on_its_shard(images):
+    shard = np.flatnonzero(images.chosen(2, 3)).tolist()
+    own = trained_on(images, len(shard), batch_size=1, rank=2, workers=3).ravel()
+    assert sorted(own) == shard and len(shard) in (39, 40)
+
+
+def test_a_tenth_is_held_out(images):
+    """11 of 119, spread over the files, and of all classes; the rest is for training."""
+    held_out = images._replace(subset='held_out')
+    numbers = evaluated_on(held_out)
+    assert len(numbers) == held_out.count() == 11
+    assert sum(number >= 20 for number in numbers) in (9, 10)
+    assert {number % 3 for number in numbers} == {0, 1, 2}
+    rest = trained_on(images._replace(subset='training'), 54, batch_size=2)
+    assert sorted([*numbers, *rest.ravel()]) == list(range(119))
+
+
+def test_evaluation_has_each_image_once(images):
+    assert evaluated_on(images) == list(range(119))
+    assert evaluated_on(images._replace(subset='test'), batch_size=4) == list(range(7))
+    parts = [evaluated_on(images, rank=rank, workers=3) for rank in range(3)]
+    assert sorted(sum(parts, [])) == list(range(119))
+
+
+def test_a_worker_may_have_no_image_to_evaluate(images):
+    parts = [evaluated_on(images._replace(subset='test'), rank=rank, workers=9)
+             for rank in range(9)]
+    assert sorted(map(len, parts)) == [0, 0, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_two_label_bytes(tmp_path):
+    images = records.Images(row(tmp_path, label_bytes=2), str(tmp_path), 'all')
+    assert evaluated_on(images) == list(range(119))
+
+
+def test_a_sample_is_spread_over_the_files(images):
+    sample = images.sample(119)
+    assert sample.shape == (119, 32, 32, 3) and sample.dtype == np.uint8
+    assert sample[:, 3, 5, 1].tolist() == list(range(119))
+    assert images.sample(17)[:, 0, 0, 0].tolist() == [k * 7 for k in range(17)]
+    assert np.bincount(images.sample(238)[:, 0, 0, 0]).tolist() == [2] * 119
+
+
+def test_any_name_of_a_folder_works(tmp_path):
+    folder = tmp_path / 'a[1]*?\\{b}'
+    folder.mkdir()
+    images = records.Images(row(folder), str(folder), 'all')
+    assert evaluated_on(images) == list(range(119))
+
+
+def test_too_few_images(tmp_path, images):
+    with pytest.raises(console.UserError, match='119 training images .* enough for 120 workers'):
+        images.train(1, as_numbers, seed=0, rank=3, workers=120)
+    small = records.Images(row(tmp_path, [9]), str(tmp_path), 'held_out')
+    with pytest.raises(console.UserError, match='9 training images, too few to hold out a tenth'):
+        small.count()
+
+
+def test_a_missing_file(images):
+    os.remove(os.path.join(images.folder, '1.bin'))
+    with pytest.raises(console.UserError, match=r'1\.bin is missing\. Restore the file'):
+        images.count()
+
+
+def test_checksum(tmp_path, images):
+    """The standard's check value: the CRC-32 of '123456789' is cbf43926, whatever the files."""
+    (tmp_path / 'x').write_bytes(b'12345')
+    (tmp_path / 'y').write_bytes(b'6789')
+    assert records.checksum([tmp_path / 'x', tmp_path / 'y']) == 'cbf43926'
+    before = records.checksum(images.files())
+    row(tmp_path, [7, 13, 98])
+    assert records.checksum(images.files()) != before
+
+
+def test_held_out_images_of_cifar10_never_change(tmp_path):
+    """Runs of earlier versions held out these: the first of 50,000 in steps of 30,901."""
+    empty = dataclasses.replace(data_sets.CIFAR10, train_files={'train.bin': 50000})
+    with open(tmp_path / 'train.bin', 'wb') as stream:
+        stream.truncate(50000 * 3073)
+    held_out = records.Images(empty, str(tmp_path), 'held_out').chosen()
+    expected = np.zeros(50000, bool)
+    expected[[number for number in range(50000) if number * 30901 % 50000 < 5000]] = True
+    np.testing.assert_array_equal(held_out, expected)

@@ -1,0 +1,181 @@
+"""classification.py under a real mpirun, on small record files."""
+import os
+import re
+import shutil
+import signal
+
+from cifar10_lib import checkpoints, recipes
+
+import copies
+import mpi
+import numpy as np
+import pytest
+import spawn
+import tensorflow.compat.v1 as tf
+from PIL import Image
+
+FLAGS = tf.app.flags.FLAGS
+SCRIPT = spawn.ROOT / 'classification.py'
+pytestmark = [pytest.mark.slow, mpi.with_mpi]
+
+
+def words(*arguments, script=SCRIPT):
+    """80 images for training and 130 for validation; see `conftest.half_bright`."""
+    return [script, '-n', 'tutorial', '-l', '0.03', '-b', '8', f'--data_dir={FLAGS.data_dir}',
+            f'--train_dir={FLAGS.train_dir}', f'--step_timeout={spawn.PATIENCE}', *arguments]
+
+
+def newest_step():
+    return checkpoints.step(checkpoints.newest(FLAGS.train_dir))
+
+
+def test_the_command_of_the_example_trains_validates_and_resumes(half_bright):
+    """80 images in steps of 2 x 8, and 130 validated by two workers: 65 each, in batches of 8."""
+    for steps in (20, 30):
+        with mpi.running(2, *words('--context', 'cudnn', f'--max_steps={steps}')) as job:
+            out, errors = job.ended(0)
+        assert errors == []
+        assert f'Saved step {steps} in {FLAGS.train_dir}.' in out
+    assert f'Resuming from {FLAGS.train_dir}/model.ckpt-20.' in out
+    rows = (half_bright.parents[1] / 'train' / 'metrics.csv').read_text().splitlines()
+    names = rows[0].split(',')
+    error = float(rows[-1].split(',')[names.index('validation_error')])
+    assert error * 130 == pytest.approx(round(error * 130))  # Each image once.
+    assert error < 0.1
+    # The images per step of a run do not change.
+    with mpi.running(3, *words('--max_steps=40'), options=['--oversubscribe']) as job:
+        _, errors = job.ended(1)
+    assert errors[0].startswith('classification.py: ')
+    assert 'workers' in errors[0]
+    assert newest_step() == 30
+
+
+# Stops worker 0 for good in the middle of writing the checkpoint of step 4.
+_KILLED_WHILE_SAVING = '''
+import os, signal
+import tensorflow.compat.v1 as tf
+from PIL import Image
+save = tf.train.Saver.save
+def killed(self, session, path, global_step=None, **options):
+    found = save(self, session, path, global_step, **options)
+    step = session.run(global_step) if isinstance(global_step, tf.Variable) else global_step
+    if int(step) == 4:
+        data = f'{found}.data-00000-of-00001'
+        os.truncate(data, os.path.getsize(data) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+tf.train.Saver.save = killed
+'''
+
+
+def test_worker_0_is_killed_while_it_saves(half_bright):
+    """The half checkpoint of step 4 is skipped, and the run resumes from that of step 2."""
+    program = spawn.gently('classification.py', change=_KILLED_WHILE_SAVING)
+    arguments = words('--max_steps=6', '--save_checkpoint_steps=2')[1:]
+    with mpi.running(2, *program, *arguments) as job:
+        job.ended(137)
+    assert newest_step() == 2
+    with mpi.running(2, *words('--max_steps=6')) as job:
+        out, _ = job.ended(0)
+    assert f'Resuming from {FLAGS.train_dir}/model.ckpt-2.' in out
+    assert newest_step() == 6
+
+
+# Each worker trains on its part of twelve fixed images.
+_FIXED_IMAGES = '''
+import numpy as np
+import tensorflow.compat.v1 as tf
+from PIL import Image
+from cifar10_lib import records
+def fixed(self, batch_size, distort, seed, first_step, rank=0, workers=1):
+    random = np.random.RandomState(0)
+    images = random.normal(size=[12, 24, 24, 3]).astype(np.float32)
+    labels = random.randint(0, 10, 12).astype(np.int32)
+    own = slice(rank * 12 // workers, (rank + 1) * 12 // workers)
+    return tf.constant(images[own]), tf.constant(labels[own])
+records.Images.train = fixed
+'''
+
+
+def test_the_variables_are_those_of_one_process_with_all_images(half_bright):
+    """At a low rate: at the tutorial's, steps multiply the differences of rounding."""
+    program = spawn.gently('classification.py', change=_FIXED_IMAGES)
+    found = {}
+    for size in (1, 3):
+        folder = f'{FLAGS.train_dir}-{size}'
+        arguments = words('--max_steps=10', '-l', '0.01', '-b', str(12 // size), '--seed=1',
+                          f'--train_dir={folder}', '--validate_every=0')[1:]
+        if size == 1:
+            assert spawn.run([*program, *arguments]).returncode == 0
+        else:
+            with mpi.running(size, *program, *arguments, options=['--oversubscribe']) as job:
+                job.ended(0)
+        found[size] = checkpoints.newest(folder).values
+    assert set(found[1]) == set(found[3])
+    for name, value in found[1].items():
+        np.testing.assert_allclose(found[3][name], value, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize('net', list(recipes.TABLE))
+def test_bfloat16(half_bright, net):
+    with mpi.running(2, *words(f'--net={net}', '--use_bf16', '--max_steps=2',
+                               '--validate_every=0')) as job:
+        out, errors = job.ended(0)
+    assert errors == []
+    assert 'Saved step 2 in ' in out
+
+
+def differing(first, second):
+    """Starts two workers, each with words of its own; returns the line of worker 0."""
+    with mpi.running(1, *first, second=second) as job:
+        _, errors = job.ended(1)
+    assert len(errors) == 1, errors
+    assert not os.path.exists(FLAGS.train_dir) or checkpoints.newest(FLAGS.train_dir) is None
+    return errors[0]
+
+
+def test_a_worker_with_another_flag(half_bright):
+    line = differing(words(), words('--learning_rate=0.04'))
+    assert re.search(r'worker 1 on \S+ differs from worker 0: .*learning_rate.* is 0\.04, not 0\.03'
+                     r'\. Start all workers with the same code, data and flags$', line)
+
+
+def test_a_worker_with_other_code(half_bright, tmp_path):
+    copy = copies.copy_with(tmp_path / 'copy', {
+        'cifar10.py': {'MOVING_AVERAGE_DECAY = 0.9999': 'MOVING_AVERAGE_DECAY = 0.999'}})
+    line = differing(words(), words(script=copy / 'classification.py'))
+    assert 'the checksum of module cifar10 is ' in line
+
+
+def test_a_worker_with_other_record_files(half_bright, tmp_path):
+    """They hold as many images as those of worker 0, but one byte is another."""
+    other = tmp_path / 'other'
+    shutil.copytree(FLAGS.data_dir, other)
+    path = other / 'cifar-10-batches-bin' / 'data_batch_3.bin'
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1
+    path.write_bytes(data)
+    line = differing(words(), words(f'--data_dir={other}'))
+    assert 'checksum' in line
+
+
+def test_more_workers_than_images(half_bright, tmp_path):
+    """Two images of one's own, and three workers."""
+    for name in ('train/a/1', 'train/b/2', 'test/a/3', 'test/b/4'):
+        path = tmp_path / 'pictures' / f'{name}.png'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new('RGB', (32, 32), (60 * int(path.stem), 0, 0)).save(path)
+    done = spawn.run_script('cifar10_convert.py', tmp_path / 'pictures', tmp_path / 'own')
+    assert done.returncode == 0, done.stderr
+    own = words(f'--dataset={tmp_path / "own"}', '-b', '1')
+    with mpi.running(3, *own, options=['--oversubscribe']) as job:
+        _, errors = job.ended(1)
+    assert ('2 training images are not enough for 3 workers: start fewer') in errors[0]
+
+
+def test_sigusr1_to_mpirun_during_training(half_bright):
+    with mpi.running(2, *words('--max_steps=100000', '--log_frequency=1')) as job:
+        job.await_text('step 3,')
+        job.process.send_signal(signal.SIGUSR1)
+        out, _ = job.ended(128 + signal.SIGUSR1)
+    assert f'Saved step {newest_step()} in {FLAGS.train_dir}.' in out

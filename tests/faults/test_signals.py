@@ -1,0 +1,168 @@
+"""Signals to trainers in processes of their own, and consoles that go away."""
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+
+from cifar10_lib import checkpoints
+
+import counting
+import psutil
+import pytest
+import spawn
+from absl import flags
+
+FLAGS = flags.FLAGS
+STOPPING = 'stopping after this step; interrupt again to stop without saving\n'
+TRAINERS = ['cifar10_train.py', 'cifar10_multi_gpu_train.py']
+
+
+def trainer(*arguments, name='cifar10_train.py', change=''):
+    """Python's arguments for a trainer on `half_bright`."""
+    return [*spawn.gently(name, change=change), f'--data_dir={FLAGS.data_dir}',
+            f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--max_steps=100000', *arguments]
+
+
+def counter(folder, options='{"pause": 0.05}'):
+    """Python's arguments for a trainer that counts."""
+    return [str(spawn.HELPERS / 'counting.py'), str(folder), options]
+
+
+def after_five_steps(process):
+    for line in process.stdout:
+        if 'step 5,' in line:
+            return process
+    raise AssertionError(process.stderr.read())
+
+
+def reached(folder):
+    return checkpoints.step(checkpoints.newest(str(folder)))
+
+
+@pytest.mark.parametrize('number, code', [
+    (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_trainer_after_its_step(half_bright, number, code):
+    process = after_five_steps(spawn.start(trainer('--log_frequency=1')))
+    process.send_signal(number)
+    out, error = spawn.ended(process, code)
+    interrupted = 'cifar10_train.py: interrupted\n' * (number == signal.SIGINT)
+    assert error == f'cifar10_train.py: {STOPPING}{interrupted}'
+    step = reached(FLAGS.train_dir)
+    assert out.endswith(f'Saved step {step} in {FLAGS.train_dir}.\n')
+    assert f': step {step - 1}, loss' in out and f': step {step}, loss' not in out
+    assert step >= 6
+
+
+@pytest.mark.parametrize('script', TRAINERS)
+def test_ctrl_c_while_the_graph_is_built(trained, script):
+    """TensorFlow may swallow an exception there. The old run is still whole."""
+    interrupt = '''
+import os, signal
+inference = cifar10.inference
+def interrupted(*arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+    return inference(*arguments)
+cifar10.inference = interrupted
+'''
+    done = spawn.run(trainer('--restart', name=script, change=interrupt))
+    assert (done.returncode, done.stderr) == (130, f'{script}: interrupted\n')
+    assert reached(FLAGS.train_dir) == 10
+
+
+def test_ctrl_c_that_tensorflow_swallows_while_the_graph_is_built(tmp_path):
+    """The session does not start."""
+    program = f'''
+import contextlib, os, signal, sys
+sys.path[:0] = [{str(spawn.HELPERS)!r}]
+import counting
+def main():
+    with contextlib.suppress(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    counting.train({str(tmp_path)!r}, 5)
+counting.console.run(main)
+'''
+    done = spawn.run(['-c', program])
+    assert (done.returncode, done.stderr) == (130, '-c: interrupted\n')
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize('first, second', [
+    (signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT),
+    (signal.SIGHUP, signal.SIGTERM)])
+def test_a_second_signal_ends_it_at_once(tmp_path, first, second):
+    """Here, a step takes a minute."""
+    process = spawn.start(counter(tmp_path, '{"pause": 60}'))
+    assert 'step 0,' in process.stdout.readline()
+    process.send_signal(first)
+    assert process.stderr.readline() == f'counting.py: {STOPPING}'
+    time.sleep(0.5)
+    process.send_signal(second)
+    began = time.monotonic()
+    spawn.ended(process, 128 + second)
+    assert time.monotonic() < began + 20
+    assert counting.steps(tmp_path) == [0]
+
+
+def test_timeout_signals_twice(tmp_path):
+    """The process, and then its group, without a moment between them."""
+    process = spawn.until_the_end(subprocess.Popen(
+        ['timeout', '600', sys.executable, *counter(tmp_path)], env=spawn.environment(),
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    after_five_steps(process).send_signal(signal.SIGTERM)
+    spawn.ended(process, 128 + signal.SIGTERM)
+    assert counting.latest(tmp_path) >= 6
+
+
+def test_a_closed_terminal_saves(tmp_path):
+    """SIGHUP comes from the system, and nothing can be printed any more."""
+    def control():
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    ours, theirs = pty.openpty()
+    process = spawn.until_the_end(subprocess.Popen(
+        [sys.executable, *counter(tmp_path)], stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True, preexec_fn=control, env=spawn.environment()))
+    os.close(theirs)
+    shown = b''
+    while b'step 5,' not in shown:
+        shown += os.read(ours, 65536)
+    os.close(ours)
+    process.wait(timeout=spawn.PATIENCE)
+    assert counting.latest(tmp_path) >= 6
+
+
+def test_a_reader_that_goes_away(tmp_path):
+    """As in `cifar10_train.py | head`."""
+    process = after_five_steps(spawn.start(counter(tmp_path)))
+    process.stdout.close()
+    assert process.stderr.read() == ''
+    assert process.wait(timeout=spawn.PATIENCE) == 1
+    assert counting.latest(tmp_path) >= 6
+
+
+def test_under_nohup_a_closed_terminal_does_not_matter(tmp_path):
+    process = spawn.until_the_end(subprocess.Popen(
+        ['nohup', sys.executable, *counter(tmp_path, '{"max_steps": 40, "pause": 0.05}')],
+        env=spawn.environment(), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE))
+    after_five_steps(process).send_signal(signal.SIGHUP)
+    spawn.ended(process, 0)
+    assert counting.latest(tmp_path) == 40
+
+
+def test_ctrl_c_does_not_reach_a_background_process(tmp_path):
+    """A shell that is no terminal starts `command &` so that SIGINT is ignored."""
+    process = spawn.until_the_end(subprocess.Popen(
+        ['sh', '-c', '"$@" & wait', 'sh', sys.executable,
+         *counter(tmp_path, '{"max_steps": 40, "pause": 0.05}')],
+        env=spawn.environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    after_five_steps(process)
+    child, = psutil.Process(process.pid).children()
+    child.send_signal(signal.SIGINT)
+    spawn.ended(process, 0)
+    assert counting.latest(tmp_path) == 40

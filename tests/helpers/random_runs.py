@@ -1,0 +1,28 @@
+"""Folders of runs of classification.py with random weights."""
+import os
+
+from cifar10_lib import evaluate, recipes, run
+
+import tensorflow.compat.v1 as tf
+
+
+def save(folder, net, classes, data_set='cifar10'):
+    """Saves a run with a checkpoint of step 7.
+
+    Args:
+        folder: path of the folder to create.
+        net: name of a recipe.
+        classes: names of the classes.
+        data_set: name of the data set, or folder of the user's own.
+
+    Returns the path of the checkpoint.
+    """
+    os.makedirs(folder)
+    network = evaluate.Classifier(recipes.TABLE[net], len(classes))
+    with network.graph.as_default(), tf.Session() as session:
+        tf.set_random_seed(1)
+        step = tf.Variable(7, name='global_step', dtype=tf.int64)
+        session.run(tf.global_variables_initializer())
+        path = tf.train.Saver().save(session, os.path.join(folder, 'model.ckpt'), global_step=step)
+    run.write(folder, {'net': net, 'classes': list(classes), 'settings': {'dataset': data_set}})
+    return path

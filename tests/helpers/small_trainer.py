@@ -1,0 +1,98 @@
+"""A trainer of a few lines for the tests of workers: python small_trainer.py FOLDER OPTIONS.
+
+It fits y = x w + b to twelve fixed points with all workers, each on its part, and writes what each
+worker holds at the end to FOLDER/worker-RANK.json. OPTIONS is a JSON object; see `_DEFAULTS`.
+"""
+import json
+import os
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+
+from cifar10_lib import console, session, workers  # noqa: E402
+
+import numpy as np  # noqa: E402
+import tensorflow.compat.v1 as tf  # noqa: E402
+
+_DEFAULTS = {
+    'steps': 5, 'step_timeout': 300.0, 'interface': None, 'overlap': True,
+    'pause': 0.0,  # Seconds between two steps.
+    'differs': None,  # The worker that has another learning rate.
+    'slow': None,  # The worker that takes `seconds` in the validation after step 2.
+    'seconds': 0.0,
+    'fails': None,  # The worker that raises an error after step 2.
+    'save_steps': 100}
+
+
+class _Validation(tf.train.SessionRunHook):
+    """After step 2, the workers sum an array between two steps."""
+
+    def __init__(self, worker, options):
+        self._worker, self._options, self.sum, self._steps = worker, options, None, 0
+
+    def after_run(self, run_context, run_values):
+        self._steps += 1
+        if self._steps == 2:
+            if self._options['slow'] == self._worker.rank:
+                time.sleep(self._options['seconds'])
+            self.sum = self._worker.sum(np.array([1, 10]) * (self._worker.rank + 1)).tolist()
+            if self._options['fails'] == self._worker.rank:
+                raise console.UserError(f'worker {self._worker.rank} has failed')
+        print('step', self._steps, flush=True)
+        time.sleep(self._options['pause'])
+
+
+def main(words):
+    folder, options = words[0], {**_DEFAULTS, **json.loads(words[1])}
+    worker = workers.join(options['step_timeout'], options['interface'])
+    rate = 0.1
+    if options['differs'] == worker.rank:
+        rate = 0.2
+    with worker.ended():
+        worker.compare({'--learning_rate': rate})
+        shared = worker.share({'rank': worker.rank})
+        with tf.Graph().as_default():
+            _train(folder, options, worker, rate, shared)
+
+
+def _train(folder, options, worker, rate, shared):
+    global_step = tf.train.get_or_create_global_step()
+    random = np.random.RandomState(0)
+    x, y = random.normal(size=[12, 7]).astype(np.float32), random.normal(size=[12, 1])
+    own = slice(worker.rank * 12 // worker.size, (worker.rank + 1) * 12 // worker.size)
+    # Each worker would start from values of its own.
+    weights = tf.get_variable('w', initializer=tf.fill([7, 1], 1.0 + worker.rank))
+    bias = tf.get_variable('bias/b', initializer=tf.zeros([1]))
+    tf.get_variable('unused', [3])
+    error = tf.matmul(tf.constant(x[own]), weights) + bias - tf.constant(y[own], tf.float32)
+    loss = tf.reduce_mean(tf.square(error))
+    opt = tf.train.GradientDescentOptimizer(rate)
+    grads = worker.mean_gradients(opt.compute_gradients(loss), options['overlap'])
+    loss = worker.mean({'loss': loss})['loss']
+    train_op = opt.apply_gradients(
+        [pair for pair in grads if pair[0] is not None], global_step)
+    master, config = worker.session_options(tf.ConfigProto())
+    validation = _Validation(worker, options)
+    variables = {each.op.name: each for each in tf.global_variables()}
+    found = {}
+    with session.training_session(
+            master, worker.is_chief, folder, config=config,
+            hooks=[worker.hook(), tf.train.StopAtStepHook(last_step=options['steps']), validation],
+            save_checkpoint_secs=None, save_checkpoint_steps=options['save_steps'],
+            save_summaries_steps=None) as running:
+        while not running.should_stop():
+            _, loss_value = running.run([train_op, loss])
+            if running.should_stop():
+                break
+            found = {'loss': float(loss_value), 'shared': shared, 'sum': validation.sum,
+                     'cores': len(os.sched_getaffinity(0))}
+            found.update({name: np.asarray(value).tolist() for name, value in
+                          running.raw_session().run(variables).items()})
+    with open(os.path.join(folder, f'worker-{worker.rank}.json'), 'w') as stream:
+        json.dump(found, stream)
+
+
+if __name__ == '__main__':
+    console.run(main, 'FOLDER OPTIONS')

@@ -1,0 +1,119 @@
+import importlib.util
+import re
+import subprocess
+import sys
+
+import numpy as np
+import plain
+import pytest
+import record_files
+import spawn
+import tensorflow.compat.v1 as tf
+
+import cifar10
+from benchmarks import __main__ as benchmarks
+from benchmarks import processes, tutorial
+
+
+def test_the_yardstick_computes_the_same_function():
+    """Logits, loss and the variables after a step, on the same weights."""
+    random = np.random.RandomState(0)
+    images = random.normal(size=[5, 24, 24, 3]).astype(np.float32)
+    labels = random.randint(0, 10, 5).astype(np.int32)
+    values = plain.weights(seed=1, scale=2.0)
+    results = []
+    for module in (cifar10, tutorial):
+        with tf.Graph().as_default(), tf.Session() as session:
+            logits = module.inference(tf.constant(images))
+            loss = module.loss(logits, tf.constant(labels))
+            train_op = module.train(loss, tf.train.get_or_create_global_step())
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+            saved = {v.op.name: v for v in tf.global_variables()}
+            for name, value in values.items():
+                saved[name].load(value, session)
+            before = session.run([logits, loss])
+            session.run(train_op)
+            results.append((before, saved.keys(), session.run({name: saved[name]
+                                                               for name in values})))
+    (ours, names, variables), (theirs, their_names, expected) = results
+    np.testing.assert_allclose(ours[0], theirs[0], atol=1e-4)
+    np.testing.assert_allclose(ours[1], theirs[1], atol=1e-5)
+    assert names == their_names
+    for name in expected:
+        np.testing.assert_allclose(variables[name], expected[name], atol=1e-4, err_msg=name)
+
+
+def test_a_line_of_the_table():
+    """Of 1, 2, 3, 4 and 10: the quartiles 2, 3 and 4. Half of the time is twice as good."""
+    found = ' '.join(benchmarks.line('step', 'ms', [10, 2, 1, 4, 3], [6]).split())
+    assert found == 'step, ms 3.00 (2.00 to 4.00) 6.00 (6.00 to 6.00) 2.00 5'
+    assert benchmarks.line('input', 'images/s', [1234.5], [617.25]).split()[-2:] == ['2.00', '1']
+
+
+def test_a_process_that_fails_shows_its_last_lines():
+    with pytest.raises(SystemExit, match='exit code 3\nwhy$'):
+        list(processes.lines(['-S', '-c', 'import sys; print("why"); sys.exit(3)']))
+
+
+@pytest.fixture
+def command(tmp_path):
+    """A function that runs a benchmark on small files and batches: the completed process."""
+    record_files.write_noise(tmp_path)
+
+    def run(module, *options):
+        return subprocess.run(
+            [sys.executable, '-m', module, f'--data_dir={tmp_path}', '--batch_size=4', *options],
+            capture_output=True, text=True, check=False, cwd=spawn.ROOT, env=spawn.environment())
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_table(command, tmp_path):
+    """All rows, on the CPU, which agrees with itself."""
+    done = command('benchmarks', '--turns=1', '--steps=10', '--seconds=0.1', '--batches', '1',
+                   f'--output={tmp_path}/report.txt', '--only', *benchmarks._ROWS)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout == (tmp_path / 'report.txt').read_text()
+    heading, title, _, *lines = done.stdout.splitlines()
+    assert 'TensorFlow ' in heading and title.startswith('tutorial, batch 4; median')
+    agreement, = (line for line in lines if line.startswith('[]: compared with the CPU'))
+    assert 'differ by at most 0.0e+00, gradients by 0.0e+00' in agreement
+    rows = {re.split('  +', line)[0]: float(line.split()[-2]) for line in lines
+            if line != agreement and ' is not installed: ' not in line}
+    assert all(ratio > 0 for ratio in rows.values())
+    assert any(row.startswith('training, beside Keras 3') for row in rows)
+    assert {'input alone, images/s', 'step on a fixed batch, ms', 'step, beside the floor, ms',
+            'training, end to end, images/s', 'start to step 0, s', 'peak memory of it, MB',
+            'two workers, beside two runs that share nothing, images/s'} < rows.keys()
+    assert [row for row in rows if row.startswith('batch 1 in ')] == [
+        f'batch 1 in {precision}, beside float32, images/s'
+        for precision in ('float32', 'TF32', 'float16', 'bfloat16')]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('net', ['resnet23', 'airbench94'])
+def test_a_step_of_another_network(command, net):
+    done = command('benchmarks', '--only', 'agreement', 'step', '--turns=1', f'--net={net}')
+    assert done.returncode == 0, done.stderr
+    assert 'step, beside the floor, ms' in done.stdout
+    largest, = re.findall('logits of up to (.*) differ by at most 0.0e', done.stdout)
+    assert float(largest) > 1e-3  # Of weights that a run starts with, not of zeros.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name, package', benchmarks.PEERS.items())
+def test_the_loss_of_a_peer(command, name, package):
+    """On noise, the cross entropy stays near ln 10, and the weight decay makes itself smaller.
+
+    Normal values that are cut off at two deviations have a mean square of 0.7737 * 0.04 ** 2, so
+    the decay is 0.004 / 2 * (2304 + 192) * 384 * 0.7737 * 0.04 ** 2 = 2.373 at first. Each step
+    shrinks the weights by 0.1 * 0.004: after 100, the decay is 2.19, and its mean 2.28.
+    """
+    if not importlib.util.find_spec(package):
+        pytest.skip(f'requires {name}')
+    done = command(f'benchmarks.peers.in_{name.lower()}', '--batch_size=32', '--max_steps=100')
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r': step \d+, loss = (.*)', done.stdout)]
+    assert len(losses) == 100 and losses[0] == pytest.approx(2.303 + 2.373, abs=0.1)
+    assert np.mean(losses[-10:]) < 4.65  # Keras prints the mean of all steps.

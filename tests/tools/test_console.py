@@ -1,0 +1,265 @@
+"""What scripts show: one line per mistake, quiet starts, and nothing changed by an import."""
+import os
+import re
+import signal
+
+from cifar10_lib import console
+
+import pytest
+import spawn
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+
+flags.DEFINE_integer('whole_dirs', 3, 'A number, for the tests.', lower_bound=1)
+flags.DEFINE_string('there_dir', '/there', 'A folder, for the tests.')
+flags.DEFINE_float('rate', 0.5, 'A rate, for the tests.')
+flags.DEFINE_boolean('maybe', False, 'A choice, for the tests.')
+FLAGS = flags.FLAGS
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """A function that runs a `main` as a script does, with the words of the command line: its exit
+    code and what it wrote to both streams."""
+    def run_(main, *words, positional=''):
+        monkeypatch.setattr('sys.argv', ['/here/script.py', *words])
+        with pytest.raises(SystemExit) as ended, flagsaver.flagsaver():
+            console.run(main, positional)
+        return (ended.value.code, *capsys.readouterr())
+
+    handler, environment = signal.getsignal(signal.SIGINT), dict(os.environ)
+    yield run_
+    signal.signal(signal.SIGINT, handler)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def nothing(*_):
+    pytest.fail('main must not run')
+
+
+# ---- The command line
+
+
+@pytest.mark.parametrize('words, line', [
+    (['--whole_dir=1'], "Unknown command line flag 'whole_dir'. Did you mean: whole_dirs ?"),
+    (['--whole_dirs=0'], 'flag --whole_dirs=0: '), (['--whole_dirs=x'], 'flag --whole_dirs=x: '),
+    (['--maybe=perhaps'], "'perhaps'"), (['--nomaybe=1'], 'maybe'),
+    (['--whole_dirs='], 'flag --whole_dirs=: '),
+    (['--there_dir='], 'flag --there_dir= has no value'),
+    (['--rate=nan'], 'flag --rate=nan has no value'),
+    (['--there_dir=s3://bucket/images'], 'flag --there_dir=s3://bucket/images is a URL; expected a '
+                                         'folder'),
+    (['stray', '--maybe'], 'got stray --maybe; expected --name=value')])
+def test_a_wrong_command_line_is_one_line(run, words, line):
+    code, out, error = run(nothing, *words)
+    assert (code, out) == (1, '')
+    assert error.startswith('script.py: ') and error.endswith(' (see --help)\n')
+    assert error.count('\n') == 1 and line in error
+
+
+@pytest.mark.parametrize('positional, words, line', [
+    ('IMAGE...', [], 'got no arguments; expected IMAGE...'),
+    ('SOURCE DATA_DIR', ['a', '--maybe'], 'got a; expected SOURCE DATA_DIR'),
+    ('SOURCE DATA_DIR', ['a', 'b', 'c'], 'got a b c; expected SOURCE DATA_DIR')])
+def test_a_wrong_number_of_positional_arguments(run, positional, words, line):
+    assert run(nothing, *words, positional=positional) == (
+        1, '', f'script.py: {line} (see --help)\n')
+
+
+def test_positional_arguments_and_flags_in_any_order(run):
+    seen = []
+    code, _, _ = run(lambda words: seen.append((words, FLAGS.rate)), 'a', '--rate=2', 'b c',
+                     positional='IMAGE...')
+    assert (code, seen) == (None, [(['a', 'b c'], 2.0)])
+
+
+def test_a_home_folder(run, monkeypatch):
+    monkeypatch.setenv('HOME', '/home/me')
+    seen = []
+    run(lambda: seen.append(FLAGS.there_dir), '--there_dir=~/data')
+    assert seen == ['/home/me/data']
+
+
+@pytest.mark.parametrize('word', ['--help', '-h', '-help', '--helpshort'])
+def test_help(run, word):
+    """The flags of the project, not those of absl, and not an error without the arguments."""
+    code, out, error = run(nothing, word, positional='IMAGE...')
+    assert (code, error) == (0, '')
+    assert "--batch_size: Number of images per batch.\n    (default: '128')" in out
+    assert 'logtostderr' not in out
+
+
+# ---- How a script ends
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize('main, line', [
+    (lambda: _raise(console.UserError('what to do')), 'what to do'),
+    (lambda: os.listdir('/nowhere/x'), "No such file or directory: '/nowhere/x'"),
+    (lambda: _raise(FloatingPointError('two\nlines')), 'two lines'),
+    (lambda: tf.Session().run(tf.read_file('/nowhere')), '/nowhere; No such file or directory'),
+    (lambda: tf.Session(tf.train.Server.create_local_server().target).run(
+        tf.read_file('/nowhere')), '/nowhere; No such file or directory'),
+    (lambda: _raise(tf.errors.AbortedError(None, None, 'Stale file handle')), 'Stale file handle'),
+    # TensorFlow's text; a real one comes after 20 seconds of retries.
+    (lambda: _raise(tf.errors.ResourceExhaustedError(
+        None, None, "Graph execution error:\n\nNode: 'Fill'\nOOM when allocating tensor with "
+        'shape[9] by allocator GPU_0_bfc\n\t [[{{node Fill}}]]')),
+     'OOM when allocating tensor with shape[9] by allocator GPU_0_bfc')])
+def test_errors_of_the_user_or_the_machine_are_one_line(run, monkeypatch, main, line):
+    assert run(main) == (1, '', f'script.py: {line}\n')
+    monkeypatch.setenv('CIFAR10_TRACEBACK', '1')
+    code, _, error = run(main)
+    assert code == 1 and error.startswith('Traceback ')
+
+
+def test_bugs_keep_their_traceback(run):
+    with pytest.raises(ZeroDivisionError):
+        run(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize('main, code, error', [
+    (lambda: None, None, ''), (lambda: 75, 75, ''),
+    (lambda: _raise(KeyboardInterrupt), 130, 'script.py: interrupted\n'),
+    (lambda: _raise(SystemExit(143)), 143, '')])
+def test_exit_codes(run, main, code, error):
+    assert run(main) == (code, '', error)
+
+
+# ---- Real scripts
+
+
+SCRIPTS = ['cifar10_train', 'cifar10_multi_gpu_train', 'cifar10_eval']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('script', SCRIPTS)
+def test_an_unknown_flag_is_refused_and_nothing_is_written(script, tmp_path):
+    done = spawn.run_script(f'{script}.py', '--nothing=1', cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, '')
+    assert done.stderr == f"{script}.py: Unknown command line flag 'nothing' (see --help)\n"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_help_of_a_script():
+    done = spawn.run_script('cifar10_train.py', '--help')
+    assert (done.returncode, done.stderr) == (0, '')
+    assert 'python cifar10_train.py' in done.stdout
+    shown = set(re.findall(r'--(?:\[no\])?(\w+):', done.stdout))
+    assert shown == {'batch_size', 'data_dir', 'use_fp16', 'use_bf16', 'train_dir', 'max_steps',
+                     'log_device_placement', 'log_frequency', 'restart'}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('words', [['--help'], ['--run_once']])
+def test_a_reader_that_has_gone(trained, words):
+    """As in `| true`: no traceback, and not a second error at exit."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, 'w') as pipe:
+        done = spawn.run_script(
+            'cifar10_eval.py', *words, *(f'--{name}={FLAGS[name].value}' for name in (
+                'data_dir', 'checkpoint_dir', 'eval_dir')), stdout=pipe)
+    assert (done.returncode, done.stderr) == (1, '')
+
+
+@pytest.mark.slow
+def test_without_standard_output(trained):
+    """As in `>&-`, and on a full disk."""
+    command = ['cifar10_eval.py', '--run_once', *(
+        f'--{name}={FLAGS[name].value}' for name in ('data_dir', 'checkpoint_dir', 'eval_dir'))]
+    done = spawn.run_script(*command, stdout=None, preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, '')
+    with open('/dev/full', 'w') as full:
+        done = spawn.run_script(*command, stdout=full)
+    assert done.returncode != 0 and 'No space left on device' in done.stderr
+
+
+IMPORTS = '''
+import importlib, os, signal, sys, threading
+import tensorflow.compat.v1 as tf  # What TensorFlow's own start changes.
+
+def state():
+    return (sys.excepthook, threading.excepthook, dict(os.environ), os.listdir('/proc/self/fd'),
+            [signal.getsignal(each) for each in sorted(signal.valid_signals())], sys.argv,
+            os.stat(2), tf.logging.get_verbosity())
+
+before = state()
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(state() == before or (before, state()))
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('level', [None, '0'])
+def test_an_import_changes_nothing_in_the_process(level):
+    """Of a host program: its environment, signal handlers, exception hooks, descriptors."""
+    variables = {} if level is None else {'TF_CPP_MIN_LOG_LEVEL': level}
+    done = spawn.run(['-c', IMPORTS, 'cifar10_lib.session', 'cifar10_lib.download', *SCRIPTS],
+                     cwd=spawn.ROOT, env=quiet(**variables))
+    assert done.stdout == 'True\n', done.stderr
+
+
+def quiet(**variables):
+    """The environment without a log level and oneDNN's switch, and with these variables."""
+    environment = spawn.environment(**variables)
+    for name in {'TF_CPP_MIN_LOG_LEVEL', 'TF_ENABLE_ONEDNN_OPTS'} - set(variables):
+        environment.pop(name, None)
+    return environment
+
+
+@pytest.mark.slow
+def test_tensorflows_lines_are_shown_only_to_those_who_ask():
+    """The messages of Python's own errors are shown in both cases."""
+    program = ('from cifar10_lib import console\nimport tensorflow.compat.v1 as tf\n'
+               'tf.Session(); raise KeyError("mine")')
+    done = spawn.run(['-c', program], cwd=spawn.ROOT, env=quiet())
+    assert done.stderr.startswith('Traceback ') and done.stderr.endswith("KeyError: 'mine'\n")
+    assert done.stderr.count('\n') == 4
+    done = spawn.run(['-c', program], cwd=spawn.ROOT, env=quiet(TF_CPP_MIN_LOG_LEVEL='0'))
+    before, _, after = done.stderr.partition('Traceback ')
+    assert 'tensorflow' in before.lower() and after.endswith("KeyError: 'mine'\n")
+
+
+def python(program, tmp_path, **variables):
+    """Runs a program of our own with a stand-in for TensorFlow in `tmp_path`."""
+    return spawn.run(['-c', program], cwd=spawn.ROOT,
+                     env=quiet(PYTHONPATH=str(tmp_path), **variables))
+
+
+@pytest.mark.skipif(os.uname().machine != 'x86_64', reason='oneDNN is for x86 processors')
+@pytest.mark.parametrize('given', ['1', '0'])
+def test_one_dnn_is_used_unless_the_user_says_no(tmp_path, given):
+    (tmp_path / 'tensorflow.py').write_text(
+        'import os; raise ImportError(os.environ["TF_ENABLE_ONEDNN_OPTS"])')
+    variables = {'TF_ENABLE_ONEDNN_OPTS': given} if given == '0' else {}
+    done = python('from cifar10_lib import console', tmp_path, **variables)
+    assert done.stderr.endswith(f'ImportError: {given}\n')
+
+
+def test_an_import_that_fails_keeps_its_traceback(tmp_path):
+    """A package that is missing, and an interrupt."""
+    (tmp_path / 'tensorflow.py').write_text('raise ImportError("no luck")')
+    done = python('from cifar10_lib import console', tmp_path)
+    assert done.returncode == 1 and done.stderr.endswith('ImportError: no luck\n')
+    (tmp_path / 'tensorflow.py').write_text('import os, signal; os.kill(os.getpid(), '
+                                            'signal.SIGINT); import time; time.sleep(60)')
+    done = python('from cifar10_lib import console', tmp_path)
+    assert done.returncode == -signal.SIGINT and done.stderr.endswith('KeyboardInterrupt\n')
+
+
+def test_devices(capsys):
+    if tf.config.list_physical_devices('GPU'):
+        pytest.skip('this machine has a GPU')
+    console.show_devices()
+    console.show_devices(tf.float16, towers=3)
+    assert capsys.readouterr().out == (
+        'Training on the CPU.\nTraining 3 towers on the CPU.\n'
+        'Warning: on a CPU, --use_fp16 takes 20 times as long as float32.\n')

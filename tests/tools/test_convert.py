@@ -1,0 +1,147 @@
+import os
+import subprocess
+import sys
+
+from cifar10_lib import console, data_sets, own_sets
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import cifar10_convert
+
+NAMES = ['upper half', 'ünten']
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """60 images of noise in each of two classes."""
+    random = np.random.RandomState(1)
+    for name in NAMES:
+        (tmp_path / 'my images' / name).mkdir(parents=True)
+        for index in range(60):
+            pixels = random.randint(0, 256, [32, 32, 3]).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / 'my images' / name / f'{index}.png')
+    return tmp_path / 'my images'
+
+
+def records(folder):
+    """{name: set of the records of train.bin and test.bin}"""
+    return {name: {record.tobytes() for record in np.fromfile(
+        folder / f'{name}.bin', np.uint8).reshape(-1, 3073)} for name in ('train', 'test')}
+
+
+def test_the_script_prints_what_it_made_and_what_it_skipped(folder, tmp_path):
+    (folder / NAMES[0] / 'broken.png').write_text('text')
+    (folder / '.git').mkdir()
+    data = tmp_path / 'data' / 'halves'
+    done = subprocess.run([sys.executable, cifar10_convert.__file__, folder, data],
+                          capture_output=True, text=True, encoding='utf-8')
+    assert (done.returncode, done.stderr) == (0, '')
+    row = own_sets.find(data)
+    data_sets.check(row, row.folder)
+    assert (row.name, row.classes) == ('halves', tuple(NAMES))
+    found = records(data)
+    in_train = [sum(record[0] == label for record in found['train']) for label in range(2)]
+    assert sum(in_train) == row.train_files['train.bin']
+    assert done.stdout.splitlines() == [
+        'Skipped 1, hidden, or added by the system:',
+        f'  {folder}/.git',
+        'Skipped 1, not readable:',
+        f'  {folder}/{NAMES[0]}/broken.png cannot be read (damaged, or in a format that Pillow '
+        'does not read)',
+        f'{NAMES[0]}: {in_train[0]} training and {60 - in_train[0]} test images',
+        f'{NAMES[1]}: {in_train[1]} training and {60 - in_train[1]} test images',
+        f'{data} holds {sum(in_train)} training and {120 - sum(in_train)} test images of 2 '
+        f'classes: use classification.py --dataset="{data}" --train_dir=NEW_FOLDER']
+
+
+def test_a_mistake_is_a_line(tmp_path):
+    done = subprocess.run([sys.executable, cifar10_convert.__file__, tmp_path / 'no', 'data'],
+                          capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, '')
+    assert done.stderr == (
+        f'cifar10_convert.py: {tmp_path}/no is not a folder; expected one with CLASS/IMAGE, or '
+        'train/CLASS/IMAGE and test/CLASS/IMAGE\n')
+    assert os.listdir(tmp_path) == []
+
+
+def test_converting_twice_gives_the_same_files(folder, tmp_path):
+    cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
+    with pytest.raises(console.UserError, match='one exists and is not .*choose another DATA_DIR'):
+        cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
+    cifar10_convert.convert(str(folder), str(tmp_path / 'two'))
+    for name in ('train.bin', 'test.bin'):
+        assert (tmp_path / 'one' / name).read_bytes() == (tmp_path / 'two' / name).read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ['my images', 'one', 'two']
+
+
+def test_images_that_are_added_later_leave_the_others_in_their_set(folder, tmp_path):
+    """A run that is resumed or evaluated on the new set has not seen its test images."""
+    cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
+    random = np.random.RandomState(2)
+    for name in NAMES:
+        for index in range(60, 80):
+            pixels = random.randint(0, 256, [32, 32, 3]).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f'{index}.png')
+    (folder / NAMES[0] / '0.png').rename(folder / NAMES[0] / 'zz.png')
+    cifar10_convert.convert(str(folder), str(tmp_path / 'two'))
+    before, after = records(tmp_path / 'one'), records(tmp_path / 'two')
+    assert before['train'] < after['train'] and before['test'] < after['test']
+    assert not after['train'] & after['test']
+
+
+def test_a_data_set_inside_the_images_is_refused(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with pytest.raises(console.UserError, match=r'^set is inside \., where each folder is a class'):
+        cifar10_convert.convert('.', 'set')
+    assert sorted(os.listdir(folder)) == sorted(NAMES)
+
+
+def test_a_name_that_is_taken_is_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(console.UserError, match=(
+            '^the new data set, named like its folder: "name" is "cifar10"; expected a name')):
+        cifar10_convert.convert('no folder', str(tmp_path / 'cifar10'))
+
+
+def test_a_class_without_readable_images_is_refused(tmp_path, capsys):
+    for name in ('cat', 'dog'):
+        path = tmp_path / 'images' / name / '1.png'
+        path.parent.mkdir(parents=True)
+        path.write_text('text')
+    with pytest.raises(console.UserError, match='no training images of cat, dog: add some'):
+        cifar10_convert.convert(str(tmp_path / 'images'), str(tmp_path / 'data'))
+    assert capsys.readouterr().out.splitlines()[0] == 'Skipped 2, not readable:'
+    assert os.listdir(tmp_path) == ['images']
+
+
+def test_many_skipped_files(folder, tmp_path, capsys):
+    for number in range(30):
+        (folder / f'{number}.txt').touch()
+    cifar10_convert.convert(str(folder), str(tmp_path / 'data'))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ['Skipped 30, not in the folder of a class:', f'  {folder}/0.txt']
+    assert lines[21] == '  ... and 10 more'
+
+
+def save(path, classes):
+    """An .npz file in which label k has k + 1 training images and one test image."""
+    labels = np.repeat(np.arange(classes), np.arange(classes) + 1)
+    pixels = np.arange(len(labels)).astype(np.uint8)[:, np.newaxis, np.newaxis, np.newaxis]
+    np.savez(path, x_train=np.broadcast_to(pixels, [len(labels), 32, 32, 3]), y_train=labels,
+             x_test=np.full([classes, 32, 32, 3], 255, np.uint8), y_test=np.arange(classes))
+
+
+@pytest.mark.parametrize('classes, shown', [
+    (20, [f'{k}: {k + 1} training and 1 test images' for k in range(20)]),
+    (21, ['The smallest class is 0: 1 training and 1 test images',
+          'The largest class is 20: 21 training and 1 test images'])])
+def test_the_numbers_of_images_per_class(tmp_path, capsys, classes, shown):
+    """All test images are the same one, which is in all classes."""
+    save(tmp_path / 'a.npz', classes)
+    cifar10_convert.convert(str(tmp_path / 'a.npz'), str(tmp_path / 'made'))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:len(shown)] == shown
+    assert lines[len(shown)] == '1 images are in more than one class: keep each in one.'
+    total = classes * (classes + 1) // 2
+    assert f'holds {total} training and {classes} test images of {classes} ' in lines[-1]

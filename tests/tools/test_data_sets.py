@@ -1,0 +1,166 @@
+import json
+import re
+
+from cifar10_lib import console, data_sets, own_sets
+
+import numpy as np
+import pytest
+
+ROW = {'name': 'pets', 'classes': ['cat', 'dög'], 'train_files': {'train.bin': 3},
+       'test_files': {'test.bin': 2}}
+
+
+def records(*labels, num_bytes=3073):
+    """Black images; uint8 [count, num_bytes], with the label in the first byte."""
+    found = np.zeros([len(labels), num_bytes], np.uint8)
+    found[:, 0] = labels
+    return found
+
+
+@pytest.fixture
+def cifar10(tmp_path):
+    """CIFAR-10's files with three records each."""
+    for name in data_sets.CIFAR10.files:
+        records(0, 5, 9).tofile(tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def pets(tmp_path):
+    """A user's folder."""
+    folder = tmp_path / 'pets'
+    folder.mkdir()
+    records(0, 1, 1).tofile(folder / 'train.bin')
+    records(1, 0).tofile(folder / 'test.bin')
+    (folder / 'dataset.json').write_text(json.dumps(ROW, ensure_ascii=False), encoding='utf-8')
+    return folder
+
+
+def fault(data_set, folder):
+    with pytest.raises(console.UserError) as error:
+        data_sets.check(data_set, folder)
+    assert '\n' not in str(error.value)
+    return str(error.value)
+
+
+def test_published_facts():
+    """CIFAR-100's names are sorted, so that a missing or extra one shifts those that follow."""
+    for row, classes, record_bytes in ((data_sets.CIFAR10, 10, 3073),
+                                       (data_sets.CIFAR100, 100, 3074)):
+        assert (row.record_bytes, len(row.classes)) == (record_bytes, classes)
+        assert sum(row.train_files.values()) == 50000
+        assert sum(row.test_files.values()) == 10000
+        assert row.url == f'https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz'
+        assert row.copies
+        for copy in row.copies:
+            assert re.fullmatch(f'https://.*/cifar-{classes}-binary.tar.gz', copy)
+    names = data_sets.CIFAR100.classes
+    assert names == tuple(sorted(set(names)))
+    assert [names[label] for label in (0, 1, 39, 50, 60, 99)] == [
+        'apple', 'aquarium_fish', 'keyboard', 'mouse', 'plain', 'worm']
+
+
+def test_only_the_files_that_exist_are_checked(cifar10):
+    """Programs of one's own may read files of other names."""
+    data_sets.check(data_sets.CIFAR10, cifar10)
+    (cifar10 / 'data_batch_3.bin').unlink()
+    (cifar10 / 'people.bin').write_bytes(b'text')
+    data_sets.check(data_sets.CIFAR10, cifar10)
+
+
+@pytest.mark.parametrize('size', [0, 1, 3072, 3 * 3073 - 1, 3 * 3073 + 1])
+def test_truncated_files_are_detected(cifar10, size):
+    (cifar10 / 'test_batch.bin').write_bytes(bytes(size))
+    assert fault(data_sets.CIFAR10, cifar10) == (
+        f'{cifar10}/test_batch.bin has {size} bytes; expected one or more records of 3073 bytes. '
+        f'Restore the file, or move {cifar10} away and run again to download the data set.')
+
+
+def test_an_invalid_label_is_reported_with_its_record(cifar10):
+    found = records(*9000 * [9])
+    found[8500, 0] = 10
+    found.tofile(cifar10 / 'data_batch_2.bin')
+    assert fault(data_sets.CIFAR10, cifar10).startswith(
+        f'{cifar10}/data_batch_2.bin has label 10 in record 8500 (counted from 0); expected 0 to '
+        '9. Restore the file, or')
+
+
+def test_the_row_defines_the_label_byte(tmp_path):
+    """CIFAR-100's fine label must be valid; the coarse label, before it, is not checked."""
+    found = records(200, 200, 200, num_bytes=3074)
+    found[:, 1] = 99
+    found.tofile(tmp_path / 'train.bin')
+    found.tofile(tmp_path / 'test.bin')
+    data_sets.check(data_sets.CIFAR100, tmp_path)
+    found[1, 1] = 100
+    found.tofile(tmp_path / 'test.bin')
+    assert 'test.bin has label 100 in record 1 (counted from 0); expected 0 to 99.' in fault(
+        data_sets.CIFAR100, tmp_path)
+
+
+def test_a_folder_of_ones_own(pets, monkeypatch):
+    monkeypatch.chdir(pets.parent)
+    for name in (str(pets), 'pets', './pets/'):
+        row = own_sets.find(name)
+        assert (row.name, row.classes, row.folder) == ('pets', ('cat', 'dög'), str(pets))
+        assert (row.train_files, row.test_files) == ({'train.bin': 3}, {'test.bin': 2})
+        assert (row.record_bytes, row.label_index) == (3073, 0)
+        data_sets.check(row, row.folder)
+    records(0, 1, 2).tofile(pets / 'train.bin')
+    assert 'has label 2 in record 2' in fault(row, row.folder)
+    assert 'or recreate the data set with cifar10_convert.py.' in fault(row, row.folder)
+
+
+def test_a_name_of_the_table_is_not_a_folder(pets, monkeypatch):
+    monkeypatch.chdir(pets.parent)
+    pets.rename(pets.parent / 'cifar100')
+    assert own_sets.find('cifar100') is data_sets.CIFAR100
+    assert own_sets.find('./cifar100').name == 'pets'
+
+
+@pytest.mark.parametrize('name', ['pets', '', '/dev/null', 'synthetic'])
+def test_neither_a_name_nor_a_folder(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(console.UserError) as error:
+        own_sets.find(name)
+    assert str(error.value) == (f'"{name}" is not a data set; expected cifar10, cifar100, or a '
+                                'folder with a dataset.json, made by cifar10_convert.py')
+
+
+@pytest.mark.parametrize('change, words', [
+    ({'name': ''}, '"name" is ""; expected a name other than cifar10, cifar100'),
+    ({'name': 'cifar10'}, '"name" is "cifar10"; expected a name other than cifar10, cifar100'),
+    ({'name': 'a\nb'}, '"name" is'),
+    ({'name': 50 * [50 * ['a']]}, '"name" is [['),
+    ({'name': '\ud800'}, '"name" is "\\ud800"'),
+    ({'classes': ['cat']}, '"classes" is ["cat"]; expected a list of 2 to 256 different names'),
+    ({'classes': ['cat', 'cat']}, '"classes" is'),
+    ({'classes': ['cat', 7]}, '"classes" is'),
+    ({'classes': ['cat', 'd\x1b[31mog']}, '"d\\u001b[31mog"'),
+    ({'classes': [str(k) for k in range(257)]}, '"classes" is'),
+    ({'train_files': None}, '"train_files" is null; expected names of files in this folder'),
+    ({'test_files': {}}, '"test_files" is {}; expected names of files in this folder'),
+    ({'test_files': {'../test.bin': 2}}, '"test_files" is'),
+    ({'test_files': {'test.bin': 0}}, '"test_files" is')])
+def test_invalid_fields_are_reported(pets, change, words):
+    (pets / 'dataset.json').write_text(json.dumps({**ROW, **change}))
+    with pytest.raises(console.UserError) as error:
+        own_sets.find(str(pets))
+    assert words in str(error.value)
+    assert str(error.value).startswith(f'{pets}/dataset.json: "')
+    assert '\n' not in str(error.value) and len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize('data', [b'', b'null', 200000 * b'[', b'\xff\xfe'])
+def test_files_without_a_json_object(pets, data):
+    (pets / 'dataset.json').write_bytes(data)
+    with pytest.raises(console.UserError, match=(
+            'dataset.json (is not JSON: .|holds null; expected a JSON object)')):
+        own_sets.find(str(pets))
+
+
+def test_names_of_classes_beside_the_records(tmp_path):
+    """The published file ends with an empty line."""
+    assert data_sets.class_names(tmp_path) is None
+    (tmp_path / 'batches.meta.txt').write_text('airplane\nsports car\r\nbird\n\n')
+    assert data_sets.class_names(tmp_path) == ('airplane', 'sports car', 'bird')

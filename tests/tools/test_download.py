@@ -1,0 +1,336 @@
+"""Downloads from a real server on loopback, and unpacks hostile archives."""
+import gzip
+import os
+import re
+import shutil
+import signal
+import socket
+import tarfile
+import threading
+import time
+
+from cifar10_lib import console, download
+
+import downloads
+import pytest
+import spawn
+from downloads import ARCHIVE, CONTENTS, GOOD, Server, member, row, tar
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    downloads.use_no_proxy(monkeypatch)
+
+
+@pytest.fixture
+def server():
+    with Server().running() as running:
+        yield running
+
+
+def assert_whole(data_dir):
+    for name, data in CONTENTS.items():
+        assert (data_dir / 'small' / name).read_bytes() == data
+    assert names(data_dir) == ['small', 'small.tar.gz']
+
+
+def names(folder):
+    """The sorted names in a folder, without the lock, which some versions of filelock remove."""
+    return sorted({path.name for path in folder.iterdir()} - {'.small.lock'})
+
+
+def closed_port():
+    """A socket whose port is taken, but refuses connections."""
+    silent = socket.socket()
+    silent.bind(('127.0.0.1', 0))
+    return silent
+
+
+def lines_of_failed_places(capsys):
+    lines = capsys.readouterr().out.splitlines()
+    return [line for line in lines if line.endswith('. Trying the next place.')]
+
+
+def failure(data_dir, url, copies=(), **options):
+    """Returns the one line with which a download fails."""
+    with pytest.raises(console.UserError) as error:
+        download.maybe_download_and_extract(row(url, copies=copies), str(data_dir), **options)
+    message = str(error.value)
+    assert '\n' not in message
+    assert url in message
+    assert str(data_dir) in message
+    assert 'cifar10_convert.py synthetic' in message
+    assert not (data_dir / 'small').exists()
+    return message
+
+
+@pytest.mark.parametrize('slash', ['', '/'])
+def test_the_folder_of_the_files_in_place_of_its_parent(server, tmp_path, slash):
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    inside = f'{tmp_path}/small{slash}'
+    with pytest.raises(console.UserError, match=(
+            f'^{inside} is the folder of the record files; expected the folder that contains '
+            f'small: pass --data_dir={tmp_path}$')):
+        download.maybe_download_and_extract(row(server.url), inside)
+    assert_whole(tmp_path)
+    assert sorted(os.listdir(inside)) == sorted(CONTENTS)
+
+
+def test_a_second_start_needs_no_network(server, tmp_path):
+    """Nor does the archive without its folder. The scheme of the URL may be in capitals."""
+    there = row(server.url.replace('http:', 'HTTP:'))
+    download.maybe_download_and_extract(there, str(tmp_path / 'new'))
+    shutil.rmtree(tmp_path / 'new' / 'small')
+    download.maybe_download_and_extract(there, str(tmp_path / 'new'))
+    assert_whole(tmp_path / 'new')
+    (tmp_path / 'new' / 'small.tar.gz').unlink()
+    download.maybe_download_and_extract(there, str(tmp_path / 'new'))
+    assert server.requests == [('/small.tar.gz', None)]
+
+
+def test_a_proxy(server, tmp_path, monkeypatch):
+    monkeypatch.setenv('http_proxy', server.url.removesuffix('/small.tar.gz'))
+    download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path))
+    assert_whole(tmp_path)
+
+
+def test_a_file_url(tmp_path):
+    (tmp_path / 'small.tar.gz').write_bytes(ARCHIVE)
+    (tmp_path / 'data').mkdir()
+    (tmp_path / 'data' / 'small.tar.gz.part').write_bytes(ARCHIVE[:100])
+    download.maybe_download_and_extract(row(f'file://{tmp_path}/small.tar.gz'),
+                                        str(tmp_path / 'data'))
+    assert_whole(tmp_path / 'data')
+
+
+@pytest.mark.parametrize('wrong', [b'', b'<html>', ARCHIVE[:-1], bytes(len(ARCHIVE))])
+def test_a_wrong_archive_of_the_user_stays(tmp_path, wrong):
+    (tmp_path / 'small.tar.gz').write_bytes(wrong)
+    message = failure(tmp_path, 'http://nowhere.invalid/small.tar.gz')
+    assert 'small.tar.gz has' in message
+    assert 'replace it, or remove it' in message
+    assert (tmp_path / 'small.tar.gz').read_bytes() == wrong
+
+
+@pytest.mark.parametrize('wrong, size, ranges', [
+    (False, 5000, ['bytes=5000-']), (False, len(ARCHIVE), []),
+    (True, 5000, ['bytes=5000-', None]), (True, len(ARCHIVE), [None])])
+def test_resumes_from_a_part(server, tmp_path, wrong, size, ranges):
+    """Once it is complete, wrong bytes are noticed, and all are downloaded again."""
+    part = bytes(size) if wrong else ARCHIVE[:size]
+    (tmp_path / 'small.tar.gz.part').write_bytes(part)
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert [range_ for _, range_ in server.requests] == ranges
+    assert_whole(tmp_path)
+
+
+def test_bytes_received_before_a_lost_connection_are_kept(server, tmp_path):
+    """Each start makes one request and resumes where the last one ended."""
+    server.behaviour = 'cut'
+    assert f'10000 of {len(ARCHIVE)} bytes' in failure(tmp_path, server.url)
+    assert f'20000 of {len(ARCHIVE)} bytes' in failure(tmp_path, server.url)
+    assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:20000]
+    server.behaviour = 'good'
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert [range_ for _, range_ in server.requests] == [None, 'bytes=10000-', 'bytes=20000-']
+    assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize('behaviour', ['without_range', 'more_than_all'])
+def test_servers_that_send_the_file_from_the_start(server, tmp_path, behaviour):
+    server.behaviour = behaviour
+    (tmp_path / 'small.tar.gz.part').write_bytes(b'other' + ARCHIVE[5:5000])
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert_whole(tmp_path)
+
+
+def test_a_file_with_the_wrong_checksum_is_removed(server, tmp_path):
+    server.behaviour = 'other_bytes'
+    assert 'SHA-256' in failure(tmp_path, server.url)
+    assert names(tmp_path) == []
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Limits for a test: a place may be silent for a second; its rate is measured over half one."""
+    monkeypatch.setattr(download, '_SILENCE', 1.0)
+    monkeypatch.setattr(download, '_WINDOW', 0.5)
+
+
+@pytest.mark.parametrize('behaviour, reason, resumed', [
+    ('page', f'the server offers a file of 25 bytes; expected {len(ARCHIVE)}', 'None'),
+    ('portal', f'the connection ended after 25 of {len(ARCHIVE)} bytes', 'bytes=25-'),
+    ('not_http', 'SSH-2.0', 'None'),
+    ('missing', 'HTTP Error 404', 'None'),
+    ('redirect_to_a_file', 'file:///etc/passwd', 'None'),
+    ('other_bytes', 'small.tar.gz.part has SHA-256 ', 'None'),
+    ('slow', 'less than 50 kB/s for 0.5 seconds', 'bytes=.+'),
+    ('stall', 'timed out', 'bytes=10000-')])
+def test_a_place_that_fails_is_left_with_one_line(
+        server, tmp_path, capsys, impatient, behaviour, reason, resumed):
+    """The next place sends the bytes that are missing; what was no part of it is noticed."""
+    with Server(behaviour).running() as copy:
+        download.maybe_download_and_extract(row(server.url, copies=(copy.url,)), str(tmp_path))
+    line, = lines_of_failed_places(capsys)
+    assert line.startswith('127.0.0.1: ') and reason in line
+    assert copy.requests == [('/small.tar.gz', None)]
+    assert re.fullmatch(resumed, str(server.requests[0][1]))
+    assert len(server.requests) == (2 if behaviour == 'portal' else 1)
+    assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize('behaviour, reason', [
+    ('not_http', 'SSH-2.0'), ('missing', 'HTTP Error 404'), ('stall', 'timed out')])
+def test_the_published_place_fails(tmp_path, impatient, behaviour, reason):
+    with Server(behaviour).running() as only:
+        assert reason in failure(tmp_path, only.url)
+
+
+@pytest.mark.parametrize('behaviour', ['good', 'without_range'])
+def test_places_are_tried_in_order(server, tmp_path, capsys, behaviour):
+    server.behaviour = behaviour
+    with closed_port() as silent, Server('missing').running() as missing, \
+            Server('cut').running() as cut, Server().running() as unused:
+        refused = f'http://127.0.0.1:{silent.getsockname()[1]}/small.tar.gz'
+        download.maybe_download_and_extract(
+            row(unused.url, copies=(refused, missing.url, cut.url, server.url)), str(tmp_path))
+    reasons = lines_of_failed_places(capsys)
+    assert len(reasons) == 3
+    assert 'refused' in reasons[0] and '404' in reasons[1] and 'ended after' in reasons[2]
+    assert server.requests == [('/small.tar.gz', 'bytes=10000-')] and unused.requests == []
+    assert_whole(tmp_path)
+
+
+def test_wrong_bytes_of_one_place_before_those_of_another(server, tmp_path):
+    """The second place is not to blame: it is asked again, from the start."""
+    with Server('other_bytes_cut').running() as copy:
+        download.maybe_download_and_extract(row(server.url, copies=(copy.url,)), str(tmp_path))
+    assert [range_ for _, range_ in server.requests] == ['bytes=10000-', None]
+    assert_whole(tmp_path)
+
+
+def test_all_places_fail(server, tmp_path, capsys):
+    """The bytes that one of them sent stay for the next start, as does the first place."""
+    server.behaviour = 'page'
+    with Server('cut').running() as cut, Server('missing').running() as missing:
+        message = failure(tmp_path, server.url, (cut.url, missing.url))
+        assert 'offers a file of 25 bytes' in message
+        reasons = lines_of_failed_places(capsys)
+        assert len(reasons) == 2 and 'ended after' in reasons[0] and '404' in reasons[1]
+        assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:10000]
+        cut.behaviour = 'good'
+        download.maybe_download_and_extract(
+            row(server.url, copies=(cut.url, missing.url)), str(tmp_path))
+        assert cut.requests[1:] == [('/small.tar.gz', 'bytes=10000-')]
+    assert_whole(tmp_path)
+
+
+def test_the_last_place_may_be_slow(server, tmp_path, impatient):
+    server.behaviour = 'slow'
+    (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE[:-11000])
+    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    assert_whole(tmp_path)
+
+
+def test_a_server_that_does_not_listen_and_an_unwritable_folder(tmp_path):
+    with closed_port() as silent:
+        url = f'http://127.0.0.1:{silent.getsockname()[1]}/small.tar.gz'
+        assert 'refused' in failure(tmp_path, url)
+    (tmp_path / 'file').write_text('in the way')
+    assert 'file' in failure(tmp_path / 'file' / 'data', url)
+
+
+@pytest.mark.parametrize('url, reason', [
+    ('ftp://127.0.0.1/small.tar.gz', 'does not start with http:'), ('http:///x', 'no host given'),
+    ('/etc/passwd', 'unknown url type'), ('http://[::1/x', ''), ('http://h:0x/x', '')])
+def test_invalid_urls(tmp_path, url, reason):
+    assert reason in failure(tmp_path, url)
+
+
+def process(url, copy, data_dir, before=''):
+    """Starts a process that downloads the small data set, after the code `before`."""
+    code = ('import sys; sys.path[:0] = sys.argv[1:]\n'
+            'from cifar10_lib import download\nfrom downloads import row\n' + before +
+            f'download.maybe_download_and_extract(row("{url}", copies=("{copy}",)), "{data_dir}")')
+    return spawn.start(['-c', code, str(spawn.ROOT), str(spawn.HELPERS)])
+
+
+@pytest.mark.slow
+def test_two_processes_share_one_download(server, tmp_path):
+    server.behaviour, server.released = 'held', threading.Event()
+    with Server('cut').running() as copy, process(server.url, copy.url, tmp_path) as first:
+        while not server.requests and first.poll() is None:
+            time.sleep(0.01)
+        with process(server.url, copy.url, tmp_path) as second:
+            waiting = second.stdout.readline()
+            server.released.set()
+            for each in (first, second):
+                out, err = each.communicate()
+                assert each.returncode == 0 and 'Waiting' not in out, err
+    assert waiting == 'Waiting for another process to fetch the data.\n'
+    assert copy.requests == [('/small.tar.gz', None)]
+    assert server.requests == [('/small.tar.gz', 'bytes=10000-')]
+    assert_whole(tmp_path)
+
+
+@pytest.mark.slow
+def test_interrupted_and_started_again(server, tmp_path):
+    with Server('stall').running() as copy:
+        interrupted = process(server.url, copy.url, tmp_path)
+        while not copy.requests:
+            assert interrupted.poll() is None, interrupted.stderr.read()
+            time.sleep(0.01)
+        time.sleep(0.5)
+        interrupted.send_signal(signal.SIGINT)
+        interrupted.communicate()
+        assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:10000]
+        copy.behaviour = 'good'
+        spawn.ended(process(server.url, copy.url, tmp_path), 0)
+        assert [range_ for _, range_ in copy.requests] == [None, 'bytes=10000-']
+    assert server.requests == []
+    assert_whole(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_not_the_fault_of_a_place(server, tmp_path):
+    limit = 'import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n'
+    with Server().running() as copy, process(server.url, copy.url, tmp_path, limit) as limited:
+        out, err = limited.communicate()
+    assert 'File too large' in err and 'next place' not in out
+    assert copy.requests == [('/small.tar.gz', None)] and server.requests == []
+
+
+def _extract(tmp_path, archive):
+    """Unpacks an archive without the SHA-256 check, which would refuse all but the published ones;
+    returns {name: bytes} of the files that it made in the data folder."""
+    (tmp_path / 'hostile.tar.gz').write_bytes(archive)
+    data_dir = tmp_path / 'data'
+    data_dir.mkdir()
+    download.extract(str(tmp_path / 'hostile.tar.gz'), str(data_dir), row())
+    assert [path.name for path in data_dir.iterdir()] == ['small']
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['data', 'hostile.tar.gz']
+    assert not any(path.is_symlink() for path in data_dir.rglob('*'))
+    return {path.name: path.read_bytes() for path in (data_dir / 'small').iterdir()}
+
+
+@pytest.mark.parametrize('wrong', [
+    member('../outside', b'x'), member('/tmp/outside-absolute', b'x'),
+    member('small/../../outside', b'x'), member('small/readme.html', b'x'),
+    member('small', type=tarfile.DIRTYPE), member('small/test_batch.bin', b'too short'),
+    member('small', type=tarfile.SYMTYPE, linkname='..'),
+    member('small/a', b'x', pax_headers={'path': '../../outside'})])
+def test_only_the_expected_files_are_unpacked(tmp_path, wrong):
+    assert _extract(tmp_path, tar([wrong, *GOOD])) == CONTENTS
+    assert not os.path.exists('/tmp/outside-absolute')
+
+
+@pytest.mark.parametrize('kind', [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE,
+                                  tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+def test_links_and_devices_are_not_unpacked(tmp_path, kind):
+    """Also if the header claims the size of the expected file."""
+    info, _ = member('small/test_batch.bin', type=kind, linkname='/etc/passwd')
+    info.size = len(CONTENTS['test_batch.bin'])
+    first, data = GOOD[0]
+    padding = bytes(-len(data) % tarfile.BLOCKSIZE)
+    archive = gzip.compress(first.tobuf() + data + padding + info.tobuf())
+    assert _extract(tmp_path, archive) == {'data_batch_1.bin': CONTENTS['data_batch_1.bin']}

@@ -1,0 +1,155 @@
+"""SavedModels: what they hold, and that other programs get the same results with them."""
+import importlib.util
+import json
+import os
+
+from cifar10_lib import console, data_sets, evaluate, run
+
+import numpy as np
+import plain
+import pytest
+import random_runs
+import record_files
+import spawn
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+from PIL import Image
+
+import cifar10_export
+import cifar10_predict
+
+FLAGS = flags.FLAGS
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """An exported checkpoint of the tutorial, whose averages differ from its raw weights."""
+    plain.save_checkpoint(tmp_path / 'train')
+    with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'train'),
+                             export_dir=str(tmp_path / 'model' / '1')):
+        cifar10_export.export()
+        yield tmp_path / 'model' / '1'
+
+
+def run_model(folder, pixels):
+    """The outputs of a SavedModel by name."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        signature = tf.saved_model.load(
+            session, ['serve'], str(folder)).signature_def['serving_default']
+        return session.run({name: output.name for name, output in signature.outputs.items()},
+                           {signature.inputs['images'].name: pixels})
+
+
+def check_like_checkpoint(folder, checkpoint_dir):
+    """Compares a SavedModel with the checkpoint, on five images."""
+    pixels = np.stack([image for _, image in record_files.noise(5, seed=3)])
+    trained = evaluate.find(str(checkpoint_dir))
+    network = evaluate.Classifier(trained.recipe, len(trained.classes))
+    with network.restored(trained.checkpoint) as session:
+        logits, probabilities = session.run(
+            [network.logits, network.probabilities], {network.pixels: pixels})
+    found = run_model(folder, pixels)
+    assert sorted(found) == ['classes', 'logits', 'probabilities']
+    np.testing.assert_allclose(found['logits'], logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found['probabilities'], probabilities, rtol=1e-4, atol=1e-6)
+    assert found['classes'].tolist() == logits.argmax(axis=1).tolist()
+    assert found['classes'].dtype == np.int64
+
+
+def test_a_run_of_the_tutorial(exported, tmp_path):
+    check_like_checkpoint(exported, tmp_path / 'train')
+    assert sorted(os.listdir(exported)) == ['assets.extra', 'saved_model.pb', 'variables']
+    labels = (exported / 'assets.extra' / 'labels.txt').read_text()
+    assert labels.split('\n') == [*data_sets.CIFAR10.classes, '']
+
+
+@pytest.mark.parametrize('net', ['resnet23', 'airbench94'])
+def test_a_run_of_classification(tmp_path, net, capsys):
+    """Of a user's own classes; of its best checkpoint."""
+    random_runs.save(tmp_path / 'train' / 'best', net, ['Katze', 'grüner Hund'])
+    with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'train'), best=True,
+                             export_dir=str(tmp_path / 'model')):
+        cifar10_export.export()
+    assert capsys.readouterr().out == (
+        f'{tmp_path}/model holds {tmp_path}/train/best/model.ckpt-7 as a SavedModel.\n')
+    check_like_checkpoint(tmp_path / 'model', tmp_path / 'train' / 'best')
+    assert (tmp_path / 'model' / 'assets.extra' / 'labels.txt').read_text('utf-8') == (
+        'Katze\ngrüner Hund\n')
+
+
+def convert(kind, folder):
+    """Converts a SavedModel as a user does; the path of the result."""
+    if kind == 'litert':
+        path = f'{folder}.tflite'
+        program = ("import sys, tensorflow as tf\n"
+                   "model = tf.lite.TFLiteConverter.from_saved_model(sys.argv[1]).convert()\n"
+                   "open(sys.argv[2], 'wb').write(model)")
+        done = spawn.run(['-c', program, folder, path])
+    elif kind == 'onnx':
+        path = f'{folder}.onnx'
+        done = spawn.run(['-m', 'tf2onnx.convert', '--saved-model', folder, '--output', path])
+    else:
+        return folder
+    assert done.returncode == 0, done.stderr[-2000:]
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind, packages', [
+    ('saved_model', []), ('litert', ['ai_edge_litert']), ('onnx', ['tf2onnx', 'onnxruntime'])])
+def test_other_programs_classify_a_photo(exported, tmp_path, capsys, kind, packages):
+    """The same photo, which is large, not square and has to be turned, as cifar10_predict.py."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f'requires {package}')
+    photo = Image.fromarray(np.random.RandomState(0).randint(0, 256, [9, 12, 3]).astype(np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # Orientation: turned by 90 degrees.
+    photo.resize([400, 300]).save(tmp_path / 'photo.jpg', exif=exif)
+
+    with flagsaver.flagsaver(json=True, top_k=10):
+        assert cifar10_predict.predict([str(tmp_path / 'photo.jpg')]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    expected = {each['label']: each['probability'] for each in json.loads(lines[-1])['predictions']}
+
+    model = convert(kind, str(exported))
+    done = spawn.run([spawn.HELPERS / 'exported.py', kind, model, str(tmp_path / 'photo.jpg')],
+                     cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    np.testing.assert_allclose(found, [expected[label] for label in range(10)], atol=1e-4)
+
+
+@pytest.mark.parametrize('options, words', [
+    ({'export_dir': None}, '--export_dir is missing: choose a new folder'),
+    ({'checkpoint_dir': '/nonexistent'}, 'No checkpoint in /nonexistent: train first'),
+    ({'best': True}, 'train/best: train with --validate_every, or leave out --best')])
+def test_mistakes(tmp_path, options, words):
+    plain.save_checkpoint(tmp_path / 'train')
+    given = {'checkpoint_dir': str(tmp_path / 'train'), 'export_dir': str(tmp_path / 'model' / '1')}
+    with flagsaver.flagsaver(**{**given, **options}), pytest.raises(console.UserError, match=words):
+        cifar10_export.export()
+    assert not (tmp_path / 'model').exists()
+
+
+def test_an_existing_folder_stays_as_it_is(tmp_path):
+    plain.save_checkpoint(tmp_path / 'train')
+    (tmp_path / 'model').mkdir()
+    (tmp_path / 'model' / 'notes.txt').write_text('mine')
+    with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'train'),
+                             export_dir=str(tmp_path / 'model')):
+        with pytest.raises(console.UserError, match='model exists and is not an empty folder'):
+            cifar10_export.export()
+    assert os.listdir(tmp_path / 'model') == ['notes.txt']
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_nothing(tmp_path):
+    random_runs.save(tmp_path / 'train', 'resnet23', ['a', 'b'])
+    content = run.read(str(tmp_path / 'train'))
+    run.write(str(tmp_path / 'train'), {**content, 'classes': ['a', 'b', 'c']})
+    with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'train'),
+                             export_dir=str(tmp_path / 'model' / '1')):
+        with pytest.raises(console.UserError, match='has shape .*; expected'):
+            cifar10_export.export()
+    assert not (tmp_path / 'model').exists()

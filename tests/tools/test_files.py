@@ -1,0 +1,127 @@
+"""Files and folders that are complete or missing, locks, and full disks."""
+import errno
+import multiprocessing
+import os
+import threading
+
+from cifar10_lib import console, files
+
+import filelock
+import pytest
+import tensorflow.compat.v1 as tf
+
+
+def test_a_file_or_folder_is_complete_or_missing(tmp_path):
+    with files.new_folder(str(tmp_path / 'new' / 'one'), '--there') as partial:
+        with files.new_file(os.path.join(partial, 'file')) as stream:
+            stream.write(b'whole')
+            assert not os.path.exists(os.path.join(partial, 'file'))
+        assert not (tmp_path / 'new' / 'one').exists()
+    assert os.listdir(tmp_path / 'new') == ['one']
+    assert os.listdir(tmp_path / 'new' / 'one') == ['file']
+    assert (tmp_path / 'new' / 'one' / 'file').read_bytes() == b'whole'
+
+
+@pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt])
+def test_a_failed_block_leaves_what_was_there(tmp_path, error):
+    (tmp_path / 'old').write_bytes(b'old')
+    with pytest.raises(error):
+        with files.new_folder(str(tmp_path / 'one'), '--there') as partial:
+            with files.new_file(os.path.join(partial, 'file')), \
+                    files.new_file(str(tmp_path / 'old')) as stream:
+                stream.write(b'half')
+                raise error
+    assert os.listdir(tmp_path) == ['old']
+    assert (tmp_path / 'old').read_bytes() == b'old'
+
+
+@pytest.mark.parametrize('error', [
+    OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), OSError('h5: No space left on device, half'),
+    RuntimeError('events; No space left on device\n\tFailed'), IndexError('a; File too large'),
+    tf.errors.ResourceExhaustedError(None, None, 'x.tempstate1; Disk quota exceeded'),
+    OSError('[WinError 112] There is not enough space on the disk')])
+def test_a_full_disk_is_reported_with_its_folder(error):
+    words = ('^(No space left on device|Disk quota exceeded|File too large|There is not enough '
+             'space on the disk) in /a/b. Files saved earlier are complete: make room, then run ')
+    with pytest.raises(OSError, match=words), files.explain_full_disk('/a/b'):
+        raise error
+
+
+def test_other_errors_pass_and_event_files_raise_an_os_error():
+    with pytest.raises(IndexError, match='^of a list$'), files.explain_full_disk('/a/b'):
+        raise IndexError('of a list')
+    with pytest.raises(OSError, match='a/events.out.tfevents.1; Stale file handle'), \
+            files.explain_full_disk('/a/b'):
+        raise IndexError('a/events.out.tfevents.1; Stale file handle')
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f'{tmp_path}/none/one'):
+        with files.new_file(str(tmp_path / 'none' / 'one')):
+            pass
+
+
+def test_an_empty_folder_is_replaced_also_through_a_link(tmp_path):
+    (tmp_path / 'one').mkdir()
+    (tmp_path / 'link').symlink_to(tmp_path / 'one')
+    with files.new_folder(str(tmp_path / 'link'), '--there') as partial:
+        open(os.path.join(partial, 'file'), 'w').close()
+    assert os.listdir(tmp_path / 'one') == ['file']
+    assert sorted(os.listdir(tmp_path)) == ['link', 'one']
+
+
+@pytest.mark.parametrize('kind', ['file', 'folder', 'broken link'])
+def test_an_existing_file_or_folder_stays(tmp_path, kind):
+    path = tmp_path / 'one'
+    if kind == 'file':
+        path.write_text('mine')
+    elif kind == 'folder':
+        path.mkdir()
+        (path / '.mine').touch()
+    else:
+        (tmp_path / 'in the way').touch()
+        path.symlink_to(tmp_path / 'in the way' / 'one')
+    before = sorted(os.walk(tmp_path))
+    with pytest.raises((console.UserError, OSError)):
+        with files.new_folder(str(path), '--there'):
+            pytest.fail('the block must not run')
+    assert sorted(os.walk(tmp_path)) == before
+
+
+def _hold(path, held, release):
+    with files.locked(path):
+        held.set()
+        release.wait()
+
+
+@pytest.fixture
+def other_process(tmp_path):
+    """Another process that holds the lock `lock` until the event that this yields is set."""
+    context = multiprocessing.get_context('fork')  # It does not use TensorFlow.
+    held, release = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(str(tmp_path / 'lock'), held, release))
+    process.start()
+    assert held.wait(60)
+    yield release
+    release.set()
+    process.join()
+
+
+def test_a_lock_that_another_process_holds(tmp_path, other_process, capsys):
+    with pytest.raises(filelock.Timeout), files.locked(str(tmp_path / 'lock')):
+        pytest.fail('the block must not run')
+    timer = threading.Timer(0.5, other_process.set)
+    timer.start()
+    with files.locked(str(tmp_path / 'lock'), waiting='Waiting.'):
+        assert other_process.is_set()
+    timer.join()
+    assert capsys.readouterr().out == 'Waiting.\n'
+
+
+def test_a_lock_is_free_again_and_keeps_its_file(tmp_path):
+    (tmp_path / 'lock').write_text('mine')
+    for _ in range(2):
+        with pytest.raises(KeyError), files.locked(str(tmp_path / 'lock')):
+            raise KeyError
+    with pytest.raises(OSError), files.locked(str(tmp_path / 'none' / 'lock')):
+        pytest.fail('the block must not run')

@@ -1,0 +1,247 @@
+import os
+import struct
+import zlib
+
+from cifar10_lib import console, images
+
+import numpy as np
+import pytest
+from PIL import Image
+
+BOMB = r'cannot be read \(Image size \(\d+ pixels\) exceeds limit of 178956970'
+NOISE = np.random.RandomState(1).randint(0, 256, [32, 32, 4]).astype(np.uint8)
+COLOUR, GREY = NOISE[..., :3], np.repeat(NOISE[..., :1], 3, axis=2)
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Writes a `PIL.Image.Image` or an array with Pillow's options, and reads the file."""
+    def write_and_read(image, **options):
+        save(tmp_path / 'image', image, **options)
+        return images.read(tmp_path / 'image')
+    return write_and_read
+
+
+def save(path, image, **options):
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    image.save(path, **options)
+
+
+def png(values, colour_type):
+    """The bytes of a PNG of 16 bits: values, int [height, width, channels]."""
+    height, width, _ = values.shape
+    rows = b''.join(b'\0' + row.tobytes() for row in values.astype('>u2'))
+    chunks = [(b'IHDR', struct.pack('>IIBBBBB', width, height, 16, colour_type, 0, 0, 0)),
+              (b'IDAT', zlib.compress(rows)), (b'IEND', b'')]
+    return b'\x89PNG\r\n\x1a\n' + b''.join(
+        struct.pack('>I', len(data)) + name + data + struct.pack('>I', zlib.crc32(name + data))
+        for name, data in chunks)
+
+
+def tiff(values, extra=None):
+    """The bytes of a TIFF of any type: values [height, width, channels]; `extra` is 1 if the last
+    channel is alpha, by which the others are multiplied, and 2 if it is alpha alone."""
+    height, width, channels = values.shape
+    of_kind = {'u': 1, 'i': 2, 'f': 3}[values.dtype.kind]
+    data = values.tobytes()
+    tags = {256: [width], 257: [height], 258: [8 * values.itemsize] * channels,
+            259: [1], 262: [2 if channels > 2 else 1], 273: [8], 277: [channels], 278: [height],
+            279: [len(data)], 338: [extra], 339: [of_kind] * channels}
+    if extra is None:
+        del tags[338]
+    position = 8 + len(data)
+    behind, entries = b'', b''
+    for tag, numbers in tags.items():
+        packed = struct.pack(f'<{len(numbers)}H', *numbers)
+        if len(packed) > 4:
+            packed, behind = struct.pack('<I', position + len(behind)), behind + packed
+        entries += struct.pack('<HHI4s', tag, 3, len(numbers), packed)
+    return (b'II*\0' + struct.pack('<I', position + len(behind)) + data + behind
+            + struct.pack('<H', len(tags)) + entries + bytes(4))
+
+
+PALETTE = Image.fromarray(NOISE[..., 0]).convert('P')  # Index k has colour k of:
+PALETTE.putpalette([value for k in range(256) for value in (k, 255 - k, 7)])
+OF_PALETTE = np.stack([NOISE[..., 0], 255 - NOISE[..., 0], np.full([32, 32], 7)], axis=2)
+
+
+@pytest.mark.parametrize('image, options, expected', [
+    (COLOUR, {'format': 'PNG'}, COLOUR),
+    (GREY[..., 0], {'format': 'PNG'}, GREY),
+    (COLOUR, {'format': 'BMP'}, COLOUR),
+    (COLOUR, {'format': 'WEBP', 'lossless': True}, COLOUR),
+    (COLOUR, {'format': 'TIFF', 'compression': 'tiff_lzw'}, COLOUR),
+    (PALETTE, {'format': 'PNG'}, OF_PALETTE),
+    (Image.fromarray(GREY[..., 0] > 127), {'format': 'TIFF'}, 255 * (GREY > 127)),
+    (GREY[..., 0], {'format': 'TIFF', 'tiffinfo': {262: 0}}, GREY),  # 0 is white.
+    (COLOUR, {'format': 'PPM'}, COLOUR),
+    (GREY[..., 0], {'format': 'PPM'}, GREY),
+    (Image.fromarray(GREY[..., 0] > 127), {'format': 'PPM'}, 255 * (GREY > 127)),
+    (COLOUR, {'format': 'TGA'}, COLOUR),
+    (COLOUR, {'format': 'SGI'}, COLOUR),
+    (COLOUR, {'format': 'PCX'}, COLOUR),
+    (COLOUR, {'format': 'ICO', 'sizes': [(32, 32)]}, COLOUR),
+    (COLOUR, {'format': 'JPEG2000', 'irreversible': False}, COLOUR)])
+def test_images_of_32_by_32_pixels_are_not_changed(read, image, options, expected):
+    np.testing.assert_array_equal(read(image, **options), expected)
+
+
+# Four columns: one opaque, one with a fifth of it over white, two transparent with other colours.
+CLEAR = np.repeat(np.array([[[200, 100, 0, 255], [200, 100, 0, 51], [0, 0, 0, 0], [9, 99, 0, 0]]],
+                           np.uint8), 8, axis=1).repeat(32, axis=0)  # [32, 32, 4]
+ON_WHITE = np.repeat([[200, 100, 0], [244, 224, 204], [255, 255, 255], [255, 255, 255]], 8, axis=0)
+GREY_CLEAR, GREY_ON_WHITE = CLEAR[..., [0, 3]], ON_WHITE[:, [0, 0, 0]]
+ONE_OF_PALETTE = np.where(NOISE[..., :1] == 77, 255, OF_PALETTE)
+
+
+@pytest.mark.parametrize('image, options, expected, difference', [
+    (CLEAR, {'format': 'PNG'}, ON_WHITE, 0),
+    (GREY_CLEAR, {'format': 'PNG'}, GREY_ON_WHITE, 0),
+    (CLEAR, {'format': 'WEBP', 'lossless': True, 'exact': True}, ON_WHITE, 0),
+    (CLEAR, {'format': 'AVIF', 'quality': 100, 'subsampling': '4:4:4'}, ON_WHITE, 2),
+    (CLEAR, {'format': 'TIFF'}, ON_WHITE, 0),
+    (GREY_CLEAR, {'format': 'TIFF'}, GREY_ON_WHITE, 0),
+    (PALETTE, {'format': 'PNG', 'transparency': 77}, ONE_OF_PALETTE, 0),
+    (PALETTE, {'format': 'PNG', 'transparency': bytes(255 * (k != 77) for k in range(256))},
+     ONE_OF_PALETTE, 0),
+    (PALETTE, {'format': 'GIF', 'transparency': 77}, ONE_OF_PALETTE, 0),
+    (COLOUR, {'format': 'PNG', 'transparency': tuple(COLOUR[0, 0].tolist())},
+     np.where((COLOUR[0, 0] == COLOUR).all(axis=2, keepdims=True), 255, COLOUR), 0)])
+def test_transparent_images_are_laid_on_white(read, image, options, expected, difference):
+    expected = np.broadcast_to(expected, [32, 32, 3])
+    np.testing.assert_allclose(read(image, **options), expected, rtol=0, atol=difference)
+    assert (expected == 255).all(axis=2).any()
+
+
+@pytest.mark.parametrize('values, expected', [
+    ([200, 100, 0, 51], [244, 224, 204]), ([200, 51], [244, 244, 244])])
+def test_colours_that_are_multiplied_by_alpha(tmp_path, values, expected):
+    """As ImageMagick stores them in TIFF files. 40 with alpha 51 of 255 is a fifth of 200."""
+    multiplied = np.full([32, 32, len(values)], values, np.uint8)
+    multiplied[..., :-1] //= 5
+    (tmp_path / 'image').write_bytes(tiff(multiplied, extra=1))
+    np.testing.assert_array_equal(images.read(tmp_path / 'image')[9, 9], expected)
+
+
+@pytest.mark.parametrize('format_', ['GIF', 'TIFF'])
+def test_the_first_of_several_frames_is_used(read, format_):
+    frames = [Image.new('RGB', [32, 32], colour) for colour in ('red', 'lime', 'blue')]
+    found = read(frames[0], format=format_, save_all=True, append_images=frames[1:])
+    np.testing.assert_array_equal(found, np.full([32, 32, 3], [255, 0, 0]))
+
+
+@pytest.mark.parametrize('size', [(40, 64), (64, 40)])
+def test_a_phones_photograph_is_turned(tmp_path, read, size):
+    """The right side of its sensor is at the bottom."""
+    exif = Image.Exif()
+    exif[274] = 6  # The orientation, https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf, 4.6.4.
+    lit = Image.new('L', size)
+    lit.paste(255, (0, 0, size[0], size[1] // 2))  # Above, so after a turn to the right: right.
+    for options in {'format': 'JPEG', 'quality': 100}, {'format': 'PNG'}:
+        found = read(lit, exif=exif, **options)
+        assert found[:, :14].max() < 20 and found[:, 18:].min() > 235
+    assert images.read(tmp_path / 'image', size=(48, 16)).shape == (16, 48, 3)
+
+
+def test_the_short_side_becomes_32_and_the_centre_is_kept(read):
+    """96 x 64 at half the size is 48 x 32, of which 8 columns on each side are cut off. Column j of
+    the rest is column 2 (j + 8) + 1/2 of the image; a slope stays a slope: 4 j + 33."""
+    slope = np.broadcast_to(2 * np.arange(96, dtype=np.uint8)[:, np.newaxis], [64, 96, 3])
+    expected = np.broadcast_to(4 * np.arange(32)[:, np.newaxis] + 33, [32, 32, 3])
+    np.testing.assert_array_equal(read(slope, format='PNG'), expected)
+    np.testing.assert_array_equal(
+        read(slope.transpose(1, 0, 2), format='PNG'), expected.transpose(1, 0, 2))
+
+
+@pytest.mark.parametrize('shape', [(1, 1), (33, 32), (1, 200000), (200000, 1)])
+def test_any_size(read, shape):
+    image = np.full([*shape, 3], [10, 20, 30], np.uint8)
+    np.testing.assert_array_equal(read(image, format='PNG'), np.full([32, 32, 3], [10, 20, 30]))
+
+
+EPS = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n'
+
+
+@pytest.mark.parametrize('data, words', [
+    (b'', 'damaged, or in a format that Pillow does not read'),
+    (EPS, 'damaged, or in a format that Pillow does not read'),
+    (b'\xff\xd8\xff', ''), (b'II*\0\x08\0\0\0', '')])
+def test_files_that_are_not_images(tmp_path, data, words, capfd):
+    (tmp_path / 'image').write_bytes(data)
+    with pytest.raises(console.UserError) as error:
+        images.read(tmp_path / 'image')
+    assert str(error.value).startswith(f'{tmp_path}/image cannot be read (')
+    assert words in str(error.value) and '\n' not in str(error.value)
+    assert capfd.readouterr().err == ''  # The libraries print nothing either.
+
+
+DEEP = [png(257 * NOISE[..., :channels].astype(int), colour_type)
+        for channels, colour_type in ((1, 0), (2, 4), (3, 2), (4, 6))]
+DEEP += [tiff(NOISE[..., :channels].astype(kind), extra) for kind, channels, extra in (
+    ('<u2', 1, None), ('<u2', 3, None), ('<u2', 4, 2), ('<i1', 1, None), ('<i2', 1, None),
+    ('<i4', 1, None), ('<f4', 1, None))]
+DEEP += [b'P5 32 32 65535\n' + bytes(2048), b'P5 32 32 4095\n' + bytes(2048),
+         b'P6 32 32 4095\n' + bytes(6144), b'P3 1 1 1023 0 0 0\n',
+         b'Pf 32 32 -1.0\n' + bytes(4096)]
+DEEP += [struct.pack('>hBBHHHHii', 474, 0, 2, dimension, 32, 32, channels, 0, 255).ljust(512, b'\0')
+         + bytes(2048 * channels) for dimension, channels in ((2, 1), (3, 3))]  # SGI.
+
+
+@pytest.mark.parametrize('data', DEEP)
+def test_other_values_than_0_to_255_are_refused(tmp_path, data):
+    """Their range is not known: 12 bits of a camera, CT numbers, -1 to 1."""
+    (tmp_path / 'image').write_bytes(data)
+    with pytest.raises(console.UserError, match=(
+            r'image cannot be read \(more than 8 bits per channel, or signed values: scale them to '
+            r'0 to 255, as in docs/usage.md\)$')):
+        images.read(tmp_path / 'image')
+
+
+@pytest.mark.parametrize('options', [
+    {'format': 'PNG'}, {'format': 'JPEG'}, {'format': 'GIF'}, {'format': 'WEBP', 'lossless': True},
+    {'format': 'TIFF', 'compression': 'tiff_lzw'}])
+def test_truncated_and_overwritten_files(tmp_path, options):
+    save(tmp_path / 'image', COLOUR, **options)
+    whole = (tmp_path / 'image').read_bytes()
+    overwritten = bytes(200) + whole[len(whole) // 2 + 200:]
+    for rest in (b'', overwritten) if options['format'] in ('PNG', 'GIF', 'TIFF') else (b'',):
+        (tmp_path / 'image').write_bytes(whole[:len(whole) // 2] + rest)
+        with pytest.raises(console.UserError, match='cannot be read'):
+            images.read(tmp_path / 'image')
+
+
+@pytest.mark.parametrize('side, words', [(10000, 'truncated'), (65536, BOMB)])
+def test_pictures_of_more_than_179_million_pixels_are_not_decoded(tmp_path, side, words, recwarn):
+    """Only their headers claim such sizes. 100 million, as of a telephone, are decoded."""
+    save(tmp_path / 'image', COLOUR, format='PNG')
+    data = bytearray((tmp_path / 'image').read_bytes())
+    data[16:24] = struct.pack('>II', side, side)
+    data[29:33] = struct.pack('>I', zlib.crc32(data[12:29]))
+    (tmp_path / 'image').write_bytes(data)
+    with pytest.raises(console.UserError, match=words):
+        images.read(tmp_path / 'image')
+    assert not recwarn.list
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    """The pipe has no writer, and /dev/zero is endless."""
+    os.mkfifo(tmp_path / 'pipe.png')
+    for path, why in ((tmp_path / 'none.png', 'No such file'), (tmp_path, 'not a regular file'),
+                      (tmp_path / 'pipe.png', 'not a regular file'),
+                      ('/dev/zero', 'not a regular file')):
+        with pytest.raises(console.UserError, match=f'cannot be read .{why}'):
+            images.read(path)
+
+
+def test_the_images_in_a_folder(tmp_path):
+    """EPS would start Ghostscript. Pillow reads only the headers of HDF5 and MPEG."""
+    for name in ('b.PNG', 'a.jpeg', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', '.hidden.png',
+                 'g.avif', 'h.jfif', 'i.jpe', 'j.ppm', 'k.PGM', 'l.tga', 'm.eps', 'n.ps', 'o.h5',
+                 'p.mpg', 'q.pdf', 'notes.txt', 'png'):
+        (tmp_path / name).touch()
+    (tmp_path / 'folder.png').mkdir()
+    os.mkfifo(tmp_path / 'pipe.png')
+    (tmp_path / 'loop.png').symlink_to('loop.png')
+    assert images.find(tmp_path) == [f'{tmp_path}/{name}' for name in (
+        'a.jpeg', 'b.PNG', 'c.gif', 'd.webp', 'e.tif', 'f.TIFF', 'g.avif', 'h.jfif', 'i.jpe',
+        'j.ppm', 'k.PGM', 'l.tga')]

@@ -1,0 +1,267 @@
+"""Pictures: what can be seen in them."""
+import json
+import os
+import shutil
+import sys
+
+from cifar10_lib import console, run
+
+import numpy as np
+import plain
+import pytest
+import random_runs
+import record_files
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+from PIL import Image
+
+import cifar10_eval
+import cifar10_plot
+
+FLAGS = flags.FLAGS
+
+# Matplotlib's colours for curves, in the alphabetical order of their names.
+BLUE, ORANGE, GREEN = [31, 119, 180], [255, 127, 14], [44, 160, 44]
+
+
+def plot(folder, picture, runs=None, **options):
+    """Draws a picture; returns its pixels, int [height, width, 3]. `runs` is the flag's value."""
+    path = folder / f'{picture}.png'
+    with flagsaver.flagsaver(picture=picture, output=str(path), **options):
+        if runs is not None:
+            FLAGS['runs'].parse([str(each) for each in runs])
+            FLAGS['runs'].present = 1
+        cifar10_plot.plot()
+    assert [name for name in os.listdir(folder) if name.endswith('.part')] == []
+    return np.asarray(Image.open(path).convert('RGB')).astype(int)
+
+
+def is_colour(image, colour):
+    return (abs(image - colour) <= 2).all(axis=2)
+
+
+def has(image, colour):
+    return is_colour(image, colour).any()
+
+
+def title_is_complete(image):
+    """Whether the title, the text in the first rows, ends before the borders."""
+    title = (image[:22] < 128).all(axis=2)
+    return title.any() and not title[:, :3].any() and not title[:, -3:].any()
+
+
+def own_set(folder, classes, per_class=12):
+    """Writes a data set of plain images; class k has colour (20 k, 200, 0). Returns its path."""
+    folder.mkdir()
+    for name in ('train.bin', 'test.bin'):
+        record_files.write(folder / name, [
+            (k, np.full([32, 32, 3], [20 * k, 200, 0], np.uint8))
+            for _ in range(per_class) for k in range(len(classes))])
+    (folder / 'dataset.json').write_text(json.dumps({
+        'name': 'plain', 'classes': classes, 'train_files': {'train.bin': 1},
+        'test_files': {'test.bin': 1}}))
+    return str(folder)
+
+
+def constant_run(folder, label):
+    """Saves a run of the tutorial whose network predicts one class for all images."""
+    values = {name: np.zeros(shape, np.float32) for name, shape in plain.SHAPES.items()}
+    values['softmax_linear/biases'][label] = 5
+    os.makedirs(folder)
+    plain.save(folder / 'model.ckpt-7', {
+        **values, **{f'{name}/ExponentialMovingAverage': value for name, value in values.items()},
+        'global_step': 7.0})
+    return folder
+
+
+# ---- Images
+
+
+def test_samples_are_training_images(half_bright, tmp_path):
+    """Bright halves have up to 209. Only the last file has red trucks."""
+    record_files.write(half_bright / 'data_batch_5.bin',
+                       16 * [(9, np.full([32, 32, 3], [209, 0, 0], np.uint8))])
+    image = plot(tmp_path, 'samples')
+    assert is_colour(image, [209, 0, 0]).sum() > 10 * 50 * 50  # Ten trucks.
+    shown = image[np.ptp(image, axis=2) > 20]
+    assert abs(shown.max() - 209) <= 1
+
+
+def test_distorted_shows_images_and_distortions(half_bright, tmp_path):
+    """To the left are the images, up to 209; the others reach white."""
+    image = plot(tmp_path, 'distorted')
+    left, others = image[40:, :78], image[40:, 82:]
+    assert abs(left[np.ptp(left, axis=2) > 20].max() - 209) <= 1
+    assert others[np.ptp(others, axis=2) > 20].max() >= 254
+
+
+@pytest.mark.parametrize('count', [2, 4, 12])
+def test_samples_of_own_images(tmp_path, count):
+    """In rows of a class each or, of twelve classes, two of each."""
+    classes = [f'class_{k} of $x$' for k in range(count)]
+    image = plot(tmp_path, 'samples', dataset=own_set(tmp_path / 'set', classes))
+    shown = [is_colour(image, [20 * k, 200, 0]).sum() / 60 ** 2 for k in range(count)]
+    if count <= 10:
+        assert min(shown) > 9
+    else:
+        assert all(1.5 < each < 4 for each in shown)
+    assert title_is_complete(image)
+
+
+def test_samples_and_distorted_images_of_a_run(half_bright, tmp_path):
+    """They are the run's own, not those in --data_dir, which have no such colour."""
+    data_set = own_set(tmp_path / 'set', ['a', 'b'])
+    random_runs.save(tmp_path / 'run', 'tutorial', ['a', 'b'], data_set)
+    for picture in ('samples', 'distorted'):
+        assert has(plot(tmp_path, picture, [tmp_path / 'run']), [20, 200, 0])
+    assert not has(plot(tmp_path, 'samples'), [20, 200, 0])
+
+
+# ---- Networks
+
+
+def test_filters_are_the_averaged_weights(tmp_path):
+    """The averages of all filters are red above and 0 below; the raw weights are green."""
+    values = {name: np.zeros(shape, np.float32) for name, shape in plain.SHAPES.items()}
+    raw, averages = np.zeros([2, 5, 5, 3, 64], np.float32)
+    raw[:, :, 1], averages[:2, :, 0] = 1, 0.1
+    tmp_path.joinpath('run').mkdir()
+    plain.save(tmp_path / 'run' / 'model.ckpt-7', {
+        **{f'{name}/ExponentialMovingAverage': value for name, value in values.items()}, **values,
+        'conv1/weights': raw, 'conv1/weights/ExponentialMovingAverage': averages, 'global_step': 7})
+    image = plot(tmp_path, 'filters', [tmp_path / 'run'])
+    red, grey = is_colour(image, [255, 127, 127]).sum(), is_colour(image, [127, 127, 127]).sum()
+    assert 64 * 1000 < red < grey < 2 * red  # Two of five rows, and three.
+    assert not has(image, [127, 255, 127])
+
+
+@pytest.mark.parametrize('net, count', [('resnet23', 64), ('airbench94', 24)])
+def test_filters_of_other_networks(tmp_path, net, count):
+    random_runs.save(tmp_path / 'run', net, ['a', 'b'])
+    image = plot(tmp_path, 'filters', [tmp_path / 'run'])
+    assert image.shape[1] == 640 and title_is_complete(image)
+    # Rows of eight filters: the gaps between them are white from left to right.
+    is_gap = (image[30:] == 255).all(axis=(1, 2))
+    assert (np.diff(is_gap.astype(int)) == -1).sum() >= count // 8 - 1
+
+
+@pytest.mark.parametrize('count', [2, 4, 10])
+def test_predictions(tmp_path, count):
+    """All are taken for the same class: those in black rightly, the others, in red, wrongly."""
+    classes = [f'class_{k}' for k in range(count)]
+    data_set = own_set(tmp_path / 'set', classes)  # Standardised, its images are all equal.
+    random_runs.save(tmp_path / 'run', 'tutorial', classes, data_set)
+    image = plot(tmp_path, 'predictions', [tmp_path / 'run'])
+    assert title_is_complete(image)
+    assert [has(image, [20 * k, 200, 0]) for k in range(count)] == [True] * count
+    row = image[25:95]  # The first of three.
+    red = (row[:, :, 0] - row[:, :, 2] > 80) & (row[:, :, 1] < 190)
+    wrong = [red[:, 80 * k + 4:80 * k + 76].any() for k in range(10)]
+    assert wrong == [k % count != wrong.index(False) for k in range(10)]
+
+
+def test_predictions_of_the_shipped_weights(tmp_path, half_bright):
+    """Without flags for the network."""
+    weights = os.path.join(os.path.dirname(cifar10_plot.__file__), 'models', 'airbench94')
+    assert title_is_complete(plot(tmp_path, 'predictions', [weights]))
+
+
+def test_confusion_of_a_network_that_predicts_one_class(tmp_path, half_bright):
+    """Of two classes, all taken for class 3: two dark cells, one above the other."""
+    image = plot(tmp_path, 'confusion', [constant_run(tmp_path / 'run', 3)])
+    dark = np.argwhere(is_colour(image, [8, 48, 107]))  # The darkest blue of Matplotlib's Blues.
+    assert len(dark) > 2 * 40 * 40
+    (top, left), (bottom, right) = dark.min(axis=0), dark.max(axis=0)
+    assert bottom - top == pytest.approx(2 * (right - left), abs=6)
+
+
+# ---- Curves
+
+
+def write_metrics(folder, *rows):
+    """Writes a metrics.csv with these figures, dictionaries; those that are left out are empty."""
+    os.makedirs(folder)
+    metrics = run.Metrics(str(folder), 0)
+    for row in rows:
+        metrics.add(row)
+
+
+def test_curves_of_a_run(tmp_path):
+    """Losses to the left, and errors to the right, each in a colour of its own."""
+    write_metrics(tmp_path / 'a', *(
+        {'step': 100 * k, 'training_loss': 3 / k, 'training_error': 0.5 / k,
+         'validation_error': 0.6 / k if k % 2 else None} for k in range(1, 6)))
+    image = plot(tmp_path, 'curves', [tmp_path / 'a'])
+    left, right = image[:340, :500], image[:340, 500:]
+    assert [has(left, colour) for colour in (BLUE, ORANGE, GREEN)] == [False, True, False]
+    assert [has(right, colour) for colour in (BLUE, ORANGE, GREEN)] == [True, False, True]
+
+
+def test_curves_of_several_runs_have_their_own_lines(tmp_path):
+    """The first has a solid line without gaps, the second a dashed one."""
+    for name, loss in (('a', 2.0), ('b', 1.0)):
+        write_metrics(tmp_path / name, *(
+            {'step': 100 * k, 'training_loss': loss} for k in range(1, 4)))
+    image = plot(tmp_path, 'curves', [tmp_path / 'a', tmp_path / 'b'])[:340]
+    lines = [row for row in is_colour(image, BLUE) if row.sum() > 100]
+    inner = [row[np.flatnonzero(row)[0]:np.flatnonzero(row)[-1]] for row in lines]
+    assert inner[0].all() and not inner[-1].all()
+
+
+def test_curves_of_a_run_of_the_tutorial_and_its_evaluation(trained, tmp_path):
+    with flagsaver.flagsaver(run_once=True):
+        cifar10_eval.main()
+    with tf.summary.FileWriter(FLAGS.train_dir) as writer:  # A later part of the run.
+        for step, loss in ((101, 3.0), (201, 2.0)):
+            writer.add_summary(tf.Summary(value=[
+                tf.Summary.Value(tag='total_loss_1', simple_value=loss)]), step)
+    image = plot(tmp_path, 'curves', [FLAGS.train_dir, FLAGS.eval_dir])[:330]
+    assert has(image[:, :500], ORANGE)  # training_loss
+    assert has(image[:, 500:], BLUE)  # evaluation_error, a single point.
+    # The first value of the average, 0, is left out: the axis would begin there.
+    alone = plot(tmp_path, 'curves', [FLAGS.train_dir])
+    assert alone.shape[1] == 500
+
+
+def test_curves_of_older_runs_with_two_validations(tmp_path):
+    (tmp_path / 'metrics.csv').write_text(
+        'step,validation_error,validation_error_averaged\n10,0.5,0.4\n20,0.4,0.3\n')
+    image = plot(tmp_path, 'curves', [tmp_path])
+    assert has(image, BLUE) and has(image, ORANGE)
+
+
+# ---- Both
+
+
+@pytest.mark.parametrize('name', ['run[1]', 'a\\b', 'run (1)'])
+def test_a_copied_run_in_a_folder_of_any_name(trained, tmp_path, name):
+    """TensorFlow takes some of the characters for a pattern."""
+    shutil.copytree(FLAGS.train_dir, tmp_path / name)
+    with tf.summary.FileWriter(str(tmp_path / name)) as writer:
+        writer.add_summary(tf.Summary(value=[
+            tf.Summary.Value(tag='total_loss_1', simple_value=1.0)]), 101)
+    for picture in ('filters', 'confusion', 'curves'):
+        assert plot(tmp_path, picture, [tmp_path / name]).std() > 5
+
+
+@pytest.mark.parametrize('options, words', [
+    ({'picture': None}, '--picture is missing; expected samples'),
+    ({'picture': 'curves', 'runs': []}, '--runs= has 0 folders'),
+    ({'picture': 'filters', 'runs': ['a', 'b']},
+     '--runs=a,b has 2 folders; expected one for --picture=filters'),
+    ({'picture': 'curves', 'runs': ['nowhere']}, 'nowhere has no metrics.csv, and no event files'),
+    ({'picture': 'curves', 'runs': ['.']}, '. has no metrics.csv, and no event files'),
+    ({'picture': 'filters', 'runs': ['nowhere']}, 'No checkpoint in nowhere')])
+def test_mistakes(options, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with flagsaver.flagsaver(**options), pytest.raises(console.UserError, match=words):
+        cifar10_plot.plot()
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)  # As if it were not installed.
+    with flagsaver.flagsaver(picture='samples'), pytest.raises(
+            console.UserError, match=r'requires Matplotlib \(pip install matplotlib\)'):
+        cifar10_plot.plot()

@@ -1,0 +1,160 @@
+"""Predictions: of which network, for which files, and how they are printed."""
+import json
+import os
+import shutil
+
+from cifar10_lib import console, data_sets
+
+import image_files
+import numpy as np
+import plain
+import pytest
+import random_runs
+import record_files
+import tensorflow.compat.v1 as tf
+from absl.testing import flagsaver
+
+import cifar10_predict
+
+IMAGES = [image for _, image in record_files.noise(7, seed=3)]
+CLASSES = data_sets.CIFAR10.classes
+
+
+@pytest.fixture
+def network(tmp_path):
+    """Sets the flags for a run of the tutorial with random weights; returns their averages."""
+    _, averaged = plain.save_checkpoint(tmp_path / 'train')
+    with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'train'), batch_size=3, json=True):
+        yield averaged
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Paths of files with `IMAGES`, in a separate folder."""
+    (tmp_path / 'pictures').mkdir()
+    paths = [tmp_path / 'pictures' / f'{index}.png' for index in range(len(IMAGES))]
+    for path, image in zip(paths, IMAGES):
+        image_files.png(path, image)
+    return [str(path) for path in paths]
+
+
+def plain_probabilities(values):
+    """float32 [images, 10] for `IMAGES`, from TensorFlow's own operations."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        net = tf.image.per_image_standardization(
+            tf.cast(np.stack(IMAGES)[:, 4:28, 4:28], tf.float32))
+        return session.run(tf.nn.softmax(plain.logits(
+            net, {name: tf.constant(value) for name, value in values.items()})))
+
+
+def predicted(capsys):
+    """The printed lines of JSON."""
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def images_of(capsys):
+    return [line['image'] for line in predicted(capsys)]
+
+
+def test_probabilities_are_those_of_the_averaged_weights(network, pictures, capsys):
+    """Seven images in batches of three."""
+    assert cifar10_predict.predict(pictures) == 0
+    found = predicted(capsys)
+    assert [line['image'] for line in found] == pictures
+    for line, probabilities in zip(found, plain_probabilities(network), strict=True):
+        best = np.argsort(-probabilities)[:3].tolist()
+        assert [each['label'] for each in line['predictions']] == best
+        assert [each['class'] for each in line['predictions']] == [CLASSES[k] for k in best]
+        np.testing.assert_allclose([each['probability'] for each in line['predictions']],
+                                   probabilities[best], atol=1e-5)
+
+
+def test_folders_and_patterns(network, pictures, tmp_path, capsys):
+    folder = tmp_path / 'pictures'
+    (folder / 'notes.txt').write_text('none')
+    (folder / 'Näme with [brackets].png').write_bytes((folder / '0.png').read_bytes())
+    words = [str(folder), str(folder / '[12].png'), str(folder / 'Näme with [brackets].png'),
+             pictures[3], pictures[3]]
+    assert cifar10_predict.predict(words) == 0
+    assert images_of(capsys) == [*pictures, words[2], *pictures[1:3], words[2], *words[3:]]
+
+
+@pytest.mark.parametrize('word', ['', '*.png'])
+def test_a_folder_or_a_pattern_without_images(network, tmp_path, word):
+    (tmp_path / 'notes.txt').touch()
+    with pytest.raises(console.UserError, match='No image in '):
+        cifar10_predict.predict([os.path.join(tmp_path, word)])
+
+
+def test_unreadable_images_are_reported_and_skipped(network, pictures, capsys):
+    for index in (1, 3, 4, 5):  # Including a whole batch.
+        with open(pictures[index], 'wb') as stream:
+            stream.write(b'text')
+    os.mkfifo(os.path.join(os.path.dirname(pictures[0]), '9.png'))  # Without a writer.
+    words = [*pictures, os.path.join(os.path.dirname(pictures[0]), '9.png'), '/nonexistent.png']
+    assert cifar10_predict.predict(words) == 1
+    out, error = capsys.readouterr()
+    assert [json.loads(line)['image'] for line in out.splitlines()] == [
+        pictures[0], pictures[2], pictures[6]]
+    reported = [line.split(': ')[1].split(' cannot be read')[0] for line in error.splitlines()]
+    assert reported == [pictures[1], *pictures[3:6], words[-2], words[-1]]
+
+
+def test_the_table(network, pictures, capsys):
+    with flagsaver.flagsaver(json=False, top_k=2):
+        assert cifar10_predict.predict(pictures[:1]) == 0
+    probabilities = plain_probabilities(network)[0]
+    first, second = np.argsort(-probabilities)[:2]
+    width = len(pictures[0])
+    assert capsys.readouterr().out.splitlines() == [
+        f'{"image":{width}}  probability  class',
+        f'{pictures[0]}       {probabilities[first]:.4f}  {CLASSES[first]}',
+        f'{"":{width}}       {probabilities[second]:.4f}  {CLASSES[second]}']
+
+
+def test_names_of_generated_images(network, pictures, tmp_path, capsys):
+    """They are beside the record files."""
+    folder = tmp_path / 'data' / 'cifar-10-batches-bin'
+    folder.mkdir(parents=True)
+    (folder / 'batches.meta.txt').write_text(''.join(f'form {k}\n' for k in range(10)) + '\n')
+    with flagsaver.flagsaver(data_dir=str(tmp_path / 'data')):
+        cifar10_predict.predict(pictures[:1])
+    line, = predicted(capsys)
+    assert all(each['class'] == f'form {each["label"]}' for each in line['predictions'])
+
+
+def test_the_shipped_weights_without_any_flag(pictures, tmp_path, capsys):
+    with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'nothing'), json=True, top_k=10):
+        assert cifar10_predict.predict(pictures[:1]) == 0
+    out, error = capsys.readouterr()
+    assert f'no run in {tmp_path}/nothing: using the weights in ' in error
+    assert error.rstrip().endswith('models/airbench94')
+    predictions = json.loads(out)['predictions']
+    assert sorted(each['class'] for each in predictions) == sorted(CLASSES)
+    assert sum(each['probability'] for each in predictions) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_missing_run_that_was_asked_for(pictures, tmp_path):
+    with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'nothing'), best=True):
+        with pytest.raises(console.UserError, match='No checkpoint in .*nothing/best'):
+            cifar10_predict.predict(pictures)
+
+
+@pytest.mark.parametrize('name', ['run[1]', 'a\\b', 'run (1)', 'what?*'])
+def test_a_copied_run_in_a_folder_of_any_name(network, pictures, tmp_path, capsys, name):
+    """Of both programs; TensorFlow takes some of the characters for a pattern."""
+    random_runs.save(tmp_path / 'classification', 'tutorial', ['Katze', 'Hund'])
+    (tmp_path / name).mkdir()
+    found = []
+    for run in ('train', 'classification'):
+        copy = tmp_path / name / run
+        shutil.copytree(tmp_path / run, copy)
+        for folder in (tmp_path / run, copy):
+            with flagsaver.flagsaver(checkpoint_dir=str(folder)):
+                assert cifar10_predict.predict(pictures[:2]) == 0
+            out, error = capsys.readouterr()
+            assert error == ''
+            found.append(out)
+    assert found[0] == found[1] != found[2] == found[3]
+    assert {each['class'] for each in json.loads(found[2].splitlines()[0])['predictions']} == {
+        'Katze', 'Hund'}

@@ -1,0 +1,619 @@
+"""What `training_session` promises, on graphs that a test builds itself and in this process.
+
+Kills, full disks and the trainer's own process are in tests/faults.
+"""
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import threading
+import time
+
+from cifar10_lib import checkpoints, console, session
+
+import counting
+import numpy as np
+import plain
+import pytest
+import spawn
+import tensorflow.compat.v1 as tf
+from absl import flags
+from absl.testing import flagsaver
+
+import cifar10
+import cifar10_train
+
+FLAGS = flags.FLAGS
+
+
+@contextlib.contextmanager
+def counter(folder, *hooks, **options):
+    """A session that can only count: yields it, and the operation of a step."""
+    op = counting.step_op()
+    with session.training_session(
+            checkpoint_dir=folder, hooks=list(hooks), **options) as sess:
+        yield sess, op
+
+
+class At(tf.train.SessionRunHook):
+    """Calls a function after the step that makes the given number of steps in this session."""
+
+    def __init__(self, steps, call):
+        self._steps, self._call, self._count = steps, call, 0
+
+    def after_run(self, run_context, run_values):
+        self._count += 1
+        if self._count == self._steps:
+            self._call()
+
+
+def fail():
+    raise ZeroDivisionError
+
+
+def send(*numbers):
+    """Sends signals to this process, one after the other."""
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in pathlib.Path(folder).rglob('*') if path.is_file()}
+
+
+# ---- Start, resume and stop
+
+
+def test_resumes_exactly_and_stops_exactly(tmp_path, capsys):
+    run = tmp_path / 'run'
+    for last_step, printed in [
+            (10, f'Saved step 10 in {run}.\n'),
+            (10, f'Nothing to do: {run}/model.ckpt-10 has reached the last step.\n'),
+            (4, f'Nothing to do: {run}/model.ckpt-10 has reached the last step.\n'),
+            (11, f'Resuming from {run}/model.ckpt-10.\nSaved step 11 in {run}.\n'),
+            (30, f'Resuming from {run}/model.ckpt-11.\nSaved step 30 in {run}.\n')]:
+        counting.train(run, last_step)
+        assert capsys.readouterr().out == printed
+        assert counting.latest(run) == max(last_step, 10)
+
+
+def test_a_finished_run_is_not_touched(tmp_path):
+    counting.train(tmp_path, 10)
+    before = contents(tmp_path)
+    counting.train(tmp_path, 10)
+    counting.train(tmp_path, 9, save_checkpoint_steps=1)
+    assert contents(tmp_path) == before
+
+
+def test_an_interrupted_run_equals_one_without_a_break(tmp_path):
+    """With momentum and averages: all variables, those of the optimizer included."""
+    def train(folder, last_step):
+        with tf.Graph().as_default():
+            step = tf.train.get_or_create_global_step()
+            w = tf.get_variable('w', [5], initializer=tf.ones_initializer())
+            loss = tf.reduce_sum(tf.square(w - tf.cast(step, tf.float32)))
+            average = tf.train.ExponentialMovingAverage(0.9, step)
+            opt = tf.train.MomentumOptimizer(0.1, 0.5)
+            with tf.control_dependencies([opt.minimize(loss, step)]):
+                train_op = average.apply([w])
+            with session.training_session(
+                    checkpoint_dir=folder,
+                    hooks=[tf.train.StopAtStepHook(last_step=last_step)]) as sess:
+                while not sess.should_stop():
+                    sess.run(train_op)
+        return checkpoints.newest(folder).values
+
+    whole = train(str(tmp_path / 'whole'), 9)
+    for last_step in (4, 5, 9):
+        resumed = train(str(tmp_path / 'resumed'), last_step)
+    assert sorted(resumed) == sorted(whole) == [
+        'global_step', 'w', 'w/ExponentialMovingAverage', 'w/Momentum']
+    for name, value in whole.items():
+        np.testing.assert_array_equal(resumed[name], value)
+
+
+@pytest.mark.parametrize('given', [
+    lambda path: f'{path}//', lambda path: path, lambda path: os.path.relpath(path)])
+def test_the_folder_as_it_is_written(tmp_path, given):
+    for last_step in (2, 4):
+        counting.train(given(tmp_path / 'run'), last_step)
+    assert counting.latest(tmp_path / 'run') == 4
+
+
+def test_without_a_folder_nothing_is_saved(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    op = counting.step_op()
+    with session.training_session(hooks=[tf.train.StopAtStepHook(last_step=3)]) as sess:
+        while not sess.should_stop():
+            sess.run(op)
+    assert os.listdir(tmp_path) == []
+
+
+def test_another_worker_than_the_chief_uses_no_files(tmp_path):
+    counting.train(tmp_path / 'run', 2, is_chief=False)
+    assert not (tmp_path / 'run').exists()
+
+
+def test_checkpoints_by_steps_and_by_time(tmp_path):
+    counting.train(tmp_path / 'steps', 6, save_checkpoint_steps=2)
+    assert counting.steps(tmp_path / 'steps') == [6, 4, 2, 0]
+    counting.train(tmp_path / 'time', 4, save_checkpoint_secs=1,
+                   hooks=[At(2, lambda: time.sleep(1.1))])
+    assert counting.steps(tmp_path / 'time') == [4, 2, 0]
+
+
+def test_five_checkpoints_are_kept_over_a_resume(tmp_path):
+    """Even if the clock was wrong when the run started."""
+    counting.train(tmp_path, 6, save_checkpoint_steps=1)
+    for path in tmp_path.iterdir():
+        os.utime(path, (86400, 86400))  # In 1970.
+    counting.train(tmp_path, 9, save_checkpoint_steps=1)
+    assert counting.steps(tmp_path) == [9, 8, 7, 6, 5]
+
+
+def test_the_scaffold_is_used(tmp_path):
+    """Its saver, and its `init_fn`, as for pretrained values, which a resume must not repeat."""
+    for last_step, expected in ((2, 102), (5, 105)):
+        with tf.Graph().as_default():
+            op = counting.step_op()
+            start = tf.global_variables('w')[0].assign([100., 100., 100.])
+            scaffold = tf.train.Scaffold(saver=tf.train.Saver(max_to_keep=2),
+                                         init_fn=lambda _, sess, start=start: sess.run(start))
+            with session.training_session(
+                    checkpoint_dir=str(tmp_path), scaffold=scaffold, save_checkpoint_steps=1,
+                    hooks=[tf.train.StopAtStepHook(last_step=last_step)]) as sess:
+                while not sess.should_stop():
+                    sess.run(op)
+        assert checkpoints.newest(str(tmp_path)).values['w'].tolist() == 3 * [expected]
+    assert counting.steps(tmp_path) == [5, 4]
+
+
+def test_summaries_and_the_graph(tmp_path):
+    """At the first step of each start and then every second one, in another folder if given."""
+    for last_step in (1, 6):
+        with tf.Graph().as_default():
+            tf.summary.scalar('constant', tf.constant(2.5))
+            op = counting.step_op()
+            with session.training_session(
+                    checkpoint_dir=str(tmp_path / 'run'), summary_dir=str(tmp_path / 'events'),
+                    save_summaries_steps=2, log_step_count_steps=2,
+                    hooks=[tf.train.StopAtStepHook(last_step=last_step)]) as sess:
+                while not sess.should_stop():
+                    sess.run(op)
+    found = {}
+    for path in (tmp_path / 'events').iterdir():
+        for event in tf.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append(event.step)
+    assert sorted(found['constant']) == [1, 2, 4, 6]
+    assert 'global_step/sec' in found
+    assert (tmp_path / 'run' / 'graph.pbtxt').exists()
+
+
+@pytest.mark.parametrize('left_out', range(4))
+def test_any_hook_may_be_removed(half_bright, monkeypatch, left_out):
+    """The hooks of cifar10_train.py. Without the first, a signal ends the run."""
+    training_session = session.training_session
+
+    def without_a_line(hooks, **options):
+        del hooks[left_out:left_out + 1]
+        return training_session(hooks=[*hooks, At(3, lambda: send(signal.SIGTERM))], **options)
+
+    monkeypatch.setattr(session, 'training_session', without_a_line)
+    with pytest.raises(SystemExit), flagsaver.flagsaver(max_steps=1000):
+        cifar10_train.train()
+    assert checkpoints.step(checkpoints.newest(FLAGS.train_dir)) in (3, 4)
+
+
+# ---- Checkpoints that are damaged, or of something else
+
+
+def test_a_damaged_newest_checkpoint(tmp_path, capfd):
+    """Its files stay until a save replaces them."""
+    counting.train(tmp_path, 6, save_checkpoint_steps=1)
+    index = tmp_path / 'model.ckpt-6.index'
+    index.write_bytes(index.read_bytes()[:20])
+    before = index.read_bytes()
+    with pytest.raises(ZeroDivisionError):
+        counting.train(tmp_path, 8, save_checkpoint_secs=None, hooks=[At(2, fail)])
+    out, error = capfd.readouterr()
+    assert f'Resuming from {tmp_path}/model.ckpt-5.\n' in out
+    assert f': {tmp_path}/model.ckpt-6 is damaged, or was just removed (' in error
+    assert error.endswith('): using model.ckpt-5\n')
+    assert index.read_bytes() == before
+    counting.train(tmp_path, 9, save_checkpoint_steps=1)
+    assert counting.latest(tmp_path) == 9
+    assert counting.steps(tmp_path) == [9, 8, 7, 6, 5]
+
+
+def test_all_checkpoints_damaged(tmp_path):
+    counting.train(tmp_path, 2)
+    for path in tmp_path.glob('*.index'):
+        path.write_bytes(b'')
+    before = contents(tmp_path)
+    with pytest.raises(console.UserError, match='all checkpoints in .* are damaged'):
+        counting.train(tmp_path, 3)
+    assert contents(tmp_path) == before
+    counting.train(tmp_path, 3, restart=True)
+    assert counting.latest(tmp_path) == 3
+
+
+@pytest.mark.parametrize('values, words', [
+    ({'w': np.zeros(3), 'global_step': 3}, r'v is missing\. Choose another folder, or start over '
+                                           r'with --restart$'),
+    ({'w': np.zeros(4), 'v': 0., 'global_step': 3}, r'w has shape \[4\]; expected \[3\]\. '),
+    ({'w': np.array([1, np.nan, 1]), 'v': 0., 'global_step': 3}, r': w is not finite\. '),
+    ({'w': np.zeros(3), 'v': 0., 'global_step': -3}, 'its global_step is -3; expected a whole'),
+    ({'w': np.zeros(2)}, 'v is missing; w has shape')])
+def test_a_checkpoint_that_does_not_fit(tmp_path, values, words):
+    """As of an edited network: a line names what differs, and nothing changes."""
+    path = plain.save(tmp_path / 'model.ckpt-3', values)
+    before = contents(tmp_path)
+    tf.get_variable('v', [])
+    with pytest.raises(console.UserError, match=f'^{path} .*{words}'), counter(tmp_path):
+        pytest.fail('the session must not start')
+    del before[tmp_path / 'checkpoint']  # Unlike its time, its content is tested.
+    assert {path: contents(tmp_path)[path] for path in before} == before
+    assert {path.name for path in set(contents(tmp_path)) - set(before)} == {'.lock', 'checkpoint'}
+
+
+def test_values_are_converted_and_new_averages_of_losses_start_at_zero(tmp_path):
+    """The original's multi-GPU script has a float step; this project once left the averages out."""
+    plain.save(tmp_path / 'model.ckpt-7', {
+        'w': np.array([7, 7, 7], np.float64), 'global_step': np.float32(7), 'other': 1.0})
+    average = tf.get_variable('total_loss/avg', initializer=5.0)
+    with counter(tmp_path) as (sess, op):
+        assert sess.raw_session().run(average) == 5
+        sess.run(op)
+    assert counting.latest(tmp_path) == 8
+    assert checkpoints.newest(str(tmp_path)).values['global_step'].dtype == np.int64
+
+
+def test_a_run_that_was_moved(tmp_path):
+    """Old checkpoints are removed in the new folder, not where they were."""
+    first, second = tmp_path / 'first', tmp_path / 'second'
+    counting.train(first, 3, save_checkpoint_steps=1)
+    state = (first / 'checkpoint').read_text()
+    assert str(first) not in state
+    (first / 'checkpoint').write_text(state.replace('"model', f'"{first}/model'))  # TF's default.
+    shutil.copytree(first, second)
+    before = contents(first)
+    counting.train(second, 12, save_checkpoint_steps=1)
+    assert contents(first) == before
+    assert counting.steps(second) == [12, 11, 10, 9, 8]
+
+
+# ---- Folders
+
+
+@pytest.mark.parametrize('name', ['run[1]', 'run*', 'what?', 'a\\b'])
+def test_a_folder_that_tensorflow_reads_as_a_pattern(tmp_path, name):
+    """It would remove the checkpoints of all that match."""
+    with pytest.raises(console.UserError, match='contains one of .* Choose another folder'):
+        counting.train(tmp_path / name, 1)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_in_place_of_the_folder(tmp_path):
+    counting.train(tmp_path, 3)
+    before = contents(tmp_path)
+    for name in ('model.ckpt-3', 'model.ckpt-3.index', 'checkpoint'):
+        with pytest.raises(console.UserError, match='expected the folder of a run'):
+            counting.train(tmp_path / name, 5)
+    assert contents(tmp_path) == before
+
+
+def test_two_trainers_in_one_folder(tmp_path):
+    """The second one, in this process or another, changes nothing; the first one continues."""
+    with counter(tmp_path, save_checkpoint_steps=1) as (sess, op):
+        sess.run(op)
+        before = contents(tmp_path)
+        for restart in (False, True):
+            with pytest.raises(console.UserError, match=f'^{tmp_path} is in use: '):
+                counting.train(tmp_path, 5, restart=restart)
+        done = spawn.run([spawn.HELPERS / 'counting.py', tmp_path, '{"max_steps": 5}'])
+        assert (done.returncode, done.stdout) == (1, '')
+        assert done.stderr.startswith(f'counting.py: {tmp_path} is in use: another process trains')
+        assert {path: contents(tmp_path)[path] for path in before} == before
+        sess.run(op)
+    assert counting.latest(tmp_path) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root can become another user')
+def test_a_folder_that_cannot_be_written(tmp_path):
+    counting.train(tmp_path / 'run', 3)
+    (tmp_path / 'file').touch()
+    before = contents(tmp_path)
+    with pytest.raises(OSError, match='file'):
+        counting.train(tmp_path / 'file' / 'run', 5)
+    program = f'''
+import os, sys
+sys.path[:0] = [{str(spawn.ROOT)!r}, {str(spawn.HELPERS)!r}]
+import counting
+counting.train({str(tmp_path)!r} + '/none', 0)  # Imports all, and starts TensorFlow.
+os.setuid(65534)
+os.chdir({str(tmp_path)!r})
+counting.console.run(lambda words: counting.train(words[0], 5), 'FOLDER')
+'''
+    for path in (tmp_path.parent.parent, tmp_path.parent, tmp_path, tmp_path / 'run'):
+        path.chmod(0o755)  # The other user may read, but not write.
+    done = spawn.run(['-c', program, 'run'])
+    assert (done.returncode, done.stderr) == (1, "-c: Permission denied: 'run/.lock'\n")
+    shutil.rmtree(tmp_path / 'none')
+    assert contents(tmp_path) == before
+
+
+# ---- Restart
+
+
+OTHERS = ['notes.txt', 'model.ckpt-best', 'my.events.out', 'best/mine', 'checkpoint.txt',
+          'model.ckpt-3.h5', 'sub/model.ckpt-3.index', 'metrics.csv.bak', 'graph.pbtxt.old']
+OWN = ['run.json', 'metrics.csv', 'params.h5', 'events.out.tfevents.1.host.2', 'graph.pbtxt',
+       'model.ckpt-7', 'model.ckpt-77.meta', 'best/model.ckpt-3.index', 'best/checkpoint',
+       'model.ckpt-5.index.tempstate1234', 'checkpoint.tmp0123456789abcdef0123456789abcdef',
+       'metrics.csv.0123456789abcdef.part']
+
+
+def test_restart_removes_the_runs_own_files_and_nothing_else(tmp_path):
+    run, precious = tmp_path / 'run', tmp_path / 'precious'
+    counting.train(run, 10)
+    for name in [*OTHERS, *OWN]:
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text('mine')
+    precious.write_text('mine')
+    (run / 'events.out.tfevents.1.link').symlink_to(precious)
+    (run / 'model.ckpt-8').mkdir()
+    (run / 'model.ckpt-8' / 'file').touch()
+    counting.train(run, 3, restart=True, save_checkpoint_secs=None)
+    left = {str(path.relative_to(run)) for path in run.rglob('*') if not path.is_dir()}
+    assert left >= {*OTHERS, '.lock', 'model.ckpt-8/file'}
+    new = left - {*OTHERS, '.lock', 'model.ckpt-8/file'}
+    assert all(name.startswith('events.out.tfevents.') for name in new), new
+    assert precious.read_text() == 'mine'
+
+
+def test_restart_in_the_process_of_an_earlier_session(tmp_path):
+    """The writer of its events must not write to the removed file."""
+    for last_step in (4, 2):
+        counting.train(tmp_path, last_step, restart=True, save_summaries_steps=1)
+        assert counting.latest(tmp_path) == last_step
+        assert len(list(tmp_path.glob('events.out.tfevents.*'))) == 1
+
+
+@pytest.mark.parametrize('gone', ['model.ckpt-*', 'checkpoint', 'events*', '*'])
+def test_without_restart_nothing_is_removed_or_emptied(tmp_path, gone):
+    """Whatever is missing in the folder, as checkpoints that were deleted to save room."""
+    counting.train(tmp_path, 4)
+    for path in list(tmp_path.glob(gone)):
+        path.unlink()
+    (tmp_path / 'best').mkdir()
+    for name in ('metrics.csv', 'best/model.ckpt-3.index', 'run.json', 'graph.pbtxt.mine'):
+        (tmp_path / name).write_text('mine')
+    before = contents(tmp_path)
+    counting.train(tmp_path, 6)
+    after = contents(tmp_path)
+    assert set(before) <= set(after)
+    assert {path.stem for path in before if after[path] != before[path]} <= {
+        'checkpoint', 'graph', 'model.ckpt-4'}  # A start saves its first step again.
+
+
+# ---- Signals
+
+
+@pytest.mark.parametrize('number, raised, code', [
+    (signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, SystemExit, 143),
+    (signal.SIGHUP, SystemExit, 129), (signal.SIGUSR1, SystemExit, 138)])
+def test_a_signal_ends_after_the_running_step_and_saves(tmp_path, capsys, number, raised, code):
+    before = [signal.getsignal(each) for each in session._SIGNALS]
+    with pytest.raises(raised) as ended:
+        counting.train(tmp_path, 100, hooks=[At(3, lambda: send(number))])
+    assert getattr(ended.value, 'code', None) == code
+    assert counting.latest(tmp_path) in (3, 4)  # The handler runs within or after the step.
+    assert capsys.readouterr().err.endswith(
+        ': stopping after this step; interrupt again to stop without saving\n')
+    assert [signal.getsignal(each) for each in session._SIGNALS] == before
+
+
+@pytest.mark.parametrize('numbers', [
+    (signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGINT),
+    (signal.SIGHUP, signal.SIGTERM)])
+def test_signals_at_once_count_as_one(tmp_path, numbers):
+    """As from `timeout`, which signals the process and then its group."""
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        counting.train(tmp_path, 100, hooks=[At(3, lambda: send(*numbers))])
+    assert counting.latest(tmp_path) in (3, 4)
+
+
+def test_a_second_hang_up_does_not_end_it(tmp_path):
+    """The system and the shell both send one."""
+    def hang_up():
+        send(signal.SIGHUP)
+        time.sleep(0.4)
+        send(signal.SIGHUP)
+
+    with pytest.raises(SystemExit):
+        counting.train(tmp_path, 100, hooks=[At(3, hang_up)])
+    assert counting.latest(tmp_path) in (3, 4)
+
+
+def test_a_signal_before_the_first_step(tmp_path):
+    """While the variables are initialised."""
+    def interrupt():
+        send(signal.SIGTERM)
+        return np.float32(1.0)
+
+    value = tf.ensure_shape(tf.numpy_function(interrupt, [], tf.float32), [])
+    tf.get_variable('x', initializer=value, use_resource=True)
+    with pytest.raises(SystemExit), counter(tmp_path) as (sess, op):
+        while not sess.should_stop():
+            sess.run(op)
+    assert counting.latest(tmp_path) == 0 and counting.steps(tmp_path) == [0]
+
+
+def test_an_ignored_signal_stays_ignored(tmp_path):
+    """As with `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        counting.train(tmp_path, 6, hooks=[At(3, lambda: send(signal.SIGHUP))])
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert counting.latest(tmp_path) == 6
+
+
+def test_in_another_thread(tmp_path):
+    """Where Python allows no signal handlers."""
+    thread = threading.Thread(target=counting.train, args=(tmp_path, 5))
+    thread.start()
+    thread.join()
+    assert counting.latest(tmp_path) == 5
+
+
+# ---- Numbers that are not finite
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_variables_that_are_not_finite_are_not_saved(tmp_path, value):
+    """The loss lags one step behind: it is still finite in the step that spoils them."""
+    counting.train(tmp_path, 5)
+    w = tf.get_variable('w', [3], initializer=tf.zeros_initializer(), use_resource=True)
+    step = tf.train.get_or_create_global_step()
+    spoil = tf.group(w.assign([1.0, value, 1.0]), step.assign_add(1))
+    with pytest.raises(FloatingPointError, match=(
+            rf'^Training diverged: w : Tensor had (NaN|\+?Inf) values?\. The checkpoints in '
+            f'{tmp_path} are from before$')):
+        with session.training_session(checkpoint_dir=str(tmp_path)) as sess:
+            sess.run(spoil)
+    assert counting.latest(tmp_path) == 5
+
+
+@pytest.mark.parametrize('save_steps', [1, 1000])
+def test_nan_in_the_loss(tmp_path, save_steps):
+    loss = tf.placeholder_with_default(1.0, [])
+    with pytest.raises(FloatingPointError, match='^Training diverged: the loss is NaN. The check'):
+        with counter(tmp_path, tf.train.NanTensorHook(loss),
+                     save_checkpoint_steps=save_steps) as (sess, op):
+            sess.run(op)
+            sess.run(op)
+            sess.run(op, {loss: np.nan})
+    assert counting.latest(tmp_path) == (2 if save_steps == 1 else 0)
+
+
+@pytest.mark.parametrize('hooks', [slice(0, 3), slice(0, 1)], ids=['all', 'without NanTensorHook'])
+def test_a_run_that_diverges(trained, monkeypatch, hooks):
+    """The tutorial's network: huge weights, then NaN in its gradients, loss and averages."""
+    training_session = session.training_session
+    monkeypatch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 1e30)
+    monkeypatch.setattr(session, 'training_session', lambda hooks_=None, **options: (
+        training_session(**{**options, 'hooks': options['hooks'][hooks],
+                            'save_checkpoint_steps': 1})))
+    with flagsaver.flagsaver(max_steps=30), pytest.raises(
+            (FloatingPointError, tf.errors.InvalidArgumentError)):
+        cifar10_train.train()
+    found = checkpoints.newest(FLAGS.train_dir)
+    assert 10 <= checkpoints.step(found) < 13
+    assert all(np.isfinite(value).all() for value in found.values.values())
+
+
+def test_nan_in_a_gradient(tmp_path):
+    """Its histogram is written before the loss shows it."""
+    counting.train(tmp_path, 5)
+    gradient = tf.placeholder_with_default([0.0], [1])
+    tf.summary.histogram('w/gradients', gradient)
+    with pytest.raises(tf.errors.InvalidArgumentError, match='Nan in summary histogram for: w/'):
+        with counter(tmp_path, save_summaries_steps=1) as (sess, op):
+            sess.run(op)
+            sess.run(op, {gradient: [np.nan]})
+    assert counting.latest(tmp_path) == 5
+
+
+# ---- Errors
+
+
+@pytest.mark.parametrize('when', ['before_run', 'after_run', 'the loop'])
+def test_an_error_between_two_steps_saves_them(tmp_path, when):
+    class Failing(tf.train.SessionRunHook):
+        steps = 0
+
+        def before_run(self, run_context):
+            if when == 'before_run' and self.steps == 3:
+                fail()
+
+        def after_run(self, run_context, run_values):
+            self.steps += 1
+            if when == 'after_run' and self.steps == 3:
+                fail()
+
+    with pytest.raises(ZeroDivisionError), counter(tmp_path, Failing()) as (sess, op):
+        for _ in range(3):
+            sess.run(op)
+        if when == 'before_run':
+            sess.run(op)
+        fail()
+    assert counting.latest(tmp_path) == 3
+
+
+def test_an_error_of_tensorflow_in_a_hook_saves_the_steps(tmp_path):
+    """As of an evaluation between two steps."""
+    def evaluate():
+        raise tf.errors.NotFoundError(None, None, 'no images')
+
+    with pytest.raises(tf.errors.NotFoundError):
+        counting.train(tmp_path, 10, hooks=[At(4, evaluate)])
+    assert counting.latest(tmp_path) == 4
+
+
+def test_an_error_in_a_step_saves_nothing(tmp_path):
+    """The variables may be half updated. Here, step 3 raises after it was counted."""
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        count = tf.train.get_or_create_global_step().assign_add(1)
+        step = tf.debugging.assert_less(count, tf.constant(3, tf.int64))
+        with counter(tmp_path) as (sess, _):
+            for _ in range(3):
+                sess.run(step)
+    assert counting.steps(tmp_path) == [0]
+
+
+def test_input_that_fails_saves_the_steps(half_bright):
+    """A file that is cut while it is read: the reading thread's error, not "queue is closed"."""
+    def cut():
+        for path in half_bright.glob('data_batch_*.bin'):
+            path.unlink()
+
+    training_session = session.training_session
+
+    def with_damage(hooks, **options):
+        return training_session(hooks=[*hooks, At(2, cut)], **options)
+
+    with pytest.MonkeyPatch.context() as patch, flagsaver.flagsaver(max_steps=10 ** 6):
+        patch.setattr(session, 'training_session', with_damage)
+        with pytest.raises(tf.errors.NotFoundError, match=r'data_batch_\d.bin; No such file'):
+            cifar10_train.train()
+    assert checkpoints.step(checkpoints.newest(FLAGS.train_dir)) > 2
+
+
+def test_a_lost_network_share_is_not_a_preemption(tmp_path):
+    """`MonitoredTrainingSession` would start again from the latest checkpoint, without end."""
+    failed = []
+
+    def fail_once(step_context):
+        if not failed:
+            failed.append(True)
+            raise tf.errors.AbortedError(None, None, 'Stale file handle')
+
+    with pytest.raises(tf.errors.AbortedError, match='Stale file handle'):
+        with counter(tmp_path) as (sess, op):
+            sess.run(op)
+            sess.run_step_fn(fail_once)
+
+
+def test_the_end_of_the_input_ends_the_run(tmp_path):
+    """As in `MonitoredTrainingSession`: three elements are three steps."""
+    element = tf.data.make_one_shot_iterator(tf.data.Dataset.range(3)).get_next()
+    with tf.control_dependencies([element]):
+        op = counting.step_op()
+    with session.training_session(checkpoint_dir=str(tmp_path)) as sess:
+        while not sess.should_stop():
+            sess.run(op)
+    assert counting.latest(tmp_path) == 3
