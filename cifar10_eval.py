@@ -46,7 +46,8 @@ def eval_once(saver, summary_writer, top_k_op, summary_op):
         raise console.UserError(f'No checkpoint in {FLAGS.checkpoint_dir}: train first, or choose '
                                 'another --checkpoint_dir')
     with tf.Session() as sess:
-        saver.restore(sess, ckpt.path)
+        with checkpoints.readable(ckpt.path) as path:
+            saver.restore(sess, path)
 
         # Start the threads that read images.
         coord = tf.train.Coordinator()

@@ -21,18 +21,18 @@ def _without_start_up_lines():
     if platform.machine() in ('x86_64', 'AMD64'):
         # Processors with AVX2 only would not use oneDNN: a step takes 1.6 times as long there.
         os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
-    if 'TF_CPP_MIN_LOG_LEVEL' in os.environ:
-        yield
-        return
-    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
-    screen, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)  # First: it becomes descriptor 2 if that is closed.
+    screen = os.dup(2)
+    if 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
+        os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+        os.dup2(nowhere, 2)
     try:
         yield
     finally:
         os.dup2(screen, 2)
         os.close(screen)
-        os.close(nowhere)
+        if nowhere != 2:
+            os.close(nowhere)
         os.environ.clear()
         os.environ.update(before)
 

@@ -85,9 +85,9 @@ def training_session(
         saving = None
         if is_chief and checkpoint_dir:
             checkpoint_dir = os.fspath(checkpoint_dir)
+            summary_dir = summary_dir or checkpoint_dir
             stack.enter_context(files.explain_full_disk(checkpoint_dir))
             stack.enter_context(_locked(checkpoint_dir))
-            stack.callback(tf.summary.FileWriterCache.clear)  # Writes what waits.
             if restart:
                 _remove_run(checkpoint_dir)
             found = checkpoints.newest(checkpoint_dir)
@@ -101,10 +101,13 @@ def training_session(
                     print(f'Resuming from {found.path}.', flush=True)
                 saving = _Saving(checkpoint_dir, scaffold.saver)
                 hooks += chief_only_hooks or []
+                # After those that find NaN.
                 hooks += _hooks_of_the_chief(
                     checkpoint_dir, scaffold, saving, save_checkpoint_secs, save_checkpoint_steps,
-                    summary_dir or checkpoint_dir, save_summaries_steps, save_summaries_secs,
-                    log_step_count_steps, save_graph_def)
+                    summary_dir, save_summaries_steps, save_summaries_secs, log_step_count_steps,
+                    save_graph_def)
+                # Closing it would let a session that begins in the same second replace its file.
+                stack.callback(tf.summary.FileWriterCache.get(summary_dir).flush)
         stack.enter_context(_signals_caught(signals))
         with tf.train.SingularMonitoredSession(
                 hooks, scaffold, master, config,
@@ -231,8 +234,8 @@ class _Saving(tf.train.CheckpointSaverListener):
 
     def diverged(self, reason):
         """The error of a run whose numbers are not finite."""
-        return FloatingPointError(f'Training diverged: {reason}. It was not saved: the checkpoints '
-                                  f'in {self._folder} are from before')
+        return FloatingPointError(f'Training diverged: {reason}. The checkpoints in {self._folder} '
+                                  'are from before')
 
     def end(self, session, global_step_value):
         print(f'Saved step {global_step_value} in {self._folder}.', flush=True)

@@ -39,7 +39,7 @@ _LEFT = 'Collective ops is aborted'
 _LONG_STEPS, _LONG_STEP_SECONDS = 2, 600.0
 
 _POLL_SECONDS = 0.01
-_HEAD_START = 10.0  # Seconds for the worker that prints a line to end all others.
+_HEAD_START = 60.0  # Seconds for the worker that prints a line to end all others; Python ends slowly.
 _CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones took less time.
 
 Grads = Sequence[tuple[tf.Tensor | None, tf.Variable]]
@@ -197,8 +197,7 @@ class _Member(Worker):
                              f'than --step_timeout={self._step_timeout:g} seconds, raise it; '
                              'otherwise run the same command again to resume')
                 raise SystemExit(AGAIN) from error
-            if not (self._hook and self._hook.has_seen_the_end):
-                self._gather(_Hook.END)  # Worker 0 has saved the last step.
+            self._gather(None)  # Worker 0 has saved the last step.
         if stopped:
             raise stopped
 
@@ -268,17 +267,13 @@ class _Member(Worker):
 class _Hook(session.SignalHook):
     """Starts all workers with worker 0's values, limits each step, and stops all after the same.
 
-    Attributes:
-        is_over: whether the training has ended as it should.
-        has_seen_the_end: whether worker 0 has ended without training.
+    `is_over` is whether the training has ended as it should.
     """
-
-    START, END = 'the start', 'the end'
 
     def __init__(self, member) -> None:
         self._member = member
         self._steps = 0
-        self.is_over = self.has_seen_the_end = False
+        self.is_over = False
 
     def begin(self):
         self._broadcast = collectives.broadcast(
@@ -286,16 +281,15 @@ class _Hook(session.SignalHook):
 
     def after_create_session(self, session, coord):
         self.coord = coord
-        if self._member._gather(self.START)[0] == self.END:  # No steps were left.
-            self.is_over = self.has_seen_the_end = True
+        if self._member.share(self.is_finished):  # Worker 0 knows.
             coord.request_stop()
-            return
-        session.run(self._broadcast, options=self._options())
+        else:
+            session.run(self._broadcast, options=self._options())
 
     def before_run(self, run_context):
         super().before_run(run_context)
         if self._steps == 0:
-            self._member._gather(self.START)  # Worker 0 has saved the first checkpoint.
+            self._member._gather(None)  # Worker 0 has saved the first checkpoint.
         options = self._options()
         self._steps += 1
         return tf.train.SessionRunArgs(
