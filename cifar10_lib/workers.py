@@ -39,7 +39,8 @@ _LEFT = 'Collective ops is aborted'
 _LONG_STEPS, _LONG_STEP_SECONDS = 2, 600.0
 
 _POLL_SECONDS = 0.01
-_HEAD_START = 60.0  # Seconds for the worker that prints a line to end all others; Python ends slowly.
+# Seconds for the worker that prints a line to end all others; Python may take seconds to end.
+_HEAD_START = 60.0
 _CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones took less time.
 
 Grads = Sequence[tuple[tf.Tensor | None, tf.Variable]]

@@ -3,6 +3,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -165,6 +166,7 @@ def machines(folder):
         for name in found.names:
             ip('netns add', name)
             stack.callback(ip, 'netns del', name)
+            stack.callback(_kill_all, name)  # MPI's daemon, if it was cut off.
         for device, network in ((DEVICE, '10.99.0'), (OTHER_DEVICE, '10.98.0')):
             ip('link add name', device, 'netns', found.names[0], 'type veth peer name', device,
                'netns', found.names[1])
@@ -174,6 +176,14 @@ def machines(folder):
         for name in found.names:
             ip('-n', name, 'link set up dev lo')
         yield found
+
+
+def _kill_all(name):
+    """Kills the processes in a network namespace."""
+    pids = subprocess.run(['ip', 'netns', 'pids', name], capture_output=True, check=True, text=True)
+    for pid in pids.stdout.split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def ip(*words):
