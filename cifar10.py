@@ -120,16 +120,15 @@ def inputs(eval_data):
 
 
 def num_examples(eval_data):
-    """Number of images in an epoch of `inputs`: the records in the files.
-
-    If cifar10_input.py is a program's own, with the tutorial's functions only, its constants count.
-    """
-    if hasattr(cifar10_input, 'num_records'):
-        return cifar10_input.num_records(
-            eval_data, os.path.join(FLAGS.data_dir, 'cifar-10-batches-bin'))
+    """Number of images in an epoch of `inputs`: the constant, or the records in the files if they
+    are fewer. A program's own cifar10_input.py may have the tutorial's functions only."""
+    size = NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
     if eval_data:
-        return NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
-    return NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
+        size = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
+    if hasattr(cifar10_input, 'num_records'):
+        data_dir = os.path.join(FLAGS.data_dir, 'cifar-10-batches-bin')
+        size = min(size, cifar10_input.num_records(eval_data, data_dir))
+    return size
 
 
 def compute_type():

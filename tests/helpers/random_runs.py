@@ -3,6 +3,7 @@ import os
 
 from cifar10_lib import evaluate, recipes, run
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 
@@ -20,9 +21,11 @@ def save(folder, net, classes, data_set='cifar10'):
     os.makedirs(folder)
     network = evaluate.Classifier(recipes.TABLE[net], len(classes))
     with network.graph.as_default(), tf.Session() as session:
-        tf.set_random_seed(1)
+        random, values = np.random.RandomState(1), {}
+        for variable in tf.global_variables():  # Variances of batch norms are positive.
+            values[variable.initial_value] = random.uniform(0.01, 0.1, variable.shape.as_list())
         step = tf.Variable(7, name='global_step', dtype=tf.int64)
-        session.run(tf.global_variables_initializer())
+        session.run(tf.global_variables_initializer(), values)
         path = tf.train.Saver().save(session, os.path.join(folder, 'model.ckpt'), global_step=step)
     run.write(folder, {'net': net, 'classes': list(classes), 'settings': {'dataset': data_set}})
     return path

@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
+import cifar10
 import cifar10_eval
 import cifar10_train
 
@@ -71,7 +72,7 @@ def constant(folder, label):
                {**values, **averages, 'global_step': np.int64(7)})
 
 
-def test_which_images_count(half_bright, evaluate):
+def test_which_images_count(half_bright, evaluate, monkeypatch):
     """Always 3: 2 of the first 5 test images, 9 of 30; and 20 of 100 training images. The
     averages are what counts: the variables themselves are zero."""
     def images(labels):
@@ -86,6 +87,8 @@ def test_which_images_count(half_bright, evaluate):
     assert evaluate() == 0.3
     assert evaluate(eval_data='train_eval') == 0.2
     assert evaluate(eval_data='train_eval', num_examples=4) == 1
+    monkeypatch.setattr(cifar10, 'NUM_EXAMPLES_PER_EPOCH_FOR_EVAL', 2)  # As in an edited file.
+    assert evaluate() == 1
 
 
 def test_one_prediction_per_image(half_bright, evaluate):
