@@ -68,16 +68,17 @@ def measure_step(recipe):
     def training_step():
         return _training(recipe)[0]
 
-    sides = {'ours': _session(training_step), 'floor': _session(lambda: floor.operation(plain))}
+    sides = {'ours': _session(recipe, training_step),
+             'floor': _session(recipe, lambda: floor.operation(plain))}
     if recipe.name == 'tutorial':
-        sides['tutorial'] = _session(published)
+        sides['tutorial'] = _session(recipe, published)
     with open('/proc/cpuinfo') as stream:
         words = set(stream.read().split())
     # Others convert to float32, which takes longer.
     multiplies_bfloat16 = not words.isdisjoint({'amx_bf16', 'avx512_bf16', 'bf16'})
     if multiplies_bfloat16 and cifar10.compute_type() == tf.float32:
         with flagsaver.flagsaver(use_bf16=True):
-            sides['bfloat16'] = _session(training_step)
+            sides['bfloat16'] = _session(recipe, training_step)
     found = {name: [] for name in sides}
     for _ in range(1 + FLAGS.timed_steps // _STEPS_PER_TURN):
         for name, (session, operation) in sides.items():
@@ -107,7 +108,7 @@ def measure_agreement(recipe):
                 loss = tf.add_n(tf.get_collection('losses', scope))  # Without the other device's.
                 yield logits, tf.gradients(loss, tf.trainable_variables())
 
-    session, operations = _session(lambda: list(build()))
+    session, operations = _session(recipe, lambda: list(build()))
     (expected, gradients), (logits, computed) = session.run(operations)
     return {'gpus': [each.name for each in tf.config.get_visible_devices('GPU')],
             'logits': float(np.abs(logits - expected).max()),
@@ -118,7 +119,7 @@ def measure_agreement(recipe):
 def measure_speed(recipe):
     """Returns images/s of ten steps at a time. The last fetches the loss, which waits for a GPU."""
     tf.config.experimental.enable_tensor_float_32_execution(FLAGS.tf32)
-    session, (step, loss) = _session(lambda: _training(recipe))
+    session, (step, loss) = _session(recipe, lambda: _training(recipe))
     images, rates = _LOG_FREQUENCY * FLAGS.batch_size, []
     for _ in range(1 + FLAGS.timed_steps // _LOG_FREQUENCY):
         begin = time.perf_counter()
@@ -164,12 +165,16 @@ def _training(recipe):
     return cifar10.update(opt, grads, global_step), loss
 
 
-def _session(build):
-    """A session with initialised variables, and what `build` adds to its graph."""
+def _session(recipe, build):
+    """A session with the variables of a new run, and what `build` adds to its graph."""
+    sample = np.random.RandomState(1).randint(0, 256, [500, 32, 32, 3]).astype(np.uint8)
+    values = recipe.initial_values(sample)
     with tf.Graph().as_default() as graph:
         built = build()
         session = tf.Session(config=tf.ConfigProto(allow_soft_placement=True), graph=graph)
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        initial = {variable.initial_value: values[variable.op.name]
+                   for variable in tf.global_variables() if variable.op.name in values}
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()], initial)
     return session, built
 
 
