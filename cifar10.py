@@ -363,7 +363,8 @@ def maybe_download_and_extract():
 
     Raises `console.UserError` if a record file is damaged, or the download failed.
     """
-    data_set = data_sets.CIFAR10
-    if data_set.url != DATA_URL:
-        data_set = dataclasses.replace(data_set, url=DATA_URL, copies=())
+    data_set = dataclasses.replace(
+        data_sets.CIFAR10, classes=tuple(map(str, range(NUM_CLASSES))), url=DATA_URL)
+    if data_sets.CIFAR10.url != DATA_URL:
+        data_set = dataclasses.replace(data_set, copies=())
     download.maybe_download_and_extract(data_set, FLAGS.data_dir)
