@@ -15,8 +15,8 @@ FLAGS = flags.FLAGS
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_generated_images_are_learned_in_300_steps(tmp_path, capsys):
-    """At the tutorial's rate and batch size. Chance is 0.1; of ten runs, nine had 0.989 to 0.994 and
-    one 0.855. Prediction names the forms."""
+    """At the tutorial's rate and batch size. Chance is 0.1; of ten runs, nine had 0.989 to 0.994,
+    one had 0.855. Prediction names the forms."""
     cifar10_convert.main(['synthetic', str(tmp_path / 'demo')])
     with flagsaver.flagsaver(data_dir=str(tmp_path / 'demo'), train_dir=str(tmp_path / 'run'),
                              checkpoint_dir=str(tmp_path / 'run'), max_steps=300, top_k=10):
