@@ -87,6 +87,8 @@ def test_a_resumed_run_continues_the_order(images, first_step):
 
 
 def test_a_resumed_run_draws_other_distortions(images):
+    """Batches are distorted in parallel: the numbers drawn are the same, which batch gets which of
+    them is not."""
     def noise(pixels):
         return tf.random_uniform([tf.shape(pixels)[0], 1, 1, 1])
 
@@ -95,11 +97,12 @@ def test_a_resumed_run_draws_other_distortions(images):
             batch, _ = images.train(10, noise, 5, **options)
             with tf.Session() as session:
                 session.run(tf.tables_initializer())
-                return session.run(batch)
+                return {float(number) for _ in range(20) for number in session.run(batch).ravel()}
 
-    np.testing.assert_array_equal(drawn(), drawn())
-    assert not np.array_equal(drawn(), drawn(first_step=1))
-    assert not np.array_equal(drawn(rank=0, workers=2), drawn(rank=1, workers=2))
+    first = drawn()
+    assert len(first & drawn()) > 100
+    assert not first & drawn(first_step=1)
+    assert not drawn(rank=0, workers=2) & drawn(rank=1, workers=2)
 
 
 @pytest.mark.parametrize('workers', [2, 3, 119])
