@@ -77,6 +77,11 @@ def training_session(
     """
     del max_wait_secs  # Only workers that are not the chief would wait.
     console.raise_interrupt()  # The graph is built.
+    own_config = tf.ConfigProto()
+    # Grappler's second pass over the graph delays the first step, and changes nothing in it.
+    rewrites = own_config.graph_options.rewrite_options
+    rewrites.meta_optimizer_iterations = rewrites.ONE
+    own_config.MergeFrom(config or tf.ConfigProto())
     hooks = list(hooks or [])
     signals = next((hook for hook in hooks if isinstance(hook, SignalHook)), SignalHook())
     hooks = [signals, *(hook for hook in hooks if hook is not signals)]  # Knows first of each step.
@@ -110,7 +115,7 @@ def training_session(
                 stack.callback(tf.summary.FileWriterCache.get(summary_dir).flush)
         stack.enter_context(_signals_caught(signals))
         with tf.train.SingularMonitoredSession(
-                hooks, scaffold, master, config,
+                hooks, scaffold, master, own_config,
                 stop_grace_period_secs=stop_grace_period_secs) as session:
             try:
                 yield session
