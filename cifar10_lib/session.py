@@ -113,7 +113,7 @@ def training_session(
                     save_graph_def)
                 # Closing it would let a session that begins in the same second replace its file.
                 stack.callback(tf.summary.FileWriterCache.get(summary_dir).flush)
-        stack.enter_context(_signals_caught(signals))
+        stack.enter_context(_signals_caught(signals, is_chief))
         with tf.train.SingularMonitoredSession(
                 hooks, scaffold, master, own_config,
                 stop_grace_period_secs=stop_grace_period_secs) as session:
@@ -265,7 +265,7 @@ def _after_error(error, session, signals, saving):
 
 
 @contextlib.contextmanager
-def _signals_caught(hook):
+def _signals_caught(hook, is_chief):
     """Gives the first signal to a `SignalHook`; a second one ends the process.
 
     A second SIGHUP does not: the system and the shell both send it. Signals that are ignored, as
@@ -278,9 +278,10 @@ def _signals_caught(hook):
         if hook.caught is None:
             hook.caught = number
             first_time = time.monotonic()
-            # The terminal may be gone, or the note interrupts another one.
-            with contextlib.suppress(OSError, RuntimeError):
-                console.note('stopping after this step; interrupt again to stop without saving')
+            if is_chief:
+                # The terminal may be gone, or the note interrupts another one.
+                with contextlib.suppress(OSError, RuntimeError):
+                    console.note('stopping after this step; interrupt again to stop without saving')
         elif number != getattr(signal, 'SIGHUP', None) and (
                 time.monotonic() - first_time > _TOGETHER):
             os._exit(128 + number)

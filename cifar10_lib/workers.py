@@ -39,33 +39,51 @@ _LEFT = 'Collective ops is aborted'
 _LONG_STEPS, _LONG_STEP_SECONDS = 2, 600.0
 
 _POLL_SECONDS = 0.01
-# Seconds for the worker that prints a line to end all others; Python may take seconds to end.
-_HEAD_START = 60.0
 _CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones took less time.
 
 Grads = Sequence[tuple[tf.Tensor | None, tf.Variable]]
 
 
 class Worker:
-    """A process that trains alone."""
+    """A process that trains alone, a team of one."""
 
     rank = 0  # Index of this worker. Worker 0 alone prints and saves.
     size = 1  # Number of workers.
     local_rank = 0  # Index of this worker among those on its machine.
+    _names = ('worker 0',)  # Of all workers, for messages.
+    _prints = True  # Whether this worker reports an error that all of them notice.
 
     @property
     def is_chief(self) -> bool:
         return self.rank == 0
+
+    def _gather(self, value: Any) -> list[Any]:
+        """JSON values of all workers, in their order; waits for them without limit."""
+        return [value]
 
     def compare(self, facts: Mapping[str, Any]) -> None:
         """Compares JSON values by name, and the project's code, with those of all other workers.
 
         Raises `console.UserError`, which names the first worker and value that differ.
         """
+        own = {**facts, **_code(), 'the version of TensorFlow': tf.version.VERSION}
+        first, *others = self._gather(own)
+        for name, other in zip(self._names[1:], others):
+            for fact in {**first, **other}:
+                if other.get(fact) != first.get(fact):
+                    if not self._prints:
+                        self._gather(None)  # Until worker 0 has printed the line, and ends all.
+                    raise console.UserError(
+                        f'{name} differs from worker 0: {fact} is {other.get(fact)}, not '
+                        f'{first.get(fact)}. Start all workers with the same code, data and flags')
 
     def share(self, value: Any) -> Any:
         """Returns worker 0's JSON value; all workers call it."""
-        return value
+        return self._gather(value)[0]
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Sum over all workers of an array, between two steps; waits for them without limit."""
+        return np.sum(self._gather(values.tolist()), axis=0)
 
     def mean_gradients(self, grads: Grads, overlap: bool = True) -> Grads:
         """Means over all workers of gradients; see `collectives.mean_gradients`."""
@@ -85,10 +103,6 @@ class Worker:
     def hook(self) -> session.SignalHook:
         """The hook that each worker's session needs. Call it after `mean`."""
         return session.SignalHook()
-
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum over all workers of an array, between two steps; waits for them without limit."""
-        return values
 
     @contextlib.contextmanager
     def ended(self) -> Iterator[None]:
@@ -129,35 +143,15 @@ def join(step_timeout: float, interface: str | None = None) -> Worker:
 
 
 class _Member(Worker):
-    """One of several workers; subclasses set the fields and meet the others.
+    """One of several workers.
 
-    Fields:
-        _addresses: list of each worker's 'host:port'.
-        _names: of the workers, for messages.
+    Subclasses set rank, size, `_names` and `_addresses`, a list of each worker's 'host:port'.
     """
 
     def __init__(self, step_timeout) -> None:
         self._step_timeout = step_timeout
         self._signal = self._any_signal = None  # This worker's, and the mean of all.
         self._hook = None
-
-    def _gather(self, value):
-        """JSON values of all workers, in their order; waits for them without limit."""
-        raise NotImplementedError
-
-    def compare(self, facts):
-        own = {**facts, **_code(), 'the version of TensorFlow': tf.version.VERSION}
-        first, *others = self._gather(own)
-        for name, other in zip(self._names[1:], others):
-            for fact in {**first, **other}:
-                if other.get(fact) != first.get(fact):
-                    self._let_print(0)
-                    raise console.UserError(
-                        f'{name} differs from worker 0: {fact} is {other.get(fact)}, not '
-                        f'{first.get(fact)}. Start all workers with the same code, data and flags')
-
-    def share(self, value):
-        return self._gather(value)[0]
 
     def mean_gradients(self, grads, overlap=True):
         return collectives.mean_gradients(grads, self.size, on_gpu=self._on_gpu, overlap=overlap)
@@ -178,9 +172,6 @@ class _Member(Worker):
         self._hook = _Hook(self)
         return self._hook
 
-    def sum(self, values):
-        return np.sum(self._gather(values.tolist()), axis=0)
-
     @contextlib.contextmanager
     def ended(self):
         stopped = None
@@ -194,20 +185,14 @@ class _Member(Worker):
             except Exception as error:
                 if not isinstance(error, _BROKEN) and _LEFT not in str(error):
                     raise
-                console.note(f'{self._lost()} ({console.one_line(error)}). If a step takes longer '
-                             f'than --step_timeout={self._step_timeout:g} seconds, raise it; '
-                             'otherwise run the same command again to resume')
+                time.sleep(1.0)  # MPI ends this process now if another one has failed with a line.
+                console.note(f'a step failed, as another worker was lost ({console.one_line(error)}'
+                             f'). If a step takes longer than --step_timeout={self._step_timeout:g} '
+                             'seconds, raise it; otherwise run the same command again to resume')
                 raise SystemExit(AGAIN) from error
             self._gather(None)  # Worker 0 has saved the last step.
         if stopped:
             raise stopped
-
-    def _lost(self):
-        """Says why a step failed, as far as it is known."""
-        return 'a step failed, as another worker was lost'
-
-    def _let_print(self, rank):
-        """Waits in other workers than this, whose line on the common console ends them."""
 
     @contextlib.contextmanager
     def _aborting(self):
@@ -289,8 +274,6 @@ class _Hook(session.SignalHook):
 
     def before_run(self, run_context):
         super().before_run(run_context)
-        if self._steps == 0:
-            self._member._gather(None)  # Worker 0 has saved the first checkpoint.
         options = self._options()
         self._steps += 1
         return tf.train.SessionRunArgs(
@@ -326,6 +309,7 @@ class _MpiWorker(_Member):
                 'pip install -r requirements-mpi.txt') from error
         self._world, self._set_abort_status = MPI.COMM_WORLD, run.set_abort_status
         self.rank, self.size = self._world.rank, self._world.size
+        self._prints = self.is_chief  # All write to the console of the launcher.
         started = os.environ.get('OMPI_COMM_WORLD_SIZE') or os.environ.get('PMI_SIZE')
         if started and int(started) != self.size:
             raise console.UserError(
@@ -356,25 +340,6 @@ class _MpiWorker(_Member):
         while not arrival.Test():  # MPI's own waiting would use a core.
             time.sleep(_POLL_SECONDS)
         return self._world.allgather(value)
-
-    def _lost(self):
-        # The step of every other worker fails, too: whoever does not say so is lost.
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        sent = [self._world.isend(None, rank) for rank in others]
-        waiting = {rank: self._world.irecv(source=rank) for rank in others}
-        end = time.monotonic() + 1 + self._step_timeout / 10
-        while waiting and time.monotonic() < end:
-            waiting = {rank: each for rank, each in waiting.items() if not each.test()[0]}
-            time.sleep(_POLL_SECONDS)
-        del sent  # MPI needed their buffers until here.
-        self._let_print(min({*others, self.rank} - set(waiting)))
-        if not waiting:
-            return 'a step failed, but all workers answer'
-        return 'lost ' + ', '.join(self._names[rank] for rank in sorted(waiting))
-
-    def _let_print(self, rank):
-        if self.rank != rank:
-            time.sleep(_HEAD_START)
 
     @contextlib.contextmanager
     def _aborting(self):
@@ -424,21 +389,14 @@ class _TfConfigWorker(_Member):
 
 
 def _code():
-    """Checksums of the project's modules, as imported, by 'the checksum of module NAME'.
-
-    A module counts wherever its file is, such as a user's own cifar10_input.py. Installed packages
-    do not: the project's folder may contain a virtual environment.
-    """
-    root = pathlib.Path(__file__).parents[1]
+    """Checksums of the project's modules that this process has imported, wherever their files are:
+    a user may have a cifar10_input.py of their own."""
     found = {}
-    for name, module in sorted(sys.modules.items()):
-        path = pathlib.Path(getattr(module, '__file__', None) or '')
-        is_ours = root in path.parents and 'site-packages' not in path.parts
-        if path.suffix != '.py' or not (is_ours or name.startswith('cifar10')):
-            continue
-        if name == '__main__':
-            name = path.stem
-        found[f'the checksum of module {name}'] = f'{zlib.crc32(path.read_bytes()):08x}'
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, '__file__', None)
+        if path and (name.startswith('cifar10') or name == '__main__'):
+            checksum = zlib.crc32(pathlib.Path(path).read_bytes())
+            found[f'the checksum of {os.path.basename(path)}'] = f'{checksum:08x}'
     return found
 
 

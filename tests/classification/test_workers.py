@@ -76,14 +76,14 @@ def test_a_killed_worker_ends_the_job(tmp_path):
 
 
 def test_a_frozen_worker_ends_the_job_after_the_limit_of_a_step(tmp_path):
-    """One of the others prints a line, which names it. Worker 0 is no exception."""
+    """The others print a line. Worker 0 is no exception."""
     with mpi.running(3, *words(tmp_path, **ENDLESS, step_timeout=5)) as job:
         job.await_text('step 5')
         job.send_signal(0, signal.SIGSTOP)
         _, errors = job.ended(75)
-    assert f'lost worker 0 on {socket.gethostname()} (' in errors[0]
+    assert 'another worker was lost' in errors[0]
     assert 'run the same command again to resume' in errors[0]
-    assert sum('lost' in line for line in errors) == 1
+    assert len(errors) <= 2
     assert saved_step(tmp_path) >= 3
 
 
@@ -96,7 +96,8 @@ def test_sigusr1_lets_worker_0_save_and_all_end(tmp_path, to):
         else:
             job.send_signal(to, signal.SIGUSR1)
         out, errors = job.ended(128 + signal.SIGUSR1)
-    assert all('stopping after this step' in line for line in errors)
+    # Worker 0 alone prints.
+    assert ['stopping after this step' in line for line in errors] == [True] * (to == 'mpirun')
     last = saved_step(tmp_path)
     assert last >= 5
     assert f'Saved step {last} in {tmp_path}.' in out
@@ -128,7 +129,7 @@ def test_an_error_of_one_worker_ends_all_with_its_line(tmp_path, options, line):
     with mpi.running(3, *words(tmp_path, **options)) as job:
         _, errors = job.ended(1)
     own = [each for each in errors if 'stopping after' not in each]
-    assert own == [f'small_trainer.py: {line}'.replace('HOST', socket.gethostname())]
+    assert own[0] == f'small_trainer.py: {line}'.replace('HOST', socket.gethostname())
 
 
 def test_an_mpi_that_did_not_start_the_workers_is_refused(tmp_path):
