@@ -23,7 +23,6 @@ import textwrap
 
 from cifar10_lib import (
     console,
-    data_sets,
     evaluate,
     files,
     own_sets,
@@ -52,7 +51,7 @@ _COLUMNS = 10  # Images side by side.
 def samples(stream):
     """Draws training images: ten of each class or, of many classes, one to three of each."""
     _, source = _training()
-    labels, pixels = _read(source)
+    labels, pixels = source.read()
     classes = source.data_set.classes
     title = f'{source.data_set.title} training images'
     if len(classes) <= _COLUMNS:
@@ -67,7 +66,7 @@ def samples(stream):
 def distorted(stream):
     """Draws eight training images, and nine random distortions of each."""
     recipe, source = _training()
-    pixels = _read(source)[1][:8]
+    pixels = source.read()[1][:8]
     with tf.Graph().as_default(), tf.Session() as session:
         made = session.run(recipe.distort(tf.constant(np.repeat(pixels, _COLUMNS - 1, axis=0))))
     darkest, brightest = np.percentile(made, [1, 99])
@@ -101,7 +100,7 @@ def predictions(stream):
     """Draws about thirty test images, at least one of each class, with the predicted classes."""
     found = _trained()
     source = _images('test', found.run)
-    labels, pixels = _read(source)
+    labels, pixels = source.read()
     places = _first_of_each_class(labels)
     network = evaluate.Classifier(found.recipe, len(found.classes))
     with network.restored(found.checkpoint) as session:
@@ -212,15 +211,6 @@ def _images(subset, content):
     own = content.get('settings', {}).get('dataset', 'cifar10')
     data_set, folder = records.fetch(own_sets.find(FLAGS.dataset or own), FLAGS.data_dir)
     return records.Images(data_set, folder, subset)
-
-
-def _read(images):
-    """Reads `records.Images`: labels, uint8 [count], and pixels, uint8 [count, 32, 32, 3]."""
-    rows = np.concatenate([np.fromfile(path, np.uint8) for path in images.files()])
-    rows = rows.reshape(-1, images.data_set.record_bytes)
-    planes = rows[:, -data_sets.IMAGE_BYTES:].reshape(
-        -1, data_sets.DEPTH, data_sets.HEIGHT, data_sets.WIDTH)
-    return rows[:, images.data_set.label_index], planes.transpose([0, 2, 3, 1])
 
 
 def _first_of_each_class(labels):

@@ -236,7 +236,8 @@ def initial_values(recipe, images, classes):
         new = [each.op.name for each in variables if each.trainable and each not in found]
         print(f'Starting with {trained.checkpoint}; new: {", ".join(new) or "none"}.', flush=True)
     else:
-        values = recipe.initial_values(images.sample(_SAMPLE))
+        _, pixels = images.read()
+        values = recipe.initial_values(pixels[::max(1, len(pixels) // _SAMPLE)])
         found = {each: values[each.op.name] for each in variables if each.op.name in values}
     return {variable.initial_value: value for variable, value in found.items()}
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import re
-import signal
 import sys
 import traceback
 
@@ -52,7 +51,6 @@ class UserError(ValueError):
 # What `run` reports in one line. Any other exception is a bug of ours and keeps its traceback.
 _EXPECTED = (UserError, OSError, FloatingPointError, tf.errors.OpError,
              tf.train.NanLossDuringTrainingError)
-_is_interrupted = False
 
 
 def run(main, positional=''):
@@ -77,8 +75,6 @@ def run(main, positional=''):
         os.environ.setdefault('TF_NUM_INTEROP_THREADS', cores)
     if sys.stdout:  # A name of a file may not be text of its encoding.
         sys.stdout.reconfigure(errors='backslashreplace')
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Not ignored, as by `nohup`.
-        signal.signal(signal.SIGINT, _interrupt)
     try:
         words = _parse(positional)
         code = main(words) if positional else main()
@@ -96,19 +92,6 @@ def run(main, positional=''):
             note(one_line(error))
         code = 1
     sys.exit(code)
-
-
-def _interrupt(number, frame):
-    global _is_interrupted
-    _is_interrupted = True
-    signal.default_int_handler(number, frame)
-
-
-def raise_interrupt():
-    """Raises KeyboardInterrupt if Ctrl-C arrived while TensorFlow, which ignores it in some places,
-    built the graph."""
-    if _is_interrupted:
-        raise KeyboardInterrupt
 
 
 def note(text):

@@ -10,7 +10,6 @@ import http.client
 import os
 import shutil
 import tarfile
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -22,9 +21,6 @@ import tqdm
 
 _BLOCK_BYTES = 1 << 18
 _SILENCE = 30.0  # Seconds within which a place must answer, and send something.
-# A copy must send this many bytes per second, on average over so many seconds. The last place may
-# be slower.
-_RATE, _WINDOW = 50e3, 30.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # A full disk, in three words.
 
 
@@ -67,8 +63,8 @@ def _check_data_dir(data_set, data_dir):
 def download(archive: str, data_set: data_sets.DataSet) -> None:
     """Verifies an archive; if it is missing, downloads it from the first place that has it.
 
-    Resumes from `archive`.part. Honours proxy variables. Leaves a place that fails, or is slow,
-    with one line. Raises `OSError`, or `console.UserError` if the archive is another one.
+    Resumes from `archive`.part. Honours proxy variables. Leaves a place that fails with one line.
+    Raises `OSError`, or `console.UserError` if the archive is another one.
     """
     if os.path.lexists(archive):
         fault = _fault(archive, data_set)
@@ -78,27 +74,26 @@ def download(archive: str, data_set: data_sets.DataSet) -> None:
     print(f'Downloading {os.path.basename(archive)} to {os.path.dirname(archive)}.', flush=True)
     for url in data_set.copies:
         try:
-            _fetch(url, archive, data_set, _RATE)
+            _fetch(url, archive, data_set)
             return
         except (OSError, http.client.HTTPException, ValueError) as error:
             if getattr(error, 'errno', None) in _FULL:
                 raise  # The next place could not write either.
             print(f'{urllib.parse.urlsplit(url).hostname}: {console.one_line(error)}. Trying the '
                   'next place.', flush=True)
-    _fetch(data_set.url, archive, data_set, 0.0)
+    _fetch(data_set.url, archive, data_set)
 
 
-def _fetch(url, archive, data_set, rate):
+def _fetch(url, archive, data_set):
     """Completes the part of an archive from one place, verifies it and renames it.
 
     Removes a part with the wrong checksum, and starts again if only its end was from this place.
-    `rate` is the number of bytes per second below which it gives up.
     """
     part = archive + '.part'
     with open(part, 'ab') as stream:
         first = stream.tell()
         if first < data_set.archive_bytes:
-            first = _append(url, stream, data_set.archive_bytes, rate)
+            first = _append(url, stream, data_set.archive_bytes)
         stream.flush()
         os.fsync(stream.fileno())
     fault = _fault(part, data_set)
@@ -109,10 +104,10 @@ def _fetch(url, archive, data_set, rate):
     if first == 0:
         raise console.UserError(fault)
     print(f'{fault}. Starting again.', flush=True)
-    _fetch(url, archive, data_set, rate)
+    _fetch(url, archive, data_set)
 
 
-def _append(url, stream, size, rate):
+def _append(url, stream, size):
     """Appends the rest of a file of `size` bytes to its part, with a progress bar.
 
     Returns the number of the first byte from this place: 0 if it ignores ranges.
@@ -131,14 +126,9 @@ def _append(url, stream, size, rate):
         if offered != size:
             raise ValueError(f'the server offers a file of {offered} bytes; expected {size}')
         stream.truncate(first)
-        start, since = first, time.monotonic()
         with tqdm.tqdm(total=size, initial=first, unit='B', unit_scale=True,
                        desc=urllib.parse.urlsplit(url).hostname) as bar:
             while bar.n < size:
-                if time.monotonic() - since >= _WINDOW:
-                    if bar.n - start < rate * _WINDOW:
-                        raise TimeoutError(f'less than {rate / 1e3:g} kB/s for {_WINDOW:g} seconds')
-                    start, since = bar.n, time.monotonic()
                 # Unlike `read1`, `read` loses received bytes when the connection breaks.
                 block = response.read1(min(_BLOCK_BYTES, size - bar.n))
                 if not block:

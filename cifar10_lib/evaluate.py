@@ -216,14 +216,11 @@ def per_class(counts, names):
     classes.
     """
     right, images, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
+    with np.errstate(invalid='ignore'):  # A class without images, or never predicted: nan.
+        recall, precision = right / images, right / predicted
     width = max(map(len, (*names, 'class')))
     lines = [f'{"class":{width}}  images  predicted   right  recall  precision']
-    for k in np.argsort(-right / np.maximum(images, 1), kind='stable'):
-        recall = precision = '-'
-        if images[k]:
-            recall = f'{right[k] / images[k]:.3f}'
-        if predicted[k]:
-            precision = f'{right[k] / predicted[k]:.3f}'
+    for k in np.argsort(-np.nan_to_num(recall), kind='stable'):
         lines.append(f'{names[k]:{width}}  {images[k]:6}  {predicted[k]:9}  {right[k]:6}  '
-                     f'{recall:>6}  {precision:>9}')
+                     f'{recall[k]:6.3f}  {precision[k]:9.3f}')
     return lines

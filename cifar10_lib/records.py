@@ -103,19 +103,13 @@ class Images(NamedTuple):
         """Number of images."""
         return int(self.chosen().sum())
 
-    def sample(self, count):
-        """Images spread evenly over the files, uint8 [count, 32, 32, 3]; repeats them if there are
-        fewer."""
-        numbers = np.flatnonzero(self.chosen())
-        numbers = numbers[np.arange(count) * len(numbers) // count]
-        rows = []
-        for path, records in self.files().items():
-            content = np.memmap(path, np.uint8, 'r', shape=(records, self.data_set.record_bytes))
-            rows.append(content[numbers[numbers < records], -data_sets.IMAGE_BYTES:])
-            numbers = numbers[numbers >= records] - records
-        planes = np.concatenate(rows).reshape(
+    def read(self):
+        """Reads the images: labels, uint8 [count], and pixels, uint8 [count, 32, 32, 3]."""
+        rows = np.concatenate([np.fromfile(path, np.uint8) for path in self.files()])
+        rows = rows.reshape(-1, self.data_set.record_bytes)[self.chosen()]
+        planes = rows[:, -data_sets.IMAGE_BYTES:].reshape(
             -1, data_sets.DEPTH, data_sets.HEIGHT, data_sets.WIDTH)
-        return planes.transpose([0, 2, 3, 1])
+        return rows[:, self.data_set.label_index], planes.transpose([0, 2, 3, 1])
 
     def train(self, batch_size, distort, seed, first_step=0, rank=0, workers=1):
         """Adds endless batches of distorted images to the graph, each epoch in a new random order.

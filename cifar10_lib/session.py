@@ -76,7 +76,6 @@ def training_session(
         FloatingPointError: the loss or a variable is not finite; it was not saved.
     """
     del max_wait_secs  # Only workers that are not the chief would wait.
-    console.raise_interrupt()  # The graph is built.
     own_config = tf.ConfigProto()
     # Grappler's second pass over the graph delays the first step, and changes nothing in it.
     rewrites = own_config.graph_options.rewrite_options
@@ -140,7 +139,7 @@ def _hooks_of_the_chief(folder, scaffold, saving, save_secs, save_steps, summary
         found.append(tf.train.StepCounterHook(log_steps, output_dir=summary_dir))
     if summary_steps or summary_secs:
         found.append(tf.train.SummarySaverHook(
-            summary_steps, summary_secs, output_dir=summary_dir, scaffold=scaffold))
+            summary_steps, summary_secs, summary_dir, scaffold=scaffold))
     if save_secs or save_steps:
         found.append(tf.train.CheckpointSaverHook(
             folder, save_secs, save_steps, scaffold.saver, listeners=[saving],
@@ -171,13 +170,9 @@ def _remove_run(folder):
     tf.summary.FileWriterCache.clear()  # Of an earlier session of this process.
     for place in (folder, os.path.join(folder, 'best')):
         if os.path.isdir(place):
-            found = [entry.path for entry in os.scandir(place)
-                     if _OWN_FILES.fullmatch(entry.name) and not entry.is_dir()]
-            # Indexes first, in the order of their steps (longer names have later ones): an
-            # evaluation that watches the folder finds the newest checkpoint or none.
-            for path in sorted(found, key=lambda path: (
-                    not path.endswith('.index'), len(path), path)):
-                os.remove(path)
+            for entry in list(os.scandir(place)):
+                if _OWN_FILES.fullmatch(entry.name) and not entry.is_dir():
+                    os.remove(entry.path)
 
 
 def _is_finished(found, hooks):

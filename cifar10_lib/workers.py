@@ -50,7 +50,7 @@ class Worker:
     rank = 0  # Index of this worker. Worker 0 alone prints and saves.
     size = 1  # Number of workers.
     local_rank = 0  # Index of this worker among those on its machine.
-    _names = ('worker 0',)  # Of all workers, for messages.
+    _names: Sequence[str] = ('worker 0',)  # Of all workers, for messages.
     _prints = True  # Whether this worker reports an error that all of them notice.
 
     @property
@@ -187,8 +187,9 @@ class _Member(Worker):
                     raise
                 time.sleep(1.0)  # MPI ends this process now if another one has failed with a line.
                 console.note(f'a step failed, as another worker was lost ({console.one_line(error)}'
-                             f'). If a step takes longer than --step_timeout={self._step_timeout:g} '
-                             'seconds, raise it; otherwise run the same command again to resume')
+                             '). If a step takes longer than --step_timeout='
+                             f'{self._step_timeout:g} seconds, raise it; otherwise run the same '
+                             'command again to resume')
                 raise SystemExit(AGAIN) from error
             self._gather(None)  # Worker 0 has saved the last step.
         if stopped:
