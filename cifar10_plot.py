@@ -138,32 +138,19 @@ def confusion(stream):
 
 def curves(stream):
     """Draws losses and errors by step: a colour for each kind of curve, a style for each run."""
-    from matplotlib import lines
     runs = {folder: _read_curves(folder) for folder in FLAGS.runs}
     names = sorted({name for found in runs.values() for name in found})
-    colours = dict(zip(names, itertools.cycle(
-        ('tab:blue', 'tab:orange', 'tab:green', 'tab:red', 'tab:purple'))))
-    styles = dict(zip(runs, itertools.cycle(('-', '--', ':', '-.'))))
-
     panels = [panel for panel in ('loss', 'error') if any(panel in name for name in names)]
     figure = _figure(5 * len(panels), 4.2)
     for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0]):
-        for folder, found in runs.items():
-            for name, points in found.items():
-                if panel in name:
-                    marker = ''
-                    if len(points) == 1:  # A line would not be visible.
-                        marker = 'o'
-                    axes.plot(list(points), list(points.values()), linestyle=styles[folder],
-                              color=colours[name], marker=marker)
+        for (folder, found), style in zip(runs.items(), itertools.cycle(('-', '--', ':', '-.'))):
+            for name in [name for name in found if panel in name]:
+                axes.plot(list(found[name]), list(found[name].values()), linestyle=style,
+                          color=f'C{names.index(name)}', marker='.', markersize=2,
+                          label=f'{name} of {folder}')
         axes.set(title=panel, xlabel='step')
         axes.grid(alpha=0.3)
-    handles = [lines.Line2D([], [], color=colour, label=name.replace('_', ' '))
-               for name, colour in colours.items()]
-    if len(runs) > 1:
-        handles += [lines.Line2D([], [], color='black', linestyle=style, label=folder)
-                    for folder, style in styles.items()]
-    figure.legend(handles=handles, loc='outside lower center', ncols=3, fontsize=8)
+    figure.legend(loc='outside lower center', ncols=2, fontsize=8)
     figure.savefig(stream, format='png')
 
 
