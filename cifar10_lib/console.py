@@ -73,6 +73,9 @@ def run(main, positional=''):
     if cores:  # A thread per visible core would exhaust the quota early in each period.
         os.environ.setdefault('TF_NUM_INTRAOP_THREADS', cores)
         os.environ.setdefault('TF_NUM_INTEROP_THREADS', cores)
+    if os.environ.get('TF_DETERMINISTIC_OPS', '0') != '0':
+        # Random operations without a seed raise an error then. This is the seed of every new graph.
+        tf.Graph.seed = property(lambda graph: graph._seed or 1, tf.Graph.seed.fset)
     if sys.stdout:  # A name of a file may not be text of its encoding.
         sys.stdout.reconfigure(errors='backslashreplace')
     try:
