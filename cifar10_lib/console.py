@@ -36,9 +36,17 @@ def _without_start_up_lines():
         os.environ.update(before)
 
 
-with _without_start_up_lines():
-    import tensorflow.compat.v1 as tf
-    tf.disable_v2_behavior()  # Prints a line, too.
+try:
+    with _without_start_up_lines():
+        import tensorflow.compat.v1 as tf
+        tf.disable_v2_behavior()  # Prints a line, too.
+except (ImportError, OSError, ValueError) as error:
+    # Keras, Matplotlib and protobuf read settings that were meant for other programs.
+    settings = ['TMPDIR', '~/.keras/keras.json', *(f'{name}={os.environ[name]}' for name in (
+        'KERAS_BACKEND', 'MPLBACKEND', 'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION')
+        if name in os.environ)]
+    sys.exit(f'TensorFlow cannot be imported: {error!s:.200}. Install requirements.txt or, if it is '
+             f'installed, check {", ".join(settings)}')
 from absl import flags  # noqa: E402, TensorFlow first.
 
 FLAGS = flags.FLAGS

@@ -1,0 +1,96 @@
+"""Settings and file systems that were made for other programs, or by them."""
+import os
+import subprocess
+import sys
+
+import pytest
+import record_files
+import running
+import spawn
+
+_SMALL = ('--batch_size=16', '--data_dir=data')
+# In the order in which one reads what another one wrote.
+_COMMANDS = {
+    'train': ['cifar10_train.py', *_SMALL, '--train_dir=run', '--max_steps=2'],
+    'towers': ['cifar10_multi_gpu_train.py', *_SMALL, '--train_dir=towers', '--max_steps=2',
+               '--num_gpus=2'],
+    'evaluate': ['cifar10_eval.py', *_SMALL, '--checkpoint_dir=run', '--eval_dir=eval',
+                 '--run_once'],
+    'predict': ['cifar10_predict.py', str(spawn.ROOT / 'docs' / 'hero.png'),
+                '--checkpoint_dir=run'],
+    'export': ['cifar10_export.py', '--checkpoint_dir=run', '--export_dir=exported'],
+    'plot': ['cifar10_plot.py', *_SMALL, '--picture=distorted', '--runs=run'],
+    'confusion': ['cifar10_plot.py', *_SMALL, '--picture=confusion', '--runs=run'],
+    'classify': ['classification.py', *_SMALL, '--net=airbench94', '--train_dir=own',
+                 '--max_steps=2']}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with `data`, CIFAR-10's files with ten records each."""
+    record_files.write_noise(tmp_path / 'data', count=10)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_deterministic_operations(folder):
+    """They require a seed for each random operation."""
+    environment = spawn.environment(TF_DETERMINISTIC_OPS='1')
+    for name, command in _COMMANDS.items():
+        done = spawn.run_script(*command, cwd=folder, env=environment)
+        assert done.returncode == 0, (name, done.stderr)
+
+
+@pytest.mark.parametrize('variables, word', [
+    ({'KERAS_BACKEND': 'theano'}, 'KERAS_BACKEND=theano'),
+    ({'HOME': 'home'}, 'keras.json'),
+    ({'MPLBACKEND': 'nonsense'}, 'MPLBACKEND=nonsense'),
+    ({'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION': 'cpp'},
+     'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=cpp')])
+def test_a_setting_that_keeps_tensorflow_from_starting_is_named(tmp_path, variables, word):
+    home = tmp_path / 'home' / '.keras'
+    home.mkdir(parents=True)
+    (home / 'keras.json').write_text('{"backend": "theano"}')
+    done = spawn.run_script(
+        'cifar10_eval.py', '--run_once', cwd=tmp_path, env=spawn.environment(**variables))
+    running.expect_one_line(done, 'TensorFlow cannot be imported', word)
+
+
+@pytest.mark.parametrize('variables', [
+    {'KERAS_BACKEND': 'torch'}, {'KERAS_HOME': '/proc/x'}, {'HOME': '/proc'}, {'HOME': 'home'},
+    {'TF_CONFIG': 'nonsense'}, {'TF_USE_LEGACY_KERAS': '1'}, {'LC_ALL': 'C'},
+    {'OMPI_COMM_WORLD_SIZE': '2'}, {'PYTHONWARNINGS': 'error'}], ids=str)
+def test_settings_of_others_have_no_effect(folder, variables):
+    """Each is an obstacle to the program that it was made for."""
+    home = folder / 'home' / '.keras'
+    home.mkdir(parents=True)
+    (home / 'keras.json').write_text('{"backend": ')
+    done = spawn.run_script(
+        *_COMMANDS['train'], cwd=folder, env=spawn.environment(**variables))
+    assert done.returncode == 0, done.stderr
+    assert 'Saved step 2 in run.' in done.stdout
+
+
+def _read_only(folder, command, **variables):
+    """Runs a command where only a folder can be written: a `subprocess.CompletedProcess`."""
+    mounts = 'mount --bind "$0" "$0" && mount -t tmpfs -o ro tmpfs /dev/shm && ' \
+        'mount -o remount,bind,ro / && cd "$0" && exec "$@"'
+    return subprocess.run(
+        ['unshare', '--mount', 'sh', '-c', mounts, folder, sys.executable,
+         spawn.ROOT / command[0], *command[1:]],
+        env=spawn.environment(HOME='/nonexistent', LC_ALL='C', **variables), text=True,
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=spawn.PATIENCE, check=False)
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith('linux') or os.geteuid() != 0 or subprocess.run(
+        ['unshare', '--mount', 'mount', '-o', 'remount,bind,ro', '/'], capture_output=True,
+        check=False).returncode != 0,
+    reason='mounts require root')
+def test_a_read_only_machine(folder):
+    """As in `docker run --read-only`, with one folder that can be written."""
+    for name in ('train', 'evaluate', 'predict', 'export', 'confusion'):
+        done = _read_only(folder, _COMMANDS[name], TMPDIR=str(folder))
+        assert done.returncode == 0, (name, done.stderr)
+    done = _read_only(folder, [*_COMMANDS['train'], '--train_dir=/nowhere'], TMPDIR=str(folder))
+    running.expect_one_line(done, 'Read-only file system', '/nowhere')
