@@ -45,8 +45,8 @@ except (ImportError, OSError, ValueError) as error:
     settings = ['TMPDIR', '~/.keras/keras.json', *(f'{name}={os.environ[name]}' for name in (
         'KERAS_BACKEND', 'MPLBACKEND', 'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION')
         if name in os.environ)]
-    sys.exit(f'TensorFlow cannot be imported: {error!s:.200}. Install requirements.txt or, if it is '
-             f'installed, check {", ".join(settings)}')
+    sys.exit(f'TensorFlow cannot be imported: {error!s:.200}. Install requirements.txt or, if '
+             f'it is installed, check {", ".join(settings)}')
 from absl import flags  # noqa: E402, TensorFlow first.
 
 FLAGS = flags.FLAGS
