@@ -3,7 +3,6 @@ import collections
 from cifar10_lib import airbench94
 
 import numpy as np
-import pytest
 import reference
 import tensorflow.compat.v1 as tf
 
@@ -30,7 +29,7 @@ def test_training_equals_numpy_and_moves_the_statistics():
     """0.6 times the old value plus 0.4 times the batch's, with the unbiased variance."""
     images = reference.pixels(3)
     logits = airbench94.inference(tf.constant(images), 10, training=True)
-    assert logits.shape.as_list() == [3, 10]
+    assert sum(v.shape.num_elements() for v in tf.trainable_variables()) == 1971352
     updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
     with tf.Session() as session:
         ours = Reference(reference.load_noise(session), training=True)
@@ -42,12 +41,11 @@ def test_training_equals_numpy_and_moves_the_statistics():
     ours.check_update(moved, 0.4)
 
 
-@pytest.mark.parametrize('classes', [10, 7])
-def test_inference_is_the_mean_over_six_copies(classes):
+def test_inference_is_the_mean_over_six_copies():
     """Of batches of any size; copies are moved by NumPy's padding, one pixel down or up."""
     fed = tf.placeholder(tf.float32, [None, 32, 32, 3])
-    logits = airbench94.inference(fed, classes, training=False)
-    assert logits.shape.as_list() == [None, classes]
+    logits = airbench94.inference(fed, 7, training=False)
+    assert logits.shape.as_list() == [None, 7]
     assert not tf.get_collection('losses')
     images = reference.pixels(3)
     with tf.Session() as session:
@@ -63,24 +61,15 @@ def test_inference_is_the_mean_over_six_copies(classes):
     np.testing.assert_allclose(one, expected[1:2], rtol=1e-3, atol=1e-4 * abs(expected).max())
 
 
-@pytest.mark.parametrize('classes', [10, 100])
-def test_number_of_parameters(classes):
-    airbench94.inference(tf.zeros([1, 32, 32, 3]), classes, training=True)
-    learned = tf.trainable_variables()
-    assert sum(v.shape.num_elements() for v in learned) == 1971352 + 256 * (classes - 10)
-    assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32}
-
-
 def test_initial_values():
     """The first outputs of a convolution are its inputs."""
     airbench94.inference(tf.zeros([1, 32, 32, 3]), 10, training=False)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         values = session.run({v.op.name: v for v in tf.global_variables()})
-    for layer, inputs, outputs in [
-            ('group1/conv1', 24, 64), ('group1/conv2', 64, 64), ('group2/conv1', 64, 256),
-            ('group2/conv2', 256, 256), ('group3/conv1', 256, 256), ('group3/conv2', 256, 256)]:
-        weights = values.pop(layer + '/weights')
+    for layer in [f'group{i}/conv{j}/weights' for i in (1, 2, 3) for j in (1, 2)]:
+        weights = values.pop(layer)
+        inputs, outputs = weights.shape[2:]
         identity = np.zeros([3, 3, inputs, inputs])
         identity[1, 1] = np.eye(inputs)
         np.testing.assert_array_equal(weights[..., :inputs], identity)
@@ -95,17 +84,13 @@ def test_initial_values():
         assert np.all(value == name.endswith('variance')), name
 
 
-def correlated():
-    """Smooth along columns, rougher along rows, with similar channels: uint8 [50, 32, 32, 3]."""
-    images = np.random.RandomState(0).normal(size=[50, 3, 33, 35])
-    images[:, 1] += 2 * images[:, 0]
-    images = images[:, :, 1:] + 0.3 * images[:, :, :-1]
-    images = images[..., 3:] + images[..., 2:-1] + images[..., 1:-2] + images[..., :-3]
-    return np.clip(110 + 15 * images, 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
-
-
 def test_whitened_patches_have_unit_covariance():
-    pixels = correlated()
+    """Of 50 images that are smooth along columns, rougher along rows, with similar channels."""
+    noise = np.random.RandomState(0).normal(size=[50, 3, 33, 35])
+    noise[:, 1] += 2 * noise[:, 0]
+    noise = noise[:, :, 1:] + 0.3 * noise[:, :, :-1]
+    noise = noise[..., 3:] + noise[..., 2:-1] + noise[..., 1:-2] + noise[..., :-3]
+    pixels = np.clip(110 + 15 * noise, 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
     weights = airbench94.initial_values(pixels)['whitening/weights']
     assert weights.shape == (2, 2, 3, 24) and weights.dtype == np.float32
     images = (pixels - MEAN) / DEVIATION
@@ -155,21 +140,6 @@ def test_distortion_moves_reflects_and_mirrors():
     np.testing.assert_allclose(list(both.values()), 3002 / 50, atol=39)  # Five deviations.
 
 
-@pytest.mark.parametrize('dtype, tolerance', [(tf.float16, 0.01), (tf.bfloat16, 0.05)])
-def test_half_precision(dtype, tolerance):
-    reference.check_half_precision(airbench94.inference, dtype, tolerance)
-
-
-def test_graphs_share_variables():
-    images = tf.zeros([2, 32, 32, 3])
-    airbench94.inference(images, 10, training=True)
-    before = len(tf.global_variables())
-    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-        airbench94.inference(images, 10, training=True)
-    assert len(tf.global_variables()) == before
-    assert len(tf.moving_average_variables()) == 12
-
-
 def test_weight_decay():
     """0.00133 / 2 times the squares, but for biases of batch norms, which learn faster, a 64th."""
     with tf.name_scope('tower_0'):
@@ -190,39 +160,31 @@ def test_weight_decay():
                                    rate / 2 * np.square(values[name]).sum(), rtol=1e-4)
 
 
-class Quadratic:
-    """Two variables whose loss is half of their squares, and the optimizer, for twelve steps.
+def test_optimizer(tmp_path):
+    """Each step in NumPy, with Nesterov's momentum as in `tf.train.MomentumOptimizer`.
 
-    The gradient of each variable is its value.
+    The loss is half of the squares of two variables, so the gradient of each is its value. After 3
+    and 5 steps, the run is stopped and resumes.
     """
-
-    def __init__(self):
-        self.weights = tf.get_variable(
-            'conv/weights', initializer=[[1.0, -2.0, 3.0]], use_resource=True)
-        self.beta = tf.get_variable('conv/bn/beta', initializer=[4.0], use_resource=True)
-        tf.get_variable('unused', initializer=[5.0], use_resource=True)
-        self.step = tf.train.create_global_step()
-        loss = tf.nn.l2_loss(self.weights) + tf.nn.l2_loss(self.beta)
-        rate = airbench94.learning_rate(self.step, 12, peak=0.01)
-        optimizer = airbench94.Optimizer(rate, max_steps=12)
-        self.train_op = optimizer.apply_gradients(optimizer.compute_gradients(loss), self.step)
-        self.all = tf.global_variables()
-
-    def run(self, session, steps):
-        """Runs so many steps; returns the values of all variables after each, by name."""
-        values = []
-        for _ in range(steps):
-            session.run(self.train_op)
-            values.append(session.run({v.op.name: v for v in self.all}))
-        return values
-
-
-def test_optimizer():
-    """Each step in NumPy, with Nesterov's momentum as in `tf.train.MomentumOptimizer`."""
-    net = Quadratic()
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        values = net.run(session, 14)
+    values, path = [], str(tmp_path / 'model')
+    for last_step in (3, 5, 14):
+        with tf.Graph().as_default(), tf.Session() as session:
+            weights = tf.get_variable(
+                'conv/weights', initializer=[[1.0, -2.0, 3.0]], use_resource=True)
+            beta = tf.get_variable('conv/bn/beta', initializer=[4.0], use_resource=True)
+            tf.get_variable('unused', initializer=[5.0], use_resource=True)
+            counter = tf.train.create_global_step()
+            rate = airbench94.learning_rate(counter, 12, peak=0.01)
+            train_op = airbench94.Optimizer(rate, max_steps=12).minimize(
+                tf.nn.l2_loss(weights) + tf.nn.l2_loss(beta), counter)
+            saver = tf.train.Saver()
+            session.run(tf.global_variables_initializer())
+            if values:
+                saver.restore(session, path)
+            while len(values) < last_step:
+                session.run(train_op)
+                values.append(session.run({v.op.name: v for v in tf.global_variables()}))
+            saver.save(session, path)
     expected = {'conv/weights': np.array([[1.0, -2.0, 3.0]]), 'conv/bn/beta': np.array([4.0])}
     momentum = {name: np.zeros_like(value) for name, value in expected.items()}
     slow = dict(momentum)
@@ -246,55 +208,3 @@ def test_optimizer():
         assert after['unused'] == 5 and 'unused/Lookahead' not in after
     assert np.array_equal(values[11]['conv/weights'], values[11]['conv/weights/Lookahead'])
     assert not np.array_equal(values[12]['conv/weights'], values[12]['conv/weights/Lookahead'])
-
-
-@pytest.mark.parametrize('first', [3, 5, 11])
-def test_a_resumed_run_is_the_same(first, tmp_path):
-    with tf.Session() as session:
-        net, saver = Quadratic(), tf.train.Saver()
-        session.run(tf.global_variables_initializer())
-        net.run(session, first)
-        path = saver.save(session, str(tmp_path / 'model'))
-        whole = net.run(session, 12 - first)[-1]
-    with tf.Graph().as_default(), tf.Session() as session:
-        net = Quadratic()
-        tf.train.Saver().restore(session, path)
-        resumed = net.run(session, 12 - first)[-1]
-    assert resumed['global_step'] == 12
-    for name, value in whole.items():
-        np.testing.assert_array_equal(resumed[name], value)
-
-
-def test_learns_half_bright_images():
-    """Two classes, bright above or below, in batches of 15 images."""
-    random = np.random.RandomState(0)
-    labels = np.arange(30) % 2
-    images = random.randint(0, 60, [30, 32, 32, 3]).astype(np.uint8)
-    images[labels == 0, :16] += 190
-    images[labels == 1, 16:] += 190
-    values = airbench94.initial_values(images)
-    step = tf.train.create_global_step()
-    fed = tf.placeholder(tf.uint8, [None, 32, 32, 3])
-    logits = airbench94.inference(airbench94.distort(fed), 2, training=True)
-    wanted = tf.placeholder(tf.int32, [None])
-    cross_entropy = tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=wanted, logits=logits))
-    optimizer = airbench94.Optimizer(airbench94.learning_rate(step, 20, peak=0.1), max_steps=20)
-    train_op = optimizer.minimize(tf.add_n([cross_entropy, *tf.get_collection('losses')]), step)
-    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
-    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-        predicted = tf.argmax(airbench94.inference(fed, 2, training=False), axis=1)
-        whitening = tf.get_variable('whitening/weights', [2, 2, 3, 24])
-    losses = []
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        whitening.load(values['whitening/weights'], session)
-        for _ in range(20):
-            batch = random.permutation(30)[:15]
-            loss, *_ = session.run([cross_entropy, train_op, updates],
-                                   {fed: images[batch], wanted: labels[batch]})
-            losses.append(loss)
-        assert np.mean(losses[-3:]) < 0.5 * losses[0]
-        np.testing.assert_array_equal(session.run(predicted, {fed: images}), labels)
-        np.testing.assert_array_equal(
-            session.run(whitening), values['whitening/weights'])

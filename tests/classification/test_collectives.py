@@ -15,9 +15,12 @@ def names(buckets):
 
 
 def test_buckets_by_hand():
-    """3, 2, 6 and 1 numbers of four bytes, in buckets of 20 bytes, as in the docstring."""
-    found = collectives.buckets(gradients(a=3, b=2, c=6, d=1), 20)
-    assert names(found) == [['a', 'b'], ['c'], ['d']]
+    """3, 2, 6 and 1 numbers of four bytes, in buckets of 20 bytes, as in the docstring. A bucket
+    has gradients of one type."""
+    grads = gradients(a=3, b=2, c=6, d=1)
+    assert names(collectives.buckets(grads, 20)) == [['a', 'b'], ['c'], ['d']]
+    grads.append((tf.zeros([3], tf.bfloat16), tf.get_variable('e', [3], tf.bfloat16)))
+    assert names(collectives.buckets(grads, 100)) == [['a', 'b', 'c', 'd'], ['e']]
 
 
 def test_a_bucket_ends_at_a_layer():
@@ -28,12 +31,6 @@ def test_a_bucket_ends_at_a_layer():
     # A layer that is larger than a bucket is divided.
     assert names(collectives.buckets(grads, 16)) == [
         ['one/weights'], ['one/biases'], ['two/biases'], ['two/weights']]
-
-
-def test_a_bucket_has_gradients_of_one_type():
-    grads = gradients(a=3)
-    grads.append((tf.zeros([3], tf.bfloat16), tf.get_variable('b', [3], tf.bfloat16)))
-    assert names(collectives.buckets(grads, 100)) == [['a'], ['b']]
 
 
 def reductions():
