@@ -4,7 +4,7 @@
 # Arguments are pytest's.
 #
 #   tests/tf1.sh
-#   PYTHON37=~/miniconda3/envs/tf1/bin/python tests/tf1.sh -k contrib
+#   PYTHON37=~/miniconda3/envs/tf1/bin/python tests/tf1.sh -k ten_steps
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

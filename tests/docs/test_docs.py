@@ -18,32 +18,27 @@ _COMMAND = re.compile(r'\bpython3? (?:-m )?((?:cifar10_\w+|classification|docs/\
 
 
 def commands():
-    """(page, script, arguments) of each command of ours, in blocks of code and in the text."""
+    """(script, arguments) of each command of ours, in blocks of code and in the text."""
     for page in PAGES:
         text = (ROOT / page).read_text().replace('\\\n', ' ')
         pieces = [line for block in _BLOCK.findall(text) for line in block.splitlines()]
         pieces += [' '.join(piece.split()) for piece in re.findall(r'`([^`]+)`',
                                                                    _BLOCK.sub('', text))]
         for piece in pieces:
-            for script, arguments in _COMMAND.findall(piece.partition(' #')[0]):
-                yield page, script, arguments
+            yield from _COMMAND.findall(piece.partition(' #')[0])
 
 
 @pytest.mark.slow
 def test_every_flag_of_a_command_is_in_the_scripts_help():
-    shown = {}
-    for page, script, arguments in commands():
-        if script not in shown:
-            start = [ROOT / script]
-            if not script.endswith('.py'):
-                start = ['-m', script]
-            done = spawn.run([*start, '--help'], cwd=ROOT)
-            assert done.returncode == 0, (page, script, done.stderr)
-            shown[script] = set(re.findall(r'--?\w[\w-]*', done.stdout.replace('[no]', '')))
-            shown[script] |= {flag.replace('--', '--no', 1) for flag in shown[script]}
-        used = {word.partition('=')[0] for word in shlex.split(arguments)
-                if word.startswith('-') and word != '-'}
-        assert used <= shown[script] | {'-h', '--help'}, (page, script, arguments)
+    used = {}
+    for script, arguments in commands():
+        used.setdefault(script, set()).update(
+            word.partition('=')[0] for word in shlex.split(arguments)
+            if word.startswith('-') and word not in ('-', '-h', '--help'))
+    scripts = [script for script in used if used[script]]
+    for script, text in zip(scripts, spawn.run_in_turn([[each, '--help'] for each in scripts])):
+        shown = set(re.findall(r'--?\w[\w-]*', text.replace('[no]', '')))
+        assert used[script] <= shown | {flag.replace('--', '--no', 1) for flag in shown}, script
 
 
 @pytest.mark.parametrize('page', PAGES)

@@ -14,12 +14,10 @@ import outcomes
 import plain
 import pytest
 import spawn
-import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
 import cifar10_train
-from docs.migration import batch_norm, crf
 
 TF1 = os.environ.get('TF1_PYTHON')
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / 'docs/migration'
@@ -116,98 +114,3 @@ def test_ten_steps_are_equal(tmp_path):
             if stage == 'stage_1_compat.py':
                 for name, value in theirs[2].items():
                     np.testing.assert_allclose(mine[2][name], value, rtol=1e-4, err_msg=name)
-
-
-# What tf.contrib computes. The arrays of inputs.npz are the arguments.
-_CONTRIB = '''
-import json, sys
-import numpy as np
-import tensorflow as tf
-given = np.load(sys.argv[1])
-found = {}
-def variables():  # Some versions of a layer make gamma before beta.
-    return sorted(tf.global_variables(), key=lambda each: each.op.name)
-def values(name, outputs, feeds=None, steps=1):
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        for _ in range(steps):
-            got = session.run(outputs, feeds)
-        found[name] = [np.asarray(each).tolist() for each in got if each is not None] + [
-            session.run(each).tolist() for each in variables()]
-        found[name + ', names'] = [each.op.name for each in variables()]
-    tf.reset_default_graph()
-for rank in ('images', 'rows'):
-    for training in (True, False):
-        for collection in (None, 'update_ops'):
-            for options in ({}, {'scale': True}, {'center': False}, {'epsilon': 1e-5}):
-                is_training = tf.placeholder(tf.bool, [])
-                net = tf.constant(given[rank])
-                net = tf.contrib.layers.batch_norm(
-                    net, decay=0.9, is_training=is_training, scope='bn',
-                    updates_collections=collection, **options)
-                updates = tf.get_collection('update_ops')
-                values('%s %s %s %s' % (rank, training, collection, options),
-                       [net, tf.group(*updates)], {is_training: training}, steps=3)
-scores = tf.constant(given['scores'])
-likelihoods, _ = tf.contrib.crf.crf_log_likelihood(
-    scores, tf.constant(given['tags']), tf.constant(given['lengths']),
-    tf.constant(given['transitions']))
-values('crf', [likelihoods, tf.gradients(likelihoods, scores)[0]])
-print(json.dumps(found))
-'''
-
-
-@pytest.fixture(scope='module')
-def contrib(tmp_path_factory):
-    """(arguments, results): dictionaries of arrays by name."""
-    folder = tmp_path_factory.mktemp('contrib')
-    random = np.random.RandomState(0)
-    given = {'images': random.normal(1, 2, [2, 5, 6, 3]) * [1, 1, 1e-3],
-             'rows': random.normal(1, 2, [8, 3]) * [1, 1, 1e-3],
-             'scores': random.normal(size=[2, 4, 3]),
-             'transitions': random.normal(size=[3, 3])}
-    given = {name: value.astype(np.float32) for name, value in given.items()}
-    given['tags'] = random.randint(0, 3, [2, 4]).astype(np.int32)
-    given['lengths'] = np.array([4, 2], np.int32)
-    np.savez(folder / 'inputs.npz', **given)
-    (folder / 'contrib.py').write_text(_CONTRIB)
-    return given, json.loads(in_tf1(folder / 'contrib.py', folder / 'inputs.npz'))
-
-
-def assert_same(name, outputs, expected, feeds=None, steps=1):
-    """The outputs after a number of steps, and the names and values of all variables."""
-    variables = sorted(tf.global_variables(), key=lambda each: each.op.name)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        for _ in range(steps):
-            got = [each for each in session.run(outputs, feeds) if each is not None]
-        got += [session.run(each) for each in variables]
-    for mine, theirs in zip(got, expected[name], strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
-    assert expected[name + ', names'] == [each.op.name for each in variables]
-
-
-@pytest.mark.parametrize('options', [{}, {'scale': True}, {'center': False}, {'epsilon': 1e-5}])
-@pytest.mark.parametrize('collection', [None, 'update_ops'])
-@pytest.mark.parametrize('training', [True, False])
-@pytest.mark.parametrize('rank', ['images', 'rows'])
-@pytest.mark.parametrize('is_fed', [True, False])
-def test_batch_norm_is_that_of_tf_contrib(contrib, is_fed, rank, training, collection, options):
-    """Output, updates, variables and their values after three steps."""
-    given, expected = contrib
-    is_training = tf.placeholder(tf.bool, []) if is_fed else training
-    net = batch_norm.batch_norm(
-        tf.constant(given[rank]), decay=0.9, is_training=is_training, scope='bn',
-        updates_collections=collection, **options)
-    assert_same(f'{rank} {training} {collection} {options}',
-                [net, tf.group(*tf.get_collection(tf.GraphKeys.UPDATE_OPS))], expected,
-                {is_training: training} if is_fed else None, steps=3)
-
-
-def test_crf_is_that_of_tf_contrib(contrib):
-    """Of two sequences, one of which is shorter."""
-    given, expected = contrib
-    scores = tf.constant(given['scores'])
-    likelihoods, _ = crf.crf_log_likelihood(
-        scores, given['tags'], given['lengths'], tf.constant(given['transitions']))
-    assert_same('crf', [likelihoods, tf.gradients(likelihoods, scores)[0]], expected)

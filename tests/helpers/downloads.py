@@ -62,8 +62,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _send(self, code, body, cut=None, **headers):
         self.send_response(code)
         for name, value in {'Content_Length': len(body), **headers}.items():
-            if value is not None:
-                self.send_header(name.replace('_', '-'), str(value))
+            self.send_header(name.replace('_', '-'), str(value))
         self.end_headers()
         self.wfile.write(body[:cut])
 
@@ -85,22 +84,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._good(cut=10000)
         self.server.closing.wait(60)
 
-    def _slow(self):
-        """Sends 10,000 bytes, then 200 bytes every 0.1 seconds."""
-        start = self._good(cut=10000)
-        for first in range(start + 10000, len(ARCHIVE), 200):
-            if self.server.closing.wait(0.1):
-                break
-            self.wfile.write(ARCHIVE[first:first + 200])
-
-    def _long_header(self):
-        """Sends one byte of a header every 0.1 seconds for a minute."""
-        self.wfile.write(b'HTTP/1.1 200 OK\r\nServer: ')
-        for _ in range(600):
-            if self.server.closing.wait(0.1):
-                break
-            self.wfile.write(b'x')
-
     def _held(self):
         """Sends nothing until the event `released` is set."""
         self.server.released.wait()
@@ -109,25 +92,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _without_range(self):
         self._send(200, ARCHIVE)
 
-    def _more_than_all(self):
-        """The archive followed by zeros, without a length."""
-        self._send(200, ARCHIVE + bytes(1 << 20), Content_Length=None)
-
-    def _other_bytes(self, cut=None):
-        self._send(200, bytes(len(ARCHIVE)), cut)
-
-    def _other_bytes_cut(self):
-        self._other_bytes(cut=10000)
+    def _other_bytes(self):
+        self._send(200, bytes(len(ARCHIVE)))
 
     def _redirect_to_a_file(self):
         self._send(302, b'', Location='file:///etc/passwd')
 
     def _page(self):
         self._send(200, b'<html>Log in first</html>')
-
-    def _portal(self):
-        self._send(200, b'<html>Log in first</html>', Content_Type='text/html; charset=utf-8',
-                   Content_Length=None)
 
     def _not_http(self):
         self.wfile.write(b'SSH-2.0-OpenSSH_9.2\r\n')

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 
-import psutil
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -64,6 +63,19 @@ def run(arguments, timeout=PATIENCE, **options):
     return subprocess.CompletedProcess(process.args, process.returncode, out, error)
 
 
+def run_in_turn(commands, **options):
+    """Runs scripts and modules, lists of words, each of which must succeed: what each printed."""
+    texts = []
+    for name, *words in commands:
+        start = [ROOT / name]
+        if not name.endswith('.py'):
+            start = ['-m', name]
+        done = run([*start, *words], **options)
+        assert done.returncode == 0, (name, words, done.stderr)
+        texts.append(done.stdout)
+    return texts
+
+
 def start_script(name, *arguments):
     """Starts a script: a `subprocess.Popen`."""
     return start([ROOT / name, *arguments])
@@ -109,16 +121,3 @@ def all_ended(processes):
     """Waits until all have ended: list of (exit code, standard output, standard error)."""
     texts = [process.communicate(timeout=PATIENCE) for process in processes]
     return [(process.returncode, *text) for process, text in zip(processes, texts)]
-
-
-def children(pid):
-    """Process IDs of a process's children."""
-    return [child.pid for child in psutil.Process(pid).children()]
-
-
-def runs(pid):
-    """Whether a process exists and is not a zombie."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # It ended before this, or meanwhile.
-        return False

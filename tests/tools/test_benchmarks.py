@@ -70,19 +70,16 @@ def command(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_table(command, tmp_path):
-    """All rows, on the CPU, which agrees with itself."""
-    done = command('benchmarks', '--turns=1', '--steps=10', '--seconds=0.1', '--batches', '1',
-                   f'--output={tmp_path}/report.txt', '--only', *benchmarks._ROWS)
+    """The default rows, and those of a GPU's precisions on the CPU."""
+    done = command('benchmarks', '--turns=1', '--steps=5', '--seconds=0.1', '--batches', '1',
+                   f'--output={tmp_path}/report.txt', '--only', 'input', 'step', 'train', 'workers',
+                   'speed')
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout == (tmp_path / 'report.txt').read_text()
     heading, title, _, *lines = done.stdout.splitlines()
     assert 'TensorFlow ' in heading and title.startswith('tutorial, batch 4; median')
-    agreement, = (line for line in lines if line.startswith('[]: compared with the CPU'))
-    assert 'differ by at most 0.0e+00, gradients by 0.0e+00' in agreement
-    rows = {re.split('  +', line)[0]: float(line.split()[-2]) for line in lines
-            if line != agreement and ' is not installed: ' not in line}
+    rows = {re.split('  +', line)[0]: float(line.split()[-2]) for line in lines}
     assert all(ratio > 0 for ratio in rows.values())
-    assert any(row.startswith('training, beside Keras 3') for row in rows)
     assert {'input alone, images/s', 'step on a fixed batch, ms', 'step, beside the floor, ms',
             'training, end to end, images/s', 'start to step 0, s', 'peak memory of it, MB',
             'two workers, beside two runs that share nothing, images/s'} < rows.keys()
@@ -92,12 +89,13 @@ def test_the_table(command, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('net', ['resnet23', 'airbench94'])
-def test_a_step_of_another_network(command, net):
-    done = command('benchmarks', '--only', 'agreement', 'step', '--turns=1', f'--net={net}')
+def test_a_step_of_another_network(command):
+    """The CPU agrees with itself."""
+    done = command('benchmarks', '--only', 'agreement', 'step', '--turns=1', '--net=resnet23')
     assert done.returncode == 0, done.stderr
     assert 'step, beside the floor, ms' in done.stdout
-    largest, = re.findall('logits of up to (.*) differ by at most 0.0e', done.stdout)
+    largest, = re.findall(r'logits of up to (.*) differ by at most 0.0e\+00, gradients by 0.0e\+00',
+                          done.stdout)
     assert float(largest) > 1e-3  # Of weights that a run starts with, not of zeros.
 
 

@@ -2,15 +2,12 @@
 import os
 import pathlib
 import shutil
-import tempfile
 
 from cifar10_lib import checkpoints, console, run
 
 import h5py
 import numpy as np
-import plain
 import pytest
-import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -45,19 +42,16 @@ def newest(folder):
 # ---- The step
 
 
-@pytest.mark.parametrize('dtype', [np.int64, np.int32, np.float32])
-def test_step_of_any_type(dtype):
-    assert checkpoints.step(checkpoints.Found('a', {'global_step': np.array(1234, dtype)})) == 1234
-
-
-def test_step_in_the_name():
-    """Scripts of 2015 named the variable differently."""
-    assert checkpoints.step(checkpoints.Found('run-3/model.ckpt-77', {})) == 77
+@pytest.mark.parametrize('name, values', [
+    ('a', {'global_step': np.array(77, np.int32)}), ('a', {'global_step': np.float32(77)}),
+    ('run-3/model.ckpt-77', {})])
+def test_the_step(name, values):
+    """Of any type; scripts of 2015 named the variable differently."""
+    assert checkpoints.step(checkpoints.Found(name, values)) == 77
 
 
 @pytest.mark.parametrize('value, found', [
-    (np.float32(np.nan), 'nan'), (np.float32(3.5), '3.5'), (np.int64(-3), '-3'),
-    (np.float32(2 ** 63), '9.22337.*18'), (np.zeros([2], np.int64), r'\[0 0\]'), (None, 'None')])
+    (np.float32(np.nan), 'nan'), (np.float32(3.5), '3.5'), (np.int64(-3), '-3'), (None, 'None')])
 def test_an_invalid_step(value, found):
     values = {} if value is None else {'global_step': np.array(value)}
     with pytest.raises(console.UserError, match=(
@@ -127,19 +121,7 @@ def test_the_state_file(tmp_path, state, step):
     assert newest(tmp_path) == f'model.ckpt-{step}'
 
 
-def test_a_copied_run_uses_its_own_checkpoints(tmp_path):
-    """The file `checkpoint` has absolute paths, where there may be another run now."""
-    first, second = tmp_path / 'first', tmp_path / 'second'
-    save_steps(first, 5, 7)
-    assert f'"{first}/model.ckpt-7"' in (first / 'checkpoint').read_text()
-    shutil.copytree(first, second)
-    save_steps(first, 9)
-    assert newest(second) == 'model.ckpt-7'
-    assert checkpoints.candidates(str(second)) == [
-        f'{second}/model.ckpt-7', f'{second}/model.ckpt-5']
-
-
-@pytest.mark.parametrize('name', ['run[1]', 'a\\b', 'run (1)', 'käfer 猫', '*', 'what?'])
+@pytest.mark.parametrize('name', ['run[1]', 'a\\b', 'käfer 猫', 'what?*'])
 def test_reading_works_in_any_folder(trained, tmp_path, capsys, name):
     """TensorFlow's reader takes some names for patterns, even of another run."""
     folder = tmp_path / 'runs' / name
@@ -152,22 +134,6 @@ def test_reading_works_in_any_folder(trained, tmp_path, capsys, name):
     with flagsaver.flagsaver(run_once=True, checkpoint_dir=str(folder)):
         cifar10_eval.evaluate()
     assert 'precision @ 1 = ' in capsys.readouterr().out
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason='only root can become another user')
-@pytest.mark.slow
-def test_a_folder_that_may_not_be_read_is_not_empty():
-    program = f'''
-import os, sys
-sys.path.insert(0, {str(spawn.ROOT)!r})
-from cifar10_lib import checkpoints, console, run
-"text".encode("ascii")
-os.setuid(65534)
-console.run(lambda words: checkpoints.newest(words[0]), "FOLDER")
-'''
-    with tempfile.TemporaryDirectory() as folder:  # With mode 700.
-        done = spawn.run(['-c', program, folder])
-    assert (done.returncode, done.stderr) == (1, f"-c: Permission denied: '{folder}'\n")
 
 
 # ---- Damage
@@ -187,16 +153,13 @@ _DATA, _INDEX = 'model.ckpt-7.data-00000-of-00001', 'model.ckpt-7.index'
 # Damage to a folder with checkpoints 5 and 7: from its name to a function of the folder.
 DAMAGES = {
     'data truncated': lambda folder: overwrite(folder / _DATA, lambda data: data[:-100]),
-    'data zeroed': lambda folder: overwrite(folder / _DATA, lambda data: bytes(len(data))),
     'one bit': lambda folder: overwrite(
         folder / _DATA, lambda data: data[:500] + bytes([data[500] ^ 4]) + data[501:]),
     'data missing': lambda folder: (folder / _DATA).unlink(),
     'index empty': lambda folder: (folder / _INDEX).write_bytes(b''),
-    'index truncated': lambda folder: overwrite(folder / _INDEX, lambda data: data[:20]),
     'index of exabytes': lambda folder: overwrite(
         folder / _INDEX, lambda data: data[:-48] + _FOOTER + data[-8:]),
-    'index missing': lambda folder: (folder / _INDEX).unlink(),
-    'a folder': lambda folder: ((folder / _INDEX).unlink(), (folder / _INDEX).mkdir())}
+    'index missing': lambda folder: (folder / _INDEX).unlink()}
 
 
 @pytest.mark.parametrize('damage', DAMAGES)
@@ -206,7 +169,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, capfd, damage):
     left = sorted(path.name for path in tmp_path.iterdir())
     assert newest(tmp_path) == 'model.ckpt-5'
     error = capfd.readouterr().err
-    if damage not in ('index missing', 'a folder'):  # Then it is not a checkpoint.
+    if damage != 'index missing':  # Then it is not a checkpoint.
         line, = (line for line in error.splitlines()
                  if f': {seventh} is damaged, or was just removed (' in line)
         assert line.endswith('): using model.ckpt-5')
@@ -225,14 +188,6 @@ def test_all_damaged(tmp_path):
 
 
 # ---- Values
-
-
-def test_what_fits(tmp_path):
-    path = plain.save(tmp_path / 'a', {
-        'w': np.ones([2, 3], np.float16), 'step': np.float32(7), 'x': np.zeros(3)})
-    w, step = tf.get_variable('w', [2, 3]), tf.get_variable('step', [], tf.int64)
-    checkpoints.check_fit(checkpoints.Found(path, checkpoints.read(path)),
-                          {'w': w, 'step': step}, 'Do this')
 
 
 def test_the_error_names_at_most_ten_variables():

@@ -1,6 +1,4 @@
-"""SavedModels: what they hold, and that other programs get the same results with them."""
-import importlib.util
-import json
+"""SavedModels: what they hold. docs/test_usage.py uses them in other programs."""
 import os
 
 from cifar10_lib import console, data_sets, evaluate, run
@@ -10,14 +8,11 @@ import plain
 import pytest
 import random_runs
 import record_files
-import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
-from PIL import Image
 
 import cifar10_export
-import cifar10_predict
 
 FLAGS = flags.FLAGS
 
@@ -76,49 +71,6 @@ def test_a_run_of_classification(tmp_path, net, capsys):
     check_like_checkpoint(tmp_path / 'model', tmp_path / 'train' / 'best')
     assert (tmp_path / 'model' / 'assets.extra' / 'labels.txt').read_text('utf-8') == (
         'Katze\ngrüner Hund\n')
-
-
-def convert(kind, folder):
-    """Converts a SavedModel as a user does; the path of the result."""
-    if kind == 'litert':
-        path = f'{folder}.tflite'
-        program = ("import sys, tensorflow as tf\n"
-                   "model = tf.lite.TFLiteConverter.from_saved_model(sys.argv[1]).convert()\n"
-                   "open(sys.argv[2], 'wb').write(model)")
-        done = spawn.run(['-c', program, folder, path])
-    elif kind == 'onnx':
-        path = f'{folder}.onnx'
-        done = spawn.run(['-m', 'tf2onnx.convert', '--saved-model', folder, '--output', path])
-    else:
-        return folder
-    assert done.returncode == 0, done.stderr[-2000:]
-    return path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('kind, packages', [
-    ('saved_model', []), ('litert', ['ai_edge_litert']), ('onnx', ['tf2onnx', 'onnxruntime'])])
-def test_other_programs_classify_a_photo(exported, tmp_path, capsys, kind, packages):
-    """The same photo, which is large, not square and has to be turned, as cifar10_predict.py."""
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f'requires {package}')
-    photo = Image.fromarray(np.random.RandomState(0).randint(0, 256, [9, 12, 3]).astype(np.uint8))
-    exif = Image.Exif()
-    exif[0x0112] = 6  # Orientation: turned by 90 degrees.
-    photo.resize([400, 300]).save(tmp_path / 'photo.jpg', exif=exif)
-
-    with flagsaver.flagsaver(json=True, top_k=10):
-        assert cifar10_predict.predict([str(tmp_path / 'photo.jpg')]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    expected = {each['label']: each['probability'] for each in json.loads(lines[-1])['predictions']}
-
-    model = convert(kind, str(exported))
-    done = spawn.run([spawn.HELPERS / 'exported.py', kind, model, str(tmp_path / 'photo.jpg')],
-                     cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    np.testing.assert_allclose(found, [expected[label] for label in range(10)], atol=1e-4)
 
 
 @pytest.mark.parametrize('options, words', [

@@ -1,12 +1,9 @@
-"""Files and folders that are complete or missing, locks, and full disks."""
+"""Files and folders that are complete or missing, and full disks."""
 import errno
-import multiprocessing
 import os
-import threading
 
 from cifar10_lib import console, files
 
-import filelock
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -55,12 +52,6 @@ def test_other_errors_pass_and_event_files_raise_an_os_error():
         raise IndexError('a/events.out.tfevents.1; Stale file handle')
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f'{tmp_path}/none/one'):
-        with files.new_file(str(tmp_path / 'none' / 'one')):
-            pass
-
-
 def test_an_empty_folder_is_replaced_also_through_a_link(tmp_path):
     (tmp_path / 'one').mkdir()
     (tmp_path / 'link').symlink_to(tmp_path / 'one')
@@ -86,42 +77,3 @@ def test_an_existing_file_or_folder_stays(tmp_path, kind):
         with files.new_folder(str(path), '--there'):
             pytest.fail('the block must not run')
     assert sorted(os.walk(tmp_path)) == before
-
-
-def _hold(path, held, release):
-    with files.locked(path):
-        held.set()
-        release.wait()
-
-
-@pytest.fixture
-def other_process(tmp_path):
-    """Another process that holds the lock `lock` until the event that this yields is set."""
-    context = multiprocessing.get_context('fork')  # It does not use TensorFlow.
-    held, release = context.Event(), context.Event()
-    process = context.Process(target=_hold, args=(str(tmp_path / 'lock'), held, release))
-    process.start()
-    assert held.wait(60)
-    yield release
-    release.set()
-    process.join()
-
-
-def test_a_lock_that_another_process_holds(tmp_path, other_process, capsys):
-    with pytest.raises(filelock.Timeout), files.locked(str(tmp_path / 'lock')):
-        pytest.fail('the block must not run')
-    timer = threading.Timer(0.5, other_process.set)
-    timer.start()
-    with files.locked(str(tmp_path / 'lock'), waiting='Waiting.'):
-        assert other_process.is_set()
-    timer.join()
-    assert capsys.readouterr().out == 'Waiting.\n'
-
-
-def test_a_lock_is_free_again_and_keeps_its_file(tmp_path):
-    (tmp_path / 'lock').write_text('mine')
-    for _ in range(2):
-        with pytest.raises(KeyError), files.locked(str(tmp_path / 'lock')):
-            raise KeyError
-    with pytest.raises(OSError), files.locked(str(tmp_path / 'none' / 'lock')):
-        pytest.fail('the block must not run')

@@ -1,8 +1,5 @@
 import collections
-import io
-import json
 import os
-import zipfile
 
 from cifar10_lib import console, data_sets, own_images, own_sets
 
@@ -91,18 +88,15 @@ def test_adding_renaming_and_copying_images_never_moves_one(tmp_path):
 # Folders.
 
 @pytest.mark.parametrize('train, test, other', [
-    ('train', 'test', 'val'), ('train', 'val', None), ('train', 'valid', None),
-    ('train', 'validation', 'unlabeled'), ('Train', 'TEST', None), ('training', 'test', 'old')])
+    ('train', 'test', 'val'), ('Train', 'VAL', 'old'), ('training', 'valid', 'unlabeled'),
+    ('train', 'validation', 'old')])
 def test_a_given_split_is_used(tmp_path, train, test, other):
-    fill(tmp_path / train, dog=3, cat=2)
-    fill(tmp_path / test, dog=1)
-    beside = [other] if other else []
-    for name in beside:
-        fill(tmp_path / name, dog=1)
+    for name, counts in ((train, {'dog': 3, 'cat': 2}), (test, {'dog': 1}), (other, {'dog': 1})):
+        fill(tmp_path / name, **counts)
     own, skipped = read(tmp_path)
     assert own.classes == ['cat', 'dog']
     assert own.train.labels.tolist() == [0, 0, 1, 1, 1] and own.test.labels.tolist() == [1]
-    assert sum(skipped.values(), []) == [f'{tmp_path}/{name}' for name in beside]
+    assert sum(skipped.values(), []) == [f'{tmp_path}/{other}']
 
 
 def test_a_flat_test_folder_beside_a_sorted_one_is_skipped(tmp_path):
@@ -121,28 +115,21 @@ def test_a_class_may_be_named_like_a_part(tmp_path):
     assert read(tmp_path)[0].classes == ['bus', 'train']
 
 
-@pytest.mark.parametrize('names', [('test', 'train'), ('Train', 'Val')])
-def test_parts_without_classes_are_refused(tmp_path, names):
+def test_parts_without_classes_are_refused(tmp_path):
     """Otherwise the network would learn to tell training images from test images."""
-    fill(tmp_path, **dict.fromkeys(names, 3))
-    assert refused(tmp_path) == (f'{tmp_path} has {", ".join(names)}, without a folder for each '
-                                 f'class in it; expected {FORM}')
+    fill(tmp_path, Train=3, Val=3)
+    assert refused(tmp_path) == (
+        f'{tmp_path} has Train, Val, without a folder for each class in it; expected {FORM}')
 
 
 @pytest.mark.parametrize('counts, found', [
     ({}, '0 folders with images'), ({'cat': 9}, '1 folders with images'),
     ({'v1/cat': 2, 'v1/dog': 2, 'v2/cat': 2}, '0 folders with images'),
-    ({'train/cat': 2, 'train/dog': 2}, '0 folders with images')])
+    ({'train/cat': 2, 'train/dog': 2}, '0 folders with images'),
+    ({f'{label}': 1 for label in range(257)}, '257 folders with images')])  # For one byte.
 def test_folders_that_are_not_classes(tmp_path, counts, found):
     fill(tmp_path, **counts)
     assert refused(tmp_path) == f'{tmp_path} has {found}; expected 2 to 256 classes: {FORM}'
-
-
-def test_more_classes_than_a_label_byte_has_values(tmp_path):
-    for label in range(257):
-        (tmp_path / f'{label}').mkdir()
-        (tmp_path / f'{label}' / '1.png').touch()
-    assert 'has 257 folders with images; expected 2 to 256 classes' in refused(tmp_path)
 
 
 def test_a_class_without_training_images_is_named(tmp_path):
@@ -203,21 +190,6 @@ def test_names_in_another_unicode_form_are_the_same_class(tmp_path):
     assert own.test.labels.tolist() == [0, 1, 1]
 
 
-def test_folders_with_special_characters(tmp_path):
-    folder = tmp_path / 'my [images] \\ *'
-    fill(folder, **{'cat [1]': 3, 'dog?': 3})
-    own, skipped = read(folder)
-    assert (own.classes, skipped) == (['cat [1]', 'dog?'], {})
-    assert len(own.train.labels) + len(own.test.labels) == 6
-
-
-def test_a_name_that_is_not_utf_8(tmp_path):
-    fill(tmp_path, cat=2, dog=2)
-    os.rename(tmp_path / 'dog', os.fsencode(tmp_path) + b'/caf\xe9')
-    assert '"classes" is ["caf\\udce9", "cat"]; expected a list of 2 to 256 different names' in (
-        refused(tmp_path))
-
-
 @pytest.mark.parametrize('name', ['nowhere', 'file.png'])
 def test_a_path_that_is_not_a_folder(tmp_path, name):
     (tmp_path / 'file.png').touch()
@@ -227,26 +199,20 @@ def test_a_path_that_is_not_a_folder(tmp_path, name):
 
 # What makes a test doubtful.
 
-def test_images_that_occur_twice_are_counted(tmp_path):
-    """Two test images are also training images; one image is in two classes."""
-    fill(tmp_path / 'train', cat=3, dog=3)
-    fill(tmp_path / 'test', cat=3, dog=3)
+def test_what_makes_a_test_doubtful(tmp_path):
+    """Two test images are also training images; one image is in two classes; no test apes."""
+    fill(tmp_path / 'train', cat=3, dog=3, ape=2)
+    fill(tmp_path / 'test', cat=3)
     for value, names in ((10, ('train/cat/a', 'test/cat/b')), (20, ('train/dog/a', 'test/cat/c')),
                          (30, ('train/cat/c', 'train/cat/d'))):
         for name in names:
             write(tmp_path / f'{name}.png', value)
     own, _ = read(tmp_path)
-    assert own_images.doubts(own) == [
+    assert sorted(own_images.doubts(own)) == [
+        '1 images are in more than one class: keep each in one.',
         '2 test images are also training images, which makes the accuracy look better than it is: '
         'remove them from one of the sets.',
-        '1 images are in more than one class: keep each in one.']
-
-
-def test_a_class_without_test_images(tmp_path):
-    fill(tmp_path / 'train', ape=2, cat=2, dog=2)
-    fill(tmp_path / 'test', cat=1)
-    own, _ = read(tmp_path)
-    assert own_images.doubts(own) == ['No test images of ape, dog: add images.']
+        'No test images of ape, dog: add images.']
 
 
 # Arrays.
@@ -281,14 +247,14 @@ def test_each_image_of_an_array_keeps_its_label_and_its_pixels(tmp_path, given, 
         assert sorted(found) == sorted(expected) and found != expected
 
 
-@pytest.mark.parametrize('dtype, classes', [(np.uint8, 256), (np.int8, 128), (np.float64, 3)])
-def test_as_many_classes_as_the_labels_have_values(tmp_path, dtype, classes):
-    np.savez(tmp_path / 'a.npz', x_train=np.zeros([classes, 32, 32, 3], np.uint8),
-             y_train=np.arange(classes).astype(dtype), x_test=np.zeros([1, 32, 32, 3], np.uint8),
+@pytest.mark.parametrize('dtype', [np.uint8, np.float64])
+def test_256_classes(tmp_path, dtype):
+    np.savez(tmp_path / 'a.npz', x_train=np.zeros([256, 32, 32, 3], np.uint8),
+             y_train=np.arange(256).astype(dtype), x_test=np.zeros([1, 32, 32, 3], np.uint8),
              y_test=np.zeros(1, dtype))
     own = own_images.read_arrays(tmp_path / 'a.npz')
-    assert len(own.classes) == classes
-    assert own.train.labels.tolist() == list(range(classes))
+    assert len(own.classes) == 256
+    assert own.train.labels.tolist() == list(range(256))
 
 
 LABELS = '; expected labels from 0, int [count] or [count, 1]'
@@ -300,14 +266,10 @@ LABELS = '; expected labels from 0, int [count] or [count, 1]'
     ({'x_test': arrays()['x_test'] / 255}, 'x_test is float64 (6, 32, 32, 3)'),
     ({'y_train': np.arange(29) % 3}, 'x_train is uint8 (30, 32, 32, 3) with 29 labels'),
     ({'y_train': np.eye(3, dtype=int)[np.arange(30) % 3]}, 'y_train is int64 (30, 3)' + LABELS),
-    ({'y_test': np.int64(1)}, 'y_test is int64 ()' + LABELS),
     ({'y_train': np.array(['cat'] * 30)}, 'y_train is <U3 (30,)' + LABELS),
     ({'y_train': np.array([None] * 30)}, 'cannot be read ('),  # Would have to be unpickled.
     ({'y_train': np.arange(30) % 3 + 1, 'y_test': np.arange(6) % 3 + 1},
      'y_train holds 1 to 3; expected whole numbers from 0 to 2'),
-    ({'y_train': np.full(30, np.nan)}, 'y_train holds nan to nan; expected whole numbers from 0'),
-    ({'y_train': np.arange(30) + 10**9},
-     'y_train holds 1000000000 to 1000000029; expected whole numbers from 0 to 29'),
     ({'y_test': np.full(6, 3)}, 'y_test holds 3 to 3; expected whole numbers from 0 to 2'),
     ({'classes': np.array(['a', 'a', 'b'])}, 'expected a list of 2 to 256 different names')])
 def test_other_arrays_are_refused(tmp_path, change, words):
@@ -327,19 +289,9 @@ def without_labels(path):
     np.savez(path, x_train=arrays()['x_train'], x_test=arrays()['x_test'])
 
 
-def claims_three_gigabytes(path):
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {'descr': '|u1', 'fortran_order': False, 'shape': (3 << 30,)})
-    with zipfile.ZipFile(path, 'a') as archive:
-        archive.writestr('y_train.npy', header.getvalue())
-
-
-@pytest.mark.filterwarnings('ignore:Duplicate name')
 @pytest.mark.parametrize('change', [
-    damaged, without_labels, claims_three_gigabytes, os.remove,
-    lambda path: path.write_bytes(path.read_bytes()[:-100]),  # The list of its files.
-    lambda path: path.write_bytes(b'text'), lambda path: path.write_bytes(b'')])
+    damaged, without_labels, os.remove, lambda path: path.write_bytes(b'text'),
+    lambda path: path.write_bytes(path.read_bytes()[:-100])])  # The list of its files.
 def test_other_files_are_refused(tmp_path, change):
     path = tmp_path / 'a.npz'
     np.savez_compressed(path, **arrays())
@@ -354,29 +306,13 @@ def test_other_files_are_refused(tmp_path, change):
 
 # The written files.
 
-def split(*labels):
-    """Images whose bytes all equal their label, and the labels."""
-    return own_images.Split(
-        np.full([len(labels), 32, 32, 3], np.reshape(labels, [-1, 1, 1, 1]), np.uint8),
-        np.array(labels, int))
-
-
-def test_the_files(tmp_path):
-    own_images.write(tmp_path, 'pets', own_images.OwnImages(
-        ['cat', 'dög'], split(0, 1, 1), split(1, 0)))
-    assert json.loads((tmp_path / 'dataset.json').read_text(encoding='utf-8')) == {
-        'name': 'pets', 'classes': ['cat', 'dög'], 'train_files': {'train.bin': 3},
-        'test_files': {'test.bin': 2}}
-    for name, count, ones in (('train.bin', 3, 2), ('test.bin', 2, 1)):
-        records = np.fromfile(tmp_path / name, np.uint8).reshape(count, 3073)
-        assert (records == records[:, :1]).all() and records[:, 0].sum() == ones
-
-
 @pytest.mark.parametrize('train, test, line', [
-    (split(0, 0), split(0, 1), 'no training images of dog: add some'),
-    (split(), split(0), 'no training images of cat, dog: add some'),
-    (split(0, 1), split(), f'no test images: add images, or sort them into {FORM}')])
+    ([0, 0], [0, 1], 'no training images of dog: add some'),
+    ([], [0], 'no training images of cat, dog: add some'),
+    ([0, 1], [], f'no test images: add images, or sort them into {FORM}')])
 def test_sets_that_are_not_complete_are_refused(tmp_path, train, test, line):
+    splits = [own_images.Split(np.zeros([len(labels), 32, 32, 3], np.uint8), np.array(labels, int))
+              for labels in (train, test)]
     with pytest.raises(console.UserError, match=f'^{line}$'):
-        own_images.write(tmp_path, 'pets', own_images.OwnImages(['cat', 'dog'], train, test))
+        own_images.write(tmp_path, 'pets', own_images.OwnImages(['cat', 'dog'], *splits))
     assert os.listdir(tmp_path) == []

@@ -1,7 +1,6 @@
 """Pictures: what can be seen in them."""
 import json
 import os
-import shutil
 import sys
 
 from cifar10_lib import console, run
@@ -161,12 +160,6 @@ def test_predictions(tmp_path, count):
     assert wrong == [k % count != wrong.index(False) for k in range(10)]
 
 
-def test_predictions_of_the_shipped_weights(tmp_path, half_bright):
-    """Without flags for the network."""
-    weights = os.path.join(os.path.dirname(cifar10_plot.__file__), 'models', 'airbench94')
-    assert title_is_complete(plot(tmp_path, 'predictions', [weights]))
-
-
 def test_confusion_of_a_network_that_predicts_one_class(tmp_path, half_bright):
     """Of two classes, all taken for class 3: two dark cells, one above the other."""
     image = plot(tmp_path, 'confusion', [constant_run(tmp_path / 'run', 3)])
@@ -224,25 +217,7 @@ def test_curves_of_a_run_of_the_tutorial_and_its_evaluation(trained, tmp_path):
     assert alone.shape[1] == 500
 
 
-def test_curves_of_older_runs_with_two_validations(tmp_path):
-    (tmp_path / 'metrics.csv').write_text(
-        'step,validation_error,validation_error_averaged\n10,0.5,0.4\n20,0.4,0.3\n')
-    image = plot(tmp_path, 'curves', [tmp_path])
-    assert has(image, BLUE) and has(image, ORANGE)
-
-
 # ---- Both
-
-
-@pytest.mark.parametrize('name', ['run[1]', 'a\\b', 'run (1)'])
-def test_a_copied_run_in_a_folder_of_any_name(trained, tmp_path, name):
-    """TensorFlow takes some of the characters for a pattern."""
-    shutil.copytree(FLAGS.train_dir, tmp_path / name)
-    with tf.summary.FileWriter(str(tmp_path / name)) as writer:
-        writer.add_summary(tf.Summary(value=[
-            tf.Summary.Value(tag='total_loss_1', simple_value=1.0)]), 101)
-    for picture in ('filters', 'confusion', 'curves'):
-        assert plot(tmp_path, picture, [tmp_path / name]).std() > 5
 
 
 @pytest.mark.parametrize('options, words', [
