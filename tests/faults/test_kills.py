@@ -118,13 +118,11 @@ def _is_writing(folder, step):
 
 def _faults(folder, before, steps):
     """Faults of the checkpoints after a kill: list of lines."""
-    faults = []
-    found = checkpoints.newest(str(folder))
+    faults, after, found = [], _newest(folder), checkpoints.newest(str(folder))
     if found and found.path != checkpoints.candidates(str(folder))[0]:
         faults.append('the newest checkpoint is damaged')
     if found and not all(np.isfinite(value).all() for value in found.values.values()):
         faults.append('it is not finite')
-    after = _newest(folder)
     if after < before:
         faults.append(f'step {before} was saved before, {after} is now')
     if steps and steps[0] != before and len(steps) > 1 and steps[1] == steps[0] + 1:

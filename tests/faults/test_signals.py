@@ -18,7 +18,6 @@ from absl import flags
 
 FLAGS = flags.FLAGS
 STOPPING = 'stopping after this step; interrupt again to stop without saving\n'
-TRAINERS = ['cifar10_train.py', 'cifar10_multi_gpu_train.py']
 
 
 def trainer(*arguments, name='cifar10_train.py', change=''):
@@ -43,8 +42,7 @@ def reached(folder):
     return checkpoints.step(checkpoints.newest(str(folder)))
 
 
-@pytest.mark.parametrize('number, code', [
-    (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_trainer_after_its_step(half_bright, number, code):
     process = after_five_steps(spawn.start(trainer('--log_frequency=1')))
     process.send_signal(number)
@@ -57,9 +55,8 @@ def test_a_signal_ends_the_trainer_after_its_step(half_bright, number, code):
     assert step >= 6
 
 
-@pytest.mark.parametrize('script', TRAINERS)
-def test_ctrl_c_while_the_graph_is_built(trained, script):
-    """TensorFlow may swallow an exception there. The old run is still whole."""
+def test_ctrl_c_while_the_graph_is_built(trained):
+    """Nothing of the old run has been removed yet."""
     interrupt = '''
 import os, signal
 inference = cifar10.inference
@@ -68,53 +65,23 @@ def interrupted(*arguments):
     return inference(*arguments)
 cifar10.inference = interrupted
 '''
-    done = spawn.run(trainer('--restart', name=script, change=interrupt))
-    assert (done.returncode, done.stderr) == (130, f'{script}: interrupted\n')
+    done = spawn.run(trainer('--restart', change=interrupt))
+    assert (done.returncode, done.stderr) == (130, 'cifar10_train.py: interrupted\n')
     assert reached(FLAGS.train_dir) == 10
 
 
-def test_ctrl_c_that_tensorflow_swallows_while_the_graph_is_built(tmp_path):
-    """The session does not start."""
-    program = f'''
-import contextlib, os, signal, sys
-sys.path[:0] = [{str(spawn.HELPERS)!r}]
-import counting
-def main():
-    with contextlib.suppress(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-    counting.train({str(tmp_path)!r}, 5)
-counting.console.run(main)
-'''
-    done = spawn.run(['-c', program])
-    assert (done.returncode, done.stderr) == (130, '-c: interrupted\n')
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize('first, second', [
-    (signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT),
-    (signal.SIGHUP, signal.SIGTERM)])
+    (signal.SIGINT, signal.SIGINT), (signal.SIGHUP, signal.SIGTERM)])
 def test_a_second_signal_ends_it_at_once(tmp_path, first, second):
-    """Here, a step takes a minute."""
-    process = spawn.start(counter(tmp_path, '{"pause": 60}'))
+    """Here, a step takes longer than the test would wait."""
+    process = spawn.start(counter(tmp_path, f'{{"pause": {10 * spawn.PATIENCE}}}'))
     assert 'step 0,' in process.stdout.readline()
     process.send_signal(first)
     assert process.stderr.readline() == f'counting.py: {STOPPING}'
-    time.sleep(0.5)
+    time.sleep(0.5)  # Signals within 0.25 s count as one.
     process.send_signal(second)
-    began = time.monotonic()
     spawn.ended(process, 128 + second)
-    assert time.monotonic() < began + 20
     assert counting.steps(tmp_path) == [0]
-
-
-def test_timeout_signals_twice(tmp_path):
-    """The process, and then its group, without a moment between them."""
-    process = spawn.until_the_end(subprocess.Popen(
-        ['timeout', '600', sys.executable, *counter(tmp_path)], env=spawn.environment(),
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    after_five_steps(process).send_signal(signal.SIGTERM)
-    spawn.ended(process, 128 + signal.SIGTERM)
-    assert counting.latest(tmp_path) >= 6
 
 
 def test_a_closed_terminal_saves(tmp_path):
@@ -145,24 +112,16 @@ def test_a_reader_that_goes_away(tmp_path):
     assert counting.latest(tmp_path) >= 6
 
 
-def test_under_nohup_a_closed_terminal_does_not_matter(tmp_path):
+def test_in_the_background_neither_ctrl_c_nor_a_closed_terminal_matters(tmp_path):
+    """`nohup` ignores SIGHUP; a shell that is not a terminal ignores SIGINT in `command &`."""
     process = spawn.until_the_end(subprocess.Popen(
-        ['nohup', sys.executable, *counter(tmp_path, '{"max_steps": 40, "pause": 0.05}')],
+        ['sh', '-c', 'nohup "$@" & wait', 'sh', sys.executable,
+         *counter(tmp_path, '{"max_steps": 40, "pause": 0.05}')],
         env=spawn.environment(), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE))
-    after_five_steps(process).send_signal(signal.SIGHUP)
-    spawn.ended(process, 0)
-    assert counting.latest(tmp_path) == 40
-
-
-def test_ctrl_c_does_not_reach_a_background_process(tmp_path):
-    """A shell that is no terminal starts `command &` so that SIGINT is ignored."""
-    process = spawn.until_the_end(subprocess.Popen(
-        ['sh', '-c', '"$@" & wait', 'sh', sys.executable,
-         *counter(tmp_path, '{"max_steps": 40, "pause": 0.05}')],
-        env=spawn.environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     after_five_steps(process)
     child, = psutil.Process(process.pid).children()
-    child.send_signal(signal.SIGINT)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        child.send_signal(number)
     spawn.ended(process, 0)
     assert counting.latest(tmp_path) == 40

@@ -7,6 +7,8 @@ import sys
 import spawn
 from absl import flags
 
+_OURS = ('cifar10', 'classification')  # With these, names of the project's modules begin.
+
 
 def copy_with(folder, edits):
     """Copies the project to `folder` and replaces texts: {name of a file: {old text: new one}}.
@@ -31,10 +33,7 @@ def imported(folder):
     Yields a function that imports one by its name. A process of its own would import TensorFlow
     first, which takes seconds.
     """
-    def is_ours(name):
-        return name.startswith(('cifar10', 'classification'))
-
-    ours = {name: module for name, module in sys.modules.items() if is_ours(name)}
+    ours = {name: module for name, module in sys.modules.items() if name.startswith(_OURS)}
     for name in ours:
         del sys.modules[name]
     for name in flags.FLAGS:
@@ -45,7 +44,7 @@ def imported(folder):
         yield _import_copied
     finally:
         sys.path.remove(str(folder))
-        for name in [name for name in sys.modules if is_ours(name)]:
+        for name in [name for name in sys.modules if name.startswith(_OURS)]:
             del sys.modules[name]
         sys.modules.update(ours)
 

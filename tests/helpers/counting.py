@@ -23,10 +23,10 @@ def step_op(size=3):
     return tf.group(w.assign_add(tf.ones([size])), step.assign_add(1))
 
 
-def train(folder, last_step, hooks=(), **options):
+def train(folder, last_step, hooks=(), size=3, **options):
     """Trains in a new graph. `options` are those of `session.training_session`."""
     with tf.Graph().as_default():
-        op = step_op()
+        op = step_op(size)
         with session.training_session(
                 checkpoint_dir=folder, **options,
                 hooks=[tf.train.StopAtStepHook(last_step=last_step), *hooks]) as sess:
@@ -66,15 +66,10 @@ class _Printer(tf.train.SessionRunHook):
 
 
 def main(words):
-    folder, options = words[0], {'max_steps': 10 ** 9, 'save_steps': 20, 'size': 3, 'pause': 0.0,
-                                 **json.loads(words[1])}
-    op = step_op(options['size'])
-    with session.training_session(
-            checkpoint_dir=folder, save_checkpoint_steps=options['save_steps'],
-            hooks=[tf.train.StopAtStepHook(last_step=options['max_steps']),
-                   _Printer(options['pause'])]) as sess:
-        while not sess.should_stop():
-            sess.run(op)
+    options = {'max_steps': 10 ** 9, 'save_steps': 20, 'size': 3, 'pause': 0.0,
+               **json.loads(words[1])}
+    train(words[0], options['max_steps'], [_Printer(options['pause'])], options['size'],
+          save_checkpoint_steps=options['save_steps'])
 
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 import os
 
 import numpy as np
+import record_files
 import tensorflow.compat.v1 as tf
 
 SHAPES = {
@@ -11,8 +12,7 @@ SHAPES = {
     'local4/weights': [384, 192], 'local4/biases': [192],
     'softmax_linear/weights': [192, 10], 'softmax_linear/biases': [10],
 }
-_DECAYED = ('local3/weights', 'local4/weights')
-_WEIGHT_DECAY = 0.004
+AVERAGE = '/ExponentialMovingAverage'
 
 
 def logits(images, variables):
@@ -24,29 +24,33 @@ def logits(images, variables):
         net = tf.nn.conv2d(net, variables[name + '/weights'], [1, 1, 1, 1], 'SAME')
         return tf.nn.relu(tf.nn.bias_add(net, variables[name + '/biases']))
 
+    def pool(net):
+        return tf.nn.max_pool(net, [1, 3, 3, 1], [1, 2, 2, 1], 'SAME')
+
+    def norm(net):
+        return tf.nn.lrn(net, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
+
     def dense(net, name):
         return tf.matmul(net, variables[name + '/weights']) + variables[name + '/biases']
 
-    net = _lrn(_pool(conv(images, 'conv1')))  # [batch, 12, 12, 64]
-    net = _pool(_lrn(conv(net, 'conv2')))  # [batch, 6, 6, 64]
-    net = tf.reshape(net, [-1, 2304])
-    net = tf.nn.relu(dense(net, 'local3'))  # [batch, 384]
+    net = norm(pool(conv(images, 'conv1')))  # [batch, 12, 12, 64]
+    net = pool(norm(conv(net, 'conv2')))  # [batch, 6, 6, 64]
+    net = tf.nn.relu(dense(tf.reshape(net, [-1, 2304]), 'local3'))  # [batch, 384]
     net = tf.nn.relu(dense(net, 'local4'))  # [batch, 192]
     return dense(net, 'softmax_linear')  # [batch, 10]
 
 
-def _pool(net):
-    return tf.nn.max_pool(net, [1, 3, 3, 1], [1, 2, 2, 1], 'SAME')
-
-
-def _lrn(net):
-    return tf.nn.lrn(net, 4, bias=1.0, alpha=0.001 / 9.0, beta=0.75)
+def centres(records):
+    """The network's input, float32 [count, 24, 24, 3], by hand, for uint8 records [count, 3073]."""
+    images = record_files.unpacked(records)[0][:, 4:28, 4:28].astype(np.float32)
+    images -= images.mean(axis=(1, 2, 3), keepdims=True)
+    return images / images.std(axis=(1, 2, 3), keepdims=True)
 
 
 def loss(logits_, labels, variables):
     """Mean cross entropy plus 0.004 |w|^2 / 2 of local3 and local4: float32 []."""
     cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits_)
-    decay = [_WEIGHT_DECAY * tf.nn.l2_loss(variables[name]) for name in _DECAYED]
+    decay = [0.004 * tf.nn.l2_loss(variables[f'{name}/weights']) for name in ('local3', 'local4')]
     return tf.add_n([tf.reduce_mean(cross_entropy), *decay])
 
 
@@ -60,13 +64,12 @@ def weights(seed, scale=1.0):
 def save_checkpoint(folder):
     """Saves variables, averages with other values, and the other variables that TF1 code saved.
 
-    Returns:
-        (raw, averaged): dictionaries from the names of the variables to their values.
+    Returns both values of the variables, two dictionaries with their names.
     """
     raw, averaged = weights(seed=1, scale=2.0), weights(seed=2, scale=2.0)
     os.makedirs(folder, exist_ok=True)
     save(os.path.join(folder, 'model.ckpt-123'), {
-        **raw, **{name + '/ExponentialMovingAverage': value for name, value in averaged.items()},
+        **raw, **{name + AVERAGE: value for name, value in averaged.items()},
         'global_step': 123.0, 'local3/weight_loss/avg': 0.5})
     return raw, averaged
 
@@ -74,7 +77,7 @@ def save_checkpoint(folder):
 def save_averaged(folder):
     """Saves variables, averages with other values, and step 7: the path of the checkpoint."""
     values = {'global_step': np.int64(7)}
-    for seed, suffix in ((1, ''), (2, '/ExponentialMovingAverage')):
+    for seed, suffix in ((1, ''), (2, AVERAGE)):
         random = np.random.RandomState(seed)
         values.update((name + suffix, random.normal(0, 0.04, shape).astype(np.float32))
                       for name, shape in SHAPES.items())

@@ -29,9 +29,6 @@ class Running:
     out_file: typing.BinaryIO
     error_file: typing.BinaryIO
 
-    def has_ended(self):
-        return self.process.poll() is not None
-
     def out(self):
         """Standard output so far."""
         return _text(self.out_file)
@@ -40,11 +37,11 @@ class Running:
         """Standard error so far."""
         return _text(self.error_file)
 
-    def await_text(self, text, count=1):
-        """Waits until standard output contains a text `count` times."""
+    def await_text(self, text):
+        """Waits until standard output contains a text."""
         end = time.monotonic() + spawn.PATIENCE
-        while self.out().count(text) < count:
-            assert not self.has_ended() and time.monotonic() < end, (
+        while text not in self.out():
+            assert self.process.poll() is None and time.monotonic() < end, (
                 f'no "{text}" in\n{self.out()[-2000:]}{self.error()[-2000:]}')
             time.sleep(0.005)
 

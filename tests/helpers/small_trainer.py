@@ -47,14 +47,10 @@ class _Validation(tf.train.SessionRunHook):
 def main(words):
     folder, options = words[0], {**_DEFAULTS, **json.loads(words[1])}
     worker = workers.join(options['step_timeout'], options['interface'])
-    rate = 0.1
-    if options['differs'] == worker.rank:
-        rate = 0.2
+    rate = 0.2 if options['differs'] == worker.rank else 0.1
     with worker.ended():
         worker.compare({'--learning_rate': rate})
-        shared = worker.share({'rank': worker.rank})
-        with tf.Graph().as_default():
-            _train(folder, options, worker, rate, shared)
+        _train(folder, options, worker, rate, worker.share({'rank': worker.rank}))
 
 
 def _train(folder, options, worker, rate, shared):
@@ -71,8 +67,7 @@ def _train(folder, options, worker, rate, shared):
     opt = tf.train.GradientDescentOptimizer(rate)
     grads = worker.mean_gradients(opt.compute_gradients(loss), options['overlap'])
     loss = worker.mean({'loss': loss})['loss']
-    train_op = opt.apply_gradients(
-        [pair for pair in grads if pair[0] is not None], global_step)
+    train_op = opt.apply_gradients([pair for pair in grads if pair[0] is not None], global_step)
     master, config = worker.session_options(tf.ConfigProto())
     validation = _Validation(worker, options)
     variables = {each.op.name: each for each in tf.global_variables()}
@@ -88,8 +83,8 @@ def _train(folder, options, worker, rate, shared):
                 break
             found = {'loss': float(loss_value), 'shared': shared, 'sum': validation.sum,
                      'cores': len(os.sched_getaffinity(0))}
-            found.update({name: np.asarray(value).tolist() for name, value in
-                          running.raw_session().run(variables).items()})
+            values = running.raw_session().run(variables)
+            found.update((name, value.tolist()) for name, value in values.items())
     with open(os.path.join(folder, f'worker-{worker.rank}.json'), 'w') as stream:
         json.dump(found, stream)
 

@@ -10,7 +10,6 @@ import cifar10
 
 IMAGES = np.random.RandomState(3).normal(size=[13, 24, 24, 3]).astype(np.float32)
 LABELS = np.random.RandomState(4).randint(0, 10, 13).astype(np.int32)
-AVERAGE = '/ExponentialMovingAverage'
 
 
 def build():
@@ -107,7 +106,7 @@ def test_the_update_and_the_average_by_hand(step_type):
     step = tf.Variable(tf.cast(0, step_type), trainable=False)
     tf.add_to_collection('losses', tf.identity(2 * variable[0], name='twice'))
     train_op = cifar10.train(tf.add_n(tf.get_collection('losses'), name='total_loss'), step)
-    average, = (v for v in tf.global_variables() if v.op.name == 'layer/weights' + AVERAGE)
+    average, = (v for v in tf.global_variables() if v.op.name == 'layer/weights' + plain.AVERAGE)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         expected = 1.0
@@ -130,7 +129,7 @@ def test_averages_of_moving_statistics_follow_their_updates():
     step = tf.train.get_or_create_global_step()
     train_op = cifar10.update(tf.train.GradientDescentOptimizer(0.1),
                               [(tf.constant(1.0), weight)], step)
-    average, = (v for v in tf.global_variables() if v.op.name == 'bn/moving_mean' + AVERAGE)
+    average, = (v for v in tf.global_variables() if v.op.name == 'bn/moving_mean' + plain.AVERAGE)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         statistic.load(1.0, session)
@@ -169,7 +168,7 @@ def test_names_and_summaries_of_a_training_graph():
     _, loss = build()
     cifar10.train(loss, tf.train.get_or_create_global_step())
     losses = ['cross_entropy', 'local3/weight_loss', 'local4/weight_loss', 'total_loss']
-    expected = [*plain.SHAPES, *(name + AVERAGE for name in plain.SHAPES),
+    expected = [*plain.SHAPES, *(name + plain.AVERAGE for name in plain.SHAPES),
                 *(name + '/avg' for name in losses)]
     types = {variable.op.name: variable.dtype.base_dtype for variable in tf.global_variables()}
     assert types == {**dict.fromkeys(expected, tf.float32), 'global_step': tf.int64}
@@ -200,24 +199,22 @@ def test_the_sparsity_is_the_fraction_of_zeros(scope):
     np.testing.assert_allclose(values['layer/net/sparsity'], 0.4, rtol=1e-6)
 
 
-@pytest.mark.parametrize('wd, value', [(None, None), (0.0, 0.0), (0.004, 0.012)])
-def test_weights_with_and_without_decay(wd, value):
+@pytest.mark.parametrize('wd, expected', [(None, []), (0.0, [0.0, 0.0]), (0.004, [0.012, 0.012])])
+def test_weights_with_and_without_decay(wd, expected):
     """By position, and by keyword, as published layers have it: 0.004 * 6 / 2 for six ones."""
     with tf.variable_scope('one'):
-        cifar10._variable_with_weight_decay('weights', shape=[2, 3], stddev=5e-2, wd=wd)
+        one = cifar10._variable_with_weight_decay('weights', shape=[2, 3], stddev=5e-2, wd=wd)
     with tf.variable_scope('other'):
-        cifar10._variable_with_weight_decay('weights', [2, 3], 5e-2, wd)
-    one, other = tf.trainable_variables()
-    assert (one.op.name, other.op.name) == ('one/weights', 'other/weights')
+        other = cifar10._variable_with_weight_decay('weights', [2, 3], 5e-2, wd)
     losses = tf.get_collection('losses')
-    names = [] if wd is None else ['one/weight_loss', 'other/weight_loss']
-    assert [each.op.name for each in losses] == names
+    assert [each.op.name for each in losses] == [
+        'one/weight_loss', 'other/weight_loss'][:len(expected)]
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         for variable in one, other:
             assert 0 < abs(session.run(variable)).max() <= 0.1
             variable.load(np.ones([2, 3], np.float32), session)
-        np.testing.assert_allclose(session.run(losses), [value] * len(losses), rtol=1e-6)
+        np.testing.assert_allclose(session.run(losses), expected, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -231,10 +228,8 @@ def test_half_precision_learns_and_keeps_float32_variables(monkeypatch, flag, dt
         loss = cifar10.loss(logits, tf.constant(LABELS[:2]))
         train_op = cifar10.train(loss, tf.train.get_or_create_global_step())
     types = {(op.type, op.get_attr('T')) for op in tf.get_default_graph().get_operations()
-             if op.type in ('Conv2D', 'MatMul', 'L2Loss', 'ResourceApplyGradientDescent',
-                            'SparseSoftmaxCrossEntropyWithLogits')}
-    assert types == {('Conv2D', dtype), ('MatMul', dtype), ('MatMul', tf.float32),  # LRN's.
-                     ('L2Loss', tf.float32), ('ResourceApplyGradientDescent', tf.float32),
+             if op.type in ('Conv2D', 'L2Loss', 'SparseSoftmaxCrossEntropyWithLogits')}
+    assert types == {('Conv2D', dtype), ('L2Loss', tf.float32),
                      ('SparseSoftmaxCrossEntropyWithLogits', tf.float32)}
     assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32, tf.int64}
     with tf.Session() as session:
@@ -258,29 +253,15 @@ def test_float16_gradients_are_scaled(use_fp16, expected):
         np.testing.assert_allclose(session.run(gradient), expected, rtol=0.05)
 
 
-def test_every_variable_is_pinned_to_the_cpu():
-    with tf.device('/gpu:0'):
-        _, loss = build()
-        cifar10.train(loss, tf.train.get_or_create_global_step())
-    for variable in tf.trainable_variables() + tf.moving_average_variables():
-        assert variable.device == '/device:CPU:0', variable.op.name
-    conv, = [op for op in tf.get_default_graph().get_operations() if op.name == 'conv1/Conv2D']
-    assert conv.device == '/device:GPU:0'
-
-
-@pytest.mark.parametrize('height, width, inputs', [(24, 24, 2304), (32, 32, 4096), (28, 24, 2688)])
-def test_images_of_another_size(height, width, inputs):
-    """Two poolings leave a quarter of height and width, in 64 channels; the batch may be open."""
-    logits = cifar10.inference(tf.placeholder(tf.float32, [None, height, width, 3]))
+def test_images_of_another_size():
+    """Two poolings leave a quarter of height and width, in 64 channels; the batch may be open, but
+    not the size."""
+    logits = cifar10.inference(tf.placeholder(tf.float32, [None, 28, 24, 3]))
     assert logits.shape.as_list() == [None, 10]
     weights, = (each for each in tf.trainable_variables() if each.op.name == 'local3/weights')
-    assert weights.shape.as_list() == [inputs, 384]
-
-
-@pytest.mark.parametrize('shape', [[None, None, None, 3], [8, 24, None, 3]])
-def test_images_of_an_unknown_size(shape):
-    with pytest.raises(TypeError):
-        cifar10.inference(tf.placeholder(tf.float32, shape))
+    assert weights.shape.as_list() == [7 * 6 * 64, 384]
+    with tf.variable_scope('other'), pytest.raises(TypeError):
+        cifar10.inference(tf.placeholder(tf.float32, [8, 24, None, 3]))
 
 
 def test_the_number_of_classes(monkeypatch):

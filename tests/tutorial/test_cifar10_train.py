@@ -4,11 +4,10 @@ import os
 import re
 import time
 
-from cifar10_lib import checkpoints, console
+from cifar10_lib import console
 
 import numpy as np
 import outcomes
-import plain
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
@@ -78,13 +77,6 @@ def test_the_files_of_a_run(trained):
     assert len(events) == 1
     assert {name for name in names - events if name[0] != '.'} == {
         *files, 'checkpoint', 'graph.pbtxt'}
-    values = checkpoints.read(tf.train.latest_checkpoint(FLAGS.train_dir))
-    losses = ('cross_entropy', 'local3/weight_loss', 'local4/weight_loss', 'total_loss')
-    assert values.keys() == {
-        *plain.SHAPES, *(name + '/ExponentialMovingAverage' for name in plain.SHAPES),
-        *(name + '/avg' for name in losses), 'global_step'}
-    assert {name: list(values[name].shape) for name in plain.SHAPES} == plain.SHAPES
-    assert (values['global_step'], values['global_step'].dtype) == (10, np.int64)
     found = outcomes.summaries(FLAGS.train_dir)[1]
     np.testing.assert_allclose(found['learning_rate'].simple_value, 0.03, rtol=1e-6)
     assert {'input/images/image/0', 'conv1/conv1/activations', 'local4/local4/sparsity',
@@ -92,17 +84,14 @@ def test_the_files_of_a_run(trained):
 
 
 def test_it_resumes_and_restarts(trained, capsys):
-    tenth, twelfth = (os.path.join(FLAGS.train_dir, f'model.ckpt-{step}') for step in (10, 12))
+    tenth = os.path.join(FLAGS.train_dir, 'model.ckpt-10')
     with flagsaver.flagsaver(max_steps=12, log_frequency=1):
         cifar10_train.main()
         out = capsys.readouterr().out
         assert f'Resuming from {tenth}.\n' in out
         assert [match[1] for match in outcomes.LINE.finditer(out)] == ['10', '11']
-        cifar10_train.main()
-        out = capsys.readouterr().out
-        assert out.endswith(f'Nothing to do: {twelfth} has reached the last step.\n')
         with flagsaver.flagsaver(restart=True):
-            cifar10_train.main()
+            cifar10_train.main(['script'])
     out = capsys.readouterr().out
     assert [match[1] for match in outcomes.LINE.finditer(out)] == list(map(str, range(12)))
     assert not os.path.exists(f'{tenth}.index')
@@ -119,9 +108,14 @@ def test_it_learns(half_bright):
 def test_the_speed_is_that_of_all_steps(capsys):
     """Steps 0, 2, 4 take 0.2 s and the others none. The line of step 4 is about steps 1 to 4, that
     of step 0 about itself. Its loss is the step's own."""
+    woken, ended = [], []
+
+    def sleep(number):
+        time.sleep(0.2 * (number % 2 == 0))
+        woken.append(time.perf_counter())
+
     step = tf.train.get_or_create_global_step()
-    with tf.control_dependencies([tf.py_func(
-            lambda number: time.sleep(0.2 * (number % 2 == 0)), [step], [])]):
+    with tf.control_dependencies([tf.py_func(sleep, [step], [])]):
         loss = tf.cast(step, tf.float32) + 0.25
     with tf.control_dependencies([loss]):
         train_op = tf.assign_add(step, 1)
@@ -129,12 +123,13 @@ def test_the_speed_is_that_of_all_steps(capsys):
             tf.train.SingularMonitoredSession([cifar10_train._LoggerHook(loss)]) as session:
         for _ in range(6):
             session.run(train_op)
+            ended.append(time.perf_counter())
     first, second = capsys.readouterr().out.splitlines()
     assert ': step 0, loss = 0.25 (' in first and ': step 4, loss = 4.25 (' in second
-    seconds = float(outcomes.LINE.fullmatch(first)[3])
-    assert seconds >= 0.2
+    assert float(outcomes.LINE.fullmatch(first)[3]) >= 0.2
     images, seconds = map(float, outcomes.LINE.fullmatch(second).groups()[1:])
-    assert 0.1 <= seconds < 0.19
+    # A step ends after its sleep, and before `run` returns. The line is rounded.
+    assert woken[4] - ended[0] - 0.01 <= 4 * seconds <= ended[4] - woken[0] + 0.01
     np.testing.assert_allclose(images, 10 / seconds, rtol=0.01)
 
 
