@@ -41,6 +41,8 @@ try:
         import tensorflow.compat.v1 as tf
         tf.disable_v2_behavior()  # Prints a line, too.
 except (ImportError, OSError, ValueError) as error:
+    if os.environ.get('CIFAR10_TRACEBACK'):
+        raise
     # Keras, Matplotlib and protobuf read settings that were meant for other programs.
     settings = ['TMPDIR', '~/.keras/keras.json', *(f'{name}={os.environ[name]}' for name in (
         'KERAS_BACKEND', 'MPLBACKEND', 'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION')

@@ -18,7 +18,7 @@ SEED = 20151111
 RECORDS_PER_FILE = 2000
 _SIDE = 32
 _NOISE = 16  # The largest change of a value by noise,
-_JITTER = 75  # and of the colours of an image.
+_JITTER = 40  # and of the colours of an image.
 
 # Each returns the pixels of a form, a mask that broadcasts to bool [count, 32, 32], for
 #   x, y: coordinates relative to the centre of a shape, float64 [count, 1, 32] and [count, 32, 1]

@@ -169,7 +169,7 @@ def test_evaluation_of_the_best(half_bright, capsys):
     out = capsys.readouterr().out
     assert '/best/model.ckpt-' in out and precision(out) > 0.9
     assert re.search(r'^below +65 ', out, re.MULTILINE)
-    assert re.search(r'^j +0 +0 +0 +- +-$', out, re.MULTILINE)
+    assert re.search(r'^j +0 +0 +0 +nan +nan$', out, re.MULTILINE)
 
 
 def test_held_out_images(capsys):

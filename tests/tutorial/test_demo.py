@@ -15,13 +15,13 @@ FLAGS = flags.FLAGS
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_generated_images_are_learned_in_300_steps(tmp_path, capsys):
-    """At the tutorial's rate and batch size. Chance is 0.1; of ten runs, nine had 0.989 to 0.994,
-    one had 0.855. Prediction names the forms."""
+    """At the tutorial's rate and batch size. Twenty runs in bfloat16 had 0.988 to 0.999. Prediction
+    names the forms."""
     cifar10_convert.main(['synthetic', str(tmp_path / 'demo')])
     with flagsaver.flagsaver(data_dir=str(tmp_path / 'demo'), train_dir=str(tmp_path / 'run'),
                              checkpoint_dir=str(tmp_path / 'run'), max_steps=300, top_k=10):
         cifar10_train.main()
-        assert outcomes.precision(FLAGS.train_dir) >= 0.8
+        assert outcomes.precision(FLAGS.train_dir) >= 0.9
         capsys.readouterr()
         Image.new('RGB', (32, 32), (90, 120, 160)).save(tmp_path / 'a.png')
         assert cifar10_predict.predict([f'{tmp_path}/a.png']) == 0

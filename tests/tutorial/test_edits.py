@@ -220,6 +220,22 @@ def test_training_images_without_distortions_and_shuffling(half_bright, tmp_path
             np.testing.assert_allclose(found[0], plain.centres(records[first:first + 8]), atol=1e-3)
             assert found[1].tolist() == records[first:first + 8, 0].tolist()
 
+def test_threads_and_length_of_the_queue(half_bright, tmp_path, capsys):
+    """And the line that is printed."""
+    copy = copies.copy_with(tmp_path / 'copy', {'cifar10_input.py': {
+        **SHORT_QUEUE,
+        'num_preprocess_threads=16)': 'num_preprocess_threads=5)',
+        'min_fraction_of_examples_in_queue = 0.4': 'min_fraction_of_examples_in_queue = 0.7',
+        "'Filling queue with %d CIFAR images before": "'Wait: %d images before"}})
+    with copies.imported(copy) as import_:
+        images, _ = import_('cifar10').distorted_inputs()
+    assert capsys.readouterr().out == 'Wait: 56 images before starting to train.\n'
+    runner = tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS)[-1]
+    assert len(runner.enqueue_ops) == 5
+    with tf.train.SingularMonitoredSession() as session:
+        session.run(images)
+        assert session.run(f'{runner.queue.name}_Size:0') >= 56 - 8
+
 
 @pytest.mark.slow
 def test_other_hooks(half_bright, tmp_path, capsys):
