@@ -315,7 +315,8 @@ class _MpiWorker(_Member):
         if started and int(started) != self.size:
             raise console.UserError(
                 f"the launcher started {started} processes, but mpi4py's MPI sees {self.size}: "
-                f'use the launcher of {MPI.Get_library_version().splitlines()[0]}')
+                f'use the launcher of {MPI.Get_library_version().splitlines()[0]}, or unset '
+                f'{" and ".join(name for name in _OF_MPI if name in os.environ)}')
 
     def _meet(self):
         # Open MPI binds each of two processes to one core, where TensorFlow would have one thread.

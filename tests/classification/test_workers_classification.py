@@ -144,7 +144,7 @@ def test_a_worker_with_other_code(half_bright, tmp_path):
     copy = copies.copy_with(tmp_path / 'copy', {
         'cifar10.py': {'MOVING_AVERAGE_DECAY = 0.9999': 'MOVING_AVERAGE_DECAY = 0.999'}})
     line = differing(words(), words(script=copy / 'classification.py'))
-    assert 'the checksum of module cifar10 is ' in line
+    assert 'the checksum of cifar10.py is ' in line
 
 
 def test_a_worker_with_other_record_files(half_bright, tmp_path):
