@@ -71,26 +71,47 @@ def test_settings_of_others_have_no_effect(folder, variables):
     assert 'Saved step 2 in run.' in done.stdout
 
 
-def _read_only(folder, command, **variables):
-    """Runs a command where only a folder can be written: a `subprocess.CompletedProcess`."""
-    mounts = 'mount --bind "$0" "$0" && mount -t tmpfs -o ro tmpfs /dev/shm && ' \
-        'mount -o remount,bind,ro / && cd "$0" && exec "$@"'
-    return subprocess.run(
-        ['unshare', '--mount', 'sh', '-c', mounts, folder, sys.executable,
-         spawn.ROOT / command[0], *command[1:]],
-        env=spawn.environment(HOME='/nonexistent', LC_ALL='C', **variables), text=True,
-        stdin=subprocess.DEVNULL, capture_output=True, timeout=spawn.PATIENCE, check=False)
-
-
-@pytest.mark.skipif(
+with_mounts = pytest.mark.skipif(
     not sys.platform.startswith('linux') or os.geteuid() != 0 or subprocess.run(
         ['unshare', '--mount', 'mount', '-o', 'remount,bind,ro', '/'], capture_output=True,
         check=False).returncode != 0,
     reason='mounts require root')
+
+
+def _with_mounts(mounts, folder, *words, **variables):
+    """Runs Python after the shell's commands `mounts`, which only it sees, in a folder: a
+    `subprocess.CompletedProcess`."""
+    return subprocess.run(
+        ['unshare', '--mount', 'sh', '-c', f'{mounts} && cd "$0" && exec "$@"', folder,
+         sys.executable, *words],
+        env=spawn.environment(HOME='/nonexistent', LC_ALL='C', **variables), text=True,
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=spawn.PATIENCE, check=False)
+
+
+def _read_only(folder, command):
+    mounts = ('mount --bind "$0" "$0" && mount -t tmpfs -o ro tmpfs /dev/shm && '
+              'mount -o remount,bind,ro /')
+    return _with_mounts(mounts, folder, spawn.ROOT / command[0], *command[1:], TMPDIR=str(folder))
+
+
+@with_mounts
 def test_a_read_only_machine(folder):
     """As in `docker run --read-only`, with one folder that can be written."""
     for name in ('train', 'evaluate', 'predict', 'export', 'confusion'):
-        done = _read_only(folder, _COMMANDS[name], TMPDIR=str(folder))
+        done = _read_only(folder, _COMMANDS[name])
         assert done.returncode == 0, (name, done.stderr)
-    done = _read_only(folder, [*_COMMANDS['train'], '--train_dir=/nowhere'], TMPDIR=str(folder))
+    done = _read_only(folder, [*_COMMANDS['train'], '--train_dir=/nowhere'])
     running.expect_one_line(done, 'Read-only file system', '/nowhere')
+
+
+@with_mounts
+@pytest.mark.parametrize('quota, threads', [('50000 100000', '1'), ('max 100000', 'None')])
+def test_a_cpu_quota(tmp_path, quota, threads):
+    """As of `docker run --cpus=0.5`, where all cores stay visible."""
+    (tmp_path / 'cpu.max').write_text(f'{quota}\n')
+    (tmp_path / 'script.py').write_text(
+        'import os\nfrom cifar10_lib import console\n'
+        'console.run(lambda: print(os.environ.get("TF_NUM_INTRAOP_THREADS")))\n')
+    done = _with_mounts('mount --bind "$0" /sys/fs/cgroup', tmp_path, 'script.py',
+                        PYTHONPATH=str(spawn.ROOT))
+    assert (done.stdout, done.stderr) == (f'{threads}\n', '')
