@@ -235,10 +235,12 @@ def initial_values(recipe, images, classes):
         found = evaluate.starting_weights(trained, variables, classes)
         new = [each.op.name for each in variables if each.trainable and each not in found]
         print(f'Starting with {trained.checkpoint}; new: {", ".join(new) or "none"}.', flush=True)
-    else:
+    elif recipe.initial_values:
         _, pixels = images.read()
         values = recipe.initial_values(pixels[::max(1, len(pixels) // _SAMPLE)])
         found = {each: values[each.op.name] for each in variables if each.op.name in values}
+    else:
+        found = {}
     return {variable.initial_value: value for variable, value in found.items()}
 
 

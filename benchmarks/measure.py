@@ -168,7 +168,7 @@ def _training(recipe):
 def _session(recipe, build):
     """A session with the variables of a new run, and what `build` adds to its graph."""
     sample = np.random.RandomState(1).randint(0, 256, [500, 32, 32, 3]).astype(np.uint8)
-    values = recipe.initial_values(sample)
+    values = recipe.initial_values(sample) if recipe.initial_values else {}
     with tf.Graph().as_default() as graph:
         built = build()
         session = tf.Session(config=tf.ConfigProto(allow_soft_placement=True), graph=graph)

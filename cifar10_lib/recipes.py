@@ -31,7 +31,7 @@ class Recipe(NamedTuple):
         averages: whether the moving averages of the variables are the result, which is validated,
             evaluated and used for prediction; if not, the variables themselves are.
         initial_values: function from training images, uint8 [count, 32, 32, 3], to values of
-            variables that a new run starts with, {name: array}.
+            variables that a new run starts with, {name: array}; None if there aren't any.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Recipe(NamedTuple):
     batch_size: int
     epochs: float
     averages: bool = True
-    initial_values: Callable = lambda images: {}
+    initial_values: Callable | None = None
 
 
 def smoothed_loss(logits, labels, label_smoothing):
