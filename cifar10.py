@@ -63,16 +63,7 @@ def _activation_summary(x):
 
 
 def _variable_on_cpu(name, shape, initializer):
-    """Creates or shares a float32 variable in the memory of the CPU.
-
-    Args:
-        name: name of the variable within the variable scope.
-        shape: list of int.
-        initializer: initializer of the variable.
-
-    Returns:
-        The variable.
-    """
+    """Creates or shares a float32 variable in the memory of the CPU."""
     # A resource even after a second `tf.disable_v2_behavior()`: others may be updated too early.
     with tf.device('/cpu:0'):
         return tf.get_variable(name, shape, initializer=initializer, dtype=tf.float32,
@@ -87,9 +78,6 @@ def _variable_with_weight_decay(name, shape, stddev, wd):
         shape: list of int.
         stddev: standard deviation of the distribution before truncation.
         wd: the loss wd * |weights|^2 / 2 is added to the collection `losses`; None for none.
-
-    Returns:
-        The variable.
     """
     var = _variable_on_cpu(name, shape, tf.truncated_normal_initializer(stddev=stddev))
     if wd is not None:

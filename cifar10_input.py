@@ -125,15 +125,6 @@ def random_crop(images, size):
     return tf.gather(rows, left + tf.range(size), axis=2, batch_dims=1)
 
 
-def random_brightness(images, max_delta):
-    """Adds a number from -max_delta to max_delta to each image: `tf.image.random_brightness`.
-
-    float32 [batch, height, width, 3] -> the same.
-    """
-    delta = tf.random_uniform([tf.shape(images)[0], 1, 1, 1], -max_delta, max_delta)
-    return images + delta
-
-
 def random_contrast(images, lower, upper):
     """Scales each image around the means of its channels: `tf.image.random_contrast`.
 
@@ -156,9 +147,10 @@ def distort(images):
     distorted_images = tf.image.random_flip_left_right(distorted_images)
     distorted_images = tf.cast(distorted_images, tf.float32)
 
-    # The standardisation undoes the change of brightness. The change of contrast remains, because
-    # it scales each channel around its own mean, not all around the mean of the image.
-    distorted_images = random_brightness(distorted_images, max_delta=63)
+    # The standardisation undoes the change of brightness, so one change for all images is enough.
+    # The change of contrast remains, because it scales each channel around its own mean, not all
+    # around the mean of the image.
+    distorted_images = tf.image.random_brightness(distorted_images, max_delta=63)
     distorted_images = random_contrast(distorted_images, lower=0.2, upper=1.8)
 
     # Mean 0 and standard deviation 1 for each image.
@@ -198,11 +190,7 @@ def num_records(eval_data, data_dir):
 
 
 def distorted_inputs(data_dir, batch_size):
-    """Endless distorted training images in random order.
-
-    Args:
-        data_dir: folder of the record files.
-        batch_size: number of images per batch.
+    """Endless distorted training images in random order, from the record files in `data_dir`.
 
     Returns:
         images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
@@ -237,9 +225,7 @@ def inputs(eval_data, data_dir, batch_size):
         data_dir: folder of the record files.
         batch_size: number of images per batch.
 
-    Returns:
-        images: float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3].
-        labels: int32 [batch_size].
+    Returns images and labels, as `distorted_inputs` does.
 
     Raises `FileNotFoundError` if a record file is missing, and `TypeError` if `eval_data` is the
     name of a set: 'train' would count as true.

@@ -4,9 +4,10 @@
 
 Each GPU runs a copy of the network, a tower, on its own batches. The variables are in host memory,
 and are updated with the mean of the towers' gradients. With fewer GPUs than towers, towers share
-GPUs; without GPUs, all run on the CPU. The checkpoints are the same as those of cifar10_train.py.
+GPUs; without GPUs, all run on the CPU. It resumes runs of cifar10_train.py, and vice versa.
 Unlike the published script, it prints the mean loss of all towers and the time of a whole step.
 """
+import re
 import time
 from datetime import datetime
 
@@ -45,14 +46,19 @@ def tower_loss(scope, images, labels):
     """
     logits = cifar10.inference(images)
 
-    # Adds the tower's losses to the collection; the sum that it returns has those of earlier
-    # towers, too.
+    # Adds the tower's losses to the collection. The sum has those of earlier towers, too.
     _ = cifar10.loss(logits, labels)
 
     # Keep those whose names start with this tower's scope.
     losses = tf.get_collection('losses', scope)
+    total_loss = tf.add_n(losses, name='total_loss')
 
-    return tf.add_n(losses, name='total_loss')
+    # A curve for each loss, without the tower's name, and outside of its scope.
+    for each in losses + [total_loss]:
+        loss_name = re.sub('%s_[0-9]*/' % cifar10.TOWER_NAME, '', each.op.name)
+        with tf.name_scope(None):
+            tf.summary.scalar(loss_name, each)
+    return total_loss
 
 
 def average_gradients(tower_grads):
@@ -76,20 +82,6 @@ def average_gradients(tower_grads):
     return average_grads
 
 
-def average_losses():
-    """Replaces the losses of the towers in the collection `losses` by their means over the towers.
-
-    Their names are those of cifar10_train.py. Returns the mean of the total loss, float32 [].
-    """
-    scopes = ['%s_%d/' % (cifar10.TOWER_NAME, i) for i in xrange(FLAGS.num_gpus)]
-    tower_losses = [tf.get_collection('losses', scope) for scope in scopes]
-    means = [tf.divide(tf.add_n(losses), FLAGS.num_gpus,
-                       name=losses[0].op.name.removeprefix(scopes[0]))
-             for losses in zip(*tower_losses)]
-    tf.get_collection_ref('losses')[:] = means
-    return tf.add_n(means, name='total_loss')
-
-
 def train():
     """Trains CIFAR-10 on --num_gpus towers until --max_steps."""
     with tf.Graph().as_default(), tf.device('/cpu:0'):
@@ -106,7 +98,7 @@ def train():
         enqueue_op = batch_queue.enqueue([images, labels])
         tf.train.add_queue_runner(tf.train.QueueRunner(batch_queue, [enqueue_op]))
 
-        # For each tower, its gradients.
+        tower_losses = []
         tower_grads = []
         with tf.variable_scope(tf.get_variable_scope()):
             for i in xrange(FLAGS.num_gpus):
@@ -126,17 +118,17 @@ def train():
                             summaries = tf.get_collection(tf.GraphKeys.SUMMARIES)
 
                         grads = opt.compute_gradients(loss)
+                        tower_losses.append(loss)
                         tower_grads.append(grads)
 
         # Here the towers wait for one another.
         grads = average_gradients(tower_grads)
-        loss = average_losses()
+        loss = tf.reduce_mean(tower_losses, name='mean_loss')
 
         # One update of the shared variables, as in cifar10_train.py. Its summaries join those of
         # the first tower.
         before = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
-        loss_averages_op = cifar10._add_loss_summaries(loss)
-        train_op = tf.group(cifar10.update(opt, grads, global_step), loss_averages_op)
+        train_op = cifar10.update(opt, grads, global_step)
         summaries += tf.get_collection(tf.GraphKeys.SUMMARIES)[before:]
 
         # Some operations have no GPU kernel, and there may be fewer GPUs than towers: soft

@@ -53,7 +53,7 @@ def samples(stream):
     _, source = _training()
     labels, pixels = source.read()
     classes = source.data_set.classes
-    title = f'{source.data_set.title} training images'
+    title = f'{source.data_set.name} training images'
     if len(classes) <= _COLUMNS:
         rows = [[(image, '', 'black') for image in pixels[labels == label][:_COLUMNS]]
                 for label in range(len(classes))]
@@ -169,7 +169,7 @@ def _read_curves(folder):
         logging.getLogger('tensorboard').setLevel(logging.ERROR)  # It warns about resumed runs.
         events = event_accumulator.EventAccumulator(folder, {event_accumulator.SCALARS: 0}).Reload()
         tags = events.Tags()[event_accumulator.SCALARS]
-        if 'total_loss_1' in tags:  # The average of losses. Before the first step, it is 0.
+        if 'total_loss_1' in tags:  # In runs on one device an average, which begins with 0.
             found['training_loss'] = {
                 event.step: event.value for event in events.Scalars('total_loss_1')[1:]}
         if 'Precision @ 1' in tags:

@@ -254,7 +254,7 @@ def evaluate_run():
         batch_size = FLAGS.batch_size
     images = records.Images(data_set, folder, FLAGS.validate_on)
     counts = evaluate.confusion(trained, images, batch_size, cifar10.compute_type())
-    print(f'Evaluated {trained.checkpoint} on {counts.sum()} images of {data_set.title} '
+    print(f'Evaluated {trained.checkpoint} on {counts.sum()} images of {data_set.name} '
           f'({FLAGS.validate_on}).')
     print(f'{datetime.now()}: precision @ 1 = {counts.trace() / counts.sum():.3f}')
     if FLAGS.per_class:

@@ -14,6 +14,7 @@ import numpy as np
 
 HEIGHT, WIDTH, DEPTH = 32, 32, 3
 IMAGE_BYTES = HEIGHT * WIDTH * DEPTH
+LABEL = -IMAGE_BYTES - 1  # Index of the label in a record.
 
 # Copies of the archives, those that Swift for TensorFlow and MindSpore use. The published host
 # sends 66 to 85 kB/s: https://github.com/pytorch/vision/issues/9536
@@ -29,13 +30,12 @@ class DataSet:
 
     Attributes:
         name: value of `--dataset`.
-        title: name of the data set in sentences.
         folder: folder of the files, relative to the data folder, or absolute for a user's own set.
         train_files, test_files: {name: number of records in the published file}. Files with other
             numbers of records are accepted.
         classes: names of the classes; a label is an index into them.
-        record_bytes: size of a record in bytes, of which the last `IMAGE_BYTES` are the pixels.
-        label_index: index of the label among the bytes before them.
+        record_bytes: size of a record in bytes, of which the last `IMAGE_BYTES` are the pixels. The
+            byte before them is the label.
         url: published URL of the archive; empty for a user's own set.
         copies: URLs of copies of the archive, which are tried before `url`.
         archive_bytes: size of the archive in bytes.
@@ -43,13 +43,11 @@ class DataSet:
     """
 
     name: str
-    title: str
     folder: str
     train_files: Mapping[str, int]
     test_files: Mapping[str, int]
     classes: tuple[str, ...]
     record_bytes: int = 1 + IMAGE_BYTES
-    label_index: int = 0
     url: str = ''
     copies: tuple[str, ...] = ()
     archive_bytes: int = 0
@@ -69,7 +67,6 @@ class DataSet:
 
 CIFAR10 = DataSet(
     name='cifar10',
-    title='CIFAR-10',
     folder='cifar-10-batches-bin',
     train_files={'data_batch_%d.bin' % i: 10000 for i in range(1, 6)},
     test_files={'test_batch.bin': 10000},
@@ -95,13 +92,11 @@ _FINE_LABELS = '''
 # The first label byte, the coarse label (one of 20 groups of classes), is not used.
 CIFAR100 = DataSet(
     name='cifar100',
-    title='CIFAR-100',
     folder='cifar-100-binary',
     train_files={'train.bin': 50000},
     test_files={'test.bin': 10000},
     classes=tuple(_FINE_LABELS.split()),
     record_bytes=2 + IMAGE_BYTES,
-    label_index=1,
     url='https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
     copies=(_MINDSPORE + 'cifar-100-binary.tar.gz',),
     archive_bytes=168513733,
@@ -122,7 +117,7 @@ def check(data_set: DataSet, folder: str) -> None:
         if size == 0 or size % data_set.record_bytes:
             raise console.UserError(f'{path} has {size} bytes; expected one or more records of '
                                     f'{data_set.record_bytes} bytes. {data_set.remedy(folder)}')
-        labels = np.memmap(path, np.uint8, 'r')[data_set.label_index::data_set.record_bytes]
+        labels = np.memmap(path, np.uint8, 'r').reshape(-1, data_set.record_bytes)[:, LABEL]
         wrong = np.flatnonzero(labels >= len(data_set.classes))
         if wrong.size:
             raise console.UserError(

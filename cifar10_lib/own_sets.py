@@ -43,7 +43,7 @@ def find(name_or_folder: str) -> data_sets.DataSet:
         field: fields.get(field) for field in ('name', 'classes', 'train_files', 'test_files')}
     check_row(row, path)
     row['classes'] = tuple(row['classes'])
-    return data_sets.DataSet(title=row['name'], folder=os.path.abspath(name_or_folder), **row)
+    return data_sets.DataSet(folder=os.path.abspath(name_or_folder), **row)
 
 
 def check_row(fields: Mapping[str, Any], source: str) -> None:

@@ -109,7 +109,7 @@ class Images(NamedTuple):
         rows = rows.reshape(-1, self.data_set.record_bytes)[self.chosen()]
         planes = rows[:, -data_sets.IMAGE_BYTES:].reshape(
             -1, data_sets.DEPTH, data_sets.HEIGHT, data_sets.WIDTH)
-        return rows[:, self.data_set.label_index], planes.transpose([0, 2, 3, 1])
+        return rows[:, data_sets.LABEL], planes.transpose([0, 2, 3, 1])
 
     def train(self, batch_size, distort, seed, first_step=0, rank=0, workers=1):
         """Adds endless batches of distorted images to the graph, each epoch in a new random order.
@@ -192,7 +192,7 @@ class Images(NamedTuple):
         """Records, string [batch] -> uint8 [batch, 32, 32, 3], labels int32 [batch]."""
         content = tf.io.decode_raw(records, tf.uint8)
         content = tf.reshape(content, [-1, self.data_set.record_bytes])
-        labels = tf.cast(content[:, self.data_set.label_index], tf.int32)
+        labels = tf.cast(content[:, data_sets.LABEL], tf.int32)
         planes = tf.reshape(content[:, -data_sets.IMAGE_BYTES:],
                             [-1, data_sets.DEPTH, data_sets.HEIGHT, data_sets.WIDTH])
         if records.shape[0] is not None:

@@ -153,9 +153,6 @@ def _locked(folder):
     if not checkpoints.PATTERN_CHARACTERS.isdisjoint(folder):
         raise console.UserError(f'{folder} contains one of * ? [ \\: TensorFlow would read it as a '
                                 "pattern and remove other runs' checkpoints. Choose another folder")
-    if checkpoints.named(folder):
-        raise console.UserError(f'{folder} is a checkpoint or another file; expected the folder of '
-                                'a run')
     os.makedirs(folder, exist_ok=True)
     try:
         with files.locked(os.path.join(folder, '.lock')):

@@ -153,7 +153,7 @@ def test_validation_and_evaluation_have_the_same_figure(monkeypatch, capsys, ave
     ran(evaluate=True)
     out = capsys.readouterr().out
     assert precision(out) == pytest.approx(1 - measured, abs=5e-4)
-    assert f'Evaluated {folder}/model.ckpt-3 on 130 images of CIFAR-10 (test).\n' in out
+    assert f'Evaluated {folder}/model.ckpt-3 on 130 images of cifar10 (test).\n' in out
 
 
 def test_evaluation_of_the_best(half_bright, capsys):
@@ -178,7 +178,7 @@ def test_held_out_images(capsys):
     assert '9 steps of 16 images are 2 epochs.' in capsys.readouterr().out
     assert [row['step'] for row in rows(folder) if row['validation_error'] is not None] == [5, 9]
     ran(evaluate=True, validate_on='held_out')
-    assert 'on 8 images of CIFAR-10 (held_out).' in capsys.readouterr().out
+    assert 'on 8 images of cifar10 (held_out).' in capsys.readouterr().out
 
 
 def test_a_new_run_starts_with_the_weights_of_another(capsys):

@@ -53,7 +53,7 @@ def counted(folder, images=CLASSES, **options):
     planes[:3, :, 16:] = planes[3:, :, :16] = 220
     rows[:, 0] = np.repeat([0, 1], [3, 8])
     rows.tofile(folder / 'test.bin')
-    row = data_sets.DataSet('halves', 'halves', str(folder), {}, {'test.bin': 11}, images)
+    row = data_sets.DataSet('halves', str(folder), {}, {'test.bin': 11}, images)
     return evaluate.confusion(evaluate.find(str(folder)), records.Images(
         row, str(folder), 'test'), batch_size=4).tolist()
 

@@ -20,8 +20,8 @@ def row(folder, sizes=SIZES, label_bytes=1):
     for name, part in zip(names, np.split(rows, np.cumsum(sizes)[:-1])):
         part.tofile(os.path.join(folder, name))
     return data_sets.DataSet(
-        'numbers', 'numbers', str(folder), dict(zip(names, sizes)), {names[0]: sizes[0]},
-        ('a', 'b', 'c'), label_bytes + data_sets.IMAGE_BYTES, label_bytes - 1)
+        'numbers', str(folder), dict(zip(names, sizes)), {names[0]: sizes[0]},
+        ('a', 'b', 'c'), label_bytes + data_sets.IMAGE_BYTES)
 
 
 @pytest.fixture

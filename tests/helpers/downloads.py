@@ -41,7 +41,7 @@ ARCHIVE = tar(GOOD)
 def row(url='http://nowhere.invalid/small.tar.gz', archive=ARCHIVE, copies=()):
     """The row of a small data set with this archive."""
     return data_sets.DataSet(
-        'small', 'small', 'small', {'data_batch_1.bin': 40}, {'test_batch.bin': 10},
+        'small', 'small', {'data_batch_1.bin': 40}, {'test_batch.bin': 10},
         classes=data_sets.CIFAR10.classes, url=url, copies=copies,
         archive_bytes=len(archive), sha256=hashlib.sha256(archive).hexdigest())
 

@@ -21,7 +21,7 @@ def write_noise(data_dir, count=200, row=data_sets.CIFAR10):
     for seed, name in enumerate(row.files):
         random = np.random.RandomState(seed)
         rows = random.randint(0, 256, [count, row.record_bytes]).astype(np.uint8)
-        rows[:, row.label_index] %= len(row.classes)
+        rows[:, data_sets.LABEL] %= len(row.classes)
         rows.tofile(os.path.join(folder, name))
     return folder
 

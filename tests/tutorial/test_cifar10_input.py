@@ -56,7 +56,8 @@ class Draws:
             tf.reshape(op.outputs[0], [-1]) for op in operations if op.type == 'RandomUniform')
         self.numbers = {
             'top': tf.reshape(top, [-1]), 'left': tf.reshape(left, [-1]), 'flip': flip > 0.5,
-            'brightness': -63 + 126 * brightness, 'contrast': 0.2 + 1.6 * contrast}
+            'brightness': (126 * brightness - 63) * tf.ones_like(contrast),
+            'contrast': 0.2 + 1.6 * contrast}
 
 
 def test_distortions_equal_those_of_tf_image():
@@ -84,7 +85,7 @@ def test_distortions_equal_those_of_tf_image():
 
 
 def test_draws_are_uniform_in_their_ranges():
-    """Each image has its own."""
+    """Each image has its own, but for the brightness."""
     images = tf.placeholder(tf.uint8, [None, 32, 32, 3])
     draws = Draws(images)
     with tf.Session() as session:

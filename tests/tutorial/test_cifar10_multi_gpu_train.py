@@ -1,4 +1,6 @@
 """Towers: their gradients and their update by hand, and what the script builds, on CPUs."""
+import re
+
 import numpy as np
 import outcomes
 import pytest
@@ -27,7 +29,7 @@ def test_average_gradients_by_hand():
 
 
 def test_two_towers_take_the_step_of_one_with_both_batches():
-    """Two towers with 8 images each have the loss and the gradients of one network with all 16."""
+    """Two towers with 8 images each have the gradients of one network with all 16."""
     random = np.random.RandomState(0)
     images = tf.constant(random.normal(size=[2, 8, 24, 24, 3]).astype(np.float32))
     labels = tf.constant(random.randint(0, 10, [2, 8]).astype(np.int32))
@@ -38,8 +40,6 @@ def test_two_towers_take_the_step_of_one_with_both_batches():
             loss = cifar10_multi_gpu_train.tower_loss(scope, images[i], labels[i])
             towers.append(optimizer.compute_gradients(loss))
     averages = cifar10_multi_gpu_train.average_gradients(towers)
-    with flagsaver.flagsaver(num_gpus=2):
-        mean = cifar10_multi_gpu_train.average_losses()
     with tf.variable_scope(tf.get_variable_scope(), reuse=True), tf.name_scope('both') as scope:
         total = cifar10_multi_gpu_train.tower_loss(
             scope, tf.reshape(images, [16, 24, 24, 3]), tf.reshape(labels, [16]))
@@ -47,9 +47,8 @@ def test_two_towers_take_the_step_of_one_with_both_batches():
     assert [variable for _, variable in averages] == [variable for _, variable in of_both]
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
-        got, got_loss = session.run([[gradient for gradient, _ in averages], mean])
-        expected, expected_loss = session.run([[gradient for gradient, _ in of_both], total])
-    np.testing.assert_allclose(got_loss, expected_loss, rtol=1e-6)
+        got, expected = session.run([[gradient for gradient, _ in each]
+                                     for each in (averages, of_both)])
     for ours, theirs in zip(got, expected):
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * abs(theirs).max())
 
@@ -65,8 +64,8 @@ def towers(half_bright, capsys):
 
 
 def test_a_run_on_two_towers(towers):
-    """Images per second times seconds per step: the batches of both. The summaries and the saved
-    variables are those of one device."""
+    """Images per second times seconds per step: the batches of both. A run on one device has the
+    same variables, and averages of its losses; its summaries have the averages, too."""
     first, _, line, saved = towers
     assert first == 'Training 2 towers on the CPU.'
     assert saved == f'Saved step 1 in {FLAGS.train_dir}.'
@@ -76,9 +75,26 @@ def test_a_run_on_two_towers(towers):
         cifar10_train.main()
         one = FLAGS.train_dir
     tags, names = ([{*outcomes.summaries(folder)[1]} for folder in (FLAGS.train_dir, one)],
-                   [tf.train.list_variables(folder) for folder in (FLAGS.train_dir, one)])
-    assert tags[0] == tags[1] and 'total_loss__raw_' in tags[0]
-    assert names[0] == names[1]
+                   [dict(tf.train.list_variables(folder)) for folder in (FLAGS.train_dir, one)])
+    losses = {'cross_entropy', 'local3/weight_loss', 'local4/weight_loss', 'total_loss_1'}
+    assert losses <= tags[0]
+    assert tags[0] - losses == {
+        tag for tag in tags[1] if not re.match('cross_entropy|local./weight_loss|total_loss', tag)}
+    assert names[0] == {name: shape for name, shape in names[1].items()
+                        if not name.endswith('/avg')}
+
+
+def test_the_loss_of_a_step_is_the_mean_of_the_towers(towers):
+    with tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as session:
+        session.run(tf.global_variables_initializer())
+        coord = tf.train.Coordinator()
+        threads = tf.train.start_queue_runners(coord=coord)
+        mean, *losses = session.run(
+            ['mean_loss:0', 'tower_0/total_loss_1:0', 'tower_1/total_loss_1:0'])
+        coord.request_stop()
+        coord.join(threads)
+    np.testing.assert_allclose(mean, sum(losses) / 2, rtol=1e-6)
+    assert losses[0] != losses[1]
 
 
 def test_where_the_operations_of_towers_are(towers):

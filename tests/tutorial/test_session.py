@@ -256,15 +256,6 @@ def test_a_folder_that_tensorflow_reads_as_a_pattern(tmp_path, name):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_checkpoint_in_place_of_the_folder(tmp_path):
-    counting.train(tmp_path, 3)
-    before = contents(tmp_path)
-    for name in ('model.ckpt-3', 'model.ckpt-3.index', 'checkpoint'):
-        with pytest.raises(console.UserError, match='expected the folder of a run'):
-            counting.train(tmp_path / name, 5)
-    assert contents(tmp_path) == before
-
-
 def test_two_trainers_in_one_folder(tmp_path):
     """The second one, in this process or another, changes nothing; the first one continues."""
     with counter(tmp_path, save_checkpoint_steps=1) as (sess, op):
