@@ -32,7 +32,7 @@ tf.app.flags.DEFINE_boolean('use_fp16', False,
                             'Compute in float16 with float32 variables; for GPUs.')
 tf.app.flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32 variables; for '
                             'GPUs, and CPUs with AMX or AVX512_BF16.')
-parser = command_line.Parser()  # For code written against the tutorial's last version.
+parser = command_line.Parser(allow_abbrev=False)  # For programs of 2017.
 
 # What cifar10_input.py says about the data. Edit the numbers there.
 IMAGE_SIZE = cifar10_input.IMAGE_SIZE

@@ -28,7 +28,7 @@ import collections
 import os
 import pathlib
 
-from cifar10_lib import console, files, own_images, own_sets, synthetic
+from cifar10_lib import console, files, named_sets, own_images, synthetic
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def convert(source, data_dir):
         OSError: reading or writing failed.
     """
     name = os.path.basename(os.path.abspath(data_dir))
-    own_sets.check_row({'name': name}, 'the new data set, named like its folder')
+    named_sets.check_row({'name': name}, 'the new data set, named like its folder')
     made, given = os.path.realpath(data_dir), os.path.realpath(source)
     if made != given and pathlib.Path(made).is_relative_to(given):
         raise console.UserError(f'{data_dir} is inside {source}, where each folder is a class: '

@@ -25,7 +25,7 @@ from cifar10_lib import (
     console,
     evaluate,
     files,
-    own_sets,
+    named_sets,
     recipes,
     records,
     run,
@@ -196,7 +196,7 @@ def _training():
 def _images(subset, content):
     """The `records.Images` of --dataset or of a run; `content` is that of its run.json."""
     own = content.get('settings', {}).get('dataset', 'cifar10')
-    data_set, folder = records.fetch(own_sets.find(FLAGS.dataset or own), FLAGS.data_dir)
+    data_set, folder = records.fetch(named_sets.find(FLAGS.dataset or own), FLAGS.data_dir)
     return records.Images(data_set, folder, subset)
 
 

@@ -32,7 +32,7 @@ from cifar10_lib import (
     data_sets,
     evaluate,
     hooks,
-    own_sets,
+    named_sets,
     recipes,
     records,
     run,
@@ -48,7 +48,7 @@ import cifar10
 FLAGS = tf.app.flags.FLAGS
 
 flags.DEFINE_string('net', 'resnet23', f'The network: {", ".join(recipes.TABLE)}.', short_name='n')
-flags.DEFINE_string('dataset', None, f'The images: {", ".join(data_sets.TABLE)}, or the folder of '
+flags.DEFINE_string('dataset', None, f'The images: {", ".join(named_sets.TABLE)}, or the folder of '
                     'a data set. By default cifar10; of --evaluate, that of the run.')
 flags.DEFINE_float('epochs', None, 'Total number of epochs.', lower_bound=0)
 flags.DEFINE_integer('max_steps', None, 'Total number of steps, instead of --epochs.',
@@ -112,7 +112,7 @@ def train(worker):
 
     # The images.
     name = os.path.expanduser(FLAGS.dataset or its_data_set or 'cifar10')
-    data_set, folder = fetch(own_sets.find(name))
+    data_set, folder = fetch(named_sets.find(name))
     training_images = records.Images(data_set, folder, 'all')
     if FLAGS.validate_on == 'held_out':
         training_images = records.Images(data_set, folder, 'training')
@@ -248,7 +248,7 @@ def evaluate_run():
     """Prints the precision of the run in --train_dir, on its own data set or on --dataset."""
     trained = evaluate.find(FLAGS.train_dir, FLAGS.best, FLAGS.data_dir)
     name = FLAGS.dataset or trained.run.get('settings', {}).get('dataset', 'cifar10')
-    data_set, folder = fetch(own_sets.find(os.path.expanduser(name)))
+    data_set, folder = fetch(named_sets.find(os.path.expanduser(name)))
     batch_size = trained.recipe.batch_size
     if not FLAGS['batch_size'].using_default_value:
         batch_size = FLAGS.batch_size

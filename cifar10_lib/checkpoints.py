@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -22,7 +23,6 @@ AVERAGE = '/ExponentialMovingAverage'  # Ends the name of a variable's moving av
 # TensorFlow writes this file last; it is the only one in TensorFlow's older format, V1.
 _INDEX = re.compile(r'model\.ckpt-(\d+)(?:\.index)?$')
 PATTERN_CHARACTERS = set('*?[\\') - {os.sep}  # TensorFlow takes a path with one for a pattern.
-_NAMED_FAULTS = 10  # At most, in an error; ResNet-23 has 300 variables.
 
 
 class Unreadable(console.UserError):
@@ -150,8 +150,8 @@ def check_fit(found: Found, variables: Mapping[str, tf.Variable], advice: str) -
         variables: by their names in the checkpoint.
         advice: what the user can do; ends the error's message.
 
-    Raises `console.UserError` that names up to ten variables that are missing, have a different
-    shape or are not finite.
+    Raises `console.UserError` that names variables that are missing, have a different shape or are
+    not finite; of many, as ResNet-23 has, the first ones.
     """
     faults = []
     for name, variable in sorted(variables.items()):
@@ -163,8 +163,6 @@ def check_fit(found: Found, variables: Mapping[str, tf.Variable], advice: str) -
             faults.append(f'{name} has shape {list(value.shape)}; expected {shape}')
         elif not np.isfinite(value).all():
             faults.append(f'{name} is not finite')
-    if len(faults) > _NAMED_FAULTS:
-        faults[_NAMED_FAULTS:] = [f'{len(faults) - _NAMED_FAULTS} more']
     if faults:
-        raise console.UserError(
-            f'{found.path} does not fit this network: {"; ".join(faults)}. {advice}')
+        listed = textwrap.shorten('; '.join(faults), 500, placeholder=' ...')
+        raise console.UserError(f'{found.path} does not fit this network: {listed}. {advice}')

@@ -50,11 +50,9 @@ except (ImportError, OSError, ValueError) as error:
     if os.environ.get('CIFAR10_TRACEBACK'):
         raise
     # Keras, Matplotlib and protobuf read settings that were meant for other programs.
-    settings = ['TMPDIR', '~/.keras/keras.json', *(f'{name}={os.environ[name]}' for name in (
-        'KERAS_BACKEND', 'MPLBACKEND', 'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION')
-        if name in os.environ)]
-    sys.exit(f'TensorFlow cannot be imported: {error!s:.200}. Install requirements.txt or, if '
-             f'it is installed, check {", ".join(settings)}')
+    sys.exit(f'TensorFlow cannot be imported: {error!s:.200}. Install requirements.txt or, if it '
+             'is installed, check TMPDIR, KERAS_BACKEND, MPLBACKEND, ~/.keras/keras.json and '
+             'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION')
 from absl import flags  # noqa: E402, TensorFlow first.
 
 FLAGS = flags.FLAGS

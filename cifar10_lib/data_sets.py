@@ -1,4 +1,4 @@
-"""The data sets, one row each, and the check of their record files.
+"""What a data set is, CIFAR-10, and the check of record files.
 
 A record is one or two bytes of labels and 3,072 bytes of pixels: the red, green and blue planes of
 a 32 x 32 image, each row by row. A file is a sequence of records and nothing else.
@@ -19,7 +19,7 @@ LABEL = -IMAGE_BYTES - 1  # Index of the label in a record.
 # Copies of the archives, those that Swift for TensorFlow and MindSpore use. The published host
 # sends 66 to 85 kB/s: https://github.com/pytorch/vision/issues/9536
 _SWIFT = 'https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/'
-_MINDSPORE = 'https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets/'
+MINDSPORE = 'https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets/'
 
 CIFAR10_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 
@@ -73,36 +73,9 @@ CIFAR10 = DataSet(
     classes=('airplane', 'automobile', 'bird', 'cat', 'deer',
              'dog', 'frog', 'horse', 'ship', 'truck'),
     url=CIFAR10_URL,
-    copies=(_SWIFT + 'cifar-10-binary.tar.gz', _MINDSPORE + 'cifar-10-binary.tar.gz'),
+    copies=(_SWIFT + 'cifar-10-binary.tar.gz', MINDSPORE + 'cifar-10-binary.tar.gz'),
     archive_bytes=170052171,
     sha256='c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd')
-
-# In the order of the archive's `fine_label_names.txt`.
-_FINE_LABELS = '''
-    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
-    butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach
-    couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster
-    house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
-    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
-    pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket
-    rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
-    sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
-    turtle wardrobe whale willow_tree wolf woman worm'''
-
-# The first label byte, the coarse label (one of 20 groups of classes), is not used.
-CIFAR100 = DataSet(
-    name='cifar100',
-    folder='cifar-100-binary',
-    train_files={'train.bin': 50000},
-    test_files={'test.bin': 10000},
-    classes=tuple(_FINE_LABELS.split()),
-    record_bytes=2 + IMAGE_BYTES,
-    url='https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
-    copies=(_MINDSPORE + 'cifar-100-binary.tar.gz',),
-    archive_bytes=168513733,
-    sha256='58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec')
-
-TABLE = {row.name: row for row in (CIFAR10, CIFAR100)}
 
 
 def check(data_set: DataSet, folder: str) -> None:

@@ -13,9 +13,6 @@ from absl import flags
 class Parser(argparse.ArgumentParser):
     """Parses a program's own arguments; the others are flags, whose values the result has, too."""
 
-    def __init__(self):
-        super().__init__(allow_abbrev=False)
-
     def parse_known_args(self, args=None, namespace=None):
         """Returns the values, and the arguments that are neither the program's nor flags."""
         values, rest = super().parse_known_args(args, namespace)

@@ -5,7 +5,7 @@ To add a network, write its functions in a file of its own, and add a row to `TA
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cifar10_lib import airbench94, console, data_sets, resnet23
+from cifar10_lib import airbench94, console, named_sets, resnet23
 
 import tensorflow.compat.v1 as tf
 
@@ -136,7 +136,7 @@ def named(net):
     if net in TABLE:
         return TABLE[net], None
     data_set, _, name = net.partition('_')
-    if data_set in data_sets.TABLE and name in TABLE:
+    if data_set in named_sets.TABLE and name in TABLE:
         return TABLE[name], data_set
     raise console.UserError(f'--net={net} is not a network; expected one of {", ".join(TABLE)}, or '
                             'with a data set in front, such as cifar100_resnet23')

@@ -103,7 +103,7 @@ def training_session(
             else:
                 if found:
                     print(f'Resuming from {found.path}.', flush=True)
-                saving = _Saving(checkpoint_dir, scaffold.saver)
+                saving = _Saving(checkpoint_dir)
                 hooks += chief_only_hooks or []
                 # After those that find NaN.
                 hooks += _hooks_of_the_chief(
@@ -119,7 +119,7 @@ def training_session(
             try:
                 yield session
             except Exception as error:
-                _after_error(error, session, signals, saving)
+                _after_error(error, session, signals, hooks, saving)
                 raise
     if signals.caught == signal.SIGINT:
         raise KeyboardInterrupt
@@ -216,8 +216,8 @@ class _Saving(tf.train.CheckpointSaverListener):
     `tf.train.NanTensorHook` is not enough: the loss of a step is that of the weights before it.
     """
 
-    def __init__(self, folder, saver):
-        self._folder, self._saver = folder, saver
+    def __init__(self, folder):
+        self._folder = folder
         with tf.device('/cpu:0'), tf.name_scope('finite'):
             self._check = tf.group(*[
                 tf.debugging.check_numerics(each, each.op.name)
@@ -237,23 +237,19 @@ class _Saving(tf.train.CheckpointSaverListener):
     def end(self, session, global_step_value):
         print(f'Saved step {global_step_value} in {self._folder}.', flush=True)
 
-    def save_after_error(self, session):
-        """Saves the steps since the last checkpoint."""
-        step = session.run(tf.train.get_global_step(session.graph))
-        self.before_save(session, step)
-        self._saver.save(session, os.path.join(self._folder, checkpoints.NAME), step)
 
-
-def _after_error(error, session, signals, saving):
+def _after_error(error, session, signals, hooks, saving):
     """Saves the steps that an error would lose, or raises one that explains it."""
     if isinstance(error, tf.train.NanLossDuringTrainingError) and saving:
         raise saving.diverged('the loss is NaN') from error
     # If a step failed, the variables may be half updated; not if it waited for input that failed.
     is_half_updated = (signals.is_stepping and isinstance(error, tf.errors.OpError)
                        and not signals.coord.should_stop())
-    if saving and not (is_half_updated or isinstance(error, FloatingPointError)):
-        with contextlib.suppress(Exception):  # The first error matters.
-            saving.save_after_error(session.raw_session())
+    if not (is_half_updated or isinstance(error, FloatingPointError)):
+        for hook in hooks:
+            if isinstance(hook, tf.train.CheckpointSaverHook):
+                with contextlib.suppress(Exception):  # The first error matters.
+                    hook.end(session.raw_session())
 
 
 @contextlib.contextmanager

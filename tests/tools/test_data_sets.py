@@ -1,7 +1,7 @@
 import json
 import re
 
-from cifar10_lib import console, data_sets, own_sets
+from cifar10_lib import console, data_sets, named_sets
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def fault(data_set, folder):
 def test_published_facts():
     """CIFAR-100's names are sorted, so that a missing or extra one shifts those that follow."""
     for row, classes, record_bytes in ((data_sets.CIFAR10, 10, 3073),
-                                       (data_sets.CIFAR100, 100, 3074)):
+                                       (named_sets.CIFAR100, 100, 3074)):
         assert (row.record_bytes, len(row.classes)) == (record_bytes, classes)
         assert sum(row.train_files.values()) == 50000
         assert sum(row.test_files.values()) == 10000
@@ -54,7 +54,7 @@ def test_published_facts():
         assert row.copies
         for copy in row.copies:
             assert re.fullmatch(f'https://.*/cifar-{classes}-binary.tar.gz', copy)
-    names = data_sets.CIFAR100.classes
+    names = named_sets.CIFAR100.classes
     assert names == tuple(sorted(set(names)))
     assert [names[label] for label in (0, 1, 39, 50, 60, 99)] == [
         'apple', 'aquarium_fish', 'keyboard', 'mouse', 'plain', 'worm']
@@ -91,17 +91,17 @@ def test_the_row_defines_the_label_byte(tmp_path):
     found[:, 1] = 99
     found.tofile(tmp_path / 'train.bin')
     found.tofile(tmp_path / 'test.bin')
-    data_sets.check(data_sets.CIFAR100, tmp_path)
+    data_sets.check(named_sets.CIFAR100, tmp_path)
     found[1, 1] = 100
     found.tofile(tmp_path / 'test.bin')
     assert 'test.bin has label 100 in record 1 (counted from 0); expected 0 to 99.' in fault(
-        data_sets.CIFAR100, tmp_path)
+        named_sets.CIFAR100, tmp_path)
 
 
 def test_a_folder_of_ones_own(pets, monkeypatch):
     monkeypatch.chdir(pets.parent)
     for name in (str(pets), 'pets', './pets/'):
-        row = own_sets.find(name)
+        row = named_sets.find(name)
         assert (row.name, row.classes, row.folder) == ('pets', ('cat', 'dög'), str(pets))
         assert (row.train_files, row.test_files) == ({'train.bin': 3}, {'test.bin': 2})
         assert row.record_bytes == 3073
@@ -114,15 +114,15 @@ def test_a_folder_of_ones_own(pets, monkeypatch):
 def test_a_name_of_the_table_is_not_a_folder(pets, monkeypatch):
     monkeypatch.chdir(pets.parent)
     pets.rename(pets.parent / 'cifar100')
-    assert own_sets.find('cifar100') is data_sets.CIFAR100
-    assert own_sets.find('./cifar100').name == 'pets'
+    assert named_sets.find('cifar100') is named_sets.CIFAR100
+    assert named_sets.find('./cifar100').name == 'pets'
 
 
 @pytest.mark.parametrize('name', ['pets', ''])
 def test_neither_a_name_nor_a_folder(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(console.UserError) as error:
-        own_sets.find(name)
+        named_sets.find(name)
     assert str(error.value) == (f'"{name}" is not a data set; expected cifar10, cifar100, or a '
                                 'folder with a dataset.json, made by cifar10_convert.py')
 
@@ -140,7 +140,7 @@ def test_neither_a_name_nor_a_folder(tmp_path, monkeypatch, name):
 def test_invalid_fields_are_reported(pets, change, words):
     (pets / 'dataset.json').write_text(json.dumps({**ROW, **change}))
     with pytest.raises(console.UserError) as error:
-        own_sets.find(str(pets))
+        named_sets.find(str(pets))
     assert words in str(error.value)
     assert str(error.value).startswith(f'{pets}/dataset.json: "')
     assert '\n' not in str(error.value) and len(str(error.value)) < 400
@@ -151,7 +151,7 @@ def test_files_without_a_json_object(pets, data):
     (pets / 'dataset.json').write_bytes(data)
     with pytest.raises(console.UserError, match=(
             'dataset.json (is not JSON: .|holds null; expected a JSON object)')):
-        own_sets.find(str(pets))
+        named_sets.find(str(pets))
 
 
 def test_names_of_classes_beside_the_records(tmp_path):

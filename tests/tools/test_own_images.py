@@ -1,7 +1,7 @@
 import collections
 import os
 
-from cifar10_lib import console, data_sets, own_images, own_sets
+from cifar10_lib import console, data_sets, named_sets, own_images
 
 import numpy as np
 import pytest
@@ -236,7 +236,7 @@ def test_each_image_of_an_array_keeps_its_label_and_its_pixels(tmp_path, given, 
     np.savez_compressed(tmp_path / 'a.npz', **arrays(**given))
     (tmp_path / 'made').mkdir()
     own_images.write(tmp_path / 'made', 'made', own_images.read_arrays(tmp_path / 'a.npz'))
-    row = own_sets.find(tmp_path / 'made')
+    row = named_sets.find(tmp_path / 'made')
     data_sets.check(row, row.folder)
     assert row.classes == tuple(names)
     for split, count in (('train', 30), ('test', 6)):

@@ -1,6 +1,7 @@
-"""The data sets of a user: folders of record files, each with a `dataset.json` as its row.
+"""What `--dataset` names: CIFAR-10, CIFAR-100, or a user's folder of record files.
 
-cifar10_convert.py makes them, and docs/usage.md shows how to write one from other forms:
+Such a folder has a `dataset.json` as its row. cifar10_convert.py writes it, and docs/usage.md shows
+how to write one by hand:
 
     {"name": "pets", "classes": ["cat", "dog"],
      "train_files": {"train.bin": 1000}, "test_files": {"test.bin": 200}}
@@ -15,6 +16,33 @@ from typing import Any
 
 from cifar10_lib import console, data_sets
 
+# In the order of the archive's `fine_label_names.txt`.
+_FINE_LABELS = '''
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
+    butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach
+    couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster
+    house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+    pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket
+    rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+    sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip
+    turtle wardrobe whale willow_tree wolf woman worm'''
+
+# The first label byte, the coarse label (one of 20 groups of classes), is not used.
+CIFAR100 = data_sets.DataSet(
+    name='cifar100',
+    folder='cifar-100-binary',
+    train_files={'train.bin': 50000},
+    test_files={'test.bin': 10000},
+    classes=tuple(_FINE_LABELS.split()),
+    record_bytes=2 + data_sets.IMAGE_BYTES,
+    url='https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz',
+    copies=(data_sets.MINDSPORE + 'cifar-100-binary.tar.gz',),
+    archive_bytes=168513733,
+    sha256='58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec')
+
+TABLE = {row.name: row for row in (data_sets.CIFAR10, CIFAR100)}
+
 FILE = 'dataset.json'
 MAX_CLASSES = 256  # A label is one byte.
 
@@ -25,15 +53,15 @@ def find(name_or_folder: str) -> data_sets.DataSet:
     The `folder` of a user's set is absolute, so that `--data_dir` has no effect. Raises
     `console.UserError` if it is neither, or its `dataset.json` is invalid.
     """
-    if name_or_folder in data_sets.TABLE:
-        return data_sets.TABLE[name_or_folder]
+    if name_or_folder in TABLE:
+        return TABLE[name_or_folder]
     path = os.path.join(name_or_folder, FILE)
     try:
         with open(path, encoding='utf-8') as stream:
             fields = json.load(stream)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise console.UserError(
-            f'"{name_or_folder}" is not a data set; expected {", ".join(data_sets.TABLE)}, or a '
+            f'"{name_or_folder}" is not a data set; expected {", ".join(TABLE)}, or a '
             f'folder with a {FILE}, made by cifar10_convert.py') from error
     except (ValueError, RecursionError) as error:  # Not UTF-8, not JSON, or nested too deeply.
         raise console.UserError(f'{path} is not JSON: {error}') from error
@@ -51,7 +79,7 @@ def check_row(fields: Mapping[str, Any], source: str) -> None:
     `dataset.json` is wrong."""
     names_of_files = 'names of files in this folder, each with its number of records'
     rules = {
-        'name': (_is_new_name, f'a name other than {", ".join(data_sets.TABLE)}'),
+        'name': (_is_new_name, f'a name other than {", ".join(TABLE)}'),
         'classes': (_are_classes,
                     f'a list of 2 to {MAX_CLASSES} different names of printable characters'),
         'train_files': (_are_files, names_of_files),
@@ -68,7 +96,7 @@ def _is_name(value):
 
 
 def _is_new_name(value):
-    return _is_name(value) and value not in data_sets.TABLE
+    return _is_name(value) and value not in TABLE
 
 
 def _are_classes(value):
