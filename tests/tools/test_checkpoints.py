@@ -196,7 +196,7 @@ def test_the_error_names_the_first_variables_that_do_not_fit():
     values = {'a': np.zeros(3), 'b': np.array([1, np.inf]), 'c': np.zeros(2), 'fine': np.zeros(1)}
     with pytest.raises(console.UserError, match=(
             r'^run/a does not fit this network: a has shape \[3\]; expected \[2\]; b is not finite'
-            '; d is missing; v0 is missing; v1 .{200,400} is missing; .*\.\.\.. Do this$')):
+            r'; d is missing; v0 is missing; v1 .{200,400} is missing; .*\.\.\.\. Do this$')):
         checkpoints.check_fit(checkpoints.Found('run/a', values), variables, 'Do this')
 
 
