@@ -8,8 +8,7 @@ FOLDER contains a folder of images per class, such as FOLDER/cat/1.jpg, in any f
 reads by itself, so not EPS. Folders train/cat and test/cat (or val/cat) and so on define the split;
 otherwise about a sixth of the images becomes the test set, always the same ones. The EXIF
 orientation is applied, the short side becomes 32 pixels, the centre is kept, and transparent pixels
-become white. Files with more than 8 bits per channel are skipped; docs/usage.md shows how to scale
-them.
+become white. Grey images with more than 8 bits are skipped; docs/usage.md shows how to scale them.
 
 FILE.npz contains x_train and x_test, uint8 [count, 32, 32, 3], y_train and y_test, the labels from
 0, and optionally classes, their names. docs/usage.md shows how to write it from SVHN's files and

@@ -49,18 +49,12 @@ _COLUMNS = 10  # Images side by side.
 
 
 def samples(stream):
-    """Draws training images: ten of each class or, of many classes, one to three of each."""
+    """Draws about a hundred training images, at least one of each class."""
     _, source = _training()
     labels, pixels = source.read()
-    classes = source.data_set.classes
-    title = f'{source.data_set.name} training images'
-    if len(classes) <= _COLUMNS:
-        rows = [[(image, '', 'black') for image in pixels[labels == label][:_COLUMNS]]
-                for label in range(len(classes))]
-        _draw_images(stream, rows, title, classes)
-    else:
-        _draw_images(stream, _rows([(pixels[place], classes[labels[place]], 'black')
-                                    for place in _first_of_each_class(labels)]), title)
+    cells = [(pixels[place], source.data_set.classes[labels[place]], 'black')
+             for place in _first_of_each_class(labels, 100)]
+    _draw_images(stream, _rows(cells), f'{source.data_set.name} training images')
 
 
 def distorted(stream):
@@ -101,7 +95,7 @@ def predictions(stream):
     found = _trained()
     source = _images('test', found.run)
     labels, pixels = source.read()
-    places = _first_of_each_class(labels)
+    places = _first_of_each_class(labels, 30)
     network = evaluate.Classifier(found.recipe, len(found.classes))
     with network.restored(found.checkpoint) as session:
         probabilities = session.run(network.probabilities, {network.pixels: pixels[places]})
@@ -200,13 +194,14 @@ def _images(subset, content):
     return records.Images(data_set, folder, subset)
 
 
-def _first_of_each_class(labels):
-    """Places of thirty images or a few less, but at least one of each class.
+def _first_of_each_class(labels, count):
+    """Places of `count` images or a few less, but at least one of each class.
 
     The first of each class, then the second of each class, and so on: ten classes are columns.
     """
     classes = np.unique(labels)
-    first = [np.flatnonzero(labels == label)[:max(1, 30 // len(classes))] for label in classes]
+    first = [np.flatnonzero(labels == label)[:max(1, count // len(classes))]
+             for label in classes]
     return [place for row in itertools.zip_longest(*first) for place in row if place is not None]
 
 
@@ -214,18 +209,18 @@ def _rows(cells, columns=_COLUMNS):
     return [cells[start:start + columns] for start in range(0, len(cells), columns)]
 
 
-def _draw_images(stream, rows, title, row_names=()):
+def _draw_images(stream, rows, title):
     """Writes a PNG with rows of images to a binary stream.
 
     `rows` are lists of (image, text above it, colour of the text); an image is [height, width, 3],
-    uint8 or float from 0 to 1. `row_names` are shown to the left of the rows.
+    uint8 or float from 0 to 1.
     """
     def wrapped(text):
         return '\n'.join(textwrap.fill(line, 13) for line in text.splitlines())
 
     lines = max(len(wrapped(text).splitlines()) for row in rows for _, text, _ in row)
     columns = max(8, *(len(row) for row in rows))  # Fewer would be narrower than the title.
-    figure = _figure(0.8 * columns + 1.2 * bool(row_names), (0.8 + 0.13 * lines) * len(rows) + 0.5)
+    figure = _figure(0.8 * columns, (0.8 + 0.13 * lines) * len(rows) + 0.5)
     figure.suptitle(title, fontsize=11)
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for each in axes.flat:
@@ -234,8 +229,6 @@ def _draw_images(stream, rows, title, row_names=()):
         for (image, text, colour), each in zip(row, row_axes):
             each.imshow(image, interpolation='nearest')
             each.set_title(wrapped(text), fontsize=7, pad=2, color=colour)
-    for name, row_axes in zip(row_names, axes):
-        row_axes[0].set_ylabel(name, rotation=0, ha='right', va='center', fontsize=9)
     figure.savefig(stream, format='png')
 
 

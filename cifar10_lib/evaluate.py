@@ -181,19 +181,17 @@ def confusion(trained, images, batch_size, dtype=tf.float32):
 
     Args:
         trained: the `Trained` network.
-        images: the `records.Images`, whose data set has the network's classes in any order.
+        images: the `records.Images`, whose data set has the network's classes.
         batch_size: number of images per batch.
         dtype: the type in which layers compute.
 
     Raises `console.UserError` if the classes differ, or the checkpoint does not fit.
     """
     classes, names = trained.classes, images.data_set.classes
-    if sorted(classes) != sorted(names):
-        other = sorted(set(names) ^ set(classes))[0]
+    if classes != names:
         raise console.UserError(
-            f'{trained.checkpoint} and --dataset={images.data_set.name} have other classes '
-            f'({other} is only in one): choose the data set of the run')
-    numbers = np.array([classes.index(name) for name in names])
+            f'{trained.checkpoint} has the classes {", ".join(classes):.80}; --dataset='
+            f'{images.data_set.name} has {", ".join(names):.80}: choose the data set of the run')
     counts = np.zeros([len(classes), len(classes)], np.int64)
     classifier = Classifier(trained.recipe, len(classes), dtype)
     with classifier.graph.as_default():
@@ -204,7 +202,7 @@ def confusion(trained, images, batch_size, dtype=tf.float32):
             while True:
                 batch, batch_labels = session.run([pixels, labels])
                 logits = session.run(classifier.logits, {classifier.pixels: batch})
-                np.add.at(counts, (numbers[batch_labels], logits.argmax(axis=1)), 1)
+                np.add.at(counts, (batch_labels, logits.argmax(axis=1)), 1)
     return counts
 
 

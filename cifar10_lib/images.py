@@ -6,7 +6,7 @@ import warnings
 from cifar10_lib import console, data_sets
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image, ImageOps
 
 # For EPS, Pillow starts Ghostscript. Of the others, it reads only the header, or only on Windows.
 _UNREADABLE = {'EPS', 'BUFR', 'GRIB', 'HDF5', 'MPEG', 'WMF'}
@@ -29,7 +29,7 @@ def read(path: str, size: tuple[int, int] = (data_sets.WIDTH, data_sets.HEIGHT))
     frame of an animation, and the first of several pages. Lays transparent images on white.
 
     Returns uint8 [height, width, 3]. Raises `console.UserError`, which names the file, if it cannot
-    be read, is damaged, has more than 8 bits per channel, or more pixels than Pillow accepts, 179
+    be read, is damaged, is grey with more than 8 bits, or has more pixels than Pillow accepts, 179
     million.
     """
     try:
@@ -50,9 +50,9 @@ def read(path: str, size: tuple[int, int] = (data_sets.WIDTH, data_sets.HEIGHT))
 
 def _decoded(image):
     """Decodes an opened image to RGB, upright and on white; raises many types if it is damaged."""
-    if _is_deep(image):
-        raise ValueError('more than 8 bits per channel, or signed values: scale them to 0 to 255, '
-                         'as in docs/usage.md')
+    if image.mode.startswith(('I', 'F')):  # Black and white are not known. Colours have a range.
+        raise ValueError('more than 8 bits, or fractions: scale them to 0 to 255, as in '
+                         'docs/usage.md')
     image.load()
     with contextlib.suppress(Exception):  # Damaged EXIF data raises many types; ignore it.
         ImageOps.exif_transpose(image, in_place=True)
@@ -64,25 +64,3 @@ def _decoded(image):
     on_white = Image.new('RGB', image.size, 'white')
     on_white.paste(image, mask=image)
     return on_white
-
-
-def _is_deep(image):
-    """Whether an opened image stores other values than 0 to 255, so that black and white are not
-    known.
-
-    Pillow opens some of these as 8 bits: it keeps the upper half of 16 bits, and the bits of a
-    negative number. Colours of more bits in AVIF and JPEG 2000 always span the whole range, and
-    their decoders scale them.
-    """
-    if image.mode.startswith(('I', 'F')):
-        return True
-    if image.format == 'TIFF':
-        bits = image.tag_v2.get(ExifTags.Base.BitsPerSample, (1,))
-        formats = image.tag_v2.get(ExifTags.Base.SampleFormat, (1,))  # 1: unsigned.
-        return max(bits) > 8 or max(formats) > 1
-    for decoder, _, _, arguments in image.tile:
-        if image.format in ('PNG', 'SGI') and '16' in f'{decoder} {arguments}':  # As "RGB;16B".
-            return True
-        if image.format == 'PPM' and isinstance(arguments, tuple) and arguments[1] > 255:
-            return True
-    return False

@@ -77,34 +77,22 @@ def find(name_or_folder: str) -> data_sets.DataSet:
 def check_row(fields: Mapping[str, Any], source: str) -> None:
     """Raises `console.UserError`, which begins with `source`, if one of these fields of a
     `dataset.json` is wrong."""
-    names_of_files = 'names of files in this folder, each with its number of records'
-    rules = {
-        'name': (_is_new_name, f'a name other than {", ".join(TABLE)}'),
-        'classes': (_are_classes,
-                    f'a list of 2 to {MAX_CLASSES} different names of printable characters'),
-        'train_files': (_are_files, names_of_files),
-        'test_files': (_are_files, names_of_files)}
     for field, value in fields.items():
-        is_valid, expected = rules[field]
-        if not is_valid(value):
+        if field == 'name':
+            expected = f'a name other than {", ".join(TABLE)}'
+            is_valid = _is_name(value) and value not in TABLE
+        elif field == 'classes':
+            expected = f'a list of 2 to {MAX_CLASSES} different names of printable characters'
+            is_valid = (isinstance(value, list) and all(map(_is_name, value))
+                        and 2 <= len(value) <= MAX_CLASSES and len(set(value)) == len(value))
+        else:
+            expected = 'names of files in this folder, each with its number of records'
+            is_valid = isinstance(value, dict) and value and all(
+                _is_name(name) and name == os.path.basename(name) for name in value)
+        if not is_valid:
             raise console.UserError(
                 f'{source}: "{field}" is {json.dumps(value):.80}; expected {expected}')
 
 
 def _is_name(value):
     return isinstance(value, str) and 0 < len(value) <= 255 and value.isprintable()
-
-
-def _is_new_name(value):
-    return _is_name(value) and value not in TABLE
-
-
-def _are_classes(value):
-    return (isinstance(value, list) and 2 <= len(value) <= MAX_CLASSES
-            and all(map(_is_name, value)) and len(set(value)) == len(value))
-
-
-def _are_files(value):
-    return isinstance(value, dict) and len(value) > 0 and all(
-        _is_name(name) and name == os.path.basename(name) and type(count) is int and count > 0
-        for name, count in value.items())

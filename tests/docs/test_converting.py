@@ -138,7 +138,7 @@ def test_the_program_that_scales_images_to_eight_bits(tmp_path, kind, values):
     (tmp_path / 'my_images' / 'cat').mkdir(parents=True)
     deep = np.repeat(np.array(values, kind), 8)[np.newaxis].repeat(32, axis=0)
     Image.fromarray(deep).save(tmp_path / 'my_images' / 'cat' / '1.tif')
-    program, = programs('### More than 8 bits per channel', '### Data that you already have')
+    program, = programs('### Grey images with more than 8 bits', '### Data that you already have')
     subprocess.run([sys.executable, '-c', program], cwd=tmp_path, check=True,
                    timeout=spawn.PATIENCE)
     found = images.read(tmp_path / 'my_images' / 'cat' / '1.tif.png')
@@ -154,7 +154,7 @@ def test_the_program_that_reads_heic(tmp_path):
     half[:32] = 255
     Image.fromarray(half).save(tmp_path / 'my_images' / 'cat' / '1.HEIC', format='HEIF')
     image_files.png(tmp_path / 'my_images' / 'cat' / '2.png', half)
-    program, = programs('### HEIC, the format of iPhones', '### More than 8 bits per channel')
+    program, = programs('### HEIC, the format of iPhones', '### Grey images with more than 8 bits')
     subprocess.run([sys.executable, '-c', program], cwd=tmp_path, check=True,
                    timeout=spawn.PATIENCE)
     made = sorted(path.name for path in (tmp_path / 'my_images' / 'cat').iterdir())

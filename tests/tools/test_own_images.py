@@ -163,8 +163,8 @@ def test_what_is_skipped_is_named_with_the_reason(tmp_path):
         'not readable': [
             f'{tmp_path}/dog/broken.png cannot be read (damaged, or in a format that Pillow does '
             'not read)',
-            f'{tmp_path}/dog/deep.png cannot be read (more than 8 bits per channel, or signed '
-            'values: scale them to 0 to 255, as in docs/usage.md)']}
+            f'{tmp_path}/dog/deep.png cannot be read (more than 8 bits, or fractions: '
+            'scale them to 0 to 255, as in docs/usage.md)']}
 
 
 def test_links_are_followed(tmp_path):

@@ -97,14 +97,11 @@ def test_distorted_shows_images_and_distortions(half_bright, tmp_path):
 
 @pytest.mark.parametrize('count', [2, 4, 12])
 def test_samples_of_own_images(tmp_path, count):
-    """In rows of a class each or, of twelve classes, two of each."""
+    """About a hundred, as many of each class; there are twelve of each."""
     classes = [f'class_{k} of $x$' for k in range(count)]
     image = plot(tmp_path, 'samples', dataset=own_set(tmp_path / 'set', classes))
     shown = [is_colour(image, [20 * k, 200, 0]).sum() / 60 ** 2 for k in range(count)]
-    if count <= 10:
-        assert min(shown) > 9
-    else:
-        assert all(1.5 < each < 4 for each in shown)
+    assert all(7 < each < 18 for each in shown)
     assert title_is_complete(image)
 
 
