@@ -96,12 +96,14 @@ def evaluate():
             if FLAGS.run_once or (latest and latest != evaluated):
                 eval_once(saver, summary_writer, top_k_op, summary_op)
                 evaluated = latest
+            if not latest:
+                print('No checkpoint file found in %s' % FLAGS.checkpoint_dir, flush=True)
             if FLAGS.run_once:
                 break
             time.sleep(FLAGS.eval_interval_secs)
 
 
-def main(argv=None):  # `tf.app.run` passes the arguments.
+def main(argv=None):  # Also for `tf.app.run(main)`.
     del argv
     cifar10.maybe_download_and_extract()
     evaluate()

@@ -114,8 +114,10 @@ def train():
                         tf.get_variable_scope().reuse_variables()
 
                         # The summaries of one tower are enough.
+                        summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
                         if i == 0:
-                            summaries = tf.get_collection(tf.GraphKeys.SUMMARIES)
+                            count = len(summaries)
+                        del summaries[count:]
 
                         grads = opt.compute_gradients(loss)
                         tower_losses.append(loss)
@@ -125,17 +127,13 @@ def train():
         grads = average_gradients(tower_grads)
         loss = tf.reduce_mean(tower_losses, name='mean_loss')
 
-        # One update of the shared variables, as in cifar10_train.py. Its summaries join those of
-        # the first tower.
-        before = len(tf.get_collection(tf.GraphKeys.SUMMARIES))
+        # One update of the shared variables, as in cifar10_train.py.
         train_op = cifar10.update(opt, grads, global_step)
-        summaries += tf.get_collection(tf.GraphKeys.SUMMARIES)[before:]
 
         # Some operations have no GPU kernel, and there may be fewer GPUs than towers: soft
         # placement moves them to other devices.
         with session.training_session(
                 checkpoint_dir=FLAGS.train_dir,
-                scaffold=tf.train.Scaffold(summary_op=tf.summary.merge(summaries)),
                 hooks=[tf.train.StopAtStepHook(last_step=FLAGS.max_steps),
                        tf.train.NanTensorHook(loss)],
                 config=tf.ConfigProto(allow_soft_placement=True,
@@ -154,7 +152,7 @@ def train():
                 step += 1
 
 
-def main(argv=None):  # `tf.app.run` passes the arguments.
+def main(argv=None):  # Also for `tf.app.run(main)`.
     del argv
     console.show_devices(cifar10.compute_type(), FLAGS.num_gpus)
     cifar10.maybe_download_and_extract()

@@ -88,7 +88,7 @@ def train():
                 mon_sess.run(train_op)
 
 
-def main(argv=None):  # `tf.app.run` passes the arguments.
+def main(argv=None):  # Also for `tf.app.run(main)`.
     del argv
     console.show_devices(cifar10.compute_type())
     cifar10.maybe_download_and_extract()

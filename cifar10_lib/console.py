@@ -19,7 +19,7 @@ def _without_start_up_lines():
     """
     before = dict(os.environ)
     collects = gc.isenabled()
-    gc.disable()  # An import leaves no garbage, but looking for it takes 0.4 seconds.
+    gc.disable()  # An import leaves no garbage, and looking for it takes a sixth of the time.
     if platform.machine() in ('x86_64', 'AMD64'):
         # Processors with AVX2 only would not use oneDNN: a step takes 1.6 times as long there.
         os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
@@ -71,7 +71,7 @@ def run(main, positional=''):
     """Parses the command line, calls `main` and ends the process.
 
     Exit codes: 0 success; 1 user error, explained in one line on standard error (and in a traceback
-    if CIFAR10_TRACEBACK is set); 130 after Ctrl-C.
+    if CIFAR10_TRACEBACK is set); 130 after Ctrl-C, 128 + the number of another signal.
 
     Args:
         main: function without arguments or, with `positional`, of the list of positional arguments.

@@ -26,7 +26,7 @@ CIFAR10_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A row of the table.
+    """Where the files of a data set are, what they hold, and where to download them.
 
     Attributes:
         name: value of `--dataset`.

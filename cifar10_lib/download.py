@@ -83,38 +83,30 @@ def download(archive: str, data_set: data_sets.DataSet) -> None:
 def _fetch(url, archive, data_set):
     """Completes the part of an archive from one place, verifies it and renames it.
 
-    Removes a part with the wrong checksum, and starts again if only its end was from this place.
+    Removes a part with the wrong checksum.
     """
     part = archive + '.part'
     with open(part, 'ab') as stream:
-        first = stream.tell()
-        if first < data_set.archive_bytes:
-            first = _append(url, stream, data_set.archive_bytes)
+        if stream.tell() < data_set.archive_bytes:
+            _append(url, stream, data_set.archive_bytes)
         stream.flush()
         os.fsync(stream.fileno())
     fault = _fault(part, data_set)
-    if fault is None:
-        os.replace(part, archive)
-        return
-    os.remove(part)
-    if first == 0:
+    if fault:
+        os.remove(part)
         raise console.UserError(fault)
-    print(f'{fault}. Starting again.', flush=True)
-    _fetch(url, archive, data_set)
+    os.replace(part, archive)
 
 
 def _append(url, stream, size):
-    """Appends the rest of a file of `size` bytes to its part, with a progress bar.
-
-    Returns the number of the first byte from this place: 0 if it ignores ranges.
-    """
+    """Appends the rest of a file of `size` bytes to its part, with a progress bar."""
     first = stream.tell()
     request = urllib.request.Request(url, headers={'User-Agent': 'cifar10-tutorial'})
     if first:
         request.add_header('Range', f'bytes={first}-')
     # A new opener reads the proxy variables. It refuses redirections to files.
     with urllib.request.build_opener().open(request, timeout=_SILENCE) as response:
-        if response.getcode() != 206:
+        if response.getcode() != 206:  # It ignores ranges.
             first = 0
         offered = first + int(response.headers.get('Content-Length', size - first))
         if offered != size:
@@ -129,7 +121,6 @@ def _append(url, stream, size):
                     raise ConnectionError(f'the connection ended after {bar.n} of {size} bytes')
                 stream.write(block)
                 bar.update(len(block))
-    return first
 
 
 def _fault(path, data_set):

@@ -107,9 +107,11 @@ def test_a_wrong_archive_of_the_user_stays(tmp_path, wrong):
     (False, 5000, ['bytes=5000-']), (False, len(ARCHIVE), []),
     (True, 5000, ['bytes=5000-', None]), (True, len(ARCHIVE), [None])])
 def test_resumes_from_a_part(server, tmp_path, wrong, size, ranges):
-    """Once it is complete, wrong bytes are noticed, and all are downloaded again."""
+    """Once it is complete, wrong bytes are noticed; the next start downloads all again."""
     part = bytes(size) if wrong else ARCHIVE[:size]
     (tmp_path / 'small.tar.gz.part').write_bytes(part)
+    if wrong:
+        assert 'SHA-256' in failure(tmp_path, server.url)
     download.maybe_download_and_extract(row(server.url), str(tmp_path))
     assert [range_ for _, range_ in server.requests] == ranges
     assert_whole(tmp_path)
