@@ -9,7 +9,7 @@ with tf.Graph().as_default() as graph:
     c = tf.sqrt(b + 10.0, name='c')  # Adds an operation; computes nothing yet.
 
     print(b)
-    print([operation.name for operation in graph.get_operations()])
+    print([operation.type for operation in graph.get_operations()])
 
     with tf.Session() as session:
         print(session.run(b))
