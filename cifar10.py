@@ -271,7 +271,7 @@ def learning_rate(global_step, images_per_step):
     decay_steps = max(1, int(num_batches_per_epoch * NUM_EPOCHS_PER_DECAY))
 
     # In stairs: the rate is constant between two falls.
-    lr = tf.train.exponential_decay(INITIAL_LEARNING_RATE, global_step, decay_steps,
+    lr = tf.train.exponential_decay(float(INITIAL_LEARNING_RATE), global_step, decay_steps,
                                     LEARNING_RATE_DECAY_FACTOR, staircase=True)
     tf.summary.scalar('learning_rate', lr)
     return lr

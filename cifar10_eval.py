@@ -45,6 +45,10 @@ def eval_once(saver, summary_writer, top_k_op, summary_op):
     if ckpt is None:
         raise console.UserError(f'No checkpoint in {FLAGS.checkpoint_dir}: train first, or choose '
                                 'another --checkpoint_dir')
+    # Restoring does not compare shapes.
+    variables = {each.op.name: each for each in tf.trainable_variables()
+                 if each.op.name in ckpt.values}
+    checkpoints.check_fit(ckpt, variables, 'Evaluate it with the network that was trained')
     with tf.Session() as sess:
         with checkpoints.readable(ckpt.path) as path:
             saver.restore(sess, path)

@@ -5,7 +5,6 @@
 Each GPU runs a copy of the network, a tower, on its own batches. The variables are in host memory,
 and are updated with the mean of the towers' gradients. With fewer GPUs than towers, towers share
 GPUs; without GPUs, all run on the CPU. It resumes runs of cifar10_train.py, and vice versa.
-Unlike the published script, it prints the mean loss of all towers and the time of a whole step.
 """
 import re
 import time
@@ -34,15 +33,12 @@ tf.app.flags.DEFINE_boolean('restart', False,
 
 
 def tower_loss(scope, images, labels):
-    """Builds one tower, and returns its loss.
+    """Builds one tower, and returns the total loss of its batch, float32 [].
 
     Args:
         scope: name scope of the tower, such as 'tower_0/'.
         images: float32 [batch, height, width, 3].
         labels: int32 [batch].
-
-    Returns:
-        float32 [], the total loss of the tower's batch.
     """
     logits = cifar10.inference(images)
 
@@ -67,8 +63,7 @@ def average_gradients(tower_grads):
     Args:
         tower_grads: list over towers of lists of (gradient, variable), all in the same order.
 
-    Returns:
-        List of (mean gradient, variable), without variables for which no tower has a gradient.
+    Returns a list of (mean gradient, variable), without variables that have no gradient.
     """
     average_grads = []
     for grad_and_vars in zip(*tower_grads):
@@ -85,7 +80,6 @@ def average_gradients(tower_grads):
 def train():
     """Trains CIFAR-10 on --num_gpus towers until --max_steps."""
     with tf.Graph().as_default(), tf.device('/cpu:0'):
-        # The number of steps, each of a batch per tower.
         global_step = tf.train.get_or_create_global_step()
 
         # The rate depends on the number of images, so that towers do not change it.

@@ -37,12 +37,10 @@ class Found(NamedTuple):
 
 
 def newest(folder: str) -> Found | None:
-    """Reads the newest intact checkpoint in a folder, or the one that a path names; None if there
-    isn't one.
+    """Reads the newest intact checkpoint in a folder, or the one that a path names; else None.
 
     The file `checkpoint` names the newest. If that one is damaged, reads the intact one with the
-    highest step, and says so on standard error. Nothing is removed. The folder may be missing.
-    Raises `console.UserError` if all checkpoints are damaged.
+    highest step, and says so on standard error. Raises `console.UserError` if all are damaged.
     """
     paths = candidates(folder)
     faults = []

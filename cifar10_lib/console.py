@@ -5,6 +5,7 @@ Importing this module imports TensorFlow, so scripts import it before TensorFlow
 import contextlib
 import gc
 import os
+import pathlib
 import platform
 import re
 import sys
@@ -46,6 +47,8 @@ try:
     with _without_start_up_lines():
         import tensorflow.compat.v1 as tf
         tf.disable_v2_behavior()  # Prints a line, too.
+except KeyboardInterrupt:
+    sys.exit(130)
 except (ImportError, OSError, ValueError) as error:
     if os.environ.get('CIFAR10_TRACEBACK'):
         raise
@@ -74,10 +77,9 @@ def run(main, positional=''):
     if CIFAR10_TRACEBACK is set); 130 after Ctrl-C, 128 + the number of another signal.
 
     Args:
-        main: function without arguments or, with `positional`, of the list of positional arguments.
-            Its result is the exit code; None means 0.
-        positional: those arguments in the usage: 'IMAGE...' for at least one, 'SOURCE DATA_DIR' for
-            exactly two, '' for flags only.
+        main: function that returns the exit code, or None for 0; without arguments or, with
+            `positional`, of the list of positional arguments.
+        positional: their usage, such as 'IMAGE...' for at least one, 'SOURCE DATA_DIR' for two.
     """
     if 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
         tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors it logs.
@@ -181,9 +183,8 @@ def _cores_by_quota():
 
     `docker run --cpus=2` and Kubernetes' limits leave all cores visible.
     """
-    try:
-        with open('/sys/fs/cgroup/cpu.max') as stream:
-            quota, period = stream.read().split()  # Microseconds per period, or 'max'.
+    try:  # Microseconds per period, or 'max'.
+        quota, period = pathlib.Path('/sys/fs/cgroup/cpu.max').read_text().split()
         return str(min(-(-int(quota) // int(period)), os.cpu_count()))
     except (OSError, ValueError):
         return ''

@@ -21,8 +21,6 @@ LABEL = -IMAGE_BYTES - 1  # Index of the label in a record.
 _SWIFT = 'https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/'
 MINDSPORE = 'https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets/'
 
-CIFAR10_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
-
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
@@ -38,8 +36,7 @@ class DataSet:
             byte before them is the label.
         url: published URL of the archive; empty for a user's own set.
         copies: URLs of copies of the archive, which are tried before `url`.
-        archive_bytes: size of the archive in bytes.
-        sha256: checksum of the archive, in hexadecimal.
+        archive_bytes, sha256: size of the archive in bytes, and its checksum in hexadecimal.
     """
 
     name: str
@@ -72,7 +69,7 @@ CIFAR10 = DataSet(
     test_files={'test_batch.bin': 10000},
     classes=('airplane', 'automobile', 'bird', 'cat', 'deer',
              'dog', 'frog', 'horse', 'ship', 'truck'),
-    url=CIFAR10_URL,
+    url='https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz',
     copies=(_SWIFT + 'cifar-10-binary.tar.gz', MINDSPORE + 'cifar-10-binary.tar.gz'),
     archive_bytes=170052171,
     sha256='c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd')

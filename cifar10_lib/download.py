@@ -25,13 +25,14 @@ _SILENCE = 30.0  # Seconds within which a place must answer, and send something.
 def maybe_download_and_extract(data_set: data_sets.DataSet, data_dir: str) -> None:
     """Makes sure that a data set's folder exists in `data_dir` and that its files are valid.
 
-    If it is missing, unpacks the archive in `data_dir`; if that is missing too, downloads it from
-    the places of the row. Concurrent processes wait for the first one. Raises `console.UserError`
-    with cause, place and remedy.
+    If it is missing, unpacks the archive in `data_dir`; if that is missing too, downloads it.
+    Concurrent processes wait for the first one. Raises `console.UserError`.
     """
     folder = os.path.join(data_dir, data_set.folder)
     if not os.path.isdir(folder):
-        _check_data_dir(data_set, data_dir)
+        if os.path.basename(os.path.abspath(data_dir)) == data_set.folder:
+            raise console.UserError(f'--data_dir={data_dir} is the folder of the record files; '
+                                    f'expected the folder that contains {data_set.folder}')
         archive = os.path.join(data_dir, os.path.basename(data_set.url))
         try:
             os.makedirs(data_dir, exist_ok=True)
@@ -48,14 +49,6 @@ def maybe_download_and_extract(data_set: data_sets.DataSet, data_dir: str) -> No
                 f'{os.path.basename(archive)} there, choose another --data_dir, or try generated '
                 'images: cifar10_convert.py synthetic DATA_DIR') from error
     data_sets.check(data_set, folder)
-
-
-def _check_data_dir(data_set, data_dir):
-    """Raises `console.UserError` if the user mistook the folder of the files for its parent."""
-    parent, name = os.path.split(os.path.abspath(data_dir))
-    if name == data_set.folder and os.path.isdir(data_dir):
-        raise console.UserError(f'{data_dir} is the folder of the record files; expected the '
-                                f'folder that contains {name}: pass --data_dir={parent}')
 
 
 def download(archive: str, data_set: data_sets.DataSet) -> None:

@@ -12,9 +12,7 @@ from cifar10_lib import console
 import filelock
 
 PARTIAL = r'\.[0-9a-f]{16}\.part'  # Suffix of the temporary names; random, so that none meet.
-# The last one is Windows' text.
-_FULL = re.compile('No space left on device|Dis[ck] quota exceeded|File too large|'
-                   'There is not enough space on the disk')
+_FULL = re.compile('No space left on device|Dis[ck] quota exceeded|File too large')
 
 
 @contextlib.contextmanager

@@ -14,15 +14,9 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
 
     y[c] = x[c] / (bias + alpha * sum of x[i]^2 over |i - c| <= depth_radius) ^ beta
 
-    Computes in float32 for any input type: the square of a float16 overflows above 255.
-
-    Args:
-        net: float [batch, ..., channels]; all dimensions but the first must be known.
-        depth_radius: number of channels to sum on each side.
-        bias: added to the sum; positive.
-        alpha: factor of the sum.
-        beta: exponent.
-        name: name of the result, which has the shape and type of `net`.
+    Computes in float32 for any input type: the square of a float16 overflows above 255. All
+    dimensions of `net`, float [batch, ..., channels], but the first must be known; `bias` is
+    positive. The result has its shape and type.
     """
     channels = net.shape.as_list()[-1]
     with tf.name_scope(name) as scope:

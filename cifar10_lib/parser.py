@@ -1,9 +1,4 @@
-"""`cifar10.parser`, which programs of 2017 use: their scripts add arguments to it.
-
-    parser = cifar10.parser
-    parser.add_argument('--max_steps', type=int, default=1000000)
-    FLAGS = parser.parse_args()
-"""
+"""`cifar10.parser`, to which programs of 2017 add their arguments before they call `parse_args`."""
 import argparse
 import sys
 

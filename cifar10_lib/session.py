@@ -76,11 +76,6 @@ def training_session(
         FloatingPointError: the loss or a variable is not finite; it was not saved.
     """
     del max_wait_secs  # Only workers that are not the chief would wait.
-    own_config = tf.ConfigProto()
-    # Grappler's second pass over the graph delays the first step, and changes nothing in it.
-    rewrites = own_config.graph_options.rewrite_options
-    rewrites.meta_optimizer_iterations = rewrites.ONE
-    own_config.MergeFrom(config or tf.ConfigProto())
     hooks = list(hooks or [])
     signals = next((hook for hook in hooks if isinstance(hook, SignalHook)), SignalHook())
     hooks = [signals, *(hook for hook in hooks if hook is not signals)]  # Knows first of each step.
@@ -104,21 +99,21 @@ def training_session(
                 if found:
                     print(f'Resuming from {found.path}.', flush=True)
                 saving = _Saving(checkpoint_dir)
-                hooks += chief_only_hooks or []
-                # After those that find NaN.
-                hooks += _hooks_of_the_chief(
+                # If another hook fails at the end, the last step has been saved.
+                hooks[1:1] = _hooks_of_the_chief(
                     checkpoint_dir, scaffold, saving, save_checkpoint_secs, save_checkpoint_steps,
                     summary_dir, save_summaries_steps, save_summaries_secs, log_step_count_steps,
                     save_graph_def)
+                hooks += chief_only_hooks or []
                 # Closing it would let a session that begins in the same second replace its file.
                 stack.callback(tf.summary.FileWriterCache.get(summary_dir).flush)
         stack.enter_context(_signals_caught(signals, is_chief))
         with tf.train.SingularMonitoredSession(
-                hooks, scaffold, master, own_config,
+                hooks, scaffold, master, config,
                 stop_grace_period_secs=stop_grace_period_secs) as session:
             try:
                 yield session
-            except Exception as error:
+            except BaseException as error:
                 _after_error(error, session, signals, hooks, saving)
                 raise
     if signals.caught == signal.SIGINT:
@@ -130,20 +125,16 @@ def training_session(
 def _hooks_of_the_chief(folder, scaffold, saving, save_secs, save_steps, summary_dir,
                         summary_steps, summary_secs, log_steps, save_graph_def):
     """The hooks that MonitoredTrainingSession adds, too."""
-    if summary_secs:
-        summary_steps = None
-    if save_steps:
-        save_secs = None
     found = []
     if log_steps:
         found.append(tf.train.StepCounterHook(log_steps, output_dir=summary_dir))
     if summary_steps or summary_secs:
         found.append(tf.train.SummarySaverHook(
-            summary_steps, summary_secs, summary_dir, scaffold=scaffold))
+            None if summary_secs else summary_steps, summary_secs, summary_dir, scaffold=scaffold))
     if save_secs or save_steps:
         found.append(tf.train.CheckpointSaverHook(
-            folder, save_secs, save_steps, scaffold.saver, listeners=[saving],
-            save_graph_def=save_graph_def))
+            folder, None if save_steps else save_secs, save_steps, scaffold.saver,
+            listeners=[saving], save_graph_def=save_graph_def))
     return found
 
 

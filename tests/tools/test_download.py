@@ -69,8 +69,8 @@ def test_the_folder_of_the_files_in_place_of_its_parent(server, tmp_path):
     download.maybe_download_and_extract(row(server.url), str(tmp_path))
     inside = f'{tmp_path}/small/'
     with pytest.raises(console.UserError, match=(
-            f'^{inside} is the folder of the record files; expected the folder that contains '
-            f'small: pass --data_dir={tmp_path}$')):
+            f'^--data_dir={inside} is the folder of the record files; expected the folder that '
+            'contains small$')):
         download.maybe_download_and_extract(row(server.url), inside)
     assert_whole(tmp_path)
     assert sorted(os.listdir(inside)) == sorted(CONTENTS)

@@ -72,6 +72,13 @@ def constant(folder, label):
                {**values, **averages, 'global_step': np.int64(7)})
 
 
+def test_a_checkpoint_of_another_network(trained, evaluate, monkeypatch):
+    monkeypatch.setattr(cifar10, 'NUM_CLASSES', 20)
+    with pytest.raises(console.UserError, match=(
+            r'softmax_linear/biases has shape \[10\]; expected \[20\]')):
+        evaluate()
+
+
 def test_which_images_count(half_bright, evaluate, monkeypatch):
     """Always 3: 2 of the first 5 test images, 9 of 30; and 20 of 100 training images. The
     averages are what counts: the variables themselves are zero."""

@@ -126,7 +126,7 @@ def test_checkpoints_by_steps_and_by_time(tmp_path):
     assert counting.steps(tmp_path / 'steps') == [6, 4, 2, 0]
     counting.train(tmp_path / 'time', 4, save_checkpoint_secs=1,
                    hooks=[At(2, lambda: time.sleep(1.1))])
-    assert counting.steps(tmp_path / 'time') == [4, 2, 0]
+    assert counting.steps(tmp_path / 'time') == [4, 3, 0]
 
 
 def test_the_scaffold_is_used(tmp_path):
@@ -427,6 +427,7 @@ def test_variables_that_are_not_finite_are_not_saved(tmp_path, value):
 
 @pytest.mark.parametrize('save_steps', [1, 1000])
 def test_nan_in_the_loss(tmp_path, save_steps):
+    """The variables of that step are finite, so they may be saved."""
     loss = tf.placeholder_with_default(1.0, [])
     with pytest.raises(FloatingPointError, match='^Training diverged: the loss is NaN. The check'):
         with counter(tmp_path, tf.train.NanTensorHook(loss),
@@ -434,7 +435,7 @@ def test_nan_in_the_loss(tmp_path, save_steps):
             sess.run(op)
             sess.run(op)
             sess.run(op, {loss: np.nan})
-    assert counting.latest(tmp_path) == (2 if save_steps == 1 else 0)
+    assert counting.latest(tmp_path) == (3 if save_steps == 1 else 0)
 
 
 def test_a_run_that_diverges(trained, monkeypatch):
@@ -465,6 +466,7 @@ def test_nan_in_a_gradient(tmp_path):
 
 @pytest.mark.parametrize('when, error', [
     ('before_run', ZeroDivisionError()), ('the loop', ZeroDivisionError()),
+    ('the loop', SystemExit(5)), ('end', ZeroDivisionError()),
     ('after_run', tf.errors.NotFoundError(None, None, 'no images'))])  # As of an evaluation.
 def test_an_error_between_two_steps_saves_them(tmp_path, when, error):
     class Failing(tf.train.SessionRunHook):
@@ -479,12 +481,17 @@ def test_an_error_between_two_steps_saves_them(tmp_path, when, error):
             if when == 'after_run' and self.steps == 3:
                 raise error
 
+        def end(self, session):
+            if when == 'end':
+                raise error
+
     with pytest.raises(type(error)), counter(tmp_path, Failing()) as (sess, op):
         for _ in range(3):
             sess.run(op)
         if when == 'before_run':
             sess.run(op)
-        raise error
+        if when == 'the loop':
+            raise error
     assert counting.latest(tmp_path) == 3
 
 
