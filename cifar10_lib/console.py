@@ -47,8 +47,6 @@ try:
     with _without_start_up_lines():
         import tensorflow.compat.v1 as tf
         tf.disable_v2_behavior()  # Prints a line, too.
-except KeyboardInterrupt:
-    sys.exit(130)
 except (ImportError, OSError, ValueError) as error:
     if os.environ.get('CIFAR10_TRACEBACK'):
         raise
