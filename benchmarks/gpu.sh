@@ -22,7 +22,7 @@ run() {  # run SECONDS COMMAND...: for as long, but not beyond the end.
   timeout --signal=INT --kill-after=60 "$limit" env PYTHONUNBUFFERED=1 "$@"
   echo "exit code $?, after $SECONDS seconds"
 }
-steps() { awk "BEGIN { n = int($1 * ${SHARE:-1}); print n > 2 ? n : 2 }"; }
+steps() { awk "BEGIN { n = int($1 * ${SHARE:-1}); print (n > 2 ? n : 2) }"; }
 
 programs() {
   local common=(--data_dir="$data" --log_frequency=100 --max_steps="$(steps 300)")
@@ -32,9 +32,9 @@ programs() {
     --eval_dir="$out/eval"
   run 60 python cifar10_predict.py --checkpoint_dir="$out/tutorial" docs
   for net in tutorial resnet23 airbench94; do
-    run 60 python classification.py -c "$device" -n $net -m "$out/$net" --validate_every=0 \
+    run 60 python classification.py -c "$device" -n $net -m "$out/net_$net" --validate_every=0 \
       "${common[@]}"
-    run 60 python classification.py -c "$device" --evaluate -m "$out/$net" --data_dir="$data"
+    run 60 python classification.py -c "$device" --evaluate -m "$out/net_$net" --data_dir="$data"
   done
 }
 
