@@ -1,7 +1,6 @@
 """What `--dataset` names: CIFAR-10, CIFAR-100, or a user's folder of record files.
 
-Such a folder has a `dataset.json` as its row. cifar10_convert.py writes it, and docs/usage.md shows
-how to write one by hand:
+Such a folder has a `dataset.json` as its row, which cifar10_convert.py writes:
 
     {"name": "pets", "classes": ["cat", "dog"],
      "train_files": {"train.bin": 1000}, "test_files": {"test.bin": 200}}

@@ -236,7 +236,7 @@ def _after_error(error, session, signals, hooks, saving):
     # If a step failed, the variables may be half updated; not if it waited for input that failed.
     is_half_updated = (signals.is_stepping and isinstance(error, tf.errors.OpError)
                        and not signals.coord.should_stop())
-    if not (is_half_updated or isinstance(error, FloatingPointError)):
+    if saving and not (is_half_updated or isinstance(error, FloatingPointError)):
         for hook in hooks:
             if isinstance(hook, tf.train.CheckpointSaverHook):
                 with contextlib.suppress(Exception):  # The first error matters.
