@@ -4,19 +4,14 @@
     python cifar10_convert.py FILE.npz DATA_DIR
     python classification.py --dataset=DATA_DIR --train_dir=...
 
-FOLDER contains a folder of images per class, such as FOLDER/cat/1.jpg, in any format that Pillow
-reads by itself, so not EPS. Folders train/cat and test/cat (or val/cat) and so on define the split;
-otherwise about a sixth of the images becomes the test set, always the same ones. The EXIF
-orientation is applied, the short side becomes 32 pixels, the centre is kept, and transparent pixels
-become white. Grey images with more than 8 bits are skipped; docs/usage.md shows how to scale them.
-
-FILE.npz contains x_train and x_test, uint8 [count, 32, 32, 3], y_train and y_test, the labels from
-0, and optionally classes, their names. docs/usage.md shows how to write it from SVHN's files and
-from what torchvision, Keras, Kaggle and Hugging Face provide.
+FOLDER contains a folder of images per class, such as FOLDER/cat/1.jpg. Folders train/cat and
+test/cat (or val/cat) and so on define the split; otherwise about a sixth of the images becomes the
+test set, always the same ones. FILE.npz contains x_train and x_test, uint8 [count, 32, 32, 3],
+y_train and y_test, the labels from 0, and optionally classes, their names. docs/usage.md has the
+formats, and shows how to get images from other programs.
 
 Creates DATA_DIR with train.bin and test.bin in CIFAR-10's layout, and dataset.json with their sizes
-and the names of the classes. Lists at the end which files were skipped, and why, and the number of
-images per class.
+and the names of the classes. Lists which files were skipped, and why.
 
     python cifar10_convert.py synthetic DATA_DIR
     python cifar10_train.py --data_dir=DATA_DIR --train_dir=... --max_steps=300
@@ -29,9 +24,7 @@ import pathlib
 
 from cifar10_lib import console, files, named_sets, own_images, synthetic
 
-import numpy as np
-
-_SHOWN = 20  # Skipped files per reason, and classes.
+_SHOWN = 20  # Skipped files per reason.
 
 
 def main(words):
@@ -67,7 +60,10 @@ def convert(source, data_dir):
             own_images.write(partial, name, own)
     finally:
         _show_skipped(skipped)
-    for line in (*_counts(own), *own_images.doubts(own)):
+    for label, class_name in enumerate(own.classes):
+        print(f'{class_name}: {(own.train.labels == label).sum()} training and '
+              f'{(own.test.labels == label).sum()} test images')
+    for line in own_images.doubts(own):
         print(line)
     print(f'{data_dir} holds {len(own.train.labels)} training and {len(own.test.labels)} test '
           f'images of {len(own.classes)} classes: use classification.py --dataset="{data_dir}" '
@@ -83,17 +79,6 @@ def _show_skipped(skipped):
             print(f'  {path}')
         if len(paths) > _SHOWN:
             print(f'  ... and {len(paths) - _SHOWN} more')
-
-
-def _counts(own):
-    """Returns the lines with the numbers of images; of many classes, the smallest and largest."""
-    in_train = np.bincount(own.train.labels, minlength=len(own.classes))
-    in_test = np.bincount(own.test.labels, minlength=len(own.classes))
-    rows = [(of_train, f'{name}: {of_train} training and {of_test} test images')
-            for name, of_train, of_test in zip(own.classes, in_train, in_test)]
-    if len(rows) <= _SHOWN:
-        return [line for _, line in rows]
-    return [f'The smallest class is {min(rows)[1]}', f'The largest class is {max(rows)[1]}']
 
 
 if __name__ == '__main__':

@@ -237,7 +237,7 @@ def initial_values(recipe, images, classes):
         print(f'Starting with {trained.checkpoint}; new: {", ".join(new) or "none"}.', flush=True)
     elif recipe.initial_values:
         _, pixels = images.read()
-        values = recipe.initial_values(pixels[::max(1, len(pixels) // _SAMPLE)])
+        values = recipe.initial_values(pixels[::-(-len(pixels) // _SAMPLE)])
         found = {each: values[each.op.name] for each in variables if each.op.name in values}
     else:
         found = {}

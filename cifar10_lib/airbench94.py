@@ -55,16 +55,12 @@ def distort(images):
 
 
 def initial_values(images):
-    """Computes the weights of the whitening layer from training images of the run.
+    """Computes the weights of the whitening layer from training images, uint8 [count, 32, 32, 3].
 
     Each output of the layer is a principal component of patches of 2x2 pixels, scaled to a variance
     of about one, or its negative. The paper takes 5,000 images.
 
-    Args:
-        images: uint8 [count, 32, 32, 3].
-
-    Returns:
-        {name of the variable: float32 [2, 2, 3, 24]}.
+    Returns {name of the variable: float32 [2, 2, 3, 24]}.
     """
     # In float64: in float32, images that are mostly blank have eigenvalues below -5e-4.
     products = np.zeros([12, 12])
@@ -118,10 +114,7 @@ def inference(images, num_classes, training, dtype=tf.float32):
 
 
 def _network(images, num_classes, training, dtype):
-    """The layers.
-
-    float32 [batch, 32, 32, 3], normalised -> float32 [batch, num_classes].
-    """
+    """The layers: float32 [batch, 32, 32, 3], normalised -> float32 [batch, num_classes]."""
     net = tf.cast(images, dtype)
     with tf.variable_scope('whitening'):
         weights = tf.get_variable('weights', [2, 2, 3, 24], tf.float32, tf.zeros_initializer(),
@@ -158,10 +151,7 @@ def _group(net, name, channels, training):
 
 
 def _batch_norm(net, training):
-    """Batch normalisation without a scale; keeps the shape and type of `net`.
-
-    float [batch, height, width, channels].
-    """
+    """Batch normalisation without a scale, of float [batch, height, width, channels]."""
     channels = net.shape.as_list()[-1:]
     with tf.variable_scope('bn'):
         # The optimizer multiplies this term, too: biases decay as slowly as weights.
@@ -171,10 +161,7 @@ def _batch_norm(net, training):
 
 
 def _learned(name, shape, initializer, training, weight_decay=_WEIGHT_DECAY):
-    """Gets or creates a variable that learns, and adds its weight decay if `training`.
-
-    Returns its value, float32 of this shape.
-    """
+    """The value of a variable that learns, float32; adds its weight decay if `training`."""
     value = tf.get_variable(
         name, shape, tf.float32, initializer, use_resource=True).read_value()
     if training:
@@ -183,22 +170,18 @@ def _learned(name, shape, initializer, training, weight_decay=_WEIGHT_DECAY):
     return value
 
 
-def _uniform(shape, dtype=tf.float32, partition_info=None):
+def _uniform(shape, dtype=tf.float32):
     """PyTorch's initial weights: uniform within 1 / sqrt(number of inputs of an output)."""
-    del partition_info
     bound = np.prod(shape[:-1]) ** -0.5
     return tf.random_uniform(shape, -bound, bound, dtype)
 
 
-def _partly_identity(shape, dtype=tf.float32, partition_info=None):
-    """Initial weights [3, 3, inputs, outputs] that pass on each input as one of the outputs.
-
-    The other outputs have PyTorch's initial weights.
-    """
+def _partly_identity(shape, dtype=tf.float32):
+    """Initial weights [3, 3, inputs, outputs]: the first outputs are the inputs."""
     inputs, outputs = shape[2:]
     identity = tf.pad(tf.eye(inputs, dtype=dtype)[tf.newaxis, tf.newaxis],
                       [[1, 1], [1, 1], [0, 0], [0, 0]])
-    rest = _uniform([3, 3, inputs, outputs - inputs], dtype, partition_info)
+    rest = _uniform([3, 3, inputs, outputs - inputs], dtype)
     return tf.concat([identity, rest], axis=3)
 
 

@@ -77,12 +77,11 @@ def candidates(folder: str) -> list[str]:
                    reverse=True)
     paths = [os.path.join(folder, f'{NAME}-{step}') for step in steps]
     try:
-        with open(os.path.join(folder, 'checkpoint'), errors='replace') as stream:
-            line = re.search(r'^model_checkpoint_path: *"(.*)"', stream.read(), re.MULTILINE)
-    except OSError:
-        line = None
-    if line:
-        paths.insert(0, os.path.join(folder, re.split(r'[/\\]', line.group(1))[-1]))
+        state = tf.train.get_checkpoint_state(folder)  # None if there is no such file.
+    except ValueError:  # It is damaged.
+        state = None
+    if state:
+        paths.insert(0, os.path.join(folder, re.split(r'[/\\]', state.model_checkpoint_path)[-1]))
     return [path for path in dict.fromkeys(paths) if named(path)]
 
 

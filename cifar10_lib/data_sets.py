@@ -24,29 +24,17 @@ MINDSPORE = 'https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """Where the files of a data set are, what they hold, and where to download them.
+    """Where the files of a data set are, what they hold, and where to download them."""
 
-    Attributes:
-        name: value of `--dataset`.
-        folder: folder of the files, relative to the data folder, or absolute for a user's own set.
-        train_files, test_files: {name: number of records in the published file}. Files with other
-            numbers of records are accepted.
-        classes: names of the classes; a label is an index into them.
-        record_bytes: size of a record in bytes, of which the last `IMAGE_BYTES` are the pixels. The
-            byte before them is the label.
-        url: published URL of the archive; empty for a user's own set.
-        copies: URLs of copies of the archive, which are tried before `url`.
-        archive_bytes, sha256: size of the archive in bytes, and its checksum in hexadecimal.
-    """
-
-    name: str
-    folder: str
+    name: str  # The value of --dataset.
+    folder: str  # Relative to the data folder, or absolute for a user's own set.
+    # {name: number of records in the published file}; files with other numbers are accepted.
     train_files: Mapping[str, int]
     test_files: Mapping[str, int]
-    classes: tuple[str, ...]
-    record_bytes: int = 1 + IMAGE_BYTES
-    url: str = ''
-    copies: tuple[str, ...] = ()
+    classes: tuple[str, ...]  # Their names; a label is an index into them.
+    record_bytes: int = 1 + IMAGE_BYTES  # The pixels are last, and before them is the label.
+    url: str = ''  # Of the published archive; empty for a user's own set.
+    copies: tuple[str, ...] = ()  # URLs that are tried before `url`.
     archive_bytes: int = 0
     sha256: str = ''
 

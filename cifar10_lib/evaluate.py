@@ -13,19 +13,12 @@ import tensorflow.compat.v1 as tf
 
 
 class Trained(NamedTuple):
-    """A trained network.
+    """A trained network."""
 
-    Attributes:
-        checkpoint: path of the checkpoint.
-        recipe: the `recipes.Recipe` of its network.
-        classes: names of its classes, a tuple.
-        run: content of the run's `run.json`; {} if it is a run of the tutorial.
-    """
-
-    checkpoint: str
+    checkpoint: str  # Its path.
     recipe: recipes.Recipe
-    classes: tuple
-    run: dict
+    classes: tuple  # Their names.
+    run: dict  # The content of `run.json`; {} if it is a run of the tutorial.
 
 
 def find(checkpoint_dir, best=False, data_dir=None):
@@ -71,14 +64,11 @@ def _tutorial_classes(path, data_dir):
 
 
 def names_of_result(variables, stored, averages):
-    """Under which names to look for the result of a training: {name: variable}.
+    """Under which of the `stored` names to look for the result of a training: {name: variable}.
 
-    Args:
-        variables: those of a network.
-        stored: the names in a checkpoint or of a graph.
-        averages: whether the moving averages are the result, or the variables themselves. Where one
-            is missing, it is the other: some variables have no average, and a checkpoint may be
-            reduced to its averages.
+    With `averages`, the moving averages are the result, otherwise the variables themselves. Where
+    one is missing, it is the other: some variables have no average, and a checkpoint may be reduced
+    to its averages.
     """
     found = {}
     for variable in variables:
@@ -93,9 +83,7 @@ def names_of_result(variables, stored, averages):
 def result_getter(variables, averages):
     """A getter for `tf.variable_scope`, with which a network uses the result of a training.
 
-    Args:
-        variables: those of the graph that trains, averages included.
-        averages: whether the moving averages are the result.
+    `variables` are those of the graph that trains, averages included; see `names_of_result`.
     """
     by_name = {variable.op.name: variable for variable in variables}
 
@@ -110,11 +98,7 @@ def starting_weights(trained, variables, classes):
     """The values of a `Trained` network with which a new one can start: {variable: array}.
 
     Layers of another shape start anew, and so does the last one if the classes are others.
-
-    Args:
-        trained: the trained network.
-        variables: those of the new network, in its order.
-        classes: names of its classes.
+    `variables` are those of the new network, in its order, `classes` the names of its classes.
 
     Raises `console.UserError` if no layer fits, or a value is not finite.
     """
@@ -177,13 +161,8 @@ class Classifier:
 def confusion(trained, images, batch_size, dtype=tf.float32):
     """Counts how images are classified, each once: int [classes, classes].
 
-    The row is the label, the column the most probable class; in a tie, the first one.
-
-    Args:
-        trained: the `Trained` network.
-        images: the `records.Images`, whose data set has the network's classes.
-        batch_size: number of images per batch.
-        dtype: the type in which layers compute.
+    The row is the label, the column the most probable class; in a tie, the first one. `images` are
+    `records.Images`, `dtype` is the type in which layers compute.
 
     Raises `console.UserError` if the classes differ, or the checkpoint does not fit.
     """

@@ -22,13 +22,8 @@ class LoggerHook(tf.train.SessionRunHook):
     """
 
     def __init__(self, train_dir, content, plan, figures, log_frequency):
-        """Takes
-
-            train_dir, content: the folder of the run, and the content of its run.json.
-            plan: the `run.Plan`.
-            figures: training_loss, training_error and learning_rate, float32 [] by name.
-            log_frequency: number of steps between two lines.
-        """
+        """Takes the folder of the run and the content of its run.json, the `run.Plan`, the figures
+        float32 [] by name, and the number of steps between two lines."""
         self._train_dir, self._content, self._plan = train_dir, content, plan
         self._figures, self._log_frequency = figures, log_frequency
         self._step = plan.first_step
@@ -99,16 +94,9 @@ class ValidationHook(tf.train.SessionRunHook):
     """
 
     def __init__(self, worker, plan, initializer, count_op, signals, logger, best):
-        """Takes
-
-            worker: the `workers.Worker`.
-            plan: the `run.Plan`.
-            initializer: operation that begins with the first image of the shard.
-            count_op: counts the wrong predictions and the images of the next batch, int [2].
-            signals: the `session.SignalHook`; a signal ends a validation.
-            logger: the `LoggerHook`, which comes before this hook.
-            best: the `run.Best`.
-        """
+        """Takes an operation that begins with the first image of the shard, and one that counts the
+        wrong predictions and the images of the next batch, float32 [2]. A signal, which `signals`
+        knows, ends a validation. The `logger` comes before this hook."""
         self._worker, self._plan, self._signals = worker, plan, signals
         self._initializer, self._count_op = initializer, count_op
         self._logger, self._best = logger, best

@@ -14,37 +14,25 @@ import cifar10_input
 
 
 class Recipe(NamedTuple):
-    """A network, and how it trains.
+    """A network, and how it trains."""
 
-    Attributes:
-        name: value of `--net`.
-        inference: function (images, num_classes, training, dtype) -> logits, float32 [batch,
-            num_classes]; `training` is a bool, `dtype` the type in which layers compute.
-        distort: function from images, uint8 [batch, 32, 32, 3], to images for training, float32
-            [batch, height, width, 3]; may draw random numbers.
-        prepare: the same for evaluation and prediction, without random numbers.
-        loss: function (logits, labels) -> total loss, float32 [].
-        schedule: function (global_step, rate, plan) -> learning rate, float32 []; `rate` is that of
-            the row or of --learning_rate, `plan` the `run.Plan`.
-        optimizer: function (learning rate, number of steps of the run) -> `tf.train.Optimizer`.
-        learning_rate, batch_size, epochs: defaults of the flags.
-        averages: whether the moving averages of the variables are the result, which is validated,
-            evaluated and used for prediction; if not, the variables themselves are.
-        initial_values: function from training images, uint8 [count, 32, 32, 3], to values of
-            variables that a new run starts with, {name: array}; None if there aren't any.
-    """
-
-    name: str
+    name: str  # The value of --net.
+    # (images, num_classes, training: bool, dtype of the layers) -> logits, float32 [batch, classes]
     inference: Callable
+    # uint8 [batch, 32, 32, 3] -> float32 [batch, height, width, 3]: for training, with random
+    # numbers, and for evaluation and prediction, without.
     distort: Callable
     prepare: Callable
-    loss: Callable
-    schedule: Callable
-    optimizer: Callable
-    learning_rate: float
+    loss: Callable  # (logits, labels) -> total loss, float32 []
+    schedule: Callable  # (global_step, rate of the row or the flag, run.Plan) -> rate, float32 []
+    optimizer: Callable  # (rate, number of steps of the run) -> tf.train.Optimizer
+    learning_rate: float  # Defaults of the flags.
     batch_size: int
     epochs: float
+    # Whether the moving averages of the variables are the result, which is validated, evaluated and
+    # used for prediction; if not, the variables themselves are.
     averages: bool = True
+    # Training images, uint8 [count, 32, 32, 3] -> values that a new run starts with, {name: array}
     initial_values: Callable | None = None
 
 

@@ -47,17 +47,11 @@ def fetch(data_set, data_dir):
 
 
 class Images(NamedTuple):
-    """The images of a data set that are used for something.
-
-    Attributes:
-        data_set: a `data_sets.DataSet`.
-        folder: path of the folder with its record files.
-        subset: 'test' images, 'all' training images, the 'held_out' tenth of them, or those for
-            'training', without that tenth.
-    """
+    """The images of a data set that are used for something."""
 
     data_set: data_sets.DataSet
-    folder: str
+    folder: str  # Of its record files.
+    # 'test' images, 'all' training images, the 'held_out' tenth of them, or the rest: 'training'.
     subset: str
 
     def files(self):

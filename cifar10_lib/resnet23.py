@@ -59,11 +59,9 @@ def inference(images, num_classes, training, dtype=tf.float32):
 def _unit(net, name, conv, activation, pool=False):
     """Three convolutions with half as many channels in between, added to their input.
 
-    The example pools after the activation. Activations here are monotonic, so the order does not
-    change the result, and this order leaves a quarter of the work to the activation.
-
-    float [batch, height, width, channels] -> the same, or half of the height and width with `pool`;
-    `conv` is `_conv` with a fixed `training`.
+    The example pools after the activation, which is monotonic, so this order gives the same result,
+    and leaves it a quarter of the work. float [batch, height, width, channels] -> the same, or half
+    of the height and width with `pool`; `conv` is `_conv` with a fixed `training`.
     """
     channels = net.shape.as_list()[-1]
     with tf.variable_scope(name):
@@ -76,10 +74,7 @@ def _unit(net, name, conv, activation, pool=False):
 
 
 def _conv(net, name, size, filters, training):
-    """Convolution without a bias, then batch norm; `size` is the kernel's.
-
-    float [batch, height, width, channels] -> float [batch, height, width, filters].
-    """
+    """Convolution without a bias, then batch norm: float [batch, height, width, filters]."""
     with tf.variable_scope(name):
         _, height, width, channels = net.shape.as_list()
         weights = _value('weights', [size, size, channels, filters], dtype=net.dtype)

@@ -35,25 +35,15 @@ _ADVICE = 'choose another --train_dir, or start over with --restart'
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How far a run goes, and in what steps: what its schedule may depend on.
+    """How far a run goes, and in what steps: what its schedule may depend on."""
 
-    Attributes:
-        first_step: number of steps of earlier starts.
-        max_steps: number of steps at the end of the run.
-        batch_size: number of images per step of each worker.
-        workers: number of workers.
-        images_per_epoch: number of training images.
-        validate_every: number of epochs between validations; 0 means never.
-        warmup_epoch: number of epochs of the warm-up.
-    """
-
-    first_step: int
-    max_steps: int
-    batch_size: int
+    first_step: int  # Number of steps of earlier starts.
+    max_steps: int  # Number of steps at the end of the run.
+    batch_size: int  # Number of images per step of each worker.
     workers: int
     images_per_epoch: int
-    validate_every: int = 0
-    warmup_epoch: float = 0
+    validate_every: int = 0  # Number of epochs between validations; 0 means never.
+    warmup_epoch: float = 0  # Number of epochs of the warm-up.
 
     @property
     def images_per_step(self) -> int:
@@ -110,10 +100,7 @@ def facts(content: Mapping[str, Any]) -> dict[str, Any]:
 def begin(folder: str, content: Mapping[str, Any], restart: bool) -> tuple[int, int]:
     """The number of steps of earlier starts of a run, and its seed.
 
-    Args:
-        folder: folder of the run.
-        content: of its new `run.json`; without a seed, if the user did not give one.
-        restart: whether to start over.
+    `content` is that of its new `run.json`; without a seed, if the user did not give one.
 
     Raises `console.UserError` if the folder holds a run with other facts, or one whose checkpoints
     were removed: it could not continue exactly.

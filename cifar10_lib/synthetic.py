@@ -54,10 +54,9 @@ _COLORS = np.array([
 
 
 def write(data_dir: str) -> str:
-    """Writes generated images in CIFAR-10's layout below a folder; returns the folder of the files.
+    """Writes generated images in CIFAR-10's layout below a folder, unless they are there.
 
-    Does nothing if they are there. Raises `console.UserError` if other record files are, and
-    `OSError`.
+    Returns the folder of the files. Raises `console.UserError` if it holds others.
     """
     folder = os.path.join(data_dir, data_sets.CIFAR10.folder)
     if data_sets.class_names(folder) == tuple(FORMS):
@@ -74,11 +73,7 @@ def write(data_dir: str) -> str:
 
 
 def draw(count: int, seed: int) -> np.ndarray:
-    """Draws records of equally frequent classes in random order: forms, a background, and noise.
-
-    Returns uint8 [count, 1 + 3 * 32 * 32]: the index of the form, then the red, green and blue
-    planes.
-    """
+    """Draws records of equally frequent classes in random order, uint8 [count, 1 + 3 * 32 * 32]."""
     random = np.random.RandomState(seed)
     labels = random.permutation(np.arange(count) % len(FORMS)).astype(np.uint8)
     masks = np.empty([count, 1, _SIDE, _SIDE], bool)

@@ -117,14 +117,10 @@ class Worker:
 def join(step_timeout: float, interface: str | None = None) -> Worker:
     """Returns this process's `Worker` once all workers have met and can reach one another.
 
-    It is alone unless an MPI launcher or TF_CONFIG names several.
-
-    Args:
-        step_timeout: seconds that a step may take; a frozen worker is noticed after them.
-        interface: the network device by which other machines reach this one. By default, the one by
-            which it reaches them. With TF_CONFIG, the addresses decide.
-
-    Raises `console.UserError`.
+    It is alone unless an MPI launcher or TF_CONFIG names several. A step may take `step_timeout`
+    seconds; then a frozen worker is noticed. `interface` is the network device by which other
+    machines reach this one, by default the one by which it reaches them; with TF_CONFIG, the
+    addresses decide. Raises `console.UserError`.
     """
     worker: _Member
     if any(name in os.environ for name in _OF_MPI):
@@ -440,10 +436,8 @@ def _bind(port, device):
     """Binds the sockets of this process that listen at a port to a network device.
 
     `tf.train.Server` listens on every device, and executes every graph that it receives; TensorFlow
-    and gRPC have no setting for that. Linux then refuses connections through all other devices, and
-    since 5.7 lets any user do this. Call it before the server answers requests: connections from
-    the milliseconds before stay open.
-
+    and gRPC have no setting for that. Linux (since 5.7, for any user) refuses connections through
+    other devices then. Call it before the server answers requests: earlier connections stay open.
     Returns whether the sockets are bound.
     """
     if device is None or not hasattr(socket, 'SO_BINDTODEVICE'):

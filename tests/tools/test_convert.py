@@ -82,17 +82,3 @@ def test_a_class_without_readable_images_is_refused(tmp_path, capsys):
         cifar10_convert.convert(str(tmp_path / 'images'), str(tmp_path / 'data'))
     assert capsys.readouterr().out.splitlines()[0] == 'Skipped 2, not readable:'
     assert os.listdir(tmp_path) == ['images']
-
-
-def test_the_numbers_of_images_of_many_classes(tmp_path, capsys):
-    """Class k has k + 1 training images. All test images are the same one, which is in each."""
-    labels = np.repeat(np.arange(21), np.arange(21) + 1)
-    pixels = labels.astype(np.uint8)[:, np.newaxis, np.newaxis, np.newaxis]
-    np.savez(tmp_path / 'a.npz', x_train=np.broadcast_to(pixels, [231, 32, 32, 3]), y_train=labels,
-             x_test=np.full([21, 32, 32, 3], 255, np.uint8), y_test=np.arange(21))
-    cifar10_convert.convert(str(tmp_path / 'a.npz'), str(tmp_path / 'made'))
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert lines == ['The smallest class is 0: 1 training and 1 test images',
-                     'The largest class is 20: 21 training and 1 test images',
-                     '1 images are in more than one class: keep each in one.']
-    assert 'holds 231 training and 21 test images of 21 ' in last
