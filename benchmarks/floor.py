@@ -8,14 +8,14 @@ import tensorflow.compat.v1 as tf
 _PRODUCTS = ('Conv2D', 'Conv2DBackpropFilter', 'Conv2DBackpropInput', 'MatMul', 'BatchMatMulV2')
 
 
-def operation(build):
+def operation(network, shape):
     """An operation that runs all products of a network, each after the one before it.
 
-    `build` is a function that adds the network's logits to a graph. The operation's value, float32
-    [], means nothing.
+    `network` is a function from images, float32 of this shape, to logits. The operation's value,
+    float32 [], means nothing.
     """
     with tf.Graph().as_default() as graph:
-        logits = build()
+        logits = network(tf.zeros(shape))
         fetches = [logits, *tf.gradients(logits, tf.trainable_variables())]
     needed = {node.name for node in tf.graph_util.extract_sub_graph(
         graph.as_graph_def(), [each.op.name for each in fetches]).node}

@@ -39,7 +39,7 @@ programs() {
 }
 
 speed() {
-  local bench=(python -m benchmarks --gpu --data_dir="$data" --turns "$(steps 10)")
+  local bench=(python -m benchmarks --data_dir="$data" --turns "$(steps 10)")
   for net in tutorial resnet23 airbench94; do
     run 60 "${bench[@]}" --net $net --batch_size 64 --only agreement
   done

@@ -2,8 +2,8 @@
 
     python -m benchmarks.peers.in_keras --data_dir=/tmp/cifar10_data --max_steps=100
 
-The `Sequential` network and the input are those of docs/migration/stage_4_keras.py. Keras compiles
-the step with XLA by default. As progress bars do, it reports the mean loss of all steps so far.
+Network and input are those of docs/migration/stage_4_keras.py. As progress bars do, it reports the
+mean loss of all steps so far.
 """
 import keras
 

@@ -2,8 +2,7 @@
 
     python -m benchmarks.peers.in_pytorch --data_dir=/tmp/cifar10_data --max_steps=100
 
-Distorts a batch at once, which takes less time than a `DataLoader` with a transform of each image.
-Images have the layout that PyTorch recommends for CPUs, channels last.
+Distorts a batch at once, which takes less time than a `DataLoader`. Images are channels last.
 """
 import torch
 from torch import nn

@@ -5,11 +5,9 @@ import pathlib
 
 import numpy as np
 
-_RECORD_BYTES = 1 + 3 * 32 * 32  # A label, then three planes.
-
 
 def options():
-    """The flags of a peer: `folder`, that of the record files, `batch_size` and `max_steps`."""
+    """The flags of a peer, and `folder`, that of the record files."""
     parser = argparse.ArgumentParser()
     parser.add_argument('--data_dir', type=pathlib.Path, default='/tmp/cifar10_data')
     parser.add_argument('--batch_size', type=int, default=128)
@@ -20,12 +18,9 @@ def options():
 
 
 def batches(folder, batch_size, max_steps):
-    """Yields a batch per step, from records in memory: each record at most once per epoch.
-
-    Images are uint8 [batch_size, 32, 32, 3], labels int32 [batch_size].
-    """
-    records = np.concatenate([np.fromfile(folder / f'data_batch_{number}.bin', np.uint8)
-                              for number in range(1, 6)]).reshape(-1, _RECORD_BYTES)
+    """Yields a batch per step: uint8 [batch_size, 32, 32, 3], and labels, int32 [batch_size]."""
+    records = np.concatenate([np.fromfile(path, np.uint8) for path in folder.glob('data_batch_*')])
+    records = records.reshape(-1, 1 + 3 * 32 * 32)  # A label, then three planes.
     steps_per_epoch = len(records) // batch_size
     for step in range(max_steps):
         if step % steps_per_epoch == 0:

@@ -52,7 +52,7 @@ def test_a_line_of_the_table():
 
 def test_a_process_that_fails_shows_its_last_lines():
     with pytest.raises(SystemExit, match='exit code 3\nwhy$'):
-        list(processes.lines(['-S', '-c', 'import sys; print("why"); sys.exit(3)']))
+        processes.output(['-S', '-c', 'import sys; print("why"); sys.exit(3)'])
 
 
 @pytest.fixture
@@ -69,15 +69,13 @@ def command(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_table(command, tmp_path):
+def test_the_table(command):
     """The default rows, and those of a GPU's precisions on the CPU."""
-    done = command('benchmarks', '--turns=1', '--steps=5', '--seconds=0.1', '--batches', '1',
-                   f'--output={tmp_path}/report.txt', '--only', 'input', 'step', 'train', 'workers',
-                   'speed')
+    done = command('benchmarks', '--turns=1', '--steps=10', '--batches', '1', '--only', 'input',
+                   'step', 'train', 'workers', 'speed')
     assert done.returncode == 0, done.stderr + done.stdout
-    assert done.stdout == (tmp_path / 'report.txt').read_text()
-    heading, title, _, *lines = done.stdout.splitlines()
-    assert 'TensorFlow ' in heading and title.startswith('tutorial, batch 4; median')
+    heading, _, *lines = done.stdout.splitlines()
+    assert re.search('TensorFlow .*; tutorial, batch 4; median', heading)
     rows = {re.split('  +', line)[0]: float(line.split()[-2]) for line in lines}
     assert all(ratio > 0 for ratio in rows.values())
     assert {'input alone, images/s', 'step on a fixed batch, ms', 'step, beside the floor, ms',
