@@ -145,14 +145,10 @@ def test_weight_decay():
     with tf.name_scope('tower_0'):
         airbench94.inference(tf.zeros([1, 32, 32, 3]), 10, training=True)
     losses = tf.get_collection('losses', 'tower_0/')
-    names = [loss.op.name for loss in losses]
-    assert names[:3] == ['tower_0/whitening/weight_decay', 'tower_0/group1/conv1/weight_decay',
-                         'tower_0/group1/conv1/bn/weight_decay']
-    assert len(names) == len(tf.trainable_variables()) == 14
-    assert all(name.endswith('/weight_decay') for name in names)
+    assert len(losses) == len(tf.trainable_variables()) == 14
     with tf.Session() as session:
         values = reference.load_noise(session)
-        got = dict(zip(names, session.run(losses)))
+        got = dict(zip([loss.op.name for loss in losses], session.run(losses)))
     for name, rate in [('group2/conv1/weights', 0.00133), ('whitening/biases', 0.00133),
                        ('group3/conv2/bn/beta', 0.00133 / 64), ('linear/weights', 0.00133)]:
         layer = name.rpartition('/')[0]

@@ -87,6 +87,9 @@ def test_the_files_of_a_run(capsys):
             np.testing.assert_array_equal(stream['weights/' + name], stored[name])
             np.testing.assert_array_equal(stream['averages/' + name], stored[name + AVERAGE])
         np.testing.assert_array_equal(stream['statistics/bn/moving_mean'], stored['bn/moving_mean'])
+        names = []
+        stream.visit(names.append)
+        assert not [name for name in names if 'Adam' in name]
     steps = {value.tag: event.step for path in folder.glob('events*')
              for event in tf.train.summary_iterator(str(path)) for value in event.summary.value}
     assert steps['metrics/validation_error'] == 5
@@ -131,7 +134,7 @@ def test_a_run_does_not_continue_otherwise(half_bright):
     folder = ran(max_steps=2)
     before = {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
     for changed, message in [
-            ({'net': 'tutorial'}, 'net small, not tutorial'),
+            ({'net': 'tutorial'}, 'net small, not tutorial: change that back, choose'),
             ({'batch_size': 8}, 'batch_size 16, not 8'), ({'seed': 2}, 'seed 1, not 2'),
             ({'validate_on': 'held_out'}, 'validate_on test, not held_out')]:
         with pytest.raises(console.UserError, match=message):
@@ -220,7 +223,6 @@ def test_networks_learn_images_of_ones_own(capsys, net, steps, rate):
 
 
 @pytest.mark.parametrize('options, message', [
-    ({'net': 'lenet'}, '--net=lenet is not a network'),
     ({'net': 'cifar100_resnet23', 'dataset': 'cifar10'}, 'name two data sets'),
     ({'dataset': 'nowhere'}, '"nowhere" is not a data set'),
     ({'evaluate': True, 'train_dir': 'nowhere'}, 'No checkpoint in nowhere'),
@@ -238,16 +240,6 @@ def test_mistakes_are_one_line(words, message):
     without_gpus = spawn.environment(CUDA_VISIBLE_DEVICES='-1')
     running.expect_one_line(
         spawn.run_script('classification.py', *words, env=without_gpus), message)
-
-
-def test_help_begins_with_the_flags_that_matter():
-    done = spawn.run_script('classification.py', '--help')
-    assert (done.returncode, done.stderr) == (0, '')
-    listed = re.findall(r'^    (?:(-\w), )?--(\w+) ', done.stdout, re.MULTILINE)
-    assert [short for short, _ in listed[:8] if short] == ['-n', '-b', '-l', '-e', '-c', '-m']
-    for short, name in listed[:9]:
-        defined = ','.join([short, f'--{name}: ']).lstrip(',')
-        assert f'  {defined}' in done.stdout
 
 
 @pytest.mark.slow

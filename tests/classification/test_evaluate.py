@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         counted(tmp_path)
 
 
-def test_find(tmp_path):
+def test_find(tmp_path, monkeypatch):
     folder = str(tmp_path)
     run.write(folder, content())
     with pytest.raises(console.UserError, match='No checkpoint in .*: train first'):
@@ -94,8 +94,10 @@ def test_find(tmp_path):
     assert evaluate.find(folder) == (last, recipes.TABLE['small'], CLASSES, content())
     assert evaluate.find(folder, best=True).checkpoint == best
     assert evaluate.find(folder, best=True).classes == ('a', 'b')
-    for ending in ('', '.index', '.data-00000-of-00001'):
+    for ending in ('', '.index', '.meta', '.data-00000-of-00001'):
         assert evaluate.find(first + ending).checkpoint == first
+    monkeypatch.chdir(folder)
+    assert evaluate.find('model.ckpt-7').checkpoint == './model.ckpt-7'
     run.write(folder, content(net='tutorial_fast'))
     with pytest.raises(console.UserError, match='is of --net=tutorial_fast; expected one of'):
         evaluate.find(folder)
@@ -103,13 +105,9 @@ def test_find(tmp_path):
 
 @pytest.mark.parametrize('count, suffix, expected', [
     (3, '', ('airplane', 'automobile', 'bird')), (10, AVERAGE, data_sets.CIFAR10.classes),
-    (12, '', (*data_sets.CIFAR10.classes, '10', '11')), (2, '', ('disc', 'ring'))])
+    (12, '', (*data_sets.CIFAR10.classes, '10', '11'))])
 def test_a_run_without_run_json_is_the_tutorials(tmp_path, count, suffix, expected):
-    """The names of its classes are those of CIFAR-10, or those beside its images."""
-    if count == 2:
-        folder = tmp_path / 'cifar-10-batches-bin'
-        folder.mkdir()
-        (folder / 'batches.meta.txt').write_text('disc\nring\n\n')
+    """The names of its classes are those of CIFAR-10."""
     with tf.Session() as session:
         tf.get_variable('softmax_linear/biases' + suffix, [count])
         session.run(tf.global_variables_initializer())
@@ -147,13 +145,5 @@ def test_starting_weights(tmp_path):
         np.testing.assert_array_equal(value, stored[name + AVERAGE])
     assert sorted({*same} - {*found(2, ('a', 'b'))}) == ['linear/weights']
     assert sorted({*same} - {*found(3, (*CLASSES, 'c'))}) == ['linear/weights']
-
-
-def test_starting_weights_that_do_not_fit(tmp_path):
-    trained = evaluate.Trained(save(tmp_path, np.nan), recipes.TABLE['small'], CLASSES, {})
-    other = tf.get_variable('other/weights', [3])
     with pytest.raises(console.UserError, match='has no layer of this network'):
-        evaluate.starting_weights(trained, [other], CLASSES)
-    same = tf.get_variable('linear/weights', [768, 2])
-    with pytest.raises(console.UserError, match='has values that are not finite'):
-        evaluate.starting_weights(trained, [same], CLASSES)
+        evaluate.starting_weights(trained, [tf.get_variable('other/weights', [3])], CLASSES)

@@ -157,21 +157,12 @@ def test_images_are_read_in_their_order(images):
 
 
 def test_mistakes(tmp_path, images):
-    with pytest.raises(console.UserError, match='119 training images .* enough for 120 workers'):
-        images.train(1, as_numbers, seed=0, rank=3, workers=120)
     os.remove(tmp_path / '1.bin')
     with pytest.raises(console.UserError, match=r'1\.bin is missing\. Restore the file'):
         images.count()
     small = records.Images(row(tmp_path, [9]), str(tmp_path), 'held_out')
     with pytest.raises(console.UserError, match='9 training images, too few to hold out a tenth'):
         small.count()
-
-
-def test_checksum(tmp_path):
-    """The standard's check value: the CRC-32 of '123456789' is cbf43926, whatever the files."""
-    (tmp_path / 'x').write_bytes(b'12345')
-    (tmp_path / 'y').write_bytes(b'6789')
-    assert records.checksum([tmp_path / 'x', tmp_path / 'y']) == 'cbf43926'
 
 
 def test_held_out_images_of_cifar10_never_change(tmp_path):
