@@ -1,5 +1,4 @@
 import json
-import re
 
 from cifar10_lib import console, data_sets, named_sets
 
@@ -15,14 +14,6 @@ def records(*labels, num_bytes=3073):
     found = np.zeros([len(labels), num_bytes], np.uint8)
     found[:, 0] = labels
     return found
-
-
-@pytest.fixture
-def cifar10(tmp_path):
-    """CIFAR-10's files with three records each."""
-    for name in data_sets.CIFAR10.files:
-        records(0, 5, 9).tofile(tmp_path / name)
-    return tmp_path
 
 
 @pytest.fixture
@@ -51,37 +42,31 @@ def test_published_facts():
         assert sum(row.train_files.values()) == 50000
         assert sum(row.test_files.values()) == 10000
         assert row.url == f'https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz'
-        assert row.copies
-        for copy in row.copies:
-            assert re.fullmatch(f'https://.*/cifar-{classes}-binary.tar.gz', copy)
+        assert all(copy.endswith(f'/cifar-{classes}-binary.tar.gz') for copy in row.copies)
     names = named_sets.CIFAR100.classes
     assert names == tuple(sorted(set(names)))
     assert [names[label] for label in (0, 1, 39, 50, 60, 99)] == [
         'apple', 'aquarium_fish', 'keyboard', 'mouse', 'plain', 'worm']
 
 
-def test_only_the_files_that_exist_are_checked(cifar10):
-    """Programs of one's own may read files of other names."""
-    data_sets.check(data_sets.CIFAR10, cifar10)
-    (cifar10 / 'data_batch_3.bin').unlink()
-    (cifar10 / 'people.bin').write_bytes(b'text')
-    data_sets.check(data_sets.CIFAR10, cifar10)
-
-
 @pytest.mark.parametrize('size', [0, 3 * 3073 - 1, 3 * 3073 + 1])
-def test_truncated_files_are_detected(cifar10, size):
-    (cifar10 / 'test_batch.bin').write_bytes(bytes(size))
-    assert fault(data_sets.CIFAR10, cifar10) == (
-        f'{cifar10}/test_batch.bin has {size} bytes; expected one or more records of 3073 bytes. '
-        f'Restore the file, or move {cifar10} away and run again to download the data set.')
+def test_truncated_files_are_detected(tmp_path, size):
+    """Of the files that exist: programs of one's own may read others."""
+    records(0, 5, 9).tofile(tmp_path / 'data_batch_2.bin')
+    (tmp_path / 'people.bin').write_bytes(b'text')
+    data_sets.check(data_sets.CIFAR10, tmp_path)
+    (tmp_path / 'test_batch.bin').write_bytes(bytes(size))
+    assert fault(data_sets.CIFAR10, tmp_path) == (
+        f'{tmp_path}/test_batch.bin has {size} bytes; expected one or more records of 3073 bytes. '
+        f'Restore the file, or move {tmp_path} away and run again to download the data set.')
 
 
-def test_an_invalid_label_is_reported_with_its_record(cifar10):
+def test_an_invalid_label_is_reported_with_its_record(tmp_path):
     found = records(*9000 * [9])
     found[8500, 0] = 10
-    found.tofile(cifar10 / 'data_batch_2.bin')
-    assert fault(data_sets.CIFAR10, cifar10).startswith(
-        f'{cifar10}/data_batch_2.bin has label 10 in record 8500 (counted from 0); expected 0 to '
+    found.tofile(tmp_path / 'data_batch_2.bin')
+    assert fault(data_sets.CIFAR10, tmp_path).startswith(
+        f'{tmp_path}/data_batch_2.bin has label 10 in record 8500 (counted from 0); expected 0 to '
         '9. Restore the file, or')
 
 
@@ -118,22 +103,10 @@ def test_a_name_of_the_table_is_not_a_folder(pets, monkeypatch):
     assert named_sets.find('./cifar100').name == 'pets'
 
 
-@pytest.mark.parametrize('name', ['pets', ''])
-def test_neither_a_name_nor_a_folder(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(console.UserError) as error:
-        named_sets.find(name)
-    assert str(error.value) == (f'"{name}" is not a data set; expected cifar10, cifar100, or a '
-                                'folder with a dataset.json, made by cifar10_convert.py')
-
-
 @pytest.mark.parametrize('change, words', [
-    ({'name': 'cifar10'}, '"name" is "cifar10"; expected a name other than cifar10, cifar100'),
-    ({'name': 'a\nb'}, '"name" is'),
+    ({'name': 'a\nb'}, '"name" is "a\\nb"; expected a name other than cifar10, cifar100'),
     ({'name': 50 * [50 * ['a']]}, '"name" is [['),
-    ({'classes': ['cat']}, '"classes" is ["cat"]; expected a list of 2 to 256 different names'),
-    ({'classes': ['cat', 'cat']}, '"classes" is'),
-    ({'classes': ['cat', 'd\x1b[31mog']}, '"d\\u001b[31mog"'),
+    ({'classes': ['cat', 'cat']}, '"classes" is ["cat", "cat"]; expected a list of 2 to 256 diff'),
     ({'train_files': None}, '"train_files" is null; expected names of files in this folder'),
     ({'test_files': {'../test.bin': 2}}, '"test_files" is')])
 def test_invalid_fields_are_reported(pets, change, words):
@@ -151,10 +124,3 @@ def test_files_without_a_json_object(pets, data):
     with pytest.raises(console.UserError, match=(
             'dataset.json (is not JSON: .|holds null; expected a JSON object)')):
         named_sets.find(str(pets))
-
-
-def test_names_of_classes_beside_the_records(tmp_path):
-    """The published file ends with an empty line."""
-    assert data_sets.class_names(tmp_path) is None
-    (tmp_path / 'batches.meta.txt').write_text('airplane\nsports car\r\nbird\n\n')
-    assert data_sets.class_names(tmp_path) == ('airplane', 'sports car', 'bird')

@@ -8,7 +8,6 @@ import image_files
 import numpy as np
 import plain
 import pytest
-import random_runs
 import record_files
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
@@ -51,10 +50,6 @@ def predicted(capsys):
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def images_of(capsys):
-    return [line['image'] for line in predicted(capsys)]
-
-
 def test_probabilities_are_those_of_the_averaged_weights(network, pictures, capsys):
     """Seven images in batches of three."""
     assert cifar10_predict.predict(pictures) == 0
@@ -75,7 +70,8 @@ def test_folders_and_patterns(network, pictures, tmp_path, capsys):
     words = [str(folder), str(folder / '[12].png'), str(folder / 'Näme with [brackets].png'),
              pictures[3], pictures[3]]
     assert cifar10_predict.predict(words) == 0
-    assert images_of(capsys) == [*pictures, words[2], *pictures[1:3], words[2], *words[3:]]
+    assert [line['image'] for line in predicted(capsys)] == [
+        *pictures, words[2], *pictures[1:3], words[2], *words[3:]]
 
 
 @pytest.mark.parametrize('word', ['', '*.png'])
@@ -111,39 +107,16 @@ def test_the_table(network, pictures, capsys):
         f'{"":{width}}       {probabilities[second]:.4f}  {CLASSES[second]}']
 
 
-def test_names_of_generated_images(network, pictures, tmp_path, capsys):
-    """They are beside the record files."""
-    folder = tmp_path / 'data' / 'cifar-10-batches-bin'
-    folder.mkdir(parents=True)
-    (folder / 'batches.meta.txt').write_text(''.join(f'form {k}\n' for k in range(10)) + '\n')
-    with flagsaver.flagsaver(data_dir=str(tmp_path / 'data')):
-        cifar10_predict.predict(pictures[:1])
-    line, = predicted(capsys)
-    assert all(each['class'] == f'form {each["label"]}' for each in line['predictions'])
-
-
 def test_the_shipped_weights_without_any_flag(pictures, tmp_path, capsys):
+    """They do not stand in for a run that was asked for."""
     with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'nothing'), json=True, top_k=10):
         assert cifar10_predict.predict(pictures[:1]) == 0
+        with flagsaver.flagsaver(best=True), pytest.raises(
+                console.UserError, match='No checkpoint in .*nothing/best'):
+            cifar10_predict.predict(pictures)
     out, error = capsys.readouterr()
     assert f'no run in {tmp_path}/nothing: using the weights in ' in error
     assert error.rstrip().endswith('models/airbench94')
     predictions = json.loads(out)['predictions']
     assert sorted(each['class'] for each in predictions) == sorted(CLASSES)
     assert sum(each['probability'] for each in predictions) == pytest.approx(1, abs=1e-4)
-
-
-def test_a_missing_run_that_was_asked_for(pictures, tmp_path):
-    with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'nothing'), best=True):
-        with pytest.raises(console.UserError, match='No checkpoint in .*nothing/best'):
-            cifar10_predict.predict(pictures)
-
-
-def test_a_run_of_classification_in_a_folder_of_any_name(pictures, tmp_path, capsys):
-    """TensorFlow takes some of the characters for a pattern."""
-    folder = tmp_path / 'what? [1] (2) a\\b'
-    random_runs.save(folder, 'tutorial', ['Katze', 'Hund'])
-    with flagsaver.flagsaver(checkpoint_dir=str(folder), json=True):
-        assert cifar10_predict.predict(pictures[:1]) == 0
-    line, = predicted(capsys)
-    assert sorted(each['class'] for each in line['predictions']) == ['Hund', 'Katze']
