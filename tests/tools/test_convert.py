@@ -60,25 +60,29 @@ def test_converting_twice_gives_the_same_files(folder, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ['my images', 'one', 'two']
 
 
-def test_a_data_set_inside_the_images_is_refused(folder, monkeypatch):
+@pytest.mark.parametrize('source, data_dir, line', [
+    ('.', 'set', r'set is inside \., where each folder is a class'),
+    ('no folder', 'cifar10',  # Refused before anything is read.
+     'the new data set, named like its folder: "name" is "cifar10"; expected a name')])
+def test_another_data_dir_is_required(folder, monkeypatch, source, data_dir, line):
     monkeypatch.chdir(folder)
-    with pytest.raises(console.UserError, match=r'^set is inside \., where each folder is a class'):
-        cifar10_convert.convert('.', 'set')
+    with pytest.raises(console.UserError, match=f'^{line}'):
+        cifar10_convert.convert(source, data_dir)
     assert sorted(os.listdir(folder)) == sorted(NAMES)
 
 
-def test_a_name_that_is_taken_is_refused_before_anything_is_read(tmp_path):
-    with pytest.raises(console.UserError, match=(
-            '^the new data set, named like its folder: "name" is "cifar10"; expected a name')):
-        cifar10_convert.convert('no folder', str(tmp_path / 'cifar10'))
-
-
-def test_a_class_without_readable_images_is_refused(tmp_path, capsys):
-    for name in ('cat', 'dog'):
-        path = tmp_path / 'images' / name / '1.png'
-        path.parent.mkdir(parents=True)
-        path.write_text('text')
-    with pytest.raises(console.UserError, match='no training images of cat, dog: add some'):
+@pytest.mark.parametrize('readable, line', [
+    (['cat'], 'no training images of dog: add some'),
+    (['cat', 'dog'], 'no test images: add images, or sort them into CLASS/IMAGE, or train/CLASS')])
+def test_incomplete_sets_are_refused(tmp_path, capsys, readable, line):
+    """The grey values 0 and 1 are for training. What is skipped is shown nevertheless."""
+    for value, name in enumerate(('cat', 'dog')):
+        (tmp_path / 'images' / name).mkdir(parents=True)
+        (tmp_path / 'images' / name / 'broken.png').write_text('text')
+        if name in readable:
+            grey = Image.new('RGB', (32, 32), (value, value, value))
+            grey.save(tmp_path / 'images' / name / '1.png')
+    with pytest.raises(console.UserError, match=f'^{line}'):
         cifar10_convert.convert(str(tmp_path / 'images'), str(tmp_path / 'data'))
     assert capsys.readouterr().out.splitlines()[0] == 'Skipped 2, not readable:'
     assert os.listdir(tmp_path) == ['images']

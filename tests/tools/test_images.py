@@ -15,27 +15,13 @@ COLOUR, GREY = NOISE[..., :3], np.repeat(NOISE[..., :1], 3, axis=2)
 
 @pytest.fixture
 def read(tmp_path):
-    """Writes a `PIL.Image.Image` or an array with Pillow's options, and reads the file."""
+    """Writes a `PIL.Image.Image` or an array with Pillow's options, and reads the file `image`."""
     def write_and_read(image, **options):
-        save(tmp_path / 'image', image, **options)
+        if not isinstance(image, Image.Image):
+            image = Image.fromarray(image)
+        image.save(tmp_path / 'image', **options)
         return images.read(tmp_path / 'image')
     return write_and_read
-
-
-def save(path, image, **options):
-    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
-    image.save(path, **options)
-
-
-def png(values, colour_type):
-    """The bytes of a PNG of 16 bits: values, int [height, width, channels]."""
-    height, width, _ = values.shape
-    rows = b''.join(b'\0' + row.tobytes() for row in values.astype('>u2'))
-    chunks = [(b'IHDR', struct.pack('>IIBBBBB', width, height, 16, colour_type, 0, 0, 0)),
-              (b'IDAT', zlib.compress(rows)), (b'IEND', b'')]
-    return b'\x89PNG\r\n\x1a\n' + b''.join(
-        struct.pack('>I', len(data)) + name + data + struct.pack('>I', zlib.crc32(name + data))
-        for name, data in chunks)
 
 
 PALETTE = Image.fromarray(NOISE[..., 0]).convert('P')  # Index k has colour k of:
@@ -46,7 +32,6 @@ OF_PALETTE = np.stack([NOISE[..., 0], 255 - NOISE[..., 0], np.full([32, 32], 7)]
 @pytest.mark.parametrize('image, options, expected', [
     (COLOUR, {'format': 'PNG'}, COLOUR),
     (GREY[..., 0], {'format': 'PNG'}, GREY),
-    (COLOUR, {'format': 'BMP'}, COLOUR),
     (COLOUR, {'format': 'WEBP', 'lossless': True}, COLOUR),
     (COLOUR, {'format': 'TIFF', 'compression': 'tiff_lzw'}, COLOUR),
     (PALETTE, {'format': 'PNG'}, OF_PALETTE),
@@ -61,16 +46,14 @@ def test_images_of_32_by_32_pixels_are_not_changed(read, image, options, expecte
 CLEAR = np.repeat(np.array([[[200, 100, 0, 255], [200, 100, 0, 51], [0, 0, 0, 0], [9, 99, 0, 0]]],
                            np.uint8), 8, axis=1).repeat(32, axis=0)  # [32, 32, 4]
 ON_WHITE = np.repeat([[200, 100, 0], [244, 224, 204], [255, 255, 255], [255, 255, 255]], 8, axis=0)
-GREY_CLEAR, GREY_ON_WHITE = CLEAR[..., [0, 3]], ON_WHITE[:, [0, 0, 0]]
 ONE_OF_PALETTE = np.where(NOISE[..., :1] == 77, 255, OF_PALETTE)
 
 
 @pytest.mark.parametrize('image, options, expected, difference', [
     (CLEAR, {'format': 'PNG'}, ON_WHITE, 0),
-    (GREY_CLEAR, {'format': 'PNG'}, GREY_ON_WHITE, 0),
+    (CLEAR[..., [0, 3]], {'format': 'PNG'}, ON_WHITE[:, [0, 0, 0]], 0),
     (CLEAR, {'format': 'WEBP', 'lossless': True, 'exact': True}, ON_WHITE, 0),
     (CLEAR, {'format': 'AVIF', 'quality': 100, 'subsampling': '4:4:4'}, ON_WHITE, 2),
-    (CLEAR, {'format': 'TIFF'}, ON_WHITE, 0),
     (PALETTE, {'format': 'PNG', 'transparency': 77}, ONE_OF_PALETTE, 0),
     (PALETTE, {'format': 'GIF', 'transparency': 77}, ONE_OF_PALETTE, 0),
     (COLOUR, {'format': 'PNG', 'transparency': tuple(COLOUR[0, 0].tolist())},
@@ -111,12 +94,6 @@ def test_the_short_side_becomes_32_and_the_centre_is_kept(read):
         read(slope.transpose(1, 0, 2), format='PNG'), expected.transpose(1, 0, 2))
 
 
-@pytest.mark.parametrize('shape', [(1, 1), (33, 32), (1, 200000)])
-def test_any_size(read, shape):
-    image = np.full([*shape, 3], [10, 20, 30], np.uint8)
-    np.testing.assert_array_equal(read(image, format='PNG'), np.full([32, 32, 3], [10, 20, 30]))
-
-
 EPS = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n'
 
 
@@ -133,34 +110,21 @@ def test_files_that_are_not_images(tmp_path, data, words, capfd):
     assert capfd.readouterr().err == ''  # The libraries print nothing either.
 
 
-DEEP = [png(257 * NOISE[..., :1].astype(int), 0), b'P5 32 32 65535\n' + bytes(2048),
-        b'Pf 32 32 -1.0\n' + bytes(4096)]
-DEEP += [Image.fromarray(NOISE[..., 0].astype(kind)) for kind in (np.uint16, np.int32, np.float32)]
-
-
-@pytest.mark.parametrize('data', DEEP)
-def test_other_values_than_0_to_255_are_refused(tmp_path, data):
+@pytest.mark.parametrize('kind, format_', [
+    (np.uint16, 'PNG'), (np.uint16, 'TIFF'), (np.int32, 'TIFF'), (np.float32, 'TIFF')])
+def test_other_values_than_0_to_255_are_refused(read, kind, format_):
     """Their range is not known: 12 bits of a camera, CT numbers, -1 to 1."""
-    if isinstance(data, bytes):
-        (tmp_path / 'image').write_bytes(data)
-    else:
-        data.save(tmp_path / 'image', format='TIFF')
     with pytest.raises(console.UserError, match=(
             r'image cannot be read \(more than 8 bits, or fractions: scale them to 0 to 255, as in '
             r'docs/usage.md\)$')):
-        images.read(tmp_path / 'image')
-
-
-def test_colours_of_16_bits(tmp_path):
-    (tmp_path / 'image').write_bytes(png(257 * COLOUR.astype(int), 2))
-    np.testing.assert_array_equal(images.read(tmp_path / 'image'), COLOUR)
+        read(NOISE[..., 0].astype(kind), format=format_)
 
 
 @pytest.mark.parametrize('options', [
     {'format': 'PNG'}, {'format': 'JPEG'}, {'format': 'GIF'}, {'format': 'WEBP', 'lossless': True},
     {'format': 'TIFF', 'compression': 'tiff_lzw'}])
-def test_truncated_and_overwritten_files(tmp_path, options):
-    save(tmp_path / 'image', COLOUR, **options)
+def test_truncated_and_overwritten_files(tmp_path, read, options):
+    read(COLOUR, **options)
     whole = (tmp_path / 'image').read_bytes()
     overwritten = bytes(200) + whole[len(whole) // 2 + 200:]
     for rest in (b'', overwritten) if options['format'] in ('PNG', 'GIF', 'TIFF') else (b'',):
@@ -170,9 +134,10 @@ def test_truncated_and_overwritten_files(tmp_path, options):
 
 
 @pytest.mark.parametrize('side, words', [(10000, 'truncated'), (65536, BOMB)])
-def test_pictures_of_more_than_179_million_pixels_are_not_decoded(tmp_path, side, words, recwarn):
+def test_pictures_of_more_than_179_million_pixels_are_not_decoded(
+        tmp_path, read, side, words, recwarn):
     """Only their headers claim such sizes. 100 million, as of a telephone, are decoded."""
-    save(tmp_path / 'image', COLOUR, format='PNG')
+    read(COLOUR, format='PNG')
     data = bytearray((tmp_path / 'image').read_bytes())
     data[16:24] = struct.pack('>II', side, side)
     data[29:33] = struct.pack('>I', zlib.crc32(data[12:29]))
