@@ -1,15 +1,13 @@
 """Pictures: what can be seen in them."""
-import json
 import os
 import sys
 
-from cifar10_lib import console, run
+from cifar10_lib import console, own_images, run
 
 import numpy as np
 import plain
 import pytest
 import random_runs
-import record_files
 import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
@@ -48,45 +46,31 @@ def title_is_complete(image):
     return title.any() and not title[:, :3].any() and not title[:, -3:].any()
 
 
-def own_set(folder, classes, per_class=12):
-    """Writes a data set of plain images; class k has colour (20 k, 200, 0). Returns its path."""
+def own_set(folder, classes):
+    """Writes a data set of twelve images per class; class k has colour (20 k, 200, 0). Returns its
+    path."""
+    labels = np.tile(np.arange(len(classes)), 12)
+    colours = np.array([[20 * label, 200, 0] for label in labels], np.uint8)
+    images = own_images.Split(np.tile(colours[:, np.newaxis, np.newaxis], [1, 32, 32, 1]), labels)
     folder.mkdir()
-    for name in ('train.bin', 'test.bin'):
-        record_files.write(folder / name, [
-            (k, np.full([32, 32, 3], [20 * k, 200, 0], np.uint8))
-            for _ in range(per_class) for k in range(len(classes))])
-    (folder / 'dataset.json').write_text(json.dumps({
-        'name': 'plain', 'classes': classes, 'train_files': {'train.bin': 1},
-        'test_files': {'test.bin': 1}}))
+    own_images.write(folder, 'plain', own_images.OwnImages(classes, images, images))
     return str(folder)
 
 
-def constant_run(folder, label):
-    """Saves a run of the tutorial whose network predicts one class for all images."""
-    values = {name: np.zeros(shape, np.float32) for name, shape in plain.SHAPES.items()}
-    values['softmax_linear/biases'][label] = 5
+def save_run(folder, values):
+    """Saves a run of the tutorial: values by name, and zeros for the other variables."""
+    zeros = {name + ending: np.zeros(shape, np.float32)
+             for name, shape in plain.SHAPES.items() for ending in ('', plain.AVERAGE)}
     os.makedirs(folder)
-    plain.save(folder / 'model.ckpt-7', {
-        **values, **{f'{name}/ExponentialMovingAverage': value for name, value in values.items()},
-        'global_step': 7.0})
+    plain.save(folder / 'model.ckpt-7', {**zeros, **values, 'global_step': 7.0})
     return folder
 
 
 # ---- Images
 
 
-def test_samples_are_training_images(half_bright, tmp_path):
-    """Bright halves have up to 209. Only the last file has red trucks."""
-    record_files.write(half_bright / 'data_batch_5.bin',
-                       16 * [(9, np.full([32, 32, 3], [209, 0, 0], np.uint8))])
-    image = plot(tmp_path, 'samples')
-    assert is_colour(image, [209, 0, 0]).sum() > 10 * 50 * 50  # Ten trucks.
-    shown = image[np.ptp(image, axis=2) > 20]
-    assert abs(shown.max() - 209) <= 1
-
-
 def test_distorted_shows_images_and_distortions(half_bright, tmp_path):
-    """To the left are the images, up to 209; the others reach white."""
+    """To the left are the images, with values up to 209; the others reach white."""
     image = plot(tmp_path, 'distorted')
     left, others = image[40:, :78], image[40:, 82:]
     assert abs(left[np.ptp(left, axis=2) > 20].max() - 209) <= 1
@@ -104,7 +88,7 @@ def test_samples_of_own_images(tmp_path, count):
 
 
 def test_samples_and_distorted_images_of_a_run(half_bright, tmp_path):
-    """They are the run's own, not those in --data_dir, which have no such colour."""
+    """They are the run's own; without --runs those in --data_dir, which have no such colour."""
     data_set = own_set(tmp_path / 'set', ['a', 'b'])
     random_runs.save(tmp_path / 'run', 'tutorial', ['a', 'b'], data_set)
     for picture in ('samples', 'distorted'):
@@ -117,14 +101,11 @@ def test_samples_and_distorted_images_of_a_run(half_bright, tmp_path):
 
 def test_filters_are_the_averaged_weights(tmp_path):
     """The averages of all filters are red above and 0 below; the raw weights are green."""
-    values = {name: np.zeros(shape, np.float32) for name, shape in plain.SHAPES.items()}
     raw, averages = np.zeros([2, 5, 5, 3, 64], np.float32)
     raw[:, :, 1], averages[:2, :, 0] = 1, 0.1
-    tmp_path.joinpath('run').mkdir()
-    plain.save(tmp_path / 'run' / 'model.ckpt-7', {
-        **{f'{name}/ExponentialMovingAverage': value for name, value in values.items()}, **values,
-        'conv1/weights': raw, 'conv1/weights/ExponentialMovingAverage': averages, 'global_step': 7})
-    image = plot(tmp_path, 'filters', [tmp_path / 'run'])
+    folder = save_run(tmp_path / 'run', {
+        'conv1/weights': raw, 'conv1/weights' + plain.AVERAGE: averages})
+    image = plot(tmp_path, 'filters', [folder])
     red, grey = is_colour(image, [255, 127, 127]).sum(), is_colour(image, [127, 127, 127]).sum()
     assert 64 * 1000 < red < grey < 2 * red  # Two of five rows, and three.
     assert not has(image, [127, 255, 127])
@@ -157,7 +138,9 @@ def test_predictions(tmp_path, count):
 
 def test_confusion_of_a_network_that_predicts_one_class(tmp_path, half_bright):
     """Of two classes, all taken for class 3: two dark cells, one above the other."""
-    image = plot(tmp_path, 'confusion', [constant_run(tmp_path / 'run', 3)])
+    biases = 5 * np.eye(10, dtype=np.float32)[3]
+    folder = save_run(tmp_path / 'run', {'softmax_linear/biases' + plain.AVERAGE: biases})
+    image = plot(tmp_path, 'confusion', [folder])
     dark = np.argwhere(is_colour(image, [8, 48, 107]))  # The darkest blue of Matplotlib's Blues.
     assert len(dark) > 2 * 40 * 40
     (top, left), (bottom, right) = dark.min(axis=0), dark.max(axis=0)
@@ -167,32 +150,20 @@ def test_confusion_of_a_network_that_predicts_one_class(tmp_path, half_bright):
 # ---- Curves
 
 
-def write_metrics(folder, *rows):
-    """Writes a metrics.csv with these figures, dictionaries; those that are left out are empty."""
-    os.makedirs(folder)
-    metrics = run.Metrics(str(folder), 0)
-    for row in rows:
-        metrics.add(row)
-
-
-def test_curves_of_a_run(tmp_path):
-    """Losses to the left, and errors to the right, each in a colour of its own."""
-    write_metrics(tmp_path / 'a', *(
-        {'step': 100 * k, 'training_loss': 3 / k, 'training_error': 0.5 / k,
-         'validation_error': 0.6 / k if k % 2 else None} for k in range(1, 6)))
-    image = plot(tmp_path, 'curves', [tmp_path / 'a'])
-    left, right = image[:340, :500], image[:340, 500:]
+def test_curves_of_two_runs(tmp_path):
+    """Losses to the left, and errors to the right, each in a colour of its own. The lines of the
+    first run have no gaps, those of the second are dashed."""
+    for name, loss in (('a', 2.0), ('b', 1.0)):
+        (tmp_path / name).mkdir()
+        metrics = run.Metrics(str(tmp_path / name), 0)
+        for k in range(1, 6):
+            metrics.add({'step': 100 * k, 'training_loss': loss, 'training_error': 0.5 / k,
+                         'validation_error': 0.6 / k if k % 2 else None})
+    image = plot(tmp_path, 'curves', [tmp_path / 'a', tmp_path / 'b'])
+    left, right = image[:330, :500], image[:330, 500:]
     assert [has(left, colour) for colour in (BLUE, ORANGE, GREEN)] == [False, True, False]
     assert [has(right, colour) for colour in (BLUE, ORANGE, GREEN)] == [True, False, True]
-
-
-def test_curves_of_several_runs_have_their_own_lines(tmp_path):
-    """The first has a solid line without gaps, the second a dashed one."""
-    for name, loss in (('a', 2.0), ('b', 1.0)):
-        write_metrics(tmp_path / name, *(
-            {'step': 100 * k, 'training_loss': loss} for k in range(1, 4)))
-    image = plot(tmp_path, 'curves', [tmp_path / 'a', tmp_path / 'b'])[:340]
-    lines = [row for row in is_colour(image, BLUE) if row.sum() > 100]
+    lines = [row for row in is_colour(left, ORANGE) if row.sum() > 100]
     inner = [row[np.flatnonzero(row)[0]:np.flatnonzero(row)[-1]] for row in lines]
     assert inner[0].all() and not inner[-1].all()
 
@@ -207,9 +178,7 @@ def test_curves_of_a_run_of_the_tutorial_and_its_evaluation(trained, tmp_path):
     image = plot(tmp_path, 'curves', [FLAGS.train_dir, FLAGS.eval_dir])[:330]
     assert has(image[:, :500], ORANGE)  # training_loss
     assert has(image[:, 500:], BLUE)  # evaluation_error, a single point.
-    # The first value of the average, 0, is left out: the axis would begin there.
-    alone = plot(tmp_path, 'curves', [FLAGS.train_dir])
-    assert alone.shape[1] == 500
+    assert plot(tmp_path, 'curves', [FLAGS.train_dir]).shape[1] == 500  # The loss alone.
 
 
 # ---- Both
@@ -220,7 +189,6 @@ def test_curves_of_a_run_of_the_tutorial_and_its_evaluation(trained, tmp_path):
     ({'picture': 'filters', 'runs': ['a', 'b']},
      '--runs=a,b has 2 folders; expected one for --picture=filters'),
     ({'picture': 'curves', 'runs': ['nowhere']}, 'nowhere has no metrics.csv, and no event files'),
-    ({'picture': 'curves', 'runs': ['.']}, '. has no metrics.csv, and no event files'),
     ({'picture': 'filters', 'runs': ['nowhere']}, 'No checkpoint in nowhere')])
 def test_mistakes(options, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
