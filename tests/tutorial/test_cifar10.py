@@ -23,16 +23,6 @@ def load(session, values):
         variable.load(values[variable.op.name], session)
 
 
-def test_published_constants():
-    assert (cifar10.IMAGE_SIZE, cifar10.NUM_CLASSES) == (24, 10)
-    assert cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN == 50000
-    assert cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL == 10000
-    assert (cifar10.MOVING_AVERAGE_DECAY, cifar10.NUM_EPOCHS_PER_DECAY) == (0.9999, 350.0)
-    assert (cifar10.LEARNING_RATE_DECAY_FACTOR, cifar10.INITIAL_LEARNING_RATE) == (0.1, 0.1)
-    assert cifar10.TOWER_NAME == 'tower'
-    assert cifar10.DATA_URL == 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
-
-
 def test_variables_and_their_first_values():
     build()
     variables = {variable.op.name: variable for variable in tf.trainable_variables()}
@@ -184,39 +174,6 @@ def test_names_and_summaries_of_a_training_graph():
     assert sorted(tags) == sorted(expected + ['learning_rate'])
 
 
-@pytest.mark.parametrize('scope', [None, 'tower_0'])
-def test_the_sparsity_is_the_fraction_of_zeros(scope):
-    """Its operations stay inside their layer in TensorBoard's graph, and the tag has no tower."""
-    with tf.name_scope(scope), tf.name_scope('layer'):
-        cifar10._activation_summary(tf.constant([[0.0, 1.0, -2.0, 0.0, 1e-30]], name='net'))
-    for op in tf.get_default_graph().get_operations():
-        if 'zero_fraction' in op.name:
-            assert op.name.startswith('layer/' if scope is None else 'tower_0/layer/')
-    with tf.Session() as session:
-        summary = tf.Summary.FromString(session.run(tf.summary.merge_all()))
-    values = {value.tag: value.simple_value for value in summary.value}
-    assert values.keys() == {'layer/net/activations', 'layer/net/sparsity'}
-    np.testing.assert_allclose(values['layer/net/sparsity'], 0.4, rtol=1e-6)
-
-
-@pytest.mark.parametrize('wd, expected', [(None, []), (0.0, [0.0, 0.0]), (0.004, [0.012, 0.012])])
-def test_weights_with_and_without_decay(wd, expected):
-    """By position, and by keyword, as published layers have it: 0.004 * 6 / 2 for six ones."""
-    with tf.variable_scope('one'):
-        one = cifar10._variable_with_weight_decay('weights', shape=[2, 3], stddev=5e-2, wd=wd)
-    with tf.variable_scope('other'):
-        other = cifar10._variable_with_weight_decay('weights', [2, 3], 5e-2, wd)
-    losses = tf.get_collection('losses')
-    assert [each.op.name for each in losses] == [
-        'one/weight_loss', 'other/weight_loss'][:len(expected)]
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        for variable in one, other:
-            assert 0 < abs(session.run(variable)).max() <= 0.1
-            variable.load(np.ones([2, 3], np.float32), session)
-        np.testing.assert_allclose(session.run(losses), expected, rtol=1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('flag, dtype', [('use_fp16', tf.float16), ('use_bf16', tf.bfloat16)])
 def test_half_precision_learns_and_keeps_float32_variables(monkeypatch, flag, dtype):
@@ -251,26 +208,3 @@ def test_float16_gradients_are_scaled(use_fp16, expected):
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         np.testing.assert_allclose(session.run(gradient), expected, rtol=0.05)
-
-
-def test_images_of_another_size():
-    """Two poolings leave a quarter of height and width, in 64 channels; the batch may be open, but
-    not the size."""
-    logits = cifar10.inference(tf.placeholder(tf.float32, [None, 28, 24, 3]))
-    assert logits.shape.as_list() == [None, 10]
-    weights, = (each for each in tf.trainable_variables() if each.op.name == 'local3/weights')
-    assert weights.shape.as_list() == [7 * 6 * 64, 384]
-    with tf.variable_scope('other'), pytest.raises(TypeError):
-        cifar10.inference(tf.placeholder(tf.float32, [8, 24, None, 3]))
-
-
-def test_the_number_of_classes(monkeypatch):
-    """A keyword; by default the constant, also if a program has set it. A second positional
-    argument is an error, not a number of classes."""
-    images = tf.zeros([2, 24, 24, 3])
-    assert cifar10.inference(images, num_classes=7).shape.as_list() == [2, 7]
-    monkeypatch.setattr(cifar10, 'NUM_CLASSES', 4)
-    with tf.variable_scope('other'):
-        assert cifar10.inference(images).shape.as_list() == [2, 4]
-    with pytest.raises(TypeError, match='takes 1 positional argument but 2 were given'):
-        cifar10.inference(images, 128)

@@ -55,12 +55,6 @@ def test_the_latest_checkpoint(trained, evaluate):
     assert os.path.exists(earlier)
 
 
-def test_a_checkpoint_by_its_path(trained, evaluate):
-    path = f'{FLAGS.train_dir}/model.ckpt-0'
-    np.testing.assert_allclose(evaluate(checkpoint_dir=path), outcomes.precision(path), atol=5e-4)
-    assert list(curve()) == [0]
-
-
 def constant(folder, label):
     """Saves a network that gives every image this label, or the same logits if it is None."""
     values = {name: np.zeros(shape, np.float32) for name, shape in plain.SHAPES.items()}
