@@ -220,45 +220,6 @@ def test_training_images_without_distortions_and_shuffling(half_bright, tmp_path
             np.testing.assert_allclose(found[0], plain.centres(records[first:first + 8]), atol=1e-3)
             assert found[1].tolist() == records[first:first + 8, 0].tolist()
 
-def test_threads_and_length_of_the_queue(half_bright, tmp_path, capsys):
-    """And the line that is printed."""
-    copy = copies.copy_with(tmp_path / 'copy', {'cifar10_input.py': {
-        **SHORT_QUEUE,
-        'num_preprocess_threads=16)': 'num_preprocess_threads=5)',
-        'min_fraction_of_examples_in_queue = 0.4': 'min_fraction_of_examples_in_queue = 0.7',
-        "'Filling queue with %d CIFAR images before": "'Wait: %d images before"}})
-    with copies.imported(copy) as import_:
-        images, _ = import_('cifar10').distorted_inputs()
-    assert capsys.readouterr().out == 'Wait: 56 images before starting to train.\n'
-    runner = tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS)[-1]
-    assert len(runner.enqueue_ops) == 5
-    with tf.train.SingularMonitoredSession() as session:
-        session.run(images)
-        assert session.run(f'{runner.queue.name}_Size:0') >= 56 - 8
-
-
-@pytest.mark.slow
-def test_other_hooks(half_bright, tmp_path, capsys):
-    """Training needs none of its three, and ends with any hook that asks for it."""
-    copy = copies.copy_with(tmp_path / 'copy', {
-        'cifar10_input.py': SHORT_QUEUE, 'cifar10.py': LOW_RATE, 'cifar10_train.py': {
-            'tf.train.StopAtStepHook(last_step=FLAGS.max_steps)': '_Stop()',
-            '                       tf.train.NanTensorHook(loss),\n': '',
-            ',\n                       _LoggerHook(loss)]': ']',
-            'def train():': '''class _Stop(tf.train.SessionRunHook):
-    def after_run(self, run_context, run_values):
-        if run_context.session.run(tf.train.get_global_step()) == 4:
-            run_context.request_stop()
-
-
-def train():'''}})
-    with copies.imported(copy) as import_:
-        run(import_, 'cifar10_train', max_steps=1)
-    out = capsys.readouterr().out
-    assert f'Saved step 4 in {FLAGS.train_dir}.\n' in out and not outcomes.LINE.search(out)
-    assert latest()['global_step'] == 4
-
-
 @pytest.mark.slow
 def test_another_schedule_and_another_optimizer(half_bright, tmp_path, capsys):
     """The optimizer's variables are saved and restored; the evaluation reads the run."""

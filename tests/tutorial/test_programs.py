@@ -309,18 +309,3 @@ def test_a_script_that_parses_its_flags_with_argparse(half_bright, tmp_path):
     done = spawn.run([*command, '--train=x'], env=environment)
     assert (done.returncode, done.stdout) == (2, ''), done.stderr
     assert 'error: unrecognized arguments: --train=x' in done.stderr
-
-
-def test_a_program_is_not_changed_by_an_import(half_bright):
-    """Its own handlers of errors and signals stay, and so do its standard streams."""
-    done = spawn.run(['-c', '''
-import os, signal, sys, threading
-def state():
-    return (sys.excepthook, threading.excepthook, sys.stdout, sys.stderr, os.fstat(2),
-            signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
-before = state()
-import cifar10_eval
-assert state() == before
-print('unchanged')
-'''], cwd=spawn.ROOT)
-    assert (done.returncode, done.stdout, done.stderr) == (0, 'unchanged\n', '')
