@@ -41,36 +41,6 @@ def test_deterministic_operations(folder):
         assert done.returncode == 0, (name, done.stderr)
 
 
-@pytest.mark.parametrize('variables, word', [
-    ({'KERAS_BACKEND': 'theano'}, 'KERAS_BACKEND'),
-    ({'HOME': 'home'}, 'keras.json'),
-    ({'MPLBACKEND': 'nonsense'}, 'MPLBACKEND'),
-    ({'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION': 'cpp'},
-     'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION')])
-def test_a_setting_that_keeps_tensorflow_from_starting_is_named(tmp_path, variables, word):
-    home = tmp_path / 'home' / '.keras'
-    home.mkdir(parents=True)
-    (home / 'keras.json').write_text('{"backend": "theano"}')
-    done = spawn.run_script(
-        'cifar10_eval.py', '--run_once', cwd=tmp_path, env=spawn.environment(**variables))
-    running.expect_one_line(done, 'TensorFlow cannot be imported', word)
-
-
-@pytest.mark.parametrize('variables', [
-    {'KERAS_BACKEND': 'torch'}, {'KERAS_HOME': '/proc/x'}, {'HOME': '/proc'}, {'HOME': 'home'},
-    {'TF_CONFIG': 'nonsense'}, {'TF_USE_LEGACY_KERAS': '1'}, {'LC_ALL': 'C'},
-    {'OMPI_COMM_WORLD_SIZE': '2'}, {'PYTHONWARNINGS': 'error'}], ids=str)
-def test_settings_of_others_have_no_effect(folder, variables):
-    """Each is an obstacle to the program that it was made for."""
-    home = folder / 'home' / '.keras'
-    home.mkdir(parents=True)
-    (home / 'keras.json').write_text('{"backend": ')
-    done = spawn.run_script(
-        *_COMMANDS['train'], cwd=folder, env=spawn.environment(**variables))
-    assert done.returncode == 0, done.stderr
-    assert 'Saved step 2 in run.' in done.stdout
-
-
 with_mounts = pytest.mark.skipif(
     not sys.platform.startswith('linux') or os.geteuid() != 0 or subprocess.run(
         ['unshare', '--mount', 'mount', '-o', 'remount,bind,ro', '/'], capture_output=True,

@@ -81,17 +81,6 @@ def test_the_tutorials_events_and_last_checkpoint(half_bright, disk):
     assert checkpoints.step(checkpoints.newest(str(run))) == 120
 
 
-def test_the_start(disk):
-    """Not even the first checkpoint fits, or the lock: the old one stays."""
-    counting.train(disk / 'run', 5)
-    filler = _fill(disk, 0)
-    for folder in ('run', 'new'):
-        done = spawn.run_script(_COUNTER, disk / folder, '{"size": 3, "max_steps": 9}')
-        running.expect_one_line(done, f'{disk}', 'No space left on device')
-    filler.unlink()
-    assert counting.latest(disk / 'run') == 5
-
-
 @pytest.mark.parametrize('size', [
     len(downloads.ARCHIVE) // 2, len(downloads.ARCHIVE) + (1 << 16)],
     ids=['a download', 'an extraction'])

@@ -55,21 +55,6 @@ def test_a_signal_ends_the_trainer_after_its_step(half_bright, number, code):
     assert step >= 6
 
 
-def test_ctrl_c_while_the_graph_is_built(trained):
-    """Nothing of the old run has been removed yet."""
-    interrupt = '''
-import os, signal
-inference = cifar10.inference
-def interrupted(*arguments):
-    os.kill(os.getpid(), signal.SIGINT)
-    return inference(*arguments)
-cifar10.inference = interrupted
-'''
-    done = spawn.run(trainer('--restart', change=interrupt))
-    assert (done.returncode, done.stderr) == (130, 'cifar10_train.py: interrupted\n')
-    assert reached(FLAGS.train_dir) == 10
-
-
 @pytest.mark.parametrize('first, second', [
     (signal.SIGINT, signal.SIGINT), (signal.SIGHUP, signal.SIGTERM)])
 def test_a_second_signal_ends_it_at_once(tmp_path, first, second):
