@@ -7,7 +7,6 @@ import sys
 
 from cifar10_lib import data_sets, images, named_sets
 
-import image_files
 import numpy as np
 import pytest
 import record_files
@@ -73,7 +72,7 @@ def kaggle(folder):
     (folder / 'train').mkdir()
     lines = ['id,label']
     for number, (image, label) in enumerate(zip(IMAGES, LABELS), 1):
-        image_files.png(folder / 'train' / f'{number}.png', image)
+        Image.fromarray(image).save(folder / 'train' / f'{number}.png')
         lines.append(f'{number},{NAMES[label]}')
     (folder / 'trainLabels.csv').write_text('\n'.join(lines) + '\n')
 
@@ -89,7 +88,7 @@ def hugging_face(folder):
     for name, split in (('train', TRAIN), ('test', TEST)):
         encoded = []
         for image in IMAGES[split]:
-            image_files.png(folder / 'image.png', image)
+            Image.fromarray(image).save(folder / 'image.png')
             encoded.append({'bytes': (folder / 'image.png').read_bytes(), 'path': None})
         rows = pyarrow.table({
             'img': pyarrow.array(encoded, pyarrow.struct(
@@ -153,7 +152,7 @@ def test_the_program_that_reads_heic(tmp_path):
     half = np.zeros([64, 32, 3], np.uint8)
     half[:32] = 255
     Image.fromarray(half).save(tmp_path / 'my_images' / 'cat' / '1.HEIC', format='HEIF')
-    image_files.png(tmp_path / 'my_images' / 'cat' / '2.png', half)
+    Image.fromarray(half).save(tmp_path / 'my_images' / 'cat' / '2.png')
     program, = programs('### HEIC, the format of iPhones', '### Grey images with more than 8 bits')
     subprocess.run([sys.executable, '-c', program], cwd=tmp_path, check=True,
                    timeout=spawn.PATIENCE)

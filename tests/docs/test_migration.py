@@ -103,7 +103,7 @@ print(json.dumps([np.asarray(found).tolist(), list(map(float, losses))]))
 
 @pytest.mark.slow
 def test_all_stages_compute_the_same(stages, tmp_path):
-    checkpoint = plain.save_averaged(tmp_path)
+    checkpoint = plain.save_checkpoint(tmp_path)
     logits, losses = zip(*(computed(program, stage, checkpoint) for program, stage in zip(
         (GRAPH, GRAPH, GRAPH, MODULE, KERAS), stages)))
     assert np.ptp(logits[0]) > 0.3 and len(losses[0]) == 20 and max(losses[0]) < 20
@@ -117,7 +117,7 @@ def test_all_stages_compute_the_same(stages, tmp_path):
 def test_keras_computes_the_same_on_other_backends(stages, tmp_path, backend):
     if not importlib.util.find_spec(backend):
         pytest.skip(f'requires {backend}')
-    checkpoint = plain.save_averaged(tmp_path)
+    checkpoint = plain.save_checkpoint(tmp_path)
     expected = computed(KERAS, stages[4], checkpoint)
     logits, losses = computed(KERAS, stages[4], checkpoint, KERAS_BACKEND=backend)
     np.testing.assert_allclose(logits, expected[0], atol=1e-5)

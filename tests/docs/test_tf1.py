@@ -98,7 +98,7 @@ def train(total_loss, global_step, _):
 
 def test_ten_steps_are_equal(tmp_path):
     """Stage 0's averages race with the update, so those of stage 1 are compared."""
-    checkpoint = plain.save_averaged(tmp_path)
+    checkpoint = plain.save_checkpoint(tmp_path)
     (tmp_path / 'steps.py').write_text(_STEPS)
     (tmp_path / 'ours.py').write_text(_OURS)
     done = spawn.run([tmp_path / 'steps.py', tmp_path / 'ours.py', checkpoint], capture_output=True,

@@ -1,13 +1,16 @@
 """What a run of the tutorial printed, and how good its network is."""
 import contextlib
+import os
 import re
 
 from cifar10_lib import checkpoints
 
 import numpy as np
+import plain
 import tensorflow.compat.v1 as tf
+from absl import flags
 
-import cifar10
+FLAGS = flags.FLAGS
 
 # The tutorial's console line; the groups are the step, the images and the seconds.
 LINE = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: step (\d+), loss = \d+\.\d\d '
@@ -20,27 +23,20 @@ def precision(folder, use_moving_averages=True):
 
 
 def hits(folder, use_moving_averages=True):
-    """Whether the prediction for each test image is right, in the order of the file: bool [images].
+    """Whether the plain network predicts each test image, in the order of the file: bool [images].
 
     `folder` is that of a run, or a checkpoint.
     """
-    with tf.Graph().as_default():
-        images, labels = cifar10.inputs(eval_data=True)
-        right = tf.equal(tf.argmax(cifar10.inference(images), 1, output_type=tf.int32), labels)
-        names = None
-        if use_moving_averages:
-            names = tf.train.ExponentialMovingAverage(0.0).variables_to_restore()
-        saver = tf.train.Saver(names)
-        with tf.Session() as session:
-            saver.restore(session, checkpoints.newest(folder).path)
-            coordinator = tf.train.Coordinator()
-            threads = tf.train.start_queue_runners(session, coordinator)
-            found = []
-            while len(found) < cifar10.num_examples(eval_data=True):
-                found.extend(session.run(right))
-            coordinator.request_stop()
-            coordinator.join(threads)
-    return np.array(found[:cifar10.num_examples(eval_data=True)])
+    path = os.path.join(FLAGS.data_dir, 'cifar-10-batches-bin', 'test_batch.bin')
+    records = np.fromfile(path, np.uint8).reshape(-1, 3073)
+    suffix = plain.AVERAGE if use_moving_averages else ''
+    values = plain.read(checkpoints.newest(folder).path, suffix)
+    with tf.Graph().as_default(), tf.Session() as session:
+        images = tf.placeholder(tf.float32, [None, 24, 24, 3])
+        logits = plain.logits(images, values)
+        found = [session.run(logits, {images: plain.centres(part)}).argmax(axis=1)
+                 for part in np.array_split(records, 10)]
+    return np.concatenate(found) == records[:, 0]
 
 
 def summaries(folder):

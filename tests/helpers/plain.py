@@ -1,6 +1,8 @@
 """The tutorial's network in TensorFlow's own operations; checkpoints as TF1 code wrote them."""
 import os
 
+from cifar10_lib import checkpoints
+
 import numpy as np
 import record_files
 import tensorflow.compat.v1 as tf
@@ -62,30 +64,25 @@ def weights(seed, scale=1.0):
 
 
 def save_checkpoint(folder):
-    """Saves variables, averages with other values, and the other variables that TF1 code saved.
-
-    Returns both values of the variables, two dictionaries with their names.
-    """
-    raw, averaged = weights(seed=1, scale=2.0), weights(seed=2, scale=2.0)
-    os.makedirs(folder, exist_ok=True)
-    save(os.path.join(folder, 'model.ckpt-123'), {
-        **raw, **{name + AVERAGE: value for name, value in averaged.items()},
-        'global_step': 123.0, 'local3/weight_loss/avg': 0.5})
-    return raw, averaged
-
-
-def save_averaged(folder):
     """Saves variables, averages with other values, and step 7: the path of the checkpoint."""
     values = {'global_step': np.int64(7)}
     for seed, suffix in ((1, ''), (2, AVERAGE)):
         random = np.random.RandomState(seed)
         values.update((name + suffix, random.normal(0, 0.04, shape).astype(np.float32))
                       for name, shape in SHAPES.items())
-    return save(folder / 'model.ckpt-7', values)
+    return save(os.path.join(folder, 'model.ckpt-7'), values)
+
+
+def read(checkpoint, suffix=AVERAGE):
+    """The averages in a checkpoint, or with the suffix '' the variables: {name in `SHAPES`: value}.
+    """
+    values = checkpoints.read(checkpoint)
+    return {name: values[name + suffix] for name in SHAPES}
 
 
 def save(path, values):
     """Saves a checkpoint of values by name, as TF1 code does: its path."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     with tf.Graph().as_default(), tf.Session() as session:
         for name, value in values.items():
             tf.Variable(value, name=name, use_resource=False)

@@ -4,13 +4,13 @@ import os
 
 from cifar10_lib import console, data_sets
 
-import image_files
 import numpy as np
 import plain
 import pytest
 import record_files
 import tensorflow.compat.v1 as tf
 from absl.testing import flagsaver
+from PIL import Image
 
 import cifar10_predict
 
@@ -21,7 +21,7 @@ CLASSES = data_sets.CIFAR10.classes
 @pytest.fixture
 def network(tmp_path):
     """Sets the flags for a run of the tutorial with random weights; returns their averages."""
-    _, averaged = plain.save_checkpoint(tmp_path / 'train')
+    averaged = plain.read(plain.save_checkpoint(tmp_path / 'train'))
     with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'train'), batch_size=3, json=True):
         yield averaged
 
@@ -32,7 +32,7 @@ def pictures(tmp_path):
     (tmp_path / 'pictures').mkdir()
     paths = [tmp_path / 'pictures' / f'{index}.png' for index in range(len(IMAGES))]
     for path, image in zip(paths, IMAGES):
-        image_files.png(path, image)
+        Image.fromarray(image).save(path)
     return [str(path) for path in paths]
 
 

@@ -57,13 +57,11 @@ def test_the_latest_checkpoint(trained, evaluate):
 
 def constant(folder, label):
     """Saves a network that gives every image this label, or the same logits if it is None."""
-    values = {name: np.zeros(shape, np.float32) for name, shape in plain.SHAPES.items()}
-    averages = {name + '/ExponentialMovingAverage': value.copy() for name, value in values.items()}
+    values = {name + suffix: np.zeros(shape, np.float32) for name, shape in plain.SHAPES.items()
+              for suffix in ('', plain.AVERAGE)}
     if label is not None:
-        averages['softmax_linear/biases/ExponentialMovingAverage'][label] = 1
-    os.makedirs(folder, exist_ok=True)
-    plain.save(os.path.join(folder, 'model.ckpt-7'),
-               {**values, **averages, 'global_step': np.int64(7)})
+        values['softmax_linear/biases' + plain.AVERAGE][label] = 1
+    plain.save(os.path.join(folder, 'model.ckpt-7'), {**values, 'global_step': np.int64(7)})
 
 
 def test_a_checkpoint_of_another_network(trained, evaluate, monkeypatch):
@@ -107,9 +105,9 @@ def test_without_a_checkpoint(half_bright):
 @pytest.mark.slow
 def test_it_waits_for_checkpoints_and_takes_each_once(half_bright):
     """The evaluation starts in an empty folder; then training starts, resumes, and starts over."""
-    process = spawn.start_script(
-        'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}', f'--checkpoint_dir={FLAGS.train_dir}',
-        f'--eval_dir={FLAGS.eval_dir}', '--eval_interval_secs=1')
+    process = spawn.start([
+        spawn.ROOT / 'cifar10_eval.py', f'--data_dir={FLAGS.data_dir}', '--eval_interval_secs=1',
+        f'--checkpoint_dir={FLAGS.train_dir}', f'--eval_dir={FLAGS.eval_dir}'])
 
     def wait_for(step):
         end = time.monotonic() + spawn.PATIENCE

@@ -29,8 +29,6 @@ def values_of(name):
     losses = {key + '/avg': np.float32(0.5) for key in LOSSES}
     if name == 'this project, one device':
         return {**raw, **averaged, **losses, 'global_step': np.int64(20)}
-    if name == 'this project, averages only':  # As in models/ at that time.
-        return {**averaged, 'global_step': np.int64(20)}
     if name == 'original, one device':  # The biases decayed, too, with a factor of 0.
         return {**raw, **averaged, **losses, 'conv1/weight_loss/avg': np.float32(0.0),
                 'global_step': np.int64(20)}
@@ -49,7 +47,6 @@ def test_training_resumes(half_bright, capsys, monkeypatch, name, trainer):
     """At step 20, from the saved values: with a rate of nearly 0, they stay. What is saved has
     today's names and types; towers have no averages of losses."""
     monkeypatch.setattr('cifar10.INITIAL_LEARNING_RATE', 1e-9)
-    os.makedirs(FLAGS.train_dir)
     saved = values_of(name)
     plain.save(os.path.join(FLAGS.train_dir, 'model.ckpt-20'), saved)
     with flagsaver.flagsaver(max_steps=21, log_frequency=1):
@@ -67,17 +64,15 @@ def test_training_resumes(half_bright, capsys, monkeypatch, name, trainer):
 
 
 @pytest.mark.parametrize('name', [
-    'this project, averages only', 'original, one device', 'original, towers',
-    'original, --use_fp16'])
+    'original, one device', 'original, towers', 'original, --use_fp16'])
 def test_evaluation_and_prediction(half_bright, tmp_path, capsys, name):
     """With the averages, which differ from the variables. Evaluation does not read halves: the
     trainer, which resumes from them, saves floats."""
-    os.makedirs(FLAGS.train_dir)
     saved = values_of(name)
-    plain.save(os.path.join(FLAGS.train_dir, 'model.ckpt-20'), saved)
+    path = plain.save(os.path.join(FLAGS.train_dir, 'model.ckpt-20'), saved)
     record = np.random.RandomState(0).randint(0, 256, [1, 3073]).astype(np.uint8)
     Image.fromarray(record_files.unpacked(record)[0][0]).save(tmp_path / 'a.png')
-    averages = {key: saved[key + plain.AVERAGE].astype(np.float32) for key in plain.SHAPES}
+    averages = {key: value.astype(np.float32) for key, value in plain.read(path).items()}
     with tf.Session() as session:
         expected, = session.run(tf.nn.softmax(plain.logits(plain.centres(record), averages)))
     with flagsaver.flagsaver(top_k=1):

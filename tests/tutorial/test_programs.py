@@ -1,4 +1,5 @@
 """Code written against the tutorial runs unchanged, apart from `import tensorflow.compat.v1`."""
+import json
 import math
 import os
 import re
@@ -8,6 +9,7 @@ from cifar10_lib import checkpoints
 import copies
 import numpy as np
 import outcomes
+import plain
 import pytest
 import spawn
 import tensorflow.compat.v1 as tf
@@ -157,7 +159,9 @@ def test_towers_and_a_plain_session(half_bright, capsys):
         saver.save(session, os.path.join(FLAGS.train_dir, 'model.ckpt'), global_step=3)
         coordinator.request_stop()
         coordinator.join(threads)
-    assert len(outcomes.hits(FLAGS.train_dir)) == 130
+    with flagsaver.flagsaver(run_once=True):
+        cifar10_eval.main()
+    assert 'precision @ 1 = ' in capsys.readouterr().out
     with flagsaver.flagsaver(max_steps=4):
         cifar10_train.main()
     assert 'model.ckpt-3.\n' in capsys.readouterr().out
@@ -237,6 +241,38 @@ def test_tensorflows_program_that_freezes_a_graph(trained, tmp_path):
         assert session.run(logits, {fed: np.zeros([13, 24, 24, 3])}).shape == (13, 10)
     assert not [node.name for node in frozen.node if node.op == 'VarHandleOp']
     assert {*LAYERS} <= {node.name for node in frozen.node}
+
+
+# A saliency map from the .meta file of a checkpoint, whose path the program takes.
+SALIENCY = '''
+import json, sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+tf.disable_v2_behavior()
+images = tf.placeholder(tf.float32, [8, 24, 24, 3])
+saver = tf.train.import_meta_graph(
+    sys.argv[1] + '.meta', clear_devices=True, input_map={'input/shuffle_batch:0': images})
+logits = tf.get_default_graph().get_tensor_by_name('softmax_linear/softmax_linear:0')
+saliency, = tf.gradients(logits[:, 3], images)
+with tf.Session() as session:
+    saver.restore(session, sys.argv[1])
+    fed = np.random.RandomState(0).normal(size=[8, 24, 24, 3])
+    print(json.dumps(session.run(saliency, {images: fed}).tolist()))
+'''
+
+
+@pytest.mark.slow
+def test_another_process_differentiates_a_trained_graph(trained):
+    """The map is that of TensorFlow's own operations with the same weights."""
+    path = tf.train.latest_checkpoint(FLAGS.train_dir)
+    done = spawn.run(['-c', SALIENCY, path])
+    assert done.returncode == 0, done.stderr
+    images = tf.constant(np.random.RandomState(0).normal(size=[8, 24, 24, 3]), tf.float32)
+    logits = plain.logits(images, plain.read(path, ''))
+    with tf.Session() as session:
+        expected, = session.run(tf.gradients(logits[:, 3], images))
+    assert abs(expected).max() > 0
+    np.testing.assert_allclose(json.loads(done.stdout), expected, atol=1e-4 * abs(expected).max())
 
 
 WITHOUT_APP_RUN = '''
