@@ -30,14 +30,11 @@ def copy_with(folder, edits):
 def imported(folder):
     """In this context, the project's modules are those of a copy.
 
-    Yields a function that imports one by its name. A process of its own would import TensorFlow
-    first, which takes seconds.
+    Yields a function that imports one by its name: faster than a process, which imports TensorFlow.
     """
     ours = {name: module for name, module in sys.modules.items() if name.startswith(_OURS)}
     for name in ours:
         del sys.modules[name]
-    for name in flags.FLAGS:
-        flags.FLAGS[name].allow_override = True
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
@@ -50,7 +47,6 @@ def imported(folder):
 
 
 def _import_copied(name):
-    module = importlib.import_module(name)
-    for flag in flags.FLAGS:  # The next script may define the same ones.
+    for flag in flags.FLAGS:  # The module defines some of them again.
         flags.FLAGS[flag].allow_override = True
-    return module
+    return importlib.import_module(name)

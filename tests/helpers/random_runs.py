@@ -8,15 +8,10 @@ import tensorflow.compat.v1 as tf
 
 
 def save(folder, net, classes, data_set='cifar10'):
-    """Saves a run with a checkpoint of step 7.
+    """Saves a run with a checkpoint of step 7 in a new folder.
 
-    Args:
-        folder: path of the folder to create.
-        net: name of a recipe.
-        classes: names of the classes.
-        data_set: name of the data set, or folder of the user's own.
-
-    Returns the path of the checkpoint.
+    `net` is the name of a recipe; `classes` are names; `data_set` is a name, or the folder of the
+    user's own.
     """
     os.makedirs(folder)
     network = evaluate.Classifier(recipes.TABLE[net], len(classes))
@@ -26,6 +21,5 @@ def save(folder, net, classes, data_set='cifar10'):
             values[variable.initial_value] = random.uniform(0.01, 0.1, variable.shape.as_list())
         step = tf.Variable(7, name='global_step', dtype=tf.int64)
         session.run(tf.global_variables_initializer(), values)
-        path = tf.train.Saver().save(session, os.path.join(folder, 'model.ckpt'), global_step=step)
+        tf.train.Saver().save(session, os.path.join(folder, 'model.ckpt'), global_step=step)
     run.write(folder, {'net': net, 'classes': list(classes), 'settings': {'dataset': data_set}})
-    return path

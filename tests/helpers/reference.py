@@ -68,21 +68,3 @@ def load_noise(session):
 def pixels(batch):
     """Noise, float32 [batch, 32, 32, 3], 0 to 255."""
     return np.random.RandomState(1).randint(0, 256, [batch, 32, 32, 3]).astype(np.float32)
-
-
-def check_half_precision(inference, dtype, tolerance):
-    """Results are nearly the same in a type of 16 bits; variables and logits stay float32."""
-    images = tf.constant(pixels(5))
-    logits = [inference(images, 10, training=True)]
-    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-        logits.append(inference(images, 10, training=True, dtype=dtype))
-    assert logits[1].dtype == tf.float32
-    assert {v.dtype.base_dtype for v in tf.global_variables()} == {tf.float32}
-    types = [op.outputs[0].dtype for op in tf.get_default_graph().get_operations()
-             if op.type == 'Conv2D']
-    assert types.count(dtype) == types.count(tf.float32) > 5
-    with tf.Session() as session:
-        load_noise(session)
-        expected, got = session.run(logits)
-    np.testing.assert_allclose(got, expected, atol=tolerance * abs(expected).max())
-    assert not np.array_equal(got, expected)
