@@ -17,43 +17,26 @@ import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 _DEFAULTS = {
-    'steps': 5, 'step_timeout': 300.0, 'interface': None, 'overlap': True,
+    'steps': 5, 'step_timeout': 300.0, 'interface': None, 'overlap': True, 'save_steps': 100,
     'pause': 0.0,  # Seconds between two steps.
     'differs': None,  # The worker that has another learning rate.
-    'slow': None,  # The worker that takes `seconds` in the validation after step 2.
+    'slow': None,  # The worker that takes `seconds` after step 2, before the workers' sum.
     'seconds': 0.0,
-    'fails': None,  # The worker that raises an error after step 2.
-    'save_steps': 100}
-
-
-class _Validation(tf.train.SessionRunHook):
-    """After step 2, the workers sum an array between two steps."""
-
-    def __init__(self, worker, options):
-        self._worker, self._options, self.sum, self._steps = worker, options, None, 0
-
-    def after_run(self, run_context, run_values):
-        self._steps += 1
-        if self._steps == 2:
-            if self._options['slow'] == self._worker.rank:
-                time.sleep(self._options['seconds'])
-            self.sum = self._worker.sum(np.array([1, 10]) * (self._worker.rank + 1)).tolist()
-            if self._options['fails'] == self._worker.rank:
-                raise console.UserError(f'worker {self._worker.rank} has failed')
-        print('step', self._steps, flush=True)
-        time.sleep(self._options['pause'])
+    'fails': None}  # The worker that raises an error after step 2.
 
 
 def main(words):
     folder, options = words[0], {**_DEFAULTS, **json.loads(words[1])}
     worker = workers.join(options['step_timeout'], options['interface'])
-    rate = 0.2 if options['differs'] == worker.rank else 0.1
     with worker.ended():
-        worker.compare({'--learning_rate': rate})
-        _train(folder, options, worker, rate, worker.share({'rank': worker.rank}))
+        found = _train(folder, options, worker)
+    pathlib.Path(folder, f'worker-{worker.rank}.json').write_text(json.dumps(found))
 
 
-def _train(folder, options, worker, rate, shared):
+def _train(folder, options, worker):
+    rate = 0.2 if options['differs'] == worker.rank else 0.1
+    worker.compare({'--learning_rate': rate})
+    found = {'shared': worker.share({'rank': worker.rank}), 'cores': len(os.sched_getaffinity(0))}
     global_step = tf.train.get_or_create_global_step()
     random = np.random.RandomState(0)
     x, y = random.normal(size=[12, 7]).astype(np.float32), random.normal(size=[12, 1])
@@ -69,24 +52,29 @@ def _train(folder, options, worker, rate, shared):
     loss = worker.mean({'loss': loss})['loss']
     train_op = opt.apply_gradients([pair for pair in grads if pair[0] is not None], global_step)
     master, config = worker.session_options(tf.ConfigProto())
-    validation = _Validation(worker, options)
     variables = {each.op.name: each for each in tf.global_variables()}
-    found = {}
     with session.training_session(
             master, worker.is_chief, folder, config=config,
-            hooks=[worker.hook(), tf.train.StopAtStepHook(last_step=options['steps']), validation],
+            hooks=[worker.hook(), tf.train.StopAtStepHook(last_step=options['steps'])],
             save_checkpoint_secs=None, save_checkpoint_steps=options['save_steps'],
             save_summaries_steps=None) as running:
+        steps = 0
         while not running.should_stop():
-            _, loss_value = running.run([train_op, loss])
-            if running.should_stop():
-                break
-            found = {'loss': float(loss_value), 'shared': shared, 'sum': validation.sum,
-                     'cores': len(os.sched_getaffinity(0))}
-            values = running.raw_session().run(variables)
-            found.update((name, value.tolist()) for name, value in values.items())
-    with open(os.path.join(folder, f'worker-{worker.rank}.json'), 'w') as stream:
-        json.dump(found, stream)
+            loss_value = float(running.run([train_op, loss])[1])
+            steps += 1
+            if steps == 2:  # As a validation.
+                if options['slow'] == worker.rank:
+                    time.sleep(options['seconds'])
+                found['sum'] = worker.sum(np.array([1, 10]) * (worker.rank + 1)).tolist()
+                if options['fails'] == worker.rank:
+                    raise console.UserError(f'worker {worker.rank} has failed')
+            print('step', steps, flush=True)
+            time.sleep(options['pause'])
+            if not running.should_stop():
+                values = running.raw_session().run(variables)
+                found |= {name: value.tolist() for name, value in values.items()}
+                found['loss'] = loss_value
+    return found
 
 
 if __name__ == '__main__':
