@@ -43,10 +43,7 @@ def pytest_addoption(parser):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """One process per core and one more: many tests wait, for timeouts or for other processes."""
-    cores = os.cpu_count()
-    if _IS_LINUX:
-        cores = len(os.sched_getaffinity(0))
-    return cores + 1
+    return 1 + (len(os.sched_getaffinity(0)) if _IS_LINUX else os.cpu_count())
 
 
 def pytest_ignore_collect(collection_path):
@@ -56,12 +53,6 @@ def pytest_ignore_collect(collection_path):
     return None
 
 
-def pytest_report_header():
-    if _IS_LINUX:
-        return ()
-    return f'{len(_PORTABLE)} files of tests; the others are for Linux only, see tests/conftest.py'
-
-
 def pytest_collection_modifyitems(items):
     for item in items:
         if _SLOW in pathlib.Path(item.path).parts:
@@ -69,10 +60,12 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_configure():
-    """Loads all scripts, and handles Ctrl-C.
+    """Loads all scripts, handles Ctrl-C, and uses no proxies, which do not reach loopback.
 
     A script's background process ignores two signals, and so would all that the tests start.
     """
+    for name in [name for name in os.environ if name.lower().endswith('_proxy')]:
+        del os.environ[name]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, 'SIGQUIT'):  # Not on Windows.
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -97,8 +90,7 @@ def half_bright(tmp_path, monkeypatch):
 
     Images of class 0 are bright above, those of class 1 below: 80 for training, 130 for testing.
     """
-    _for_small_data(monkeypatch)
-    with _half_bright(tmp_path) as folder:
+    with _half_bright(tmp_path, monkeypatch) as folder:
         yield folder
 
 
@@ -111,23 +103,18 @@ def trained(half_bright, _ten_steps):
 
 @pytest.fixture(scope='session')
 def _ten_steps(tmp_path_factory):
-    import cifar10_train
     path = tmp_path_factory.mktemp('ten_steps')
-    with _half_bright(path), tf.Graph().as_default(), pytest.MonkeyPatch.context() as patch:
-        _for_small_data(patch)
-        cifar10_train.main()
+    with pytest.MonkeyPatch.context() as patch, _half_bright(path, patch), tf.Graph().as_default():
+        importlib.import_module('cifar10_train').main()
     return path / 'train'
 
 
-def _for_small_data(patch):
-    """At a rate of 0.1, one run in thirty diverges on batches as small as the tests'. A queue for
-    50,000 images would take longer to fill than the test."""
+@contextlib.contextmanager
+def _half_bright(tmp_path, patch):
+    # At a rate of 0.1, one run in thirty diverges on batches as small as the tests'. A queue for
+    # 50,000 images would take longer to fill than the test.
     patch.setattr(cifar10, 'INITIAL_LEARNING_RATE', 0.03)
     patch.setattr(cifar10_input, 'NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN', 80)
-
-
-@contextlib.contextmanager
-def _half_bright(tmp_path):
     folder = tmp_path / 'data' / 'cifar-10-batches-bin'
     folder.mkdir(parents=True)
     for index in range(1, 6):

@@ -11,7 +11,6 @@ import h5py
 import numpy as np
 import pytest
 import record_files
-import running
 import small_nets
 import spawn
 import tensorflow.compat.v1 as tf
@@ -238,7 +237,7 @@ def test_mistakes(options, message):
     (['--epochs=1', '--max_steps=1'], 'epochs'), (['-c', 'gpu'], 'TensorFlow finds no GPU')])
 def test_mistakes_are_one_line(words, message):
     without_gpus = spawn.environment(CUDA_VISIBLE_DEVICES='-1')
-    running.expect_one_line(
+    spawn.expect_one_line(
         spawn.run_script('classification.py', *words, env=without_gpus), message)
 
 
@@ -248,13 +247,12 @@ def test_the_example_is_interrupted_and_resumes(half_bright):
     words = ['classification.py', '-c', 'cpu', '-n', 'cifar10_resnet23', '--context', 'cudnn', '-b',
              '16', '-e', '1', '--with-all-reduce-callback', f'--data_dir={FLAGS.data_dir}',
              '--log_frequency=1']
-    with running.running(*words, '--max_steps=100000') as started:
-        started.await_text('step 3, ')
-        started.process.send_signal(signal.SIGINT)
-        done = started.result()
-    assert done.returncode == 130
-    assert done.stdout.startswith('Training on the CPU.\n100000 steps of 16 images are 2e+04 ep')
-    step = int(re.search(r'Saved step (\d+) in', done.stdout)[1])
+    started = spawn.start([spawn.ROOT / words[0], *words[1:], '--max_steps=100000'])
+    shown = spawn.read_until(started, 'step 3, ')
+    started.send_signal(signal.SIGINT)
+    out, _ = spawn.ended(started, 130)
+    assert shown.startswith('Training on the CPU.\n100000 steps of 16 images are 2e+04 ep')
+    step = int(re.search(r'Saved step (\d+) in', out)[1])
     assert not os.path.exists('tmp.monitor/params.h5')
     done = spawn.run_script(*words, f'--max_steps={step + 2}')
     assert (done.returncode, done.stderr) == (0, '')

@@ -35,8 +35,9 @@ def test_every_flag_of_a_command_is_in_the_scripts_help():
         used.setdefault(script, set()).update(
             word.partition('=')[0] for word in shlex.split(arguments)
             if word.startswith('-') and word not in ('-', '-h', '--help'))
-    scripts = [script for script in used if used[script]]
-    for script, text in zip(scripts, spawn.run_in_turn([[each, '--help'] for each in scripts])):
+    for script in [each for each in used if used[each]]:
+        start = [ROOT / script] if script.endswith('.py') else ['-m', script]
+        text = spawn.run([*start, '--help']).stdout
         shown = set(re.findall(r'--?\w[\w-]*', text.replace('[no]', '')))
         assert used[script] <= shown | {flag.replace('--', '--no', 1) for flag in shown}, script
 

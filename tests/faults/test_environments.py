@@ -1,11 +1,10 @@
-"""Settings and file systems that were made for other programs, or by them."""
+"""Deterministic operations, a read-only machine, and a CPU quota."""
 import os
 import subprocess
 import sys
 
 import pytest
 import record_files
-import running
 import spawn
 
 _SMALL = ('--batch_size=16', '--data_dir=data')
@@ -71,7 +70,7 @@ def test_a_read_only_machine(folder):
         done = _read_only(folder, _COMMANDS[name])
         assert done.returncode == 0, (name, done.stderr)
     done = _read_only(folder, [*_COMMANDS['train'], '--train_dir=/nowhere'])
-    running.expect_one_line(done, 'Read-only file system', '/nowhere')
+    spawn.expect_one_line(done, 'Read-only file system', '/nowhere')
 
 
 @with_mounts

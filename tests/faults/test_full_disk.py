@@ -13,7 +13,6 @@ from cifar10_lib import checkpoints, console, download
 import counting
 import downloads
 import pytest
-import running
 import spawn
 from absl import flags
 
@@ -47,15 +46,16 @@ def _fill(disk, free):
 @pytest.mark.parametrize('free', [0, 3 * _MB], ids=['no byte', 'three quarters of a checkpoint'])
 def test_a_checkpoint(disk, free):
     """Of 4 MB, every ten steps and then at the end."""
-    run, size = disk / 'run', f'"size": {_MB}, "save_steps": 10'
-    with running.running(_COUNTER, run, f'{{{size}, "pause": 0.02}}') as trainer:
-        trainer.await_text('step 25, ')
-        filler = _fill(disk, free)
-        running.expect_one_line(trainer.result(), f'No space left on device in {run}', 'make room')
+    run, size = disk / 'run', f'"size": {_MB}, "save_checkpoint_steps": 10'
+    trainer = spawn.start([spawn.ROOT / _COUNTER, run, f'{{{size}, "pause": 0.02}}'])
+    spawn.read_until(trainer, 'step 25, ')
+    filler = _fill(disk, free)
+    _, error = spawn.ended(trainer, 1)
+    assert f'No space left on device in {run}' in error and error.count('\n') == 1
     saved = counting.latest(run)
     assert saved >= 20
     filler.unlink()
-    again = spawn.run_script(_COUNTER, run, f'{{{size}, "max_steps": {saved + 15}}}')
+    again = spawn.run_script(_COUNTER, run, f'{{{size}, "last_step": {saved + 15}}}')
     assert (again.returncode, again.stderr) == (0, '')
     assert f'Resuming from {run}/model.ckpt-{saved}.\n' in again.stdout
     assert counting.latest(run) == saved + 15
@@ -67,9 +67,7 @@ def test_the_tutorials_events_and_last_checkpoint(half_bright, disk):
     command = [*spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}', '--batch_size=4',
                f'--train_dir={run}', '--log_frequency=1', '--max_steps=120']
     process = spawn.start(command)
-    for line in process.stdout:
-        if 'step 5, ' in line:
-            break
+    spawn.read_until(process, 'step 5, ')
     filler = _fill(disk, 1 << 14)
     _, error = spawn.ended(process, 1)
     assert error.startswith(f'cifar10_train.py: No space left on device in {run}. ')
@@ -84,11 +82,10 @@ def test_the_tutorials_events_and_last_checkpoint(half_bright, disk):
 @pytest.mark.parametrize('size', [
     len(downloads.ARCHIVE) // 2, len(downloads.ARCHIVE) + (1 << 16)],
     ids=['a download', 'an extraction'])
-def test_a_download(disk, monkeypatch, size):
+def test_a_download(disk, size):
     def resize(size):
         subprocess.run(['mount', '-o', f'remount,size={size}', disk], check=True)
 
-    downloads.use_no_proxy(monkeypatch)
     resize(size)
     with downloads.Server().running() as server:
         row = downloads.row(server.url)

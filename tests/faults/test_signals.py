@@ -20,36 +20,22 @@ FLAGS = flags.FLAGS
 STOPPING = 'stopping after this step; interrupt again to stop without saving\n'
 
 
-def trainer(*arguments, name='cifar10_train.py', change=''):
-    """Python's arguments for a trainer on `half_bright`."""
-    return [*spawn.gently(name, change=change), f'--data_dir={FLAGS.data_dir}',
-            f'--train_dir={FLAGS.train_dir}', '--batch_size=4', '--max_steps=100000', *arguments]
-
-
 def counter(folder, options='{"pause": 0.05}'):
     """Python's arguments for a trainer that counts."""
     return [str(spawn.HELPERS / 'counting.py'), str(folder), options]
 
 
-def after_five_steps(process):
-    for line in process.stdout:
-        if 'step 5,' in line:
-            return process
-    raise AssertionError(process.stderr.read())
-
-
-def reached(folder):
-    return checkpoints.step(checkpoints.newest(str(folder)))
-
-
 @pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_trainer_after_its_step(half_bright, number, code):
-    process = after_five_steps(spawn.start(trainer('--log_frequency=1')))
+    process = spawn.start([
+        *spawn.gently('cifar10_train.py'), f'--data_dir={FLAGS.data_dir}', '--log_frequency=1',
+        f'--train_dir={FLAGS.train_dir}', '--batch_size=4'])
+    spawn.read_until(process, 'step 5,')
     process.send_signal(number)
     out, error = spawn.ended(process, code)
     interrupted = 'cifar10_train.py: interrupted\n' * (number == signal.SIGINT)
     assert error == f'cifar10_train.py: {STOPPING}{interrupted}'
-    step = reached(FLAGS.train_dir)
+    step = checkpoints.step(checkpoints.newest(FLAGS.train_dir))
     assert out.endswith(f'Saved step {step} in {FLAGS.train_dir}.\n')
     assert f': step {step - 1}, loss' in out and f': step {step}, loss' not in out
     assert step >= 6
@@ -90,7 +76,8 @@ def test_a_closed_terminal_saves(tmp_path):
 
 def test_a_reader_that_goes_away(tmp_path):
     """As in `cifar10_train.py | head`."""
-    process = after_five_steps(spawn.start(counter(tmp_path)))
+    process = spawn.start(counter(tmp_path))
+    spawn.read_until(process, 'step 5,')
     process.stdout.close()
     assert process.stderr.read() == ''
     assert process.wait(timeout=spawn.PATIENCE) == 1
@@ -101,10 +88,10 @@ def test_in_the_background_neither_ctrl_c_nor_a_closed_terminal_matters(tmp_path
     """`nohup` ignores SIGHUP; a shell that is not a terminal ignores SIGINT in `command &`."""
     process = spawn.until_the_end(subprocess.Popen(
         ['sh', '-c', 'nohup "$@" & wait', 'sh', sys.executable,
-         *counter(tmp_path, '{"max_steps": 40, "pause": 0.05}')],
+         *counter(tmp_path, '{"last_step": 40, "pause": 0.05}')],
         env=spawn.environment(), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE))
-    after_five_steps(process)
+    spawn.read_until(process, 'step 5,')
     child, = psutil.Process(process.pid).children()
     for number in (signal.SIGHUP, signal.SIGINT):
         child.send_signal(number)

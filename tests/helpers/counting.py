@@ -1,7 +1,7 @@
 """A trainer that only counts: every number of the variable `w` is the number of steps.
 
 So the values in a checkpoint show whether it is whole. As a script, python counting.py FOLDER
-OPTIONS, where OPTIONS is a JSON object; see `main`.
+OPTIONS, where OPTIONS is a JSON object with options of `train`.
 """
 import json
 import pathlib
@@ -23,8 +23,11 @@ def step_op(size=3):
     return tf.group(w.assign_add(tf.ones([size])), step.assign_add(1))
 
 
-def train(folder, last_step, hooks=(), size=3, **options):
-    """Trains in a new graph. `options` are those of `session.training_session`."""
+def train(folder, last_step, hooks=(), size=3, pause=None, **options):
+    """Trains in a new graph; prints each step and waits if `pause` is given.
+
+    `options` are those of `session.training_session`.
+    """
     with tf.Graph().as_default():
         op = step_op(size)
         with session.training_session(
@@ -32,6 +35,10 @@ def train(folder, last_step, hooks=(), size=3, **options):
                 hooks=[tf.train.StopAtStepHook(last_step=last_step), *hooks]) as sess:
             while not sess.should_stop():
                 sess.run(op)
+                if pause is not None:
+                    made = sess.raw_session().run(tf.train.get_global_step())
+                    print(f': step {made - 1}, loss', flush=True)
+                    time.sleep(pause)
 
 
 def steps(folder):
@@ -50,26 +57,9 @@ def latest(folder):
     return step
 
 
-class _Printer(tf.train.SessionRunHook):
-    """Prints each step as cifar10_train.py does, and waits."""
-
-    def __init__(self, pause):
-        self._pause = pause
-
-    def after_create_session(self, session, coord):
-        self._step = session.run(tf.train.get_global_step())
-
-    def after_run(self, run_context, run_values):
-        print(f': step {self._step}, loss', flush=True)
-        self._step += 1
-        time.sleep(self._pause)
-
-
 def main(words):
-    options = {'max_steps': 10 ** 9, 'save_steps': 20, 'size': 3, 'pause': 0.0,
-               **json.loads(words[1])}
-    train(words[0], options['max_steps'], [_Printer(options['pause'])], options['size'],
-          save_checkpoint_steps=options['save_steps'])
+    train(words[0], **{'last_step': 10 ** 9, 'pause': 0.0, 'save_checkpoint_steps': 20,
+                       **json.loads(words[1])})
 
 
 if __name__ == '__main__':

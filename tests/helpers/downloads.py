@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import http.server
 import io
-import os
 import tarfile
 import threading
 
@@ -16,10 +15,10 @@ CONTENTS = {name: np.random.RandomState(count).randint(0, 10, 3073 * count).asty
             .tobytes() for name, count in {'data_batch_1.bin': 40, 'test_batch.bin': 10}.items()}
 
 
-def tar(members, **options):
+def tar(members):
     """Bytes of a .tar.gz of (TarInfo, bytes) pairs."""
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode='w', **options) as archive:
+    with tarfile.open(fileobj=stream, mode='w') as archive:
         for info, data in members:
             archive.addfile(info, io.BytesIO(data))
     return gzip.compress(stream.getvalue(), mtime=0)  # The same bytes in every process.
@@ -46,66 +45,49 @@ def row(url='http://nowhere.invalid/small.tar.gz', archive=ARCHIVE, copies=()):
         archive_bytes=len(archive), sha256=hashlib.sha256(archive).hexdigest())
 
 
-def use_no_proxy(monkeypatch):
-    for name in [name for name in os.environ if name.lower().endswith('_proxy')]:
-        monkeypatch.delenv(name)
+# What a server sends in place of the archive: {its behaviour: (code, body, headers)}.
+_ANSWERS = {
+    'without_range': (200, ARCHIVE, {}),
+    'other_bytes': (200, bytes(len(ARCHIVE)), {}),
+    'page': (200, b'<html>Log in first</html>', {}),
+    'missing': (404, b'', {}),
+    'redirect_to_a_file': (302, b'', {'Location': 'file:///etc/passwd'})}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves ARCHIVE in the way that the server's `behaviour` names."""
+    """Serves ARCHIVE in the way that the server's `behaviour` names.
+
+    'cut' closes each connection after 10,000 bytes, 'stall' sends nothing more for a minute, 'held'
+    waits for the event `released`.
+    """
 
     def do_GET(self):
-        self.server.requests.append((self.path, self.headers.get('Range')))
+        behaviour, range_ = self.server.behaviour, self.headers.get('Range')
+        self.server.requests.append((self.path, range_))
         with contextlib.suppress(ConnectionError):  # The client hung up.
-            getattr(self, '_' + self.server.behaviour)()
+            if behaviour in _ANSWERS:
+                self._send(*_ANSWERS[behaviour])
+            elif behaviour == 'not_http':
+                self.wfile.write(b'SSH-2.0-OpenSSH_9.2\r\n')
+            else:
+                self._send_archive(behaviour, int((range_ or 'bytes=0-')[6:-1]))
 
-    def _send(self, code, body, cut=None, **headers):
+    def _send_archive(self, behaviour, start):
+        if behaviour == 'held':
+            self.server.released.wait()
+        code, headers, last = 200, {}, len(ARCHIVE) - 1
+        if start:
+            code, headers = 206, {'Content-Range': f'bytes {start}-{last}/{last + 1}'}
+        self._send(code, ARCHIVE[start:], headers, 10000 if behaviour in ('cut', 'stall') else None)
+        if behaviour == 'stall':
+            self.server.closing.wait(60)
+
+    def _send(self, code, body, headers, cut=None):
         self.send_response(code)
-        for name, value in {'Content_Length': len(body), **headers}.items():
-            self.send_header(name.replace('_', '-'), str(value))
+        for name, value in {'Content-Length': len(body), **headers}.items():
+            self.send_header(name, str(value))
         self.end_headers()
         self.wfile.write(body[:cut])
-
-    def _good(self, cut=None):
-        start = int((self.headers.get('Range') or 'bytes=0-')[6:-1])
-        if start:
-            last = len(ARCHIVE) - 1
-            self._send(206, ARCHIVE[start:], cut, Content_Range=f'bytes {start}-{last}/{last + 1}')
-        else:
-            self._send(200, ARCHIVE, cut)
-        return start
-
-    def _cut(self):
-        """Closes each connection after 10,000 bytes."""
-        self._good(cut=10000)
-
-    def _stall(self):
-        """Sends 10,000 bytes, then nothing for a minute."""
-        self._good(cut=10000)
-        self.server.closing.wait(60)
-
-    def _held(self):
-        """Sends nothing until the event `released` is set."""
-        self.server.released.wait()
-        self._good()
-
-    def _without_range(self):
-        self._send(200, ARCHIVE)
-
-    def _other_bytes(self):
-        self._send(200, bytes(len(ARCHIVE)))
-
-    def _redirect_to_a_file(self):
-        self._send(302, b'', Location='file:///etc/passwd')
-
-    def _page(self):
-        self._send(200, b'<html>Log in first</html>')
-
-    def _not_http(self):
-        self.wfile.write(b'SSH-2.0-OpenSSH_9.2\r\n')
-
-    def _missing(self):
-        self._send(404, b'')
 
     def log_message(self, *arguments):
         pass

@@ -24,24 +24,18 @@ _OF_OLDER_TENSORFLOW = re.compile(
 
 
 def environment(**variables):
-    """This process's environment without proxies, which would not reach servers on loopback, and
-    with these variables."""
-    return {**{name: value for name, value in os.environ.items()
-               if not name.lower().endswith('_proxy')}, **variables}
+    """This process's environment, and these variables."""
+    return {**os.environ, **variables}
 
 
-def gently(name, rate=0.03, change=''):
-    """Python's arguments for a trainer with another learning rate, after the code `change`.
-
-    At the tutorial's rate, one run in thirty diverges on batches as small as the tests'. The queue
-    is for few images, too.
-    """
+def gently(name, change=''):
+    """Python's arguments for a trainer as in `conftest.half_bright`, after the code `change`."""
     return ['-c', f'''
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
 from cifar10_lib import console
 import cifar10, cifar10_input
-cifar10.INITIAL_LEARNING_RATE = {rate}
+cifar10.INITIAL_LEARNING_RATE = 0.03
 cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = 80
 {change}
 sys.argv[0] = {str(ROOT / name)!r}
@@ -63,31 +57,9 @@ def run(arguments, timeout=PATIENCE, **options):
     return subprocess.CompletedProcess(process.args, process.returncode, out, error)
 
 
-def run_in_turn(commands, **options):
-    """Runs scripts and modules, lists of words, each of which must succeed: what each printed."""
-    texts = []
-    for name, *words in commands:
-        start = [ROOT / name]
-        if not name.endswith('.py'):
-            start = ['-m', name]
-        done = run([*start, *words], **options)
-        assert done.returncode == 0, (name, words, done.stderr)
-        texts.append(done.stdout)
-    return texts
-
-
-def start_script(name, *arguments):
-    """Starts a script: a `subprocess.Popen`."""
-    return start([ROOT / name, *arguments])
-
-
 def start(arguments, **options):
-    """Starts Python, until the end of the test at most: a `subprocess.Popen` with pipes for text.
-
-    `options` are those of `subprocess.Popen`.
-    """
-    options = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True,
-               'env': environment(), **options}
+    """Starts Python, until the end of the test at most: a `subprocess.Popen` with text pipes."""
+    options = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True, **options}
     return until_the_end(subprocess.Popen([sys.executable, *arguments], **options))
 
 
@@ -110,6 +82,16 @@ def _processes_end_with_their_test():
         process.wait()
 
 
+def read_until(process, text):
+    """Reads standard output up to the line with a text; returns what was read."""
+    read = ''
+    for line in process.stdout:
+        read += line
+        if text in line:
+            return read
+    raise AssertionError(f'no "{text}" in\n{read[-2000:]}{process.stderr.read()[-2000:]}')
+
+
 def ended(process, *codes):
     """Waits for a process, which must end with one of these exit codes; returns its output."""
     out, error = process.communicate(timeout=PATIENCE)
@@ -121,3 +103,11 @@ def all_ended(processes):
     """Waits until all have ended: list of (exit code, standard output, standard error)."""
     texts = [process.communicate(timeout=PATIENCE) for process in processes]
     return [(process.returncode, *text) for process, text in zip(processes, texts)]
+
+
+def expect_one_line(done, *words):
+    """Checks that a script ended with exit code 1 and one line that contains these words."""
+    assert (done.returncode == 1 and done.stderr.count('\n') == 1
+            and all(word in done.stderr for word in words)), (
+        f'exit code {done.returncode}; expected 1 and one line with {words}:\n'
+        f'{done.stderr[-3000:]}')

@@ -6,7 +6,6 @@ import signal
 from cifar10_lib import console
 
 import pytest
-import running
 import spawn
 import tensorflow.compat.v1 as tf
 from absl import flags
@@ -192,7 +191,7 @@ def test_one_dnn_is_used_unless_the_user_says_no(tmp_path, given):
     variables = {'TF_ENABLE_ONEDNN_OPTS': given} if given == '0' else {}
     done = spawn.run(['-c', 'from cifar10_lib import console'], cwd=spawn.ROOT,
                      env=quiet(PYTHONPATH=str(tmp_path), **variables))
-    running.expect_one_line(done, f'cannot be imported: {given}.', 'requirements.txt')
+    spawn.expect_one_line(done, f'cannot be imported: {given}.', 'requirements.txt')
 
 
 def test_devices(capsys):

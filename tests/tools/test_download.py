@@ -11,15 +11,9 @@ import time
 
 from cifar10_lib import console, download
 
-import downloads
 import pytest
 import spawn
 from downloads import ARCHIVE, CONTENTS, GOOD, Server, member, row, tar
-
-
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch):
-    downloads.use_no_proxy(monkeypatch)
 
 
 @pytest.fixture

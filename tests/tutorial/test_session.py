@@ -52,12 +52,6 @@ def fail():
     raise ZeroDivisionError
 
 
-def send(*numbers):
-    """Sends signals to this process, one after the other."""
-    for number in numbers:
-        os.kill(os.getpid(), number)
-
-
 def contents(folder):
     return {path: path.read_bytes() for path in pathlib.Path(folder).rglob('*') if path.is_file()}
 
@@ -66,7 +60,7 @@ def contents(folder):
 
 
 def test_resumes_exactly_and_stops_exactly(tmp_path, capsys):
-    """And does not touch a run that has finished."""
+    """And removes nothing, and does not touch a run that has finished."""
     run, nothing = tmp_path / 'run', 'Nothing to do: {}/model.ckpt-10 has reached the last step.\n'
     for last_step, printed in [
             (10, f'Saved step 10 in {run}.\n'), (10, nothing.format(run)), (4, nothing.format(run)),
@@ -76,7 +70,9 @@ def test_resumes_exactly_and_stops_exactly(tmp_path, capsys):
         counting.train(run, last_step)
         assert capsys.readouterr().out == printed
         assert counting.latest(run) == max(last_step, 10)
-        assert (contents(run) == before) == printed.startswith('Nothing')
+        after = contents(run)
+        assert before.keys() <= after.keys()
+        assert (after == before) == printed.startswith('Nothing')
 
 
 def test_an_interrupted_run_equals_one_without_a_break(tmp_path):
@@ -166,18 +162,14 @@ def test_a_damaged_newest_checkpoint(tmp_path, capfd):
     assert counting.steps(tmp_path) == [9, 8, 7, 6, 5]
 
 
-@pytest.mark.parametrize('values, words', [
-    ({'w': np.zeros(3), 'global_step': 3}, r'v is missing\. Choose another folder, or start over '
-                                           r'with --restart$'),
-    ({'w': np.zeros(4), 'v': 0., 'global_step': 3}, r'w has shape \[4\]; expected \[3\]\. '),
-    ({'w': np.array([1, np.nan, 1]), 'v': 0., 'global_step': 3}, r': w is not finite\. '),
-    ({'w': np.zeros(3), 'v': 0., 'global_step': -3}, 'its global_step is -3; expected a whole')])
-def test_a_checkpoint_that_does_not_fit(tmp_path, values, words):
+def test_a_checkpoint_that_does_not_fit(tmp_path):
     """As of an edited network: a line names what differs, and nothing changes."""
-    path = plain.save(tmp_path / 'model.ckpt-3', values)
+    path = plain.save(tmp_path / 'model.ckpt-3', {'w': np.zeros(4), 'global_step': 3})
     before = contents(tmp_path)
     tf.get_variable('v', [])
-    with pytest.raises(console.UserError, match=f'^{path} .*{words}'), counter(tmp_path):
+    with pytest.raises(console.UserError, match=(
+            rf'^{path} .* v is missing; w has shape \[4\]; expected \[3\]\. Choose another folder, '
+            'or start over with --restart$')), counter(tmp_path):
         pytest.fail('the session must not start')
     del before[tmp_path / 'checkpoint']  # Unlike its time, its content is tested.
     assert {path: contents(tmp_path)[path] for path in before} == before
@@ -229,7 +221,7 @@ def test_two_trainers_in_one_folder(tmp_path):
         for restart in (False, True):
             with pytest.raises(console.UserError, match=f'^{tmp_path} is in use: '):
                 counting.train(tmp_path, 5, restart=restart)
-        done = spawn.run([spawn.HELPERS / 'counting.py', tmp_path, '{"max_steps": 5}'])
+        done = spawn.run([spawn.HELPERS / 'counting.py', tmp_path, '{"last_step": 5}'])
         assert (done.returncode, done.stdout) == (1, '')
         assert done.stderr.startswith(f'counting.py: {tmp_path} is in use: another process trains')
         assert {path: contents(tmp_path)[path] for path in before} == before
@@ -279,14 +271,21 @@ def test_restart_in_the_process_of_an_earlier_session(tmp_path):
 
 @pytest.mark.parametrize('numbers, raised, code', [
     ([signal.SIGINT], KeyboardInterrupt, None), ([signal.SIGTERM], SystemExit, 143),
-    ([signal.SIGHUP], SystemExit, 129), ([signal.SIGUSR1], SystemExit, 138),
+    ([signal.SIGHUP] * 2, SystemExit, 129), ([signal.SIGUSR1], SystemExit, 138),
     ([signal.SIGINT] * 2, KeyboardInterrupt, None),
     ([signal.SIGTERM, signal.SIGINT], SystemExit, 143)])
 def test_a_signal_ends_after_the_running_step_and_saves(tmp_path, capsys, numbers, raised, code):
-    """Signals at once count as one: `timeout` signals the process and then its group."""
+    """Signals at once count as one: `timeout` signals the process and then its group. So do two
+    SIGHUP at any time: the system and the shell both send one."""
+    def send():
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            if number == signal.SIGHUP:
+                time.sleep(0.4)
+
     before = [signal.getsignal(each) for each in session._SIGNALS]
     with pytest.raises(raised) as ended:
-        counting.train(tmp_path, 100, hooks=[At(3, lambda: send(*numbers))])
+        counting.train(tmp_path, 100, hooks=[At(3, send)])
     assert getattr(ended.value, 'code', None) == code
     assert counting.latest(tmp_path) in (3, 4)  # The handler runs within or after the step.
     assert capsys.readouterr().err.endswith(
@@ -294,22 +293,10 @@ def test_a_signal_ends_after_the_running_step_and_saves(tmp_path, capsys, number
     assert [signal.getsignal(each) for each in session._SIGNALS] == before
 
 
-def test_a_second_hang_up_does_not_end_it(tmp_path):
-    """The system and the shell both send one."""
-    def hang_up():
-        send(signal.SIGHUP)
-        time.sleep(0.4)
-        send(signal.SIGHUP)
-
-    with pytest.raises(SystemExit):
-        counting.train(tmp_path, 100, hooks=[At(3, hang_up)])
-    assert counting.latest(tmp_path) in (3, 4)
-
-
 def test_a_signal_before_the_first_step(tmp_path):
     """While the variables are initialised."""
     def interrupt():
-        send(signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
         return np.float32(1.0)
 
     value = tf.ensure_shape(tf.numpy_function(interrupt, [], tf.float32), [])
