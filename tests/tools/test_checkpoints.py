@@ -106,3 +106,12 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, capfd, name, change):
                  if f': {seventh} is damaged, or was just removed (' in line)
         assert line.endswith('): using model.ckpt-5')
     assert sorted(os.listdir(tmp_path)) == left
+
+
+def test_all_damaged(tmp_path):
+    for path in save_steps(tmp_path, 5, 7):
+        os.truncate(f'{path}.index', 0)
+    with pytest.raises(console.UserError, match=(
+            r'model.ckpt-7 is damaged, .*\); .*model.ckpt-5 is damaged.*: all checkpoints in '
+            f'{tmp_path} are damaged. Restore one, or start over in another folder$')):
+        checkpoints.newest(str(tmp_path))

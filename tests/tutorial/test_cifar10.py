@@ -23,6 +23,16 @@ def load(session, values):
         variable.load(values[variable.op.name], session)
 
 
+def test_published_constants():
+    assert (cifar10.IMAGE_SIZE, cifar10.NUM_CLASSES) == (24, 10)
+    assert cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN == 50000
+    assert cifar10.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL == 10000
+    assert (cifar10.MOVING_AVERAGE_DECAY, cifar10.NUM_EPOCHS_PER_DECAY) == (0.9999, 350.0)
+    assert (cifar10.LEARNING_RATE_DECAY_FACTOR, cifar10.INITIAL_LEARNING_RATE) == (0.1, 0.1)
+    assert cifar10.TOWER_NAME == 'tower'
+    assert cifar10.DATA_URL == 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
+
+
 def test_variables_and_their_first_values():
     build()
     variables = {variable.op.name: variable for variable in tf.trainable_variables()}

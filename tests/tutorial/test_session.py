@@ -266,6 +266,23 @@ def test_restart_in_the_process_of_an_earlier_session(tmp_path):
         assert len(list(tmp_path.glob('events.out.tfevents.*'))) == 1
 
 
+@pytest.mark.parametrize('gone', ['model.ckpt-*', 'checkpoint', 'events*', '*'])
+def test_without_restart_nothing_is_removed_or_emptied(tmp_path, gone):
+    """Whatever is missing in the folder, as checkpoints that were deleted to save room."""
+    counting.train(tmp_path, 4)
+    for path in list(tmp_path.glob(gone)):
+        path.unlink()
+    (tmp_path / 'best').mkdir()
+    for name in ('metrics.csv', 'best/model.ckpt-3.index', 'run.json', 'graph.pbtxt.mine'):
+        (tmp_path / name).write_text('mine')
+    before = contents(tmp_path)
+    counting.train(tmp_path, 6)
+    after = contents(tmp_path)
+    assert set(before) <= set(after)
+    assert {path.stem for path in before if not after[path].startswith(before[path])} <= {
+        'checkpoint', 'graph', 'model.ckpt-4'}  # A start saves its first step again.
+
+
 # ---- Signals
 
 
