@@ -24,8 +24,6 @@ import pathlib
 
 from cifar10_lib import console, files, named_sets, own_images, synthetic
 
-_SHOWN = 20  # Skipped files per reason.
-
 
 def main(words):
     """Converts a source to a data set, all or nothing: `words` are SOURCE and DATA_DIR."""
@@ -40,9 +38,7 @@ def main(words):
 def convert(source, data_dir):
     """Converts a folder of images or an .npz file to the data set `data_dir`.
 
-    Raises:
-        console.UserError: `source` is not valid, or `data_dir` is not empty or inside `source`.
-        OSError: reading or writing failed.
+    Raises `console.UserError` if `source` is not valid, or `data_dir` not empty or inside it.
     """
     name = os.path.basename(os.path.abspath(data_dir))
     named_sets.check_row({'name': name}, 'the new data set, named like its folder')
@@ -74,11 +70,9 @@ def _show_skipped(skipped):
     """Prints {reason: paths}; of many paths, the first ones."""
     for reason, paths in skipped.items():
         if paths:
-            print(f'Skipped {len(paths)}, {reason}:')
-        for path in paths[:_SHOWN]:
-            print(f'  {path}')
-        if len(paths) > _SHOWN:
-            print(f'  ... and {len(paths) - _SHOWN} more')
+            print(f'Skipped {len(paths)}, {reason}:', *paths[:20], sep='\n  ')
+        if len(paths) > 20:
+            print(f'  ... and {len(paths) - 20} more')
 
 
 if __name__ == '__main__':

@@ -61,8 +61,7 @@ def export():
                 session, ['serve'], {'serving_default': signature}, clear_devices=True)
             builder.save()
         os.mkdir(os.path.join(folder, 'assets.extra'))
-        labels = os.path.join(folder, 'assets.extra', 'labels.txt')
-        with open(labels, 'w', encoding='utf-8') as stream:
+        with open(f'{folder}/assets.extra/labels.txt', 'w', encoding='utf-8') as stream:
             stream.writelines(f'{name}\n' for name in found.classes)
     print(f'{FLAGS.export_dir} holds {found.checkpoint} as a SavedModel.')
 
