@@ -3,8 +3,6 @@
     python cifar10_plot.py --picture=samples --output=samples.png
     python cifar10_plot.py --picture=curves --runs=/tmp/cifar10_train,/tmp/cifar10_eval
 
---picture is one of
-
     samples      training images of each class
     distorted    training images, and random distortions of them
     filters      the kernels of a network's first layer
@@ -16,7 +14,6 @@
 matplotlib).
 """
 import itertools
-import logging
 import os
 import textwrap
 
@@ -25,47 +22,44 @@ from cifar10_lib import console, evaluate, files, named_sets, recipes, records, 
 import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import flags
-from tensorboard.backend.event_processing import event_accumulator
 
-flags.DEFINE_list('runs', None, 'Folders of runs, or paths of checkpoints, separated by commas; '
-                  'only --picture=curves accepts several. By default /tmp/cifar10_train; '
-                  '--picture=samples and --picture=distorted are then those of the tutorial.')
+flags.DEFINE_list('runs', '/tmp/cifar10_train', 'Folders of runs, or paths of checkpoints, '
+                  'separated by commas; only --picture=curves accepts several. Without the flag, '
+                  '--picture=samples and --picture=distorted are those of the tutorial.')
 flags.DEFINE_string('dataset', None, 'Images to draw: cifar10, cifar100, or a folder from '
                     'cifar10_convert.py. By default those of the run, or cifar10.')
 flags.DEFINE_string('output', None, 'PNG file to write; by default PICTURE.png.')
 
 FLAGS = flags.FLAGS
 
-_DEFAULT_RUN = '/tmp/cifar10_train'
-
 
 def samples(figure):
     """Draws about a hundred training images, at least one of each class."""
-    _, source = _training()
+    source = _images('all', _run())
     labels, pixels = source.read()
-    places = _first_of_each_class(labels, 100)
+    places = records.first_of_each_class(labels, 100)
     texts = [(source.data_set.classes[labels[place]], 'black') for place in places]
     _draw_images(figure, f'{source.data_set.name} training images', pixels[places], texts)
 
 
 def distorted(figure):
     """Draws eight training images, and nine random distortions of each."""
-    recipe, source = _training()
-    pixels = source.read()[1][:8]
+    found = _run()
+    pixels = _images('all', found).read()[1][:8]
     with tf.Graph().as_default(), tf.Session() as session:
-        made = session.run(recipe.distort(tf.constant(np.repeat(pixels, 9, axis=0))))
+        made = session.run(found.recipe.distort(tf.constant(np.repeat(pixels, 9, axis=0))))
     darkest, brightest = np.percentile(made, [1, 99])
     made = np.clip((made - darkest) / max(brightest - darkest, 1e-9), 0, 1)
     shown = []
     for row, original in enumerate(pixels):
         shown += [original, *made[9 * row:9 * row + 9]]
     _draw_images(figure, 'Left: original images. Right: distorted for training, '
-                 f'--net={recipe.name}', shown)
+                 f'--net={found.recipe.name}', shown)
 
 
 def filters(figure):
     """Draws the kernels of the first layer."""
-    found = _trained()
+    found = _run()
     network = evaluate.Classifier(found.recipe, len(found.classes))
     kernels = network.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)[0]
     with network.restored(found.checkpoint) as session:
@@ -79,9 +73,9 @@ def filters(figure):
 
 def predictions(figure):
     """Draws about thirty test images, at least one of each class, with the predicted classes."""
-    found = _trained()
-    labels, pixels = _images('test', found.run).read()
-    places = _first_of_each_class(labels, 30)
+    found = _run()
+    labels, pixels = _images('test', found).read()
+    places = records.first_of_each_class(labels, 30)
     network = evaluate.Classifier(found.recipe, len(found.classes))
     with network.restored(found.checkpoint) as session:
         probabilities = session.run(network.probabilities, {network.pixels: pixels[places]})
@@ -97,11 +91,10 @@ def predictions(figure):
 
 def confusion(figure):
     """Draws how many test images of each class are taken for which class."""
-    found = _trained()
-    counts = evaluate.confusion(found, _images('test', found.run), FLAGS.batch_size)
+    found = _run()
+    counts = evaluate.confusion(found, _images('test', found), FLAGS.batch_size)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    side = max(6, 2 + 0.15 * len(counts))
-    figure.set_size_inches(side, side)
+    figure.set_size_inches(2 * [max(6, 2 + 0.15 * len(counts))])
     axes = figure.subplots()
     axes.imshow(shares ** 0.5, cmap='Blues', vmin=0, vmax=1)  # The root makes small shares visible.
     axes.set_xticks(range(len(counts)), found.classes, rotation=90)
@@ -116,7 +109,7 @@ def confusion(figure):
 
 def curves(figure):
     """Draws losses and errors by step: a colour for each kind of curve, a style for each run."""
-    runs = {folder: _read_curves(folder) for folder in FLAGS.runs or [_DEFAULT_RUN]}
+    runs = {folder: run.read_curves(folder) for folder in FLAGS.runs}
     names = sorted({name for found in runs.values() for name in found})
     panels = [panel for panel in ('loss', 'error') if any(panel in name for name in names)]
     figure.set_size_inches(5 * len(panels), 4.2)
@@ -130,67 +123,21 @@ def curves(figure):
     figure.legend(loc='outside lower center', ncols=2, fontsize=8)
 
 
-def _read_curves(folder):
-    """Reads losses and errors, such as {'training_loss': [(step, figure), ...]}.
-
-    Runs of classification.py have a metrics.csv; those of the tutorial, and evaluations, have event
-    files. Raises `console.UserError` if there is nothing to draw.
-    """
-    found = {}
-    for row in run.read_metrics(folder):
-        for name, figure in row.items():
-            if name.endswith(('_loss', '_error')) and figure is not None:
-                found.setdefault(name, []).append((row['step'], figure))
-    if not found and os.path.isdir(folder):
-        logging.getLogger('tensorboard').setLevel(logging.ERROR)  # It warns about resumed runs.
-        events = event_accumulator.EventAccumulator(folder, {event_accumulator.SCALARS: 0}).Reload()
-        tags = events.Tags()[event_accumulator.SCALARS]
-        if 'total_loss_1' in tags:  # In runs on one device an average, which begins with 0.
-            found['training_loss'] = [
-                (event.step, event.value) for event in events.Scalars('total_loss_1')[1:]]
-        if 'Precision @ 1' in tags:
-            found['evaluation_error'] = [
-                (event.step, 1 - event.value) for event in events.Scalars('Precision @ 1')]
-    if not any(found.values()):
-        raise console.UserError(f'{folder} has no metrics.csv, and no event files of training or '
-                                'evaluation: choose another folder with --runs')
-    return found
+def _run():
+    """The network of --runs; training images can be drawn without one, as the tutorial's."""
+    if FLAGS['runs'].using_default_value and FLAGS.picture in ('samples', 'distorted'):
+        return evaluate.Trained('', recipes.TABLE['tutorial'], (), {})
+    return evaluate.find(FLAGS.runs[0], data_dir=FLAGS.data_dir)
 
 
-def _trained():
-    """The network of --runs."""
-    return evaluate.find((FLAGS.runs or [_DEFAULT_RUN])[0], data_dir=FLAGS.data_dir)
-
-
-def _training():
-    """The recipe and the training images of --runs or, if it is not given, of the tutorial."""
-    if FLAGS.runs:
-        found = _trained()
-        return found.recipe, _images('all', found.run)
-    return recipes.TABLE['tutorial'], _images('all', {})
-
-
-def _images(subset, content):
-    """The `records.Images` of --dataset or of a run; `content` is that of its run.json."""
-    own = content.get('settings', {}).get('dataset', 'cifar10')
-    data_set, folder = records.fetch(named_sets.find(FLAGS.dataset or own), FLAGS.data_dir)
-    return records.Images(data_set, folder, subset)
-
-
-def _first_of_each_class(labels, count):
-    """Places of the first image of each class, then of the second, and so on, up to `count`."""
-    classes = np.unique(labels)
-    rank = np.zeros(len(labels), int)  # Of an image in its class.
-    for label in classes:
-        rank[labels == label] = range((labels == label).sum())
-    return np.lexsort([labels, rank])[:max(count, len(classes))]
+def _images(subset, found):
+    """The `records.Images` of --dataset or of a run."""
+    data_set = named_sets.find(FLAGS.dataset or found.dataset)
+    return records.Images(*records.fetch(data_set, FLAGS.data_dir), subset)
 
 
 def _draw_images(figure, title, images, texts=(), columns=10):
-    """Draws rows of images, [height, width, 3], uint8 or float from 0 to 1.
-
-    `texts` are a (text, colour) above each of them, or empty.
-    """
+    """Draws rows of images, uint8 or float from 0 to 1, each below a (text, colour) if given."""
     rows = -(-len(images) // columns)
     figure.set_size_inches(0.8 * columns, (1.2 if texts else 0.85) * rows + 0.5)
     figure.suptitle(title, fontsize=11)
@@ -210,13 +157,10 @@ flags.DEFINE_enum('picture', None, list(_PICTURES), 'Picture to draw.')
 
 
 def plot():
-    """Writes the picture, all or nothing.
-
-    Raises `console.UserError` if a flag or a run is invalid, or Matplotlib is not installed.
-    """
+    """Writes the picture, all or nothing; raises `console.UserError`."""
     if FLAGS.picture is None:
         raise console.UserError(f'--picture is missing; expected {"|".join(_PICTURES)}')
-    if FLAGS.picture != 'curves' and FLAGS.runs and len(FLAGS.runs) > 1:
+    if len(FLAGS.runs) != 1 and FLAGS.picture != 'curves':
         raise console.UserError(f'--runs={",".join(FLAGS.runs)} has {len(FLAGS.runs)} folders; '
                                 f'expected one for --picture={FLAGS.picture}')
     try:

@@ -247,8 +247,7 @@ def initial_values(recipe, images, classes):
 def evaluate_run():
     """Prints the precision of the run in --train_dir, on its own data set or on --dataset."""
     trained = evaluate.find(FLAGS.train_dir, FLAGS.best, FLAGS.data_dir)
-    name = FLAGS.dataset or trained.run.get('settings', {}).get('dataset', 'cifar10')
-    data_set, folder = fetch(named_sets.find(os.path.expanduser(name)))
+    data_set, folder = fetch(named_sets.find(os.path.expanduser(FLAGS.dataset or trained.dataset)))
     batch_size = trained.recipe.batch_size
     if not FLAGS['batch_size'].using_default_value:
         batch_size = FLAGS.batch_size

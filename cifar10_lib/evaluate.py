@@ -20,6 +20,11 @@ class Trained(NamedTuple):
     classes: tuple  # Their names.
     run: dict  # The content of `run.json`; {} if it is a run of the tutorial.
 
+    @property
+    def dataset(self):
+        """The value of --dataset with which it was trained; of the tutorial, CIFAR-10."""
+        return self.run.get('settings', {}).get('dataset', 'cifar10')
+
 
 def find(checkpoint_dir, best=False, data_dir=None):
     """Finds the `Trained` network of a run.

@@ -46,6 +46,15 @@ def fetch(data_set, data_dir):
     return data_set, folder
 
 
+def first_of_each_class(labels, count):
+    """Places of the first image of each class, then of the second, and so on, up to `count`."""
+    classes = np.unique(labels)
+    rank = np.zeros(len(labels), int)  # Of an image in its class.
+    for label in classes:
+        rank[labels == label] = range((labels == label).sum())
+    return np.lexsort([labels, rank])[:max(count, len(classes))]
+
+
 class Images(NamedTuple):
     """The images of a data set that are used for something."""
 

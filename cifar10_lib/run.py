@@ -10,6 +10,7 @@ import dataclasses
 import glob
 import io
 import json
+import logging
 import os
 import random
 from collections.abc import Collection, Mapping
@@ -149,6 +150,34 @@ def read_metrics(folder: str) -> list[dict[str, Any]]:
     except (ValueError, TypeError, csv.Error) as error:
         raise console.UserError(f'{path} is not a table that a run wrote ({error}): move it '
                                 'away') from error
+
+
+def read_curves(folder: str) -> dict[str, list[tuple[float, float]]]:
+    """Losses and errors of a run or an evaluation: {'training_loss': [(step, figure), ...]}.
+
+    Of the tutorial's programs, they are in event files. Raises `console.UserError` without any.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in read_metrics(folder):
+        for name in ('training_loss', 'training_error', 'validation_error'):
+            if row.get(name) is not None:
+                found.setdefault(name, []).append((row['step'], row[name]))
+    if not found and os.path.isdir(folder):
+        # Here, because the import is slow.
+        from tensorboard.backend.event_processing import event_accumulator
+        logging.getLogger('tensorboard').setLevel(logging.ERROR)  # It warns about resumed runs.
+        events = event_accumulator.EventAccumulator(folder, {event_accumulator.SCALARS: 0}).Reload()
+        tags = events.Tags()[event_accumulator.SCALARS]
+        if 'total_loss_1' in tags:  # In runs on one device an average, which begins with 0.
+            found['training_loss'] = [
+                (event.step, event.value) for event in events.Scalars('total_loss_1')[1:]]
+        if 'Precision @ 1' in tags:
+            found['evaluation_error'] = [
+                (event.step, 1 - event.value) for event in events.Scalars('Precision @ 1')]
+    if not any(found.values()):
+        raise console.UserError(f'{folder} has no {METRICS}, and no event files of training or '
+                                'evaluation: choose another folder')
+    return found
 
 
 class Metrics:

@@ -25,8 +25,9 @@ BLUE, ORANGE, GREEN = [31, 119, 180], [255, 127, 14], [44, 160, 44]
 def plot(folder, picture, runs=None, **options):
     """Draws a picture; returns its pixels, int [height, width, 3]. `runs` is the flag's value."""
     path = folder / f'{picture}.png'
-    with flagsaver.flagsaver(
-            picture=picture, output=str(path), runs=runs and list(map(str, runs)), **options):
+    if runs:
+        options['runs'] = list(map(str, runs))
+    with flagsaver.flagsaver(picture=picture, output=str(path), **options):
         cifar10_plot.plot()
     assert [name for name in os.listdir(folder) if name.endswith('.part')] == []
     return np.asarray(Image.open(path).convert('RGB')).astype(int)
