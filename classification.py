@@ -111,8 +111,7 @@ def train(worker):
     console.show_devices(cifar10.compute_type())
 
     # The images.
-    name = os.path.expanduser(FLAGS.dataset or its_data_set or 'cifar10')
-    data_set, folder = fetch(named_sets.find(name))
+    data_set, folder = fetch(named_sets.find(FLAGS.dataset or its_data_set or 'cifar10'))
     training_images = records.Images(data_set, folder, 'all')
     if FLAGS.validate_on == 'held_out':
         training_images = records.Images(data_set, folder, 'training')
@@ -247,7 +246,7 @@ def initial_values(recipe, images, classes):
 def evaluate_run():
     """Prints the precision of the run in --train_dir, on its own data set or on --dataset."""
     trained = evaluate.find(FLAGS.train_dir, FLAGS.best, FLAGS.data_dir)
-    data_set, folder = fetch(named_sets.find(os.path.expanduser(FLAGS.dataset or trained.dataset)))
+    data_set, folder = fetch(named_sets.find(FLAGS.dataset or trained.dataset))
     batch_size = trained.recipe.batch_size
     if not FLAGS['batch_size'].using_default_value:
         batch_size = FLAGS.batch_size

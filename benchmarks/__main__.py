@@ -97,8 +97,8 @@ def speed_rows(options):
     for size in options.batches:
         rates = {}
         for name, words in _PRECISIONS.items():
-            found = processes.measure(options, *words, what='speed', batch_size=size,
-                                      timed_steps=50 * options.turns)['ours']
+            found = processes.measure(options, '--nouse_fp16', '--nouse_bf16', *words, what='speed',
+                                      batch_size=size, timed_steps=50 * options.turns)['ours']
             rates[name] = [1000 * size / milliseconds for milliseconds in found]
             yield line(f'batch {size} in {name}, beside float32', 'images/s', rates[name],
                        rates['float32'])

@@ -23,7 +23,8 @@ class LoggerHook(tf.train.SessionRunHook):
 
     def __init__(self, train_dir, content, plan, figures, log_frequency):
         """Takes the folder of the run and the content of its run.json, the `run.Plan`, the figures
-        float32 [] by name, and the number of steps between two lines."""
+        training_loss, training_error and learning_rate, float32 [] by name, and the number of steps
+        between two lines."""
         self._train_dir, self._content, self._plan = train_dir, content, plan
         self._figures, self._log_frequency = figures, log_frequency
         self._step = plan.first_step

@@ -54,7 +54,8 @@ def find(name_or_folder: str) -> data_sets.DataSet:
     """
     if name_or_folder in TABLE:
         return TABLE[name_or_folder]
-    path = os.path.join(name_or_folder, FILE)
+    folder = os.path.abspath(os.path.expanduser(name_or_folder))
+    path = os.path.join(folder, FILE)
     try:
         with open(path, encoding='utf-8') as stream:
             fields = json.load(stream)
@@ -70,7 +71,7 @@ def find(name_or_folder: str) -> data_sets.DataSet:
         field: fields.get(field) for field in ('name', 'classes', 'train_files', 'test_files')}
     check_row(row, path)
     row['classes'] = tuple(row['classes'])
-    return data_sets.DataSet(folder=os.path.abspath(name_or_folder), **row)
+    return data_sets.DataSet(folder=folder, **row)
 
 
 def check_row(fields: Mapping[str, Any], source: str) -> None:

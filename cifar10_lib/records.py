@@ -47,7 +47,10 @@ def fetch(data_set, data_dir):
 
 
 def first_of_each_class(labels, count):
-    """Places of the first image of each class, then of the second, and so on, up to `count`."""
+    """Places of the first image of each class, then of the second, and so on.
+
+    They are `count` or, with fewer images, all; but always at least one of each class.
+    """
     classes = np.unique(labels)
     rank = np.zeros(len(labels), int)  # Of an image in its class.
     for label in classes:

@@ -56,7 +56,7 @@ _COLORS = np.array([
 def write(data_dir: str) -> str:
     """Writes generated images in CIFAR-10's layout below a folder, unless they are there.
 
-    Returns the folder of the files. Raises `console.UserError` if it holds others.
+    Returns the folder of the files. Raises `console.UserError` if other record files are there.
     """
     folder = os.path.join(data_dir, data_sets.CIFAR10.folder)
     if data_sets.class_names(folder) == tuple(FORMS):
