@@ -24,7 +24,7 @@ with_networks = pytest.mark.skipif(
         check=False).returncode != 0,
     reason='network namespaces require root and iproute2')
 
-SMALL_TRAINER = str(spawn.HELPERS / 'small_trainer.py')
+SMALL_TRAINER = str(pathlib.Path(__file__).with_name('small_trainer.py'))
 _FOLDER = 'CIFAR10_TEST_JOB'  # Variable in the environment of each process of a job.
 
 
