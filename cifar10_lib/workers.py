@@ -19,10 +19,9 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cifar10_lib import collectives, console, session
+from cifar10_lib import collectives, console, interfaces, session
 
 import numpy as np
-import psutil
 import tensorflow.compat.v1 as tf
 
 AGAIN = 75  # Exit code if starting again may help: EX_TEMPFAIL of sysexits.h.
@@ -224,7 +223,7 @@ class _Member(Worker):
         except tf.errors.OpError as error:
             raise console.UserError(f'TensorFlow cannot listen at {own}: is it in use?') from error
         self._config = config
-        if not _bind(int(own.rpartition(':')[2]), _device(own_host, hosts)):
+        if not interfaces.bind(int(own.rpartition(':')[2]), interfaces.device_of(own_host, hosts)):
             console.note(f'warning: any network of this machine can reach the port {own}, and '
                          'TensorFlow executes whatever it is sent there. Use a private network')
         self._server.start()  # It listens already, but does not run graphs yet.
@@ -322,7 +321,7 @@ class _MpiWorker(_Member):
         self._names = [f'worker {rank} on {machine}' for rank, machine in enumerate(machines)]
         host = '127.0.0.1'
         if len(set(machines)) > 1:
-            host = _own_host(self._interface, machines)
+            host = interfaces.own_host(self._interface, machines)
         # Reserves a port until the server listens: other processes get it only by its number.
         with socket.socket() as reserved:
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -396,58 +395,3 @@ def _code():
             checksum = zlib.crc32(pathlib.Path(path).read_bytes())
             found[f'the checksum of {os.path.basename(path)}'] = f'{checksum:08x}'
     return found
-
-
-def _own_host(interface, machines):
-    """The IPv4 address by which the other machines, of these names, reach this one."""
-    devices = {device: each.address for device, addresses in psutil.net_if_addrs().items()
-               for each in addresses if each.family == socket.AF_INET}
-    here = socket.gethostname()
-    if interface:
-        if interface not in devices:
-            raise console.UserError(f'--interface={interface} is not a device with an IPv4 address '
-                                    f'of {here}, which has {", ".join(devices)}')
-        return devices[interface]
-    other = next(machine for machine in machines if machine != here)
-    with socket.socket(type=socket.SOCK_DGRAM) as route, contextlib.suppress(OSError):
-        route.connect((other, 9))  # Sends nothing.
-        host = route.getsockname()[0]
-        if not host.startswith('127.'):
-            return host
-    raise console.UserError(f'{here} knows no route to {other} by this name: add it to /etc/hosts, '
-                            f'or give --interface=DEVICE, one of {", ".join(devices)}')
-
-
-def _device(host, hosts):
-    """The network device through which the workers at `hosts` reach this one at `host`, or None."""
-    try:
-        own, *numbers = map(socket.gethostbyname, [host, *hosts])
-    except OSError:
-        return None
-    if all(number.startswith('127.') for number in numbers):
-        return 'lo'
-    for device, addresses in psutil.net_if_addrs().items():
-        if device != 'lo' and own in [each.address for each in addresses]:
-            return device.partition(':')[0]  # 'eth0:1' is a second address of eth0.
-    return None  # Behind a translation of addresses, for example.
-
-
-def _bind(port, device):
-    """Binds the sockets of this process that listen at a port to a network device.
-
-    `tf.train.Server` listens on every device, and executes every graph that it receives; TensorFlow
-    and gRPC have no setting for that. Linux (since 5.7, for any user) refuses connections through
-    other devices then. Call it before the server answers requests: earlier connections stay open.
-    Returns whether the sockets are bound.
-    """
-    if device is None or not hasattr(socket, 'SO_BINDTODEVICE'):
-        return False
-    listeners = [each for each in psutil.Process().net_connections('tcp')
-                 if each.status == psutil.CONN_LISTEN and each.laddr.port == port]
-    try:
-        for each in listeners:
-            with socket.socket(fileno=os.dup(each.fd)) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
-    except OSError:
-        return False
-    return bool(listeners)
