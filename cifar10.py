@@ -34,7 +34,7 @@ tf.app.flags.DEFINE_boolean('use_bf16', False, 'Compute in bfloat16 with float32
                             'GPUs, and CPUs with AMX or AVX512_BF16.')
 parser = command_line.Parser(allow_abbrev=False)  # For programs of 2017.
 
-# What cifar10_input.py says about the data. Edit the numbers there.
+# The constants of the data. Edit them in cifar10_input.py.
 IMAGE_SIZE = cifar10_input.IMAGE_SIZE
 NUM_CLASSES = cifar10_input.NUM_CLASSES
 NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
@@ -42,9 +42,9 @@ NUM_EXAMPLES_PER_EPOCH_FOR_EVAL = cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
 
 # How the network is trained.
 MOVING_AVERAGE_DECAY = 0.9999     # For the moving averages of the weights.
-NUM_EPOCHS_PER_DECAY = 350.0      # From one fall of the learning rate to the next.
-LEARNING_RATE_DECAY_FACTOR = 0.1  # Each fall multiplies the learning rate by this.
-INITIAL_LEARNING_RATE = 0.1       # The learning rate before the first fall.
+NUM_EPOCHS_PER_DECAY = 350.0      # Epochs between two drops of the learning rate.
+LEARNING_RATE_DECAY_FACTOR = 0.1  # Each drop multiplies the learning rate by this.
+INITIAL_LEARNING_RATE = 0.1       # The learning rate before the first drop.
 
 # Each GPU runs a copy of the network, a tower. The names of its ops start with `tower_0/` etc.
 TOWER_NAME = 'tower'
@@ -57,14 +57,15 @@ def _activation_summary(x):
     # All trainers use the same tags, so drop the name scope of a tower.
     tensor_name = re.sub('%s_[0-9]*/' % TOWER_NAME, '', x.op.name)
     sparsity = tf.nn.zero_fraction(x)
-    with tf.name_scope(None):  # `tf.summary` puts the scope of the layer in front of a tag.
+    with tf.name_scope(None):  # Otherwise the tag would repeat the scope: conv1/conv1/sparsity.
         tf.summary.histogram(tensor_name + '/activations', x)
         tf.summary.scalar(tensor_name + '/sparsity', sparsity)
 
 
 def _variable_on_cpu(name, shape, initializer):
     """Creates or shares a float32 variable in the memory of the CPU."""
-    # A resource even after a second `tf.disable_v2_behavior()`: others may be updated too early.
+    # A program's own `tf.disable_v2_behavior()` turns resource variables off again. Without them,
+    # an update may come before a gradient has read the old value.
     with tf.device('/cpu:0'):
         return tf.get_variable(name, shape, initializer=initializer, dtype=tf.float32,
                                use_resource=True)
@@ -77,7 +78,7 @@ def _variable_with_weight_decay(name, shape, stddev, wd):
         name: name of the variable within the variable scope.
         shape: list of int.
         stddev: standard deviation of the distribution before truncation.
-        wd: the loss wd * |weights|^2 / 2 is added to the collection `losses`; None for none.
+        wd: the loss wd * |weights|^2 / 2 is added to the collection `losses`; None: no decay.
     """
     var = _variable_on_cpu(name, shape, tf.truncated_normal_initializer(stddev=stddev))
     if wd is not None:
@@ -108,12 +109,11 @@ def inputs(eval_data):
 
 
 def num_examples(eval_data):
-    """Number of images in an epoch of `inputs`: the constant, or the records in the files if they
-    are fewer. A program's own cifar10_input.py may have the tutorial's functions only."""
+    """Number of images in an epoch of `inputs`: the records in the files, at most the constant."""
     size = NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
     if eval_data:
         size = NUM_EXAMPLES_PER_EPOCH_FOR_EVAL
-    if hasattr(cifar10_input, 'num_records'):
+    if hasattr(cifar10_input, 'num_records'):  # A program's own cifar10_input.py may lack it.
         data_dir = os.path.join(FLAGS.data_dir, 'cifar-10-batches-bin')
         size = min(size, cifar10_input.num_records(eval_data, data_dir))
     return size
@@ -259,7 +259,7 @@ def _add_loss_summaries(total_loss):
 
 
 def learning_rate(global_step, images_per_step):
-    """The tutorial's schedule: every 350 epochs, the rate falls to a tenth.
+    """The tutorial's schedule: every 350 epochs, the rate drops to a tenth.
 
     Args:
         global_step: int [], the number of earlier steps.
@@ -270,18 +270,16 @@ def learning_rate(global_step, images_per_step):
     num_batches_per_epoch = NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN / images_per_step
     decay_steps = max(1, int(num_batches_per_epoch * NUM_EPOCHS_PER_DECAY))
 
-    # In stairs: the rate is constant between two falls.
-    lr = tf.train.exponential_decay(float(INITIAL_LEARNING_RATE), global_step, decay_steps,
-                                    LEARNING_RATE_DECAY_FACTOR, staircase=True)
-    tf.summary.scalar('learning_rate', lr)
-    return lr
+    # In stairs: the rate is constant between two drops.
+    return tf.train.exponential_decay(float(INITIAL_LEARNING_RATE), global_step, decay_steps,
+                                      LEARNING_RATE_DECAY_FACTOR, staircase=True)
 
 
 def scaled(opt):
-    """A `tf.train.Optimizer` whose gradients do not underflow with --use_fp16.
+    """Returns the optimizer; with --use_fp16, one whose gradients do not underflow.
 
-    It multiplies the loss by 128, and divides the gradients in float32: float16 has no numbers
-    below 6e-8. Micikevicius et al., "Mixed Precision Training" (2018), section 3.2.
+    That one multiplies the loss by 128, and divides the gradients in float32: float16 has no
+    numbers below 6e-8. Micikevicius et al., "Mixed Precision Training" (2018), section 3.2.
     """
     if FLAGS.use_fp16:
         opt = tf.mixed_precision.MixedPrecisionLossScaleOptimizer(
@@ -312,7 +310,7 @@ def update(opt, grads, global_step):
                 tf.summary.histogram(var.op.name + '/gradients', grad)
 
     # Average the variables over the steps. An average must follow the new value, so it comes after
-    # the update. Batch norms have statistics that are updated and averaged, too.
+    # the update. Other networks have batch norms: their statistics are updated and averaged, too.
     variable_averages = tf.train.ExponentialMovingAverage(MOVING_AVERAGE_DECAY, global_step)
     update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
     with tf.control_dependencies([apply_gradient_op, *update_ops]):
@@ -330,20 +328,18 @@ def train(total_loss, global_step):
     Returns:
         An operation that runs one step.
     """
-    # If the caller's scope reuses the variables of the network, averages and slots are still new.
-    with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE,
-                           auxiliary_name_scope=False):
-        with tf.device('/cpu:0'):
-            lr = learning_rate(global_step, FLAGS.batch_size)
-            loss_averages_op = _add_loss_summaries(total_loss)
+    with tf.device('/cpu:0'):
+        lr = learning_rate(global_step, FLAGS.batch_size)
+        tf.summary.scalar('learning_rate', lr)
+        loss_averages_op = _add_loss_summaries(total_loss)
 
-        with tf.control_dependencies([loss_averages_op]):
-            opt = scaled(tf.train.GradientDescentOptimizer(lr))
-            # Without gates, TensorFlow computes the gradients of a convolution's filter and bias
-            # in one operation.
-            grads = opt.compute_gradients(total_loss, gate_gradients=opt.GATE_NONE)
+    with tf.control_dependencies([loss_averages_op]):
+        opt = scaled(tf.train.GradientDescentOptimizer(lr))
+        # Without gates, TensorFlow computes the gradients of a convolution's filter and bias in one
+        # operation. In bfloat16, that saves an eighth of a step.
+        grads = opt.compute_gradients(total_loss, gate_gradients=opt.GATE_NONE)
 
-        return update(opt, grads, global_step)
+    return update(opt, grads, global_step)
 
 
 def maybe_download_and_extract():
@@ -351,8 +347,10 @@ def maybe_download_and_extract():
 
     Raises `console.UserError` if a record file is damaged, or the download failed.
     """
-    data_set = dataclasses.replace(
-        data_sets.CIFAR10, classes=tuple(map(str, range(NUM_CLASSES))), url=DATA_URL)
+    copies = data_sets.CIFAR10.copies
     if data_sets.CIFAR10.url != DATA_URL:
-        data_set = dataclasses.replace(data_set, copies=())
+        copies = ()  # An edited URL is the only one to try.
+    # Labels are checked to be below NUM_CLASSES; the names of the classes do not matter.
+    data_set = dataclasses.replace(
+        data_sets.CIFAR10, classes=tuple(map(str, range(NUM_CLASSES))), url=DATA_URL, copies=copies)
     download.maybe_download_and_extract(data_set, FLAGS.data_dir)

@@ -1,10 +1,10 @@
-"""Evaluates each new checkpoint of a training run.
+"""Evaluates a training run while it trains, or after.
 
     python cifar10_eval.py
 
-Prints the precision @ 1 (accuracy) of each new checkpoint in --checkpoint_dir on the test set, each
-image once, with the moving averages of the variables. Run it next to the trainer, or with
---run_once to evaluate only the latest checkpoint.
+Every five minutes, if there is a new checkpoint in --checkpoint_dir, prints its precision @ 1
+(accuracy) on the test set, each image once, with the moving averages of the variables. Run it next
+to the trainer, or with --run_once to evaluate only the latest checkpoint.
 """
 import time
 from datetime import datetime
@@ -45,7 +45,7 @@ def eval_once(saver, summary_writer, top_k_op, summary_op):
     if ckpt is None:
         raise console.UserError(f'No checkpoint in {FLAGS.checkpoint_dir}: train first, or choose '
                                 'another --checkpoint_dir')
-    # Restoring does not compare shapes.
+    # `saver.restore` does not compare shapes with those in the checkpoint.
     variables = {each.op.name: each for each in tf.trainable_variables()
                  if each.op.name in ckpt.values}
     checkpoints.check_fit(ckpt, variables, 'Evaluate it with the network that was trained')
@@ -76,7 +76,7 @@ def eval_once(saver, summary_writer, top_k_op, summary_op):
 
 
 def evaluate():
-    """Evaluates each new checkpoint of --checkpoint_dir, or the latest with --run_once."""
+    """Evaluates the latest checkpoint once, or every --eval_interval_secs if it is a new one."""
     with tf.Graph().as_default() as g:
         # Images and labels of the test set, or of the training set without distortions.
         images, labels = cifar10.inputs(eval_data=FLAGS.eval_data == 'test')
@@ -100,7 +100,7 @@ def evaluate():
             if FLAGS.run_once or (latest and latest != evaluated):
                 eval_once(saver, summary_writer, top_k_op, summary_op)
                 evaluated = latest
-            if not latest:
+            elif not latest:
                 print('No checkpoint file found in %s' % FLAGS.checkpoint_dir, flush=True)
             if FLAGS.run_once:
                 break

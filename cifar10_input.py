@@ -3,8 +3,9 @@
     file names -> FixedLengthRecordReader -> crop, flip, brightness, contrast, standardisation
     -> shuffle queue of images -> batches
 
-Each operation reads or distorts 512 records. With one record per operation, as in the original
-tutorial, the overhead is several times the actual work.
+So in training; evaluation crops the centre, and keeps the order. Each operation reads or distorts
+up to 512 records. With one per operation, as in the original tutorial, the overhead is several
+times the actual work.
 """
 import os
 import types
@@ -79,8 +80,8 @@ def _generate_image_and_label_batch(image, label, min_queue_examples, batch_size
     Args:
         image: float32 [height, width, 3], or several images, [count, height, width, 3].
         label: int32 [1], or [count, 1].
-        min_queue_examples: number of images that stay in the queue if it shuffles, and that fit
-            into it besides three batches.
+        min_queue_examples: minimum number of images left in a queue that shuffles after a batch was
+            taken. Its capacity is this and three batches.
         batch_size: number of images per batch.
         shuffle: whether to mix the images. Otherwise they keep their order, if one thread fills the
             queue.
@@ -132,10 +133,7 @@ def random_contrast(images, lower, upper):
     """
     factor = tf.random_uniform([tf.shape(images)[0], 1, 1, 1], lower, upper)
     mean = tf.reduce_mean(images, axis=[1, 2], keepdims=True)  # [batch, 1, 1, 3]
-    # (images - mean) * factor + mean. Adding three numbers to each row of pixels takes less time
-    # than adding them to each pixel.
-    width = images.shape.as_list()[2]
-    return images * factor + tf.tile(mean * (1.0 - factor), [1, 1, width, 1])
+    return (images - mean) * factor + mean
 
 
 def distort(images):
@@ -200,7 +198,8 @@ def distorted_inputs(data_dir, batch_size):
     """
     with tf.name_scope('input'):
         # The names of the record files, endlessly, in random order.
-        filename_queue = tf.train.string_input_producer(record_files(False, data_dir))
+        filenames = record_files(False, data_dir)
+        filename_queue = tf.train.string_input_producer(filenames)
 
         # Up to this many records per run.
         read_input = read_cifar10(filename_queue, _RECORDS_PER_READ)
@@ -234,8 +233,8 @@ def inputs(eval_data, data_dir, batch_size):
         raise TypeError(f'eval_data is {eval_data!r}; expected True for the test set, or False')
     with tf.name_scope('input'):
         # The names of the record files, endlessly.
-        filename_queue = tf.train.string_input_producer(
-            record_files(eval_data, data_dir), shuffle=False)
+        filenames = record_files(eval_data, data_dir)
+        filename_queue = tf.train.string_input_producer(filenames, shuffle=False)
 
         # Up to this many records per run.
         read_input = read_cifar10(filename_queue, _RECORDS_PER_READ)

@@ -42,7 +42,7 @@ def tower_loss(scope, images, labels):
     """
     logits = cifar10.inference(images)
 
-    # Adds the tower's losses to the collection. The sum has those of earlier towers, too.
+    # Adds to the collection `losses`. The sum that it returns has those of earlier towers, too.
     _ = cifar10.loss(logits, labels)
 
     # Keep those whose names start with this tower's scope.
@@ -82,8 +82,9 @@ def train():
     with tf.Graph().as_default(), tf.device('/cpu:0'):
         global_step = tf.train.get_or_create_global_step()
 
-        # The rate depends on the number of images, so that towers do not change it.
+        # The schedule counts images, so it does not depend on the number of towers.
         lr = cifar10.learning_rate(global_step, FLAGS.batch_size * FLAGS.num_gpus)
+        tf.summary.scalar('learning_rate', lr)
         opt = cifar10.scaled(tf.train.GradientDescentOptimizer(lr))
 
         images, labels = cifar10.distorted_inputs()
@@ -107,7 +108,7 @@ def train():
                         # Later towers share the variables.
                         tf.get_variable_scope().reuse_variables()
 
-                        # The summaries of one tower are enough.
+                        # The summaries of the first tower are enough.
                         summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
                         if i == 0:
                             count = len(summaries)
@@ -119,7 +120,7 @@ def train():
 
         # Here the towers wait for one another.
         grads = average_gradients(tower_grads)
-        loss = tf.reduce_mean(tower_losses, name='mean_loss')
+        mean_loss = tf.reduce_mean(tower_losses, name='mean_loss')
 
         # One update of the shared variables, as in cifar10_train.py.
         train_op = cifar10.update(opt, grads, global_step)
@@ -129,14 +130,14 @@ def train():
         with session.training_session(
                 checkpoint_dir=FLAGS.train_dir,
                 hooks=[tf.train.StopAtStepHook(last_step=FLAGS.max_steps),
-                       tf.train.NanTensorHook(loss)],
+                       tf.train.NanTensorHook(mean_loss)],
                 config=tf.ConfigProto(allow_soft_placement=True,
                                       log_device_placement=FLAGS.log_device_placement),
                 restart=FLAGS.restart) as mon_sess:
             step = tf.train.global_step(mon_sess.raw_session(), global_step)
             while not mon_sess.should_stop():
                 start_time = time.perf_counter()
-                _, loss_value = mon_sess.run([train_op, loss])
+                _, loss_value = mon_sess.run([train_op, mean_loss])
                 duration = time.perf_counter() - start_time
 
                 if step % FLAGS.log_frequency == 0:

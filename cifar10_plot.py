@@ -74,7 +74,8 @@ def filters(figure):
 def predictions(figure):
     """Draws about thirty test images, at least one of each class, with the predicted classes."""
     found = _run()
-    labels, pixels = _images('test', found).read()
+    source = _images('test', found)
+    labels, pixels = source.read()
     places = records.first_of_each_class(labels, 30)
     network = evaluate.Classifier(found.recipe, len(found.classes))
     with network.restored(found.checkpoint) as session:
@@ -82,8 +83,8 @@ def predictions(figure):
     texts = []
     for label, row in zip(labels[places], probabilities):
         text, colour = f'{found.classes[row.argmax()]} {row.max():.0%}', 'black'
-        if row.argmax() != label:
-            text, colour = f'{text}\nnot {found.classes[label]}', 'tab:red'
+        if found.classes[row.argmax()] != source.data_set.classes[label]:
+            text, colour = f'{text}\nnot {source.data_set.classes[label]}', 'tab:red'
         texts.append((text, colour))
     _draw_images(figure, f'Test images as classified by {os.path.basename(found.checkpoint)}; '
                  'wrong classes are red', pixels[places], texts)

@@ -31,8 +31,8 @@ tf.app.flags.DEFINE_boolean('restart', False,
 class _LoggerHook(tf.train.SessionRunHook):
     """Prints the loss and the speed.
 
-    The speed is the mean over all steps since the last line. A session's first step, which includes
-    the set-up, only counts in its own line.
+    The speed is the mean over all steps since the last line. A session's first step includes the
+    set-up, so no later line counts it.
     """
 
     def __init__(self, loss):

@@ -52,7 +52,7 @@ flags.DEFINE_string('dataset', None, f'The images: {", ".join(named_sets.TABLE)}
                     'a data set. By default cifar10; of --evaluate, that of the run.')
 flags.DEFINE_float('epochs', None, 'Total number of epochs.', lower_bound=0)
 flags.DEFINE_integer('max_steps', None, 'Total number of steps, instead of --epochs.',
-                     lower_bound=0)
+                     lower_bound=1)
 flags.DEFINE_float('learning_rate', None, 'Initial learning rate.', lower_bound=0, short_name='l')
 flags.DEFINE_float('warmup_epoch', 5, 'Number of epochs in which the learning rate of resnet23 '
                    'rises to k times the initial one, with k workers.', lower_bound=0,
@@ -152,6 +152,7 @@ def train(worker):
         logits = recipe.inference(images, len(data_set.classes), True, cifar10.compute_type())
         loss = recipe.loss(logits, labels)
         error = wrong(logits, labels) / batch_size
+        network = {each.op.name for each in tf.global_variables()}
         initial = {}
         if worker.is_chief and first_step == 0:  # All workers start with its values.
             initial = initial_values(recipe, training_images, data_set.classes)
@@ -200,7 +201,7 @@ def train(worker):
             run.write_parameters(
                 os.path.join(FLAGS.train_dir, run.PARAMETERS),
                 checkpoints.newest(FLAGS.train_dir).values,
-                {variable.op.name for variable in tf.trainable_variables()})
+                network)
 
 
 def fetch(data_set):
@@ -217,7 +218,7 @@ def max_steps(recipe, count, images_per_step):
     epochs = recipe.epochs
     if FLAGS.epochs is not None:
         epochs = FLAGS.epochs
-    return round(epochs * count / images_per_step)
+    return max(1, round(epochs * count / images_per_step))
 
 
 def wrong(logits, labels):
@@ -230,7 +231,7 @@ def initial_values(recipe, images, classes):
     """Values for the initial values of a new run's variables: {tensor: array}."""
     variables = [each for each in tf.global_variables() if each is not tf.train.get_global_step()]
     if FLAGS.initial_checkpoint:
-        trained = evaluate.find(os.path.expanduser(FLAGS.initial_checkpoint))
+        trained = evaluate.find(FLAGS.initial_checkpoint)
         found = evaluate.starting_weights(trained, variables, classes)
         new = [each.op.name for each in variables if each.trainable and each not in found]
         print(f'Starting with {trained.checkpoint}; new: {", ".join(new) or "none"}.', flush=True)

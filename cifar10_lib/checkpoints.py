@@ -39,8 +39,8 @@ class Found(NamedTuple):
 def newest(folder: str) -> Found | None:
     """Reads the newest intact checkpoint in a folder, or the one that a path names; else None.
 
-    The file `checkpoint` names the newest. If that one is damaged, reads the intact one with the
-    highest step, and says so on standard error. Raises `console.UserError` if all are damaged.
+    The file `checkpoint` names the newest. If that one is damaged, prints a line on standard error,
+    and reads the intact one with the highest step. Raises `console.UserError` if all are damaged.
     """
     paths = candidates(folder)
     faults = []

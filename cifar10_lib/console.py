@@ -1,4 +1,4 @@
-"""What a script shows: one line per mistake, no start-up lines of TensorFlow, its devices.
+"""The start and the end of a script: a quiet import of TensorFlow, one-line errors, the devices.
 
 Importing this module imports TensorFlow, so scripts import it before TensorFlow.
 """
@@ -24,7 +24,7 @@ def _without_start_up_lines():
     if platform.machine() in ('x86_64', 'AMD64'):
         # Processors with AVX2 only would not use oneDNN: a step takes 1.6 times as long there.
         os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
-    nowhere = os.open(os.devnull, os.O_WRONLY)  # First: it becomes descriptor 2 if that is closed.
+    nowhere = os.open(os.devnull, os.O_WRONLY)  # If descriptor 2 is closed, it becomes this.
     screen = os.dup(2)
     if 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
         os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
@@ -75,8 +75,8 @@ def run(main, positional=''):
     if CIFAR10_TRACEBACK is set); 130 after Ctrl-C, 128 + the number of another signal.
 
     Args:
-        main: function that returns the exit code, or None for 0; without arguments or, with
-            `positional`, of the list of positional arguments.
+        main: function that returns the exit code, or None for 0. With `positional`, it gets the
+            list of positional arguments.
         positional: their usage, such as 'IMAGE...' for at least one, 'SOURCE DATA_DIR' for two.
     """
     if 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
@@ -154,14 +154,14 @@ def _parse(positional):
 
 
 def _check_values():
-    """Refuses empty values, as of an unset shell variable, NaN, and URLs; expands ~ in folders."""
+    """Refuses empty values, as of an unset shell variable, NaN, and URLs; expands ~ in paths."""
     for name in FLAGS:
         flag = FLAGS[name]
         if flag.present and (flag.value == '' or flag.value != flag.value):
             raise flags.Error(f'flag --{name}={flag.value} has no value')
-        if name.endswith('_dir') and flag.value is not None:
-            if '://' in flag.value:
-                raise flags.Error(f'flag --{name}={flag.value} is a URL; expected a folder')
+        if name.endswith('_dir') and '://' in (flag.value or ''):
+            raise flags.Error(f'flag --{name}={flag.value} is a URL; expected a folder')
+        if isinstance(flag.value, str):
             flag.value = os.path.expanduser(flag.value)
 
 
@@ -171,7 +171,8 @@ def show_devices(dtype=tf.float32, towers=1):
     where = 'the CPU'
     if gpus:
         where = f'{min(towers, gpus)} of {gpus} GPUs'
-    print(f'Training {towers} towers on {where}.'.replace(' 1 towers', ''), flush=True)
+    what = f'{towers} towers on ' if towers > 1 else 'on '
+    print(f'Training {what}{where}.', flush=True)
     if not gpus and dtype == tf.float16:
         print('Warning: on a CPU, --use_fp16 takes 20 times as long as float32.', flush=True)
 

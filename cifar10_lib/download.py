@@ -1,6 +1,6 @@
 """Downloads a data set's archive, verifies it and unpacks it.
 
-We trust the archive's SHA-256, not the hosts that sent it: each place is tried in turn and resumes
+We trust the archive's SHA-256, not the hosts that sent it: each host is tried in turn and resumes
 where the last one ended. After any failure, the downloaded bytes stay in a `.part` file, and the
 next start resumes there. Only a complete file with the wrong checksum is deleted.
 """
@@ -19,7 +19,7 @@ import numpy as np
 import tqdm
 
 _BLOCK_BYTES = 1 << 18
-_SILENCE = 30.0  # Seconds within which a place must answer, and send something.
+_SILENCE = 30.0  # Seconds within which a host must respond, or send more data.
 
 
 def maybe_download_and_extract(data_set: data_sets.DataSet, data_dir: str) -> None:
@@ -41,6 +41,8 @@ def maybe_download_and_extract(data_set: data_sets.DataSet, data_dir: str) -> No
                 if not os.path.isdir(folder):  # Another process may have created it by now.
                     download(archive, data_set)
                     extract(archive, data_dir, data_set)
+        except console.UserError:
+            raise
         except (OSError, http.client.HTTPException, ValueError, EOFError,
                 tarfile.TarError) as error:
             raise console.UserError(
@@ -52,10 +54,10 @@ def maybe_download_and_extract(data_set: data_sets.DataSet, data_dir: str) -> No
 
 
 def download(archive: str, data_set: data_sets.DataSet) -> None:
-    """Verifies an archive; if it is missing, downloads it from the first place that has it.
+    """Verifies an archive; if it is missing, downloads it from the first host that has it.
 
-    Resumes from `archive`.part. Honours proxy variables. Leaves a place that fails with one line.
-    Raises `OSError`, or `console.UserError` if the archive is another one.
+    Resumes from `archive`.part. Honours proxy variables. If a host fails, prints a line and tries
+    the next one. Raises `OSError`, or `ValueError` if the archive is another one.
     """
     if os.path.lexists(archive):
         fault = _fault(archive, data_set)
@@ -69,12 +71,12 @@ def download(archive: str, data_set: data_sets.DataSet) -> None:
             return
         except (OSError, http.client.HTTPException, ValueError) as error:
             print(f'{urllib.parse.urlsplit(url).hostname}: {console.one_line(error)}. Trying the '
-                  'next place.', flush=True)
+                  'next host.', flush=True)
     _fetch(data_set.url, archive, data_set)
 
 
 def _fetch(url, archive, data_set):
-    """Completes the part of an archive from one place, verifies it and renames it.
+    """Completes the part of an archive from one host, verifies it and renames it.
 
     Removes a part with the wrong checksum.
     """
@@ -87,7 +89,7 @@ def _fetch(url, archive, data_set):
     fault = _fault(part, data_set)
     if fault:
         os.remove(part)
-        raise console.UserError(fault)
+        raise ValueError(fault)
     os.replace(part, archive)
 
 

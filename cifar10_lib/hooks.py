@@ -108,6 +108,7 @@ class ValidationHook(tf.train.SessionRunHook):
         if not self._plan.validates(self._step):
             return
         session = run_context.session
+        self._worker.share_variables(session)  # Those that are saved.
         counts = np.zeros(3)  # Wrong predictions, images, and workers that were stopped.
         session.run(self._initializer)
         with contextlib.suppress(tf.errors.OutOfRangeError):

@@ -21,14 +21,14 @@ def find(folder: str) -> list[str]:
                   and entry.name.lower().endswith(endings) and not entry.name.startswith('.'))
 
 
-def read(path: str, size: tuple[int, int] = (data_sets.WIDTH, data_sets.HEIGHT)) -> np.ndarray:
-    """Reads an image file and fits its image to a size, (width, height), by default 32 x 32.
+def read(path: str) -> np.ndarray:
+    """Reads an image file and fits its image to 32 x 32 pixels.
 
-    Scales the short side to it and keeps the centre, in one antialiased resampling (bilinear if it
+    Scales the short side to 32 and keeps the centre, in one antialiased resampling (bilinear if it
     enlarges); does not change an image of that size. Applies the EXIF orientation. Uses the first
     frame of an animation, and the first of several pages. Lays transparent images on white.
 
-    Returns uint8 [height, width, 3]. Raises `console.UserError`, which names the file, if it cannot
+    Returns uint8 [32, 32, 3]. Raises `console.UserError`, which names the file, if it cannot
     be read, is damaged, is grey with more than 8 bits, or has more pixels than Pillow accepts, 179
     million.
     """
@@ -40,6 +40,7 @@ def read(path: str, size: tuple[int, int] = (data_sets.WIDTH, data_sets.HEIGHT))
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # Pillow's, about damage that it can ignore.
             with Image.open(path, formats=formats) as image:
+                size = data_sets.WIDTH, data_sets.HEIGHT
                 return np.asarray(ImageOps.fit(_decoded(image), size, Image.Resampling.BILINEAR))
     except Exception as error:  # Pillow raises many types for damaged files.
         reason = getattr(error, 'strerror', None) or console.one_line(error) or repr(error)
@@ -58,8 +59,6 @@ def _decoded(image):
         ImageOps.exif_transpose(image, in_place=True)
     if not image.has_transparency_data:
         return image.convert('RGB')
-    if image.mode == 'La':  # Grey times alpha.
-        image = image.convert('LA')
     image = image.convert('RGBA')
     on_white = Image.new('RGB', image.size, 'white')
     on_white.paste(image, mask=image)

@@ -10,11 +10,8 @@ import psutil
 
 
 def own_host(interface: str | None, machines: Collection[str]) -> str:
-    """The IPv4 address by which the other machines, of these names, reach this one.
-
-    It is that of the network device `interface`, by default of the device with the route to them.
-    Raises `console.UserError` if there isn't one.
-    """
+    """The IPv4 address by which the other machines, of these names, reach this one: that of the
+    device `interface`, or of the route to them. Raises `console.UserError` without one."""
     devices = {name: each.address for name, addresses in psutil.net_if_addrs().items()
                for each in addresses if each.family == socket.AF_INET}
     here = socket.gethostname()
@@ -50,10 +47,9 @@ def device_of(host: str, hosts: Collection[str]) -> str | None:
 def bind(port: int, device: str | None) -> bool:
     """Binds the sockets of this process that listen at a port to a network device.
 
-    `tf.train.Server` listens on every device, and executes every graph that it receives; TensorFlow
-    and gRPC have no setting for that. Linux (since 5.7, for any user) refuses connections through
-    other devices then. Call it before the server answers requests: earlier connections stay open.
-    Returns whether the sockets are bound.
+    `tf.train.Server` listens on every device, executes every graph that it receives, and has no
+    setting for that. Linux (since 5.7 for any user) then refuses connections through other devices.
+    Call it before the server answers: earlier connections stay open. Returns whether it succeeded.
     """
     if device is None or not hasattr(socket, 'SO_BINDTODEVICE'):
         return False

@@ -14,9 +14,9 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
 
     y[c] = x[c] / (bias + alpha * sum of x[i]^2 over |i - c| <= depth_radius) ^ beta
 
-    Computes in float32 for any input type: the square of a float16 overflows above 255. All
-    dimensions of `net`, float [batch, ..., channels], but the first must be known; `bias` is
-    positive. The result has its shape and type.
+    Computes in float32 for any input type: the square of a float16 overflows above 255. Returns a
+    tensor of the shape and type of `net`, float [batch, ..., channels]; only the batch size may be
+    unknown. `bias` must be positive.
     """
     channels = net.shape.as_list()[-1]
     with tf.name_scope(name) as scope:
@@ -29,7 +29,7 @@ def lrn(net, depth_radius=5, bias=1.0, alpha=1.0, beta=0.5, name='lrn'):
         total = tf.nn.bias_add(squares, [bias] * channels)
         # total ^ -beta. `tf.pow` takes four times as long.
         result = x * tf.exp(-beta * tf.log(total))
-        # With `tf.shape(net)`, a frozen graph would accept only the batch size of training.
+        # -1 instead of the batch size: a frozen copy of a training graph accepts any.
         result = tf.reshape(result, [-1, *net.shape.as_list()[1:]])
         result.set_shape(net.shape)
         return tf.identity(tf.cast(result, net.dtype), name=scope)

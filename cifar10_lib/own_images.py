@@ -94,8 +94,8 @@ def _find(folder: str, skipped: Skipped) -> Paths:
             skipped['not in the folder of a class'].append(entry.path)
             continue
         paths = images.find(entry.path)
-        skipped['not a file that is named like an image'] += [
-            inner.path for inner in _sorted(entry.path) if inner.path not in set(paths)]
+        skipped['not a file that is named like an image'] += sorted(
+            {inner.path for inner in os.scandir(entry.path)}.difference(paths))
         if paths:
             # macOS stores é as two characters, other systems as one.
             by_class.setdefault(unicodedata.normalize('NFC', entry.name), []).extend(paths)

@@ -6,7 +6,7 @@ from absl import flags
 
 
 class Parser(argparse.ArgumentParser):
-    """Parses a program's own arguments; the others are flags, whose values the result has, too."""
+    """Parses a program's own arguments; the others as flags, whose values it returns, too."""
 
     def parse_known_args(self, args=None, namespace=None):
         """Returns the values, and the arguments that are neither the program's nor flags."""

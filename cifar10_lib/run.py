@@ -159,9 +159,9 @@ def read_curves(folder: str) -> dict[str, list[tuple[float, float]]]:
     """
     found: dict[str, list[tuple[float, float]]] = {}
     for row in read_metrics(folder):
-        for name in ('training_loss', 'training_error', 'validation_error'):
-            if row.get(name) is not None:
-                found.setdefault(name, []).append((row['step'], row[name]))
+        for name, figure in row.items():  # Of older versions, also validation_error_averaged.
+            if figure is not None and ('loss' in name or 'error' in name):
+                found.setdefault(name, []).append((row['step'], figure))
     if not found and os.path.isdir(folder):
         # Here, because the import is slow.
         from tensorboard.backend.event_processing import event_accumulator
@@ -239,23 +239,24 @@ class Best:
 
 
 def write_parameters(path: str, values: Mapping[str, np.ndarray],
-                     trainable: Collection[str]) -> None:
-    """Writes `params.h5`, an HDF5 file with the values of variables.
+                     network: Collection[str]) -> None:
+    """Writes `params.h5`, an HDF5 file with the values of the variables of a `network`, by name.
 
-    `weights/NAME` are the trainable variables, `averages/NAME` the averages, `statistics/NAME` the
-    moving statistics of batch norms. The attribute `global_step` is the number of steps. The state
-    of the optimizer is left out. `values` include `global_step`.
+    `statistics/NAME` are the moving statistics of batch norms, `weights/NAME` the other variables,
+    `averages/NAME` the averages. The attribute `global_step` is the number of steps. The state of
+    the optimizer is left out.
     """
     import h5py  # Here, because the import is slow.
     image = io.BytesIO()  # HDF5 opens files by name, and hides the error of a full disk.
     with h5py.File(image, 'w') as stream:
-        stream.attrs['global_step'] = int(values['global_step'])
         for name, value in values.items():
-            if name.endswith(checkpoints.AVERAGE):
+            if name == 'global_step':
+                stream.attrs[name] = int(value)
+            elif name.endswith(checkpoints.AVERAGE):
                 stream[f'averages/{name.removesuffix(checkpoints.AVERAGE)}'] = value
             elif name.endswith(('moving_mean', 'moving_variance')):
                 stream[f'statistics/{name}'] = value
-            elif name in trainable:
+            elif name in network:
                 stream[f'weights/{name}'] = value
     with files.new_file(path) as stream:
         stream.write(image.getbuffer())

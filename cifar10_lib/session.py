@@ -1,4 +1,4 @@
-"""The training session of both programs: `tf.train.MonitoredTrainingSession` that loses nothing."""
+"""The training session of both programs: it resumes, and saves before it ends."""
 import contextlib
 import os
 import re
@@ -28,7 +28,7 @@ _LOSS_AVERAGE = '/avg'  # Ends the name of a loss's moving average. Old checkpoi
 class SignalHook(tf.train.SessionRunHook):
     """Ends the session after the step in which a signal arrives.
 
-    Python runs signal handlers between two steps. A subclass in the list of hooks replaces it.
+    Python runs signal handlers after `session.run`. A subclass in the list of hooks replaces it.
     """
 
     caught = None  # The number of the signal.
@@ -61,14 +61,14 @@ def training_session(
 
     Its parameters are those of `tf.train.MonitoredTrainingSession`, and `restart`: whether to
     remove the files of an earlier run from `checkpoint_dir` first, and nothing else. Only the chief
-    uses that folder. `save_checkpoint_steps` and `save_summaries_secs` replace their counterparts.
+    uses that folder; without it, nothing is written. `save_checkpoint_steps` and
+    `save_summaries_secs` replace their counterparts.
 
     After SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGUSR1, the running step ends and a checkpoint is
     saved; then KeyboardInterrupt or SystemExit (128 + signal number) is raised. A second signal
     ends the process at once. After an error between two steps, a checkpoint is saved, too.
 
-    Yields a `tf.train.SingularMonitoredSession`. MonitoredTrainingSession's own type would take the
-    error of a lost disk or worker for a preemption, and start again from the latest checkpoint.
+    Yields a `tf.train.SingularMonitoredSession`.
 
     Raises:
         console.UserError: the folder is in use, or its checkpoint does not fit the graph.
@@ -78,7 +78,8 @@ def training_session(
     del max_wait_secs  # Only workers that are not the chief would wait.
     hooks = list(hooks or [])
     signals = next((hook for hook in hooks if isinstance(hook, SignalHook)), SignalHook())
-    hooks = [signals, *(hook for hook in hooks if hook is not signals)]  # Knows first of each step.
+    # The first hook sees a step end before another one can fail.
+    hooks = [signals, *(hook for hook in hooks if hook is not signals)]
     scaffold = scaffold or tf.train.Scaffold()
     with contextlib.ExitStack() as stack:
         saving = None
@@ -94,7 +95,7 @@ def training_session(
             signals.is_finished = _is_finished(found, hooks)
             if signals.is_finished:
                 print(f'Nothing to do: {found.path} has reached the last step.', flush=True)
-                hooks = [signals]
+                hooks, chief_only_hooks = [signals], []
             else:
                 if found:
                     print(f'Resuming from {found.path}.', flush=True)
@@ -104,10 +105,13 @@ def training_session(
                     checkpoint_dir, scaffold, saving, save_checkpoint_secs, save_checkpoint_steps,
                     summary_dir, save_summaries_steps, save_summaries_secs, log_step_count_steps,
                     save_graph_def)
-                hooks += chief_only_hooks or []
                 # Closing it would let a session that begins in the same second replace its file.
                 stack.callback(tf.summary.FileWriterCache.get(summary_dir).flush)
+        if is_chief:
+            hooks += chief_only_hooks or []
         stack.enter_context(_signals_caught(signals, is_chief))
+        # MonitoredTrainingSession's own type would take the error of a lost disk or worker for a
+        # preemption, and start again from the latest checkpoint.
         with tf.train.SingularMonitoredSession(
                 hooks, scaffold, master, config,
                 stop_grace_period_secs=stop_grace_period_secs) as session:

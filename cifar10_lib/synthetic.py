@@ -1,8 +1,7 @@
 """Draws the images of the demo: shapes and textures in front of a background, with noise.
 
 A class is a form, with a mean colour of its own and one for its background. Position, size and
-colours vary from image to image. With colours that say nothing about the class, the tutorial's
-learning rate of 0.1 was too high: the loss jumped, and not every run learned within 300 steps.
+colours vary. With colours that say nothing about the class, the tutorial's rate was too high.
 
 The same seed gives the same bytes everywhere: NumPy does not change the stream of `RandomState`
 (NEP 19), and we use only operations that IEEE 754 rounds exactly (no sine, no normal distribution).

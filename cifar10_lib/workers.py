@@ -48,7 +48,6 @@ class Worker:
 
     rank = 0  # Index of this worker. Worker 0 alone prints and saves.
     size = 1  # Number of workers.
-    local_rank = 0  # Index of this worker among those on its machine.
     _names: Sequence[str] = ('worker 0',)  # Of all workers, for messages.
     _prints = True  # Whether this worker reports an error that all of them notice.
 
@@ -83,6 +82,9 @@ class Worker:
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Sum over all workers of an array, between two steps; waits for them without limit."""
         return np.sum(self._gather(values.tolist()), axis=0)
+
+    def share_variables(self, sess: tf.Session) -> None:
+        """Gives all workers worker 0's variables, between two steps: moving statistics differ."""
 
     def mean_gradients(self, grads: Grads, overlap: bool = True) -> Grads:
         """Means over all workers of gradients; see `collectives.mean_gradients`."""
@@ -148,6 +150,9 @@ class _Member(Worker):
         self._signal = self._any_signal = None  # This worker's, and the mean of all.
         self._hook = None
 
+    def share_variables(self, sess):
+        sess.run(self._hook._broadcast, options=self._hook._options())
+
     def mean_gradients(self, grads, overlap=True):
         return collectives.mean_gradients(grads, self.size, on_gpu=self._on_gpu, overlap=overlap)
 
@@ -172,11 +177,13 @@ class _Member(Worker):
         stopped = None
         with self._aborting():
             try:
-                yield
-            except (KeyboardInterrupt, SystemExit) as error:
-                if not (self._hook and self._hook.is_over):
-                    raise
-                stopped = error
+                try:
+                    yield
+                except (KeyboardInterrupt, SystemExit) as error:
+                    if not (self._hook and self._hook.is_over):
+                        raise
+                    stopped = error
+                self._gather(None)  # Worker 0 has saved the last step.
             except Exception as error:
                 if not isinstance(error, _BROKEN) and _LEFT not in str(error):
                     raise
@@ -186,7 +193,6 @@ class _Member(Worker):
                              f'{self._step_timeout:g} seconds, raise it; otherwise run the same '
                              'command again to resume')
                 raise SystemExit(AGAIN) from error
-            self._gather(None)  # Worker 0 has saved the last step.
         if stopped:
             raise stopped
 
@@ -199,13 +205,13 @@ class _Member(Worker):
         """Starts TensorFlow's server of this worker."""
         hosts = [address.rpartition(':')[0] for address in self._addresses]
         own, own_host = self._addresses[self.rank], hosts[self.rank]
-        self.local_rank = hosts[:self.rank].count(own_host)
+        local_rank = hosts[:self.rank].count(own_host)  # Index among those on this machine.
         gpus = len(tf.config.get_visible_devices('GPU'))
         self._has_own_gpu = hosts.count(own_host) <= gpus
         config = tf.ConfigProto()
         config.device_count['GPU'] = min(gpus, 1)
         if gpus:
-            config.gpu_options.visible_device_list = str(self.local_rank % gpus)
+            config.gpu_options.visible_device_list = str(local_rank % gpus)
         # Without a leader no step ends; without the filter, sessions wait for all workers' devices.
         config.experimental.collective_group_leader = '/job:worker/replica:0/task:0'
         config.device_filters.append(f'/job:worker/task:{self.rank}')
@@ -221,7 +227,8 @@ class _Member(Worker):
             self._server = tf.train.Server(
                 {'worker': self._addresses}, 'worker', self.rank, config=config, start=False)
         except tf.errors.OpError as error:
-            raise console.UserError(f'TensorFlow cannot listen at {own}: is it in use?') from error
+            raise console.UserError(f'TensorFlow cannot listen at {own}: {console.one_line(error)} '
+                                    '(is it in use?)') from error
         self._config = config
         if not interfaces.bind(int(own.rpartition(':')[2]), interfaces.device_of(own_host, hosts)):
             console.note(f'warning: any network of this machine can reach the port {own}, and '
@@ -266,7 +273,7 @@ class _Hook(session.SignalHook):
         if self._member.share(self.is_finished):  # Worker 0 knows.
             coord.request_stop()
         else:
-            session.run(self._broadcast, options=self._options())
+            self._member.share_variables(session)
 
     def before_run(self, run_context):
         super().before_run(run_context)

@@ -6,6 +6,7 @@ worker holds at the end to FOLDER/worker-RANK.json. OPTIONS is a JSON object; se
 import json
 import os
 import pathlib
+import signal
 import sys
 import time
 
@@ -22,7 +23,8 @@ _DEFAULTS = {
     'differs': None,  # The worker that has another learning rate.
     'slow': None,  # The worker that takes `seconds` after step 2, before the workers' sum.
     'seconds': 0.0,
-    'fails': None}  # The worker that raises an error after step 2.
+    'fails': None,  # The worker that raises an error after step 2.
+    'killed': None}  # The worker that is killed after the last step.
 
 
 def main(words):
@@ -45,14 +47,17 @@ def _train(folder, options, worker):
     weights = tf.get_variable('w', initializer=tf.fill([7, 1], 1.0 + worker.rank))
     bias = tf.get_variable('bias/b', initializer=tf.zeros([1]))
     tf.get_variable('unused', [3])
+    moving = tf.get_variable('moving', initializer=0.0, trainable=False)
     error = tf.matmul(tf.constant(x[own]), weights) + bias - tf.constant(y[own], tf.float32)
     loss = tf.reduce_mean(tf.square(error))
     opt = tf.train.GradientDescentOptimizer(rate)
     grads = worker.mean_gradients(opt.compute_gradients(loss), options['overlap'])
     loss = worker.mean({'loss': loss})['loss']
-    train_op = opt.apply_gradients([pair for pair in grads if pair[0] is not None], global_step)
+    train_op = tf.group(
+        opt.apply_gradients([pair for pair in grads if pair[0] is not None], global_step),
+        moving.assign_add(float(worker.rank)))
     master, config = worker.session_options(tf.ConfigProto())
-    variables = {each.op.name: each for each in tf.global_variables()}
+    variables = {each.op.name: each for each in tf.global_variables() if each is not moving}
     with session.training_session(
             master, worker.is_chief, folder, config=config,
             hooks=[worker.hook(), tf.train.StopAtStepHook(last_step=options['steps'])],
@@ -63,6 +68,8 @@ def _train(folder, options, worker):
             loss_value = float(running.run([train_op, loss])[1])
             steps += 1
             if steps == 2:  # As a validation.
+                worker.share_variables(running.raw_session())
+                found['moved'] = float(running.raw_session().run(moving))
                 if options['slow'] == worker.rank:
                     time.sleep(options['seconds'])
                 found['sum'] = worker.sum(np.array([1, 10]) * (worker.rank + 1)).tolist()
@@ -74,6 +81,8 @@ def _train(folder, options, worker):
                 values = running.raw_session().run(variables)
                 found |= {name: value.tolist() for name, value in values.items()}
                 found['loss'] = loss_value
+    if options['killed'] == worker.rank:
+        os.kill(os.getpid(), signal.SIGKILL)
     return found
 
 

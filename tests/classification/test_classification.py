@@ -215,6 +215,10 @@ def test_networks_learn_images_of_ones_own(capsys, net, steps, rate):
         'test_files': {'test.bin': 60}}))
     folder = ran(net=net, dataset='.', max_steps=steps, batch_size=15, learning_rate=rate)
     assert run.read(str(folder))['settings']['dataset'] == os.getcwd()
+    with h5py.File(folder / 'params.h5') as stream:  # All layers, whitening included.
+        for name, value in values(folder).items():
+            if name.endswith('/weights'):
+                np.testing.assert_array_equal(stream['weights/' + name], value)
     ran(evaluate=True)
     out = capsys.readouterr().out
     assert precision(out) > 0.9

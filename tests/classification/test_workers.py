@@ -58,6 +58,7 @@ def test_the_values_are_those_of_one_process_with_all_batches(
     assert first['shared'] == {'rank': 0}
     ranks = size * (size + 1) // 2  # Worker r adds r + 1 times [1, 10].
     assert first['sum'] == [ranks, 10 * ranks]
+    assert first['moved'] == 0  # Worker 0's.
     assert first['cores'] == len(os.sched_getaffinity(0))
     # No steps are left: all end at once.
     with mpi.running(size, *words(tmp_path)) as job:
@@ -184,12 +185,21 @@ def test_tf_config_with_a_worker_that_is_killed(tmp_path, addresses):
     assert saved_step(tmp_path) >= 3
 
 
+def test_tf_config_with_a_worker_that_is_killed_at_the_end(tmp_path, addresses):
+    """The other has made its last step, and waits for worker 0 to save."""
+    first, second = (by_tf_config(tmp_path, addresses, rank, killed=0) for rank in range(2))
+    spawn.ended(first, -signal.SIGKILL)
+    _, error = spawn.ended(second, 75)
+    assert 'another worker was lost' in error
+
+
 def test_tf_config_with_a_port_in_use(tmp_path):
     with socket.create_server(('', 0)) as taken:
         address = f'127.0.0.1:{taken.getsockname()[1]}'
         process = by_tf_config(tmp_path, [address, '127.0.0.1:9'], 0)
         _, error = spawn.ended(process, 1)
-    assert error == f'small_trainer.py: TensorFlow cannot listen at {address}: is it in use?\n'
+    assert error.startswith(f'small_trainer.py: TensorFlow cannot listen at {address}: ')
+    assert error.endswith(' (is it in use?)\n')
 
 
 @pytest.mark.parametrize('text', [

@@ -3,7 +3,7 @@ import os
 import re
 import shutil
 
-from cifar10_lib import checkpoints, own_images, recipes
+from cifar10_lib import checkpoints, own_images, recipes, run
 
 import copies
 import mpi
@@ -35,9 +35,7 @@ def test_the_command_of_the_example_trains_validates_and_resumes(half_bright):
         assert errors == []
         assert f'Saved step {steps} in {FLAGS.train_dir}.' in out
     assert f'Resuming from {FLAGS.train_dir}/model.ckpt-20.' in out
-    rows = (half_bright.parents[1] / 'train' / 'metrics.csv').read_text().splitlines()
-    names = rows[0].split(',')
-    error = float(rows[-1].split(',')[names.index('validation_error')])
+    error = run.read_metrics(FLAGS.train_dir)[-1]['validation_error']
     assert error * 130 == pytest.approx(round(error * 130))  # Each image once.
     assert error < 0.1
     # The images per step of a run do not change.
@@ -112,6 +110,28 @@ def test_the_variables_are_those_of_one_process_with_all_images(half_bright):
     assert set(found[1]) == set(found[3])
     for name, value in found[1].items():
         np.testing.assert_allclose(found[3][name], value, atol=1e-5, err_msg=name)
+
+
+_BLACK_IMAGES = '''
+from cifar10_lib import records
+train = records.Images.train
+def darkened(self, batch_size, distort, seed, first_step, rank=0, workers=1):
+    images, labels = train(self, batch_size, distort, seed, first_step, rank, workers)
+    return images * (1 - rank), labels
+records.Images.train = darkened
+'''
+
+
+def test_what_is_validated_is_what_is_saved(half_bright):
+    """Worker 1 trains on black images, so the statistics of its batch norms fit no others."""
+    program = spawn.gently('classification.py', change=_BLACK_IMAGES)
+    arguments = words('-n', 'airbench94', '-l', '0.1', '--seed=1', '--max_steps=6')[1:]
+    with mpi.running(2, *program, *arguments) as job:
+        job.ended(0)
+    error = run.read_metrics(FLAGS.train_dir)[-1]['validation_error']
+    done = spawn.run_script('classification.py', '--evaluate', f'--data_dir={FLAGS.data_dir}',
+                            f'--train_dir={FLAGS.train_dir}')
+    assert done.stdout.endswith(f'precision @ 1 = {1 - error:.3f}\n'), (error, done.stdout)
 
 
 @pytest.mark.parametrize('net', list(recipes.TABLE))

@@ -21,18 +21,6 @@ IMAGES = np.stack([image for _, image in record_files.noise(24, seed=5)])
 TRAIN, TEST = slice(4, 24), slice(0, 4)
 NAMES = data_sets.CIFAR10.classes
 
-# The checksums of CIFAR-10's files become those of our files.
-TORCHVISION = '''
-import hashlib, pathlib
-from torchvision.datasets import CIFAR10
-for files in (CIFAR10.train_list, CIFAR10.test_list):
-    for file in files:
-        data = pathlib.Path('data/cifar-10-batches-py', file[0]).read_bytes()
-        file[1] = hashlib.md5(data).hexdigest()
-data = pathlib.Path('data/cifar-10-batches-py/batches.meta').read_bytes()
-CIFAR10.meta['md5'] = hashlib.md5(data).hexdigest()
-'''
-
 # Keras would download 170 MB.
 KERAS = '''
 import keras, pickle
@@ -47,19 +35,6 @@ def svhn(folder):
         io.savemat(folder / f'{name}_32x32.mat', {
             'X': IMAGES[split].transpose(1, 2, 3, 0),
             'y': np.where(labels == 0, 10, labels).astype(np.uint8)})
-
-
-def torchvision(folder):
-    pytest.importorskip('torchvision')
-    folder = folder / 'data' / 'cifar-10-batches-py'
-    folder.mkdir(parents=True)
-    for name, split in (('test_batch', TEST), *(
-            (f'data_batch_{k + 1}', slice(4 * k + 4, 4 * k + 8)) for k in range(5))):
-        pixels = IMAGES[split].transpose(0, 3, 1, 2).reshape(-1, 3072)
-        (folder / name).write_bytes(pickle.dumps(
-            {'data': pixels, 'labels': LABELS[split].tolist()}))
-    (folder / 'batches.meta').write_bytes(pickle.dumps({'label_names': list(NAMES)}))
-    return TORCHVISION
 
 
 def keras(folder):
@@ -108,8 +83,8 @@ def programs(heading, next_heading):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('number, write, names', [
-    (0, svhn, '0123456789'), (1, torchvision, NAMES), (2, keras, '0123456789'), (3, kaggle, NAMES),
-    (4, hugging_face, NAMES)])
+    (0, svhn, '0123456789'), (1, keras, '0123456789'), (2, kaggle, NAMES),
+    (3, hugging_face, NAMES)])
 def test_a_program_writes_the_images_and_labels(tmp_path, number, write, names):
     program = programs('### Data that you already have', '## Pictures')[number]
     prepare = write(tmp_path) or ''

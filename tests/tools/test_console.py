@@ -59,7 +59,7 @@ def test_a_wrong_command_line_is_one_line(run, positional, words, line):
 
 
 def test_positional_arguments_and_flags_in_any_order(run, monkeypatch):
-    """A folder may begin with `~`."""
+    """A path may begin with `~`."""
     monkeypatch.setenv('HOME', '/home/me')
     seen = []
     code, _, _ = run(lambda words: seen.append((words, FLAGS.rate, FLAGS.there_dir)), 'a',

@@ -137,6 +137,15 @@ def test_predictions(tmp_path, count):
     assert wrong == [k % count != wrong.index(False) for k in range(10)]
 
 
+def test_predictions_for_images_of_other_classes(tmp_path):
+    """Nine classes, of which the network knows two: it is wrong about each."""
+    data_set = own_set(tmp_path / 'set', [f'other_{k}' for k in range(9)])
+    random_runs.save(tmp_path / 'run', 'tutorial', ['cat', 'dog'])
+    row = plot(tmp_path, 'predictions', [tmp_path / 'run'], dataset=data_set)[25:95]
+    red = (row[:, :, 0] - row[:, :, 2] > 80) & (row[:, :, 1] < 190)
+    assert all(red[:, 80 * k + 4:80 * k + 76].any() for k in range(10))
+
+
 def test_confusion_of_a_network_that_predicts_one_class(tmp_path, half_bright):
     """Of two classes, all taken for class 3: two dark cells, one above the other."""
     biases = 5 * np.eye(10, dtype=np.float32)[3]

@@ -209,7 +209,7 @@ def test_training_images_without_distortions_and_shuffling(half_bright, tmp_path
         'float_image = crop_and_standardize(read_input.uint8image)',
         'min_queue_examples, batch_size, shuffle=True)':
         'min_queue_examples, batch_size, shuffle=False, num_preprocess_threads=1)',
-        'record_files(False, data_dir))': 'record_files(False, data_dir), shuffle=False)'}})
+        'string_input_producer(filenames)': 'string_input_producer(filenames, shuffle=False)'}})
     record_files.write(half_bright / 'data_batch_1.bin', record_files.noise(16, 0))
     records = np.fromfile(half_bright / 'data_batch_1.bin', np.uint8).reshape(-1, 3073)
     with copies.imported(copy) as import_:

@@ -169,7 +169,7 @@ def test_towers_and_a_plain_session(half_bright, capsys):
 
 
 def test_training_and_evaluation_in_one_graph(half_bright):
-    """`train` makes new variables in a scope that reuses the network's; all summaries merge."""
+    """Both networks share the variables; all summaries merge."""
     images, labels = cifar10.distorted_inputs()
     test_images, test_labels = cifar10.inputs(eval_data=True)
     step = tf.Variable(0, trainable=False)
@@ -177,7 +177,7 @@ def test_training_and_evaluation_in_one_graph(half_bright):
         logits = cifar10.inference(images)
         scope.reuse_variables()
         hits = tf.nn.in_top_k(cifar10.inference(test_images), test_labels, 1)
-        train_op = cifar10.train(cifar10.loss(logits, labels), step)
+    train_op = cifar10.train(cifar10.loss(logits, labels), step)
     summaries = tf.summary.merge_all()
     assert len(tf.trainable_variables()) == 10
     with tf.train.SingularMonitoredSession() as session:

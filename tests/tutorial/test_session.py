@@ -59,6 +59,14 @@ def contents(folder):
 # ---- Start, resume and stop
 
 
+def test_without_a_folder():
+    """Hooks of the chief run, and nothing is written."""
+    seen = []
+    with counter(None, chief_only_hooks=[At(1, lambda: seen.append('step'))]) as (sess, op):
+        sess.run(op)
+    assert seen == ['step']
+
+
 def test_resumes_exactly_and_stops_exactly(tmp_path, capsys):
     """And removes nothing, and does not touch a run that has finished."""
     run, nothing = tmp_path / 'run', 'Nothing to do: {}/model.ckpt-10 has reached the last step.\n'
