@@ -224,11 +224,9 @@ def test_training_images_without_distortions_and_shuffling(half_bright, tmp_path
 @pytest.mark.slow
 def test_another_schedule_and_another_optimizer(half_bright, tmp_path, capsys):
     """The optimizer's variables are saved and restored; the evaluation reads the run."""
-    schedule = ('lr = tf.train.exponential_decay(float(INITIAL_LEARNING_RATE), global_step, '
-                'decay_steps,\n                                    LEARNING_RATE_DECAY_FACTOR, '
-                'staircase=True)')
     copy = copies.copy_with(tmp_path / 'copy', {'cifar10_input.py': SHORT_QUEUE, 'cifar10.py': {
-        schedule: 'lr = tf.train.polynomial_decay(0.004, global_step, 4, 0.0)',
+        'lr = learning_rate(global_step, FLAGS.batch_size)':
+        'lr = tf.train.polynomial_decay(0.004, global_step, 4, 0.0)',
         'tf.train.GradientDescentOptimizer(lr)': 'tf.train.AdamOptimizer(lr)'}})
     with copies.imported(copy) as import_:
         run(import_, 'cifar10_train', max_steps=2)
