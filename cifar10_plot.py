@@ -10,8 +10,7 @@
     confusion    how many test images of each class a network takes for which class
     curves       loss and error by step, of one or several runs and folders of cifar10_eval.py
 
---runs selects the runs, of the tutorial or of classification.py. Requires Matplotlib (pip install
-matplotlib).
+--runs selects runs of the tutorial or of classification.py. Requires Matplotlib.
 """
 import itertools
 import os
