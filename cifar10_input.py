@@ -1,11 +1,10 @@
-"""Reads CIFAR-10's binary records and makes batches of images.
+"""Reads CIFAR-10's binary records and makes batches of images; in training:
 
     file names -> FixedLengthRecordReader -> crop, flip, brightness, contrast, standardisation
     -> shuffle queue of images -> batches
 
-So in training; evaluation crops the centre, and keeps the order. Each operation reads or distorts
-up to 512 records. With one per operation, as in the original tutorial, the overhead is several
-times the actual work.
+Each operation reads or distorts up to 512 records. With one record per operation, as in the
+original tutorial, the overhead is several times the actual work.
 """
 import os
 import types

@@ -200,8 +200,7 @@ def train(worker):
         if worker.is_chief:
             run.write_parameters(
                 os.path.join(FLAGS.train_dir, run.PARAMETERS),
-                checkpoints.newest(FLAGS.train_dir).values,
-                network)
+                checkpoints.newest(FLAGS.train_dir).values, network)
 
 
 def fetch(data_set):

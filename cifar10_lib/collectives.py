@@ -71,7 +71,7 @@ def buckets(grads, bucket_bytes):
         grads: list of (gradient, variable); a layer has one outermost scope.
         bucket_bytes: largest size of a bucket; a larger gradient gets a bucket of its own.
 
-    Returns a list of lists of (gradient, variable).
+    Returns a list of lists of (gradient, variable), each with gradients of one type.
     """
     result = []
     room = 0
@@ -81,7 +81,8 @@ def buckets(grads, bucket_bytes):
         if sum(size for size, _, _ in sized) > room:
             room = 0
         for size, gradient, variable in sized:
-            if size > room or not result:
+            same_type = result and result[-1][-1][0].dtype == gradient.dtype
+            if size > room or not same_type:
                 result.append([])
                 room = bucket_bytes
             result[-1].append((gradient, variable))

@@ -105,7 +105,7 @@ def starting_weights(trained, variables, classes):
     Layers of another shape start anew, and so does the last one if the classes are others.
     `variables` are those of the new network, in its order, `classes` the names of its classes.
 
-    Raises `console.UserError` if no layer fits.
+    Raises `console.UserError` if no layer fits, or a value is not finite.
     """
     stored = checkpoints.read(trained.checkpoint)
     layers = [variable.op.name.rpartition('/')[0] for variable in variables if variable.trainable]
@@ -118,6 +118,9 @@ def starting_weights(trained, variables, classes):
     if not any(variable.trainable for variable in found):
         raise console.UserError(f'{trained.checkpoint} has no layer of this network: choose '
                                 'another --initial_checkpoint, or its --net')
+    if not all(np.isfinite(value).all() for value in found.values()):
+        raise console.UserError(f'{trained.checkpoint} has values that are not finite: choose '
+                                'another --initial_checkpoint')
     return found
 
 

@@ -59,6 +59,8 @@ def _decoded(image):
         ImageOps.exif_transpose(image, in_place=True)
     if not image.has_transparency_data:
         return image.convert('RGB')
+    if image.mode == 'La':  # Grey times alpha.
+        image = image.convert('LA')
     image = image.convert('RGBA')
     on_white = Image.new('RGB', image.size, 'white')
     on_white.paste(image, mask=image)

@@ -69,7 +69,6 @@ def training_session(
     ends the process at once. After an error between two steps, a checkpoint is saved, too.
 
     Yields a `tf.train.SingularMonitoredSession`.
-
     Raises:
         console.UserError: the folder is in use, or its checkpoint does not fit the graph.
         OSError: the folder cannot be written, or the disk is full.
@@ -78,8 +77,7 @@ def training_session(
     del max_wait_secs  # Only workers that are not the chief would wait.
     hooks = list(hooks or [])
     signals = next((hook for hook in hooks if isinstance(hook, SignalHook)), SignalHook())
-    # The first hook sees a step end before another one can fail.
-    hooks = [signals, *(hook for hook in hooks if hook is not signals)]
+    hooks = [signals, *(hook for hook in hooks if hook is not signals)]  # First to see a step end.
     scaffold = scaffold or tf.train.Scaffold()
     with contextlib.ExitStack() as stack:
         saving = None

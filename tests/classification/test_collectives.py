@@ -15,10 +15,12 @@ def names(buckets):
 
 
 def test_buckets_by_hand():
-    """3, 2, 6 and 1 numbers of four bytes, in buckets of 20 bytes, as in the docstring."""
+    """3, 2, 6 and 1 numbers of four bytes, in buckets of 20 bytes, as in the docstring. A bucket
+    has gradients of one type."""
     grads = gradients(a=3, b=2, c=6, d=1)
     assert names(collectives.buckets(grads, 20)) == [['a', 'b'], ['c'], ['d']]
-    assert names(collectives.buckets(grads, 100)) == [['a', 'b', 'c', 'd']]
+    grads.append((tf.zeros([3], tf.bfloat16), tf.get_variable('e', [3], tf.bfloat16)))
+    assert names(collectives.buckets(grads, 100)) == [['a', 'b', 'c', 'd'], ['e']]
 
 
 def test_a_bucket_ends_at_a_layer():

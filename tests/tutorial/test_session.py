@@ -59,12 +59,13 @@ def contents(folder):
 # ---- Start, resume and stop
 
 
-def test_without_a_folder():
+def test_without_a_folder(tmp_path, monkeypatch):
     """Hooks of the chief run, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
     seen = []
     with counter(None, chief_only_hooks=[At(1, lambda: seen.append('step'))]) as (sess, op):
         sess.run(op)
-    assert seen == ['step']
+    assert seen == ['step'] and not contents(tmp_path)
 
 
 def test_resumes_exactly_and_stops_exactly(tmp_path, capsys):
