@@ -180,11 +180,10 @@ def train(worker):
             logits = recipe.inference(images, len(data_set.classes), False, cifar10.compute_type())
             count_op = tf.stack([wrong(logits, labels), tf.cast(tf.size(labels), tf.float32)])
 
-        signals = worker.hook()
         logger = hooks.LoggerHook(FLAGS.train_dir, content, plan, figures, FLAGS.log_frequency)
-        validation = hooks.ValidationHook(worker, plan, initializer, count_op, signals, logger,
+        validation = hooks.ValidationHook(worker, plan, initializer, count_op, logger,
                                           run.Best(FLAGS.train_dir, content))
-        all_hooks = [signals, tf.train.StopAtStepHook(last_step=plan.max_steps)]
+        all_hooks = [worker, tf.train.StopAtStepHook(last_step=plan.max_steps)]
         if worker.is_chief:
             all_hooks += [tf.train.NanTensorHook(figures['training_loss']), logger]
         all_hooks.append(validation)
@@ -268,8 +267,7 @@ def main():
     if FLAGS.evaluate:
         evaluate_run()
         return
-    worker = workers.join(FLAGS.step_timeout, FLAGS.interface)
-    with worker.ended():
+    with workers.joined(FLAGS.step_timeout, FLAGS.interface) as worker:
         train(worker)
 
 

@@ -11,7 +11,6 @@ import itertools
 
 from cifar10_lib import console  # noqa: F401, it imports TensorFlow quietly.
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 # The largest bucket. The tutorial's layers from the top down to local3 have 90 % of its parameters,
@@ -21,7 +20,7 @@ BUCKET_BYTES = 4 << 20
 
 # Operations that belong together have the same group and instance keys on all workers: _BUCKETS + k
 # is the instance of the k-th bucket, _BROADCAST + k that of the k-th variable by name, _GATHER + k
-# the k-th that gathers bytes. A group has devices of only one kind.
+# the k-th that gathers rows. A group has devices of only one kind.
 _CPUS, _GPUS = 1, 3
 _VALUES, _BUCKETS, _BROADCAST, _GATHER = 99, 100, 10**6, 2 * 10**6
 
@@ -118,28 +117,18 @@ def broadcast(variables, rank, size):
     return tf.group(operations)
 
 
-def gather(data, size, number, run):
-    """The bytes of all workers, in their order: a list of `bytes`.
+def gather(row, size, number):
+    """Rows of all workers, in their order, int32 [size, length].
 
     Args:
-        data: the bytes of this worker.
+        row: that of this worker, int32 [length].
         size: the number of workers.
         number: how many times this process has called this function before.
-        run: a function that runs a tensor of a new graph in a session on the worker's server.
     """
-    def gathered(row, key):
-        with tf.Graph().as_default(), tf.device('/cpu:0'):
-            return run(tf.raw_ops.CollectiveGatherV2(
-                input=tf.constant(row[np.newaxis], tf.int32), group_size=size, group_key=_CPUS,
-                instance_key=key, ordering_token=[], communication_hint='ring'))
-
-    # Rows must have one length, so the first gathering is of the lengths.
-    key = _GATHER + 2 * number
-    lengths = gathered(np.array([len(data)]), key)[:, 0]
-    row = np.zeros(max(lengths), np.int32)
-    row[:len(data)] = list(data)
-    rows = gathered(row, key + 1)
-    return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths)]
+    with tf.device('/cpu:0'):
+        return tf.raw_ops.CollectiveGatherV2(
+            input=tf.constant(row.reshape(1, -1)), group_size=size, group_key=_CPUS,
+            instance_key=_GATHER + number, ordering_token=[], communication_hint='ring')
 
 
 def _reduce_mean(flat, size, instance, on_gpu=False):

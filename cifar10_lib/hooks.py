@@ -94,11 +94,11 @@ class ValidationHook(tf.train.SessionRunHook):
     Worker 0 logs the error, and keeps the best checkpoint.
     """
 
-    def __init__(self, worker, plan, initializer, count_op, signals, logger, best):
+    def __init__(self, worker, plan, initializer, count_op, logger, best):
         """Takes an operation that begins with the first image of the shard, and one that counts the
-        wrong predictions and the images of the next batch, float32 [2]. A signal, which `signals`
+        wrong predictions and the images of the next batch, float32 [2]. A signal, which the worker
         knows, ends a validation. The `logger` comes before this hook."""
-        self._worker, self._plan, self._signals = worker, plan, signals
+        self._worker, self._plan = worker, plan
         self._initializer, self._count_op = initializer, count_op
         self._logger, self._best = logger, best
         self._step = plan.first_step
@@ -112,9 +112,9 @@ class ValidationHook(tf.train.SessionRunHook):
         counts = np.zeros(3)  # Wrong predictions, images, and workers that were stopped.
         session.run(self._initializer)
         with contextlib.suppress(tf.errors.OutOfRangeError):
-            while not self._signals.caught:
+            while not self._worker.caught:
                 counts[:2] += session.run(self._count_op)
-        counts[2] = bool(self._signals.caught)
+        counts[2] = bool(self._worker.caught)
         wrong, images, stopped = self._worker.sum(counts)
         if not self._worker.is_chief:
             return

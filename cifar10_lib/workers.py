@@ -38,13 +38,14 @@ _LEFT = 'Collective ops is aborted'
 _LONG_STEPS, _LONG_STEP_SECONDS = 2, 600.0
 
 _POLL_SECONDS = 0.01
+_ROW_BYTES = 1 << 20  # A JSON value, padded with spaces; 256 names of classes take less.
 _CHUNK_BYTES = 1 << 15  # gRPC copies messages in chunks of 4 kB; larger ones took less time.
 
 Grads = Sequence[tuple[tf.Tensor | None, tf.Variable]]
 
 
-class Worker:
-    """A process that trains alone, a team of one."""
+class Worker(session.SignalHook):
+    """A process that trains alone, a team of one. It is a hook of its session."""
 
     rank = 0  # Index of this worker. Worker 0 alone prints and saves.
     size = 1  # Number of workers.
@@ -93,7 +94,8 @@ class Worker:
     def mean(self, values: Mapping[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
         """Means over all workers of numbers [] by name, float32 [].
 
-        Call it exactly once in a graph: it also carries the signals that end the training.
+        Call it exactly once in a graph: it also carries the signals that end the training. Each
+        worker's session needs the worker as a hook, which makes every step compute the means.
         """
         return values
 
@@ -101,27 +103,18 @@ class Worker:
         """The arguments `master` and `config` of a session with these options."""
         return '', config
 
-    def hook(self) -> session.SignalHook:
-        """The hook that each worker's session needs. Call it after `mean`."""
-        return session.SignalHook()
 
-    @contextlib.contextmanager
-    def ended(self) -> Iterator[None]:
-        """All that follows `join` happens in this context, which lets no worker end alone.
+@contextlib.contextmanager
+def joined(step_timeout: float, interface: str | None = None) -> Iterator[Worker]:
+    """Yields this process's `Worker` once all workers have met and can reach one another.
 
-        If one of them fails, so do all. After an error that starting again may repair, such as a
-        lost worker, prints a line and raises SystemExit(75).
-        """
-        yield
+    It is alone unless an MPI launcher or TF_CONFIG names several. No worker ends alone: the block
+    ends when all of theirs do, and if one fails, so do all. A step may take `step_timeout` seconds;
+    then a frozen worker is noticed. `interface` is the network device by which other machines reach
+    this one, by default the one by which it reaches them; with TF_CONFIG, the addresses decide.
 
-
-def join(step_timeout: float, interface: str | None = None) -> Worker:
-    """Returns this process's `Worker` once all workers have met and can reach one another.
-
-    It is alone unless an MPI launcher or TF_CONFIG names several. A step may take `step_timeout`
-    seconds; then a frozen worker is noticed. `interface` is the network device by which other
-    machines reach this one, by default the one by which it reaches them; with TF_CONFIG, the
-    addresses decide. Raises `console.UserError`.
+    Raises `console.UserError`. After an error that starting again may repair, such as a lost
+    worker, prints a line and raises SystemExit(75).
     """
     worker: _Member
     if any(name in os.environ for name in _OF_MPI):
@@ -129,29 +122,56 @@ def join(step_timeout: float, interface: str | None = None) -> Worker:
     elif os.environ.get('TF_CONFIG'):
         worker = _TfConfigWorker(step_timeout)
     else:
-        return Worker()
+        yield Worker()
+        return
     if worker.size == 1:
-        return Worker()
+        yield Worker()
+        return
     if not worker.is_chief:
         sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
+    stopped = None
     with worker._aborting():
         worker._meet()
-    return worker
+        with _lost_worker_explained(step_timeout):
+            try:
+                yield worker
+            except (KeyboardInterrupt, SystemExit) as error:
+                if not worker._is_over:
+                    raise
+                stopped = error
+            worker._gather(None)  # Worker 0 has saved the last step.
+    if stopped:
+        raise stopped
+
+
+@contextlib.contextmanager
+def _lost_worker_explained(step_timeout):
+    """Turns the error of a step that another worker has left into a line and SystemExit(75)."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, _BROKEN) and _LEFT not in str(error):
+            raise
+        time.sleep(1.0)  # MPI ends this process now if another one has failed with a line.
+        console.note(f'a step failed, as another worker was lost ({console.one_line(error)}). If a '
+                     f'step takes longer than --step_timeout={step_timeout:g} seconds, raise it; '
+                     'otherwise run the same command again to resume')
+        raise SystemExit(AGAIN) from error
 
 
 class _Member(Worker):
     """One of several workers.
 
-    Subclasses set rank, size, `_names` and `_addresses`, a list of each worker's 'host:port'.
+    As a hook, it starts with worker 0's values, limits each step, and stops after the same step as
+    the others. Subclasses set rank, size, `_names` and `_addresses`, a list of each worker's
+    'host:port'.
     """
+
+    _steps = 0  # Number of steps of this start.
+    _is_over = False  # Whether the training has ended as it should.
 
     def __init__(self, step_timeout) -> None:
         self._step_timeout = step_timeout
-        self._signal = self._any_signal = None  # This worker's, and the mean of all.
-        self._hook = None
-
-    def share_variables(self, sess):
-        sess.run(self._hook._broadcast, options=self._hook._options())
 
     def mean_gradients(self, grads, overlap=True):
         return collectives.mean_gradients(grads, self.size, on_gpu=self._on_gpu, overlap=overlap)
@@ -168,33 +188,40 @@ class _Member(Worker):
         merged.MergeFrom(self._config)
         return self._server.target, merged
 
-    def hook(self):
-        self._hook = _Hook(self)
-        return self._hook
+    def begin(self):
+        self._broadcast = collectives.broadcast(tf.global_variables(), self.rank, self.size)
 
-    @contextlib.contextmanager
-    def ended(self):
-        stopped = None
-        with self._aborting():
-            try:
-                try:
-                    yield
-                except (KeyboardInterrupt, SystemExit) as error:
-                    if not (self._hook and self._hook.is_over):
-                        raise
-                    stopped = error
-                self._gather(None)  # Worker 0 has saved the last step.
-            except Exception as error:
-                if not isinstance(error, _BROKEN) and _LEFT not in str(error):
-                    raise
-                time.sleep(1.0)  # MPI ends this process now if another one has failed with a line.
-                console.note(f'a step failed, as another worker was lost ({console.one_line(error)}'
-                             '). If a step takes longer than --step_timeout='
-                             f'{self._step_timeout:g} seconds, raise it; otherwise run the same '
-                             'command again to resume')
-                raise SystemExit(AGAIN) from error
-        if stopped:
-            raise stopped
+    def share_variables(self, sess):
+        sess.run(self._broadcast, options=self._options())
+
+    def after_create_session(self, session, coord):
+        self.coord = coord
+        if self.share(self.is_finished):  # Worker 0 knows.
+            coord.request_stop()
+        else:
+            self.share_variables(session)
+
+    def before_run(self, run_context):
+        super().before_run(run_context)
+        options = self._options()
+        self._steps += 1
+        return tf.train.SessionRunArgs(
+            self._any_signal, {self._signal: float(self.caught or 0)}, options)
+
+    def after_run(self, run_context, run_values):
+        self.is_stepping = False
+        if run_values.results > 0:
+            self.caught = next(filter(None, self._gather(self.caught)))
+            run_context.request_stop()
+
+    def end(self, session):
+        self._is_over = True
+
+    def _options(self):
+        seconds = self._step_timeout
+        if self._steps < _LONG_STEPS:
+            seconds = max(seconds, _LONG_STEP_SECONDS)
+        return tf.RunOptions(timeout_in_ms=int(1000 * seconds))
 
     @contextlib.contextmanager
     def _aborting(self):
@@ -251,51 +278,6 @@ class _Member(Worker):
                             f'cannot connect to {name} at {address}: {error.strerror or error}; '
                             'does a firewall block it?') from error
                     time.sleep(_POLL_SECONDS)
-
-
-class _Hook(session.SignalHook):
-    """Starts all workers with worker 0's values, limits each step, and stops all after the same.
-
-    `is_over` is whether the training has ended as it should.
-    """
-
-    def __init__(self, member) -> None:
-        self._member = member
-        self._steps = 0
-        self.is_over = False
-
-    def begin(self):
-        self._broadcast = collectives.broadcast(
-            tf.global_variables(), self._member.rank, self._member.size)
-
-    def after_create_session(self, session, coord):
-        self.coord = coord
-        if self._member.share(self.is_finished):  # Worker 0 knows.
-            coord.request_stop()
-        else:
-            self._member.share_variables(session)
-
-    def before_run(self, run_context):
-        super().before_run(run_context)
-        options = self._options()
-        self._steps += 1
-        return tf.train.SessionRunArgs(
-            self._member._any_signal, {self._member._signal: float(self.caught or 0)}, options)
-
-    def after_run(self, run_context, run_values):
-        self.is_stepping = False
-        if run_values.results > 0:
-            self.caught = next(filter(None, self._member._gather(self.caught)))
-            run_context.request_stop()
-
-    def end(self, session):
-        self.is_over = True
-
-    def _options(self):
-        seconds = self._member._step_timeout
-        if self._steps < _LONG_STEPS:
-            seconds = max(seconds, _LONG_STEP_SECONDS)
-        return tf.RunOptions(timeout_in_ms=int(1000 * seconds))
 
 
 class _MpiWorker(_Member):
@@ -383,13 +365,12 @@ class _TfConfigWorker(_Member):
         self._on_gpu = all(self._gather(self._has_own_gpu))
 
     def _gather(self, value):
-        def run(tensor):
-            with tf.Session(self._server.target, tensor.graph, self._config) as running:
-                return running.run(tensor)
-
-        rows = collectives.gather(
-            json.dumps(value).encode(), self.size, next(self._gathered), run)
-        return [json.loads(row) for row in rows]
+        row = np.frombuffer(json.dumps(value).encode().ljust(_ROW_BYTES), np.int32)
+        with tf.Graph().as_default() as graph:
+            gathered = collectives.gather(row, self.size, next(self._gathered))
+            with tf.Session(self._server.target, graph, self._config) as running:
+                rows = running.run(gathered)
+        return [json.loads(row.tobytes()) for row in rows]
 
 
 def _code():

@@ -29,8 +29,7 @@ _DEFAULTS = {
 
 def main(words):
     folder, options = words[0], {**_DEFAULTS, **json.loads(words[1])}
-    worker = workers.join(options['step_timeout'], options['interface'])
-    with worker.ended():
+    with workers.joined(options['step_timeout'], options['interface']) as worker:
         found = _train(folder, options, worker)
     pathlib.Path(folder, f'worker-{worker.rank}.json').write_text(json.dumps(found))
 
@@ -60,7 +59,7 @@ def _train(folder, options, worker):
     variables = {each.op.name: each for each in tf.global_variables() if each is not moving}
     with session.training_session(
             master, worker.is_chief, folder, config=config,
-            hooks=[worker.hook(), tf.train.StopAtStepHook(last_step=options['steps'])],
+            hooks=[worker, tf.train.StopAtStepHook(last_step=options['steps'])],
             save_checkpoint_secs=None, save_checkpoint_steps=options['save_steps'],
             save_summaries_steps=None) as running:
         steps = 0

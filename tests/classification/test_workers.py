@@ -207,12 +207,13 @@ def test_tf_config_with_a_port_in_use(tmp_path):
     '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}'])
 def test_invalid_tf_configs(monkeypatch, text):
     monkeypatch.setenv('TF_CONFIG', text)
-    with pytest.raises(console.UserError, match='TF_CONFIG is .*; expected {"cluster":'):
-        workers.join(60)
+    with pytest.raises(console.UserError, match='TF_CONFIG is .*; expected {"cluster":'), \
+            workers.joined(60):
+        pass
 
 
 def test_tf_config_of_one_task_is_a_process_alone(monkeypatch):
     monkeypatch.setenv('TF_CONFIG', '{"cluster": {"chief": ["a:1"]}, "task": {"type": "chief", '
                        '"index": 0}}')
-    worker = workers.join(60)
-    assert (worker.rank, worker.size, worker.is_chief) == (0, 1, True)
+    with workers.joined(60) as worker:
+        assert (worker.rank, worker.size, worker.is_chief) == (0, 1, True)
