@@ -63,7 +63,7 @@ def export():
         os.mkdir(os.path.join(folder, 'assets.extra'))
         with open(f'{folder}/assets.extra/labels.txt', 'w', encoding='utf-8') as stream:
             stream.writelines(f'{name}\n' for name in found.classes)
-    print(f'{FLAGS.export_dir} holds {found.checkpoint} as a SavedModel.')
+    print(f'{FLAGS.export_dir} holds {found.checkpoint.path} as a SavedModel.')
 
 
 if __name__ == '__main__':

@@ -66,7 +66,7 @@ def filters(figure):
     height, width, _, count = weights.shape
     largest = max(np.percentile(np.abs(weights), 99.5), 1e-30)  # A divisor.
     drawn = np.clip(0.5 + weights.transpose([3, 0, 1, 2]) / (2 * largest), 0, 1)
-    _draw_images(figure, f'{kernels.op.name} in {os.path.basename(found.checkpoint)}: {count} '
+    _draw_images(figure, f'{kernels.op.name} in {os.path.basename(found.checkpoint.path)}: {count} '
                  f'filters of {height} x {width} pixels; grey is 0', drawn, columns=8)
 
 
@@ -85,7 +85,7 @@ def predictions(figure):
         if found.classes[row.argmax()] != source.data_set.classes[label]:
             text, colour = f'{text}\nnot {source.data_set.classes[label]}', 'tab:red'
         texts.append((text, colour))
-    _draw_images(figure, f'Test images as classified by {os.path.basename(found.checkpoint)}; '
+    _draw_images(figure, f'Test images as classified by {os.path.basename(found.checkpoint.path)}; '
                  'wrong classes are red', pixels[places], texts)
 
 
@@ -99,7 +99,7 @@ def confusion(figure):
     axes.imshow(shares ** 0.5, cmap='Blues', vmin=0, vmax=1)  # The root makes small shares visible.
     axes.set_xticks(range(len(counts)), found.classes, rotation=90)
     axes.set_yticks(range(len(counts)), found.classes)
-    axes.set(title=f'{counts.sum()} test images, {os.path.basename(found.checkpoint)}',
+    axes.set(title=f'{counts.sum()} test images, {os.path.basename(found.checkpoint.path)}',
              xlabel='predicted class', ylabel='class')
     if len(counts) <= 20:  # Otherwise, the numbers would not fit.
         for row, column in np.argwhere(counts):

@@ -232,7 +232,8 @@ def initial_values(recipe, images, classes):
         trained = evaluate.find(FLAGS.initial_checkpoint)
         found = evaluate.starting_weights(trained, variables, classes)
         new = [each.op.name for each in variables if each.trainable and each not in found]
-        print(f'Starting with {trained.checkpoint}; new: {", ".join(new) or "none"}.', flush=True)
+        print(f'Starting with {trained.checkpoint.path}; new: {", ".join(new) or "none"}.',
+              flush=True)
     elif recipe.initial_values:
         _, pixels = images.read()
         values = recipe.initial_values(pixels[::-(-len(pixels) // _SAMPLE)])
@@ -251,8 +252,8 @@ def evaluate_run():
         batch_size = FLAGS.batch_size
     images = records.Images(data_set, folder, FLAGS.validate_on)
     counts = evaluate.confusion(trained, images, batch_size, cifar10.compute_type())
-    print(f'Evaluated {trained.checkpoint} on {counts.sum()} images of {data_set.name} '
-          f'({FLAGS.validate_on}).')
+    print(f'Evaluated {trained.checkpoint.path} on {counts.sum()} images of '
+          f'{data_set.name} ({FLAGS.validate_on}).')
     print(f'{datetime.now()}: precision @ 1 = {counts.trace() / counts.sum():.3f}')
     if FLAGS.per_class:
         print('\n'.join(evaluate.per_class(counts, trained.classes)))

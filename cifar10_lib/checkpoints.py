@@ -25,10 +25,6 @@ _INDEX = re.compile(r'model\.ckpt-(\d+)(?:\.index)?$')
 PATTERN_CHARACTERS = set('*?[\\') - {os.sep}  # TensorFlow takes a path with one for a pattern.
 
 
-class Unreadable(console.UserError):
-    """A checkpoint's files are missing or damaged, or were removed while being read."""
-
-
 class Found(NamedTuple):
     """A checkpoint that was read: its path, and the values of variables in it by their names."""
 
@@ -47,7 +43,7 @@ def newest(folder: str) -> Found | None:
     for path in paths:
         try:
             found = Found(path, read(path))
-        except Unreadable as error:
+        except console.UserError as error:
             faults.append(str(error))
             continue
         if faults:
@@ -55,7 +51,7 @@ def newest(folder: str) -> Found | None:
         return found
     if not paths:
         return None
-    raise console.UserError(f'{"; ".join(faults)}: all checkpoints in {folder} are damaged. '
+    raise console.UserError(f'{"; ".join(faults)}: no intact checkpoint in {folder}. '
                             'Restore one, or start over in another folder')
 
 
@@ -108,7 +104,10 @@ def readable(path: str) -> Iterator[str]:
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-    """The values of all variables in a checkpoint by name. Raises `Unreadable`."""
+    """The values of all variables in a checkpoint by name.
+
+    Raises `console.UserError` if its files are damaged, or were removed while being read.
+    """
     try:
         with readable(path) as found:
             reader = tf.train.NewCheckpointReader(found)
@@ -117,8 +116,8 @@ def read(path: str) -> dict[str, np.ndarray]:
     except (tf.errors.OpError, FileNotFoundError, ValueError, RuntimeError, IndexError,
             MemoryError) as error:
         # MemoryError: a damaged index may give exabytes as a size.
-        raise Unreadable(f'{path} is damaged, or was just removed '
-                         f'({console.one_line(error)})') from error
+        raise console.UserError(f'{path} is damaged, or was just removed '
+                                f'({console.one_line(error)})') from error
 
 
 def step(found: Found) -> int:

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 class Trained(NamedTuple):
     """A trained network."""
 
-    checkpoint: str  # Its path.
+    checkpoint: checkpoints.Found
     recipe: recipes.Recipe
     classes: tuple  # Their names.
     run: dict  # The content of `run.json`; {} if it is a run of the tutorial.
@@ -41,28 +41,25 @@ def find(checkpoint_dir, best=False, data_dir=None):
     if best:
         checkpoint_dir = os.path.join(checkpoint_dir, run.BEST)
         advice = 'train with --validate_every, or leave out --best'
-    path = checkpoints.named(checkpoint_dir)
-    if path is None:
-        found = checkpoints.newest(checkpoint_dir)
-        if found is None:
-            raise console.UserError(f'No checkpoint in {checkpoint_dir}: {advice}')
-        path = found.path
-    content = run.read(os.path.dirname(path))
+    found = checkpoints.newest(checkpoint_dir)
+    if found is None:
+        raise console.UserError(f'No checkpoint in {checkpoint_dir}: {advice}')
+    content = run.read(os.path.dirname(found.path))
     if content is None:
-        return Trained(path, recipes.TABLE['tutorial'], _tutorial_classes(path, data_dir), {})
+        return Trained(
+            found, recipes.TABLE['tutorial'], _tutorial_classes(found.values, data_dir), {})
     if content['net'] not in recipes.TABLE:
-        raise console.UserError(f'{path} is of --net={content["net"]}; expected one of '
+        raise console.UserError(f'{found.path} is of --net={content["net"]}; expected one of '
                                 f'{", ".join(recipes.TABLE)}: use the version that trained it')
-    return Trained(path, recipes.TABLE[content['net']], tuple(content['classes']), content)
+    return Trained(found, recipes.TABLE[content['net']], tuple(content['classes']), content)
 
 
-def _tutorial_classes(path, data_dir):
+def _tutorial_classes(values, data_dir):
     """Names of the classes of a checkpoint of the tutorial, as many as its last layer has."""
     names = data_sets.CIFAR10.classes
     if data_dir:
         folder = os.path.join(data_dir, data_sets.CIFAR10.folder)
         names = data_sets.class_names(folder) or names
-    values = checkpoints.read(path)
     last = 'softmax_linear/biases'
     count = len(values.get(last, values.get(last + checkpoints.AVERAGE, names)))
     return (*names, *map(str, range(len(names), count)))[:count]
@@ -88,13 +85,14 @@ def names_of_result(variables, stored, averages):
 def result_getter(variables, averages):
     """A getter for `tf.variable_scope`, with which a network uses the result of a training.
 
-    `variables` are those of the graph that trains, averages included; see `names_of_result`.
+    `variables` are those of the graph that trains, averages included. Some have no average.
     """
     by_name = {variable.op.name: variable for variable in variables}
 
     def use_result(getter, name, **options):
-        found, = names_of_result([by_name[name]], by_name, averages)
-        return by_name[found]
+        if averages and name + checkpoints.AVERAGE in by_name:
+            return by_name[name + checkpoints.AVERAGE]
+        return by_name[name]
 
     return use_result
 
@@ -107,7 +105,7 @@ def starting_weights(trained, variables, classes):
 
     Raises `console.UserError` if no layer fits, or a value is not finite.
     """
-    stored = checkpoints.read(trained.checkpoint)
+    path, stored = trained.checkpoint
     layers = [variable.op.name.rpartition('/')[0] for variable in variables if variable.trainable]
     found = {}
     for name, variable in names_of_result(variables, stored, trained.recipe.averages).items():
@@ -116,11 +114,11 @@ def starting_weights(trained, variables, classes):
                 is_last and trained.classes != tuple(classes)):
             found[variable] = stored[name]
     if not any(variable.trainable for variable in found):
-        raise console.UserError(f'{trained.checkpoint} has no layer of this network: choose '
-                                'another --initial_checkpoint, or its --net')
+        raise console.UserError(f'{path} has no layer of this network: choose another '
+                                '--initial_checkpoint, or its --net')
     if not all(np.isfinite(value).all() for value in found.values()):
-        raise console.UserError(f'{trained.checkpoint} has values that are not finite: choose '
-                                'another --initial_checkpoint')
+        raise console.UserError(f'{path} has values that are not finite: choose another '
+                                '--initial_checkpoint')
     return found
 
 
@@ -149,16 +147,15 @@ class Classifier:
 
     @contextlib.contextmanager
     def restored(self, checkpoint):
-        """A `tf.Session` with the result of a training, the values in a checkpoint.
+        """A `tf.Session` with the result of a training, the values in a `checkpoints.Found`.
 
         Raises `console.UserError` if the checkpoint does not fit the network.
         """
-        found = checkpoints.Found(checkpoint, checkpoints.read(checkpoint))
-        names = names_of_result(self._variables, found.values, self._recipe.averages)
-        checkpoints.check_fit(found, names, 'Use the network that was trained')
+        names = names_of_result(self._variables, checkpoint.values, self._recipe.averages)
+        checkpoints.check_fit(checkpoint, names, 'Use the network that was trained')
         with tf.Session(graph=self.graph, config=tf.ConfigProto(allow_soft_placement=True)) as sess:
             # The initial values are replaced: one run for all variables.
-            sess.run(self._init, {variable.initial_value: found.values[name]
+            sess.run(self._init, {variable.initial_value: checkpoint.values[name]
                                   for name, variable in names.items()})
             yield sess
 
@@ -174,7 +171,7 @@ def confusion(trained, images, batch_size, dtype=tf.float32):
     classes, names = trained.classes, images.data_set.classes
     if classes != names:
         raise console.UserError(
-            f'{trained.checkpoint} has the classes {", ".join(classes):.80}; --dataset='
+            f'{trained.checkpoint.path} has the classes {", ".join(classes):.80}; --dataset='
             f'{images.data_set.name} has {", ".join(names):.80}: choose the data set of the run')
     counts = np.zeros([len(classes), len(classes)], np.int64)
     classifier = Classifier(trained.recipe, len(classes), dtype)

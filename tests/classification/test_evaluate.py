@@ -91,13 +91,14 @@ def test_find(tmp_path, monkeypatch):
     first, last = save(folder, 1, step=7), save(folder, 1, step=9)
     best = save(os.path.join(folder, 'best'), 1, step=5)
     run.write(os.path.join(folder, 'best'), content(classes=['a', 'b']))
-    assert evaluate.find(folder) == (last, recipes.TABLE['small'], CLASSES, content())
-    assert evaluate.find(folder, best=True).checkpoint == best
+    assert evaluate.find(folder).checkpoint.path == last
+    assert evaluate.find(folder)[1:] == (recipes.TABLE['small'], CLASSES, content())
+    assert evaluate.find(folder, best=True).checkpoint.path == best
     assert evaluate.find(folder, best=True).classes == ('a', 'b')
     for ending in ('', '.index', '.meta', '.data-00000-of-00001'):
-        assert evaluate.find(first + ending).checkpoint == first
+        assert evaluate.find(first + ending).checkpoint.path == first
     monkeypatch.chdir(folder)
-    assert evaluate.find('model.ckpt-7').checkpoint == './model.ckpt-7'
+    assert evaluate.find('model.ckpt-7').checkpoint.path == './model.ckpt-7'
     run.write(folder, content(net='tutorial_fast'))
     with pytest.raises(console.UserError, match='is of --net=tutorial_fast; expected one of'):
         evaluate.find(folder)
@@ -111,9 +112,9 @@ def test_a_run_without_run_json_is_the_tutorials(tmp_path, count, suffix, expect
     with tf.Session() as session:
         tf.get_variable('softmax_linear/biases' + suffix, [count])
         session.run(tf.global_variables_initializer())
-        path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'), global_step=4)
-    assert evaluate.find(str(tmp_path), data_dir=str(tmp_path)) == (
-        path, recipes.TABLE['tutorial'], expected, {})
+        tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'), global_step=4)
+    found = evaluate.find(str(tmp_path), data_dir=str(tmp_path))
+    assert found[1:] == (recipes.TABLE['tutorial'], expected, {})
 
 
 def test_per_class():
@@ -129,8 +130,9 @@ def test_per_class():
 
 def test_starting_weights(tmp_path):
     """Of the result, all layers that fit; the last one only for the same classes."""
-    trained = evaluate.Trained(save(tmp_path, 1), recipes.TABLE['small'], CLASSES, {})
-    stored = checkpoints.read(trained.checkpoint)
+    stored = checkpoints.read(save(tmp_path, 1))
+    trained = evaluate.Trained(
+        checkpoints.Found('PATH', stored), recipes.TABLE['small'], CLASSES, {})
 
     def found(num_classes, classes):
         with tf.Graph().as_default():

@@ -152,7 +152,7 @@ def test_each_stage_continues_the_run_of_the_stage_before(stages, tmp_path, half
 def test_stage_4_reads_checkpoints_of_the_trainers(trained, tmp_path):
     """Computes the logits of this project, of the averages; those of the raw weights differ."""
     pixels = np.random.RandomState(1).randint(0, 256, [6, 32, 32, 3]).astype(np.uint8)
-    checkpoint = checkpoints.newest(flags.FLAGS.train_dir).path
+    checkpoint = checkpoints.newest(flags.FLAGS.train_dir)
     network = evaluate.Classifier(recipes.TABLE['tutorial'], 10)
     with network.restored(checkpoint) as session:
         expected = session.run(network.logits, {network.pixels: pixels})
@@ -164,7 +164,7 @@ from docs.migration import stage_4_keras as stage
 (images, labels), = stage.batches(['pixels.bin'], training=False)
 network = stage.network()
 for averaged in (True, False):
-    stage.load(network, {checkpoint!r}, averaged)
+    stage.load(network, {checkpoint.path!r}, averaged)
     print(json.dumps(network(images).numpy().tolist()))
 '''
     averaged, raw = map(json.loads, run(tmp_path, '-c', program).splitlines()[-2:])

@@ -112,6 +112,6 @@ def test_all_damaged(tmp_path):
     for path in save_steps(tmp_path, 5, 7):
         os.truncate(f'{path}.index', 0)
     with pytest.raises(console.UserError, match=(
-            r'model.ckpt-7 is damaged, .*\); .*model.ckpt-5 is damaged.*: all checkpoints in '
-            f'{tmp_path} are damaged. Restore one, or start over in another folder$')):
+            r'model.ckpt-7 is damaged, .*\); .*model.ckpt-5 is damaged.*: no intact checkpoint '
+            f'in {tmp_path}. Restore one, or start over in another folder$')):
         checkpoints.newest(str(tmp_path))
