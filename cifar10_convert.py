@@ -55,7 +55,9 @@ def convert(source, data_dir):
                 own = own_images.read_folder(source, skipped)
             own_images.write(partial, name, own)
     finally:
-        _show_skipped(skipped)
+        for reason, paths in skipped.items():
+            if paths:
+                print(f'Skipped {len(paths)}, {reason}:', *paths, sep='\n  ')
     for label, class_name in enumerate(own.classes):
         print(f'{class_name}: {(own.train.labels == label).sum()} training and '
               f'{(own.test.labels == label).sum()} test images')
@@ -64,15 +66,6 @@ def convert(source, data_dir):
     print(f'{data_dir} holds {len(own.train.labels)} training and {len(own.test.labels)} test '
           f'images of {len(own.classes)} classes: use classification.py --dataset="{data_dir}" '
           '--train_dir=NEW_FOLDER')
-
-
-def _show_skipped(skipped):
-    """Prints {reason: paths}; of many paths, the first ones."""
-    for reason, paths in skipped.items():
-        if paths:
-            print(f'Skipped {len(paths)}, {reason}:', *paths[:20], sep='\n  ')
-        if len(paths) > 20:
-            print(f'  ... and {len(paths) - 20} more')
 
 
 if __name__ == '__main__':

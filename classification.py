@@ -229,7 +229,7 @@ def initial_values(recipe, images, classes):
     """Values for the initial values of a new run's variables: {tensor: array}."""
     variables = [each for each in tf.global_variables() if each is not tf.train.get_global_step()]
     if FLAGS.initial_checkpoint:
-        trained = evaluate.find(FLAGS.initial_checkpoint)
+        trained = evaluate.find(FLAGS.initial_checkpoint, data_dir=FLAGS.data_dir)
         found = evaluate.starting_weights(trained, variables, classes)
         new = [each.op.name for each in variables if each.trainable and each not in found]
         print(f'Starting with {trained.checkpoint.path}; new: {", ".join(new) or "none"}.',
@@ -246,12 +246,15 @@ def initial_values(recipe, images, classes):
 def evaluate_run():
     """Prints the precision of the run in --train_dir, on its own data set or on --dataset."""
     trained = evaluate.find(FLAGS.train_dir, FLAGS.best, FLAGS.data_dir)
+    if FLAGS.validate_on == 'held_out' != trained.run.get('settings', {}).get('validate_on'):
+        raise console.UserError(f'{trained.checkpoint.path} was trained on the images that '
+                                '--validate_on=held_out chooses: leave it out')
     data_set, folder = fetch(named_sets.find(FLAGS.dataset or trained.dataset))
     batch_size = trained.recipe.batch_size
     if not FLAGS['batch_size'].using_default_value:
         batch_size = FLAGS.batch_size
     images = records.Images(data_set, folder, FLAGS.validate_on)
-    counts = evaluate.confusion(trained, images, batch_size, cifar10.compute_type())
+    counts = evaluate.confusion(trained, images, batch_size)
     print(f'Evaluated {trained.checkpoint.path} on {counts.sum()} images of '
           f'{data_set.name} ({FLAGS.validate_on}).')
     print(f'{datetime.now()}: precision @ 1 = {counts.trace() / counts.sum():.3f}')
@@ -268,6 +271,8 @@ def main():
     if FLAGS.evaluate:
         evaluate_run()
         return
+    if FLAGS.best or FLAGS.per_class:
+        raise console.UserError('--best and --per_class are for --evaluate: add it')
     with workers.joined(FLAGS.step_timeout, FLAGS.interface) as worker:
         train(worker)
 

@@ -4,6 +4,7 @@ Importing this module imports TensorFlow, so scripts import it before TensorFlow
 """
 import contextlib
 import gc
+import math
 import os
 import pathlib
 import platform
@@ -154,11 +155,13 @@ def _parse(positional):
 
 
 def _check_values():
-    """Refuses empty values, as of an unset shell variable, NaN, and URLs; expands ~ in paths."""
+    """Refuses empty values, as of an unset shell variable, NaN and infinity, and URLs; expands ~ in
+    paths."""
     for name in FLAGS:
         flag = FLAGS[name]
-        if flag.present and (flag.value == '' or flag.value != flag.value):
-            raise flags.Error(f'flag --{name}={flag.value} has no value')
+        is_number = isinstance(flag.value, float)
+        if flag.present and (flag.value in ('', []) or is_number and not math.isfinite(flag.value)):
+            raise flags.Error(f'flag --{name}={flag.value} has no usable value')
         if name.endswith('_dir') and '://' in (flag.value or ''):
             raise flags.Error(f'flag --{name}={flag.value} is a URL; expected a folder')
         if isinstance(flag.value, str):

@@ -10,6 +10,9 @@ from cifar10_lib import checkpoints, console, data_sets, recipes, run
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+import tqdm
+
+import cifar10
 
 
 class Trained(NamedTuple):
@@ -132,15 +135,16 @@ class Classifier:
         logits, probabilities: float32 [batch, classes].
     """
 
-    def __init__(self, recipe, num_classes, dtype=tf.float32):
-        """Builds the graph; `dtype` is the type in which layers compute."""
+    def __init__(self, recipe, num_classes):
+        """Builds the graph. Layers compute in the type of the flags."""
         self._recipe = recipe
         with tf.Graph().as_default() as self.graph:
             self.pixels = tf.placeholder(
                 tf.uint8, [None, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH], name='images')
             with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
                 self.images = recipe.prepare(self.pixels)
-            self.logits = recipe.inference(self.images, num_classes, training=False, dtype=dtype)
+            self.logits = recipe.inference(
+                self.images, num_classes, training=False, dtype=cifar10.compute_type())
             self.probabilities = tf.nn.softmax(self.logits, name='probabilities')
             self._variables = tf.global_variables()
             self._init = tf.variables_initializer(self._variables)
@@ -160,11 +164,11 @@ class Classifier:
             yield sess
 
 
-def confusion(trained, images, batch_size, dtype=tf.float32):
+def confusion(trained, images, batch_size):
     """Counts how images are classified, each once: int [classes, classes].
 
     The row is the label, the column the most probable class; in a tie, the first one. `images` are
-    `records.Images`, `dtype` is the type in which layers compute.
+    `records.Images`. Shows progress on a terminal.
 
     Raises `console.UserError` if the classes differ, or the checkpoint does not fit.
     """
@@ -174,16 +178,18 @@ def confusion(trained, images, batch_size, dtype=tf.float32):
             f'{trained.checkpoint.path} has the classes {", ".join(classes):.80}; --dataset='
             f'{images.data_set.name} has {", ".join(names):.80}: choose the data set of the run')
     counts = np.zeros([len(classes), len(classes)], np.int64)
-    classifier = Classifier(trained.recipe, len(classes), dtype)
+    classifier = Classifier(trained.recipe, len(classes))
     with classifier.graph.as_default():
         pixels, labels, initializer = images.evaluation(batch_size)
-    with classifier.restored(trained.checkpoint) as session:
+    with classifier.restored(trained.checkpoint) as session, tqdm.tqdm(
+            total=images.count(), unit=' images', leave=False, disable=None) as bar:
         session.run(initializer)
         with contextlib.suppress(tf.errors.OutOfRangeError):
             while True:
                 batch, batch_labels = session.run([pixels, labels])
                 logits = session.run(classifier.logits, {classifier.pixels: batch})
                 np.add.at(counts, (batch_labels, logits.argmax(axis=1)), 1)
+                bar.update(len(batch))
     return counts
 
 

@@ -7,7 +7,7 @@ import contextlib
 import time
 from datetime import datetime
 
-from cifar10_lib import run
+from cifar10_lib import console, run
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -31,7 +31,11 @@ class LoggerHook(tf.train.SessionRunHook):
         self._values, self._seconds = [], []  # One per step since the last line.
         self._epoch_errors = []  # One per step since the last validation.
 
-    def begin(self):  # The folder is locked, and --restart has removed the earlier run.
+    def after_create_session(self, session, coord):
+        # The folder is locked, --restart has removed the earlier run, and the step is restored.
+        if session.run(tf.train.get_global_step(session.graph)) != self._plan.first_step:
+            raise console.UserError(f'another process trained in {self._train_dir} until now: run '
+                                    'the same command again to resume')
         run.write(self._train_dir, self._content)
         self._metrics = run.Metrics(self._train_dir, self._plan.first_step)
         self._bar = tqdm.tqdm(total=self._plan.max_steps, initial=self._step, unit=' steps',

@@ -62,7 +62,7 @@ def find(name_or_folder: str) -> data_sets.DataSet:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise console.UserError(
             f'"{name_or_folder}" is not a data set; expected {", ".join(TABLE)}, or a '
-            f'folder with a {FILE}, made by cifar10_convert.py') from error
+            f'folder with a {FILE}, made by cifar10_convert.py: give it with --dataset') from error
     except (ValueError, RecursionError) as error:  # Not UTF-8, not JSON, or nested too deeply.
         raise console.UserError(f'{path} is not JSON: {error}') from error
     if not isinstance(fields, dict):

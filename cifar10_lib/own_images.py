@@ -54,10 +54,10 @@ def read_folder(folder: str, skipped: Skipped) -> OwnImages:
         raise console.UserError(f'{folder} is not a folder; expected one with {_FORM}')
     train_folder, test_folder = _part(folder, _TRAINING), _part(folder, _TESTING)
     if train_folder is None or test_folder is None:
+        names = [entry.name for entry in _sorted(folder) if entry.is_dir() and not _is_added(entry)]
+        if names and {name.lower() for name in names}.issubset(_TRAINING + _TESTING):
+            raise console.UserError(f'{folder} has {", ".join(names)}; expected {_FORM}')
         by_class = _find(folder, skipped)
-        if by_class and {name.lower() for name in by_class}.issubset(_TRAINING + _TESTING):
-            raise console.UserError(f'{folder} has {", ".join(by_class)}, without a folder for '
-                                    f'each class in it; expected {_FORM}')
         classes = _names(by_class, folder)
         return OwnImages(classes, *_split_by_hash(_decoded(by_class, classes, skipped)))
     for entry in _sorted(folder):

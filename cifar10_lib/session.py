@@ -3,6 +3,7 @@ import contextlib
 import os
 import re
 import signal
+import sys
 import threading
 import time
 
@@ -228,12 +229,16 @@ class _Saving(tf.train.CheckpointSaverListener):
                                   'are from before')
 
     def end(self, session, global_step_value):
-        print(f'Saved step {global_step_value} in {self._folder}.', flush=True)
+        try:
+            print(f'Saved step {global_step_value} in {self._folder}.', flush=True)
+        except OSError:  # Ctrl-C ends `| tee`, too. Other hooks have something to save.
+            sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
 
 
 def _after_error(error, session, signals, hooks, saving):
     """Saves the steps that an error would lose, or raises one that explains it."""
     if isinstance(error, tf.train.NanLossDuringTrainingError) and saving:
+        saving.before_save(session.raw_session(), None)  # Names a variable that is not finite.
         raise saving.diverged('the loss is NaN') from error
     # If a step failed, the variables may be half updated; not if it waited for input that failed.
     is_half_updated = (signals.is_stepping and isinstance(error, tf.errors.OpError)

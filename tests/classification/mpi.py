@@ -128,6 +128,8 @@ class Machines:
         # As Debian does, which resolves a machine's own name to a loopback address.
         self._hosts.write_text('127.0.0.1 localhost\n' + ''.join(
             f'{_NETWORKS[DEVICE]}.{number} {name}\n' for number, name in enumerate(self.names, 1)))
+        self._hostfile = folder / 'hostfile'
+        self._hostfile.write_text(''.join(f'{name} slots=1\n' for name in self.names))
         self._agent = folder / 'agent.sh'  # In place of ssh.
         self._agent.write_text(
             '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
@@ -141,11 +143,10 @@ class Machines:
                 f'mount --bind {self._hosts} /etc/hosts && exec "$@"\' {name}')
 
     def running(self, *arguments):
-        """Starts one worker on each machine; see `running`."""
+        """Starts one worker on each machine of a hostfile; see `running`."""
         return running(
             2, *arguments, prefix=('sh', '-c', f'exec {self._enter(self.names[0])} "$@"', 'sh'),
-            options=('--host', ','.join(f'{name}:1' for name in self.names),
-                     '--prtemca', 'plm_ssh_agent', self._agent,
+            options=('--hostfile', self._hostfile, '--prtemca', 'plm_ssh_agent', self._agent,
                      '--prtemca', 'prte_if_include', DEVICE, '--mca', 'btl_tcp_if_include', DEVICE,
                      '--mca', 'pml', 'ob1', '--mca', 'btl', 'tcp,self'))
 

@@ -118,6 +118,16 @@ def test_a_resumed_run_is_the_same_as_one_without_a_stop(monkeypatch):
     assert not np.allclose(other, expected['linear/weights'], rtol=1e-4, atol=1e-6)
 
 
+def test_a_run_that_another_process_has_continued(monkeypatch):
+    """It saved a step, and ended, after this process had looked for the newest one."""
+    folder = ran(max_steps=4)
+    monkeypatch.setattr(run, 'begin', lambda *_: (2, 1))
+    with pytest.raises(console.UserError, match='another process trained in .* until now: run'):
+        ran(max_steps=6)
+    assert [row['step'] for row in rows(folder)] == [2, 4]
+    assert values(folder)['global_step'] == 4
+
+
 def test_restart():
     folder = ran(epochs=2.0)
     (folder / 'notes.txt').write_text('mine')
@@ -181,6 +191,9 @@ def test_held_out_images(capsys):
     assert [row['step'] for row in rows(folder) if row['validation_error'] is not None] == [5, 9]
     ran(evaluate=True, validate_on='held_out')
     assert 'on 8 images of cifar10 (held_out).' in capsys.readouterr().out
+    ran(max_steps=1, train_dir='all')
+    with pytest.raises(console.UserError, match='was trained on the images that .* chooses'):
+        ran(evaluate=True, validate_on='held_out', train_dir='all')
 
 
 def test_a_new_run_starts_with_the_weights_of_another(capsys):
@@ -195,13 +208,14 @@ def test_a_new_run_starts_with_the_weights_of_another(capsys):
     assert started['global_step'] == 1
 
 
-def test_a_loss_that_is_not_finite():
-    """In the second step. The checkpoint of the first stays, and the run ends with one line."""
+@pytest.mark.parametrize('save_steps', [1, 100])
+def test_a_loss_that_is_not_finite(save_steps):
+    """In the second step. The checkpoint before it stays, and the line names a variable."""
     with pytest.raises(FloatingPointError) as error:
-        ran(max_steps=50, save_checkpoint_steps=1, learning_rate=1e38, log_frequency=1)
-    assert '\n' not in str(error.value)
+        ran(max_steps=50, save_checkpoint_steps=save_steps, learning_rate=1e38, log_frequency=1)
+    assert re.fullmatch(r'Training diverged: (bn|linear)/\S+ : Tensor had .*', str(error.value))
     assert [row['step'] for row in rows(FLAGS.train_dir)] == [1]
-    assert values(FLAGS.train_dir)['global_step'] == 1
+    assert values(FLAGS.train_dir)['global_step'] == (1 if save_steps == 1 else 0)
     assert all(np.isfinite(value).all() for value in values(FLAGS.train_dir).values())
 
 
@@ -229,6 +243,7 @@ def test_networks_learn_images_of_ones_own(capsys, net, steps, rate):
     ({'net': 'cifar100_resnet23', 'dataset': 'cifar10'}, 'name two data sets'),
     ({'dataset': 'nowhere'}, '"nowhere" is not a data set'),
     ({'evaluate': True, 'train_dir': 'nowhere'}, 'No checkpoint in nowhere'),
+    ({'per_class': True}, '--best and --per_class are for --evaluate: add it'),
     ({'initial_checkpoint': 'nowhere', 'max_steps': 1}, 'No checkpoint in nowhere')])
 def test_mistakes(options, message):
     with pytest.raises(console.UserError, match=message):

@@ -1,4 +1,4 @@
-from cifar10_lib import resnet23
+from cifar10_lib import batch_norm, resnet23
 
 import numpy as np
 import pytest
@@ -48,6 +48,22 @@ def test_inference_equals_numpy(classes, activation, parameters, training):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * abs(expected).max())
     assert len(ours.statistics) == 22
     ours.check_update(moved, 0.1 if training else 0.0)
+
+
+def test_batch_norm_of_blank_images():
+    """All pixels of a channel are the same: the variance is 0, and not below."""
+    net = tf.constant(np.full([4, 8, 8, 2], [10.1, -3.3]), tf.float32)
+    normal = batch_norm.batch_norm(
+        net, tf.constant([1.0, 1.0]), tf.constant([0.0, 5.0]), True, momentum=0.9, epsilon=1e-5)
+    gradient, = tf.gradients(tf.reduce_sum(normal * normal), net)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        found, slope, _ = session.run(
+            [normal, gradient, tf.get_collection(tf.GraphKeys.UPDATE_OPS)])
+        moving = session.run(tf.global_variables())
+    np.testing.assert_allclose(found, np.full([4, 8, 8, 2], [0.0, 5.0]), atol=0.1)
+    assert np.isfinite(slope).all()
+    np.testing.assert_allclose(moving, [[1.01, -0.33], [0.9, 0.9]], rtol=1e-4)
 
 
 def test_initial_values():

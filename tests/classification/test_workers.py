@@ -67,12 +67,13 @@ def test_the_values_are_those_of_one_process_with_all_batches(
     assert 'step 1' not in out
 
 
-def test_a_killed_worker_ends_the_job(tmp_path):
-    with mpi.running(2, *words(tmp_path, **ENDLESS)) as job:
+@pytest.mark.parametrize('size, killed', [(2, 1), (3, 0)])
+def test_a_killed_worker_ends_the_job(tmp_path, size, killed):
+    with mpi.running(size, *words(tmp_path, **ENDLESS), options=['--oversubscribe']) as job:
         job.await_text('step 5')
-        job.send_signal(1, signal.SIGKILL)
+        job.send_signal(killed, signal.SIGKILL)
         job.ended(137)
-        assert 'process rank 1 ' in job.error()
+        assert f'process rank {killed} ' in job.error()
     assert saved_step(tmp_path) >= 3
 
 

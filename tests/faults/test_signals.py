@@ -8,7 +8,7 @@ import sys
 import termios
 import time
 
-from cifar10_lib import checkpoints
+from cifar10_lib import checkpoints, run
 
 import counting
 import psutil
@@ -72,6 +72,21 @@ def test_a_closed_terminal_saves(tmp_path):
     os.close(ours)
     process.wait(timeout=spawn.PATIENCE)
     assert counting.latest(tmp_path) >= 6
+
+
+def test_ctrl_c_ends_the_reader_too(half_bright):
+    """As in `classification.py | tee log`: the last row of the figures is not lost."""
+    process = spawn.start([
+        *spawn.gently('classification.py'), '-n', 'tutorial', f'--data_dir={FLAGS.data_dir}',
+        f'--train_dir={FLAGS.train_dir}', '-b', '4', '--validate_every=0', '--log_frequency=20',
+        '--max_steps=100000'])
+    spawn.read_until(process, 'step 20,')
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=spawn.PATIENCE)
+    assert process.returncode == 130
+    step = checkpoints.step(checkpoints.newest(FLAGS.train_dir))
+    assert run.read_metrics(FLAGS.train_dir)[-1]['step'] == step
 
 
 def test_a_reader_that_goes_away(tmp_path):

@@ -13,6 +13,7 @@ from absl.testing import flagsaver
 
 flags.DEFINE_integer('whole_dirs', 3, 'A number, for the tests.', lower_bound=1)
 flags.DEFINE_string('there_dir', '/there', 'A folder, for the tests.')
+flags.DEFINE_list('some', 'a,b', 'Names, for the tests.')
 flags.DEFINE_float('rate', 0.5, 'A rate, for the tests.')
 flags.DEFINE_boolean('maybe', False, 'A choice, for the tests.')
 FLAGS = flags.FLAGS
@@ -45,8 +46,10 @@ def nothing(*_):
 @pytest.mark.parametrize('positional, words, line', [
     ('', ['--whole_dir=1'], "Unknown command line flag 'whole_dir'. Did you mean: whole_dirs ?"),
     ('', ['--whole_dirs=0'], 'flag --whole_dirs=0: '), ('', ['--nomaybe=1'], 'maybe'),
-    ('', ['--there_dir='], 'flag --there_dir= has no value'),
-    ('', ['--rate=nan'], 'flag --rate=nan has no value'),
+    ('', ['--there_dir='], 'flag --there_dir= has no usable value'),
+    ('', ['--some='], 'flag --some=[] has no usable value'),
+    ('', ['--rate=nan'], 'flag --rate=nan has no usable value'),
+    ('', ['--rate=inf'], 'flag --rate=inf has no usable value'),
     ('', ['--there_dir=s3://bucket/a'], 'flag --there_dir=s3://bucket/a is a URL; expected a '),
     ('', ['stray', '--maybe'], 'got stray --maybe; expected --name=value'),
     ('IMAGE...', [], 'got no arguments; expected IMAGE...'),
