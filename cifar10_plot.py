@@ -16,7 +16,7 @@ import itertools
 import os
 import textwrap
 
-from cifar10_lib import console, evaluate, files, named_sets, recipes, records, run
+from cifar10_lib import checkpoints, console, evaluate, files, named_sets, recipes, records, run
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -126,7 +126,7 @@ def curves(figure):
 def _run():
     """The network of --runs; training images can be drawn without one, as the tutorial's."""
     if FLAGS['runs'].using_default_value and FLAGS.picture in ('samples', 'distorted'):
-        return evaluate.Trained('', recipes.TABLE['tutorial'], (), {})
+        return evaluate.Trained(checkpoints.Found('', {}), recipes.TABLE['tutorial'], (), {})
     return evaluate.find(FLAGS.runs[0], data_dir=FLAGS.data_dir)
 
 

@@ -229,7 +229,7 @@ def initial_values(recipe, images, classes):
     """Values for the initial values of a new run's variables: {tensor: array}."""
     variables = [each for each in tf.global_variables() if each is not tf.train.get_global_step()]
     if FLAGS.initial_checkpoint:
-        trained = evaluate.find(FLAGS.initial_checkpoint, data_dir=FLAGS.data_dir)
+        trained = evaluate.find(FLAGS.initial_checkpoint)
         found = evaluate.starting_weights(trained, variables, classes)
         new = [each.op.name for each in variables if each.trainable and each not in found]
         print(f'Starting with {trained.checkpoint.path}; new: {", ".join(new) or "none"}.',
@@ -246,9 +246,10 @@ def initial_values(recipe, images, classes):
 def evaluate_run():
     """Prints the precision of the run in --train_dir, on its own data set or on --dataset."""
     trained = evaluate.find(FLAGS.train_dir, FLAGS.best, FLAGS.data_dir)
-    if FLAGS.validate_on == 'held_out' != trained.run.get('settings', {}).get('validate_on'):
-        raise console.UserError(f'{trained.checkpoint.path} was trained on the images that '
-                                '--validate_on=held_out chooses: leave it out')
+    trained_on = trained.run.get('settings', {}).get('validate_on')
+    if FLAGS.validate_on == 'held_out' and trained_on != 'held_out':
+        raise console.UserError(f'{trained.checkpoint.path} was not trained with '
+                                '--validate_on=held_out: leave it out')
     data_set, folder = fetch(named_sets.find(FLAGS.dataset or trained.dataset))
     batch_size = trained.recipe.batch_size
     if not FLAGS['batch_size'].using_default_value:

@@ -7,7 +7,7 @@ import contextlib
 import time
 from datetime import datetime
 
-from cifar10_lib import console, run
+from cifar10_lib import checkpoints, console, run
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -31,9 +31,9 @@ class LoggerHook(tf.train.SessionRunHook):
         self._values, self._seconds = [], []  # One per step since the last line.
         self._epoch_errors = []  # One per step since the last validation.
 
-    def after_create_session(self, session, coord):
-        # The folder is locked, --restart has removed the earlier run, and the step is restored.
-        if session.run(tf.train.get_global_step(session.graph)) != self._plan.first_step:
+    def begin(self):  # The folder is locked, and --restart has removed the earlier run.
+        found = checkpoints.newest(self._train_dir)
+        if (checkpoints.step(found) if found else 0) != self._plan.first_step:
             raise console.UserError(f'another process trained in {self._train_dir} until now: run '
                                     'the same command again to resume')
         run.write(self._train_dir, self._content)

@@ -1,5 +1,6 @@
 """The training session of both programs: it resumes, and saves before it ends."""
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -231,7 +232,9 @@ class _Saving(tf.train.CheckpointSaverListener):
     def end(self, session, global_step_value):
         try:
             print(f'Saved step {global_step_value} in {self._folder}.', flush=True)
-        except OSError:  # Ctrl-C ends `| tee`, too. Other hooks have something to save.
+        except OSError as error:  # Ctrl-C ends `| tee`, too. Other hooks have something to save.
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
             sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
 
 

@@ -78,9 +78,9 @@ def test_ctrl_c_ends_the_reader_too(half_bright):
     """As in `classification.py | tee log`: the last row of the figures is not lost."""
     process = spawn.start([
         *spawn.gently('classification.py'), '-n', 'tutorial', f'--data_dir={FLAGS.data_dir}',
-        f'--train_dir={FLAGS.train_dir}', '-b', '4', '--validate_every=0', '--log_frequency=20',
+        f'--train_dir={FLAGS.train_dir}', '-b', '4', '--validate_every=0', '--log_frequency=200',
         '--max_steps=100000'])
-    spawn.read_until(process, 'step 20,')
+    spawn.read_until(process, 'step 200,')
     process.stdout.close()
     process.send_signal(signal.SIGINT)
     process.wait(timeout=spawn.PATIENCE)
