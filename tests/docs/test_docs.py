@@ -10,7 +10,8 @@ import spawn
 
 ROOT = spawn.ROOT
 # Not CHANGELOG.md, which names what is gone.
-PAGES = ['README.md', 'CONTRIBUTING.md', 'models/README.md', *(f'docs/{page.name}' for page in ROOT.glob('docs/*.md'))]
+PAGES = ['README.md', 'CONTRIBUTING.md', 'models/README.md',
+         *(f'docs/{page.name}' for page in ROOT.glob('docs/*.md'))]
 _BLOCK = re.compile(r'^```[a-z]*\n(.*?)^```', re.DOTALL | re.MULTILINE)
 # A command of ours, its script or package, and the arguments.
 _COMMAND = re.compile(r'\bpython3? (?:-m )?((?:cifar10_\w+|classification|docs/\S+)\.py|benchmarks'

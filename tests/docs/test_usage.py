@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+from cifar10_lib import checkpoints, evaluate
+
 import numpy as np
 import plain
 import pytest
@@ -128,3 +130,18 @@ def test_the_loop_over_seeds(tmp_path):
     words = re.fullmatch(r'2 runs: (\S+) \+- (\S+)', last).groups()
     np.testing.assert_allclose([float(word) for word in words],
                                [np.mean(found), np.std(found, ddof=1)], rtol=1e-4, atol=1e-6)
+
+
+def test_how_the_weights_in_models_were_made(tmp_path):
+    """The program of models/README.md, with these weights in place of the run."""
+    page = (spawn.ROOT / 'models' / 'README.md').read_text()
+    program, = re.findall(r'```(?:python)?\n(import .*?)```', page, re.DOTALL)
+    weights = spawn.ROOT / 'models' / 'airbench94'
+    run(tmp_path, f'import sys; sys.path.insert(0, {str(spawn.ROOT)!r})\n' + program.replace(
+        '/tmp/airbench94', str(weights)).replace('/tmp/weights', 'weights'))
+    made = evaluate.find(str(tmp_path / 'weights'))
+    given = evaluate.find(str(weights))
+    assert made[1:] == given[1:]
+    for name, value in made.checkpoint.values.items():
+        stored = given.checkpoint.values.get(name + checkpoints.AVERAGE)
+        np.testing.assert_array_equal(value, given.checkpoint.values.get(name, stored))
