@@ -43,7 +43,7 @@ def find(checkpoint_dir, best=False, data_dir=None):
     advice = 'train first, or choose another run'
     if best:
         checkpoint_dir = os.path.join(checkpoint_dir, run.BEST)
-        advice = 'train with --validate_every, or leave out --best'
+        advice = 'train with classification.py --validate_every=1, or leave out --best'
     found = checkpoints.newest(checkpoint_dir)
     if found is None:
         raise console.UserError(f'No checkpoint in {checkpoint_dir}: {advice}')
