@@ -174,9 +174,9 @@ def read_curves(folder: str) -> dict[str, list[tuple[float, float]]]:
         if 'Precision @ 1' in tags:
             found['evaluation_error'] = [
                 (event.step, 1 - event.value) for event in events.Scalars('Precision @ 1')]
-    if not any(found.values()):
-        raise console.UserError(f'{folder} has no {METRICS}, and no event files of an '
-                                'evaluation or of more than 100 steps: choose another folder')
+    if not found:
+        raise console.UserError(f'{folder} has no {METRICS}, and no event files of training or '
+                                'evaluation: choose another folder')
     return found
 
 
