@@ -13,8 +13,9 @@ import dataclasses
 import os
 import re
 
-from cifar10_lib import data_sets, download, lrn
+from cifar10_lib import download, lrn
 from cifar10_lib import parser as command_line
+from classification_lib import data_sets
 
 import tensorflow.compat.v1 as tf
 
@@ -345,7 +346,7 @@ def train(total_loss, global_step):
 def maybe_download_and_extract():
     """Downloads and unpacks CIFAR-10 into --data_dir, unless it is there.
 
-    Raises `console.UserError` if a record file is damaged, or the download failed.
+    Raises `errors.UserError` if a record file is damaged, or the download failed.
     """
     copies = data_sets.CIFAR10.copies
     if data_sets.CIFAR10.url != DATA_URL:

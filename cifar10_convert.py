@@ -22,7 +22,8 @@ import collections
 import os
 import pathlib
 
-from cifar10_lib import console, files, named_sets, own_images, synthetic
+from cifar10_lib import errors, files, script
+from classification_lib import named_sets, own_images, synthetic
 
 
 def main(words):
@@ -38,13 +39,13 @@ def main(words):
 def convert(source, data_dir):
     """Converts a folder of images or an .npz file to the data set `data_dir`.
 
-    Raises `console.UserError` if `source` is not valid, or `data_dir` not empty or inside it.
+    Raises `errors.UserError` if `source` is not valid, or `data_dir` not empty or inside it.
     """
     name = os.path.basename(os.path.abspath(data_dir))
     named_sets.check_row({'name': name}, 'the new data set, named like its folder')
     made, given = os.path.realpath(data_dir), os.path.realpath(source)
     if made != given and pathlib.Path(made).is_relative_to(given):
-        raise console.UserError(f'{data_dir} is inside {source}, where each folder is a class: '
+        raise errors.UserError(f'{data_dir} is inside {source}, where each folder is a class: '
                                 'choose another DATA_DIR')
     skipped = collections.defaultdict(list)
     try:
@@ -69,4 +70,4 @@ def convert(source, data_dir):
 
 
 if __name__ == '__main__':
-    console.run(main, 'SOURCE DATA_DIR')
+    script.run(main, 'SOURCE DATA_DIR')

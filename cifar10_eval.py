@@ -9,7 +9,7 @@ to the trainer, or with --run_once to evaluate only the latest checkpoint.
 import time
 from datetime import datetime
 
-from cifar10_lib import checkpoints, console
+from cifar10_lib import checkpoints, errors, script
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -39,11 +39,11 @@ def eval_once(saver, summary_writer, top_k_op, summary_op):
         top_k_op: bool [batch], whether the prediction for each image is right.
         summary_op: string [], the merged summaries.
 
-    Raises `console.UserError` if there is no checkpoint.
+    Raises `errors.UserError` if there is no checkpoint.
     """
     ckpt = checkpoints.newest(FLAGS.checkpoint_dir)
     if ckpt is None:
-        raise console.UserError(f'No checkpoint in {FLAGS.checkpoint_dir}: train first, or choose '
+        raise errors.UserError(f'No checkpoint in {FLAGS.checkpoint_dir}: train first, or choose '
                                 'another --checkpoint_dir')
     # `saver.restore` does not compare shapes with those in the checkpoint.
     variables = {each.op.name: each for each in tf.trainable_variables()
@@ -114,4 +114,4 @@ def main(argv=None):  # Also for `tf.app.run(main)`.
 
 
 if __name__ == '__main__':
-    console.run(main)
+    script.run(main)

@@ -17,7 +17,8 @@ Other programs get the pixels of a photo, as cifar10_predict.py does, by
 """
 import os
 
-from cifar10_lib import console, evaluate, files
+from cifar10_lib import errors, files, script
+from classification_lib import evaluate
 
 import tensorflow.compat.v1 as tf
 from absl import flags
@@ -34,11 +35,11 @@ FLAGS = flags.FLAGS
 def export():
     """Exports a checkpoint to --export_dir, all or nothing.
 
-    Raises `console.UserError` if --export_dir is missing or not empty, or if there is no checkpoint
+    Raises `errors.UserError` if --export_dir is missing or not empty, or if there is no checkpoint
     or it does not fit its network.
     """
     if not FLAGS.export_dir:
-        raise console.UserError('--export_dir is missing: choose a new folder')
+        raise errors.UserError('--export_dir is missing: choose a new folder')
     found = evaluate.find(FLAGS.checkpoint_dir, FLAGS.best, FLAGS.data_dir)
     network = evaluate.Classifier(found.recipe, len(found.classes))
     # The operations from the pixels to the probabilities, with the variables as constants.
@@ -67,4 +68,4 @@ def export():
 
 
 if __name__ == '__main__':
-    console.run(export)
+    script.run(export)

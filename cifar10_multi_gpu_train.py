@@ -10,7 +10,7 @@ import re
 import time
 from datetime import datetime
 
-from cifar10_lib import console, session
+from cifar10_lib import script, session
 
 import tensorflow.compat.v1 as tf
 from six.moves import xrange
@@ -149,10 +149,10 @@ def train():
 
 def main(argv=None):  # Also for `tf.app.run(main)`.
     del argv
-    console.show_devices(cifar10.compute_type(), FLAGS.num_gpus)
+    script.show_devices(cifar10.compute_type(), FLAGS.num_gpus)
     cifar10.maybe_download_and_extract()
     train()
 
 
 if __name__ == '__main__':
-    console.run(main)
+    script.run(main)

@@ -16,7 +16,8 @@ import itertools
 import os
 import textwrap
 
-from cifar10_lib import checkpoints, console, evaluate, files, named_sets, recipes, records, run
+from cifar10_lib import checkpoints, errors, files, script
+from classification_lib import evaluate, named_sets, recipes, records, run
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -157,16 +158,16 @@ flags.DEFINE_enum('picture', None, list(_PICTURES), 'Picture to draw.')
 
 
 def plot():
-    """Writes the picture, all or nothing; raises `console.UserError`."""
+    """Writes the picture, all or nothing; raises `errors.UserError`."""
     if FLAGS.picture is None:
-        raise console.UserError(f'--picture is missing; expected {"|".join(_PICTURES)}')
+        raise errors.UserError(f'--picture is missing; expected {"|".join(_PICTURES)}')
     if len(FLAGS.runs) != 1 and FLAGS.picture != 'curves':
-        raise console.UserError(f'--runs={",".join(FLAGS.runs)} has {len(FLAGS.runs)} folders; '
+        raise errors.UserError(f'--runs={",".join(FLAGS.runs)} has {len(FLAGS.runs)} folders; '
                                 f'expected one for --picture={FLAGS.picture}')
     try:
         import matplotlib.figure
     except ImportError as error:
-        raise console.UserError('requires Matplotlib (pip install matplotlib)') from error
+        raise errors.UserError('requires Matplotlib (pip install matplotlib)') from error
     matplotlib.rcParams['text.parse_math'] = False  # A name with '$' is not a formula.
     figure = matplotlib.figure.Figure(dpi=100, layout='constrained')
     path = FLAGS.output or f'{FLAGS.picture}.png'
@@ -177,4 +178,4 @@ def plot():
 
 
 if __name__ == '__main__':
-    console.run(plot)
+    script.run(plot)

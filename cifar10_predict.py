@@ -15,7 +15,8 @@ import glob
 import json
 import os
 
-from cifar10_lib import checkpoints, console, evaluate, images
+from cifar10_lib import checkpoints, errors, script
+from classification_lib import evaluate, images
 
 import numpy as np
 from absl import flags
@@ -37,7 +38,7 @@ def predict(words):
     """Prints the most probable classes of images; reports unreadable ones on standard error.
 
     `words` are files, folders and patterns. Returns the exit code: 1 if an image cannot be read,
-    else 0. Raises `console.UserError` if a folder or a pattern has no images, or if there is no
+    else 0. Raises `errors.UserError` if a folder or a pattern has no images, or if there is no
     checkpoint or it does not fit its network.
     """
     paths = [path for word in words for path in _paths(word)]
@@ -68,7 +69,7 @@ def _paths(word):
     else:
         found = [word]
     if not found:
-        raise console.UserError(f'No image in {word}')
+        raise errors.UserError(f'No image in {word}')
     return found
 
 
@@ -77,7 +78,7 @@ def _trained():
     folder = FLAGS.checkpoint_dir
     is_chosen = FLAGS['checkpoint_dir'].present or FLAGS.best
     if not is_chosen and not checkpoints.candidates(folder) and os.path.isdir(_WEIGHTS):
-        console.note(f'no run in {folder}: using the weights in {_WEIGHTS}')
+        errors.note(f'no run in {folder}: using the weights in {_WEIGHTS}')
         folder = _WEIGHTS
     return evaluate.find(folder, FLAGS.best, FLAGS.data_dir)
 
@@ -92,8 +93,8 @@ def _read(paths):
         try:
             pixels.append(images.read(path))
             readable.append(path)
-        except console.UserError as error:
-            console.note(str(error))
+        except errors.UserError as error:
+            errors.note(str(error))
     return readable, pixels
 
 
@@ -115,4 +116,4 @@ def _show(path, probabilities, classes, width):
 
 
 if __name__ == '__main__':
-    console.run(predict, positional='IMAGE...')
+    script.run(predict, positional='IMAGE...')

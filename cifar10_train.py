@@ -9,7 +9,7 @@ cifar10_eval.py, and watch it with tensorboard --logdir.
 import time
 from datetime import datetime
 
-from cifar10_lib import console, session
+from cifar10_lib import script, session
 
 import tensorflow.compat.v1 as tf
 
@@ -90,10 +90,10 @@ def train():
 
 def main(argv=None):  # Also for `tf.app.run(main)`.
     del argv
-    console.show_devices(cifar10.compute_type())
+    script.show_devices(cifar10.compute_type())
     cifar10.maybe_download_and_extract()
     train()
 
 
 if __name__ == '__main__':
-    console.run(main)
+    script.run(main)

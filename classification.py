@@ -26,9 +26,8 @@ The flags that matter first:
 import os
 from datetime import datetime
 
-from cifar10_lib import (
-    checkpoints,
-    console,
+from cifar10_lib import checkpoints, errors, script, session
+from classification_lib import (
     data_sets,
     evaluate,
     hooks,
@@ -36,7 +35,6 @@ from cifar10_lib import (
     recipes,
     records,
     run,
-    session,
     workers,
 )
 
@@ -96,19 +94,19 @@ _SAMPLE = 5000  # Number of images for the initial values of a network: airbench
 def train(worker):
     """Trains the network of --net until its last step, together with the other workers.
 
-    `worker` is this `workers.Worker`. Raises `console.UserError` if flags, images or the folder of
+    `worker` is this `workers.Worker`. Raises `errors.UserError` if flags, images or the folder of
     the run do not fit.
     """
     recipe, its_data_set = recipes.named(FLAGS.net)
     if FLAGS.dataset and its_data_set not in (None, FLAGS.dataset):
-        raise console.UserError(f'--net={FLAGS.net} and --dataset={FLAGS.dataset} name two data '
+        raise errors.UserError(f'--net={FLAGS.net} and --dataset={FLAGS.dataset} name two data '
                                 'sets; expected one: leave out --dataset')
     learning_rate, batch_size = recipe.learning_rate, recipe.batch_size
     if FLAGS.learning_rate is not None:
         learning_rate = FLAGS.learning_rate
     if not FLAGS['batch_size'].using_default_value:
         batch_size = FLAGS.batch_size
-    console.show_devices(cifar10.compute_type())
+    script.show_devices(cifar10.compute_type())
 
     # The images.
     data_set, folder = fetch(named_sets.find(FLAGS.dataset or its_data_set or 'cifar10'))
@@ -248,7 +246,7 @@ def evaluate_run():
     trained = evaluate.find(FLAGS.train_dir, FLAGS.best, FLAGS.data_dir)
     trained_on = trained.run.get('settings', {}).get('validate_on')
     if FLAGS.validate_on == 'held_out' and trained_on != 'held_out':
-        raise console.UserError(f'{trained.checkpoint.path} was not trained with '
+        raise errors.UserError(f'{trained.checkpoint.path} was not trained with '
                                 '--validate_on=held_out: leave it out')
     data_set, folder = fetch(named_sets.find(FLAGS.dataset or trained.dataset))
     batch_size = trained.recipe.batch_size
@@ -267,16 +265,16 @@ def main():
     if FLAGS.device == 'cpu':  # Before TensorFlow looks for GPUs.
         os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
     if FLAGS.device == 'gpu' and not tf.config.list_physical_devices('GPU'):
-        raise console.UserError('--device=gpu, but TensorFlow finds no GPU: use --device=auto, or '
+        raise errors.UserError('--device=gpu, but TensorFlow finds no GPU: use --device=auto, or '
                                 'TF_CPP_MIN_LOG_LEVEL=0 to see why')
     if FLAGS.evaluate:
         evaluate_run()
         return
     if FLAGS.best or FLAGS.per_class:
-        raise console.UserError('--best and --per_class are for --evaluate: add it')
+        raise errors.UserError('--best and --per_class are for --evaluate: add it')
     with workers.joined(FLAGS.step_timeout, FLAGS.interface) as worker:
         train(worker)
 
 
 if __name__ == '__main__':
-    console.run(main)
+    script.run(main)

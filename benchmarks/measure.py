@@ -9,7 +9,8 @@ import pathlib
 import re
 import time
 
-from cifar10_lib import console, data_sets, recipes
+from cifar10_lib import script
+from classification_lib import data_sets, recipes
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -152,4 +153,4 @@ _MEASURES = {'input': measure_input, 'speed': measure_speed, 'step': measure_ste
 flags.DEFINE_enum('what', 'step', list(_MEASURES), 'What to measure.')
 
 if __name__ == '__main__':
-    console.run(lambda: print(json.dumps(_MEASURES[FLAGS.what](recipes.TABLE[FLAGS.net]))))
+    script.run(lambda: print(json.dumps(_MEASURES[FLAGS.what](recipes.TABLE[FLAGS.net]))))

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from cifar10_lib import console
+from cifar10_lib import errors, quiet  # noqa: F401, it imports TensorFlow quietly.
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -36,22 +36,22 @@ def newest(folder: str) -> Found | None:
     """Reads the newest intact checkpoint in a folder, or the one that a path names; else None.
 
     The file `checkpoint` names the newest. If that one is damaged, prints a line on standard error,
-    and reads the intact one with the highest step. Raises `console.UserError` if all are damaged.
+    and reads the intact one with the highest step. Raises `errors.UserError` if all are damaged.
     """
     paths = candidates(folder)
     faults = []
     for path in paths:
         try:
             found = Found(path, read(path))
-        except console.UserError as error:
+        except errors.UserError as error:
             faults.append(str(error))
             continue
         if faults:
-            console.note(f'{"; ".join(faults)}: using {os.path.basename(path)}')
+            errors.note(f'{"; ".join(faults)}: using {os.path.basename(path)}')
         return found
     if not paths:
         return None
-    raise console.UserError(f'{"; ".join(faults)}: no intact checkpoint in {folder}. '
+    raise errors.UserError(f'{"; ".join(faults)}: no intact checkpoint in {folder}. '
                             'Restore one, or start over in another folder')
 
 
@@ -106,7 +106,7 @@ def readable(path: str) -> Iterator[str]:
 def read(path: str) -> dict[str, np.ndarray]:
     """The values of all variables in a checkpoint by name.
 
-    Raises `console.UserError` if its files are damaged, or were removed while being read.
+    Raises `errors.UserError` if its files are damaged, or were removed while being read.
     """
     try:
         with readable(path) as found:
@@ -116,22 +116,22 @@ def read(path: str) -> dict[str, np.ndarray]:
     except (tf.errors.OpError, FileNotFoundError, ValueError, RuntimeError, IndexError,
             MemoryError) as error:
         # MemoryError: a damaged index may give exabytes as a size.
-        raise console.UserError(f'{path} is damaged, or was just removed '
-                                f'({console.one_line(error)})') from error
+        raise errors.UserError(f'{path} is damaged, or was just removed '
+                                f'({errors.one_line(error)})') from error
 
 
 def step(found: Found) -> int:
     """The global step of a checkpoint. The original multi-GPU script stored a float.
 
     Scripts of 2015 and 2016 may name the step differently; then the number in the file's name
-    counts. Raises `console.UserError` if both are missing or it is not a whole number.
+    counts. Raises `errors.UserError` if both are missing or it is not a whole number.
     """
     value = found.values.get('global_step')
     in_name = re.search(r'-(\d+)$', found.path)
     if value is None and in_name:
         return int(in_name.group(1))
     if value is None or value.shape or not (0 <= value < 2 ** 63 and value == np.floor(value)):
-        raise console.UserError(f'{found.path} is not a checkpoint of a training run: its '
+        raise errors.UserError(f'{found.path} is not a checkpoint of a training run: its '
                                 f'global_step is {value}; expected a whole number')
     return int(value)
 
@@ -144,7 +144,7 @@ def check_fit(found: Found, variables: Mapping[str, tf.Variable], advice: str) -
         variables: by their names in the checkpoint.
         advice: what the user can do; ends the error's message.
 
-    Raises `console.UserError` that names variables that are missing, have a different shape or are
+    Raises `errors.UserError` that names variables that are missing, have a different shape or are
     not finite; of many, as ResNet-23 has, the first ones.
     """
     faults = []
@@ -159,4 +159,4 @@ def check_fit(found: Found, variables: Mapping[str, tf.Variable], advice: str) -
             faults.append(f'{name} is not finite')
     if faults:
         listed = textwrap.shorten('; '.join(faults), 500, placeholder=' ...')
-        raise console.UserError(f'{found.path} does not fit this network: {listed}. {advice}')
+        raise errors.UserError(f'{found.path} does not fit this network: {listed}. {advice}')

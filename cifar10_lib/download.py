@@ -13,7 +13,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from cifar10_lib import console, data_sets, files
+from cifar10_lib import errors, files
+from classification_lib import data_sets
 
 import numpy as np
 import tqdm
@@ -26,12 +27,12 @@ def maybe_download_and_extract(data_set: data_sets.DataSet, data_dir: str) -> No
     """Makes sure that a data set's folder exists in `data_dir` and that its files are valid.
 
     If it is missing, unpacks the archive in `data_dir`; if that is missing too, downloads it.
-    Concurrent processes wait for the first one. Raises `console.UserError`.
+    Concurrent processes wait for the first one. Raises `errors.UserError`.
     """
     folder = os.path.join(data_dir, data_set.folder)
     if not os.path.isdir(folder):
         if os.path.basename(os.path.abspath(data_dir)) == data_set.folder:
-            raise console.UserError(f'--data_dir={data_dir} is the folder of the record files; '
+            raise errors.UserError(f'--data_dir={data_dir} is the folder of the record files; '
                                     f'expected the folder that contains {data_set.folder}')
         archive = os.path.join(data_dir, os.path.basename(data_set.url))
         try:
@@ -41,12 +42,12 @@ def maybe_download_and_extract(data_set: data_sets.DataSet, data_dir: str) -> No
                 if not os.path.isdir(folder):  # Another process may have created it by now.
                     download(archive, data_set)
                     extract(archive, data_dir, data_set)
-        except console.UserError:
+        except errors.UserError:
             raise
         except (OSError, http.client.HTTPException, ValueError, EOFError,
                 tarfile.TarError) as error:
-            raise console.UserError(
-                f'Cannot download {data_set.url} to {data_dir}: {console.one_line(error)}. After a '
+            raise errors.UserError(
+                f'Cannot download {data_set.url} to {data_dir}: {errors.one_line(error)}. After a '
                 'lost connection, the same command resumes. Or copy the correct '
                 f'{os.path.basename(archive)} there, choose another --data_dir, or try generated '
                 'images: cifar10_convert.py synthetic DATA_DIR') from error
@@ -62,7 +63,7 @@ def download(archive: str, data_set: data_sets.DataSet) -> None:
     if os.path.lexists(archive):
         fault = _fault(archive, data_set)
         if fault:
-            raise console.UserError(f'{fault}; replace it, or remove it to download it again')
+            raise errors.UserError(f'{fault}; replace it, or remove it to download it again')
         return
     print(f'Downloading {os.path.basename(archive)} to {os.path.dirname(archive)}.', flush=True)
     for url in data_set.copies:
@@ -70,7 +71,7 @@ def download(archive: str, data_set: data_sets.DataSet) -> None:
             _fetch(url, archive, data_set)
             return
         except (OSError, http.client.HTTPException, ValueError) as error:
-            print(f'{urllib.parse.urlsplit(url).hostname}: {console.one_line(error)}. Trying the '
+            print(f'{urllib.parse.urlsplit(url).hostname}: {errors.one_line(error)}. Trying the '
                   'next host.', flush=True)
     _fetch(data_set.url, archive, data_set)
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from cifar10_lib import console
+from cifar10_lib import errors
 
 import filelock
 
@@ -26,7 +26,7 @@ def explain_full_disk(folder: str) -> Iterator[None]:
             raise OSError(f'{reason.group()} in {folder}. Files saved earlier are complete: make '
                           'room, then run the same command again') from error
         if '.tfevents.' in str(error):
-            raise OSError(console.one_line(error)) from error
+            raise OSError(errors.one_line(error)) from error
         raise
 
 
@@ -72,13 +72,13 @@ def new_file(path: str) -> Iterator[BinaryIO]:
 def new_folder(path: str, flag: str) -> Iterator[str]:
     """Yields an empty folder; when the block ends, it becomes the folder `path`, as in `new_file`.
 
-    Replaces an empty folder. Raises `OSError`, or `console.UserError` if `path` exists and is not
+    Replaces an empty folder. Raises `OSError`, or `errors.UserError` if `path` exists and is not
     an empty folder; the message names the `flag` with the path.
     """
     path = os.path.realpath(path)
     is_empty = os.path.isdir(path) and not os.listdir(path)
     if os.path.ismount(path) or (os.path.lexists(path) and not is_empty):
-        raise console.UserError(f'{path} exists and is not an empty folder, or is a mount point: '
+        raise errors.UserError(f'{path} exists and is not an empty folder, or is a mount point: '
                                 f'choose another {flag}')
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with _replacing(path) as partial:

@@ -5,6 +5,8 @@ Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Netwo
 `tf.nn.lrn` and its gradient take a third of a training step on a CPU. Summing the neighbours by a
 matrix product costs almost nothing, on any device.
 """
+from cifar10_lib import quiet  # noqa: F401, it imports TensorFlow quietly.
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from cifar10_lib import checkpoints, console, files
+from cifar10_lib import checkpoints, errors, files
 
 import filelock
 import numpy as np
@@ -72,7 +72,7 @@ def training_session(
 
     Yields a `tf.train.SingularMonitoredSession`.
     Raises:
-        console.UserError: the folder is in use, or its checkpoint does not fit the graph.
+        errors.UserError: the folder is in use, or its checkpoint does not fit the graph.
         OSError: the folder cannot be written, or the disk is full.
         FloatingPointError: the loss or a variable is not finite; it was not saved.
     """
@@ -146,14 +146,14 @@ def _hooks_of_the_chief(folder, scaffold, saving, save_secs, save_steps, summary
 def _locked(folder):
     """Creates a run's folder if necessary, and locks it against other trainers."""
     if not checkpoints.PATTERN_CHARACTERS.isdisjoint(folder):
-        raise console.UserError(f'{folder} contains one of * ? [ \\: TensorFlow would read it as a '
+        raise errors.UserError(f'{folder} contains one of * ? [ \\: TensorFlow would read it as a '
                                 "pattern and remove other runs' checkpoints. Choose another folder")
     os.makedirs(folder, exist_ok=True)
     try:
         with files.locked(os.path.join(folder, '.lock')):
             yield
     except filelock.Timeout as error:
-        raise console.UserError(f'{folder} is in use: another process trains there. Stop that '
+        raise errors.UserError(f'{folder} is in use: another process trains there. Stop that '
                                 'process, or choose another folder') from error
 
 
@@ -180,7 +180,7 @@ def _is_finished(found, hooks):
 def _restored(found, scaffold, folder):
     """A copy of a scaffold whose session starts from a checkpoint, `checkpoints.Found` or None.
 
-    Raises `console.UserError` if the checkpoint does not fit the graph.
+    Raises `errors.UserError` if the checkpoint does not fit the graph.
     """
     saver = scaffold.saver or tf.train.Saver(max_to_keep=5, save_relative_paths=True)
     if found is None:
@@ -222,7 +222,7 @@ class _Saving(tf.train.CheckpointSaverListener):
         try:
             session.run(self._check)
         except tf.errors.InvalidArgumentError as error:
-            raise self.diverged(console.one_line(error)) from error
+            raise self.diverged(errors.one_line(error)) from error
 
     def diverged(self, reason):
         """The error of a run whose numbers are not finite."""
@@ -270,7 +270,7 @@ def _signals_caught(hook, is_chief):
             if is_chief:
                 # The terminal may be gone, or the note interrupts another one.
                 with contextlib.suppress(OSError, RuntimeError):
-                    console.note('stopping after this step; interrupt again to stop without saving')
+                    errors.note('stopping after this step; interrupt again to stop without saving')
         elif number != getattr(signal, 'SIGHUP', None) and (
                 time.monotonic() - first_time > _TOGETHER):
             os._exit(128 + number)

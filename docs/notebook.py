@@ -50,7 +50,7 @@ elif not os.path.exists('cifar10.py'):
                     'matplotlib'], check=True)
 os.environ['PATH'] = os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']
 sys.path.insert(0, os.getcwd())
-from cifar10_lib import console  # Imports TensorFlow without the lines that it prints.
+from cifar10_lib import quiet  # Imports TensorFlow without the lines that it prints.
 
 import tensorflow.compat.v1 as tf
 import IPython.display

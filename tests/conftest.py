@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import signal
 
-from cifar10_lib import console  # noqa: F401, imports TensorFlow quietly.
+from cifar10_lib import quiet  # noqa: F401, imports TensorFlow quietly.
 
 import pytest
 import record_files

@@ -8,7 +8,8 @@ averages of the moving statistics, as classification.py evaluates it, and with t
 """
 import sys
 
-from cifar10_lib import checkpoints, named_sets, recipes, records, resnet23
+from cifar10_lib import checkpoints
+from classification_lib import named_sets, recipes, records, resnet23
 
 import numpy as np
 import tensorflow.compat.v1 as tf

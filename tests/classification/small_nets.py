@@ -1,5 +1,5 @@
 """A small network for tests of classification.py: all that a user writes to add one."""
-from cifar10_lib import batch_norm, recipes
+from classification_lib import batch_norm, recipes
 
 import tensorflow.compat.v1 as tf
 

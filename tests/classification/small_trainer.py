@@ -12,7 +12,8 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from cifar10_lib import console, session, workers  # noqa: E402
+from cifar10_lib import errors, script, session
+from classification_lib import workers
 
 import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
@@ -73,7 +74,7 @@ def _train(folder, options, worker):
                     time.sleep(options['seconds'])
                 found['sum'] = worker.sum(np.array([1, 10]) * (worker.rank + 1)).tolist()
                 if options['fails'] == worker.rank:
-                    raise console.UserError(f'worker {worker.rank} has failed')
+                    raise errors.UserError(f'worker {worker.rank} has failed')
             print('step', steps, flush=True)
             time.sleep(options['pause'])
             if not running.should_stop():
@@ -86,4 +87,4 @@ def _train(folder, options, worker):
 
 
 if __name__ == '__main__':
-    console.run(main, 'FOLDER OPTIONS')
+    script.run(main, 'FOLDER OPTIONS')

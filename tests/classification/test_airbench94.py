@@ -1,6 +1,6 @@
 import collections
 
-from cifar10_lib import airbench94
+from classification_lib import airbench94
 
 import numpy as np
 import reference

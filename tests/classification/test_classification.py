@@ -5,7 +5,8 @@ import pathlib
 import re
 import signal
 
-from cifar10_lib import checkpoints, console, recipes, run
+from cifar10_lib import checkpoints, errors
+from classification_lib import recipes, run
 
 import h5py
 import numpy as np
@@ -122,7 +123,7 @@ def test_a_run_that_another_process_has_continued(monkeypatch):
     """It saved a step, and ended, after this process had looked for the newest one."""
     folder = ran(max_steps=4)
     monkeypatch.setattr(run, 'begin', lambda *_: (2, 1))
-    with pytest.raises(console.UserError, match='another process trained in .* until now: run'):
+    with pytest.raises(errors.UserError, match='another process trained in .* until now: run'):
         ran(max_steps=6)
     assert [row['step'] for row in rows(folder)] == [2, 4]
     assert values(folder)['global_step'] == 4
@@ -146,11 +147,11 @@ def test_a_run_does_not_continue_otherwise(half_bright):
             ({'net': 'tutorial'}, 'net small, not tutorial: change that back, choose'),
             ({'batch_size': 8}, 'batch_size 16, not 8'), ({'seed': 2}, 'seed 1, not 2'),
             ({'validate_on': 'held_out'}, 'validate_on test, not held_out')]:
-        with pytest.raises(console.UserError, match=message):
+        with pytest.raises(errors.UserError, match=message):
             ran(max_steps=4, **changed)
     images = half_bright / 'data_batch_1.bin'
     images.write_bytes(images.read_bytes()[:-1] + b'\xff')
-    with pytest.raises(console.UserError, match=r'images_checksum \w+, not \w+'):
+    with pytest.raises(errors.UserError, match=r'images_checksum \w+, not \w+'):
         ran(max_steps=4)
     assert {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()} == before
 
@@ -192,7 +193,7 @@ def test_held_out_images(capsys):
     ran(evaluate=True, validate_on='held_out')
     assert 'on 8 images of cifar10 (held_out).' in capsys.readouterr().out
     ran(max_steps=1, train_dir='all')
-    with pytest.raises(console.UserError, match='was not trained with --validate_on=held_out'):
+    with pytest.raises(errors.UserError, match='was not trained with --validate_on=held_out'):
         ran(evaluate=True, validate_on='held_out', train_dir='all')
 
 
@@ -246,7 +247,7 @@ def test_networks_learn_images_of_ones_own(capsys, net, steps, rate):
     ({'per_class': True}, '--best and --per_class are for --evaluate: add it'),
     ({'initial_checkpoint': 'nowhere', 'max_steps': 1}, 'No checkpoint in nowhere')])
 def test_mistakes(options, message):
-    with pytest.raises(console.UserError, match=message):
+    with pytest.raises(errors.UserError, match=message):
         ran(**options)
 
 

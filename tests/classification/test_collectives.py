@@ -1,5 +1,5 @@
 """The graphs of the collective operations; test_workers.py runs them."""
-from cifar10_lib import collectives
+from classification_lib import collectives
 
 import tensorflow.compat.v1 as tf
 

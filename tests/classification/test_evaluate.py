@@ -1,7 +1,8 @@
 """Runs that were trained, also by earlier versions, and what is counted."""
 import os
 
-from cifar10_lib import checkpoints, console, data_sets, evaluate, recipes, records, run
+from cifar10_lib import checkpoints, errors
+from classification_lib import data_sets, evaluate, recipes, records, run
 
 import numpy as np
 import pytest
@@ -73,10 +74,10 @@ def test_which_variables_count(tmp_path, net, suffixes, sign):
 def test_what_does_not_fit_is_refused(tmp_path):
     save(tmp_path, 1)
     for classes in (('lower', 'middle'), ('lower', 'upper', 'middle'), ('upper', 'lower')):
-        with pytest.raises(console.UserError, match='choose the data set of the run$'):
+        with pytest.raises(errors.UserError, match='choose the data set of the run$'):
             counted(tmp_path, classes)
     save(tmp_path, 1, num_classes=3, step=8)
-    with pytest.raises(console.UserError, match=r'does not fit this network: linear/weights.* has '
+    with pytest.raises(errors.UserError, match=r'does not fit this network: linear/weights.* has '
                        r'shape \[768, 3\]; expected \[768, 2\]'):
         counted(tmp_path)
 
@@ -84,9 +85,9 @@ def test_what_does_not_fit_is_refused(tmp_path):
 def test_find(tmp_path, monkeypatch):
     folder = str(tmp_path)
     run.write(folder, content())
-    with pytest.raises(console.UserError, match='No checkpoint in .*: train first'):
+    with pytest.raises(errors.UserError, match='No checkpoint in .*: train first'):
         evaluate.find(folder)
-    with pytest.raises(console.UserError, match=(
+    with pytest.raises(errors.UserError, match=(
             'train with classification.py --validate_every=1, or leave out --best')):
         evaluate.find(folder, best=True)
     first, last = save(folder, 1, step=7), save(folder, 1, step=9)
@@ -101,7 +102,7 @@ def test_find(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     assert evaluate.find('model.ckpt-7').checkpoint.path == './model.ckpt-7'
     run.write(folder, content(net='tutorial_fast'))
-    with pytest.raises(console.UserError, match='is of --net=tutorial_fast; expected one of'):
+    with pytest.raises(errors.UserError, match='is of --net=tutorial_fast; expected one of'):
         evaluate.find(folder)
 
 
@@ -148,5 +149,5 @@ def test_starting_weights(tmp_path):
         np.testing.assert_array_equal(value, stored[name + AVERAGE])
     assert sorted({*same} - {*found(2, ('a', 'b'))}) == ['linear/weights']
     assert sorted({*same} - {*found(3, (*CLASSES, 'c'))}) == ['linear/weights']
-    with pytest.raises(console.UserError, match='has no layer of this network'):
+    with pytest.raises(errors.UserError, match='has no layer of this network'):
         evaluate.starting_weights(trained, [tf.get_variable('other/weights', [3])], CLASSES)

@@ -1,4 +1,5 @@
-from cifar10_lib import console, recipes, run
+from cifar10_lib import errors
+from classification_lib import recipes, run
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def test_names():
     assert recipes.named('airbench94') == (recipes.TABLE['airbench94'], None)
     assert recipes.named('cifar100_resnet23') == (recipes.TABLE['resnet23'], 'cifar100')
     for net in ('resnet', 'svhn_resnet23', 'cifar10_', 'cifar10'):
-        with pytest.raises(console.UserError, match=f'--net={net} is not a network; expected one '
+        with pytest.raises(errors.UserError, match=f'--net={net} is not a network; expected one '
                            'of resnet23, airbench94, tutorial'):
             recipes.named(net)
 

@@ -1,7 +1,8 @@
 import dataclasses
 import os
 
-from cifar10_lib import console, data_sets, records
+from cifar10_lib import errors
+from classification_lib import data_sets, records
 
 import numpy as np
 import pytest
@@ -158,10 +159,10 @@ def test_images_are_read_in_their_order(images):
 
 def test_mistakes(tmp_path, images):
     os.remove(tmp_path / '1.bin')
-    with pytest.raises(console.UserError, match=r'1\.bin is missing\. Restore the file'):
+    with pytest.raises(errors.UserError, match=r'1\.bin is missing\. Restore the file'):
         images.count()
     small = records.Images(row(tmp_path, [9]), str(tmp_path), 'held_out')
-    with pytest.raises(console.UserError, match='9 training images, too few to hold out a tenth'):
+    with pytest.raises(errors.UserError, match='9 training images, too few to hold out a tenth'):
         small.count()
 
 

@@ -1,4 +1,4 @@
-from cifar10_lib import batch_norm, resnet23
+from classification_lib import batch_norm, resnet23
 
 import numpy as np
 import pytest

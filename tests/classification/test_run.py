@@ -1,6 +1,7 @@
 import os
 
-from cifar10_lib import checkpoints, console, run
+from cifar10_lib import checkpoints, errors
+from classification_lib import run
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def test_a_torn_last_line_is_dropped(metrics, length):
 def test_a_table_that_others_have_written_stays(metrics, change):
     metrics.write_bytes(change(metrics.read_bytes()))
     before = metrics.read_bytes()
-    with pytest.raises(console.UserError, match='not a table that a run wrote .* move it away'):
+    with pytest.raises(errors.UserError, match='not a table that a run wrote .* move it away'):
         run.Metrics(str(metrics.parent), 30)
     assert metrics.read_bytes() == before
 
@@ -111,7 +112,7 @@ def test_a_new_run_has_the_seed_that_was_given_or_a_random_one(tmp_path):
     (content(workers=2), 'workers 1, not 2'),
     (content(training_images=81), 'training_images 80, not 81')])
 def test_another_run_is_refused_in_a_line(folder, change, message):
-    with pytest.raises(console.UserError, match=f'holds a run with {message}: change that back, '
+    with pytest.raises(errors.UserError, match=f'holds a run with {message}: change that back, '
                        'choose another --train_dir, or start over with --restart') as error:
         run.begin(str(folder), {**content(), **change}, restart=False)
     assert '\n' not in str(error.value)
@@ -121,11 +122,11 @@ def test_another_run_is_refused_in_a_line(folder, change, message):
 def test_other_runs_that_cannot_continue_are_refused(folder, tmp_path):
     """One of the tutorial, and one whose checkpoints were removed, maybe to save room."""
     (folder / 'run.json').unlink()
-    with pytest.raises(console.UserError, match="holds a run of the tutorial's programs"):
+    with pytest.raises(errors.UserError, match="holds a run of the tutorial's programs"):
         run.begin(str(folder), content(), restart=False)
     (tmp_path / 'other').mkdir()
     run.Metrics(str(tmp_path / 'other'), 0).add(row(10))
-    with pytest.raises(console.UserError, match='no checkpoint from which it could resume'):
+    with pytest.raises(errors.UserError, match='no checkpoint from which it could resume'):
         run.begin(str(tmp_path / 'other'), content(), restart=False)
 
 

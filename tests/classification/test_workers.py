@@ -5,7 +5,8 @@ import signal
 import socket
 import time
 
-from cifar10_lib import checkpoints, console, workers
+from cifar10_lib import checkpoints, errors
+from classification_lib import workers
 
 import mpi
 import numpy as np
@@ -208,7 +209,7 @@ def test_tf_config_with_a_port_in_use(tmp_path):
     '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}'])
 def test_invalid_tf_configs(monkeypatch, text):
     monkeypatch.setenv('TF_CONFIG', text)
-    with pytest.raises(console.UserError, match='TF_CONFIG is .*; expected {"cluster":'), \
+    with pytest.raises(errors.UserError, match='TF_CONFIG is .*; expected {"cluster":'), \
             workers.joined(60):
         pass
 

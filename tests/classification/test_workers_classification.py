@@ -3,7 +3,8 @@ import os
 import re
 import shutil
 
-from cifar10_lib import checkpoints, own_images, recipes, run
+from cifar10_lib import checkpoints
+from classification_lib import own_images, recipes, run
 
 import copies
 import mpi
@@ -82,7 +83,7 @@ _FIXED_IMAGES = '''
 import numpy as np
 import tensorflow.compat.v1 as tf
 from PIL import Image
-from cifar10_lib import records
+from classification_lib import records
 def fixed(self, batch_size, distort, seed, first_step, rank=0, workers=1):
     random = np.random.RandomState(0)
     images = random.normal(size=[12, 24, 24, 3]).astype(np.float32)
@@ -113,7 +114,7 @@ def test_the_variables_are_those_of_one_process_with_all_images(half_bright):
 
 
 _BLACK_IMAGES = '''
-from cifar10_lib import records
+from classification_lib import records
 train = records.Images.train
 def darkened(self, batch_size, distort, seed, first_step, rank=0, workers=1):
     images, labels = train(self, batch_size, distort, seed, first_step, rank, workers)

@@ -4,7 +4,7 @@ import shlex
 import subprocess
 import sys
 
-from cifar10_lib import named_sets
+from classification_lib import named_sets
 
 import numpy as np
 import pytest

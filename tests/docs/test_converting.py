@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from cifar10_lib import data_sets, images, named_sets
+from classification_lib import data_sets, images, named_sets
 
 import numpy as np
 import pytest

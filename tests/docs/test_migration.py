@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 
-from cifar10_lib import checkpoints, evaluate, own_images, recipes
+from cifar10_lib import checkpoints
+from classification_lib import evaluate, own_images, recipes
 
 import numpy as np
 import plain

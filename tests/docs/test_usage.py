@@ -5,7 +5,8 @@ import re
 import subprocess
 import sys
 
-from cifar10_lib import checkpoints, evaluate
+from cifar10_lib import checkpoints
+from classification_lib import evaluate
 
 import numpy as np
 import plain

@@ -79,8 +79,8 @@ def test_a_cpu_quota(tmp_path, quota, threads):
     """As of `docker run --cpus=0.5`, where all cores stay visible."""
     (tmp_path / 'cpu.max').write_text(f'{quota}\n')
     (tmp_path / 'script.py').write_text(
-        'import os\nfrom cifar10_lib import console\n'
-        'console.run(lambda: print(os.environ.get("TF_NUM_INTRAOP_THREADS")))\n')
+        'import os\nfrom cifar10_lib import quiet\n'
+        'script.run(lambda: print(os.environ.get("TF_NUM_INTRAOP_THREADS")))\n')
     done = _with_mounts('mount --bind "$0" /sys/fs/cgroup', tmp_path, 'script.py',
                         PYTHONPATH=str(spawn.ROOT))
     assert (done.stdout, done.stderr) == (f'{threads}\n', '')

@@ -8,7 +8,8 @@ import sys
 import termios
 import time
 
-from cifar10_lib import checkpoints, run
+from cifar10_lib import checkpoints
+from classification_lib import run
 
 import counting
 import psutil

@@ -10,7 +10,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from cifar10_lib import checkpoints, console, session  # noqa: E402
+from cifar10_lib import checkpoints, script, session
 
 import numpy as np  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
@@ -63,4 +63,4 @@ def main(words):
 
 
 if __name__ == '__main__':
-    console.run(main, 'FOLDER OPTIONS')
+    script.run(main, 'FOLDER OPTIONS')

@@ -7,7 +7,7 @@ import io
 import tarfile
 import threading
 
-from cifar10_lib import data_sets
+from classification_lib import data_sets
 
 import numpy as np
 

@@ -1,7 +1,7 @@
 """Writes small record files for the tests."""
 import os
 
-from cifar10_lib import data_sets
+from classification_lib import data_sets
 
 import numpy as np
 

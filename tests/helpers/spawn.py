@@ -33,7 +33,7 @@ def gently(name, change=''):
     return ['-c', f'''
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
-from cifar10_lib import console
+from cifar10_lib import quiet
 import cifar10, cifar10_input
 cifar10.INITIAL_LEARNING_RATE = 0.03
 cifar10_input.NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN = 80

@@ -1,7 +1,7 @@
 """Folders of runs of classification.py with random weights."""
 import os
 
-from cifar10_lib import evaluate, recipes, run
+from classification_lib import evaluate, recipes, run
 
 import numpy as np
 import tensorflow.compat.v1 as tf

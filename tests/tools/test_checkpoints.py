@@ -2,7 +2,7 @@
 import os
 import shutil
 
-from cifar10_lib import checkpoints, console
+from cifar10_lib import checkpoints, errors
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_the_step():
     """A float in the original multi-GPU script; scripts of 2015 named the variable differently."""
     for path, values in (('a', {'global_step': np.float32(77)}), ('run-3/model.ckpt-77', {})):
         assert checkpoints.step(checkpoints.Found(path, values)) == 77
-    with pytest.raises(console.UserError, match=(
+    with pytest.raises(errors.UserError, match=(
             '^run/a is not a checkpoint of a training run: its global_step is None; expected a ')):
         checkpoints.step(checkpoints.Found('run/a', {}))
 
@@ -111,7 +111,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, capfd, name, change):
 def test_all_damaged(tmp_path):
     for path in save_steps(tmp_path, 5, 7):
         os.truncate(f'{path}.index', 0)
-    with pytest.raises(console.UserError, match=(
+    with pytest.raises(errors.UserError, match=(
             r'model.ckpt-7 is damaged, .*\); .*model.ckpt-5 is damaged.*: no intact checkpoint '
             f'in {tmp_path}. Restore one, or start over in another folder$')):
         checkpoints.newest(str(tmp_path))

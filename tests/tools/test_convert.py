@@ -2,7 +2,8 @@ import os
 import subprocess
 import sys
 
-from cifar10_lib import console, data_sets, named_sets
+from cifar10_lib import errors
+from classification_lib import data_sets, named_sets
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def test_the_script_prints_what_it_made_and_what_it_skipped(folder, tmp_path):
 
 def test_converting_twice_gives_the_same_files(folder, tmp_path):
     cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
-    with pytest.raises(console.UserError, match='one exists and is not .*choose another DATA_DIR'):
+    with pytest.raises(errors.UserError, match='one exists and is not .*choose another DATA_DIR'):
         cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
     cifar10_convert.convert(str(folder), str(tmp_path / 'two'))
     for name in ('train.bin', 'test.bin'):
@@ -66,7 +67,7 @@ def test_converting_twice_gives_the_same_files(folder, tmp_path):
      'the new data set, named like its folder: "name" is "cifar10"; expected a name')])
 def test_another_data_dir_is_required(folder, monkeypatch, source, data_dir, line):
     monkeypatch.chdir(folder)
-    with pytest.raises(console.UserError, match=f'^{line}'):
+    with pytest.raises(errors.UserError, match=f'^{line}'):
         cifar10_convert.convert(source, data_dir)
     assert sorted(os.listdir(folder)) == sorted(NAMES)
 
@@ -82,7 +83,7 @@ def test_incomplete_sets_are_refused(tmp_path, capsys, readable, line):
         if name in readable:
             grey = Image.new('RGB', (32, 32), (value, value, value))
             grey.save(tmp_path / 'images' / name / '1.png')
-    with pytest.raises(console.UserError, match=f'^{line}'):
+    with pytest.raises(errors.UserError, match=f'^{line}'):
         cifar10_convert.convert(str(tmp_path / 'images'), str(tmp_path / 'data'))
     assert capsys.readouterr().out.splitlines()[0] == 'Skipped 2, not readable:'
     assert os.listdir(tmp_path) == ['images']

@@ -1,6 +1,7 @@
 import json
 
-from cifar10_lib import console, data_sets, named_sets
+from cifar10_lib import errors
+from classification_lib import data_sets, named_sets
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def pets(tmp_path):
 
 
 def fault(data_set, folder):
-    with pytest.raises(console.UserError) as error:
+    with pytest.raises(errors.UserError) as error:
         data_sets.check(data_set, folder)
     assert '\n' not in str(error.value)
     return str(error.value)
@@ -111,7 +112,7 @@ def test_a_name_of_the_table_is_not_a_folder(pets, monkeypatch):
     ({'test_files': {'../test.bin': 2}}, '"test_files" is')])
 def test_invalid_fields_are_reported(pets, change, words):
     (pets / 'dataset.json').write_text(json.dumps({**ROW, **change}))
-    with pytest.raises(console.UserError) as error:
+    with pytest.raises(errors.UserError) as error:
         named_sets.find(str(pets))
     assert words in str(error.value)
     assert str(error.value).startswith(f'{pets}/dataset.json: "')
@@ -121,6 +122,6 @@ def test_invalid_fields_are_reported(pets, change, words):
 @pytest.mark.parametrize('data', [b'', b'null', b'\xff\xfe'])
 def test_files_without_a_json_object(pets, data):
     (pets / 'dataset.json').write_bytes(data)
-    with pytest.raises(console.UserError, match=(
+    with pytest.raises(errors.UserError, match=(
             'dataset.json (is not JSON: .|holds null; expected a JSON object)')):
         named_sets.find(str(pets))

@@ -9,7 +9,7 @@ import tarfile
 import threading
 import time
 
-from cifar10_lib import console, download
+from cifar10_lib import download, errors
 
 import pytest
 import spawn
@@ -41,7 +41,7 @@ def failed_places(capsys):
 
 def failure(data_dir, url, copies=(), **options):
     """Returns the one line with which a download fails."""
-    with pytest.raises(console.UserError) as error:
+    with pytest.raises(errors.UserError) as error:
         download.maybe_download_and_extract(row(url, copies=copies), str(data_dir), **options)
     message = str(error.value)
     assert '\n' not in message
@@ -55,7 +55,7 @@ def failure(data_dir, url, copies=(), **options):
 def test_the_folder_of_the_files_in_place_of_its_parent(server, tmp_path):
     download.maybe_download_and_extract(row(server.url), str(tmp_path))
     inside = f'{tmp_path}/small/'
-    with pytest.raises(console.UserError, match=(
+    with pytest.raises(errors.UserError, match=(
             f'^--data_dir={inside} is the folder of the record files; expected the folder that '
             'contains small$')):
         download.maybe_download_and_extract(row(server.url), inside)
@@ -84,7 +84,7 @@ def test_a_proxy(server, tmp_path, monkeypatch):
 @pytest.mark.parametrize('wrong', [b'<html>', bytes(len(ARCHIVE))])
 def test_a_wrong_archive_of_the_user_stays(tmp_path, wrong):
     (tmp_path / 'small.tar.gz').write_bytes(wrong)
-    with pytest.raises(console.UserError, match=f'^{tmp_path}/small.tar.gz has .* replace it, or '
+    with pytest.raises(errors.UserError, match=f'^{tmp_path}/small.tar.gz has .* replace it, or '
                        'remove it to download it again$'):
         download.maybe_download_and_extract(row(), str(tmp_path))
     assert (tmp_path / 'small.tar.gz').read_bytes() == wrong

@@ -1,7 +1,8 @@
 """SavedModels: what they hold. docs/test_usage.py uses them in other programs."""
 import os
 
-from cifar10_lib import console, data_sets, evaluate
+from cifar10_lib import errors
+from classification_lib import data_sets, evaluate
 
 import numpy as np
 import plain
@@ -43,7 +44,7 @@ def test_a_run_of_the_tutorial(tmp_path):
     exported = tmp_path / 'model' / '1'
     with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'train'), export_dir=str(exported)):
         cifar10_export.export()
-        with pytest.raises(console.UserError, match='model/1 exists and is not an empty folder'):
+        with pytest.raises(errors.UserError, match='model/1 exists and is not an empty folder'):
             cifar10_export.export()
     check_like_checkpoint(exported, tmp_path / 'train')
     assert sorted(os.listdir(exported)) == ['assets.extra', 'saved_model.pb', 'variables']
@@ -73,6 +74,6 @@ def test_a_run_of_classification(tmp_path, net, capsys):
 def test_mistakes(tmp_path, options, words):
     plain.save_checkpoint(tmp_path / 'train')
     given = {'checkpoint_dir': str(tmp_path / 'train'), 'export_dir': str(tmp_path / 'model' / '1')}
-    with flagsaver.flagsaver(**{**given, **options}), pytest.raises(console.UserError, match=words):
+    with flagsaver.flagsaver(**{**given, **options}), pytest.raises(errors.UserError, match=words):
         cifar10_export.export()
     assert not (tmp_path / 'model').exists()

@@ -2,7 +2,7 @@
 import errno
 import os
 
-from cifar10_lib import console, files
+from cifar10_lib import errors, files
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -57,7 +57,7 @@ def test_an_existing_file_or_folder_stays(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
     before = sorted(os.walk(tmp_path))
-    with pytest.raises(console.UserError, match='one exists and .*: choose another --there'):
+    with pytest.raises(errors.UserError, match='one exists and .*: choose another --there'):
         with files.new_folder(str(tmp_path / 'one'), '--there'):
             pytest.fail('the block must not run')
     assert sorted(os.walk(tmp_path)) == before

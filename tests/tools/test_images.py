@@ -2,7 +2,8 @@ import os
 import struct
 import zlib
 
-from cifar10_lib import console, images
+from cifar10_lib import errors
+from classification_lib import images
 
 import numpy as np
 import pytest
@@ -102,7 +103,7 @@ EPS = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n'
     (b'\xff\xd8\xff', ''), (b'II*\0\x08\0\0\0', '')])
 def test_files_that_are_not_images(tmp_path, data, words, capfd):
     (tmp_path / 'image').write_bytes(data)
-    with pytest.raises(console.UserError) as error:
+    with pytest.raises(errors.UserError) as error:
         images.read(tmp_path / 'image')
     assert str(error.value).startswith(f'{tmp_path}/image cannot be read (')
     assert words in str(error.value) and '\n' not in str(error.value)
@@ -113,7 +114,7 @@ def test_files_that_are_not_images(tmp_path, data, words, capfd):
     (np.uint16, 'PNG'), (np.uint16, 'TIFF'), (np.int32, 'TIFF'), (np.float32, 'TIFF')])
 def test_other_values_than_0_to_255_are_refused(read, kind, format_):
     """Their range is not known: 12 bits of a camera, CT numbers, -1 to 1."""
-    with pytest.raises(console.UserError, match=(
+    with pytest.raises(errors.UserError, match=(
             r'image cannot be read \(more than 8 bits, or fractions: scale them to 0 to 255, as in '
             r'docs/usage.md\)$')):
         read(NOISE[..., 0].astype(kind), format=format_)
@@ -128,7 +129,7 @@ def test_truncated_and_overwritten_files(tmp_path, read, options):
     overwritten = bytes(200) + whole[len(whole) // 2 + 200:]
     for rest in (b'', overwritten) if options['format'] in ('PNG', 'GIF', 'TIFF') else (b'',):
         (tmp_path / 'image').write_bytes(whole[:len(whole) // 2] + rest)
-        with pytest.raises(console.UserError, match='cannot be read'):
+        with pytest.raises(errors.UserError, match='cannot be read'):
             images.read(tmp_path / 'image')
 
 
@@ -141,7 +142,7 @@ def test_pictures_of_more_than_179_million_pixels_are_not_decoded(
     data[16:24] = struct.pack('>II', side, side)
     data[29:33] = struct.pack('>I', zlib.crc32(data[12:29]))
     (tmp_path / 'image').write_bytes(data)
-    with pytest.raises(console.UserError, match=words):
+    with pytest.raises(errors.UserError, match=words):
         images.read(tmp_path / 'image')
     assert not recwarn.list
 
@@ -152,7 +153,7 @@ def test_files_that_cannot_be_read(tmp_path):
     for path, why in ((tmp_path / 'none.png', 'No such file'), (tmp_path, 'not a regular file'),
                       (tmp_path / 'pipe.png', 'not a regular file'),
                       ('/dev/zero', 'not a regular file')):
-        with pytest.raises(console.UserError, match=f'cannot be read .{why}'):
+        with pytest.raises(errors.UserError, match=f'cannot be read .{why}'):
             images.read(path)
 
 

@@ -1,7 +1,8 @@
 import collections
 import os
 
-from cifar10_lib import console, data_sets, named_sets, own_images
+from cifar10_lib import errors
+from classification_lib import data_sets, named_sets, own_images
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_a_class_may_be_named_like_a_part(tmp_path):
     ({'Train': 3, 'Val': 3}, ' has Train, Val; expected ')])
 def test_folders_that_are_not_classes(tmp_path, counts, line):
     fill(tmp_path, **counts)
-    with pytest.raises(console.UserError) as error:
+    with pytest.raises(errors.UserError) as error:
         read(tmp_path)
     assert str(error.value).startswith(f'{tmp_path}{line}') and '\n' not in str(error.value)
 
@@ -219,7 +220,7 @@ def test_each_image_of_an_array_keeps_its_label_and_its_pixels(tmp_path, given, 
     ({'classes': np.array(['a', 'a', 'b'])}, 'expected a list of 2 to 256 different names')])
 def test_other_arrays_are_refused(tmp_path, change, words):
     np.savez_compressed(tmp_path / 'a.npz', **arrays(**change))
-    with pytest.raises(console.UserError) as error:
+    with pytest.raises(errors.UserError) as error:
         own_images.read_arrays(tmp_path / 'a.npz')
     assert words in str(error.value) and '\n' not in str(error.value)
 
@@ -232,7 +233,7 @@ def test_other_files_are_refused(tmp_path, change):
     path = tmp_path / 'a.npz'
     np.savez_compressed(path, **arrays())
     change(path)
-    with pytest.raises(console.UserError) as error:
+    with pytest.raises(errors.UserError) as error:
         own_images.read_arrays(path)
     line = str(error.value)
     assert line.startswith(f'{path} cannot be read (') and '\n' not in line and len(line) < 600

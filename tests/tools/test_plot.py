@@ -2,7 +2,8 @@
 import os
 import sys
 
-from cifar10_lib import console, own_images, run
+from cifar10_lib import errors
+from classification_lib import own_images, run
 
 import numpy as np
 import plain
@@ -202,7 +203,7 @@ def test_curves_of_a_run_of_the_tutorial_and_its_evaluation(trained, tmp_path):
     ({'picture': 'filters', 'runs': ['nowhere']}, 'No checkpoint in nowhere')])
 def test_mistakes(options, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with flagsaver.flagsaver(**options), pytest.raises(console.UserError, match=words):
+    with flagsaver.flagsaver(**options), pytest.raises(errors.UserError, match=words):
         cifar10_plot.plot()
     assert os.listdir(tmp_path) == []
 
@@ -210,5 +211,5 @@ def test_mistakes(options, words, tmp_path, monkeypatch):
 def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, 'matplotlib', None)  # As if it were not installed.
     with flagsaver.flagsaver(picture='samples'), pytest.raises(
-            console.UserError, match=r'requires Matplotlib \(pip install matplotlib\)'):
+            errors.UserError, match=r'requires Matplotlib \(pip install matplotlib\)'):
         cifar10_plot.plot()

@@ -2,7 +2,8 @@
 import json
 import os
 
-from cifar10_lib import console, data_sets
+from cifar10_lib import errors
+from classification_lib import data_sets
 
 import numpy as np
 import plain
@@ -77,7 +78,7 @@ def test_folders_and_patterns(network, pictures, tmp_path, capsys):
 @pytest.mark.parametrize('word', ['', '*.png'])
 def test_a_folder_or_a_pattern_without_images(network, tmp_path, word):
     (tmp_path / 'notes.txt').touch()
-    with pytest.raises(console.UserError, match='No image in '):
+    with pytest.raises(errors.UserError, match='No image in '):
         cifar10_predict.predict([os.path.join(tmp_path, word)])
 
 
@@ -112,7 +113,7 @@ def test_the_shipped_weights_without_any_flag(pictures, tmp_path, capsys):
     with flagsaver.flagsaver(checkpoint_dir=str(tmp_path / 'nothing'), json=True, top_k=10):
         assert cifar10_predict.predict(pictures[:1]) == 0
         with flagsaver.flagsaver(best=True), pytest.raises(
-                console.UserError, match='No checkpoint in .*nothing/best'):
+                errors.UserError, match='No checkpoint in .*nothing/best'):
             cifar10_predict.predict(pictures)
     out, error = capsys.readouterr()
     assert f'no run in {tmp_path}/nothing: using the weights in ' in error

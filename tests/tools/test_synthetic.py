@@ -1,7 +1,8 @@
 import hashlib
 import os
 
-from cifar10_lib import console, data_sets, synthetic
+from cifar10_lib import errors
+from classification_lib import data_sets, synthetic
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_other_record_files_are_never_replaced(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b'mine')
     before = sorted(os.listdir(tmp_path))
-    with pytest.raises(console.UserError, match='choose another DATA_DIR'):
+    with pytest.raises(errors.UserError, match='choose another DATA_DIR'):
         cifar10_convert.main(['synthetic', str(tmp_path)])
     assert sorted(os.listdir(tmp_path)) == before
     assert (tmp_path / name).read_bytes() == b'mine'

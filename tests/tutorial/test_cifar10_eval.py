@@ -3,7 +3,7 @@ import os
 import signal
 import time
 
-from cifar10_lib import console
+from cifar10_lib import errors
 
 import numpy as np
 import outcomes
@@ -66,7 +66,7 @@ def constant(folder, label):
 
 def test_a_checkpoint_of_another_network(trained, evaluate, monkeypatch):
     monkeypatch.setattr(cifar10, 'NUM_CLASSES', 20)
-    with pytest.raises(console.UserError, match=(
+    with pytest.raises(errors.UserError, match=(
             r'softmax_linear/biases has shape \[10\]; expected \[20\]')):
         evaluate()
 
@@ -98,7 +98,7 @@ def test_one_prediction_per_image(half_bright, evaluate):
 
 def test_without_a_checkpoint(half_bright):
     with flagsaver.flagsaver(run_once=True), pytest.raises(
-            console.UserError, match=f'No checkpoint in {FLAGS.train_dir}: train first'):
+            errors.UserError, match=f'No checkpoint in {FLAGS.train_dir}: train first'):
         cifar10_eval.main()
 
 

@@ -4,7 +4,7 @@ import os
 import re
 import time
 
-from cifar10_lib import console
+from cifar10_lib import errors
 
 import numpy as np
 import outcomes
@@ -141,7 +141,7 @@ def test_the_device_of_every_operation(half_bright, capfd):
 
 def test_damaged_data_is_noticed_before_the_run(half_bright):
     (half_bright / 'data_batch_4.bin').write_bytes(b'torn')
-    with pytest.raises(console.UserError, match='data_batch_4.bin has 4 bytes'):
+    with pytest.raises(errors.UserError, match='data_batch_4.bin has 4 bytes'):
         cifar10_train.main()
     assert not os.path.exists(FLAGS.train_dir)
 
@@ -150,5 +150,5 @@ def test_another_url_of_the_data(tmp_path, monkeypatch):
     """The constant decides; copies of the published archive are not asked."""
     monkeypatch.setattr(cifar10, 'DATA_URL', 'file:///gone/images.tar.gz')
     with flagsaver.flagsaver(data_dir=str(tmp_path)), pytest.raises(
-            console.UserError, match='Cannot download file:///gone/images.tar.gz'):
+            errors.UserError, match='Cannot download file:///gone/images.tar.gz'):
         cifar10.maybe_download_and_extract()

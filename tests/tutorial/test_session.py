@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 
-from cifar10_lib import checkpoints, console, session
+from cifar10_lib import checkpoints, errors, session
 
 import counting
 import numpy as np
@@ -176,7 +176,7 @@ def test_a_checkpoint_that_does_not_fit(tmp_path):
     path = plain.save(tmp_path / 'model.ckpt-3', {'w': np.zeros(4), 'global_step': 3})
     before = contents(tmp_path)
     tf.get_variable('v', [])
-    with pytest.raises(console.UserError, match=(
+    with pytest.raises(errors.UserError, match=(
             rf'^{path} .* v is missing; w has shape \[4\]; expected \[3\]\. Choose another folder, '
             'or start over with --restart$')), counter(tmp_path):
         pytest.fail('the session must not start')
@@ -217,7 +217,7 @@ def test_a_run_that_was_moved(tmp_path):
 @pytest.mark.parametrize('name', ['run[1]', 'run*', 'what?', 'a\\b'])
 def test_a_folder_that_tensorflow_reads_as_a_pattern(tmp_path, name):
     """It would remove the checkpoints of all that match."""
-    with pytest.raises(console.UserError, match='contains one of .* Choose another folder'):
+    with pytest.raises(errors.UserError, match='contains one of .* Choose another folder'):
         counting.train(tmp_path / name, 1)
     assert os.listdir(tmp_path) == []
 
@@ -228,7 +228,7 @@ def test_two_trainers_in_one_folder(tmp_path):
         sess.run(op)
         before = contents(tmp_path)
         for restart in (False, True):
-            with pytest.raises(console.UserError, match=f'^{tmp_path} is in use: '):
+            with pytest.raises(errors.UserError, match=f'^{tmp_path} is in use: '):
                 counting.train(tmp_path, 5, restart=restart)
         done = spawn.run([spawn.HELPERS / 'counting.py', tmp_path, '{"last_step": 5}'])
         assert (done.returncode, done.stdout) == (1, '')

@@ -9,7 +9,8 @@ The same seed gives the same bytes everywhere: NumPy does not change the stream 
 import glob
 import os
 
-from cifar10_lib import console, data_sets, files
+from cifar10_lib import errors, files
+from classification_lib import data_sets
 
 import numpy as np
 
@@ -55,13 +56,13 @@ _COLORS = np.array([
 def write(data_dir: str) -> str:
     """Writes generated images in CIFAR-10's layout below a folder, unless they are there.
 
-    Returns the folder of the files. Raises `console.UserError` if other record files are there.
+    Returns the folder of the files. Raises `errors.UserError` if other record files are there.
     """
     folder = os.path.join(data_dir, data_sets.CIFAR10.folder)
     if data_sets.class_names(folder) == tuple(FORMS):
         return folder
     if glob.glob('*.bin', root_dir=data_dir):
-        raise console.UserError(f'{data_dir} holds other record files: choose another DATA_DIR')
+        raise errors.UserError(f'{data_dir} holds other record files: choose another DATA_DIR')
     with files.new_folder(folder, 'DATA_DIR') as partial:
         for index, name in enumerate(data_sets.CIFAR10.files):
             with open(os.path.join(partial, name), 'wb') as stream:

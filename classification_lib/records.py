@@ -12,7 +12,8 @@ import os
 import zlib
 from typing import NamedTuple
 
-from cifar10_lib import console, data_sets, download
+from cifar10_lib import download, errors
+from classification_lib import data_sets
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -34,7 +35,7 @@ def fetch(data_set, data_dir):
     """Makes sure that the files of a data set are in `data_dir`, unless it is a user's own.
 
     Returns the `data_sets.DataSet`, with the names of the classes that are beside the records, and
-    the folder of the files. Raises `console.UserError` if they are damaged, or the download failed.
+    the folder of the files. Raises `errors.UserError` if they are damaged, or the download failed.
     """
     download.maybe_download_and_extract(data_set, data_dir)
     folder = os.path.join(data_dir, data_set.folder)
@@ -65,7 +66,7 @@ class Images(NamedTuple):
     subset: str
 
     def files(self):
-        """The record files, {path: number of records}; raises `console.UserError` if one is
+        """The record files, {path: number of records}; raises `errors.UserError` if one is
         missing."""
         names = self.data_set.train_files
         if self.subset == 'test':
@@ -73,7 +74,7 @@ class Images(NamedTuple):
         counts = {}
         for path in [os.path.join(self.folder, name) for name in names]:
             if not os.path.exists(path):
-                raise console.UserError(
+                raise errors.UserError(
                     f'{path} is missing. {self.data_set.remedy(self.folder)}')
             counts[path] = os.path.getsize(path) // self.data_set.record_bytes
         return counts
@@ -82,7 +83,7 @@ class Images(NamedTuple):
         """Which records to read, bool [records of all files]: those of the subset, and of those the
         shard of worker `rank`, one of as many nearly equal shards as workers.
 
-        Raises `console.UserError` if the subset is empty.
+        Raises `errors.UserError` if the subset is empty.
         """
         records = sum(self.files().values())
         held_out = records // _HELD_OUT_ONE_IN
@@ -98,7 +99,7 @@ class Images(NamedTuple):
             first = held_out
         size = end - first
         if size == 0:
-            raise console.UserError(f'{self.folder} has {records} training images, too few to hold '
+            raise errors.UserError(f'{self.folder} has {records} training images, too few to hold '
                                     'out a tenth: use --validate_on=test')
         shards = (places - first) * workers // size
         return (places >= first) & (places < end) & (shards == rank)
@@ -132,10 +133,10 @@ class Images(NamedTuple):
             images: float32 [batch_size, height, width, 3].
             labels: int32 [batch_size].
 
-        Raises `console.UserError` if a file is missing, or there are too few images.
+        Raises `errors.UserError` if a file is missing, or there are too few images.
         """
         if self.count() < workers:
-            raise console.UserError(f'{self.count()} training images are not enough for {workers} '
+            raise errors.UserError(f'{self.count()} training images are not enough for {workers} '
                                     'workers: start fewer')
         size = int(self.chosen(rank, workers).sum())
         first_epoch, position = divmod(first_step * batch_size, size)
@@ -174,7 +175,7 @@ class Images(NamedTuple):
             labels: int32 [batch].
             initializer: operation that begins with the first image.
 
-        Raises `console.UserError` if a file is missing, or there are too few images.
+        Raises `errors.UserError` if a file is missing, or there are too few images.
         """
         with tf.device('/cpu:0'), tf.name_scope('input'):
             batches = self._records(rank, workers).batch(batch_size).map(self._decoded).prefetch(2)

@@ -13,7 +13,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cifar10_lib import console, data_sets
+from cifar10_lib import errors
+from classification_lib import data_sets
 
 # In the order of the archive's `fine_label_names.txt`.
 _FINE_LABELS = '''
@@ -50,7 +51,7 @@ def find(name_or_folder: str) -> data_sets.DataSet:
     """Returns the row of a data set: of a name in the table, or of a user's folder.
 
     The `folder` of a user's set is absolute, so that `--data_dir` has no effect. Raises
-    `console.UserError` if it is neither, or its `dataset.json` is invalid.
+    `errors.UserError` if it is neither, or its `dataset.json` is invalid.
     """
     if name_or_folder in TABLE:
         return TABLE[name_or_folder]
@@ -60,13 +61,13 @@ def find(name_or_folder: str) -> data_sets.DataSet:
         with open(path, encoding='utf-8') as stream:
             fields = json.load(stream)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise console.UserError(
+        raise errors.UserError(
             f'"{name_or_folder}" is not a data set; expected {", ".join(TABLE)}, or a '
             f'folder with a {FILE}, made by cifar10_convert.py: give it with --dataset') from error
     except (ValueError, RecursionError) as error:  # Not UTF-8, not JSON, or nested too deeply.
-        raise console.UserError(f'{path} is not JSON: {error}') from error
+        raise errors.UserError(f'{path} is not JSON: {error}') from error
     if not isinstance(fields, dict):
-        raise console.UserError(f'{path} holds {json.dumps(fields):.80}; expected a JSON object')
+        raise errors.UserError(f'{path} holds {json.dumps(fields):.80}; expected a JSON object')
     row: dict[str, Any] = {
         field: fields.get(field) for field in ('name', 'classes', 'train_files', 'test_files')}
     check_row(row, path)
@@ -75,7 +76,7 @@ def find(name_or_folder: str) -> data_sets.DataSet:
 
 
 def check_row(fields: Mapping[str, Any], source: str) -> None:
-    """Raises `console.UserError`, which begins with `source`, if one of these fields of a
+    """Raises `errors.UserError`, which begins with `source`, if one of these fields of a
     `dataset.json` is wrong."""
     for field, value in fields.items():
         if field == 'name':
@@ -90,7 +91,7 @@ def check_row(fields: Mapping[str, Any], source: str) -> None:
             is_valid = isinstance(value, dict) and value and all(
                 _is_name(name) and name == os.path.basename(name) for name in value)
         if not is_valid:
-            raise console.UserError(
+            raise errors.UserError(
                 f'{source}: "{field}" is {json.dumps(value):.80}; expected {expected}')
 
 

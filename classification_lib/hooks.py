@@ -7,7 +7,8 @@ import contextlib
 import time
 from datetime import datetime
 
-from cifar10_lib import checkpoints, console, run
+from cifar10_lib import checkpoints, errors
+from classification_lib import run
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -34,7 +35,7 @@ class LoggerHook(tf.train.SessionRunHook):
     def begin(self):  # The folder is locked, and --restart has removed the earlier run.
         found = checkpoints.newest(self._train_dir)
         if (checkpoints.step(found) if found else 0) != self._plan.first_step:
-            raise console.UserError(f'another process trained in {self._train_dir} until now: run '
+            raise errors.UserError(f'another process trained in {self._train_dir} until now: run '
                                     'the same command again to resume')
         run.write(self._train_dir, self._content)
         self._metrics = run.Metrics(self._train_dir, self._plan.first_step)

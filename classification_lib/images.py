@@ -3,7 +3,8 @@ import contextlib
 import os
 import warnings
 
-from cifar10_lib import console, data_sets
+from cifar10_lib import errors
+from classification_lib import data_sets
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -28,7 +29,7 @@ def read(path: str) -> np.ndarray:
     enlarges); does not change an image of that size. Applies the EXIF orientation. Uses the first
     frame of an animation, and the first of several pages. Lays transparent images on white.
 
-    Returns uint8 [32, 32, 3]. Raises `console.UserError`, which names the file, if it cannot
+    Returns uint8 [32, 32, 3]. Raises `errors.UserError`, which names the file, if it cannot
     be read, is damaged, is grey with more than 8 bits, or has more pixels than Pillow accepts, 179
     million.
     """
@@ -43,10 +44,10 @@ def read(path: str) -> np.ndarray:
                 size = data_sets.WIDTH, data_sets.HEIGHT
                 return np.asarray(ImageOps.fit(_decoded(image), size, Image.Resampling.BILINEAR))
     except Exception as error:  # Pillow raises many types for damaged files.
-        reason = getattr(error, 'strerror', None) or console.one_line(error) or repr(error)
+        reason = getattr(error, 'strerror', None) or errors.one_line(error) or repr(error)
         if isinstance(error, Image.UnidentifiedImageError):
             reason = 'damaged, or in a format that Pillow does not read'
-        raise console.UserError(f'{path} cannot be read ({reason:.120})') from error
+        raise errors.UserError(f'{path} cannot be read ({reason:.120})') from error
 
 
 def _decoded(image):

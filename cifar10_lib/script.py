@@ -1,71 +1,19 @@
-"""The start and the end of a script: a quiet import of TensorFlow, one-line errors, the devices.
-
-Importing this module imports TensorFlow, so scripts import it before TensorFlow.
-"""
-import contextlib
-import gc
+"""The start and the end of a script: flags, one-line errors, exit codes, devices."""
 import math
 import os
 import pathlib
-import platform
-import re
 import sys
 import traceback
 
+from cifar10_lib import errors, quiet  # noqa: F401, it imports TensorFlow quietly.
 
-@contextlib.contextmanager
-def _without_start_up_lines():
-    """Imports in this context do not write to descriptor 2, unless TF_CPP_MIN_LOG_LEVEL is set.
-
-    TensorFlow's C++ libraries print lines while they load, some at any level.
-    """
-    before = dict(os.environ)
-    collects = gc.isenabled()
-    gc.disable()  # An import leaves no garbage, and looking for it takes a sixth of the time.
-    if platform.machine() in ('x86_64', 'AMD64'):
-        # Processors with AVX2 only would not use oneDNN: a step takes 1.6 times as long there.
-        os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
-    nowhere = os.open(os.devnull, os.O_WRONLY)  # If descriptor 2 is closed, it becomes this.
-    screen = os.dup(2)
-    if 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
-        os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
-        os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(screen, 2)
-        os.close(screen)
-        if nowhere != 2:
-            os.close(nowhere)
-        os.environ.clear()
-        os.environ.update(before)
-        gc.freeze()  # Nor is it searched later.
-        if collects:
-            gc.enable()
-
-
-try:
-    with _without_start_up_lines():
-        import tensorflow.compat.v1 as tf
-        tf.disable_v2_behavior()  # Prints a line, too.
-except (ImportError, OSError, ValueError) as error:
-    if os.environ.get('CIFAR10_TRACEBACK'):
-        raise
-    # Keras, Matplotlib and protobuf read settings that were meant for other programs.
-    sys.exit(f'TensorFlow cannot be imported: {error!s:.200}. Install requirements.txt or, if it '
-             'is installed, check TMPDIR, KERAS_BACKEND, MPLBACKEND, ~/.keras/keras.json and '
-             'PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION')
-from absl import flags  # noqa: E402, TensorFlow first.
+import tensorflow.compat.v1 as tf
+from absl import flags
 
 FLAGS = flags.FLAGS
 
-
-class UserError(ValueError):
-    """A user's mistake. The message is one line: what came, what was expected, how to fix it."""
-
-
 # What `run` reports in one line. Any other exception is a bug of ours and keeps its traceback.
-_EXPECTED = (UserError, OSError, FloatingPointError, tf.errors.OpError,
+_EXPECTED = (errors.UserError, OSError, FloatingPointError, tf.errors.OpError,
              tf.train.NanLossDuringTrainingError)
 
 
@@ -88,9 +36,6 @@ def run(main, positional=''):
     if cores:  # A thread per visible core would exhaust the quota early in each period.
         os.environ.setdefault('TF_NUM_INTRAOP_THREADS', cores)
         os.environ.setdefault('TF_NUM_INTEROP_THREADS', cores)
-    if os.environ.get('TF_DETERMINISTIC_OPS', '0') != '0':
-        # Random operations without a seed raise an error then. This is the seed of every new graph.
-        tf.Graph.seed = property(lambda graph: graph._seed or 1, tf.Graph.seed.fset)
     if sys.stdout:  # A name of a file may not be text of its encoding.
         sys.stdout.reconfigure(errors='backslashreplace')
     try:
@@ -98,7 +43,7 @@ def run(main, positional=''):
         code = main(words) if positional else main()
         print(end='', flush=True)  # Also if there is no standard output.
     except KeyboardInterrupt:
-        note('interrupted')
+        errors.note('interrupted')
         code = 130
     except BrokenPipeError:  # As in `... | head`. Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -107,29 +52,9 @@ def run(main, positional=''):
         if os.environ.get('CIFAR10_TRACEBACK'):
             traceback.print_exc()
         else:
-            note(one_line(error))
+            errors.note(errors.one_line(error))
         code = 1
     sys.exit(code)
-
-
-def note(text):
-    """Writes the line 'SCRIPT: text' to standard error."""
-    print(f'{os.path.basename(sys.argv[0])}: {text}', file=sys.stderr, flush=True)
-
-
-def one_line(error):
-    """The message of an exception on one line; of a failed operation of TensorFlow, its reason."""
-    message = getattr(error, 'message', None)
-    if not isinstance(message, str):
-        message = str(error)
-        return re.sub(r'^\[Errno -?\d+\] ', '', ' '.join(message.split()))
-    # 'Graph execution error:\n\n... Node: 'name'\nreason\n...', a list '  (0) CODE: reason\n...',
-    # or the reason alone.
-    for pattern in (r'^  \(0\) [A-Z_]+: (.*)', r'^Node: .*\n(?:From /job:.*\n)?(.*)'):
-        reason = re.search(pattern, message, re.MULTILINE)
-        if reason:
-            return reason.group(1)
-    return re.sub(r'^Graph execution error:\n+', '', message).partition('\n')[0]
 
 
 def _parse(positional):
@@ -149,7 +74,7 @@ def _parse(positional):
                               f'{positional or "--name=value"}')
         _check_values()
     except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME.
-        note(f'{one_line(error)} (see --help)')
+        errors.note(f'{errors.one_line(error)} (see --help)')
         sys.exit(1)
     return words
 

@@ -6,7 +6,8 @@ import contextlib
 import os
 from typing import NamedTuple
 
-from cifar10_lib import checkpoints, console, data_sets, recipes, run
+from cifar10_lib import checkpoints, errors
+from classification_lib import data_sets, recipes, run
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -38,7 +39,7 @@ def find(checkpoint_dir, best=False, data_dir=None):
         data_dir: folder of the data sets. A run of the tutorial does not record its classes, so
             their names come from there, or are those of CIFAR-10.
 
-    Raises `console.UserError`.
+    Raises `errors.UserError`.
     """
     advice = 'train first, or choose another run'
     if best:
@@ -46,13 +47,13 @@ def find(checkpoint_dir, best=False, data_dir=None):
         advice = 'train with classification.py --validate_every=1, or leave out --best'
     found = checkpoints.newest(checkpoint_dir)
     if found is None:
-        raise console.UserError(f'No checkpoint in {checkpoint_dir}: {advice}')
+        raise errors.UserError(f'No checkpoint in {checkpoint_dir}: {advice}')
     content = run.read(os.path.dirname(found.path))
     if content is None:
         return Trained(
             found, recipes.TABLE['tutorial'], _tutorial_classes(found.values, data_dir), {})
     if content['net'] not in recipes.TABLE:
-        raise console.UserError(f'{found.path} is of --net={content["net"]}; expected one of '
+        raise errors.UserError(f'{found.path} is of --net={content["net"]}; expected one of '
                                 f'{", ".join(recipes.TABLE)}: use the version that trained it')
     return Trained(found, recipes.TABLE[content['net']], tuple(content['classes']), content)
 
@@ -106,7 +107,7 @@ def starting_weights(trained, variables, classes):
     Layers of another shape start anew, and so does the last one if the classes are others.
     `variables` are those of the new network, in its order, `classes` the names of its classes.
 
-    Raises `console.UserError` if no layer fits, or a value is not finite.
+    Raises `errors.UserError` if no layer fits, or a value is not finite.
     """
     path, stored = trained.checkpoint
     layers = [variable.op.name.rpartition('/')[0] for variable in variables if variable.trainable]
@@ -117,10 +118,10 @@ def starting_weights(trained, variables, classes):
                 is_last and trained.classes != tuple(classes)):
             found[variable] = stored[name]
     if not any(variable.trainable for variable in found):
-        raise console.UserError(f'{path} has no layer of this network: choose another '
+        raise errors.UserError(f'{path} has no layer of this network: choose another '
                                 '--initial_checkpoint, or its --net')
     if not all(np.isfinite(value).all() for value in found.values()):
-        raise console.UserError(f'{path} has values that are not finite: choose another '
+        raise errors.UserError(f'{path} has values that are not finite: choose another '
                                 '--initial_checkpoint')
     return found
 
@@ -153,7 +154,7 @@ class Classifier:
     def restored(self, checkpoint):
         """A `tf.Session` with the result of a training, the values in a `checkpoints.Found`.
 
-        Raises `console.UserError` if the checkpoint does not fit the network.
+        Raises `errors.UserError` if the checkpoint does not fit the network.
         """
         names = names_of_result(self._variables, checkpoint.values, self._recipe.averages)
         checkpoints.check_fit(checkpoint, names, 'Use the network that was trained')
@@ -170,11 +171,11 @@ def confusion(trained, images, batch_size):
     The row is the label, the column the most probable class; in a tie, the first one. `images` are
     `records.Images`. Shows progress on a terminal.
 
-    Raises `console.UserError` if the classes differ, or the checkpoint does not fit.
+    Raises `errors.UserError` if the classes differ, or the checkpoint does not fit.
     """
     classes, names = trained.classes, images.data_set.classes
     if classes != names:
-        raise console.UserError(
+        raise errors.UserError(
             f'{trained.checkpoint.path} has the classes {", ".join(classes):.80}; --dataset='
             f'{images.data_set.name} has {", ".join(names):.80}: choose the data set of the run')
     counts = np.zeros([len(classes), len(classes)], np.int64)

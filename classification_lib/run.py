@@ -16,7 +16,7 @@ import random
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from cifar10_lib import checkpoints, console, files
+from cifar10_lib import checkpoints, errors, files
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -72,7 +72,7 @@ class Plan:
 def read(folder: str) -> dict[str, Any] | None:
     """The content of `run.json`; None if it is missing.
 
-    Raises `console.UserError` if it is not JSON.
+    Raises `errors.UserError` if it is not JSON.
     """
     path = os.path.join(folder, FILE)
     try:
@@ -81,7 +81,7 @@ def read(folder: str) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
-        raise console.UserError(f'{path} is not JSON ({error}): restore it, or choose another '
+        raise errors.UserError(f'{path} is not JSON ({error}): restore it, or choose another '
                                 'folder') from error
 
 
@@ -103,7 +103,7 @@ def begin(folder: str, content: Mapping[str, Any], restart: bool) -> tuple[int, 
 
     `content` is that of its new `run.json`; without a seed, if the user did not give one.
 
-    Raises `console.UserError` if the folder holds a run with other facts, or one whose checkpoints
+    Raises `errors.UserError` if the folder holds a run with other facts, or one whose checkpoints
     were removed: it could not continue exactly.
     """
     seed = content['settings']['seed']
@@ -114,18 +114,18 @@ def begin(folder: str, content: Mapping[str, Any], restart: bool) -> tuple[int, 
     earlier, found = read(folder), checkpoints.newest(folder)
     if found is None:
         if read_metrics(folder) or checkpoints.candidates(os.path.join(folder, BEST)):
-            raise console.UserError(f'{folder} holds results of a run, but no checkpoint from '
+            raise errors.UserError(f'{folder} holds results of a run, but no checkpoint from '
                                     f'which it could resume: restore one, {_ADVICE}')
         return 0, seed
     if earlier is None:
-        raise console.UserError(f"{folder} holds a run of the tutorial's programs ({FILE} is "
+        raise errors.UserError(f"{folder} holds a run of the tutorial's programs ({FILE} is "
                                 f'missing): {_ADVICE}')
     if content['settings']['seed'] is None:
         seed = earlier['settings'].get('seed')
     was, now = facts(earlier), facts(content) | {'seed': seed}
     for name in [*was, *now]:
         if was.get(name) != now.get(name):
-            raise console.UserError(f'{folder} holds a run with {name} {was.get(name)}, not '
+            raise errors.UserError(f'{folder} holds a run with {name} {was.get(name)}, not '
                                     f'{now.get(name)}: change that back, {_ADVICE}')
     return checkpoints.step(found), seed
 
@@ -134,7 +134,7 @@ def read_metrics(folder: str) -> list[dict[str, Any]]:
     """The rows of `metrics.csv`, {column: figure or None}; of older versions, too.
 
     Leaves out a last line that a crash cut short. The file may be missing. Raises
-    `console.UserError` if it is not a table of figures.
+    `errors.UserError` if it is not a table of figures.
     """
     path = os.path.join(folder, METRICS)
     try:
@@ -148,14 +148,14 @@ def read_metrics(folder: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except (ValueError, TypeError, csv.Error) as error:
-        raise console.UserError(f'{path} is not a table that a run wrote ({error}): move it '
+        raise errors.UserError(f'{path} is not a table that a run wrote ({error}): move it '
                                 'away') from error
 
 
 def read_curves(folder: str) -> dict[str, list[tuple[float, float]]]:
     """Losses and errors of a run or an evaluation: {'training_loss': [(step, figure), ...]}.
 
-    Of the tutorial's programs, they are in event files. Raises `console.UserError` without any.
+    Of the tutorial's programs, they are in event files. Raises `errors.UserError` without any.
     """
     found: dict[str, list[tuple[float, float]]] = {}
     for row in read_metrics(folder):
@@ -175,7 +175,7 @@ def read_curves(folder: str) -> dict[str, list[tuple[float, float]]]:
             found['evaluation_error'] = [
                 (event.step, 1 - event.value) for event in events.Scalars('Precision @ 1')]
     if not found:
-        raise console.UserError(f'{folder} has no {METRICS}, and no event files of training or '
+        raise errors.UserError(f'{folder} has no {METRICS}, and no event files of training or '
                                 'evaluation: choose another folder')
     return found
 

@@ -19,7 +19,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cifar10_lib import collectives, console, interfaces, session
+from cifar10_lib import errors, session
+from classification_lib import collectives, interfaces
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -63,7 +64,7 @@ class Worker(session.SignalHook):
     def compare(self, facts: Mapping[str, Any]) -> None:
         """Compares JSON values by name, and the project's code, with those of all other workers.
 
-        Raises `console.UserError`, which names the first worker and value that differ.
+        Raises `errors.UserError`, which names the first worker and value that differ.
         """
         own = {**facts, **_code(), 'the version of TensorFlow': tf.version.VERSION}
         first, *others = self._gather(own)
@@ -72,7 +73,7 @@ class Worker(session.SignalHook):
                 if other.get(fact) != first.get(fact):
                     if not self._prints:
                         self._gather(None)  # Until worker 0 has printed the line, and ends all.
-                    raise console.UserError(
+                    raise errors.UserError(
                         f'{name} differs from worker 0: {fact} is {other.get(fact)}, not '
                         f'{first.get(fact)}. Start all workers with the same code, data and flags')
 
@@ -113,7 +114,7 @@ def joined(step_timeout: float, interface: str | None = None) -> Iterator[Worker
     then a frozen worker is noticed. `interface` is the network device by which other machines reach
     this one, by default the one by which it reaches them; with TF_CONFIG, the addresses decide.
 
-    Raises `console.UserError`. After an error that starting again may repair, such as a lost
+    Raises `errors.UserError`. After an error that starting again may repair, such as a lost
     worker, prints a line and raises SystemExit(75).
     """
     worker: _Member
@@ -153,7 +154,7 @@ def _lost_worker_explained(step_timeout):
         if not isinstance(error, _BROKEN) and _LEFT not in str(error):
             raise
         time.sleep(1.0)  # MPI ends this process now if another one has failed with a line.
-        console.note(f'a step failed, as another worker was lost ({console.one_line(error)}). If a '
+        errors.note(f'a step failed, as another worker was lost ({errors.one_line(error)}). If a '
                      f'step takes longer than --step_timeout={step_timeout:g} seconds, raise it; '
                      'otherwise run the same command again to resume')
         raise SystemExit(AGAIN) from error
@@ -254,11 +255,11 @@ class _Member(Worker):
             self._server = tf.train.Server(
                 {'worker': self._addresses}, 'worker', self.rank, config=config, start=False)
         except tf.errors.OpError as error:
-            raise console.UserError(f'TensorFlow cannot listen at {own}: {console.one_line(error)} '
+            raise errors.UserError(f'TensorFlow cannot listen at {own}: {errors.one_line(error)} '
                                     '(is it in use?)') from error
         self._config = config
         if not interfaces.bind(int(own.rpartition(':')[2]), interfaces.device_of(own_host, hosts)):
-            console.note(f'warning: any network of this machine can reach the port {own}, and '
+            errors.note(f'warning: any network of this machine can reach the port {own}, and '
                          'TensorFlow executes whatever it is sent there. Use a private network')
         self._server.start()  # It listens already, but does not run graphs yet.
 
@@ -274,7 +275,7 @@ class _Member(Worker):
                     break
                 except OSError as error:
                     if time.monotonic() > end:
-                        raise console.UserError(
+                        raise errors.UserError(
                             f'cannot connect to {name} at {address}: {error.strerror or error}; '
                             'does a firewall block it?') from error
                     time.sleep(_POLL_SECONDS)
@@ -289,7 +290,7 @@ class _MpiWorker(_Member):
         try:
             from mpi4py import MPI, run  # It initialises MPI, so only here.
         except (ImportError, RuntimeError) as error:
-            raise console.UserError(
+            raise errors.UserError(
                 f'MPI started this process, but mpi4py cannot be imported ({error}): '
                 'pip install -r requirements-mpi.txt') from error
         self._world, self._set_abort_status = MPI.COMM_WORLD, run.set_abort_status
@@ -297,7 +298,7 @@ class _MpiWorker(_Member):
         self._prints = self.is_chief  # All write to the console of the launcher.
         started = os.environ.get('OMPI_COMM_WORLD_SIZE') or os.environ.get('PMI_SIZE')
         if started and int(started) != self.size:
-            raise console.UserError(
+            raise errors.UserError(
                 f"the launcher started {started} processes, but mpi4py's MPI sees {self.size}: "
                 f'use the launcher of {MPI.Get_library_version().splitlines()[0]}, or unset '
                 f'{" and ".join(name for name in _OF_MPI if name in os.environ)}')
@@ -353,7 +354,7 @@ class _TfConfigWorker(_Member):
                 self.size = len(tasks)
                 self.rank = list(tasks).index((resolver.task_type, resolver.task_id))
         except (AttributeError, TypeError, ValueError) as error:
-            raise console.UserError(
+            raise errors.UserError(
                 f'TF_CONFIG is {os.environ["TF_CONFIG"]}; expected {{"cluster": {{"worker": '
                 '["HOST:PORT", ...]}, "task": {"type": "worker", "index": 0}}, with one of the '
                 'workers as the task') from error
@@ -379,7 +380,7 @@ def _code():
     found = {}
     for name, module in list(sys.modules.items()):
         path = getattr(module, '__file__', None)
-        if path and (name.startswith('cifar10') or name == '__main__'):
+        if path and (name.startswith(('cifar10', 'classification')) or name == '__main__'):
             checksum = zlib.crc32(pathlib.Path(path).read_bytes())
             found[f'the checksum of {os.path.basename(path)}'] = f'{checksum:08x}'
     return found

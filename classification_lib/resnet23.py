@@ -7,7 +7,7 @@ https://github.com/sony/nnabla-examples, image-classification/cifar10-100: the n
 """
 import functools
 
-from cifar10_lib import batch_norm, data_sets
+from classification_lib import batch_norm, data_sets
 
 import tensorflow.compat.v1 as tf
 

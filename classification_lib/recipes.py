@@ -5,7 +5,8 @@ To add a network, write its functions in a file of its own, and add a row to `TA
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cifar10_lib import airbench94, console, named_sets, resnet23
+from cifar10_lib import errors
+from classification_lib import airbench94, named_sets, resnet23
 
 import tensorflow.compat.v1 as tf
 
@@ -119,12 +120,12 @@ def named(net):
     """The `Recipe` of a value of --net, and the name of a data set if it contains one, else None.
 
     'cifar100_resnet23' is `resnet23` with CIFAR-100, as in NNabla's example. Raises
-    `console.UserError` if there isn't such a row.
+    `errors.UserError` if there isn't such a row.
     """
     if net in TABLE:
         return TABLE[net], None
     data_set, _, name = net.partition('_')
     if data_set in named_sets.TABLE and name in TABLE:
         return TABLE[name], data_set
-    raise console.UserError(f'--net={net} is not a network; expected one of {", ".join(TABLE)}, or '
+    raise errors.UserError(f'--net={net} is not a network; expected one of {", ".join(TABLE)}, or '
                             'with a data set in front, such as cifar100_resnet23')

@@ -12,7 +12,8 @@ import os
 import unicodedata
 from typing import Any, NamedTuple
 
-from cifar10_lib import console, data_sets, images, named_sets
+from cifar10_lib import errors
+from classification_lib import data_sets, images, named_sets
 
 import numpy as np
 import tqdm
@@ -48,15 +49,15 @@ class OwnImages(NamedTuple):
 def read_folder(folder: str, skipped: Skipped) -> OwnImages:
     """Reads the images in the folders of the classes, and adds to `skipped` what is not used.
 
-    Raises `console.UserError` if these are not 2 to 256 classes, or one is only in the test folder.
+    Raises `errors.UserError` if these are not 2 to 256 classes, or one is only in the test folder.
     """
     if not os.path.isdir(folder):
-        raise console.UserError(f'{folder} is not a folder; expected one with {_FORM}')
+        raise errors.UserError(f'{folder} is not a folder; expected one with {_FORM}')
     train_folder, test_folder = _part(folder, _TRAINING), _part(folder, _TESTING)
     if train_folder is None or test_folder is None:
         names = [entry.name for entry in _sorted(folder) if entry.is_dir() and not _is_added(entry)]
         if names and {name.lower() for name in names}.issubset(_TRAINING + _TESTING):
-            raise console.UserError(f'{folder} has {", ".join(names)}; expected {_FORM}')
+            raise errors.UserError(f'{folder} has {", ".join(names)}; expected {_FORM}')
         by_class = _find(folder, skipped)
         classes = _names(by_class, folder)
         return OwnImages(classes, *_split_by_hash(_decoded(by_class, classes, skipped)))
@@ -66,7 +67,7 @@ def read_folder(folder: str, skipped: Skipped) -> OwnImages:
     train, test = _find(train_folder, skipped), _find(test_folder, skipped)
     unknown = sorted(set(test).difference(train))
     if unknown:
-        raise console.UserError(f'{test_folder} has {", ".join(unknown)}, missing from '
+        raise errors.UserError(f'{test_folder} has {", ".join(unknown)}, missing from '
                                 f'{train_folder}: add them there, or remove them')
     classes = _names(train, train_folder)
     return OwnImages(classes, _decoded(train, classes, skipped), _decoded(test, classes, skipped))
@@ -113,9 +114,9 @@ def _is_added(entry: os.DirEntry) -> bool:
 
 
 def _names(by_class: Paths, folder: str) -> list[str]:
-    """Returns the sorted names of the classes; raises `console.UserError` if they are not valid."""
+    """Returns the sorted names of the classes; raises `errors.UserError` if they are not valid."""
     if not 2 <= len(by_class) <= named_sets.MAX_CLASSES:
-        raise console.UserError(
+        raise errors.UserError(
             f'{folder} has {len(by_class)} folders with images; expected 2 to '
             f'{named_sets.MAX_CLASSES} classes: {_FORM}')
     classes = sorted(by_class)
@@ -132,7 +133,7 @@ def _decoded(by_class: Paths, classes: list[str], skipped: Skipped) -> Split:
         try:
             pixels.append(images.read(path))
             labels.append(label)
-        except console.UserError as error:
+        except errors.UserError as error:
             skipped['not readable'].append(str(error))
     shape = [-1, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH]
     return Split(np.array(pixels, np.uint8).reshape(shape), np.array(labels, int))
@@ -156,7 +157,7 @@ def read_arrays(path: str) -> OwnImages:
 
     It has `x_train` and `x_test`, uint8 [count, 32, 32, 3], `y_train` and `y_test`, int [count] or
     [count, 1], and optionally `classes`; without them, the labels are the names. Does not unpickle
-    objects, because a pickle can run any program. Raises `console.UserError` if the file is
+    objects, because a pickle can run any program. Raises `errors.UserError` if the file is
     damaged, or an array is missing or has another form.
     """
     classes = None
@@ -167,8 +168,8 @@ def read_arrays(path: str) -> OwnImages:
             if 'classes' in archive:
                 classes = archive['classes'].astype(str).tolist()
     except Exception as error:  # Damage raises many types.
-        raise console.UserError(
-            f'{path} cannot be read ({console.one_line(error)}); expected the arrays x_train, '
+        raise errors.UserError(
+            f'{path} cannot be read ({errors.one_line(error)}); expected the arrays x_train, '
             'y_train, x_test, y_test: uint8 [count, 32, 32, 3], and labels from 0') from error
     if classes is None:
         classes = [str(label) for label in range(max(2, np.unique(train.labels).size))]
@@ -178,17 +179,17 @@ def read_arrays(path: str) -> OwnImages:
 
 
 def _checked(split: str, pixels: np.ndarray, labels: np.ndarray, num_classes: int) -> Split:
-    """Returns the arrays of an `.npz` file; raises `console.UserError` if they are not images and
+    """Returns the arrays of an `.npz` file; raises `errors.UserError` if they are not images and
     labels."""
     if labels.dtype.kind not in 'biuf' or labels.shape[:1] != (labels.size,):
-        raise console.UserError(f'y_{split} is {labels.dtype} {labels.shape}; expected labels from '
+        raise errors.UserError(f'y_{split} is {labels.dtype} {labels.shape}; expected labels from '
                                 '0, int [count] or [count, 1]')
     expected = (labels.size, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH)
     if pixels.dtype != np.uint8 or pixels.shape != expected:
-        raise console.UserError(f'x_{split} is {pixels.dtype} {pixels.shape} with {labels.size} '
+        raise errors.UserError(f'x_{split} is {pixels.dtype} {pixels.shape} with {labels.size} '
                                 f'labels; expected uint8 {expected}')
     if not np.isin(labels, np.arange(num_classes)).all():
-        raise console.UserError(
+        raise errors.UserError(
             f'y_{split} holds {np.min(labels)!s:.40} to {np.max(labels)!s:.40}; expected whole '
             f'numbers from 0 to {num_classes - 1}')
     return Split(pixels, labels.ravel().astype(int))
@@ -219,13 +220,13 @@ def write(folder: str, name: str, own: OwnImages) -> None:
     """Writes record files and their `dataset.json` into an empty folder.
 
     The records are in a random order, the same each time, because a shuffle queue mixes only nearby
-    ones. Raises `console.UserError` if a class has no training image, or the test set is empty.
+    ones. Raises `errors.UserError` if a class has no training image, or the test set is empty.
     """
     untrained = [name for label, name in enumerate(own.classes) if label not in own.train.labels]
     if untrained:
-        raise console.UserError(f'no training images of {", ".join(untrained):.200}: add some')
+        raise errors.UserError(f'no training images of {", ".join(untrained):.200}: add some')
     if not own.test.labels.size:
-        raise console.UserError(f'no test images: add images, or sort them into {_FORM}')
+        raise errors.UserError(f'no test images: add images, or sort them into {_FORM}')
     row: dict[str, Any] = {'name': name, 'classes': own.classes}
     for split, (pixels, labels) in (('train', own.train), ('test', own.test)):
         pixels_chw = pixels.transpose(0, 3, 1, 2).reshape(labels.size, -1)

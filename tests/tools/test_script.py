@@ -3,7 +3,7 @@ import os
 import re
 import signal
 
-from cifar10_lib import console
+from cifar10_lib import errors, script
 
 import pytest
 import spawn
@@ -26,7 +26,7 @@ def run(monkeypatch, capsys):
     def run_(main, *words, positional=''):
         monkeypatch.setattr('sys.argv', ['/here/script.py', *words])
         with pytest.raises(SystemExit) as ended, flagsaver.flagsaver():
-            console.run(main, positional)
+            script.run(main, positional)
         return (ended.value.code, *capsys.readouterr())
 
     handler, environment = signal.getsignal(signal.SIGINT), dict(os.environ)
@@ -78,7 +78,7 @@ def _raise(error):
 
 
 @pytest.mark.parametrize('main, line', [
-    (lambda: _raise(console.UserError('what to do')), 'what to do'),
+    (lambda: _raise(errors.UserError('what to do')), 'what to do'),
     (lambda: os.listdir('/nowhere/x'), "No such file or directory: '/nowhere/x'"),
     (lambda: _raise(FloatingPointError('two\nlines')), 'two lines'),
     (lambda: tf.Session().run(tf.read_file('/nowhere')), '/nowhere; No such file or directory'),
@@ -175,7 +175,7 @@ def quiet(**variables):
 @pytest.mark.slow
 def test_tensorflows_lines_are_shown_only_to_those_who_ask():
     """The messages of Python's own errors are shown in both cases."""
-    program = ('from cifar10_lib import console\nimport tensorflow.compat.v1 as tf\n'
+    program = ('from cifar10_lib import quiet\nimport tensorflow.compat.v1 as tf\n'
                'tf.Session(); raise KeyError("mine")')
     done = spawn.run(['-c', program], cwd=spawn.ROOT, env=quiet())
     assert done.stderr.startswith('Traceback ') and done.stderr.endswith("KeyError: 'mine'\n")
@@ -192,7 +192,7 @@ def test_one_dnn_is_used_unless_the_user_says_no(tmp_path, given):
     (tmp_path / 'tensorflow.py').write_text(
         'import os; raise ImportError(os.environ["TF_ENABLE_ONEDNN_OPTS"])')
     variables = {'TF_ENABLE_ONEDNN_OPTS': given} if given == '0' else {}
-    done = spawn.run(['-c', 'from cifar10_lib import console'], cwd=spawn.ROOT,
+    done = spawn.run(['-c', 'from cifar10_lib import quiet'], cwd=spawn.ROOT,
                      env=quiet(PYTHONPATH=str(tmp_path), **variables))
     spawn.expect_one_line(done, f'cannot be imported: {given}.', 'requirements.txt')
 
@@ -200,8 +200,8 @@ def test_one_dnn_is_used_unless_the_user_says_no(tmp_path, given):
 def test_devices(capsys):
     if tf.config.list_physical_devices('GPU'):
         pytest.skip('this machine has a GPU')
-    console.show_devices()
-    console.show_devices(tf.float16, towers=3)
+    script.show_devices()
+    script.show_devices(tf.float16, towers=3)
     assert capsys.readouterr().out == (
         'Training on the CPU.\nTraining 3 towers on the CPU.\n'
         'Warning: on a CPU, --use_fp16 takes 20 times as long as float32.\n')

@@ -4,20 +4,20 @@ import os
 import socket
 from collections.abc import Collection
 
-from cifar10_lib import console
+from cifar10_lib import errors
 
 import psutil
 
 
 def own_host(interface: str | None, machines: Collection[str]) -> str:
     """The IPv4 address by which the other machines, of these names, reach this one: that of the
-    device `interface`, or of the route to them. Raises `console.UserError` without one."""
+    device `interface`, or of the route to them. Raises `errors.UserError` without one."""
     devices = {name: each.address for name, addresses in psutil.net_if_addrs().items()
                for each in addresses if each.family == socket.AF_INET}
     here = socket.gethostname()
     if interface:
         if interface not in devices:
-            raise console.UserError(f'--interface={interface} is not a device with an IPv4 address '
+            raise errors.UserError(f'--interface={interface} is not a device with an IPv4 address '
                                     f'of {here}, which has {", ".join(devices)}')
         return devices[interface]
     other = next(machine for machine in machines if machine != here)
@@ -26,7 +26,7 @@ def own_host(interface: str | None, machines: Collection[str]) -> str:
         host = route.getsockname()[0]
         if not host.startswith('127.'):
             return host
-    raise console.UserError(f'{here} knows no route to {other} by this name: add it to /etc/hosts, '
+    raise errors.UserError(f'{here} knows no route to {other} by this name: add it to /etc/hosts, '
                             f'or give --interface=DEVICE, one of {", ".join(devices)}')
 
 

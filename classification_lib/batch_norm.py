@@ -1,5 +1,5 @@
 """Batch normalisation: Ioffe and Szegedy, https://arxiv.org/abs/1502.03167."""
-from cifar10_lib import console  # noqa: F401, it imports TensorFlow quietly.
+from cifar10_lib import quiet  # noqa: F401, it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 

@@ -10,7 +10,7 @@ times as long on a CPU; the time goes into more epochs.
 The learning rate and the weight decay are those for batches of 1,024 images and for labels that are
 smoothed by 0.2.
 """
-from cifar10_lib import batch_norm
+from classification_lib import batch_norm
 
 import numpy as np
 import tensorflow.compat.v1 as tf

@@ -9,7 +9,7 @@ because none of them occupies a thread while it waits.
 """
 import itertools
 
-from cifar10_lib import console  # noqa: F401, it imports TensorFlow quietly.
+from cifar10_lib import quiet  # noqa: F401, it imports TensorFlow quietly.
 
 import tensorflow.compat.v1 as tf
 

@@ -8,7 +8,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-from cifar10_lib import console
+from cifar10_lib import errors
 
 import numpy as np
 
@@ -66,19 +66,19 @@ CIFAR10 = DataSet(
 def check(data_set: DataSet, folder: str) -> None:
     """Checks the sizes and labels of those files of a data set that exist in a folder.
 
-    Raises `console.UserError` that names the file, the record and the remedy.
+    Raises `errors.UserError` that names the file, the record and the remedy.
     """
     for path in [os.path.join(folder, name) for name in data_set.files]:
         if not os.path.exists(path):
             continue
         size = os.path.getsize(path)
         if size == 0 or size % data_set.record_bytes:
-            raise console.UserError(f'{path} has {size} bytes; expected one or more records of '
+            raise errors.UserError(f'{path} has {size} bytes; expected one or more records of '
                                     f'{data_set.record_bytes} bytes. {data_set.remedy(folder)}')
         labels = np.memmap(path, np.uint8, 'r').reshape(-1, data_set.record_bytes)[:, LABEL]
         wrong = np.flatnonzero(labels >= len(data_set.classes))
         if wrong.size:
-            raise console.UserError(
+            raise errors.UserError(
                 f'{path} has label {labels[wrong[0]]} in record {wrong[0]} (counted from 0); '
                 f'expected 0 to {len(data_set.classes) - 1}. {data_set.remedy(folder)}')
 

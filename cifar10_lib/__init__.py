@@ -1,0 +1,1 @@
+"""What the tutorial stands on: errors, files, checkpoints, the session that trains."""

@@ -1,0 +1,1 @@
+"""What classification.py and the tools stand on: networks, data sets, runs, workers."""
