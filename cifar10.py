@@ -21,13 +21,9 @@ import tensorflow.compat.v1 as tf
 
 import cifar10_input
 
-# Orders the reads and writes of each variable: the moving averages rely on that.
-tf.enable_resource_variables()
-
 # Flags of the model. They are parsed on first use, so scripts without `tf.app.run` work.
 FLAGS = tf.app.flags.FLAGS
-tf.app.flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1,
-                            short_name='b')
+tf.app.flags.DEFINE_integer('batch_size', 128, 'Number of images per batch.', lower_bound=1)
 tf.app.flags.DEFINE_string('data_dir', '/tmp/cifar10_data', 'Folder for the data sets.')
 tf.app.flags.DEFINE_boolean('use_fp16', False,
                             'Compute in float16 with float32 variables; for GPUs.')
@@ -54,7 +50,12 @@ DATA_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
 
 
 def _activation_summary(x):
-    """Adds the distribution of a layer's output, float, and the fraction of it that is zero."""
+    """Adds the distribution of a layer's output, float, and the fraction of it that is zero.
+
+    Not for a network that shares the variables of another one, as the towers after the first do.
+    """
+    if tf.get_variable_scope().reuse is True:
+        return
     # All trainers use the same tags, so drop the name scope of a tower.
     tensor_name = re.sub('%s_[0-9]*/' % TOWER_NAME, '', x.op.name)
     sparsity = tf.nn.zero_fraction(x)
@@ -65,8 +66,8 @@ def _activation_summary(x):
 
 def _variable_on_cpu(name, shape, initializer):
     """Creates or shares a float32 variable in the memory of the CPU."""
-    # A program's own `tf.disable_v2_behavior()` turns resource variables off again. Without them,
-    # an update may come before a gradient has read the old value.
+    # Resource variables order their reads and writes. With TensorFlow 1's variables, an update may
+    # come before a gradient has read the old value.
     with tf.device('/cpu:0'):
         return tf.get_variable(name, shape, initializer=initializer, dtype=tf.float32,
                                use_resource=True)
@@ -268,12 +269,23 @@ def learning_rate(global_step, images_per_step):
 
     Returns float32 [].
     """
+    # Recorded in checkpoints, so that a resume with another number is reported.
+    tf.add_to_collection('images_per_step', images_per_step)
+
     num_batches_per_epoch = NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN / images_per_step
     decay_steps = max(1, int(num_batches_per_epoch * NUM_EPOCHS_PER_DECAY))
 
     # In stairs: the rate is constant between two drops.
     return tf.train.exponential_decay(float(INITIAL_LEARNING_RATE), global_step, decay_steps,
                                       LEARNING_RATE_DECAY_FACTOR, staircase=True)
+
+
+def optimizer(lr):
+    """The `tf.train.Optimizer` of all trainers, with this learning rate, float32 [].
+
+    To train with another one, edit this function.
+    """
+    return scaled(tf.train.GradientDescentOptimizer(lr))
 
 
 def scaled(opt):
@@ -312,9 +324,11 @@ def update(opt, grads, global_step):
 
     # Average the variables over the steps. An average must follow the new value, so it comes after
     # the update. Other networks have batch norms: their statistics are updated and averaged, too.
-    variable_averages = tf.train.ExponentialMovingAverage(MOVING_AVERAGE_DECAY, global_step)
     update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
     with tf.control_dependencies([apply_gradient_op, *update_ops]):
+        # float64, because Grappler moves a cast to a smaller type in front of what it waits for.
+        num_updates = tf.cast(global_step.read_value(), tf.float64)
+        variable_averages = tf.train.ExponentialMovingAverage(MOVING_AVERAGE_DECAY, num_updates)
         return variable_averages.apply(
             list(dict.fromkeys([*tf.trainable_variables(), *tf.moving_average_variables()])))
 
@@ -335,7 +349,7 @@ def train(total_loss, global_step):
         loss_averages_op = _add_loss_summaries(total_loss)
 
     with tf.control_dependencies([loss_averages_op]):
-        opt = scaled(tf.train.GradientDescentOptimizer(lr))
+        opt = optimizer(lr)
         # Without gates, TensorFlow computes the gradients of a convolution's filter and bias in one
         # operation. In bfloat16, that saves an eighth of a step.
         grads = opt.compute_gradients(total_loss, gate_gradients=opt.GATE_NONE)

@@ -138,6 +138,9 @@ def random_contrast(images, lower, upper):
 def distort(images):
     """Distorts images at random, each in its own way, for training.
 
+    To preprocess training images in another way, edit this function: classification.py calls it
+    for --net=tutorial, and cifar10_plot.py draws its images.
+
     uint8 [batch, 32, 32, 3] -> float32 [batch, IMAGE_SIZE, IMAGE_SIZE, 3].
     """
     distorted_images = random_crop(images, IMAGE_SIZE)
@@ -156,6 +159,9 @@ def distort(images):
 
 def crop_and_standardize(images):
     """Crops the centre of images and standardises them, for evaluation and prediction.
+
+    To preprocess images in another way, edit this function, not `inputs`: prediction, export and
+    classification.py call it, too.
 
     uint8 [batch, 32, 32, 3] -> float32 [batch, IMAGE_SIZE, IMAGE_SIZE, 3].
     """
@@ -195,14 +201,15 @@ def distorted_inputs(data_dir, batch_size):
 
     Raises `FileNotFoundError` if a record file is missing.
     """
-    with tf.name_scope('input'):
+    # On the CPU, also if a tower on a GPU calls this: queues and readers have no GPU kernel.
+    with tf.device('/cpu:0'), tf.name_scope('input'):
         # The names of the record files, endlessly, in random order.
         filenames = record_files(False, data_dir)
         filename_queue = tf.train.string_input_producer(filenames)
 
         # Up to this many records per run.
         read_input = read_cifar10(filename_queue, _RECORDS_PER_READ)
-        float_image = distort(read_input.uint8image)
+        float_image = distort(read_input.uint8image)  # Edit the preprocessing there.
 
         # A long queue mixes well, and delays the first step.
         min_fraction_of_examples_in_queue = 0.4
@@ -219,24 +226,28 @@ def inputs(eval_data, data_dir, batch_size):
     """Endless images for evaluation, each epoch in the order of the files.
 
     Args:
-        eval_data: bool, whether to read the test set instead of the training set.
+        eval_data: bool, whether to read the test set instead of the training set; or 'test', or
+            'train_eval' for the training set.
         data_dir: folder of the record files.
         batch_size: number of images per batch.
 
     Returns images and labels, as `distorted_inputs` does.
 
-    Raises `FileNotFoundError` if a record file is missing, and `TypeError` if `eval_data` is the
-    name of a set: 'train' would count as true.
+    Raises `FileNotFoundError` if a record file is missing, and `TypeError` if `eval_data` is
+    another text, which would count as true.
     """
     if isinstance(eval_data, str):
-        raise TypeError(f'eval_data is {eval_data!r}; expected True for the test set, or False')
-    with tf.name_scope('input'):
+        if eval_data not in ('test', 'train_eval'):
+            raise TypeError(f"eval_data is {eval_data!r}; expected a bool, 'test' or 'train_eval'")
+        eval_data = eval_data == 'test'
+    with tf.device('/cpu:0'), tf.name_scope('input'):
         # The names of the record files, endlessly.
         filenames = record_files(eval_data, data_dir)
         filename_queue = tf.train.string_input_producer(filenames, shuffle=False)
 
         # Up to this many records per run.
         read_input = read_cifar10(filename_queue, _RECORDS_PER_READ)
+        # Edit the preprocessing there, so that prediction follows.
         float_image = crop_and_standardize(read_input.uint8image)
 
         # One thread keeps the order: the first N images are the N images of the set.

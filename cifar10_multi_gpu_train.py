@@ -49,11 +49,12 @@ def tower_loss(scope, images, labels):
     losses = tf.get_collection('losses', scope)
     total_loss = tf.add_n(losses, name='total_loss')
 
-    # A curve for each loss, without the tower's name, and outside of its scope.
-    for each in losses + [total_loss]:
-        loss_name = re.sub('%s_[0-9]*/' % cifar10.TOWER_NAME, '', each.op.name)
-        with tf.name_scope(None):
-            tf.summary.scalar(loss_name, each)
+    # A curve for each loss of the first tower, without its name, and outside of its scope.
+    if not tf.get_variable_scope().reuse:
+        for each in losses + [total_loss]:
+            loss_name = re.sub('%s_[0-9]*/' % cifar10.TOWER_NAME, '', each.op.name)
+            with tf.name_scope(None):
+                tf.summary.scalar(loss_name, each)
     return total_loss
 
 
@@ -85,7 +86,7 @@ def train():
         # The schedule counts images, so it does not depend on the number of towers.
         lr = cifar10.learning_rate(global_step, FLAGS.batch_size * FLAGS.num_gpus)
         tf.summary.scalar('learning_rate', lr)
-        opt = cifar10.scaled(tf.train.GradientDescentOptimizer(lr))
+        opt = cifar10.optimizer(lr)
 
         images, labels = cifar10.distorted_inputs()
         batch_queue = tf.FIFOQueue(2 * FLAGS.num_gpus, [images.dtype, labels.dtype],
@@ -105,14 +106,8 @@ def train():
                         # A whole network, with the variables of the first tower.
                         loss = tower_loss(scope, image_batch, label_batch)
 
-                        # Later towers share the variables.
+                        # Later towers share the variables, and add no summaries.
                         tf.get_variable_scope().reuse_variables()
-
-                        # The summaries of the first tower are enough.
-                        summaries = tf.get_collection_ref(tf.GraphKeys.SUMMARIES)
-                        if i == 0:
-                            count = len(summaries)
-                        del summaries[count:]
 
                         grads = opt.compute_gradients(loss)
                         tower_losses.append(loss)

@@ -95,15 +95,16 @@ def test_the_learning_rate(images_per_step, decay_steps):
     np.testing.assert_allclose(rates, [0.1, 0.1, 0.01, 0.001], rtol=1e-5)
 
 
+@pytest.mark.parametrize('use_resource', [True, False])
 @pytest.mark.parametrize('step_type', [tf.int64, tf.float32])
-def test_the_update_and_the_average_by_hand(step_type):
+def test_the_update_and_the_average_by_hand(step_type, use_resource):
     """The loss 2 w at rate 0.1: w = 1, 0.8, 0.6, ...; the average then moves by 1 - decay.
 
     decay is (1 + step) / (10 + step) as long as that is below 0.9999, with the step that was made.
     """
     with tf.variable_scope('layer'):
         variable = cifar10._variable_on_cpu('weights', [1], tf.constant_initializer(1.0))
-    step = tf.Variable(tf.cast(0, step_type), trainable=False)
+    step = tf.Variable(tf.cast(0, step_type), trainable=False, use_resource=use_resource)
     tf.add_to_collection('losses', tf.identity(2 * variable[0], name='twice'))
     train_op = cifar10.train(tf.add_n(tf.get_collection('losses'), name='total_loss'), step)
     average, = (v for v in tf.global_variables() if v.op.name == 'layer/weights' + plain.AVERAGE)

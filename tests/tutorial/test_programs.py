@@ -188,17 +188,6 @@ def test_training_and_evaluation_in_one_graph(half_bright):
         session.run(summaries)
 
 
-def test_a_second_call_of_disable_v2_behavior():
-    """As in a module of hooks that is imported last. Without resource variables, training ended
-    with NaN, because updates came before gradients that read the old values."""
-    tf.disable_v2_behavior()
-    try:
-        cifar10.inference(tf.zeros([8, 24, 24, 3]))
-    finally:
-        tf.enable_resource_variables()
-    assert {variable.op.type for variable in tf.trainable_variables()} == {'VarHandleOp'}
-
-
 def test_a_network_of_a_fixed_batch_size(trained, monkeypatch, capsys):
     """As one that flattens pool2 to [FLAGS.batch_size, -1]: it trains, in towers, too, and is
     evaluated, although 130 is not a multiple of 8."""
