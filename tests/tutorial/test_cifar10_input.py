@@ -149,10 +149,25 @@ def test_a_missing_file(tmp_path):
         cifar10_input.inputs(False, str(tmp_path), 1)
 
 
-def test_the_name_of_a_set_is_refused(half_bright):
-    """It would count as true: the test set."""
-    with pytest.raises(TypeError, match="eval_data is 'train_eval'; expected True"):
-        cifar10.inputs(eval_data='train_eval')
+def test_the_name_of_a_set(tmp_path):
+    """As the tutorial's flag has it. Any other text would count as true."""
+    record_files.write(tmp_path / 'test_batch.bin', [(7, np.zeros([32, 32, 3], np.uint8))])
+    for number in range(1, 6):
+        record_files.write(
+            tmp_path / f'data_batch_{number}.bin', [(2, np.zeros([32, 32, 3], np.uint8))])
+    batches = [cifar10_input.inputs(name, str(tmp_path), 1) for name in ('test', 'train_eval')]
+    with tf.train.SingularMonitoredSession() as session:
+        assert [session.run(labels).tolist() for _, labels in batches] == [[7], [2]]
+    with pytest.raises(TypeError, match="eval_data is 'train'; expected"):
+        cifar10_input.inputs('train', str(tmp_path), 1)
+
+
+def test_inputs_of_a_tower_are_on_the_cpu(half_bright):
+    """Queues and readers have no GPU kernel, and cannot be placed anywhere else."""
+    with tf.device('/gpu:0'):
+        cifar10.distorted_inputs()
+        cifar10.inputs('test')
+    assert {op.device for op in tf.get_default_graph().get_operations()} == {'/device:CPU:0'}
 
 
 def test_training_images_are_endless_and_mixed(tmp_path, monkeypatch, capsys):
