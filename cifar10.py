@@ -260,23 +260,29 @@ def _add_loss_summaries(total_loss):
     return loss_averages_op
 
 
-def learning_rate(global_step, images_per_step):
+def learning_rate(global_step, images_per_step, *, initial=None, images_per_epoch=None):
     """The tutorial's schedule: every 350 epochs, the rate drops to a tenth.
 
     Args:
         global_step: int [], the number of earlier steps.
         images_per_step: number of images in a step, over all towers.
+        initial: the rate before the first drop; by default INITIAL_LEARNING_RATE.
+        images_per_epoch: by default NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN.
 
     Returns float32 [].
     """
+    if initial is None:
+        initial = INITIAL_LEARNING_RATE
+    if images_per_epoch is None:
+        images_per_epoch = NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN
     # Recorded in checkpoints, so that a resume with another number is reported.
     tf.add_to_collection('images_per_step', images_per_step)
 
-    num_batches_per_epoch = NUM_EXAMPLES_PER_EPOCH_FOR_TRAIN / images_per_step
+    num_batches_per_epoch = images_per_epoch / images_per_step
     decay_steps = max(1, int(num_batches_per_epoch * NUM_EPOCHS_PER_DECAY))
 
     # In stairs: the rate is constant between two drops.
-    return tf.train.exponential_decay(float(INITIAL_LEARNING_RATE), global_step, decay_steps,
+    return tf.train.exponential_decay(float(initial), global_step, decay_steps,
                                       LEARNING_RATE_DECAY_FACTOR, staircase=True)
 
 
@@ -300,13 +306,14 @@ def scaled(opt):
     return opt
 
 
-def update(opt, grads, global_step):
+def update(opt, grads, global_step, *, averages=True):
     """Adds the ops that end a step: the update, moving averages and histograms.
 
     Args:
         opt: a `tf.train.Optimizer`.
         grads: list of (gradient, variable), means over towers or workers.
         global_step: int [], the variable that counts steps.
+        averages: whether to average the variables.
 
     Returns:
         An operation that applies the gradients, then moves the averages of the trainable variables,
@@ -325,6 +332,8 @@ def update(opt, grads, global_step):
     # Average the variables over the steps. An average must follow the new value, so it comes after
     # the update. Other networks have batch norms: their statistics are updated and averaged, too.
     update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    if not averages:
+        return tf.group(apply_gradient_op, *update_ops)
     with tf.control_dependencies([apply_gradient_op, *update_ops]):
         # float64, because Grappler moves a cast to a smaller type in front of what it waits for.
         num_updates = tf.cast(global_step.read_value(), tf.float64)

@@ -120,6 +120,8 @@ def train():
         # One update of the shared variables, as in cifar10_train.py.
         train_op = cifar10.update(opt, grads, global_step)
 
+        if FLAGS.restart:
+            session.remove_run(FLAGS.train_dir)
         # Some operations have no GPU kernel, and there may be fewer GPUs than towers: soft
         # placement moves them to other devices.
         with session.training_session(
@@ -127,8 +129,7 @@ def train():
                 hooks=[tf.train.StopAtStepHook(last_step=FLAGS.max_steps),
                        tf.train.NanTensorHook(mean_loss)],
                 config=tf.ConfigProto(allow_soft_placement=True,
-                                      log_device_placement=FLAGS.log_device_placement),
-                restart=FLAGS.restart) as mon_sess:
+                                      log_device_placement=FLAGS.log_device_placement)) as mon_sess:
             step = tf.train.global_step(mon_sess.raw_session(), global_step)
             while not mon_sess.should_stop():
                 start_time = time.perf_counter()

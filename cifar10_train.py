@@ -76,14 +76,15 @@ def train():
         # Build a graph that trains the network with one batch and updates the variables.
         train_op = cifar10.train(loss, global_step)
 
+        if FLAGS.restart:
+            session.remove_run(FLAGS.train_dir)
         # Like tf.train.MonitoredTrainingSession, but Ctrl-C saves, and NaN is never saved.
         with session.training_session(
                 checkpoint_dir=FLAGS.train_dir,
                 hooks=[tf.train.StopAtStepHook(last_step=FLAGS.max_steps),
                        tf.train.NanTensorHook(loss),
                        _LoggerHook(loss)],
-                config=tf.ConfigProto(log_device_placement=FLAGS.log_device_placement),
-                restart=FLAGS.restart) as mon_sess:
+                config=tf.ConfigProto(log_device_placement=FLAGS.log_device_placement)) as mon_sess:
             while not mon_sess.should_stop():
                 mon_sess.run(train_op)
 

@@ -23,14 +23,17 @@ The flags that matter first:
     --validate_on        test, or held_out for a tenth of the training images
     --evaluate           evaluate the run in --train_dir instead of training
 """
+import contextlib
+import dataclasses
 import os
+import random
 from datetime import datetime
+from typing import NamedTuple
 
 from cifar10_lib import checkpoints, errors, script, session
 from classification_lib import (
     data_sets,
     evaluate,
-    hooks,
     named_sets,
     recipes,
     records,
@@ -38,6 +41,7 @@ from classification_lib import (
     workers,
 )
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from absl import flags
 
@@ -45,6 +49,7 @@ import cifar10
 
 FLAGS = tf.app.flags.FLAGS
 
+flags.DEFINE_alias('b', 'batch_size')
 flags.DEFINE_string('net', 'resnet23', f'The network: {", ".join(recipes.TABLE)}.', short_name='n')
 flags.DEFINE_string('dataset', None, f'The images: {", ".join(named_sets.TABLE)}, or the folder of '
                     'a data set. By default cifar10; of --evaluate, that of the run.')
@@ -85,119 +90,261 @@ flags.DEFINE_string('interface', None, 'Network device by which workers on other
                     'this one, such as eth0.')
 flags.mark_flags_as_mutual_exclusive(['epochs', 'max_steps'])
 
-# Flags on which the updates of all workers depend.
-_SHARED = ('epochs', 'max_steps', 'learning_rate', 'warmup_epoch', 'validate_every', 'use_fp16',
-           'use_bf16', 'with_all_reduce_callback', 'step_timeout')
+# Flags that may differ between workers. All others are compared.
+_OF_ONE_WORKER = ('data_dir', 'train_dir', 'interface', 'restart')
 _SAMPLE = 5000  # Number of images for the initial values of a network: airbench94's paper.
 
 
 def train(worker):
     """Trains the network of --net until its last step, together with the other workers.
 
-    `worker` is this `workers.Worker`. Raises `errors.UserError` if flags, images or the folder of
-    the run do not fit.
+    `worker` is this `workers.Worker`. Returns the number of the signal that ended the training, 0
+    if none did. Raises `errors.UserError` if flags, images or the folder of the run do not fit.
     """
-    recipe, its_data_set = recipes.named(FLAGS.net)
-    if FLAGS.dataset and its_data_set not in (None, FLAGS.dataset):
-        raise errors.UserError(f'--net={FLAGS.net} and --dataset={FLAGS.dataset} name two data '
-                                'sets; expected one: leave out --dataset')
-    learning_rate, batch_size = recipe.learning_rate, recipe.batch_size
-    if FLAGS.learning_rate is not None:
-        learning_rate = FLAGS.learning_rate
-    if not FLAGS['batch_size'].using_default_value:
-        batch_size = FLAGS.batch_size
-    script.show_devices(cifar10.compute_type())
+    worker.compare({f'--{name}': value for name, value in FLAGS.flag_values_dict().items()
+                    if name not in _OF_ONE_WORKER})
+    with contextlib.ExitStack() as stack:
+        # What an earlier start of the run has left. Only worker 0 uses its folder.
+        folder, start = None, None
+        if worker.is_chief:
+            folder = stack.enter_context(session.opened(FLAGS.train_dir, FLAGS.restart))
+            start = folder.step, earlier_settings(folder), random.randrange(2 ** 31)
+        first_step, earlier, seed = worker.share(start)
 
-    # The images.
-    data_set, folder = fetch(named_sets.find(FLAGS.dataset or its_data_set or 'cifar10'))
-    training_images = records.Images(data_set, folder, 'all')
-    if FLAGS.validate_on == 'held_out':
-        training_images = records.Images(data_set, folder, 'training')
-    validation_images = records.Images(data_set, folder, FLAGS.validate_on)
+        net = FLAGS.net
+        if earlier and not is_given('net'):
+            net = earlier['net']
+        recipe, its_data_set = recipes.named(net)
+        if FLAGS.dataset and its_data_set not in (None, FLAGS.dataset):
+            raise errors.UserError(f'--net={net} and --dataset={FLAGS.dataset} name two data sets; '
+                                   'expected one: leave out --dataset')
+        data_set, data_folder = fetch(named_sets.find(
+            FLAGS.dataset or its_data_set or earlier.get('dataset', 'cifar10')))
+        settings = chosen_settings(recipe, data_set, data_folder, earlier, seed, worker.size)
+        worker.compare(dataclasses.asdict(settings))
+        if worker.is_chief and earlier:
+            run.resumed(FLAGS.train_dir, earlier, settings)
+        if first_step >= settings.max_steps:
+            print(f'Nothing to do: {FLAGS.train_dir} has {first_step} steps, and the last step is '
+                  f'{settings.max_steps}. Raise --epochs or --max_steps, or start over with '
+                  '--restart.', flush=True)
+            return 0
+        stack.enter_context(tf.Graph().as_default())
+        graph = build_graph(worker, first_step, settings, recipe,
+                            *used_images(data_set, data_folder, settings.validate_on))
+        return make_steps(worker, folder, first_step, settings, graph)
 
-    # What all workers agree on, and what an earlier start of the run has left.
-    settings = {
-        'batch_size': batch_size, 'workers': worker.size, 'validate_on': FLAGS.validate_on,
-        'training_images': training_images.count(), 'images_checksum': records.checksum(
-            {**training_images.files(), **validation_images.files()}),
-        'seed': FLAGS.seed, 'dataset': data_set.name, 'learning_rate': learning_rate,
-        'tensorflow': tf.version.VERSION, 'started': datetime.now().isoformat()}
+
+class Graph(NamedTuple):
+    """The operations that `make_steps` runs."""
+
+    train_op: tf.Operation  # A step.
+    figures: dict  # training_loss, training_error and learning_rate of a step, float32 [].
+    own_signal: tf.Tensor  # A placeholder: the number of the signal that this worker has caught,
+    any_signal: tf.Tensor  # and the mean over all workers, which is 0 if none has caught one.
+    first_image: tf.Operation  # Begins a validation.
+    count_op: tf.Tensor  # Wrong predictions and images of its next batch, float32 [2].
+    initial_values: dict  # What to feed when the variables of a new run are initialised.
+    network: set  # Names of the variables of the network.
+
+
+def build_graph(worker, first_step, settings, recipe, training_images, validation_images):
+    """Builds the network in training and in validation, in the default graph: a `Graph`.
+
+    Args:
+        worker: this `workers.Worker`.
+        first_step: number of steps of earlier starts.
+        settings: the `run.Settings`.
+        recipe: the row of the network.
+        training_images, validation_images: `records.Images`.
+    """
+    # The precision is the run's, and the functions of cifar10 read these flags.
+    FLAGS.use_fp16, FLAGS.use_bf16 = settings.use_fp16, settings.use_bf16
+    dtype = cifar10.compute_type()
+    script.show_devices(dtype)
+
+    tf.set_random_seed(settings.seed)
+    with tf.device('/cpu:0'):  # Input and schedule on the CPU leave a GPU to the network.
+        global_step = tf.train.get_or_create_global_step()
+        lr = recipe.schedule(global_step, settings)
+
+    # The network in training, [batch, height, width, 3] -> [batch, classes].
+    images, labels = training_images.distorted_batches(
+        settings.batch_size, recipe.distort, settings.seed, first_step, worker.rank, worker.size)
+    logits = recipe.inference(images, len(settings.classes), True, dtype)
+    loss = recipe.loss(logits, labels)
+    error = wrong(logits, labels) / settings.batch_size
+    network = {each.op.name for each in tf.global_variables()}
+    initial = {}
+    if worker.is_chief and first_step == 0:  # All workers start with its values.
+        initial = initial_values(recipe, training_images, settings)
+
+    # The optimizer. Here the workers wait for one another, and agree on a signal.
+    opt = recipe.optimizer(lr, settings.max_steps)
+    grads = opt.compute_gradients(loss, gate_gradients=opt.GATE_NONE)  # As in cifar10.py.
+    grads = worker.mean_gradients(grads, FLAGS.with_all_reduce_callback)
+    own_signal = tf.placeholder_with_default(0.0, [])
+    mean_loss, mean_error, any_signal = worker.means([loss, error, own_signal])
+    train_op = cifar10.update(opt, grads, global_step, averages=recipe.averages)
+    figures = {'training_loss': mean_loss, 'training_error': mean_error, 'learning_rate': lr}
+    for name, figure in figures.items():
+        tf.summary.scalar(f'metrics/{name}', figure)
+
+    # The network in validation, with the variables that count: often the moving averages.
+    with tf.name_scope('validation'), tf.variable_scope(
+            tf.get_variable_scope(), reuse=True, auxiliary_name_scope=False,
+            custom_getter=evaluate.result_getter(tf.global_variables(), recipe.averages)):
+        pixels, labels, first_image = validation_images.batches(
+            settings.batch_size, worker.rank, worker.size)
+        with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
+            images = recipe.prepare(pixels)
+        logits = recipe.inference(images, len(settings.classes), False, dtype)
+        count_op = tf.stack([wrong(logits, labels), tf.cast(tf.size(labels), tf.float32)])
+
+    return Graph(train_op, figures, own_signal, any_signal, first_image, count_op, initial, network)
+
+
+def make_steps(worker, folder, first_step, settings, graph):
+    """Trains with the default graph from `first_step` on: step, log, validate, keep the best.
+
+    `folder` is the `session.Run` of worker 0, None for the others; the rest is as in `build_graph`.
+    Returns the number of the signal that ended the training.
+    """
+    print(f'{settings.max_steps} steps of {settings.images_per_step} images, by {worker.size} '
+          f'worker(s), are {settings.epochs(settings.max_steps):.4g} epochs.', flush=True)
+    worker.add_sharing()
+    if worker.is_chief:
+        if FLAGS.restart:
+            session.remove_run(folder)
+        run.write(FLAGS.train_dir, settings, started=datetime.now().isoformat())
+        log = run.Log(FLAGS.train_dir, settings, first_step, FLAGS.log_frequency)
+        best = run.Best(FLAGS.train_dir, settings)
+
+    stop = session.StopSignal()
+    step = first_step
+    with session.training_session(
+            is_chief=worker.is_chief, checkpoint_dir=folder,
+            hooks=[tf.train.StopAtStepHook(last_step=settings.max_steps),
+                   tf.train.NanTensorHook(graph.figures['training_loss'])],
+            # All summaries but those of the validation.
+            scaffold=tf.train.Scaffold(init_feed_dict=graph.initial_values,
+                                       summary_op=tf.summary.merge_all(scope='(?!validation/)')),
+            save_checkpoint_steps=FLAGS.save_checkpoint_steps, stop=stop,
+            **worker.session_options(tf.ConfigProto(allow_soft_placement=True))) as mon_sess:
+
+        def validate():
+            error = validation_error(worker, mon_sess.raw_session(), graph, stop)
+            if worker.is_chief:
+                log.validated(step, error)
+                best.offer(mon_sess.raw_session(), step, error)
+
+        worker.share_variables(mon_sess.raw_session())
+        if worker.share(worker.is_chief and log.lacks_validation()):  # It was stopped.
+            validate()
+        while not mon_sess.should_stop():
+            _, values, signal = mon_sess.run(
+                [graph.train_op, graph.figures, graph.any_signal], {graph.own_signal: stop.number},
+                options=worker.options(step - first_step))
+            step += 1
+            if worker.is_chief:
+                log.add(step, values)
+            if settings.validates(step):
+                validate()
+            if signal > 0:  # In all workers after the same step.
+                break
+        if worker.is_chief:
+            log.close()
+
+    if worker.is_chief:
+        run.write_parameters(os.path.join(FLAGS.train_dir, run.PARAMETERS),
+                             checkpoints.newest(FLAGS.train_dir).values, graph.network)
+    return int(worker.largest(stop.number))
+
+
+def earlier_settings(folder):
+    """The settings of an earlier start, by name; {} in a new run.
+
+    `folder` is the `session.Run`. Raises `errors.UserError` if it could not continue exactly.
+    """
+    found = run.read(folder.folder)
+    if FLAGS.restart or not folder.found:
+        is_lost = run.read_metrics(folder.folder) or run.read(os.path.join(folder.folder, run.BEST))
+        if is_lost and not FLAGS.restart:
+            raise errors.UserError(f'{folder.folder} holds results of a run, but no checkpoint '
+                                   f'from which it could resume: restore one, {run.ADVICE}')
+        return {}
+    if found is None:
+        raise errors.UserError(f"{folder.folder} holds a run of the tutorial's programs ({run.FILE}"
+                               f' is missing): {run.ADVICE}')
+    if run.is_of_version_1(found) and (
+            found.get('validate_on') == 'held_out' or found.get('workers', 1) > 1):
+        raise errors.UserError(f'{folder.folder} holds a run of version 1, which held out other '
+                               f'images, or divided them between workers in another way: '
+                               f'{run.ADVICE}')
+    return found
+
+
+def chosen_settings(recipe, data_set, data_folder, earlier, seed, workers):
+    """The `run.Settings`: from flags and the network's row, or from an earlier start of the run,
+    whose settings by name are `earlier`, and the flags that are given."""
+    fields = [field.name for field in dataclasses.fields(run.Settings)]
+    chosen = {name: FLAGS[name].value for name in fields if name in FLAGS}
+    chosen |= {'learning_rate': recipe.learning_rate(), 'batch_size': recipe.batch_size,
+               'seed': seed}
+    chosen |= {name: earlier[name] for name in fields if name in earlier}
+    given = set(filter(is_given, FLAGS))
+    chosen |= {name: FLAGS[name].value for name in given.intersection(fields)}
+
+    if earlier and 'initial_checkpoint' in given:
+        evaluate.find(FLAGS.initial_checkpoint)
+        chosen['initial_checkpoint'] = earlier.get('initial_checkpoint')
+        print('--initial_checkpoint has no effect on a run that has begun. To start with it, '
+              'choose another --train_dir, or add --restart.', flush=True)
+    used, validation = used_images(data_set, data_folder, chosen['validate_on'])
+    chosen |= {
+        'net': recipe.name, 'dataset': data_set.name, 'classes': tuple(data_set.classes),
+        'training_images': used.count(), 'workers': workers,
+        'images_checksum': records.checksum({**used.files(), **validation.files()})}
     if os.path.isabs(data_set.folder):  # The user's own.
-        settings['dataset'] = data_set.folder
-    content = {'net': recipe.name, 'dataset': data_set.name, 'classes': data_set.classes,
-               'settings': settings}
-    worker.compare(run.facts(content) | {f'--{name}': FLAGS[name].value for name in _SHARED})
-    start = None
-    if worker.is_chief:  # Its folder may be out of the others' reach.
-        start = run.begin(FLAGS.train_dir, content, FLAGS.restart)
-    first_step, seed = worker.share(start)
-    plan = run.Plan(
-        first_step, max_steps(recipe, training_images.count(), batch_size * worker.size),
-        batch_size, worker.size, training_images.count(), FLAGS.validate_every, FLAGS.warmup_epoch)
-    settings.update(seed=seed, first_step=first_step, max_steps=plan.max_steps)
-    print(f'{plan.max_steps} steps of {plan.images_per_step} images are '
-          f'{plan.epochs(plan.max_steps):.4g} epochs.', flush=True)
+        chosen['dataset'] = data_set.folder
+    if 'max_steps' not in given and ('epochs' in given or not earlier):
+        epochs = recipe.epochs
+        if 'epochs' in given:
+            epochs = FLAGS.epochs
+        chosen['max_steps'] = max(1, round(
+            epochs * chosen['training_images'] / (chosen['batch_size'] * workers)))
+    return run.Settings(**chosen)
 
-    with tf.Graph().as_default():
-        tf.set_random_seed(seed)
-        with tf.device('/cpu:0'):  # Input and schedule on the CPU leave a GPU to the network.
-            global_step = tf.train.get_or_create_global_step()
-            lr = recipe.schedule(global_step, learning_rate, plan)
 
-        # The network in training, [batch, height, width, 3] -> [batch, classes].
-        images, labels = training_images.train(
-            batch_size, recipe.distort, seed, first_step, worker.rank, worker.size)
-        logits = recipe.inference(images, len(data_set.classes), True, cifar10.compute_type())
-        loss = recipe.loss(logits, labels)
-        error = wrong(logits, labels) / batch_size
-        network = {each.op.name for each in tf.global_variables()}
-        initial = {}
-        if worker.is_chief and first_step == 0:  # All workers start with its values.
-            initial = initial_values(recipe, training_images, data_set.classes)
+def validation_error(worker, sess, graph, stop):
+    """The validation error over all workers, each of which counts its shard.
 
-        # The optimizer. Here the workers wait for one another.
-        opt = cifar10.scaled(recipe.optimizer(lr, plan.max_steps))
-        grads = opt.compute_gradients(loss, gate_gradients=opt.GATE_NONE)  # As in cifar10.py.
-        grads = worker.mean_gradients(grads, FLAGS.with_all_reduce_callback)
-        figures = worker.mean({'training_loss': loss, 'training_error': error})
-        train_op = cifar10.update(opt, grads, global_step)
+    Returns None if a signal, `session.StopSignal`, has ended it.
+    """
+    worker.share_variables(sess)  # Those that are saved.
+    counts = np.zeros(2)
+    sess.run(graph.first_image)
+    with contextlib.suppress(tf.errors.OutOfRangeError):
+        while not stop.number:
+            counts += sess.run(graph.count_op)
+    wrong_images, images, stopped = worker.sum([*counts, stop.number])
+    if stopped:
+        return None
+    return float(wrong_images / images)
 
-        figures['learning_rate'] = lr
-        for name, figure in figures.items():
-            tf.summary.scalar(f'metrics/{name}', figure)
-        scaffold = tf.train.Scaffold(summary_op=tf.summary.merge_all(), init_feed_dict=initial)
 
-        # The network in validation, with the variables that count: often the moving averages.
-        result = evaluate.result_getter(tf.global_variables(), recipe.averages)
-        with tf.name_scope('validation'), tf.variable_scope(
-                tf.get_variable_scope(), custom_getter=result, auxiliary_name_scope=False):
-            pixels, labels, initializer = validation_images.evaluation(
-                batch_size, worker.rank, worker.size)
-            with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
-                images = recipe.prepare(pixels)
-            logits = recipe.inference(images, len(data_set.classes), False, cifar10.compute_type())
-            count_op = tf.stack([wrong(logits, labels), tf.cast(tf.size(labels), tf.float32)])
+def used_images(data_set, folder, validate_on):
+    """The `records.Images` to train on, and those to validate on."""
+    subset = 'all'
+    if validate_on == 'held_out':
+        subset = 'training'
+    return (records.Images(data_set, folder, subset),
+            records.Images(data_set, folder, validate_on))
 
-        logger = hooks.LoggerHook(FLAGS.train_dir, content, plan, figures, FLAGS.log_frequency)
-        validation = hooks.ValidationHook(worker, plan, initializer, count_op, logger,
-                                          run.Best(FLAGS.train_dir, content))
-        all_hooks = [worker, tf.train.StopAtStepHook(last_step=plan.max_steps)]
-        if worker.is_chief:
-            all_hooks += [tf.train.NanTensorHook(figures['training_loss']), logger]
-        all_hooks.append(validation)
 
-        master, config = worker.session_options(tf.ConfigProto(allow_soft_placement=True))
-        with session.training_session(
-                master, worker.is_chief, FLAGS.train_dir, scaffold, all_hooks, config=config,
-                save_checkpoint_steps=FLAGS.save_checkpoint_steps,
-                restart=FLAGS.restart) as mon_sess:
-            while not mon_sess.should_stop():
-                mon_sess.run(train_op)
-
-        if worker.is_chief:
-            run.write_parameters(
-                os.path.join(FLAGS.train_dir, run.PARAMETERS),
-                checkpoints.newest(FLAGS.train_dir).values, network)
+def is_given(name):
+    """Whether a flag was given, by itself or by an alias."""
+    return FLAGS[name].present or not FLAGS[name].using_default_value
 
 
 def fetch(data_set):
@@ -207,28 +354,18 @@ def fetch(data_set):
     return records.fetch(data_set, FLAGS.data_dir)
 
 
-def max_steps(recipe, count, images_per_step):
-    """Number of steps of the run; `count` is the number of images of an epoch."""
-    if FLAGS.max_steps is not None:
-        return FLAGS.max_steps
-    epochs = recipe.epochs
-    if FLAGS.epochs is not None:
-        epochs = FLAGS.epochs
-    return max(1, round(epochs * count / images_per_step))
-
-
 def wrong(logits, labels):
     """Number of images whose most probable class is not the label, float32 []."""
     predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
     return tf.reduce_sum(tf.cast(tf.not_equal(predictions, labels), tf.float32))
 
 
-def initial_values(recipe, images, classes):
+def initial_values(recipe, images, settings):
     """Values for the initial values of a new run's variables: {tensor: array}."""
     variables = [each for each in tf.global_variables() if each is not tf.train.get_global_step()]
-    if FLAGS.initial_checkpoint:
-        trained = evaluate.find(FLAGS.initial_checkpoint)
-        found = evaluate.starting_weights(trained, variables, classes)
+    if settings.initial_checkpoint:
+        trained = evaluate.find(settings.initial_checkpoint)
+        found = evaluate.starting_weights(trained, variables, settings.classes)
         new = [each.op.name for each in variables if each.trainable and each not in found]
         print(f'Starting with {trained.checkpoint.path}; new: {", ".join(new) or "none"}.',
               flush=True)
@@ -244,15 +381,20 @@ def initial_values(recipe, images, classes):
 def evaluate_run():
     """Prints the precision of the run in --train_dir, on its own data set or on --dataset."""
     trained = evaluate.find(FLAGS.train_dir, FLAGS.best, FLAGS.data_dir)
-    trained_on = trained.run.get('settings', {}).get('validate_on')
-    if FLAGS.validate_on == 'held_out' and trained_on != 'held_out':
+    if FLAGS.validate_on == 'held_out' and trained.settings.get('validate_on') != 'held_out':
         raise errors.UserError(f'{trained.checkpoint.path} was not trained with '
-                                '--validate_on=held_out: leave it out')
+                               '--validate_on=held_out: leave it out')
     data_set, folder = fetch(named_sets.find(FLAGS.dataset or trained.dataset))
     batch_size = trained.recipe.batch_size
-    if not FLAGS['batch_size'].using_default_value:
+    if is_given('batch_size'):
         batch_size = FLAGS.batch_size
     images = records.Images(data_set, folder, FLAGS.validate_on)
+    if FLAGS.validate_on == 'held_out' and (
+            run.is_of_version_1(trained.settings)
+            or records.checksum(images.files()) != trained.settings['images_checksum']):
+        raise errors.UserError(f'{folder} does not hold the images on which {FLAGS.train_dir} was '
+                               'trained, or version 1 trained it, so that others would be held '
+                               'out: restore them, or leave out --validate_on=held_out')
     counts = evaluate.confusion(trained, images, batch_size)
     print(f'Evaluated {trained.checkpoint.path} on {counts.sum()} images of '
           f'{data_set.name} ({FLAGS.validate_on}).')
@@ -273,7 +415,8 @@ def main():
     if FLAGS.best or FLAGS.per_class:
         raise errors.UserError('--best and --per_class are for --evaluate: add it')
     with workers.joined(FLAGS.step_timeout, FLAGS.interface) as worker:
-        train(worker)
+        number = train(worker)
+    session.end_by(number)
 
 
 if __name__ == '__main__':

@@ -55,6 +55,16 @@ def newest(folder: str) -> Found | None:
                             'Restore one, or start over in another folder')
 
 
+def refuse_other_program(folder: str, command: str) -> None:
+    """Raises `errors.UserError` if a folder holds a run of classification.py, which has a run.json.
+
+    The tutorial's programs would take its images for CIFAR-10's. `command` is what to use instead.
+    """
+    if os.path.exists(os.path.join(folder, 'run.json')):
+        raise errors.UserError(f'{folder} holds a run of classification.py (run.json): use '
+                               f'{command} --train_dir={folder}')
+
+
 def candidates(folder: str) -> list[str]:
     """Paths of a folder's checkpoints: the one that the file `checkpoint` names, then the latest.
 

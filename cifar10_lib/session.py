@@ -19,7 +19,7 @@ _SIGNALS = [getattr(signal, name) for name in (
     'SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1', 'SIGBREAK') if hasattr(signal, name)]
 _TOGETHER = 0.25  # Seconds within which signals count as one: `timeout`, for one, sends two.
 
-# Files of a run, unfinished ones included, that `restart` removes from the folder and its `best/`.
+# Files of a run, unfinished ones included, that `remove_run` removes from the folder and its best/.
 _OWN_FILES = re.compile(
     r'(checkpoint|graph\.pbtxt|run\.json|metrics\.csv|params\.h5|error\.json'
     r'|events\.out\.tfevents\..*|model\.ckpt-\d+(\.index|\.meta|\.data-\d{5}-of-\d{5})?)'
@@ -27,44 +27,73 @@ _OWN_FILES = re.compile(
 _LOSS_AVERAGE = '/avg'  # Ends the name of a loss's moving average. Old checkpoints lack some.
 
 
-class SignalHook(tf.train.SessionRunHook):
-    """Ends the session after the step in which a signal arrives.
+class Run:
+    """A run's folder that this process has locked, and its newest intact checkpoint.
 
-    Python runs signal handlers after `session.run`. A subclass in the list of hooks replaces it.
+    Attributes:
+        folder: str.
+        found: the `checkpoints.Found`, which was read once; None in a new run.
+        step: the number of steps of earlier starts.
     """
 
-    caught = None  # The number of the signal.
-    is_finished = False  # Whether no steps are left.
-    coord = None
-    is_stepping = False  # Whether a step is running, or has failed.
+    def __init__(self, folder, found):
+        self.folder, self.found, self.step = folder, found, 0
+        if found:
+            self.step = checkpoints.step(found)
 
-    def after_create_session(self, session, coord):
-        self.coord = coord
-        if self.caught or self.is_finished:
-            coord.request_stop()
 
-    def before_run(self, run_context):
-        self.is_stepping = True
+class StopSignal:
+    """The number of the signal that asked this process to stop; 0 so far."""
 
-    def after_run(self, run_context, run_values):
-        self.is_stepping = False
-        if self.caught:
-            run_context.request_stop()
+    number = 0
 
 
 @contextlib.contextmanager
-def training_session(
-        master='', is_chief=True, checkpoint_dir=None, scaffold=None, hooks=None,
-        chief_only_hooks=None, save_checkpoint_secs=600, save_summaries_steps=100,
-        save_summaries_secs=None, config=None, stop_grace_period_secs=120,
-        log_step_count_steps=100, max_wait_secs=7200, save_checkpoint_steps=None,
-        summary_dir=None, save_graph_def=True, restart=False):
+def opened(folder, restart=False):
+    """Locks a run's folder, which is created if necessary, and reads its newest checkpoint.
+
+    Yields the `Run`; with `restart`, one without a checkpoint: the caller will remove its files.
+    Raises `errors.UserError` if another process trains there, or all checkpoints
+    are damaged, and `OSError` if the folder cannot be written.
+    """
+    folder = os.fspath(folder)
+    with files.explain_full_disk(folder), _locked(folder):
+        found = None
+        if not restart:
+            found = checkpoints.newest(folder)
+        yield Run(folder, found)
+
+
+def remove_run(folder):
+    """Removes the files of a run from its folder, to start over; files of others stay.
+
+    `folder` is a path, or the `Run` that the caller has opened. Raises `errors.UserError` if
+    another process trains there.
+    """
+    with contextlib.ExitStack() as stack:
+        if isinstance(folder, Run):
+            folder = folder.folder
+        else:
+            stack.enter_context(_locked(folder))
+        tf.summary.FileWriterCache.clear()  # Of an earlier session of this process.
+        for place in (folder, os.path.join(folder, 'best')):
+            if os.path.isdir(place):
+                for entry in list(os.scandir(place)):
+                    if _OWN_FILES.fullmatch(entry.name) and not entry.is_dir():
+                        os.remove(entry.path)
+
+
+@contextlib.contextmanager
+def training_session(*, master='', is_chief=True, checkpoint_dir=None, scaffold=None, hooks=None,
+                     save_checkpoint_secs=600, save_summaries_steps=100, config=None,
+                     save_checkpoint_steps=None, stop=None):
     """A session that trains in `checkpoint_dir`, from the newest intact checkpoint on.
 
-    Its parameters are those of `tf.train.MonitoredTrainingSession`, and `restart`: whether to
-    remove the files of an earlier run from `checkpoint_dir` first, and nothing else. Only the chief
-    uses that folder; without it, nothing is written. `save_checkpoint_steps` and
-    `save_summaries_secs` replace their counterparts.
+    Its parameters are those of `tf.train.MonitoredTrainingSession`, but for two: `checkpoint_dir`
+    may be a `Run` that the caller has opened, and `stop` is a `StopSignal` after which the caller
+    ends its loop, then the process by `end_by`. Without it, the session does both. Only the
+    chief uses the folder; without one, nothing is written. `save_checkpoint_steps` replaces
+    `save_checkpoint_secs`.
 
     After SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGUSR1, the running step ends and a checkpoint is
     saved; then KeyboardInterrupt or SystemExit (128 + signal number) is raised. A second signal
@@ -72,73 +101,118 @@ def training_session(
 
     Yields a `tf.train.SingularMonitoredSession`.
     Raises:
-        errors.UserError: the folder is in use, or its checkpoint does not fit the graph.
+        errors.UserError: the folder is in use or of another program, or its checkpoint does not fit
+            the graph.
         OSError: the folder cannot be written, or the disk is full.
         FloatingPointError: the loss or a variable is not finite; it was not saved.
     """
-    del max_wait_secs  # Only workers that are not the chief would wait.
-    hooks = list(hooks or [])
-    signals = next((hook for hook in hooks if isinstance(hook, SignalHook)), SignalHook())
-    hooks = [signals, *(hook for hook in hooks if hook is not signals)]  # First to see a step end.
+    steps = _Steps(stop)
+    hooks = [steps, *(hooks or [])]  # The first one to see a step end.
     scaffold = scaffold or tf.train.Scaffold()
     with contextlib.ExitStack() as stack:
         saving = None
         if is_chief and checkpoint_dir:
-            checkpoint_dir = os.fspath(checkpoint_dir)
-            summary_dir = summary_dir or checkpoint_dir
-            stack.enter_context(files.explain_full_disk(checkpoint_dir))
-            stack.enter_context(_locked(checkpoint_dir))
-            if restart:
-                _remove_run(checkpoint_dir)
-            found = checkpoints.newest(checkpoint_dir)
-            scaffold = _restored(found, scaffold, checkpoint_dir)
-            signals.is_finished = _is_finished(found, hooks)
-            if signals.is_finished:
-                print(f'Nothing to do: {found.path} has reached the last step.', flush=True)
-                hooks, chief_only_hooks = [signals], []
+            run = checkpoint_dir
+            if not isinstance(run, Run):
+                run = stack.enter_context(opened(checkpoint_dir))
+                checkpoints.refuse_other_program(run.folder, 'classification.py')
+            scaffold = _restored(run, scaffold)
+            last_step = _last_step(hooks)
+            if run.found and run.step >= last_step:
+                print(f'Nothing to do: {run.folder} has {run.step} steps, and the last step is '
+                      f'{last_step}. Raise --max_steps, or start over with --restart.', flush=True)
+                steps.are_over = True
+                hooks = [steps]
             else:
-                if found:
-                    print(f'Resuming from {found.path}.', flush=True)
-                saving = _Saving(checkpoint_dir)
+                if run.found:
+                    print(_resuming(run, last_step), flush=True)
+                saving = _Saving(run.folder)
                 # If another hook fails at the end, the last step has been saved.
                 hooks[1:1] = _hooks_of_the_chief(
-                    checkpoint_dir, scaffold, saving, save_checkpoint_secs, save_checkpoint_steps,
-                    summary_dir, save_summaries_steps, save_summaries_secs, log_step_count_steps,
-                    save_graph_def)
+                    run.folder, scaffold, saving, save_checkpoint_secs, save_checkpoint_steps,
+                    save_summaries_steps)
                 # Closing it would let a session that begins in the same second replace its file.
-                stack.callback(tf.summary.FileWriterCache.get(summary_dir).flush)
-        if is_chief:
-            hooks += chief_only_hooks or []
-        stack.enter_context(_signals_caught(signals, is_chief))
+                stack.callback(tf.summary.FileWriterCache.get(run.folder).flush)
+                stack.enter_context(_events_fail_once())
+        stack.enter_context(_signals_caught(steps.stop, is_chief))
         # MonitoredTrainingSession's own type would take the error of a lost disk or worker for a
         # preemption, and start again from the latest checkpoint.
-        with tf.train.SingularMonitoredSession(
-                hooks, scaffold, master, config,
-                stop_grace_period_secs=stop_grace_period_secs) as session:
+        with tf.train.SingularMonitoredSession(hooks, scaffold, master, config) as session:
             try:
                 yield session
             except BaseException as error:
-                _after_error(error, session, signals, hooks, saving)
+                _after_error(error, session, steps, hooks, saving)
                 raise
-    if signals.caught == signal.SIGINT:
+    if stop is None:
+        end_by(steps.stop.number)
+
+
+def end_by(number):
+    """Raises what ends a script after a signal, if its number is not 0."""
+    if number == signal.SIGINT:
         raise KeyboardInterrupt
-    if signals.caught:
-        raise SystemExit(128 + signals.caught)
+    if number:
+        raise SystemExit(128 + number)
 
 
-def _hooks_of_the_chief(folder, scaffold, saving, save_secs, save_steps, summary_dir,
-                        summary_steps, summary_secs, log_steps, save_graph_def):
+class _Steps(tf.train.SessionRunHook):
+    """Knows whether a step is running or has failed; ends the session after a signal.
+
+    Python runs signal handlers after `session.run`.
+    """
+
+    are_over = False  # Whether no steps are left.
+    are_running = False  # Whether a step is running, or has failed.
+
+    def __init__(self, stop):
+        self._stops_itself = stop is None
+        self.stop = stop or StopSignal()
+
+    def after_create_session(self, session, coord):
+        self.coord = coord
+        if self.are_over or self._is_stopped():
+            coord.request_stop()
+
+    def before_run(self, run_context):
+        self.are_running = True
+
+    def after_run(self, run_context, run_values):
+        self.are_running = False
+        if self._is_stopped():
+            run_context.request_stop()
+
+    def _is_stopped(self):
+        return self._stops_itself and self.stop.number
+
+
+class _CheckpointSaverHook(tf.train.CheckpointSaverHook):
+    """Saves a step when the next one begins.
+
+    What a loop does after a step, such as a validation, is then complete before the checkpoint from
+    which a killed run resumes.
+    """
+
+    _run_values = None  # Of the last step.
+
+    def before_run(self, run_context):
+        if self._run_values is not None:
+            super().after_run(run_context, self._run_values)
+        return super().before_run(run_context)
+
+    def after_run(self, run_context, run_values):
+        self._run_values = run_values
+
+
+def _hooks_of_the_chief(folder, scaffold, saving, save_secs, save_steps, summary_steps):
     """The hooks that MonitoredTrainingSession adds, too."""
-    found = []
-    if log_steps:
-        found.append(tf.train.StepCounterHook(log_steps, output_dir=summary_dir))
-    if summary_steps or summary_secs:
-        found.append(tf.train.SummarySaverHook(
-            None if summary_secs else summary_steps, summary_secs, summary_dir, scaffold=scaffold))
+    found = [tf.train.StepCounterHook(output_dir=folder)]
+    if summary_steps:
+        found.append(tf.train.SummarySaverHook(summary_steps, None, folder, scaffold=scaffold))
+    if save_steps:
+        save_secs = None
     if save_secs or save_steps:
-        found.append(tf.train.CheckpointSaverHook(
-            folder, None if save_steps else save_secs, save_steps, scaffold.saver,
-            listeners=[saving], save_graph_def=save_graph_def))
+        found.append(_CheckpointSaverHook(
+            folder, save_secs, save_steps, scaffold.saver, listeners=[saving]))
     return found
 
 
@@ -147,62 +221,70 @@ def _locked(folder):
     """Creates a run's folder if necessary, and locks it against other trainers."""
     if not checkpoints.PATTERN_CHARACTERS.isdisjoint(folder):
         raise errors.UserError(f'{folder} contains one of * ? [ \\: TensorFlow would read it as a '
-                                "pattern and remove other runs' checkpoints. Choose another folder")
+                               "pattern and remove other runs' checkpoints. Choose another folder")
     os.makedirs(folder, exist_ok=True)
     try:
         with files.locked(os.path.join(folder, '.lock')):
             yield
     except filelock.Timeout as error:
         raise errors.UserError(f'{folder} is in use: another process trains there. Stop that '
-                                'process, or choose another folder') from error
+                               'process, or choose another folder') from error
 
 
-def _remove_run(folder):
-    """Removes the files of a run; files of others stay."""
-    tf.summary.FileWriterCache.clear()  # Of an earlier session of this process.
-    for place in (folder, os.path.join(folder, 'best')):
-        if os.path.isdir(place):
-            for entry in list(os.scandir(place)):
-                if _OWN_FILES.fullmatch(entry.name) and not entry.is_dir():
-                    os.remove(entry.path)
+def _last_step(hooks):
+    """The step at which a `StopAtStepHook` ends the run; infinity without one."""
+    # At this step or after it, the hook itself would run one more.
+    return min((hook._last_step for hook in hooks if isinstance(hook, tf.train.StopAtStepHook)
+                and hook._last_step is not None), default=np.inf)
 
 
-def _is_finished(found, hooks):
-    """Whether a run, from its checkpoint or None, is at the last step of a `StopAtStepHook`.
+def _resuming(run, last_step):
+    """The lines that say where a run resumes, and what changes."""
+    text = f'Resuming from {run.folder} at step {run.step}'
+    if last_step < np.inf:
+        text += f', until step {last_step}'
+    was = []
+    with contextlib.suppress(OSError, ValueError), open(f'{run.found.path}.meta', 'rb') as stream:
+        graph = tf.MetaGraphDef.FromString(stream.read())
+        was = list(graph.collection_def['images_per_step'].int64_list.value)
+    now = tf.get_collection('images_per_step')  # `cifar10.learning_rate` adds it.
+    if was and now and was != now:
+        text += (f'.\nResuming with {now[0]} images per step (was {was[0]}): the schedule treats '
+                 f'all {run.step} steps as steps of {now[0]} images')
+    return text + '.'
 
-    The hook itself would run one more step.
-    """
-    last_steps = [hook._last_step for hook in hooks
-                  if isinstance(hook, tf.train.StopAtStepHook) and hook._last_step is not None]
-    return found is not None and checkpoints.step(found) >= min(last_steps, default=np.inf)
 
-
-def _restored(found, scaffold, folder):
-    """A copy of a scaffold whose session starts from a checkpoint, `checkpoints.Found` or None.
+def _restored(run, scaffold):
+    """A copy of a scaffold whose session starts from a run's checkpoint, if it has one.
 
     Raises `errors.UserError` if the checkpoint does not fit the graph.
     """
     saver = scaffold.saver or tf.train.Saver(max_to_keep=5, save_relative_paths=True)
-    if found is None:
+    if run.found is None:
         return tf.train.Scaffold(copy_from_scaffold=scaffold, saver=saver)
     found = checkpoints.Found(
-        found.path, {**found.values, 'global_step': np.array(checkpoints.step(found))})
+        run.found.path, {**run.found.values, 'global_step': np.array(run.step)})
     restored = {each.op.name: each for each in tf.global_variables()
                 if each.op.name in found.values or not each.op.name.endswith(_LOSS_AVERAGE)}
     checkpoints.check_fit(found, restored, 'Choose another folder, or start over with --restart')
-    older = checkpoints.candidates(folder)  # Damaged ones precede `found`.
+    older = checkpoints.candidates(run.folder)  # Damaged ones precede `found`.
     saver.recover_last_checkpoints(older[older.index(found.path):][::-1])
-    # Not by `saver`: the original stored the step as a float, or halves with --use_fp16.
-    with tf.device('/cpu:0'), tf.name_scope('restore'):
-        feeds = {each: tf.placeholder(each.dtype.base_dtype, each.shape)
-                 for each in restored.values()}
-        new = [each for each in tf.global_variables() if each.op.name not in restored]
-        init_op = tf.group(tf.variables_initializer(new), *[
-            variable.assign(feed, read_value=False) for variable, feed in feeds.items()])
+    # Not by `saver`: the original stored the step as a float, or halves with --use_fp16. In place
+    # of the initial values, one run sets all variables.
+    values, shared = {}, {}
+    for name, variable in restored.items():
+        if variable.initial_value in values:  # A program's own, with one tensor for several.
+            shared[variable] = found.values[name]
+        else:
+            values[variable.initial_value] = found.values[name]
+
+    def load_shared(_, session):  # The scaffold's own would replace what was learned.
+        for variable, value in shared.items():
+            variable.load(value, session)
+
     return tf.train.Scaffold(
-        copy_from_scaffold=scaffold, saver=saver, init_op=init_op,
-        init_fn=lambda *_: None,  # The scaffold's own would replace what was learned.
-        init_feed_dict={feed: found.values[each.op.name] for each, feed in feeds.items()})
+        copy_from_scaffold=scaffold, saver=saver, init_op=tf.global_variables_initializer(),
+        init_fn=load_shared, init_feed_dict=values)
 
 
 class _Saving(tf.train.CheckpointSaverListener):
@@ -210,6 +292,8 @@ class _Saving(tf.train.CheckpointSaverListener):
 
     `tf.train.NanTensorHook` is not enough: the loss of a step is that of the weights before it.
     """
+
+    _saved = None  # The last step that was saved.
 
     def __init__(self, folder):
         self._folder = folder
@@ -229,7 +313,12 @@ class _Saving(tf.train.CheckpointSaverListener):
         return FloatingPointError(f'Training diverged: {reason}. The checkpoints in {self._folder} '
                                   'are from before')
 
+    def after_save(self, session, global_step_value):
+        self._saved = global_step_value
+
     def end(self, session, global_step_value):
+        if self._saved != global_step_value:  # The disk is full.
+            return
         try:
             print(f'Saved step {global_step_value} in {self._folder}.', flush=True)
         except OSError as error:  # Ctrl-C ends `| tee`, too. Other hooks have something to save.
@@ -238,14 +327,14 @@ class _Saving(tf.train.CheckpointSaverListener):
             sys.stdout = open(os.devnull, 'w')  # noqa: SIM115, open until the process ends.
 
 
-def _after_error(error, session, signals, hooks, saving):
+def _after_error(error, session, steps, hooks, saving):
     """Saves the steps that an error would lose, or raises one that explains it."""
     if isinstance(error, tf.train.NanLossDuringTrainingError) and saving:
         saving.before_save(session.raw_session(), None)  # Names a variable that is not finite.
         raise saving.diverged('the loss is NaN') from error
     # If a step failed, the variables may be half updated; not if it waited for input that failed.
-    is_half_updated = (signals.is_stepping and isinstance(error, tf.errors.OpError)
-                       and not signals.coord.should_stop())
+    is_half_updated = (steps.are_running and isinstance(error, tf.errors.OpError)
+                       and not steps.coord.should_stop())
     if saving and not (is_half_updated or isinstance(error, FloatingPointError)):
         for hook in hooks:
             if isinstance(hook, tf.train.CheckpointSaverHook):
@@ -254,8 +343,24 @@ def _after_error(error, session, signals, hooks, saving):
 
 
 @contextlib.contextmanager
-def _signals_caught(hook, is_chief):
-    """Gives the first signal to a `SignalHook`; a second one ends the process.
+def _events_fail_once():
+    """The thread that writes events prints no traceback: its error is raised by the next event."""
+    earlier = threading.excepthook
+
+    def hook(arguments):
+        if arguments.thread is None or arguments.thread.name != 'EventLoggerThread':
+            earlier(arguments)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = earlier
+
+
+@contextlib.contextmanager
+def _signals_caught(stop, is_chief):
+    """Gives the first signal to a `StopSignal`; a second one ends the process.
 
     A second SIGHUP does not: the system and the shell both send it. Signals that are ignored, as
     with `nohup`, stay ignored. Python allows handlers only in the main thread.
@@ -264,8 +369,8 @@ def _signals_caught(hook, is_chief):
 
     def catch(number, _):
         nonlocal first_time
-        if hook.caught is None:
-            hook.caught = number
+        if not stop.number:
+            stop.number = number
             first_time = time.monotonic()
             if is_chief:
                 # The terminal may be gone, or the note interrupts another one.

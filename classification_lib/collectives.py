@@ -19,10 +19,10 @@ import tensorflow.compat.v1 as tf
 BUCKET_BYTES = 4 << 20
 
 # Operations that belong together have the same group and instance keys on all workers: _BUCKETS + k
-# is the instance of the k-th bucket, _BROADCAST + k that of the k-th variable by name, _GATHER + k
-# the k-th that gathers rows. A group has devices of only one kind.
+# is the instance of the k-th bucket, _BROADCAST + k that of the k-th variable by name. A group has
+# devices of only one kind.
 _CPUS, _GPUS = 1, 3
-_VALUES, _BUCKETS, _BROADCAST, _GATHER = 99, 100, 10**6, 2 * 10**6
+_VALUES, _BUCKETS, _BROADCAST = 99, 100, 10**6
 
 
 def mean_gradients(grads, size, bucket_bytes=BUCKET_BYTES, on_gpu=False, overlap=True):
@@ -89,14 +89,10 @@ def buckets(grads, bucket_bytes):
     return result
 
 
-def mean_values(values, size):
-    """Means of numbers [] over workers, by name: a dictionary of float32 [].
-
-    They are averaged on the CPU, since they are small. All workers give the same names.
-    """
-    names = sorted(values)
-    stacked = tf.stack([tf.cast(values[name], tf.float32) for name in names])
-    return dict(zip(names, tf.unstack(_reduce_mean(stacked, size, _VALUES))))
+def means(values, size):
+    """Means of numbers [] over workers, float32 [] each, on the CPU, since they are small."""
+    stacked = tf.stack([tf.cast(value, tf.float32) for value in values])
+    return tf.unstack(_reduce_mean(stacked, size, _VALUES))
 
 
 def broadcast(variables, rank, size):
@@ -115,20 +111,6 @@ def broadcast(variables, rank, size):
                 operations.append(variable.assign(tf.raw_ops.CollectiveBcastRecvV2(
                     shape=variable.shape, T=variable.dtype.base_dtype, **common)))
     return tf.group(operations)
-
-
-def gather(row, size, number):
-    """Rows of all workers, in their order, int32 [size, length].
-
-    Args:
-        row: that of this worker, int32 [length].
-        size: the number of workers.
-        number: how many times this process has called this function before.
-    """
-    with tf.device('/cpu:0'):
-        return tf.raw_ops.CollectiveGatherV2(
-            input=tf.constant(row.reshape(1, -1)), group_size=size, group_key=_CPUS,
-            instance_key=_GATHER + number, ordering_token=[], communication_hint='ring')
 
 
 def _reduce_mean(flat, size, instance, on_gpu=False):

@@ -22,12 +22,12 @@ class Trained(NamedTuple):
     checkpoint: checkpoints.Found
     recipe: recipes.Recipe
     classes: tuple  # Their names.
-    run: dict  # The content of `run.json`; {} if it is a run of the tutorial.
+    settings: dict  # Those of `run.Settings` by name; {} if it is a run of the tutorial.
 
     @property
     def dataset(self):
         """The value of --dataset with which it was trained; of the tutorial, CIFAR-10."""
-        return self.run.get('settings', {}).get('dataset', 'cifar10')
+        return self.settings.get('dataset', 'cifar10')
 
 
 def find(checkpoint_dir, best=False, data_dir=None):
@@ -45,8 +45,11 @@ def find(checkpoint_dir, best=False, data_dir=None):
     if best:
         checkpoint_dir = os.path.join(checkpoint_dir, run.BEST)
         advice = 'train with classification.py --validate_every=1, or leave out --best'
-    found = checkpoints.newest(checkpoint_dir)
-    if found is None:
+    path = run.best_checkpoint(checkpoint_dir)
+    if path is None and not best:
+        path = checkpoint_dir
+    found = path and checkpoints.newest(path)
+    if not found:
         raise errors.UserError(f'No checkpoint in {checkpoint_dir}: {advice}')
     content = run.read(os.path.dirname(found.path))
     if content is None:
@@ -181,7 +184,7 @@ def confusion(trained, images, batch_size):
     counts = np.zeros([len(classes), len(classes)], np.int64)
     classifier = Classifier(trained.recipe, len(classes))
     with classifier.graph.as_default():
-        pixels, labels, initializer = images.evaluation(batch_size)
+        pixels, labels, initializer = images.batches(batch_size)
     with classifier.restored(trained.checkpoint) as session, tqdm.tqdm(
             total=images.count(), unit=' images', leave=False, disable=None) as bar:
         session.run(initializer)

@@ -25,9 +25,10 @@ class Recipe(NamedTuple):
     distort: Callable
     prepare: Callable
     loss: Callable  # (logits, labels) -> total loss, float32 []
-    schedule: Callable  # (global_step, rate of the row or the flag, run.Plan) -> rate, float32 []
+    schedule: Callable  # (global_step, run.Settings) -> learning rate, float32 []
     optimizer: Callable  # (rate, number of steps of the run) -> tf.train.Optimizer
-    learning_rate: float  # Defaults of the flags.
+    # Defaults of the flags. The rate is a function, which is called when it is used.
+    learning_rate: Callable
     batch_size: int
     epochs: float
     # Whether the moving averages of the variables are the result, which is validated, evaluated and
@@ -50,29 +51,24 @@ def smoothed_loss(logits, labels, label_smoothing):
     return tf.add_n(tf.get_collection('losses'), name='total_loss')
 
 
-def linear_scaling(global_step, rate, plan):
+def linear_scaling(global_step, settings):
     """The learning rate of the linear scaling rule: k workers train at k times the rate.
 
-    It rises linearly in the first `plan.warmup_epoch` epochs. Goyal et al., "Accurate, Large
+    It rises linearly in the first `settings.warmup_epoch` epochs. Goyal et al., "Accurate, Large
     Minibatch SGD" (2017), sections 2.1 and 2.2, https://arxiv.org/abs/1706.02677.
 
     Args:
         global_step: int [], the number of earlier steps.
-        rate: the rate of one worker.
-        plan: the `run.Plan`.
+        settings: the `run.Settings`, with the rate of one worker.
 
     Returns float32 [].
     """
-    warmup_steps = plan.warmup_epoch * plan.steps_per_epoch
+    rate = settings.learning_rate
+    warmup_steps = settings.warmup_epoch * settings.steps_per_epoch
     if warmup_steps == 0:
-        return tf.constant(float(rate * plan.workers))
+        return tf.constant(float(rate * settings.workers))
     progress = tf.minimum(tf.cast(global_step, tf.float32) / warmup_steps, 1.0)
-    return rate * (1.0 + (plan.workers - 1.0) * progress)
-
-
-def _tutorial_schedule(global_step, rate, plan):
-    lr = cifar10.learning_rate(global_step, plan.images_per_step)
-    return lr * (rate / cifar10.INITIAL_LEARNING_RATE)
+    return rate * (1.0 + (settings.workers - 1.0) * progress)
 
 
 TABLE = {row.name: row for row in (
@@ -83,8 +79,8 @@ TABLE = {row.name: row for row in (
         prepare=lambda images: tf.cast(images, tf.float32),
         loss=cifar10.loss,
         schedule=linear_scaling,
-        optimizer=lambda lr, max_steps: tf.train.AdamOptimizer(lr),
-        learning_rate=1e-3,
+        optimizer=lambda lr, max_steps: cifar10.scaled(tf.train.AdamOptimizer(lr)),
+        learning_rate=lambda: 1e-3,
         batch_size=64,
         epochs=300),
     Recipe(
@@ -93,10 +89,10 @@ TABLE = {row.name: row for row in (
         distort=airbench94.distort,
         prepare=lambda images: tf.cast(images, tf.float32),
         loss=lambda logits, labels: smoothed_loss(logits, labels, label_smoothing=0.2),
-        schedule=lambda global_step, rate, plan: airbench94.learning_rate(
-            global_step, plan.max_steps, rate),
-        optimizer=airbench94.Optimizer,
-        learning_rate=1.5,
+        schedule=lambda global_step, settings: airbench94.learning_rate(
+            global_step, settings.max_steps, settings.learning_rate),
+        optimizer=lambda lr, max_steps: cifar10.scaled(airbench94.Optimizer(lr, max_steps)),
+        learning_rate=lambda: 1.5,
         batch_size=1024,
         epochs=14,
         averages=False,  # Lookahead's slow copy is its average.
@@ -106,12 +102,14 @@ TABLE = {row.name: row for row in (
         # It computes in the type of the flags by itself.
         inference=lambda images, num_classes, training, dtype: cifar10.inference(
             images, num_classes=num_classes),
-        distort=cifar10_input.distort,
-        prepare=cifar10_input.crop_and_standardize,
+        distort=lambda images: cifar10_input.distort(images),
+        prepare=lambda images: cifar10_input.crop_and_standardize(images),
         loss=cifar10.loss,
-        schedule=_tutorial_schedule,
-        optimizer=lambda lr, max_steps: tf.train.GradientDescentOptimizer(lr),
-        learning_rate=cifar10.INITIAL_LEARNING_RATE,
+        schedule=lambda global_step, settings: cifar10.learning_rate(
+            global_step, settings.images_per_step, initial=settings.learning_rate,
+            images_per_epoch=settings.training_images),
+        optimizer=lambda lr, max_steps: cifar10.optimizer(lr),
+        learning_rate=lambda: cifar10.INITIAL_LEARNING_RATE,
         batch_size=128,
         epochs=256))}  # The tutorial's 100,000 steps.
 

@@ -6,8 +6,6 @@
 `cifar10_input` does the same for the tutorial with the queues of TensorFlow 1.
 """
 import dataclasses
-import itertools
-import math
 import os
 import zlib
 from typing import NamedTuple
@@ -21,6 +19,7 @@ import tensorflow.compat.v1 as tf
 # A tenth of the training images is for validation: 5,000 of CIFAR-10's, as in He et al., "Deep
 # Residual Learning" (2016), section 4.2.
 _HELD_OUT_ONE_IN = 10
+_SEED = 20151111  # The same images are held out in all runs.
 
 
 def checksum(paths):
@@ -87,11 +86,8 @@ class Images(NamedTuple):
         """
         records = sum(self.files().values())
         held_out = records // _HELD_OUT_ONE_IN
-        # Files may be sorted by class, or have the classes in turn. Steps of the golden ratio of
-        # all records spread each run and each regular pattern evenly. The first tenth is held out.
-        step = next(step for step in itertools.count(int(records * 0.618) + 1)
-                    if math.gcd(step, records) == 1)
-        places = np.arange(records, dtype=np.int64) * step % records
+        # Files may be sorted by class. The first tenth of a random order is held out.
+        places = np.random.RandomState(_SEED).permutation(records)
         first, end = 0, records
         if self.subset == 'held_out':
             end = held_out
@@ -116,7 +112,7 @@ class Images(NamedTuple):
             -1, data_sets.DEPTH, data_sets.HEIGHT, data_sets.WIDTH)
         return rows[:, data_sets.LABEL], planes.transpose([0, 2, 3, 1])
 
-    def train(self, batch_size, distort, seed, first_step=0, rank=0, workers=1):
+    def distorted_batches(self, batch_size, distort, seed, first_step=0, rank=0, workers=1):
         """Adds endless batches of distorted images to the graph, each epoch in a new random order.
 
         The order follows from the seed and the number of the epoch alone, so that a run which
@@ -163,7 +159,7 @@ class Images(NamedTuple):
             tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
             return iterator.get_next()
 
-    def evaluation(self, batch_size, rank=0, workers=1):
+    def batches(self, batch_size, rank=0, workers=1):
         """Adds batches of the images to the graph, each image once; the last batch may be smaller.
 
         Args:

@@ -78,7 +78,7 @@ def _conv(net, name, size, filters, training):
     with tf.variable_scope(name):
         _, height, width, channels = net.shape.as_list()
         weights = _value('weights', [size, size, channels, filters], dtype=net.dtype)
-        if size == 1 and not tf.config.get_visible_devices('GPU'):
+        if training and size == 1 and not tf.config.get_visible_devices('GPU'):
             # As a matrix product, whose gradients take a CPU less time. Not on GPUs: TensorFlow
             # computes their float32 convolutions in the layout NCHW, and would transpose the input
             # and the output of each product.

@@ -1,9 +1,8 @@
 """What the folder of a run of classification.py holds, besides checkpoints and event files.
 
-`run.json` has the network, the classes and the settings of the run; `metrics.csv` its figures, one
-row per hundred steps and validation; `params.h5` the variables after the last step; `best/` the
-checkpoint with the lowest validation error so far, with a `run.json` that contains the error. A
-folder of checkpoints without `run.json` is a run of the tutorial.
+`run.json` has the settings of the run; `metrics.csv` its figures, one row per hundred steps and
+validation; `params.h5` the variables after the last step; `best/` the checkpoint with the lowest
+validation error so far. A folder of checkpoints without `run.json` is a run of the tutorial.
 """
 import csv
 import dataclasses
@@ -12,14 +11,16 @@ import io
 import json
 import logging
 import os
-import random
+import time
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import Any
 
 from cifar10_lib import checkpoints, errors, files
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+import tqdm
 
 FILE, METRICS, PARAMETERS, BEST = 'run.json', 'metrics.csv', 'params.h5', 'best'
 
@@ -28,23 +29,33 @@ FILE, METRICS, PARAMETERS, BEST = 'run.json', 'metrics.csv', 'params.h5', 'best'
 COLUMNS = ('step', 'epoch', 'wall_time', 'learning_rate', 'training_loss', 'training_error',
            'validation_error', 'images_per_second')
 
-# The settings with which a run sees the same images in the same order after it resumes.
-_KEPT = ('batch_size', 'workers', 'validate_on', 'training_images', 'images_checksum', 'seed')
+ADVICE = 'choose another --train_dir, or start over with --restart'
 
-_ADVICE = 'choose another --train_dir, or start over with --restart'
+# With another value of such a setting, a run would not see the same images in the same order.
+_FIXED = {'fixed': True}
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """How far a run goes, and in what steps: what its schedule may depend on."""
+class Settings:
+    """Everything on which the updates of a run depend. Those with a flag have its name."""
 
-    first_step: int  # Number of steps of earlier starts.
+    net: str = dataclasses.field(metadata=_FIXED)
+    dataset: str  # A name, or a folder, which may have been moved.
+    classes: tuple[str, ...] = dataclasses.field(metadata=_FIXED)
+    training_images: int = dataclasses.field(metadata=_FIXED)  # Number of images of an epoch.
+    # Of the files of the training and the validation images.
+    images_checksum: str = dataclasses.field(metadata=_FIXED)
+    validate_on: str = dataclasses.field(metadata=_FIXED)
+    seed: int = dataclasses.field(metadata=_FIXED)
+    batch_size: int = dataclasses.field(metadata=_FIXED)  # Images per step of each worker.
+    workers: int = dataclasses.field(metadata=_FIXED)
     max_steps: int  # Number of steps at the end of the run.
-    batch_size: int  # Number of images per step of each worker.
-    workers: int
-    images_per_epoch: int
-    validate_every: int = 0  # Number of epochs between validations; 0 means never.
-    warmup_epoch: float = 0  # Number of epochs of the warm-up.
+    learning_rate: float
+    warmup_epoch: float  # Number of epochs of the warm-up.
+    validate_every: int  # Number of epochs between validations; 0 means never.
+    use_fp16: bool
+    use_bf16: bool
+    initial_checkpoint: str | None
 
     @property
     def images_per_step(self) -> int:
@@ -54,7 +65,7 @@ class Plan:
     @property
     def steps_per_epoch(self) -> float:
         """Number of steps in which the network sees each image once."""
-        return self.images_per_epoch / self.images_per_step
+        return self.training_images / self.images_per_step
 
     def epochs(self, steps: int) -> float:
         """Number of epochs in this many steps."""
@@ -62,72 +73,59 @@ class Plan:
 
     def validates(self, steps: int) -> bool:
         """Whether to validate after this many steps; also at the end of the run."""
-        if self.validate_every == 0:
+        if self.validate_every == 0 or steps == 0:
             return False
-        images = self.validate_every * self.images_per_epoch
+        images = self.validate_every * self.training_images
         before, now = (steps - 1) * self.images_per_step, steps * self.images_per_step
         return steps == self.max_steps or now // images > before // images
 
 
+def resumed(folder: str, earlier: Mapping[str, Any], settings: Settings) -> None:
+    """Compares the settings of a run that resumes with those in its `run.json`.
+
+    Prints a line for each that has changed. Raises `errors.UserError` if one of them must not.
+    """
+    for field in dataclasses.fields(settings):
+        was, now = earlier.get(field.name), getattr(settings, field.name)
+        if isinstance(now, tuple):
+            was, now = ', '.join(was or ()), ', '.join(now)
+        if was == now:
+            continue
+        if field.metadata:
+            raise errors.UserError(f'{folder} holds a run with {field.name} {was}, not {now}: '
+                                   f'change that back, {ADVICE}')
+        if field.name in earlier and field.name != 'dataset':
+            print(f'Resuming with --{field.name}={now} (was {was}).', flush=True)
+
+
 def read(folder: str) -> dict[str, Any] | None:
-    """The content of `run.json`; None if it is missing.
+    """The content of `run.json`, settings by name; None if it is missing.
 
     Raises `errors.UserError` if it is not JSON.
     """
     path = os.path.join(folder, FILE)
     try:
         with open(path, encoding='utf-8') as stream:
-            return json.load(stream)
+            content = json.load(stream)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise errors.UserError(f'{path} is not JSON ({error}): restore it, or choose another '
-                                'folder') from error
+                               'folder') from error
+    return {**content, **content.pop('settings', {})}  # Version 1 had two levels.
 
 
-def write(folder: str, content: Mapping[str, Any]) -> None:
-    """Writes `run.json`, all or nothing."""
+def is_of_version_1(settings: Mapping[str, Any]) -> bool:
+    """Whether version 1 wrote these settings. It held out other images, and divided them between
+    workers in another way."""
+    return 'warmup_epoch' not in settings
+
+
+def write(folder: str, settings: Settings, **more: Any) -> None:
+    """Writes `run.json`, all or nothing; `more` has other JSON values by name."""
+    content = {**dataclasses.asdict(settings), 'tensorflow': tf.version.VERSION, **more}
     with files.new_file(os.path.join(folder, FILE)) as stream:
         stream.write((json.dumps(content, indent=2, sort_keys=True) + '\n').encode())
-
-
-def facts(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same when a run resumes, and for all workers: {name: JSON value}."""
-    found = {'net': content['net']}
-    found |= {f'class {label}': name for label, name in enumerate(content['classes'])}
-    return found | {name: content['settings'].get(name) for name in _KEPT}
-
-
-def begin(folder: str, content: Mapping[str, Any], restart: bool) -> tuple[int, int]:
-    """The number of steps of earlier starts of a run, and its seed.
-
-    `content` is that of its new `run.json`; without a seed, if the user did not give one.
-
-    Raises `errors.UserError` if the folder holds a run with other facts, or one whose checkpoints
-    were removed: it could not continue exactly.
-    """
-    seed = content['settings']['seed']
-    if seed is None:
-        seed = random.SystemRandom().randrange(2 ** 31)
-    if restart:
-        return 0, seed
-    earlier, found = read(folder), checkpoints.newest(folder)
-    if found is None:
-        if read_metrics(folder) or checkpoints.candidates(os.path.join(folder, BEST)):
-            raise errors.UserError(f'{folder} holds results of a run, but no checkpoint from '
-                                    f'which it could resume: restore one, {_ADVICE}')
-        return 0, seed
-    if earlier is None:
-        raise errors.UserError(f"{folder} holds a run of the tutorial's programs ({FILE} is "
-                                f'missing): {_ADVICE}')
-    if content['settings']['seed'] is None:
-        seed = earlier['settings'].get('seed')
-    was, now = facts(earlier), facts(content) | {'seed': seed}
-    for name in [*was, *now]:
-        if was.get(name) != now.get(name):
-            raise errors.UserError(f'{folder} holds a run with {name} {was.get(name)}, not '
-                                    f'{now.get(name)}: change that back, {_ADVICE}')
-    return checkpoints.step(found), seed
 
 
 def read_metrics(folder: str) -> list[dict[str, Any]]:
@@ -180,21 +178,109 @@ def read_curves(folder: str) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-class Metrics:
-    """Writes `metrics.csv` without gaps or duplicates over all starts of a run."""
+class Log:
+    """Writes the figures of a run: lines on the console, a progress bar, and `metrics.csv`, without
+    gaps or duplicates over all starts.
 
-    def __init__(self, folder: str, first_step: int) -> None:
-        """Continues the file, or creates it: rows after `first_step`, from which the run resumes,
-        were of steps that are made again."""
-        self._path = os.path.join(folder, METRICS)
-        kept = [row for row in read_metrics(folder) if row['step'] <= first_step]
-        with files.new_file(self._path) as stream:
-            stream.write((','.join(COLUMNS) + '\n' + ''.join(map(_line, kept))).encode())
+    The figures of a line are means over all steps since the line before. The first step of a start,
+    which includes the set-up, does not count for the speed.
+    """
 
-    def add(self, row: Mapping[str, float | None]) -> None:
-        """Adds the figures of a row, by column; some may be missing."""
-        with open(self._path, 'a', encoding='utf-8', newline='') as stream:
+    def __init__(self, folder: str, settings: Settings, first_step: int, frequency: int) -> None:
+        """Continues or creates `metrics.csv`; rows after `first_step`, from which the run resumes,
+        were of steps that are made again. `frequency` is the number of steps between two lines."""
+        self._folder, self._settings, self._frequency = folder, settings, frequency
+        self._first_step = self._step = first_step
+        self._rows = [row for row in read_metrics(folder) if row['step'] <= first_step]
+        self._rewrite()
+        self._values: list[Mapping[str, float]] = []  # One per step since the last line,
+        self._seconds: list[float] = []  # and how long it took.
+        self._epoch_errors: list[float] = []  # One per step since the last validation,
+        self._epoch_start = first_step  # which was after this step.
+        self._bar = tqdm.tqdm(total=settings.max_steps, initial=first_step, unit=' steps',
+                              disable=None, leave=False)
+        self._start_time = time.perf_counter()
+
+    def lacks_validation(self) -> bool:
+        """Whether the run was stopped in the validation of the step from which it resumes."""
+        return self._settings.validates(self._first_step) and not any(
+            row['step'] == self._first_step and row.get('validation_error') is not None
+            for row in self._rows)
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds the figures of a step: training_loss, training_error and learning_rate by name."""
+        if self._values and self._is_due(self._step):  # It was not validated.
+            self._log()
+        self._step = step
+        self._values.append(values)
+        self._epoch_errors.append(values['training_error'])
+        if step > self._first_step + 1:
+            self._seconds.append(time.perf_counter() - self._start_time)
+        self._bar.update()
+        if self._is_due(step) and not self._settings.validates(step):
+            self._log()
+        self._start_time = time.perf_counter()
+
+    def validated(self, step: int, error: float | None) -> None:
+        """Adds the validation error of a step; None if a signal ended the validation."""
+        self._step = step
+        if self._values or error is not None:
+            self._log(error)
+        if error is not None:
+            training = ''
+            if self._epoch_errors:
+                since = f' since step {self._epoch_start}'
+                if self._epoch_start == 0 or self._settings.validates(self._epoch_start):
+                    since = ''
+                training = f'training error{since} = {np.mean(self._epoch_errors):.4f}, '
+            self._show(f'epoch {self._settings.epochs(step):.4g}, {training}validation error = '
+                       f'{error:.4f}')
+            self._epoch_errors, self._epoch_start = [], step
+            curve = tf.Summary.Value(tag='metrics/validation_error', simple_value=error)
+            tf.summary.FileWriterCache.get(self._folder).add_summary(
+                tf.Summary(value=[curve]), step)
+        self._start_time = time.perf_counter()
+
+    def close(self) -> None:
+        """Logs the steps since the last line."""
+        if self._values:
+            self._log()
+        self._bar.close()
+
+    def _is_due(self, step):
+        return step % self._frequency == 0
+
+    def _log(self, validation_error=None):
+        """Adds a row, and prints a line with its figures."""
+        row = {'step': self._step, 'epoch': self._settings.epochs(self._step),
+               'wall_time': time.time(), 'validation_error': validation_error}
+        if self._values:
+            row |= {name: np.mean([values[name] for values in self._values], dtype=np.float64)
+                    for name in self._values[0]}
+            text = (f'step {self._step}, loss = {row["training_loss"]:.2f}, '
+                    f'training error = {row["training_error"]:.4f}')
+            if self._seconds:
+                sec_per_batch = np.mean(self._seconds)
+                row['images_per_second'] = self._settings.images_per_step / sec_per_batch
+                text += (f' ({row["images_per_second"]:.1f} examples/sec; '
+                         f'{sec_per_batch:.3f} sec/batch)')
+            self._show(text)
+        self._values, self._seconds = [], []
+        if self._rows and self._rows[-1]['step'] == self._step:  # It lacked its validation.
+            self._rows[-1] = {**self._rows[-1], **row}
+            self._rewrite()
+            return
+        self._rows.append(row)
+        with open(os.path.join(self._folder, METRICS), 'a', encoding='utf-8', newline='') as stream:
             stream.write(_line(row))
+
+    def _rewrite(self):
+        with files.new_file(os.path.join(self._folder, METRICS)) as stream:
+            stream.write((','.join(COLUMNS) + '\n' + ''.join(map(_line, self._rows))).encode())
+
+    def _show(self, text):
+        with tqdm.tqdm.external_write_mode():  # Above the bar.
+            print(f'{datetime.now()}: {text}', flush=True)
 
 
 def _line(row):
@@ -204,38 +290,50 @@ def _line(row):
                     for name in COLUMNS) + '\n'
 
 
-class Best:
-    """The checkpoint of a run with the lowest validation error so far, in `best/`."""
+def best_checkpoint(folder: str) -> str | None:
+    """The path of the checkpoint that the `run.json` of a folder `best/` names, or None."""
+    content = read(folder)
+    if content is None or 'validation_error' not in content:
+        return None
+    name = content.get('checkpoint', f'{checkpoints.NAME}-{content.get("step")}')
+    return checkpoints.named(os.path.join(folder, name))
 
-    def __init__(self, train_dir: str, content: Mapping[str, Any]) -> None:
-        """Adds operations to the default graph; `content` is that of the run's `run.json`."""
-        self._folder, self._content = os.path.join(train_dir, BEST), content
-        self._error: Any = None  # Until the first validation: --restart removes an earlier run's.
+
+class Best:
+    """The checkpoint of a run with the lowest validation error so far, in `best/`.
+
+    Its `run.json` names the checkpoint and its error; it is replaced as a whole, after the new
+    checkpoint is complete and before the old one is removed.
+    """
+
+    def __init__(self, folder: str, settings: Settings) -> None:
+        """Adds operations to the default graph; `folder` is that of the run."""
+        self._folder, self._settings = os.path.join(folder, BEST), settings
+        self._path, self._error = best_checkpoint(self._folder), np.inf
+        if self._path:
+            self._error = (read(self._folder) or {}).get('validation_error', np.inf)
         self._saver = tf.train.Saver(max_to_keep=None, save_relative_paths=True)
         self._is_finite = tf.reduce_all([
             tf.reduce_all(tf.math.is_finite(variable)) for variable in tf.global_variables()
             if variable.dtype.base_dtype.is_floating])
 
-    def offer(self, session: tf.Session, step: int, error: float) -> None:
+    def offer(self, session: tf.Session, step: int, error: float | None) -> None:
         """Saves the variables of a session, if their validation error is the lowest so far, over
-        all starts of the run.
-
-        The earlier checkpoint is removed when the new one and its error are complete.
-        """
-        if self._error is None:
-            self._error = (read(self._folder) or {}).get('validation_error', np.inf)
-        if error >= self._error or not session.run(self._is_finite):
+        all starts of the run; None is no error."""
+        if error is None or error >= self._error or not session.run(self._is_finite):
             return
         os.makedirs(self._folder, exist_ok=True)
-        earlier = checkpoints.candidates(self._folder)
-        saved = self._saver.save(session, os.path.join(self._folder, checkpoints.NAME),
-                                 global_step=step, write_meta_graph=False)
-        write(self._folder, {**self._content, 'step': step, 'validation_error': error})
+        name = f'{checkpoints.NAME}-{step}'
+        if name == os.path.basename(self._path or ''):  # After a kill, this step was made again.
+            name = f'{checkpoints.NAME}-again-{step}'
+        self._path = os.path.join(self._folder, name)
+        self._saver.save(session, self._path, write_meta_graph=False, write_state=False)
+        write(self._folder, self._settings, step=step, validation_error=error,
+              checkpoint=name)
         self._error = error
-        for path in earlier:
-            if os.path.basename(path) != os.path.basename(saved):
-                for part in glob.glob(glob.escape(path) + '.*'):
-                    os.remove(part)
+        for other in glob.glob(f'{glob.escape(self._folder)}/{checkpoints.NAME}-*'):
+            if not other.startswith(f'{self._path}.'):
+                os.remove(other)
 
 
 def write_parameters(path: str, values: Mapping[str, np.ndarray],

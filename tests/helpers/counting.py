@@ -23,13 +23,15 @@ def step_op(size=3):
     return tf.group(w.assign_add(tf.ones([size])), step.assign_add(1))
 
 
-def train(folder, last_step, hooks=(), size=3, pause=None, **options):
-    """Trains in a new graph; prints each step and waits if `pause` is given.
+def train(folder, last_step, hooks=(), size=3, pause=None, restart=False, **options):
+    """Trains in a new graph, perhaps anew; prints each step and waits if `pause` is given.
 
     `options` are those of `session.training_session`.
     """
     with tf.Graph().as_default():
         op = step_op(size)
+        if restart:
+            session.remove_run(folder)
         with session.training_session(
                 checkpoint_dir=folder, **options,
                 hooks=[tf.train.StopAtStepHook(last_step=last_step), *hooks]) as sess:

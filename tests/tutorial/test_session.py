@@ -59,22 +59,15 @@ def contents(folder):
 # ---- Start, resume and stop
 
 
-def test_without_a_folder(tmp_path, monkeypatch):
-    """Hooks of the chief run, and nothing is written."""
-    monkeypatch.chdir(tmp_path)
-    seen = []
-    with counter(None, chief_only_hooks=[At(1, lambda: seen.append('step'))]) as (sess, op):
-        sess.run(op)
-    assert seen == ['step'] and not contents(tmp_path)
-
-
 def test_resumes_exactly_and_stops_exactly(tmp_path, capsys):
     """And removes nothing, and does not touch a run that has finished."""
-    run, nothing = tmp_path / 'run', 'Nothing to do: {}/model.ckpt-10 has reached the last step.\n'
+    run = tmp_path / 'run'
+    nothing = (f'Nothing to do: {run} has 10 steps, and the last step is {{}}. Raise --max_steps, '
+               'or start over with --restart.\n')
     for last_step, printed in [
-            (10, f'Saved step 10 in {run}.\n'), (10, nothing.format(run)), (4, nothing.format(run)),
-            (11, f'Resuming from {run}/model.ckpt-10.\nSaved step 11 in {run}.\n'),
-            (30, f'Resuming from {run}/model.ckpt-11.\nSaved step 30 in {run}.\n')]:
+            (10, f'Saved step 10 in {run}.\n'), (10, nothing.format(10)), (4, nothing.format(4)),
+            (11, f'Resuming from {run} at step 10, until step 11.\nSaved step 11 in {run}.\n'),
+            (30, f'Resuming from {run} at step 11, until step 30.\nSaved step 30 in {run}.\n')]:
         before = contents(run)
         counting.train(run, last_step)
         assert capsys.readouterr().out == printed
@@ -130,7 +123,7 @@ def test_checkpoints_by_steps_and_by_time(tmp_path):
     assert counting.steps(tmp_path / 'steps') == [6, 4, 2, 0]
     counting.train(tmp_path / 'time', 4, save_checkpoint_secs=1,
                    hooks=[At(2, lambda: time.sleep(1.1))])
-    assert counting.steps(tmp_path / 'time') == [4, 3, 0]
+    assert counting.steps(tmp_path / 'time') == [4, 2, 0]
 
 
 def test_the_scaffold_is_used(tmp_path):
@@ -162,7 +155,7 @@ def test_a_damaged_newest_checkpoint(tmp_path, capfd):
     with pytest.raises(ZeroDivisionError):
         counting.train(tmp_path, 8, save_checkpoint_secs=None, hooks=[At(2, fail)])
     out, error = capfd.readouterr()
-    assert f'Resuming from {tmp_path}/model.ckpt-5.\n' in out
+    assert f'Resuming from {tmp_path} at step 5, until step 8.\n' in out
     assert f': {tmp_path}/model.ckpt-6 is damaged, or was just removed (' in error
     assert error.endswith('): using model.ckpt-5\n')
     assert index.read_bytes() == before
@@ -361,7 +354,7 @@ def test_variables_that_are_not_finite_are_not_saved(tmp_path, value):
 
 @pytest.mark.parametrize('save_steps', [1, 1000])
 def test_nan_in_the_loss(tmp_path, save_steps):
-    """The variables of that step are finite, so they may be saved."""
+    """The steps before it are saved."""
     loss = tf.placeholder_with_default(1.0, [])
     with pytest.raises(FloatingPointError, match='^Training diverged: the loss is NaN. The check'):
         with counter(tmp_path, tf.train.NanTensorHook(loss),
@@ -369,7 +362,7 @@ def test_nan_in_the_loss(tmp_path, save_steps):
             sess.run(op)
             sess.run(op)
             sess.run(op, {loss: np.nan})
-    assert counting.latest(tmp_path) == (3 if save_steps == 1 else 0)
+    assert counting.latest(tmp_path) == (2 if save_steps == 1 else 0)
 
 
 def test_a_run_that_diverges(trained, monkeypatch):

@@ -1,0 +1,74 @@
+"""Workers that an MPI launcher has started meet by mpi4py, which works with any MPI."""
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from cifar10_lib import errors
+from classification_lib import interfaces
+
+# Variables that launchers set: Open MPI; MPICH and its relatives; `srun --mpi=pmix`.
+_VARIABLES = ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'PMIX_RANK')
+
+_POLL_SECONDS = 0.01
+
+
+def is_launcher() -> bool:
+    """Whether MPI has started this process."""
+    return any(name in os.environ for name in _VARIABLES)
+
+
+class Meeting:
+    """See `workers.Meeting`."""
+
+    share_a_console = True  # All write to the console of the launcher.
+
+    def __init__(self, interface: str | None, patience: float) -> None:
+        """Takes the network device by which other machines reach this one, or None, and how many
+        seconds all servers may take to be reachable. Raises `errors.UserError`."""
+        self._interface, self.patience = interface, patience
+        try:
+            from mpi4py import MPI, run  # It initialises MPI, so only here.
+        except (ImportError, RuntimeError) as error:
+            raise errors.UserError(
+                f'MPI started this process, but mpi4py cannot be imported ({error}): '
+                'pip install -r requirements-mpi.txt') from error
+        self._world, self._set_abort_status = MPI.COMM_WORLD, run.set_abort_status
+        self.rank, self.size = self._world.rank, self._world.size
+        started = os.environ.get('OMPI_COMM_WORLD_SIZE') or os.environ.get('PMI_SIZE')
+        if started and int(started) != self.size:
+            raise errors.UserError(
+                f"the launcher started {started} processes, but mpi4py's MPI sees {self.size}: "
+                f'use the launcher of {MPI.Get_library_version().splitlines()[0]}, or unset '
+                f'{" and ".join(name for name in _VARIABLES if name in os.environ)}')
+
+    @contextlib.contextmanager
+    def addresses(self) -> Iterator[list[str]]:
+        # Open MPI binds each of two processes to one core, where TensorFlow would have one thread.
+        if hasattr(os, 'sched_setaffinity') and len(os.sched_getaffinity(0)) <= 2:
+            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+        machines = self.gather(socket.gethostname())
+        self.names = [f'worker {rank} on {machine}' for rank, machine in enumerate(machines)]
+        host = '127.0.0.1'
+        if len(set(machines)) > 1:
+            host = interfaces.own_host(self._interface, machines)
+        # Other processes get a port that is bound here only by its number.
+        with socket.socket() as reserved:
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(('', 0))
+            yield self.gather(f'{host}:{reserved.getsockname()[1]}')
+
+    def use(self, server: Any) -> None:
+        """MPI needs no server."""
+
+    def gather(self, value: Any) -> list[Any]:
+        arrival = self._world.Ibarrier()
+        while not arrival.Test():  # MPI's own waiting would use a core.
+            time.sleep(_POLL_SECONDS)
+        return self._world.allgather(value)
+
+    def abort(self, error: BaseException) -> None:
+        # MPI_Abort instead of MPI_Finalize, which would wait for the others.
+        self._set_abort_status(error)
