@@ -9,7 +9,7 @@ to the trainer, or with --run_once to evaluate only the latest checkpoint.
 import time
 from datetime import datetime
 
-from cifar10_lib import checkpoints, errors, script
+from cifar10_lib import checkpoints, script
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -39,19 +39,11 @@ def eval_once(saver, summary_writer, top_k_op, summary_op):
         top_k_op: bool [batch], whether the prediction for each image is right.
         summary_op: string [], the merged summaries.
 
-    Raises `errors.UserError` if there is no checkpoint.
+    Raises `errors.UserError` if there is no checkpoint, or it does not fit.
     """
-    ckpt = checkpoints.newest(FLAGS.checkpoint_dir)
-    if ckpt is None:
-        raise errors.UserError(f'No checkpoint in {FLAGS.checkpoint_dir}: train first, or choose '
-                                'another --checkpoint_dir')
-    # `saver.restore` does not compare shapes with those in the checkpoint.
-    variables = {each.op.name: each for each in tf.trainable_variables()
-                 if each.op.name in ckpt.values}
-    checkpoints.check_fit(ckpt, variables, 'Evaluate it with the network that was trained')
     with tf.Session() as sess:
-        with checkpoints.readable(ckpt.path) as path:
-            saver.restore(sess, path)
+        # Like saver.restore, but compares shapes, and takes the one before a damaged one.
+        global_step = checkpoints.restore(saver, sess, FLAGS.checkpoint_dir)
 
         # Start the threads that read images.
         coord = tf.train.Coordinator()
@@ -68,7 +60,7 @@ def eval_once(saver, summary_writer, top_k_op, summary_op):
             summary = tf.Summary()
             summary.ParseFromString(sess.run(summary_op))
             summary.value.add(tag='Precision @ 1', simple_value=precision)
-            summary_writer.add_summary(summary, checkpoints.step(ckpt))
+            summary_writer.add_summary(summary, global_step)
             summary_writer.flush()
         finally:  # An exception of a thread replaces the error "queue is closed".
             coord.request_stop()
@@ -94,9 +86,9 @@ def evaluate():
         summary_op = tf.summary.merge_all()
         summary_writer = tf.summary.FileWriter(FLAGS.eval_dir, g)
 
-        evaluated = []
+        evaluated = None
         while True:
-            latest = checkpoints.candidates(FLAGS.checkpoint_dir)[:1]
+            latest = checkpoints.latest(FLAGS.checkpoint_dir)
             if FLAGS.run_once or (latest and latest != evaluated):
                 eval_once(saver, summary_writer, top_k_op, summary_op)
                 evaluated = latest

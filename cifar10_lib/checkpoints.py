@@ -25,6 +25,10 @@ _INDEX = re.compile(r'model\.ckpt-(\d+)(?:\.index)?$')
 PATTERN_CHARACTERS = set('*?[\\') - {os.sep}  # TensorFlow takes a path with one for a pattern.
 
 
+# What reading a damaged checkpoint raises: its index may give exabytes as a size.
+_DAMAGE = (tf.errors.OpError, FileNotFoundError, ValueError, RuntimeError, IndexError, MemoryError)
+
+
 class Found(NamedTuple):
     """A checkpoint that was read: its path, and the values of variables in it by their names."""
 
@@ -53,6 +57,54 @@ def newest(folder: str) -> Found | None:
         return None
     raise errors.UserError(f'{"; ".join(faults)}: no intact checkpoint in {folder}. '
                             'Restore one, or start over in another folder')
+
+
+def latest(folder: str) -> tuple[str, int] | None:
+    """The newest checkpoint in a folder, and when it was written, in nanoseconds; None without one.
+
+    A run that was started over may have a checkpoint of the same name.
+    """
+    for path in candidates(folder)[:1]:
+        with contextlib.suppress(FileNotFoundError):  # It was just removed, or has the format V1.
+            return path, os.stat(f'{path}.index').st_mtime_ns
+        return path, 0
+    return None
+
+
+def restore(saver: tf.train.Saver, session: tf.Session, folder: str) -> int:
+    """Restores the newest intact checkpoint in a folder, or the one that a path names; returns its
+    global step.
+
+    A damaged one is reported. Raises `errors.UserError` if there is no intact one, if it does not
+    have the variables of the `saver` in their shapes, or if it is of classification.py.
+    """
+    variables = saver._var_list
+    if not isinstance(variables, dict):
+        variables = {variable.op.name: variable for variable in variables}
+    faults = []
+    for path in candidates(folder):
+        refuse_other_program(os.path.dirname(path), 'classification.py --evaluate')
+        try:
+            with readable(path) as found:
+                reader = tf.train.NewCheckpointReader(found)
+                stored = reader.get_variable_to_shape_map()
+                _check_shapes(path, stored, variables, 'Evaluate it with the network that was '
+                              'trained')
+                saver.restore(session, found)
+                values = {name: reader.get_tensor(name) for name in stored if name == 'global_step'}
+        except errors.UserError:
+            raise
+        except _DAMAGE as error:
+            faults.append(f'{path} is damaged, or was just removed ({errors.one_line(error)})')
+            continue
+        if faults:
+            errors.note(f'{"; ".join(faults)}: using {os.path.basename(path)}')
+        return step(Found(path, values))
+    if faults:
+        raise errors.UserError(f'{"; ".join(faults)}: no intact checkpoint in {folder}. Restore '
+                               'one, or train again')
+    raise errors.UserError(f'No checkpoint in {folder}: train first, or choose another '
+                           '--checkpoint_dir')
 
 
 def refuse_other_program(folder: str, command: str) -> None:
@@ -123,9 +175,7 @@ def read(path: str) -> dict[str, np.ndarray]:
             reader = tf.train.NewCheckpointReader(found)
             return {name: np.asarray(reader.get_tensor(name))
                     for name in reader.get_variable_to_shape_map()}
-    except (tf.errors.OpError, FileNotFoundError, ValueError, RuntimeError, IndexError,
-            MemoryError) as error:
-        # MemoryError: a damaged index may give exabytes as a size.
+    except _DAMAGE as error:
         raise errors.UserError(f'{path} is damaged, or was just removed '
                                 f'({errors.one_line(error)})') from error
 
@@ -157,16 +207,23 @@ def check_fit(found: Found, variables: Mapping[str, tf.Variable], advice: str) -
     Raises `errors.UserError` that names variables that are missing, have a different shape or are
     not finite; of many, as ResNet-23 has, the first ones.
     """
+    shapes = {name: list(value.shape) for name, value in found.values.items()}
+    _check_shapes(found.path, shapes, variables, advice)
+    spoiled = [name for name in sorted(variables) if not np.isfinite(found.values[name]).all()]
+    if spoiled:
+        listed = textwrap.shorten(', '.join(spoiled), 500, placeholder=' ...')
+        raise errors.UserError(f'{found.path} has values that are not finite: {listed}. {advice}')
+
+
+def _check_shapes(path, stored, variables, advice):
+    """Compares the shapes in a checkpoint, by name, with those of variables; see `check_fit`."""
     faults = []
     for name, variable in sorted(variables.items()):
-        value = found.values.get(name)
         shape = variable.shape.as_list()
-        if value is None:
+        if name not in stored:
             faults.append(f'{name} is missing')
-        elif list(value.shape) != shape:
-            faults.append(f'{name} has shape {list(value.shape)}; expected {shape}')
-        elif not np.isfinite(value).all():
-            faults.append(f'{name} is not finite')
+        elif list(stored[name]) != shape:
+            faults.append(f'{name} has shape {list(stored[name])}; expected {shape}')
     if faults:
         listed = textwrap.shorten('; '.join(faults), 500, placeholder=' ...')
-        raise errors.UserError(f'{found.path} does not fit this network: {listed}. {advice}')
+        raise errors.UserError(f'{path} does not fit this network: {listed}. {advice}')

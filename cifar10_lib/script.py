@@ -1,8 +1,13 @@
 """The start and the end of a script: flags, one-line errors, exit codes, devices."""
+import ast
+import contextlib
+import difflib
 import math
 import os
 import pathlib
+import re
 import sys
+import sysconfig
 import traceback
 
 from cifar10_lib import errors, quiet  # noqa: F401, it imports TensorFlow quietly.
@@ -17,7 +22,7 @@ _EXPECTED = (errors.UserError, OSError, FloatingPointError, tf.errors.OpError,
              tf.train.NanLossDuringTrainingError)
 
 
-def run(main, positional=''):
+def run(main, positional='', **defaults):
     """Parses the command line, calls `main` and ends the process.
 
     Exit codes: 0 success; 1 user error, explained in one line on standard error (and in a traceback
@@ -27,6 +32,7 @@ def run(main, positional=''):
         main: function that returns the exit code, or None for 0. With `positional`, it gets the
             list of positional arguments.
         positional: their usage, such as 'IMAGE...' for at least one, 'SOURCE DATA_DIR' for two.
+        defaults: other defaults of flags, by name.
     """
     if 'TF_CPP_MIN_LOG_LEVEL' not in os.environ:
         tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow also raises the errors it logs.
@@ -36,12 +42,13 @@ def run(main, positional=''):
     if cores:  # A thread per visible core would exhaust the quota early in each period.
         os.environ.setdefault('TF_NUM_INTRAOP_THREADS', cores)
         os.environ.setdefault('TF_NUM_INTEROP_THREADS', cores)
-    if sys.stdout:  # A name of a file may not be text of its encoding.
-        sys.stdout.reconfigure(errors='backslashreplace')
+    _open_standard_streams()
+    for name, value in defaults.items():
+        FLAGS.set_default(name, value)
     try:
         words = _parse(positional)
         code = main(words) if positional else main()
-        print(end='', flush=True)  # Also if there is no standard output.
+        print(end='', flush=True)  # An error of the last lines is one of this block.
     except KeyboardInterrupt:
         errors.note('interrupted')
         code = 130
@@ -49,34 +56,112 @@ def run(main, positional=''):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except _EXPECTED as error:
+        code = 1
         if os.environ.get('CIFAR10_TRACEBACK'):
             traceback.print_exc()
         else:
-            errors.note(errors.one_line(error))
+            errors.note(_described(error))
+    except RuntimeError as error:
+        if 'determinism is enabled' not in str(error):  # By TF_DETERMINISTIC_OPS.
+            raise
+        errors.note(errors.one_line(error))
         code = 1
     sys.exit(code)
+
+
+def _open_standard_streams():
+    """Opens /dev/null for each standard stream that is closed, so that no file of a run gets its
+    number."""
+    for descriptor, name in enumerate(('stdin', 'stdout', 'stderr')):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # It gets the lowest free number, which is this one.
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, 'r+'))  # noqa: SIM115, open until the end.
+    if hasattr(sys.stdout, 'reconfigure'):  # A name of a file may not be text of its encoding.
+        sys.stdout.reconfigure(errors='backslashreplace')
+
+
+def _described(error):
+    """The message of an expected error on one line; of a failed operation, also the place in the
+    user's code where it was added to the graph."""
+    reason = errors.one_line(error)
+    if not isinstance(error, tf.errors.OpError):
+        return reason
+    op, name = error.op, re.search(r'\{\{node ([^}]+)\}\}', error.message)
+    if op is None and name:  # The error of a thread that fills a queue.
+        # It has passed through a method of the session, which knows the graph.
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            session = frame.f_locals.get('self')
+            if isinstance(session, tf.Session):
+                with contextlib.suppress(KeyError, ValueError):  # It is within a function.
+                    op = session.graph.get_operation_by_name(name[1])
+    if op is not None:
+        return f'{_place(op)}({op.name}): {reason}. CIFAR10_TRACEBACK=1 shows all'
+    if name:
+        return f'({name[1]}): {reason}. CIFAR10_TRACEBACK=1 shows all'
+    return reason
+
+
+def _place(op):
+    """'FILE:LINE ' of the innermost line outside of libraries that added an operation."""
+    paths = sysconfig.get_paths()
+    packages = [os.path.realpath(paths[name]) for name in ('purelib', 'platlib')]
+    libraries = tuple(f'{os.path.realpath(folder)}{os.sep}' for folder in (
+        *packages, paths['stdlib'], os.path.dirname(sys.modules['tensorflow'].__file__),
+        os.path.dirname(__file__)))
+    for frame in reversed(list(op.traceback)):
+        path = os.path.realpath(frame.filename)
+        # After `pip install .`, the tutorial's files are beside the packages.
+        if os.path.dirname(path) in packages or not path.startswith(libraries):
+            return f'{os.path.basename(path)}:{frame.lineno} '
+    return ''
+
+
+def _own_flags():
+    """The flags of the project that a script has: {module: [flag]}."""
+    return {module: found for module, found in FLAGS.flags_by_module_dict().items()
+            if module.startswith('cifar10') or module == sys.argv[0]}
 
 
 def _parse(positional):
     """Parses the flags, and returns the positional arguments; see `run`."""
     if {'--help', '-help', '-h', '--helpshort'}.intersection(sys.argv[1:]):
-        print(sys.modules['__main__'].__doc__)
-        for module in FLAGS.flags_by_module_dict():
-            if module.startswith('cifar10') or module == sys.argv[0]:
-                print(FLAGS.module_help(module), flush=True)
+        script = sys.modules['__main__']
+        text = script.__doc__
+        if text is None:  # By `python -OO`.
+            text = ast.get_docstring(ast.parse(pathlib.Path(script.__file__).read_text()))
+        print(text)
+        for module in _own_flags():
+            print(FLAGS.module_help(module), flush=True)
         sys.exit(0)
     FLAGS.set_gnu_getopt(bool(positional))
     try:
-        words = FLAGS(sys.argv)[1:]
+        words = FLAGS(list(map(_with_underscores, sys.argv)))[1:]
         expected = len(positional.split())
         if len(words) < expected or (len(words) > expected and not positional.endswith('...')):
             raise flags.Error(f'got {" ".join(words) or "no arguments"}; expected '
                               f'{positional or "--name=value"}')
         _check_values()
+    except flags.UnrecognizedFlagError as error:
+        names = [flag.name for found in _own_flags().values() for flag in found]
+        hint = ''.join(f'. Did you mean: {name}?'
+                       for name in difflib.get_close_matches(error.flagname, names, 1))
+        errors.note(f"Unknown command line flag '{error.flagname}'{hint} (see --help)")
+        sys.exit(1)
     except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME.
         errors.note(f'{errors.one_line(error)} (see --help)')
         sys.exit(1)
     return words
+
+
+def _with_underscores(word):
+    """A word of the command line, in which --max-steps is written as --max_steps."""
+    name = re.match(r'--?(no)?([\w-]+)', word)
+    if name and name[2].replace('-', '_') in FLAGS:
+        return word[:name.start(2)] + name[2].replace('-', '_') + word[name.end():]
+    return word
 
 
 def _check_values():
@@ -87,7 +172,7 @@ def _check_values():
         is_number = isinstance(flag.value, float)
         if flag.present and (flag.value in ('', []) or is_number and not math.isfinite(flag.value)):
             raise flags.Error(f'flag --{name}={flag.value} has no usable value')
-        if name.endswith('_dir') and '://' in (flag.value or ''):
+        if name.endswith('_dir') and isinstance(flag.value, str) and '://' in flag.value:
             raise flags.Error(f'flag --{name}={flag.value} is a URL; expected a folder')
         if isinstance(flag.value, str):
             flag.value = os.path.expanduser(flag.value)

@@ -74,6 +74,7 @@ def remove_run(folder):
         if isinstance(folder, Run):
             folder = folder.folder
         else:
+            folder = os.fspath(folder)
             stack.enter_context(_locked(folder))
         tf.summary.FileWriterCache.clear()  # Of an earlier session of this process.
         for place in (folder, os.path.join(folder, 'best')):

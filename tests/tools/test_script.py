@@ -44,7 +44,7 @@ def nothing(*_):
 
 
 @pytest.mark.parametrize('positional, words, line', [
-    ('', ['--whole_dir=1'], "Unknown command line flag 'whole_dir'. Did you mean: whole_dirs ?"),
+    ('', ['--whole_dir=1'], "Unknown command line flag 'whole_dir'"),
     ('', ['--whole_dirs=0'], 'flag --whole_dirs=0: '), ('', ['--nomaybe=1'], 'maybe'),
     ('', ['--there_dir='], 'flag --there_dir= has no usable value'),
     ('', ['--some='], 'flag --some=[] has no usable value'),
@@ -81,13 +81,13 @@ def _raise(error):
     (lambda: _raise(errors.UserError('what to do')), 'what to do'),
     (lambda: os.listdir('/nowhere/x'), "No such file or directory: '/nowhere/x'"),
     (lambda: _raise(FloatingPointError('two\nlines')), 'two lines'),
-    (lambda: tf.Session().run(tf.read_file('/nowhere')), '/nowhere; No such file or directory'),
     (lambda: _raise(tf.errors.AbortedError(None, None, 'Stale file handle')), 'Stale file handle'),
     # TensorFlow's text; a real one comes after 20 seconds of retries.
     (lambda: _raise(tf.errors.ResourceExhaustedError(
         None, None, "Graph execution error:\n\nNode: 'Fill'\nOOM when allocating tensor with "
         'shape[9] by allocator GPU_0_bfc\n\t [[{{node Fill}}]]')),
-     'OOM when allocating tensor with shape[9] by allocator GPU_0_bfc')])
+     '(Fill): OOM when allocating tensor with shape[9] by allocator GPU_0_bfc. CIFAR10_TRACEBACK=1 '
+     'shows all')])
 def test_errors_of_the_user_or_the_machine_are_one_line(run, monkeypatch, main, line):
     assert run(main) == (1, '', f'script.py: {line}\n')
     monkeypatch.setenv('CIFAR10_TRACEBACK', '1')

@@ -82,9 +82,9 @@ def test_an_interrupted_run_equals_one_without_a_break(tmp_path):
     def train(folder, last_step):
         with tf.Graph().as_default():
             step = tf.train.get_or_create_global_step()
-            w = tf.get_variable('w', [5], initializer=tf.ones_initializer())
+            w = tf.get_variable('w', [5], initializer=tf.ones_initializer(), use_resource=True)
             loss = tf.reduce_sum(tf.square(w - tf.cast(step, tf.float32)))
-            average = tf.train.ExponentialMovingAverage(0.9, step)
+            average = tf.train.ExponentialMovingAverage(0.9)
             opt = tf.train.MomentumOptimizer(0.1, 0.5)
             with tf.control_dependencies([opt.minimize(loss, step)]):
                 train_op = average.apply([w])
@@ -231,6 +231,47 @@ def test_two_trainers_in_one_folder(tmp_path):
     assert counting.latest(tmp_path) == 2
 
 
+def test_a_run_of_the_other_program(tmp_path):
+    """Its images may be others. A caller that has opened the run itself may resume it."""
+    counting.train(tmp_path, 3)
+    (tmp_path / 'run.json').write_text('{}')
+    with pytest.raises(errors.UserError, match=(
+            rf'^{tmp_path} holds a run of classification.py \(run.json\): use classification.py '
+            rf'--train_dir={tmp_path}$')):
+        counting.train(tmp_path, 5)
+    with session.opened(tmp_path) as run:
+        counting.train(run, 5)
+    assert counting.latest(tmp_path) == 5
+
+
+@pytest.mark.parametrize('before, after, lines', [(128, 256, 2), (128, 128, 1), (None, 128, 1)])
+def test_another_number_of_images_per_step(tmp_path, capsys, before, after, lines):
+    """The schedule counts images: the learning rate may jump."""
+    for images, last_step in ((before, 3), (after, 5)):
+        with tf.Graph().as_default():
+            if images:
+                cifar10.learning_rate(tf.train.get_or_create_global_step(), images)
+            with counter(tmp_path, tf.train.StopAtStepHook(last_step=last_step)) as (sess, op):
+                while not sess.should_stop():
+                    sess.run(op)
+    out = capsys.readouterr().out.splitlines()[1:-1]
+    assert len(out) == lines and out[0].startswith(f'Resuming from {tmp_path} at step 3, until st')
+    line = 'Resuming with 256 images per step (was 128): the schedule treats all 3 steps as steps '
+    assert out[1:] == [f'{line}of 256 images.'][:lines - 1]
+
+
+def test_variables_that_share_their_initial_value(tmp_path):
+    """As in a program that passes one tensor to several: each has its own value after a resume."""
+    for expected in ([1, 2], [2, 4]):
+        with tf.Graph().as_default():
+            start = tf.zeros([])
+            pair = [tf.get_variable(name, initializer=start, use_resource=True) for name in 'ab']
+            step = tf.group(pair[0].assign_add(1), pair[1].assign_add(2))
+            with counter(tmp_path) as (sess, op):
+                sess.run([op, step])
+                assert sess.raw_session().run(pair) == expected
+
+
 # ---- Restart
 
 
@@ -275,7 +316,7 @@ def test_without_restart_nothing_is_removed_or_emptied(tmp_path, gone):
     for path in list(tmp_path.glob(gone)):
         path.unlink()
     (tmp_path / 'best').mkdir()
-    for name in ('metrics.csv', 'best/model.ckpt-3.index', 'run.json', 'graph.pbtxt.mine'):
+    for name in ('metrics.csv', 'best/model.ckpt-3.index', 'best/run.json', 'graph.pbtxt.mine'):
         (tmp_path / name).write_text('mine')
     before = contents(tmp_path)
     counting.train(tmp_path, 6)
