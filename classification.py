@@ -31,7 +31,6 @@ from classification_lib import (
     data_sets,
     evaluate,
     hooks,
-    named_sets,
     recipes,
     records,
     run,
@@ -46,7 +45,7 @@ import cifar10
 FLAGS = tf.app.flags.FLAGS
 
 flags.DEFINE_string('net', 'resnet23', f'The network: {", ".join(recipes.TABLE)}.', short_name='n')
-flags.DEFINE_string('dataset', None, f'The images: {", ".join(named_sets.TABLE)}, or the folder of '
+flags.DEFINE_string('dataset', None, f'The images: {", ".join(data_sets.TABLE)}, or the folder of '
                     'a data set. By default cifar10; of --evaluate, that of the run.')
 flags.DEFINE_float('epochs', None, 'Total number of epochs.', lower_bound=0)
 flags.DEFINE_integer('max_steps', None, 'Total number of steps, instead of --epochs.',
@@ -109,7 +108,8 @@ def train(worker):
     script.show_devices(cifar10.compute_type())
 
     # The images.
-    data_set, folder = fetch(named_sets.find(FLAGS.dataset or its_data_set or 'cifar10'))
+    data_set, folder = records.fetch(
+        data_sets.find(FLAGS.dataset or its_data_set or 'cifar10'), FLAGS.data_dir)
     training_images = records.Images(data_set, folder, 'all')
     if FLAGS.validate_on == 'held_out':
         training_images = records.Images(data_set, folder, 'training')
@@ -200,13 +200,6 @@ def train(worker):
                 checkpoints.newest(FLAGS.train_dir).values, network)
 
 
-def fetch(data_set):
-    """Makes sure that a data set is in --data_dir. Returns it, and the folder of its files."""
-    if data_set is data_sets.CIFAR10:  # The place to download it from may have been edited.
-        cifar10.maybe_download_and_extract()
-    return records.fetch(data_set, FLAGS.data_dir)
-
-
 def max_steps(recipe, count, images_per_step):
     """Number of steps of the run; `count` is the number of images of an epoch."""
     if FLAGS.max_steps is not None:
@@ -248,7 +241,8 @@ def evaluate_run():
     if FLAGS.validate_on == 'held_out' and trained_on != 'held_out':
         raise errors.UserError(f'{trained.checkpoint.path} was not trained with '
                                 '--validate_on=held_out: leave it out')
-    data_set, folder = fetch(named_sets.find(FLAGS.dataset or trained.dataset))
+    data_set, folder = records.fetch(
+        data_sets.find(FLAGS.dataset or trained.dataset), FLAGS.data_dir)
     batch_size = trained.recipe.batch_size
     if not FLAGS['batch_size'].using_default_value:
         batch_size = FLAGS.batch_size
