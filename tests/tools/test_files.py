@@ -2,6 +2,7 @@
 import errno
 import os
 import subprocess
+import time
 
 from cifar10_lib import errors, files
 
@@ -70,6 +71,7 @@ def _holder(path):
     return spawn.start([
         '-c', 'import sys; sys.path.insert(0, sys.argv[1])\nfrom cifar10_lib import files\n'
         'with files.locked(sys.argv[2], "Waiting."):\n'
+        '    open(sys.argv[2] + ".log", "a").write("x")\n'
         '    print("It is mine.", flush=True)\n    sys.stdin.read()', spawn.ROOT, path],
         stdin=subprocess.PIPE)
 
@@ -83,6 +85,8 @@ def test_a_lock_ends_with_its_block_and_its_process(tmp_path, end):
         pytest.fail('the block must not run')
     second = _holder(path)
     assert second.stdout.readline() == 'Waiting.\n'
+    time.sleep(0.5)
+    assert (tmp_path / 'lock.log').read_text() == 'x'
     if end == 'SIGKILL':
         first.kill()
     else:

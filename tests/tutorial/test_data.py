@@ -140,6 +140,9 @@ def test_damaged_files_are_named_and_stay(folder, name):
         f'{folder}/{name} has 4 bytes; expected one or more records of 3073 bytes: restore the '
         'file, choose another --data_dir, or change the record size in cifar10_input.py')
     assert (folder / name).read_bytes() == b'torn'
+    with pytest.raises(errors.UserError, match='4 bytes; .*: restore the file, or choose another '
+                       '--data_dir$'):
+        records.fetch(data_sets.CIFAR10, FLAGS.data_dir)  # As classification.py does.
 
 
 def test_another_url_of_the_data(tmp_path, folder, monkeypatch, capsys):
