@@ -36,7 +36,8 @@ class DataSet:
     test_files: Mapping[str, int]
     classes: tuple[str, ...]  # Their names; a label is an index into them.
     record_bytes: int = 1 + IMAGE_BYTES  # The pixels are last, and before them is the label.
-    url: str = ''  # Of the archive; empty for a user's own set.
+    # Of the archive; empty for a user's own set. For CIFAR-10, `cifar10.DATA_URL` counts.
+    url: str = ''
 
     @property
     def files(self) -> dict[str, int]:
