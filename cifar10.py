@@ -9,13 +9,11 @@ The network is Alex Krizhevsky's (https://code.google.com/p/cuda-convnet/) with 
 has 1,068,298 parameters and takes 18.5 million multiply-adds per image. The tutorial reports an
 accuracy of about 86 %.
 """
-import dataclasses
 import os
 import re
 
 from cifar10_lib import download, lrn
 from cifar10_lib import parser as command_line
-from classification_lib import data_sets
 
 import tensorflow.compat.v1 as tf
 
@@ -367,14 +365,26 @@ def train(total_loss, global_step):
 
 
 def maybe_download_and_extract():
-    """Downloads and unpacks CIFAR-10 into --data_dir, unless it is there.
+    """Downloads and unpacks CIFAR-10 into --data_dir, unless its folder is there.
+
+    Checks the record files that `cifar10_input` reads, if it is not a program's own module that
+    lacks `record_files` or the size of a record.
 
     Raises `errors.UserError` if a record file is damaged, or the download failed.
     """
-    copies = data_sets.CIFAR10.copies
-    if data_sets.CIFAR10.url != DATA_URL:
-        copies = ()  # An edited URL is the only one to try.
-    # Labels are checked to be below NUM_CLASSES; the names of the classes do not matter.
-    data_set = dataclasses.replace(
-        data_sets.CIFAR10, classes=tuple(map(str, range(NUM_CLASSES))), url=DATA_URL, copies=copies)
-    download.maybe_download_and_extract(data_set, FLAGS.data_dir)
+    folder = 'cifar-10-batches-bin'
+    download.maybe_download_and_extract(DATA_URL, FLAGS.data_dir, folder)
+    if not all(hasattr(cifar10_input, name)
+               for name in ('record_files', '_RECORD_BYTES', '_LABEL_BYTES')):
+        return
+    for eval_data in (False, True):
+        try:
+            paths = cifar10_input.record_files(eval_data, os.path.join(FLAGS.data_dir, folder))
+        except FileNotFoundError:  # `inputs` raises it again, if the program needs this set.
+            continue
+        for path in paths:
+            download.check_records(
+                path, cifar10_input._RECORD_BYTES, cifar10_input._LABEL_BYTES - 1, NUM_CLASSES,
+                if_torn='restore the file, choose another --data_dir, or change the record size in '
+                'cifar10_input.py',
+                if_too_large='change NUM_CLASSES in cifar10_input.py, or restore the file')

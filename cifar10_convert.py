@@ -23,7 +23,7 @@ import os
 import pathlib
 
 from cifar10_lib import errors, files, script
-from classification_lib import named_sets, own_images, synthetic
+from classification_lib import data_sets, synthetic
 
 
 def main(words):
@@ -41,8 +41,10 @@ def convert(source, data_dir):
 
     Raises `errors.UserError` if `source` is not valid, or `data_dir` not empty or inside it.
     """
+    from classification_lib import own_images  # It requires Pillow; generated images do not.
+
     name = os.path.basename(os.path.abspath(data_dir))
-    named_sets.check_row({'name': name}, 'the new data set, named like its folder')
+    data_sets.check_row({'name': name}, 'the new data set, named like its folder')
     made, given = os.path.realpath(data_dir), os.path.realpath(source)
     if made != given and pathlib.Path(made).is_relative_to(given):
         raise errors.UserError(f'{data_dir} is inside {source}, where each folder is a class: '

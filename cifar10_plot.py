@@ -17,7 +17,7 @@ import os
 import textwrap
 
 from cifar10_lib import checkpoints, errors, files, script
-from classification_lib import evaluate, named_sets, recipes, records, run
+from classification_lib import data_sets, evaluate, recipes, records, run
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -133,7 +133,7 @@ def _run():
 
 def _images(subset, found):
     """The `records.Images` of --dataset or of a run."""
-    data_set = named_sets.find(FLAGS.dataset or found.dataset)
+    data_set = data_sets.find(FLAGS.dataset or found.dataset)
     return records.Images(*records.fetch(data_set, FLAGS.data_dir), subset)
 
 

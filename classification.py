@@ -34,7 +34,6 @@ from cifar10_lib import checkpoints, errors, script, session
 from classification_lib import (
     data_sets,
     evaluate,
-    named_sets,
     recipes,
     records,
     run,
@@ -51,7 +50,7 @@ FLAGS = tf.app.flags.FLAGS
 
 flags.DEFINE_alias('b', 'batch_size')
 flags.DEFINE_string('net', 'resnet23', f'The network: {", ".join(recipes.TABLE)}.', short_name='n')
-flags.DEFINE_string('dataset', None, f'The images: {", ".join(named_sets.TABLE)}, or the folder of '
+flags.DEFINE_string('dataset', None, f'The images: {", ".join(data_sets.TABLE)}, or the folder of '
                     'a data set. By default cifar10; of --evaluate, that of the run.')
 flags.DEFINE_float('epochs', None, 'Total number of epochs.', lower_bound=0)
 flags.DEFINE_integer('max_steps', None, 'Total number of steps, instead of --epochs.',
@@ -118,8 +117,8 @@ def train(worker):
         if FLAGS.dataset and its_data_set not in (None, FLAGS.dataset):
             raise errors.UserError(f'--net={net} and --dataset={FLAGS.dataset} name two data sets; '
                                    'expected one: leave out --dataset')
-        data_set, data_folder = fetch(named_sets.find(
-            FLAGS.dataset or its_data_set or earlier.get('dataset', 'cifar10')))
+        data_set, data_folder = records.fetch(data_sets.find(
+            FLAGS.dataset or its_data_set or earlier.get('dataset', 'cifar10')), FLAGS.data_dir)
         settings = chosen_settings(recipe, data_set, data_folder, earlier, seed, worker.size)
         worker.compare(dataclasses.asdict(settings))
         if worker.is_chief and earlier:
@@ -347,13 +346,6 @@ def is_given(name):
     return FLAGS[name].present or not FLAGS[name].using_default_value
 
 
-def fetch(data_set):
-    """Makes sure that a data set is in --data_dir. Returns it, and the folder of its files."""
-    if data_set is data_sets.CIFAR10:  # The place to download it from may have been edited.
-        cifar10.maybe_download_and_extract()
-    return records.fetch(data_set, FLAGS.data_dir)
-
-
 def wrong(logits, labels):
     """Number of images whose most probable class is not the label, float32 []."""
     predictions = tf.argmax(logits, axis=1, output_type=tf.int32)
@@ -384,7 +376,8 @@ def evaluate_run():
     if FLAGS.validate_on == 'held_out' and trained.settings.get('validate_on') != 'held_out':
         raise errors.UserError(f'{trained.checkpoint.path} was not trained with '
                                '--validate_on=held_out: leave it out')
-    data_set, folder = fetch(named_sets.find(FLAGS.dataset or trained.dataset))
+    data_set, folder = records.fetch(
+        data_sets.find(FLAGS.dataset or trained.dataset), FLAGS.data_dir)
     batch_size = trained.recipe.batch_size
     if is_given('batch_size'):
         batch_size = FLAGS.batch_size

@@ -4,12 +4,17 @@ import os
 import re
 import secrets
 import shutil
+import sys
+import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
 from cifar10_lib import errors
 
-import filelock
+if sys.platform == 'win32':
+    import msvcrt
+else:
+    import fcntl
 
 PARTIAL = r'\.[0-9a-f]{16}\.part'  # Suffix of the temporary names; random, so that none meet.
 _FULL = re.compile('No space left on device|Dis[ck] quota exceeded|File too large')
@@ -30,30 +35,43 @@ def explain_full_disk(folder: str) -> Iterator[None]:
         raise
 
 
+class InUseError(errors.UserError):
+    """Another process holds a lock."""
+
+
 @contextlib.contextmanager
 def locked(path: str, waiting: str | None = None) -> Iterator[None]:
     """Holds a lock on a file, created if missing, until the block or the process ends.
 
     If another process holds it, prints the line `waiting` and waits, or without one raises
-    `filelock.Timeout`. Raises `OSError` if the file cannot be written.
+    `InUseError`. Raises `OSError` if the file cannot be written.
     """
-    open(path, 'ab').close()  # Raises `OSError` here if the file cannot be written.
-    # A soft lock would take the file itself for a lock that somebody holds.
-    lock = filelock.FileLock(path, fallback_to_soft=False)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        if waiting is None:
-            raise
-        print(waiting, flush=True)
-        lock.acquire()
-    except OSError as error:  # NFS without its lock daemon raises it.
-        print(f'Warning: {os.path.dirname(path)} cannot be locked ({error.strerror}): make sure '
-              'that no other process uses it.', flush=True)
-    try:
+    with open(path, 'ab') as stream:  # Closing it releases the lock.
+        try:
+            is_locked = _lock(stream)
+        except OSError as error:  # NFS without its lock daemon raises it.
+            print(f'Warning: {os.path.dirname(path)} cannot be locked ({error.strerror}): make '
+                  'sure that no other process uses it.', flush=True)
+            is_locked = True
+        if not is_locked:
+            if waiting is None:
+                raise InUseError(f'{path} is locked by another process')
+            print(waiting, flush=True)
+            while not _lock(stream):
+                time.sleep(0.1)
         yield
-    finally:
-        lock.release()
+
+
+def _lock(stream):
+    """Locks an open file, unless another process holds the lock; returns whether it did."""
+    try:
+        if sys.platform == 'win32':
+            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # Windows raises the latter.
+        return False
+    return True
 
 
 @contextlib.contextmanager

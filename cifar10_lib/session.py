@@ -10,7 +10,6 @@ import time
 
 from cifar10_lib import checkpoints, errors, files
 
-import filelock
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -227,7 +226,7 @@ def _locked(folder):
     try:
         with files.locked(os.path.join(folder, '.lock')):
             yield
-    except filelock.Timeout as error:
+    except files.InUseError as error:
         raise errors.UserError(f'{folder} is in use: another process trains there. Stop that '
                                'process, or choose another folder') from error
 

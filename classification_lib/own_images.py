@@ -13,7 +13,7 @@ import unicodedata
 from typing import Any, NamedTuple
 
 from cifar10_lib import errors
-from classification_lib import data_sets, images, named_sets
+from classification_lib import data_sets, images
 
 import numpy as np
 import tqdm
@@ -115,12 +115,12 @@ def _is_added(entry: os.DirEntry) -> bool:
 
 def _names(by_class: Paths, folder: str) -> list[str]:
     """Returns the sorted names of the classes; raises `errors.UserError` if they are not valid."""
-    if not 2 <= len(by_class) <= named_sets.MAX_CLASSES:
+    if not 2 <= len(by_class) <= data_sets.MAX_CLASSES:
         raise errors.UserError(
             f'{folder} has {len(by_class)} folders with images; expected 2 to '
-            f'{named_sets.MAX_CLASSES} classes: {_FORM}')
+            f'{data_sets.MAX_CLASSES} classes: {_FORM}')
     classes = sorted(by_class)
-    named_sets.check_row({'classes': classes}, folder)
+    data_sets.check_row({'classes': classes}, folder)
     return classes
 
 
@@ -173,7 +173,7 @@ def read_arrays(path: str) -> OwnImages:
             'y_train, x_test, y_test: uint8 [count, 32, 32, 3], and labels from 0') from error
     if classes is None:
         classes = [str(label) for label in range(max(2, np.unique(train.labels).size))]
-    named_sets.check_row({'classes': classes}, path)
+    data_sets.check_row({'classes': classes}, path)
     return OwnImages(classes, _checked('train', *train, len(classes)),
                      _checked('test', *test, len(classes)))
 
@@ -235,6 +235,6 @@ def write(folder: str, name: str, own: OwnImages) -> None:
             # `tofile` does not report a full disk.
             stream.write(np.random.RandomState(_SEED).permutation(records).data)
         row[f'{split}_files'] = {f'{split}.bin': labels.size}
-    with open(os.path.join(folder, named_sets.FILE), 'w', encoding='utf-8') as stream:
+    with open(os.path.join(folder, data_sets.FILE), 'w', encoding='utf-8') as stream:
         json.dump(row, stream, indent=2, ensure_ascii=False)
         stream.write('\n')

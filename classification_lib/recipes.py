@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cifar10_lib import errors
-from classification_lib import airbench94, named_sets, resnet23
+from classification_lib import airbench94, data_sets, resnet23
 
 import tensorflow.compat.v1 as tf
 
@@ -123,7 +123,7 @@ def named(net):
     if net in TABLE:
         return TABLE[net], None
     data_set, _, name = net.partition('_')
-    if data_set in named_sets.TABLE and name in TABLE:
+    if data_set in data_sets.TABLE and name in TABLE:
         return TABLE[name], data_set
     raise errors.UserError(f'--net={net} is not a network; expected one of {", ".join(TABLE)}, or '
                             'with a data set in front, such as cifar100_resnet23')

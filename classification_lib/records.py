@@ -16,6 +16,8 @@ from classification_lib import data_sets
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+import cifar10
+
 # A tenth of the training images is for validation: 5,000 of CIFAR-10's, as in He et al., "Deep
 # Residual Learning" (2016), section 4.2.
 _HELD_OUT_ONE_IN = 10
@@ -36,8 +38,13 @@ def fetch(data_set, data_dir):
     Returns the `data_sets.DataSet`, with the names of the classes that are beside the records, and
     the folder of the files. Raises `errors.UserError` if they are damaged, or the download failed.
     """
-    download.maybe_download_and_extract(data_set, data_dir)
+    url = data_set.url
+    if data_set is data_sets.CIFAR10:
+        url = cifar10.DATA_URL  # The tutorial's constant, which readers may edit.
+    if url:
+        download.maybe_download_and_extract(url, data_dir, data_set.folder)
     folder = os.path.join(data_dir, data_set.folder)
+    data_sets.check(data_set, folder)
     names = data_sets.class_names(folder) or ()
     if len(names) == len(data_set.classes):  # Those of generated images, for example.
         data_set = dataclasses.replace(data_set, classes=names)
@@ -73,8 +80,7 @@ class Images(NamedTuple):
         counts = {}
         for path in [os.path.join(self.folder, name) for name in names]:
             if not os.path.exists(path):
-                raise errors.UserError(
-                    f'{path} is missing. {self.data_set.remedy(self.folder)}')
+                raise errors.UserError(f'{path} is missing: {self.data_set.remedy}')
             counts[path] = os.path.getsize(path) // self.data_set.record_bytes
         return counts
 

@@ -9,7 +9,7 @@ averages of the moving statistics, as classification.py evaluates it, and with t
 import sys
 
 from cifar10_lib import checkpoints
-from classification_lib import named_sets, recipes, records, resnet23
+from classification_lib import data_sets, recipes, records, resnet23
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -49,7 +49,7 @@ def computed_anew(values, pixels, preprocess):
 
 
 def main(data_dir, checkpoint):
-    data_set, folder = records.fetch(named_sets.TABLE['cifar10'], data_dir)
+    data_set, folder = records.fetch(data_sets.TABLE['cifar10'], data_dir)
     test = records.Images(data_set, folder, 'test').read()
     pixels = records.Images(data_set, folder, 'all').read()[1]
     pixels = np.random.RandomState(0).permutation(pixels)

@@ -159,7 +159,7 @@ def test_images_are_read_in_their_order(images):
 
 def test_mistakes(tmp_path, images):
     os.remove(tmp_path / '1.bin')
-    with pytest.raises(errors.UserError, match=r'1\.bin is missing\. Restore the file'):
+    with pytest.raises(errors.UserError, match=r'1\.bin is missing: restore the file'):
         images.count()
     small = records.Images(row(tmp_path, [9]), str(tmp_path), 'held_out')
     with pytest.raises(errors.UserError, match='9 training images, too few to hold out a tenth'):

@@ -4,7 +4,7 @@ import shlex
 import subprocess
 import sys
 
-from classification_lib import named_sets
+from classification_lib import data_sets
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def commands(page):
 def folder(tmp_path, monkeypatch):
     """What the commands expect: record files, the images of a user, and an array."""
     record_files.write_noise(tmp_path / 'cifar10_data', count=40)
-    record_files.write_noise(tmp_path / 'cifar10_data', count=40, row=named_sets.CIFAR100)
+    record_files.write_noise(tmp_path / 'cifar10_data', count=40, row=data_sets.CIFAR100)
     (tmp_path / 'models').symlink_to(spawn.ROOT / 'models')
     random = np.random.RandomState(1)
     for name in ('cat.jpg', 'dog.png', 'new.jpg', 'photo.jpg', 'holidays/1.jpg',

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from classification_lib import data_sets, images, named_sets
+from classification_lib import data_sets, images
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_a_program_writes_the_images_and_labels(tmp_path, number, write, names):
     assert done.returncode == 0, done.stderr[-2000:]
     path, = tmp_path.glob('*.npz')
     cifar10_convert.convert(str(path), str(tmp_path / 'made'))
-    assert named_sets.find(str(tmp_path / 'made')).classes == tuple(names)
+    assert data_sets.find(str(tmp_path / 'made')).classes == tuple(names)
     for name, split in (('train', TRAIN), ('test', TEST)):
         pixels, labels = record_files.unpacked(
             np.fromfile(tmp_path / 'made' / f'{name}.bin', np.uint8).reshape(-1, 3073))

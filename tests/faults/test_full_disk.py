@@ -8,7 +8,7 @@ import contextlib
 import os
 import subprocess
 
-from cifar10_lib import checkpoints, download, errors
+from cifar10_lib import checkpoints, errors
 
 import counting
 import downloads
@@ -88,9 +88,8 @@ def test_a_download(disk, size):
 
     resize(size)
     with downloads.Server().running() as server:
-        row = downloads.row(server.url)
         with pytest.raises(errors.UserError, match=f'^.*{disk}.*No space left on device.*$'):
-            download.maybe_download_and_extract(row, str(disk))
+            downloads.fetch(disk, server.url)
         assert not os.path.lexists(disk / 'small')
         resize(_MB)
-        download.maybe_download_and_extract(row, str(disk))
+        downloads.fetch(disk, server.url)

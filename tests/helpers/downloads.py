@@ -7,7 +7,7 @@ import io
 import tarfile
 import threading
 
-from classification_lib import data_sets
+from cifar10_lib import download
 
 import numpy as np
 
@@ -37,12 +37,15 @@ GOOD = [member(f'small/{name}', data) for name, data in CONTENTS.items()]
 ARCHIVE = tar(GOOD)
 
 
-def row(url='http://nowhere.invalid/small.tar.gz', archive=ARCHIVE, copies=()):
-    """The row of a small data set with this archive."""
-    return data_sets.DataSet(
-        'small', 'small', {'data_batch_1.bin': 40}, {'test_batch.bin': 10},
-        classes=data_sets.CIFAR10.classes, url=url, copies=copies,
-        archive_bytes=len(archive), sha256=hashlib.sha256(archive).hexdigest())
+def fetch(data_dir, url='http://nowhere.invalid/small.tar.gz', copies=()):
+    """Makes sure that the folder `small` is in `data_dir`, as if ARCHIVE were published at `url`
+    and had these copies."""
+    known = download.Archive(len(ARCHIVE), hashlib.sha256(ARCHIVE).hexdigest(), copies)
+    download.PUBLISHED[url] = known
+    try:
+        download.maybe_download_and_extract(url, str(data_dir), 'small')
+    finally:
+        del download.PUBLISHED[url]
 
 
 # What a server sends in place of the archive: {its behaviour: (code, body, headers)}.
@@ -58,7 +61,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Serves ARCHIVE in the way that the server's `behaviour` names.
 
     'cut' closes each connection after 10,000 bytes, 'stall' sends nothing more for a minute, 'held'
-    waits for the event `released`.
+    waits for the event `released`, 'no_length' does not send the size.
     """
 
     def do_GET(self):
@@ -76,7 +79,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if behaviour == 'held':
             self.server.released.wait()
         code, headers, last = 200, {}, len(ARCHIVE) - 1
-        if start:
+        if start > last:
+            code = 416
+        elif start:
             code, headers = 206, {'Content-Range': f'bytes {start}-{last}/{last + 1}'}
         self._send(code, ARCHIVE[start:], headers, 10000 if behaviour in ('cut', 'stall') else None)
         if behaviour == 'stall':
@@ -84,7 +89,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _send(self, code, body, headers, cut=None):
         self.send_response(code)
-        for name, value in {'Content-Length': len(body), **headers}.items():
+        if self.server.behaviour != 'no_length':
+            headers = {'Content-Length': len(body), **headers}
+        for name, value in headers.items():
             self.send_header(name, str(value))
         self.end_headers()
         self.wfile.write(body[:cut])

@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 from cifar10_lib import errors
-from classification_lib import data_sets, named_sets
+from classification_lib import data_sets
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_the_script_prints_what_it_made_and_what_it_skipped(folder, tmp_path):
     done = subprocess.run([sys.executable, cifar10_convert.__file__, folder, data],
                           capture_output=True, text=True, encoding='utf-8')
     assert (done.returncode, done.stderr) == (0, '')
-    row = named_sets.find(data)
+    row = data_sets.find(data)
     data_sets.check(row, row.folder)
     assert (row.name, row.classes) == ('halves', tuple(NAMES))
     labels = np.fromfile(data / 'train.bin', np.uint8).reshape(-1, 3073)[:, 0]

@@ -1,10 +1,12 @@
 import json
 
-from cifar10_lib import errors
-from classification_lib import data_sets, named_sets
+from cifar10_lib import download, errors
+from classification_lib import data_sets
 
 import numpy as np
 import pytest
+
+import cifar10
 
 ROW = {'name': 'pets', 'classes': ['cat', 'dög'], 'train_files': {'train.bin': 3},
        'test_files': {'test.bin': 2}}
@@ -38,13 +40,15 @@ def fault(data_set, folder):
 def test_published_facts():
     """CIFAR-100's names are sorted, so that a missing or extra one shifts those that follow."""
     for row, classes, record_bytes in ((data_sets.CIFAR10, 10, 3073),
-                                       (named_sets.CIFAR100, 100, 3074)):
+                                       (data_sets.CIFAR100, 100, 3074)):
         assert (row.record_bytes, len(row.classes)) == (record_bytes, classes)
         assert sum(row.train_files.values()) == 50000
         assert sum(row.test_files.values()) == 10000
         assert row.url == f'https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz'
-        assert all(copy.endswith(f'/cifar-{classes}-binary.tar.gz') for copy in row.copies)
-    names = named_sets.CIFAR100.classes
+        copies = download.PUBLISHED[row.url].copies
+        assert copies and all(copy.endswith(f'/cifar-{classes}-binary.tar.gz') for copy in copies)
+    assert data_sets.CIFAR10.url == cifar10.DATA_URL
+    names = data_sets.CIFAR100.classes
     assert names == tuple(sorted(set(names)))
     assert [names[label] for label in (0, 1, 39, 50, 60, 99)] == [
         'apple', 'aquarium_fish', 'keyboard', 'mouse', 'plain', 'worm']
@@ -58,8 +62,8 @@ def test_truncated_files_are_detected(tmp_path, size):
     data_sets.check(data_sets.CIFAR10, tmp_path)
     (tmp_path / 'test_batch.bin').write_bytes(bytes(size))
     assert fault(data_sets.CIFAR10, tmp_path) == (
-        f'{tmp_path}/test_batch.bin has {size} bytes; expected one or more records of 3073 bytes. '
-        f'Restore the file, or move {tmp_path} away and run again to download the data set.')
+        f'{tmp_path}/test_batch.bin has {size} bytes; expected one or more records of 3073 bytes: '
+        'restore the file, or choose another --data_dir')
 
 
 def test_an_invalid_label_is_reported_with_its_record(tmp_path):
@@ -68,7 +72,7 @@ def test_an_invalid_label_is_reported_with_its_record(tmp_path):
     found.tofile(tmp_path / 'data_batch_2.bin')
     assert fault(data_sets.CIFAR10, tmp_path).startswith(
         f'{tmp_path}/data_batch_2.bin has label 10 in record 8500 (counted from 0); expected 0 to '
-        '9. Restore the file, or')
+        '9: restore the file, or choose another --data_dir')
 
 
 def test_the_row_defines_the_label_byte(tmp_path):
@@ -77,31 +81,31 @@ def test_the_row_defines_the_label_byte(tmp_path):
     found[:, 1] = 99
     found.tofile(tmp_path / 'train.bin')
     found.tofile(tmp_path / 'test.bin')
-    data_sets.check(named_sets.CIFAR100, tmp_path)
+    data_sets.check(data_sets.CIFAR100, tmp_path)
     found[1, 1] = 100
     found.tofile(tmp_path / 'test.bin')
-    assert 'test.bin has label 100 in record 1 (counted from 0); expected 0 to 99.' in fault(
-        named_sets.CIFAR100, tmp_path)
+    assert 'test.bin has label 100 in record 1 (counted from 0); expected 0 to 99: ' in fault(
+        data_sets.CIFAR100, tmp_path)
 
 
 def test_a_folder_of_ones_own(pets, monkeypatch):
     monkeypatch.chdir(pets.parent)
     for name in (str(pets), 'pets', './pets/'):
-        row = named_sets.find(name)
+        row = data_sets.find(name)
         assert (row.name, row.classes, row.folder) == ('pets', ('cat', 'dög'), str(pets))
         assert (row.train_files, row.test_files) == ({'train.bin': 3}, {'test.bin': 2})
         assert row.record_bytes == 3073
         data_sets.check(row, row.folder)
     records(0, 1, 2).tofile(pets / 'train.bin')
     assert 'has label 2 in record 2' in fault(row, row.folder)
-    assert 'or recreate the data set with cifar10_convert.py.' in fault(row, row.folder)
+    assert 'or recreate the data set with cifar10_convert.py' in fault(row, row.folder)
 
 
 def test_a_name_of_the_table_is_not_a_folder(pets, monkeypatch):
     monkeypatch.chdir(pets.parent)
     pets.rename(pets.parent / 'cifar100')
-    assert named_sets.find('cifar100') is named_sets.CIFAR100
-    assert named_sets.find('./cifar100').name == 'pets'
+    assert data_sets.find('cifar100') is data_sets.CIFAR100
+    assert data_sets.find('./cifar100').name == 'pets'
 
 
 @pytest.mark.parametrize('change, words', [
@@ -113,7 +117,7 @@ def test_a_name_of_the_table_is_not_a_folder(pets, monkeypatch):
 def test_invalid_fields_are_reported(pets, change, words):
     (pets / 'dataset.json').write_text(json.dumps({**ROW, **change}))
     with pytest.raises(errors.UserError) as error:
-        named_sets.find(str(pets))
+        data_sets.find(str(pets))
     assert words in str(error.value)
     assert str(error.value).startswith(f'{pets}/dataset.json: "')
     assert '\n' not in str(error.value) and len(str(error.value)) < 400
@@ -124,4 +128,4 @@ def test_files_without_a_json_object(pets, data):
     (pets / 'dataset.json').write_bytes(data)
     with pytest.raises(errors.UserError, match=(
             'dataset.json (is not JSON: .|holds null; expected a JSON object)')):
-        named_sets.find(str(pets))
+        data_sets.find(str(pets))

@@ -1,4 +1,5 @@
 """Downloads from a real server on loopback, and unpacks hostile archives."""
+import contextlib
 import gzip
 import os
 import re
@@ -13,7 +14,7 @@ from cifar10_lib import download, errors
 
 import pytest
 import spawn
-from downloads import ARCHIVE, CONTENTS, GOOD, Server, member, row, tar
+from downloads import ARCHIVE, CONTENTS, GOOD, Server, fetch, member, tar
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def assert_whole(data_dir):
 
 
 def names(folder):
-    """The sorted names in a folder, without the lock, which some versions of filelock remove."""
+    """The sorted names in a folder, without the lock's."""
     return sorted({path.name for path in folder.iterdir()} - {'.small.lock'})
 
 
@@ -39,45 +40,44 @@ def failed_places(capsys):
             if line.endswith('. Trying the next host.')]
 
 
-def failure(data_dir, url, copies=(), **options):
+def failure(data_dir, url, copies=()):
     """Returns the one line with which a download fails."""
     with pytest.raises(errors.UserError) as error:
-        download.maybe_download_and_extract(row(url, copies=copies), str(data_dir), **options)
+        fetch(data_dir, url, copies)
     message = str(error.value)
     assert '\n' not in message
     assert url in message
     assert str(data_dir) in message
-    assert 'cifar10_convert.py synthetic' in message
     assert not (data_dir / 'small').exists()
     return message
 
 
 def test_the_folder_of_the_files_in_place_of_its_parent(server, tmp_path):
-    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    fetch(tmp_path, server.url)
     inside = f'{tmp_path}/small/'
     with pytest.raises(errors.UserError, match=(
             f'^--data_dir={inside} is the folder of the record files; expected the folder that '
             'contains small$')):
-        download.maybe_download_and_extract(row(server.url), inside)
+        fetch(inside, server.url)
     assert_whole(tmp_path)
     assert sorted(os.listdir(inside)) == sorted(CONTENTS)
 
 
 def test_a_second_start_needs_no_network(server, tmp_path):
     """Nor does the archive without its folder. The scheme of the URL may be in capitals."""
-    there = row(server.url.replace('http:', 'HTTP:'))
-    download.maybe_download_and_extract(there, str(tmp_path / 'new'))
+    there = server.url.replace('http:', 'HTTP:')
+    fetch(tmp_path / 'new', there)
     shutil.rmtree(tmp_path / 'new' / 'small')
-    download.maybe_download_and_extract(there, str(tmp_path / 'new'))
+    fetch(tmp_path / 'new', there)
     assert_whole(tmp_path / 'new')
     (tmp_path / 'new' / 'small.tar.gz').unlink()
-    download.maybe_download_and_extract(there, str(tmp_path / 'new'))
+    fetch(tmp_path / 'new', there)
     assert server.requests == [('/small.tar.gz', None)]
 
 
 def test_a_proxy(server, tmp_path, monkeypatch):
     monkeypatch.setenv('http_proxy', server.url.removesuffix('/small.tar.gz'))
-    download.maybe_download_and_extract(row('http://nowhere.invalid/small.tar.gz'), str(tmp_path))
+    fetch(tmp_path)
     assert_whole(tmp_path)
 
 
@@ -86,7 +86,7 @@ def test_a_wrong_archive_of_the_user_stays(tmp_path, wrong):
     (tmp_path / 'small.tar.gz').write_bytes(wrong)
     with pytest.raises(errors.UserError, match=f'^{tmp_path}/small.tar.gz has .* replace it, or '
                        'remove it to download it again$'):
-        download.maybe_download_and_extract(row(), str(tmp_path))
+        fetch(tmp_path)
     assert (tmp_path / 'small.tar.gz').read_bytes() == wrong
 
 
@@ -99,7 +99,7 @@ def test_resumes_from_a_part(server, tmp_path, wrong, size, ranges):
     (tmp_path / 'small.tar.gz.part').write_bytes(part)
     if wrong:
         assert 'SHA-256' in failure(tmp_path, server.url)
-    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    fetch(tmp_path, server.url)
     assert [range_ for _, range_ in server.requests] == ranges
     assert_whole(tmp_path)
 
@@ -111,15 +111,81 @@ def test_bytes_received_before_a_lost_connection_are_kept(server, tmp_path):
     assert f'20000 of {len(ARCHIVE)} bytes' in failure(tmp_path, server.url)
     assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:20000]
     server.behaviour = 'good'
-    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    fetch(tmp_path, server.url)
     assert [range_ for _, range_ in server.requests] == [None, 'bytes=10000-', 'bytes=20000-']
     assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize('behaviour', ['good', 'no_length'])
+def test_another_url_is_not_verified(server, tmp_path, capsys, behaviour):
+    """One line says so. A part is resumed."""
+    server.behaviour = behaviour
+    (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE[:5000])
+    download.maybe_download_and_extract(server.url, str(tmp_path), 'small')
+    assert capsys.readouterr().out.startswith(
+        f'{server.url} is not the published URL: small.tar.gz is not verified.\n'
+        f'Downloading small.tar.gz to {tmp_path}.\n')
+    assert server.requests == [('/small.tar.gz', 'bytes=5000-')]
+    assert_whole(tmp_path)
+
+
+def test_a_part_that_is_longer_than_an_unverified_file(server, tmp_path):
+    """The next start downloads all."""
+    (tmp_path / 'small.tar.gz.part').write_bytes(ARCHIVE + b'more')
+    with pytest.raises(errors.UserError, match='416'):
+        download.maybe_download_and_extract(server.url, str(tmp_path), 'small')
+    download.maybe_download_and_extract(server.url, str(tmp_path), 'small')
+    assert_whole(tmp_path)
+
+
+@pytest.mark.parametrize('archive, reason', [
+    (b'<html>Log in first</html>', "cannot be unpacked: Not a gzipped file .*, or remove it to"),
+    (ARCHIVE[:-100], 'cannot be unpacked: .*, or remove it to download it again'),
+    (ARCHIVE[:-8] + bytes(8), 'cannot be unpacked: CRC check failed .*, or remove it to'),
+    (tar([member('a.bin', b'x'), member('other/b.bin', b'x')]),
+     r'contains a\.bin, other/b\.bin; expected files in a folder small: pack them so, or')])
+def test_an_unverified_archive_that_cannot_be_used(tmp_path, archive, reason):
+    (tmp_path / 'mine.tar.gz').write_bytes(archive)
+    with pytest.raises(errors.UserError, match=f'^{tmp_path}/mine.tar.gz {reason}.*$'):
+        download.maybe_download_and_extract('http://nowhere.invalid/mine.tar.gz', str(tmp_path),
+                                            'small')
+    assert names(tmp_path) == ['mine.tar.gz']
+
+
+@pytest.mark.parametrize('folder, advised', [
+    ('cifar-10-batches-bin', True), ('cifar-100-binary', False)])
+def test_generated_images_are_advised_in_place_of_cifar10_only(tmp_path, folder, advised):
+    with pytest.raises(errors.UserError, match='choose another --data_dir') as error:
+        download.maybe_download_and_extract('file:///gone/a.tar.gz', str(tmp_path), folder)
+    assert ('cifar10_convert.py synthetic' in str(error.value)) == advised
+
+
+@pytest.mark.parametrize('behaviour, unit', [('good', '%'), ('no_length', ' MB')])
+def test_progress_in_a_log_and_on_a_terminal(tmp_path, monkeypatch, behaviour, unit):
+    """A log has few lines. On a terminal, the last line stays."""
+    monkeypatch.setattr(download, '_BLOCK_BYTES', len(ARCHIVE) // 20)
+    shown = {}
+    for name in ('log', 'terminal'):
+        ours, theirs = os.openpty() if name == 'terminal' else os.pipe()
+        with Server(behaviour).running() as server, open(theirs, 'w') as stream, \
+                contextlib.redirect_stdout(stream):
+            download.maybe_download_and_extract(server.url, str(tmp_path / name), 'small')
+            stream.flush()
+            shown[name] = os.read(ours, 1 << 16).decode()
+    figures = r'>> Downloading small\.tar\.gz (\d+\.\d)' + unit
+    lines = shown['log'].splitlines()[2:]
+    assert 1 <= len(lines) <= 12 and all(re.fullmatch(figures, line) for line in lines), lines
+    drawn = re.findall(r'\r' + figures, shown['terminal'])
+    assert shown['terminal'].endswith('\r\n')
+    if unit == '%':
+        assert lines[-1].endswith(' 100.0%') and drawn[-1] == '100.0'
+        assert len(drawn) >= 20
 
 
 def test_a_server_that_sends_the_file_from_the_start(server, tmp_path):
     server.behaviour = 'without_range'
     (tmp_path / 'small.tar.gz.part').write_bytes(b'other' + ARCHIVE[5:5000])
-    download.maybe_download_and_extract(row(server.url), str(tmp_path))
+    fetch(tmp_path, server.url)
     assert_whole(tmp_path)
 
 
@@ -139,7 +205,7 @@ def test_a_place_that_fails_is_left_with_one_line(
     """The next host sends the bytes that are missing; what was not a part of it is noticed."""
     monkeypatch.setattr(download, '_SILENCE', 1.0)
     with Server(behaviour).running() as copy:
-        download.maybe_download_and_extract(row(server.url, copies=(copy.url,)), str(tmp_path))
+        fetch(tmp_path, server.url, (copy.url,))
     line, = failed_places(capsys)
     assert line.startswith('127.0.0.1: ') and reason in line
     assert copy.requests == [('/small.tar.gz', None)]
@@ -158,8 +224,7 @@ def test_all_places_fail(server, tmp_path, capsys):
         assert len(reasons) == 2 and 'ended after' in reasons[0] and '404' in reasons[1]
         assert (tmp_path / 'small.tar.gz.part').read_bytes() == ARCHIVE[:10000]
         cut.behaviour = 'good'
-        download.maybe_download_and_extract(
-            row(server.url, copies=(cut.url, missing.url)), str(tmp_path))
+        fetch(tmp_path, server.url, (cut.url, missing.url))
         assert cut.requests[1:] == [('/small.tar.gz', 'bytes=10000-')]
     assert_whole(tmp_path)
 
@@ -176,8 +241,7 @@ def test_a_server_that_does_not_listen_and_an_unwritable_folder(tmp_path):
 def process(url, copy, data_dir):
     """Starts a process that downloads the small data set."""
     code = ('import sys; sys.path[:0] = sys.argv[1:]\n'
-            'from cifar10_lib import download\nfrom downloads import row\n'
-            f'download.maybe_download_and_extract(row("{url}", copies=("{copy}",)), "{data_dir}")')
+            f'from downloads import fetch\nfetch("{data_dir}", "{url}", ("{copy}",))')
     return spawn.start(['-c', code, str(spawn.ROOT), str(spawn.HELPERS)])
 
 
@@ -221,12 +285,11 @@ def test_interrupted_and_started_again(server, tmp_path):
 
 
 def _extract(tmp_path, archive):
-    """Unpacks an archive without the SHA-256 check, which would refuse all but the published ones;
-    returns {name: bytes} of the files that it made in the data folder."""
+    """Unpacks an archive; returns {name: bytes} of the files that it made in the data folder."""
     (tmp_path / 'hostile.tar.gz').write_bytes(archive)
     data_dir = tmp_path / 'data'
     data_dir.mkdir()
-    download.extract(str(tmp_path / 'hostile.tar.gz'), str(data_dir), row())
+    download.extract(str(tmp_path / 'hostile.tar.gz'), str(data_dir), 'small')
     assert [path.name for path in data_dir.iterdir()] == ['small']
     assert sorted(path.name for path in tmp_path.iterdir()) == ['data', 'hostile.tar.gz']
     assert not any(path.is_symlink() for path in data_dir.rglob('*'))
@@ -235,16 +298,16 @@ def _extract(tmp_path, archive):
 
 @pytest.mark.parametrize('wrong', [
     member('../outside', b'x'), member('small/../../outside', b'x'),
-    member('small/readme.html', b'x'), member('small/test_batch.bin', b'too short'),
+    member('small/deeper/a', b'x'), member('/small/a', b'x'), member('other/a', b'x'),
     member('small', type=tarfile.SYMTYPE, linkname='..'),
     member('small/a', b'x', pax_headers={'path': '../../outside'})])
-def test_only_the_expected_files_are_unpacked(tmp_path, wrong):
+def test_only_the_files_of_the_folder_are_unpacked(tmp_path, wrong):
     assert _extract(tmp_path, tar([wrong, *GOOD])) == CONTENTS
 
 
 @pytest.mark.parametrize('kind', [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
 def test_links_and_devices_are_not_unpacked(tmp_path, kind):
-    """Also if the header claims the size of the expected file."""
+    """Also if the header claims the size of a file."""
     info, _ = member('small/test_batch.bin', type=kind, linkname='/etc/passwd')
     info.size = len(CONTENTS['test_batch.bin'])
     first, data = GOOD[0]

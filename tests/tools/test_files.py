@@ -1,10 +1,13 @@
 """Files and folders that are complete or missing, and full disks."""
 import errno
 import os
+import subprocess
+import time
 
 from cifar10_lib import errors, files
 
 import pytest
+import spawn
 import tensorflow.compat.v1 as tf
 
 
@@ -61,3 +64,40 @@ def test_an_existing_file_or_folder_stays(tmp_path, name):
         with files.new_folder(str(tmp_path / 'one'), '--there'):
             pytest.fail('the block must not run')
     assert sorted(os.walk(tmp_path)) == before
+
+
+def _holder(path):
+    """A process that holds the lock of a file until its input ends."""
+    return spawn.start([
+        '-c', 'import sys; sys.path.insert(0, sys.argv[1])\nfrom cifar10_lib import files\n'
+        'with files.locked(sys.argv[2], "Waiting."):\n'
+        '    open(sys.argv[2] + ".log", "a").write("x")\n'
+        '    print("It is mine.", flush=True)\n    sys.stdin.read()', spawn.ROOT, path],
+        stdin=subprocess.PIPE)
+
+
+@pytest.mark.parametrize('end', ['its block', 'SIGKILL'])
+def test_a_lock_ends_with_its_block_and_its_process(tmp_path, end):
+    path = str(tmp_path / 'lock')
+    first = _holder(path)
+    assert first.stdout.readline() == 'It is mine.\n'
+    with pytest.raises(files.InUseError), files.locked(path):
+        pytest.fail('the block must not run')
+    second = _holder(path)
+    assert second.stdout.readline() == 'Waiting.\n'
+    time.sleep(0.5)
+    assert (tmp_path / 'lock.log').read_text() == 'x'
+    if end == 'SIGKILL':
+        first.kill()
+    else:
+        first.communicate('')
+    assert second.stdout.readline() == 'It is mine.\n'
+    second.communicate('')
+    with files.locked(path), pytest.raises(files.InUseError), files.locked(path):
+        pytest.fail('the block must not run')
+
+
+def test_a_lock_in_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / 'file').touch()
+    with pytest.raises(NotADirectoryError), files.locked(f'{tmp_path}/file/lock', 'Waiting.'):
+        pytest.fail('the block must not run')

@@ -2,7 +2,7 @@ import collections
 import os
 
 from cifar10_lib import errors
-from classification_lib import data_sets, named_sets, own_images
+from classification_lib import data_sets, own_images
 
 import numpy as np
 import pytest
@@ -196,7 +196,7 @@ def test_each_image_of_an_array_keeps_its_label_and_its_pixels(tmp_path, given, 
     np.savez_compressed(tmp_path / 'a.npz', **arrays(**given))
     (tmp_path / 'made').mkdir()
     own_images.write(tmp_path / 'made', 'made', own_images.read_arrays(tmp_path / 'a.npz'))
-    row = named_sets.find(tmp_path / 'made')
+    row = data_sets.find(tmp_path / 'made')
     data_sets.check(row, row.folder)
     assert row.classes == tuple(names)
     for split, count in (('train', 30), ('test', 6)):

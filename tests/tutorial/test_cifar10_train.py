@@ -14,7 +14,6 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 from absl.testing import flagsaver
 
-import cifar10
 import cifar10_train
 
 FLAGS = flags.FLAGS
@@ -144,11 +143,3 @@ def test_damaged_data_is_noticed_before_the_run(half_bright):
     with pytest.raises(errors.UserError, match='data_batch_4.bin has 4 bytes'):
         cifar10_train.main()
     assert not os.path.exists(FLAGS.train_dir)
-
-
-def test_another_url_of_the_data(tmp_path, monkeypatch):
-    """The constant decides; copies of the published archive are not asked."""
-    monkeypatch.setattr(cifar10, 'DATA_URL', 'file:///gone/images.tar.gz')
-    with flagsaver.flagsaver(data_dir=str(tmp_path)), pytest.raises(
-            errors.UserError, match='Cannot download file:///gone/images.tar.gz'):
-        cifar10.maybe_download_and_extract()

@@ -1,6 +1,10 @@
 """README's first commands: generated images are learned in 300 steps."""
+import shutil
+
+import copies
 import outcomes
 import pytest
+import spawn
 from absl import flags
 from absl.testing import flagsaver
 from PIL import Image
@@ -10,6 +14,37 @@ import cifar10_predict
 import cifar10_train
 
 FLAGS = flags.FLAGS
+
+
+# What requirements.txt has besides TensorFlow, NumPy, six and what these need; and some that other
+# programs bring.
+BLOCKED = ('PIL', 'filelock', 'h5py', 'matplotlib', 'mpi4py', 'psutil', 'scipy', 'tensorboard',
+           'tqdm')
+
+
+@pytest.mark.slow
+def test_the_demo_needs_tensorflow_numpy_and_six_only(tmp_path):
+    """Nor do the five files need anything of the second program."""
+    copy = copies.copy_with(tmp_path / 'copy', {
+        'cifar10_input.py': {'FOR_TRAIN = 50000': 'FOR_TRAIN = 80'}})
+    (tmp_path / 'blocked').mkdir()
+    for name in BLOCKED:
+        (tmp_path / 'blocked' / f'{name}.py').write_text(f'raise ImportError("{name} is blocked")')
+
+    def run(script, *flags):
+        return spawn.ended(spawn.start(
+            [copy / script, *flags], cwd=tmp_path,
+            env=spawn.environment(PYTHONPATH=str(tmp_path / 'blocked'))), 0)[0]
+
+    run('cifar10_convert.py', 'synthetic', 'demo')
+    shutil.rmtree(copy / 'classification_lib')
+    data = '--data_dir=demo'
+    assert 'Saved step 2 in run.' in run(
+        'cifar10_train.py', data, '--train_dir=run', '--max_steps=2', '--restart')
+    assert 'Saved step 3 in run.' in run(
+        'cifar10_multi_gpu_train.py', data, '--train_dir=run', '--max_steps=3', '--num_gpus=2')
+    assert 'precision @ 1 = ' in run(
+        'cifar10_eval.py', data, '--checkpoint_dir=run', '--eval_dir=eval', '--run_once')
 
 
 @pytest.mark.slow
