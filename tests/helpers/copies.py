@@ -1,4 +1,5 @@
 """Copies of the project that a user has edited."""
+import ast
 import contextlib
 import importlib
 import shutil
@@ -24,6 +25,19 @@ def copy_with(folder, edits):
             text = text.replace(old, new)
         (folder / name).write_text(text)
     return folder
+
+
+def replace(path, **sources):
+    """Replaces functions or classes of a file by their names."""
+    text = path.read_text()
+    lines = text.splitlines(keepends=True)
+    found = {node.name: node for node in ast.walk(ast.parse(text))
+             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in sources}
+    assert found.keys() == sources.keys(), f'{path} has {list(found)}'
+    for name, node in sorted(found.items(), key=lambda item: -item[1].lineno):
+        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        lines[first - 1:node.end_lineno] = [sources[name].strip('\n') + '\n']
+    path.write_text(''.join(lines))
 
 
 @contextlib.contextmanager
