@@ -413,4 +413,4 @@ def main():
 
 
 if __name__ == '__main__':
-    script.run(main)
+    script.run(main, batch_size=None)  # Its default depends on the network.

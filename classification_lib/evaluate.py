@@ -143,6 +143,7 @@ class Classifier:
         """Builds the graph. Layers compute in the type of the flags."""
         self._recipe = recipe
         with tf.Graph().as_default() as self.graph:
+            tf.set_random_seed(1)  # For TF_DETERMINISTIC_OPS. Initial values are replaced.
             self.pixels = tf.placeholder(
                 tf.uint8, [None, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH], name='images')
             with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.

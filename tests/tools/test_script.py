@@ -16,6 +16,7 @@ flags.DEFINE_string('there_dir', '/there', 'A folder, for the tests.')
 flags.DEFINE_list('some', 'a,b', 'Names, for the tests.')
 flags.DEFINE_float('rate', 0.5, 'A rate, for the tests.')
 flags.DEFINE_boolean('maybe', False, 'A choice, for the tests.')
+flags.DEFINE_boolean('keep_dir', True, 'A choice whose name ends like that of a folder.')
 FLAGS = flags.FLAGS
 
 
@@ -65,9 +66,18 @@ def test_positional_arguments_and_flags_in_any_order(run, monkeypatch):
     """A path may begin with `~`."""
     monkeypatch.setenv('HOME', '/home/me')
     seen = []
-    code, _, _ = run(lambda words: seen.append((words, FLAGS.rate, FLAGS.there_dir)), 'a',
-                     '--rate=2', 'b c', '--there_dir=~/data', positional='IMAGE...')
-    assert (code, seen) == (None, [(['a', 'b c'], 2.0, '/home/me/data')])
+    code, _, _ = run(
+        lambda words: seen.append((words, FLAGS.rate, FLAGS.there_dir, FLAGS.keep_dir)), 'a-b',
+        '--rate=2', 'b c', '--there_dir=~/data-1', '--nokeep-dir', positional='IMAGE...')
+    assert (code, seen) == (None, [(['a-b', 'b c'], 2.0, '/home/me/data-1', False)])
+
+
+def test_dashes_and_hints(run):
+    """As most Python programs have them. A hint names a flag of the script, not one of absl."""
+    assert run(lambda: print(FLAGS.batch_size), '--batch-size=3')[1] == '3\n'
+    assert run(lambda: print(FLAGS.batch_size), '--batch-size', '4')[1] == '4\n'
+    assert 'Did you mean: batch_size?' in run(nothing, '--batch_sise=3')[2]
+    assert 'Did you mean' not in run(nothing, '--test_random_sed=3')[2]
 
 
 # ---- How a script ends
@@ -122,6 +132,10 @@ def test_help_of_a_script():
                      'log_device_placement', 'log_frequency', 'restart'}
 
 
+def _close_all():
+    os.closerange(0, 3)
+
+
 @pytest.mark.slow
 def test_without_standard_output(trained):
     """As in `>&-`, in `| true`, where no second error comes at exit, and on a full disk."""
@@ -129,6 +143,8 @@ def test_without_standard_output(trained):
         f'--{name}={FLAGS[name].value}' for name in ('data_dir', 'checkpoint_dir', 'eval_dir'))]
     done = spawn.run_script(*command, stdout=None, preexec_fn=lambda: os.close(1))
     assert (done.returncode, done.stderr) == (0, '')
+    done = spawn.run_script(*command, stdout=None, stderr=None, preexec_fn=_close_all)
+    assert done.returncode == 0
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, 'w') as pipe:
@@ -195,6 +211,18 @@ def test_one_dnn_is_used_unless_the_user_says_no(tmp_path, given):
     done = spawn.run(['-c', 'from cifar10_lib import quiet'], cwd=spawn.ROOT,
                      env=quiet(PYTHONPATH=str(tmp_path), **variables))
     spawn.expect_one_line(done, f'cannot be imported: {given}.', 'requirements.txt')
+
+
+@pytest.mark.parametrize('error', ['AttributeError("no such dtype")', 'Error("a version")'])
+def test_what_keeps_tensorflow_from_starting_is_one_line(tmp_path, error):
+    """Of any class. An import raises an ImportError, and does not end the process."""
+    (tmp_path / 'tensorflow.py').write_text(f'class Error(Exception): pass\nraise {error}')
+    environment = quiet(PYTHONPATH=str(tmp_path))
+    done = spawn.run_script('cifar10_train.py', env=environment)
+    spawn.expect_one_line(done, 'cifar10_train.py: TensorFlow cannot be imported: ', 'requirements')
+    program = 'try:\n    import cifar10\nexcept ImportError:\n    print("goes on")'
+    done = spawn.run(['-c', program], cwd=spawn.ROOT, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'goes on\n', '')
 
 
 def test_devices(capsys):

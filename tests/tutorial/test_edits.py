@@ -170,10 +170,11 @@ def test_an_edit_of_the_preprocessing(half_bright, tmp_path, capsys, pictures):
     pixels, paths = pictures
     plain.save_checkpoint(FLAGS.train_dir)
     unedited = predicted(importlib.import_module, capsys, paths)
-    copy = copies.copy_with(tmp_path / 'copy', {'cifar10_input.py': {
-        'return tf.image.per_image_standardization(resized_images)': 'return resized_images / 255',
-        'tf.image.resize_image_with_crop_or_pad(images, IMAGE_SIZE, IMAGE_SIZE)':
-        'tf.image.resize_bilinear(images, [24, 24])'}})
+    copy = copies.copy_with(tmp_path / 'copy', {})
+    copies.replace(copy / 'cifar10_input.py', crop_and_standardize='''
+def crop_and_standardize(images):
+    return tf.image.resize_bilinear(tf.cast(images, tf.float32), [24, 24]) / 255
+''')
     with copies.imported(copy) as import_:
         probabilities = predicted(import_, capsys, paths)
         np.testing.assert_allclose(exported(import_, tmp_path / 'model', pixels), probabilities,
@@ -223,19 +224,79 @@ def test_training_images_without_distortions_and_shuffling(half_bright, tmp_path
 
 @pytest.mark.slow
 def test_another_schedule_and_another_optimizer(half_bright, tmp_path, capsys):
-    """The optimizer's variables are saved and restored; the evaluation reads the run."""
-    copy = copies.copy_with(tmp_path / 'copy', {'cifar10_input.py': SHORT_QUEUE, 'cifar10.py': {
-        'lr = learning_rate(global_step, FLAGS.batch_size)':
-        'lr = tf.train.polynomial_decay(0.004, global_step, 4, 0.0)',
-        'tf.train.GradientDescentOptimizer(lr)': 'tf.train.AdamOptimizer(lr)'}})
+    """They reach every trainer. The optimizer's variables are saved and restored, also in towers
+    that resume; the evaluation reads the run."""
+    copy = copies.copy_with(tmp_path / 'copy', {'cifar10_input.py': SHORT_QUEUE})
+    copies.replace(copy / 'cifar10.py', learning_rate='''
+def learning_rate(global_step, images_per_step, **options):
+    return tf.train.polynomial_decay(0.004, global_step, 4, 0.0)
+''', optimizer='''
+def optimizer(lr):
+    return scaled(tf.train.AdamOptimizer(lr))
+''')
     with copies.imported(copy) as import_:
         run(import_, 'cifar10_train', max_steps=2)
-        moments = latest()['local3/weights/Adam_1']
+        moments = [latest()['local3/weights/Adam_1']]
         run(import_, 'cifar10_train', max_steps=3)
+        moments.append(latest()['local3/weights/Adam_1'])
+        run(import_, 'cifar10_multi_gpu_train', max_steps=4, num_gpus=2)
+        moments.append(latest()['local3/weights/Adam_1'])
         assert 0 <= evaluated(import_, capsys) <= 1
+        run(import_, 'classification', net='tutorial', max_steps=1, validate_every=0,
+            train_dir=str(tmp_path / 'own'))
     shown = outcomes.summaries(FLAGS.train_dir)
-    rates = [shown[step]['learning_rate'].simple_value for step in (1, 3)]
-    np.testing.assert_allclose(rates, [0.004, 0.002], rtol=1e-6)
+    rates = [shown[step]['learning_rate'].simple_value for step in (1, 3, 4)]
+    np.testing.assert_allclose(rates, [0.004, 0.002, 0.001], rtol=1e-6)
     # Adam's decay of the second moments is 0.999: they stay where they were restored.
-    later = latest()['local3/weights/Adam_1']
-    assert (later >= 0.998 * moments).all() and abs(later - moments).max() > 0
+    for before, after in zip(moments, moments[1:]):
+        assert (after >= 0.998 * before).all() and abs(after - before).max() > 0
+    assert 'local3/weights/Adam_1' in checkpoints.newest(str(tmp_path / 'own')).values
+    assert outcomes.summaries(tmp_path / 'own')[1]['metrics/learning_rate'].simple_value == (
+        np.float32(0.004))
+
+
+@pytest.mark.slow
+def test_a_summary_in_a_tower(half_bright, tmp_path):
+    """It is written for each tower; those of the network once."""
+    copy = copies.copy_with(tmp_path / 'copy', {'cifar10_input.py': SHORT_QUEUE})
+    copies.replace(copy / 'cifar10_multi_gpu_train.py', tower_loss='''
+def tower_loss(scope, images, labels):
+    cifar10.loss(cifar10.inference(images), labels)
+    tf.summary.scalar('mine', tf.reduce_mean(images))
+    return tf.add_n(tf.get_collection('losses', scope), name='total_loss')
+''')
+    with copies.imported(copy) as import_:
+        run(import_, 'cifar10_multi_gpu_train', max_steps=1, num_gpus=2)
+    tags = set(outcomes.summaries(FLAGS.train_dir)[1])
+    assert {'tower_0/mine', 'tower_1/mine', 'conv1/conv1/activations'} <= tags
+    assert not [tag for tag in tags if 'activations_1' in tag]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('edits', [
+    {'with session.training_session(': 'with tf.train.MonitoredTrainingSession('},
+    {'tf.train.NanTensorHook(loss),': '', '_LoggerHook(loss)]': ']'}])
+def test_tensorflows_session_and_removed_hooks(half_bright, tmp_path, edits):
+    copy = copies.copy_with(tmp_path / 'copy', {
+        'cifar10_input.py': SHORT_QUEUE, 'cifar10_train.py': edits})
+    with copies.imported(copy) as import_:
+        run(import_, 'cifar10_train', max_steps=2)
+    assert latest()['global_step'] == 2
+
+
+@pytest.mark.slow
+def test_another_initial_value(half_bright, tmp_path, capsys):
+    """The same command again says what to do, and then the edit has its effect."""
+    copy = copies.copy_with(tmp_path / 'copy', {'cifar10_input.py': SHORT_QUEUE})
+    run(importlib.import_module, 'cifar10_train', max_steps=2)
+    copies.replace(copy / 'cifar10.py', _variable_on_cpu='''
+def _variable_on_cpu(name, shape, initializer):
+    return tf.get_variable(name, shape, initializer=tf.zeros_initializer(), use_resource=True)
+''')
+    capsys.readouterr()
+    with copies.imported(copy) as import_:
+        run(import_, 'cifar10_train', max_steps=2)
+        assert 'Raise --max_steps, or start over with --restart.' in capsys.readouterr().out
+        assert latest()['conv1/weights'].any()
+        run(import_, 'cifar10_train', max_steps=2, restart=True)
+    assert not latest()['conv1/weights'].any()
