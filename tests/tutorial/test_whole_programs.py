@@ -278,8 +278,8 @@ def test_a_parameter_server_and_synchronous_workers(tmp_path, session):
         spawn.start(['-c', CLUSTER, f'--hosts={hosts}', f'--train_dir={folder}', f'--{session}',
                      *words], cwd=spawn.ROOT)
         for words in (['--job_name=ps'], ['--task_index=0'], ['--task_index=1'])]
-    for code, _, error in spawn.all_ended(workers):
-        assert code == 0, error[-3000:]
+    for each in workers:
+        spawn.ended(each, 0)
     first, last = (checkpoints.read(f'{folder}/model.ckpt-{step}') for step in (0, 3))
     assert (last['global_step'], last['global_step'].dtype) == (3, np.int32)
     variables = {name: tf.Variable(first[name]) for name in plain.SHAPES}
