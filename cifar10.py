@@ -99,7 +99,8 @@ def distorted_inputs():
 def inputs(eval_data):
     """Endless batches of --batch_size images for evaluation: `cifar10_input.inputs`.
 
-    `eval_data` is a bool, whether to read the test set instead of the training set.
+    `eval_data` is a bool, whether to read the test set instead of the training set; or 'test', or
+    'train_eval' for the training set.
 
     Returns images, float32 [batch_size, IMAGE_SIZE, IMAGE_SIZE, 3], and labels, int32 [batch_size].
     """

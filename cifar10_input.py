@@ -12,7 +12,8 @@ import types
 import tensorflow.compat.v1 as tf
 from six.moves import xrange
 
-tf.disable_v2_behavior()
+if tf.executing_eagerly():  # Not twice: a program may have switched something on again.
+    tf.disable_v2_behavior()
 
 # Images are cropped to this size. Changing it changes the network, which must be trained again.
 IMAGE_SIZE = 24
