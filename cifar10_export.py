@@ -2,10 +2,11 @@
 
     python cifar10_export.py --checkpoint_dir=/tmp/cifar10_train --export_dir=/tmp/cifar10_model/1
 
-The model maps `images`, uint8 [batch, 32, 32, 3], to `logits` and `probabilities`, both float32
-[batch, classes], and `classes`, int64 [batch], the most probable ones. It includes the
-preprocessing of the evaluation. The names of the classes are in assets.extra/labels.txt, one per
-line. For TensorFlow Serving, the name of --export_dir must be a number, as here.
+The model maps `images`, uint8 [batch, 32, 32, 3], the channels red, green and blue, to `logits` and
+`probabilities`, both float32 [batch, classes], and `classes`, int64 [batch], the most probable
+ones. It includes the preprocessing of the evaluation. Images of another size are an error. The
+names of the classes are in assets.extra/labels.txt, one per line in UTF-8. For TensorFlow Serving,
+the name of --export_dir must be a number, as here.
 
 Other programs get the pixels of a photo, as cifar10_predict.py does, by
 

@@ -126,6 +126,17 @@ def starting_weights(trained, variables, classes):
     return found
 
 
+def _checked_size(pixels):
+    """Returns the images, uint8 [batch, 32, 32, 3]; fails in the session if they have another size.
+
+    TensorFlow, Keras and LiteRT do not compare the input of an exported model with its signature,
+    and would classify the centre of a larger image. A concatenation requires images of equal size,
+    and no converter removes it.
+    """
+    image = tf.zeros([1, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH], tf.uint8)
+    return tf.concat([pixels, image], axis=0, name='expected_images_of_32_x_32')[:-1]
+
+
 class Classifier:
     """A network that classifies, in a graph of its own.
 
@@ -143,7 +154,7 @@ class Classifier:
             self.pixels = tf.placeholder(
                 tf.uint8, [None, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH], name='images')
             with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
-                self.images = recipe.prepare(self.pixels)
+                self.images = recipe.prepare(_checked_size(self.pixels))
             self.logits = recipe.inference(
                 self.images, num_classes, training=False, dtype=cifar10.compute_type())
             self.probabilities = tf.nn.softmax(self.logits, name='probabilities')
