@@ -36,13 +36,18 @@ FLAGS = flags.FLAGS
 def export():
     """Exports a checkpoint to --export_dir, all or nothing.
 
-    Raises `errors.UserError` if --export_dir is missing or not empty, or if there is no checkpoint
-    or it does not fit its network.
+    Raises `errors.UserError` if --export_dir is missing or not empty, if there is no checkpoint or
+    it does not fit its network, or if the network accepts one batch size only.
     """
     if not FLAGS.export_dir:
         raise errors.UserError('--export_dir is missing: choose a new folder')
     found = evaluate.find(FLAGS.checkpoint_dir, FLAGS.best, FLAGS.data_dir)
     network = evaluate.Classifier(found.recipe, len(found.classes))
+    if network.batch_size is not None:
+        raise errors.UserError(
+            f'inference accepts batches of {network.batch_size} images only; a model must accept '
+            'any number: write -1 instead of the batch size in cifar10.py, as in '
+            'tf.reshape(pool2, [-1, pool2.shape[1:].num_elements()])')
     # The operations from the pixels to the probabilities, with the variables as constants.
     with network.restored(found.checkpoint) as session:
         graph_def = tf.graph_util.convert_variables_to_constants(

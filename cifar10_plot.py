@@ -79,7 +79,7 @@ def predictions(figure):
     places = records.first_of_each_class(labels, 30)
     network = evaluate.Classifier(found.recipe, len(found.classes))
     with network.restored(found.checkpoint) as session:
-        probabilities = session.run(network.probabilities, {network.pixels: pixels[places]})
+        _, probabilities = network.classify(session, pixels[places])
     texts = []
     for label, row in zip(labels[places], probabilities):
         text, colour = f'{found.classes[row.argmax()]} {row.max():.0%}', 'black'

@@ -54,7 +54,7 @@ def predict(words):
             if len(readable) < len(paths[start:start + FLAGS.batch_size]):
                 exit_code = 1
             if readable:
-                probabilities = session.run(network.probabilities, {network.pixels: pixels})
+                _, probabilities = network.classify(session, pixels)
                 for path, row in zip(readable, probabilities):
                     _show(path, row, found.classes, width)
     return exit_code

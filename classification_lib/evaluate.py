@@ -142,6 +142,7 @@ class Classifier:
 
     Attributes:
         graph: the `tf.Graph`.
+        batch_size: the only batch size that the network accepts; None if it accepts any.
         pixels: placeholder of the images, uint8 [batch, 32, 32, 3].
         images: the preprocessed images, float32 [batch, height, width, 3].
         logits, probabilities: float32 [batch, classes].
@@ -150,9 +151,23 @@ class Classifier:
     def __init__(self, recipe, num_classes):
         """Builds the graph. Layers compute in the type of the flags."""
         self._recipe = recipe
+        is_built = False
+        # Code for the tutorial may contain `[FLAGS.batch_size, -1]` or `images.shape[0]`, which
+        # require a known batch size. Other errors occur again.
+        with contextlib.suppress(TypeError, ValueError):
+            self._build(num_classes, None)
+            is_built = True
+        if not is_built:
+            self._build(num_classes, cifar10.FLAGS.batch_size)
+        self.batch_size = tf.compat.dimension_value(self.logits.shape[0])
+
+    def _build(self, num_classes, batch_size):
+        """Builds the graph for batches of this size; None: of any size."""
+        recipe = self._recipe
         with tf.Graph().as_default() as self.graph:
             self.pixels = tf.placeholder(
-                tf.uint8, [None, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH], name='images')
+                tf.uint8, [batch_size, data_sets.HEIGHT, data_sets.WIDTH, data_sets.DEPTH],
+                name='images')
             with tf.device('/cpu:0'):  # Half of the operations on uint8 have no GPU kernel.
                 self.images = recipe.prepare(_checked_size(self.pixels))
             self.logits = recipe.inference(
@@ -174,6 +189,22 @@ class Classifier:
             sess.run(self._init, {variable.initial_value: checkpoint.values[name]
                                   for name, variable in names.items()})
             yield sess
+
+    def classify(self, session, pixels):
+        """Classifies images, uint8 [count, 32, 32, 3], in a session of `restored`.
+
+        If the network accepts only one batch size, black images fill the last batch.
+
+        Returns logits and probabilities, float32 [count, classes].
+        """
+        count, size = len(pixels), self.batch_size or len(pixels)
+        batches = -(-count // size)
+        padded = np.zeros([batches * size, *np.shape(pixels)[1:]], np.uint8)
+        padded[:count] = pixels
+        found = [session.run([self.logits, self.probabilities], {self.pixels: batch})
+                 for batch in np.split(padded, batches)]
+        logits, probabilities = (np.concatenate(parts)[:count] for parts in zip(*found))
+        return logits, probabilities
 
 
 def confusion(trained, images, batch_size):
@@ -199,7 +230,7 @@ def confusion(trained, images, batch_size):
         with contextlib.suppress(tf.errors.OutOfRangeError):
             while True:
                 batch, batch_labels = session.run([pixels, labels])
-                logits = session.run(classifier.logits, {classifier.pixels: batch})
+                logits, _ = classifier.classify(session, batch)
                 np.add.at(counts, (batch_labels, logits.argmax(axis=1)), 1)
                 bar.update(len(batch))
     return counts
