@@ -41,7 +41,7 @@ def export():
     """
     if not FLAGS.export_dir:
         raise errors.UserError('--export_dir is missing: choose a new folder')
-    found = evaluate.find(FLAGS.checkpoint_dir, FLAGS.best, FLAGS.data_dir)
+    found = evaluate.find(FLAGS.checkpoint_dir, FLAGS.best, evaluate.given_data_dir())
     network = evaluate.Classifier(found.recipe, len(found.classes))
     if network.batch_size is not None:
         raise errors.UserError(

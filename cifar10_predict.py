@@ -88,7 +88,7 @@ def _trained():
     if not is_chosen and not checkpoints.candidates(folder) and os.path.isdir(_WEIGHTS):
         errors.note(f'no run in {folder}: using the weights in {_WEIGHTS}')
         folder = _WEIGHTS
-    return evaluate.find(folder, FLAGS.best, FLAGS.data_dir)
+    return evaluate.find(folder, FLAGS.best, evaluate.given_data_dir())
 
 
 def _read(paths):

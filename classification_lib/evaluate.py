@@ -12,6 +12,7 @@ from classification_lib import data_sets, recipes, run
 import numpy as np
 import tensorflow.compat.v1 as tf
 import tqdm
+from google.protobuf import message
 
 import cifar10
 
@@ -36,8 +37,9 @@ def find(checkpoint_dir, best=False, data_dir=None):
     Args:
         checkpoint_dir: folder of the run, whose newest checkpoint is used, or a checkpoint.
         best: whether to use the checkpoint with the lowest validation error instead.
-        data_dir: folder of the data sets. A run of the tutorial does not record its classes, so
-            their names come from there, or are those of CIFAR-10.
+        data_dir: folder of the data sets, if the user has given it. A run of the tutorial does not
+            record its classes: their names come from there, or else from the folder of the record
+            files that it was trained on, or they are those of CIFAR-10.
 
     Raises `errors.UserError`.
     """
@@ -51,22 +53,57 @@ def find(checkpoint_dir, best=False, data_dir=None):
     content = run.read(os.path.dirname(found.path))
     if content is None:
         return Trained(
-            found, recipes.TABLE['tutorial'], _tutorial_classes(found.values, data_dir), {})
+            found, recipes.TABLE['tutorial'], _tutorial_classes(found, data_dir), {})
     if content['net'] not in recipes.TABLE:
         raise errors.UserError(f'{found.path} is of --net={content["net"]}; expected one of '
                                 f'{", ".join(recipes.TABLE)}: use the version that trained it')
     return Trained(found, recipes.TABLE[content['net']], tuple(content['classes']), content)
 
 
-def _tutorial_classes(values, data_dir):
-    """Names of the classes of a checkpoint of the tutorial, as many as its last layer has."""
-    names = data_sets.CIFAR10.classes
+def _tutorial_classes(found, data_dir):
+    """Names of the classes of a checkpoint of the tutorial, as many as its last layer has.
+
+    If they may be wrong, a line says whose names they are.
+    """
+    folders = record_folders(found)
     if data_dir:
-        folder = os.path.join(data_dir, data_sets.CIFAR10.folder)
-        names = data_sets.class_names(folder) or names
+        folders.insert(0, os.path.join(data_dir, data_sets.CIFAR10.folder))
+    names = next(filter(None, map(data_sets.class_names, folders)), ())
     last = 'softmax_linear/biases'
-    count = len(values.get(last, values.get(last + checkpoints.AVERAGE, names)))
+    biases = found.values.get(last, found.values.get(last + checkpoints.AVERAGE))
+    count = len(names or data_sets.CIFAR10.classes) if biases is None else len(biases)
+    if not names and count == len(data_sets.CIFAR10.classes):
+        names = data_sets.CIFAR10.classes
+        if not any(map(os.path.isdir, folders)):
+            where = ' in ' + ' or '.join(folders) if folders else ''
+            errors.note(f'the images of the run were not found{where}, so the names of the classes '
+                        'are those of CIFAR-10: if it had other images, add their --data_dir')
     return (*names, *map(str, range(len(names), count)))[:count]
+
+
+def given_data_dir():
+    """The value of --data_dir; None if the user has not given it."""
+    if cifar10.FLAGS['data_dir'].using_default_value:
+        return None
+    return cifar10.FLAGS.data_dir
+
+
+def record_folders(checkpoint):
+    """The folders of the record files on which a run of the tutorial was trained.
+
+    The graph beside the checkpoint holds the names of the files, relative to the folder in which
+    the training was started.
+    """
+    graph = tf.MetaGraphDef()
+    try:
+        with open(f'{checkpoint.path}.meta', 'rb') as stream:
+            graph.ParseFromString(stream.read())
+    except (OSError, message.DecodeError):  # A checkpoint needs no graph to be used.
+        return []
+    constants = [node.attr['value'].tensor.string_val for node in graph.graph_def.node
+                 if node.op == 'Const']
+    names = [os.fsdecode(name) for values in constants for name in values]
+    return sorted({os.path.dirname(name) for name in names if name.endswith('.bin')})
 
 
 def names_of_result(variables, stored, averages):
