@@ -53,8 +53,11 @@ def test_the_script_prints_what_it_made_and_what_it_skipped(folder, tmp_path):
 
 def test_converting_twice_gives_the_same_files(folder, tmp_path):
     cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
-    with pytest.raises(errors.UserError, match='one exists and is not .*choose another DATA_DIR'):
+    with pytest.raises(errors.UserError, match=(
+            'one already holds a data set: if you have added images, convert them into a new ')):
         cifar10_convert.convert(str(folder), str(tmp_path / 'one'))
+    with pytest.raises(errors.UserError, match=' exists and is not .*choose another DATA_DIR'):
+        cifar10_convert.convert(str(folder), str(tmp_path))
     cifar10_convert.convert(str(folder), str(tmp_path / 'two'))
     for name in ('train.bin', 'test.bin'):
         assert (tmp_path / 'one' / name).read_bytes() == (tmp_path / 'two' / name).read_bytes()
